@@ -1,0 +1,54 @@
+# make repro   install, then train, measure and render everything at the active scale (SCALE=smoke for a quick look)
+# make test    install, then every test
+# make report  install, then render the report from kept and fresh results, computing nothing
+# make bench   speed comparisons
+# make keep    copy fresh results from runs/ into results/, which git keeps
+PYTHON ?= python3.11
+JOBS ?= 2
+SCALE ?=
+BIN := .venv/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export PYTHONHASHSEED := 0
+
+.PHONY: repro test test-slow bench report keep install lint
+install: .venv/.installed
+
+# uv when it is there, pip otherwise. The stamp is written last, so that a broken installation is tried again.
+.venv/.installed: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || \
+	  { echo "error: Python 3.11 is needed (SPU has no build for others) and '$(PYTHON)' is not one; install it or run make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@if command -v uv >/dev/null 2>&1; then \
+	  uv venv -q --allow-existing --python $(PYTHON) .venv && uv pip install -q --python $(BIN)/python -r requirements.lock && \
+	  uv pip install -q --python $(BIN)/python --no-deps -e .; \
+	else \
+	  $(PYTHON) -m venv .venv && $(BIN)/python -m pip install -q --disable-pip-version-check -r requirements.lock && \
+	  $(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -e .; \
+	fi
+	@touch $@
+
+# Trainings are independent: JOBS of them at once, each on its own thread, under DVC's locks; then the rest in order.
+repro: install
+	@$(if $(SCALE),sed -i 's/^scale: [a-z]*/scale: $(SCALE)/' params.yaml)
+	@python -m aero.parameters
+	@dvc repro tokenize
+	@dvc stage list --name-only | grep '^train@' | xargs -P $(JOBS) -n 1 dvc --wait-for-lock repro -s
+	@dvc repro
+	@echo "reports/report.html and reports/report.pdf are ready"
+
+report: install
+	@python -m stages.report
+
+test: install
+	@python -m pytest
+
+test-slow: install
+	@python -m pytest -m slow
+
+bench: install
+	@python -m benchmarks
+
+keep: install
+	@python -m stages.keep
+
+lint: install
+	@ruff check .

@@ -1,0 +1,120 @@
+"""Architectures as values, in the notation of the papers (AERO Table 1, §4.2, §4.3).
+
+    SM+LN+G                        the GPT-2 baseline
+    SM+R                           LayerNorm-free, ReLU feed-forward
+    SM                             Softmax-only: no LayerNorm, linear feed-forward
+    SM+ScFFN                       linear feed-forward with learnable scaling (Eq. 6)
+    SM+ScFuFFNi_6                  its two matrices fused into one, the 6 deepest feed-forward blocks pruned
+    EReg(SM(t)+ScFuFFN)            learnable softmax temperature, trained with entropy regularisation
+    SOTA(SM+ScFFN)                 the same idea in the simplified block of He & Hofmann (2024), the papers' "SOTA" rows
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+Block = Literal["pre_ln", "he_hofmann"]
+FFN = Literal["gelu", "relu", "linear", "fused"]
+
+_WRAPPER = re.compile(r"(EReg|SOTA)\((.*)\)")
+_FUSED = re.compile(r"ScFuFFN(?:i_(\d+))?")
+_ALLOWED = "SM, SM(t), LN, G, R, ScFFN, ScFuFFN, ScFuFFNi_x, EReg(…), SOTA(…)"
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Which nonlinearities, norms and feed-forward form a decoder has.
+
+    block: "pre_ln" is the GPT-2 block (AERO Eq. 1), "he_hofmann" the skipless parallel block of He & Hofmann (2024).
+    layer_norm: LayerNorm in every block. (A He & Hofmann row keeps one, in its first block, whatever this says.)
+    ffn: the activation between the two feed-forward matrices; "linear" has none, "fused" is one (d, d) matrix.
+    scaled: learnable output scaling alpha and residual scaling beta of a linear feed-forward block (AERO Eq. 6).
+    pruned: number of deepest feed-forward blocks replaced by the identity (`ScFuFFNi_x`).
+    temperature: learnable softmax temperature t in R^(H x T) per layer (AERO Eq. 11).
+    entropy_regularized: trained with the entropy regulariser; nothing changes at inference.
+    """
+
+    layer_norm: bool = False
+    ffn: FFN = "linear"
+    scaled: bool = False
+    pruned: int = 0
+    temperature: bool = False
+    entropy_regularized: bool = False
+    block: Block = "pre_ln"
+
+    def __post_init__(self) -> None:
+        if self.scaled and self.ffn not in ("linear", "fused"):
+            raise ValueError(f"a scaled FFN must be linear or fused, not {self.ffn!r}: its activation forbids folding")
+        if self.ffn == "fused" and not self.scaled:
+            raise ValueError("a fused FFN has no notation without scaling; use ScFuFFN")
+        if self.pruned < 0 or (self.pruned and self.ffn != "fused"):
+            raise ValueError(f"pruned={self.pruned}: only a fused FFN can be pruned (ScFuFFNi_x, x >= 0)")
+        if self.scaled and self.layer_norm:
+            raise ValueError("ScFFN and LN exclude each other: scaling replaces LayerNorm (AERO §3.2)")
+        if self.block == "he_hofmann" and (self.layer_norm or self.temperature or not self.scaled):
+            raise ValueError("SOTA(…) takes SM+ScFFN, SM+ScFuFFN or SM+ScFuFFNi_x only")
+
+    def __str__(self) -> str:
+        parts = ["SM(t)" if self.temperature else "SM"]
+        if self.layer_norm:
+            parts.append("LN")
+        if self.ffn in ("gelu", "relu"):
+            parts.append({"gelu": "G", "relu": "R"}[self.ffn])
+        elif self.scaled:
+            parts.append({"linear": "ScFFN", "fused": "ScFuFFN"}[self.ffn] + (f"i_{self.pruned}" if self.pruned else ""))
+        text = "+".join(parts)
+        if self.block == "he_hofmann":
+            text = f"SOTA({text})"
+        return f"EReg({text})" if self.entropy_regularized else text
+
+    def ffn_layers(self, layers: int) -> int:
+        """Number of layers that keep their feed-forward block, out of `layers`; ValueError if more are pruned."""
+        if self.pruned > layers:
+            raise ValueError(f"{self}: cannot prune {self.pruned} FFNs of a model with {layers} layers")
+        return layers - self.pruned
+
+
+def parse(text: str) -> Architecture:
+    """The architecture written as `text` in the papers' notation; `str()` of it gives the notation back.
+
+    Spaces are ignored. Raises ValueError naming the part that cannot be read.
+    """
+    if not isinstance(text, str):
+        raise ValueError(f"architecture must be text in the papers' notation, got {type(text).__name__}")
+    core = re.sub(r"\s+", "", text)
+    settings: dict[str, object] = {}
+    while match := _WRAPPER.fullmatch(core):
+        key, value = {"EReg": ("entropy_regularized", True), "SOTA": ("block", "he_hofmann")}[match[1]]
+        if key in settings:
+            raise ValueError(f"architecture {text!r}: {match[1]}(…) is given twice")
+        settings[key] = value
+        core = match[2]
+    for position, part in enumerate(core.split("+")):
+        update: dict[str, object]
+        if part in ("SM", "SM(t)"):
+            update = {"temperature": part == "SM(t)"}
+            if position:
+                raise ValueError(f"architecture {text!r}: {part} must come first")
+        elif position == 0:
+            raise ValueError(f"architecture {text!r}: must begin with SM or SM(t), not {part!r}; known parts: {_ALLOWED}")
+        elif part == "LN":
+            update = {"layer_norm": True}
+        elif part in ("G", "R"):
+            update = {"ffn": {"G": "gelu", "R": "relu"}[part]}
+        elif part == "ScFFN":
+            update = {"ffn": "linear", "scaled": True}
+        elif match := _FUSED.fullmatch(part):
+            update = {"ffn": "fused", "scaled": True, "pruned": int(match[1] or 0)}
+            if match[1] is not None and int(match[1]) == 0:
+                raise ValueError(f"architecture {text!r}: {part} prunes nothing; write ScFuFFN")
+        else:
+            raise ValueError(f"architecture {text!r}: unknown part {part!r}; known parts: {_ALLOWED}")
+        if repeated := set(update) & set(settings):
+            raise ValueError(f"architecture {text!r}: {part} sets {', '.join(sorted(repeated))} a second time")
+        settings.update(update)
+    try:
+        return Architecture(**settings)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise ValueError(f"architecture {text!r}: {error}") from None

@@ -1,0 +1,57 @@
+"""Attention cores, with the entropy of every attention row on request.
+
+Shapes: B sequences, H heads, T query and key positions, d_k width of a head.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def softmax_attention(
+    query: Tensor, key: Tensor, value: Tensor, temperature: Tensor | None = None, entropy: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Causal softmax attention (AERO Eq. 2, with temperature Eq. 11).
+
+    query, key, value: (B, H, T, d_k). temperature: (H, T) divides the logits of its query row, or None for 1.
+    Returns the output (B, H, T, d_k) and, if `entropy`, the row entropies (B, H, T) in nats (Eq. 12), else None.
+    """
+    if temperature is not None:
+        # Dividing the query row is the same as dividing its logits, and keeps the fused kernel usable.
+        query = query / temperature[..., None]  # (B, H, T, d_k)
+    if not entropy:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True), None
+    probabilities, entropies = softmax_with_entropy(query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1]))
+    return probabilities @ value, entropies
+
+
+def softmax_with_entropy(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Causal softmax of `logits` (B, H, T, T) and the entropy (B, H, T), in nats, of each of its rows.
+
+    H_i = logsumexp_j z_ij - sum_j p_ij z_ij (Eq. 12): exact, without the epsilon of Eq. 10 that biases log(p + eps).
+    """
+    future = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).triu(1)  # (T, T)
+    log_normaliser = logits.masked_fill(future, -torch.inf).logsumexp(-1)  # (B, H, T)
+    probabilities = (logits - log_normaliser[..., None]).masked_fill(future, -torch.inf).exp()  # (B, H, T, T)
+    # Where p is 0 by the mask, z plays no part; the product below is then 0 and not 0 * inf.
+    expected = (probabilities * logits.masked_fill(future, 0.0)).sum(-1)  # (B, H, T)
+    return probabilities, log_normaliser - expected
+
+
+def shaped_attention(
+    query: Tensor, key: Tensor, value: Tensor, a: Tensor, b: Tensor, g: Tensor, entropy: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Shaped attention of He & Hofmann (2024): (a_h I + b_h softmax(Q K^T / sqrt(d_k)) - g_h C) V.
+
+    C[i, j] = 1/i for j <= i, the causal mean. a, b, g: (H,). Other shapes and the return value as in
+    `softmax_attention`. The entropy is that of the plain softmax, as the original code reports it.
+    """
+    attended, entropies = softmax_attention(query, key, value, entropy=entropy)
+    positions = torch.arange(1, value.shape[-2] + 1, device=value.device, dtype=value.dtype)
+    causal_mean = value.cumsum(-2) / positions[:, None]  # (B, H, T, d_k) = C V without the T x T matrix
+    a, b, g = (gain[:, None, None] for gain in (a, b, g))
+    return a * value + b * attended - g * causal_mean, entropies

@@ -1,0 +1,68 @@
+"""Model checkpoints: safetensors with the architecture and sizes in the metadata. Nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from aero.architecture import parse
+from aero.model import GPT, ModelConfig
+
+FORMAT = "aero-checkpoint-1"
+
+
+def save(path: Path | str, model: GPT, **metadata: str) -> None:
+    """Write `model` to `path`, beside first and then renamed, so that a reader never sees half a file."""
+    path = Path(path)
+    tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
+    header = {
+        "format": FORMAT,
+        "architecture": str(model.architecture),
+        "config": json.dumps(dataclasses.asdict(model.config)),
+        **metadata,
+    }
+    write_tensors(path, tensors, header)
+
+
+def load(path: Path | str) -> GPT:
+    """The model stored at `path`, in evaluation mode. ValueError if the file is missing, damaged or of another kind."""
+    tensors, header = read_tensors(path, FORMAT)
+    try:
+        model = GPT(parse(header["architecture"]), ModelConfig(**json.loads(header["config"])))
+        model.load_state_dict(tensors)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"checkpoint {path} does not fit its own description ({error}); train the run again") from None
+    return model.eval()
+
+
+def write_tensors(path: Path | str, tensors: dict[str, torch.Tensor], header: dict[str, str]) -> None:
+    """Write a safetensors file atomically: to a temporary name, flushed to disk, renamed."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    save_file(tensors, str(temporary), metadata=header)
+    with open(temporary, "rb+") as file:
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def read_tensors(path: Path | str, expected_format: str) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Tensors and metadata of a safetensors file. ValueError if missing, damaged or not of `expected_format`."""
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"checkpoint {path} does not exist; train the run first (python -m stages.train RUN)")
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            header = dict(file.metadata() or {})
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ValueError(f"checkpoint {path} is damaged ({error}); delete it and train the run again") from None
+    if header.get("format") != expected_format:
+        raise ValueError(f"{path} is no {expected_format} file; it says {header.get('format')!r}")
+    return tensors, header

@@ -1,0 +1,84 @@
+"""The papers' corpus: CodeParrot as prepared for the Hugging Face course, read through `datasets`.
+
+The recipe is that of He & Hofmann's code, which the authors of AERO run (facts in `docs/decisions.md`): both data sets
+shuffled with seed 0, the first 600,000 files to train on, the first 2,000 of the validation set to evaluate.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aero.data.hub import hub_offline, hub_reachable, unreachable
+
+if TYPE_CHECKING:
+    from aero.data.corpora import Split
+
+DATA_SETS = {"train": "huggingface-course/codeparrot-ds-train", "valid": "huggingface-course/codeparrot-ds-valid"}
+HUB_SPLITS = {"train": "train", "valid": "validation"}  # each data set has one split only
+TRAIN_DOCUMENTS = 600_000
+VALID_DOCUMENTS = 2_000
+SHUFFLE_SEED = 0
+TEXT_COLUMN = "content"
+
+
+class CodeParrot:
+    """`huggingface-course/codeparrot-ds-train` and `-valid`, from the hub or from the local cache of `datasets`.
+
+    The data sets are Arrow files on disk, memory-mapped and read one document at a time: the shuffle is one of row
+    numbers. (The streaming mode of `datasets` shuffles within a buffer only and gives other files than the papers'.)
+    """
+
+    name = "codeparrot"
+
+    def __init__(self, train_documents: int = TRAIN_DOCUMENTS, valid_documents: int = VALID_DOCUMENTS) -> None:
+        self._counts = {"train": train_documents, "valid": valid_documents}
+        self._loaded: dict[str, Any] = {}
+
+    def documents(self, split: Split) -> Iterator[str]:
+        data_set = self._load(split)
+        for row in data_set:
+            if text := row[TEXT_COLUMN]:
+                yield text
+
+    def manifest(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "shuffle_seed": SHUFFLE_SEED,
+            "splits": {
+                split: {"data_set": DATA_SETS[split], "documents": len(data_set), "fingerprint": data_set._fingerprint}
+                for split, data_set in self._loaded.items()
+            },
+        }
+
+    def _load(self, split: Split) -> Any:
+        if split in self._loaded:
+            return self._loaded[split]
+        name = DATA_SETS[split]
+        online = not hub_offline() and hub_reachable()
+        if not online and not _cached(name):
+            raise ValueError(unreachable(f"corpus 'codeparrot' cannot be reached ({name})"))
+        if not online:
+            os.environ["HF_HUB_OFFLINE"] = "1"  # read once, when `datasets` is first imported
+        try:
+            import datasets
+        except ImportError as error:
+            raise ValueError(
+                f"corpus 'codeparrot' needs the package datasets ({error});"
+                " install it: pip install 'aero-reproduced[corpora]'"
+            ) from None
+        try:
+            data_set = datasets.load_dataset(name, split=HUB_SPLITS[split])
+        except (OSError, ValueError) as error:
+            raise ValueError(unreachable(f"corpus 'codeparrot' cannot be loaded ({name}: {error})")) from None
+        data_set = data_set.shuffle(seed=SHUFFLE_SEED)
+        self._loaded[split] = data_set.select(range(min(self._counts[split], len(data_set))))
+        return self._loaded[split]
+
+
+def _cached(name: str) -> bool:
+    home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"))
+    cache = Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets").expanduser()
+    return any((cache / name.replace("/", "___")).glob("*/*/*/dataset_info.json"))

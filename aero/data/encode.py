@@ -1,0 +1,163 @@
+"""From a corpus to token files (`aero.data.tokens`), streaming: memory does not grow with the corpus."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+from array import array
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aero.data.corpora import Corpus, Split
+from aero.data.tokenizer import Tokenizer
+from aero.data.tokens import FORMAT, SPLITS
+
+_BATCH_CHARACTERS = 2**21  # text encoded at once; with its ids about 60 MB
+
+
+def write_tokens(
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    folder: str | Path,
+    train_bytes: int | None = None,
+    validation_bytes: int | None = None,
+    threads: int | None = None,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Encode both splits of `corpus` into `folder` and return the manifest written there.
+
+    train_bytes, validation_bytes: read that much text (UTF-8 bytes) of a split and stop after the document that reaches
+    it; None reads all. threads: encoding threads, by default one a core. progress: a bar on a terminal.
+    The folder appears, or is replaced, only when complete; it is built beside, as `<folder>.tmp`. The same text gives
+    the same bytes in every file (no time is kept), so that DVC re-runs nothing after an unchanged tokenization.
+    Raises ValueError for a split without text; a full disk surfaces as OSError.
+    """
+    folder = Path(folder)
+    building = folder.with_name(folder.name + ".tmp")
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir(parents=True)
+    threads = threads or os.cpu_count() or 1
+    try:
+        whole = hashlib.sha256()
+        limits = {"train": train_bytes, "valid": validation_bytes}
+        splits = {
+            split: _write_split(corpus, tokenizer, split, building, limits[split], threads, progress)
+            for split in SPLITS
+        }
+        for split in SPLITS:
+            whole.update(splits[split]["text_sha256"].encode())
+        tokenizer.save(building / "tokenizer.json")
+        manifest = {
+            "format": FORMAT,
+            "corpus_sha256": whole.hexdigest(),
+            "tokenizer_sha256": tokenizer.sha256,
+            "vocabulary": tokenizer.vocabulary,
+            "end_of_text": tokenizer.end_of_text,
+            "splits": splits,
+            "corpus": corpus.manifest(),
+            "python": platform.python_version(),
+        }
+        (building / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        _replace(building, folder)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return manifest
+
+
+def _write_split(
+    corpus: Corpus, tokenizer: Tokenizer, split: Split, folder: Path, limit: int | None, threads: int, progress: bool
+) -> dict[str, Any]:
+    offsets = array("Q", [0])
+    text_digest, file_digest = hashlib.sha256(), hashlib.sha256()
+    size = 0
+    with open(folder / f"{split}.bin", "wb") as file, _Bar(split, limit, progress) as bar:
+        for texts in _batches(corpus.documents(split), limit):
+            encoded = tokenizer.encode_batch(texts, threads)
+            for ids in encoded:
+                ids.append(tokenizer.end_of_text)
+                offsets.append(offsets[-1] + len(ids))
+            ids_of_batch = np.fromiter(chain.from_iterable(encoded), dtype="<u2", count=sum(map(len, encoded)))
+            file.write(ids_of_batch)
+            file_digest.update(ids_of_batch)
+            for text in texts:
+                content = text.encode("utf-8", "replace")
+                size += len(content)
+                text_digest.update(len(content).to_bytes(8, "little"))
+                text_digest.update(content)
+            bar.update(len(texts), size)
+        file.flush()
+        os.fsync(file.fileno())
+    if len(offsets) == 1:
+        raise ValueError(
+            f"the {split} split of corpus {corpus.name!r} has no text; check corpus.path and corpus.validation_fraction"
+        )
+    np.save(folder / f"{split}.offsets.npy", np.frombuffer(offsets, dtype=np.uint64))
+    return {
+        "documents": len(offsets) - 1,
+        "tokens": offsets[-1],
+        "bytes": size,
+        "text_sha256": text_digest.hexdigest(),
+        "sha256": file_digest.hexdigest(),
+    }
+
+
+def _batches(documents: Iterator[str], limit: int | None) -> Iterator[list[str]]:
+    """Documents in lists of about `_BATCH_CHARACTERS`, up to and with the one that reaches `limit` bytes."""
+    texts: list[str] = []
+    waiting = read = 0
+    for text in documents:
+        texts.append(text)
+        waiting += len(text)
+        if limit is not None:
+            read += len(text.encode("utf-8", "replace"))
+            if read >= limit:
+                break
+        if waiting >= _BATCH_CHARACTERS:
+            yield texts
+            texts, waiting = [], 0
+    if texts:
+        yield texts
+
+
+class _Bar:
+    """Progress on a terminal: documents, MB and MB/s. Silent where standard error is a file or a pipe."""
+
+    def __init__(self, split: str, limit: int | None, wanted: bool) -> None:
+        from tqdm import tqdm
+
+        self._bar = tqdm(
+            desc=f"tokenize {split}",
+            total=limit,
+            unit="B",
+            unit_scale=True,
+            disable=None if wanted else True,  # None: only on a terminal
+        )
+        self._documents = 0
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def update(self, documents: int, size: int) -> None:
+        self._documents += documents
+        self._bar.set_postfix_str(f"{self._documents:,} documents", refresh=False)
+        self._bar.update(size - self._bar.n)
+
+
+def _replace(building: Path, folder: Path) -> None:
+    """Put the finished folder in the place of an older one. A folder cannot be renamed over one that is not empty."""
+    older = folder.with_name(folder.name + ".old")
+    shutil.rmtree(older, ignore_errors=True)
+    if folder.exists():
+        os.replace(folder, older)
+    os.replace(building, folder)
+    shutil.rmtree(older, ignore_errors=True)

@@ -1,0 +1,274 @@
+"""Byte-level BPE: trained by `tokenizers`, used through tiktoken, which encodes several times faster.
+
+Any text has an encoding and decodes back to itself: the 256 bytes are the first entries. Text is first cut by GPT-2's
+pattern; merges never cross a cut. The one special token, `<|endoftext|>`, is never produced from text.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tiktoken
+
+if TYPE_CHECKING:
+    from aero.data.tokens import Tokens
+
+FORMAT = "aero-tokenizer-1"
+END_OF_TEXT = "<|endoftext|>"
+# GPT-2's pre-tokenisation (Radford et al. 2019), the pattern `tokenizers` has built in as ByteLevel(use_regex=True).
+PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
+SMALLEST, LARGEST = 257, 65_536  # the 256 bytes and `<|endoftext|>`; what fits into uint16
+HUB_PREFIX = "hub:"
+
+# The pattern's look-ahead overflows the regular-expression stack on about a million blanks in a row, which ends the
+# process with a Rust panic. Such a run is cut into parts of this many characters, each encoded by itself.
+BLANKS_AT_MOST = 50_000
+_LONG_BLANKS = re.compile(rf"\s{{{BLANKS_AT_MOST}}}")
+# Learning takes time quadratic in the length of a word: 2 MB of base64 in one line would take hours.
+_LONG_WORD = re.compile(r"(\S{1000}|\s{1000})(?=.)", re.DOTALL)
+_SELF_CHECK = "def f(x):\n\treturn  x['naïve'] + 3.14   # it's 1,000 \u4f60\u597d \U0001f600\r\n\n    pass\n"
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """Text to ids and back. `ranks` gives every token's bytes its id, which is also its merge priority."""
+
+    ranks: dict[bytes, int]
+    end_of_text: int
+    encoding: tiktoken.Encoding = field(repr=False, compare=False)
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of ids, `<|endoftext|>` included; ids run from 0 to `vocabulary - 1`."""
+        return len(self.ranks) + 1
+
+    @property
+    def sha256(self) -> str:
+        """Hash of all that decides the ids: pattern, tokens in order, special token."""
+        whole = hashlib.sha256(f"{PATTERN}\n{END_OF_TEXT} {self.end_of_text}\n".encode())
+        for token, rank in sorted(self.ranks.items(), key=lambda item: item[1]):
+            whole.update(f"{rank} {token.hex()}\n".encode())
+        return whole.hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`; a special token written out in it is plain text."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: list[str], threads: int = 1) -> list[list[int]]:
+        """Ids of each text, computed on `threads` threads."""
+        if any(len(text) >= BLANKS_AT_MOST and _LONG_BLANKS.search(text) for text in texts):
+            encode = self.encoding.encode_ordinary
+            return [[i for part in _without_long_blanks(text) for i in encode(part)] for text in texts]
+        if threads == 1:
+            return [self.encoding.encode_ordinary(text) for text in texts]
+        return self.encoding.encode_ordinary_batch(texts, num_threads=threads)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of `ids`; bytes that are no UTF-8 become U+FFFD. ValueError for an id outside the vocabulary."""
+        ids = [int(i) for i in ids]
+        if wrong := [i for i in ids if not 0 <= i < self.vocabulary]:
+            raise ValueError(f"token id {wrong[0]} is not in the vocabulary (0 to {self.vocabulary - 1})")
+        return self.encoding.decode(ids)
+
+    def save(self, path: str | Path) -> None:
+        """Write the tokenizer as JSON, beside first and then renamed; the same tokenizer gives the same bytes."""
+        ordered = sorted(self.ranks, key=self.ranks.__getitem__)
+        content = {
+            "format": FORMAT,
+            "vocabulary": self.vocabulary,
+            "sha256": self.sha256,
+            "pattern": PATTERN,
+            "special": {END_OF_TEXT: self.end_of_text},
+            "tokens_base64": {base64.b64encode(token).decode(): self.ranks[token] for token in ordered},
+        }
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(path.name + ".tmp")
+        beside.write_text(json.dumps(content, indent=0) + "\n", encoding="utf-8")
+        os.replace(beside, path)
+
+
+def build(ranks: dict[bytes, int], end_of_text: int) -> Tokenizer:
+    """A tokenizer from its tokens. ValueError unless bytes, ids and special token make one gap-free vocabulary."""
+    if missing := [byte for byte in range(256) if bytes([byte]) not in ranks]:
+        raise ValueError(f"a byte-level tokenizer has all 256 bytes as tokens; {len(missing)} are missing")
+    if sorted([*ranks.values(), end_of_text]) != list(range(len(ranks) + 1)):
+        raise ValueError("token ids must be 0, 1, 2, … without gap or repetition")
+    if len(ranks) + 1 > LARGEST:
+        raise ValueError(f"vocabulary of {len(ranks) + 1} does not fit into 16-bit token files; {LARGEST} is the most")
+    encoding = tiktoken.Encoding(
+        "aero", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: end_of_text}
+    )
+    return Tokenizer(ranks=ranks, end_of_text=end_of_text, encoding=encoding)
+
+
+def train_tokenizer(documents: Iterable[str], vocabulary: int, training_bytes: int = 20_000_000) -> Tokenizer:
+    """A byte-level BPE of `vocabulary` entries, learned from the first `training_bytes` (UTF-8) of `documents`.
+
+    Too little text for that many merges gives a smaller vocabulary. ValueError for an impossible size or no text.
+    """
+    if not SMALLEST <= vocabulary <= LARGEST:
+        raise ValueError(
+            f"vocabulary={vocabulary}: must be {SMALLEST} (256 bytes and one special) to {LARGEST} (16 bits)"
+        )
+    from tokenizers import Tokenizer as Learned
+    from tokenizers import models, pre_tokenizers, trainers
+
+    read = 0
+
+    def sample() -> Iterator[str]:
+        nonlocal read
+        for text in documents:
+            yield from _without_long_words(text)
+            read += len(text.encode("utf-8", "replace"))
+            if read >= training_bytes:
+                return
+
+    learned = Learned(models.BPE())
+    learned.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary - 1,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=[],
+        show_progress=False,
+    )
+    learned.train_from_iterator(sample(), trainer)
+    if not read:
+        raise ValueError("the tokenizer has no text to learn from: the training split is empty; check corpus.name")
+    return _from_learned(json.loads(learned.to_str()), end_of_text=None)
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer in `path`: this project's own file, or a byte-level BPE `tokenizer.json` of `tokenizers`.
+
+    `hub:owner/name` fetches that repository's `tokenizer.json` from the Hugging Face hub (or its local cache), e.g. the
+    papers' `hub:huggingface-course/code-search-net-tokenizer`. Raises ValueError for a missing, damaged or other file.
+    """
+    if str(path).startswith(HUB_PREFIX):
+        path = _from_hub(str(path).removeprefix(HUB_PREFIX))
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(
+            f"tokenizer {path} does not exist; set tokenizer.path to a tokenizer.json or null to train one"
+        )
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(content, dict) and "model" in content:
+            return _from_learned(content, end_of_text=_special_id(content))
+        return _from_own(content)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
+        raise ValueError(
+            f"tokenizer {path} cannot be used ({reason}); set tokenizer.path to null to train one"
+        ) from None
+
+
+def tokenizer_of(tokens: Tokens) -> Tokenizer:
+    """The tokenizer that made `tokens`, from their folder. ValueError if its file is damaged or another one."""
+    path = tokens.folder / "tokenizer.json"
+    tokenizer = load_tokenizer(path)
+    if tokenizer.sha256 != tokens.manifest["tokenizer_sha256"]:
+        raise ValueError(
+            f"{path} is not the tokenizer these token files came from; make them again: dvc repro -f tokenize"
+        )
+    return tokenizer
+
+
+def _from_own(content: dict[str, Any]) -> Tokenizer:
+    if content.get("format") != FORMAT:
+        raise ValueError(f"no {FORMAT} file and no tokenizer.json of `tokenizers`")
+    if content["pattern"] != PATTERN:
+        raise ValueError("it was made with another pre-tokenisation pattern")
+    try:
+        ranks = {base64.b64decode(key, validate=True): int(rank) for key, rank in content["tokens_base64"].items()}
+    except binascii.Error as error:
+        raise ValueError(f"its tokens are not base64: {error}") from None
+    tokenizer = build(ranks, int(content["special"][END_OF_TEXT]))
+    if tokenizer.sha256 != content["sha256"]:
+        raise ValueError("its content does not match its own sha256: it has been changed or cut")
+    return tokenizer
+
+
+def _from_learned(content: dict[str, Any], end_of_text: int | None) -> Tokenizer:
+    """From the JSON of `tokenizers`. The special token comes last unless its id is given.
+
+    tiktoken merges by the id of the result, `tokenizers` by the position in the list of merges: the same where ids rise
+    with that position, which is checked, and then both are compared on a text with every kind of piece.
+    """
+    model, before = content["model"], content.get("pre_tokenizer") or {}
+    if model.get("type", "BPE") != "BPE" or before.get("type") != "ByteLevel" or not before.get("use_regex", True):
+        raise ValueError("it is no byte-level BPE with GPT-2's pre-tokenisation")
+    if content.get("normalizer") or before.get("add_prefix_space"):
+        raise ValueError("it changes the text before encoding (normalizer or added space)")
+    to_byte = {character: byte for byte, character in _byte_characters().items()}
+    specials = {added["content"] for added in content.get("added_tokens", [])}
+    if unknown := specials - {END_OF_TEXT}:
+        raise ValueError(f"it has special tokens beside {END_OF_TEXT}: {', '.join(sorted(unknown))}")
+    vocabulary = {token: rank for token, rank in model["vocab"].items() if token not in specials}
+    ranks = {bytes(to_byte[character] for character in token): rank for token, rank in vocabulary.items()}
+    merged = [vocabulary["".join(pair if isinstance(pair, list) else pair.split(" "))] for pair in model["merges"]]
+    if sorted(merged) != merged:
+        raise ValueError("its ids do not rise in the order of its merges")
+    tokenizer = build(ranks, len(ranks) if end_of_text is None else end_of_text)
+
+    from tokenizers import Tokenizer as Learned
+
+    if tokenizer.encode(_SELF_CHECK) != Learned.from_str(json.dumps(content)).encode(_SELF_CHECK).ids:
+        raise ValueError("tiktoken and `tokenizers` disagree about its encoding of a test sentence")
+    return tokenizer
+
+
+def _special_id(content: dict[str, Any]) -> int:
+    for added in content.get("added_tokens", []):
+        if added["content"] == END_OF_TEXT:
+            return int(added["id"])
+    raise ValueError(f"it has no {END_OF_TEXT} token")
+
+
+@cache
+def _byte_characters() -> dict[int, str]:
+    """How byte-level BPE files write a byte: printable Latin-1 as itself, the others from U+0100 on, in order."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + place) for place, byte in enumerate(others)}
+
+
+def _without_long_words(text: str) -> Iterator[str]:
+    start = 0
+    for match in _LONG_WORD.finditer(text):
+        yield text[start : match.end()]
+        start = match.end()
+    yield text[start:]
+
+
+def _without_long_blanks(text: str) -> Iterator[str]:
+    start = 0
+    while match := _LONG_BLANKS.search(text, start):
+        yield text[start : match.end()]
+        start = match.end()
+    yield text[start:]
+
+
+def _from_hub(repository: str) -> Path:
+    from aero.data.hub import hub_offline, hub_reachable
+
+    online = not hub_offline() and hub_reachable()
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(repository, "tokenizer.json", local_files_only=not online))
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0] if online else "no answer from the hub and no local copy"
+        raise ValueError(
+            f"tokenizer {HUB_PREFIX}{repository} cannot be fetched: {reason}; set tokenizer.path to null to train one"
+        ) from None

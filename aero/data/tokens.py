@@ -1,0 +1,105 @@
+"""Token files: the ids of a corpus on disk, memory-mapped, so that neither writing nor reading one needs its size in
+memory.
+
+A folder holds `train.bin` and `valid.bin` (uint16, little-endian), `train.offsets.npy` and `valid.offsets.npy`
+(uint64), `tokenizer.json` and `manifest.json`. Every document is followed by one `<|endoftext|>`: document i is
+`tokens[offsets[i] : offsets[i + 1] - 1]`, and offsets has one entry more than there are documents.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+FORMAT = "aero-tokens-1"
+SPLITS: tuple[Literal["train"], Literal["valid"]] = ("train", "valid")
+REMEDY = "make the token files again: dvc repro -f tokenize"
+
+_READ_TOKENS = 2**22
+
+
+@dataclass(frozen=True)
+class TokenStream:
+    """The ids of one split. tokens: (N,) uint16, memory-mapped; offsets: (documents + 1,) uint64 (see the module)."""
+
+    tokens: np.ndarray
+    offsets: np.ndarray
+
+    @property
+    def documents(self) -> int:
+        return len(self.offsets) - 1
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """An opened folder of token files. vocabulary: number of ids, `<|endoftext|>` included."""
+
+    folder: Path
+    train: TokenStream
+    valid: TokenStream
+    vocabulary: int
+    manifest: dict[str, Any]
+
+
+def open_tokens(folder: str | Path, verify: bool = False) -> Tokens:
+    """The token files in `folder`, memory-mapped.
+
+    Sizes and boundaries are always held against the manifest; `verify` also reads every byte and checks the SHA-256.
+    Raises ValueError naming the damaged file and what to do.
+    """
+    folder = Path(folder)
+    path = folder / "manifest.json"
+    if not path.is_file():
+        raise ValueError(f"token files {folder} are missing ({path} does not exist); {REMEDY}")
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        if manifest["format"] != FORMAT:
+            raise ValueError(f"format {manifest['format']!r} instead of {FORMAT!r}")
+        vocabulary = int(manifest["vocabulary"])
+        streams = {split: _open_split(folder, split, manifest["splits"][split], verify) for split in SPLITS}
+    except _Damaged as error:
+        raise ValueError(str(error)) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"token file {path} is damaged ({type(error).__name__}: {error}); {REMEDY}") from None
+    if verify:
+        for split, stream in streams.items():
+            parts = (stream.tokens[i : i + _READ_TOKENS] for i in range(0, len(stream.tokens), _READ_TOKENS))
+            if (largest := max(int(part.max()) for part in parts)) >= vocabulary:
+                raise ValueError(f"token file {folder / split}.bin is damaged: id {largest} of {vocabulary}; {REMEDY}")
+    return Tokens(folder, streams["train"], streams["valid"], vocabulary, manifest)
+
+
+class _Damaged(Exception):
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"token file {path} is damaged: {reason}; {REMEDY}")
+
+
+def _open_split(folder: Path, split: str, entry: dict[str, Any], verify: bool) -> TokenStream:
+    path, offsets_path = folder / f"{split}.bin", folder / f"{split}.offsets.npy"
+    for needed in (path, offsets_path):
+        if not needed.is_file():
+            raise _Damaged(needed, "it does not exist")
+    count, documents = int(entry["tokens"]), int(entry["documents"])
+    if path.stat().st_size != 2 * count:
+        raise _Damaged(path, f"{path.stat().st_size} bytes instead of {2 * count}")
+    try:
+        offsets = np.load(offsets_path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise _Damaged(offsets_path, str(error)) from None
+    if offsets.dtype != np.uint64 or offsets.shape != (documents + 1,):
+        raise _Damaged(offsets_path, f"{offsets.dtype} {offsets.shape} instead of uint64 ({documents + 1},)")
+    if offsets[0] != 0 or offsets[-1] != count or np.any(offsets[1:] <= offsets[:-1]):
+        raise _Damaged(offsets_path, f"the document boundaries do not rise from 0 to {count}")
+    if verify and _sha256(path) != entry["sha256"]:
+        raise _Damaged(path, "its SHA-256 is not the one in manifest.json")
+    return TokenStream(np.memmap(path, dtype="<u2", mode="r", shape=(count,)), offsets)
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

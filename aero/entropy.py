@@ -1,0 +1,169 @@
+"""Attention entropy: bounds, distributions, overload and collapse, and the regulariser (AERO §3, §4.3, Algorithm 1).
+
+Entropies are in nats throughout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Reduction = Literal["head_mean", "position_sum"]
+
+
+def max_entropy(context: int) -> float:
+    """log T, the papers' E_max: the entropy of a row uniform over T positions."""
+    return math.log(context)
+
+
+def causal_bound(context: int) -> float:
+    """ln(T!) / T: the largest mean over queries that a causal mask allows, since row i is bounded by ln i."""
+    return math.lgamma(context + 1) / context
+
+
+def headwise(entropies: Tensor) -> Tensor:
+    """Mean over queries and sequences (Eq. 10): (L, B, H, T) -> (L, H)."""
+    return entropies.mean(dim=(1, 3))
+
+
+def quarter_fractions(values: Tensor, maximum: float) -> list[float]:
+    """Fractions of heads per quarter of `maximum`: [0, max/4), [max/4, max/2), [max/2, 3max/4), [3max/4, max].
+
+    values: (L, H). Non-finite heads are in no quarter, so the four fractions then sum to less than 1.
+    """
+    if maximum <= 0:
+        raise ValueError(f"maximum entropy must be positive, got {maximum}")
+    flat = values.flatten().double()
+    quarter = (flat / maximum * 4).clamp(0, 4).nan_to_num(nan=-1.0).long().clamp(max=3)
+    finite = torch.isfinite(flat)
+    return [((quarter == index) & finite).double().mean().item() for index in range(4)]
+
+
+@dataclass(frozen=True)
+class HeadFailures:
+    """Heads called overloaded or collapsed: their fraction of all heads, and layers where they are the majority."""
+
+    fraction: float
+    layers: tuple[int, ...]
+
+
+def _failures(mask: Tensor) -> HeadFailures:
+    majority = (mask.double().mean(-1) > 0.5).nonzero().flatten().tolist()
+    return HeadFailures(mask.double().mean().item(), tuple(majority))
+
+
+def overload(values: Tensor, maximum: float) -> HeadFailures:
+    """Entropic overload: mean entropy in the top quarter of `maximum` (AERO §3, "between 3max/4 and max")."""
+    return _failures(values >= 0.75 * maximum)
+
+
+def collapse(values: Tensor, maximum: float) -> HeadFailures:
+    """Entropy collapse: mean entropy in the bottom quarter of `maximum` (AERO Observation 3), or non-finite."""
+    return _failures((values < 0.25 * maximum) | ~torch.isfinite(values))
+
+
+def entropy_regularization(
+    entropies: Tensor,
+    thresholds: Tensor,
+    gamma: float = 0.20,
+    reduction: Reduction = "position_sum",
+    context: int | None = None,
+) -> Tensor:
+    """Entropy regularisation loss, to be weighted by lambda and added to the cross-entropy.
+
+    entropies: (L, B, H, T) nats. thresholds: (L, H), `reg_threshold_weights`, fractions of E_max = log T.
+    A deviation from thresholds * E_max is penalised by its square where its size exceeds gamma * E_max.
+
+    reduction="head_mean" is Algorithm 1: the entropy is averaged over queries (and sequences) first, one penalty a
+    head. "position_sum" is the authors' listing: a penalty at every query position, summed over sequences and
+    positions. Both are then averaged over heads and layers. `context` is T if the rows are a subset of it.
+    """
+    if entropies.ndim != 4:
+        raise ValueError(f"entropies must have shape (L, B, H, T), got {tuple(entropies.shape)}")
+    layers, _, heads, positions = entropies.shape
+    if tuple(thresholds.shape) != (layers, heads):
+        raise ValueError(f"thresholds must have shape (L, H) = {(layers, heads)}, got {tuple(thresholds.shape)}")
+    if gamma < 0:
+        raise ValueError(f"gamma must not be negative, got {gamma}")
+    maximum = max_entropy(context or positions)
+    if reduction == "head_mean":
+        deviation = headwise(entropies) - thresholds * maximum  # (L, H)
+        penalty = torch.where(deviation.abs() > gamma * maximum, deviation.square(), 0.0)
+        return penalty.mean()
+    if reduction == "position_sum":
+        deviation = entropies - thresholds[:, None, :, None] * maximum  # (L, B, H, T)
+        penalty = torch.where(deviation.abs() > gamma * maximum, deviation.square(), 0.0)
+        return penalty.sum(dim=(1, 3)).mean()
+    raise ValueError(f"unknown reduction {reduction!r}: head_mean or position_sum")
+
+
+@dataclass(frozen=True)
+class EntropyStatistics:
+    """Attention entropies of a model on held-out sequences, nats.
+
+    mean, sem: (L, H), mean over queries and sequences and its standard error over sequences.
+    by_position: (L, T), mean over heads and sequences at each query position.
+    tokens: number of tokens measured.
+    """
+
+    mean: Tensor
+    sem: Tensor
+    by_position: Tensor
+    tokens: int
+
+    def summary(self) -> dict[str, object]:
+        """As JSON-ready values, with maxima, quarter fractions, and overload and collapse by the stated rules."""
+        context = self.by_position.shape[1]
+        finite = self.mean[torch.isfinite(self.mean)]
+        maxima = {
+            "observed": finite.max().item() if finite.numel() else math.nan,
+            "log_T": max_entropy(context),
+            "causal_bound": causal_bound(context),
+        }
+        # A model whose heads are all at 0 has no observed maximum to take quarters of.
+        usable = {name: value for name, value in maxima.items() if value > 0}
+        reference = "observed" if "observed" in usable else "log_T"
+        high, low = overload(self.mean, maxima[reference]), collapse(self.mean, maxima[reference])
+        return {
+            "entropy_mean": _json_values(self.mean),
+            "entropy_sem": _json_values(self.sem),
+            "entropy_by_position": _json_values(self.by_position),
+            "tokens": self.tokens,
+            "maximum": {name: value if math.isfinite(value) else None for name, value in maxima.items()},
+            "quarters": {name: quarter_fractions(self.mean, value) for name, value in usable.items()},
+            "overload": {"fraction": high.fraction, "layers": list(high.layers)},
+            "collapse": {"fraction": low.fraction, "layers": list(low.layers)},
+            "rule": f"overload: head mean >= 3/4 max; collapse: head mean < 1/4 max or not finite; max is {reference}; "
+            "a layer is named where more than half of its heads are",
+        }
+
+
+def _json_values(values: Tensor) -> list[list[float | None]]:
+    return [[value if math.isfinite(value) else None for value in row] for row in values.tolist()]
+
+
+@torch.no_grad()
+def measure(model: Callable[..., tuple[Tensor, Tensor]], batches: Iterable[Tensor]) -> EntropyStatistics:
+    """Entropies of `model` on `batches` of ids (B, T); `model(ids, entropy=True)` gives (logits, (L, B, H, T)).
+
+    ValueError if there is no batch, or batches differ in T.
+    """
+    per_sequence, by_position, tokens = [], [], 0
+    for ids in batches:
+        entropies = model(ids, entropy=True)[1].double()  # (L, B, H, T)
+        per_sequence.append(entropies.mean(-1))  # (L, B, H)
+        by_position.append(entropies.mean(2))  # (L, B, T)
+        tokens += ids.numel()
+    if not tokens:
+        raise ValueError("no held-out tokens to measure entropy on")
+    if len({part.shape[-1] for part in by_position}) > 1:
+        raise ValueError("all batches must have the same context length")
+    sequences = torch.cat(per_sequence, dim=1)  # (L, N, H)
+    count = sequences.shape[1]
+    spread = sequences.std(1) / math.sqrt(count) if count > 1 else torch.full_like(sequences[:, 0], math.nan)
+    return EntropyStatistics(sequences.mean(1), spread, torch.cat(by_position, dim=1).mean(1), tokens)

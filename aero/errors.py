@@ -1,0 +1,28 @@
+"""How the command line tells of bad input: one line on standard error, exit status 1, no traceback."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+
+class UserError(ValueError):
+    """Input a person can mend; its text names the cause and the remedy in one line."""
+
+
+def run_main(main: Callable[[list[str]], int | None], arguments: list[str] | None = None) -> None:
+    """Run `main(arguments)` and leave the process.
+
+    `ValueError`, `OSError` and `KeyboardInterrupt` become one line on standard error and exit status 1 (130 for an
+    interrupt). Anything else is a defect of this project and keeps its traceback.
+    """
+    try:
+        status = main(sys.argv[1:] if arguments is None else arguments)
+    except KeyboardInterrupt:
+        print("error: interrupted; a run can be resumed by the same command", file=sys.stderr)
+        sys.exit(130)
+    except (ValueError, OSError) as error:
+        line = " ".join(str(error).split()) or type(error).__name__
+        print(f"error: {line}", file=sys.stderr)
+        sys.exit(1)
+    sys.exit(status or 0)

@@ -1,0 +1,67 @@
+"""FLOPs and nonlinear-operation counts by the papers' formulas (AERO Appendix E)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from aero.architecture import Architecture
+
+
+class Dimensions(Protocol):
+    """What a count needs to know of a model; `aero.model.ModelConfig` has it."""
+
+    layers: int
+    heads: int
+    width: int
+    ffn_width: int
+
+
+@dataclass(frozen=True)
+class NonlinearOperation:
+    """`count` applications of one nonlinear function to a (rows, columns) matrix, e.g. SM:144 x R^(128x128)."""
+
+    name: str
+    count: int
+    rows: int
+    columns: int
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.count}×R^{{{self.rows}×{self.columns}}}"
+
+
+@dataclass(frozen=True)
+class Count:
+    """FLOPs of one forward pass of the whole stack over `context` tokens, and its nonlinear operations."""
+
+    ffn: int
+    attention: int
+    nonlinear: tuple[NonlinearOperation, ...]
+
+
+def count(architecture: Architecture, model: Dimensions, context: int) -> Count:
+    """The papers' counts: FFN 16 d^2 (fused 2 d^2), attention 8 d^2 + 3 T d + d, per token and layer.
+
+    For the He & Hofmann rows attention is 4 d^2 + 2 T d: the formula that reproduces the published figures, since
+    value and output projections are identities there. The final LayerNorm is not counted, as in the papers.
+    """
+    layers, width = model.layers, model.width
+    with_ffn = architecture.ffn_layers(layers)
+    ffn_per_token = 2 * width * width if architecture.ffn == "fused" else 4 * width * model.ffn_width
+    if architecture.block == "he_hofmann":
+        attention_per_token = 4 * width * width + 2 * context * width
+        norms = 1
+    else:
+        attention_per_token = 8 * width * width + 3 * context * width + width
+        norms = 2 * layers if architecture.layer_norm else 0
+    nonlinear = [NonlinearOperation("SM", layers * model.heads, context, context)]
+    if norms:
+        nonlinear.append(NonlinearOperation("LN", norms, context, width))
+    if architecture.ffn in ("gelu", "relu"):
+        name = {"gelu": "G", "relu": "R"}[architecture.ffn]
+        nonlinear.append(NonlinearOperation(name, with_ffn, context, model.ffn_width))
+    return Count(
+        ffn=with_ffn * context * ffn_per_token,
+        attention=layers * context * attention_per_token,
+        nonlinear=tuple(nonlinear),
+    )

@@ -1,0 +1,1 @@
+"""Training of one run: the papers' optimiser and schedule, entropy while training, exact resumption."""

@@ -1,0 +1,128 @@
+"""One run from parameters and token files to its result files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aero import provenance
+from aero.checkpoint import save
+from aero.data.batches import Batches, evaluation_batches
+from aero.data.tokens import Tokens
+from aero.parameters import Parameters
+from aero.training.log import write, write_text
+from aero.training.loop import Regularizer, configuration_hash, evaluate, train
+
+FIRST_SEED = 1337
+
+
+def run_folder(run: str, seed: int, root: Path | str = "runs") -> Path:
+    """Where the pipeline writes a run: runs/<run>/seed_<seed>."""
+    return Path(root) / run / f"seed_{seed}"
+
+
+def kept_folder(scale: str, run: str, seed: int, root: Path | str = "results") -> Path:
+    """Where a result is kept in git: results/<scale>/<run>, further seeds in a folder of their own below it."""
+    folder = Path(root) / scale / run
+    return folder if seed == FIRST_SEED else folder / f"seed_{seed}"
+
+
+def train_run(
+    parameters: Parameters,
+    run: str,
+    seed: int,
+    tokens: Tokens,
+    folder: Path,
+    state_path: Path | None = None,
+    device: str | None = None,
+    progress: bool = True,
+    stop_at: float | None = None,
+) -> dict[str, Any] | None:
+    """Train `run` with `seed` and write metrics.json, log.csv and checkpoint.safetensors into `folder`.
+
+    Returns the metrics, or None if `stop_at` (time.monotonic seconds) came first; the state then resumes it.
+    """
+    architecture, settings = parameters.architecture(run), parameters.train(run)
+    config = parameters.model_config_for(tokens.vocabulary)
+    regularizer = Regularizer(
+        parameters.regularizer.reduction,
+        parameters.regularizer.gamma,
+        parameters.regularizer.weight(settings.batch_size, config.context),
+    )
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    packing = parameters.corpus.packing
+    description = {
+        "run": run,
+        "seed": seed,
+        "scale": parameters.scale,
+        "architecture": str(architecture),
+        "model": dataclasses.asdict(config),
+        "train": settings.model_dump(),
+        "regularizer": dataclasses.asdict(regularizer) if architecture.entropy_regularized else None,
+        "corpus": tokens.manifest["corpus"]["name"],
+        "corpus_sha256": tokens.manifest["corpus_sha256"],
+        "packing": packing,
+    }
+    state_hash = configuration_hash(description)
+    started, clock = provenance.now(), time.monotonic()
+    batches = Batches(tokens.train, config.context, settings.batch_size, seed, packing)
+
+    def held_out(count: int) -> list[torch.Tensor]:
+        return list(evaluation_batches(tokens.valid, config.context, settings.batch_size, count, packing))
+
+    outcome = train(
+        architecture, config, settings, regularizer, batches, held_out(settings.evaluation_tokens), seed,
+        state_path, state_hash, device, progress, f"{run} seed {seed}", stop_at,
+    )
+    finished = outcome.diverged_at_step is not None or outcome.steps_done == settings.steps
+    if not finished:
+        return None
+    loss = None
+    if outcome.diverged_at_step is None:
+        loss = evaluate(outcome.model, held_out(settings.final_evaluation_tokens), device)
+        if not math.isfinite(loss):  # the last step itself broke the weights
+            loss, outcome.diverged_at_step = None, outcome.steps_done
+    predicted = settings.batch_size * settings.accumulation * config.context
+    parameters_count = sum(parameter.numel() for parameter in outcome.model.parameters())
+    metrics = {
+        "run": run,
+        "paper_rows": list(parameters.run(run).rows),
+        "architecture": str(architecture),
+        "scale": parameters.scale,
+        "model": {**dataclasses.asdict(config), "parameters": parameters_count},
+        "corpus": description["corpus"],
+        "context": config.context,
+        "seed": seed,
+        "tokens": outcome.steps_done * predicted,
+        "eval_loss": loss,
+        "eval_perplexity": None if loss is None else math.exp(min(loss, 700.0)),
+        "diverged_at_step": outcome.diverged_at_step,
+        "first_nonfinite": outcome.first_nonfinite,
+        "float16_overflow": outcome.float16_overflow,
+        "tokens_per_second": round(outcome.steps_done * predicted / max(outcome.seconds, 1e-9), 1),
+        "train": description["train"],
+        "regularizer": description["regularizer"],
+        "config_hash": state_hash,
+        "provenance": provenance.provenance(
+            torch=torch.__version__,
+            device=torch.cuda.get_device_name() if device == "cuda" else "cpu",
+            corpus_sha256=description["corpus_sha256"],
+            tokenizer_sha256=tokens.manifest["tokenizer_sha256"],
+            started=started,
+            seconds=round(time.monotonic() - clock, 1),
+        ),
+    }
+    write(folder / "log.csv", outcome.rows, config.layers)
+    save(folder / "checkpoint.safetensors", outcome.model, run=run, seed=str(seed), config_hash=state_hash)
+    write_text(folder / "metrics.json", json.dumps(metrics, indent=1, allow_nan=False) + "\n")
+    if state_path is not None:
+        state_path.unlink(missing_ok=True)
+    return metrics

@@ -1,0 +1,64 @@
+"""Attention entropy of one trained run on held-out tokens: `python -m stages.entropy RUN [--seed SEED]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+
+from aero.checkpoint import load as load_checkpoint
+from aero.data.batches import evaluation_batches
+from aero.data.tokens import open_tokens
+from aero.entropy import measure
+from aero.errors import run_main
+from aero.parameters import load
+from aero.training.log import write_text
+from aero.training.run import run_folder
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m stages.entropy", description=__doc__)
+    parser.add_argument("run", help="a name under `runs` in params.yaml")
+    parser.add_argument("--seed", type=int, help="default: the first of `seeds`")
+    parser.add_argument("--tokens", type=Path, default=Path("runs/tokens"), help="folder of token files")
+    parser.add_argument("--folder", type=Path, help="folder of the run (default runs/RUN/seed_SEED)")
+    chosen = parser.parse_args(arguments)
+    parameters = load()
+    parameters.run(chosen.run)
+    seed = parameters.seeds[0] if chosen.seed is None else chosen.seed
+    folder = chosen.folder or run_folder(chosen.run, seed)
+    metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    model = load_checkpoint(folder / "checkpoint.safetensors")
+    torch.set_num_threads(max(1, parameters.active.train.threads or torch.get_num_threads()))
+    tokens = open_tokens(chosen.tokens)
+    batches = evaluation_batches(
+        tokens.valid, model.config.context, 32, parameters.active.entropy.tokens, parameters.corpus.packing
+    )
+    result = {
+        "run": chosen.run, "seed": seed, "scale": metrics["scale"], "architecture": metrics["architecture"],
+        "context": model.config.context, "layers": model.config.layers, "heads": model.config.heads,
+        **measure(model, batches).summary(),
+        "learned": learned(model),
+        "provenance": metrics["provenance"],
+    }
+    write_text(folder / "entropy.json", json.dumps(result, allow_nan=False) + "\n")
+
+
+def learned(model: torch.nn.Module) -> dict[str, object]:
+    """The learned tables a figure may draw: alpha and beta (L), thresholds (L, H), temperatures (L, H, T)."""
+    values = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    def stacked(suffix: str) -> list[object] | None:
+        found = [value.tolist() for name, value in values.items() if name.endswith(suffix)]
+        return found or None
+    return {
+        "alpha": stacked(".alpha"), "beta": stacked(".beta"),
+        "thresholds": values["reg_threshold_weights"].tolist() if "reg_threshold_weights" in values else None,
+        "temperature_mean": [value.mean(-1).tolist() for name, value in values.items() if name.endswith("temperature")]
+        or None,
+    }
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,216 @@
+"""Token files: what is in them, that writing streams, that damage is seen."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from aero.data.encode import write_tokens
+from aero.data.tokenizer import tokenizer_of, train_tokenizer
+from aero.data.tokens import open_tokens
+
+
+@dataclass
+class Documents:
+    """A corpus of given texts."""
+
+    train: list[str]
+    valid: list[str]
+    name: str = "given"
+    read: list[str] = field(default_factory=list)
+
+    def documents(self, split):
+        for text in getattr(self, split):
+            self.read.append(text)
+            yield text
+
+    def manifest(self):
+        return {"name": self.name}
+
+
+TRAIN = [f"def f_{i}(x):\n    return x + {i}\n" for i in range(100)] + ["", "é你\U0001f600"]
+VALID = ["x = 1\n", "y"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(TRAIN, 300)
+
+
+@pytest.fixture
+def folder(tmp_path, tokenizer):
+    write_tokens(Documents(TRAIN, VALID), tokenizer, tmp_path / "tokens", threads=2)
+    return tmp_path / "tokens"
+
+
+def test_documents_come_back(folder, tokenizer):
+    tokens = open_tokens(folder, verify=True)
+    for stream, texts in ((tokens.train, TRAIN), (tokens.valid, VALID)):
+        assert stream.tokens.dtype == np.uint16 and stream.offsets.dtype == np.uint64
+        assert stream.documents == len(texts)
+        for i, text in enumerate(texts):
+            start, end = int(stream.offsets[i]), int(stream.offsets[i + 1])
+            assert tokenizer.decode(stream.tokens[start : end - 1]) == text
+            assert stream.tokens[end - 1] == tokenizer.end_of_text
+        assert stream.offsets[-1] == len(stream.tokens)
+    assert tokens.vocabulary == tokenizer.vocabulary
+    assert tokenizer_of(tokens) == tokenizer
+
+
+def test_manifest_tells_what_was_read(folder, tokenizer):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    entry = manifest["splits"]["valid"]
+    text = b"".join(len(t.encode()).to_bytes(8, "little") + t.encode() for t in VALID)
+    assert entry["text_sha256"] == hashlib.sha256(text).hexdigest()
+    assert entry["sha256"] == hashlib.sha256((folder / "valid.bin").read_bytes()).hexdigest()
+    assert (entry["documents"], entry["bytes"]) == (2, 7)
+    assert entry["tokens"] == len(tokenizer.encode(VALID[0])) + 1 + 2
+    assert manifest["tokenizer_sha256"] == tokenizer.sha256
+    assert manifest["corpus"] == {"name": "given"}
+
+
+def test_the_same_text_gives_the_same_bytes_in_every_file(folder, tmp_path, tokenizer):
+    write_tokens(Documents(TRAIN, VALID), tokenizer, tmp_path / "again", threads=1)
+    names = sorted(path.name for path in folder.iterdir())
+    streams = [f"{split}.{end}" for split in ("train", "valid") for end in ("bin", "offsets.npy")]
+    assert names == ["manifest.json", "tokenizer.json", *streams]
+    for name in names:
+        assert (folder / name).read_bytes() == (tmp_path / "again" / name).read_bytes(), name
+
+
+def test_limits_stop_reading_after_the_document_that_reaches_them(tmp_path, tokenizer):
+    corpus = Documents(["1234567890"] * 1000, ["12345"] * 1000)
+    manifest = write_tokens(corpus, tokenizer, tmp_path / "t", train_bytes=95, validation_bytes=5)
+    assert manifest["splits"]["train"]["documents"] == 10
+    assert manifest["splits"]["valid"]["documents"] == 1
+    assert len(corpus.read) == 11
+
+
+def test_a_split_without_text_leaves_nothing_behind(tmp_path, tokenizer):
+    with pytest.raises(ValueError, match="valid split of corpus 'given' has no text"):
+        write_tokens(Documents(TRAIN, []), tokenizer, tmp_path / "t")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failure_keeps_the_older_folder(folder, tmp_path, tokenizer):
+    def broken(split):
+        yield "text"
+        raise OSError("No space left on device")
+
+    corpus = Documents(TRAIN, VALID)
+    corpus.documents = broken
+    with pytest.raises(OSError, match="No space"):
+        write_tokens(corpus, tokenizer, folder)
+    assert open_tokens(folder, verify=True).train.documents == len(TRAIN)
+    assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
+
+
+def test_a_folder_is_replaced_as_a_whole(folder, tokenizer, tmp_path):
+    (folder / "stray").write_text("x")
+    (tmp_path / "tokens.tmp").mkdir()  # left by a killed process
+    (tmp_path / "tokens.tmp" / "half").write_text("x")
+    write_tokens(Documents(VALID, TRAIN), tokenizer, folder)
+    assert open_tokens(folder).train.documents == 2
+    assert not (folder / "stray").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
+
+
+def truncate(path, by=2):
+    path.write_bytes(path.read_bytes()[:-by])
+
+
+def flip(path, place):
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+def edit(path, change):
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: truncate(f / "train.bin"), r"train.bin is damaged: \d+ bytes instead of"),
+        (lambda f: truncate(f / "valid.bin", 1), "valid.bin is damaged"),
+        (lambda f: (f / "valid.bin").unlink(), "valid.bin is damaged: it does not exist"),
+        (lambda f: truncate(f / "train.offsets.npy"), "train.offsets.npy is damaged"),
+        (lambda f: flip(f / "train.offsets.npy", 128), "train.offsets.npy is damaged: the document boundaries"),
+        (lambda f: (f / "train.offsets.npy").write_bytes(b""), "train.offsets.npy is damaged"),
+        (lambda f: np.save(f / "valid.offsets.npy", np.zeros(3, np.int32)), "valid.offsets.npy is damaged: int32"),
+        (lambda f: truncate(f / "manifest.json", 9), "manifest.json is damaged"),
+        (lambda f: edit(f / "manifest.json", lambda m: m.pop("splits")), "manifest.json is damaged"),
+        (lambda f: edit(f / "manifest.json", lambda m: m.update(format="x")), "manifest.json is damaged.*format 'x'"),
+        (lambda f: (f / "manifest.json").unlink(), "missing"),
+        (lambda f: shutil.rmtree(f), "missing"),
+    ],
+)
+def test_damage_is_told_with_the_file_and_the_remedy(folder, damage, message):
+    damage(folder)
+    with pytest.raises(ValueError, match=f"{message}.*dvc repro -f tokenize"):
+        open_tokens(folder)
+
+
+def test_pickled_offsets_are_never_loaded(folder):
+    np.save(folder / "train.offsets.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match="train.offsets.npy is damaged"):
+        open_tokens(folder)
+
+
+def test_a_changed_byte_is_seen_on_verification(folder):
+    flip(folder / "train.bin", 100)
+    open_tokens(folder)
+    with pytest.raises(ValueError, match="train.bin is damaged: its SHA-256.*dvc repro"):
+        open_tokens(folder, verify=True)
+
+
+def test_another_tokenizer_in_the_folder_is_seen(folder):
+    train_tokenizer(["other text"], 260).save(folder / "tokenizer.json")
+    with pytest.raises(ValueError, match="not the tokenizer"):
+        tokenizer_of(open_tokens(folder))
+
+
+MEMORY = """
+import resource, sys, time
+from aero.data.tokenizer import train_tokenizer
+from aero.data.encode import write_tokens
+
+line = "def function(argument):\\n    return argument + 1\\n"
+class Generated:
+    name = "generated"
+    def __init__(self, megabytes): self.megabytes = megabytes
+    def documents(self, split):
+        for i in range(self.megabytes * 10 if split == "train" else 10):
+            yield f"# file {i}\\n" + line * 2080  # 100 kB
+    def manifest(self): return {}
+
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+tokenizer = train_tokenizer([line * 20], 400)
+write_tokens(Generated(16), tokenizer, "small", threads=1)
+small = peak()
+start = time.monotonic()
+manifest = write_tokens(Generated(160), tokenizer, "large", threads=1)
+print(small, peak(), manifest["splits"]["train"]["bytes"], time.monotonic() - start)
+"""
+
+
+def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
+    """Ten times the text, 160 MB, within 48 MB of the same peak; an 8 GB corpus is read the same way."""
+    monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
+    run = subprocess.run([sys.executable, "-c", MEMORY], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    small, large, size, seconds = map(float, run.stdout.split())
+    assert size > 150e6
+    assert large - small < 48, f"peak grew from {small:.0f} to {large:.0f} MiB"
+    assert large < 1500
+    assert not run.stderr, "the progress bar is for terminals only"

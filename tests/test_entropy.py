@@ -1,0 +1,167 @@
+"""Entropy, its bounds and its regulariser: hand-worked cases, transcriptions, properties."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aero.attention import shaped_attention, softmax_attention, softmax_with_entropy
+from aero.entropy import (
+    causal_bound, collapse, entropy_regularization, headwise, max_entropy, measure, overload, quarter_fractions,
+)
+
+
+def test_entropy_of_hand_worked_rows():
+    logits = torch.tensor([[5.0, 9.0, 9.0], [math.log(3), 0.0, 9.0], [0.0, 0.0, 0.0]]).reshape(1, 1, 3, 3)
+    probabilities, entropies = softmax_with_entropy(logits)
+    expected = torch.tensor([0.0, -(0.75 * math.log(0.75) + 0.25 * math.log(0.25)), math.log(3)])
+    torch.testing.assert_close(entropies.flatten(), expected)
+    torch.testing.assert_close(probabilities[0, 0, 1], torch.tensor([0.75, 0.25, 0.0]))
+
+
+@given(st.integers(0, 10_000), st.integers(1, 9), st.floats(0.01, 300))
+@settings(max_examples=50, deadline=None)
+def test_row_entropy_lies_between_0_and_log_i_and_ignores_a_shift(seed, context, size):
+    generator = torch.Generator().manual_seed(seed)
+    logits = size * torch.randn(2, 3, context, context, generator=generator, dtype=torch.float64)
+    _, entropies = softmax_with_entropy(logits)
+    bound = torch.arange(1, context + 1, dtype=torch.float64).log()
+    assert (entropies >= -1e-9).all() and (entropies <= bound + 1e-9).all()
+    torch.testing.assert_close(softmax_with_entropy(logits + 7.0)[1], entropies, atol=1e-9, rtol=0)
+
+
+def test_entropy_agrees_with_the_papers_formula_and_its_gradient_with_finite_differences():
+    q, k, v = (torch.randn(2, 2, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    t = torch.rand(2, 5, dtype=torch.float64) + 0.5
+    t.requires_grad_()
+    output, entropies = softmax_attention(q, k, v, t, entropy=True)
+    for b in range(2):
+        for h in range(2):
+            for i in range(5):  # AERO Eq. 10 and 11, as loops
+                z = torch.stack([(q[b, h, i] @ k[b, h, j]) / (t[h, i] * 2.0) for j in range(i + 1)])
+                a = z.exp() / z.exp().sum()
+                torch.testing.assert_close(entropies[b, h, i], -(a * a.log()).sum())
+                torch.testing.assert_close(output[b, h, i], (a[:, None] * v[b, h, : i + 1]).sum(0))
+    assert torch.autograd.gradcheck(lambda *x: softmax_attention(*x, entropy=True), (q, k, v, t))
+    torch.testing.assert_close(softmax_attention(q, k, v, t)[0], output)
+
+
+def test_shaped_attention_against_its_matrix_definition():
+    q, k, v = (torch.randn(1, 2, 6, 3, dtype=torch.float64) for _ in range(3))
+    a, b, g = (torch.rand(2, dtype=torch.float64) for _ in range(3))
+    output, _ = shaped_attention(q, k, v, a, b, g)
+    for h in range(2):
+        softmax = torch.zeros(6, 6, dtype=torch.float64)
+        centre = torch.zeros(6, 6, dtype=torch.float64)
+        for i in range(6):
+            z = torch.stack([(q[0, h, i] @ k[0, h, j]) / math.sqrt(3) for j in range(i + 1)])
+            softmax[i, : i + 1] = z.softmax(0)
+            centre[i, : i + 1] = 1 / (i + 1)
+        matrix = a[h] * torch.eye(6, dtype=torch.float64) + b[h] * softmax - g[h] * centre
+        torch.testing.assert_close(output[0, h], matrix @ v[0, h])
+
+
+def test_bounds():
+    assert causal_bound(3) == pytest.approx((0 + math.log(2) + math.log(3)) / 3)
+    assert [round(causal_bound(t), 3) for t in (128, 256, 512)] == [3.878, 4.560, 5.246]
+    uniform = torch.zeros(1, 1, 128, 128)
+    assert softmax_with_entropy(uniform)[1].mean().item() == pytest.approx(causal_bound(128), abs=1e-5)
+    assert max_entropy(128) == math.log(128)
+
+
+def test_quarters_overload_and_collapse():
+    values = torch.tensor([[0.0, 0.99, 1.0, 2.0], [3.0, 3.5, 4.0, 3.2]])
+    assert quarter_fractions(values, 4.0) == [2 / 8, 1 / 8, 1 / 8, 4 / 8]
+    assert overload(values, 4.0).fraction == 0.5 and overload(values, 4.0).layers == (1,)
+    assert collapse(values, 4.0).fraction == 0.25 and collapse(values, 4.0).layers == ()
+    broken = torch.tensor([[math.nan, 1.0]])
+    assert sum(quarter_fractions(broken, 4.0)) == 0.5 and collapse(broken, 4.0).fraction == 0.5
+    with pytest.raises(ValueError, match="positive"):
+        quarter_fractions(values, 0.0)
+
+
+def listing(attentions, thresholds, seq_len, fraction):
+    """Plain-loop transcription of the papers' PyTorch listing (sum over batch and positions)."""
+    total = 0.0
+    largest = math.log(seq_len)
+    for layer, matrices in enumerate(attentions):
+        layer_loss = 0.0
+        for head in range(matrices.shape[1]):
+            for sequence in range(matrices.shape[0]):
+                for row in matrices[sequence, head]:
+                    entropy = -sum(float(p) * math.log(float(p) + 1e-9) for p in row)
+                    deviation = abs(entropy - float(thresholds[layer, head]) * largest)
+                    layer_loss += deviation**2 if deviation > fraction * largest else 0.0
+        total += layer_loss / matrices.shape[1]
+    return total / len(attentions)
+
+
+def algorithm_1(attentions, thresholds, seq_len, gamma):
+    """Algorithm 1 of AERO, line by line (one sequence)."""
+    loss = 0.0
+    e_max = math.log(seq_len)
+    margin = gamma * e_max
+    for layer, matrices in enumerate(attentions):
+        layer_loss = 0.0
+        for head in range(matrices.shape[1]):
+            e = sum(-float(p) * math.log(float(p)) for row in matrices[0, head] for p in row if p > 0) / seq_len
+            delta = e - float(thresholds[layer, head]) * e_max
+            layer_loss += delta**2 if abs(delta) > margin else 0.0
+        loss += layer_loss / matrices.shape[1]
+    return loss / len(attentions)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.2, 0.3])
+def test_regulariser_in_both_readings(gamma):
+    torch.manual_seed(0)
+    logits = 4 * torch.randn(3, 2, 2, 6, 6, dtype=torch.float64)
+    thresholds = torch.rand(3, 2, dtype=torch.float64)
+    pairs = [softmax_with_entropy(layer) for layer in logits]
+    matrices, entropies = [p for p, _ in pairs], torch.stack([e for _, e in pairs])
+    summed = entropy_regularization(entropies, thresholds, gamma=gamma, reduction="position_sum")
+    assert summed.item() == pytest.approx(listing(matrices, thresholds, 6, gamma), rel=1e-5)
+    first = entropies[:, :1]
+    averaged = entropy_regularization(first, thresholds, gamma=gamma, reduction="head_mean")
+    assert averaged.item() == pytest.approx(algorithm_1([m[:1] for m in matrices], thresholds, 6, gamma), rel=1e-9)
+
+
+def test_regulariser_by_hand():
+    # T = 2, E_max = ln 2. One head, rows 0 and ln 2, threshold 1/2, margin 0.2 ln 2: both rows deviate by ln 2 / 2.
+    entropies = torch.tensor([0.0, math.log(2)]).reshape(1, 1, 1, 2)
+    half = torch.full((1, 1), 0.5)
+    assert entropy_regularization(entropies, half).item() == pytest.approx(2 * (math.log(2) / 2) ** 2)
+    # Their mean is exactly at the threshold: Algorithm 1 sees no deviation at all.
+    assert entropy_regularization(entropies, half, reduction="head_mean").item() == pytest.approx(0.0)
+
+
+def test_regulariser_refuses_what_does_not_fit():
+    entropies = torch.zeros(2, 1, 3, 4)
+    with pytest.raises(ValueError, match=r"\(2, 3\)"):
+        entropy_regularization(entropies, torch.zeros(3, 3))
+    with pytest.raises(ValueError, match="L, B, H, T"):
+        entropy_regularization(entropies[0], torch.zeros(2, 3))
+    with pytest.raises(ValueError, match="head_mean or position_sum"):
+        entropy_regularization(entropies, torch.zeros(2, 3), reduction="sum")
+    with pytest.raises(ValueError, match="gamma"):
+        entropy_regularization(entropies, torch.zeros(2, 3), gamma=-1)
+
+
+def test_measured_statistics():
+    rows = torch.tensor([[0.0, 0.2, 0.4], [0.0, 0.6, 1.0]])  # two sequences, one layer, one head
+
+    def model(ids, entropy):
+        return None, rows[ids[:, 0]].reshape(1, len(ids), 1, 3)
+
+    batches = [torch.tensor([[0, 0, 0]]), torch.tensor([[1, 1, 1]])]
+    statistics = measure(model, batches)
+    means = torch.tensor([0.2, 1.6 / 3])
+    assert statistics.mean.item() == pytest.approx(means.mean().item())
+    assert statistics.sem.item() == pytest.approx((means.std() / math.sqrt(2)).item())
+    assert statistics.by_position[0].tolist() == pytest.approx([0.0, 0.4, 0.7])
+    summary = statistics.summary()
+    assert statistics.tokens == 6 and summary["quarters"]["observed"] == [0, 0, 0, 1]
+    assert headwise(rows.reshape(1, 2, 1, 3)).item() == pytest.approx(statistics.mean.item())
+    with pytest.raises(ValueError, match="held-out"):
+        measure(model, [])

@@ -1,0 +1,107 @@
+"""dvc.yaml against the imports of its stages, and the reading of imports itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from aero.pipeline import ROOT, dependency_differences, import_closure, imported_modules
+
+
+@pytest.fixture
+def tree(tmp_path):
+    files = {
+        "aero/__init__.py": '"""Doc."""\n__version__ = "1"\n',
+        "aero/core.py": "import os, json as j\nimport typing\nif typing.TYPE_CHECKING:\n    from aero import typed\n",
+        "aero/typed.py": "",
+        "aero/lazy.py": "x = 1\n",
+        "aero/unused.py": "",
+        "aero/sub/__init__.py": "from .inner import thing\n",
+        "aero/sub/inner.py": "from ..core import a_name\nthing = 1\n",
+        "aero/sub/other.py": "def f():\n    from aero import lazy\n    from aero.sub.inner import thing\n",
+        "stages/__init__.py": "",
+        "stages/first.py": "import aero.core\nimport numpy\n",
+        "stages/second.py": "from aero.sub import other\n",
+        "report/page.py": "from aero.sub.inner import thing\n",
+    }
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    return tmp_path
+
+
+def names(paths):
+    return sorted(map(str, paths))
+
+
+SECOND = ["aero/core.py", "aero/lazy.py", "aero/sub/__init__.py", "aero/sub/inner.py", "aero/sub/other.py"]
+
+
+def test_closure_by_hand(tree):
+    assert names(import_closure("stages.first", tree)) == ["aero/core.py", "stages/first.py"]
+    assert names(import_closure("stages.second", tree)) == [*SECOND, "stages/second.py"]
+    assert names(import_closure("report/page.py", tree)) == [
+        "aero/core.py",
+        "aero/sub/__init__.py",
+        "aero/sub/inner.py",
+        "report/page.py",
+    ]
+
+
+def test_imported_modules(tree):
+    assert imported_modules(tree / "aero/sub/inner.py", tree) == {"aero.core", "aero.core.a_name"}
+    assert "aero.typed" not in imported_modules(tree / "aero/core.py", tree)
+    assert "aero.typed" in imported_modules(tree / "aero/core.py", tree, type_checking=True)
+
+
+def test_missing_modules_are_told(tree):
+    with pytest.raises(ValueError, match="stages.none does not exist"):
+        import_closure("stages.none", tree)
+    (tree / "stages/first.py").write_text("from aero.gone.far import x\n")
+    with pytest.raises(ValueError, match="stages/first.py imports aero.gone.far"):
+        import_closure("stages.first", tree)
+
+
+def stage(cmd, *deps):
+    return {"cmd": cmd, "deps": list(deps)}
+
+
+def test_differences_name_stage_and_file(tree):
+    first = stage("python -m stages.first", "stages/first.py", "aero/core.py", "runs/tokens")
+    assert dependency_differences({"stages": {"a": first}}, tree) == []
+    first["deps"].remove("aero/core.py")
+    first["deps"] += ["aero/unused.py", "aero/gone.py", "aero/sub"]
+    assert dependency_differences({"stages": {"a": first}}, tree) == [
+        "stage a: aero/gone.py is among its deps and does not exist",
+        "stage a: aero/sub/ is among its deps and nothing it runs imports from it",
+        "stage a: aero/unused.py is among its deps and nothing it runs imports it",
+        "stage a: aero/core.py is imported and missing from its deps",
+    ]
+
+
+def test_folders_matrix_commands_and_scripts(tree):
+    second = {"matrix": {"run": ["x"]}, **stage("python -m stages.second ${item.run}", "stages/second.py", "aero")}
+    looped = {"foreach": ["x"], "do": stage(["true", "python -m stages.second"], "stages/second.py", *SECOND)}
+    page = stage("python -m stages.first", "stages/first.py", "aero/core.py", "report/page.py")
+    assert dependency_differences({"stages": {"a": second, "b": looped}}, tree) == []
+    assert dependency_differences({"stages": {"page": page}}, tree) == [
+        "stage page: aero/sub/__init__.py is imported and missing from its deps",
+        "stage page: aero/sub/inner.py is imported and missing from its deps",
+    ]
+
+
+def test_every_stage_names_what_it_imports():
+    pipeline = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))
+    assert pipeline["stages"]
+    differences = dependency_differences(pipeline)
+    assert not differences, "\n" + "\n".join(differences)
+
+
+def test_closures_of_the_real_stages_keep_to_their_part():
+    """Training reads token files; it must not run again because the loader of one corpus changed."""
+    read = import_closure("stages.train")
+    assert Path("aero/data/tokens.py") in read and Path("aero/model.py") in read
+    for part in ("corpora", "codeparrot", "local_folder", "tokenizer", "encode"):
+        assert Path(f"aero/data/{part}.py") not in read

@@ -1,18 +1,18 @@
 """Architectures as values, in the notation of the papers (AERO Table 1, §4.2, §4.3).
 
-    SM+LN+G                        the GPT-2 baseline
-    SM+R                           LayerNorm-free, ReLU feed-forward
-    SM                             Softmax-only: no LayerNorm, linear feed-forward
-    SM+ScFFN                       linear feed-forward with learnable scaling (Eq. 6)
-    SM+ScFuFFNi_6                  its two matrices fused into one, the 6 deepest feed-forward blocks pruned
-    EReg(SM(t)+ScFuFFN)            learnable softmax temperature, trained with entropy regularisation
-    SOTA(SM+ScFFN)                 the same idea in the simplified block of He & Hofmann (2024), the papers' "SOTA" rows
+SM+LN+G                        the GPT-2 baseline
+SM+R                           LayerNorm-free, ReLU feed-forward
+SM                             Softmax-only: no LayerNorm, linear feed-forward
+SM+ScFFN                       linear feed-forward with learnable scaling (Eq. 6)
+SM+ScFuFFNi_6                  its two matrices fused into one, the 6 deepest feed-forward blocks pruned
+EReg(SM(t)+ScFuFFN)            learnable softmax temperature, trained with entropy regularisation
+SOTA(SM+ScFFN)                 the same idea in the simplified block of He & Hofmann (2024), the papers' "SOTA" rows
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Block = Literal["pre_ln", "he_hofmann"]
@@ -63,11 +63,17 @@ class Architecture:
         if self.ffn in ("gelu", "relu"):
             parts.append({"gelu": "G", "relu": "R"}[self.ffn])
         elif self.scaled:
-            parts.append({"linear": "ScFFN", "fused": "ScFuFFN"}[self.ffn] + (f"i_{self.pruned}" if self.pruned else ""))
+            parts.append(
+                {"linear": "ScFFN", "fused": "ScFuFFN"}[self.ffn] + (f"i_{self.pruned}" if self.pruned else "")
+            )
         text = "+".join(parts)
         if self.block == "he_hofmann":
             text = f"SOTA({text})"
         return f"EReg({text})" if self.entropy_regularized else text
+
+    def at_inference(self) -> Architecture:
+        """What is left when training is over: the regulariser is gone."""
+        return replace(self, entropy_regularized=False)
 
     def ffn_layers(self, layers: int) -> int:
         """Number of layers that keep their feed-forward block, out of `layers`; ValueError if more are pruned."""
@@ -98,7 +104,7 @@ def parse(text: str) -> Architecture:
             if position:
                 raise ValueError(f"architecture {text!r}: {part} must come first")
         elif position == 0:
-            raise ValueError(f"architecture {text!r}: must begin with SM or SM(t), not {part!r}; known parts: {_ALLOWED}")
+            raise ValueError(f"architecture {text!r}: must begin with SM or SM(t), not {part!r}; known: {_ALLOWED}")
         elif part == "LN":
             update = {"layer_norm": True}
         elif part in ("G", "R"):

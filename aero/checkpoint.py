@@ -42,11 +42,15 @@ def load(path: Path | str) -> GPT:
 
 
 def write_tensors(path: Path | str, tensors: dict[str, torch.Tensor], header: dict[str, str]) -> None:
-    """Write a safetensors file atomically: to a temporary name, flushed to disk, renamed."""
+    """Write a safetensors file atomically: to a temporary name, flushed to disk, renamed.
+
+    The header is one JSON entry of the metadata: safetensors writes several entries in a random order, and equal
+    contents should be equal files.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
-    save_file(tensors, str(temporary), metadata=header)
+    save_file(tensors, str(temporary), metadata={"aero": json.dumps(header, sort_keys=True)})
     with open(temporary, "rb+") as file:
         os.fsync(file.fileno())
     os.replace(temporary, path)
@@ -59,7 +63,7 @@ def read_tensors(path: Path | str, expected_format: str) -> tuple[dict[str, torc
         raise ValueError(f"checkpoint {path} does not exist; train the run first (python -m stages.train RUN)")
     try:
         with safe_open(str(path), framework="pt") as file:
-            header = dict(file.metadata() or {})
+            header = json.loads((file.metadata() or {}).get("aero", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}
     except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"checkpoint {path} is damaged ({error}); delete it and train the run again") from None

@@ -209,7 +209,10 @@ class GPT(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        """Every block matrix N(0, init_std), embeddings N(0, embedding_std), every bias 0; W_Q of the He & Hofmann block 0, so that A = I at the start."""
+        """Every block matrix N(0, init_std), embeddings N(0, embedding_std), every bias 0.
+
+        W_Q of the He & Hofmann block is 0, so that A = I at the start.
+        """
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=self.config.init_std)

@@ -113,6 +113,7 @@ class ScaleParameters(_Strict):
     model: ModelParameters
     train: TrainParameters
     entropy: EntropyParameters
+    two_party: Literal["gpt2", "own"]
 
 
 class RunParameters(_Strict):
@@ -145,8 +146,6 @@ class TimeoutParameters(_Strict):
 
 
 class TwoPartyParameters(_Strict):
-    model: Literal["gpt2"]
-    context: int = Field(ge=2)
     programs: tuple[Literal["as_published", "tuned"], ...]
     field: Literal["FM32", "FM64", "FM128"]
     fraction_bits: Positive
@@ -154,6 +153,19 @@ class TwoPartyParameters(_Strict):
     timeouts: TimeoutParameters
     end_to_end_runs: tuple[str, ...]
     prompts: Positive
+
+    def settings(self) -> dict[str, Any]:
+        """Fields of `aero.two_party.settings.Settings`."""
+        return {
+            "field": self.field,
+            "fraction_bits": self.fraction_bits,
+            "connect_timeout_s": self.timeouts.connect_s,
+            "receive_timeout_s": self.timeouts.receive_s,
+        }
+
+    def variant(self) -> str:
+        """Protocol and fixed point in words, as result files name them."""
+        return f"cheetah-{self.field}-{self.fraction_bits}"
 
 
 class Parameters(_Strict):
@@ -178,7 +190,7 @@ class Parameters(_Strict):
             pruned = parse(run.architecture).pruned
             for scale, chosen in self.scales.items():
                 if pruned > chosen.model.layers:
-                    raise ValueError(f"runs.{name} prunes {pruned} FFNs, scales.{scale} has {chosen.model.layers} layers")
+                    raise ValueError(f"runs.{name} prunes {pruned} FFNs, scales.{scale} has {chosen.model.layers}")
         return self
 
     @property
@@ -204,6 +216,12 @@ class Parameters(_Strict):
             return TrainParameters(**values)
         except ValidationError as error:
             raise UserError(f"runs.{run}.overrides: {_first_error(error)}") from None
+
+    def two_party_model(self) -> tuple[ModelConfig, int]:
+        """Sizes and context at which operations are measured: GPT-2 small at T = 128, or the scale's own model."""
+        if self.active.two_party == "own":
+            return self.model_config_for(self.active.tokens.vocabulary), self.active.model.context
+        return ModelConfig(vocabulary=50257, context=128, layers=12, heads=12, width=768, ffn_width=3072), 128
 
     def model_config_for(self, vocabulary: int) -> ModelConfig:
         """The decoder's sizes at the active scale with the CodeParrot recipe's switches."""

@@ -27,7 +27,9 @@ def commit() -> str:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    finished = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True, timeout=20)
+    finished = subprocess.run(
+        ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True, timeout=20
+    )
     return finished.stdout.strip()
 
 

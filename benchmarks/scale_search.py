@@ -26,22 +26,75 @@ CANDIDATES: dict[str, dict[str, dict[str, Any]]] = {
     "d128-b32-lr1": {"model": {"init_std": 0.02}, "train": {"steps": 320}},
     "d128-b16-lr1": {"model": {"init_std": 0.02}, "train": {"steps": 620, "batch_size": 16}},
     "d64-b32-lr1": {"model": {"width": 64, "ffn_width": 256, "init_std": 0.02}, "train": {"steps": 800}},
-    "d64-b32-lr3": {"model": {"width": 64, "ffn_width": 256, "init_std": 0.02}, "train": {"steps": 800, "learning_rate": 3e-3}},
-    "d64-b16-lr3": {"model": {"width": 64, "ffn_width": 256, "init_std": 0.02},
-                    "train": {"steps": 1500, "batch_size": 16, "learning_rate": 3e-3}},
-    "d64-b8-lr1": {"model": {"width": 64, "ffn_width": 256, "init_std": 0.02}, "train": {"steps": 2500, "batch_size": 8}},
-    "d64-b8-lr2": {"model": {"width": 64, "ffn_width": 256, "init_std": 0.02},
-                   "train": {"steps": 2500, "batch_size": 8, "learning_rate": 2e-3}},
+    "d64-b32-lr3": {
+        "model": {"width": 64, "ffn_width": 256, "init_std": 0.02},
+        "train": {"steps": 800, "learning_rate": 3e-3},
+    },
+    "d64-b16-lr3": {
+        "model": {"width": 64, "ffn_width": 256, "init_std": 0.02},
+        "train": {"steps": 1500, "batch_size": 16, "learning_rate": 3e-3},
+    },
+    "d64-b8-lr1": {
+        "model": {"width": 64, "ffn_width": 256, "init_std": 0.02},
+        "train": {"steps": 2500, "batch_size": 8},
+    },
+    "d64-b8-lr2": {
+        "model": {"width": 64, "ffn_width": 256, "init_std": 0.02},
+        "train": {"steps": 2500, "batch_size": 8, "learning_rate": 2e-3},
+    },
     # Block matrices N(0, 0.02 sqrt(768 / d)): the pre-activations of the papers' width.
-    "d64-b8-lr1-init": {"model": {"width": 64, "ffn_width": 256, "init_std": 0.0693},
-                        "train": {"steps": 1500, "batch_size": 8}},
-    "d64-b8-lr3-init": {"model": {"width": 64, "ffn_width": 256, "init_std": 0.0693},
-                        "train": {"steps": 1500, "batch_size": 8, "learning_rate": 3e-3}},
-    "d96-b16-lr2": {"model": {"width": 96, "ffn_width": 384, "init_std": 0.02},
-                    "train": {"steps": 950, "batch_size": 16, "learning_rate": 2e-3}},
+    "d64-b8-lr1-init": {
+        "model": {"width": 64, "ffn_width": 256, "init_std": 0.0693},
+        "train": {"steps": 1500, "batch_size": 8},
+    },
+    "d64-b8-lr3-init": {
+        "model": {"width": 64, "ffn_width": 256, "init_std": 0.0693},
+        "train": {"steps": 1500, "batch_size": 8, "learning_rate": 3e-3},
+    },
+    # Bytes instead of BPE tokens (vocabulary 257): context matters sooner than token frequencies.
+    "byte-d64-b16-lr1": {
+        "model": {"width": 64, "ffn_width": 256, "init_std": 0.02},
+        "train": {"steps": 1200, "batch_size": 16},
+    },
+    "byte-d64-b16-lr3": {
+        "model": {"width": 64, "ffn_width": 256, "init_std": 0.02},
+        "train": {"steps": 1200, "batch_size": 16, "learning_rate": 3e-3},
+    },
+    "byte-d64-b16-lr3-init": {
+        "model": {"width": 64, "ffn_width": 256, "init_std": 0.0693},
+        "train": {"steps": 1200, "batch_size": 16, "learning_rate": 3e-3},
+    },
+    "byte-d64-b16-lr1-init": {
+        "model": {"width": 64, "ffn_width": 256, "init_std": 0.0693},
+        "train": {"steps": 1200, "batch_size": 16},
+    },
+    "byte-d64-b16-lr2-init05": {
+        "model": {"width": 64, "ffn_width": 256, "init_std": 0.045},
+        "train": {"steps": 1200, "batch_size": 16, "learning_rate": 2e-3},
+    },
+    "byte-d96-b16-lr2": {
+        "model": {"width": 96, "ffn_width": 384, "init_std": 0.02},
+        "train": {"steps": 850, "batch_size": 16, "learning_rate": 2e-3},
+    },
+    "d96-b16-lr2": {
+        "model": {"width": 96, "ffn_width": 384, "init_std": 0.02},
+        "train": {"steps": 950, "batch_size": 16, "learning_rate": 2e-3},
+    },
 }
-FIELDS = ("candidate", "run", "seed", "eval_loss", "eval_perplexity", "diverged_at_step", "float16_overflow_step",
-          "entropy_first", "entropy_middle", "entropy_last", "tokens", "seconds")
+FIELDS = (
+    "candidate",
+    "run",
+    "seed",
+    "eval_loss",
+    "eval_perplexity",
+    "diverged_at_step",
+    "float16_overflow_step",
+    "entropy_first",
+    "entropy_middle",
+    "entropy_last",
+    "tokens",
+    "seconds",
+)
 
 
 def one(candidate: str, run: str, seed: int, tokens: str, overrides: dict[str, Any]) -> dict[str, Any]:
@@ -56,11 +109,15 @@ def one(candidate: str, run: str, seed: int, tokens: str, overrides: dict[str, A
         last = [row for row in read(Path(folder) / "log.csv") if row["eval_loss"] is not None][-1]
     layers = metrics["model"]["layers"]
     return {
-        "candidate": candidate, "run": run, "seed": seed,
+        "candidate": candidate,
+        "run": run,
+        "seed": seed,
         **{key: metrics[key] for key in ("eval_loss", "eval_perplexity", "diverged_at_step", "tokens")},
         "float16_overflow_step": (metrics["float16_overflow"] or {}).get("step"),
-        "entropy_first": last["entropy_layer_0"], "entropy_middle": last[f"entropy_layer_{layers // 2}"],
-        "entropy_last": last[f"entropy_layer_{layers - 1}"], "seconds": metrics["provenance"]["seconds"],
+        "entropy_first": last["entropy_layer_0"],
+        "entropy_middle": last[f"entropy_layer_{layers // 2}"],
+        "entropy_last": last[f"entropy_layer_{layers - 1}"],
+        "seconds": metrics["provenance"]["seconds"],
     }
 
 
@@ -83,7 +140,9 @@ def main() -> None:
             writer.writeheader()
         waiting = [
             pool.submit(one, candidate, run, seed, chosen.tokens, overrides)
-            for candidate in chosen.candidates for seed in chosen.seeds for run in chosen.runs
+            for candidate in chosen.candidates
+            for seed in chosen.seeds
+            for run in chosen.runs
         ]
         for future in as_completed(waiting):
             writer.writerow(future.result())

@@ -37,8 +37,13 @@ def main(arguments: list[str]) -> None:
         tokens.valid, model.config.context, 32, parameters.active.entropy.tokens, parameters.corpus.packing
     )
     result = {
-        "run": chosen.run, "seed": seed, "scale": metrics["scale"], "architecture": metrics["architecture"],
-        "context": model.config.context, "layers": model.config.layers, "heads": model.config.heads,
+        "run": chosen.run,
+        "seed": seed,
+        "scale": metrics["scale"],
+        "architecture": metrics["architecture"],
+        "context": model.config.context,
+        "layers": model.config.layers,
+        "heads": model.config.heads,
         **measure(model, batches).summary(),
         "learned": learned(model),
         "provenance": metrics["provenance"],
@@ -49,11 +54,14 @@ def main(arguments: list[str]) -> None:
 def learned(model: torch.nn.Module) -> dict[str, object]:
     """The learned tables a figure may draw: alpha and beta (L), thresholds (L, H), temperatures (L, H, T)."""
     values = {name: parameter.detach() for name, parameter in model.named_parameters()}
+
     def stacked(suffix: str) -> list[object] | None:
         found = [value.tolist() for name, value in values.items() if name.endswith(suffix)]
         return found or None
+
     return {
-        "alpha": stacked(".alpha"), "beta": stacked(".beta"),
+        "alpha": stacked(".alpha"),
+        "beta": stacked(".beta"),
         "thresholds": values["reg_threshold_weights"].tolist() if "reg_threshold_weights" in values else None,
         "temperature_mean": [value.mean(-1).tolist() for name, value in values.items() if name.endswith("temperature")]
         or None,

@@ -7,9 +7,24 @@ from hypothesis import strategies as st
 from aero.architecture import Architecture, parse
 
 NOTATIONS = [
-    "SM+LN+G", "SM+LN+R", "SM+LN", "SM+G", "SM+R", "SM", "SM+ScFFN", "SM+ScFuFFN", "SM+ScFuFFNi_1", "SM+ScFuFFNi_6",
-    "SM(t)+ScFuFFN", "EReg(SM(t)+ScFuFFN)", "EReg(SM(t)+ScFuFFNi_6)", "EReg(SM(t)+R)", "EReg(SM+LN+G)",
-    "SOTA(SM+ScFFN)", "SOTA(SM+ScFuFFN)", "SOTA(SM+ScFuFFNi_1)",
+    "SM+LN+G",
+    "SM+LN+R",
+    "SM+LN",
+    "SM+G",
+    "SM+R",
+    "SM",
+    "SM+ScFFN",
+    "SM+ScFuFFN",
+    "SM+ScFuFFNi_1",
+    "SM+ScFuFFNi_6",
+    "SM(t)+ScFuFFN",
+    "EReg(SM(t)+ScFuFFN)",
+    "EReg(SM(t)+ScFuFFNi_6)",
+    "EReg(SM(t)+R)",
+    "EReg(SM+LN+G)",
+    "SOTA(SM+ScFFN)",
+    "SOTA(SM+ScFuFFN)",
+    "SOTA(SM+ScFuFFNi_1)",
 ]
 
 
@@ -28,9 +43,18 @@ def test_fields_of_the_most_complex_row():
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("SM+LN+Q", "'Q'"), ("LN+SM", "'LN'"), ("SM+G+R", "R sets"), ("SM+LN+ScFFN", "LN"), ("", "''"),
-        ("SM+ScFuFFNi_0", "ScFuFFNi_0"), ("EReg(EReg(SM))", "EReg"), ("SM+SM", "SM"), ("SOTA(SM+G)", "SOTA"),
-        ("SM+LN+LN", "LN"), ("SM+ScFuFFNi_", "ScFuFFNi_"), ("EReg(SM", "EReg(SM"),
+        ("SM+LN+Q", "'Q'"),
+        ("LN+SM", "'LN'"),
+        ("SM+G+R", "R sets"),
+        ("SM+LN+ScFFN", "LN"),
+        ("", "''"),
+        ("SM+ScFuFFNi_0", "ScFuFFNi_0"),
+        ("EReg(EReg(SM))", "EReg"),
+        ("SM+SM", "SM"),
+        ("SOTA(SM+G)", "SOTA"),
+        ("SM+LN+LN", "LN"),
+        ("SM+ScFuFFNi_", "ScFuFFNi_"),
+        ("EReg(SM", "EReg(SM"),
     ],
 )
 def test_bad_notation_is_refused_with_the_bad_part(text, named):

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from aero.attention import shaped_attention, softmax_attention, softmax_with_entropy
 from aero.entropy import (
-    causal_bound, collapse, entropy_regularization, headwise, max_entropy, measure, overload, quarter_fractions,
+    causal_bound,
+    collapse,
+    entropy_regularization,
+    headwise,
+    max_entropy,
+    measure,
+    overload,
+    quarter_fractions,
 )
 
 

@@ -40,9 +40,10 @@ def test_four_pruned_ffns_give_the_printed_figure_of_the_sota_row():
     assert billions(count(parse("SOTA(SM+ScFuFFNi_4)"), GPT2, 128).ffn) == "1.2B"
 
 
-@pytest.mark.parametrize(("layers", "context", "ffn", "attention"), [(12, 256, "29.0B", "16.3B"),
-                                                                     (18, 128, "21.7B", "11.6B"),
-                                                                     (12, 512, "58.0B", "36.2B")])
+@pytest.mark.parametrize(
+    ("layers", "context", "ffn", "attention"),
+    [(12, 256, "29.0B", "16.3B"), (18, 128, "21.7B", "11.6B"), (12, 512, "58.0B", "36.2B")],
+)
 def test_other_published_sizes(layers, context, ffn, attention):
     model = ModelConfig(vocabulary=50257, context=context, layers=layers, heads=12, width=768, ffn_width=3072)
     counted = count(parse("SM+LN+G"), model, context)

@@ -10,8 +10,19 @@ from aero.checkpoint import load, save
 from aero.model import GPT, ModelConfig
 
 SMALL = {"vocabulary": 40, "context": 9, "layers": 3, "heads": 2, "width": 8, "ffn_width": 32}
-EVERY = ["SM+LN+G", "SM+LN+R", "SM+LN", "SM+G", "SM+R", "SM", "SM+ScFFN", "SM+ScFuFFNi_2", "EReg(SM(t)+ScFuFFN)",
-         "SOTA(SM+ScFFN)", "SOTA(SM+ScFuFFNi_1)"]
+EVERY = [
+    "SM+LN+G",
+    "SM+LN+R",
+    "SM+LN",
+    "SM+G",
+    "SM+R",
+    "SM",
+    "SM+ScFFN",
+    "SM+ScFuFFNi_2",
+    "EReg(SM(t)+ScFuFFN)",
+    "SOTA(SM+ScFFN)",
+    "SOTA(SM+ScFuFFNi_1)",
+]
 
 
 def build(text, **changes):
@@ -32,24 +43,37 @@ def test_gpt2_logits_equal_hugging_faces(gelu):
 
     model = build("SM+LN+G", width=24, ffn_width=96, heads=3, qk_bias=True, vo_bias=True, ffn_bias=True, gelu=gelu)
     config = GPT2Config(
-        vocab_size=40, n_positions=9, n_embd=24, n_layer=3, n_head=3,
+        vocab_size=40,
+        n_positions=9,
+        n_embd=24,
+        n_layer=3,
+        n_head=3,
         activation_function={"tanh": "gelu_new", "exact": "gelu"}[gelu],
     )
     theirs = GPT2LMHeadModel(config).eval()
-    state = {"transformer.wte.weight": model.token_embedding.weight, "transformer.wpe.weight":
-             model.position_embedding.weight, "transformer.ln_f.weight": model.ln_f.weight,
-             "transformer.ln_f.bias": model.ln_f.bias, "lm_head.weight": model.token_embedding.weight}
+    state = {
+        "transformer.wte.weight": model.token_embedding.weight,
+        "transformer.wpe.weight": model.position_embedding.weight,
+        "transformer.ln_f.weight": model.ln_f.weight,
+        "transformer.ln_f.bias": model.ln_f.bias,
+        "lm_head.weight": model.token_embedding.weight,
+    }
     for i, block in enumerate(model.blocks):
         a, f, h = block.attention, block.ffn, f"transformer.h.{i}."
         qkv = (a.query, a.key, a.value)
         state |= {
-            h + "ln_1.weight": block.ln_1.weight, h + "ln_1.bias": block.ln_1.bias,
-            h + "ln_2.weight": block.ln_2.weight, h + "ln_2.bias": block.ln_2.bias,
+            h + "ln_1.weight": block.ln_1.weight,
+            h + "ln_1.bias": block.ln_1.bias,
+            h + "ln_2.weight": block.ln_2.weight,
+            h + "ln_2.bias": block.ln_2.bias,
             h + "attn.c_attn.weight": torch.cat([m.weight.T for m in qkv], 1),
             h + "attn.c_attn.bias": torch.cat([m.bias for m in qkv]),
-            h + "attn.c_proj.weight": a.output.weight.T, h + "attn.c_proj.bias": a.output.bias,
-            h + "mlp.c_fc.weight": f.up.weight.T, h + "mlp.c_fc.bias": f.up.bias,
-            h + "mlp.c_proj.weight": f.down.weight.T, h + "mlp.c_proj.bias": f.down.bias,
+            h + "attn.c_proj.weight": a.output.weight.T,
+            h + "attn.c_proj.bias": a.output.bias,
+            h + "mlp.c_fc.weight": f.up.weight.T,
+            h + "mlp.c_fc.bias": f.up.bias,
+            h + "mlp.c_proj.weight": f.down.weight.T,
+            h + "mlp.c_proj.bias": f.down.bias,
         }
     theirs.load_state_dict(state)
     with torch.no_grad():
@@ -71,8 +95,9 @@ def test_entropy_on_request_changes_no_logit_and_no_position_sees_the_future(tex
 
 
 def layer_norm(x, module):
-    return (x - x.mean(-1, keepdim=True)) / (x.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt() * module.weight \
-        + module.bias
+    return (x - x.mean(-1, keepdim=True)) / (
+        x.var(-1, unbiased=False, keepdim=True) + 1e-5
+    ).sqrt() * module.weight + module.bias
 
 
 def attention_rows(attention, n, temperature=None):
@@ -98,7 +123,7 @@ def test_scaled_fused_pruned_rows_against_equation_6():
     for block in model.blocks:
         a = block.attention
         v = x @ a.value.weight.T
-        mixed = torch.cat([m @ v[:, 4 * h: 4 * h + 4] for h, m in enumerate(attention_rows(a, x, a.temperature))], 1)
+        mixed = torch.cat([m @ v[:, 4 * h : 4 * h + 4] for h, m in enumerate(attention_rows(a, x, a.temperature))], 1)
         x = x + mixed @ a.output.weight.T
         if block is not model.blocks[-1]:  # the deepest FFN is pruned
             x = block.beta * x + (x @ block.ffn.fused.weight.T) / block.alpha
@@ -120,7 +145,7 @@ def test_he_hofmann_block_against_its_equation():
         for h, softmax in enumerate(attention_rows(a, n)):
             causal_mean = torch.tensor([[1 / (i + 1) if j <= i else 0.0 for j in range(9)] for i in range(9)])
             shaped = a.shape_a[h] * torch.eye(9) + a.shape_b[h] * softmax - a.shape_g[h] * causal_mean
-            parts.append(shaped @ v[:, 4 * h: 4 * h + 4])
+            parts.append(shaped @ v[:, 4 * h : 4 * h + 4])
         ffn = n @ block.ffn.up.weight.T @ block.ffn.down.weight.T
         x = block.b_ff * ffn + block.b_sa * torch.cat(parts, 1)
     torch.testing.assert_close(model(tokens)[0], x @ model.token_embedding.weight.T, atol=1e-4, rtol=1e-4)
@@ -156,10 +181,15 @@ def test_initial_values_of_the_recipe():
     assert model.blocks[1].ffn is None and model.blocks[2].alpha is None
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"heads": 3}, "width 8 is not divisible by heads 3"), ({"layers": 0}, "layers must be at least 1"),
-    ({"gelu": "fast"}, "exact or tanh"), ({"temperature_init": 0.0}, "temperature_init"),
-])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"heads": 3}, "width 8 is not divisible by heads 3"),
+        ({"layers": 0}, "layers must be at least 1"),
+        ({"gelu": "fast"}, "exact or tanh"),
+        ({"temperature_init": 0.0}, "temperature_init"),
+    ],
+)
 def test_impossible_sizes(changes, message):
     with pytest.raises(ValueError, match=message):
         ModelConfig(**(SMALL | changes))

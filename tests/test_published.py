@@ -53,7 +53,9 @@ def test_savings_are_the_ratio_to_the_baseline_within_rounding(number: str, quan
 
 @pytest.mark.parametrize(("number", "name"), cost_rows())
 def test_flops_follow_appendix_e(number: str, name: str) -> None:
-    """An independent transcription of Appendix E: 16 d^2 or fused 2 d^2, 8 d^2 + 3 T d + d; the SOTA rows 4 d^2 + 2 T d."""
+    """An independent transcription of Appendix E: 16 d^2 or fused 2 d^2, 8 d^2 + 3 T d + d; the SOTA rows 4 d^2 + 2 T
+    d.
+    """
     table, row = PAPER.tables[number], PAPER.tables[number].row(name)
     layers, width, context = (table.dimensions[key] for key in ("layers", "width", "context"))
     architecture = parse(name)

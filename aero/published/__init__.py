@@ -78,7 +78,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A printed row: the architecture in the papers' notation, the group it stands in, its cells and its run (or None)."""
+    """A printed row: the architecture in the papers' notation, the group it stands in, its cells and its run (or
+    None).
+    """
 
     name: str
     group: str
@@ -88,7 +90,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A printed table. `dimensions` holds what it was measured on: model, layers, heads, width, context, corpus, tokens."""
+    """A printed table. `dimensions` holds what it was measured on: model, layers, heads, width, context, corpus,
+    tokens.
+    """
 
     number: str
     title: str
@@ -129,10 +133,11 @@ class Paper:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence the paper states or implies, and the function of `aero.report.claims` that decides it.
+    """A sentence the paper states or implies, and the function of `aero.report` that decides it.
 
     kind: "claim" (the paper says so) or "contradiction" (two things the paper says do not fit together).
-    short: its subject in a few words; published: the number or order claimed, as the paper gives it; parameters: thresholds of the deciding test.
+    short: its subject in a few words; published: the number or order claimed, as the paper gives it; parameters:
+    thresholds of the deciding test.
     """
 
     id: str

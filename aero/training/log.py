@@ -14,9 +14,7 @@ Row = dict[str, float | int | None]
 def columns(layers: int) -> list[str]:
     """Columns of log.csv; entropy_layer_i is the mean over heads in nats, activation_layer_i the largest magnitude."""
     head = ["step", "tokens", "train_loss", "regularization", "eval_loss", "learning_rate", "gradient_norm", "seconds"]
-    return (
-        head + [f"entropy_layer_{i}" for i in range(layers)] + [f"activation_layer_{i}" for i in range(layers)]
-    )
+    return head + [f"entropy_layer_{i}" for i in range(layers)] + [f"activation_layer_{i}" for i in range(layers)]
 
 
 def write(path: Path, rows: Sequence[Row], layers: int) -> None:
@@ -32,8 +30,10 @@ def read(path: Path) -> list[Row]:
     """Rows of a log.csv, empty cells as None."""
     with open(path, encoding="utf-8", newline="") as file:
         return [
-            {key: None if value == "" else (int(value) if key in ("step", "tokens") else float(value))
-             for key, value in row.items()}
+            {
+                key: None if value == "" else (int(value) if key in ("step", "tokens") else float(value))
+                for key, value in row.items()
+            }
             for row in csv.DictReader(file)
         ]
 

@@ -163,7 +163,11 @@ def train(
     began = time.monotonic() - outcome.seconds
     model.train()
     bar = tqdm(
-        total=settings.steps, initial=outcome.steps_done, desc=label, unit="step", disable=None if progress else True,
+        total=settings.steps,
+        initial=outcome.steps_done,
+        desc=label,
+        unit="step",
+        disable=None if progress else True,
         mininterval=1.0,
     )
     with bar:
@@ -232,12 +236,24 @@ def _measure(model: GPT, evaluation: list[Tensor], device: torch.device | str, r
             outcome.float16_overflow = {"step": row["step"], "layer": layer, "value": _finite(activation)}
 
 
-def _row(settings: TrainSettings, config: ModelConfig, step: int, loss: float, penalty: float, norm: float,
-         factor: float, began: float) -> Row:
+def _row(
+    settings: TrainSettings,
+    config: ModelConfig,
+    step: int,
+    loss: float,
+    penalty: float,
+    norm: float,
+    factor: float,
+    began: float,
+) -> Row:
     per_step = settings.batch_size * settings.accumulation * config.context
     return {
-        "step": step, "tokens": step * per_step, "train_loss": _finite(loss), "regularization": _finite(penalty),
-        "learning_rate": settings.learning_rate * factor, "gradient_norm": _finite(norm),
+        "step": step,
+        "tokens": step * per_step,
+        "train_loss": _finite(loss),
+        "regularization": _finite(penalty),
+        "learning_rate": settings.learning_rate * factor,
+        "gradient_norm": _finite(norm),
         "seconds": round(time.monotonic() - began, 3),
     }
 
@@ -260,8 +276,11 @@ def _store(path: Path, state_hash: str, outcome: Outcome, optimizer: torch.optim
         for moment, value in optimizer.state.get(parameter, {}).items():
             tensors[f"optimizer.{moment}.{name}"] = torch.as_tensor(value).detach().cpu().contiguous()
     header = {
-        "format": STATE_FORMAT, "hash": state_hash, "steps_done": str(outcome.steps_done),
-        "seconds": repr(outcome.seconds), "rows": json.dumps(outcome.rows),
+        "format": STATE_FORMAT,
+        "hash": state_hash,
+        "steps_done": str(outcome.steps_done),
+        "seconds": repr(outcome.seconds),
+        "rows": json.dumps(outcome.rows),
         "float16_overflow": json.dumps(outcome.float16_overflow),
     }
     write_tensors(path, tensors, header)
@@ -293,4 +312,3 @@ def _restore(path: Path, state_hash: str, outcome: Outcome, optimizer: torch.opt
     outcome.seconds = float(header["seconds"])
     outcome.rows = json.loads(header["rows"])
     outcome.float16_overflow = json.loads(header["float16_overflow"])
-

@@ -79,8 +79,19 @@ def train_run(
         return list(evaluation_batches(tokens.valid, config.context, settings.batch_size, count, packing))
 
     outcome = train(
-        architecture, config, settings, regularizer, batches, held_out(settings.evaluation_tokens), seed,
-        state_path, state_hash, device, progress, f"{run} seed {seed}", stop_at,
+        architecture,
+        config,
+        settings,
+        regularizer,
+        batches,
+        held_out(settings.evaluation_tokens),
+        seed,
+        state_path,
+        state_hash,
+        device,
+        progress,
+        f"{run} seed {seed}",
+        stop_at,
     )
     finished = outcome.diverged_at_step is not None or outcome.steps_done == settings.steps
     if not finished:

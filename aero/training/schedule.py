@@ -27,7 +27,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, ob
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": undecayed, "weight_decay": 0.0}]
 
 
-def make_optimizer(model: nn.Module, learning_rate: float, betas: tuple[float, float], epsilon: float,
-                   weight_decay: float) -> torch.optim.AdamW:
+def make_optimizer(
+    model: nn.Module, learning_rate: float, betas: tuple[float, float], epsilon: float, weight_decay: float
+) -> torch.optim.AdamW:
     """AdamW as the recipe has it."""
     return torch.optim.AdamW(parameter_groups(model, weight_decay), lr=learning_rate, betas=betas, eps=epsilon)

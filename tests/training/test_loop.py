@@ -64,8 +64,17 @@ EVALUATION = [(torch.arange(8)[None] + torch.arange(4)[:, None]) % 32]
 
 def run(settings=None, architecture="EReg(SM(t)+ScFuFFN)", source=None, **more):
     torch.set_num_threads(1)
-    return train(parse(architecture), CONFIG, settings or Settings(), REGULARIZER, source or Source(), EVALUATION, 7,
-                 progress=False, **more)
+    return train(
+        parse(architecture),
+        CONFIG,
+        settings or Settings(),
+        REGULARIZER,
+        source or Source(),
+        EVALUATION,
+        7,
+        progress=False,
+        **more,
+    )
 
 
 @pytest.fixture
@@ -204,7 +213,9 @@ def test_next_token_loss_by_hand():
 
 
 def test_the_model_needs_torch_alone():
-    code = "import sys, aero.model; print(sorted(m for m in ('spu','jax','dvc','datasets','pandas') if m in sys.modules))"
+    code = (
+        "import sys, aero.model; print(sorted(m for m in ('spu','jax','dvc','datasets','pandas') if m in sys.modules))"
+    )
     root = Path(__file__).resolve().parents[2]
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True)
     assert finished.stdout.strip() == "[]"

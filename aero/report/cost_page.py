@@ -1,0 +1,184 @@
+"""Fragments of the report's page about private inference: rows, their parts, single operations, complete passes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from html import escape
+
+from aero.published import load
+from aero.report.costs import GB, PARTS, part_bytes, row_costs
+from aero.report.marks import Html, cost_caption, gap, grid, number, row_label
+from aero.report.results import Results
+from aero.report.tables import cost_rows
+
+
+def table_costs(results: Results) -> Html:
+    """What a forward pass costs in both programs, and what the published bytes say of the published latency."""
+    place = "AERO Table 4"
+    source = results.costs[0].path if results.costs else "two_party/rows.csv"
+    lines: dict[str, dict[str, dict[str, object]]] = {}
+    for entry in cost_rows(results):
+        lines.setdefault(str(entry["row"]), {})[str(entry["program"])] = entry
+    rows = []
+    for name, programs in lines.items():
+        side = next(iter(programs.values()))
+        line = [
+            row_label(name),
+            number(f"{side['published_gb']:.2f}", "published", place),
+            number(f"{side['published_min']:.2f}", "published", place),
+            number(
+                f"{side['bound_overlapped_min']:.1f} – {side['bound_one_way_min']:.1f}",
+                "published",
+                "derived from the published GB",
+            ),
+        ]
+        for program in ("as_published", "tuned"):
+            entry = programs.get(program, {})
+            for key, factor, digits in (("bytes", 1e-9, 2), ("latency_wan_min", 1, 2), ("latency_lan_min", 1, 2)):
+                value = entry.get(key)
+                line.append(
+                    gap("–")
+                    if value is None
+                    else number(f"{float(value) * factor:.{digits}f}", "paper_dimensions", source)
+                )
+        rows.append(line)
+    heads = [
+        "configuration",
+        "GB published",
+        "min published",
+        "least min those GB allow",
+        "as published, GB",
+        "WAN, min",
+        "LAN, min",
+        "tuned, GB",
+        "WAN, min",
+        "LAN, min",
+    ]
+    bandwidth = load("aero").facts["network"]["bandwidth_mbit"]
+    caption = (
+        f"<b>Cost of one forward pass</b>, from token ids to the logits of the last position. Least min: the time "
+        f"the published bytes need at {number(f'{bandwidth} Mbit/s', 'published', 'AERO Appendix C')}, "
+        f"both directions always busy, or one at a time. {cost_caption(results)}"
+    )
+    return Html(
+        grid(heads, rows, caption, "costs", (0.2, 0.08, 0.09, 0.13, 0.09, 0.08, 0.08, 0.09, 0.08, 0.08), "dense")
+    )
+
+
+def table_parts(results: Results) -> Html:
+    """Where the bytes of each row go: embedding, vocabulary projection, final LayerNorm, set-up, and all the blocks."""
+    table = load("aero").tables["4"]
+    rows = []
+    for row in table.rows:
+        for program, cost in row_costs(results, table, row.name).items():
+            parts = {part: part_bytes(cost, part) for part in PARTS}
+            if any(value is None for value in parts.values()):
+                continue
+            amounts = [cost.bytes - sum(value or 0.0 for value in parts.values()), *parts.values(), cost.bytes]
+            rows.append(
+                [row_label(row.name), f"<code>{program}</code>"]
+                + [number(f"{(amount or 0.0) / GB:.3f}", "paper_dimensions", cost.path) for amount in amounts]
+            )
+    if not rows:
+        return Html(f"<p>Where the bytes of a row go: {gap()}.</p>")
+    heads = ["configuration", "program", "blocks, GB", *(f"{name}, GB" for name in PARTS.values()), "all, GB"]
+    caption = (
+        "<b>Where the bytes go.</b> The final LayerNorm is the one that every variant keeps after its last block and "
+        f"that the papers do not count. {cost_caption(results)}"
+    )
+    return Html(grid(heads, rows, caption, "parts", (0.26, 0.14, 0.1, 0.1, 0.14, 0.1, 0.08, 0.08), "dense"))
+
+
+def table_operations(results: Results) -> Html:
+    """Every distinct operation as measured, one line each."""
+    columns = {
+        "op": "operation",
+        "shape": "shape",
+        "bytes": "MB, both ways",
+        "messages": "messages",
+        "rounds": "rounds",
+        "setup_bytes": "set-up, MB",
+        "seconds": "s",
+    }
+    sizes = load("aero").tables["4"].dimensions
+    at_dimensions = (sizes["model"], str(sizes["context"]))
+    lines = [line for line in results.operations if (line.get("model"), line.get("context")) == at_dimensions]
+    rows = [_operation(line, columns) for line in lines]
+    if not rows:
+        return Html(f"<p>Single operations: {gap()}.</p>")
+    caption = f"<b>Every distinct operation</b>, in its steady state. {cost_caption(results)}"
+    return Html(
+        grid(list(columns.values()), rows, caption, "operations", (0.27, 0.27, 0.11, 0.1, 0.08, 0.1, 0.07), "dense")
+    )
+
+
+def _operation(line: dict[str, str], columns: Iterable[str]) -> list[str]:
+    values = line | {"bytes": _sum(line.get("bytes_sent_client"), line.get("bytes_sent_server"))}
+    cells = []
+    for column in columns:
+        text = values.get(column) or ""
+        if column in ("op", "shape"):
+            pieces = re.split(r"(?<=[,_ ])|(?<=\dx)", text)
+            cells.append(f"<code>{'<wbr>'.join(escape(piece) for piece in pieces)}</code>")
+            continue
+        try:
+            amount = float(text)
+        except ValueError:
+            cells.append(gap("–"))
+            continue
+        shown = (
+            f"{amount / 1e6:.2f}" if "bytes" in column else f"{amount:.2f}" if column == "seconds" else f"{amount:.0f}"
+        )
+        cells.append(number(shown, "paper_dimensions", "two_party/ops.csv"))
+    return cells
+
+
+def _sum(*texts: str | None) -> str:
+    try:
+        return str(sum(float(text or "") for text in texts))
+    except ValueError:
+        return ""
+
+
+END_TO_END = {
+    "architecture": "configuration",
+    "program": "program",
+    "prompts": "prompts",
+    "max_logit_error": "largest logit error",
+    "same_top_token": "same top token",
+    "megabytes": "MB",
+    "composed_over_measured": "composed over measured",
+    "messages": "messages",
+    "seconds": "s",
+}
+"""Columns of the table of complete passes: keys of end_to_end.json and what they are called."""
+
+
+def end_to_end(results: Results) -> Html:
+    """The complete private forward passes: how far their logits are off, and their bytes against the composition."""
+    found = results.end_to_end
+    entries = [entry for entry in (found if isinstance(found, list) else [found]) if isinstance(entry, dict)]
+    if not entries:
+        return Html(f"<p>No complete private forward pass: {gap()}.</p>")
+    rows = [[_end_to_end_value(key, entry.get(key)) for key in END_TO_END] for entry in entries]
+    scales = ", ".join(sorted({str(entry["scale"]) for entry in entries if "scale" in entry})) or "not recorded"
+    lengths = ", ".join(sorted({str(entry["tokens"]) for entry in entries if "tokens" in entry})) or "not recorded"
+    caption = (
+        "<b>Complete private forward passes</b> of models trained here, from token ids to logits revealed to the "
+        "client alone; the error is against the same checkpoint in PyTorch, the composition the sum of its operations. "
+        f"Scale {escape(scales)}; tokens of a prompt: {escape(lengths)}."
+    )
+    widths = (0.15, 0.15, 0.09, 0.12, 0.1, 0.1, 0.11, 0.1, 0.08)
+    return Html(grid(list(END_TO_END.values()), rows, caption, "end-to-end", widths, "dense"))
+
+
+def _end_to_end_value(key: str, value: object) -> str:
+    if value is None or isinstance(value, list | dict):
+        return gap("–")
+    if not isinstance(value, int | float):
+        return row_label(str(value))
+    text = (
+        f"{value:.0f}" if isinstance(value, int) or value >= 1000 else f"{value:.3g}" if value < 10 else f"{value:.1f}"
+    )
+    return number(text, "smaller_scale", f"two_party/end_to_end.json, {key}")

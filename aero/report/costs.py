@@ -1,0 +1,98 @@
+"""Costs of a row of AERO Table 4: counted operations, measured bytes and latencies, and the bound bytes put on
+latency.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aero.architecture import parse
+from aero.flops import Count, count
+from aero.published import Paper, Table
+from aero.report.results import Cost, Results
+from aero.two_party.network import implied_bandwidth_mbit, lower_bound_seconds
+
+GB = 1e9
+"""Bytes of a GB as used here. The papers do not say whether theirs are 1e9 or 2^30 bytes; 1e9 is the smaller claim."""
+
+PROGRAMS = ("as_published", "tuned")
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """The sizes `aero.flops.count` needs, taken from a published table; the papers' FFN is four times the width."""
+
+    layers: int
+    heads: int
+    width: int
+
+    @property
+    def ffn_width(self) -> int:
+        return 4 * self.width
+
+
+def counted(row: str, table: Table) -> Count:
+    """FLOPs and nonlinear operations of the architecture of `row` at the table's own dimensions (AERO Appendix E)."""
+    sizes = table.dimensions
+    return count(parse(row), Dimensions(sizes["layers"], sizes["heads"], sizes["width"]), sizes["context"])
+
+
+@dataclass(frozen=True)
+class LatencyBound:
+    """The least time in which `gigabytes` can cross a link of `bandwidth` Mbit/s, in minutes, and the reverse.
+
+    one_way: all bytes one after the other. overlapped: the count is of both directions together, of equal share, and
+    both are always busy at once: the most favourable reading, half of one_way. needed_mbit: the bandwidth that a stated
+    latency needs at the very least, by the favourable reading.
+    """
+
+    gigabytes: float
+    bandwidth_mbit: float
+
+    @property
+    def one_way(self) -> float:
+        return lower_bound_seconds(self.gigabytes * GB, self.bandwidth_mbit, "one_way") / 60
+
+    @property
+    def overlapped(self) -> float:
+        return lower_bound_seconds(self.gigabytes * GB, self.bandwidth_mbit, "both_overlapping") / 60
+
+    def needed_mbit(self, minutes: float) -> float:
+        return implied_bandwidth_mbit(self.gigabytes * GB, minutes * 60)
+
+
+def published_bound(paper: Paper, table: str, row: str) -> LatencyBound | None:
+    """What the published bytes of `row` allow on the published network; None where no bytes are printed."""
+    gigabytes = paper.tables[table].value(row, "communication")
+    return None if gigabytes is None else LatencyBound(gigabytes, paper.facts["network"]["bandwidth_mbit"])
+
+
+def row_costs(results: Results, table: Table, row: str) -> dict[str, Cost]:
+    """The measured cost of `row` at the table's dimensions, by program; programs without a measurement are left out."""
+    sizes = table.dimensions
+    found = {p: results.cost(row, p, sizes["context"], sizes["model"]) for p in PROGRAMS}
+    return {program: cost for program, cost in found.items() if cost is not None}
+
+
+def saving(results: Results, table: Table, row: str, program: str, quantity: str) -> float | None:
+    """How many times less `quantity` ("bytes", "latency_wan", "latency_lan") `row` needs than the table's first row."""
+    base = row_costs(results, table, table.rows[0].name).get(program)
+    cost = row_costs(results, table, row).get(program)
+    if base is None or cost is None or not getattr(base, quantity) or not getattr(cost, quantity):
+        return None
+    return float(getattr(base, quantity) / getattr(cost, quantity))
+
+
+PARTS = {
+    "embedding_bytes": "embedding",
+    "head_bytes": "vocabulary projection",
+    "ln_f_bytes": "final LayerNorm",
+    "setup_bytes": "set-up",
+}
+"""Columns of rows.csv that are parts of a row's bytes, and what they are."""
+
+
+def part_bytes(cost: Cost, part: str) -> float | None:
+    """One of `PARTS` of a cost in bytes, None if its file does not tell it."""
+    text = cost.more.get(part) or ""
+    return float(text) if text else None

@@ -1,0 +1,132 @@
+"""How the report's figures look: one palette, one size, SVG text that is the same on every run.
+
+Colours are of Okabe and Ito's set, told apart by all common kinds of colour blindness; every series is labelled
+directly. `INK`, `GRID` and `PAPER` are marker colours: the page replaces them by the reader's light or dark scheme.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("svg")
+from matplotlib import rc_context  # noqa: E402  the backend must be chosen first
+from matplotlib.axes import Axes  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
+
+INK, GRID, PAPER, MUTED = "#1c2129", "#d5dae1", "#fdfdfc", "#6b7480"
+PUBLISHED, AS_PUBLISHED, TUNED = "#9aa3ae", "#0072b2", "#009e73"
+SERIES = {
+    "sm-ln-g": "#0072b2",
+    "sm-ln-r": "#56b4e9",
+    "sm-ln": "#8a6d3b",
+    "sm-g": "#d55e00",
+    "sm-r": "#009e73",
+    "sm": "#cc79a7",
+}
+WIDTH = 7.2
+"""Figure width in inches: the text width of the printed page."""
+
+_SETTINGS: dict[str, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 8.5,
+    "axes.titlesize": 9,
+    "axes.labelsize": 8.5,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.fontsize": 8,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "aero",
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "axes.linewidth": 0.7,
+    "axes.axisbelow": True,
+    "hatch.linewidth": 0.6,
+    "lines.linewidth": 1.6,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "image.composite_image": False,
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """The figures' settings, for the time of drawing only."""
+    with rc_context(_SETTINGS):
+        yield
+
+
+def svg(figure: Figure, title: str) -> str:
+    """The figure as an SVG element with `title` for screen readers; the same text for the same figure on every run."""
+    buffer = io.StringIO()
+    with style():
+        figure.savefig(
+            buffer,
+            format="svg",
+            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
+            bbox_inches="tight",
+            pad_inches=0.04,
+        )
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :].strip()
+    text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    # A style element inside an inline SVG would apply to the whole page.
+    text = re.sub(r"\s*<style.*?</style>", "", text, flags=re.DOTALL)
+    name = title.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")
+    return text.replace(
+        "<svg ", f'<svg role="img" aria-label="{name}" stroke-linejoin="round" stroke-linecap="butt" ', 1
+    )
+
+
+def spread(positions: Sequence[float], gap: float) -> list[float]:
+    """The positions moved apart, in their order, until neighbours are `gap` from each other, for labels at a line's
+    end.
+    """
+    order = sorted(range(len(positions)), key=positions.__getitem__)
+    groups = [[[positions[i]], [i]] for i in order]
+    moved = True
+    while moved:
+        moved = False
+        for left, right in zip(groups, groups[1:], strict=False):
+            top = _centre(left[0]) + gap * (len(left[1]) - 1) / 2
+            bottom = _centre(right[0]) - gap * (len(right[1]) - 1) / 2
+            if bottom - top < gap - 1e-12:
+                left[0] += right[0]
+                left[1] += right[1]
+                groups.remove(right)
+                moved = True
+                break
+    placed = [0.0] * len(positions)
+    for values, indices in groups:
+        start = _centre(values) - gap * (len(indices) - 1) / 2
+        for rank, index in enumerate(indices):
+            placed[index] = start + gap * rank
+    return placed
+
+
+def _centre(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def say_missing(axes: Axes, text: str) -> None:
+    """A panel without data says so instead of staying empty."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, color=MUTED, style="italic")

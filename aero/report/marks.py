@@ -1,0 +1,194 @@
+"""How a number looks and where it was measured: marks, table grids, captions.
+
+A number is published, measured at the papers' dimensions, or measured at a smaller scale; mark, colour and the source
+it comes from (its `title`) say which.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from aero.published import Cell, load
+from aero.report.results import Results
+from aero.report.tables import MeasuredCell
+
+MARKS = {"published": "", "paper_dimensions": "●", "smaller_scale": "○", "missing": ""}
+WORDS = {
+    "published": "published",
+    "paper_dimensions": "measured at the papers’ dimensions",
+    "smaller_scale": "measured at a smaller scale",
+    "missing": "not measured yet",
+}
+
+
+@dataclass(frozen=True)
+class Html:
+    """A fragment a notebook shows as it is."""
+
+    text: str
+
+    def _repr_html_(self) -> str:
+        return self.text
+
+
+def number(text: str, origin: str, source: str) -> str:
+    """A number with its class as mark, colour and CSS class; `source` is the file or place it comes from."""
+    mark = f'<span class="mark">{MARKS[origin]}</span>' if MARKS[origin] else ""
+    return f'<span class="num {origin}" title="{escape(WORDS[origin])}: {escape(source)}">{mark}{escape(text)}</span>'
+
+
+def gap(text: str = "not measured yet") -> str:
+    return f'<span class="missing">{escape(text)}</span>'
+
+
+def published_number(cell: Cell, place: str) -> str:
+    """A printed cell; a dash with the reason for an empty one."""
+    if not cell.text:
+        return f'<span class="none" title="{escape(cell.note)}">–</span>'
+    return number(cell.text, "published", place)
+
+
+def measured_number(cell: MeasuredCell, results: Results, interval: bool = True) -> str:
+    """What was measured for a cell, with its interval over seeds on request; a visible gap if nothing was."""
+    if cell.origin == "missing":
+        return gap()
+    text = cell.text
+    found = cell.estimate
+    if interval and found is not None and found.has_interval:
+        digits = min(cell.published.column.digits, 2)
+        text = f"{found.mean:.{digits}f} [{found.low:.{digits}f}, {found.high:.{digits}f}]"
+    return number(text, cell.origin, cell_source(cell, results))
+
+
+def cell_source(cell: MeasuredCell, results: Results) -> str:
+    """The files or the function a measured cell comes from."""
+    if cell.scale == "paper_dimensions":
+        if cell.note.endswith("Appendix E"):
+            return "aero.flops.count"
+        return f"{results.costs[0].path if results.costs else 'two_party/rows.csv'}; {cell.note}"
+    runs = results.seeds(cell.row.run) if cell.row.run else ()
+    return ", ".join(run.path for run in runs) + (f"; {cell.note}" if cell.note else "")
+
+
+def grid(
+    headers: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    caption: str,
+    identifier: str = "",
+    widths: Sequence[float] = (),
+    kind: str = "",
+) -> str:
+    """A table of HTML cells in a box of its own that scrolls sideways; `widths` are fractions of the text width."""
+    columns = "".join(f'<col style="width: {100 * width:.1f}%">' for width in widths)
+    head = "".join(f"<th>{header}</th>" for header in headers)
+    # The label is what a narrow screen shows instead of the header, where a row becomes a card.
+    labels = [re.sub(r"<[^>]+>", "", header) for header in headers]
+    body = "".join(
+        "<tr>"
+        + "".join(f'<td data-label="{label}">{cell}</td>' for label, cell in zip(labels, row, strict=True))
+        + "</tr>"
+        for row in rows
+    )
+    anchor = f' id="{identifier}"' if identifier else ""
+    return (
+        f'<div class="table {kind}"{anchor}><div class="scroll"><table>'
+        f"{f'<colgroup>{columns}</colgroup>' if columns else ''}<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+        f'</table></div><div class="caption"><p>{caption}</p></div></div>'
+    )
+
+
+def row_label(name: str) -> str:
+    """An architecture's notation, breakable at its plus signs."""
+    return "<code>" + escape(name).replace("+", "+<wbr>") + "</code>"
+
+
+# What was measured where ------------------------------------------------------------------------------------------
+
+
+def scale_text(results: Results, scale: str | None = None) -> str:
+    """A training scale in words with its sizes, as the runs' own files state them."""
+    scale = scale or results.scale
+    runs = [run for (s, _), seeds in results.runs.items() if s == scale for run in seeds]
+    if not runs:
+        return f"scale {scale}, not run yet"
+    model = runs[0].metrics.get("model") or {}
+    sizes = ", ".join(
+        f"{letter}={model[key]}"
+        for letter, key in (("L", "layers"), ("H", "heads"), ("d", "width"), ("T", "context"), ("V", "vocabulary"))
+        if key in model
+    )
+    tokens = sorted({run.metrics.get("tokens") for run in runs if run.metrics.get("tokens") and not run.diverged})
+    budget = (
+        f", {millions(tokens[0])}{f' to {millions(tokens[-1])}' if tokens[0] != tokens[-1] else ''} tokens a run"
+        if tokens
+        else ""
+    )
+    return f"scale {scale} ({sizes}{budget})"
+
+
+def millions(value: float) -> str:
+    unit, name = (1e9, "B") if value >= 1e9 else (1e6, "M") if value >= 1e6 else (1e3, "K")
+    return f"{value / unit:.3g} {name}"
+
+
+def some(values: Iterable[str], most: int = 3) -> str:
+    distinct = sorted({value for value in values if value})
+    return (
+        ", ".join(distinct[:most]) + (f" and {len(distinct) - most} more" if len(distinct) > most else "")
+        or "(not recorded)"
+    )
+
+
+def training_caption(results: Results, names: Iterable[str]) -> str:
+    """Scale, seeds, corpus, commit and machine of the named runs' trainings."""
+    runs = [run for name in names for run in results.seeds(name)]
+    if not runs:
+        return f"Measured side: {escape(scale_text(results))}."
+    seeds = sorted({run.seed for run in runs})
+    fewest, most = (f(len(results.seeds(name)) for name in names if results.seeds(name)) for f in (min, max))
+    how_many = "one seed" if most == 1 else f"{most} seeds" if fewest == most else f"{fewest} to {most} seeds"
+    corpora = some(
+        f"{run.metrics.get('corpus')} (sha256 {str(run.provenance.get('corpus_sha256'))[:8]})" for run in runs
+    )
+    commits = some(_short_commit(run.provenance.get("commit")) for run in runs)
+    machines = some(str(run.provenance.get("machine") or "") for run in runs)
+    interval = "; brackets: 95 % t-interval over seeds" if most > 1 else "; one seed has no interval"
+    return escape(
+        f"Measured side: {scale_text(results)}; {how_many} ({', '.join(map(str, seeds))}){interval}; corpus {corpora}; "
+        f"commit {commits}; machine {machines}."
+    )
+
+
+def _short_commit(text: object) -> str:
+    revision, plus, _ = str(text or "").partition("+")
+    return revision[:10] + ("+changes" if plus else "")
+
+
+def cost_caption(results: Results) -> str:
+    """Dimensions, engine, network, commit and machine of the two-party measurements."""
+    settings = results.parameters.get("two_party", {})
+    networks = "; ".join(
+        f"{name.upper()} {n['bandwidth_mbit']} Mbit/s, {n['rtt_ms']} ms"
+        for name, n in settings.get("networks", {}).items()
+    )
+    sizes = load("aero").tables["4"].dimensions
+    stated = f"L={sizes['layers']}, H={sizes['heads']}, d={sizes['width']}, T={sizes['context']}"
+    origin: list[dict[str, object]] = []
+    for line in results.operations:
+        try:
+            origin.append(json.loads(line.get("provenance") or "{}"))
+        except ValueError:
+            origin.append({"commit": line.get("provenance")})
+    if not results.costs:
+        return escape(f"Measured side: the papers’ dimensions ({stated}), not measured yet.")
+    commits = some(_short_commit(o.get("commit")) for o in origin)
+    machines = some((str(o.get("machine") or "") for o in origin), 2)
+    methods = some(cost.method for cost in results.costs)
+    return escape(
+        f"Measured side: the papers’ dimensions ({stated}), SPU Cheetah {settings.get('field', '')}, two processes; "
+        f"{methods}; bytes in both directions, set-up included once; {networks}; commit {commits}; machine {machines}."
+    )

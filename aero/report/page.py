@@ -1,0 +1,439 @@
+"""Fragments of the report's page: tables, claims, figures and lists, which `reports/aero.py` puts together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from matplotlib.figure import Figure
+
+from aero.published import load
+from aero.report import drawing
+from aero.report.claims import VERDICTS, Judged, counts
+from aero.report.costs import GB, row_costs
+from aero.report.marks import (
+    WORDS,
+    Html,
+    cell_source,
+    cost_caption,
+    gap,
+    grid,
+    measured_number,
+    millions,
+    number,
+    published_number,
+    row_label,
+    scale_text,
+    some,
+    training_caption,
+)
+from aero.report.results import Results, Run
+from aero.report.statistics import estimate, relative
+from aero.report.tables import MeasuredCell, cost_rows, table, training_origin
+
+# Tables -----------------------------------------------------------------------------------------------------------
+
+
+def table_2(results: Results) -> Html:
+    """AERO Table 2, published beside measured."""
+    printed = load("aero").tables["2"]
+    cells = {(c.row.name, c.published.column.key): c for c in table(results, "2")}
+    place = f"AERO Table 2; {printed.place}"
+    rows = []
+    for row in printed.rows:
+        ppl, delta = cells[row.name, "ppl"], cells[row.name, "delta"]
+        rows.append(
+            [
+                row_label(row.name),
+                published_number(ppl.published, place),
+                measured_number(ppl, results),
+                published_number(delta.published, place),
+                measured_number(delta, results)
+                if row.run != "sm-ln-g" or delta.origin == "missing"
+                else number("0.00", delta.origin, cell_source(delta, results)),
+                _seed_cell(results, row.run),
+            ]
+        )
+    caption = (
+        f"<b>Table 2.</b> Evaluation perplexity and its increase Δ over SM+LN+G, in per cent, paired by seed. "
+        f"Published: GPT-2, CodeParrot, {escape(printed.place)}. Perplexities of different corpora and tokenizers "
+        f"do not compare; Δ does. {training_caption(results, [r.run for r in printed.rows if r.run])}"
+    )
+    return Html(
+        grid(
+            ["configuration", "PPL published", "PPL measured", "Δ % published", "Δ % measured", "seeds"],
+            rows,
+            caption,
+            "table-2",
+            (0.16, 0.13, 0.25, 0.13, 0.25, 0.08),
+        )
+    )
+
+
+def _seed_cell(results: Results, run: str | None) -> str:
+    seeds = results.seeds(run) if run else ()
+    if not seeds:
+        return gap("none")
+    failed = sum(r.diverged for r in seeds)
+    return f"{len(seeds)}" + (f", {failed} NaN" if failed else "")
+
+
+def table_4(results: Results) -> Html:
+    """AERO Table 4: in every cell the published number above the measured one."""
+    printed = load("aero").tables["4"]
+    cells = {(c.row.name, c.published.column.key): c for c in table(results, "4")}
+    place = f"AERO Table 4; {printed.place}"
+    rows = []
+    for row in printed.rows:
+        line = [row_label(row.name)]
+        for key in printed.columns:
+            cell = cells[row.name, key]
+            line.append(
+                _operations(cell, place)
+                if key == "nonlinear"
+                else f"{published_number(cell.published, place)}<br>{measured_number(cell, results, interval=False)}"
+            )
+        rows.append(line)
+    heads = [
+        "configuration",
+        "PPL",
+        "nonlinear ops",
+        "FLOPs FFN, 10⁹",
+        "FLOPs attn., 10⁹",
+        "comm., GB",
+        "lat., min",
+        "saving comm., ×",
+        "saving lat., ×",
+    ]
+    caption = (
+        f"<b>Table 4.</b> Upper number published ({escape(printed.place)}), lower number measured here. Perplexity: "
+        f"{training_caption(results, [r.run for r in printed.rows if r.run])} Counts: aero.flops, Appendix E. Costs, "
+        f"program as_published: {cost_caption(results)}"
+    )
+    return Html(grid(heads, rows, caption, "table-4", (0.19, 0.08, 0.19, 0.09, 0.09, 0.09, 0.09, 0.09, 0.09), "dense"))
+
+
+def _operations(cell: MeasuredCell, place: str) -> str:
+    texts = [
+        str(operation).replace("R^{", "").replace("}", "").replace(":", " ") for operation in cell.published.operations
+    ]
+    same = cell.text == cell.published.text
+    ours = number("the same" if same else cell.text, "paper_dimensions", "aero.flops.count")
+    return "<br>".join(number(text, "published", place) for text in texts) + f"<br>{ours}"
+
+
+HEADLINE_ROWS = (
+    ("2", "SM+LN+G"),
+    ("2", "SM+LN+R"),
+    ("2", "SM+G"),
+    ("2", "SM+R"),
+    ("2", "SM"),
+    ("4", "SM+ScFuFFN"),
+    ("4", "SM+ScFuFFNi_6"),
+    ("4", "EReg(SM(t)+ScFuFFN)"),
+    ("4", "EReg(SM(t)+ScFuFFNi_6)"),
+)
+
+
+@dataclass(frozen=True)
+class HeadlineRow:
+    """One row of the headline table: perplexity above SM+LN+G in per cent, GB, and minutes on the WAN, each as
+    (published, origin and text of the measured one, its source)."""
+
+    name: str
+    delta: tuple[str, str, str, str]
+    communication: tuple[str, str, str, str]
+    latency: tuple[str, str, str, str]
+
+
+def headline_rows(results: Results) -> list[HeadlineRow]:
+    """The rows of the first page and of the README; published Δ follows from the printed perplexities of one table."""
+    paper = load("aero")
+    cells = {(c.row.name, c.published.column.key): c for c in table(results, "4")}
+    rows = []
+    for number_, name in HEADLINE_ROWS:
+        printed = paper.tables[number_]
+        row = printed.row(name)
+        own, base = row.cells["ppl"], printed.rows[0].cells["ppl"]
+        published = (
+            "NaN" if own.diverged else "" if own.value is None else f"{100 * (own.value / base.value - 1):+.1f} %"
+        )
+        seeds = results.seeds(row.run or "")
+        found = estimate(relative(results.perplexity(row.run or ""), results.perplexity("sm-ln-g")))
+        source = ", ".join(run.path for run in seeds)
+        if not seeds:
+            delta = (published, "missing", "", "")
+        elif found is None:
+            delta = (published, "smaller_scale", "NaN" if any(r.diverged for r in seeds) else "no baseline", source)
+        else:
+            base_run = row.run == "sm-ln-g"
+            text = "baseline" if base_run else f"{found.mean:+.1f} %"
+            if found.has_interval and not base_run:
+                text += f" [{found.low:+.1f}, {found.high:+.1f}]"
+            delta = ("baseline" if base_run else published, training_origin(results.scale), text, source)
+        quantities = []
+        for key, unit in (("communication", "GB"), ("latency", "min")):
+            cell = cells.get((name, key))
+            if cell is None:
+                quantities.append(_without_published(results, name, key, unit))
+            else:
+                quantities.append(
+                    (
+                        f"{cell.published.text} {unit}",
+                        cell.origin,
+                        f"{cell.text} {unit}" if cell.text else "",
+                        cell_source(cell, results),
+                    )
+                )
+        rows.append(HeadlineRow(name, delta, *quantities))
+    return rows
+
+
+def _without_published(results: Results, name: str, key: str, unit: str) -> tuple[str, str, str, str]:
+    """The measured quantity of a row whose cost the paper prints nowhere."""
+    cost = row_costs(results, load("aero").tables["4"], name).get("as_published")
+    value = None if cost is None else cost.bytes / GB if key == "communication" else cost.latency_wan
+    if cost is None or value is None:
+        return ("", "none", "", "")
+    return ("", "paper_dimensions", f"{value if key == 'communication' else value / 60:.2f} {unit}", cost.path)
+
+
+def headline(results: Results) -> Html:
+    """The first page's table."""
+    rows = []
+    for row in headline_rows(results):
+        line = [row_label(row.name)]
+        for published, origin, text, source in (row.delta, row.communication, row.latency):
+            line.append(
+                number(published, "published", "AERO Tables 2 and 4") if published else '<span class="none">–</span>'
+            )
+            line.append(
+                '<span class="none">–</span>'
+                if origin == "none"
+                else gap()
+                if origin == "missing"
+                else number(text, origin, source)
+            )
+        rows.append(line)
+    heads = [
+        "configuration",
+        "PPL over baseline, published",
+        "measured",
+        "communi­cation, published",
+        "measured",
+        "latency (WAN), published",
+        "measured",
+    ]
+    runs = [load("aero").tables[table_].row(name).run or "" for table_, name in HEADLINE_ROWS]
+    caption = f"<b>The headline.</b> {training_caption(results, runs)} Costs: {cost_caption(results)}"
+    return Html(grid(heads, rows, caption, "headline", (0.22, 0.1, 0.2, 0.12, 0.11, 0.12, 0.13), "dense"))
+
+
+def legend() -> Html:
+    """The three classes of numbers, and the gap."""
+    parts = [
+        number("12.3", "published", "sample"),
+        number("12.3", "paper_dimensions", "sample"),
+        number("12.3", "smaller_scale", "sample"),
+        gap(),
+    ]
+    meanings = [
+        "published by the authors",
+        WORDS["paper_dimensions"] + " (counted, or really run between two processes)",
+        WORDS["smaller_scale"] + " (trained here)",
+        "a gap: a result that is not there",
+    ]
+    # The sample digits are no result: they only show the dress a number wears.
+    items = "".join(f"<li>{part} {escape(meaning)}</li>" for part, meaning in zip(parts, meanings, strict=True))
+    return Html(f'<div class="legend"><ul>{items}</ul></div>')
+
+
+# Claims -----------------------------------------------------------------------------------------------------------
+
+
+def verdict(text: str) -> str:
+    return f'<span class="verdict v-{text.replace(" ", "-")}">{escape(text)}</span>'
+
+
+def claims_table(judged: Sequence[Judged], *topics: str) -> Html:
+    """The claims of the given topics with published, measured, verdict, and the rule that decides."""
+    rows = []
+    for j in judged:
+        if j.claim.topic in topics:
+            origin = (
+                "paper_dimensions"
+                if j.decision.scale in ("paper_dimensions", "paper")
+                else "published"
+                if j.decision.scale == "published numbers"
+                else "smaller_scale"
+            )
+            measured = number(j.decision.measured, origin, j.decision.evidence) if j.decision.measured else gap()
+            rows.append(
+                [
+                    f'{escape(j.claim.claim)}<br><span class="where">{escape(j.claim.where)}</span>',
+                    number(j.claim.published, "published", j.claim.where),
+                    measured,
+                    verdict(j.decision.verdict),
+                    f'<span class="where">{escape(j.decision.rule)}. {escape(j.decision.evidence)}.</span>',
+                ]
+            )
+    caption = "Verdicts are computed by <code>aero.report.claims</code>; <code>reports/claims.csv</code> has them all."
+    return Html(
+        grid(
+            ["claim", "published", "found here", "verdict", "rule and evidence"],
+            rows,
+            caption,
+            "",
+            (0.27, 0.13, 0.17, 0.13, 0.30),
+            "dense claims",
+        )
+    )
+
+
+def verdict_summary(judged: Sequence[Judged]) -> Html:
+    """How many claims got each verdict, and which; the undecided ones by number only."""
+    found = counts(judged)
+    parts = []
+    for kind in VERDICTS:
+        those = [j for j in judged if j.decision.verdict == kind]
+        if not those:
+            continue
+        if kind == "not testable here":
+            listed = "for want of runs, seeds or measurements; the sections below say which"
+        else:
+            listed = "; ".join(escape(j.claim.short) for j in those)
+        parts.append(f"<li>{verdict(kind)} <b>{found[kind]}</b>: {listed}.</li>")
+    return Html(f'<div class="summary"><ul>{"".join(parts)}</ul></div>')
+
+
+# Figures ----------------------------------------------------------------------------------------------------------
+
+
+def shown(figure: Figure, identifier: str, title: str, caption: str, source: str) -> Html:
+    """A figure with its caption; `source` names the function that drew it."""
+    picture = drawing.svg(figure, title)
+    words = f'<b>{escape(title)}.</b> {caption} <span class="where">Drawn by <code>{escape(source)}</code>.</span>'
+    return Html(
+        f'<div class="figure" id="{identifier}"><div class="scroll">{picture}</div>'
+        f'<div class="caption"><p>{words}</p></div></div>'
+    )
+
+
+def figure_of(results: Results, function: Callable[[Results], Figure], title: str, caption: str) -> Html:
+    """A figure of `aero.report.figures` drawn from `results`."""
+    name = function.__name__
+    return shown(function(results), name.replace("_", "-"), title, caption, f"aero.report.figures.{name}")
+
+
+# What was run -----------------------------------------------------------------------------------------------------
+
+
+def runs_table(results: Results, names: Iterable[str]) -> Html:
+    """Every run with its seeds, budget, result and cost in time."""
+    rows = []
+    for name in names:
+        seeds = results.seeds(name)
+        if not seeds:
+            rows.append([f"<code>{escape(name)}</code>", "", gap("not run yet"), "", "", ""])
+            continue
+        seconds = [float(r.provenance["seconds"]) for r in seeds if r.provenance.get("seconds") is not None]
+        rows.append(
+            [
+                f"<code>{escape(name)}</code>",
+                row_label(seeds[0].architecture),
+                ", ".join(str(r.seed) for r in seeds),
+                number(
+                    some(millions(r.metrics["tokens"]) for r in seeds if r.metrics.get("tokens")),
+                    training_origin(results.scale),
+                    seeds[0].path,
+                ),
+                "<br>".join(_outcome(r, results) for r in seeds),
+                number(f"{sum(seconds) / 60:.1f} min", training_origin(results.scale), "provenance.seconds")
+                if seconds
+                else "",
+            ]
+        )
+    return Html(
+        grid(
+            ["run", "architecture", "seeds", "tokens", "evaluation perplexity", "training time, all seeds"],
+            rows,
+            training_caption(results, list(names)),
+            "runs",
+            (0.2, 0.24, 0.15, 0.12, 0.16, 0.13),
+            "dense",
+        )
+    )
+
+
+def _outcome(run: Run, results: Results) -> str:
+    text = (
+        f"NaN at step {run.diverged_at}"
+        if run.diverged
+        else "–"
+        if math.isnan(run.perplexity)
+        else f"{run.perplexity:.3f}"
+    )
+    return number(text, training_origin(results.scale), run.path)
+
+
+def other_scales(results: Results, names: Iterable[str]) -> Html:
+    """The increase in perplexity over SM+LN+G at every scale that has results, one column each; "" for a single one."""
+    scales = [scale for scale in results.scales if results.seeds("sm-ln-g", scale)]
+    if len(scales) < 2:
+        return Html("")
+    rows = []
+    for name in names:
+        line = [row_label(_architecture(results, name, scales))]
+        for scale in scales:
+            seeds = results.seeds(name, scale)
+            found = estimate(relative(results.perplexity(name, scale), results.perplexity("sm-ln-g", scale)))
+            text = "NaN" if found is None and any(r.diverged for r in seeds) else found.text(1) if found else ""
+            source = ", ".join(run.path for run in seeds)
+            line.append(number(text, training_origin(scale), source) if text else gap())
+        rows.append(line)
+    caption = (
+        "<b>Other scales.</b> Perplexity over that of SM+LN+G, minus one, in per cent, paired by seed; brackets: "
+        f"interval over seeds. {'; '.join(escape(scale_text(results, scale)) for scale in scales)}."
+    )
+    return Html(grid(["configuration", *scales], rows, caption, "other-scales", (), "dense"))
+
+
+def _architecture(results: Results, name: str, scales: Iterable[str]) -> str:
+    return next((r.architecture for scale in scales for r in results.seeds(name, scale)), name)
+
+
+def _corpus_and_budget(run: Run) -> str:
+    train = run.metrics.get("train") or {}
+    return (
+        f"{run.metrics.get('corpus')} {str(run.provenance.get('corpus_sha256'))[:8]}, {train.get('steps')} steps of "
+        f"{train.get('batch_size')} sequences at learning rate {train.get('learning_rate')}"
+    )
+
+
+def gaps(results: Results, names: Iterable[str]) -> Html:
+    """What is missing or left out, each in a line; says so if nothing is."""
+    lines = []
+    names = list(names)
+    if missing := [name for name in names if not results.seeds(name)]:
+        lines.append(f"not run at scale {results.scale}: {', '.join(missing)}")
+    if single := [name for name in names if len(results.seeds(name)) == 1]:
+        lines.append(f"one seed only, so no interval and no verdict: {', '.join(single)}")
+    if no_entropy := [name for name in names if results.seeds(name) and not results.quarters(name)]:
+        lines.append(f"attention entropy not measured: {', '.join(no_entropy)}")
+    if costless := sorted({str(e["row"]) for e in cost_rows(results) if e["program"] is None}):
+        lines.append(f"two-party cost not measured: {', '.join(costless)}")
+    recipes: dict[str, list[str]] = {}
+    for name in names:
+        if run := results.first(name):
+            recipes.setdefault(_corpus_and_budget(run), []).append(name)
+    if len(recipes) > 1:
+        described = "; ".join(f"{recipe}: {', '.join(those)}" for recipe, those in recipes.items())
+        lines.append(f"compared although not trained alike: {described}")
+    if results.end_to_end is None:
+        lines.append("no complete private forward pass measured")
+    lines += results.problems
+    if not lines:
+        return Html("<p>Nothing is missing: every run, entropy and cost of this report is there.</p>")
+    return Html('<ul class="gaps">' + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>")

@@ -1,0 +1,61 @@
+"""The headline table of README.md, written between `<!-- headline -->` and `<!-- /headline -->` from the results.
+
+`python -m aero.report.readme` rewrites it in the project around the working directory.
+"""
+
+from __future__ import annotations
+
+import re
+
+from aero.errors import run_main
+from aero.report.claims import counts, judge
+from aero.report.marks import MARKS, WORDS, scale_text, training_caption
+from aero.report.page import headline_rows
+from aero.report.render import write
+from aero.report.results import Results, find_root, load
+
+_BLOCK = re.compile(r"(<!-- headline -->\n).*?(<!-- /headline -->)", re.DOTALL)
+
+
+def headline_markdown(results: Results) -> str:
+    """The table, its legend, and how many claims got which verdict, in Markdown."""
+    lines = [
+        "| configuration | PPL over baseline: published | measured | communication: published | measured "
+        "| latency (WAN): published | measured |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in headline_rows(results):
+        cells = [f"`{row.name}`"]
+        for published, origin, text, _ in (row.delta, row.communication, row.latency):
+            cells.append(published or "–")
+            cells.append(
+                "–" if origin == "none" else "*not measured yet*" if origin == "missing" else f"{MARKS[origin]} {text}"
+            )
+        lines.append("| " + " | ".join(cells) + " |")
+    found = ", ".join(f"{count} {verdict}" for verdict, count in counts(judge(results)).items() if count)
+    marks = ", ".join(
+        f"{MARKS[origin]} {WORDS[origin].replace('’', chr(39))}" for origin in ("paper_dimensions", "smaller_scale")
+    )
+    runs = [name for (scale, name) in results.runs if scale == results.scale]
+    lines += ["", f"{marks}: {scale_text(results)}. Claims so far: {found}.", "", training_caption(results, runs)]
+    return "\n".join(lines) + "\n"
+
+
+def with_headline(text: str, results: Results) -> str:
+    """`text` with the block between the two comments replaced; ValueError if it does not have exactly one such
+    block.
+    """
+    if len(_BLOCK.findall(text)) != 1:
+        raise ValueError("README.md needs one line <!-- headline --> followed by one line <!-- /headline -->")
+    return _BLOCK.sub(lambda match: match.group(1) + headline_markdown(results) + match.group(2), text)
+
+
+def main(arguments: list[str]) -> None:
+    if arguments:
+        raise ValueError("python -m aero.report.readme takes no arguments")
+    path = find_root() / "README.md"
+    write(path, with_headline(path.read_text(encoding="utf-8"), load(path.parent)))
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,394 @@
+"""Everything that was measured, read from `results/` (kept copies) and `runs/` (what the stages just wrote).
+
+A fresh result replaces the kept one of the same scale, run and seed, or of the same row or operation. Whatever is
+missing stays missing: the report shows a gap. Whatever cannot be read is named in `Results.problems` and left out.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+SCALES = ("paper", "gpu", "laptop", "smoke")
+"""Largest first: the order in which a scale is chosen when the asked one has no results."""
+
+DEFAULT_SEED = 1337
+SCALE_VARIABLE = "AERO_REPORT_SCALE"
+"""How the renderer tells the report's source, which runs in a process of its own, what scale the report is about."""
+_NO_RECIPE = ("threads", "compile", "log_every", "checkpoint_every")
+"""Training settings that change how a run is carried out, not what it is."""
+
+
+@dataclass(frozen=True)
+class Log:
+    """A run's log, one value a logged step; `None` where a step logged nothing of that kind.
+
+    entropy: (steps, L) mean entropy of a layer, nats.
+    """
+
+    step: tuple[int, ...]
+    tokens: tuple[float | None, ...]
+    train_loss: tuple[float | None, ...]
+    eval_loss: tuple[float | None, ...]
+    entropy: tuple[tuple[float | None, ...], ...]
+
+    def evaluations(self) -> tuple[list[int], list[float]]:
+        """Steps and losses of the finite evaluations."""
+        pairs = [(s, v) for s, v in zip(self.step, self.eval_loss, strict=True) if v is not None and math.isfinite(v)]
+        return [s for s, _ in pairs], [v for _, v in pairs]
+
+
+@dataclass(frozen=True)
+class Entropy:
+    """Headwise attention entropy of a trained model on held-out tokens, nats.
+
+    mean: (L, H). quarters: fraction of heads per quarter of the maximum, for the maxima "observed", "log_T" and
+    "causal_bound" in `maximum`. overload, collapse: fraction of heads and the layers they are in, by `rule`.
+    """
+
+    mean: tuple[tuple[float, ...], ...]
+    by_position: tuple[tuple[float, ...], ...]
+    maximum: dict[str, float]
+    quarters: dict[str, tuple[float, ...]]
+    overload: dict[str, Any]
+    collapse: dict[str, Any]
+    tokens: int
+    rule: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training: its metrics.json, and its log and entropies if they are there.
+
+    perplexity is NaN for a run that diverged. `path` is the metrics file, relative to the project's root.
+    """
+
+    name: str
+    scale: str
+    seed: int
+    architecture: str
+    perplexity: float
+    loss: float
+    diverged_at: int | None
+    metrics: dict[str, Any]
+    path: str
+    fresh: bool
+    log: Log | None = None
+    entropy: Entropy | None = None
+
+    @property
+    def diverged(self) -> bool:
+        return self.diverged_at is not None
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        return self.metrics.get("provenance") or {}
+
+    @property
+    def recipe(self) -> tuple[str, ...]:
+        """What must agree before two seeds are put in one mean: architecture, sizes, corpus and its hash, training."""
+        train = {k: v for k, v in (self.metrics.get("train") or {}).items() if k not in _NO_RECIPE}
+        values = [self.metrics.get(key) for key in ("architecture", "model", "corpus", "context", "regularizer")]
+        return tuple(json.dumps(v, sort_keys=True) for v in (*values, train, self.provenance.get("corpus_sha256")))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A line of two_party/rows.csv: one forward pass of a row, in one program; bytes both ways, seconds."""
+
+    architecture: str
+    model: str
+    context: int
+    program: str
+    bytes: float
+    messages: float | None
+    rounds: float | None
+    seconds: float | None
+    latency_wan: float | None
+    latency_lan: float | None
+    method: str
+    max_logit_error: float | None
+    path: str
+    more: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Results:
+    """All results under `root`, and the training scale the report is about."""
+
+    root: Path
+    scale: str
+    runs: dict[tuple[str, str], tuple[Run, ...]]
+    costs: tuple[Cost, ...]
+    operations: tuple[dict[str, str], ...]
+    end_to_end: Any
+    problems: tuple[str, ...]
+    parameters: dict[str, Any]
+
+    def seeds(self, run: str, scale: str | None = None) -> tuple[Run, ...]:
+        """The trainings of `run` at `scale` (the report's if None), one a seed, of one recipe; empty if there is
+        none.
+        """
+        return self.runs.get((scale or self.scale, run), ())
+
+    def first(self, run: str) -> Run | None:
+        """The training of `run` with the lowest-numbered default seed, else the first there is."""
+        seeds = self.seeds(run)
+        return next((r for r in seeds if r.seed == DEFAULT_SEED), seeds[0] if seeds else None)
+
+    def perplexity(self, run: str, scale: str | None = None) -> dict[int, float]:
+        """Evaluation perplexity by seed, diverged trainings left out."""
+        return {r.seed: r.perplexity for r in self.seeds(run, scale) if not r.diverged and math.isfinite(r.perplexity)}
+
+    def quarters(self, run: str, maximum: str = "observed") -> dict[int, tuple[float, ...]]:
+        """Fraction of heads per quarter of `maximum`, by seed."""
+        return {
+            r.seed: r.entropy.quarters[maximum] for r in self.seeds(run) if r.entropy and maximum in r.entropy.quarters
+        }
+
+    def cost(self, architecture: str, program: str, context: int = 128, model: str = "gpt2") -> Cost | None:
+        """The cost of one forward pass; an end-to-end measurement is preferred to a composed one."""
+        found = [
+            c
+            for c in self.costs
+            if (c.architecture, c.program, c.context, c.model) == (architecture, program, context, model)
+        ]
+        return min(found, key=lambda c: c.method != "end_to_end", default=None)
+
+    @property
+    def scales(self) -> tuple[str, ...]:
+        """The scales that have results, largest first."""
+        present = {scale for scale, _ in self.runs}
+        return tuple(s for s in SCALES if s in present) + tuple(sorted(present - set(SCALES)))
+
+
+def find_root(start: Path | None = None) -> Path:
+    """The project's root: the nearest folder at or above `start` that has a params.yaml; ValueError if there is
+    none.
+    """
+    start = (start or Path.cwd()).resolve()
+    for folder in (start, *start.parents):
+        if (folder / "params.yaml").is_file():
+            return folder
+    raise ValueError(f"no params.yaml at or above {start}; run from inside the project")
+
+
+def load(root: Path | str | None = None, scale: str | None = None) -> Results:
+    """Read all results below `root` (found from the working directory if None).
+
+    The report is about `scale`: the one given, else params.yaml's if it has results, else the largest that has.
+    """
+    root = Path(root) if root is not None else find_root()
+    parameters = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))
+    problems: list[str] = []
+    found: dict[tuple[str, str, int], Run] = {}
+    for path, fresh in _metrics_files(root):
+        if (run := _read_run(path, root, fresh, problems)) is not None:
+            found[run.scale, run.name, run.seed] = run
+    runs = _by_recipe(found, problems)
+    present = {s for s, _ in runs}
+    if scale is None:
+        active = parameters.get("scale")
+        scale = active if active in present else next((s for s in SCALES if s in present), active)
+    costs: dict[tuple[str, ...], Cost] = {}
+    operations: dict[tuple[str, ...], dict[str, str]] = {}
+    for folder in (root / "results" / "two_party", root / "runs" / "two_party"):
+        for cost in _read_costs(folder / "rows.csv", root, problems):
+            costs[cost.architecture, cost.model, str(cost.context), cost.program] = cost
+        for line in _read_csv(folder / "ops.csv", root, problems):
+            operations[tuple(line.get(key) or "" for key in ("op", "shape", "model", "context", "variant"))] = line
+    end_to_end = _read_json(root / "runs" / "two_party" / "end_to_end.json", root, problems)
+    if end_to_end is None:
+        end_to_end = _read_json(root / "results" / "two_party" / "end_to_end.json", root, problems)
+    return Results(
+        root,
+        str(scale),
+        runs,
+        tuple(costs.values()),
+        tuple(operations.values()),
+        end_to_end,
+        tuple(problems),
+        parameters,
+    )
+
+
+def load_for_report() -> Results:
+    """What the report's source calls: the project around the working directory, at the scale the renderer asks for."""
+    return load(None, os.environ.get(SCALE_VARIABLE) or None)
+
+
+def _metrics_files(root: Path) -> list[tuple[Path, bool]]:
+    """Kept files first, so that fresh ones replace them."""
+    results = root / "results"
+    kept = sorted(results.glob("*/*/metrics.json")) + sorted(results.glob("*/*/seed_*/metrics.json"))
+    fresh = sorted((root / "runs").glob("*/seed_*/metrics.json")) + sorted((root / "runs").glob("*/metrics.json"))
+    return [(path, False) for path in kept] + [(path, True) for path in fresh]
+
+
+def _read_run(path: Path, root: Path, fresh: bool, problems: list[str]) -> Run | None:
+    metrics = _read_json(path, root, problems)
+    if metrics is None:
+        return None
+    name = str(path.relative_to(root))
+    try:
+        scale = metrics.get("scale") or path.relative_to(root / "results").parts[0]
+        diverged = metrics["diverged_at_step"]
+        run = Run(
+            name=metrics["run"],
+            scale=scale,
+            seed=int(metrics["seed"]),
+            architecture=metrics["architecture"],
+            perplexity=_number(metrics["eval_perplexity"]),
+            loss=_number(metrics["eval_loss"]),
+            diverged_at=None if diverged is None else int(diverged),
+            metrics=metrics,
+            path=name,
+            fresh=fresh,
+            log=_read_log(path.with_name("log.csv"), root, problems),
+            entropy=_read_entropy(path.with_name("entropy.json"), root, problems),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        problems.append(f"{name}: not the metrics of a run ({type(error).__name__}: {error})")
+        return None
+    return run
+
+
+def _by_recipe(found: dict[tuple[str, str, int], Run], problems: list[str]) -> dict[tuple[str, str], tuple[Run, ...]]:
+    """Group by scale and run; a seed trained by another recipe than the newest result is named and left out."""
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for (scale, name, _), run in sorted(found.items()):
+        groups.setdefault((scale, name), []).append(run)
+    chosen = {}
+    for key, group in groups.items():
+        reference = next((r for r in group if r.fresh), next((r for r in group if r.seed == DEFAULT_SEED), group[0]))
+        same = [r for r in group if r.recipe == reference.recipe]
+        for run in group:
+            if run not in same:
+                problems.append(f"{run.path}: left out, another model, corpus or budget than {reference.path}")
+        chosen[key] = tuple(same)
+    return chosen
+
+
+def _read_log(path: Path, root: Path, problems: list[str]) -> Log | None:
+    rows = _read_csv(path, root, problems)
+    if not rows:
+        return None
+    layers = sorted(
+        (k for k in rows[0] if k and k.startswith("entropy_layer_")), key=lambda k: int(k.rsplit("_", 1)[1])
+    )
+    try:
+        return Log(
+            step=tuple(int(row["step"]) for row in rows),
+            tokens=tuple(_optional(row.get("tokens")) for row in rows),
+            train_loss=tuple(_optional(row.get("train_loss")) for row in rows),
+            eval_loss=tuple(_optional(row.get("eval_loss")) for row in rows),
+            entropy=tuple(tuple(_optional(row.get(layer)) for layer in layers) for row in rows),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        problems.append(f"{path.relative_to(root)}: not a training log ({type(error).__name__}: {error})")
+        return None
+
+
+def _read_entropy(path: Path, root: Path, problems: list[str]) -> Entropy | None:
+    if not path.is_file():
+        return None
+    values = _read_json(path, root, problems)
+    if values is None:
+        return None
+    try:
+        mean = tuple(tuple(_number(v) for v in layer) for layer in values["entropy_mean"])
+        quarters = {k: tuple(_number(v) for v in q) for k, q in values["quarters"].items()}
+        if not mean or len({len(layer) for layer in mean}) != 1 or any(len(q) != 4 for q in quarters.values()):
+            raise ValueError("entropy_mean must be (L, H) and every entry of quarters four fractions")
+        return Entropy(
+            mean=mean,
+            by_position=tuple(tuple(_number(v) for v in r) for r in values.get("entropy_by_position", [])),
+            maximum={k: _number(v) for k, v in values["maximum"].items()},
+            quarters=quarters,
+            overload=values["overload"],
+            collapse=values["collapse"],
+            tokens=int(values["tokens"]),
+            rule=str(values.get("rule", "")),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        problems.append(f"{path.relative_to(root)}: not the entropies of a run ({type(error).__name__}: {error})")
+        return None
+
+
+def _read_costs(path: Path, root: Path, problems: list[str]) -> tuple[Cost, ...]:
+    known = (
+        "architecture",
+        "model",
+        "context",
+        "program",
+        "bytes",
+        "messages",
+        "rounds",
+        "seconds",
+        "latency_wan_s",
+        "latency_lan_s",
+        "method",
+        "max_logit_error",
+    )
+    costs = []
+    for number, row in enumerate(_read_csv(path, root, problems), start=2):
+        try:
+            costs.append(
+                Cost(
+                    architecture=row["architecture"],
+                    model=row["model"],
+                    context=int(row["context"]),
+                    program=row["program"],
+                    bytes=_number(row["bytes"]),
+                    messages=_optional(row.get("messages")),
+                    rounds=_optional(row.get("rounds")),
+                    seconds=_optional(row.get("seconds")),
+                    latency_wan=_optional(row.get("latency_wan_s")),
+                    latency_lan=_optional(row.get("latency_lan_s")),
+                    method=row.get("method", ""),
+                    max_logit_error=_optional(row.get("max_logit_error")),
+                    path=str(path.relative_to(root)),
+                    more={k: v for k, v in row.items() if k not in known},
+                )
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            problems.append(f"{path.relative_to(root)}, line {number}: not a cost ({type(error).__name__}: {error})")
+    return tuple(costs)
+
+
+def _read_csv(path: Path, root: Path, problems: list[str]) -> list[dict[str, str]]:
+    if not path.is_file():
+        return []
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        problems.append(f"{path.relative_to(root)}: cannot be read ({error})")
+        return []
+
+
+def _read_json(path: Path, root: Path, problems: list[str]) -> Any:
+    if not path.is_file():
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        problems.append(f"{path.relative_to(root)}: cannot be read ({error})")
+        return None
+
+
+def _number(value: Any) -> float:
+    """A number of a file; null and "" are NaN, text that is no number raises ValueError."""
+    return math.nan if value is None or value == "" else float(value)
+
+
+def _optional(value: Any) -> float | None:
+    number = _number(value)
+    return None if math.isnan(number) else number

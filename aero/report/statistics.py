@@ -1,0 +1,75 @@
+"""Means over seeds and their t-intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from scipy.special import stdtrit
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over `seeds` with its 95 % t-interval; `low` and `high` are None for a single seed, which has none."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    seeds: tuple[int, ...]
+
+    @property
+    def has_interval(self) -> bool:
+        return self.low is not None
+
+    def excludes(self, value: float = 0.0) -> int:
+        """+1 if the whole interval lies above `value`, -1 if below, 0 if it contains it or there is no interval."""
+        if self.low is None or self.high is None:
+            return 0
+        return 1 if self.low > value else -1 if self.high < value else 0
+
+    def contains(self, value: float) -> bool:
+        return self.low is not None and self.high is not None and self.low <= value <= self.high
+
+    def text(self, digits: int = 2, unit: str = "") -> str:
+        """ "3.21 [3.10, 3.32]", without the interval for one seed."""
+        unit = f" {unit}" if unit else ""
+        if not self.has_interval:
+            return f"{self.mean:.{digits}f}{unit}"
+        return f"{self.mean:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]{unit}"
+
+
+def estimate(values: Mapping[int, float]) -> Estimate | None:
+    """Mean and t-interval of one value a seed; None if there is no finite value.
+
+    The interval is mean ± t(n-1, 0.975) · s / sqrt(n) with the sample standard deviation s.
+    """
+    finite = {seed: value for seed, value in sorted(values.items()) if value is not None and math.isfinite(value)}
+    if not finite:
+        return None
+    numbers = list(finite.values())
+    count, mean = len(numbers), math.fsum(numbers) / len(numbers)
+    if count == 1:
+        return Estimate(mean, None, None, tuple(finite))
+    variance = math.fsum((number - mean) ** 2 for number in numbers) / (count - 1)
+    half = float(stdtrit(count - 1, 0.5 + CONFIDENCE / 2)) * math.sqrt(variance / count)
+    return Estimate(mean, mean - half, mean + half, tuple(finite))
+
+
+def relative(values: Mapping[int, float], base: Mapping[int, float]) -> dict[int, float]:
+    """100 · (value / base - 1), in per cent, for every seed both have: paired, so what a seed shares cancels."""
+    return {seed: 100.0 * (values[seed] / base[seed] - 1.0) for seed in sorted(values) if seed in base}
+
+
+def difference(values: Mapping[int, float], base: Mapping[int, float]) -> dict[int, float]:
+    """value - base for every seed both have."""
+    return {seed: values[seed] - base[seed] for seed in sorted(values) if seed in base}
+
+
+def share(flags: Sequence[bool]) -> float:
+    """The fraction of true ones; ValueError for none at all."""
+    if not flags:
+        raise ValueError("a share of nothing is not defined")
+    return sum(flags) / len(flags)

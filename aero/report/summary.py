@@ -1,0 +1,47 @@
+"""The few numbers of the report that `dvc metrics show` lists."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from aero.published import load
+from aero.report.claims import Judged, counts
+from aero.report.costs import GB, row_costs, saving
+from aero.report.results import Results
+from aero.report.statistics import estimate, relative
+
+
+def summary(results: Results, judged: Sequence[Judged]) -> dict[str, object]:
+    """Perplexity and its increase in per cent by run, GB and saving by row and program, and claims by verdict.
+
+    Only what was measured is in it; a run that diverged has `diverged` seeds and no perplexity.
+    """
+    table = load("aero").tables["4"]
+    perplexity: dict[str, dict[str, float | int]] = {}
+    for name in sorted({name for scale, name in results.runs if scale == results.scale}):
+        seeds = results.seeds(name)
+        entry: dict[str, float | int] = {"seeds": len(seeds), "diverged": sum(run.diverged for run in seeds)}
+        if found := estimate(results.perplexity(name)):
+            entry["perplexity"] = round(found.mean, 4)
+        if found := estimate(relative(results.perplexity(name), results.perplexity("sm-ln-g"))):
+            entry["increase_percent"] = round(found.mean, 3)
+        perplexity[name] = entry
+    costs: dict[str, dict[str, float]] = {}
+    for row in table.rows:
+        for program, cost in row_costs(results, table, row.name).items():
+            entry_ = {"gigabytes": round(cost.bytes / GB, 3)}
+            if cost.latency_wan is not None:
+                entry_["wan_minutes"] = round(cost.latency_wan / 60, 3)
+            if (factor := saving(results, table, row.name, program, "bytes")) is not None:
+                entry_["saving"] = round(factor, 3)
+            costs.setdefault(program, {}).update({f"{row.name}/{key}": value for key, value in entry_.items()})
+    verdicts = {verdict.replace(" ", "_"): count for verdict, count in counts(judged).items()}
+    return {"scale": results.scale, "claims": verdicts, "runs": perplexity, "two_party": costs}
+
+
+def files(results: Results, judged: Sequence[Judged]) -> dict[Path, str]:
+    """Path below the project's root and text of the metrics file."""
+    text = json.dumps(summary(results, judged), indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+    return {Path("reports") / "metrics.json": text}

@@ -1,0 +1,302 @@
+"""Published tables with the measured value beside every cell, and their CSV files.
+
+A cell of a training column is measured at the report's training scale; a cell of a cost or count column is measured at
+the papers' own dimensions whatever that scale is.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from aero.published import Cell, Paper, Row, Table, load
+from aero.report.costs import GB, LatencyBound, counted, part_bytes, published_bound, row_costs, saving
+from aero.report.results import Results
+from aero.report.statistics import Estimate, estimate, relative
+
+Origin = Literal["paper_dimensions", "smaller_scale", "missing"]
+PAPER_DIMENSIONS = "paper_dimensions"
+COLUMNS = ("row", "column", "published", "measured", "unit", "scale", "seeds", "ci_low", "ci_high", "note")
+TRAINING = ("ppl", "delta")
+
+
+@dataclass(frozen=True)
+class MeasuredCell:
+    """A published cell and what was measured for it.
+
+    text: the measured value as shown, "" where nothing was measured. scale: where `origin` is "smaller_scale", the
+    training scale; "paper_dimensions" for costs and counts. estimate: of a training cell, over seeds.
+    """
+
+    row: Row
+    published: Cell
+    text: str
+    value: float | None
+    origin: Origin
+    scale: str
+    note: str
+    estimate: Estimate | None = None
+
+
+def table(results: Results, number: str, short: str = "aero") -> list[MeasuredCell]:
+    """Every cell of the paper's table `number`, row by row, in the printed order."""
+    paper = load(short)
+    printed = paper.tables[number]
+    return [_measure(results, paper, printed, row, cell) for row in printed.rows for cell in row.cells.values()]
+
+
+def _measure(results: Results, paper: Paper, printed: Table, row: Row, cell: Cell) -> MeasuredCell:
+    key = cell.column.key
+    if key in TRAINING:
+        return _training(results, printed, row, cell)
+    return _COSTS[key](results, paper, printed, row, cell)
+
+
+def training_origin(scale: str) -> Origin:
+    """Only the scale `paper` has the papers' size and budget; `gpu` has their size, but fewer tokens."""
+    return "paper_dimensions" if scale == "paper" else "smaller_scale"
+
+
+def _training(results: Results, printed: Table, row: Row, cell: Cell) -> MeasuredCell:
+    notes = [cell.note] if cell.note else []
+    runs = results.seeds(row.run) if row.run else ()
+    diverged = {run.seed: run.diverged_at for run in runs if run.diverged}
+    values = results.perplexity(row.run) if row.run else {}
+    digits = cell.column.digits
+    if cell.column.key == "delta":
+        base = printed.rows[0].run
+        values = relative(values, results.perplexity(base)) if base else {}
+        if row.run == base and values:
+            zero = Estimate(0.0, None, None, tuple(values))
+            return MeasuredCell(
+                row,
+                cell,
+                f"{0:.{digits}f}",
+                0.0,
+                training_origin(results.scale),
+                results.scale,
+                "; ".join([*notes, "the baseline itself"]),
+                zero,
+            )
+    found = estimate(values)
+    if diverged:
+        steps = ", ".join(f"seed {seed} at step {step}" for seed, step in diverged.items())
+        notes.append(f"diverged: {steps}")
+    if not runs:
+        return MeasuredCell(row, cell, "", None, "missing", results.scale, "; ".join([*notes, "not run yet"]))
+    if found is None:
+        text = "NaN" if diverged else ""
+        origin = training_origin(results.scale) if diverged else "missing"
+        return MeasuredCell(row, cell, text, math.nan if diverged else None, origin, results.scale, "; ".join(notes))
+    if len(found.seeds) == 1:
+        notes.append(f"one seed ({found.seeds[0]}), no interval")
+    return MeasuredCell(
+        row,
+        cell,
+        f"{found.mean:.{digits}f}",
+        found.mean,
+        training_origin(results.scale),
+        results.scale,
+        "; ".join(notes),
+        found,
+    )
+
+
+def _counted(results: Results, paper: Paper, printed: Table, row: Row, cell: Cell) -> MeasuredCell:
+    del results, paper
+    counts = counted(row.name, printed)
+    notes = [cell.note] if cell.note else []
+    if cell.column.key == "nonlinear":
+        text, value = "; ".join(str(operation) for operation in counts.nonlinear), None
+    else:
+        value = (counts.ffn if cell.column.key == "flops_ffn" else counts.attention) / 1e9
+        text = f"{value:.{cell.column.digits}f}"
+    notes.append("counted by the formulas of Appendix E")
+    return MeasuredCell(row, cell, text, value, "paper_dimensions", PAPER_DIMENSIONS, "; ".join(notes))
+
+
+def _missing_cost(row: Row, cell: Cell, note: str = "") -> MeasuredCell:
+    notes = [text for text in (cell.note, note, "not measured yet") if text]
+    return MeasuredCell(row, cell, "", None, "missing", PAPER_DIMENSIONS, "; ".join(notes))
+
+
+def _communication(results: Results, paper: Paper, printed: Table, row: Row, cell: Cell) -> MeasuredCell:
+    costs = row_costs(results, printed, row.name)
+    if "as_published" not in costs:
+        return _missing_cost(row, cell)
+    value = costs["as_published"].bytes / GB
+    notes = [cell.note] if cell.note else []
+    notes.append(f"as_published, {costs['as_published'].method}")
+    if "tuned" in costs:
+        notes.append(f"tuned {costs['tuned'].bytes / GB:.2f}")
+    return MeasuredCell(
+        row, cell, f"{value:.{cell.column.digits}f}", value, "paper_dimensions", PAPER_DIMENSIONS, "; ".join(notes)
+    )
+
+
+def _latency(results: Results, paper: Paper, printed: Table, row: Row, cell: Cell) -> MeasuredCell:
+    bound = published_bound(paper, printed.number, row.name)
+    note = ""
+    if bound is not None:
+        note = (
+            f"the published bytes need at least {bound.overlapped:.1f} min on the published network "
+            f"({bound.one_way:.1f} if the directions do not overlap)"
+        )
+    cost = row_costs(results, printed, row.name).get("as_published")
+    if cost is None or cost.latency_wan is None:
+        return _missing_cost(row, cell, note)
+    value = cost.latency_wan / 60
+    notes = [text for text in (cell.note, f"as_published, {cost.method}", note) if text]
+    return MeasuredCell(
+        row, cell, f"{value:.{cell.column.digits}f}", value, "paper_dimensions", PAPER_DIMENSIONS, "; ".join(notes)
+    )
+
+
+def _saving(results: Results, paper: Paper, printed: Table, row: Row, cell: Cell) -> MeasuredCell:
+    del paper
+    quantity = "bytes" if cell.column.key == "savings_communication" else "latency_wan"
+    value = saving(results, printed, row.name, "as_published", quantity)
+    if value is None:
+        return _missing_cost(row, cell)
+    notes = [cell.note] if cell.note else []
+    notes.append("as_published")
+    return MeasuredCell(
+        row, cell, f"{value:.{cell.column.digits}f}", value, "paper_dimensions", PAPER_DIMENSIONS, "; ".join(notes)
+    )
+
+
+_COSTS: dict[str, Callable[[Results, Paper, Table, Row, Cell], MeasuredCell]] = {
+    "nonlinear": _counted,
+    "flops_ffn": _counted,
+    "flops_attention": _counted,
+    "communication": _communication,
+    "latency": _latency,
+    "savings_communication": _saving,
+    "savings_latency": _saving,
+}
+
+COST_COLUMNS = (
+    "row",
+    "program",
+    "bytes",
+    "set_up_bytes",
+    "embedding_bytes",
+    "head_bytes",
+    "ln_f_bytes",
+    "messages",
+    "rounds",
+    "compute_s",
+    "latency_wan_min",
+    "latency_lan_min",
+    "method",
+    "max_logit_error",
+    "published_gb",
+    "bytes_over_published",
+    "published_min",
+    "bound_overlapped_min",
+    "bound_one_way_min",
+    "needed_mbit",
+)
+
+
+def cost_rows(results: Results, number: str = "4", short: str = "aero") -> list[dict[str, str | float | None]]:
+    """One entry a row and program: what was measured, and the bound the published bytes put on the published latency.
+
+    Rows without a measurement have one entry with the published side alone. Bytes are both ways; minutes and seconds.
+    """
+    paper = load(short)
+    printed = paper.tables[number]
+    entries: list[dict[str, str | float | None]] = []
+    for row in printed.rows:
+        gigabytes, minutes = row.cells["communication"].value, row.cells["latency"].value
+        bound = LatencyBound(gigabytes, paper.facts["network"]["bandwidth_mbit"]) if gigabytes else None
+        side: dict[str, str | float | None] = {
+            "row": row.name,
+            "published_gb": gigabytes,
+            "published_min": minutes,
+            "bound_overlapped_min": bound.overlapped if bound else None,
+            "bound_one_way_min": bound.one_way if bound else None,
+            "needed_mbit": bound.needed_mbit(minutes) if bound and minutes else None,
+        }
+        costs = row_costs(results, printed, row.name)
+        for program, cost in costs.items():
+            entries.append(
+                dict.fromkeys(COST_COLUMNS)
+                | side
+                | {
+                    "program": program,
+                    "bytes": cost.bytes,
+                    "set_up_bytes": part_bytes(cost, "setup_bytes"),
+                    "embedding_bytes": part_bytes(cost, "embedding_bytes"),
+                    "head_bytes": part_bytes(cost, "head_bytes"),
+                    "ln_f_bytes": part_bytes(cost, "ln_f_bytes"),
+                    "messages": cost.messages,
+                    "rounds": cost.rounds,
+                    "compute_s": cost.seconds,
+                    "latency_wan_min": None if cost.latency_wan is None else cost.latency_wan / 60,
+                    "latency_lan_min": None if cost.latency_lan is None else cost.latency_lan / 60,
+                    "method": cost.method,
+                    "max_logit_error": cost.max_logit_error,
+                    "bytes_over_published": cost.bytes / GB / gigabytes if gigabytes else None,
+                }
+            )
+        if not costs:
+            entries.append(dict.fromkeys(COST_COLUMNS) | side)
+    return entries
+
+
+def cells_csv(cells: Iterable[MeasuredCell]) -> str:
+    """The cells as CSV text with the columns of the contract; numbers in shortest exact form, gaps empty."""
+    rows = []
+    for cell in cells:
+        found = cell.estimate
+        measured = cell.text if cell.value is None or math.isnan(cell.value) else f"{cell.value:.6g}"
+        rows.append(
+            {
+                "row": cell.row.name,
+                "column": cell.published.column.label,
+                "published": cell.published.text,
+                "measured": measured,
+                "unit": cell.published.column.unit,
+                "scale": cell.scale,
+                "seeds": " ".join(str(seed) for seed in found.seeds) if found else "",
+                "ci_low": "" if found is None or found.low is None else f"{found.low:.6g}",
+                "ci_high": "" if found is None or found.high is None else f"{found.high:.6g}",
+                "note": cell.note,
+            }
+        )
+    return csv_text(rows, COLUMNS)
+
+
+def costs_csv(entries: Iterable[dict[str, str | float | None]]) -> str:
+    """The entries as CSV text; bytes whole, other numbers to six digits, gaps empty."""
+    return csv_text([{key: _written(key, value) for key, value in entry.items()} for entry in entries], COST_COLUMNS)
+
+
+def _written(key: str, value: str | float | None) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    return f"{value:.0f}" if key == "bytes" or key.endswith("_bytes") else f"{value:.6g}"
+
+
+def csv_text(rows: Iterable[dict[str, object]], columns: tuple[str, ...]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def files(results: Results) -> dict[Path, str]:
+    """Path below the project's root and text of every table file."""
+    folder = Path("reports") / "tables"
+    return {
+        folder / "aero_table2.csv": cells_csv(table(results, "2")),
+        folder / "aero_table4.csv": cells_csv(table(results, "4")),
+        folder / "aero_table4_costs.csv": costs_csv(cost_rows(results)),
+    }

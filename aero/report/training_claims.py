@@ -1,0 +1,289 @@
+"""Tests of claims about training: perplexity, divergence, loss curves, and the entropy of attention heads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from aero.published import Paper
+from aero.report.decisions import Decision, Verdict, absent, claim_test, effect, sources, training_gap, untested
+from aero.report.results import Results
+from aero.report.statistics import difference as _difference
+from aero.report.statistics import estimate, relative
+
+# Perplexity -------------------------------------------------------------------------------------------------------
+
+
+@claim_test
+def relative_perplexity(results: Results, paper: Paper, *, run: str, base: str, percent: float) -> Decision:
+    """How many per cent the perplexity of `run` lies above that of `base`, paired by seed."""
+    rule = f"perplexity of {run} over {base} - 1; reproduced if the interval excludes 0 and contains {percent} %"
+    found = estimate(relative(results.perplexity(run), results.perplexity(base)))
+    if gap := training_gap(results, found, (run, base)):
+        return untested(rule, results, gap, f"{found.mean:+.2f} %" if found else "")
+    verdict = effect(results, found, percent, percent, percent)
+    opposite = "; the opposite holds here" if found.excludes(0) * percent < 0 else ""
+    return Decision(rule, found.text(2, "%"), results.scale, verdict, f"{sources(results, run, base)}{opposite}")
+
+
+@claim_test
+def no_worse(results: Results, paper: Paper, *, run: str, base: str, margin_percent: float) -> Decision:
+    """Whether the perplexity of `run` stays within `margin_percent` above that of `base`, paired by seed."""
+    rule = (
+        f"perplexity of {run} over {base} - 1; reproduced if the whole interval is below {margin_percent} %, "
+        "not seen if it is wholly above, direction reproduced if the mean is below"
+    )
+    found = estimate(relative(results.perplexity(run), results.perplexity(base)))
+    if gap := training_gap(results, found, (run, base)):
+        return untested(rule, results, gap, f"{found.mean:+.2f} %" if found else "")
+    side = found.excludes(margin_percent)
+    verdict: Verdict = (
+        "reproduced"
+        if side < 0
+        else "direction reproduced"
+        if side == 0 and found.mean < margin_percent
+        else absent(results)
+    )
+    return Decision(rule, found.text(2, "%"), results.scale, verdict, sources(results, run, base))
+
+
+@claim_test
+def order(results: Results, paper: Paper, *, runs: list[str]) -> Decision:
+    """Whether perplexity rises along `runs`: each neighbouring pair's interval of paired relative differences."""
+    rule = (
+        "each neighbouring pair's relative difference; reproduced if every interval is above 0, direction reproduced "
+        "if at least one is and none is below"
+    )
+    if missing := [run for run in runs if not results.perplexity(run)]:
+        return untested(rule, results, f"no perplexity of: {', '.join(missing)}")
+    pairs = list(zip(runs, runs[1:], strict=False))
+    found = [estimate(relative(results.perplexity(after), results.perplexity(before))) for before, after in pairs]
+    measured = "; ".join(
+        f"{before} to {after} {e.text(2, '%') if e else 'no common seed'}"
+        for (before, after), e in zip(pairs, found, strict=True)
+    )
+    if any(e is None or not e.has_interval for e in found):
+        return untested(rule, results, "one seed: no interval, so no verdict", measured)
+    signs = [e.excludes(0) for e in found if e]
+    verdict: Verdict = (
+        "reproduced"
+        if all(s > 0 for s in signs)
+        else "direction reproduced"
+        if any(s > 0 for s in signs) and not any(s < 0 for s in signs)
+        else absent(results)
+    )
+    turned = [f"{before} to {after}" for (before, after), s in zip(pairs, signs, strict=True) if s < 0]
+    evidence = sources(results, *runs) + (f"; reversed here: {', '.join(turned)}" if turned else "")
+    return Decision(rule, measured, results.scale, verdict, evidence)
+
+
+@claim_test
+def diverges(results: Results, paper: Paper, *, run: str, others: list[str]) -> Decision:
+    """Whether every training of `run` diverges; short of that, whether it is worse than every one of `others`."""
+    rule = (
+        "share of seeds that diverged; reproduced if all of at least two, direction reproduced if some did, or if none "
+        f"did and every interval of perplexity over {', '.join(others)} is above 0"
+    )
+    runs = results.seeds(run)
+    if not runs:
+        return untested(rule, results, f"not run yet: {run}")
+    failed = [r for r in runs if r.diverged]
+    measured = f"{len(failed)} of {len(runs)} seeds diverged"
+    steps = "; ".join(f"seed {r.seed} at step {r.diverged_at}{_where(r.metrics)}" for r in failed)
+    evidence = sources(results, run) + (f"; {steps}" if steps else "")
+    if failed:
+        verdict: Verdict = "reproduced" if len(failed) == len(runs) > 1 else "direction reproduced"
+        return Decision(rule, measured, results.scale, verdict, evidence)
+    own = results.perplexity(run)
+    worse = [estimate(relative(own, results.perplexity(other))) for other in others if results.perplexity(other)]
+    if not worse or any(e is None or not e.has_interval for e in worse):
+        return untested(rule, results, f"{evidence}; one seed or nothing to compare with", measured)
+    if all(e.excludes(0) > 0 for e in worse if e):
+        least = min(e.mean for e in worse if e)
+        return Decision(
+            rule, f"{measured}; worst row by at least {least:.1f} %", results.scale, "direction reproduced", evidence
+        )
+    return Decision(rule, measured, results.scale, absent(results), evidence)
+
+
+def _where(metrics: Mapping[str, Any]) -> str:
+    first = metrics.get("first_nonfinite")
+    if not isinstance(first, Mapping):
+        return ""
+    layer = first.get("layer")
+    return f" (first in {first.get('where', 'the model')}{'' if layer is None else f', layer {layer}'})"
+
+
+@claim_test
+def trains(results: Results, paper: Paper, *, run: str, against: str) -> Decision:
+    """Whether every training of `run` ends, and is better than `against` where that ends too."""
+    rule = (
+        f"reproduced if no seed of {run} diverges and every seed of {against} does; direction reproduced if {run} "
+        f"never diverges and its perplexity is below that of {against}, interval below 0"
+    )
+    runs, base = results.seeds(run), results.seeds(against)
+    if not runs or not base:
+        return untested(
+            rule, results, f"not run yet: {', '.join(n for n, r in ((run, runs), (against, base)) if not r)}"
+        )
+    failed, base_failed = sum(r.diverged for r in runs), sum(r.diverged for r in base)
+    measured = f"{run} {failed} of {len(runs)} diverged, {against} {base_failed} of {len(base)}"
+    evidence = sources(results, run, against)
+    if len(runs) < 2 or len(base) < 2:
+        return untested(rule, results, f"{evidence}; one seed", measured)
+    if failed:
+        return Decision(rule, measured, results.scale, absent(results), evidence)
+    if base_failed == len(base):
+        return Decision(rule, measured, results.scale, "reproduced", evidence)
+    found = estimate(relative(results.perplexity(run), results.perplexity(against)))
+    if found is not None:
+        measured += f"; perplexity {found.text(2, '%')}"
+    better = base_failed > 0 or (found is not None and found.excludes(0) < 0)
+    return Decision(rule, measured, results.scale, "direction reproduced" if better else absent(results), evidence)
+
+
+@claim_test
+def curve_below(results: Results, paper: Paper, *, run: str, base: str, share: float) -> Decision:
+    """In what share of the evaluations of the second half of training `run` has the lower loss, for every seed."""
+    rule = (
+        f"share of common evaluations in the second half of training with {run} below {base}; reproduced if at least "
+        f"{share:.0%} in every one of at least two seeds, direction reproduced if more than half in every seed"
+    )
+    logs = {r.seed: r.log for r in results.seeds(run) if r.log}
+    base_logs = {r.seed: r.log for r in results.seeds(base) if r.log}
+    shares: dict[int, float] = {}
+    for seed in sorted(set(logs) & set(base_logs)):
+        one, other = (dict(zip(*log.evaluations(), strict=True)) for log in (logs[seed], base_logs[seed]))
+        common = sorted(set(one) & set(other))
+        late = [step for step in common if step >= common[-1] / 2] if common else []
+        if late:
+            shares[seed] = sum(one[step] < other[step] for step in late) / len(late)
+    evidence = sources(results, run, base)
+    if not shares:
+        return untested(rule, results, f"{evidence}; no evaluation curves to compare")
+    measured = "; ".join(f"seed {seed} {value:.0%}" for seed, value in shares.items())
+    if len(shares) < 2:
+        return untested(rule, results, f"{evidence}; one seed", measured)
+    least = min(shares.values())
+    verdict: Verdict = "reproduced" if least >= share else "direction reproduced" if least > 0.5 else absent(results)
+    return Decision(rule, measured, results.scale, verdict, evidence)
+
+
+# Entropy ----------------------------------------------------------------------------------------------------------
+
+
+def _fractions(results: Results, run: str, quarters: list[int]) -> dict[int, float]:
+    return {seed: math.fsum(values[q] for q in quarters) for seed, values in results.quarters(run).items()}
+
+
+_QUARTERS = {(0,): "the lowest quarter", (1, 2): "the two middle quarters", (3,): "the highest quarter"}
+
+
+@claim_test
+def head_fraction(
+    results: Results,
+    paper: Paper,
+    *,
+    run: str,
+    quarters: list[int],
+    fraction: float,
+    tolerance: float,
+    above: str | None = None,
+) -> Decision:
+    """The fraction of heads in the given quarters of the largest observed entropy.
+
+    above: a run that must have a smaller fraction, so that a model that merely has not learnt yet, all of whose heads
+    are still near the maximum, does not pass for overloaded.
+    """
+    than = f" and that of {above} is smaller beyond seed noise" if above else ""
+    rule = (
+        f"fraction of heads in {_QUARTERS[tuple(quarters)]} of the observed maximum; reproduced if the mean is within "
+        f"{tolerance:.2f} of {fraction:.2f}{than}, direction reproduced if the interval lies above an even spread "
+        f"({len(quarters) / 4:.2f}){than}"
+    )
+    ours = _fractions(results, run, quarters)
+    found = estimate(ours)
+    runs = (run, above) if above else (run,)
+    if gap := training_gap(results, found, runs, "measured"):
+        return untested(rule, results, gap, f"{found.mean:.2f}" if found else "")
+    measured = found.text(2)
+    if above:
+        more = estimate(_difference(ours, _fractions(results, above, quarters)))
+        if gap := training_gap(results, more, runs, "measured"):
+            return untested(rule, results, gap, measured)
+        measured += f", {more.text(2)} more than {above}"
+        if more.excludes(0) <= 0:
+            return Decision(rule, measured, results.scale, absent(results), sources(results, *runs))
+    verdict: Verdict = (
+        "reproduced"
+        if abs(found.mean - fraction) <= tolerance
+        else "direction reproduced"
+        if found.excludes(len(quarters) / 4) > 0
+        else absent(results)
+    )
+    return Decision(rule, measured, results.scale, verdict, sources(results, *runs))
+
+
+@claim_test
+def head_fraction_difference(
+    results: Results, paper: Paper, *, run: str, base: str, quarters: list[int], difference: float, tolerance: float
+) -> Decision:
+    """How much larger the fraction of heads in the given quarters is in `run` than in `base`, paired by seed."""
+    rule = (
+        f"fraction of heads in {_QUARTERS[tuple(quarters)]} of the observed maximum, {run} - {base}; reproduced if the "
+        f"interval excludes 0 and the mean is within {tolerance:.2f} of {difference:.2f}"
+    )
+    ours, theirs = _fractions(results, run, quarters), _fractions(results, base, quarters)
+    found = estimate(_difference(ours, theirs))
+    if gap := training_gap(results, found, (run, base), "measured"):
+        return untested(rule, results, gap, f"{found.mean:+.2f}" if found else "")
+    verdict = effect(results, found, difference, difference - tolerance, difference + tolerance)
+    each = f"{estimate(ours).mean:.2f} - {estimate(theirs).mean:.2f} = "
+    return Decision(rule, each + found.text(2), results.scale, verdict, sources(results, run, base))
+
+
+def _layer_means(results: Results, run: str) -> dict[int, list[float]]:
+    """Mean entropy of each layer over its heads as a fraction of the causal bound, by seed."""
+    means = {}
+    for trained in results.seeds(run):
+        if trained.entropy and (bound := trained.entropy.maximum.get("causal_bound")):
+            means[trained.seed] = [math.fsum(layer) / len(layer) / bound for layer in trained.entropy.mean]
+    return means
+
+
+def _mean(values: list[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+@claim_test
+def early_entropy(results: Results, paper: Paper, *, run: str, base: str) -> Decision:
+    """How much closer to the causal bound the first half of the layers stands in `run` than in `base`."""
+    rule = (
+        f"mean entropy of the first half of the layers over the causal bound, {run} - {base}, paired; direction "
+        "reproduced if the interval is above 0 (the paper prints no number to compare)"
+    )
+    ours, theirs = _layer_means(results, run), _layer_means(results, base)
+    first = {seed: _mean(v[: len(v) // 2]) for seed, v in ours.items()}
+    found = estimate(_difference(first, {seed: _mean(v[: len(v) // 2]) for seed, v in theirs.items()}))
+    if gap := training_gap(results, found, (run, base), "measured"):
+        return untested(rule, results, gap, f"{found.mean:+.3f}" if found else "")
+    verdict: Verdict = "direction reproduced" if found.excludes(0) > 0 else absent(results)
+    return Decision(rule, found.text(3), results.scale, verdict, sources(results, run, base))
+
+
+@claim_test
+def early_minus_deep(results: Results, paper: Paper, *, run: str) -> Decision:
+    """How much the first third of the layers stands above the last third, in fractions of the causal bound."""
+    rule = (
+        "mean entropy over the causal bound, first third of the layers minus last third; direction reproduced if the "
+        "interval is above 0 (the paper prints no number to compare)"
+    )
+    layers = _layer_means(results, run)
+    found = estimate(
+        {seed: _mean(v[: len(v) // 3]) - _mean(v[-(len(v) // 3) :]) for seed, v in layers.items() if len(v) >= 3}
+    )
+    if gap := training_gap(results, found, (run,), "measured"):
+        return untested(rule, results, gap, f"{found.mean:+.3f}" if found else "")
+    verdict: Verdict = "direction reproduced" if found.excludes(0) > 0 else absent(results)
+    return Decision(rule, found.text(3), results.scale, verdict, sources(results, run))

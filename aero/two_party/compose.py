@@ -1,0 +1,88 @@
+"""The cost of a whole private forward pass, composed from operations measured alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from aero.architecture import Architecture
+from aero.model import ModelConfig
+from aero.two_party.ledger import Measurement, Row, as_json, find
+from aero.two_party.network import Network
+from aero.two_party.operations import Operation
+from aero.two_party.program import operations
+
+Measured = Mapping[tuple[str, str], Measurement]
+
+
+def parts(architecture: Architecture, config: ModelConfig, program: str, counts: Counter[Operation]) -> dict[str, str]:
+    """Which part of the network each operation of `counts` belongs to: embedding, head, or the backbone."""
+    vocabulary = config.vocabulary
+    named = {}
+    for operation in counts:
+        if operation.kind == "embedding_slice":
+            named[operation.name + operation.shape] = "embedding"
+        elif operation.kind == "linear" and operation.shapes[1] == (config.width, vocabulary):
+            named[operation.name + operation.shape] = "head"
+        else:
+            named[operation.name + operation.shape] = "backbone"
+    return named
+
+
+def compose(
+    architecture: Architecture,
+    config: ModelConfig,
+    model: str,
+    program: str,
+    context: int,
+    measured: Measured,
+    networks: Mapping[str, Network],
+    max_logit_error: float | None = None,
+    provenance: str = "",
+) -> Row:
+    """The row of `architecture`: sum over operations of count x steady-state cost, plus one set-up.
+
+    networks: must hold "wan" and "lan". ValueError if an operation was not measured.
+    """
+    counts = operations(architecture, config, program, context)
+    named = parts(architecture, config, program, counts)
+    client = server = messages = rounds = seconds = setup = 0.0
+    by_part = {"embedding": 0.0, "head": 0.0, "backbone": 0.0}
+    for operation, count in counts.items():
+        one = find(measured, operation)
+        client += count * one.bytes_sent_client
+        server += count * one.bytes_sent_server
+        messages += count * one.messages
+        rounds += count * one.rounds
+        seconds += count * one.seconds
+        setup = max(setup, one.setup_bytes)
+        by_part[named[operation.name + operation.shape]] += count * one.bytes
+    # Keys and first oblivious transfers go both ways in about equal parts.
+    client, server = client + setup / 2, server + setup / 2
+    ln_f = 0.0
+    if config.ln_f:
+        rows, kind = (1, "normalise") if program == "tuned" else (context, "layer_norm")
+        norms = [operation for operation in counts if operation.kind == kind and operation.shapes[0][0] == rows]
+        ln_f = find(measured, norms[0]).bytes
+    latency = {name: networks[name].latency_seconds(seconds, client, server, rounds) for name in ("wan", "lan")}
+    return Row(
+        architecture=str(architecture),
+        model=model,
+        context=context,
+        program=program,
+        bytes=client + server,
+        messages=messages,
+        rounds=rounds,
+        seconds=seconds,
+        latency_wan_s=latency["wan"],
+        latency_lan_s=latency["lan"],
+        method="composed",
+        max_logit_error=max_logit_error,
+        bytes_client=client,
+        bytes_server=server,
+        embedding_bytes=by_part["embedding"],
+        head_bytes=by_part["head"],
+        ln_f_bytes=ln_f,
+        setup_bytes=setup,
+        provenance=provenance or as_json(operations=sum(counts.values())),
+    )

@@ -1,0 +1,158 @@
+"""A complete private forward pass: the client's tokens against the server's weights, logits for the client alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jax import Array
+
+from aero import checkpoint
+from aero.architecture import Architecture, parse
+from aero.model import GPT, ModelConfig
+from aero.two_party.measure import WARM_UP, place
+from aero.two_party.operations import Operation, call
+from aero.two_party.parties import Party, run_parties
+from aero.two_party.profile import Profile, check_pair
+from aero.two_party.program import forward, operations
+from aero.two_party.settings import CLIENT, SERVER, Settings
+from aero.two_party.weights import weight_arrays, weight_shapes
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the client holds after a private forward pass, and what the pass cost.
+
+    logits: (V,) after the last token. next_token: the most likely one. bytes_client, bytes_server: sent by each.
+    seconds: of the pass itself, weights already in place.
+    """
+
+    logits: np.ndarray
+    next_token: int
+    bytes_client: int
+    bytes_server: int
+    messages: int
+    seconds: float
+
+    @property
+    def bytes(self) -> int:
+        """Bytes in both directions."""
+        return self.bytes_client + self.bytes_server
+
+
+@dataclass(frozen=True)
+class Question:
+    """What both parties know beforehand: the architecture, the sizes, the program and the prompt's length."""
+
+    architecture: str
+    config: dict[str, Any]
+    program: str
+    tokens: int
+
+    @property
+    def parsed(self) -> Architecture:
+        return parse(self.architecture)
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return ModelConfig(**self.config)
+
+    def function(self, names: Sequence[str]) -> Callable[..., Array]:
+        """The program as a function of the weights in the order of `names`, then the one-hot prompt."""
+        architecture, config, program = self.parsed, self.model_config, self.program
+
+        def whole_model(*arrays: Array) -> Array:
+            return forward(call, architecture, config, program, dict(zip(names, arrays[:-1], strict=True)), arrays[-1])
+
+        return whole_model
+
+
+def forward_task(party: Party, given: dict[str, Any]) -> dict[str, Any]:
+    """In a party process: place the weights, answer every prompt, and measure the same operations alone afterwards.
+
+    given: "question" (both), "prompts" number (both), "weights" (server only), "ids" (client only, (N, T)).
+    """
+    question: Question = given["question"]
+    shapes = weight_shapes(question.parsed, question.model_config, question.program)
+    names = sorted(shapes)
+    weights = given.get("weights")
+    if given.get("warm_up", True):
+        for operation in WARM_UP:
+            party.run(operation.function(), place(party, operation), ["y"])
+    for name in names:
+        held = weights[name] if party.rank == SERVER else None
+        party.put(f"w.{name}", held, shapes[name], owner=SERVER, from_rank=SERVER)
+    function = question.function(names)
+    profiles, logits = [], []
+    for index in range(given["prompts"]):
+        one_hot = None
+        if party.rank == CLIENT:
+            one_hot = np.eye(question.model_config.vocabulary, dtype=np.float32)[given["ids"][index]]
+        shape = (question.tokens, question.model_config.vocabulary)
+        party.put("one_hot", one_hot, shape, owner=CLIENT, from_rank=CLIENT)
+        profiles.append(party.run(function, [*(f"w.{name}" for name in names), "one_hot"], ["logits"]))
+        logits.append(party.reveal("logits", to=CLIENT))
+    alone: dict[Operation, Profile] = {}
+    for operation in given.get("operations", ()):
+        inputs, alone_function = place(party, operation), operation.function()
+        # The middle one of three: a refill of oblivious transfers falls into some run or other.
+        runs = [party.run(alone_function, inputs, ["y"]) for _ in range(3)]
+        alone[operation] = sorted(runs, key=lambda profile: profile.bytes_sent + profile.bytes_received)[1]
+    return {"profiles": profiles, "logits": logits, "alone": alone}
+
+
+def ask(
+    model: GPT | Path | str,
+    prompts: np.ndarray,
+    program: str = "tuned",
+    settings: Settings | None = None,
+    with_operations: bool = False,
+) -> tuple[list[Answer], dict[Operation, float]]:
+    """Answer `prompts` (N, T), token ids, privately: two processes, the model in one, the prompts in the other.
+
+    model: a `GPT` or the path of its checkpoint. With `with_operations`, also every operation of the program is
+    measured alone in the same session: bytes in both directions, for a composition to be held against.
+    Raises TwoPartyError if a party fails, ValueError for prompts the model cannot take.
+    """
+    if not isinstance(model, GPT):
+        model = checkpoint.load(model)
+    config, prompts = model.config, np.atleast_2d(np.asarray(prompts))
+    if not prompts.size or prompts.shape[1] > config.context:
+        raise ValueError(f"a prompt needs 1 to {config.context} tokens, got {prompts.shape[1]}; shorten it")
+    if prompts.min() < 0 or prompts.max() >= config.vocabulary:
+        raise ValueError(f"token ids must lie in 0 to {config.vocabulary - 1}; use the model's own tokenizer")
+    question = Question(str(model.architecture), dataclasses.asdict(config), program, prompts.shape[1])
+    counts = operations(model.architecture, config, program, prompts.shape[1]) if with_operations else {}
+    common = {"question": question, "prompts": len(prompts), "operations": sorted(counts)}
+    client, server = run_parties(
+        forward_task,
+        common | {"ids": prompts},
+        common | {"weights": weight_arrays(model, program)},
+        settings or Settings(),
+    )
+    if any(value is not None for value in server["logits"]):
+        raise AssertionError("the server learnt logits")
+    answers = []
+    for ours, theirs, logits in zip(client["profiles"], server["profiles"], client["logits"], strict=True):
+        check_pair(ours, theirs)
+        answers.append(
+            Answer(
+                logits,
+                int(np.argmax(logits)),
+                ours.bytes_sent,
+                theirs.bytes_sent,
+                ours.messages_sent + theirs.messages_sent,
+                max(ours.seconds, theirs.seconds),
+            )
+        )
+    alone = {op: float(p.bytes_sent + p.bytes_received) for op, p in client["alone"].items()}
+    return answers, alone
+
+
+def composed_bytes(counts: dict[Operation, int], alone: dict[Operation, float]) -> float:
+    """Bytes of a pass by its operations measured alone: sum of count x bytes."""
+    return sum(count * alone[operation] for operation, count in counts.items())

@@ -1,0 +1,132 @@
+"""Measured operations and composed rows as CSV: the contracts results/two_party/ops.csv and rows.csv."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from aero.two_party.operations import Operation
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One operation as measured: bytes each way and messages in the steady state, seconds of one run on loopback.
+
+    rounds: round trips that cost time, from the slope of time against RTT. setup_bytes: what the first run of this kind
+    paid beyond the steady state (keys, first oblivious transfers); a row pays the largest once, not the sum.
+    runs: how many steady-state runs the means are over. provenance: JSON.
+    """
+
+    op: str
+    shape: str
+    model: str
+    context: int
+    variant: str
+    bytes_sent_client: float
+    bytes_sent_server: float
+    messages: float
+    rounds: float
+    setup_bytes: float
+    seconds: float
+    runs: int
+    provenance: str
+
+    @property
+    def bytes(self) -> float:
+        """Bytes in both directions."""
+        return self.bytes_sent_client + self.bytes_sent_server
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.op, self.shape
+
+
+@dataclass(frozen=True)
+class Row:
+    """Cost of one private forward pass. bytes, messages, rounds: both directions; seconds: computing on loopback.
+
+    embedding_bytes, head_bytes, ln_f_bytes: parts of bytes. setup_bytes: once a session, part of a composed row's bytes
+    too, not of a complete pass's. None: not measured.
+    """
+
+    architecture: str
+    model: str
+    context: int
+    program: str
+    bytes: float
+    messages: float
+    rounds: float | None
+    seconds: float
+    latency_wan_s: float | None
+    latency_lan_s: float | None
+    method: str
+    max_logit_error: float | None
+    bytes_client: float
+    bytes_server: float
+    embedding_bytes: float | None
+    head_bytes: float | None
+    ln_f_bytes: float | None
+    setup_bytes: float | None
+    provenance: str
+
+
+def write(path: Path, rows: Iterable[Measurement | Row], kind: type[Measurement] | type[Row]) -> None:
+    """Write rows atomically with the header of `kind`."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [field.name for field in fields(kind)], lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({key: "" if value is None else value for key, value in asdict(row).items()})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text.getvalue(), encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def read(path: Path, kind: type[Any]) -> list[Any]:
+    """Rows of a file written by `write`. ValueError naming the file and line if it is not one."""
+    types = {field.name: str(field.type) for field in fields(kind)}
+    with open(path, encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        if reader.fieldnames != list(types):
+            raise ValueError(f"{path}: columns are {reader.fieldnames}, expected {list(types)}; measure again")
+        rows = []
+        for number, line in enumerate(reader, 2):
+            try:
+                rows.append(kind(**{name: _value(types[name], text) for name, text in line.items()}))
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"{path}, line {number}: {error}; measure again") from None
+    return rows
+
+
+def _value(kind: str, text: str) -> Any:
+    if "None" in kind and text == "":
+        return None
+    if kind == "int":
+        return int(text)
+    return float(text) if kind.startswith("float") else text
+
+
+def by_operation(measurements: Iterable[Measurement]) -> dict[tuple[str, str], Measurement]:
+    """Measurements by (op, shape)."""
+    return {measurement.key: measurement for measurement in measurements}
+
+
+def find(measured: Mapping[tuple[str, str], Measurement], operation: Operation) -> Measurement:
+    """The measurement of `operation`; ValueError if it was not measured (nothing is guessed)."""
+    try:
+        return measured[operation.name, operation.shape]
+    except KeyError:
+        what = f"operation {operation.name} {operation.shape}"
+        raise ValueError(f"{what} was not measured; run the two_party_ops stage") from None
+
+
+def as_json(**values: Any) -> str:
+    """Compact JSON for a provenance column."""
+    return json.dumps(values, sort_keys=True, separators=(",", ":"))

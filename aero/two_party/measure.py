@@ -1,0 +1,229 @@
+"""Measuring operations one by one in a real two-party run: bytes, messages, seconds, set-up, and rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from aero import provenance
+from aero.two_party.ledger import Measurement, as_json
+from aero.two_party.operations import Operation
+from aero.two_party.parties import Party, run_parties
+from aero.two_party.profile import Profile, check_pair
+from aero.two_party.relay import Relay
+from aero.two_party.settings import CLIENT, SERVER, Settings
+
+# One of each protocol: comparison, product of shares, division, product with the server's matrix, of two shared ones,
+# with the server's vector, truncation. Their first runs pay for keys and first oblivious transfers.
+WARM_UP = (
+    Operation("relu", ((8, 8),)),
+    Operation("softmax_plain", ((1, 8, 8),)),
+    Operation("linear", ((8, 8), (8, 8))),
+    Operation("scores", ((1, 8, 8), (1, 8, 8))),
+    Operation("scale", ((8, 8), ())),
+    Operation("embedding_slice", ((8, 8), (8, 8))),
+    Operation("normalise", ((8, 8),)),
+)
+DELAY_S = 0.010
+REFILL_MESSAGES = 1000
+REFILL_MATTERS = 60_000_000
+
+
+def arguments(operation: Operation, seed: int = 0) -> list[np.ndarray]:
+    """Values to measure `operation` on. Bytes do not depend on them; division and roots need sane ones."""
+    generator = np.random.default_rng(seed)
+    values = []
+    for shape, owner in zip(operation.shapes, operation.owners, strict=True):
+        if owner == "client":
+            value = np.zeros(shape)
+            value[np.arange(shape[0]), generator.integers(0, shape[1], shape[0])] = 1.0
+        else:
+            size = shape[0] ** -0.5 if len(shape) == 2 and owner == "server" else 1.0
+            value = size * generator.standard_normal(shape)
+        values.append(value.astype(np.float32))
+    return values
+
+
+def place(party: Party, operation: Operation) -> list[str]:
+    """Give made-up arguments to the two parties as their owners say; returns the variables' names."""
+    names, values = [], arguments(operation)
+    for index, (shape, owner) in enumerate(zip(operation.shapes, operation.owners, strict=True)):
+        source = SERVER if owner == "server" else CLIENT
+        party.put(
+            f"a{index}",
+            values[index] if party.rank == source else None,
+            shape,
+            owner={"secret": None, "server": SERVER, "client": CLIENT}[owner],
+            from_rank=source,
+        )
+        names.append(f"a{index}")
+    return names
+
+
+def measure_task(party: Party, request: dict[str, Any]) -> tuple[list[Profile], dict[Operation, list[Profile]]]:
+    """In a party process: warm up, then run every operation; returns this party's profiles."""
+    warm = []
+    for operation in WARM_UP:
+        names, function = place(party, operation), operation.function()
+        warm += [party.run(function, names, ["y"]) for _ in range(2)]
+    profiles: dict[Operation, list[Profile]] = {}
+    for operation in request["operations"]:
+        names, function = place(party, operation), operation.function()
+        runs = [party.run(function, names, ["y"]) for _ in range(request["runs"])]
+        while all(map(refilled, runs)) and len(runs) < request["runs"] + 2:
+            runs.append(party.run(function, names, ["y"]))
+        profiles[operation] = runs
+        party.control(("measured", operation, warm, profiles[operation]))
+        for name in names:
+            party.drop(name)
+    return warm, profiles
+
+
+def refilled(profile: Profile) -> bool:
+    """Does this run look as if it also paid for a new stock of oblivious transfers (1,281 messages, 266 kB)?
+
+    Judged by totals of both directions, which the two parties see alike, so they repeat the same runs. Beside the
+    hundreds of MB of a large exponential or GELU such a stock is nothing, and those have many messages of their own.
+    """
+    return profile.messages_sent + profile.messages_received > REFILL_MESSAGES and _bytes(profile) < REFILL_MATTERS
+
+
+def rounds_task(party: Party, request: dict[str, Any]) -> dict[Operation, float]:
+    """In a party process: seconds that one second of round-trip time adds to each operation, at a small shape."""
+    for operation in WARM_UP:
+        party.run(operation.function(), place(party, operation), ["y"])
+    found: dict[Operation, float] = {}
+    for operation in request["operations"]:
+        small = shrink(operation)
+        names, function = place(party, small), small.function()
+        times = {}
+        for delay in (0.0, DELAY_S):
+            party.barrier()
+            party.control(("delay", delay))
+            party.barrier()
+            # The least of three: a refill of oblivious transfers adds rounds to some run or other.
+            times[delay] = min(party.run(function, names, ["y"]).seconds for _ in range(3))
+        party.barrier()
+        party.control(("delay", 0.0))
+        found[operation] = max(0.0, times[DELAY_S] - times[0.0]) / (2 * DELAY_S)
+    return found
+
+
+def shrink(operation: Operation) -> Operation:
+    """`operation` on fewer rows and columns, where computing takes little time and the rounds are the same.
+
+    Rounds come from the depth of a protocol, not from how many elements run in parallel. The length over which a
+    maximum is taken does set the depth, so the last axis of a softmax stays.
+    """
+    kind, shapes = operation.kind, operation.shapes
+    if kind.startswith("softmax"):
+        _, rows, columns = shapes[0]
+        rows = min(rows, 8)
+        constants = tuple((key, min(value, rows)) for key, value in operation.constants)
+        return Operation(kind, ((1, rows, columns),), constants)
+    if kind in ("scores", "mix"):
+        return Operation(kind, tuple((1, min(rows, 8), min(columns, 8)) for _, rows, columns in shapes))
+    if kind in ("linear", "embedding_slice"):
+        (rows, inner), (_, columns) = shapes
+        inner = min(inner, 64)
+        return Operation(kind, ((min(rows, 8), inner), (inner, min(columns, 64))))
+    if kind == "causal_mean":
+        rows = int(dict(operation.constants)["rows"])
+        return Operation(kind, ((min(shapes[0][0], 8), min(shapes[0][1], 64)),), (("rows", min(rows, 8)),))
+    limits = {1: (64,), 2: (8, 64), 3: (1, 8, 64)}
+    return replace(
+        operation,
+        shapes=tuple(
+            tuple(min(size, limit) for size, limit in zip(shape, limits.get(len(shape), ()), strict=True))
+            for shape in shapes
+        ),
+    )
+
+
+def measure(
+    operations: Iterable[Operation],
+    model: str,
+    context: int,
+    variant: str,
+    settings: Settings,
+    runs: int = 1,
+    on_measured: Callable[[Measurement], None] | None = None,
+    with_rounds: bool = True,
+) -> list[Measurement]:
+    """Measure each of `operations` in the steady state of one two-party session, and its rounds in another before it.
+
+    The order of `operations` is kept. on_measured: called with each measurement as soon as it is there; what it was
+    given stands only if `measure` returns, because the two parties' profiles are held against each other at the end.
+    Raises TwoPartyError if a party fails, ValueError if the two parties' profiles do not agree.
+    """
+    wanted = list(dict.fromkeys(operations))
+    if not wanted:
+        return []
+    rounds = measure_rounds(wanted, settings) if with_rounds else dict.fromkeys(wanted, float("nan"))
+    source = as_json(**provenance.provenance(settings=variant, measured=provenance.now()))
+    measured: list[Measurement] = []
+
+    def take(message: tuple[Any, ...]) -> None:
+        _, operation, warm, profiles = message
+        best = min(profiles, key=_bytes)
+        measured.append(
+            Measurement(
+                op=operation.name,
+                shape=operation.shape,
+                model=model,
+                context=context,
+                variant=variant,
+                bytes_sent_client=best.bytes_sent,
+                bytes_sent_server=best.bytes_received,
+                messages=best.messages_sent + best.messages_received,
+                rounds=round(rounds[operation], 1),
+                setup_bytes=_setup_bytes(warm),
+                seconds=round(min(profile.seconds for profile in profiles), 4),
+                runs=len(profiles),
+                provenance=source,
+            )
+        )
+        if on_measured is not None:
+            on_measured(measured[-1])
+
+    request = {"operations": wanted, "runs": runs}
+    client, server = run_parties(measure_task, request, request, settings, on_control=take)
+    for pair in zip(client[0], server[0], strict=True):
+        check_pair(*pair)
+    for operation in wanted:
+        for pair in zip(client[1][operation], server[1][operation], strict=True):
+            check_pair(*pair)
+    return measured
+
+
+def _bytes(profile: Profile) -> int:
+    """Bytes in both directions."""
+    return profile.bytes_sent + profile.bytes_received
+
+
+def _setup_bytes(warm: Sequence[Profile]) -> int:
+    """What the first runs of each kind paid beyond the second ones: keys and first oblivious transfers."""
+    return sum(_bytes(first) - _bytes(second) for first, second in zip(warm[0::2], warm[1::2], strict=True))
+
+
+def measure_rounds(operations: Sequence[Operation], settings: Settings) -> dict[Operation, float]:
+    """Round trips that cost time, for each operation: the slope of its seconds against the round-trip time.
+
+    A relay between the parties delays every byte. Operations that shrink to the same small one are measured once.
+    """
+    relay = Relay()
+    by_small: dict[Operation, Operation] = {}
+    for operation in operations:
+        by_small.setdefault(shrink(operation), operation)
+    request = {"operations": list(by_small.values())}
+
+    def set_delay(message: tuple[Any, ...]) -> None:
+        if message[0] == "delay":
+            relay.delay_s = message[1]
+
+    client, server = run_parties(rounds_task, request, request, settings, relay=relay, on_control=set_delay)
+    small = {shrink(operation): max(client[operation], server[operation]) for operation in by_small.values()}
+    return {operation: small[shrink(operation)] for operation in operations}

@@ -1,0 +1,142 @@
+"""Nonlinear functions as a two-party program computes them, in JAX. d: width, T: context, H: heads.
+
+"plain" ones are what `jax.nn` gives; the others compute the same function with fewer or cheaper secure operations. In
+SPU the exponential is (1 + x / 2^8)^(2^8): eight secret squarings, and a relative error of x^2 / 2^9.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+MASKED = -1000.0
+EXP_HALVINGS = 5
+EXP_LOWEST = -20.0
+GELU_TAIL = 3.5
+GELU_DEGREE = 6
+
+
+def causal_mask(rows: int, columns: int) -> np.ndarray:
+    """(rows, columns) booleans: may the row see the column. The last row is the last position of `columns`."""
+    return np.arange(columns)[None, :] <= np.arange(columns - rows, columns)[:, None]
+
+
+def softmax_plain(logits: Array) -> Array:
+    """Causal softmax over the last axis of (H, rows, columns), with `jax.nn`'s exponential on every entry.
+
+    Masking is a selection by a public mask, which costs nothing; entries above the diagonal are still exponentiated.
+    """
+    mask = causal_mask(*logits.shape[-2:])
+    shifted = jnp.where(mask, logits, MASKED)
+    shifted = shifted - jnp.max(shifted, -1, keepdims=True)
+    # The secure exponential of a hugely negative number is not 0: select after it, not before.
+    exponentials = jnp.where(mask, jnp.exp(shifted), 0.0)
+    return exponentials / jnp.sum(exponentials, -1, keepdims=True)
+
+
+def exp_nonpositive(x: Array) -> Array:
+    """exp(x) for x <= 0 as (1 + y + y^2 / 2)^(2^5), y = x / 2^5: six secret products instead of eight.
+
+    Relative error about |x| y^2 / 6 (0.13 % at x = -2, where SPU's own has 0.8 %). Below EXP_LOWEST the result is that of
+    EXP_LOWEST, 2e-9: one comparison, without which far lower arguments would come out large.
+    """
+    y = jnp.maximum(x, EXP_LOWEST) * 2.0**-EXP_HALVINGS
+    result = 1.0 + y + 0.5 * (y * y)
+    for _ in range(EXP_HALVINGS):
+        result = result * result
+    return result
+
+
+def softmax_cover(logits: Array, blocks: int) -> Array:
+    """Causal softmax of (H, T, T), exponentials only on a block-lower-triangular cover of the visible entries.
+
+    With `blocks` blocks of rows a fraction (blocks + 1) / (2 blocks) of the entries is computed. One reciprocal a row.
+    """
+    heads, rows, columns = logits.shape
+    mask = causal_mask(rows, columns)
+    shifted = jnp.where(mask, logits, MASKED)
+    shifted = shifted - jnp.max(shifted, -1, keepdims=True)
+    edges = [round(index * rows / blocks) for index in range(blocks + 1)]
+    spans = [(low, high, columns - rows + high) for low, high in zip(edges, edges[1:], strict=False)]
+    flat = [shifted[:, low:high, :width].reshape(-1) for low, high, width in spans]
+    exponentials = exp_nonpositive(jnp.concatenate(flat))  # all blocks at once: the rounds of one
+    parts, position = [], 0
+    for low, high, width in spans:
+        size = heads * (high - low) * width
+        part = exponentials[position : position + size].reshape(heads, high - low, width)
+        parts.append(jnp.where(mask[low:high, :width], part, 0.0))
+        position += size
+    sums = jnp.concatenate([jnp.sum(part, -1) for part in parts], -1)  # (H, T)
+    inverse = 1.0 / sums
+    padded = [
+        jnp.pad(part * inverse[:, low:high, None], ((0, 0), (0, 0), (0, columns - width)))
+        for part, (low, high, width) in zip(parts, spans, strict=True)
+    ]
+    return jnp.concatenate(padded, 1)
+
+
+def layer_norm(x: Array, weight: Array, bias: Array, eps: float = 1e-5) -> Array:
+    """LayerNorm over the last axis with the server's gain and bias."""
+    return normalise(x, eps) * weight + bias
+
+
+def normalise(x: Array, eps: float = 1e-5) -> Array:
+    """LayerNorm without gain and bias: (x - mean) / sqrt(variance + eps)."""
+    centred = x - jnp.mean(x, -1, keepdims=True)
+    variance = jnp.mean(centred * centred, -1, keepdims=True)
+    return centred * jax.lax.rsqrt(variance + eps)
+
+
+def gelu_plain(x: Array) -> Array:
+    """`jax.nn.gelu`, the tanh form of GPT-2."""
+    return jax.nn.gelu(x, approximate=True)
+
+
+def relu(x: Array) -> Array:
+    """max(x, 0)."""
+    return jnp.maximum(x, 0.0)
+
+
+def gelu_segments(x: Array) -> Array:
+    """GELU as relu(x) - r(|x|), r(u) = u (1 - Phi(u)), by a degree-6 polynomial on [0, 3.5] and 0 beyond.
+
+    Two comparisons and three products. |x| = 2 relu(x) - x comes with the first comparison. The polynomial is one in
+    z = |x| - 1.75: in powers of |x| itself its small coefficients meet powers up to 1800, and their rounding to 18
+    bits alone makes errors of 0.1. The largest error against the tanh form is `gelu_segments_error()`.
+    """
+    positive = relu(x)
+    size = 2.0 * positive - x
+    z = size - GELU_TAIL / 2
+    c = np.array(_tail_polynomial(), np.float32)
+    square = z * z
+    cube = square * z
+    # Both weighted sums as one product with a public matrix: two truncations instead of five.
+    powers = jnp.stack([z, square, cube], -1)
+    sums = powers @ np.array([[c[1], c[4]], [c[2], c[5]], [0.0, c[6]]])
+    tail = c[0] + sums[..., 0] + cube * (c[3] + sums[..., 1])
+    return positive - jnp.where(z < GELU_TAIL / 2, tail, 0.0)
+
+
+def _tail(u: np.ndarray) -> np.ndarray:
+    """u - gelu(u) for u >= 0, GELU in the tanh form."""
+    return 0.5 * u * (1.0 - np.tanh(math.sqrt(2.0 / math.pi) * (u + 0.044715 * u**3)))
+
+
+@cache
+def _tail_polynomial() -> tuple[float, ...]:
+    """Coefficients, ascending in u - GELU_TAIL / 2, of the near-minimax polynomial for the tail on [0, GELU_TAIL]."""
+    interpolant = np.polynomial.Chebyshev.interpolate(_tail, GELU_DEGREE, domain=[0.0, GELU_TAIL])
+    in_u = interpolant.convert(kind=np.polynomial.Polynomial)
+    return tuple(in_u(np.polynomial.Polynomial([GELU_TAIL / 2, 1.0])).coef)
+
+
+def gelu_segments_error() -> float:
+    """Largest |gelu_segments - gelu| over all x, from the polynomial's error and the tail that is dropped."""
+    u = np.linspace(0.0, GELU_TAIL, 20001)
+    inside = np.abs(np.polynomial.Polynomial(_tail_polynomial())(u - GELU_TAIL / 2) - _tail(u)).max()
+    return float(max(inside, _tail(np.array([GELU_TAIL])).max()))

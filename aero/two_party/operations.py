@@ -1,0 +1,167 @@
+"""The operations a two-party program is made of: what is measured alone, and what a row's cost is composed from.
+
+Every secure step of `aero.two_party.program` goes through one of these functions. Tracing a program therefore lists its
+operations with their shapes and counts, and a composition cannot disagree with the program about what is computed.
+Public additions, slices, reshapes and sums cost no communication and are left in the program.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from aero.two_party import nonlinear
+
+Owner = Literal["secret", "server", "client"]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of operation: its JAX function, and for each array argument who holds it ("secret": both, in shares)."""
+
+    function: Callable[..., Array]
+    owners: tuple[Owner, ...]
+
+
+KINDS: dict[str, Kind] = {}
+
+
+def _kind(*owners: Owner) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
+    def register(function: Callable[..., Array]) -> Callable[..., Array]:
+        KINDS[function.__name__] = Kind(function, owners)
+        return function
+
+    return register
+
+
+@_kind("client", "server")
+def embedding_slice(one_hot: Array, table: Array) -> Array:
+    """Rows of a slice of the embedding table: one-hot (T, v) times (v, d)."""
+    return one_hot @ table
+
+
+@_kind("secret", "server")
+def linear(x: Array, weight: Array) -> Array:
+    """(rows, n) times the server's (n, m)."""
+    return x @ weight
+
+
+@_kind("secret", "secret")
+def scores(query: Array, key: Array) -> Array:
+    """Q K^T: (H, rows, d_k), (H, columns, d_k) -> (H, rows, columns)."""
+    return jnp.einsum("hqd,hkd->hqk", query, key)
+
+
+@_kind("secret", "secret")
+def mix(probabilities: Array, value: Array) -> Array:
+    """P V: (H, rows, columns), (H, columns, d_k) -> (H, rows, d_k)."""
+    return jnp.einsum("hqk,hkd->hqd", probabilities, value)
+
+
+@_kind("secret", "server")
+def scale(x: Array, factor: Array) -> Array:
+    """Elementwise product with the server's factor, broadcast: beta x, q / t, gains of the He & Hofmann block."""
+    return x * factor
+
+
+@_kind("secret")
+def scale_public(x: Array, factor: float) -> Array:
+    """Product with a public constant: only the truncation costs."""
+    return x * factor
+
+
+@_kind("secret")
+def causal_mean(x: Array, rows: int) -> Array:
+    """C x for the last `rows` rows of x (T, d), C[i, j] = 1/i for j <= i: public, only the truncation costs."""
+    tokens = x.shape[0]
+    matrix = (np.tril(np.ones((tokens, tokens))) / np.arange(1, tokens + 1)[:, None]).astype(np.float32)
+    return jnp.asarray(matrix[tokens - rows :]) @ x
+
+
+@_kind("secret")
+def softmax_plain(logits: Array) -> Array:
+    return nonlinear.softmax_plain(logits)
+
+
+@_kind("secret")
+def softmax_cover(logits: Array, blocks: int) -> Array:
+    return nonlinear.softmax_cover(logits, blocks)
+
+
+@_kind("secret", "server", "server")
+def layer_norm(x: Array, weight: Array, bias: Array) -> Array:
+    return nonlinear.layer_norm(x, weight, bias)
+
+
+@_kind("secret")
+def normalise(x: Array) -> Array:
+    return nonlinear.normalise(x)
+
+
+@_kind("secret")
+def gelu_plain(x: Array) -> Array:
+    return nonlinear.gelu_plain(x)
+
+
+@_kind("secret")
+def gelu_segments(x: Array) -> Array:
+    return nonlinear.gelu_segments(x)
+
+
+@_kind("secret")
+def relu(x: Array) -> Array:
+    return nonlinear.relu(x)
+
+
+@dataclass(frozen=True, order=True)
+class Operation:
+    """One distinct operation: kind, argument shapes, and constants of the kind (e.g. the blocks of a cover)."""
+
+    kind: str
+    shapes: tuple[Shape, ...]
+    constants: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """As in ops.csv, e.g. "linear" or "softmax_cover(blocks=8)"."""
+        inner = ",".join(f"{key}={value:g}" for key, value in self.constants)
+        return f"{self.kind}({inner})" if inner else self.kind
+
+    @property
+    def shape(self) -> str:
+        """As in ops.csv, e.g. "128x768,768x2304"; a scalar is "1"."""
+        return ",".join("x".join(map(str, shape)) or "1" for shape in self.shapes)
+
+    @property
+    def owners(self) -> tuple[Owner, ...]:
+        return KINDS[self.kind].owners
+
+    def function(self) -> Callable[..., Array]:
+        """The JAX function of the operation's arrays."""
+        kind, constants = KINDS[self.kind], dict(self.constants)
+        return lambda *arrays: kind.function(*arrays, **constants)
+
+
+def call(kind: str, *arrays: Array, **constants: float) -> Array:
+    """Compute an operation, as a program does when it runs."""
+    return KINDS[kind].function(*arrays, **constants)
+
+
+def trace(program: Callable[..., Any], *shapes: Any) -> Counter[Operation]:
+    """Operations of `program(call, *arrays)` with their counts, from argument shapes alone; nothing is computed."""
+    found: Counter[Operation] = Counter()
+
+    def recording_call(kind: str, *arrays: Array, **constants: float) -> Array:
+        found[Operation(kind, tuple(tuple(array.shape) for array in arrays), tuple(sorted(constants.items())))] += 1
+        return call(kind, *arrays, **constants)
+
+    jax.eval_shape(lambda *arrays: program(recording_call, *arrays), *shapes)
+    return found

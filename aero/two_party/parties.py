@@ -1,0 +1,398 @@
+"""Two parties as two processes that share nothing but a TCP link, and the parent that watches over them.
+
+`run_parties` starts both on this machine; `run_party` starts one, whose peer runs elsewhere. The parent gives each its
+own input and no other, ends both as soon as one fails or dies, and leaves no process behind: a party also ends itself
+when its parent is gone. What SPU prints goes to a file of the party, of which an error quotes the last line.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import multiprocessing
+import os
+import random
+import re
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from aero.two_party.party import Party
+from aero.two_party.profile import Profile
+from aero.two_party.relay import Relay
+from aero.two_party.settings import CLIENT, NAMES, SERVER, Settings, TwoPartyError, split_address
+
+__all__ = ["CLIENT", "SERVER", "Party", "Profile", "Relay", "Settings", "TwoPartyError", "run_parties", "run_party"]
+
+# Importing SPU and JAX, on a machine that is busy; nothing of the peer is waited for in this time.
+START_TIMEOUT_S = 120.0
+END_TIMEOUT_S = 10.0
+# When a party reports a lost peer, the peer's own death or error is the cause to tell, and may be a moment later.
+GRACE_S = 1.0
+# Below the ports that the kernel hands to outgoing connections.
+FREE_PORTS = range(20000, 32000)
+_PR_SET_PDEATHSIG = 1
+_SPU_CANNOT_SEND = 255
+
+Task = Callable[[Party, Any], Any]
+
+
+def run_parties(
+    task: Task,
+    client_input: Any,
+    server_input: Any,
+    settings: Settings,
+    *,
+    relay: Relay | None = None,
+    on_control: Callable[[Any], Any] | None = None,
+) -> tuple[Any, Any]:
+    """Run `task(party, input)` as client and as server, in two processes over TCP; returns what the two returned.
+
+    task: a function that can be imported by its name. Each process gets its own input only. relay: the parties dial
+    each other through it. on_control: called in this process with what the client gives to `Party.control`, returns
+    the answer. Raises TwoPartyError: a port in use (before anything starts), parties that do not connect in time, one
+    that dies (noticed within 2 s) or loses the other, a time-out, wrong input to the task; RuntimeError with the
+    party's traceback for any other exception of the task.
+    """
+    addresses = _listening_addresses(settings)
+    dialled = [addresses, addresses]
+    doors = relay.open(addresses) if relay is not None else None
+    if doors is not None:
+        dialled = [(addresses[0], doors[1]), (doors[0], addresses[1])]
+    try:
+        results = _Parent(task, {CLIENT: client_input, SERVER: server_input}, dialled, settings, on_control).run()
+    finally:
+        if relay is not None:
+            relay.close()
+    return results[CLIENT], results[SERVER]
+
+
+def run_party(
+    rank: int, task: Task, own_input: Any, settings: Settings, *, on_control: Callable[[Any], Any] | None = None
+) -> Any:
+    """Run one party of which the other is started elsewhere with the same task and settings; returns its result.
+
+    `settings.addresses` must name both ports. Raises as `run_parties`; a peer that dies is noticed when it is missed,
+    after `receive_timeout_s` at the latest.
+    """
+    if rank not in (CLIENT, SERVER):
+        raise ValueError(f"rank {rank} is neither {CLIENT} (client) nor {SERVER} (server)")
+    for name, address in zip(NAMES, settings.addresses, strict=True):
+        if split_address(address)[1] == 0:
+            raise ValueError(f"the {name}'s address {address} names no port; a party alone needs both")
+    _check_free(settings.addresses[rank], NAMES[rank])
+    return _Parent(task, {rank: own_input}, [settings.addresses] * 2, settings, on_control).run()[rank]
+
+
+class _Child:
+    """The parent's view of one party process."""
+
+    def __init__(self, rank: int, process: Any, connection: Connection, log: int) -> None:
+        self.rank, self.name = rank, NAMES[rank]
+        self.process, self.connection, self.log = process, connection, log
+        self.phase = "starting"
+        self.result: Any = None
+        self.failure: tuple[str, str] | None = None
+
+    def died(self) -> bool:
+        return self.phase not in ("finished", "failed") and not self.process.is_alive()
+
+    def last_words(self) -> str:
+        """The last line of its output that tells something, at most 200 characters; empty if there is none."""
+        size = os.fstat(self.log).st_size
+        lines = os.pread(self.log, 16384, max(0, size - 16384)).decode(errors="replace").splitlines()
+        telling = [line for line in lines if re.search(r"(?i)error|critical|fatal|abort|terminate|what\(\)|fail", line)]
+        return " ".join((telling or [""])[-1].split())[:200]
+
+
+class _Parent:
+    """Starts the party processes of one run and sees it through."""
+
+    def __init__(
+        self,
+        task: Task,
+        inputs: dict[int, Any],
+        dialled: Sequence[Sequence[str]],
+        settings: Settings,
+        on_control: Callable[[Any], Any] | None,
+    ) -> None:
+        self._task, self._inputs, self._dialled = task, inputs, dialled
+        self._settings, self._on_control = settings, on_control
+        self._children: dict[int, _Child] = {}
+        self._files: list[str] = []
+
+    def run(self) -> dict[int, Any]:
+        self._started = time.monotonic()
+        self._limit = ("start", START_TIMEOUT_S, self._started + START_TIMEOUT_S)
+        try:
+            for rank in self._inputs:
+                self._start(rank)
+            while any(child.phase != "finished" for child in self._children.values()):
+                self._watch()
+            self._end_in_order()
+            return {rank: child.result for rank, child in self._children.items()}
+        finally:
+            self._clear()
+
+    def _start(self, rank: int) -> None:
+        log, path = tempfile.mkstemp(prefix="aero-party-", suffix=".log")
+        self._files.append(path)
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        child = context.Process(target=_party_process, args=(theirs, path, os.getpid()), name=f"aero-{NAMES[rank]}")
+        self._children[rank] = _Child(rank, child, ours, log)
+        child.start()
+        theirs.close()
+        payload = (rank, self._task, self._inputs[rank], tuple(self._dialled[rank]), self._settings)
+        try:
+            message = multiprocessing.reduction.ForkingPickler.dumps(payload)
+        except (AttributeError, TypeError, ImportError, ValueError) as error:
+            raise ValueError(f"the task or its input cannot be given to another process: {error}") from None
+        # A thread, because a party that hangs would otherwise hold us up in a full pipe, past every time-out.
+        threading.Thread(target=_give, args=(ours, message), daemon=True).start()
+
+    def _watch(self) -> None:
+        """Take the next messages of the parties, or the end of one, or the end of the time."""
+        running = [c for c in self._children.values() if c.phase != "finished"]
+        until = self._deadline()
+        ready = wait([c.connection for c in running] + [c.process.sentinel for c in running], until - time.monotonic())
+        for child in running:
+            if child.connection in ready:
+                self._receive(child)
+        failed = [c for c in running if c.failure is not None or self._has_died(c)]
+        if failed:
+            self._fail(failed)
+        self._advance()
+        if not ready and time.monotonic() >= self._deadline():
+            self._time_out()
+
+    def _receive(self, child: _Child) -> None:
+        try:
+            kind, content = child.connection.recv()
+        except (EOFError, OSError):
+            child.process.join(END_TIMEOUT_S)  # it is ending; that it died is seen from its exit
+            return
+        if kind == "phase":
+            child.phase = content
+        elif kind == "result":
+            child.phase, child.result = "finished", content
+        elif kind == "failure":
+            child.phase, child.failure = "failed", content
+        elif kind == "control":
+            if self._on_control is None:
+                raise TwoPartyError("the client sent a control message, but run_parties was given no on_control")
+            child.connection.send(self._on_control(content))
+
+    def _has_died(self, child: _Child) -> bool:
+        """Whether it ended without a word. SPU itself ends a process that cannot send: that is its peer's failure."""
+        if not child.died():
+            return False
+        child.process.join(END_TIMEOUT_S)
+        if child.process.exitcode == _SPU_CANNOT_SEND and "_link.cc" in (words := child.last_words()):
+            peer = NAMES[1 - child.rank]
+            child.phase = "failed"
+            child.failure = (
+                "link",
+                f"the {peer} is gone: nothing can be sent to it any more; see why it stopped ({words[:120]})",
+            )
+        return True
+
+    def _advance(self) -> None:
+        phases = {child.phase for child in self._children.values()}
+        name = self._limit[0]
+        if name == "start" and "starting" not in phases:
+            limit = self._settings.connect_timeout_s
+            self._limit = ("connect", limit, time.monotonic() + limit)
+        elif name == "connect" and not phases & {"starting", "connecting"}:
+            self._limit = ("run", 0.0, float("inf"))
+
+    def _deadline(self) -> float:
+        total = self._settings.total_timeout_s
+        return min(self._limit[2], self._started + total if total is not None else float("inf"), time.monotonic() + 60)
+
+    def _time_out(self) -> None:
+        name, limit, until = self._limit
+        total = self._settings.total_timeout_s
+        now = time.monotonic()
+        if total is not None and now >= self._started + total:
+            raise TwoPartyError(
+                f"the private run was not done after {total:g} s; raise total_timeout_s or ask for less"
+            )
+        if now < until:
+            return
+        if name == "start":
+            late = " and ".join(c.name for c in self._children.values() if c.phase == "starting")
+            raise TwoPartyError(f"the {late} process was not up after {limit:g} s; is this machine overloaded?")
+        if len(self._children) == 1:
+            (child,) = self._children.values()
+            peer = 1 - child.rank
+            raise TwoPartyError(
+                f"the {NAMES[peer]} at {self._dialled[child.rank][peer]} did not appear within {limit:g} s; start it, "
+                "check address and firewall, or raise connect_timeout_s"
+            )
+        raise TwoPartyError(f"client and server did not connect within {limit:g} s; raise connect_timeout_s")
+
+    def _fail(self, failed: list[_Child]) -> None:
+        """Tell the cause: a party that died or had an error of its own, before one that only lost the other."""
+        deadline = time.monotonic() + GRACE_S
+        others = [c for c in self._children.values() if c not in failed and c.phase not in ("finished", "failed")]
+        while others and all(c.failure and c.failure[0] == "link" for c in failed) and time.monotonic() < deadline:
+            for child in list(others):
+                if child.connection.poll(0.05):
+                    self._receive(child)
+                if child.failure is not None or self._has_died(child):
+                    failed.append(child)
+                    others.remove(child)
+        order = {"defect": 1, "input": 1, "link": 2}
+        child = min(failed, key=lambda c: order[c.failure[0]] if c.failure else 0)
+        if child.failure is None:
+            raise TwoPartyError(_death(child, alone=len(self._children) == 1))
+        kind, text = child.failure
+        if kind == "defect":
+            raise RuntimeError(f"the {child.name}'s task failed:\n{text}")
+        raise TwoPartyError(f"{child.name}: {text}")
+
+    def _end_in_order(self) -> None:
+        deadline = time.monotonic() + END_TIMEOUT_S
+        for child in self._children.values():
+            child.process.join(max(0.0, deadline - time.monotonic()))
+
+    def _clear(self) -> None:
+        """End what still runs, by force, and leave neither process nor file."""
+        for child in self._children.values():
+            if child.process.pid is not None and child.process.is_alive():
+                child.process.kill()
+        for child in self._children.values():
+            if child.process.pid is not None:
+                child.process.join(END_TIMEOUT_S)
+            child.connection.close()
+            os.close(child.log)
+        for path in self._files:
+            if os.path.exists(path):
+                os.unlink(path)
+
+
+def _death(child: _Child, alone: bool) -> str:
+    code = child.process.exitcode
+    how = f"exit status {code}"
+    if code is not None and code < 0:
+        how = f"signal {-code} ({signal.Signals(-code).name})"
+    words = child.last_words()
+    said = f', its last words "{words}"' if words else ""
+    remedy = "run again" if alone else "the other one was ended too; run again"
+    if code == -signal.SIGKILL:
+        remedy += ", with less at once if memory ran out"
+    return f"the {child.name} process ended by {how} while {child.phase}{said}; {remedy}"
+
+
+def _give(connection: Connection, message: Any) -> None:
+    try:
+        connection.send_bytes(message)
+    except (OSError, ValueError):
+        pass  # the process is gone; its exit tells more
+
+
+def _listening_addresses(settings: Settings) -> tuple[str, str]:
+    """Where client and server listen; ports 0 replaced by free ones. TwoPartyError if a port is in use."""
+    addresses: list[str] = []
+    for name, address in zip(NAMES, settings.addresses, strict=True):
+        host, port = split_address(address)
+        if port:
+            _check_free(address, name)
+            addresses.append(address)
+            continue
+        for candidate in random.SystemRandom().sample(FREE_PORTS, 100):
+            address = f"{host}:{candidate}"
+            if address not in addresses and _bind_error(host, candidate) is None:
+                addresses.append(address)
+                break
+        else:
+            raise TwoPartyError(f"no free port found on {host}; give the {name} an address with a port of your own")
+    return addresses[0], addresses[1]
+
+
+def _check_free(address: str, name: str) -> None:
+    error = _bind_error(*split_address(address))
+    if error is None:
+        return
+    if error.errno == errno.EADDRINUSE:
+        port = split_address(address)[1]
+        raise TwoPartyError(f"port {port} of the {name}'s address {address} is in use; choose another, or 0 for any")
+    raise TwoPartyError(f"the {name} cannot listen at {address}: {error.strerror}; give an address of this machine")
+
+
+def _bind_error(host: str, port: int) -> OSError | None:
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+            probe.listen(1)
+    except OSError as error:
+        return error
+    return None
+
+
+def _party_process(connection: Connection, log_path: str, parent: int) -> None:
+    """What a party process does: redirect its output, take its task, connect, work, close, report."""
+    _die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too and ends us
+    log = os.open(log_path, os.O_RDWR | os.O_APPEND)
+    os.unlink(log_path)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    try:
+        rank, task, own_input, addresses, settings = connection.recv()
+        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+            os.environ[name] = str(settings.threads)
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        import jax  # noqa: F401 - imported now, so that the time-out for connecting is for connecting alone
+        import spu  # noqa: F401
+
+        connection.send(("phase", "connecting"))
+
+        def ask(message: Any) -> Any:
+            connection.send(("control", message))
+            return connection.recv()
+
+        party = Party(rank, addresses, settings, log, ask)
+        connection.send(("phase", "running"))
+        result = task(party, own_input)
+        party.close()
+        connection.send(("result", result))
+    except TwoPartyError as error:
+        _report(connection, "link", str(error))
+    except (ValueError, OSError) as error:
+        _report(connection, "input", f"{error}")
+    except BaseException:
+        _report(connection, "defect", traceback.format_exc())
+
+
+def _report(connection: Connection, kind: str, text: str) -> None:
+    try:
+        connection.send(("failure", (kind, text)))
+    except OSError:
+        pass
+    # Destructors of a link whose peer is gone may wait for it.
+    os._exit(1)
+
+
+def _die_with_parent(parent: int) -> None:
+    """End this process when its parent ends, however that ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

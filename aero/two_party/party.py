@@ -1,0 +1,327 @@
+"""One party of a private run, inside its own process: its shares, its link to the other party, its SPU runtime.
+
+What goes over the link besides the protocol's own messages: a secret share of each input that is not held in the
+clear by one party, and the share of each output, in the one direction that `reveal` names. A share of a secret is
+uniformly random to whoever lacks the other one. Nothing received is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from aero.two_party.profile import Profile, parse
+from aero.two_party.settings import CLIENT, FIELD_BITS, NAMES, SERVER, Settings, TwoPartyError, split_address
+
+LOG_WAIT_S = 5.0
+RETRY_INTERVAL_S = 0.2
+
+
+class Party:
+    """A connected party. `put`, `run`, `reveal` and `barrier` are steps of both: each must take them in one order.
+
+    Raises TwoPartyError when the other party is gone or silent for `receive_timeout_s`, or out of step with this one.
+    """
+
+    def __init__(
+        self, rank: int, addresses: Sequence[str], settings: Settings, log: int, ask: Callable[[Any], Any] | None = None
+    ) -> None:
+        """Connect; `addresses` (client's, server's) as this party dials them, its own one being where it listens.
+
+        log: descriptor of the file that this process's standard output goes to, open for reading.
+        ask: how `control` reaches the process that started this one.
+        """
+        import spu
+        from spu import libspu
+
+        self.rank, self.settings = rank, settings
+        self._log, self._ask = log, ask
+        self._held: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
+        self._code: dict[tuple, tuple[str, bytes]] = {}
+        self._other = SERVER if rank == CLIENT else CLIENT
+        description = libspu.link.Desc()
+        for name, address in zip(NAMES, addresses, strict=True):
+            split_address(address)
+            description.add_party(name, address)
+        description.recv_timeout_ms = int(settings.receive_timeout_s * 1000)
+        description.http_timeout_ms = int(settings.receive_timeout_s * 1000)
+        description.connect_retry_interval_ms = int(RETRY_INTERVAL_S * 1000)
+        description.connect_retry_times = math.ceil(settings.connect_timeout_s / RETRY_INTERVAL_S) + 1
+        try:
+            self._link = libspu.link.create_brpc(description, rank)
+        except Exception as error:
+            raise TwoPartyError(
+                f"no connection to the {NAMES[self._other]} at {addresses[self._other]}; start it with the same "
+                f"settings, or raise connect_timeout_s (SPU: {_said(error)})"
+            ) from error
+        config = libspu.RuntimeConfig(
+            protocol=libspu.ProtocolKind.CHEETAH,
+            field=getattr(libspu.FieldType, settings.field),
+            fxp_fraction_bits=settings.fraction_bits,
+        )
+        config.enable_pphlo_profile = config.enable_hal_profile = True
+        # Operations in parallel would be counted into each other's bytes.
+        config.experimental_enable_inter_op_par = config.experimental_enable_intra_op_par = False
+        config.max_concurrency = settings.threads
+        config.experimental_enable_colocated_optimization = settings.colocated
+        config.cheetah_2pc_config.enable_mul_lsb_error = settings.mul_lsb_error
+        with self._step("setting up the protocol"):
+            self._runtime = spu.Runtime(self._link, config)
+        self._io = spu.Io(2, config)
+
+    @property
+    def name(self) -> str:
+        """ "client" or "server"."""
+        return NAMES[self.rank]
+
+    def put(
+        self,
+        name: str,
+        array: np.ndarray | None,
+        shape: Sequence[int],
+        dtype: Any = np.float32,
+        *,
+        owner: int | None = None,
+        from_rank: int,
+    ) -> None:
+        """Make `name` an input: `array` is given at `from_rank` and None at the other party.
+
+        owner=None: secret, and the other party is sent its share. owner=from_rank: `from_rank` goes on holding it in
+        the clear and not one byte is sent (with `Settings.colocated` off it is secret like any other).
+        ValueError if the array is not of that shape and dtype, is not finite, or does not fit the fixed point.
+        """
+        from spu import libspu
+
+        shape, dtype = tuple(int(n) for n in shape), np.dtype(dtype)
+        if owner not in (None, from_rank):
+            raise ValueError(
+                f"{name}: owner {owner} is not the party {from_rank} that has it; only that one may own it"
+            )
+        if (array is not None) != (self.rank == from_rank):
+            raise ValueError(f"{name}: give the array at the party of rank {from_rank} and None at the other")
+        if array is not None:
+            array = self._checked(name, array, shape, dtype)
+        rank = owner if owner is not None and self.settings.colocated else -1
+        if array is None and rank < 0:
+            share = self._receive(name, shape, dtype)
+        else:
+            # The share of what the other owns is zeros, whatever the values: it can be made here.
+            values = np.zeros(shape, dtype) if array is None else array
+            shares = self._io.make_shares(values, libspu.Visibility.VIS_SECRET, rank)
+            if rank < 0:
+                self._send(name, shape, dtype, shares[self._other])
+            share = shares[self.rank]
+        with self._step(f"storing {name}"):
+            self._runtime.set_var(name, share)
+        self._held[name] = (shape, dtype)
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        donate: Sequence[str] = (),
+    ) -> Profile:
+        """Compute `outputs` = function(*inputs) privately, function being JAX; drop the inputs named in `donate`.
+
+        Compiled from shapes alone, once for each function, shapes and number of outputs: pass the same function object
+        again, not a new lambda. The first runs of a pair pay set-up (keys, oblivious transfers), and now and then a
+        run pays for a new stock of those. ValueError for an unknown input or a wrong number of outputs.
+        """
+        from spu import libspu
+
+        missing = [name for name in (*inputs, *donate) if name not in self._held]
+        if missing:
+            raise ValueError(f"{', '.join(missing)}: no such variable at the {self.name}; put it first")
+        held = tuple(self._held[name] for name in inputs)
+        name, code = self._compiled(function, held, len(outputs))
+        executable = libspu.Executable(name=name, input_names=list(inputs), output_names=list(outputs), code=code)
+        start = os.fstat(self._log).st_size
+        with self._step(f"running {name}"):
+            self._runtime.run(executable)
+        profile = self._profile(start)
+        for output in outputs:
+            self._held[output] = self._described(output)
+        for old in donate:
+            if old not in outputs:
+                self.drop(old)
+        return profile
+
+    def reveal(self, name: str, to: int) -> np.ndarray | None:
+        """The values of `name` at the party of rank `to`, None at the other, which sends its share and gets nothing."""
+        if name not in self._held:
+            raise ValueError(f"{name}: no such variable at the {self.name}")
+        shape, dtype = self._held[name]
+        with self._step(f"revealing {name}"):
+            own = self._runtime.get_var(name)
+        if self.rank != to:
+            self._send(name, shape, dtype, own)
+            return None
+        other = self._receive(name, shape, dtype)
+        if other.meta != own.meta:
+            raise TwoPartyError(f"revealing {name}: the parties hold different kinds of it; are both of one version?")
+        return self._io.reconstruct([own, other] if self.rank == CLIENT else [other, own])
+
+    def drop(self, name: str) -> None:
+        """Free the variable; ValueError if there is none."""
+        if self._held.pop(name, None) is None:
+            raise ValueError(f"{name}: no such variable at the {self.name}")
+        self._runtime.del_var(name)
+
+    def barrier(self) -> None:
+        """Wait until both parties are here."""
+        with self._step("waiting at a barrier"):
+            self._link.barrier()
+
+    def control(self, message: Any) -> Any:
+        """The client asks the process that started it (to slow the relay, say) and gets its answer; the server None."""
+        if self.rank != CLIENT:
+            return None
+        if self._ask is None:
+            raise TwoPartyError("nothing takes this party's control messages; give run_parties an on_control")
+        return self._ask(message)
+
+    def close(self) -> None:
+        """Meet the other party at a last barrier and shut the link, so that neither sees the other vanish."""
+        self.barrier()
+        with self._step("closing the link"):
+            self._link.stop_link()
+
+    def _checked(self, name: str, array: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        if array.shape != shape or array.dtype != dtype:
+            raise ValueError(f"{name} is {array.dtype} {array.shape}; both parties agreed on {dtype} {shape}")
+        if array.size and dtype.kind == "f":
+            if not np.isfinite(array).all():
+                raise ValueError(f"{name} has values that are not finite; fixed point cannot hold them")
+            integer_bits = FIELD_BITS[self.settings.field] - 2 - self.settings.fraction_bits
+            largest = float(np.abs(array).max())
+            if largest >= 2.0**integer_bits:
+                raise ValueError(f"{name} has a value of {largest:g}; the fixed point holds less than 2^{integer_bits}")
+        return np.ascontiguousarray(array)
+
+    def _compiled(self, function: Callable[..., Any], held: tuple, count: int) -> tuple[str, bytes]:
+        import jax
+        from spu import libspu
+        from spu.utils import frontend
+
+        key = (function, held, count)
+        if key not in self._code:
+            options = libspu.CompilerOptions()
+            options.enable_optimize_denominator_with_broadcast = self.settings.broadcast_denominator
+            made: list[int] = []
+
+            def names(flat: list) -> list[str]:
+                made.append(len(flat))
+                return [f"output{i}" for i in range(len(flat))]
+
+            executable, _ = frontend.compile(
+                frontend.Kind.JAX,
+                function,
+                [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in held],
+                {},
+                [f"input{i}" for i in range(len(held))],
+                [libspu.Visibility.VIS_SECRET] * len(held),
+                names,
+                copts=options,
+            )
+            if made != [count]:
+                raise ValueError(f"{executable.name} gives {made[0]} arrays, but {count} outputs are named")
+            self._code[key] = (executable.name, executable.code)
+        return self._code[key]
+
+    def _profile(self, start: int) -> Profile:
+        """This run's profile from the log beyond byte `start`; the last line may be some moments late."""
+        deadline = time.monotonic() + LOG_WAIT_S
+        while True:
+            text = os.pread(self._log, os.fstat(self._log).st_size - start, start).decode(errors="replace")
+            if ("Link details" in text and text.endswith("\n")) or time.monotonic() > deadline:
+                return parse(text)
+            time.sleep(0.01)
+
+    def _described(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
+        meta = self._runtime.get_var_meta(name)
+        return tuple(meta.shape.dims), _numpy_type(meta)
+
+    def _send(self, name: str, shape: tuple[int, ...], dtype: np.dtype, share: Any) -> None:
+        """Header (JSON: name, shape, dtype, number of chunks), the share's meta, its chunks: one message each."""
+        chunks = list(share.share_chunks)
+        header = {"name": name, "shape": shape, "dtype": dtype.str, "chunks": len(chunks)}
+        with self._step(f"sending the share of {name}"):
+            for part in (json.dumps(header).encode(), share.meta, *chunks):
+                self._link.send(self._other, part)
+
+    def _receive(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+        from spu import libspu
+
+        expected = {"name": name, "shape": list(shape), "dtype": dtype.str}
+        with self._step(f"waiting for the share of {name}"):
+            head = self._link.recv(self._other)
+            try:
+                header = json.loads(head)
+                chunks = header.pop("chunks")
+            except (ValueError, AttributeError, KeyError):
+                raise TwoPartyError(_out_of_step(name, f"{len(head)} bytes that are no share")) from None
+            if header != expected or not (isinstance(chunks, int) and 0 <= chunks <= 4096):
+                raise TwoPartyError(_out_of_step(name, f"{str(header)[:120]}, not {expected}"))
+            share = libspu.Share()
+            share.meta = self._link.recv(self._other)
+            share.share_chunks = [self._link.recv(self._other) for _ in range(chunks)]
+            meta = libspu.ValueMeta()
+            meta.ParseFromString(share.meta)
+            if tuple(meta.shape.dims) != shape:
+                raise TwoPartyError(_out_of_step(name, f"a share of shape {tuple(meta.shape.dims)}, not {shape}"))
+        return share
+
+    @contextmanager
+    def _step(self, doing: str) -> Iterator[None]:
+        """Tell SPU's errors as ours: what was being done, what SPU said, what to do about it."""
+        try:
+            yield
+        except (TwoPartyError, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            said = _said(error)
+            if re.search(r"(?i)time-?out|timed out|channel|rpc|connection|link", said):
+                limit = f"{self.settings.receive_timeout_s:g} s"
+                raise TwoPartyError(
+                    f"{doing}: the {NAMES[self._other]} is gone or sent nothing for {limit}; see why it stopped, or "
+                    f"raise receive_timeout_s if it only computes for so long (SPU: {said})"
+                ) from error
+            raise
+
+
+def _numpy_type(meta: Any) -> np.dtype:
+    from spu import libspu
+
+    names = {
+        "I1": "bool",
+        "I8": "int8",
+        "U8": "uint8",
+        "I16": "int16",
+        "U16": "uint16",
+        "I32": "int32",
+        "U32": "uint32",
+    }
+    names |= {"I64": "int64", "U64": "uint64", "F16": "float16", "F32": "float32", "F64": "float64"}
+    for short, long in names.items():
+        if meta.data_type == getattr(libspu.DataType, f"DT_{short}"):
+            return np.dtype(long)
+    raise ValueError(f"SPU made a value of type {meta.data_type}, which has no NumPy type")
+
+
+def _said(error: Exception) -> str:
+    """SPU's own words without its stack trace and source file, at most 200 characters."""
+    words = " ".join(str(error).split()).split(" stacktrace:")[0]
+    return re.sub(r"(what: )?\[[^\]]*\] *", "", words)[:200]
+
+
+def _out_of_step(name: str, got: str) -> str:
+    return f"waiting for the share of {name}, the other party sent {got}; do both parties run the same program?"

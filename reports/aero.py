@@ -1,0 +1,215 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# The report's source. `python -m stages.report` executes it and renders reports/report.html and reports/report.pdf.
+# No number is typed here: every one comes from a result file or from the papers' numbers in aero/published.
+
+# %%
+from IPython.display import Markdown
+
+from aero.published import load as published
+from aero.report import claims, cost_page, figures, marks, page, pipeline
+from aero.report.results import load_for_report
+
+results = load_for_report()
+judged = claims.judge(results)
+paper = published("aero")
+table_2_runs = [row.run for row in paper.tables["2"].rows]
+table_4_runs = [row.run for row in paper.tables["4"].rows]
+all_runs = list(dict.fromkeys(table_2_runs + table_4_runs))
+
+# %% [markdown]
+# # AERO, reproduced
+#
+# What happens to a language model, and to the price of running it privately, when its nonlinearities are taken away:
+# Tables 2 and 4 of *AERO: Softmax-only LLMs for efficient private inference*, published beside measured.
+
+# %%
+page.legend()
+
+# %%
+page.headline(results)
+
+# %%
+Markdown(f"""## What holds and what does not
+
+Of {len(judged)} claims decided by computed tests on {marks.scale_text(results)} and on costs measured at the papers'
+own dimensions:""")
+
+# %%
+page.verdict_summary(judged)
+
+# %% [markdown]
+# ## How to read this
+#
+# Every number belongs to one of the three classes of the legend, marked wherever it stands; in the web page its source
+# file shows on hovering. Models are trained here at a scale that fits the machine at hand, so **perplexities are not
+# comparable in size** with the published ones: another corpus, another tokenizer, a smaller model, fewer tokens. What
+# can be compared is direction and relative difference, and only where an interval over seeds allows it. Costs are
+# different: bytes do not depend on the machine, and every operation was run between two real processes at the papers'
+# own dimensions.
+#
+# A verdict is computed by a rule that stands beside it. An effect that is absent or opposite at a smaller scale is *not
+# seen at this scale*; *contradicted* is kept for costs, counts and arithmetic, and for training at the papers' own
+# scale. One seed gives no interval and therefore no verdict.
+
+# %% [markdown]
+# ## Fewer nonlinearities: Table 2
+#
+# SM is the softmax, LN the LayerNorm of each block, G and R a GELU or ReLU in the feed-forward network. A row without G
+# or R has a linear feed-forward network.
+
+# %%
+page.table_2(results)
+
+# %%
+page.figure_of(
+    results,
+    figures.figure_3b,
+    "Figure 3b, evaluation loss",
+    "Lines are means, bands the range over seeds; a cross marks where a run became not finite.",
+)
+
+# %%
+page.claims_table(judged, "table2", "figure3b")
+
+# %% [markdown]
+# ## Where attention looks: entropy
+#
+# The entropy of a head is the mean over its queries, in nats,
+#
+# $$E^{(l,h)} = -\frac{1}{T}\sum_{i=1}^{T}\sum_{j=1}^{T} a_{ij}^{(l,h)} \log a_{ij}^{(l,h)} .$$
+#
+# The papers call a head *overloaded* when it stands in the highest quarter of the largest entropy observed in its
+# model, and *collapsed* in the lowest. Under a causal mask row $i$ has at most $\log i$, so the mean cannot exceed
+# $\ln(T!)/T$, well below the $\log T$ that the papers take as the maximum: which maximum is meant decides how many
+# heads count as overloaded, so all three are shown.
+
+# %%
+page.figure_of(
+    results,
+    figures.figure_3a,
+    "Figure 3a, heads per quarter of the maximum entropy",
+    "Mean over seeds. Triangles: where the published fraction of the last quarter begins, or of the first ends. "
+    + marks.training_caption(results, table_2_runs),
+)
+
+# %%
+page.figure_of(
+    results,
+    figures.figure_5,
+    "Figure 5, entropy of every head",
+    "First seed. Yellow is overload, dark blue collapse. The last panel is the papers' Figure 6b. "
+    + marks.training_caption(results, table_2_runs),
+)
+
+# %%
+page.figure_of(
+    results,
+    figures.figure_6,
+    "Figures 6 and 7c, layers over training",
+    "Each line is the mean over the heads of one layer. The dotted line marks the step a run became not finite.",
+)
+
+# %%
+page.claims_table(judged, "figure3a", "figure5")
+
+# %% [markdown]
+# ## AERO against the simplified blocks: Table 4
+#
+# Sc is a learnable scaling of the feed-forward output, Fu a fused feed-forward matrix, i_x the number of deepest
+# feed-forward networks replaced by the identity, SM(t) a softmax with learnable temperature, EReg training with the
+# entropy regulariser. SOTA rows are the papers' name for the blocks of He & Hofmann.
+
+# %%
+page.table_4(results)
+
+# %%
+page.claims_table(judged, "table4")
+
+# %% [markdown]
+# ## What private inference costs
+#
+# Two processes compute one forward pass on secret shares: the server holds the weights, the client the prompt, and only
+# the client learns the logits. A row is composed from its operations, each measured in such a run. *As published* is
+# the plain program the authors must have run; *tuned* is the same model with projections merged, linear parts folded
+# into their neighbours and the causal half skipped. The latency on a network is
+#
+# $$t = t_\text{compute} + \frac{\text{bytes}}{\text{bandwidth}} + \text{rounds} \times \text{RTT}.$$
+
+# %%
+page.figure_of(
+    results, figures.figure_1, "Figure 1, communication and latency along AERO's steps", marks.cost_caption(results)
+)
+
+# %%
+cost_page.table_costs(results)
+
+# %%
+cost_page.table_parts(results)
+
+# %%
+page.claims_table(judged, "figure1")
+
+# %%
+cost_page.end_to_end(results)
+
+# %%
+cost_page.table_operations(results)
+
+# %% [markdown]
+# ## Where the paper disagrees with itself
+#
+# These need no measurement: two printed things are set against each other.
+
+# %%
+page.figure_of(
+    results,
+    figures.figure_contradiction,
+    "Published latency against the published bytes",
+    "The published bytes at the published bandwidth. A latency left of its bar is impossible on that network, even "
+    "if both directions are counted and always busy.",
+)
+
+# %%
+page.claims_table(judged, "contradictions")
+
+# %% [markdown]
+# ## What was run
+
+# %%
+page.shown(
+    pipeline.figure_pipeline(results.root),
+    "pipeline",
+    "The pipeline",
+    "One box is one stage of <code>dvc.yaml</code>, with the number of its copies; an arrow is a file handed on.",
+    "aero.report.pipeline.figure_pipeline",
+)
+
+# %%
+page.runs_table(results, all_runs)
+
+# %%
+page.other_scales(results, all_runs)
+
+# %% [markdown]
+# ### What is missing
+
+# %%
+page.gaps(results, all_runs)
+
+# %% [markdown]
+# ### The papers
+#
+# AERO: Softmax-only LLMs for efficient private inference, arXiv 2410.13060. The perplexities of its Table 2 are quoted
+# from the authors' earlier repository, relu-revival-normfree. The SOTA blocks are from He & Hofmann, Simplifying
+# Transformer Blocks, ICLR 2024.

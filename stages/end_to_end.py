@@ -1,0 +1,82 @@
+"""Complete private forward passes of one trained run: `python -m stages.end_to_end RUN`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from aero import checkpoint, provenance
+from aero.data.batches import evaluation_batches
+from aero.data.tokens import open_tokens
+from aero.errors import UserError, run_main
+from aero.parameters import load
+from aero.training.log import write_text
+from aero.training.run import run_folder
+from aero.two_party.end_to_end import ask, composed_bytes
+from aero.two_party.program import operations
+from aero.two_party.settings import Settings
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m stages.end_to_end", description=__doc__)
+    parser.add_argument("run", help="a name under `runs` in params.yaml")
+    parser.add_argument("--seed", type=int, help="default: the first of `seeds`")
+    parser.add_argument("--tokens", type=Path, default=Path("runs/tokens"), help="folder of token files")
+    parser.add_argument("--out", type=Path, help="default: runs/two_party/passes/RUN.json")
+    chosen = parser.parse_args(arguments)
+    parameters = load()
+    parameters.run(chosen.run)
+    seed = parameters.seeds[0] if chosen.seed is None else chosen.seed
+    model = checkpoint.load(run_folder(chosen.run, seed) / "checkpoint.safetensors")
+    config, count = model.config, parameters.two_party.prompts
+    tokens = open_tokens(chosen.tokens)
+    held_out = evaluation_batches(
+        tokens.valid, config.context, count, count * config.context, parameters.corpus.packing
+    )
+    prompts = next(iter(held_out))
+    with torch.no_grad():
+        plain = model(prompts)[:, -1].numpy()
+    if not np.isfinite(plain).all():
+        raise UserError(
+            f"{chosen.run} diverged, so it has no logits to compare; choose other two_party.end_to_end_runs"
+        )
+    entries = []
+    for program in parameters.two_party.programs:
+        answers, alone = ask(
+            model, prompts.numpy(), program, Settings(**parameters.two_party.settings()), with_operations=True
+        )
+        whole = sum(answer.bytes for answer in answers) / len(answers)
+        composed = composed_bytes(operations(model.architecture, config, program, prompts.shape[1]), alone)
+        entries.append(
+            {
+                "run": chosen.run,
+                "architecture": str(model.architecture),
+                "program": program,
+                "scale": parameters.scale,
+                "prompts": len(answers),
+                "tokens": prompts.shape[1],
+                "max_logit_error": float(max(abs(a.logits - p).max() for a, p in zip(answers, plain, strict=True))),
+                "same_top_token": sum(a.next_token == int(p.argmax()) for a, p in zip(answers, plain, strict=True)),
+                "megabytes": whole / 1e6,
+                "composed_megabytes": composed / 1e6,
+                "composed_over_measured": composed / whole,
+                "messages": sum(answer.messages for answer in answers) / len(answers),
+                "seconds": sum(answer.seconds for answer in answers) / len(answers),
+                "provenance": provenance.provenance(measured=provenance.now(), settings=parameters.two_party.variant()),
+            }
+        )
+    out = chosen.out or Path("runs/two_party/passes") / f"{chosen.run}.json"
+    write_text(out, json.dumps(entries, indent=1, allow_nan=False) + "\n")
+    for entry in entries:
+        print(
+            f"{entry['architecture']} {entry['program']}: error {entry['max_logit_error']:.4f}, "
+            f"{entry['megabytes']:.1f} MB, {entry['seconds']:.1f} s"
+        )
+
+
+if __name__ == "__main__":
+    run_main(main)

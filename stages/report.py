@@ -1,0 +1,44 @@
+"""Tables, claims, HTML and PDF from whatever has been measured: `python -m stages.report [--scale SCALE]`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from aero.errors import run_main
+from aero.parameters import load as load_parameters
+from aero.provenance import commit
+from aero.report import claims, summary, tables
+from aero.report.render import render, write
+from aero.report.results import load
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m stages.report", description=__doc__)
+    parser.add_argument("--scale", help="training scale the report is about (default: params.yaml's if it has results)")
+    chosen = parser.parse_args(arguments)
+    parameters = load_parameters()
+    if chosen.scale and chosen.scale not in parameters.scales:
+        raise ValueError(f"unknown scale {chosen.scale!r}; known: {', '.join(parameters.scales)}")
+    root = Path.cwd()
+    results = load(root, chosen.scale)
+    judged = claims.judge(results)
+    # Everything is made before anything is written: a failure leaves the last report whole.
+    texts = (
+        tables.files(results)
+        | {Path("reports") / "claims.csv": claims.claims_csv(judged)}
+        | summary.files(results, judged)
+    )
+    report = render(root, results.scale, f"Rendered from commit {commit()[:10]}, scale {results.scale}")
+    for path, text in texts.items():
+        write(root / path, text)
+    write(root / "reports" / "report.html", report.html)
+    write(root / "reports" / "report.pdf", report.pdf)
+    decided = ", ".join(f"{count} {verdict}" for verdict, count in claims.counts(judged).items() if count)
+    print(f"reports/report.html, reports/report.pdf: scale {results.scale}; claims: {decided}")
+    for problem in results.problems:
+        print(f"left out: {problem}")
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,33 @@
+"""Projects with made results, built once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import made_results
+import pytest
+
+from aero.report import results as results_module
+from aero.report.results import Results
+
+
+@pytest.fixture(scope="session")
+def full_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every run with three seeds, all costs."""
+    return made_results.project(tmp_path_factory.mktemp("full"))
+
+
+@pytest.fixture(scope="session")
+def empty_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Nothing measured at all."""
+    return made_results.project(tmp_path_factory.mktemp("empty"), runs=(), costs=False)
+
+
+@pytest.fixture(scope="session")
+def full(full_root: Path) -> Results:
+    return results_module.load(full_root)
+
+
+@pytest.fixture(scope="session")
+def empty(empty_root: Path) -> Results:
+    return results_module.load(empty_root)

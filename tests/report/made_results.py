@@ -1,0 +1,261 @@
+"""Result files in the form the stages write, with made numbers, for tests of what is done with them. Never kept."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import random
+import shutil
+from pathlib import Path
+
+import yaml
+
+PROJECT = Path(__file__).resolve().parents[2]
+RUNS = {
+    "sm-ln-g": ("SM+LN+G", 30.0),
+    "sm-ln-r": ("SM+LN+R", 31.0),
+    "sm-ln": ("SM+LN", 36.0),
+    "sm-g": ("SM+G", 37.0),
+    "sm-r": ("SM+R", 33.5),
+    "sm": ("SM", 48.0),
+    "sota-sm-scffn": ("SOTA(SM+ScFFN)", 46.0),
+    "sota-sm-scfuffn": ("SOTA(SM+ScFuFFN)", 45.0),
+    "sota-sm-scfuffni-1": ("SOTA(SM+ScFuFFNi_1)", 46.5),
+    "sm-scffn": ("SM+ScFFN", 42.0),
+    "sm-scfuffn": ("SM+ScFuFFN", 41.8),
+    "sm-scfuffni-6": ("SM+ScFuFFNi_6", 43.0),
+    "ereg-smt-scfuffn": ("EReg(SM(t)+ScFuFFN)", 38.2),
+    "ereg-smt-scfuffni-6": ("EReg(SM(t)+ScFuFFNi_6)", 39.0),
+}
+BYTES = {
+    "SM+LN+G": 15.3e9,
+    "SM+LN+R": 5.5e9,
+    "SOTA(SM+ScFFN)": 4.2e9,
+    "SOTA(SM+ScFuFFN)": 3.8e9,
+    "SOTA(SM+ScFuFFNi_1)": 3.8e9,
+    "SM+ScFFN": 4.0e9,
+    "SM+ScFuFFN": 3.7e9,
+    "SM+ScFuFFNi_6": 3.6e9,
+    "EReg(SM(t)+ScFuFFN)": 3.7e9,
+    "EReg(SM(t)+ScFuFFNi_6)": 3.6e9,
+}
+LAYERS, HEADS, CONTEXT, STEPS = 12, 4, 64, 500
+
+
+def write_run(
+    folder: Path,
+    run: str,
+    seed: int,
+    scale: str = "laptop",
+    diverged_at: int | None = None,
+    perplexity: float | None = None,
+    corpus_sha256: str = "ab" * 32,
+) -> None:
+    """metrics.json, log.csv and entropy.json of one training in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    architecture, centre = RUNS[run]
+    draw = random.Random(f"{run} {seed}")
+    value = centre * (1 + draw.gauss(0, 0.004)) if perplexity is None else perplexity
+    metrics = {
+        "run": run,
+        "paper_rows": [],
+        "architecture": architecture,
+        "scale": scale,
+        "model": {
+            "vocabulary": 1024,
+            "context": CONTEXT,
+            "layers": LAYERS,
+            "heads": HEADS,
+            "width": 128,
+            "ffn_width": 512,
+            "parameters": 1234567,
+        },
+        "corpus": "python_stdlib",
+        "context": CONTEXT,
+        "seed": seed,
+        "tokens": 1008000,
+        "eval_loss": None if diverged_at else math.log(value),
+        "eval_perplexity": None if diverged_at else value,
+        "diverged_at_step": diverged_at,
+        "first_nonfinite": {"step": diverged_at, "layer": 11, "where": "block output"} if diverged_at else None,
+        "tokens_per_second": 9000.0,
+        "train": {"steps": STEPS, "batch_size": 32, "learning_rate": 0.001, "threads": 1},
+        "regularizer": None,
+        "config_hash": "0" * 16,
+        "provenance": {
+            "commit": "c0ffee" * 6 + "abcd",
+            "machine": "a processor, 2 cores, 24 GiB, Linux",
+            "torch": "2.13.0",
+            "corpus_sha256": corpus_sha256,
+            "started": "2026-01-01T00:00:00+00:00",
+            "seconds": 110.5,
+        },
+    }
+    (folder / "metrics.json").write_text(json.dumps(metrics), encoding="utf-8")
+    bound = math.lgamma(CONTEXT + 1) / CONTEXT
+    overloaded = {"sm-g": 0.97, "sm": 0.97}.get(run, 0.75)
+    deep = {"sm": 0.12, "sm-g": 0.5}.get(run, 0.6)
+    mean = [
+        [
+            bound * (overloaded + (deep - overloaded) * layer / (LAYERS - 1)) * draw.uniform(0.93, 1.0)
+            for _ in range(HEADS)
+        ]
+        for layer in range(LAYERS)
+    ]
+    with (folder / "log.csv").open("w", encoding="utf-8", newline="") as file:
+        names = [
+            "step",
+            "tokens",
+            "train_loss",
+            "eval_loss",
+            "learning_rate",
+            "gradient_norm",
+            *(f"entropy_layer_{i}" for i in range(LAYERS)),
+            "seconds",
+        ]
+        writer = csv.DictWriter(file, names, restval="", lineterminator="\n")
+        writer.writeheader()
+        for step in range(10, (diverged_at or STEPS) + 1, 10):
+            loss = math.log(value) + (math.log(1024) - math.log(value)) * math.exp(-step / 90)
+            writer.writerow(
+                {
+                    "step": step,
+                    "tokens": step * 2016,
+                    "train_loss": loss + draw.gauss(0, 0.02),
+                    "eval_loss": loss if step % 50 == 0 else "",
+                    "learning_rate": 0.001,
+                    "gradient_norm": 0.5,
+                    "seconds": step * 0.22,
+                }
+                | {
+                    f"entropy_layer_{i}": bound + (sum(mean[i]) / HEADS - bound) * (1 - math.exp(-step / 120))
+                    for i in range(LAYERS)
+                }
+            )
+    heads = [value for layer in mean for value in layer]
+    maxima = {"observed": max(heads), "log_T": math.log(CONTEXT), "causal_bound": bound}
+    quarters = {
+        name: [sum(min(int(h / top * 4), 3) == q for h in heads) / len(heads) for q in range(4)]
+        for name, top in maxima.items()
+    }
+    entropy = {
+        "run": run,
+        "scale": scale,
+        "architecture": architecture,
+        "context": CONTEXT,
+        "layers": LAYERS,
+        "heads": HEADS,
+        "tokens": 65536,
+        "entropy_mean": mean,
+        "entropy_sem": [[0.01] * HEADS] * LAYERS,
+        "entropy_by_position": [[math.log(t + 1) * 0.8 for t in range(CONTEXT)]] * LAYERS,
+        "maximum": maxima,
+        "quarters": quarters,
+        "overload": {"fraction": quarters["observed"][3], "layers": [0, 1]},
+        "collapse": {"fraction": quarters["observed"][0], "layers": []},
+        "rule": "stated",
+    }
+    (folder / "entropy.json").write_text(json.dumps(entropy), encoding="utf-8")
+
+
+def write_costs(folder: Path) -> None:
+    """rows.csv, ops.csv and end_to_end.json of the two-party measurements."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [
+        "architecture",
+        "model",
+        "context",
+        "program",
+        "bytes",
+        "messages",
+        "rounds",
+        "seconds",
+        "latency_wan_s",
+        "latency_lan_s",
+        "method",
+        "max_logit_error",
+        "embedding_bytes",
+        "head_bytes",
+        "ln_f_bytes",
+        "setup_bytes",
+    ]
+    with (folder / "rows.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(names)
+        for architecture, amount in BYTES.items():
+            for program, factor in (("as_published", 1.0), ("tuned", 0.4)):
+                size, seconds = int(amount * factor), amount * factor / 2e7
+                writer.writerow(
+                    [
+                        architecture,
+                        "gpt2",
+                        128,
+                        program,
+                        size,
+                        150000,
+                        3000,
+                        f"{seconds:.1f}",
+                        f"{seconds + size * 4 / 1e8 + 240:.1f}",
+                        f"{seconds + size * 4 / 1e9 + 3:.1f}",
+                        "composed",
+                        "",
+                        int(2.2e8),
+                        int(2.5e7),
+                        int(4.4e7),
+                        int(2.2e7),
+                    ]
+                )
+    (folder / "ops.csv").write_text(
+        "op,shape,model,context,variant,bytes_sent_client,bytes_sent_server,messages,rounds,setup_bytes,seconds,provenance\n"
+        "softmax,12x128x128,gpt2,128,as_published,115000000,115000000,900,70,22000000,11.0,"
+        '"{""commit"": ""c0ffee""}"\n',
+        encoding="utf-8",
+    )
+    entry = {
+        "run": "sm-ln-g",
+        "architecture": "SM+LN+G",
+        "program": "as_published",
+        "scale": "laptop",
+        "prompts": 2,
+        "tokens": CONTEXT,
+        "max_logit_error": 0.004,
+        "same_top_token": 2,
+        "megabytes": 812.3,
+        "composed_megabytes": 806.1,
+        "composed_over_measured": 0.992,
+        "messages": 51234.0,
+        "seconds": 44.1,
+        "provenance": {"commit": "c0ffee"},
+    }
+    (folder / "end_to_end.json").write_text(json.dumps([entry]), encoding="utf-8")
+
+
+def project(
+    root: Path,
+    seeds: tuple[int, ...] = (1337, 1338, 1339),
+    runs: tuple[str, ...] = tuple(RUNS),
+    costs: bool = True,
+    scale: str = "laptop",
+) -> Path:
+    """A project folder in `root` with params.yaml, the report's source and, below `results`, results for `runs`."""
+    root.mkdir(parents=True, exist_ok=True)
+    parameters = yaml.safe_load((PROJECT / "params.yaml").read_text(encoding="utf-8")) | {"scale": scale}
+    (root / "params.yaml").write_text(yaml.safe_dump(parameters), encoding="utf-8")
+    for name in ("dvc.yaml", "reports/aero.py"):
+        if (PROJECT / name).is_file():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(PROJECT / name, root / name)
+    for run in runs:
+        for seed in seeds:
+            folder = root / "results" / scale / run
+            write_run(
+                folder if seed == 1337 else folder / f"seed_{seed}",
+                run,
+                seed,
+                scale,
+                diverged_at=180 if run == "sm" else None,
+            )
+    if costs:
+        write_costs(root / "results" / "two_party")
+    return root

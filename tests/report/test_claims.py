@@ -1,0 +1,260 @@
+"""Verdicts are computed by stated rules: each rule on results made to meet, miss and reverse it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import made_results
+import pytest
+import yaml
+
+from aero.published import load as load_paper
+from aero.report import claims
+from aero.report.results import Results, load
+
+PAPER = load_paper("aero")
+
+
+def decide(results: Results, claim: str) -> claims.Decision:
+    return next(j.decision for j in claims.judge(results) if j.claim.id == claim)
+
+
+def runs_with(root: Path, scale: str = "laptop", **ratios: tuple[float, ...]) -> Results:
+    """Results of runs given as their perplexity over a base of 10, 20, 40 for three seeds (or as many as are given)."""
+    made_results.project(root, runs=(), scale=scale)
+    for run, values in ratios.items():
+        name = run.replace("_", "-")
+        for seed, base, ratio in zip((1337, 1338, 1339), (10.0, 20.0, 40.0), values, strict=False):
+            made_results.write_run(
+                root / "results" / scale / name / f"seed_{seed}", name, seed, scale, perplexity=base * ratio
+            )
+    return load(root)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "verdict"),
+    [
+        ((1.188, 1.190, 1.189), "reproduced"),  # around the published +18.92 %
+        ((1.30, 1.31, 1.32), "direction reproduced"),  # up, by more
+        ((1.20, 0.90, 1.05), "not seen at this scale"),  # no direction
+        ((0.80, 0.81, 0.79), "not seen at this scale"),  # down
+        ((1.30,), "not testable here"),  # one seed
+    ],
+)
+def test_relative_perplexity(tmp_path: Path, ratios: tuple[float, ...], verdict: str) -> None:
+    results = runs_with(tmp_path, sm_ln_g=(1.0, 1.0, 1.0)[: len(ratios)], sm_g=ratios)
+    found = decide(results, "t2-layernorm-removal-gelu")
+    assert found.verdict == verdict
+    assert ("opposite" in found.evidence) == (max(ratios) < 1)
+
+
+def test_the_same_absence_contradicts_only_at_the_papers_own_scale(tmp_path: Path) -> None:
+    results = runs_with(tmp_path, "paper", sm_ln_g=(1.0, 1.0, 1.0), sm_g=(0.80, 0.81, 0.79))
+    assert decide(results, "t2-layernorm-removal-gelu").verdict == "contradicted"
+
+
+@pytest.mark.parametrize(
+    ("last", "verdict"),
+    [
+        ((1.40, 1.41, 1.42), "reproduced"),
+        ((1.30, 1.32, 1.28), "direction reproduced"),
+        ((1.10, 1.11, 1.12), "not seen at this scale"),
+    ],
+)
+def test_order_needs_every_neighbouring_pair(tmp_path: Path, last: tuple[float, ...], verdict: str) -> None:
+    results = runs_with(tmp_path, sm_ln_g=(1.0, 1.0, 1.0), sm_ln_r=(1.1, 1.11, 1.1), sm_r=(1.3, 1.3, 1.3), sm_g=last)
+    assert decide(results, "t2-order").verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("ratios", "verdict"),
+    [
+        ((1.0, 0.999, 1.001), "reproduced"),
+        ((0.9, 1.1, 0.95), "direction reproduced"),
+        ((1.1, 1.11, 1.12), "not seen at this scale"),
+    ],
+)
+def test_no_worse_allows_the_stated_margin(tmp_path: Path, ratios: tuple[float, ...], verdict: str) -> None:
+    results = runs_with(tmp_path, sm_scffn=(1.0, 1.0, 1.0), sm_scfuffn=ratios)
+    assert decide(results, "t4-fusing-is-free").verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("diverged", "verdict"),
+    [
+        ((True, True, True), "reproduced"),
+        ((True, False, False), "direction reproduced"),
+        ((True,), "direction reproduced"),
+    ],
+)
+def test_divergence_counts_seeds(tmp_path: Path, diverged: tuple[bool, ...], verdict: str) -> None:
+    made_results.project(tmp_path, runs=())
+    for seed, fails in zip((1337, 1338, 1339), diverged, strict=False):
+        made_results.write_run(
+            tmp_path / f"results/laptop/sm/seed_{seed}", "sm", seed, diverged_at=180 if fails else None
+        )
+    found = decide(load(tmp_path), "t2-softmax-only-fails")
+    assert found.verdict == verdict and f"{sum(diverged)} of {len(diverged)}" in found.measured
+
+
+def test_a_model_that_only_trains_worst_reproduces_the_direction(tmp_path: Path) -> None:
+    results = runs_with(tmp_path, sm_ln_g=(1.0, 1.0, 1.0), sm_g=(1.2, 1.21, 1.22), sm=(1.5, 1.52, 1.54))
+    assert decide(results, "t2-softmax-only-fails").verdict == "direction reproduced"
+    results = runs_with(tmp_path / "other", sm_ln_g=(1.0, 1.0, 1.0), sm_g=(1.2, 1.21, 1.22), sm=(1.1, 1.12, 1.11))
+    assert decide(results, "t2-softmax-only-fails").verdict == "not seen at this scale"
+
+
+def with_quarters(root: Path, **fractions: tuple[tuple[float, ...], ...]) -> Results:
+    """Results whose runs have the given fractions of heads per quarter of the observed maximum, one entry a seed."""
+    made_results.project(root, runs=())
+    for run, seeds in fractions.items():
+        name = run.replace("_", "-")
+        for seed, quarters in zip((1337, 1338, 1339), seeds, strict=False):
+            folder = root / f"results/laptop/{name}/seed_{seed}"
+            made_results.write_run(folder, name, seed)
+            values = json.loads((folder / "entropy.json").read_text())
+            values["quarters"]["observed"] = quarters
+            (folder / "entropy.json").write_text(json.dumps(values))
+    return load(root)
+
+
+EVEN, HIGH = ((0.0, 0.5, 0.4, 0.1), (0.0, 0.4, 0.5, 0.1)), ((0.2, 0.2, 0.14, 0.46), (0.2, 0.2, 0.15, 0.45))
+FULL = ((0.0, 0.0, 0.0, 1.0), (0.0, 0.0, 0.01, 0.99))
+
+
+@pytest.mark.parametrize(
+    ("own", "base", "verdict"),
+    [
+        (HIGH, EVEN, "reproduced"),  # 0.455 against 0.45, base 0.1
+        (FULL, EVEN, "direction reproduced"),  # nearly all heads, base 0.1
+        (FULL, FULL, "not seen at this scale"),  # the baseline is no better: nothing has been learnt
+        (EVEN, EVEN, "not seen at this scale"),
+        (HIGH[:1], EVEN[:1], "not testable here"),
+    ],
+)
+def test_overload_is_more_than_the_baselines(tmp_path: Path, own: tuple, base: tuple, verdict: str) -> None:
+    results = with_quarters(tmp_path, sm=own, sm_ln_g=base)
+    assert decide(results, "f3a-softmax-only-overload").verdict == verdict
+
+
+def test_a_well_behaved_baseline_has_its_heads_in_the_middle(tmp_path: Path) -> None:
+    assert decide(with_quarters(tmp_path / "a", sm_ln_g=EVEN), "f3a-baseline-gelu-well-behaved").verdict == "reproduced"
+    low = ((0.2, 0.35, 0.35, 0.1), (0.2, 0.34, 0.35, 0.11))
+    found = decide(with_quarters(tmp_path / "b", sm_ln_g=low), "f3a-baseline-gelu-well-behaved")
+    assert found.verdict == "direction reproduced" and found.measured.startswith("0.69")
+
+
+def test_overload_of_gelu_over_relu_is_paired(tmp_path: Path) -> None:
+    found = decide(with_quarters(tmp_path, sm_g=HIGH, sm_r=EVEN), "f3a-overload-gelu-over-relu")
+    # 0.46 - 0.10 and 0.45 - 0.10: mean 0.355, half width 12.7062 * 0.00707107 / sqrt(2) = 0.0635
+    assert found.verdict == "reproduced" and found.measured.startswith("0.46 - 0.10 = ")
+    assert found.measured.endswith("[0.29, 0.42]")
+
+
+def test_bytes_and_savings_at_the_papers_dimensions(full: Results) -> None:
+    assert decide(full, "t4-bytes-baseline").verdict == "contradicted"  # 15.3 of 25.32 GB
+    assert decide(full, "t4-saving-relu").verdict == "reproduced"  # 15.3 / 5.5 = 2.78 against 2.68
+    saving = decide(full, "t4-speedup-aero")
+    assert saving.verdict == "direction reproduced" and saving.scale == "paper_dimensions"
+
+
+def test_what_the_paper_says_against_itself_needs_no_results(empty: Results) -> None:
+    found = {j.claim.id: j.decision for j in claims.judge(empty) if j.claim.kind == "contradiction"}
+    assert len(found) == 6 and {d.verdict for d in found.values()} == {"contradicted"}
+    # By hand: only 25.32 GB in 8.21 min (16.88 needed) and 9.44 GB in 6.06 min (6.29 needed) are impossible
+    assert found["c-bandwidth"].measured == "2 of 10 rows impossible, SM+LN+G needs at least 206 Mbit/s"
+    assert "SM+LN+G, SM+LN+R" in found["c-bandwidth"].evidence
+    assert found["c-bandwidth-512"].measured.startswith("8 of 8 rows impossible, SM+LN+G needs at least 315")
+    # ln(128!)/128 = 3.8779
+    assert "T=128: 3.878 of 4.852" in found["c-maximum-entropy"].measured
+    assert found["c-pruning-factor"].measured == "2.0×"
+
+
+def test_counts_agree_with_the_printed_ones(empty: Results) -> None:
+    for claim in ("t4-nonlinear-operations", "t4-flops-attention", "t4-flops-ffn"):
+        assert decide(empty, claim).verdict == "reproduced"
+
+
+def test_nothing_measured_decides_no_training_or_cost_claim(empty: Results) -> None:
+    undecided = [j for j in claims.judge(empty) if j.claim.kind == "claim" and j.claim.test != "counts_agree"]
+    assert len(undecided) > 20 and {j.decision.verdict for j in undecided} == {"not testable here"}
+    assert all(j.decision.evidence for j in undecided)
+
+
+def test_one_seed_decides_no_claim_about_a_mean(tmp_path: Path) -> None:
+    results = load(made_results.project(tmp_path, seeds=(1337,)))
+    means = [
+        j
+        for j in claims.judge(results)
+        if j.claim.test
+        in (
+            "relative_perplexity",
+            "order",
+            "no_worse",
+            "head_fraction",
+            "head_fraction_difference",
+            "curve_below",
+            "early_entropy",
+            "early_minus_deep",
+            "trains",
+        )
+    ]
+    assert len(means) > 15 and {j.decision.verdict for j in means} == {"not testable here"}
+
+
+def test_the_file_has_the_contracts_columns_and_verdicts(full: Results) -> None:
+    lines = list(csv.DictReader(io.StringIO(claims.claims_csv(claims.judge(full)))))
+    assert list(lines[0]) == [
+        "id",
+        "paper",
+        "claim",
+        "where",
+        "test",
+        "published",
+        "measured",
+        "scale",
+        "verdict",
+        "evidence",
+    ]
+    assert {line["verdict"] for line in lines} <= set(claims.VERDICTS)
+    assert all(line["test"].split(":")[0] and line["evidence"] for line in lines)
+
+
+def test_no_verdict_is_typed() -> None:
+    text = (made_results.PROJECT / "aero/published/aero_claims.yaml").read_text(encoding="utf-8")
+    for entry in yaml.safe_load(text)["claims"]:
+        assert set(entry) <= {"id", "short", "topic", "kind", "where", "claim", "test", "published", "parameters"}
+        for verdict in claims.VERDICTS:
+            assert verdict not in entry["claim"] + entry["short"] + entry["published"]
+
+
+def test_every_claim_names_runs_and_rows_that_exist() -> None:
+    runs = set(yaml.safe_load((made_results.PROJECT / "params.yaml").read_text(encoding="utf-8"))["runs"])
+    for claim in PAPER.claims:
+        p = claim.parameters
+        named = [p[key] for key in ("run", "base", "against") if key in p] + p.get("runs", []) + p.get("others", [])
+        assert set(named) <= runs, claim.id
+        for row in [p[key] for key in ("row", "other") if key in p] + p.get("without", []):
+            named_in = [p["table"]] if "table" in p else ["4", "2"]
+            assert any(row == r.name for number in named_in for r in PAPER.tables[number].rows), claim.id
+
+
+@pytest.mark.parametrize("claim", [c for c in PAPER.claims if c.test == "relative_perplexity"], ids=lambda c: c.id)
+def test_published_percentages_follow_from_the_published_perplexities(claim: object) -> None:
+    p = claim.parameters
+    for number in ("2", "4"):
+        by_run = {row.run: row.cells["ppl"].value for row in PAPER.tables[number].rows}
+        if p["run"] in by_run and p["base"] in by_run:
+            percent = 100 * (by_run[p["run"]] / by_run[p["base"]] - 1)
+            assert p["percent"] == pytest.approx(percent, abs=0.05)
+            return
+    raise AssertionError(f"{claim.id}: no table has both rows")
+
+
+def test_an_unknown_test_is_told(full: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(claims.TESTS, "diverges")
+    with pytest.raises(ValueError, match="claim t2-softmax-only-fails: no test 'diverges'"):
+        claims.judge(full)

@@ -1,0 +1,251 @@
+"""The rendered report: complete, self-contained, the same bytes twice, in time; gaps are seen; nothing typed by
+hand.
+"""
+
+from __future__ import annotations
+
+import ast
+import html
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jupytext
+import made_results
+import pytest
+
+from aero.report import marks, page, render
+from aero.report.readme import headline_markdown, with_headline
+from aero.report.render import Rendered
+from aero.report.results import Results, load
+
+
+def run_stage(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = dict(os.environ) | {"PYTHONPATH": str(made_results.PROJECT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "stages.report", *arguments],
+        cwd=root,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def rendered_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project rendered by the stage itself; SM+R has one seed, SM+G none, the ten rows no tuned costs."""
+    runs = tuple(run for run in made_results.RUNS if run not in ("sm-g", "sm-r"))
+    root = made_results.project(tmp_path_factory.mktemp("rendered"), runs=runs)
+    made_results.write_run(root / "results/laptop/sm-r", "sm-r", 1337)
+    rows = root / "results/two_party/rows.csv"
+    rows.write_text("".join(x for x in rows.read_text().splitlines(True) if ",tuned," not in x), encoding="utf-8")
+    started = time.monotonic()
+    finished = run_stage(root)
+    assert finished.returncode == 0, finished.stderr
+    assert time.monotonic() - started < 60
+    return root
+
+
+@pytest.fixture(scope="module")
+def text(rendered_root: Path) -> str:
+    return (rendered_root / "reports/report.html").read_text(encoding="utf-8")
+
+
+def test_everything_is_written_and_nothing_half(rendered_root: Path) -> None:
+    made = {
+        p.relative_to(rendered_root / "reports").as_posix()
+        for p in (rendered_root / "reports").rglob("*")
+        if p.is_file()
+    }
+    assert made == {
+        "aero.py",
+        "report.html",
+        "report.pdf",
+        "claims.csv",
+        "metrics.json",
+        "tables/aero_table2.csv",
+        "tables/aero_table4.csv",
+        "tables/aero_table4_costs.csv",
+    }
+    pdf = (rendered_root / "reports/report.pdf").read_bytes()
+    assert pdf.startswith(b"%PDF-") and pdf.rstrip().endswith(b"%%EOF") and len(pdf) > 100_000
+
+
+def test_the_page_loads_nothing(text: str) -> None:
+    for tag, name, address in re.findall(
+        r"<(\w+)[^>]*?\s(src|href|xlink:href|data|poster|srcset)=[\"']([^\"']*)", text
+    ):
+        assert address.startswith("#"), f"<{tag} {name}={address}>"
+    assert not re.search(r"<(script|link|iframe|object|embed)\b|@import|url\((?!#|[\"']?#)", text)
+
+
+def test_the_page_has_all_its_parts(text: str) -> None:
+    for part in (
+        "headline",
+        "table-2",
+        "table-4",
+        "costs",
+        "figure-1",
+        "figure-3a",
+        "figure-3b",
+        "figure-5",
+        "figure-6",
+        "pipeline",
+        "runs",
+        "end-to-end",
+    ):
+        assert text.count(f'id="{part}"') == 1, part
+    assert text.count("<svg ") == 7 and "<math " in text and "$$" not in text
+    anchors = re.findall(r'<a href="#([^"]+)">', text)
+    assert len(anchors) >= 8 and all(f'id="{anchor}"' in text for anchor in anchors)
+
+
+def test_every_number_in_a_table_says_its_class_and_source(text: str) -> None:
+    classes = "|".join(marks.WORDS)
+    spans = re.findall(r'<span class="num ([^"]*)"([^>]*)>', text)
+    assert len(spans) > 300
+    for kind, rest in spans:
+        assert re.fullmatch(classes, kind), kind
+        title = re.search(r'title="([^"]+)"', rest)
+        assert title and html.unescape(title.group(1)).split(": ", 1)[1].strip(), rest
+    loose = re.findall(r"<td[^>]*>\s*([-+]?\d+\.\d+)", text)
+    assert loose == []
+
+
+def test_sources_of_measured_numbers_are_files_of_the_project(rendered_root: Path, text: str) -> None:
+    named = set(re.findall(r"results/[\w./-]+?\.json", text))
+    assert len(named) > 20 and all((rendered_root / name).is_file() for name in named)
+
+
+def test_what_is_missing_is_seen(text: str) -> None:
+    missing = text[text.index('id="what-is-missing"') :]
+    assert "not run at scale laptop: sm-g" in missing
+    assert "one seed only, so no interval and no verdict: sm-r" in missing
+    row = re.search(
+        r"<tr><td[^>]*><code>SM\+<wbr/?>G</code>.*?</tr>", text[text.index('id="table-2"') :], re.DOTALL
+    ).group()
+    assert row.count("not measured yet") == 2 and "none" in row
+    assert "not testable here" in text
+
+
+def test_a_second_rendering_has_the_same_bytes(rendered_root: Path) -> None:
+    before = {p: p.read_bytes() for p in (rendered_root / "reports").rglob("*") if p.is_file()}
+    assert run_stage(rendered_root).returncode == 0
+    for path, data in before.items():
+        assert path.read_bytes() == data, path.name
+
+
+def test_no_number_is_typed_in_the_source() -> None:
+    """Digits in prose and captions may only name tables, figures, papers; in formulas they belong to the formula."""
+    allowed = re.compile(
+        r"Tables? \d( and \d)?|Figures? \d[a-c]?( and \d[a-c]?)?|arXiv \d{4}\.\d{5}|ICLR \d{4}|\$\$.*?\$\$|\$.*?\$",
+        re.DOTALL,
+    )
+    notebook = jupytext.read(made_results.PROJECT / "reports/aero.py", fmt="py:percent")
+    prose = []
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            prose.append(cell.source)
+        elif "Markdown(" in cell.source or "page." in cell.source:
+            for node in ast.walk(ast.parse(cell.source)):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+                    prose.append(node.value)
+    assert len(prose) > 20
+    for piece in prose:
+        assert not re.search(r"\d", allowed.sub("", piece)), piece
+
+
+def test_an_unknown_scale_is_one_line_and_leaves_the_report_alone(rendered_root: Path) -> None:
+    before = (rendered_root / "reports/report.html").read_bytes()
+    finished = run_stage(rendered_root, "--scale", "huge")
+    assert finished.returncode == 1 and len(finished.stderr.splitlines()) == 1
+    assert finished.stderr.startswith("error: unknown scale 'huge'; known: ") and "laptop" in finished.stderr
+    assert (rendered_root / "reports/report.html").read_bytes() == before
+
+
+def test_a_failing_source_is_one_line_and_writes_nothing(tmp_path: Path) -> None:
+    root = made_results.project(tmp_path, runs=(), costs=False)
+    (root / "reports/aero.py").write_text("# %%\nraise KeyError('no such thing')\n", encoding="utf-8")
+    finished = run_stage(root)
+    assert finished.returncode == 1 and len(finished.stderr.strip().splitlines()) == 1
+    assert "KeyError: 'no such thing'" in finished.stderr
+    assert not (root / "reports/report.html").exists() and not (root / "reports/claims.csv").exists()
+
+
+def test_no_source_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the report's source reports/aero.py is not in"):
+        render.execute(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        '<img src="https://example.org/x.png">',
+        "<script>1</script>",
+        '<link rel="stylesheet" href="x">',
+        '<svg><image href="http://e.org"/></svg>',
+        "<style>@import 'x'</style>",
+        '<p style="background: url(//e.org/x)">',
+        '<a href="https://example.org">x</a>',
+    ],
+)
+def test_a_load_from_outside_is_refused(piece: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(render, "execute", lambda root, scale: f"<h1>t</h1>{piece}")
+    with pytest.raises(ValueError, match="load something from outside"):
+        render.render(tmp_path)
+
+
+def test_an_unpaired_formula_is_told() -> None:
+    with pytest.raises(ValueError, match="only 0 can be set"):
+        render.compose_html("<h1>t</h1><p>costs $5, then <b>bold</b>\n\n7$</p>")
+
+
+def test_nothing_measured_still_gives_a_report(empty_root: Path) -> None:
+    found: Rendered = render.render(empty_root)
+    assert found.pdf.startswith(b"%PDF-")
+    assert found.html.count("not measured yet") > 100 and "No complete private forward pass" in found.html
+
+
+def test_the_readme_block_is_replaced_and_nothing_else(full: Results) -> None:
+    before = "# x\n<!-- headline -->\nold\n<!-- /headline -->\nrest\n"
+    after = with_headline(before, full)
+    assert (
+        after.startswith("# x\n<!-- headline -->\n| ")
+        and after.endswith("<!-- /headline -->\nrest\n")
+        and "old" not in after
+    )
+    assert with_headline(after, full) == after
+    with pytest.raises(ValueError, match="README.md needs one line"):
+        with_headline("# x\n", full)
+
+
+def test_the_readme_table_shows_published_beside_measured(full: Results, tmp_path: Path) -> None:
+    lines = headline_markdown(full).splitlines()
+    assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
+    row = next(line for line in lines if line.startswith("| `SM+LN+R`"))
+    assert "+2.6 %" in row and "● 5.50 GB" in row and "○ +3.0 %" in row
+    nothing = load(made_results.project(tmp_path, runs=(), costs=False))
+    assert "*not measured yet*" in headline_markdown(nothing)
+
+
+def test_other_scales_stand_in_columns_of_their_own(tmp_path: Path) -> None:
+    root = made_results.project(tmp_path, runs=("sm-ln-g", "sm-r"), costs=False)
+    assert page.other_scales(load(root), ["sm-ln-g", "sm-r"]).text == ""
+    made_results.write_run(root / "results/gpu/sm-ln-g", "sm-ln-g", 1337, "gpu", perplexity=10.0)
+    made_results.write_run(root / "results/gpu/sm-r", "sm-r", 1337, "gpu", perplexity=11.0)
+    text = page.other_scales(load(root), ["sm-ln-g", "sm-r"]).text
+    assert "<th>gpu</th><th>laptop</th>" in text and ">10.0</span>" in text and "results/gpu/sm-r/metrics.json" in text
+
+
+def test_runs_not_trained_alike_are_told(tmp_path: Path) -> None:
+    root = made_results.project(tmp_path, runs=("sm-ln-g", "sm-r"), costs=False)
+    assert "not trained alike" not in page.gaps(load(root), ["sm-ln-g", "sm-r"]).text
+    for seed in (1337, 1338, 1339):
+        made_results.write_run(root / f"runs/sm-r/seed_{seed}", "sm-r", seed, corpus_sha256="cd" * 32)
+    text = page.gaps(load(root), ["sm-ln-g", "sm-r"]).text
+    assert "python_stdlib abababab, 500 steps" in text and "python_stdlib cdcdcdcd" in text

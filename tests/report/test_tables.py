@@ -1,0 +1,110 @@
+"""Tables: one line a printed cell, hand-worked differences, visible gaps."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import made_results
+import pytest
+
+from aero.published import load as load_paper
+from aero.report import cost_page
+from aero.report.costs import LatencyBound
+from aero.report.results import Results, load
+from aero.report.tables import COLUMNS, cost_rows, files, table
+
+
+def lines(results: Results, name: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(files(results)[Path("reports/tables") / name])))
+
+
+@pytest.mark.parametrize(("number", "cells"), [("2", 12), ("4", 80)])
+def test_one_line_for_every_printed_cell(full: Results, number: str, cells: int) -> None:
+    found = lines(full, f"aero_table{number}.csv")
+    assert tuple(found[0]) == COLUMNS and len(found) == cells
+    printed = load_paper("aero").tables[number]
+    assert [(line["row"], line["column"]) for line in found] == [
+        (row.name, cell.column.label) for row in printed.rows for cell in row.cells.values()
+    ]
+    assert [line["published"] for line in found] == [c.text for row in printed.rows for c in row.cells.values()]
+
+
+def test_delta_is_paired_by_seed(tmp_path: Path) -> None:
+    root = made_results.project(tmp_path, runs=())
+    for seed, base, other in ((1337, 10.0, 11.0), (1338, 20.0, 22.4), (1339, 40.0, 43.2)):
+        folder = root / "results" / "laptop"
+        made_results.write_run(folder / "sm-ln-g" / f"seed_{seed}", "sm-ln-g", seed, perplexity=base)
+        made_results.write_run(folder / "sm-g" / f"seed_{seed}", "sm-g", seed, perplexity=other)
+    cell = next(c for c in table(load(root), "2") if c.row.name == "SM+G" and c.published.column.key == "delta")
+    # +10, +12 and +8 per cent: mean 10, s = 2, half width 4.302653 * 2 / sqrt(3) = 4.968276
+    assert cell.value == pytest.approx(10.0)
+    assert (cell.estimate.low, cell.estimate.high) == (
+        pytest.approx(5.031724, abs=1e-5),
+        pytest.approx(14.968276, abs=1e-5),
+    )
+    assert cell.origin == "smaller_scale" and cell.scale == "laptop"
+
+
+def test_one_seed_is_called_one_seed(tmp_path: Path) -> None:
+    results = load(made_results.project(tmp_path, seeds=(1337,)))
+    line = next(x for x in lines(results, "aero_table2.csv") if x["row"] == "SM+R" and x["column"] == "Eval PPL")
+    assert line["seeds"] == "1337" and line["ci_low"] == line["ci_high"] == "" and "one seed (1337)" in line["note"]
+
+
+def test_a_diverged_run_is_printed_as_nan_with_its_step(full: Results) -> None:
+    line = next(x for x in lines(full, "aero_table2.csv") if x["row"] == "SM" and x["column"] == "Eval PPL")
+    assert line["published"] == "NaN" and line["measured"] == "NaN" and "seed 1337 at step 180" in line["note"]
+
+
+def test_costs_and_savings_are_those_of_the_published_program(full: Results) -> None:
+    by = {(x["row"], x["column"]): x for x in lines(full, "aero_table4.csv")}
+    assert float(by["SM+LN+G", "Comm."]["measured"]) == pytest.approx(15.3)
+    assert float(by["SM+ScFuFFNi_6", "Savings Comm."]["measured"]) == pytest.approx(15.3 / 3.6, rel=1e-5)
+    assert by["SM+LN+G", "Comm."]["scale"] == "paper_dimensions" and "tuned 6.12" in by["SM+LN+G", "Comm."]["note"]
+
+
+def test_counts_need_no_measurement(empty: Results) -> None:
+    by = {(x["row"], x["column"]): x["measured"] for x in lines(empty, "aero_table4.csv")}
+    assert by["SM+LN+G", "FLOPs FFN"] == "14.4955" and by["SM+LN+G", "Comm."] == ""
+    # 11 kept layers, 128 positions, 2 * 768^2 operations each
+    assert float(by["SOTA(SM+ScFuFFNi_1)", "FLOPs FFN"]) == pytest.approx(11 * 128 * 2 * 768**2 / 1e9, rel=1e-5)
+
+
+def test_a_missing_result_is_a_gap_not_a_zero(empty: Results) -> None:
+    assert all(cell.origin == "missing" and cell.text == "" for cell in table(empty, "2"))
+    assert {e["program"] for e in cost_rows(empty)} == {None}
+
+
+def test_the_bound_bytes_put_on_latency_by_hand() -> None:
+    # 25.32e9 bytes are 202.56e9 bits, at 100 Mbit/s 2025.6 s = 33.76 min, half of it with both directions busy
+    bound = LatencyBound(25.32, 100)
+    assert bound.one_way == pytest.approx(33.76) and bound.overlapped == pytest.approx(16.88)
+    # 145.24 GB in 30.74 min: 580.96e9 bits one way in 1844.4 s
+    assert LatencyBound(145.24, 100).needed_mbit(30.74) == pytest.approx(314.99, abs=0.01)
+
+
+def test_the_parts_of_a_rows_bytes_add_up(full: Results) -> None:
+    entry = next(e for e in cost_rows(full) if e["row"] == "SM+LN+G" and e["program"] == "as_published")
+    assert (entry["embedding_bytes"], entry["head_bytes"], entry["ln_f_bytes"], entry["set_up_bytes"]) == (
+        2.2e8,
+        2.5e7,
+        4.4e7,
+        2.2e7,
+    )
+    text = cost_page.table_parts(full).text
+    # 15.3 GB less 0.22 + 0.025 + 0.044 + 0.022
+    assert ">14.989</span>" in text and ">15.300</span>" in text
+    assert f"{2.2e8:.0f}" in files(full)[Path("reports/tables/aero_table4_costs.csv")]
+
+
+def test_operations_are_listed_with_bytes_of_both_directions(full: Results, empty: Results) -> None:
+    assert ">230.00</span>" in cost_page.table_operations(full).text
+    assert "not measured yet" in cost_page.table_operations(empty).text
+
+
+def test_complete_passes_are_listed_with_their_error(full: Results, empty: Results) -> None:
+    text = cost_page.end_to_end(full).text
+    assert ">0.004</span>" in text and ">0.992</span>" in text and ">51234</span>" in text and "e+" not in text
+    assert "No complete private forward pass" in cost_page.end_to_end(empty).text

@@ -1,0 +1,152 @@
+"""The stages as commands: a whole tiny pipeline by hand, and bad input in one line with a non-zero exit."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A copy of the parameters at a scale of a few steps, with token files of the standard library."""
+    folder = tmp_path_factory.mktemp("project with a space")
+    values = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    values["scale"] = "smoke"
+    values["scales"]["smoke"]["tokens"] |= {"train_bytes": 200_000, "validation_bytes": 30_000}
+    (folder / "params.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+    finished = stage(folder, "tokenize")
+    assert finished.returncode == 0, finished.stderr
+    return folder
+
+
+def stage(folder, name, *arguments, timeout=120):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", f"stages.{name}", *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+def one_line_error(finished, *named):
+    assert finished.returncode == 1, finished.stdout + finished.stderr
+    lines = finished.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: "), finished.stderr
+    for text in named:
+        assert text in lines[0]
+
+
+def test_train_then_entropy(project):
+    finished = stage(project, "train", "ereg-smt-scfuffni-6")
+    assert finished.returncode == 0, finished.stderr
+    folder = project / "runs/ereg-smt-scfuffni-6/seed_1337"
+    metrics = json.loads((folder / "metrics.json").read_text())
+    contract = {
+        "run",
+        "paper_rows",
+        "architecture",
+        "model",
+        "corpus",
+        "context",
+        "seed",
+        "tokens",
+        "eval_loss",
+        "eval_perplexity",
+        "diverged_at_step",
+        "tokens_per_second",
+        "provenance",
+    }
+    assert contract <= set(metrics) and metrics["architecture"] == "EReg(SM(t)+ScFuFFNi_6)"
+    assert {"commit", "machine", "torch", "corpus_sha256", "started", "seconds"} <= set(metrics["provenance"])
+    assert metrics["tokens"] == 24 * 8 * 32 and metrics["eval_loss"] > 0
+    assert not list((project / "runs/.resume").glob("*"))
+    finished = stage(project, "entropy", "ereg-smt-scfuffni-6")
+    assert finished.returncode == 0, finished.stderr
+    entropy = json.loads((folder / "entropy.json").read_text())
+    assert len(entropy["entropy_mean"]) == 8 and len(entropy["entropy_by_position"][0]) == 32
+    assert len(entropy["learned"]["alpha"]) == 2 and len(entropy["learned"]["thresholds"]) == 8
+    assert sum(entropy["quarters"]["observed"]) == pytest.approx(1)
+
+
+def test_a_killed_training_resumes_to_the_same_metrics(project):
+    whole = project / "whole"
+    assert stage(project, "train", "sm-r", "--out", str(whole)).returncode == 0
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stages.train", "sm-r", "--out", str(project / "cut")],
+        cwd=project,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    state = project / "runs/.resume/sm-r.seed_1337.safetensors"
+    while process.poll() is None and not state.exists():
+        pass
+    process.kill()
+    process.wait()
+    assert not (project / "cut/metrics.json").exists(), "the run ended before it could be killed"
+    finished = stage(project, "train", "sm-r", "--out", str(project / "cut"))
+    assert finished.returncode == 0 and "starting anew" not in finished.stdout
+
+    def timeless(folder):
+        metrics = json.loads((folder / "metrics.json").read_text())
+        del metrics["provenance"], metrics["tokens_per_second"]
+        return metrics
+
+    assert timeless(project / "cut") == timeless(whole)
+    assert (project / "cut/checkpoint.safetensors").read_bytes() == (whole / "checkpoint.safetensors").read_bytes()
+
+
+def test_unknown_names(project):
+    one_line_error(stage(project, "train", "sm-lng"), "sm-lng", "sm-ln-g")
+    one_line_error(stage(project, "train", "sm", "--scale", "huge"), "huge", "laptop")
+
+
+def test_missing_and_corrupt_inputs(project, tmp_path):
+    one_line_error(stage(project, "train", "sm", "--tokens", str(tmp_path / "none")), "none")
+    tokens = tmp_path / "tokens"
+    shutil.copytree(project / "runs/tokens", tokens)
+    data = (tokens / "train.bin").read_bytes()
+    (tokens / "train.bin").write_bytes(data[: len(data) // 2])
+    one_line_error(stage(project, "train", "sm", "--tokens", str(tokens), "--out", str(tmp_path / "o")), "train.bin")
+    assert not (tmp_path / "o").exists()
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "metrics.json").write_text("{}")
+    (folder / "checkpoint.safetensors").write_bytes(b"no tensors")
+    one_line_error(stage(project, "entropy", "sm", "--folder", str(folder)), "checkpoint.safetensors", "damaged")
+    one_line_error(stage(tmp_path, "train", "sm"), "params.yaml", "root folder")
+
+
+def test_keep_refuses_uncommitted_results_and_copies_small_files(project, tmp_path):
+    runs = tmp_path / "runs/sm/seed_1338"
+    runs.mkdir(parents=True)
+    metrics = {"scale": "smoke", "run": "sm", "seed": 1338, "provenance": {"commit": "abc+changes"}}
+    (runs / "metrics.json").write_text(json.dumps(metrics))
+    (runs / "checkpoint.safetensors").write_bytes(b"large")
+    arguments = ("--from", str(tmp_path / "runs"), "--to", str(tmp_path / "results"))
+    one_line_error(stage(project, "keep", *arguments), "uncommitted")
+    assert not (tmp_path / "results").exists()
+    assert stage(project, "keep", *arguments, "--allow-changes").returncode == 0
+    kept = sorted(path.relative_to(tmp_path).as_posix() for path in (tmp_path / "results").rglob("*.*"))
+    assert kept == ["results/smoke/sm/seed_1338/metrics.json"]
+
+
+def test_a_wrong_python_is_one_clear_line():
+    finished = subprocess.run(
+        ["make", "-s", "-W", "pyproject.toml", "install", "PYTHON=/bin/false"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode != 0 and "Python 3.11 is needed" in finished.stderr

@@ -1,0 +1,31 @@
+"""Small models with no parameter left at a value that would hide it, and their plaintext logits by PyTorch."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from aero.architecture import parse
+from aero.model import GPT, ModelConfig
+
+SIZES = {"vocabulary": 41, "context": 12, "layers": 3, "heads": 2, "width": 16, "ffn_width": 64}
+
+
+def random_model(architecture: str, seed: int = 0, **changes: object) -> GPT:
+    """A model none of whose parameters is at a value that hides it (gains of 1, biases of 0, W_V of 0)."""
+    torch.manual_seed(seed)
+    model = GPT(parse(architecture), ModelConfig(**(SIZES | changes))).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2 and "temperature" not in name:
+                parameter.copy_(0.25 * torch.randn_like(parameter))
+            elif name.endswith("alpha") or "temperature" in name:
+                parameter.copy_(0.8 + 0.8 * torch.rand_like(parameter))
+            else:
+                parameter.copy_(parameter + 0.2 * torch.randn_like(parameter))
+    return model
+
+
+def torch_logits(model: GPT, ids: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        return model(torch.from_numpy(ids)[None])[0, -1].numpy()

@@ -1,0 +1,55 @@
+"""Complete private forward passes of small models in two real processes, against PyTorch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from made_models import random_model, torch_logits
+
+from aero import checkpoint
+from aero.two_party.end_to_end import ask, composed_bytes
+from aero.two_party.program import operations
+
+# Logit errors of fixed point with 18 fraction bits (as_published: also of SPU's exponential and GELU).
+TOLERANCE = 0.02
+
+
+@pytest.mark.parametrize(
+    ("row", "program"),
+    [
+        ("SM+LN+G", "as_published"),
+        ("SM+LN+G", "tuned"),
+        ("SM+R", "tuned"),
+        ("EReg(SM(t)+ScFuFFNi_1)", "as_published"),
+        ("SOTA(SM+ScFuFFN)", "as_published"),
+        ("SOTA(SM+ScFFN)", "tuned"),
+    ],
+)
+def test_private_logits_are_those_of_torch_and_bytes_those_of_the_operations(row, program):
+    model = random_model(row, layers=2, width=32, ffn_width=64)
+    prompts = np.random.default_rng(0).integers(0, 41, (2, 12))
+    answers, alone = ask(model, prompts, program, with_operations=True)
+    plain = np.stack([torch_logits(model, prompt) for prompt in prompts])
+    private = np.stack([answer.logits for answer in answers])
+    np.testing.assert_allclose(private, plain, atol=TOLERANCE, rtol=0)
+    assert [answer.next_token for answer in answers] == private.argmax(-1).tolist()
+    # The second prompt is in the steady state; the first may still pay for a stock of oblivious transfers.
+    composed = composed_bytes(operations(model.architecture, model.config, program, 12), alone)
+    assert composed == pytest.approx(min(answer.bytes for answer in answers), rel=0.03)
+
+
+def test_a_checkpoint_answers_and_bad_prompts_are_told(tmp_path):
+    model = random_model("SM+ScFuFFN", layers=1)
+    path = tmp_path / "checkpoint.safetensors"
+    checkpoint.save(path, model)
+    prompt = np.array([3, 1, 4, 1, 5])
+    (answer,), _ = ask(path, prompt)
+    np.testing.assert_allclose(answer.logits, torch_logits(model, prompt), atol=TOLERANCE, rtol=0)
+    with pytest.raises(ValueError, match="1 to 12 tokens, got 13"):
+        ask(model, np.zeros(13, int))
+    with pytest.raises(ValueError, match="must lie in 0 to 40"):
+        ask(model, np.array([41]))
+    with pytest.raises(ValueError, match="unknown program"):
+        ask(model, prompt, "fast")
+    with pytest.raises(ValueError, match="does not exist"):
+        ask(tmp_path / "nothing.safetensors", prompt)

@@ -1,0 +1,65 @@
+"""The nonlinear functions in the clear, against independent float64 formulas."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from aero.two_party import nonlinear
+
+
+def exact_softmax(logits: np.ndarray) -> np.ndarray:
+    """Row by row in float64, over the visible columns only."""
+    heads, rows, columns = logits.shape
+    result = np.zeros(logits.shape)
+    for head in range(heads):
+        for row in range(rows):
+            visible = columns - rows + row + 1
+            values = [math.exp(value - logits[head, row, :visible].max()) for value in logits[head, row, :visible]]
+            result[head, row, :visible] = np.array(values) / sum(values)
+    return result
+
+
+@pytest.mark.parametrize(("rows", "columns", "blocks"), [(16, 16, 8), (16, 16, 1), (13, 13, 5), (1, 16, 1)])
+@pytest.mark.parametrize("spread", [0.1, 3.0, 60.0])
+def test_softmax(rows, columns, blocks, spread):
+    logits = spread * np.random.default_rng(0).standard_normal((2, rows, columns)).astype(np.float32)
+    expected = exact_softmax(logits.astype(np.float64))
+    np.testing.assert_allclose(np.asarray(nonlinear.softmax_plain(logits)), expected, atol=1e-5)
+    cover = np.asarray(nonlinear.softmax_cover(logits, blocks))
+    np.testing.assert_allclose(cover, expected, atol=2e-3)
+    assert not cover[~np.broadcast_to(nonlinear.causal_mask(rows, columns), cover.shape)].any()
+    np.testing.assert_allclose(cover.sum(-1), 1.0, atol=1e-5)
+
+
+def test_the_mask_of_trailing_rows():
+    assert nonlinear.causal_mask(2, 4).tolist() == [[True, True, True, False], [True, True, True, True]]
+
+
+def test_exponential_error_is_as_documented():
+    x = np.linspace(-20.0, 0.0, 4001).astype(np.float32)
+    y = x / 2.0**nonlinear.EXP_HALVINGS
+    exact = np.exp(x.astype(np.float64))
+    error = np.abs(np.asarray(nonlinear.exp_nonpositive(x), np.float64) - exact)
+    near = x >= -4
+    assert (error[near] <= (1.25 * np.abs(x) * y * y / 6 + 1e-5)[near] * exact[near]).all()
+    assert error.max() < 4e-4
+    below = np.asarray(nonlinear.exp_nonpositive(np.array([-25.0, -1000.0, -30000.0], np.float32)))
+    assert (np.abs(below) < 1e-7).all()
+
+
+def test_gelu_segments_stays_within_its_stated_error():
+    x = np.linspace(-40, 40, 160001)
+    exact = np.array([0.5 * v * (1 + math.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v**3))) for v in x])
+    error = np.abs(np.asarray(nonlinear.gelu_segments(x.astype(np.float32))) - exact).max()
+    assert error <= nonlinear.gelu_segments_error() + 2e-5
+    assert nonlinear.gelu_segments_error() < 1e-3
+
+
+def test_layer_norm_against_the_definition():
+    generator = np.random.default_rng(1)
+    x, gain, bias = (generator.standard_normal(shape).astype(np.float32) for shape in ((5, 32), (32,), (32,)))
+    expected = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * gain + bias
+    np.testing.assert_allclose(np.asarray(nonlinear.layer_norm(x, gain, bias)), expected, atol=1e-5)

@@ -1,0 +1,121 @@
+"""The private programs in the clear: the same logits as the PyTorch model, for every row and both programs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from made_models import random_model, torch_logits
+
+from aero.architecture import parse
+from aero.model import ModelConfig
+from aero.two_party import nonlinear
+from aero.two_party.operations import Operation, call, trace
+from aero.two_party.program import forward, operations, plaintext
+from aero.two_party.weights import weight_arrays, weight_shapes
+
+ROWS = (  # of AERO Tables 2 and 4
+    "SM+LN+G",
+    "SM+LN+R",
+    "SM+LN",
+    "SM+G",
+    "SM+R",
+    "SM",
+    "SOTA(SM+ScFFN)",
+    "SOTA(SM+ScFuFFN)",
+    "SOTA(SM+ScFuFFNi_1)",
+    "SM+ScFFN",
+    "SM+ScFuFFN",
+    "SM+ScFuFFNi_6",
+    "EReg(SM(t)+ScFuFFN)",
+    "EReg(SM(t)+ScFuFFNi_6)",
+)
+GPT2 = ModelConfig(vocabulary=50257, context=128, layers=12, heads=12, width=768, ffn_width=3072)
+ROWS_OF_THREE_LAYERS = [row.replace("i_6", "i_2") for row in ROWS]
+
+
+@pytest.mark.parametrize("row", ROWS_OF_THREE_LAYERS)
+def test_as_published_in_the_clear_agrees_with_torch(row):
+    model = random_model(row)
+    ids = np.random.default_rng(1).integers(0, 41, 12)
+    logits = plaintext(model.architecture, model.config, "as_published", weight_arrays(model, "as_published"), ids)
+    np.testing.assert_allclose(logits, torch_logits(model, ids), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("row", ROWS_OF_THREE_LAYERS)
+@pytest.mark.parametrize("switches", [{}, {"vo_bias": True, "ffn_bias": True, "ln_f": False, "tied": False}])
+def test_tuned_folding_is_exact(row, switches):
+    """With exact exponentials and GELU in place of the approximations, only the folding is left: it must be exact."""
+    exact = {"softmax_cover": lambda x, blocks: nonlinear.softmax_plain(x), "gelu_segments": nonlinear.gelu_plain}
+
+    def exact_call(kind, *arrays, **constants):
+        return exact[kind](*arrays, **constants) if kind in exact else call(kind, *arrays, **constants)
+
+    model = random_model(row, **switches)
+    ids = np.random.default_rng(2).integers(0, 41, 12)
+    one_hot = np.eye(41, dtype=np.float32)[ids]
+    weights = weight_arrays(model, "tuned")
+    logits = forward(exact_call, model.architecture, model.config, "tuned", weights, one_hot)
+    np.testing.assert_allclose(np.asarray(logits), torch_logits(model, ids), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("row", ["SM+LN+G", "SM+R", "SM", "EReg(SM(t)+ScFuFFNi_2)", "SOTA(SM+ScFFN)"])
+@pytest.mark.parametrize("program", ["as_published", "tuned"])
+def test_a_prompt_shorter_than_the_context(row, program):
+    model = random_model(row)
+    ids = np.random.default_rng(3).integers(0, 41, 7)
+    logits = plaintext(model.architecture, model.config, program, weight_arrays(model, program), ids)
+    np.testing.assert_allclose(logits, torch_logits(model, ids), atol=2e-2, rtol=0)
+
+
+@pytest.mark.parametrize("row", ["SM+LN+R", "SM+ScFFN", "SOTA(SM+ScFuFFN)"])
+def test_shapes_from_the_sizes_alone_are_those_of_the_weights(row):
+    model = random_model(row, vo_bias=True)
+    for program in ("as_published", "tuned"):
+        shapes = weight_shapes(model.architecture, model.config, program)
+        assert shapes == {name: value.shape for name, value in weight_arrays(model, program).items()}
+
+
+def test_a_sliced_embedding_is_the_lookup():
+    model = random_model("SM", vocabulary=5000, layers=1)
+    ids = np.array([0, 4095, 4096, 4999])
+    logits = plaintext(model.architecture, model.config, "as_published", weight_arrays(model, "as_published"), ids)
+    np.testing.assert_allclose(logits, torch_logits(model, ids), atol=1e-4, rtol=0)
+
+
+def test_operations_of_one_row_counted_by_hand():
+    """SM+LN+G at GPT-2's sizes: 12 layers of two norms, four projections, two FFN products, one softmax, one GELU."""
+    counts = {
+        (operation.name, operation.shape): count
+        for operation, count in operations(parse("SM+LN+G"), GPT2, "as_published", 128).items()
+    }
+    assert counts == {
+        ("embedding_slice", "128x4096,4096x768"): 12,
+        ("embedding_slice", "128x1105,1105x768"): 1,
+        ("layer_norm", "128x768,768,768"): 25,  # two a layer and ln_f
+        ("linear", "128x768,768x768"): 48,
+        ("scale_public(factor=0.125)", "128x768"): 12,
+        ("scores", "12x128x64,12x128x64"): 12,
+        ("softmax_plain", "12x128x128"): 12,
+        ("mix", "12x128x128,12x128x64"): 12,
+        ("linear", "128x768,768x3072"): 12,
+        ("gelu_plain", "128x3072"): 12,
+        ("linear", "128x3072,3072x768"): 12,
+        ("linear", "1x768,768x50257"): 1,
+    }
+
+
+def test_pruned_layers_have_no_ffn_and_tuned_none_has():
+    fused = ("linear", "128x1536,1536x768")
+    for row, expected in (("SM+ScFuFFN", 11), ("SM+ScFuFFNi_6", 6)):
+        counts = {(o.name, o.shape): n for o, n in operations(parse(row), GPT2, "tuned", 128).items()}
+        assert counts[fused] == expected
+        assert ("linear", "128x768,768x3072") not in counts
+
+
+def test_trace_counts_and_computes_nothing():
+    import jax
+
+    shape = jax.ShapeDtypeStruct((4, 3), np.float32)
+    counts = trace(lambda run, x: run("relu", run("relu", x)) + run("scale_public", x, factor=0.5), shape)
+    assert counts == {Operation("relu", ((4, 3),)): 2, Operation("scale_public", ((4, 3),), (("factor", 0.5),)): 1}
+    assert [operation.name for operation in sorted(counts)] == ["relu", "scale_public(factor=0.5)"]

@@ -1,0 +1,152 @@
+"""The relay against plain sockets: what passes is unchanged, late by the delay and no faster than the rate."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+
+import pytest
+
+from aero.two_party.relay import Relay
+from aero.two_party.settings import CLIENT, SERVER, TwoPartyError
+
+
+class Echo:
+    """A listener that sends back what it gets until the other end stops sending."""
+
+    def __init__(self):
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.socket.getsockname()[1]}"
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self):
+        while True:
+            try:
+                connection, _ = self.socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self.answer, args=(connection,), daemon=True).start()
+
+    def answer(self, connection):
+        while data := connection.recv(1 << 16):
+            connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+
+
+@pytest.fixture
+def echoes():
+    both = (Echo(), Echo())
+    yield both
+    for echo in both:
+        echo.socket.close()
+
+
+def dial(door):
+    host, port = door.split(":")
+    connection = socket.create_connection((host, int(port)), timeout=10)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def round_trip(door, data):
+    """Seconds until all of `data` has come back, and what came back."""
+    with dial(door) as connection:
+        start = time.monotonic()
+        threading.Thread(target=connection.sendall, args=(data,), daemon=True).start()
+        got = bytearray()
+        while len(got) < len(data):
+            piece = connection.recv(1 << 16)
+            assert piece, "the relay closed the connection"
+            got += piece
+        return time.monotonic() - start, bytes(got)
+
+
+def test_bytes_pass_unchanged_and_are_counted_and_recorded_by_direction(echoes):
+    relay = Relay(record=True)
+    doors = relay.open([echo.address for echo in echoes])
+    data = os.urandom(3_000_000)
+    assert round_trip(doors[SERVER], data)[1] == data
+    assert round_trip(doors[CLIENT], data[:1000])[1] == data[:1000]
+    assert relay.forwarded == (3_001_000, 3_001_000)
+    relay.close()
+    to_server, to_client = relay.recorded
+    assert to_server == data + data[:1000] and to_client == data + data[:1000]
+    assert relay.forwarded == (3_001_000, 3_001_000)
+
+
+def test_delay_is_one_way_and_can_be_set_while_running(echoes):
+    relay = Relay(0.1)
+    doors = relay.open([echo.address for echo in echoes])
+    try:
+        assert 0.2 <= round_trip(doors[SERVER], b"x")[0] < 0.5
+        relay.delay_s = 0.0
+        assert round_trip(doors[SERVER], b"x")[0] < 0.15
+        relay.delay_s = 0.2
+        assert 0.4 <= round_trip(doors[CLIENT], b"x")[0] < 0.7
+    finally:
+        relay.close()
+
+
+def test_rate_holds_for_all_connections_of_a_direction_together(echoes):
+    """2 x 1 MB at 2 MB/s take 1 s to leave and the echo's last piece little more; alone, 1 MB takes half of that."""
+    relay = Relay(0.0, 2e6)
+    doors = relay.open([echo.address for echo in echoes])
+    try:
+        assert 0.5 <= round_trip(doors[SERVER], bytes(1_000_000))[0] < 0.9
+        taken = []
+        threads = [
+            threading.Thread(target=lambda: taken.append(round_trip(doors[SERVER], bytes(1_000_000))[0]))
+            for _ in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        assert 1.0 <= max(taken) < 1.7
+    finally:
+        relay.close()
+
+
+def test_end_of_a_connection_and_an_absent_target_are_passed_on(echoes):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        absent = f"127.0.0.1:{unused.getsockname()[1]}"
+        relay = Relay(0.01)
+        doors = relay.open([absent, echoes[1].address])
+        try:
+            with dial(doors[SERVER]) as connection:
+                connection.sendall(b"last words")
+                connection.shutdown(socket.SHUT_WR)
+                assert connection.recv(100) == b"last words"
+                assert connection.recv(100) == b""
+            with dial(doors[CLIENT]) as connection:
+                assert connection.recv(100) == b""
+        finally:
+            relay.close()
+
+
+def test_closing_frees_the_ports_and_the_relay_can_open_again(echoes):
+    relay = Relay()
+    targets = [echo.address for echo in echoes]
+    doors = relay.open(targets)
+    with pytest.raises(TwoPartyError, match="already in use"):
+        relay.open(targets)
+    relay.close()
+    with pytest.raises(OSError):
+        dial(doors[SERVER])
+    doors = relay.open(targets)
+    assert round_trip(doors[SERVER], b"again")[1] == b"again"
+    relay.close()
+    relay.close()
+
+
+@pytest.mark.parametrize("delay, rate", [(-0.1, None), (61, None), (float("nan"), None), (0, 0), (0, -5)])
+def test_impossible_delays_and_rates_are_refused(delay, rate):
+    with pytest.raises(ValueError, match="delay_s|bandwidth_bytes"):
+        Relay(delay, rate)
+    relay = Relay(0.5, 10)
+    with pytest.raises(ValueError):
+        relay.delay_s, relay.bandwidth_bytes = delay, rate
+    assert (relay.delay_s, relay.bandwidth_bytes) in ((0.5, 10), (0, 10))

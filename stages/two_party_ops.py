@@ -1,4 +1,7 @@
-"""Measure every operation of the active runs' private programs at the dimensions of the scale's `two_party` block."""
+"""Measure every operation of the active runs' private programs at the dimensions that the scale names.
+
+Killed half-way, it goes on where it stopped: what is measured is kept beside the output until all is there.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from aero import provenance
 from aero.architecture import parse
 from aero.errors import run_main
 from aero.parameters import Parameters, load
@@ -15,7 +19,7 @@ from aero.two_party import ledger
 from aero.two_party.measure import measure
 from aero.two_party.operations import Operation
 from aero.two_party.program import operations
-from aero.two_party.settings import Settings
+from aero.two_party.settings import Settings, TwoPartyError
 
 
 def wanted(parameters: Parameters) -> list[Operation]:
@@ -37,19 +41,48 @@ def main(arguments: list[str]) -> None:
     chosen = parser.parse_args(arguments)
     parameters = load()
     todo = wanted(parameters)
-    model = parameters.active.two_party
-    with tqdm(total=len(todo), desc="two-party operations", unit="op", disable=None) as bar:
-        measured = measure(
-            todo,
-            model,
-            parameters.two_party_model()[1],
-            parameters.two_party.variant(),
-            Settings(**parameters.two_party.settings()),
-            on_measured=lambda _: bar.update(),
-            with_rounds=not chosen.no_rounds,
-        )
-    ledger.write(chosen.out, measured, ledger.Measurement)
-    print(f"{len(measured)} operations at {model} dimensions: {chosen.out}")
+    model, (_, context) = parameters.active.two_party, parameters.two_party_model()
+    variant = parameters.two_party.variant()
+    unfinished = chosen.out.with_name(chosen.out.stem + ".unfinished.csv")
+    rows = resumable(unfinished, variant, model, context)
+    done = ledger.by_operation(rows)
+    left = [operation for operation in todo if (operation.name, operation.shape) not in done]
+    total = len(todo)
+    with tqdm(total=total, initial=total - len(left), desc="two-party operations", unit="op", disable=None) as bar:
+
+        def keep(row: ledger.Measurement) -> None:
+            rows.append(row)
+            ledger.write(unfinished, rows, ledger.Measurement)
+            bar.set_postfix_str(f"{row.op} {row.shape}: {row.bytes / 1e6:.1f} MB in {row.seconds:.1f} s")
+            bar.update()
+
+        settings = Settings(**parameters.two_party.settings())
+        try:
+            measure(left, model, context, variant, settings, on_measured=keep, with_rounds=not chosen.no_rounds)
+        except TwoPartyError:
+            raise
+        except ValueError:
+            unfinished.unlink(missing_ok=True)  # the parties disagree about what was sent: nothing of it stands
+            raise
+    ledger.write(chosen.out, sorted(rows, key=lambda row: row.key), ledger.Measurement)
+    unfinished.unlink(missing_ok=True)
+    print(f"{len(rows)} operations at {model} dimensions: {chosen.out}")
+
+
+def resumable(path: Path, variant: str, model: str, context: int) -> list[ledger.Measurement]:
+    """Rows that an interrupted measurement of this code, these settings and sizes left behind; empty if none."""
+    try:
+        rows = ledger.read(path, ledger.Measurement)
+    except (OSError, ValueError):
+        return []
+    commit = provenance.commit()
+    if commit == "unknown" or commit.endswith("+changes"):
+        return []  # nobody can tell whether it was the same code
+    same = all(
+        (row.variant, row.model, row.context) == (variant, model, context) and f'"commit":"{commit}"' in row.provenance
+        for row in rows
+    )
+    return rows if same else []
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from html import escape
 
 from aero.published import load
-from aero.report.costs import GB, PARTS, part_bytes, row_costs
+from aero.report.costs import GB, PARTS, at_dimensions, cost_files, part_bytes, row_costs
 from aero.report.marks import Html, cost_caption, gap, grid, number, row_label
 from aero.report.results import Results
 from aero.report.tables import cost_rows
@@ -16,7 +16,7 @@ from aero.report.tables import cost_rows
 def table_costs(results: Results) -> Html:
     """What a forward pass costs in both programs, and what the published bytes say of the published latency."""
     place = "AERO Table 4"
-    source = results.costs[0].path if results.costs else "two_party/rows.csv"
+    source = cost_files(results, load("aero").tables["4"])
     lines: dict[str, dict[str, dict[str, object]]] = {}
     for entry in cost_rows(results):
         lines.setdefault(str(entry["row"]), {})[str(entry["program"])] = entry
@@ -101,10 +101,8 @@ def table_operations(results: Results) -> Html:
         "setup_bytes": "set-up, MB",
         "seconds": "s",
     }
-    sizes = load("aero").tables["4"].dimensions
-    at_dimensions = (sizes["model"], str(sizes["context"]))
-    lines = [line for line in results.operations if (line.get("model"), line.get("context")) == at_dimensions]
-    rows = [_operation(line, columns) for line in lines]
+    _, operations = at_dimensions(results, load("aero").tables["4"])
+    rows = [_operation(line, columns) for line in operations]
     if not rows:
         return Html(f"<p>Single operations: {gap()}.</p>")
     caption = f"<b>Every distinct operation</b>, in its steady state. {cost_caption(results)}"

@@ -83,6 +83,19 @@ def saving(results: Results, table: Table, row: str, program: str, quantity: str
     return float(getattr(base, quantity) / getattr(cost, quantity))
 
 
+def at_dimensions(results: Results, table: Table) -> tuple[tuple[Cost, ...], tuple[dict[str, str], ...]]:
+    """Costs and operations measured at the table's own model and context; other sizes are left out."""
+    model, context = table.dimensions["model"], table.dimensions["context"]
+    costs = tuple(cost for cost in results.costs if (cost.model, cost.context) == (model, context))
+    operations = tuple(o for o in results.operations if (o.get("model"), o.get("context")) == (model, str(context)))
+    return costs, operations
+
+
+def cost_files(results: Results, table: Table) -> str:
+    """The files that hold the costs at the table's dimensions."""
+    return ", ".join(sorted({cost.path for cost in at_dimensions(results, table)[0]})) or "two_party/rows.csv"
+
+
 PARTS = {
     "embedding_bytes": "embedding",
     "head_bytes": "vocabulary projection",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from html import escape
 
 from aero.published import Cell, load
+from aero.report.costs import at_dimensions, cost_files
 from aero.report.results import Results
 from aero.report.tables import MeasuredCell
 
@@ -69,7 +70,7 @@ def cell_source(cell: MeasuredCell, results: Results) -> str:
     if cell.scale == "paper_dimensions":
         if cell.note.endswith("Appendix E"):
             return "aero.flops.count"
-        return f"{results.costs[0].path if results.costs else 'two_party/rows.csv'}; {cell.note}"
+        return f"{cost_files(results, load('aero').tables['4'])}; {cell.note}"
     runs = results.seeds(cell.row.run) if cell.row.run else ()
     return ", ".join(run.path for run in runs) + (f"; {cell.note}" if cell.note else "")
 
@@ -175,19 +176,21 @@ def cost_caption(results: Results) -> str:
         f"{name.upper()} {n['bandwidth_mbit']} Mbit/s, {n['rtt_ms']} ms"
         for name, n in settings.get("networks", {}).items()
     )
-    sizes = load("aero").tables["4"].dimensions
+    table = load("aero").tables["4"]
+    sizes = table.dimensions
+    costs, operations = at_dimensions(results, table)
     stated = f"L={sizes['layers']}, H={sizes['heads']}, d={sizes['width']}, T={sizes['context']}"
     origin: list[dict[str, object]] = []
-    for line in results.operations:
+    for line in operations:
         try:
             origin.append(json.loads(line.get("provenance") or "{}"))
         except ValueError:
             origin.append({"commit": line.get("provenance")})
-    if not results.costs:
+    if not costs:
         return escape(f"Measured side: the papers’ dimensions ({stated}), not measured yet.")
     commits = some(_short_commit(o.get("commit")) for o in origin)
     machines = some((str(o.get("machine") or "") for o in origin), 2)
-    methods = some(cost.method for cost in results.costs)
+    methods = some(cost.method for cost in costs)
     return escape(
         f"Measured side: the papers’ dimensions ({stated}), SPU Cheetah {settings.get('field', '')}, two processes; "
         f"{methods}; bytes in both directions, set-up included once; {networks}; commit {commits}; machine {machines}."

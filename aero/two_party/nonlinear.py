@@ -42,8 +42,8 @@ def softmax_plain(logits: Array) -> Array:
 def exp_nonpositive(x: Array) -> Array:
     """exp(x) for x <= 0 as (1 + y + y^2 / 2)^(2^5), y = x / 2^5: six secret products instead of eight.
 
-    Relative error about |x| y^2 / 6 (0.13 % at x = -2, where SPU's own has 0.8 %). Below EXP_LOWEST the result is that of
-    EXP_LOWEST, 2e-9: one comparison, without which far lower arguments would come out large.
+    Relative error about |x| y^2 / 6 (0.13 % at x = -2, where SPU's own has 0.8 %). Below EXP_LOWEST the result is that
+    of EXP_LOWEST, 2e-8: one comparison, without which far lower arguments would come out large.
     """
     y = jnp.maximum(x, EXP_LOWEST) * 2.0**-EXP_HALVINGS
     result = 1.0 + y + 0.5 * (y * y)

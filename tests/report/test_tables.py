@@ -12,6 +12,7 @@ import pytest
 from aero.published import load as load_paper
 from aero.report import cost_page
 from aero.report.costs import LatencyBound
+from aero.report.marks import cost_caption
 from aero.report.results import Results, load
 from aero.report.tables import COLUMNS, cost_rows, files, table
 
@@ -108,3 +109,14 @@ def test_complete_passes_are_listed_with_their_error(full: Results, empty: Resul
     text = cost_page.end_to_end(full).text
     assert ">0.004</span>" in text and ">0.992</span>" in text and ">51234</span>" in text and "e+" not in text
     assert "No complete private forward pass" in cost_page.end_to_end(empty).text
+
+
+def test_costs_of_another_size_are_no_costs_at_the_papers_dimensions(tmp_path: Path) -> None:
+    root = made_results.project(tmp_path, runs=())
+    for name in ("rows.csv", "ops.csv"):
+        path = root / "results/two_party" / name
+        path.write_text(path.read_text(encoding="utf-8").replace(",gpt2,128,", ",own,32,"), encoding="utf-8")
+    results = load(root)
+    assert all(cell.origin == "missing" for cell in table(results, "4") if cell.published.column.key == "communication")
+    assert "not measured yet" in cost_caption(results)
+    assert "not measured yet" in cost_page.table_operations(results).text

@@ -1,0 +1,73 @@
+"""Measuring operations alone, in two real processes, and resuming an interrupted measurement."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from aero import provenance
+from aero.two_party import ledger
+from aero.two_party.measure import arguments, measure, measure_rounds, refilled, shrink
+from aero.two_party.operations import Operation
+from aero.two_party.profile import Profile
+from aero.two_party.settings import Settings
+from stages.two_party_ops import resumable
+
+LINEAR = Operation("linear", ((16, 32), (32, 8)))
+RELU = Operation("relu", ((16, 64),))
+
+
+def test_bytes_repeat_and_scale_with_the_elements():
+    seen = []
+    twice = Operation("relu", ((32, 64),))
+    named = ("made", 16, "fm64", Settings())
+    rows = measure([RELU, LINEAR, twice, RELU], *named, on_measured=seen.append, with_rounds=False)
+    assert seen == rows and [row.op for row in rows] == ["relu", "linear", "relu"]
+    again = measure([RELU], *named, with_rounds=False)
+    by_key = ledger.by_operation(rows)
+    relu, double = by_key["relu", "16x64"], by_key["relu", "32x64"]
+    assert again[0].bytes == relu.bytes and again[0].messages == relu.messages
+    assert double.bytes == pytest.approx(2 * relu.bytes, rel=0.1)
+    assert relu.setup_bytes > 1e6  # keys and first oblivious transfers, reported apart from the steady state
+    assert np.isnan(relu.rounds)
+
+
+def test_rounds_do_not_depend_on_the_width():
+    """What `shrink` relies on: the same operation with four times the elements has the same round trips."""
+    small, large = Operation("relu", ((8, 64),)), Operation("relu", ((32, 64),))
+    assert shrink(large) == small
+    wide = Operation("scale_public", ((32, 256),), (("factor", 0.5),))
+    rounds = measure_rounds([small, wide], Settings())
+    assert rounds[small] > rounds[wide] >= 0
+
+
+def test_arguments_are_what_the_owners_would_hold():
+    one_hot, table = arguments(Operation("embedding_slice", ((4, 9), (9, 3))))
+    assert one_hot.shape == (4, 9) and (one_hot.sum(1) == 1).all() and table.shape == (9, 3)
+
+
+def test_a_refill_is_told_from_a_large_operation():
+    quiet = Profile(2_000_000, 3_000_000, 20, 20, 1.0, ())
+    assert not refilled(quiet)
+    assert refilled(dataclasses.replace(quiet, messages_sent=1300, messages_received=1300))
+    assert not refilled(Profile(200_000_000, 100_000_000, 1300, 1300, 1.0, ()))
+
+
+def test_only_the_same_measurement_is_resumed(tmp_path, monkeypatch):
+    monkeypatch.setattr(provenance, "commit", lambda: "c0ffee")
+    source = '{"commit":"c0ffee"}'
+    row = ledger.Measurement("relu", "16x64", "gpt2", 128, "fm64", 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 1, source)
+    path = tmp_path / "ops.unfinished.csv"
+    assert resumable(path, "fm64", "gpt2", 128) == []
+    ledger.write(path, [row], ledger.Measurement)
+    assert resumable(path, "fm64", "gpt2", 128) == [row]
+    assert resumable(path, "fm32", "gpt2", 128) == resumable(path, "fm64", "own", 64) == []
+    for commit in ("decaf", "unknown", "c0ffee+changes"):
+        monkeypatch.setattr(provenance, "commit", lambda commit=commit: commit)
+        ledger.write(path, [dataclasses.replace(row, provenance=json.dumps({"commit": commit}))], ledger.Measurement)
+        assert resumable(path, "fm64", "gpt2", 128) == []
+    path.write_text("damaged")
+    assert resumable(path, "fm64", "gpt2", 128) == []

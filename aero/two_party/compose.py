@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 
 from aero.architecture import Architecture
 from aero.model import ModelConfig
 from aero.two_party.ledger import Measurement, Row, as_json, find
 from aero.two_party.network import Network
-from aero.two_party.operations import Operation
 from aero.two_party.program import operations
 
 Measured = Mapping[tuple[str, str], Measurement]
 
 
-def parts(architecture: Architecture, config: ModelConfig, program: str, counts: Counter[Operation]) -> dict[str, str]:
-    """Which part of the network each operation of `counts` belongs to: embedding, head, or the backbone."""
-    vocabulary = config.vocabulary
-    named = {}
-    for operation in counts:
-        if operation.kind == "embedding_slice":
-            named[operation.name + operation.shape] = "embedding"
-        elif operation.kind == "linear" and operation.shapes[1] == (config.width, vocabulary):
-            named[operation.name + operation.shape] = "head"
-        else:
-            named[operation.name + operation.shape] = "backbone"
-    return named
+PARTS = {"embedding_slice": "embedding", "vocabulary_slice": "head"}
 
 
 def compose(
@@ -45,7 +32,6 @@ def compose(
     networks: must hold "wan" and "lan". ValueError if an operation was not measured.
     """
     counts = operations(architecture, config, program, context)
-    named = parts(architecture, config, program, counts)
     client = server = messages = rounds = seconds = setup = 0.0
     by_part = {"embedding": 0.0, "head": 0.0, "backbone": 0.0}
     for operation, count in counts.items():
@@ -56,7 +42,7 @@ def compose(
         rounds += count * one.rounds
         seconds += count * one.seconds
         setup = max(setup, one.setup_bytes)
-        by_part[named[operation.name + operation.shape]] += count * one.bytes
+        by_part[PARTS.get(operation.kind, "backbone")] += count * one.bytes
     # Keys and first oblivious transfers go both ways in about equal parts.
     client, server = client + setup / 2, server + setup / 2
     ln_f = 0.0

@@ -126,7 +126,7 @@ def shrink(operation: Operation) -> Operation:
         return Operation(kind, ((1, rows, columns),), constants)
     if kind in ("scores", "mix"):
         return Operation(kind, tuple((1, min(rows, 8), min(columns, 8)) for _, rows, columns in shapes))
-    if kind in ("linear", "embedding_slice"):
+    if kind in ("linear", "embedding_slice", "vocabulary_slice"):
         (rows, inner), (_, columns) = shapes
         inner = min(inner, 64)
         return Operation(kind, ((min(rows, 8), inner), (inner, min(columns, 64))))

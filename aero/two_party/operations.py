@@ -54,6 +54,12 @@ def linear(x: Array, weight: Array) -> Array:
     return x @ weight
 
 
+@_kind("secret", "server")
+def vocabulary_slice(x: Array, head: Array) -> Array:
+    """A slice of the vocabulary projection: (1, d) times (d, v)."""
+    return x @ head
+
+
 @_kind("secret", "secret")
 def scores(query: Array, key: Array) -> Array:
     """Q K^T: (H, rows, d_k), (H, columns, d_k) -> (H, rows, columns)."""

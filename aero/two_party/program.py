@@ -23,8 +23,10 @@ from aero.model import ModelConfig
 from aero.two_party.operations import Operation, call, trace
 from aero.two_party.weights import weight_shapes
 
-# A slice of 4,096 entries needs 12 GB in one party (encoded weights), 1,024 needs 3. A run must stay below 8.
+# Encoded weights need memory: 12 GB in one party for 4,096 entries of the embedding, 3 for 1,024; 7 GB for the whole
+# vocabulary projection. A run must stay below 8.
 SLICE = 1024
+HEAD_SLICE = 16384
 COVER_BLOCKS = 8
 Call = Callable[..., Array]
 Named = Mapping[str, Array]
@@ -48,15 +50,22 @@ def forward(
     if program == "tuned":
         x = x[-1:]
         if config.ln_f:
-            return (run("linear", run("normalise", x), weights["head"]) + weights["head_bias"])[0]
+            return project(run, run("normalise", x), weights["head"]) + weights["head_bias"]
     elif config.ln_f:
         x = run("layer_norm", x, weights["ln_f.weight"], weights["ln_f.bias"])
-    return run("linear", x[-1:], weights["head"])[0]
+    return project(run, x[-1:], weights["head"])
+
+
+def project(run: Call, x: Array, head: Array) -> Array:
+    """Logits (V,) of the last position's state (1, d), in slices of the vocabulary."""
+    edges = [*range(0, head.shape[1], HEAD_SLICE), head.shape[1]]
+    parts = [run("vocabulary_slice", x, head[:, low:high]) for low, high in zip(edges, edges[1:], strict=False)]
+    return jnp.concatenate(parts, 1)[0]
 
 
 def embed(run: Call, table: Array, one_hot: Array) -> Array:
     """One-hot (T, V) times the table (V, d), in slices of the vocabulary: whole, it needs too much memory."""
-    edges = list(range(0, table.shape[0], SLICE)) + [table.shape[0]]
+    edges = [*range(0, table.shape[0], SLICE), table.shape[0]]
     parts = [
         run("embedding_slice", one_hot[:, low:high], table[low:high])
         for low, high in zip(edges, edges[1:], strict=False)

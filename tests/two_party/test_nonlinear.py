@@ -29,25 +29,13 @@ def test_softmax(rows, columns, blocks, spread):
     expected = exact_softmax(logits.astype(np.float64))
     np.testing.assert_allclose(np.asarray(nonlinear.softmax_plain(logits)), expected, atol=1e-5)
     cover = np.asarray(nonlinear.softmax_cover(logits, blocks))
-    np.testing.assert_allclose(cover, expected, atol=2e-3)
+    np.testing.assert_allclose(cover, expected, atol=1e-5)
     assert not cover[~np.broadcast_to(nonlinear.causal_mask(rows, columns), cover.shape)].any()
     np.testing.assert_allclose(cover.sum(-1), 1.0, atol=1e-5)
 
 
 def test_the_mask_of_trailing_rows():
     assert nonlinear.causal_mask(2, 4).tolist() == [[True, True, True, False], [True, True, True, True]]
-
-
-def test_exponential_error_is_as_documented():
-    x = np.linspace(-20.0, 0.0, 4001).astype(np.float32)
-    y = x / 2.0**nonlinear.EXP_HALVINGS
-    exact = np.exp(x.astype(np.float64))
-    error = np.abs(np.asarray(nonlinear.exp_nonpositive(x), np.float64) - exact)
-    near = x >= -4
-    assert (error[near] <= (1.25 * np.abs(x) * y * y / 6 + 1e-5)[near] * exact[near]).all()
-    assert error.max() < 4e-4
-    below = np.asarray(nonlinear.exp_nonpositive(np.array([-25.0, -1000.0, -30000.0], np.float32)))
-    assert (np.abs(below) < 1e-7).all()
 
 
 def test_gelu_segments_stays_within_its_stated_error():

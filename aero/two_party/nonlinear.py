@@ -98,9 +98,7 @@ def _flatten(parts: Sequence[Array]) -> Array:
 
 def _unflatten(flat: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
     ends = np.cumsum([math.prod(shape) for shape in shapes])
-    return [
-        flat[end - math.prod(shape) : end].reshape(shape) for end, shape in zip(ends.tolist(), shapes, strict=True)
-    ]
+    return [flat[end - math.prod(shape) : end].reshape(shape) for end, shape in zip(ends.tolist(), shapes, strict=True)]
 
 
 def layer_norm(x: Array, weight: Array, bias: Array, eps: float = 1e-5) -> Array:

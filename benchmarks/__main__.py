@@ -1,7 +1,7 @@
 """`make bench`: this project's training step beside Hugging Face's GPT-2, interleaved, on the same weights' sizes.
 
-Prints and writes results/bench/training_step.json: medians of interleaved repeats and their ratio. No absolute time is a
-claim; the ratio is, on the machine named in the file.
+Prints and writes results/bench/training_step.json: medians of interleaved repeats and their ratio. No absolute time
+is a claim; the ratio is, on the machine named in the file.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def main() -> None:
             }
         )
         print(
-            f"d={width} T={context}: {results[-1]['ratio_median']:.2f} x transformers' tokens/s {ratios[0]:.2f}-{ratios[-1]:.2f}"
+            f"d={width} T={context}: {median(ratios):.2f} x transformers' tokens/s ({ratios[0]:.2f}-{ratios[-1]:.2f})"
         )
     made = provenance.provenance(torch=torch.__version__, threads=torch.get_num_threads(), measured=provenance.now())
     write_text(

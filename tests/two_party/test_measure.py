@@ -36,7 +36,7 @@ def test_bytes_repeat_and_scale_with_the_elements():
 
 
 def test_rounds_are_those_of_the_protocol():
-    """A comparison of 64-bit shares takes several round trips, a truncation one or two; and a ReLU shrinks to 8 rows."""
+    """A comparison of 64-bit shares takes several round trips, a truncation one or two; a ReLU shrinks to 8 rows."""
     small, truncation = Operation("relu", ((8, 64),)), Operation("scale_public", ((8, 64),), (("factor", 0.5),))
     assert shrink(Operation("relu", ((128, 3072),))) == small
     rounds = measure_rounds([small, truncation], Settings())

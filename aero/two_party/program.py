@@ -23,10 +23,11 @@ from aero.model import ModelConfig
 from aero.two_party.operations import Operation, call, trace
 from aero.two_party.weights import weight_shapes
 
-# Encoded weights need memory: 12 GB in one party for 4,096 entries of the embedding, 3 for 1,024; 7 GB for the whole
-# vocabulary projection. A run must stay below 8.
+# Encoded weights need memory, some 4 kB each when many rows are multiplied: 12 GB in one party for 4,096 entries of the
+# embedding, 9 for 768 x 3,072; 7 GB for the whole vocabulary projection of one row. A run must stay below 8.
 SLICE = 1024
 HEAD_SLICE = 16384
+WEIGHTS_AT_ONCE = 1_200_000
 COVER_BLOCKS = 8
 Call = Callable[..., Array]
 Named = Mapping[str, Array]
@@ -73,6 +74,23 @@ def embed(run: Call, table: Array, one_hot: Array) -> Array:
     return sum(parts[1:], parts[0])
 
 
+def product(run: Call, x: Array, weight: Array) -> Array:
+    """x (rows, n) times the server's (n, m), in slices of at most WEIGHTS_AT_ONCE weights where rows are many.
+
+    Slices go along the longer side: columns are put side by side, inner ones added up.
+    """
+    inner, columns = weight.shape
+    pieces = 1 if x.shape[0] == 1 else -(-inner * columns // WEIGHTS_AT_ONCE)
+    if pieces == 1:
+        return run("linear", x, weight)
+    edges = [round(index * max(inner, columns) / pieces) for index in range(pieces + 1)]
+    spans = list(zip(edges, edges[1:], strict=False))
+    if columns >= inner:
+        return jnp.concatenate([run("linear", x, weight[:, low:high]) for low, high in spans], 1)
+    parts = [run("linear", x[:, low:high], weight[low:high]) for low, high in spans]
+    return sum(parts[1:], parts[0])
+
+
 def _split(x: Array, heads: int) -> Array:
     """(rows, d) -> (H, rows, d_k)."""
     return jnp.swapaxes(x.reshape(x.shape[0], heads, -1), 0, 1)
@@ -84,7 +102,7 @@ def _merge(x: Array) -> Array:
 
 
 def _product(run: Call, x: Array, w: Named, name: str) -> Array:
-    return run("linear", x, w[name]) + w[f"{name}_bias"]
+    return product(run, x, w[name]) + w[f"{name}_bias"]
 
 
 def _logits(run: Call, config: ModelConfig, w: Named, n: Array) -> Array:
@@ -128,8 +146,8 @@ def _pre_ln_tuned(run: Call, architecture: Architecture, config: ModelConfig, w:
     n = run("normalise", x) if architecture.layer_norm else x
     if last:
         # One query row; keys and values of all rows.
-        key_value = run("linear", n, w["qkv"][:, d:]) + w["qkv_bias"][d:]
-        query = run("linear", n[-1:], w["qkv"][:, :d]) + w["qkv_bias"][:d]
+        key_value = product(run, n, w["qkv"][:, d:]) + w["qkv_bias"][d:]
+        query = product(run, n[-1:], w["qkv"][:, :d]) + w["qkv_bias"][:d]
         key, value = key_value[:, :d], key_value[:, d:]
         x = x[-1:]
     else:
@@ -137,9 +155,9 @@ def _pre_ln_tuned(run: Call, architecture: Architecture, config: ModelConfig, w:
         query, key, value = qkv[:, :d], qkv[:, d : 2 * d], qkv[:, 2 * d :]
     attended = _attend_tuned(run, config, query, key, value, w)
     if "from_both" in w:
-        return run("linear", jnp.concatenate([x, attended], 1), w["from_both"]) + w["block_bias"]
+        return product(run, jnp.concatenate([x, attended], 1), w["from_both"]) + w["block_bias"]
     if "from_attention" in w:
-        return x + run("linear", attended, w["from_attention"]) + w["block_bias"]
+        return x + product(run, attended, w["from_attention"]) + w["block_bias"]
     x = x + _product(run, attended, w, "output")
     n = run("normalise", x) if architecture.layer_norm else x
     if "ffn" in w:
@@ -157,7 +175,7 @@ def _he_hofmann(run: Call, config: ModelConfig, w: Named, x: Array) -> Array:
     shaped = run("scale", probabilities, w["shape_b"]) + (
         w["shape_a"] * np.eye(tokens, dtype=np.float32) - w["shape_g"] * centre
     )
-    value = run("linear", n, w["value"]) if "value" in w else n
+    value = product(run, n, w["value"]) if "value" in w else n
     attended = _merge(run("mix", shaped, _split(value, config.heads)))
     if "fused" in w:
         return attended + _product(run, n, w, "fused")
@@ -172,14 +190,14 @@ def _he_hofmann_tuned(run: Call, config: ModelConfig, w: Named, x: Array, last: 
     value = _product(run, n, w, "value") if "value" in w else n
     rows = 1 if last else n.shape[0]
     if last:
-        key = run("linear", n, w["qk"][:, d:]) + w["qk_bias"][d:]
-        query = run("linear", n[-1:], w["qk"][:, :d]) + w["qk_bias"][:d]
+        key = product(run, n, w["qk"][:, d:]) + w["qk_bias"][d:]
+        query = product(run, n[-1:], w["qk"][:, :d]) + w["qk_bias"][:d]
     else:
         query_key = _product(run, n, w, "qk")
         query, key = query_key[:, :d], query_key[:, d:]
     attended = _attend_tuned(run, config, query, key, value, w)
     joined = jnp.concatenate([n[-rows:], attended, run("causal_mean", n, rows=rows)], 1)  # (rows, 3d)
-    return run("linear", joined, w["combine"]) + w["block_bias"]
+    return product(run, joined, w["combine"]) + w["block_bias"]
 
 
 def operations(architecture: Architecture, config: ModelConfig, program: str, context: int) -> Counter[Operation]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import jax
 import numpy as np
 import pytest
 from made_models import random_model, torch_logits
@@ -10,7 +13,7 @@ from aero.architecture import parse
 from aero.model import ModelConfig
 from aero.two_party import nonlinear
 from aero.two_party.operations import Operation, call, trace
-from aero.two_party.program import forward, operations, plaintext
+from aero.two_party.program import WEIGHTS_AT_ONCE, forward, operations, plaintext, product
 from aero.two_party.weights import weight_arrays, weight_shapes
 
 ROWS = (  # of AERO Tables 2 and 4
@@ -97,9 +100,9 @@ def test_operations_of_one_row_counted_by_hand():
         ("scores", "12x128x64,12x128x64"): 12,
         ("softmax_plain", "12x128x128"): 12,
         ("mix", "12x128x128,12x128x64"): 12,
-        ("linear", "128x768,768x3072"): 12,
+        ("linear", "128x768,768x1536"): 24,  # two slices of the columns, two of the inner side
         ("gelu_plain", "128x3072"): 12,
-        ("linear", "128x3072,3072x768"): 12,
+        ("linear", "128x1536,1536x768"): 24,
         ("vocabulary_slice", "1x768,768x16384"): 3,
         ("vocabulary_slice", "1x768,768x1105"): 1,
     }
@@ -120,3 +123,14 @@ def test_trace_counts_and_computes_nothing():
     counts = trace(lambda run, x: run("relu", run("relu", x)) + run("scale_public", x, factor=0.5), shape)
     assert counts == {Operation("relu", ((4, 3),)): 2, Operation("scale_public", ((4, 3),), (("factor", 0.5),)): 1}
     assert [operation.name for operation in sorted(counts)] == ["relu", "scale_public(factor=0.5)"]
+
+
+def test_large_products_in_slices_are_the_product():
+    generator = np.random.default_rng(0)
+    for inner, columns in ((768, 3072), (3072, 768), (2304, 768)):
+        x = generator.standard_normal((2, inner)).astype(np.float32)
+        weight = generator.standard_normal((inner, columns)).astype(np.float32)
+        np.testing.assert_allclose(np.asarray(product(call, x, weight)), x @ weight, atol=2e-3)
+        shapes = (jax.ShapeDtypeStruct(x.shape, x.dtype), jax.ShapeDtypeStruct(weight.shape, weight.dtype))
+        for operation in trace(lambda run, *arrays: product(run, *arrays), *shapes):
+            assert math.prod(operation.shapes[1]) <= WEIGHTS_AT_ONCE

@@ -42,7 +42,7 @@ def test_smoke_scale(params, capsys):
     assert limits["train_bytes"] <= tokens.manifest["splits"]["train"]["bytes"] < 2 * limits["train_bytes"]
     assert "train: " in capsys.readouterr().out
     # Learned from the training split alone
-    corpus = open_corpus("python_stdlib")
+    corpus = open_corpus("python_stdlib", validation_fraction=values["corpus"]["validation_fraction"])
     expected = train_tokenizer(corpus.documents("train"), limits["vocabulary"], values["tokenizer"]["training_bytes"])
     assert tokens.manifest["tokenizer_sha256"] == expected.sha256
 

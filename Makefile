@@ -10,7 +10,7 @@ BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYTHONHASHSEED := 0
 
-.PHONY: repro test test-slow bench report keep install lint
+.PHONY: repro test bench report keep install lint
 install: .venv/.installed
 
 # uv when it is there, pip otherwise. The stamp is written last, so that a broken installation is tried again.
@@ -40,9 +40,6 @@ report: install
 
 test: install
 	@python -m pytest
-
-test-slow: install
-	@python -m pytest -m slow
 
 bench: install
 	@python -m benchmarks

@@ -87,7 +87,8 @@ def test_position_sum_weight_means_the_same_for_every_batch():
 def test_every_run_of_params_is_a_published_row_and_the_other_way_round():
     from aero import published
 
-    rows = {row for run in VALUES["runs"].values() for row in run["rows"]}
-    assert {row.split("/")[1] for row in rows} == {"table2", "table4"}
-    assert len(rows) == sum(len(run["rows"]) for run in VALUES["runs"].values())
-    assert published is not None
+    for name, run in VALUES["runs"].items():
+        printed = {f"aero/table{table}/{row}" for table, row in published.rows_of_run(name) if table in ("2", "4")}
+        assert printed == set(run["rows"]), name
+    all_rows = [row for run in VALUES["runs"].values() for row in run["rows"]]
+    assert len(all_rows) == len(set(all_rows)) == 16

@@ -8,16 +8,23 @@ from __future__ import annotations
 import difflib
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from aero.architecture import Architecture, parse
 from aero.errors import UserError, run_main
-from aero.model import ModelConfig
+from aero.families import FAMILIES
+
+if TYPE_CHECKING:  # `aero runs` reads the parameters without waiting for torch
+    from aero.model import ModelConfig
 
 PATH = Path("params.yaml")
+PAPER_CONTEXT = 128
+"""The context length T that a scale's own `model.context` stands for; `contexts` has the others."""
+MEASURED = "measured"
+"""Device of a scale whose speed is taken from the results that are kept for it."""
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
 
@@ -108,18 +115,95 @@ class EntropyParameters(_Strict):
     tokens: Positive
 
 
+def _only_fields_of(changed: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
+    """`values` if all are named after fields of `changed`; what they hold is checked where it is used."""
+    if unknown := set(values) - set(changed.model_fields):
+        raise ValueError(f"unknown {', '.join(sorted(unknown))}; known: {', '.join(changed.model_fields)}")
+    return values
+
+
+class _TrainChanges(_Strict):
+    train: dict[str, Any] = {}
+
+    @field_validator("train")
+    @classmethod
+    def _known_train(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return _only_fields_of(TrainParameters, values)
+
+
+class FamilySizes(_TrainChanges):
+    """What a model family changes in a scale's `model` and `train`."""
+
+    model: dict[str, Any] = {}
+
+    @field_validator("model")
+    @classmethod
+    def _known_sizes(cls, values: dict[str, Any]) -> dict[str, Any]:
+        if "context" in values:
+            raise ValueError("a family has no context of its own; see contexts")
+        return _only_fields_of(ModelParameters, values)
+
+
+class ContextParameters(_TrainChanges):
+    """What a published context length is at a scale: the length it stands for and what it changes in `train`."""
+
+    length: int = Field(ge=2)
+
+
 class ScaleParameters(_Strict):
+    device: str
     tokens: TokensParameters
     model: ModelParameters
     train: TrainParameters
+    families: dict[str, FamilySizes]
+    contexts: dict[str, ContextParameters]
     entropy: EntropyParameters
     two_party: Literal["gpt2", "own"]
 
+    def length(self, context: int) -> int:
+        """What the paper's context length is at this scale: the model's own for T=128, one of `contexts` for others."""
+        if context == PAPER_CONTEXT:
+            return self.model.context
+        return self.contexts[_known("context", str(context), self.contexts)].length
 
-class RunParameters(_Strict):
+
+class _RegularizerChanges(_Strict):
+    regularizer: dict[str, Any] = {}
+
+    @field_validator("regularizer")
+    @classmethod
+    def _known_regularizer(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return _only_fields_of(RegularizerParameters, values)
+
+
+class FamilyParameters(_TrainChanges, _RegularizerChanges):
+    """What the runs of a model family have in common at every scale; their own `context` and `corpus` go before it."""
+
+    context: Positive = PAPER_CONTEXT
+    corpus: str | None = None
+
+
+class RunParameters(_RegularizerChanges):
+    """One training.
+
+    model, context: family and context length T of the paper, the family's own if None; the scale says what sizes that
+    means. corpus: a name under `corpora`, None for the family's. regularizer, overrides: what it changes in the section
+    `regularizer` and in `train`.
+    budget: tokens, as a multiple of the scale's; batch: sequences a step, likewise.
+    rows: table rows it stands for, `paper/tableN/row` or, where a row has several trainings, `paper/tableN/row/which`.
+    figures: figures drawn from it. reason: why it exists if no paper prints it.
+    """
+
     architecture: str
-    rows: tuple[str, ...] = ()
+    model: str = "gpt2"
+    context: Positive | None = None
+    corpus: str | None = None
+    budget: float = Field(1.0, gt=0)
+    batch: Positive = 1
     overrides: dict[str, Any] = {}
+    rows: tuple[str, ...] = ()
+    figures: tuple[str, ...] = ()
+    reason: str = ""
 
     @field_validator("architecture")
     @classmethod
@@ -129,10 +213,21 @@ class RunParameters(_Strict):
 
     @field_validator("overrides")
     @classmethod
-    def _known_overrides(cls, overrides: dict[str, Any]) -> dict[str, Any]:
-        if unknown := set(overrides) - set(TrainParameters.model_fields):
-            raise ValueError(f"unknown {', '.join(sorted(unknown))}; known: {', '.join(TrainParameters.model_fields)}")
-        return overrides
+    def _known_overrides(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return _only_fields_of(TrainParameters, values)
+
+    @model_validator(mode="after")
+    def _has_a_purpose(self) -> RunParameters:
+        if not (self.rows or self.figures or self.reason):
+            raise ValueError("a run must name the rows or figures it stands for, or the reason it exists")
+        return self
+
+
+class DeviceParameters(_Strict):
+    """A machine that costs are estimated for: its peak and the share of it that trainings are assumed to reach."""
+
+    peak_tflops: float = Field(gt=0)
+    utilisation: float = Field(gt=0, le=1)
 
 
 class NetworkParameters(_Strict):
@@ -173,30 +268,47 @@ class Parameters(_Strict):
 
     scale: str
     seeds: tuple[NotNegative, ...] = Field(min_length=1)
+    more_seeds: tuple[NotNegative, ...]
     active_runs: tuple[str, ...] = Field(min_length=1)
+    compared_runs: tuple[str, ...]
     corpus: CorpusParameters
     tokenizer: TokenizerParameters
     regularizer: RegularizerParameters
     scales: dict[str, ScaleParameters]
+    devices: dict[str, DeviceParameters]
+    families: dict[str, FamilyParameters]
     runs: dict[str, RunParameters]
     two_party: TwoPartyParameters
 
     @model_validator(mode="after")
     def _names_exist(self) -> Parameters:
         _known("scale", self.scale, self.scales)
-        for run in (*self.active_runs, *self.two_party.end_to_end_runs):
+        for run in (*self.active_runs, *self.two_party.end_to_end_runs, *self.compared_runs):
             _known("run", run, self.runs)
-        for name, run in self.runs.items():
-            pruned = parse(run.architecture).pruned
-            for scale, chosen in self.scales.items():
-                if pruned > chosen.model.layers:
-                    raise ValueError(f"runs.{name} prunes {pruned} FFNs, scales.{scale} has {chosen.model.layers}")
+        if twice := set(self.seeds) & set(self.more_seeds):
+            raise ValueError(f"seed {min(twice)} is in seeds and in more_seeds: a run would be trained twice with it")
+        for run in self.runs.values():
+            _known("model family", run.model, FAMILIES)
+        for scale, chosen in self.scales.items():
+            for family in (*chosen.families, *self.families):
+                _known("model family", family, FAMILIES)
+            if chosen.device != MEASURED:
+                _known(f"device of scales.{scale}", chosen.device, self.devices)
+            at_scale = self.model_copy(update={"scale": scale})
+            for name in self.runs:
+                at_scale.model(name), at_scale.train(name), at_scale.run_regularizer(name)
         return self
 
     @property
     def active(self) -> ScaleParameters:
         """The parameters of the active scale."""
         return self.scales[self.scale]
+
+    def trainings(self) -> tuple[tuple[str, int], ...]:
+        """(run, seed) of everything plain `dvc repro` trains."""
+        return tuple((run, seed) for run in self.runs for seed in self.seeds) + tuple(
+            (run, seed) for run in self.compared_runs for seed in self.more_seeds
+        )
 
     def run(self, name: str) -> RunParameters:
         """The run called `name`; UserError with the nearest known name if there is none."""
@@ -206,31 +318,106 @@ class Parameters(_Strict):
         """The same parameters with another scale active; UserError if it is unknown."""
         return self.model_copy(update={"scale": _known("scale", scale, self.scales)})
 
+    def vocabulary(self, run: str) -> int:
+        """Entries of the tokenizer at the active scale."""
+        return self.active.tokens.vocabulary
+
+    def device(self, name: str) -> DeviceParameters:
+        return self.devices[_known("device", name, self.devices)]
+
+    def packing(self, run: str) -> bool:
+        """Whether the run's corpus is cut without regard to documents."""
+        return self.corpus.packing
+
     def architecture(self, run: str) -> Architecture:
         return parse(self.run(run).architecture)
 
-    def train(self, run: str) -> TrainParameters:
-        """Training parameters of `run` at the active scale, its overrides applied."""
-        values = self.active.train.model_dump() | self.run(run).overrides
+    def family(self, run: str) -> FamilyParameters:
+        """What `run` has in common with all runs of its model family."""
+        return self.families.get(self.run(run).model, FamilyParameters())
+
+    def context(self, run: str) -> int:
+        """The paper's context length T of `run`."""
+        return self.run(run).context or self.family(run).context
+
+    def corpus_name(self, run: str) -> str | None:
+        """The name under `corpora` of what `run` is trained on, None for the section `corpus`."""
+        return self.run(run).corpus or self.family(run).corpus
+
+    def model(self, run: str) -> ModelParameters:
+        """Sizes of `run` at the active scale: the scale's own, its family's changes, its context."""
+        chosen = self.run(run)
+        sizes = self.active.families.get(chosen.model, FamilySizes())
+        values = self.active.model.model_dump() | sizes.model | {"context": self.active.length(self.context(run))}
         try:
-            return TrainParameters(**values)
+            found = ModelParameters(**values)
         except ValidationError as error:
-            raise UserError(f"runs.{run}.overrides: {_first_error(error)}") from None
+            raise UserError(f"scales.{self.scale}.families.{chosen.model}.model: {_first_error(error)}") from None
+        if (pruned := parse(chosen.architecture).pruned) > found.layers:
+            raise UserError(f"run {run} prunes {pruned} FFNs, {chosen.model} at scale {self.scale} has {found.layers}")
+        return found
+
+    def train(self, run: str) -> TrainParameters:
+        """Training parameters of `run` at the active scale.
+
+        The scale's own; a batch that keeps the tokens a step at another context; what the context and the family
+        change; the run's budget; its overrides.
+        """
+        chosen, values = self.run(run), self.active.train.model_dump()
+        context = self.active.length(self.context(run))
+        positions = values["batch_size"] * self.active.model.context
+        if positions % context:
+            raise UserError(
+                f"run {run} at scale {self.scale}: a step of {positions} tokens is no whole number of sequences of"
+                f" {context}; change contexts.{self.context(run)}.length or train.batch_size"
+            )
+        values["batch_size"] = positions // context
+        if str(self.context(run)) in self.active.contexts:
+            values |= self.active.contexts[str(self.context(run))].train
+        values |= self.family(run).train
+        if chosen.model in self.active.families:
+            values |= self.active.families[chosen.model].train
+        values["steps"] = max(1, round(values["steps"] * chosen.budget / chosen.batch))
+        values["accumulation"] *= chosen.batch
+        try:
+            return TrainParameters(**(values | chosen.overrides))
+        except ValidationError as error:
+            place = f"runs.{run}.overrides" if chosen.overrides else f"scales.{self.scale}, run {run}"
+            raise UserError(f"{place}: {_first_error(error)}") from None
+
+    def run_regularizer(self, run: str) -> RegularizerParameters:
+        """The entropy regulariser of `run`: the section `regularizer` with the run's changes."""
+        try:
+            values = self.regularizer.model_dump() | self.family(run).regularizer | self.run(run).regularizer
+            return RegularizerParameters(**values)
+        except ValidationError as error:
+            raise UserError(f"regularizer of run {run}: {_first_error(error)}") from None
+
+    def model_config_for(self, run: str, vocabulary: int) -> ModelConfig:
+        """The decoder of `run` at the active scale: its sizes, and the switches of its family."""
+        from aero.model import ModelConfig
+
+        regularizer, switches = self.run_regularizer(run), FAMILIES[self.run(run).model].switches
+        if self.architecture(run).block == "he_hofmann":  # it has its own form and learned positions
+            switches = {
+                k: v for k, v in switches.items() if k not in ("position", "rotary_fraction", "parallel_residual")
+            }
+        return ModelConfig(
+            vocabulary=vocabulary,
+            **self.model(run).model_dump(),
+            **switches,
+            temperature_init=regularizer.temperature_init,
+            threshold_init=regularizer.threshold_init,
+        )
 
     def two_party_model(self) -> tuple[ModelConfig, int]:
         """Sizes and context at which operations are measured: GPT-2 small at T = 128, or the scale's own model."""
-        if self.active.two_party == "own":
-            return self.model_config_for(self.active.tokens.vocabulary), self.active.model.context
-        return ModelConfig(vocabulary=50257, context=128, layers=12, heads=12, width=768, ffn_width=3072), 128
+        from aero.model import ModelConfig
 
-    def model_config_for(self, vocabulary: int) -> ModelConfig:
-        """The decoder's sizes at the active scale with the CodeParrot recipe's switches."""
-        return ModelConfig(
-            vocabulary=vocabulary,
-            **self.active.model.model_dump(),
-            temperature_init=self.regularizer.temperature_init,
-            threshold_init=self.regularizer.threshold_init,
-        )
+        if self.active.two_party == "own":
+            sizes = self.active.model
+            return ModelConfig(vocabulary=self.active.tokens.vocabulary, **sizes.model_dump()), sizes.context
+        return ModelConfig(vocabulary=50257, context=128, layers=12, heads=12, width=768, ffn_width=3072), 128
 
 
 def load(path: Path | str = PATH) -> Parameters:

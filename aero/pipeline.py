@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("aero", "stages")
+
+CONFIGURATIONS = "runs/configurations"
+"""What the stage `configurations` writes: files that hold the hash of the code it imports, a training's."""
 
 _STAGE_COMMAND = re.compile(r"-m\s+(stages\.\w+)")
 
@@ -45,7 +49,8 @@ def dependency_differences(pipeline: dict[str, Any], root: Path = ROOT) -> list[
 
     One line a difference, naming stage and file; empty if there is none. A folder among the deps stands for all files
     below it. A script outside `PACKAGES` among the deps (a report's source) is read by its stage, so its imports count
-    too. Data files are not looked at, but a file of `PACKAGES` that does not exist is told.
+    too. A stage that depends on a file of `CONFIGURATIONS` depends on the code named there through it. Data files are
+    not looked at, but a file of `PACKAGES` that does not exist is told.
     """
     differences = []
     for name, stage in pipeline["stages"].items():
@@ -57,6 +62,8 @@ def dependency_differences(pipeline: dict[str, Any], root: Path = ROOT) -> list[
         needed = set().union(
             *(import_closure(module, root) for module in [*_STAGE_COMMAND.findall(commands), *scripts])
         ) - {Path(script) for script in scripts}
+        if any(dep.startswith(f"{CONFIGURATIONS}/") for dep in deps):
+            needed -= import_closure("stages.configurations", root)
         for path in sorted(ours):
             if not (root / path).exists():
                 differences.append(f"stage {name}: {path} is among its deps and does not exist")
@@ -68,6 +75,22 @@ def dependency_differences(pipeline: dict[str, Any], root: Path = ROOT) -> list[
             if path not in ours and not ours.intersection(path.parents):
                 differences.append(f"stage {name}: {path} is imported and missing from its deps")
     return differences
+
+
+def default_stages(pipeline: dict[str, Any], parameters: dict[str, Any]) -> list[str]:
+    """Names of the stages that make the default set, in the order of `pipeline` (the content of dvc.yaml).
+
+    These are the copies of `${runs}` x `${seeds}` for the `active_runs` and the first seed, and every stage that has no
+    seed. Further seeds and other runs are left to plain `dvc repro`.
+    """
+    names = []
+    for name, stage in pipeline["stages"].items():
+        matrix = stage.get("matrix", {})
+        if "seed" not in matrix:
+            names.append(name)
+        elif matrix == {"run": "${runs}", "seed": "${seeds}"}:
+            names += [f"{name}@{run}-{parameters['seeds'][0]}" for run in parameters["active_runs"]]
+    return names
 
 
 def imported_modules(path: Path, root: Path = ROOT, type_checking: bool = False) -> set[str]:
@@ -138,3 +161,21 @@ def _is_inert(path: Path) -> bool:
         )
         for node in ast.parse(path.read_text(encoding="utf-8")).body
     )
+
+
+def _main(arguments: list[str]) -> None:
+    """Print the names of the default set's stages, one a line: what `make repro` hands to DVC."""
+    import yaml
+
+    if arguments:
+        raise ValueError("python -m aero.pipeline takes no arguments")
+    pipeline, parameters = (
+        yaml.safe_load(Path(name).read_text(encoding="utf-8")) for name in ("dvc.yaml", "params.yaml")
+    )
+    print("\n".join(default_stages(pipeline, parameters)))
+
+
+if __name__ == "__main__":
+    from aero.errors import run_main
+
+    run_main(_main, sys.argv[1:])

@@ -10,7 +10,7 @@ import torch
 
 from aero.checkpoint import load as load_checkpoint
 from aero.data.batches import evaluation_batches
-from aero.data.tokens import open_tokens
+from aero.data.tokens import open_tokens, tokens_folder
 from aero.entropy import measure
 from aero.errors import run_main
 from aero.parameters import load
@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.entropy", description=__doc__)
     parser.add_argument("run", help="a name under `runs` in params.yaml")
     parser.add_argument("--seed", type=int, help="default: the first of `seeds`")
-    parser.add_argument("--tokens", type=Path, default=Path("runs/tokens"), help="folder of token files")
+    parser.add_argument("--tokens", type=Path, help="folder of token files (default: that of the run's corpus)")
     parser.add_argument("--folder", type=Path, help="folder of the run (default runs/RUN/seed_SEED)")
     chosen = parser.parse_args(arguments)
     parameters = load()
@@ -32,9 +32,9 @@ def main(arguments: list[str]) -> None:
     metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     model = load_checkpoint(folder / "checkpoint.safetensors")
     torch.set_num_threads(max(1, parameters.active.train.threads or torch.get_num_threads()))
-    tokens = open_tokens(chosen.tokens)
+    tokens = open_tokens(chosen.tokens or tokens_folder(parameters.corpus_name(chosen.run)))
     batches = evaluation_batches(
-        tokens.valid, model.config.context, 32, parameters.active.entropy.tokens, parameters.corpus.packing
+        tokens.valid, model.config.context, 32, parameters.active.entropy.tokens, parameters.packing(chosen.run)
     )
     result = {
         "run": chosen.run,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from aero.data.tokens import open_tokens
+from aero.data.tokens import open_tokens, tokens_folder
 from aero.errors import run_main
 from aero.parameters import load
 from aero.training.run import run_folder, train_run
@@ -16,7 +16,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("run", help="a name under `runs` in params.yaml")
     parser.add_argument("--seed", type=int, help="default: the first of `seeds`")
     parser.add_argument("--scale", help="another scale than params.yaml names")
-    parser.add_argument("--tokens", type=Path, default=Path("runs/tokens"), help="folder of token files")
+    parser.add_argument("--tokens", type=Path, help="folder of token files (default: that of the run's corpus)")
     parser.add_argument("--out", type=Path, help="folder to write to (default runs/RUN/seed_SEED)")
     chosen = parser.parse_args(arguments)
     parameters = load()
@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> None:
         parameters = parameters.at_scale(chosen.scale)
     seed = parameters.seeds[0] if chosen.seed is None else chosen.seed
     parameters.run(chosen.run)
-    tokens = open_tokens(chosen.tokens)
+    tokens = open_tokens(chosen.tokens or tokens_folder(parameters.corpus_name(chosen.run)))
     folder = chosen.out or run_folder(chosen.run, seed)
     # The state to resume from lies outside the stage's outputs, which DVC deletes before it starts the stage.
     state = Path("runs/.resume") / f"{chosen.run}.seed_{seed}.safetensors"

@@ -28,6 +28,7 @@ def test_the_committed_file_is_valid_and_complete():
     parameters = load(ROOT / "params.yaml")
     assert set(parameters.scales) == {"smoke", "laptop", "gpu", "paper"} and parameters.scale == "laptop"
     assert len(parameters.active_runs) == 14 and parameters.seeds[0] == 1337
+    assert len(parameters.runs) == 114 and len(parameters.trainings()) == len(set(parameters.trainings()))
     assert parameters.two_party_model()[0].width == 768 and parameters.at_scale("smoke").two_party_model()[1] == 32
 
 
@@ -41,6 +42,20 @@ def test_the_committed_file_is_valid_and_complete():
         ("runs.sm.architecture", "SM+LN+Q", "'Q'"),
         ("runs.sm.overrides", {"learning_rat": 1}, "learning_rat"),
         ("active_runs", ["sm", "smm"], "did you mean 'sm'"),
+        ("compared_runs", ["smm"], "did you mean 'sm'"),
+        ("more_seeds", [1337], "seed 1337 is in seeds and in more_seeds"),
+        ("runs.sm.model", "gpt-2", "did you mean 'gpt2'"),
+        ("runs.sm.context", 192, "unknown context '192'"),
+        ("runs.sm.budget", 0, "runs.sm.budget"),
+        ("runs.sm.regularizer", {"gama": 0.1}, "unknown gama; known: reduction, gamma"),
+        ("runs.sm.regularizer", {"gamma": 2}, "regularizer of run sm: gamma"),
+        ("runs.sm.rows", [], "the reason it exists"),
+        ("families.languini-gpt2.train", {"learning_rat": 1}, "learning_rat"),
+        ("scales.laptop.families", {"gpt3": {}}, "unknown model family 'gpt3'"),
+        ("scales.laptop.families.pythia-70m.model", {"context": 64}, "no context of its own"),
+        ("scales.laptop.families.pythia-70m.model", {"heads": 7}, "not divisible by heads 7"),
+        ("scales.laptop.contexts.256.length", 100, "no whole number of sequences of 100"),
+        ("scales.laptop.device", "H100", "did you mean 'H200'"),
         ("two_party.end_to_end_runs", ["nothing"], "unknown run 'nothing'"),
         ("corpus.name", "books", "python_stdlib"),
         ("corpus.name", "local", "corpus.path"),
@@ -77,18 +92,42 @@ def test_overrides_reach_the_training():
         Parameters.model_validate(values).train("sm")
 
 
+def test_a_context_a_family_and_a_budget_change_what_they_say_and_nothing_else():
+    parameters = load(ROOT / "params.yaml").at_scale("paper")
+    base, longer = parameters.train("sm-ln-g"), parameters.train("sm-ln-g-t256")
+    assert longer.batch_size * 256 == base.batch_size * 128
+    assert longer.model_copy(update={"batch_size": base.batch_size}) == base
+    assert parameters.model("sm-ln-g-t256").model_dump() == parameters.model("sm-ln-g").model_dump() | {"context": 256}
+    assert parameters.model("sm-ln-g-18l").model_dump() == parameters.model("sm-ln-g").model_dump() | {"layers": 18}
+    once, twice, fourfold = (parameters.train(f"languini-sm-ln-g-{tag}") for tag in ("1b2", "2b4", "4b8"))
+    assert (twice.steps, twice.accumulation) == (2 * once.steps, once.accumulation)
+    assert (fourfold.steps, fourfold.accumulation) == (2 * once.steps, 2 * once.accumulation)
+    assert once.learning_rate == 6e-4 != base.learning_rate
+
+
+def test_a_run_changes_the_regularizer_and_its_family_does():
+    parameters = load(ROOT / "params.yaml")
+    assert parameters.run_regularizer("ereg-smt-scfuffn") == parameters.regularizer
+    assert parameters.run_regularizer("ereg-smt-scfuffn-gamma-00").gamma == 0
+    assert parameters.run_regularizer("ereg-smt-scfuffn-head-mean").reduction == "head_mean"
+    languini = parameters.run_regularizer("languini-ereg-smt-scfuffn-1b2")
+    assert (languini.lambda_, languini.temperature_init, languini.gamma) == (5e-5, 0.1, 0.2)
+
+
+def test_families_bring_their_switches():
+    parameters = load(ROOT / "params.yaml").at_scale("paper")
+    gpt2 = parameters.model_config_for("sm-ln-g", 50000)
+    assert gpt2.tied and gpt2.position == "learned" and not gpt2.vo_bias and not gpt2.embedding_scale
+    pythia = parameters.model_config_for("pythia-sm-g-t256", 50000)
+    assert (pythia.layers, pythia.heads, pythia.width, pythia.context) == (6, 8, 512, 256)
+    assert pythia.position == "rotary" and pythia.parallel_residual and not pythia.tied
+    simplified = parameters.model_config_for("pythia-sota-sm-scffn-t256", 50000)
+    assert simplified.position == "learned" and not simplified.parallel_residual and not simplified.tied
+    assert parameters.model_config_for("languini-sm-ln-g-1b2", 16384).embedding_scale
+
+
 def test_position_sum_weight_means_the_same_for_every_batch():
     regularizer = load(ROOT / "params.yaml").regularizer
     assert regularizer.weight(128, 128) == pytest.approx(1e-5)
     assert regularizer.weight(16, 64) * 16 * 64 == pytest.approx(1e-5 * 128 * 128)
     assert regularizer.model_copy(update={"reduction": "head_mean"}).weight(16, 64) == pytest.approx(1e-5)
-
-
-def test_every_run_of_params_is_a_published_row_and_the_other_way_round():
-    from aero import published
-
-    for name, run in VALUES["runs"].items():
-        printed = {f"aero/table{table}/{row}" for table, row in published.rows_of_run(name) if table in ("2", "4")}
-        assert printed == set(run["rows"]), name
-    all_rows = [row for run in VALUES["runs"].values() for row in run["rows"]]
-    assert len(all_rows) == len(set(all_rows)) == 16

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from aero.pipeline import ROOT, dependency_differences, import_closure, imported_modules
+from aero.pipeline import ROOT, default_stages, dependency_differences, import_closure, imported_modules
 
 
 @pytest.fixture
@@ -90,6 +90,44 @@ def test_folders_matrix_commands_and_scripts(tree):
         "stage page: aero/sub/__init__.py is imported and missing from its deps",
         "stage page: aero/sub/inner.py is imported and missing from its deps",
     ]
+
+
+def test_a_configuration_stands_for_the_code_it_names(tree):
+    (tree / "stages/configurations.py").write_text("from aero.sub import other\n")
+    (tree / "stages/third.py").write_text("import aero.core\nimport aero.unused\n")
+    third = stage("python -m stages.third", "stages/third.py", "runs/configurations/${item.run}.json")
+    assert dependency_differences({"stages": {"c": third}}, tree) == [
+        "stage c: aero/unused.py is imported and missing from its deps"
+    ]
+
+
+def test_default_stages():
+    pipeline = {
+        "tokenize": {},
+        "train": {"matrix": {"run": "${runs}", "seed": "${seeds}"}},
+        "train_again": {"matrix": {"run": "${compared_runs}", "seed": "${more_seeds}"}},
+        "end_to_end": {"matrix": {"run": "${two_party.end_to_end_runs}"}},
+    }
+    parameters = {"active_runs": ["a", "b"], "seeds": [7, 8]}
+    assert default_stages({"stages": pipeline}, parameters) == ["tokenize", "train@a-7", "train@b-7", "end_to_end"]
+
+
+def test_the_default_set_is_tables_2_and_4():
+    pipeline, parameters = (yaml.safe_load((ROOT / name).read_text()) for name in ("dvc.yaml", "params.yaml"))
+    stages = default_stages(pipeline, parameters)
+    assert [s for s in stages if s.startswith("train")] == [f"train@{run}-1337" for run in parameters["active_runs"]]
+    assert len([s for s in stages if s.startswith("entropy")]) == 14
+    assert stages[-1] == "report" and {"tokenize", "configurations", "two_party_ops", "end_to_end"} <= set(stages)
+    # A stage must come after those whose outputs it reads: `dvc repro -s` keeps to the order given.
+    order = [name.partition("@")[0] for name in stages]
+    assert order.index("tokenize") < order.index("configurations") < order.index("train") < order.index("entropy")
+
+
+def test_every_corpus_that_a_run_names_is_tokenized():
+    parameters = yaml.safe_load((ROOT / "params.yaml").read_text())
+    named = {run.get("corpus") for run in parameters["runs"].values()}
+    named |= {family.get("corpus") for name, family in parameters["families"].items() if name != "languini-gpt2"}
+    assert named == {None}, "dvc.yaml tokenizes `corpus` and the corpus of families.languini-gpt2 only"
 
 
 def test_every_stage_names_what_it_imports():

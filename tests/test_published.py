@@ -10,7 +10,7 @@ import yaml
 
 from aero import published
 from aero.architecture import parse
-from aero.published import load, rows_of_run
+from aero.published import load, row_identifiers, rows_of_run
 
 ROOT = Path(__file__).resolve().parents[1]
 PAPER = load("aero")
@@ -133,22 +133,64 @@ def test_numbers_keep_their_printed_digits() -> None:
     assert PAPER.tables["5"].row("SM+LN+G").cells["flops_ffn"].text == "29.0"
 
 
-def test_rows_of_tables_2_and_4_name_runs_of_the_same_architecture() -> None:
-    runs = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))["runs"]
-    for number in ("2", "4"):
-        for row in PAPER.tables[number].rows:
-            assert row.run in runs, f"Table {number}, {row.name}"
-            assert parse(runs[row.run]["architecture"]) == parse(row.name)
-            assert f"aero/table{number}/{row.name}" in runs[row.run]["rows"]
-
-
 def test_rows_of_run_gives_all_rows() -> None:
     assert rows_of_run("sm-ln-g") == (("2", "SM+LN+G"), ("4", "SM+LN+G"))
-    assert rows_of_run("no-such-run") == ()
+    assert rows_of_run("languini-sm-r-1b2") == rows_of_run("no-such-run") == ()
+    assert rows_of_run("languini-sm-ln-g-2b4") == (("7", "SM+LN+G"),)
+
+
+def test_a_row_says_what_was_trained_for_each_of_its_numbers() -> None:
+    table = PAPER.tables["9"]
+    assert table.setting(table.row("QK+FFN"), "SNorm")["architecture"] == "SM+SNorm(QK+FFN)"
+    table = load("entropy_landscape").tables["1"]
+    row = table.row("L=18 T=128 ReLU")
+    assert row.trained["10"] == "ereg-smt-ln-r-18l-gamma-10"
+    assert table.setting(row, "10") | {"architecture": "EReg(SM(t)+LN+R)", "gamma": 0.1, "layers": 18} == table.setting(
+        row, "10"
+    )
+    assert table.setting(row, "baseline")["architecture"] == "SM+LN+R"
+    assert row_identifiers("entropy_landscape")["entropy_landscape/table1/L=18 T=128 ReLU/10"] == row.trained["10"]
+
+
+def test_the_papers_print_the_same_languini_table() -> None:
+    """An independent transcription in each file: where both have a cell it must agree."""
+    other = load("entropy_guided").tables["3"]
+    assert len(other.rows) == 4
+    for row in other.rows:
+        for key, cell in row.cells.items():
+            assert cell.text == PAPER.tables["7"].row(row.name).cells[key].text, (row.name, key)
+
+
+def test_the_landscape_table_shares_its_baselines_with_table_2() -> None:
+    table = load("entropy_landscape").tables["1"]
+    assert table.value("L=12 T=128 GELU", "ppl") == PAPER.tables["2"].value("SM+LN+G", "ppl")
+    assert table.value("L=12 T=128 ReLU", "ppl") == PAPER.tables["2"].value("SM+LN+R", "ppl")
+    # Section 4.2 repeats the extremes of the distances, the abstract the largest gain.
+    distances = [row.cells[f"w1_{margin}"].value for row in table.rows for margin in ("0", "10", "20")]
+    assert (min(distances), max(distances)) == (0.656, 1.007)
+    gains = [100 * (1 - row.cells["ppl_20"].value / row.cells["ppl"].value) for row in table.rows]
+    assert 19.5 < max(gains) < 20.5
+
+
+def test_a_lost_table_has_no_rows_and_says_so() -> None:
+    for number, table in load("entropy_guided").tables.items():
+        assert bool(table.rows) != bool(table.note), number
+
+
+def test_runs_must_be_those_of_the_trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = yaml.safe_load((ROOT / "aero/published/aero.yaml").read_text(encoding="utf-8"))
+    del values["tables"]["8"]["rows"][0]["runs"]["256"]
+    (tmp_path / "torn.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+    monkeypatch.setattr(published, "_FOLDER", tmp_path)
+    with pytest.raises(ValueError, match=r"Table 8, row SM\+LN\+G: runs are not those of trainings"):
+        load("torn")
 
 
 def test_unknown_paper_and_row_are_told_in_one_line() -> None:
-    with pytest.raises(ValueError, match="no published numbers for paper 'aeroo'; known papers: aero"):
+    with pytest.raises(
+        ValueError,
+        match="no published numbers for paper 'aeroo'; known papers: aero, entropy_guided, entropy_landscape",
+    ):
         load("aeroo")
     with pytest.raises(ValueError, match="Table 4 has no row 'SM\\+X'"):
         PAPER.tables["4"].row("SM+X")

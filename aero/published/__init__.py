@@ -34,12 +34,16 @@ class Operation:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a printed table: its key here, its printed label, its unit and the number of decimals printed."""
+    """A column of a printed table: its key here, its printed label, its unit and the number of decimals printed.
+
+    training: which of a row's trainings it is about, "" where a row has one or the column is about none.
+    """
 
     key: str
     label: str
     unit: str
     digits: int
+    training: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,20 +82,31 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A printed row: the architecture in the papers' notation, the group it stands in, its cells and its run (or
-    None).
+    """A printed row: the architecture in the papers' notation, the group it stands in, its cells and its run.
+
+    run: None if the row is not trained here, or has several trainings: then `runs` has the run of each.
+    setting: what differs from the table's dimensions; the architecture, or a part of it, where the name is not one.
     """
 
     name: str
     group: str
     run: str | None
     cells: dict[str, Cell]
+    runs: dict[str, str] = field(default_factory=dict)
+    setting: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def trained(self) -> dict[str, str]:
+        """Run by training; the key is "" where the row has one."""
+        return {"": self.run} if self.run else self.runs
 
 
 @dataclass(frozen=True)
 class Table:
     """A printed table. `dimensions` holds what it was measured on: model, layers, heads, width, context, corpus,
-    tokens.
+    tokens; `trainings` what differs for each training of a row with several.
+
+    note: what is lost of the table in the sources used here; such a table may have no rows.
     """
 
     number: str
@@ -100,6 +115,13 @@ class Table:
     dimensions: dict[str, Any]
     columns: dict[str, Column]
     rows: tuple[Row, ...]
+    trainings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    note: str = ""
+
+    def setting(self, row: Row, training: str = "") -> dict[str, Any]:
+        """What was trained for `row`: the dimensions, the architecture in notation, and gamma where one is printed."""
+        found = {"architecture": "{row}"} | self.dimensions | row.setting | self.trainings.get(training, {})
+        return found | {"architecture": found["architecture"].format(**row.setting, row=row.name)}
 
     def row(self, name: str) -> Row:
         """The row called `name` ("SM+LN+G"); ValueError naming the known ones if there is none."""
@@ -156,8 +178,7 @@ def load(short: str) -> Paper:
     """The printed numbers of the paper called `short` ("aero"); ValueError naming the known papers for another name."""
     path = _FOLDER / f"{short}.yaml"
     if not path.is_file():
-        known = sorted(p.stem for p in _FOLDER.glob("*.yaml") if not p.stem.endswith("_claims"))
-        raise ValueError(f"no published numbers for paper {short!r}; known papers: {', '.join(known)}")
+        raise ValueError(f"no published numbers for paper {short!r}; known papers: {', '.join(known_papers())}")
     values = yaml.safe_load(path.read_text(encoding="utf-8"))
     tables = {number: _table(number, table, path) for number, table in values["tables"].items()}
     paper = dict(values["paper"])
@@ -170,9 +191,29 @@ def load(short: str) -> Paper:
     return Paper(**head, facts=paper, tables=tables, claims=claims)
 
 
+def known_papers() -> tuple[str, ...]:
+    """Short names of the papers whose numbers are here."""
+    return tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml") if not path.stem.endswith("_claims")))
+
+
 def rows_of_run(run: str, short: str = "aero") -> tuple[tuple[str, str], ...]:
     """(table number, row name) of every printed row that the run called `run` stands for."""
-    return tuple((t.number, row.name) for t in load(short).tables.values() for row in t.rows if row.run == run)
+    return tuple(
+        (table.number, row.name)
+        for table in load(short).tables.values()
+        for row in table.rows
+        if run in row.trained.values()
+    )
+
+
+def row_identifiers(short: str) -> dict[str, str]:
+    """Run by printed row, for every trained row: "aero/table4/SM+ScFFN", or "aero/table8/SM+R/256" for one training."""
+    return {
+        f"{short}/table{table.number}/{row.name}" + (f"/{training}" if training else ""): run
+        for table in load(short).tables.values()
+        for row in table.rows
+        for training, run in row.trained.items()
+    }
 
 
 def _table(number: str, values: dict[str, Any], path: Path) -> Table:
@@ -180,7 +221,20 @@ def _table(number: str, values: dict[str, Any], path: Path) -> Table:
     rows = tuple(_row(row, columns, f"{path.name}, Table {number}") for row in values["rows"])
     if len({row.name for row in rows}) != len(rows):
         raise ValueError(f"{path.name}, Table {number}: a row occurs twice")
-    return Table(number, values["title"], values["place"], values["dimensions"], columns, rows)
+    trainings = values.get("trainings", {})
+    for row in rows:
+        if row.runs and set(row.runs) != set(trainings):
+            raise ValueError(f"{path.name}, Table {number}, row {row.name}: runs are not those of trainings")
+    return Table(
+        number,
+        values["title"],
+        values["place"],
+        values["dimensions"],
+        columns,
+        rows,
+        trainings,
+        values.get("note", ""),
+    )
 
 
 def _row(values: dict[str, Any], columns: dict[str, Column], place: str) -> Row:
@@ -191,8 +245,10 @@ def _row(values: dict[str, Any], columns: dict[str, Column], place: str) -> Row:
     return Row(
         values["row"],
         values["group"],
-        values["run"],
+        values.get("run"),
         {key: _cell(columns[key], cells[key], notes.get(key, "")) for key in columns},
+        values.get("runs", {}),
+        values.get("setting", {}),
     )
 
 

@@ -45,8 +45,9 @@ FIGURE_1_ROWS = ("SM+LN+G", "SM+LN+R", "SM+ScFFN", "SM+ScFuFFN", "SM+ScFuFFNi_6"
 
 
 def row_name(run: str) -> str:
-    """The table row a run stands for ("sm-ln-g" is SM+LN+G); the run's own name if it stands for none."""
-    return next((row.name for t in load("aero").tables.values() for row in t.rows if row.run == run), run)
+    """Architecture of the table row a run stands for ("sm-ln-g": SM+LN+G); the run's own name if it stands for none."""
+    rows = ((t, row) for t in load("aero").tables.values() for row in t.rows if row.run == run)
+    return next((t.setting(row)["architecture"] for t, row in rows), run)
 
 
 def figure_1(results: Results) -> Figure:

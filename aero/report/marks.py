@@ -110,10 +110,16 @@ def row_label(name: str) -> str:
 # What was measured where ------------------------------------------------------------------------------------------
 
 
-def scale_text(results: Results, scale: str | None = None) -> str:
-    """A training scale in words with its sizes, as the runs' own files state them."""
+def reported_runs() -> tuple[str, ...]:
+    """Names of the runs in the tables that the report shows."""
+    tables = load("aero").tables
+    return tuple(dict.fromkeys(row.run for number in ("2", "4") for row in tables[number].rows if row.run))
+
+
+def scale_text(results: Results, scale: str | None = None, names: Iterable[str] = ()) -> str:
+    """A training scale in words with its sizes, as the files of the named runs state them (default: the reported)."""
     scale = scale or results.scale
-    runs = [run for (s, _), seeds in results.runs.items() if s == scale for run in seeds]
+    runs = [run for name in names or reported_runs() for run in results.seeds(name, scale)]
     if not runs:
         return f"scale {scale}, not run yet"
     model = runs[0].metrics.get("model") or {}
@@ -146,6 +152,7 @@ def some(values: Iterable[str], most: int = 3) -> str:
 
 def training_caption(results: Results, names: Iterable[str]) -> str:
     """Scale, seeds, corpus, commit and machine of the named runs' trainings."""
+    names = list(names)
     runs = [run for name in names for run in results.seeds(name)]
     if not runs:
         return f"Measured side: {escape(scale_text(results))}."
@@ -159,8 +166,8 @@ def training_caption(results: Results, names: Iterable[str]) -> str:
     machines = some(str(run.provenance.get("machine") or "") for run in runs)
     interval = "; brackets: 95 % t-interval over seeds" if most > 1 else "; one seed has no interval"
     return escape(
-        f"Measured side: {scale_text(results)}; {how_many} ({', '.join(map(str, seeds))}){interval}; corpus {corpora}; "
-        f"commit {commits}; machine {machines}."
+        f"Measured side: {scale_text(results, names=names)}; {how_many} ({', '.join(map(str, seeds))}){interval}; "
+        f"corpus {corpora}; commit {commits}; machine {machines}."
     )
 
 

@@ -27,18 +27,23 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of dvc.yaml; `copies` is how many times a matrix or foreach runs it, 1 for a plain stage."""
+    """A stage of dvc.yaml; `copies` is how many times a matrix or foreach runs it, 1 for a plain stage.
+
+    `module` is what it runs ("stages.train"), "" if that is no module of this project.
+    """
 
     name: str
     copies: int
     reads: tuple[str, ...]
     writes: tuple[str, ...]
+    module: str = ""
 
 
 def stages(root: Path) -> tuple[Stage, ...]:
     """The stages of `root`/dvc.yaml in file order, a matrix or foreach as one; empty if there is no such file.
 
-    A variable part of a path (`${item}`) is `*` here. ValueError if the file has no mapping of stages.
+    Stages that run the same module are one, under the name of the first. A variable part of a path (`${item}`) is `*`
+    here. ValueError if the file has no mapping of stages.
     """
     path = root / "dvc.yaml"
     if not path.is_file():
@@ -49,7 +54,19 @@ def stages(root: Path) -> tuple[Stage, ...]:
     parameters = (
         yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8")) if (root / "params.yaml").is_file() else {}
     )
-    return tuple(_stage(name, body, parameters) for name, body in values["stages"].items())
+    found: dict[str, Stage] = {}
+    for name, body in values["stages"].items():
+        stage = _stage(name, body, parameters)
+        first = found.get(stage.module or name)
+        found[stage.module or name] = stage if first is None else _together(first, stage)
+    return tuple(found.values())
+
+
+def _together(first: Stage, second: Stage) -> Stage:
+    reads, writes = (
+        tuple(dict.fromkeys(a + b)) for a, b in ((first.reads, second.reads), (first.writes, second.writes))
+    )
+    return Stage(first.name, first.copies + second.copies, reads, writes, first.module)
 
 
 def _stage(name: str, body: dict[str, Any], parameters: dict[str, Any]) -> Stage:
@@ -66,6 +83,7 @@ def _stage(name: str, body: dict[str, Any], parameters: dict[str, Any]) -> Stage
         copies,
         _paths(inner.get("deps", [])),
         _paths([*inner.get("outs", []), *inner.get("metrics", []), *inner.get("plots", [])]),
+        found[1] if (found := re.search(r"-m\s+(stages\.\w+)", str(inner.get("cmd", "")))) else "",
     )
 
 

@@ -9,7 +9,7 @@ import re
 
 from aero.errors import run_main
 from aero.report.claims import counts, judge
-from aero.report.marks import MARKS, WORDS, scale_text, training_caption
+from aero.report.marks import MARKS, WORDS, reported_runs, scale_text, training_caption
 from aero.report.page import headline_rows
 from aero.report.render import write
 from aero.report.results import Results, find_root, load
@@ -36,8 +36,8 @@ def headline_markdown(results: Results) -> str:
     marks = ", ".join(
         f"{MARKS[origin]} {WORDS[origin].replace('’', chr(39))}" for origin in ("paper_dimensions", "smaller_scale")
     )
-    runs = [name for (scale, name) in results.runs if scale == results.scale]
-    lines += ["", f"{marks}: {scale_text(results)}. Claims so far: {found}.", "", training_caption(results, runs)]
+    caption = training_caption(results, reported_runs())
+    lines += ["", f"{marks}: {scale_text(results)}. Claims so far: {found}.", "", caption]
     return "\n".join(lines) + "\n"
 
 

@@ -7,6 +7,7 @@ missing stays missing: the report shows a gap. Whatever cannot be read is named 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import math
 import os
@@ -15,6 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from aero.model import ModelConfig
+from aero.parameters import TrainParameters
 
 SCALES = ("paper", "gpu", "laptop", "smoke")
 """Largest first: the order in which a scale is chosen when the asked one has no results."""
@@ -93,10 +97,18 @@ class Run:
 
     @property
     def recipe(self) -> tuple[str, ...]:
-        """What must agree before two seeds are put in one mean: architecture, sizes, corpus and its hash, training."""
+        """What must agree before two seeds are put in one mean: architecture, sizes, corpus and its hash, training.
+
+        A setting that older results do not know counts as its default, which is how they were trained.
+        """
         train = {k: v for k, v in (self.metrics.get("train") or {}).items() if k not in _NO_RECIPE}
-        values = [self.metrics.get(key) for key in ("architecture", "model", "corpus", "context", "regularizer")]
-        return tuple(json.dumps(v, sort_keys=True) for v in (*values, train, self.provenance.get("corpus_sha256")))
+        train = _without_defaults(train, {name: f.default for name, f in TrainParameters.model_fields.items()})
+        defaults = {f.name: f.default for f in dataclasses.fields(ModelConfig)}
+        model = _without_defaults(self.metrics.get("model") or {}, defaults)
+        values = [self.metrics.get(key) for key in ("architecture", "corpus", "context", "regularizer")]
+        return tuple(
+            json.dumps(v, sort_keys=True) for v in (*values, model, train, self.provenance.get("corpus_sha256"))
+        )
 
 
 @dataclass(frozen=True)
@@ -178,6 +190,10 @@ def find_root(start: Path | None = None) -> Path:
         if (folder / "params.yaml").is_file():
             return folder
     raise ValueError(f"no params.yaml at or above {start}; run from inside the project")
+
+
+def _without_defaults(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key not in defaults or value != defaults[key]}
 
 
 def load(root: Path | str | None = None, scale: str | None = None) -> Results:

@@ -16,7 +16,8 @@ from aero.report.statistics import estimate, relative
 def summary(results: Results, judged: Sequence[Judged]) -> dict[str, object]:
     """Perplexity and its increase in per cent by run, GB and saving by row and program, and claims by verdict.
 
-    Only what was measured is in it; a run that diverged has `diverged` seeds and no perplexity.
+    Only what was measured is in it; a run that diverged has `diverged` seeds and no perplexity. The increase is over
+    SM+LN+G, so only runs of its depth, context and corpus have one.
     """
     table = load("aero").tables["4"]
     perplexity: dict[str, dict[str, float | int]] = {}
@@ -25,7 +26,8 @@ def summary(results: Results, judged: Sequence[Judged]) -> dict[str, object]:
         entry: dict[str, float | int] = {"seeds": len(seeds), "diverged": sum(run.diverged for run in seeds)}
         if found := estimate(results.perplexity(name)):
             entry["perplexity"] = round(found.mean, 4)
-        if found := estimate(relative(results.perplexity(name), results.perplexity("sm-ln-g"))):
+        increase = relative(results.perplexity(name), results.perplexity("sm-ln-g"))
+        if _setting(results, name) == _setting(results, "sm-ln-g") and (found := estimate(increase)):
             entry["increase_percent"] = round(found.mean, 3)
         perplexity[name] = entry
     costs: dict[str, dict[str, float]] = {}
@@ -39,6 +41,12 @@ def summary(results: Results, judged: Sequence[Judged]) -> dict[str, object]:
             costs.setdefault(program, {}).update({f"{row.name}/{key}": value for key, value in entry_.items()})
     verdicts = {verdict.replace(" ", "_"): count for verdict, count in counts(judged).items()}
     return {"scale": results.scale, "claims": verdicts, "runs": perplexity, "two_party": costs}
+
+
+def _setting(results: Results, name: str) -> tuple[object, ...]:
+    """What must agree for two perplexities to be compared."""
+    metrics = run.metrics if (run := results.first(name)) else {}
+    return (metrics.get("corpus"), metrics.get("context"), (metrics.get("model") or {}).get("layers"))
 
 
 def files(results: Results, judged: Sequence[Judged]) -> dict[Path, str]:

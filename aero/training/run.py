@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import time
@@ -16,8 +15,9 @@ from aero.checkpoint import save
 from aero.data.batches import Batches, evaluation_batches
 from aero.data.tokens import Tokens
 from aero.parameters import Parameters
+from aero.training.configuration import configuration, regularizer_of
 from aero.training.log import write, write_text
-from aero.training.loop import Regularizer, configuration_hash, evaluate, train
+from aero.training.loop import configuration_hash, evaluate, train
 
 FIRST_SEED = 1337
 
@@ -49,28 +49,12 @@ def train_run(
     Returns the metrics, or None if `stop_at` (time.monotonic seconds) came first; the state then resumes it.
     """
     architecture, settings = parameters.architecture(run), parameters.train(run)
-    config = parameters.model_config_for(tokens.vocabulary)
-    regularizer = Regularizer(
-        parameters.regularizer.reduction,
-        parameters.regularizer.gamma,
-        parameters.regularizer.weight(settings.batch_size, config.context),
-    )
+    config, regularizer = parameters.model_config_for(run, tokens.vocabulary), regularizer_of(parameters, run)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    packing = parameters.corpus.packing
-    description = {
-        "run": run,
-        "seed": seed,
-        "scale": parameters.scale,
-        "architecture": str(architecture),
-        "model": dataclasses.asdict(config),
-        "train": settings.model_dump(),
-        "regularizer": dataclasses.asdict(regularizer) if architecture.entropy_regularized else None,
-        "corpus": tokens.manifest["corpus"]["name"],
-        "corpus_sha256": tokens.manifest["corpus_sha256"],
-        "packing": packing,
-    }
+    description = {"seed": seed} | configuration(parameters, run, tokens.manifest)
+    packing = description["packing"]
     state_hash = configuration_hash(description)
     started, clock = provenance.now(), time.monotonic()
     batches = Batches(tokens.train, config.context, settings.batch_size, seed, packing)
@@ -108,7 +92,7 @@ def train_run(
         "paper_rows": list(parameters.run(run).rows),
         "architecture": str(architecture),
         "scale": parameters.scale,
-        "model": {**dataclasses.asdict(config), "parameters": parameters_count},
+        "model": {**description["model"], "parameters": parameters_count},
         "corpus": description["corpus"],
         "context": config.context,
         "seed": seed,

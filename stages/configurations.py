@@ -1,0 +1,51 @@
+"""Every run's whole configuration at the active scale, one small file a run: what a training depends on.
+
+Parameters, the hash of the training's code and that of its token files are resolved into one file here, so that a
+change of either trains again exactly those runs whose own file it changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from pathlib import Path
+
+from aero.data.tokens import open_tokens, tokens_folder
+from aero.errors import run_main
+from aero.parameters import load
+from aero.pipeline import ROOT, import_closure
+from aero.training.configuration import configuration
+from aero.training.log import write_text
+
+
+def code_hash() -> str:
+    """SHA-256 of the library files a training imports, but for those that only read parameters: their result is
+    in the configuration.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(import_closure("aero.training.run") - {Path("aero/parameters.py")}):
+        digest.update(f"{path}\n".encode() + (ROOT / path).read_bytes())
+    return digest.hexdigest()
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m stages.configurations", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("runs/configurations"))
+    chosen = parser.parse_args(arguments)
+    parameters, code = load(), code_hash()
+    texts = {}
+    for run in parameters.runs:
+        folder = tokens_folder(parameters.corpus_name(run))
+        values = configuration(parameters, run, open_tokens(folder).manifest)
+        values["paper_rows"] = list(parameters.run(run).rows)
+        values["tokens_sha256"] = hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()
+        values["code_sha256"] = code
+        texts[chosen.out / f"{run}.json"] = json.dumps(values, indent=1) + "\n"
+    for path, text in texts.items():
+        write_text(path, text)
+    print(f"{len(texts)} runs at scale {parameters.scale}: {chosen.out}")
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,173 @@
+"""The runs of params.yaml against the papers' tables, and what `aero.catalogue` says of their state and cost."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from aero import published
+from aero.architecture import parse
+from aero.catalogue import achieved_flops, cost, results, status, tokens, training_flops
+from aero.parameters import load
+
+ROOT = Path(__file__).resolve().parents[1]
+PARAMETERS = load(ROOT / "params.yaml")
+PAPER_SCALE = PARAMETERS.at_scale("paper")
+PAPERS = ("aero", "entropy_guided", "entropy_landscape")
+TRAINED = [
+    (short, number, row.name, training, run)
+    for short in PAPERS
+    for number, table in published.load(short).tables.items()
+    for row in table.rows
+    for training, run in row.trained.items()
+]
+
+
+def test_every_printed_row_is_trained() -> None:
+    for short in PAPERS:
+        for number, table in published.load(short).tables.items():
+            for row in table.rows:
+                assert row.trained, f"{short} Table {number}, {row.name} names no run"
+    assert len(TRAINED) == 80 + 12 + 20
+
+
+@pytest.mark.parametrize(("short", "number", "row", "training", "run"), TRAINED)
+def test_a_row_names_a_run_of_its_configuration(short: str, number: str, row: str, training: str, run: str) -> None:
+    table = published.load(short).tables[number]
+    setting = table.setting(table.row(row), training)
+    assert PAPER_SCALE.architecture(run) == parse(setting["architecture"])
+    sizes = PAPER_SCALE.model(run)
+    assert (sizes.layers, sizes.heads, sizes.width) == (setting["layers"], setting["heads"], setting["width"])
+    assert (PAPER_SCALE.context(run), sizes.context) == (setting["context"], setting["context"])
+    languini = setting["corpus"] == "Languini"
+    assert (PAPER_SCALE.corpus_name(run) is None) != languini
+    assert PAPER_SCALE.run(run).model == ("languini-gpt2" if languini else setting["model"])
+    if "gamma" in setting:
+        assert PAPER_SCALE.run_regularizer(run).gamma == setting["gamma"]
+    if "tokens" in setting:  # printed in billions, with one decimal
+        assert abs(tokens(PAPER_SCALE, run) - setting["tokens"]) <= 0.05e9
+
+
+def test_runs_and_tables_name_each_other() -> None:
+    of_run = defaultdict(set)
+    for short in PAPERS:
+        for row, run in published.row_identifiers(short).items():
+            of_run[run].add(row)
+    assert set(of_run) <= set(PARAMETERS.runs)
+    for name, run in PARAMETERS.runs.items():
+        assert set(run.rows) == of_run[name], name
+        assert len(set(run.rows)) == len(run.rows) and len(set(run.figures)) == len(run.figures), name
+
+
+def trained_configuration(run: str, scale: str) -> str:
+    """What a training depends on: parameters that its architecture does not use are left out."""
+    at_scale, architecture = PARAMETERS.at_scale(scale), PARAMETERS.architecture(run)
+    regularizer = at_scale.run_regularizer(run)
+    used = [str(architecture), at_scale.run(run).model, at_scale.corpus_name(run)]
+    used += [at_scale.model(run).model_dump(), at_scale.train(run).model_dump()]
+    if architecture.temperature:
+        used.append(regularizer.temperature_init)
+    if architecture.entropy_regularized:
+        used.append(regularizer.model_dump())
+    return json.dumps(used)
+
+
+@pytest.mark.parametrize("scale", list(PARAMETERS.scales))
+def test_none_is_trained_twice(scale: str) -> None:
+    seen = defaultdict(list)
+    for run in PARAMETERS.runs:
+        seen[trained_configuration(run, scale)].append(run)
+    assert [runs for runs in seen.values() if len(runs) > 1] == []
+    assert len(PARAMETERS.trainings()) == len(set(PARAMETERS.trainings()))
+
+
+def test_every_figure_of_trainings_has_its_runs() -> None:
+    figures = {figure for run in PARAMETERS.runs.values() for figure in run.figures}
+    assert figures >= {f"aero/figure{n}" for n in (1, *range(3, 8), *range(9, 20))}
+    assert figures >= {f"entropy_guided/figure{n}" for n in (2, 4, 5, 6, 7)}
+    assert figures >= {f"entropy_landscape/figure{n}" for n in (1, 2, 3)}
+    margins = [run for run, values in PARAMETERS.runs.items() if "aero/figure18" in values.figures]
+    assert sorted(PARAMETERS.run_regularizer(run).gamma for run in margins) == [0, 0.05, 0.10, 0.15, 0.20, 0.25, 0.30]
+    pruned = {PARAMETERS.architecture(run).pruned for run in PARAMETERS.runs if run.startswith("sm-scfuffn")}
+    assert pruned == set(range(8))
+
+
+def test_what_the_claims_compare_has_several_seeds() -> None:
+    several = {run for run, seed in PARAMETERS.trainings() if seed in PARAMETERS.more_seeds}
+    for claim in published.load("aero").claims:
+        values = claim.parameters
+        named = {v for key in ("run", "base") for v in [values.get(key)] if isinstance(v, str)}
+        named |= {run for key in ("runs", "others") for run in values.get(key, [])}
+        assert named & set(PARAMETERS.runs) <= several, claim.id
+    assert len(PARAMETERS.seeds) + len(PARAMETERS.more_seeds) >= 3
+
+
+def test_kept_results_are_of_the_configuration_in_params() -> None:
+    """A change of the catalogue must not orphan what is in git."""
+    checked = 0
+    for path in sorted(ROOT.glob("results/*/*/metrics.json")) + sorted(ROOT.glob("results/*/*/seed_*/metrics.json")):
+        metrics = json.loads(path.read_text(encoding="utf-8"))
+        parameters, run = PARAMETERS.at_scale(metrics["scale"]), metrics["run"]
+        assert str(parameters.architecture(run)) == metrics["architecture"], path
+        sizes = parameters.model(run).model_dump()
+        assert sizes == {key: metrics["model"][key] for key in sizes}, path
+        train = json.loads(json.dumps(parameters.train(run).model_dump()))
+        assert {key: train[key] for key in metrics["train"]} == metrics["train"], path
+        regularizer = parameters.run_regularizer(run)
+        assert metrics["model"]["temperature_init"] == regularizer.temperature_init, path
+        if metrics["regularizer"]:
+            weight = regularizer.weight(train["batch_size"], sizes["context"])
+            assert metrics["regularizer"] == {
+                "reduction": regularizer.reduction,
+                "gamma": regularizer.gamma,
+                "lambda_": pytest.approx(weight),
+            }, path
+        checked += 1
+    assert checked >= 14
+
+
+def write_metrics(folder: Path, run: str = "sm", seed: int = 1337, **changes: object) -> None:
+    values = {"scale": "laptop", "run": run, "seed": seed, "diverged_at_step": None, "architecture": "SM"}
+    values |= {"context": 64, "tokens": 1_024_000, "tokens_per_second": 8000.0} | changes
+    folder.mkdir(parents=True)
+    (folder / "metrics.json").write_text(json.dumps(values), encoding="utf-8")
+
+
+def test_status_is_that_of_the_files(tmp_path: Path) -> None:
+    def found() -> str:
+        return status(PARAMETERS, "sm", results(tmp_path).get(("laptop", "sm"), ()))
+
+    assert found() == "missing"
+    write_metrics(tmp_path / "results/laptop/sm", diverged_at_step=3, tokens=3072)
+    assert found() == "diverged"
+    write_metrics(tmp_path / "results/laptop/sm/seed_1338", seed=1338)
+    assert found() == "kept"
+    write_metrics(tmp_path / "runs/sm/seed_1337")
+    assert found() == "fresh"
+    assert [(r.seed, r.fresh) for r in results(tmp_path)["laptop", "sm"]] == [(1337, True), (1338, False)]
+    write_metrics(tmp_path / "runs/sm/seed_1339", seed=1339, tokens=999)
+    assert found() == "outdated"
+    (tmp_path / "runs/sm/seed_1339/metrics.json").write_text("{", encoding="utf-8")
+    assert found() == "fresh"
+
+
+def test_cost_by_hand(tmp_path: Path) -> None:
+    run, laptop = "sm-scfuffn", PARAMETERS.at_scale("laptop")
+    assert tokens(laptop, run) == 1000 * 16 * 64
+    # Per token 12 layers of 2 d^2 (fused) + 8 d^2 + 3 T d + d, and the vocabulary projection 2 d V.
+    forward = 12 * (10 * 64**2 + 3 * 64 * 64 + 64) + 2 * 64 * 257
+    assert training_flops(laptop, run) == 3 * forward * 1_024_000
+    paper = cost(PAPER_SCALE, "sm-ln-g", {}, "A100")
+    stack = (14.5e9 + 7.7e9) / 128  # Table 4, FLOPs of one forward pass
+    assert paper.flops == pytest.approx(3 * (stack + 2 * 768 * 50_000) * paper.tokens, rel=0.01)
+    assert paper.hours == pytest.approx(paper.flops / (312e12 * 0.3) / 3600)
+    assert cost(laptop, run, {}).hours is None and achieved_flops(laptop, {}) is None
+    write_metrics(tmp_path / "results/laptop/sm", tokens_per_second=4000.0)
+    found = results(tmp_path)
+    assert cost(laptop, "sm", found).hours == pytest.approx(1_024_000 / 4000 / 3600)
+    speed = 4000 * training_flops(laptop, "sm") / 1_024_000
+    assert cost(laptop, run, found).hours == pytest.approx(training_flops(laptop, run) / speed / 3600)
+    assert cost(PARAMETERS.at_scale("smoke"), "sm", found).hours is None

@@ -1,0 +1,72 @@
+"""The command `aero`: what it prints, and one line for what it cannot."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aero import cli
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def in_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def lines(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    cli.main(["runs", *arguments])
+    return capsys.readouterr().out.splitlines()
+
+
+def test_all_runs_with_state_and_cost_at_every_scale(capsys: pytest.CaptureFixture[str]) -> None:
+    said = lines(capsys)
+    for name in ("smoke", "laptop", "gpu", "paper"):
+        assert name in said[0].split()
+    rows = {line.split()[0]: line for line in said[1 : said.index("")]}
+    assert len(rows) == 114
+    assert "kept" in rows["sm-ln-g"] or "fresh" in rows["sm-ln-g"]
+    assert "aero/table2/SM+LN+G" in rows["sm-ln-g"] and "the other reading" in rows["ereg-smt-scfuffn-head-mean"]
+    assert "assumption" in said[-1] and "114 runs, 276 trainings" in said[said.index("") + 1]
+
+
+def test_a_table_its_short_form_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert lines(capsys, "--table", "9") == lines(capsys, "--table", "aero/table9")
+    found = json.loads("\n".join(lines(capsys, "--table", "aero/9", "--json")))
+    assert len(found) == 10 and {entry["model"] for entry in found} == {"gpt2"}
+    entry = found[0]
+    assert entry["planned_seeds"] == [1337, 1338, 1339] and set(entry["cost"]) == {"smoke", "laptop", "gpu", "paper"}
+    assert entry["cost"]["paper"]["tokens"] == 32600 * 512 * 128 and entry["cost"]["paper"]["hours"]["H200"] > 0
+    margins = json.loads("\n".join(lines(capsys, "--table", "aero/figure18", "--json")))
+    assert len(margins) == 7
+
+
+def test_one_scale_in_detail(capsys: pytest.CaptureFixture[str]) -> None:
+    said = lines(capsys, "--table", "2", "--scale", "paper")
+    assert {"H200", "A100"} <= set(said[0].split()) and "2.14 G" in said[1] and "missing" in said[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["runs", "--table", "aero/44"], "no run is of aero/table44; did you mean aero/table4?"),
+        (["runs", "--scale", "lap"], "unknown scale 'lap'; did you mean 'laptop'?"),
+        (["run"], "invalid choice: 'run'"),
+        (["runs", "--everything"], "--everything"),
+        ([], "COMMAND"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], named: str) -> None:
+    finished = subprocess.run([sys.executable, "-m", "aero.cli", *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert finished.returncode == 1 and finished.stdout == ""
+    assert len(finished.stderr.splitlines()) == 1 and named in finished.stderr
+
+
+def test_listing_loads_no_torch() -> None:
+    code = "import sys; from aero.cli import main; main(['runs']); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.DEVNULL).returncode == 0

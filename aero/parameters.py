@@ -20,6 +20,7 @@ from aero.model import ModelConfig
 PATH = Path("params.yaml")
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
+CorpusKey = Annotated[str, Field(pattern="^[a-z0-9_]+$")]  # names a folder and a pipeline stage
 
 
 class _Strict(BaseModel):
@@ -27,18 +28,26 @@ class _Strict(BaseModel):
 
 
 class CorpusParameters(_Strict):
-    name: Literal["python_stdlib", "codeparrot", "local"]
+    name: Literal["python_stdlib", "stdlib_docstrings", "codeparrot", "languini", "local"]
     path: str | None = None
     text_column: str = "content"
     validation_fraction: float = Field(0.05, gt=0, lt=1)
     include_tests: bool = False
     packing: bool = False
+    test_split: Literal["iid", "discworld", "java", "langlearn", "statistics", "woodworking"] = "iid"
 
     @model_validator(mode="after")
     def _local_needs_path(self) -> CorpusParameters:
         if self.name == "local" and not self.path:
             raise ValueError("corpus.path must name a folder when corpus.name is local")
         return self
+
+
+class FurtherCorpusParameters(CorpusParameters):
+    """A corpus beside the default one, with its own tokenizer. vocabulary: at most; null or a smaller scale's: that."""
+
+    tokenizer_path: str | None = None
+    vocabulary: int | None = Field(None, ge=257, le=65536)
 
 
 class TokenizerParameters(_Strict):
@@ -175,6 +184,8 @@ class Parameters(_Strict):
     seeds: tuple[NotNegative, ...] = Field(min_length=1)
     active_runs: tuple[str, ...] = Field(min_length=1)
     corpus: CorpusParameters
+    corpora: dict[CorpusKey, FurtherCorpusParameters] = {}
+    active_corpora: tuple[str, ...] = ()
     tokenizer: TokenizerParameters
     regularizer: RegularizerParameters
     scales: dict[str, ScaleParameters]
@@ -184,6 +195,8 @@ class Parameters(_Strict):
     @model_validator(mode="after")
     def _names_exist(self) -> Parameters:
         _known("scale", self.scale, self.scales)
+        for name in self.active_corpora:
+            _known("corpus", name, self.corpora)
         for run in (*self.active_runs, *self.two_party.end_to_end_runs):
             _known("run", run, self.runs)
         for name, run in self.runs.items():
@@ -201,6 +214,10 @@ class Parameters(_Strict):
     def run(self, name: str) -> RunParameters:
         """The run called `name`; UserError with the nearest known name if there is none."""
         return self.runs[_known("run", name, self.runs)]
+
+    def corpus_called(self, name: str | None) -> CorpusParameters:
+        """The corpus under `corpora.<name>`, or the default one for None; UserError if there is none of that name."""
+        return self.corpus if name is None else self.corpora[_known("corpus", name, self.corpora)]
 
     def at_scale(self, scale: str) -> Parameters:
         """The same parameters with another scale active; UserError if it is unknown."""

@@ -27,6 +27,7 @@ MEASURED = "measured"
 """Device of a scale whose speed is taken from the results that are kept for it."""
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
+CorpusKey = Annotated[str, Field(pattern="^[a-z0-9_]+$")]  # names a folder and a pipeline stage
 
 
 class _Strict(BaseModel):
@@ -34,18 +35,26 @@ class _Strict(BaseModel):
 
 
 class CorpusParameters(_Strict):
-    name: Literal["python_stdlib", "codeparrot", "local"]
+    name: Literal["python_stdlib", "stdlib_docstrings", "codeparrot", "languini", "local"]
     path: str | None = None
     text_column: str = "content"
     validation_fraction: float = Field(0.05, gt=0, lt=1)
     include_tests: bool = False
     packing: bool = False
+    test_split: Literal["iid", "discworld", "java", "langlearn", "statistics", "woodworking"] = "iid"
 
     @model_validator(mode="after")
     def _local_needs_path(self) -> CorpusParameters:
         if self.name == "local" and not self.path:
             raise ValueError("corpus.path must name a folder when corpus.name is local")
         return self
+
+
+class FurtherCorpusParameters(CorpusParameters):
+    """A corpus beside the default one, with its own tokenizer. vocabulary: at most; null or a smaller scale's: that."""
+
+    tokenizer_path: str | None = None
+    vocabulary: int | None = Field(None, ge=257, le=65536)
 
 
 class TokenizerParameters(_Strict):
@@ -272,6 +281,7 @@ class Parameters(_Strict):
     active_runs: tuple[str, ...] = Field(min_length=1)
     compared_runs: tuple[str, ...]
     corpus: CorpusParameters
+    corpora: dict[CorpusKey, FurtherCorpusParameters] = {}
     tokenizer: TokenizerParameters
     regularizer: RegularizerParameters
     scales: dict[str, ScaleParameters]
@@ -287,8 +297,10 @@ class Parameters(_Strict):
             _known("run", run, self.runs)
         if twice := set(self.seeds) & set(self.more_seeds):
             raise ValueError(f"seed {min(twice)} is in seeds and in more_seeds: a run would be trained twice with it")
-        for run in self.runs.values():
+        for name, run in self.runs.items():
             _known("model family", run.model, FAMILIES)
+            if (corpus := self.corpus_name(name)) is not None:
+                _known("corpus", corpus, self.corpora)
         for scale, chosen in self.scales.items():
             for family in (*chosen.families, *self.families):
                 _known("model family", family, FAMILIES)
@@ -314,20 +326,26 @@ class Parameters(_Strict):
         """The run called `name`; UserError with the nearest known name if there is none."""
         return self.runs[_known("run", name, self.runs)]
 
+    def corpus_called(self, name: str | None) -> CorpusParameters:
+        """The corpus under `corpora.<name>`, or the default one for None; UserError if there is none of that name."""
+        return self.corpus if name is None else self.corpora[_known("corpus", name, self.corpora)]
+
     def at_scale(self, scale: str) -> Parameters:
         """The same parameters with another scale active; UserError if it is unknown."""
         return self.model_copy(update={"scale": _known("scale", scale, self.scales)})
 
     def vocabulary(self, run: str) -> int:
-        """Entries of the tokenizer at the active scale."""
-        return self.active.tokens.vocabulary
+        """Entries of the tokenizer of the run's corpus at the active scale."""
+        entries = self.active.tokens.vocabulary
+        corpus = self.corpora.get(self.corpus_name(run) or "")
+        return entries if corpus is None or corpus.vocabulary is None else min(entries, corpus.vocabulary)
 
     def device(self, name: str) -> DeviceParameters:
         return self.devices[_known("device", name, self.devices)]
 
     def packing(self, run: str) -> bool:
         """Whether the run's corpus is cut without regard to documents."""
-        return self.corpus.packing
+        return self.corpus_called(self.corpus_name(run)).packing
 
     def architecture(self, run: str) -> Architecture:
         return parse(self.run(run).architecture)

@@ -1,54 +1,75 @@
-"""Read the corpus, learn or load the tokenizer, write the token files. `python -m stages.tokenize`"""
+"""Read a corpus, learn or load its tokenizer, write the token files. `python -m stages.tokenize [--corpus NAME]`
+
+Without NAME the corpus is `corpus` of params.yaml and the output runs/tokens; with it, `corpora.NAME` and
+runs/tokens_NAME.
+"""
 
 from __future__ import annotations
 
+import argparse
 import time
-from pathlib import Path
 
 from aero import parameters
 from aero.data.corpora import Corpus, open_corpus
 from aero.data.encode import write_tokens
+from aero.data.languini_vocabulary import LanguiniVocabulary
 from aero.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from aero.data.tokens import tokens_folder
 from aero.errors import UserError, run_main
 from aero.parameters import Parameters
 
-OUTPUT = Path("runs/tokens")
 
-
-def chosen_corpus(chosen: Parameters) -> Corpus:
-    """The corpus named in the parameters."""
-    settings = chosen.corpus
+def chosen_corpus(chosen: Parameters, name: str | None = None) -> Corpus:
+    """The default corpus of the parameters, or the further one called `name`."""
+    settings = chosen.corpus_called(name)
     return open_corpus(
-        settings.name, settings.path, settings.text_column, settings.validation_fraction, settings.include_tests
+        settings.name,
+        settings.path,
+        settings.text_column,
+        settings.validation_fraction,
+        settings.include_tests,
+        settings.test_split,
     )
 
 
-def chosen_tokenizer(chosen: Parameters, corpus: Corpus) -> Tokenizer:
-    """The tokenizer given by `tokenizer.path`, or one trained on the training split."""
-    vocabulary, path = chosen.active.tokens.vocabulary, chosen.tokenizer.path
+def chosen_tokenizer(chosen: Parameters, corpus: Corpus, name: str | None = None) -> Tokenizer | LanguiniVocabulary:
+    """The tokenizer file that the parameters name for this corpus, or one trained on its training split."""
+    key, path, vocabulary = "tokenizer.path", chosen.tokenizer.path, chosen.active.tokens.vocabulary
+    size = f"scales.{chosen.scale}.tokens.vocabulary"
+    if name is not None:
+        further = chosen.corpora[name]
+        key, path = f"corpora.{name}.tokenizer_path", further.tokenizer_path
+        if further.vocabulary is not None and further.vocabulary < vocabulary:
+            size, vocabulary = f"corpora.{name}.vocabulary", further.vocabulary
     if path is None:
         return train_tokenizer(corpus.documents("train"), vocabulary, chosen.tokenizer.training_bytes)
     tokenizer = load_tokenizer(path)
     if tokenizer.vocabulary != vocabulary:
         raise UserError(
-            f"tokenizer.path={path} has {tokenizer.vocabulary} entries, scales.{chosen.scale}.tokens.vocabulary is"
-            f" {vocabulary}; set it to {tokenizer.vocabulary}"
+            f"{key}={path} has {tokenizer.vocabulary} entries, {size} is {vocabulary}; set it to {tokenizer.vocabulary}"
         )
     return tokenizer
 
 
 def main(arguments: list[str]) -> None:
-    if arguments:
-        raise UserError(f"stages.tokenize takes no argument, got {arguments[0]!r}; its settings are in params.yaml")
+    parser = argparse.ArgumentParser(prog="python -m stages.tokenize", description=__doc__.splitlines()[0])
+    parser.add_argument("--corpus", help="a name under `corpora` in params.yaml; default: `corpus`")
+    name = parser.parse_args(arguments).corpus
     started = time.monotonic()
     chosen = parameters.load()
-    corpus = chosen_corpus(chosen)
+    corpus = chosen_corpus(chosen, name)
     limits = chosen.active.tokens
     manifest = write_tokens(
-        corpus, chosen_tokenizer(chosen, corpus), OUTPUT, limits.train_bytes, limits.validation_bytes
+        corpus,
+        chosen_tokenizer(chosen, corpus, name),
+        tokens_folder(name),
+        limits.train_bytes,
+        limits.validation_bytes,
     )
     for split, entry in manifest["splits"].items():
         print(f"{split}: {entry['documents']:,} documents, {entry['bytes']:,} bytes, {entry['tokens']:,} tokens")
+    if description := manifest["corpus"].get("description"):
+        print(description)
     seconds = time.monotonic() - started
     print(f"vocabulary {manifest['vocabulary']:,}, corpus {manifest['corpus_sha256'][:12]}, {seconds:.1f} s")
 

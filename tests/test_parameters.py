@@ -59,6 +59,12 @@ def test_the_committed_file_is_valid_and_complete():
         ("two_party.end_to_end_runs", ["nothing"], "unknown run 'nothing'"),
         ("corpus.name", "books", "python_stdlib"),
         ("corpus.name", "local", "corpus.path"),
+        ("corpora.languini.test_split", "poetry", "discworld"),
+        ("corpora.languini.vocabulary", 100, "corpora.languini.vocabulary"),
+        ("corpora.languini.name", "local", "corpus.path"),
+        ("corpora", {"../up": {"name": "python_stdlib"}}, "../up"),
+        ("families.languini-gpt2.corpus", "stdlib_docstring", "did you mean 'stdlib_docstrings'"),
+        ("runs.sm.corpus", "book", "unknown corpus 'book'"),
         ("regularizer.gamma", -0.1, "regularizer.gamma"),
         ("seeds", [], "seeds"),
         ("scales.smoke.model.layers", 5, "prunes 6 FFNs"),
@@ -79,6 +85,14 @@ def test_missing_or_broken_file(tmp_path):
     (tmp_path / "params.yaml").write_text("3", encoding="utf-8")
     with pytest.raises(ValueError, match="mapping"):
         load(tmp_path / "params.yaml")
+
+
+def test_corpora_by_name():
+    parameters = load(ROOT / "params.yaml")
+    assert parameters.corpus_called(None) is parameters.corpus and not parameters.corpus.packing
+    assert parameters.corpus_called("languini").packing and parameters.corpus_called("languini").path is None
+    with pytest.raises(ValueError, match="unknown corpus 'languin'; did you mean 'languini'"):
+        parameters.corpus_called("languin")
 
 
 def test_overrides_reach_the_training():

@@ -141,5 +141,5 @@ def test_closures_of_the_real_stages_keep_to_their_part():
     """Training reads token files; it must not run again because the loader of one corpus changed."""
     read = import_closure("stages.train")
     assert Path("aero/data/tokens.py") in read and Path("aero/model.py") in read
-    for part in ("corpora", "codeparrot", "local_folder", "tokenizer", "encode"):
+    for part in ("corpora", "codeparrot", "languini", "docstrings", "local_folder", "tokenizer", "encode"):
         assert Path(f"aero/data/{part}.py") not in read

@@ -1,11 +1,13 @@
 """Where the text comes from: sources of documents behind one interface, each with a record of what was read.
 
-    codeparrot      the papers' data set, through `datasets`            (aero.data.codeparrot)
-    python_stdlib   the library source of the running interpreter       (no network; the default)
-    local           a folder of text, JSON-lines or Parquet files       (aero.data.local_folder)
+    codeparrot         the papers' data set, through `datasets`                  (aero.data.codeparrot)
+    languini           the papers' books, from files that a user brings          (aero.data.languini)
+    python_stdlib      the library source of the running interpreter             (no network; the default)
+    stdlib_docstrings  its docstrings and help topics: technical prose           (aero.data.docstrings; no network)
+    local              a folder of text, JSON-lines or Parquet files             (aero.data.local_folder)
 
 Every source holds its validation documents out by file: no file gives documents to both splits. (The rows of a
-JSON-lines or Parquet file count as files of their own.)
+JSON-lines or Parquet file, and help topics, count as files of their own.)
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 Split = Literal["train", "valid"]
-NAMES = ("python_stdlib", "local", "codeparrot")
+NAMES = ("python_stdlib", "stdlib_docstrings", "codeparrot", "languini", "local")
 
 _TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
 # Written by programs: the help texts (one file of 0.75 MB, which the hash would hold out: two thirds of the validation
@@ -52,22 +54,34 @@ def open_corpus(
     text_column: str = "content",
     validation_fraction: float = 0.05,
     include_tests: bool = False,
+    test_split: str = "iid",
 ) -> Corpus:
     """The corpus called `name`, one of `NAMES`.
 
-    path: folder of the `local` corpus. text_column: the column of its Parquet and JSON-lines files.
-    validation_fraction: part of the files held out (`codeparrot` brings its own validation set).
-    include_tests: whether `python_stdlib` takes the library's own tests, which more than doubles it.
+    path: folder of `local` and of `languini`. text_column: the column of `local`'s Parquet and JSON-lines files.
+    validation_fraction: part of the files held out (`codeparrot` and `languini` bring their own split).
+    include_tests: whether the standard library's own tests are taken too, which more than doubles `python_stdlib`.
+    test_split: which of `languini`'s test splits is held out, one of `aero.data.languini.TEST_SPLITS`.
     Raises ValueError for an unknown name or settings that do not fit it. Nothing is read yet.
     """
     if name == "codeparrot":
         from aero.data.codeparrot import CodeParrot
 
         return CodeParrot()
+    if name == "languini":
+        from aero.data.languini import WHY, LanguiniBooks
+
+        if path is None:
+            raise ValueError(f"corpus 'languini' needs a folder of books and file lists, its path is null; {WHY}")
+        return LanguiniBooks(path, test_split)
     if not 0 < validation_fraction < 1:
         raise ValueError(f"corpus.validation_fraction={validation_fraction!r}: must lie between 0 and 1, e.g. 0.05")
     if name == "python_stdlib":
         return PythonStandardLibrary(validation_fraction=validation_fraction, include_tests=include_tests)
+    if name == "stdlib_docstrings":
+        from aero.data.docstrings import StandardLibraryDocstrings
+
+        return StandardLibraryDocstrings(validation_fraction=validation_fraction, include_tests=include_tests)
     if name == "local":
         from aero.data.local_folder import LocalFolder
 

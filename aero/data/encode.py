@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from aero.data.corpora import Corpus, Split
+from aero.data.languini_vocabulary import LanguiniVocabulary
 from aero.data.tokenizer import Tokenizer
 from aero.data.tokens import FORMAT, SPLITS
 
@@ -24,7 +25,7 @@ _BATCH_CHARACTERS = 2**21  # text encoded at once; with its ids about 60 MB
 
 def write_tokens(
     corpus: Corpus,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | LanguiniVocabulary,
     folder: str | Path,
     train_bytes: int | None = None,
     validation_bytes: int | None = None,
@@ -72,7 +73,13 @@ def write_tokens(
 
 
 def _write_split(
-    corpus: Corpus, tokenizer: Tokenizer, split: Split, folder: Path, limit: int | None, threads: int, progress: bool
+    corpus: Corpus,
+    tokenizer: Tokenizer | LanguiniVocabulary,
+    split: Split,
+    folder: Path,
+    limit: int | None,
+    threads: int,
+    progress: bool,
 ) -> dict[str, Any]:
     offsets = array("Q", [0])
     text_digest, file_digest = hashlib.sha256(), hashlib.sha256()

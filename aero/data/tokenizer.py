@@ -20,6 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import tiktoken
 
+from aero.data import languini_vocabulary
+from aero.data.languini_vocabulary import LanguiniVocabulary
+
 if TYPE_CHECKING:
     from aero.data.tokens import Tokens
 
@@ -148,8 +151,9 @@ def train_tokenizer(documents: Iterable[str], vocabulary: int, training_bytes: i
     return _from_learned(json.loads(learned.to_str()), end_of_text=None)
 
 
-def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer in `path`: this project's own file, or a byte-level BPE `tokenizer.json` of `tokenizers`.
+def load_tokenizer(path: str | Path) -> Tokenizer | LanguiniVocabulary:
+    """The tokenizer in `path`: this project's own file, a byte-level BPE `tokenizer.json` of `tokenizers`, or a
+    `.vocab` file of languini-kitchen.
 
     `hub:owner/name` fetches that repository's `tokenizer.json` from the Hugging Face hub (or its local cache), e.g. the
     papers' `hub:huggingface-course/code-search-net-tokenizer`. Raises ValueError for a missing, damaged or other file.
@@ -162,7 +166,11 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
             f"tokenizer {path} does not exist; set tokenizer.path to a tokenizer.json or null to train one"
         )
     try:
+        if path.suffix == ".vocab":
+            return languini_vocabulary.read_vocabulary(path)
         content = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(content, dict) and content.get("format") == languini_vocabulary.FORMAT:
+            return languini_vocabulary.vocabulary_from_json(content)
         if isinstance(content, dict) and "model" in content:
             return _from_learned(content, end_of_text=_special_id(content))
         return _from_own(content)
@@ -173,7 +181,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         ) from None
 
 
-def tokenizer_of(tokens: Tokens) -> Tokenizer:
+def tokenizer_of(tokens: Tokens) -> Tokenizer | LanguiniVocabulary:
     """The tokenizer that made `tokens`, from their folder. ValueError if its file is damaged or another one."""
     path = tokens.folder / "tokenizer.json"
     tokenizer = load_tokenizer(path)

@@ -46,6 +46,11 @@ class Tokens:
     manifest: dict[str, Any]
 
 
+def tokens_folder(corpus: str | None = None, root: Path | str = "runs") -> Path:
+    """Where the pipeline keeps token files: runs/tokens for the default corpus, runs/tokens_<corpus> for another."""
+    return Path(root) / ("tokens" if corpus is None else f"tokens_{corpus}")
+
+
 def open_tokens(folder: str | Path, verify: bool = False) -> Tokens:
     """The token files in `folder`, memory-mapped.
 

@@ -58,7 +58,7 @@ class Question:
         return parse(self.architecture)
 
     @property
-    def model_config_for(self) -> ModelConfig:
+    def model_config(self) -> ModelConfig:
         return ModelConfig(**self.config)
 
     def function(self, names: Sequence[str]) -> Callable[..., Array]:

@@ -6,12 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
 from aero.data.corpora import open_corpus
 from aero.data.tokenizer import tokenizer_of, train_tokenizer
-from aero.data.tokens import open_tokens
+from aero.data.tokens import open_tokens, tokens_folder
 from stages import tokenize
 
 ROOT = Path(__file__).parents[2]
@@ -69,6 +70,59 @@ def test_bad_input_is_one_line_and_nothing_written(params, tmp_path, monkeypatch
     assert not Path("runs").exists()
 
 
-def test_arguments_are_refused():
-    with pytest.raises(ValueError, match="takes no argument, got 'laptop'"):
+def test_a_further_corpus_has_a_folder_and_a_tokenizer_of_its_own(params, tmp_path, capsys):
+    values = params()
+    values["scales"]["smoke"]["tokens"]["vocabulary"] = 300
+    train_tokenizer(["def f(x): return x\n" * 20], 260).save(tmp_path / "mine.json")
+    values["tokenizer"]["path"] = "mine.json"  # of the default corpus alone
+    params()
+    tokenize.main(["--corpus", "stdlib_docstrings"])
+    assert [path.name for path in Path("runs").iterdir()] == ["tokens_stdlib_docstrings"]
+    tokens = open_tokens(tokens_folder("stdlib_docstrings"), verify=True)
+    assert tokens.vocabulary == 300
+    assert tokens.manifest["corpus"]["name"] == "stdlib_docstrings"
+    assert "technical prose, " in capsys.readouterr().out
+    values["corpora"]["stdlib_docstrings"]["vocabulary"] = 280  # at most
+    params()
+    tokenize.main(["--corpus", "stdlib_docstrings"])
+    assert open_tokens(tokens_folder("stdlib_docstrings")).vocabulary == 280
+
+
+def test_languini_with_its_own_vocabulary(params, tmp_path):
+    for name, text in (("train", "The value of é.\r\n"), ("test_iid", "Held out.")):
+        np.save(tmp_path / f"file_list_{name}.npy", np.array([[f"files/{name}.epub.npy", "9"]]))
+        (tmp_path / f"{name}.epub.txt").write_text(text, encoding="utf-8", newline="")
+    vocab = Path(__file__).with_name("languini_style.vocab")
+    values = params()
+    values["corpora"]["languini"] |= {"path": str(tmp_path), "tokenizer_path": str(vocab)}
+    params()
+    with pytest.raises(ValueError, match="languini.tokenizer_path=.* has 420 entries, scales.smoke.tokens.vocab.* 512"):
+        tokenize.main(["--corpus", "languini"])
+    values["corpora"]["languini"]["vocabulary"] = 420
+    params()
+    tokenize.main(["--corpus", "languini"])
+    tokens = open_tokens("runs/tokens_languini", verify=True)
+    assert tokenizer_of(tokens).decode(tokens.train.tokens) == "The value of é.\n<D>"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--corpus", "languini"], "its path is null; books3, its text, was withdrawn in 2023"),
+        (["--corpus", "stdlib_docstring"], "unknown corpus 'stdlib_docstring'; did you mean 'stdlib_docstrings'?"),
+        (["--corpus", "../../x"], "unknown corpus '../../x'"),
+    ],
+)
+def test_corpora_that_cannot_be_had_are_one_line(params, monkeypatch, arguments, told):
+    params()
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    run = subprocess.run([sys.executable, "-m", "stages.tokenize", *arguments], capture_output=True, text=True)
+    assert run.returncode == 1 and run.stdout == ""
+    assert run.stderr.startswith("error: ") and told in run.stderr and run.stderr.count("\n") == 1
+    assert not Path("runs").exists()
+
+
+def test_arguments_are_refused(capsys):
+    with pytest.raises(SystemExit, match="2"):
         tokenize.main(["laptop"])
+    assert "unrecognized arguments: laptop" in capsys.readouterr().err

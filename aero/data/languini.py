@@ -1,0 +1,138 @@
+"""The Languini Books of languini-kitchen, from files that a user brings (docs/corpora.md says which and why).
+
+What languini-kitchen (commit bb7afb4) does, and this does too: its published file lists alone say which books are read,
+in which split and in which order; a book is found by its file name; its text is the whole file, decoded as UTF-8, with
+all line ends turned into a line feed and nothing else changed; an end-of-document token stands between books.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aero.data.corpora import Split, files_digest
+
+TEST_SPLITS = ("iid", "discworld", "java", "langlearn", "statistics", "woodworking")
+LISTS_RECORD = "Zenodo record 8375423"
+WHY = (
+    "books3, its text, was withdrawn in 2023 after copyright complaints and cannot be downloaded: bring a copy of your"
+    " own (docs/corpora.md), or use corpus stdlib_docstrings"
+)
+
+
+class LanguiniBooks:
+    """Languini's training books and one of its test splits: `iid`, the papers' own, or a topic left out of training.
+
+    The folder is laid out as languini-kitchen leaves its `data`: books as `.txt` files anywhere below `books3`, lists
+    (`file_list_train.npy`, `file_list_test_iid.npy`, …) in `books`. Both may also lie in the folder itself. Every book
+    of a list must be there. One book at a time is in memory, and the names of all.
+    """
+
+    name = "languini"
+
+    def __init__(self, folder: str | Path, test_split: str = "iid") -> None:
+        """ValueError for an unknown test split. Nothing is read yet."""
+        if test_split not in TEST_SPLITS:
+            raise ValueError(f"test_split={test_split!r}: Languini has {', '.join(TEST_SPLITS)}")
+        self.folder = Path(folder).expanduser()
+        self.lists = {"train": "file_list_train.npy", "valid": f"file_list_test_{test_split}.npy"}
+        self.test_split = test_split
+        self._paths: dict[str, Path] | None = None
+        self._digests: dict[str, str] = {}
+        self._listed: dict[str, dict[str, Any]] = {}
+        self._in_both = 0
+
+    def documents(self, split: Split) -> Iterator[str]:
+        for name in self._books(split):
+            path = self._paths[name]
+            content = path.read_bytes()
+            try:
+                text = content.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(
+                    f"corpus 'languini': {path} is not UTF-8 ({error.reason} at byte {error.start}); bring a sound copy"
+                ) from None
+            self._digests[name] = hashlib.sha256(content).hexdigest()
+            if text:
+                yield text.replace("\r\n", "\n").replace("\r", "\n")
+
+    def manifest(self) -> dict[str, Any]:
+        """Lists with their SHA-256, one SHA-256 over all books read; not one a book, which would be 25 MB."""
+        return {
+            "name": self.name,
+            "test_split": self.test_split,
+            "lists": dict(self._listed),
+            "books_in_both_lists": self._in_both,
+            "books_read": len(self._digests),
+            "files_sha256": files_digest(self._digests),
+        }
+
+    def _books(self, split: Split) -> list[str]:
+        """Names of the split's books in the order of its list, all of them found. ValueError for what is missing."""
+        if not self.folder.is_dir():
+            raise ValueError(f"corpus 'languini': {self.folder} is not a folder; {WHY}")
+        lists = {which: self._list(which) for which in self.lists}
+        self._in_both = len(set(lists["train"]) & set(lists["valid"]))
+        if self._paths is None:
+            self._paths = self._find({name for names in lists.values() for name in names})
+        return lists[split]
+
+    def _list(self, split: str) -> list[str]:
+        """Book names of one published list: rows of (path, number of tokens); a book's name is its file name's stem."""
+        file = self.lists[split]
+        path = next((p for p in (self.folder / "books" / file, self.folder / file) if p.is_file()), None)
+        if path is None:
+            raise ValueError(
+                f"corpus 'languini': {file} is neither in {self.folder} nor in its folder books; Languini's file lists"
+                f" are {LISTS_RECORD}; {WHY}"
+            )
+        try:
+            rows = np.load(path, mmap_mode="r", allow_pickle=False)
+            if rows.ndim != 2 or rows.shape[1] != 2 or rows.dtype.kind != "U" or not len(rows):
+                raise ValueError(f"{rows.dtype} {rows.shape} instead of rows of path and length as text")
+            names = [_stem(row[0]) for row in rows]
+            tokens = sum(int(row[1]) for row in rows)
+        except (ValueError, OSError, EOFError) as error:
+            raise ValueError(
+                f"corpus 'languini': {path} is not one of Languini's file lists ({error}); take it from {LISTS_RECORD}"
+            ) from None
+        with open(path, "rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+        self._listed[split] = {"file": file, "sha256": digest, "books": len(names), "listed_tokens": tokens}
+        return names
+
+    def _find(self, wanted: set[str]) -> dict[str, Path]:
+        """Where the wanted books lie. ValueError if one is missing, or is there twice."""
+        books3 = self.folder / "books3"
+        found: dict[str, Path] = {}
+        for parent, folders, files in os.walk(books3 if books3.is_dir() else self.folder, onerror=_raise):
+            folders.sort()
+            for file in sorted(files):
+                if not file.endswith(".txt") or (name := _stem(file)) not in wanted:
+                    continue
+                path = Path(parent, file)
+                if name in found:
+                    raise ValueError(
+                        f"corpus 'languini': {found[name]} and {path} are both the book {name!r}; keep one"
+                    )
+                found[name] = path
+        if missing := wanted - found.keys():
+            raise ValueError(
+                f"corpus 'languini': {len(missing):,} of {len(wanted):,} listed books are not below {self.folder},"
+                f" first {min(missing) + '.txt'!r}; {WHY}"
+            )
+        return found
+
+
+def _stem(path: str) -> str:
+    """File name without folders and last ending: 'a/Title - Author.epub.txt' is 'Title - Author.epub'."""
+    return os.path.splitext(os.path.basename(str(path)))[0]
+
+
+def _raise(error: OSError) -> None:
+    raise error

@@ -1,0 +1,134 @@
+"""The prose substitute: which texts, how they are split, and that it is named as what it is."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import inspect
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from aero.data.corpora import open_corpus, split_point
+from aero.data.docstrings import StandardLibraryDocstrings
+
+MODULE = '''"""About a module.
+
+    Indented.
+"""
+# a comment, not prose
+"no docstring"
+
+class A:
+    """About a class."""
+
+    def f(self):
+        """About
+        a method."""
+        def inner():
+            "Inner."
+
+async def g(): "About a coroutine."
+def silent(): return 1
+'''
+LONG = "A paragraph that two files have" + ", long enough to be left out where it is met again" * 2
+TOPICS = """# made by a program
+topics = {
+    "chapter": "Chapter\\n\\nAn introduction.\\n\\n   Section text,\\n   two lines.\\n\\nAn end.\\n",
+    "section": "Section text,\\ntwo lines.\\n",
+    "same": "Section text, two lines.",
+}
+"""
+
+
+def both(corpus):
+    return {split: list(corpus.documents(split)) for split in ("train", "valid")}
+
+
+@pytest.fixture
+def library(tmp_path):
+    files = {
+        "a.py": MODULE,
+        "pkg/b.py": f'"""Another module.\n\n{LONG}"""\ndef f(): "About a coroutine."\n',
+        "pkg/c.py": f'def f():\n    """Kept.\n\n    {LONG.replace(" ", chr(10) + "    ", 1)}\n\n    End."""\n',
+        "empty.py": "x = 1\n",
+        "broken.py": "def f(:\n",
+        "nul.py": "x = '\0'\n",
+        "escape.py": '"""Half a pair: \\ud800."""\n',
+        "test/t.py": '"""A test."""\n',
+        "site-packages/s.py": '"""Installed."""\n',
+        "pydoc_data/topics.py": TOPICS,
+    }
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    return tmp_path
+
+
+def test_docstrings_of_a_file_are_one_document_and_repeated_paragraphs_are_left_out(library):
+    corpus = StandardLibraryDocstrings(validation_fraction=0.3, folder=library)
+    splits = both(corpus)
+    assert sorted(splits["train"] + splits["valid"]) == sorted(
+        [
+            "About a module.\n\nIndented.\n\nAbout a class.\n\nAbout\na method.\n\nInner.\n\nAbout a coroutine.\n",
+            f"Another module.\n\n{LONG}\n\nAbout a coroutine.\n",
+            "Kept.\n\nEnd.\n",
+            "Half a pair: ?.\n",
+            "Section text, two lines.\n",
+            "Chapter\n\nAn introduction.\n\nAn end.\n",
+        ]
+    )
+    manifest = corpus.manifest()
+    assert manifest["repeated_paragraphs_left_out"] == 3
+    assert manifest["skipped_not_python"] == ["broken.py", "nul.py"]
+    assert manifest["documents"] == 6
+    assert manifest["files"]["a.py"] == hashlib.sha256(MODULE.encode()).hexdigest()
+    assert set(manifest["files"]) == {"a.py", "empty.py", "escape.py", "pkg/b.py", "pkg/c.py", "pydoc_data/topics.py"}
+    with_tests = StandardLibraryDocstrings(0.3, include_tests=True, folder=library)
+    assert "A test.\n" in sum(both(with_tests).values(), [])
+
+
+def test_split_is_by_file_and_by_topic(library):
+    keys = ["a.py", "pkg/b.py", "pkg/c.py", "escape.py", "pydoc_data/topics.py:chapter", "pydoc_data/topics.py:same"]
+    fraction = sorted(map(split_point, keys))[2]  # two of six are under it
+    assert len(both(StandardLibraryDocstrings(fraction, folder=library))["valid"]) == 2
+
+
+def test_the_real_library_is_technical_prose_of_megabytes():
+    corpus = open_corpus("stdlib_docstrings", validation_fraction=0.1)
+    splits = both(corpus)
+    manifest = corpus.manifest()
+    size = sum(len(text.encode()) for texts in splits.values() for text in texts)
+    assert size == sum(manifest["bytes"].values()) and 2e6 < size < 5e6
+    assert f"technical prose, {size / 1e6:.1f} MB" in manifest["description"]
+    assert "not books" in manifest["description"]
+    held_out = sum(len(text.encode()) for text in splits["valid"]) / size
+    assert 0.03 < held_out < 0.25
+    # `help()` of a module and of a topic, as the interpreter itself has them
+    assert any(text.startswith(inspect.getdoc(argparse)) for text in splits["train"] + splits["valid"])
+    assert any('The "assert" statement' in text for text in splits["train"] + splits["valid"])
+    topics = Path(sysconfig.get_paths()["stdlib"], "pydoc_data/topics.py")
+    assert manifest["files"]["pydoc_data/topics.py"] == hashlib.sha256(topics.read_bytes()).hexdigest()
+    again = open_corpus("stdlib_docstrings", validation_fraction=0.1)
+    assert both(again) == splits and again.manifest() == manifest
+
+
+def test_held_out_paragraphs_are_new():
+    def paragraphs(texts):
+        plain = (" ".join(paragraph.split()) for text in texts for paragraph in text.split("\n\n"))
+        return {paragraph for paragraph in plain if len(paragraph) >= 100}
+
+    splits = both(open_corpus("stdlib_docstrings", validation_fraction=0.1))
+    train, valid = paragraphs(splits["train"]), paragraphs(splits["valid"])
+    assert len(train) > len(valid) > 100
+    assert not train & valid
+
+
+def test_a_library_without_docstrings_is_told(tmp_path):
+    (tmp_path / "a.py").write_text("x = 1\n")
+    with pytest.raises(ValueError, match="stdlib_docstrings' is empty.*corpus.name=local"):
+        next(StandardLibraryDocstrings(folder=tmp_path).documents("train"))
+    (tmp_path / "a.py").unlink()
+    with pytest.raises(ValueError, match="no .py files"):
+        next(StandardLibraryDocstrings(folder=tmp_path).documents("train"))

@@ -1,0 +1,99 @@
+"""Languini's vocabularies against ids that sentencepiece itself gave (languini_style_ids.json says how)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from aero.data.encode import write_tokens
+from aero.data.languini_vocabulary import read_vocabulary
+from aero.data.tokenizer import load_tokenizer, tokenizer_of
+from aero.data.tokens import open_tokens
+
+VOCAB = Path(__file__).with_name("languini_style.vocab")
+CASES = json.loads(VOCAB.with_name("languini_style_ids.json").read_text(encoding="utf-8"))["cases"]
+
+
+@pytest.fixture(scope="module")
+def vocabulary():
+    return load_tokenizer(VOCAB)
+
+
+def test_ids_are_those_of_sentencepiece(vocabulary):
+    assert len(CASES) > 60
+    for text, ids in CASES:
+        assert vocabulary.encode(text) == ids, text
+    texts, expected = zip(*CASES, strict=True)
+    assert vocabulary.encode_batch(list(texts), threads=2) == list(expected)
+
+
+def test_size_end_of_document_and_hash(vocabulary):
+    assert (vocabulary.vocabulary, vocabulary.end_of_text) == (420, 2)
+    assert vocabulary.pieces[vocabulary.end_of_text] == "<D>"
+    assert vocabulary.sha256 == hashlib.sha256(VOCAB.read_bytes()).hexdigest()
+
+
+def test_text_comes_back(vocabulary):
+    for text, ids in CASES:
+        assert vocabulary.decode(ids) == text.replace("\u2581", " ")
+    assert vocabulary.decode([3 + 0xE4, 3 + 0xBD]) == "\ufffd"
+    with pytest.raises(ValueError, match="token id 420 is not in the vocabulary"):
+        vocabulary.decode([420])
+
+
+def test_token_files_hold_these_ids_with_d_behind_every_book(tmp_path, vocabulary):
+    class Books:
+        name = "books"
+
+        def documents(self, split):
+            yield from ["the value", "é \u4f60\n"] if split == "train" else ["x"]
+
+        def manifest(self):
+            return {"name": "books"}
+
+    write_tokens(Books(), vocabulary, tmp_path / "tokens")
+    tokens = open_tokens(tmp_path / "tokens", verify=True)
+    assert tokens.train.tokens.tolist() == [*vocabulary.encode("the value"), 2, *vocabulary.encode("é \u4f60\n"), 2]
+    assert tokens.vocabulary == 420 and tokenizer_of(tokens) == vocabulary
+
+
+def test_bad_files(tmp_path, vocabulary):
+    lines = VOCAB.read_text(encoding="utf-8").split("\n")
+    cases = {
+        "bad.vocab": {
+            "": "no .vocab file of languini-kitchen",
+            "\n".join(f"{piece}\t-{i}" for i, piece in enumerate(lines)): "no .vocab file of languini-kitchen",
+            "\n".join(lines[:300] + lines[299:]): "occurs twice",
+            "\n".join([*lines[:300], "", *lines[300:]]): "empty",
+            "\n".join(lines[:300]): "cannot be joined from two others",
+        }
+    }
+    vocabulary.save(tmp_path / "good.json")
+    good = json.loads((tmp_path / "good.json").read_text())
+    swapped = good["pieces"][:300] + good["pieces"][301:299:-1] + good["pieces"][302:]
+    assert sorted(swapped) == sorted(good["pieces"]) and swapped != good["pieces"]
+    cases["bad.json"] = {
+        json.dumps(good | {"pieces": swapped}): "does not match its own sha256",
+        json.dumps(good | {"pieces": []}): "no .vocab file",
+        json.dumps({"format": good["format"]}): "KeyError",
+    }
+    for name, contents in cases.items():
+        for content, message in contents.items():
+            (tmp_path / name).write_text(content, encoding="utf-8")
+            with pytest.raises(ValueError, match=f"{name} cannot be used.*; set tokenizer.path to null") as told:
+                load_tokenizer(tmp_path / name)
+            assert message in str(told.value)
+    (tmp_path / "latin.vocab").write_bytes(b"\xe9\n")
+    with pytest.raises(ValueError, match="latin.vocab cannot be used"):
+        load_tokenizer(tmp_path / "latin.vocab")
+
+
+def test_more_than_16_bits_are_refused(tmp_path):
+    first = VOCAB.read_text(encoding="utf-8").split("\n")[:259]
+    characters = [chr(0x20000 + i) for i in range(65_537 - 259)]
+    (tmp_path / "large.vocab").write_text("\n".join(first + characters), encoding="utf-8")
+    with pytest.raises(ValueError, match="vocabulary of 65537 does not fit"):
+        read_vocabulary(tmp_path / "large.vocab")

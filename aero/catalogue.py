@@ -48,7 +48,8 @@ def results(root: Path | str = ".") -> dict[tuple[str, str], tuple[Result, ...]]
     root = Path(root)
     kept = (*root.glob("results/*/*/metrics.json"), *root.glob("results/*/*/seed_*/metrics.json"))
     found: dict[tuple[str, str, int], Result] = {}
-    for path in (*sorted(kept), *sorted(root.glob("runs/*/seed_*/metrics.json"))):
+    by_hand = root.glob("runs/scales/*/*/seed_*/metrics.json")  # at a scale that was named on the command line
+    for path in (*sorted(kept), *sorted(by_hand), *sorted(root.glob("runs/*/seed_*/metrics.json"))):
         try:
             result = _read(path, path.is_relative_to(root / "runs"))
         except (OSError, ValueError, KeyError, TypeError):

@@ -8,11 +8,15 @@ import os
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from aero.architecture import parse
 from aero.model import GPT, ModelConfig
+
+try:
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import save_file
+except ModuleNotFoundError:
+    from aero.plain_safetensors import SafetensorError, safe_open, save_file
 
 FORMAT = "aero-checkpoint-1"
 

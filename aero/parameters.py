@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from aero.architecture import Architecture, parse
 from aero.errors import UserError, run_main
@@ -19,6 +18,15 @@ from aero.families import FAMILIES
 
 if TYPE_CHECKING:  # `aero runs` reads the parameters without waiting for torch
     from aero.model import ModelConfig
+
+try:
+    from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+    CHECKED = True
+except ModuleNotFoundError:
+    from aero.unchecked import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+    CHECKED = False
 
 PATH = Path("params.yaml")
 PAPER_CONTEXT = 128
@@ -108,8 +116,12 @@ class TrainParameters(_Strict):
     betas: tuple[float, float]
     epsilon: float = Field(gt=0)
     weight_decay: float = Field(ge=0)
-    clip: float = Field(gt=0)
-    warmup: float = Field(ge=0, lt=1)
+    clip: float | None = Field(gt=0)  # largest norm of the gradient; null: not clipped
+    warmup: float = Field(ge=0, lt=1)  # fraction of the steps, unless warmup_steps is given
+    warmup_steps: Positive | None = None
+    optimizer: Literal["adamw", "adam"] = "adamw"
+    schedule: Literal["linear", "cosine"] = "linear"
+    final_learning_rate: float | None = Field(None, gt=0)
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     compile: bool = False
     threads: NotNegative = 0
@@ -118,6 +130,26 @@ class TrainParameters(_Strict):
     evaluation_tokens: Positive
     final_evaluation_tokens: Positive
     checkpoint_every: Positive
+
+    @model_validator(mode="after")
+    def _fields_fit(self) -> TrainParameters:
+        if (self.schedule == "cosine") != (self.final_learning_rate is not None):
+            raise ValueError("final_learning_rate and schedule=cosine go together: give both or neither")
+        if self.final_learning_rate is not None and self.final_learning_rate > self.learning_rate:
+            raise ValueError(f"final_learning_rate {self.final_learning_rate} exceeds learning_rate")
+        if self.optimizer == "adam" and self.weight_decay:
+            raise ValueError("optimizer=adam needs weight_decay=0: decay apart from the gradient is adamw's")
+        if self.warmup_steps is not None and self.warmup_steps > self.steps:
+            raise ValueError(f"warmup_steps {self.warmup_steps} exceeds steps {self.steps}; warmup takes a fraction")
+        return self
+
+    def recipe(self) -> dict[str, Any]:
+        """All fields as a result states them. What the first results did not know stands there only where it departs
+        from their recipe, so that they stay comparable with later ones."""
+        later = ("warmup_steps", "optimizer", "schedule", "final_learning_rate")
+        defaults = {name: type(self).model_fields[name].default for name in later}
+        values = self.model_dump()
+        return {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
 
 
 class EntropyParameters(_Strict):
@@ -441,6 +473,8 @@ class Parameters(_Strict):
 def load(path: Path | str = PATH) -> Parameters:
     """Read and check `path`. UserError, one line, for anything wrong with it."""
     path = Path(path)
+    if not CHECKED:
+        print(f"note: pydantic is not installed, so {path} is not fully checked", file=sys.stderr)
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

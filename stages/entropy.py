@@ -15,6 +15,7 @@ from aero.entropy import measure
 from aero.errors import run_main
 from aero.parameters import load
 from aero.training.log import write_text
+from aero.training.processes import default_device
 from aero.training.run import run_folder
 
 
@@ -22,15 +23,19 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.entropy", description=__doc__)
     parser.add_argument("run", help="a name under `runs` in params.yaml")
     parser.add_argument("--seed", type=int, help="default: the first of `seeds`")
+    parser.add_argument("--scale", help="another scale than params.yaml names")
     parser.add_argument("--tokens", type=Path, help="folder of token files (default: that of the run's corpus)")
-    parser.add_argument("--folder", type=Path, help="folder of the run (default runs/RUN/seed_SEED)")
+    parser.add_argument("--folder", type=Path, help="folder of the run (default: where stages.train writes it)")
     chosen = parser.parse_args(arguments)
     parameters = load()
+    if chosen.scale:
+        parameters = parameters.at_scale(chosen.scale)
     parameters.run(chosen.run)
     seed = parameters.seeds[0] if chosen.seed is None else chosen.seed
-    folder = chosen.folder or run_folder(chosen.run, seed)
+    folder = chosen.folder or run_folder(chosen.run, seed, chosen.scale)
     metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-    model = load_checkpoint(folder / "checkpoint.safetensors")
+    device = default_device()
+    model = load_checkpoint(folder / "checkpoint.safetensors").to(device)
     torch.set_num_threads(max(1, parameters.active.train.threads or torch.get_num_threads()))
     tokens = open_tokens(chosen.tokens or tokens_folder(parameters.corpus_name(chosen.run)))
     batches = evaluation_batches(
@@ -44,7 +49,7 @@ def main(arguments: list[str]) -> None:
         "context": model.config.context,
         "layers": model.config.layers,
         "heads": model.config.heads,
-        **measure(model, batches).summary(),
+        **measure(model, (ids.to(device) for ids in batches)).summary(),
         "learned": learned(model),
         "provenance": metrics["provenance"],
     }

@@ -6,14 +6,10 @@ Refuses results whose source tree had uncommitted changes, because nobody could 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from aero.errors import UserError, run_main
-from aero.training.log import write_text
-from aero.training.run import kept_folder
-
-RUN_FILES = ("metrics.json", "entropy.json", "log.csv")
+from aero.training.kept import copy, kept_files
 
 
 def main(arguments: list[str]) -> None:
@@ -24,18 +20,13 @@ def main(arguments: list[str]) -> None:
     chosen = parser.parse_args(arguments)
     plan: list[tuple[Path, Path]] = []
     for metrics in sorted(chosen.source.glob("*/seed_*/metrics.json")):
-        values = json.loads(metrics.read_text(encoding="utf-8"))
-        if values["provenance"]["commit"].endswith("+changes") and not chosen.allow_changes:
-            raise UserError(f"{metrics} was made by uncommitted code; commit and run it again, or --allow-changes")
-        folder = kept_folder(values["scale"], values["run"], values["seed"], chosen.target)
-        plan += [(metrics.parent / name, folder / name) for name in RUN_FILES if (metrics.parent / name).is_file()]
+        plan += kept_files(metrics.parent, chosen.target, chosen.allow_changes)
     for path in sorted((chosen.source / "two_party").glob("*")):
         if path.suffix in (".csv", ".json"):
             plan.append((path, chosen.target / "two_party" / path.name))
     if not plan:
         raise UserError(f"no results in {chosen.source}; run `make repro` first")
-    for source, target in plan:
-        write_text(target, source.read_text(encoding="utf-8"))
+    copy(plan)
     print(f"kept {len(plan)} files in {chosen.target}")
 
 

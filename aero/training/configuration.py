@@ -24,7 +24,7 @@ def configuration(parameters: Parameters, run: str, manifest: dict[str, Any]) ->
         "scale": parameters.scale,
         "architecture": str(architecture),
         "model": dataclasses.asdict(parameters.model_config_for(run, manifest["vocabulary"])),
-        "train": parameters.train(run).model_dump(),
+        "train": parameters.train(run).recipe(),
         "regularizer": None if regularizer is None else dataclasses.asdict(regularizer),
         "corpus": manifest["corpus"]["name"],
         "corpus_sha256": manifest["corpus_sha256"],

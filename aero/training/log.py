@@ -1,4 +1,4 @@
-"""The training log: one CSV row per logged step, rewritten whole so that a kill leaves no duplicate or half row."""
+"""The training log: one CSV row per logged step."""
 
 from __future__ import annotations
 
@@ -7,35 +7,79 @@ import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol, TextIO
 
 Row = dict[str, float | int | None]
 
 
+class Observer(Protocol):
+    """Who follows a training: `begin` with the rows of the steps that are already done, `add` for every new one."""
+
+    def begin(self, rows: Sequence[Row]) -> None: ...
+
+    def add(self, row: Row) -> None: ...
+
+    def end(self) -> None: ...
+
+
 def columns(layers: int) -> list[str]:
-    """Columns of log.csv; entropy_layer_i is the mean over heads in nats, activation_layer_i the largest magnitude."""
+    """Columns of log.csv; of layer i, on held-out sequences (in the row of a divergence on the batch that broke it):
+    entropy_layer_i is the mean over heads in nats, activation_layer_i the largest magnitude of the block's output,
+    overflow_layer_i how many of its values float16 cannot hold (beyond 65504, infinite or not a number)."""
     head = ["step", "tokens", "train_loss", "regularization", "eval_loss", "learning_rate", "gradient_norm", "seconds"]
-    return head + [f"entropy_layer_{i}" for i in range(layers)] + [f"activation_layer_{i}" for i in range(layers)]
+    return head + [f"{name}_layer_{i}" for name in ("entropy", "activation", "overflow") for i in range(layers)]
+
+
+class LiveLog:
+    """log.csv while its training runs: every row is in the file as soon as it is known.
+
+    A kill can leave half a row at the end. Resuming writes the rows of the saved state anew and goes on behind them,
+    so the log of a training has each step once, however often it was killed.
+    """
+
+    def __init__(self, path: Path, layers: int) -> None:
+        self._path, self._columns = path, columns(layers)
+        self._file: TextIO | None = None
+
+    def begin(self, rows: Sequence[Row]) -> None:
+        write_text(self._path, _csv(self._columns, rows, header=True))
+        self._file = open(self._path, "a", encoding="utf-8", newline="")
+
+    def add(self, row: Row) -> None:
+        assert self._file is not None, "begin comes first"
+        self._file.write(_csv(self._columns, [row], header=False))
+        self._file.flush()
+
+    def end(self) -> None:
+        if self._file is not None:
+            self._file.close()
 
 
 def write(path: Path, rows: Sequence[Row], layers: int) -> None:
     """Write all rows atomically; numbers in the shortest form that reads back to the same float, gaps empty."""
+    write_text(path, _csv(columns(layers), rows, header=True))
+
+
+def _csv(names: list[str], rows: Sequence[Row], header: bool) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, columns(layers), restval="", lineterminator="\n")
-    writer.writeheader()
+    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
+    if header:
+        writer.writeheader()
     writer.writerows({key: "" if value is None else value for key, value in row.items()} for row in rows)
-    write_text(path, text.getvalue())
+    return text.getvalue()
 
 
 def read(path: Path) -> list[Row]:
     """Rows of a log.csv, empty cells as None."""
     with open(path, encoding="utf-8", newline="") as file:
         return [
-            {
-                key: None if value == "" else (int(value) if key in ("step", "tokens") else float(value))
-                for key, value in row.items()
-            }
+            {key: None if value == "" else (int(value) if _counts(key) else float(value)) for key, value in row.items()}
             for row in csv.DictReader(file)
         ]
+
+
+def _counts(column: str) -> bool:
+    return column in ("step", "tokens") or column.startswith("overflow_")
 
 
 def write_text(path: Path, text: str) -> None:

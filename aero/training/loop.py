@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -18,13 +19,14 @@ from torch import Tensor
 from tqdm import tqdm
 
 from aero.architecture import Architecture
-from aero.checkpoint import read_tensors, write_tensors
-from aero.entropy import Reduction, entropy_regularization
+from aero.entropy import Reduction, entropy_regularization, headwise
 from aero.model import GPT, ModelConfig
-from aero.training.log import Row
-from aero.training.schedule import linear_warmup_decay, make_optimizer
+from aero.training import state
+from aero.training.log import Observer, Row
+from aero.training.processes import Processes
+from aero.training.schedule import linear_warmup_decay, make_optimizer, ramped_cosine
 
-STATE_FORMAT = "aero-training-state-1"
+ALONE = Processes()
 FLOAT16_MAX = 65504.0
 
 
@@ -38,8 +40,12 @@ class TrainSettings(Protocol):
     betas: tuple[float, float]
     epsilon: float
     weight_decay: float
-    clip: float
+    clip: float | None
     warmup: float
+    warmup_steps: int | None
+    optimizer: Literal["adamw", "adam"]
+    schedule: Literal["linear", "cosine"]
+    final_learning_rate: float | None
     precision: str
     compile: bool
     log_every: int
@@ -93,41 +99,64 @@ def configuration_hash(values: dict[str, Any]) -> str:
 
 
 @torch.no_grad()
-def evaluate(model: GPT, batches: Iterable[Tensor], device: torch.device | str = "cpu") -> float:
-    """Mean next-token loss in nats over all predicted tokens of `batches`."""
+def evaluate(
+    model: GPT, batches: Iterable[Tensor], device: torch.device | str = "cpu", processes: Processes = ALONE
+) -> float:
+    """Mean next-token loss in nats over all predicted tokens of `batches`, which the processes share."""
     model.eval()
     total, tokens = 0.0, 0
-    for ids in batches:
+    for ids in itertools.islice(batches, processes.rank, None, processes.count):
         ids = ids.to(device)
         predicted = ids[:, 1:].numel()
         total += next_token_loss(model(ids), ids).item() * predicted
         tokens += predicted
     model.train()
+    total, tokens = processes.total(total, tokens)
     if not tokens:
         raise ValueError("no evaluation batch: the validation split has too few tokens for one sequence")
     return total / tokens
 
 
+@dataclass(frozen=True)
+class LayerStatistics:
+    """Of every layer: mean attention entropy in nats, the largest magnitude of the block's output, and how many of its
+    values float16 cannot hold (beyond 65504, infinite or not a number)."""
+
+    entropy: list[float]
+    activation: list[float]
+    overflow: list[int]
+
+
 @torch.no_grad()
-def layer_statistics(model: GPT, ids: Tensor) -> tuple[list[float], list[float]]:
-    """Per layer: mean attention entropy in nats (L), and the largest activation magnitude (L), on `ids` (B, T)."""
+def layer_statistics(model: GPT, ids: Tensor) -> LayerStatistics:
+    """What `model` does on `ids` (B, T), layer by layer."""
+    model.eval()  # a spectral norm would go on iterating otherwise, and measuring would change the training
     states, entropies = model.hidden_states(ids, entropy=True)
-    return (
+    model.train()
+    blocks = [state.float() for state in states[1:]]
+    return LayerStatistics(
         [row.float().mean().item() for row in entropies],
-        [state.float().abs().max().item() for state in states[1:]],
+        [block.abs().max().item() for block in blocks],
+        [int((~(block.abs() <= FLOAT16_MAX)).sum()) for block in blocks],
     )
 
 
 @torch.no_grad()
-def find_nonfinite(model: GPT, ids: Tensor, step: int) -> dict[str, Any]:
-    """The first layer whose output is not finite on `ids`; "gradient" if all activations and logits are."""
+def find_nonfinite(model: GPT, ids: Tensor, step: int, processes: Processes = ALONE) -> dict[str, Any]:
+    """The first layer whose output is not finite on `ids`, of any process; "gradient" if all activations and logits
+    are finite."""
+    model.eval()
     states, _ = model.hidden_states(ids)
-    for index, state in enumerate(states):
-        if not torch.isfinite(state).all():
-            where = "embedding" if index == 0 else "block output"
-            return {"step": step, "layer": None if index == 0 else index - 1, "where": where}
-    where = "gradient" if torch.isfinite(model(ids)).all() else "logits"
-    return {"step": step, "layer": None, "where": where}
+    values = [*states, model(ids)]
+    model.train()
+    # 0: embedding, 1 … L: blocks, L + 1: logits, L + 2: none of them
+    place = next((index for index, value in enumerate(values) if not torch.isfinite(value).all()), len(values))
+    place = processes.lowest(place)
+    if place == 0:
+        return {"step": step, "layer": None, "where": "embedding"}
+    if place < len(states):
+        return {"step": step, "layer": place - 1, "where": "block output"}
+    return {"step": step, "layer": None, "where": "logits" if place == len(states) else "gradient"}
 
 
 def train(
@@ -144,6 +173,8 @@ def train(
     progress: bool = True,
     label: str = "",
     stop_at: float | None = None,
+    processes: Processes = ALONE,
+    observers: Sequence[Observer] = (),
 ) -> Outcome:
     """Train one model; resumes from `state_path` if it holds a state with the same `state_hash`.
 
@@ -151,59 +182,91 @@ def train(
     batches depend on the step alone, and the state holds weights, moments and the log. A non-finite loss or gradient
     ends the run in order. `stop_at` (time.monotonic seconds) ends it at the next step boundary with a saved state;
     `Outcome.steps_done` then tells that it is unfinished.
+
+    With several `processes`, each takes its share of every batch and all end with the same weights; the first alone
+    writes the state and tells `observers`. `settings.compile` has effect on CUDA.
     """
     torch.manual_seed(seed)
     model = GPT(architecture, config).to(device)
-    optimizer = make_optimizer(model, settings.learning_rate, settings.betas, settings.epsilon, settings.weight_decay)
+    optimizer = make_optimizer(
+        model, settings.learning_rate, settings.betas, settings.epsilon, settings.weight_decay, settings.optimizer
+    )
+    scaler = torch.amp.GradScaler(torch.device(device).type, enabled=settings.precision == "float16")
     outcome = Outcome(model)
     if state_path is not None and state_path.is_file():
-        _restore(state_path, state_hash, outcome, optimizer)
-    compiled = torch.compile(model) if settings.compile else model
-    scaler = torch.amp.GradScaler(torch.device(device).type, enabled=settings.precision == "float16")
+        state.restore(state_path, state_hash, outcome, optimizer, scaler)
+    if not processes.agree(outcome.steps_done):
+        raise ValueError(f"the processes read different training states; {state_path} must be in a folder they share")
+    together = processes.wrap(model)
+    compiled = torch.compile(together) if settings.compile and torch.device(device).type == "cuda" else together
     began = time.monotonic() - outcome.seconds
+    observers = observers if processes.first else ()
     model.train()
     bar = tqdm(
         total=settings.steps,
         initial=outcome.steps_done,
         desc=label,
         unit="step",
-        disable=None if progress else True,
+        disable=None if progress and processes.first else True,
         mininterval=1.0,
     )
-    with bar:
+
+    def save_state() -> None:
+        if state_path is not None and processes.first:
+            state.store(state_path, state_hash, outcome, optimizer, scaler)
+
+    def keep(row: Row) -> None:
+        outcome.rows.append(row)
+        for observer in observers:
+            observer.add(row)
+
+    with bar, contextlib.ExitStack() as followed:
+        for observer in observers:
+            followed.callback(observer.end)
+            observer.begin(outcome.rows)
         for step in range(outcome.steps_done, settings.steps):
-            if stop_at is not None and time.monotonic() > stop_at:
-                if state_path is not None:
-                    _store(state_path, state_hash, outcome, optimizer)
+            if stop_at is not None and processes.total(time.monotonic() > stop_at)[0]:
+                save_state()
                 return outcome
-            factor = linear_warmup_decay(step, settings.steps, settings.warmup)
+            factor = learning_rate_factor(settings, step)
             for group in optimizer.param_groups:
                 group["lr"] = settings.learning_rate * factor
-            loss, penalty = 0.0, 0.0
+            loss, penalty, broken = 0.0, 0.0, None
             for part in range(settings.accumulation):
-                ids = batches.batch(step * settings.accumulation + part).to(device)
-                with _autocast(settings.precision, device):
-                    if architecture.entropy_regularized:
-                        logits, entropies = compiled(ids, entropy=True)
-                        regularization = entropy_regularization(
-                            entropies.float(), model.reg_threshold_weights, regularizer.gamma, regularizer.reduction
-                        )
-                    else:
-                        logits, regularization = compiled(ids), None
-                    cross_entropy = next_token_loss(logits, ids)
-                objective = cross_entropy
-                if regularization is not None:
-                    objective = cross_entropy + regularizer.lambda_ * regularization
-                    penalty += regularizer.lambda_ * regularization.item() / settings.accumulation
-                scaler.scale(objective / settings.accumulation).backward()
-                loss += cross_entropy.item() / settings.accumulation
+                ids = processes.share(batches.batch(step * settings.accumulation + part)).to(device)
+                waits = processes.several and part < settings.accumulation - 1
+                with together.no_sync() if waits else contextlib.nullcontext():
+                    with _autocast(settings.precision, device):
+                        if architecture.entropy_regularized:
+                            logits, entropies = compiled(ids, entropy=True)
+                            regularization = _regularization(entropies.float(), model, regularizer, processes)
+                        else:
+                            logits, regularization = compiled(ids), None
+                        cross_entropy = next_token_loss(logits, ids)
+                    objective = cross_entropy
+                    if regularization is not None:
+                        objective = cross_entropy + regularizer.lambda_ * regularization
+                        penalty += regularizer.lambda_ * regularization.item() / settings.accumulation
+                    scaler.scale(objective / settings.accumulation).backward()
+                part_loss = cross_entropy.item()
+                if broken is None and not math.isfinite(part_loss):
+                    broken = ids
+                loss += part_loss / settings.accumulation
+            loss, penalty = processes.mean(loss, penalty)
             scaler.unscale_(optimizer)
-            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip).item()
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip or math.inf).item()
             # Under fp16 the scaler skips a step with an infinite gradient and lowers its scale: no divergence yet.
             if not math.isfinite(loss) or (not math.isfinite(norm) and not scaler.is_enabled()):
                 outcome.diverged_at_step = step
-                outcome.first_nonfinite = find_nonfinite(model, ids, step)
-                outcome.rows.append(_row(settings, config, step, loss, penalty, norm, factor, began))
+                broken = ids if broken is None else broken
+                row = _row(settings, config, step, loss, penalty, norm, factor, began)
+                with _autocast(settings.precision, device):
+                    outcome.first_nonfinite = find_nonfinite(model, broken, step, processes)
+                    _measure_layers(model, broken, row)
+                overflows = [f"overflow_layer_{layer}" for layer in range(config.layers)]
+                counts = processes.total(*(row[name] for name in overflows))
+                row |= {name: int(count) for name, count in zip(overflows, counts, strict=True)}
+                keep(row)
                 break
             scaler.step(optimizer)
             scaler.update()
@@ -214,26 +277,56 @@ def train(
             if done % settings.log_every == 0 or done == 1 or evaluates:
                 row = _row(settings, config, done, loss, penalty, norm, factor, began)
                 if evaluates or done == 1:
-                    _measure(model, evaluation, device, row, outcome)
-                outcome.rows.append(row)
+                    row["eval_loss"] = _finite(evaluate(model, evaluation, device, processes))
+                    _measure_layers(model, evaluation[0].to(device), row)
+                    outcome.float16_overflow = outcome.float16_overflow or _first_overflow(row, config.layers)
+                keep(row)
                 rate = row["tokens"] / max(row["seconds"], 1e-9)
                 bar.set_postfix_str(f"loss {loss:.3f}, {rate:,.0f} tokens/s", refresh=False)
             bar.update()
-            if state_path is not None and done % settings.checkpoint_every == 0 and done < settings.steps:
-                _store(state_path, state_hash, outcome, optimizer)
+            if done % settings.checkpoint_every == 0 and done < settings.steps:
+                save_state()
     outcome.seconds = time.monotonic() - began
     return outcome
 
 
-def _measure(model: GPT, evaluation: list[Tensor], device: torch.device | str, row: Row, outcome: Outcome) -> None:
-    """Add evaluation loss, layer entropies and activation sizes to `row`; note the first float16 overflow."""
-    row["eval_loss"] = _finite(evaluate(model, evaluation, device))
-    entropies, activations = layer_statistics(model, evaluation[0].to(device))
-    for layer, (entropy, activation) in enumerate(zip(entropies, activations, strict=True)):
+def learning_rate_factor(settings: TrainSettings, step: int) -> float:
+    """Factor on the learning rate at `step` (0-based), by the settings' schedule."""
+    warmup_steps = settings.warmup_steps or max(1, round(settings.warmup * settings.steps))
+    if settings.schedule == "cosine":
+        return ramped_cosine(step, settings.steps, warmup_steps, settings.final_learning_rate / settings.learning_rate)
+    return linear_warmup_decay(step, settings.steps, warmup_steps)
+
+
+def _regularization(entropies: Tensor, model: GPT, regularizer: Regularizer, processes: Processes) -> Tensor:
+    """The regulariser of entropies (L, B, H, T); its average over processes, and that of its gradient, is the one of
+    the whole batch.
+
+    `position_sum` adds over sequences, so each process's sum counts `processes.count` times. `head_mean` is not linear
+    in the mean entropy: every process takes the penalty at the mean over all, its own entropies carrying the gradient.
+    """
+    if processes.several and regularizer.reduction == "head_mean":
+        own = headwise(entropies).detach()  # (L, H)
+        entropies = entropies + (processes.mean_of(own) - own)[:, None, :, None]
+    penalty = entropy_regularization(entropies, model.reg_threshold_weights, regularizer.gamma, regularizer.reduction)
+    return penalty * processes.count if processes.several and regularizer.reduction == "position_sum" else penalty
+
+
+def _measure_layers(model: GPT, ids: Tensor, row: Row) -> None:
+    """Add entropies, activation sizes and float16 overflows of every layer on `ids` to `row`."""
+    statistics = layer_statistics(model, ids)
+    for layer, entropy in enumerate(statistics.entropy):
         row[f"entropy_layer_{layer}"] = _finite(entropy)
-        row[f"activation_layer_{layer}"] = _finite(activation)
-        if outcome.float16_overflow is None and not activation <= FLOAT16_MAX:
-            outcome.float16_overflow = {"step": row["step"], "layer": layer, "value": _finite(activation)}
+        row[f"activation_layer_{layer}"] = _finite(statistics.activation[layer])
+        row[f"overflow_layer_{layer}"] = statistics.overflow[layer]
+
+
+def _first_overflow(row: Row, layers: int) -> dict[str, Any] | None:
+    """The first layer of `row` with a value that float16 cannot hold."""
+    for layer in range(layers):
+        if row[f"overflow_layer_{layer}"]:
+            return {"step": row["step"], "layer": layer, "value": row[f"activation_layer_{layer}"]}
+    return None
 
 
 def _row(
@@ -267,48 +360,3 @@ def _autocast(precision: str, device: torch.device | str) -> contextlib.Abstract
     if precision == "float32":
         return contextlib.nullcontext()
     return torch.autocast(torch.device(device).type, dtype=getattr(torch, precision))
-
-
-def _store(path: Path, state_hash: str, outcome: Outcome, optimizer: torch.optim.Optimizer) -> None:
-    """Save weights, AdamW's moments and the log under the configuration's hash."""
-    tensors = {f"model.{name}": value.detach().cpu().contiguous() for name, value in outcome.model.state_dict().items()}
-    for name, parameter in outcome.model.named_parameters():
-        for moment, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"optimizer.{moment}.{name}"] = torch.as_tensor(value).detach().cpu().contiguous()
-    header = {
-        "format": STATE_FORMAT,
-        "hash": state_hash,
-        "steps_done": str(outcome.steps_done),
-        "seconds": repr(outcome.seconds),
-        "rows": json.dumps(outcome.rows),
-        "float16_overflow": json.dumps(outcome.float16_overflow),
-    }
-    write_tensors(path, tensors, header)
-
-
-def _restore(path: Path, state_hash: str, outcome: Outcome, optimizer: torch.optim.Optimizer) -> None:
-    """Load a state written by `_store`. One of another configuration, or a damaged one, is ignored: training starts
-    anew, which costs time and never a wrong result."""
-    try:
-        tensors, header = read_tensors(path, STATE_FORMAT)
-    except ValueError as error:
-        tqdm.write(f"starting anew: {error}")
-        return
-    if header.get("hash") != state_hash:
-        tqdm.write(f"starting anew: {path} belongs to another configuration")
-        return
-    outcome.model.load_state_dict(
-        {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
-    )
-    for name, parameter in outcome.model.named_parameters():
-        moments = {key: tensors.get(f"optimizer.{key}.{name}") for key in ("step", "exp_avg", "exp_avg_sq")}
-        if moments["step"] is not None:
-            optimizer.state[parameter] = {
-                "step": moments["step"],
-                "exp_avg": moments["exp_avg"].to(parameter.device),
-                "exp_avg_sq": moments["exp_avg_sq"].to(parameter.device),
-            }
-    outcome.steps_done = int(header["steps_done"])
-    outcome.seconds = float(header["seconds"])
-    outcome.rows = json.loads(header["rows"])
-    outcome.float16_overflow = json.loads(header["float16_overflow"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,21 @@ from aero import provenance
 from aero.checkpoint import save
 from aero.data.batches import Batches, evaluation_batches
 from aero.data.tokens import Tokens
+from aero.errors import UserError
 from aero.parameters import Parameters
 from aero.training.configuration import configuration, regularizer_of
-from aero.training.log import write, write_text
-from aero.training.loop import configuration_hash, evaluate, train
+from aero.training.log import LiveLog, Observer, write, write_text
+from aero.training.loop import ALONE, configuration_hash, evaluate, train
+from aero.training.processes import Processes, default_device
 
 FIRST_SEED = 1337
 
 
-def run_folder(run: str, seed: int, root: Path | str = "runs") -> Path:
-    """Where the pipeline writes a run: runs/<run>/seed_<seed>."""
-    return Path(root) / run / f"seed_{seed}"
+def run_folder(run: str, seed: int, scale: str | None = None) -> Path:
+    """Where a run is written: runs/<run>/seed_<seed> by the pipeline, at the active scale; what is trained by hand at a
+    named scale goes to runs/scales/<scale>/<run>/seed_<seed>, so that it does not overwrite the pipeline's."""
+    root = Path("runs") if scale is None else Path("runs/scales") / scale
+    return root / run / f"seed_{seed}"
 
 
 def kept_folder(scale: str, run: str, seed: int, root: Path | str = "results") -> Path:
@@ -43,46 +48,66 @@ def train_run(
     device: str | None = None,
     progress: bool = True,
     stop_at: float | None = None,
+    processes: Processes = ALONE,
+    observers: Sequence[Observer] = (),
+    unless_done: bool = False,
 ) -> dict[str, Any] | None:
-    """Train `run` with `seed` and write metrics.json, log.csv and checkpoint.safetensors into `folder`.
+    """Train `run` with `seed` and write log.csv, checkpoint.safetensors and, last, metrics.json into `folder`.
 
-    Returns the metrics, or None if `stop_at` (time.monotonic seconds) came first; the state then resumes it.
+    log.csv grows while it trains. Returns the metrics, or None if `stop_at` (time.monotonic seconds) came first; the
+    state then resumes it. With `unless_done`, metrics of the very same configuration in `folder` are returned as they
+    are. Of several `processes` the first alone writes; all return the metrics.
     """
     architecture, settings = parameters.architecture(run), parameters.train(run)
     config, regularizer = parameters.model_config_for(run, tokens.vocabulary), regularizer_of(parameters, run)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or (processes.device if processes.several else default_device())
     if settings.threads:
         torch.set_num_threads(settings.threads)
     description = {"seed": seed} | configuration(parameters, run, tokens.manifest)
     packing = description["packing"]
     state_hash = configuration_hash(description)
+    if unless_done and (metrics := _metrics_of(folder, state_hash)):
+        return metrics
     started, clock = provenance.now(), time.monotonic()
     batches = Batches(tokens.train, config.context, settings.batch_size, seed, packing)
 
     def held_out(count: int) -> list[torch.Tensor]:
         return list(evaluation_batches(tokens.valid, config.context, settings.batch_size, count, packing))
 
-    outcome = train(
-        architecture,
-        config,
-        settings,
-        regularizer,
-        batches,
-        held_out(settings.evaluation_tokens),
-        seed,
-        state_path,
-        state_hash,
-        device,
-        progress,
-        f"{run} seed {seed}",
-        stop_at,
-    )
+    evaluation = held_out(settings.evaluation_tokens)
+    if processes.first:
+        # Metrics beside a log that is being written would be another training's.
+        (folder / "metrics.json").unlink(missing_ok=True)
+        observers = [LiveLog(folder / "log.csv", config.layers), *observers]
+    try:
+        outcome = train(
+            architecture,
+            config,
+            settings,
+            regularizer,
+            batches,
+            evaluation,
+            seed,
+            state_path,
+            state_hash,
+            device,
+            progress,
+            f"{run} seed {seed}",
+            stop_at,
+            processes,
+            observers,
+        )
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            f"{run} does not fit into the memory of {device}: {str(error).splitlines()[0]} "
+            "Halve train.batch_size and double train.accumulation"
+        ) from None
     finished = outcome.diverged_at_step is not None or outcome.steps_done == settings.steps
     if not finished:
         return None
     loss = None
     if outcome.diverged_at_step is None:
-        loss = evaluate(outcome.model, held_out(settings.final_evaluation_tokens), device)
+        loss = evaluate(outcome.model, held_out(settings.final_evaluation_tokens), device, processes)
         if not math.isfinite(loss):  # the last step itself broke the weights
             loss, outcome.diverged_at_step = None, outcome.steps_done
     predicted = settings.batch_size * settings.accumulation * config.context
@@ -108,16 +133,27 @@ def train_run(
         "config_hash": state_hash,
         "provenance": provenance.provenance(
             torch=torch.__version__,
-            device=torch.cuda.get_device_name() if device == "cuda" else "cpu",
+            device=torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu",
+            processes=processes.count,
             corpus_sha256=description["corpus_sha256"],
             tokenizer_sha256=tokens.manifest["tokenizer_sha256"],
             started=started,
             seconds=round(time.monotonic() - clock, 1),
         ),
     }
-    write(folder / "log.csv", outcome.rows, config.layers)
-    save(folder / "checkpoint.safetensors", outcome.model, run=run, seed=str(seed), config_hash=state_hash)
-    write_text(folder / "metrics.json", json.dumps(metrics, indent=1, allow_nan=False) + "\n")
-    if state_path is not None:
-        state_path.unlink(missing_ok=True)
+    if processes.first:
+        write(folder / "log.csv", outcome.rows, config.layers)
+        save(folder / "checkpoint.safetensors", outcome.model, run=run, seed=str(seed), config_hash=state_hash)
+        write_text(folder / "metrics.json", json.dumps(metrics, indent=1, allow_nan=False) + "\n")
+        if state_path is not None:
+            state_path.unlink(missing_ok=True)
     return metrics
+
+
+def _metrics_of(folder: Path, config_hash: str) -> dict[str, Any] | None:
+    """The metrics in `folder` if they are of the configuration with this hash."""
+    try:
+        metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return metrics if isinstance(metrics, dict) and metrics.get("config_hash") == config_hash else None

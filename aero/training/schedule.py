@@ -1,20 +1,29 @@
-"""The CodeParrot recipe's learning rate and parameter groups (He & Hofmann settings as the authors ran them)."""
+"""Learning rates, optimisers and parameter groups of the two recipes: CodeParrot's and Languini's."""
 
 from __future__ import annotations
+
+import math
+from typing import Literal
 
 import torch
 from torch import nn
 
 
-def linear_warmup_decay(step: int, steps: int, warmup: float) -> float:
-    """Factor on the learning rate at `step` (0-based): linear warm-up over a fraction `warmup`, then linear decay to 0.
+def linear_warmup_decay(step: int, steps: int, warmup_steps: int) -> float:
+    """Factor on the learning rate at `step` (0-based): linear warm-up, then linear decay to 0 (CodeParrot's recipe).
 
-    Step 0 already moves (factor 1/warm-up steps), and the last step is one decrement above 0.
+    Step 0 already moves (factor 1/warmup_steps), and the last step is one decrement above 0.
     """
-    warmup_steps = max(1, round(warmup * steps))
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     return (steps - step) / (steps - warmup_steps + 1)
+
+
+def ramped_cosine(step: int, steps: int, warmup_steps: int, final: float) -> float:
+    """Factor on the learning rate at `step` (0-based): a cosine from 1 to `final` over all steps, times a linear ramp
+    over the first `warmup_steps` (Languini's recipe; languini-kitchen's `CosineLR` counts steps from 1)."""
+    cosine = final + (1 - final) * (1 + math.cos(math.pi * (step + 1) / steps)) / 2
+    return cosine * min(step + 1, warmup_steps) / warmup_steps
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
@@ -28,7 +37,13 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, ob
 
 
 def make_optimizer(
-    model: nn.Module, learning_rate: float, betas: tuple[float, float], epsilon: float, weight_decay: float
-) -> torch.optim.AdamW:
-    """AdamW as the recipe has it."""
-    return torch.optim.AdamW(parameter_groups(model, weight_decay), lr=learning_rate, betas=betas, eps=epsilon)
+    model: nn.Module,
+    learning_rate: float,
+    betas: tuple[float, float],
+    epsilon: float,
+    weight_decay: float,
+    name: Literal["adamw", "adam"] = "adamw",
+) -> torch.optim.Optimizer:
+    """AdamW (CodeParrot's recipe) or Adam (Languini's, with a weight decay of 0)."""
+    kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[name]
+    return kind(parameter_groups(model, weight_decay), lr=learning_rate, betas=betas, eps=epsilon)

@@ -12,9 +12,18 @@ import torch
 
 from aero.architecture import parse
 from aero.model import GPT, ModelConfig
-from aero.training.log import columns, read, write
-from aero.training.loop import Regularizer, evaluate, next_token_loss, train
-from aero.training.schedule import linear_warmup_decay, make_optimizer, parameter_groups
+from aero.training import state
+from aero.training.log import LiveLog, columns, read, write
+from aero.training.loop import (
+    Regularizer,
+    evaluate,
+    find_nonfinite,
+    layer_statistics,
+    learning_rate_factor,
+    next_token_loss,
+    train,
+)
+from aero.training.schedule import make_optimizer, parameter_groups
 
 CONFIG = ModelConfig(vocabulary=32, context=8, layers=2, heads=2, width=16, ffn_width=64, temperature_init=1.0)
 REGULARIZER = Regularizer("position_sum", 0.2, 1e-3)
@@ -29,8 +38,12 @@ class Settings:
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
     weight_decay: float = 0.1
-    clip: float = 1.0
+    clip: float | None = 1.0
     warmup: float = 0.05
+    warmup_steps: int | None = None
+    optimizer: str = "adamw"
+    schedule: str = "linear"
+    final_learning_rate: float | None = None
     precision: str = "float32"
     compile: bool = False
     log_every: int = 3
@@ -90,9 +103,48 @@ def without_seconds(rows):
 
 
 def test_schedule_by_hand():
-    factors = [linear_warmup_decay(step, 10, 0.2) for step in range(10)]
+    factors = [learning_rate_factor(Settings(steps=10, warmup=0.2), step) for step in range(10)]
     assert factors[:3] == [0.5, 1.0, 8 / 9] and factors[-1] == pytest.approx(1 / 9)
     assert all(a > b for a, b in zip(factors[1:], factors[2:], strict=False))
+
+
+def test_ramped_cosine_by_hand():
+    """Languini's rates as its own schedule gives them: steps count from 1, the ramp multiplies the cosine."""
+    settings = Settings(steps=1000, learning_rate=6e-4, schedule="cosine", final_learning_rate=6e-6, warmup_steps=200)
+    rates = [6e-4 * learning_rate_factor(settings, step) for step in range(1000)]
+    for step in (1, 100, 200, 500, 1000):
+        cosine = 6e-6 + 0.5 * (1 + math.cos(math.pi * step / 1000)) * (6e-4 - 6e-6)
+        assert rates[step - 1] == pytest.approx(min(step, 200) / 200 * cosine, rel=1e-12)
+    assert rates[-1] == pytest.approx(6e-6) and max(rates) == rates[199]
+
+
+def test_languini_recipe_equals_a_plain_transcription(double):
+    """Adam, no decay, no clipping: two steps of the loop against torch's own Adam driven by hand."""
+    settings = Settings(
+        steps=2,
+        optimizer="adam",
+        betas=(0.9, 0.95),
+        weight_decay=0.0,
+        clip=None,
+        schedule="cosine",
+        learning_rate=6e-4,
+        final_learning_rate=6e-6,
+        warmup_steps=2,
+    )
+    outcome = run(settings, "SM+LN+G")
+    torch.manual_seed(7)
+    model = GPT(parse("SM+LN+G"), CONFIG)
+    optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.95), eps=1e-8)
+    for step, rate in ((0, 0.5 * (6e-6 + 0.5 * (6e-4 - 6e-6))), (1, 6e-6)):
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.zero_grad()
+        ids = Source().batch(step)
+        torch.nn.functional.cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
+        norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+        optimizer.step()
+    assert outcome.rows[-1]["gradient_norm"] == pytest.approx(norm.item()) and outcome.rows[-1]["step"] == 2
+    for ours, theirs in zip(outcome.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-10)
 
 
 def test_weight_decay_spares_vectors_norms_temperatures_and_thresholds():
@@ -147,16 +199,60 @@ def test_training_learns_and_logs():
 
 
 @pytest.mark.parametrize("killed_at", [1, 5, 8, 11])
-def test_killed_and_resumed_equals_unkilled(tmp_path, killed_at):
+@pytest.mark.parametrize("settings", [Settings(), Settings(precision="float16"), Settings(optimizer="adam")])
+def test_killed_and_resumed_equals_unkilled(tmp_path, killed_at, settings):
     state = tmp_path / "state.safetensors"
-    whole = run()
+    whole = run(settings)
     with pytest.raises(KeyboardInterrupt):
-        run(source=Killed(killed_at), state_path=state, state_hash="h")
+        run(settings, source=Killed(killed_at), state_path=state, state_hash="h")
     assert state.exists() == (killed_at >= 4)
-    resumed = run(state_path=state, state_hash="h")
+    resumed = run(settings, state_path=state, state_hash="h")
     assert without_seconds(resumed.rows) == without_seconds(whole.rows)
     for a, b in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_the_loss_scale_of_float16_is_resumed(tmp_path):
+    """A scale that had to fall would start high again, and its first steps be skipped once more."""
+
+    class Scaler:
+        def __init__(self, scale):
+            self.scale = scale
+
+        def is_enabled(self):
+            return True
+
+        def state_dict(self):
+            return {"scale": self.scale}
+
+        def load_state_dict(self, values):
+            self.scale = values["scale"]
+
+    outcome = run(Settings(steps=1))
+    optimizer, read = torch.optim.AdamW(outcome.model.parameters()), Scaler(65536.0)
+    state.store(tmp_path / "state", "h", outcome, optimizer, Scaler(128.0))
+    state.restore(tmp_path / "state", "h", outcome, optimizer, read)
+    assert read.scale == 128.0
+
+
+def test_the_log_is_live_and_written_anew_from_the_state(tmp_path):
+    path, kept = tmp_path / "log.csv", tmp_path / "state.safetensors"
+
+    class Watched(Killed):
+        def batch(self, step):
+            if step == 8:
+                assert [row["step"] for row in read(path)] == [1, 3, 6]
+            return super().batch(step)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(source=Watched(10), state_path=kept, state_hash="h", observers=[LiveLog(path, 2)])
+    assert [row["step"] for row in read(path)] == [1, 3, 6, 9]
+    with open(path, "a") as file:
+        file.write("12,3")  # a kill in the middle of a write
+    outcome = run(state_path=kept, state_hash="h", observers=[LiveLog(path, 2)])
+    write(tmp_path / "whole.csv", outcome.rows, 2)
+    assert path.read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    assert [row["step"] for row in outcome.rows] == [1, 3, 6, 9, 12]
 
 
 def test_time_limit_saves_a_state_that_resumes_to_the_same_end(tmp_path):
@@ -185,11 +281,65 @@ def test_divergence_ends_in_order_and_names_the_layer():
     overflow = outcome.float16_overflow
     assert overflow is None or overflow["value"] is None or overflow["value"] > 65504
     assert all(value is None or math.isfinite(value) for row in outcome.rows for value in row.values())
+    last = outcome.rows[-1]
+    assert last["step"] == outcome.diverged_at_step
+    layer = outcome.first_nonfinite["layer"]
+    if outcome.first_nonfinite["where"] == "block output":
+        assert last[f"overflow_layer_{layer}"] > 0 and (layer == 0 or last["activation_layer_0"] is not None)
+
+
+def test_divergence_in_an_accumulated_part_is_looked_for_there():
+    """The first of two micro-batches breaks the model: token 31 has an embedding that is not finite in layer 0."""
+
+    class Half(Source):
+        def batch(self, step):
+            return torch.full((4, 8), 31 if step % 2 == 0 else 0)
+
+    class Broken(GPT):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.token_embedding.weight.data[31] = math.inf
+
+    from aero.training import loop
+
+    original, loop.GPT = loop.GPT, Broken
+    try:
+        outcome = run(Settings(accumulation=2), "SM", Half())
+    finally:
+        loop.GPT = original
+    assert outcome.first_nonfinite == {"step": 0, "layer": None, "where": "embedding"}
+    assert [outcome.rows[-1][f"overflow_layer_{layer}"] for layer in range(2)] == [4 * 8 * 16] * 2
+
+
+def test_overflows_are_counted_by_layer():
+    model = GPT(parse("SM"), CONFIG)
+    model.position_embedding.weight.data.zero_()
+    model.token_embedding.weight.data.zero_()
+    model.token_embedding.weight.data[0, 0] = 7e4
+    model.token_embedding.weight.data[1, 1] = math.nan
+    for parameter in model.blocks.parameters():
+        parameter.data.zero_()
+    ids = torch.tensor([[0, 2, 2, 0], [2, 2, 2, 2]])
+    assert layer_statistics(model, ids).overflow == [2, 2]
+    assert layer_statistics(model, ids).activation == [7e4, 7e4]
+    ids[1, 3] = 1
+    assert layer_statistics(model, ids).overflow[0] > 2
+
+
+def test_measuring_does_not_train(tmp_path):
+    """A spectral norm iterates at every pass in training mode: a measurement in between must not count as one."""
+    model = GPT(parse("SM"), CONFIG).train()
+    torch.nn.utils.parametrizations.spectral_norm(model.blocks[0].attention.query)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    layer_statistics(model, Source().batch(0))
+    find_nonfinite(model, Source().batch(0), 3)
+    evaluate(model, EVALUATION)
+    assert model.training
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
 
 
 def test_first_nonfinite_layer():
-    from aero.training.loop import find_nonfinite
-
     model = GPT(parse("SM"), CONFIG)
     model.blocks[1].attention.value.weight.data.fill_(math.inf)
     assert find_nonfinite(model, Source().batch(0), 3) == {"step": 3, "layer": 1, "where": "block output"}

@@ -1,0 +1,31 @@
+"""Keeping results: a finished run's small files, from where it was trained to results/<scale>/, which git keeps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from aero.errors import UserError
+from aero.training.log import write_text
+from aero.training.run import kept_folder
+
+FILES = ("metrics.json", "entropy.json", "log.csv")
+
+
+def kept_files(folder: Path, results: Path, allow_changes: bool = False) -> list[tuple[Path, Path]]:
+    """What of the finished run in `folder` is kept, each file with its place below `results`.
+
+    UserError if the run was made by a source tree with uncommitted changes, because nobody could run that code again.
+    """
+    metrics = folder / "metrics.json"
+    values = json.loads(metrics.read_text(encoding="utf-8"))
+    if values["provenance"]["commit"].endswith("+changes") and not allow_changes:
+        raise UserError(f"{metrics} was made by uncommitted code; commit and run it again, or --allow-changes")
+    target = kept_folder(values["scale"], values["run"], values["seed"], results)
+    return [(folder / name, target / name) for name in FILES if (folder / name).is_file()]
+
+
+def copy(files: list[tuple[Path, Path]]) -> None:
+    """Copy text files, each in one step."""
+    for source, target in files:
+        write_text(target, source.read_text(encoding="utf-8"))

@@ -1,0 +1,167 @@
+"""Many trainings at once: on this machine, or as jobs of a cluster's scheduler through submitit.
+
+Every training is a process of its own (`stages.train`, then `stages.entropy`), so one that fails takes no other with
+it, and one that was killed goes on from its last saved state when it is started again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aero.errors import UserError
+
+if TYPE_CHECKING:
+    import submitit
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training and where it leaves its files; `here` is the folder that params.yaml lies in.
+
+    arguments: what else `stages.train` is given.
+    """
+
+    run: str
+    seed: int
+    scale: str
+    folder: Path
+    here: Path
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return f"{self.run} seed {self.seed}"
+
+    def commands(self) -> list[list[str]]:
+        """Train, unless that is done; then measure entropy."""
+        which = [self.run, "--seed", str(self.seed), "--scale", self.scale]
+        train = ["-m", "stages.train", *which, "--out", str(self.folder), "--unless-done", *self.arguments]
+        entropy = ["-m", "stages.entropy", *which, "--folder", str(self.folder), *self.arguments]
+        return [[sys.executable, *train], [sys.executable, *entropy]]
+
+    def __call__(self) -> str | None:
+        """Do it; None, or in a line why it failed. All output goes to output.txt in the folder."""
+        return self.do(os.environ, lambda process: None)
+
+    def checkpoint(self) -> submitit.helpers.DelayedSubmission:
+        """What submitit asks for when the scheduler takes the machine away: the same again, which resumes."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+    def do(self, environment: Mapping[str, str], started: Callable[[subprocess.Popen[bytes]], None]) -> str | None:
+        """`__call__` in an environment, telling `started` of each process."""
+        output = self.folder / "output.txt"
+        output.parent.mkdir(parents=True, exist_ok=True)
+        for command in self.commands():
+            if "stages.entropy" in command and has_entropy(self.folder):
+                continue
+            with open(output, "ab") as file:
+                begin = file.tell()
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    cwd=self.here,
+                    env=environment,
+                )
+                try:
+                    started(process)
+                    status = process.wait()
+                finally:
+                    process.terminate()  # nothing is left behind when the scheduler interrupts the wait
+            if status < 0:
+                return f"killed by signal {-status}, see {output}"
+            if status:
+                said = output.read_bytes()[begin:].decode(errors="replace").split("\n")
+                line = next((line.strip() for line in reversed(said) if line.strip()), f"exit status {status}")
+                return line.removeprefix("error: ")
+        return None
+
+
+def has_entropy(folder: Path) -> bool:
+    """Whether the entropy in `folder` was measured on the very training whose metrics lie there."""
+    try:
+        metrics, entropy = (
+            json.loads((folder / name).read_text(encoding="utf-8")) for name in ("metrics.json", "entropy.json")
+        )
+        return entropy["provenance"] == metrics["provenance"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def here(trainings: Sequence[Training], jobs: int, gpus: Sequence[str] = ()) -> Iterator[tuple[Training, str | None]]:
+    """Do `trainings`, `jobs` at a time, on this machine; each with None or why it failed, as they end.
+
+    gpus: names for CUDA_VISIBLE_DEVICES; with fewer than `jobs`, several trainings share one.
+    """
+    slots: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for slot in range(jobs):
+        slots.put(slot)
+    running: dict[int, subprocess.Popen[bytes]] = {}
+    stopped = threading.Event()
+    cores = len(os.sched_getaffinity(0))
+
+    def one(training: Training) -> str | None:
+        slot = slots.get()
+        environment = {"OMP_NUM_THREADS": str(max(1, cores // jobs)), **os.environ}
+        if gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
+
+        def started(process: subprocess.Popen[bytes]) -> None:
+            running[slot] = process
+            if stopped.is_set():
+                process.terminate()
+
+        try:
+            return "stopped" if stopped.is_set() else training.do(environment, started)
+        finally:
+            slots.put(slot)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        waiting = {pool.submit(one, training): training for training in trainings}
+        try:
+            for finished in as_completed(waiting):
+                yield waiting[finished], finished.result()
+        finally:
+            stopped.set()
+            for process in list(running.values()):
+                process.terminate()
+
+
+def on_cluster(
+    trainings: Sequence[Training], folder: Path, cluster: str, jobs: int, **resources: Any
+) -> Iterator[tuple[Training, str | None]]:
+    """Submit `trainings` as one job array, `jobs` at a time; each with None or why it failed, as they end.
+
+    cluster: "slurm", or "local" for submitit's own stand-in on this machine. folder: submitit's job files.
+    resources: submitit's parameters, such as timeout_min, gpus_per_node, slurm_partition.
+    UserError if submitit is not installed or the scheduler refuses.
+    """
+    try:
+        import submitit
+    except ModuleNotFoundError:
+        raise UserError("submitit is not installed; pip install 'aero-reproduced[cluster]'") from None
+    try:
+        executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
+        executor.update_parameters(name="aero", slurm_array_parallelism=jobs, **resources)
+        with executor.batch():
+            submitted = [executor.submit(training) for training in trainings]
+    except (RuntimeError, OSError, subprocess.SubprocessError, submitit.core.utils.FailedJobError) as error:
+        raise UserError(f"{cluster} takes no jobs: {error}") from None
+    of_job = dict(zip((job.job_id for job in submitted), trainings, strict=True))
+    for job in submitit.helpers.as_completed(submitted, poll_frequency=1 if cluster == "local" else 20):
+        failure = job.exception()
+        line = job.result() if failure is None else str(failure).strip().splitlines()[-1]
+        yield of_job[job.job_id], line

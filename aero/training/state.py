@@ -1,0 +1,94 @@
+"""The training state that a killed run resumes from: weights, optimizer moments, loss scale and the log so far."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from tqdm import tqdm
+
+from aero.checkpoint import read_tensors, write_tensors
+from aero.errors import UserError
+
+if TYPE_CHECKING:
+    from aero.training.loop import Outcome
+
+FORMAT = "aero-training-state-2"
+
+
+def store(
+    path: Path, state_hash: str, outcome: Outcome, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
+) -> None:
+    """Save the state atomically under the configuration's hash."""
+    tensors = {f"model.{name}": value.detach().cpu().contiguous() for name, value in outcome.model.state_dict().items()}
+    for name, parameter in outcome.model.named_parameters():
+        for moment, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"optimizer.{moment}.{name}"] = torch.as_tensor(value).detach().cpu().contiguous()
+    header = {
+        "format": FORMAT,
+        "hash": state_hash,
+        "steps_done": str(outcome.steps_done),
+        "seconds": repr(outcome.seconds),
+        "rows": json.dumps(outcome.rows),
+        "float16_overflow": json.dumps(outcome.float16_overflow),
+        "scaler": json.dumps(scaler.state_dict()),
+    }
+    write_tensors(path, tensors, header)
+
+
+def restore(
+    path: Path, state_hash: str, outcome: Outcome, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
+) -> None:
+    """Load a state written by `store`. One of another configuration, or a damaged one, is ignored: training starts
+    anew, which costs time and never a wrong result."""
+    try:
+        tensors, header = read_tensors(path, FORMAT)
+    except ValueError as error:
+        tqdm.write(f"starting anew: {error}")
+        return
+    if header.get("hash") != state_hash:
+        tqdm.write(f"starting anew: {path} belongs to another configuration")
+        return
+    outcome.model.load_state_dict(
+        {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
+    )
+    for name, parameter in outcome.model.named_parameters():
+        moments = {key: tensors.get(f"optimizer.{key}.{name}") for key in ("step", "exp_avg", "exp_avg_sq")}
+        if moments["step"] is not None:
+            optimizer.state[parameter] = {
+                "step": moments["step"],
+                "exp_avg": moments["exp_avg"].to(parameter.device),
+                "exp_avg_sq": moments["exp_avg_sq"].to(parameter.device),
+            }
+    if scaler.is_enabled():
+        scaler.load_state_dict(json.loads(header["scaler"]))
+    outcome.steps_done = int(header["steps_done"])
+    outcome.seconds = float(header["seconds"])
+    outcome.rows = json.loads(header["rows"])
+    outcome.float16_overflow = json.loads(header["float16_overflow"])
+
+
+@contextlib.contextmanager
+def lock(path: Path | None) -> Iterator[None]:
+    """Hold the state at `path` for this process alone; the system lets go of it however the process ends.
+
+    UserError if another process holds it: two trainings of one run would overwrite each other's state.
+    """
+    if path is None:
+        yield
+        return
+    place = path.with_suffix(".lock")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with open(place, "w", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(
+                f"another process is training this run (it holds {place}); wait for it or stop it"
+            ) from None
+        yield

@@ -1,0 +1,120 @@
+"""Many trainings at once: on this machine and through submitit's local executor."""
+
+import fcntl
+import json
+import shutil
+import signal
+import sys
+import time
+
+import pytest
+from small_project import ROOT, finish, one_line_error, stage, start, timeless, whole_lines
+
+from aero.errors import UserError
+from aero.training.many import Training, has_entropy, here, on_cluster
+
+
+def results(folder):
+    return sorted(path.relative_to(folder).as_posix() for path in (folder / "results").rglob("*.*"))
+
+
+def test_one_failing_stops_no_other_and_what_is_done_is_not_done_again(project):
+    folder = project()
+    command = ("train_many", "sm-r", "impossible", "--seeds", "1337", "4", "--jobs", "2", "--keep")
+    finished = stage(folder, *command)
+    one_line_error(finished, "2 of 4 trainings failed", "impossible seed 1337", "impossible seed 4")
+    assert finished.stdout.count("failed: the corpus has") == 2 and finished.stdout.count("perplexity") == 2
+    names = ("entropy.json", "log.csv", "metrics.json")
+    expected = [f"results/smoke/sm-r/{name}" for name in names]
+    assert results(folder) == sorted(expected + [f"results/smoke/sm-r/seed_4/{name}" for name in names])
+    trained = folder / "runs/scales/smoke/sm-r"
+    assert stage(folder, "train", "sm-r", "--out", "alone").returncode == 0
+    assert timeless(trained / "seed_1337") == timeless(folder / "alone")
+    before = {path: path.read_bytes() for path in trained.rglob("*.json")}
+    (trained / "seed_4/entropy.json").unlink()
+    assert stage(folder, "train_many", "sm-r", "--seeds", "1337", "4").returncode == 0
+    assert {path: path.read_bytes() for path in trained.rglob("*.json")} == before
+
+
+def test_stopped_it_stops_its_trainings_and_goes_on_later(project):
+    folder = project(train={"steps": 400, "checkpoint_every": 10, "log_every": 1})
+    process = start(folder, "-m", "stages.train_many", "sm-r", "--jobs", "1")
+    trained = folder / "runs/scales/smoke/sm-r/seed_1337"
+    while process.poll() is None and len(whole_lines(trained / "log.csv")) < 30:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    assert finish(process).returncode == 130
+    with open(trained / "resume.lock") as file:  # free: nothing trains on
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert not (trained / "metrics.json").exists() and (trained / "resume.safetensors").exists()
+    finished = stage(folder, "train_many", "sm-r", "--jobs", "1")
+    assert finished.returncode == 0, finished.stderr
+    assert "starting anew" not in (trained / "output.txt").read_text()
+    assert [int(line[0]) for line in whole_lines(trained / "log.csv")[1:]] == list(range(1, 401))
+
+
+def test_several_trainings_share_a_gpu(tmp_path):
+    """Each is told which GPU it sees; no more run at once than there are jobs."""
+    seen = []
+
+    class Counted(Training):
+        def do(self, environment, started):
+            seen.append(environment["CUDA_VISIBLE_DEVICES"])
+            time.sleep(0.05)
+            return None
+
+    trainings = [Counted("sm", seed, "smoke", tmp_path, tmp_path) for seed in range(6)]
+    assert {t.seed: failure for t, failure in here(trainings, 3, ["2", "5"])} == dict.fromkeys(range(6))
+    assert set(seen) == {"2", "5"} and len(seen) == 6
+
+
+def test_bad_requests(project):
+    folder = project()
+    one_line_error(stage(folder, "train_many", "sm-rr"), "sm-rr", "sm-r")
+    one_line_error(stage(folder, "train_many", "sm-r", "--jobs", "0"), "--jobs 0")
+    one_line_error(stage(folder, "train_many", "sm-r", "--tokens", "none"), "none")
+    one_line_error(stage(folder, "train_many", "sm-r", "--cluster", "slurm"), "slurm takes no jobs")
+    assert not (folder / "runs/scales").exists()
+
+
+def test_without_submitit_it_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(UserError, match=r"pip install 'aero-reproduced\[cluster\]'"):
+        next(on_cluster([], tmp_path, "local", 1))
+
+
+def test_jobs_of_a_cluster_merge_into_the_results(project):
+    folder = project()
+    finished = stage(folder, "train_many", "sm-r", "impossible", "--cluster", "local", "--keep", "--minutes", "5")
+    one_line_error(finished, "1 of 2 trainings failed", "impossible seed 1337")
+    assert "sm-r seed 1337: perplexity" in finished.stdout
+    assert results(folder) == [f"results/smoke/sm-r/{name}" for name in ("entropy.json", "log.csv", "metrics.json")]
+
+
+def test_an_interrupted_job_is_submitted_again_and_resumes(project, monkeypatch):
+    import submitit
+
+    folder = project(train={"steps": 400, "checkpoint_every": 10, "log_every": 1})
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    out = folder / "out"
+    training = Training("sm-r", 1337, "smoke", out, folder)
+    executor = submitit.AutoExecutor(folder=folder / "jobs", cluster="local")
+    executor.update_parameters(timeout_min=5)
+    job = executor.submit(training)
+    while not job.done() and len(whole_lines(out / "log.csv")) < 30:
+        time.sleep(0.01)
+    assert not job.done(), job.exception()
+    job._interrupt()
+    assert job.result() is None
+    assert "starting anew" not in (out / "output.txt").read_text()
+    assert [int(line[0]) for line in whole_lines(out / "log.csv")[1:]] == list(range(1, 401))
+    assert has_entropy(out)
+
+
+def test_entropy_of_another_training_does_not_count(tmp_path):
+    assert not has_entropy(tmp_path)
+    for name, started in (("metrics.json", "today"), ("entropy.json", "yesterday")):
+        (tmp_path / name).write_text(json.dumps({"provenance": {"started": started}}))
+    assert not has_entropy(tmp_path)
+    shutil.copy(tmp_path / "metrics.json", tmp_path / "entropy.json")
+    assert has_entropy(tmp_path)

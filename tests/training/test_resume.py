@@ -1,0 +1,65 @@
+"""Trainings killed with SIGKILL, as processes: the end is the one of a training that was never killed."""
+
+import fcntl
+import random
+import time
+
+import pytest
+from small_project import one_line_error, stage, start, timeless, whole_lines, without_seconds
+
+LONG = {"steps": 150, "checkpoint_every": 11, "log_every": 1, "evaluate_every": 40}
+
+
+@pytest.mark.parametrize("run", ["ereg-smt-scfuffni-6", "sm-ln-g"])
+def test_killed_at_random_steps_ends_as_if_never_killed(project, run):
+    folder = project(train=LONG)
+    assert stage(folder, "train", run, "--out", "whole").returncode == 0
+    expected = without_seconds(folder / "whole/log.csv")
+    log = folder / "cut/log.csv"
+    points = sorted(random.sample(range(2, 110), 3))
+    for point in points:
+        process = start(folder, "-m", "stages.train", run, "--out", "cut")
+        while process.poll() is None and len(whole_lines(log)) <= point:
+            time.sleep(0.001)
+        assert process.poll() is None, f"over before step {point} of {points}: {process.communicate()}"
+        process.kill()
+        process.communicate()
+        seen = without_seconds(log)
+        assert point < len(seen) < len(expected) and seen == expected[: len(seen)], points
+        assert not (folder / "cut/metrics.json").exists()
+    finished = stage(folder, "train", run, "--out", "cut")
+    assert finished.returncode == 0 and "starting anew" not in finished.stdout, finished.stdout
+    assert without_seconds(log) == expected, points
+    assert timeless(folder / "cut") == timeless(folder / "whole"), points
+    assert (folder / "cut/checkpoint.safetensors").read_bytes() == (
+        folder / "whole/checkpoint.safetensors"
+    ).read_bytes(), points
+
+
+def test_two_trainings_do_not_share_a_state(project):
+    folder = project()
+    place = folder / "out/resume.lock"
+    place.parent.mkdir()
+    with open(place, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        one_line_error(stage(folder, "train", "sm-r", "--out", "out"), "another process", "resume.lock")
+    assert [path.name for path in place.parent.iterdir()] == ["resume.lock"]
+    assert stage(folder, "train", "sm-r", "--out", "out").returncode == 0
+
+
+def test_unless_done_knows_its_own_configuration(project):
+    folder = project()
+    assert stage(folder, "train", "sm-r", "--out", "out").returncode == 0
+    before = (folder / "out/metrics.json").read_bytes()
+    assert stage(folder, "train", "sm-r", "--out", "out", "--unless-done").returncode == 0
+    assert (folder / "out/metrics.json").read_bytes() == before
+    assert stage(folder, "train", "sm-r", "--out", "out", "--unless-done", "--seed", "5").returncode == 0
+    assert (folder / "out/metrics.json").read_bytes() != before
+
+
+def test_keep_copies_to_the_results_of_the_scale(project):
+    folder = project()
+    finished = stage(folder, "train", "sm-r", "--keep", "--seed", "3")
+    assert finished.returncode == 0, finished.stderr
+    kept = sorted(path.relative_to(folder).as_posix() for path in (folder / "results").rglob("*.*"))
+    assert kept == ["results/smoke/sm-r/seed_3/log.csv", "results/smoke/sm-r/seed_3/metrics.json"]

@@ -1,0 +1,86 @@
+"""TensorBoard and Weights & Biases get every logged row, once, also after resuming."""
+
+import sys
+import types
+
+import pytest
+from small_project import one_line_error, stage
+
+from aero.errors import UserError
+from aero.training.tracker import open_tracker
+
+DONE = [{"step": 1, "train_loss": 3.0}, {"step": 10, "train_loss": 2.0}]
+ROW = {"step": 20, "train_loss": 1.5, "eval_loss": None, "entropy_layer_3": 0.25}
+
+
+def follow(tracker):
+    tracker.begin(DONE)
+    tracker.add(ROW)
+    tracker.end()
+
+
+def test_tensorboard_goes_on_behind_what_is_done(monkeypatch, tmp_path):
+    calls = []
+
+    class SummaryWriter:
+        def __init__(self, folder, purge_step):
+            calls.append((folder, purge_step))
+
+        def add_scalar(self, *arguments):
+            calls.append(arguments)
+
+        def flush(self):
+            pass
+
+        def close(self):
+            calls.append("closed")
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=SummaryWriter))
+    follow(open_tracker("tensorboard", tmp_path, "sm", 1, "smoke"))
+    assert calls == [
+        (str(tmp_path / "tensorboard"), 11),
+        ("train_loss", 1.5, 20),
+        ("entropy/layer_3", 0.25, 20),
+        "closed",
+    ]
+
+
+def test_weights_and_biases_goes_on_with_its_run(monkeypatch, tmp_path):
+    calls = []
+    writer = types.SimpleNamespace(
+        log=lambda values, step: calls.append((values, step)), finish=lambda: calls.append("finished")
+    )
+
+    def init(**settings):
+        calls.append((settings["id"], settings["resume"], settings["config"]))
+        return writer
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    follow(open_tracker("wandb", tmp_path, "sm", 1, "smoke"))
+    assert calls == [
+        ("smoke-sm-1", "allow", {"run": "sm", "seed": 1, "scale": "smoke"}),
+        ({"train_loss": 1.5, "entropy/layer_3": 0.25}, 20),
+        "finished",
+    ]
+
+
+@pytest.mark.parametrize(("name", "module"), [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb")])
+def test_a_missing_package_is_named(monkeypatch, tmp_path, name, module):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UserError, match=rf"{name} is not installed; pip install 'aero-reproduced\[{name}\]'"):
+        open_tracker(name, tmp_path, "sm", 1, "smoke")
+
+
+def test_the_command_asks_for_the_package_before_it_trains(project):
+    folder = project()
+    (folder / "wandb.py").write_text("raise ImportError('none here')\n")
+    one_line_error(stage(folder, "train", "sm-r", "--tracker", "wandb", "--out", "out"), "wandb is not installed")
+    assert not (folder / "out").exists()
+    (folder / "wandb.py").write_text(
+        "import pathlib, types\n"
+        "place = pathlib.Path('seen')\n"
+        "def log(values, step):\n    place.open('a').write(f'{step} ')\n"
+        "def init(**settings):\n    return types.SimpleNamespace(log=log, finish=lambda: None)\n"
+    )
+    assert stage(folder, "train", "sm-r", "--tracker", "wandb", "--out", "out").returncode == 0
+    assert [int(step) for step in (folder / "seen").read_text().split()] == [1, 4, 8, 12, 16, 20, 24]

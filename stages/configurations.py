@@ -15,6 +15,7 @@ from aero.data.tokens import open_tokens, tokens_folder
 from aero.errors import run_main
 from aero.parameters import load
 from aero.pipeline import ROOT, import_closure
+from aero.training import run as training
 from aero.training.configuration import configuration
 from aero.training.log import write_text
 
@@ -24,7 +25,7 @@ def code_hash() -> str:
     in the configuration.
     """
     digest = hashlib.sha256()
-    for path in sorted(import_closure("aero.training.run") - {Path("aero/parameters.py")}):
+    for path in sorted(import_closure(training.__name__) - {Path("aero/parameters.py")}):
         digest.update(f"{path}\n".encode() + (ROOT / path).read_bytes())
     return digest.hexdigest()
 

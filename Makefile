@@ -30,9 +30,9 @@ install: .venv/.installed
 repro: install
 	@$(if $(SCALE),sed -i 's/^scale: [a-z]*/scale: $(SCALE)/' params.yaml)
 	@python -m aero.parameters
-	@dvc repro tokenize
-	@dvc stage list --name-only | grep '^train@' | xargs -P $(JOBS) -n 1 dvc --wait-for-lock repro -s
-	@dvc repro
+	@dvc status --quiet || { dvc repro tokenize && \
+	  dvc stage list --name-only | grep '^train@' | xargs -P $(JOBS) -n 1 dvc --wait-for-lock repro -s && \
+	  dvc repro; }
 	@echo "reports/report.html and reports/report.pdf are ready"
 
 report: install

@@ -149,6 +149,7 @@ class TwoPartyParameters(_Strict):
     programs: tuple[Literal["as_published", "tuned"], ...]
     field: Literal["FM32", "FM64", "FM128"]
     fraction_bits: Positive
+    mul_lsb_error: bool
     networks: dict[str, NetworkParameters]
     timeouts: TimeoutParameters
     end_to_end_runs: tuple[str, ...]
@@ -159,13 +160,14 @@ class TwoPartyParameters(_Strict):
         return {
             "field": self.field,
             "fraction_bits": self.fraction_bits,
+            "mul_lsb_error": self.mul_lsb_error,
             "connect_timeout_s": self.timeouts.connect_s,
             "receive_timeout_s": self.timeouts.receive_s,
         }
 
     def variant(self) -> str:
         """Protocol and fixed point in words, as result files name them."""
-        return f"cheetah-{self.field}-{self.fraction_bits}"
+        return f"cheetah-{self.field}-{self.fraction_bits}-{'lsb_error' if self.mul_lsb_error else 'exact'}"
 
 
 class Parameters(_Strict):

@@ -26,12 +26,15 @@ install: .venv/.installed
 	fi
 	@touch $@
 
-# Trainings are independent: JOBS of them at once, each on its own thread, under DVC's locks; then the rest in order.
+# Trainings are independent, and so are their entropies: JOBS at once, each on its own thread, under DVC's locks; then
+# the rest in order.
 repro: install
 	@$(if $(SCALE),sed -i 's/^scale: [a-z]*/scale: $(SCALE)/' params.yaml)
 	@python -m aero.parameters
 	@dvc status --quiet || { dvc repro tokenize && \
-	  dvc stage list --name-only | grep '^train@' | xargs -P $(JOBS) -n 1 dvc --wait-for-lock repro -s && \
+	  for stage in train entropy; do \
+	    dvc stage list --name-only | grep "^$$stage@" | xargs -P $(JOBS) -n 1 dvc --wait-for-lock repro -s || exit 1; \
+	  done && \
 	  dvc repro; }
 	@echo "reports/report.html and reports/report.pdf are ready"
 

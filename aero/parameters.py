@@ -114,6 +114,7 @@ class ScaleParameters(_Strict):
     train: TrainParameters
     entropy: EntropyParameters
     two_party: Literal["gpt2", "own"]
+    end_to_end_runs: tuple[str, ...]
 
 
 class RunParameters(_Strict):
@@ -188,6 +189,11 @@ class Parameters(_Strict):
         _known("scale", self.scale, self.scales)
         for run in (*self.active_runs, *self.two_party.end_to_end_runs):
             _known("run", run, self.runs)
+        for scale, chosen in self.scales.items():
+            if extra := set(chosen.end_to_end_runs) - set(self.two_party.end_to_end_runs):
+                raise ValueError(
+                    f"scales.{scale}.end_to_end_runs: {', '.join(sorted(extra))} must be in two_party.end_to_end_runs"
+                )
         for name, run in self.runs.items():
             pruned = parse(run.architecture).pruned
             for scale, chosen in self.scales.items():

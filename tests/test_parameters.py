@@ -28,7 +28,7 @@ def test_the_committed_file_is_valid_and_complete():
     parameters = load(ROOT / "params.yaml")
     assert set(parameters.scales) == {"smoke", "laptop", "gpu", "paper"} and parameters.scale == "laptop"
     assert len(parameters.active_runs) == 14 and parameters.seeds[0] == 1337
-    assert parameters.two_party_model()[0].width == 768 and parameters.at_scale("smoke").two_party_model()[1] == 32
+    assert parameters.two_party_model()[0].width == 768 and parameters.at_scale("smoke").two_party_model()[1] == 16
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,7 @@ def test_the_committed_file_is_valid_and_complete():
         ("runs.sm.overrides", {"learning_rat": 1}, "learning_rat"),
         ("active_runs", ["sm", "smm"], "did you mean 'sm'"),
         ("two_party.end_to_end_runs", ["nothing"], "unknown run 'nothing'"),
+        ("scales.smoke.end_to_end_runs", ["sm-r"], "sm-r must be in two_party.end_to_end_runs"),
         ("corpus.name", "books", "python_stdlib"),
         ("corpus.name", "local", "corpus.path"),
         ("regularizer.gamma", -0.1, "regularizer.gamma"),

@@ -27,7 +27,8 @@ install: .venv/.installed
 	fi
 	@touch $@
 
-# Trainings are independent: JOBS of them at once, each on its own thread, under DVC's locks; then the rest in order.
+# Trainings are independent, and so are their entropies: JOBS at once, each on its own thread, under DVC's locks; then
+# the rest in order.
 # `-s` keeps to the stages named: the report depends on all of runs/, and so on the runs outside the default set.
 repro: install
 	@$(if $(SCALE),sed -i 's/^scale: [a-z]*/scale: $(SCALE)/' params.yaml)

@@ -200,6 +200,7 @@ class ScaleParameters(_Strict):
     contexts: dict[str, ContextParameters]
     entropy: EntropyParameters
     two_party: Literal["gpt2", "own"]
+    end_to_end_runs: tuple[str, ...]
 
     def length(self, context: int) -> int:
         """What the paper's context length is at this scale: the model's own for T=128, one of `contexts` for others."""
@@ -285,6 +286,7 @@ class TwoPartyParameters(_Strict):
     programs: tuple[Literal["as_published", "tuned"], ...]
     field: Literal["FM32", "FM64", "FM128"]
     fraction_bits: Positive
+    mul_lsb_error: bool
     networks: dict[str, NetworkParameters]
     timeouts: TimeoutParameters
     end_to_end_runs: tuple[str, ...]
@@ -295,13 +297,14 @@ class TwoPartyParameters(_Strict):
         return {
             "field": self.field,
             "fraction_bits": self.fraction_bits,
+            "mul_lsb_error": self.mul_lsb_error,
             "connect_timeout_s": self.timeouts.connect_s,
             "receive_timeout_s": self.timeouts.receive_s,
         }
 
     def variant(self) -> str:
         """Protocol and fixed point in words, as result files name them."""
-        return f"cheetah-{self.field}-{self.fraction_bits}"
+        return f"cheetah-{self.field}-{self.fraction_bits}-{'lsb_error' if self.mul_lsb_error else 'exact'}"
 
 
 class Parameters(_Strict):
@@ -329,6 +332,11 @@ class Parameters(_Strict):
             _known("run", run, self.runs)
         if twice := set(self.seeds) & set(self.more_seeds):
             raise ValueError(f"seed {min(twice)} is in seeds and in more_seeds: a run would be trained twice with it")
+        for scale, chosen in self.scales.items():
+            if extra := set(chosen.end_to_end_runs) - set(self.two_party.end_to_end_runs):
+                raise ValueError(
+                    f"scales.{scale}.end_to_end_runs: {', '.join(sorted(extra))} must be in two_party.end_to_end_runs"
+                )
         for name, run in self.runs.items():
             _known("model family", run.model, FAMILIES)
             if (corpus := self.corpus_name(name)) is not None:

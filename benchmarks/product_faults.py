@@ -35,14 +35,15 @@ PRODUCTS = 128 * DEGREE
 FILE = Path("results/two_party/product_faults.csv")
 
 
-def failure_probability(mul_lsb_error: bool) -> float:
+def failure_probability(mul_lsb_error: bool, threshold: float | None = None) -> float:
     """Probability that one response ciphertext decrypts wrongly, and with it all its 8,192 products.
 
     The response has one modulus q0 of 60 bits, the plaintext one t of 47 bits (45 with mul_lsb_error off), so a
-    coefficient is right if its noise stays below q0 / (2 t). The noise is the sum of: the low log2(q0/t) - 2 bits of c0,
-    which are cut off to save bytes (uniform); the flooding noise, what is left of it after the modulus is switched
+    coefficient is right if its noise stays below q0 / (2 t). The noise is the sum of: the low log2(q0/t) - 2 bits of
+    c0, which are cut off to save bytes (uniform); the flooding noise, what is left of it after the modulus is switched
     (uniform); a fresh public-key encryption of zero, u e + e1 + s e2 with u, s uniform in {-1, 0, 1}, and the rounding
     of the switch (normal). One wrong coefficient spoils every slot, because slots are the coefficients' transform.
+    threshold: another one than q0 / (2 t), for tests.
     """
     plain = PLAIN_BITS[mul_lsb_error]
     delta_bits = FIRST_PRIME_BITS - plain
@@ -51,13 +52,14 @@ def failure_probability(mul_lsb_error: bool) -> float:
     flood = 2.0 ** (flood_bits - 1 - DROPPED_BITS[mul_lsb_error])
     ternary = DEGREE * 2 / 3
     std = math.sqrt(2 * ternary * ERROR_STD**2 + ERROR_STD**2 + (ternary + 1) / 12)
+    threshold = 2.0 ** (delta_bits - 1) if threshold is None else threshold
     total = 0.0
     grid = 400
     for i in range(grid):
         for j in range(grid):
             low = cut * (i + 0.5) / grid
             shift = flood * (2 * (j + 0.5) / grid - 1)
-            total += 0.5 * math.erfc((2.0 ** (delta_bits - 1) - low - shift) / std / math.sqrt(2))
+            total += 0.5 * math.erfc((threshold - low - shift) / std / math.sqrt(2))
     return -math.expm1(DEGREE * math.log1p(-total / grid**2))
 
 

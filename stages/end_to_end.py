@@ -30,6 +30,11 @@ def main(arguments: list[str]) -> None:
     chosen = parser.parse_args(arguments)
     parameters = load()
     parameters.run(chosen.run)
+    out = chosen.out or Path("runs/two_party/passes") / f"{chosen.run}.json"
+    if chosen.run not in parameters.active.end_to_end_runs:
+        write_text(out, "[]\n")
+        print(f"{chosen.run}: no private pass at the {parameters.scale} scale (its end_to_end_runs)")
+        return
     seed = parameters.seeds[0] if chosen.seed is None else chosen.seed
     model = checkpoint.load(run_folder(chosen.run, seed) / "checkpoint.safetensors")
     config, count = model.config, parameters.two_party.prompts
@@ -69,7 +74,6 @@ def main(arguments: list[str]) -> None:
                 "provenance": provenance.provenance(measured=provenance.now(), settings=parameters.two_party.variant()),
             }
         )
-    out = chosen.out or Path("runs/two_party/passes") / f"{chosen.run}.json"
     write_text(out, json.dumps(entries, indent=1, allow_nan=False) + "\n")
     for entry in entries:
         print(

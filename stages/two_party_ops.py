@@ -57,8 +57,9 @@ def main(arguments: list[str]) -> None:
             bar.update()
 
         settings = Settings(**parameters.two_party.settings())
+        rounds_runs = 0 if chosen.no_rounds else 1 if model == "own" else 3
         try:
-            measure(left, model, context, variant, settings, on_measured=keep, with_rounds=not chosen.no_rounds)
+            measure(left, model, context, variant, settings, on_measured=keep, rounds_runs=rounds_runs)
         except TwoPartyError:
             raise
         except ValueError:

@@ -29,7 +29,7 @@ def test_the_committed_file_is_valid_and_complete():
     assert set(parameters.scales) == {"smoke", "laptop", "gpu", "paper"} and parameters.scale == "laptop"
     assert len(parameters.active_runs) == 14 and parameters.seeds[0] == 1337
     assert len(parameters.runs) == 114 and len(parameters.trainings()) == len(set(parameters.trainings()))
-    assert parameters.two_party_model()[0].width == 768 and parameters.at_scale("smoke").two_party_model()[1] == 32
+    assert parameters.two_party_model()[0].width == 768 and parameters.at_scale("smoke").two_party_model()[1] == 16
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,7 @@ def test_the_committed_file_is_valid_and_complete():
         ("scales.laptop.contexts.256.length", 100, "no whole number of sequences of 100"),
         ("scales.laptop.device", "H100", "did you mean 'H200'"),
         ("two_party.end_to_end_runs", ["nothing"], "unknown run 'nothing'"),
+        ("scales.smoke.end_to_end_runs", ["sm-r"], "sm-r must be in two_party.end_to_end_runs"),
         ("corpus.name", "books", "python_stdlib"),
         ("corpus.name", "local", "corpus.path"),
         ("corpora.languini.test_split", "poetry", "discworld"),

@@ -104,8 +104,8 @@ def rounds_task(party: Party, request: dict[str, Any]) -> dict[Operation, float]
             party.barrier()
             party.control(("delay", delay))
             party.barrier()
-            # The least of three: a refill of oblivious transfers adds rounds to some run or other.
-            times[delay] = min(party.run(function, names, ["y"]).seconds for _ in range(3))
+            # The least of several: a refill of oblivious transfers adds rounds to some run or other.
+            times[delay] = min(party.run(function, names, ["y"]).seconds for _ in range(request["runs"]))
         party.barrier()
         party.control(("delay", 0.0))
         found[operation] = max(0.0, times[DELAY_S] - times[0.0]) / (2 * DELAY_S)
@@ -151,18 +151,19 @@ def measure(
     settings: Settings,
     runs: int = 1,
     on_measured: Callable[[Measurement], None] | None = None,
-    with_rounds: bool = True,
+    rounds_runs: int = 3,
 ) -> list[Measurement]:
     """Measure each of `operations` in the steady state of one two-party session, and its rounds in another before it.
 
     The order of `operations` is kept. on_measured: called with each measurement as soon as it is there; what it was
     given stands only if `measure` returns, because the two parties' profiles are held against each other at the end.
+    rounds_runs: repetitions at each delay; the fewer, the more noise by refills. 0 leaves rounds out (NaN).
     Raises TwoPartyError if a party fails, ValueError if the two parties' profiles do not agree.
     """
     wanted = list(dict.fromkeys(operations))
     if not wanted:
         return []
-    rounds = measure_rounds(wanted, settings) if with_rounds else dict.fromkeys(wanted, float("nan"))
+    rounds = measure_rounds(wanted, settings, rounds_runs) if rounds_runs else dict.fromkeys(wanted, float("nan"))
     source = as_json(**provenance.provenance(settings=variant, measured=provenance.now()))
     measured: list[Measurement] = []
 
@@ -209,7 +210,7 @@ def _setup_bytes(warm: Sequence[Profile]) -> int:
     return sum(_bytes(first) - _bytes(second) for first, second in zip(warm[0::2], warm[1::2], strict=True))
 
 
-def measure_rounds(operations: Sequence[Operation], settings: Settings) -> dict[Operation, float]:
+def measure_rounds(operations: Sequence[Operation], settings: Settings, runs: int = 3) -> dict[Operation, float]:
     """Round trips that cost time, for each operation: the slope of its seconds against the round-trip time.
 
     A relay between the parties delays every byte. Operations that shrink to the same small one are measured once.
@@ -218,7 +219,7 @@ def measure_rounds(operations: Sequence[Operation], settings: Settings) -> dict[
     by_small: dict[Operation, Operation] = {}
     for operation in operations:
         by_small.setdefault(shrink(operation), operation)
-    request = {"operations": list(by_small.values())}
+    request = {"operations": list(by_small.values()), "runs": runs}
 
     def set_delay(message: tuple[Any, ...]) -> None:
         if message[0] == "delay":

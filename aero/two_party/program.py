@@ -27,7 +27,7 @@ from aero.two_party.weights import weight_shapes
 # embedding, 9 for 768 x 3,072; 7 GB for the whole vocabulary projection of one row. A run must stay below 8.
 SLICE = 1024
 HEAD_SLICE = 16384
-WEIGHTS_AT_ONCE = 1_200_000
+WEIGHTS_AT_ONCE = 800_000
 COVER_BLOCKS = 8
 Call = Callable[..., Array]
 Named = Mapping[str, Array]

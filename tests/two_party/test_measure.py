@@ -24,9 +24,9 @@ def test_bytes_repeat_and_scale_with_the_elements():
     seen = []
     twice = Operation("relu", ((32, 64),))
     named = ("made", 16, "fm64", Settings())
-    rows = measure([RELU, LINEAR, twice, RELU], *named, on_measured=seen.append, with_rounds=False)
+    rows = measure([RELU, LINEAR, twice, RELU], *named, on_measured=seen.append, rounds_runs=0)
     assert seen == rows and [row.op for row in rows] == ["relu", "linear", "relu"]
-    again = measure([RELU], *named, with_rounds=False)
+    again = measure([RELU], *named, rounds_runs=0)
     by_key = ledger.by_operation(rows)
     relu, double = by_key["relu", "16x64"], by_key["relu", "32x64"]
     assert again[0].bytes == relu.bytes and again[0].messages == relu.messages

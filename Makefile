@@ -28,30 +28,22 @@ install: .venv/.installed
 	@touch $@
 
 # Trainings are independent, and so are their entropies: JOBS at once, each on its own thread, under DVC's locks; then
-# the rest in order.
-# `-s` keeps to the stages named: the report depends on all of runs/, and so on the runs outside the default set.
+# the rest in order. `-s dvc.yaml` keeps to that file: the report depends on all of runs/, and so on the other runs.
+side_by_side = for kind in train entropy; do dvc stage list --name-only $(1) | grep -E "(^|:)$$kind(_again)?@" | \
+  xargs -P $(JOBS) -n 1 dvc --wait-for-lock repro -s || exit 1; done
+
 repro: install
 	@$(if $(SCALE),sed -i 's/^scale: [a-z]*/scale: $(SCALE)/' params.yaml)
 	@python -m aero.parameters
-	@set -e; stages=$$(python -m aero.pipeline); \
-	if dvc status -q $$stages; then echo "nothing has changed"; else \
-	  dvc repro -s $$(echo "$$stages" | grep -E '^(tokenize|configurations)'); \
-	  for kind in train entropy; do \
-	    echo "$$stages" | grep "^$$kind@" | xargs -P $(JOBS) -n 1 dvc --wait-for-lock repro -s; \
-	  done; \
-	  dvc repro -s $$stages; \
-	fi
+	@dvc status --quiet dvc.yaml || { dvc repro -s tokenize tokenize_languini configurations && \
+	  { $(call side_by_side,dvc.yaml); } && dvc repro -s dvc.yaml; }
 	@echo "reports/report.html and reports/report.pdf are ready"
 
-# Starting DVC takes seconds with this many stages: four trainings a start.
 all: install
 	@$(if $(SCALE),sed -i 's/^scale: [a-z]*/scale: $(SCALE)/' params.yaml)
 	@python -m aero.parameters
-	@dvc repro -s tokenize tokenize_languini configurations
-	@set -e; stages=$$(dvc stage list --name-only); for kind in train entropy; do \
-	  echo "$$stages" | grep -E "^$$kind(_again)?@" | xargs -P $(JOBS) -n 4 dvc --wait-for-lock repro -s; \
-	done
-	@dvc repro
+	@dvc repro -s tokenize tokenize_languini configurations && \
+	  { $(call side_by_side,dvc.yaml); } && { $(call side_by_side,catalogue/dvc.yaml); } && dvc repro
 	@echo "reports/report.html and reports/report.pdf are ready"
 
 report: install

@@ -314,6 +314,7 @@ class Parameters(_Strict):
     seeds: tuple[NotNegative, ...] = Field(min_length=1)
     more_seeds: tuple[NotNegative, ...]
     active_runs: tuple[str, ...] = Field(min_length=1)
+    more_runs: tuple[str, ...]
     compared_runs: tuple[str, ...]
     corpus: CorpusParameters
     corpora: dict[CorpusKey, FurtherCorpusParameters] = {}
@@ -328,8 +329,11 @@ class Parameters(_Strict):
     @model_validator(mode="after")
     def _names_exist(self) -> Parameters:
         _known("scale", self.scale, self.scales)
-        for run in (*self.active_runs, *self.two_party.end_to_end_runs, *self.compared_runs):
+        for run in (*self.active_runs, *self.more_runs, *self.two_party.end_to_end_runs, *self.compared_runs):
             _known("run", run, self.runs)
+        for run in self.runs:
+            if (listed := (*self.active_runs, *self.more_runs).count(run)) != 1:
+                raise ValueError(f"run {run} must stand once in active_runs or more_runs, not {listed} times")
         if twice := set(self.seeds) & set(self.more_seeds):
             raise ValueError(f"seed {min(twice)} is in seeds and in more_seeds: a run would be trained twice with it")
         for scale, chosen in self.scales.items():

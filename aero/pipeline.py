@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,22 +74,6 @@ def dependency_differences(pipeline: dict[str, Any], root: Path = ROOT) -> list[
             if path not in ours and not ours.intersection(path.parents):
                 differences.append(f"stage {name}: {path} is imported and missing from its deps")
     return differences
-
-
-def default_stages(pipeline: dict[str, Any], parameters: dict[str, Any]) -> list[str]:
-    """Names of the stages that make the default set, in the order of `pipeline` (the content of dvc.yaml).
-
-    These are the copies of `${runs}` x `${seeds}` for the `active_runs` and the first seed, and every stage that has no
-    seed. Further seeds and other runs are left to plain `dvc repro`.
-    """
-    names = []
-    for name, stage in pipeline["stages"].items():
-        matrix = stage.get("matrix", {})
-        if "seed" not in matrix:
-            names.append(name)
-        elif matrix == {"run": "${runs}", "seed": "${seeds}"}:
-            names += [f"{name}@{run}-{parameters['seeds'][0]}" for run in parameters["active_runs"]]
-    return names
 
 
 def imported_modules(path: Path, root: Path = ROOT, type_checking: bool = False) -> set[str]:
@@ -161,21 +144,3 @@ def _is_inert(path: Path) -> bool:
         )
         for node in ast.parse(path.read_text(encoding="utf-8")).body
     )
-
-
-def _main(arguments: list[str]) -> None:
-    """Print the names of the default set's stages, one a line: what `make repro` hands to DVC."""
-    import yaml
-
-    if arguments:
-        raise ValueError("python -m aero.pipeline takes no arguments")
-    pipeline, parameters = (
-        yaml.safe_load(Path(name).read_text(encoding="utf-8")) for name in ("dvc.yaml", "params.yaml")
-    )
-    print("\n".join(default_stages(pipeline, parameters)))
-
-
-if __name__ == "__main__":
-    from aero.errors import run_main
-
-    run_main(_main, sys.argv[1:])

@@ -7,10 +7,12 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+import torch
 
 from aero import published
 from aero.architecture import parse
 from aero.catalogue import achieved_flops, cost, results, status, tokens, training_flops
+from aero.model import GPT
 from aero.parameters import load
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -93,6 +95,15 @@ def test_every_figure_of_trainings_has_its_runs() -> None:
     assert sorted(PARAMETERS.run_regularizer(run).gamma for run in margins) == [0, 0.05, 0.10, 0.15, 0.20, 0.25, 0.30]
     pruned = {PARAMETERS.architecture(run).pruned for run in PARAMETERS.runs if run.startswith("sm-scfuffn")}
     assert pruned == set(range(8))
+
+
+@pytest.mark.parametrize("scale", ["smoke", "laptop", "paper"])
+def test_every_run_can_be_built(scale: str) -> None:
+    """No run asks for a combination that the model refuses. Without memory: on PyTorch's meta device."""
+    at_scale = PARAMETERS.at_scale(scale)
+    with torch.device("meta"):
+        for run in at_scale.runs:
+            GPT(at_scale.architecture(run), at_scale.model_config_for(run, at_scale.vocabulary(run)))
 
 
 def test_what_the_claims_compare_has_several_seeds() -> None:

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from aero.pipeline import ROOT, default_stages, dependency_differences, import_closure, imported_modules
+from aero import published
+from aero.parameters import load
+from aero.pipeline import ROOT, dependency_differences, import_closure, imported_modules
+
+FILES = ("dvc.yaml", "catalogue/dvc.yaml")
+
+
+def pipeline(name):
+    return yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
 
 
 @pytest.fixture
@@ -101,26 +109,31 @@ def test_a_configuration_stands_for_the_code_it_names(tree):
     ]
 
 
-def test_default_stages():
-    pipeline = {
-        "tokenize": {},
-        "train": {"matrix": {"run": "${runs}", "seed": "${seeds}"}},
-        "train_again": {"matrix": {"run": "${compared_runs}", "seed": "${more_seeds}"}},
-        "end_to_end": {"matrix": {"run": "${two_party.end_to_end_runs}"}},
-    }
-    parameters = {"active_runs": ["a", "b"], "seeds": [7, 8]}
-    assert default_stages({"stages": pipeline}, parameters) == ["tokenize", "train@a-7", "train@b-7", "end_to_end"]
+def test_the_files_of_the_pipeline_share_the_trainings_without_a_gap():
+    """Every (run, seed) of the parameters is a stage of one file, with its entropy, and of one file only."""
+    parameters = load(ROOT / "params.yaml")
+    lists = {f"${{{name}}}": getattr(parameters, name) for name in ("active_runs", "more_runs", "compared_runs")}
+    lists |= {f"${{{name}}}": getattr(parameters, name) for name in ("seeds", "more_seeds")}
+    for module in ("stages.train", "stages.entropy"):
+        made = [
+            (run, seed)
+            for stages in (pipeline(name)["stages"] for name in FILES)
+            for stage in stages.values()
+            if module in stage["cmd"]
+            for run in lists[stage["matrix"]["run"]]
+            for seed in lists[stage["matrix"]["seed"]]
+        ]
+        assert sorted(made) == sorted(parameters.trainings())
 
 
-def test_the_default_set_is_tables_2_and_4():
-    pipeline, parameters = (yaml.safe_load((ROOT / name).read_text()) for name in ("dvc.yaml", "params.yaml"))
-    stages = default_stages(pipeline, parameters)
-    assert [s for s in stages if s.startswith("train")] == [f"train@{run}-1337" for run in parameters["active_runs"]]
-    assert len([s for s in stages if s.startswith("entropy")]) == 14
-    assert stages[-1] == "report" and {"tokenize", "configurations", "two_party_ops", "end_to_end"} <= set(stages)
-    # A stage must come after those whose outputs it reads: `dvc repro -s` keeps to the order given.
-    order = [name.partition("@")[0] for name in stages]
-    assert order.index("tokenize") < order.index("configurations") < order.index("train") < order.index("entropy")
+def test_the_default_file_holds_tables_2_and_4_alone():
+    stages = pipeline("dvc.yaml")["stages"]
+    assert stages["train"]["matrix"] == stages["entropy"]["matrix"] == {"run": "${active_runs}", "seed": "${seeds}"}
+    printed = {row.run for number in ("2", "4") for row in published.load("aero").tables[number].rows}
+    assert set(load(ROOT / "params.yaml").active_runs) == printed
+    # `dvc repro -s dvc.yaml` runs the stages in the order of the file.
+    order = ["tokenize", "tokenize_languini", "configurations", "train", "entropy", "two_party_ops", "report"]
+    assert [name for name in stages if name in order] == order and list(stages)[-1] == "report"
 
 
 def test_every_corpus_that_a_run_names_is_tokenized():
@@ -130,10 +143,10 @@ def test_every_corpus_that_a_run_names_is_tokenized():
     assert named == {None}, "dvc.yaml tokenizes `corpus` and the corpus of families.languini-gpt2 only"
 
 
-def test_every_stage_names_what_it_imports():
-    pipeline = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))
-    assert pipeline["stages"]
-    differences = dependency_differences(pipeline)
+@pytest.mark.parametrize("name", FILES)
+def test_every_stage_names_what_it_imports(name):
+    assert pipeline(name)["stages"]
+    differences = dependency_differences(pipeline(name))
     assert not differences, "\n" + "\n".join(differences)
 
 

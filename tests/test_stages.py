@@ -68,7 +68,7 @@ def test_train_then_entropy(project):
     }
     assert contract <= set(metrics) and metrics["architecture"] == "EReg(SM(t)+ScFuFFNi_6)"
     assert {"commit", "machine", "torch", "corpus_sha256", "started", "seconds"} <= set(metrics["provenance"])
-    assert metrics["tokens"] == 24 * 8 * 32 and metrics["eval_loss"] > 0
+    assert metrics["tokens"] == 12 * 8 * 16 and metrics["eval_loss"] > 0
     assert not list((project / "runs/.resume").glob("*"))
     finished = stage(project, "entropy", "ereg-smt-scfuffni-6")
     assert finished.returncode == 0, finished.stderr

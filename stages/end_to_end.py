@@ -52,7 +52,11 @@ def main(arguments: list[str]) -> None:
     entries = []
     for program in parameters.two_party.programs:
         answers, alone = ask(
-            model, prompts.numpy(), program, Settings(**parameters.two_party.settings()), with_operations=True
+            model,
+            prompts.numpy(),
+            program,
+            Settings(**parameters.two_party.settings()),
+            operation_runs=1 if parameters.active.two_party == "own" else 3,
         )
         whole = sum(answer.bytes for answer in answers) / len(answers)
         composed = composed_bytes(operations(model.architecture, config, program, prompts.shape[1]), alone)

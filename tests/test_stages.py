@@ -68,13 +68,13 @@ def test_train_then_entropy(project):
     }
     assert contract <= set(metrics) and metrics["architecture"] == "EReg(SM(t)+ScFuFFNi_6)"
     assert {"commit", "machine", "torch", "corpus_sha256", "started", "seconds"} <= set(metrics["provenance"])
-    assert metrics["tokens"] == 24 * 8 * 16 and metrics["eval_loss"] > 0
+    assert metrics["tokens"] == 12 * 8 * 16 and metrics["eval_loss"] > 0
     assert not list((project / "runs/.resume").glob("*.safetensors"))
     finished = stage(project, "entropy", "ereg-smt-scfuffni-6")
     assert finished.returncode == 0, finished.stderr
     entropy = json.loads((folder / "entropy.json").read_text())
-    assert len(entropy["entropy_mean"]) == 8 and len(entropy["entropy_by_position"][0]) == 32
-    assert len(entropy["learned"]["alpha"]) == 2 and len(entropy["learned"]["thresholds"]) == 8
+    assert len(entropy["entropy_mean"]) == 7 and len(entropy["entropy_by_position"][0]) == 16
+    assert len(entropy["learned"]["alpha"]) == 1 and len(entropy["learned"]["thresholds"]) == 7
     assert sum(entropy["quarters"]["observed"]) == pytest.approx(1)
 
 

@@ -99,9 +99,9 @@ def forward_task(party: Party, given: dict[str, Any]) -> dict[str, Any]:
     alone: dict[Operation, Profile] = {}
     for operation in given.get("operations", ()):
         inputs, alone_function = place(party, operation), operation.function()
-        # The middle one of three: a refill of oblivious transfers falls into some run or other.
-        runs = [party.run(alone_function, inputs, ["y"]) for _ in range(3)]
-        alone[operation] = sorted(runs, key=lambda profile: profile.bytes_sent + profile.bytes_received)[1]
+        # The middle one of several: a refill of oblivious transfers falls into some run or other.
+        runs = [party.run(alone_function, inputs, ["y"]) for _ in range(given["runs"])]
+        alone[operation] = sorted(runs, key=lambda p: p.bytes_sent + p.bytes_received)[len(runs) // 2]
     return {"profiles": profiles, "logits": logits, "alone": alone}
 
 
@@ -110,12 +110,12 @@ def ask(
     prompts: np.ndarray,
     program: str = "tuned",
     settings: Settings | None = None,
-    with_operations: bool = False,
+    operation_runs: int = 0,
 ) -> tuple[list[Answer], dict[Operation, float]]:
     """Answer `prompts` (N, T), token ids, privately: two processes, the model in one, the prompts in the other.
 
-    model: a `GPT` or the path of its checkpoint. With `with_operations`, also every operation of the program is
-    measured alone in the same session: bytes in both directions, for a composition to be held against.
+    model: a `GPT` or the path of its checkpoint. operation_runs: how often every operation of the program is also run
+    alone in the same session, for its bytes in both directions, which a composition is held against; 0 for not at all.
     Raises TwoPartyError if a party fails, ValueError for prompts the model cannot take.
     """
     if not isinstance(model, GPT):
@@ -126,8 +126,8 @@ def ask(
     if prompts.min() < 0 or prompts.max() >= config.vocabulary:
         raise ValueError(f"token ids must lie in 0 to {config.vocabulary - 1}; use the model's own tokenizer")
     question = Question(str(model.architecture), dataclasses.asdict(config), program, prompts.shape[1])
-    counts = operations(model.architecture, config, program, prompts.shape[1]) if with_operations else {}
-    common = {"question": question, "prompts": len(prompts), "operations": sorted(counts)}
+    counts = operations(model.architecture, config, program, prompts.shape[1]) if operation_runs else {}
+    common = {"question": question, "prompts": len(prompts), "operations": sorted(counts), "runs": operation_runs}
     client, server = run_parties(
         forward_task,
         common | {"ids": prompts},

@@ -10,7 +10,7 @@ import pytest
 
 from aero.pipeline import ROOT, imported_modules
 
-CORE = {"architecture", "attention", "entropy", "flops", "model"}
+CORE = {"architecture", "attention", "entropy", "families", "flops", "model"}
 # What a part of `aero` may import of the others. `report` and `cli` may read everything.
 ALLOWED = {part: CORE for part in CORE} | {
     "errors": set(),
@@ -86,6 +86,12 @@ def test_heavy_packages_load_only_where_they_are_used(module, also):
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip() == "", f"import {module} loads {run.stdout.strip()}"
+
+
+def test_families_and_architectures_are_listed_without_torch():
+    code = "import sys, aero.families, aero.architecture, aero.flops; print('torch' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert run.stdout.strip() == "False", run.stderr
 
 
 def test_files_stay_short_and_have_telling_names():

@@ -111,7 +111,9 @@ def evaluate(model: GPT, batches: Iterable[Tensor], device: torch.device | str =
 @torch.no_grad()
 def layer_statistics(model: GPT, ids: Tensor) -> tuple[list[float], list[float]]:
     """Per layer: mean attention entropy in nats (L), and the largest activation magnitude (L), on `ids` (B, T)."""
+    model.eval()  # a spectral norm would go on iterating otherwise, and measuring would change the training
     states, entropies = model.hidden_states(ids, entropy=True)
+    model.train()
     return (
         [row.float().mean().item() for row in entropies],
         [state.float().abs().max().item() for state in states[1:]],

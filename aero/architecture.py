@@ -2,7 +2,9 @@
 
 SM+LN+G                        the GPT-2 baseline
 SM+R                           LayerNorm-free, ReLU feed-forward
+SM+LeakyR                      leaky ReLU with a learnable slope a layer; LeakyR(global): one for all (§3.1)
 SM                             Softmax-only: no LayerNorm, linear feed-forward
+SM+WNorm(FFN)                  weight normalisation of the feed-forward matrices (Eq. 5); SNorm(…): spectral
 SM+ScFFN                       linear feed-forward with learnable scaling (Eq. 6)
 SM+ScFuFFNi_6                  its two matrices fused into one, the 6 deepest feed-forward blocks pruned
 EReg(SM(t)+ScFuFFN)            learnable softmax temperature, trained with entropy regularisation
@@ -16,11 +18,35 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 Block = Literal["pre_ln", "he_hofmann"]
-FFN = Literal["gelu", "relu", "linear", "fused"]
+FFN = Literal["gelu", "relu", "leaky_relu", "linear", "fused"]
+Slope = Literal["layer", "global"]
+WeightNorm = Literal["weight", "spectral"]
+
+ACTIVATIONS: dict[FFN, str] = {"gelu": "G", "relu": "R", "leaky_relu": "LeakyR"}
+NORMED: dict[str, tuple[str, ...]] = {
+    "FFN": ("FFN",),
+    "QK": ("Q", "K"),
+    "QK+FFN": ("Q", "K", "FFN"),
+    "QKV+FFN": ("Q", "K", "V", "FFN"),
+    "QKVO+FFN": ("Q", "K", "V", "O", "FFN"),
+}
+"""The linear layers of AERO Table 9 that are normalised together."""
 
 _WRAPPER = re.compile(r"(EReg|SOTA)\((.*)\)")
+_PLUS = re.compile(r"\+(?![^()]*\))")  # not inside parentheses
 _FUSED = re.compile(r"ScFuFFN(?:i_(\d+))?")
-_ALLOWED = "SM, SM(t), LN, G, R, ScFFN, ScFuFFN, ScFuFFNi_x, EReg(…), SOTA(…)"
+_NORMED = re.compile(r"([WS])Norm\((.*)\)")
+_FORMS: dict[str, dict[str, object]] = {
+    "LN": {"layer_norm": True},
+    "G": {"ffn": "gelu"},
+    "R": {"ffn": "relu"},
+    "LeakyR": {"ffn": "leaky_relu", "slope": "layer"},
+    "LeakyR(global)": {"ffn": "leaky_relu", "slope": "global"},
+    "ScFFN": {"ffn": "linear", "scaled": True},
+}
+_ALLOWED = (
+    "SM, SM(t), LN, G, R, LeakyR, LeakyR(global), ScFFN, ScFuFFN, ScFuFFNi_x, WNorm(…), SNorm(…), EReg(…), SOTA(…)"
+)
 
 
 @dataclass(frozen=True)
@@ -30,10 +56,13 @@ class Architecture:
     block: "pre_ln" is the GPT-2 block (AERO Eq. 1), "he_hofmann" the skipless parallel block of He & Hofmann (2024).
     layer_norm: LayerNorm in every block. (A He & Hofmann row keeps one, in its first block, whatever this says.)
     ffn: the activation between the two feed-forward matrices; "linear" has none, "fused" is one (d, d) matrix.
+    slope: whether a leaky ReLU's learnable slope belongs to one layer or to all of them (AERO Figure 4).
     scaled: learnable output scaling alpha and residual scaling beta of a linear feed-forward block (AERO Eq. 6).
     pruned: number of deepest feed-forward blocks replaced by the identity (`ScFuFFNi_x`).
     temperature: learnable softmax temperature t in R^(H x T) per layer (AERO Eq. 11).
     entropy_regularized: trained with the entropy regulariser; nothing changes at inference.
+    weight_norm: "weight" (Salimans & Kingma) or "spectral" (Miyato et al.) normalisation of the weight matrices of the
+        layers in `normed`, one of the values of `NORMED`; folded into plain weights at inference.
     """
 
     layer_norm: bool = False
@@ -43,8 +72,17 @@ class Architecture:
     temperature: bool = False
     entropy_regularized: bool = False
     block: Block = "pre_ln"
+    slope: Slope | None = None
+    weight_norm: WeightNorm | None = None
+    normed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if (self.slope is not None) != (self.ffn == "leaky_relu"):
+            raise ValueError(f"slope={self.slope!r} with ffn={self.ffn!r}: a leaky ReLU has a slope, nothing else has")
+        if (self.weight_norm is not None) != bool(self.normed):
+            raise ValueError("weight_norm and normed go together: how to normalise, and which layers")
+        if self.normed and self.normed not in NORMED.values():
+            raise ValueError(f"normed={self.normed} is none of {', '.join(NORMED)} (AERO Table 9)")
         if self.scaled and self.ffn not in ("linear", "fused"):
             raise ValueError(f"a scaled FFN must be linear or fused, not {self.ffn!r}: its activation forbids folding")
         if self.ffn == "fused" and not self.scaled:
@@ -55,30 +93,45 @@ class Architecture:
             raise ValueError("ScFFN and LN exclude each other: scaling replaces LayerNorm (AERO §3.2)")
         if self.block == "he_hofmann" and (self.layer_norm or self.temperature or not self.scaled):
             raise ValueError("SOTA(…) takes SM+ScFFN, SM+ScFuFFN or SM+ScFuFFNi_x only")
+        if self.block == "he_hofmann" and (missing := set(self.normed) - {"FFN"}):
+            absent = "has no W_O and, but for its first layer, no W_V"
+            reason = absent if missing & {"V", "O"} else "starts with W_Q = 0, which has no direction to normalise"
+            raise ValueError(f"{self._norm_notation()}: the He & Hofmann block {reason}; normalise FFN alone")
 
     def __str__(self) -> str:
         parts = ["SM(t)" if self.temperature else "SM"]
         if self.layer_norm:
             parts.append("LN")
-        if self.ffn in ("gelu", "relu"):
-            parts.append({"gelu": "G", "relu": "R"}[self.ffn])
+        if self.ffn in ACTIVATIONS:
+            parts.append(ACTIVATIONS[self.ffn] + ("(global)" if self.slope == "global" else ""))
         elif self.scaled:
             parts.append(
                 {"linear": "ScFFN", "fused": "ScFuFFN"}[self.ffn] + (f"i_{self.pruned}" if self.pruned else "")
             )
+        if self.weight_norm:
+            parts.append(self._norm_notation())
         text = "+".join(parts)
         if self.block == "he_hofmann":
             text = f"SOTA({text})"
         return f"EReg({text})" if self.entropy_regularized else text
 
+    def _norm_notation(self) -> str:
+        kind = {"weight": "WNorm", "spectral": "SNorm"}[self.weight_norm]
+        return f"{kind}({next(text for text, layers in NORMED.items() if layers == self.normed)})"
+
     def at_inference(self) -> Architecture:
-        """What is left when training is over: the regulariser is gone."""
-        return replace(self, entropy_regularized=False)
+        """What is left when training is over: the regulariser is gone, weight norms are folded away."""
+        return replace(self, entropy_regularized=False, weight_norm=None, normed=())
 
     def ffn_layers(self, layers: int) -> int:
-        """Number of layers that keep their feed-forward block, out of `layers`; ValueError if more are pruned."""
+        """Number of layers that keep their feed-forward block, out of `layers`.
+
+        ValueError if more are pruned than there are, or if none is left of those that shall be normalised.
+        """
         if self.pruned > layers:
             raise ValueError(f"{self}: cannot prune {self.pruned} FFNs of a model with {layers} layers")
+        if "FFN" in self.normed and self.pruned == layers:
+            raise ValueError(f"{self}: all {layers} FFNs are pruned, so there is none to normalise")
         return layers - self.pruned
 
 
@@ -97,7 +150,7 @@ def parse(text: str) -> Architecture:
             raise ValueError(f"architecture {text!r}: {match[1]}(…) is given twice")
         settings[key] = value
         core = match[2]
-    for position, part in enumerate(core.split("+")):
+    for position, part in enumerate(_PLUS.split(core)):
         update: dict[str, object]
         if part in ("SM", "SM(t)"):
             update = {"temperature": part == "SM(t)"}
@@ -105,19 +158,24 @@ def parse(text: str) -> Architecture:
                 raise ValueError(f"architecture {text!r}: {part} must come first")
         elif position == 0:
             raise ValueError(f"architecture {text!r}: must begin with SM or SM(t), not {part!r}; known: {_ALLOWED}")
-        elif part == "LN":
-            update = {"layer_norm": True}
-        elif part in ("G", "R"):
-            update = {"ffn": {"G": "gelu", "R": "relu"}[part]}
-        elif part == "ScFFN":
-            update = {"ffn": "linear", "scaled": True}
+        elif part in _FORMS:
+            update = _FORMS[part]
         elif match := _FUSED.fullmatch(part):
             update = {"ffn": "fused", "scaled": True, "pruned": int(match[1] or 0)}
             if match[1] is not None and int(match[1]) == 0:
                 raise ValueError(f"architecture {text!r}: {part} prunes nothing; write ScFuFFN")
+        elif match := _NORMED.fullmatch(part):
+            if match[2] not in NORMED:
+                raise ValueError(f"architecture {text!r}: {part} must name one of {', '.join(NORMED)} (AERO Table 9)")
+            update = {"weight_norm": {"W": "weight", "S": "spectral"}[match[1]], "normed": NORMED[match[2]]}
         else:
             raise ValueError(f"architecture {text!r}: unknown part {part!r}; known parts: {_ALLOWED}")
         if repeated := set(update) & set(settings):
+            if {update.get("ffn"), settings.get("ffn")} & set(ACTIVATIONS) and ("scaled" in update | settings):
+                raise ValueError(
+                    f"architecture {text!r}: an FFN with an activation can be neither scaled nor fused, since its two"
+                    " matrices do not multiply into one; leave out the activation or the Sc… part"
+                )
             raise ValueError(f"architecture {text!r}: {part} sets {', '.join(sorted(repeated))} a second time")
         settings.update(update)
     try:

@@ -17,10 +17,14 @@ def softmax_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Causal softmax attention (AERO Eq. 2, with temperature Eq. 11).
 
-    query, key, value: (B, H, T, d_k). temperature: (H, T) divides the logits of its query row, or None for 1.
+    query, key, value: (B, H, T, d_k). temperature: (H, T) divides the logits of its query row, or None for 1;
+    ValueError if it is for other heads or positions.
     Returns the output (B, H, T, d_k) and, if `entropy`, the row entropies (B, H, T) in nats (Eq. 12), else None.
     """
     if temperature is not None:
+        if temperature.shape != query.shape[1:3]:
+            expected, given = (" x ".join(map(str, shape)) for shape in (query.shape[1:3], temperature.shape))
+            raise ValueError(f"temperature must hold heads x queries = {expected} values, got {given}")
         # Dividing the query row is the same as dividing its logits, and keeps the fused kernel usable.
         query = query / temperature[..., None]  # (B, H, T, d_k)
     if not entropy:
@@ -40,6 +44,24 @@ def softmax_with_entropy(logits: Tensor) -> tuple[Tensor, Tensor]:
     # Where p is 0 by the mask, z plays no part; the product below is then 0 and not 0 * inf.
     expected = (probabilities * logits.masked_fill(future, 0.0)).sum(-1)  # (B, H, T)
     return probabilities, log_normaliser - expected
+
+
+def rotary_table(context: int, dims: int) -> Tensor:
+    """cos and sin (2, T, dims / 2) of the rotary angles i * 10000^(-2k / dims), position i, pair k."""
+    frequencies = 10_000.0 ** (-torch.arange(0, dims, 2, dtype=torch.float64) / dims)
+    angles = torch.arange(context, dtype=torch.float64)[:, None] * frequencies
+    return torch.stack([angles.cos(), angles.sin()]).to(torch.get_default_dtype())
+
+
+def rotate(x: Tensor, table: Tensor) -> Tensor:
+    """Rotary position embedding of the first r dimensions of x (B, H, T, d_k); `table` (2, T' >= T, r / 2).
+
+    Dimension k turns with dimension k + r / 2, GPT-NeoX's layout; the remaining d_k - r pass unchanged.
+    """
+    half = table.shape[-1]
+    cos, sin = table[:, : x.shape[-2]].unbind(0)  # (T, r / 2)
+    first, second, rest = x.split([half, half, x.shape[-1] - 2 * half], -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], -1).to(x.dtype)
 
 
 def shaped_attention(

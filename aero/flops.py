@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from aero.architecture import Architecture
+from aero.architecture import ACTIVATIONS, Architecture
 
 
 class Dimensions(Protocol):
@@ -43,7 +43,8 @@ def count(architecture: Architecture, model: Dimensions, context: int) -> Count:
     """The papers' counts: FFN 16 d^2 (fused 2 d^2), attention 8 d^2 + 3 T d + d, per token and layer.
 
     For the He & Hofmann rows attention is 4 d^2 + 2 T d: the formula that reproduces the published figures, since
-    value and output projections are identities there. The final LayerNorm is not counted, as in the papers.
+    value and output projections are identities there. The final LayerNorm is not counted, as in the papers, nor are
+    rotary positions; weight norms are folded away.
     """
     layers, width = model.layers, model.width
     with_ffn = architecture.ffn_layers(layers)
@@ -57,9 +58,8 @@ def count(architecture: Architecture, model: Dimensions, context: int) -> Count:
     nonlinear = [NonlinearOperation("SM", layers * model.heads, context, context)]
     if norms:
         nonlinear.append(NonlinearOperation("LN", norms, context, width))
-    if architecture.ffn in ("gelu", "relu"):
-        name = {"gelu": "G", "relu": "R"}[architecture.ffn]
-        nonlinear.append(NonlinearOperation(name, with_ffn, context, model.ffn_width))
+    if architecture.ffn in ACTIVATIONS:
+        nonlinear.append(NonlinearOperation(ACTIVATIONS[architecture.ffn], with_ffn, context, model.ffn_width))
     return Count(
         ffn=with_ffn * context * ffn_per_token,
         attention=layers * context * attention_per_token,

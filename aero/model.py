@@ -5,14 +5,18 @@ Shapes: B sequences, T positions (the context), d width, H heads, d_k = d / H, V
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
 
-from aero.architecture import Architecture
-from aero.attention import shaped_attention, softmax_attention
+from aero.architecture import ACTIVATIONS, Architecture
+from aero.attention import rotary_table, rotate, shaped_attention, softmax_attention
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,13 @@ class ModelConfig:
     gelu: "exact" or "tanh" (GPT-2's approximation).
     init_std, embedding_std: standard deviations of the initial block matrices and of the embeddings.
     temperature_init, threshold_init: initial softmax temperature and `reg_threshold_weights`.
+    position: a learned embedding, or rotary embedding of the first `rotary_fraction` of each head's dimensions, in
+        GPT-NeoX's layout (dimension k is rotated with k + r/2 of r), base 10,000.
+    parallel_residual: attention and FFN read the same x (Pythia), see `PreLNBlock`.
+    embedding_scale: token embeddings are multiplied by sqrt(d) (Languini).
+    residual_init_scaling: the FFN's output matrix starts with init_std / sqrt(2 L) (Languini).
+    slope_init: initial negative slope of a leaky ReLU. The papers do not say; 0.01 is `lrelu_neg_slope` in the
+        configuration of the authors' relu-revival-normfree, which its learnable variant starts from too.
     """
 
     vocabulary: int
@@ -42,6 +53,12 @@ class ModelConfig:
     embedding_std: float = 0.02
     temperature_init: float = 1e-2
     threshold_init: float = 0.5
+    position: Literal["learned", "rotary"] = "learned"
+    rotary_fraction: float = 0.25
+    parallel_residual: bool = False
+    embedding_scale: bool = False
+    residual_init_scaling: bool = False
+    slope_init: float = 0.01
 
     def __post_init__(self) -> None:
         for name in ("vocabulary", "context", "layers", "heads", "width", "ffn_width"):
@@ -53,10 +70,25 @@ class ModelConfig:
             raise ValueError(f"gelu must be exact or tanh, got {self.gelu!r}")
         if self.temperature_init == 0:
             raise ValueError("temperature_init must not be 0: it divides the attention logits")
+        if self.position not in ("learned", "rotary"):
+            raise ValueError(f"position must be learned or rotary, got {self.position!r}")
+        if self.position == "rotary" and (self.rotary_fraction > 1 or self.rotary_dims < 2 or self.rotary_dims % 2):
+            raise ValueError(
+                f"rotary_fraction {self.rotary_fraction:g} of a head's {self.width // self.heads} dimensions is"
+                f" {self.rotary_dims}: rotation takes pairs, so it must be an even number from 2 to all of them"
+            )
+
+    @property
+    def rotary_dims(self) -> int:
+        """How many dimensions of every head are rotated, if positions are rotary."""
+        return int(self.rotary_fraction * (self.width // self.heads))
 
 
 class Attention(nn.Module):
-    """Multi-head causal self-attention (AERO Eq. 2, 3), optionally with a temperature t (H, T) (Eq. 11)."""
+    """Multi-head causal self-attention (AERO Eq. 2, 3), optionally with a temperature t (H, T) (Eq. 11).
+
+    A state whose temperatures are of another context length is refused with a ValueError.
+    """
 
     def __init__(self, architecture: Architecture, config: ModelConfig) -> None:
         super().__init__()
@@ -68,14 +100,29 @@ class Attention(nn.Module):
         self.output = nn.Linear(d, d, bias=config.vo_bias)
         if architecture.temperature:
             self.temperature = nn.Parameter(torch.full((config.heads, config.context), config.temperature_init))
+            self.register_load_state_dict_pre_hook(_refuse_other_temperatures)
         else:
             self.register_parameter("temperature", None)
+        table = rotary_table(config.context, config.rotary_dims) if config.position == "rotary" else None
+        self.register_buffer("rotary", table, persistent=False)  # (2, T, r/2)
 
     def forward(self, x: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
         q, k, v = (split_heads(layer(x), self.heads) for layer in (self.query, self.key, self.value))
+        if self.rotary is not None:
+            q, k = rotate(q, self.rotary), rotate(k, self.rotary)
         t = None if self.temperature is None else self.temperature[:, : x.shape[1]]  # (H, T)
         attended, entropies = softmax_attention(q, k, v, t, entropy)
         return self.output(merge_heads(attended)), entropies
+
+
+def _refuse_other_temperatures(module: Attention, state: dict[str, Any], prefix: str, *_: object) -> None:
+    """Before loading: temperatures belong to query positions, so a table cannot be stretched or cut."""
+    given, own = state.get(f"{prefix}temperature"), module.temperature
+    if given is not None and given.shape != own.shape:
+        raise ValueError(
+            f"{prefix}temperature holds {' x '.join(map(str, given.shape))} values (heads x context), the model has"
+            f" {' x '.join(map(str, own.shape))}; build the model with the context it was trained at"
+        )
 
 
 class ShapedAttention(nn.Module):
@@ -109,7 +156,7 @@ class ShapedAttention(nn.Module):
 
 
 class FFN(nn.Module):
-    """Feed-forward block (AERO Eq. 4): two matrices with GELU, ReLU or nothing between them."""
+    """Feed-forward block (AERO Eq. 4): two matrices with GELU, ReLU, leaky ReLU or nothing between them."""
 
     def __init__(self, architecture: Architecture, config: ModelConfig) -> None:
         super().__init__()
@@ -118,12 +165,15 @@ class FFN(nn.Module):
         self.activation = architecture.ffn
         self.approximate = {"exact": "none", "tanh": "tanh"}[config.gelu]
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, slope: Tensor | None = None) -> Tensor:
+        """x (B, T, d); slope () of a leaky ReLU, which may belong to all layers together."""
         x = self.up(x)  # (B, T, 4d)
         if self.activation == "gelu":
             x = F.gelu(x, approximate=self.approximate)
         elif self.activation == "relu":
             x = F.relu(x)
+        elif self.activation == "leaky_relu":
+            x = F.prelu(x, slope)
         return self.down(x)
 
 
@@ -134,7 +184,7 @@ class FusedFFN(nn.Module):
         super().__init__()
         self.fused = nn.Linear(config.width, config.width, bias=config.ffn_bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, slope: None = None) -> Tensor:
         return self.fused(x)
 
 
@@ -146,7 +196,13 @@ def _make_ffn(architecture: Architecture, config: ModelConfig, layer: int) -> nn
 
 
 class PreLNBlock(nn.Module):
-    """x_SA = x + MHA(LN_1(x)); x_out = beta x_SA + FFN(LN_2(x_SA)) / alpha (AERO Eq. 1 and 6)."""
+    """x_SA = x + MHA(LN_1(x)); x_out = beta x_SA + FFN(LN_2(x_SA)) / alpha (AERO Eq. 1 and 6).
+
+    With `parallel_residual` both read x: x_out = beta x + FFN(LN_2(x)) / alpha + MHA(LN_1(x)). As in Eq. 6, beta scales
+    what the residual connection around the FFN carries, which is x there; attention is added unscaled, as it is to
+    x_SA. Temperature and regulariser act inside the attention and mean the same in both forms; a pruned FFN leaves
+    x + MHA(LN_1(x)) in both.
+    """
 
     def __init__(self, architecture: Architecture, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -158,14 +214,18 @@ class PreLNBlock(nn.Module):
         scaled = architecture.scaled and self.ffn is not None
         self.alpha = nn.Parameter(torch.ones(())) if scaled else None
         self.beta = nn.Parameter(torch.ones(())) if scaled else None
+        self.parallel = config.parallel_residual
 
-    def forward(self, x: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, entropy: bool, slope: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         attended, entropies = self.attention(self.ln_1(x), entropy)
+        if self.parallel and self.ffn is not None:
+            return self._with_ffn(x, slope) + attended, entropies
         x = x + attended
-        if self.ffn is None:
-            return x, entropies
-        y = self.ffn(self.ln_2(x))
-        return (x + y if self.alpha is None else self.beta * x + y / self.alpha), entropies
+        return (x if self.ffn is None else self._with_ffn(x, slope)), entropies
+
+    def _with_ffn(self, x: Tensor, slope: Tensor | None) -> Tensor:
+        y = self.ffn(self.ln_2(x), slope)
+        return x + y if self.alpha is None else self.beta * x + y / self.alpha
 
 
 class HeHofmannBlock(nn.Module):
@@ -182,7 +242,7 @@ class HeHofmannBlock(nn.Module):
         self.b_ff = nn.Parameter(torch.tensor(0.1))
         self.b_sa = nn.Parameter(torch.tensor(1.0))
 
-    def forward(self, x: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, entropy: bool, slope: None = None) -> tuple[Tensor, Tensor | None]:
         n = self.ln_1(x)
         attended, entropies = self.attention(n, entropy)
         y = n if self.ffn is None else self.ffn(n)
@@ -190,15 +250,24 @@ class HeHofmannBlock(nn.Module):
 
 
 class GPT(nn.Module):
-    """Decoder-only language model with learned positions, in any architecture of `aero.architecture`."""
+    """Decoder-only language model in any architecture of `aero.architecture`.
+
+    Raises ValueError for an architecture that these sizes or switches cannot have.
+    """
 
     def __init__(self, architecture: Architecture, config: ModelConfig) -> None:
         super().__init__()
         architecture.ffn_layers(config.layers)  # refuses to prune more feed-forward blocks than there are
+        if architecture.block == "he_hofmann" and (config.position == "rotary" or config.parallel_residual):
+            raise ValueError(
+                f"{architecture} has learned positions and no residual connection: the He & Hofmann block takes neither"
+                " position=rotary nor parallel_residual"
+            )
         self.architecture, self.config = architecture, config
         block = HeHofmannBlock if architecture.block == "he_hofmann" else PreLNBlock
         self.token_embedding = nn.Embedding(config.vocabulary, config.width)
-        self.position_embedding = nn.Embedding(config.context, config.width)
+        learned = config.position == "learned"
+        self.position_embedding = nn.Embedding(config.context, config.width) if learned else None
         self.blocks = nn.ModuleList(block(architecture, config, layer) for layer in range(config.layers))
         self.ln_f = nn.LayerNorm(config.width, eps=config.layer_norm_eps) if config.ln_f else nn.Identity()
         self.lm_head = None if config.tied else nn.Linear(config.width, config.vocabulary, bias=False)
@@ -206,16 +275,25 @@ class GPT(nn.Module):
             self.reg_threshold_weights = nn.Parameter(torch.full((config.layers, config.heads), config.threshold_init))
         else:
             self.register_parameter("reg_threshold_weights", None)
+        if architecture.slope is not None:
+            slopes = config.layers if architecture.slope == "layer" else 1
+            self.leaky_slopes = nn.Parameter(torch.full((slopes,), config.slope_init))
+        else:
+            self.register_parameter("leaky_slopes", None)
         self._initialise()
+        self._normalise_weights()
 
     def _initialise(self) -> None:
         """Every block matrix N(0, init_std), embeddings N(0, embedding_std), every bias 0.
 
-        W_Q of the He & Hofmann block is 0, so that A = I at the start.
+        W_Q of the He & Hofmann block is 0, so that A = I at the start. `residual_init_scaling` concerns the matrix
+        that an FFN writes its output with: the second one, or the fused one.
         """
-        for module in self.modules():
+        writes_output = ("ffn.down", "ffn.fused") if self.config.residual_init_scaling else ()
+        for name, module in self.named_modules():
             if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=self.config.init_std)
+                scale = 1 / math.sqrt(2 * self.config.layers) if name.endswith(writes_output) else 1.0
+                nn.init.normal_(module.weight, std=scale * self.config.init_std)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
             elif isinstance(module, nn.Embedding):
@@ -223,6 +301,31 @@ class GPT(nn.Module):
         for module in self.modules():
             if isinstance(module, ShapedAttention):
                 nn.init.zeros_(module.query.weight)
+
+    def _normalise_weights(self) -> None:
+        """Reparametrise the matrices that the architecture normalises (AERO Eq. 5), Q and K each on its own.
+
+        weight: W = g v / |v|, a norm g for the weights of each output, starting at the plain initial W.
+        spectral: W / sigma(W), sigma by one step of power iteration a forward pass in training mode. In evaluation mode
+        nothing iterates: sigma = u^T W v with the vectors u, v that training left, which checkpoints hold too.
+        """
+        if self.architecture.weight_norm is None:
+            return
+        for block in self.blocks:
+            attention = block.attention
+            layers = [
+                getattr(attention, name)
+                for letter, name in (("Q", "query"), ("K", "key"), ("V", "value"), ("O", "output"))
+                if letter in self.architecture.normed
+            ]
+            if "FFN" in self.architecture.normed and block.ffn is not None:
+                layers += [layer for layer in block.ffn.children() if isinstance(layer, nn.Linear)]
+            for layer in layers:
+                if self.architecture.weight_norm == "weight":
+                    parametrizations.weight_norm(layer)
+                else:
+                    parametrizations.spectral_norm(layer)
+                    layer.parametrizations.weight[0] = _OutsideAutocast(layer.parametrizations.weight[0])
 
     def forward(self, ids: Tensor, entropy: bool = False) -> Tensor | tuple[Tensor, Tensor]:
         """Logits (B, T, V) of `ids` (B, T); with `entropy`, also the row entropies (L, B, H, T) in nats."""
@@ -238,15 +341,74 @@ class GPT(nn.Module):
         """
         if ids.shape[1] > self.config.context:
             raise ValueError(f"{ids.shape[1]} tokens exceed the model's context of {self.config.context}")
-        positions = torch.arange(ids.shape[1], device=ids.device)
-        x = self.token_embedding(ids) + self.position_embedding(positions)  # (B, T, d)
+        x = self.token_embedding(ids)  # (B, T, d)
+        if self.config.embedding_scale:
+            x = x * math.sqrt(self.config.width)
+        if self.position_embedding is not None:
+            x = x + self.position_embedding(torch.arange(ids.shape[1], device=ids.device))
+        slopes: list[Tensor | None] = [None] * len(self.blocks)
+        if self.leaky_slopes is not None:
+            slopes = list(self.leaky_slopes.expand(len(self.blocks)))
         states, entropies = [x], []
-        for block in self.blocks:
-            x, row_entropies = block(x, entropy)
+        for block, slope in zip(self.blocks, slopes, strict=True):
+            x, row_entropies = block(x, entropy, slope)
             states.append(x)
             if row_entropies is not None:
                 entropies.append(row_entropies)
         return states, entropies
+
+
+class _OutsideAutocast(nn.Module):
+    """A parametrisation computed in the weights' own precision: in half precision its sigma would be another one."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, weight: Tensor) -> Tensor:
+        with torch.autocast(weight.device.type, enabled=False):
+            return self.inner(weight)
+
+
+@torch.no_grad()
+def fold_weight_norm(model: GPT) -> GPT:
+    """`model` with its weight or spectral norms folded into plain weights: the same outputs, in evaluation mode.
+
+    A copy; a model without such norms comes back as a plain copy.
+    """
+    source = copy.deepcopy(model).eval()  # in training mode, reading a spectral norm's weight would iterate on
+    state = {name: value for name, value in source.state_dict().items() if ".parametrizations." not in name}
+    for name, module in source.named_modules():
+        if parametrize.is_parametrized(module, "weight"):
+            state[f"{name}.weight"] = module.weight
+    with torch.random.fork_rng(devices=[]):  # the initial draws are overwritten and shall move no one else's
+        folded = GPT(replace(model.architecture, weight_norm=None, normed=()), model.config)
+    folded.load_state_dict(state)
+    return folded.to(source.token_embedding.weight).eval()
+
+
+@torch.no_grad()
+def fuse_ffn(model: GPT) -> GPT:
+    """`model` with every linear FFN as the one matrix W_in W_out it amounts to (AERO §4.2), in evaluation mode.
+
+    Norms of its weights are folded away first. ValueError if there is an activation between the two matrices.
+    """
+    architecture = model.architecture
+    if architecture.ffn in ACTIVATIONS:
+        raise ValueError(
+            f"{architecture}: {ACTIVATIONS[architecture.ffn]} stands between the two FFN matrices, so they do not"
+            " multiply into one; only a linear FFN (ScFFN) can be fused"
+        )
+    fused = fold_weight_norm(model)
+    fused.architecture = replace(fused.architecture, ffn="fused")
+    for block in fused.blocks:
+        if isinstance(block.ffn, FFN):
+            up, down = block.ffn.up, block.ffn.down
+            block.ffn = FusedFFN(model.config).to(up.weight)
+            block.ffn.fused.weight.copy_(down.weight.double() @ up.weight.double())
+            if down.bias is not None:
+                block.ffn.fused.bias.copy_(down.weight.double() @ up.bias.double() + down.bias.double())
+    return fused.eval()
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:

@@ -21,7 +21,19 @@ NOTATIONS = [
     "EReg(SM(t)+ScFuFFN)",
     "EReg(SM(t)+ScFuFFNi_6)",
     "EReg(SM(t)+R)",
+    "EReg(SM(t)+G)",
+    "EReg(SM(t)+LN+G)",
     "EReg(SM+LN+G)",
+    "SM+LeakyR",
+    "SM+LN+LeakyR(global)",
+    "SM+LeakyR(global)",
+    "SM+WNorm(FFN)",
+    "SM+SNorm(QK)",
+    "SM+WNorm(QK+FFN)",
+    "SM+SNorm(QKV+FFN)",
+    "SM+WNorm(QKVO+FFN)",
+    "EReg(SM(t)+ScFuFFNi_2+SNorm(QKVO+FFN))",
+    "SOTA(SM+ScFFN+WNorm(FFN))",
     "SOTA(SM+ScFFN)",
     "SOTA(SM+ScFuFFN)",
     "SOTA(SM+ScFuFFNi_1)",
@@ -38,6 +50,16 @@ def test_fields_of_the_most_complex_row():
         ffn="fused", scaled=True, pruned=6, temperature=True, entropy_regularized=True
     )
     assert parse("SOTA(SM+ScFFN)") == Architecture(ffn="linear", scaled=True, block="he_hofmann")
+    assert parse("SM+LeakyR") == Architecture(ffn="leaky_relu", slope="layer")
+    assert parse("SM + LeakyR( global )") == Architecture(ffn="leaky_relu", slope="global")
+    assert parse("SM+WNorm(QK + FFN)") == Architecture(weight_norm="weight", normed=("Q", "K", "FFN"))
+    assert parse("SM+SNorm(QKV+FFN)+R") == Architecture(
+        ffn="relu", weight_norm="spectral", normed=("Q", "K", "V", "FFN")
+    )
+
+
+def test_training_alone_knows_regulariser_and_norms():
+    assert parse("EReg(SM(t)+ScFuFFN+WNorm(QK+FFN))").at_inference() == parse("SM(t)+ScFuFFN")
 
 
 @pytest.mark.parametrize(
@@ -55,12 +77,39 @@ def test_fields_of_the_most_complex_row():
         ("SM+LN+LN", "LN"),
         ("SM+ScFuFFNi_", "ScFuFFNi_"),
         ("EReg(SM", "EReg(SM"),
+        ("SM+WNorm(V)", "WNorm(V) must name one of FFN, QK, QK+FFN, QKV+FFN, QKVO+FFN"),
+        ("SM+WNorm()", "WNorm()"),
+        ("SM+WNorm", "'WNorm'"),
+        ("SM+WNorm(FFN)+SNorm(QK)", "SNorm(QK) sets normed, weight_norm a second time"),
+        ("SM+LeakyR(x)", "'LeakyR(x)'"),
+        ("SM+R+LeakyR", "LeakyR sets ffn"),
+        ("SM+G+ScFuFFN", "an FFN with an activation can be neither scaled nor fused"),
+        ("SM+ScFFN+LeakyR", "an FFN with an activation can be neither scaled nor fused"),
+        ("SM+ScFFN+ScFuFFN", "ScFuFFN sets ffn, scaled a second time"),
+        ("SOTA(SM+ScFFN+WNorm(QKV+FFN))", "has no W_O and, but for its first layer, no W_V"),
+        ("SOTA(SM+ScFFN+SNorm(QK))", "starts with W_Q = 0"),
     ],
 )
 def test_bad_notation_is_refused_with_the_bad_part(text, named):
     with pytest.raises(ValueError) as caught:
         parse(text)
     assert named in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"ffn": "leaky_relu"}, "a leaky ReLU has a slope"),
+        ({"ffn": "relu", "slope": "layer"}, "nothing else has"),
+        ({"weight_norm": "weight"}, "go together"),
+        ({"normed": ("FFN",)}, "go together"),
+        ({"weight_norm": "spectral", "normed": ("V",)}, "none of FFN, QK"),
+        ({"ffn": "gelu", "scaled": True}, "its activation forbids folding"),
+    ],
+)
+def test_fields_that_do_not_fit_each_other(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Architecture(**fields)
 
 
 def test_text_is_required():
@@ -73,7 +122,23 @@ def test_more_pruned_ffns_than_layers():
         parse("SM+ScFuFFNi_6").ffn_layers(5)
 
 
-@given(st.text(alphabet="SMLNGRcFuEegOTA()+it_0123 ", max_size=30))
+def test_norms_of_ffns_that_are_all_pruned():
+    normed = parse("SM+ScFuFFNi_3+WNorm(QK+FFN)")
+    assert normed.ffn_layers(4) == 1
+    with pytest.raises(ValueError, match="all 3 FFNs are pruned"):
+        normed.ffn_layers(3)
+    assert parse("SM+ScFuFFNi_3+WNorm(QK)").ffn_layers(3) == 0
+
+
+@given(
+    st.text(alphabet="SMLNGRcFuEegOTA()+it_0123 ", max_size=30)
+    | st.lists(
+        st.sampled_from(
+            "SM SM(t) LN G R LeakyR LeakyR(global) ScFFN ScFuFFNi_2 WNorm(QK+FFN) SNorm(FFN) SNorm( )".split()
+        ),
+        max_size=5,
+    ).map("+".join)
+)
 def test_any_text_parses_or_is_refused(text):
     try:
         architecture = parse(text)

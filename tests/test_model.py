@@ -1,13 +1,16 @@
-"""The decoder against Hugging Face GPT-2, plain-loop transcriptions and its own identities."""
+"""The decoder against Hugging Face GPT-2 and GPT-NeoX, plain-loop transcriptions and its own identities."""
 
+import dataclasses
 import math
 
 import pytest
 import torch
 
-from aero.architecture import parse
+from aero.architecture import NORMED, parse
+from aero.attention import softmax_attention
 from aero.checkpoint import load, save
-from aero.model import GPT, ModelConfig
+from aero.families import FAMILIES, config
+from aero.model import GPT, ModelConfig, fold_weight_norm, fuse_ffn
 
 SMALL = {"vocabulary": 40, "context": 9, "layers": 3, "heads": 2, "width": 8, "ffn_width": 32}
 EVERY = [
@@ -22,6 +25,20 @@ EVERY = [
     "EReg(SM(t)+ScFuFFN)",
     "SOTA(SM+ScFFN)",
     "SOTA(SM+ScFuFFNi_1)",
+    "SM+LeakyR",
+    "SM+LN+LeakyR(global)",
+    "SM+WNorm(QKVO+FFN)",
+    "EReg(SM(t)+ScFuFFN+SNorm(QKV+FFN))",
+    "SOTA(SM+ScFFN+WNorm(FFN))",
+]
+# Heads of four dimensions here: half of them, since a quarter is no pair.
+PYTHIA = FAMILIES["pythia-70m"].switches | {"rotary_fraction": 0.5}
+LANGUINI = FAMILIES["languini-gpt2"].switches
+IN_EVERY_FAMILY = [
+    pytest.param(text, switches, id=f"{family}-{text}")
+    for family, switches in (("gpt2", {}), ("pythia", PYTHIA), ("languini", LANGUINI))
+    for text in EVERY
+    if not (text.startswith("SOTA") and family == "pythia")  # refused
 ]
 
 
@@ -80,9 +97,76 @@ def test_gpt2_logits_equal_hugging_faces(gelu):
         torch.testing.assert_close(model(ids()), theirs(ids()).logits, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("text", EVERY)
-def test_entropy_on_request_changes_no_logit_and_no_position_sees_the_future(text):
-    model, tokens = build(text), ids()
+def test_gpt_neox_logits_equal_hugging_faces():
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    sizes = {"width": 48, "ffn_width": 192, "heads": 3, "context": 40}
+    model = build("SM+LN+G", **(FAMILIES["pythia-70m"].switches | sizes))
+    theirs = GPTNeoXForCausalLM(
+        GPTNeoXConfig(
+            vocab_size=40,
+            hidden_size=48,
+            num_hidden_layers=3,
+            num_attention_heads=3,
+            intermediate_size=192,
+            max_position_embeddings=40,
+        )
+    ).eval()
+    assert theirs.config.use_parallel_residual and not theirs.config.tie_word_embeddings
+    state = {
+        "gpt_neox.embed_in.weight": model.token_embedding.weight,
+        "gpt_neox.final_layer_norm.weight": model.ln_f.weight,
+        "gpt_neox.final_layer_norm.bias": model.ln_f.bias,
+        "lm_head.weight": model.lm_head.weight,
+    }
+    for i, block in enumerate(model.blocks):
+        a, f, h = block.attention, block.ffn, f"gpt_neox.layers.{i}."
+        qkv = (a.query, a.key, a.value)
+        state |= {
+            h + "input_layernorm.weight": block.ln_1.weight,
+            h + "input_layernorm.bias": block.ln_1.bias,
+            h + "post_attention_layernorm.weight": block.ln_2.weight,
+            h + "post_attention_layernorm.bias": block.ln_2.bias,
+            # Their one matrix holds Q, K and V of the first head, then those of the second, and so on.
+            h + "attention.query_key_value.weight": torch.cat([m.weight.view(3, 1, 16, 48) for m in qkv], 1).flatten(
+                0, 2
+            ),
+            h + "attention.query_key_value.bias": torch.cat([m.bias.view(3, 1, 16) for m in qkv], 1).flatten(),
+            h + "attention.dense.weight": a.output.weight,
+            h + "attention.dense.bias": a.output.bias,
+            h + "mlp.dense_h_to_4h.weight": f.up.weight,
+            h + "mlp.dense_h_to_4h.bias": f.up.bias,
+            h + "mlp.dense_4h_to_h.weight": f.down.weight,
+            h + "mlp.dense_4h_to_h.bias": f.down.bias,
+        }
+    theirs.load_state_dict(state)
+    tokens = ids(context=40)
+    with torch.no_grad():
+        logits = theirs(tokens).logits
+        torch.testing.assert_close(model(tokens), logits, atol=1e-5, rtol=0)
+        torch.testing.assert_close(model(tokens, entropy=True)[0], logits, atol=1e-5, rtol=0)
+
+
+def test_published_sizes_of_the_families():
+    def parameters(family, vocabulary, context, **changes):
+        with torch.device("meta"):
+            return sum(
+                p.numel() for p in GPT(parse("SM+LN+G"), config(family, vocabulary, context, **changes)).parameters()
+            )
+
+    biased = {"vo_bias": True, "ffn_bias": True}  # Hugging Face's GPT-2 has them, the CodeParrot recipe has not
+    assert parameters("gpt2", 50257, 1024, **biased) == 124_439_808
+    assert parameters("pythia-70m", 50304, 2048) == 70_426_624  # Biderman et al. (2023), Table 1: 18,915,328 of them
+    assert parameters("pythia-70m", 50304, 2048) - 2 * 50304 * 512 == 18_915_328  # without the two embeddings
+    layer = 12 * 768**2 + 9 * 768 + 4 * 768  # matrices, biases, two LayerNorms
+    assert parameters("gpt2-18l", 100, 128, **biased) - parameters("gpt2", 100, 128, **biased) == 6 * layer
+    with pytest.raises(ValueError, match="unknown model family 'gpt3'; known: gpt2"):
+        config("gpt3", 100, 128)
+
+
+@pytest.mark.parametrize(("text", "switches"), IN_EVERY_FAMILY)
+def test_entropy_on_request_changes_no_logit_and_no_position_sees_the_future(text, switches):
+    model, tokens = build(text, **switches), ids()
     with torch.no_grad():
         logits = model(tokens)
         with_entropy, entropies = model(tokens, entropy=True)
@@ -131,9 +215,145 @@ def test_scaled_fused_pruned_rows_against_equation_6():
     torch.testing.assert_close(model(tokens)[0], expected, atol=1e-5, rtol=1e-5)
 
 
+def turned(x, heads):
+    """Rotary positions by complex numbers: the first two of four dimensions a head, turned by the position's angle."""
+    x = x.clone().view(len(x), heads, -1)
+    for i in range(len(x)):
+        for h in range(heads):
+            number = complex(x[i, h, 0], x[i, h, 1]) * complex(math.cos(i), math.sin(i))
+            x[i, h, 0], x[i, h, 1] = number.real, number.imag
+    return x.flatten(1)
+
+
 @torch.no_grad()
-def test_he_hofmann_block_against_its_equation():
-    model, tokens = build("SOTA(SM+ScFFN)", ln_f=False), ids(1)
+@pytest.mark.parametrize("text", ["EReg(SM(t)+ScFuFFNi_1)", "SM+ScFFN"])
+def test_parallel_rotary_rows_with_scaled_ffns(text):
+    model, tokens = build(text, **PYTHIA), ids(1)
+    x = model.token_embedding.weight[tokens[0]]
+    for layer, block in enumerate(model.blocks):
+        a = block.attention
+        q = turned(x @ a.query.weight.T + a.query.bias, 2)
+        k = turned(x @ a.key.weight.T + a.key.bias, 2)
+        v = x @ a.value.weight.T + a.value.bias
+        heads = []
+        for h in range(2):
+            part, t = slice(4 * h, 4 * h + 4), torch.ones(9) if a.temperature is None else a.temperature[h]
+            for i in range(9):
+                weights = (q[i, part] @ k[: i + 1, part].T / (2.0 * t[i])).softmax(0)
+                heads.append(weights @ v[: i + 1, part])
+        attended = torch.stack(heads).view(2, 9, 4).transpose(0, 1).flatten(1) @ a.output.weight.T + a.output.bias
+        if "i_1" in text and layer == 2:  # the deepest FFN is pruned
+            x = x + attended
+        elif "Fu" in text:
+            f = block.ffn.fused
+            x = block.beta * x + attended + (x @ f.weight.T + f.bias) / block.alpha
+        else:
+            up, down = block.ffn.up, block.ffn.down
+            y = (x @ up.weight.T + up.bias) @ down.weight.T + down.bias
+            x = block.beta * x + attended + y / block.alpha
+    expected = layer_norm(x, model.ln_f) @ model.lm_head.weight.T
+    torch.testing.assert_close(model(tokens)[0], expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_languini_scales_token_embeddings_and_starts_ffn_outputs_small():
+    model, tokens = build("SM+LN+G", **LANGUINI), ids(1)
+    embedded = math.sqrt(8) * model.token_embedding.weight[tokens[0]] + model.position_embedding.weight
+    torch.testing.assert_close(model.hidden_states(tokens)[0][0][0], embedded)
+    sizes = SMALL | {"width": 128, "ffn_width": 512}
+    for text, written in (("SM+LN+G", "down"), ("SM+ScFuFFN", "fused")):
+        ffn = GPT(parse(text), ModelConfig(**(sizes | LANGUINI))).blocks[1].ffn
+        assert getattr(ffn, written).weight.std().item() == pytest.approx(0.02 / math.sqrt(6), rel=0.05)
+    plain = GPT(parse("SM+LN+G"), ModelConfig(**(sizes | LANGUINI | {"residual_init_scaling": False})))
+    assert plain.blocks[1].ffn.down.weight.std().item() == pytest.approx(0.02, rel=0.05)
+
+
+@pytest.mark.parametrize("text", ["SM+LeakyR", "SM+LeakyR(global)"])
+def test_leaky_relu_with_learnable_slopes(text):
+    model, tokens = build(text), ids()
+    several = text == "SM+LeakyR"
+    assert model.leaky_slopes.shape == ((3,) if several else (1,))
+    seen = []
+    for block in model.blocks:
+        block.ffn.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0].detach(), output.detach())))
+    model(tokens).square().sum().backward()
+    for layer, (block, (x, y)) in enumerate(zip(model.blocks, seen, strict=True)):
+        hidden = x @ block.ffn.up.weight.T
+        slope = model.leaky_slopes[layer if several else 0]
+        leaky = torch.where(hidden >= 0, hidden, slope * hidden)
+        torch.testing.assert_close(y, leaky @ block.ffn.down.weight.T)
+    assert (model.leaky_slopes.grad != 0).all()
+    assert (GPT(parse(text), ModelConfig(**SMALL)).leaky_slopes == 0.01).all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layers", NORMED)
+def test_weight_norm_is_equation_5_and_starts_at_the_plain_weights(layers):
+    torch.manual_seed(3)
+    plain = GPT(parse("SM"), ModelConfig(**SMALL)).eval()
+    torch.manual_seed(3)
+    normed = GPT(parse(f"SM+WNorm({layers})"), ModelConfig(**SMALL)).eval()
+    torch.testing.assert_close(normed(ids()), plain(ids()))
+    names = {"Q": "query", "K": "key", "V": "value", "O": "output"}
+    for block in normed.blocks:
+        found = {
+            letter for letter, name in names.items() if hasattr(getattr(block.attention, name), "parametrizations")
+        }
+        found |= {"FFN" for layer in (block.ffn.up, block.ffn.down) if hasattr(layer, "parametrizations")}
+        assert found == set(NORMED[layers])
+    normed = build(f"SM+WNorm({layers})")
+    layer = normed.blocks[1].ffn.up if "FFN" in layers else normed.blocks[1].attention.query
+    g, v = layer.parametrizations.weight.original0, layer.parametrizations.weight.original1
+    rows = [g[row] * v[row] / math.sqrt(sum(float(x) ** 2 for x in v[row])) for row in range(len(v))]
+    torch.testing.assert_close(layer.weight, torch.stack(rows))
+
+
+@torch.no_grad()
+def test_spectral_norm_iterates_in_training_mode_only_and_comes_to_the_largest_singular_value():
+    model = build("SM+SNorm(FFN)")  # the weights were changed after the singular vectors were found
+    up = model.blocks[0].ffn.up
+    before = up.weight.clone()
+    model(ids())
+    assert torch.equal(up.weight, before)
+    model.train()
+    for _ in range(200):
+        model(ids())
+    model.eval()
+    original = up.parametrizations.weight.original
+    torch.testing.assert_close(up.weight, original / torch.linalg.matrix_norm(original, 2))
+    assert (up.weight - before).abs().max() > 1e-3
+
+
+@torch.no_grad()
+def test_spectral_norm_is_computed_outside_autocast():
+    model, seen = build("SM+SNorm(FFN)"), []
+    inner = model.blocks[0].ffn.up.parametrizations.weight[0].inner
+    inner.register_forward_pre_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model(ids()).dtype == torch.bfloat16
+    assert seen == [False]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["WNorm", "SNorm"])
+@pytest.mark.parametrize("layers", NORMED)
+@pytest.mark.parametrize("rest", ["SM+LN+R+{}", "EReg(SM(t)+ScFuFFNi_1+{})"])
+def test_normalised_weights_equal_their_folded_export(kind, layers, rest):
+    model = build(rest.format(f"{kind}({layers})"))
+    model.train()
+    model(ids())  # and the export is taken from the middle of a training
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    folded = fold_weight_norm(model)
+    assert model.training and all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert folded.architecture == parse(rest.format("X").replace("+X", ""))
+    assert set(folded.state_dict()) == set(GPT(folded.architecture, model.config).state_dict())
+    assert torch.equal(folded(ids()), model.eval()(ids()))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("text", ["SOTA(SM+ScFFN)", "SOTA(SM+ScFuFFN)", "SOTA(SM+ScFuFFNi_1)"])
+def test_he_hofmann_block_against_its_equation(text):
+    model, tokens = build(text, ln_f=False), ids(1)
     x = model.token_embedding.weight[tokens[0]] + model.position_embedding.weight
     for layer, block in enumerate(model.blocks):
         a = block.attention
@@ -146,7 +366,13 @@ def test_he_hofmann_block_against_its_equation():
             causal_mean = torch.tensor([[1 / (i + 1) if j <= i else 0.0 for j in range(9)] for i in range(9)])
             shaped = a.shape_a[h] * torch.eye(9) + a.shape_b[h] * softmax - a.shape_g[h] * causal_mean
             parts.append(shaped @ v[:, 4 * h : 4 * h + 4])
-        ffn = n @ block.ffn.up.weight.T @ block.ffn.down.weight.T
+        if block.ffn is None:
+            assert "i_1" in text and layer == 2
+            ffn = n
+        elif "Fu" in text:
+            ffn = n @ block.ffn.fused.weight.T
+        else:
+            ffn = n @ block.ffn.up.weight.T @ block.ffn.down.weight.T
         x = block.b_ff * ffn + block.b_sa * torch.cat(parts, 1)
     torch.testing.assert_close(model(tokens)[0], x @ model.token_embedding.weight.T, atol=1e-4, rtol=1e-4)
 
@@ -159,14 +385,23 @@ def test_he_hofmann_starts_as_identity_attention():
 
 
 @torch.no_grad()
-def test_fused_ffn_equals_the_two_layer_ffn_it_replaces():
-    two, fused = build("SM+ScFFN"), build("SM+ScFuFFN")
-    state = two.state_dict()
-    for i, block in enumerate(two.blocks):
-        state[f"blocks.{i}.ffn.fused.weight"] = block.ffn.down.weight @ block.ffn.up.weight
-        del state[f"blocks.{i}.ffn.up.weight"], state[f"blocks.{i}.ffn.down.weight"]
-    fused.load_state_dict(state)
-    torch.testing.assert_close(fused(ids()), two(ids()), atol=1e-5, rtol=1e-5)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("text", ["SM+ScFFN", "EReg(SM(t)+ScFFN+WNorm(FFN))", "SOTA(SM+ScFFN)"])
+def test_fused_ffn_equals_the_two_layer_ffn_it_replaces(text, biased):
+    two = build(text, ffn_bias=biased)
+    fused = fuse_ffn(two)
+    assert str(fused.architecture) == text.replace("ScFFN", "ScFuFFN").replace("+WNorm(FFN)", "")
+    same_kind = GPT(fused.architecture, two.config).eval()
+    same_kind.load_state_dict(fused.state_dict())
+    torch.testing.assert_close(same_kind(ids()), two(ids()), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"), [("SM+LN+G", "G stands between"), ("SM+R", "R stands"), ("SM+LeakyR", "LeakyR stands")]
+)
+def test_an_ffn_with_an_activation_is_not_fused(text, named):
+    with pytest.raises(ValueError, match=named):
+        fuse_ffn(build(text))
 
 
 def test_initial_values_of_the_recipe():
@@ -188,6 +423,10 @@ def test_initial_values_of_the_recipe():
         ({"layers": 0}, "layers must be at least 1"),
         ({"gelu": "fast"}, "exact or tanh"),
         ({"temperature_init": 0.0}, "temperature_init"),
+        ({"position": "sinusoidal"}, "learned or rotary"),
+        ({"position": "rotary", "rotary_fraction": 0.75}, "dimensions is 3: rotation takes pairs"),
+        ({"position": "rotary", "rotary_fraction": 0.25}, "dimensions is 1: rotation takes pairs"),
+        ({"position": "rotary", "rotary_fraction": 2.0}, "from 2 to all of them"),
     ],
 )
 def test_impossible_sizes(changes, message):
@@ -198,18 +437,42 @@ def test_impossible_sizes(changes, message):
 def test_impossible_models_and_inputs():
     with pytest.raises(ValueError, match="cannot prune 4"):
         GPT(parse("SM+ScFuFFNi_4"), ModelConfig(**SMALL))
-    with pytest.raises(ValueError, match="context of 9"):
-        build("SM")(torch.zeros(1, 10, dtype=torch.long))
+    with pytest.raises(ValueError, match="all 3 FFNs are pruned, so there is none to normalise"):
+        GPT(parse("SM+ScFuFFNi_3+WNorm(FFN)"), ModelConfig(**SMALL))
+    for switch in ({"position": "rotary", "rotary_fraction": 0.5}, {"parallel_residual": True}):
+        with pytest.raises(ValueError, match="takes neither position=rotary nor parallel_residual"):
+            GPT(parse("SOTA(SM+ScFFN)"), ModelConfig(**(SMALL | switch)))
+    for text in ("SM", "SM(t)+R"):
+        with pytest.raises(ValueError, match="context of 9"):
+            build(text)(torch.zeros(1, 10, dtype=torch.long))
 
 
-@pytest.mark.parametrize("text", EVERY)
-def test_checkpoint_round_trip(text, tmp_path):
-    model = build(text)
+def test_temperatures_of_another_context_length():
+    model = build("SM(t)+R")
+    with pytest.raises(ValueError, match=r"holds 2 x 9 values \(heads x context\), the model has 2 x 12"):
+        build("SM(t)+R", context=12).load_state_dict(model.state_dict())
+    q = torch.randn(1, 2, 5, 4)
+    for positions in (9, 1):
+        with pytest.raises(ValueError, match=f"heads x queries = 2 x 5 values, got 2 x {positions}"):
+            softmax_attention(q, q, q, torch.ones(2, positions))
+
+
+@pytest.mark.parametrize(("text", "switches"), IN_EVERY_FAMILY)
+def test_checkpoint_round_trip(text, switches, tmp_path):
+    model = build(text, **switches)
     save(tmp_path / "c.safetensors", model, run="x")
     again = load(tmp_path / "c.safetensors")
     assert again.architecture == model.architecture and again.config == model.config
     with torch.no_grad():
         assert torch.equal(again(ids()), model(ids()))
+
+
+def test_checkpoint_with_temperatures_of_another_context(tmp_path):
+    model = build("SM(t)+R")
+    model.config = dataclasses.replace(model.config, context=12)
+    save(tmp_path / "c.safetensors", model)
+    with pytest.raises(ValueError, match="does not fit its own description.*heads x context"):
+        load(tmp_path / "c.safetensors")
 
 
 def test_damaged_checkpoints_are_refused(tmp_path):

@@ -94,6 +94,12 @@ def test_heavy_packages_load_only_where_they_are_used(module, also):
     assert run.stdout.strip() == "", f"import {module} loads {run.stdout.strip()}"
 
 
+def test_families_and_architectures_are_listed_without_torch():
+    code = "import sys, aero.families, aero.architecture, aero.flops; print('torch' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert run.stdout.strip() == "False", run.stderr
+
+
 def test_files_stay_short_and_have_telling_names():
     for path in sources("aero") + sources("stages") + sources("tests"):
         length = len(path.read_text(encoding="utf-8").splitlines())

@@ -27,12 +27,17 @@ def ramped_cosine(step: int, steps: int, warmup_steps: int, final: float) -> flo
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """Weight decay on weight matrices and embeddings; none on biases, norms, gains, temperatures and thresholds."""
-    undecayed_tables = ("temperature", "reg_threshold_weights")
+    """Weight decay on weight matrices, embeddings and slopes; none on biases, norms, gains, temperatures, thresholds.
+
+    Slopes of a leaky ReLU decay, towards 0, because they did in the authors' training (relu-revival-normfree,
+    train_utils.py: all that is neither LayerNorm nor named a bias or a gain). weight.original0 is the gain g (out, 1)
+    of a weight norm, W = g v / |v|.
+    """
+    undecayed_tables = ("temperature", "reg_threshold_weights", "weight.original0")
     decayed, undecayed = [], []
     for name, parameter in model.named_parameters():
         matrix = parameter.ndim >= 2 and not name.endswith(undecayed_tables)
-        (decayed if matrix else undecayed).append(parameter)
+        (decayed if matrix or name.endswith("leaky_slopes") else undecayed).append(parameter)
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": undecayed, "weight_decay": 0.0}]
 
 

@@ -13,19 +13,28 @@ import torch
 from torch import Tensor
 
 from aero.architecture import Architecture
-from aero.model import GPT, ModelConfig
+from aero.model import GPT, ModelConfig, fold_weight_norm
 
 Weights = dict[str, Tensor]
 
 
 def weight_arrays(model: GPT, program: str) -> dict[str, np.ndarray]:
-    """The folded weights of `model` as float32 arrays, ready for the server's process."""
+    """The folded weights of `model` as float32 arrays, ready for the server's process.
+
+    Weight and spectral norms are folded away first. ValueError for a model the programs cannot run yet.
+    """
+    if model.architecture.weight_norm is not None:
+        model = fold_weight_norm(model)
     weights = folded(model.architecture, model.config, model.state_dict(), program)
     return {name: value.to(torch.float32).contiguous().numpy() for name, value in weights.items()}
 
 
 def weight_shapes(architecture: Architecture, config: ModelConfig, program: str) -> dict[str, tuple[int, ...]]:
-    """Shapes of the folded weights, from the sizes alone: all a client knows of the server's model."""
+    """Shapes of the folded weights, from the sizes alone: all a client knows of the server's model.
+
+    ValueError for a model the programs cannot run yet.
+    """
+    architecture = architecture.at_inference()
     with torch.device("meta"):
         state = GPT(architecture, config).state_dict()
     return {name: tuple(value.shape) for name, value in folded(architecture, config, state, program).items()}
@@ -37,12 +46,13 @@ def folded(architecture: Architecture, config: ModelConfig, state: Mapping[str, 
     as_published keeps every matrix apart and folds only 1/alpha and the He & Hofmann scalars that multiply a matrix of
     the server's. tuned folds whatever is linear (see `aero.two_party.program`).
     """
+    _refuse_unknown(architecture, config)
     if program not in ("as_published", "tuned"):
         raise ValueError(f"unknown program {program!r}: as_published or tuned")
     s = {name: value.detach().double() for name, value in state.items()}
     make = _he_hofmann if architecture.block == "he_hofmann" else _pre_ln
     weights: Weights = {
-        "token_embedding": s["token_embedding.weight"],
+        "token_embedding": s["token_embedding.weight"] * (config.width**0.5 if config.embedding_scale else 1.0),
         "position_embedding": s["position_embedding.weight"],
     }
     for layer in range(config.layers):
@@ -62,6 +72,21 @@ def folded(architecture: Architecture, config: ModelConfig, state: Mapping[str, 
             weights["ln_f.weight"], weights["ln_f.bias"] = s["ln_f.weight"], s["ln_f.bias"]
     weights["head"] = head
     return weights
+
+
+def _refuse_unknown(architecture: Architecture, config: ModelConfig) -> None:
+    """ValueError for what neither program computes: better none than the cost or the logits of another model."""
+    if architecture.slope is not None:
+        reason = "the learnable slope of a leaky ReLU"
+    elif config.position != "learned":
+        reason = f"{config.position} positions"
+    elif config.parallel_residual:
+        reason = "a parallel residual connection"
+    elif architecture.weight_norm is not None:
+        reason = "weights with a norm; fold it away first (aero.model.fold_weight_norm)"
+    else:
+        return
+    raise ValueError(f"{architecture}: two-party inference does not know {reason}")
 
 
 def _bias(block: Mapping[str, Tensor], name: str, width: int) -> Tensor:

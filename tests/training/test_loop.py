@@ -156,6 +156,14 @@ def test_weight_decay_spares_vectors_norms_temperatures_and_thresholds():
     assert {"blocks.0.attention.temperature", "reg_threshold_weights", "ln_f.weight"} <= {names[id(p)] for p in rest}
 
 
+def test_weight_decay_spares_the_gains_of_weight_norms_and_not_the_slopes():
+    model = GPT(parse("SM+LeakyR(global)+WNorm(QK)"), CONFIG)
+    names = {id(p): n for n, p in model.named_parameters()}
+    decayed, rest = ({names[id(p)] for p in group["params"]} for group in parameter_groups(model, 0.1))
+    normed = "blocks.0.attention.query.parametrizations.weight."
+    assert {normed + "original1", "leaky_slopes"} <= decayed and normed + "original0" in rest
+
+
 def test_one_step_equals_a_plain_transcription(double):
     settings = Settings(steps=1)
     outcome = run(settings)

@@ -14,7 +14,7 @@ from aero.model import ModelConfig
 from aero.two_party import nonlinear
 from aero.two_party.operations import Operation, call, trace
 from aero.two_party.program import WEIGHTS_AT_ONCE, forward, operations, plaintext, product
-from aero.two_party.weights import weight_arrays, weight_shapes
+from aero.two_party.weights import folded, weight_arrays, weight_shapes
 
 ROWS = (  # of AERO Tables 2 and 4
     "SM+LN+G",
@@ -76,6 +76,42 @@ def test_shapes_from_the_sizes_alone_are_those_of_the_weights(row):
     for program in ("as_published", "tuned"):
         shapes = weight_shapes(model.architecture, model.config, program)
         assert shapes == {name: value.shape for name, value in weight_arrays(model, program).items()}
+
+
+@pytest.mark.parametrize("program", ["as_published", "tuned"])
+@pytest.mark.parametrize("row", ["SM+LN+R+WNorm(QKVO+FFN)", "EReg(SM(t)+ScFuFFNi_1+SNorm(QK+FFN))"])
+def test_weight_norms_are_folded_away_and_embeddings_scaled(row, program):
+    model = random_model(row, embedding_scale=True)
+    ids = np.random.default_rng(4).integers(0, 41, 12)
+    weights = weight_arrays(model, program)
+    logits = plaintext(model.architecture, model.config, program, weights, ids)
+    np.testing.assert_allclose(logits, torch_logits(model, ids), atol=2e-2, rtol=0)
+    assert weight_shapes(model.architecture, model.config, program) == {n: v.shape for n, v in weights.items()}
+    plain = operations(model.architecture.at_inference(), model.config, program, 12)
+    assert operations(model.architecture, model.config, program, 12) == plain
+
+
+@pytest.mark.parametrize(
+    ("row", "switches", "named"),
+    [
+        ("SM+LeakyR", {}, "slope of a leaky ReLU"),
+        ("SM+R", {"position": "rotary"}, "rotary positions"),
+        ("SM+R", {"parallel_residual": True}, "parallel residual"),
+    ],
+)
+def test_what_the_programs_do_not_know_is_refused(row, switches, named):
+    model = random_model(row, **switches)
+    for program in ("as_published", "tuned"):
+        with pytest.raises(ValueError, match=named):
+            weight_arrays(model, program)
+        with pytest.raises(ValueError, match=named):
+            operations(model.architecture, model.config, program, 12)
+
+
+def test_weights_with_a_norm_have_no_folding_of_their_own():
+    model = random_model("SM+WNorm(FFN)")
+    with pytest.raises(ValueError, match="fold it away first"):
+        folded(model.architecture, model.config, model.state_dict(), "tuned")
 
 
 def test_a_sliced_embedding_is_the_lookup():

@@ -85,7 +85,9 @@ class safe_open:
     def get_tensor(self, name: str) -> torch.Tensor:
         begin, end, entry = self._entries[name]
         try:
-            values = torch.from_numpy(self._data[begin:end].copy())
-            return values.view(_TYPES[entry["dtype"]]).reshape(entry["shape"])
+            values = torch.empty(entry["shape"], dtype=_TYPES[entry["dtype"]])
+            if end > begin:
+                values.view(-1).view(torch.uint8).copy_(torch.from_numpy(self._data[begin:end]))
+            return values
         except (KeyError, TypeError, RuntimeError) as error:
             raise SafetensorError(f"tensor {name}: {error}") from None

@@ -80,7 +80,9 @@ class Training:
                     started(process)
                     status = process.wait()
                 finally:
-                    process.terminate()  # nothing is left behind when the scheduler interrupts the wait
+                    # When the scheduler interrupts the wait, nothing is left that would hold the state.
+                    process.terminate()
+                    process.wait()
             if status < 0:
                 return f"killed by signal {-status}, see {output}"
             if status:

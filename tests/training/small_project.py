@@ -28,7 +28,8 @@ def make(folder, train=None, regularizer=None):
 
 def environment(**more):
     # Without git on its path a stage cannot tell the commit, so results do not depend on the state of the checkout.
-    return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": "/nonexistent"} | more
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PATH": "/nonexistent"} | more
 
 
 def start(folder, *command, **more):
@@ -82,3 +83,8 @@ def without_seconds(path):
     lines = whole_lines(path)
     place = lines[0].index("seconds")
     return [line[:place] + line[place + 1 :] for line in lines]
+
+
+def children(pid):
+    """Process ids of the children of a process."""
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

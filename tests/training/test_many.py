@@ -2,13 +2,14 @@
 
 import fcntl
 import json
+import os
 import shutil
 import signal
 import sys
 import time
 
 import pytest
-from small_project import ROOT, finish, one_line_error, stage, start, timeless, whole_lines
+from small_project import children, environment, finish, one_line_error, stage, start, timeless, whole_lines
 
 from aero.errors import UserError
 from aero.training.many import Training, has_entropy, here, on_cluster
@@ -95,7 +96,7 @@ def test_an_interrupted_job_is_submitted_again_and_resumes(project, monkeypatch)
     import submitit
 
     folder = project(train={"steps": 400, "checkpoint_every": 10, "log_every": 1})
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
     out = folder / "out"
     training = Training("sm-r", 1337, "smoke", out, folder)
     executor = submitit.AutoExecutor(folder=folder / "jobs", cluster="local")
@@ -104,7 +105,7 @@ def test_an_interrupted_job_is_submitted_again_and_resumes(project, monkeypatch)
     while not job.done() and len(whole_lines(out / "log.csv")) < 30:
         time.sleep(0.01)
     assert not job.done(), job.exception()
-    job._interrupt()
+    os.kill(children(int(job.job_id))[0], signal.SIGUSR2)  # what SLURM sends before it takes a machine away
     assert job.result() is None
     assert "starting anew" not in (out / "output.txt").read_text()
     assert [int(line[0]) for line in whole_lines(out / "log.csv")[1:]] == list(range(1, 401))

@@ -5,60 +5,59 @@ import signal
 import socket
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from small_project import finish, stage, start, whole_lines
+from small_project import children, finish, start, whole_lines
 
 from aero.training.log import read
+from aero.training.loop import Regularizer, _regularization
 from aero.training.processes import Processes
 
-HEAVY = {"lambda_": 1e-2, "lambda_positions": None}  # so that a wrongly scaled regulariser would show
 
-
-def torchrun(folder, *arguments, count=2):
+def torchrun(folder, *script, count=2):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     launcher = ("-m", "torch.distributed.run", "--nproc-per-node", count, "--master-addr", "127.0.0.1")
-    command = (*launcher, "--master-port", port, "-m", "stages.train", *arguments)
-    return start(folder, *command, GLOO_SOCKET_IFNAME="lo")
+    return start(folder, *launcher, "--master-port", port, *script, GLOO_SOCKET_IFNAME="lo")
+
+
+IN_DOUBLE = (Path(__file__).with_name("train_in_double.py"),)
 
 
 @pytest.mark.parametrize(
-    ("run", "regularizer", "train"),
+    ("script", "run", "regularizer", "train"),
     [
-        ("ereg-smt-scfuffni-6", HEAVY | {"reduction": "position_sum"}, {"accumulation": 2}),
-        ("ereg-smt-scfuffni-6", HEAVY | {"reduction": "head_mean", "lambda_": 1.0}, {}),
-        ("sm-ln-g", {}, {"accumulation": 2}),
+        (IN_DOUBLE, "ereg-smt-scfuffni-6", {"reduction": "position_sum"}, {"accumulation": 2}),
+        (IN_DOUBLE, "ereg-smt-scfuffni-6", {"reduction": "head_mean", "lambda_": 0.1}, {}),
+        (("-m", "stages.train"), "sm-ln-g", {}, {"accumulation": 2}),
     ],
 )
-def test_two_processes_have_the_losses_of_one(project, run, regularizer, train):
+def test_two_processes_have_the_losses_of_one(project, script, run, regularizer, train):
+    """The regularised ones in float64: their softmax is sharp (temperature 0.01) and their penalty jumps at the margin,
+    so in float32 two orders of summation part after some 20 steps, on one process too."""
     folder = project(regularizer=regularizer, train=train | {"log_every": 1})
-    one = stage(folder, "train", run, "--out", "one")
-    two = finish(torchrun(folder, run, "--out", "two"))
+    one = finish(start(folder, *script, run, "--out", "one"))
+    two = finish(torchrun(folder, *script, run, "--out", "two"))
     assert one.returncode == 0 and two.returncode == 0, one.stderr + two.stderr
     assert two.stdout.count("perplexity") == 1, two.stdout
     alone, together = (read(folder / name / "log.csv") for name in ("one", "two"))
     assert [row["step"] for row in together] == [row["step"] for row in alone] and len(alone) >= 24
     for a, b in zip(alone, together, strict=True):
-        for name in ("train_loss", "eval_loss"):
+        for name in ("train_loss", "eval_loss", "regularization"):
             if a[name] is not None:
                 assert b[name] == pytest.approx(a[name], abs=1e-5, rel=0), (name, a["step"])
-        assert b["regularization"] == pytest.approx(a["regularization"], rel=1e-4, abs=1e-7), a["step"]
-        assert b["gradient_norm"] == pytest.approx(a["gradient_norm"], rel=1e-3), a["step"]
+    assert together[0]["gradient_norm"] == pytest.approx(alone[0]["gradient_norm"], rel=1e-5)
     if regularizer:
-        assert min(row["regularization"] for row in alone) > 1e-3
-
-
-def children(pid):
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        assert alone[0]["regularization"] > 1e-3
 
 
 @pytest.mark.parametrize("dying", [0, 1])
 def test_a_dead_process_ends_the_other_and_the_training_resumes(project, dying):
     folder = project(train={"steps": 120, "log_every": 1, "checkpoint_every": 5})
-    launcher = torchrun(folder, "sm-r", "--out", "out")
+    launcher = torchrun(folder, "-m", "stages.train", "sm-r", "--out", "out")
     while launcher.poll() is None and len(whole_lines(folder / "out/log.csv")) < 12:
         time.sleep(0.005)
     assert launcher.poll() is None, launcher.communicate()
@@ -70,7 +69,7 @@ def test_a_dead_process_ends_the_other_and_the_training_resumes(project, dying):
     assert len(told) == 1 and f"process {1 - dying} of 2: another process of this training ended" in told[0], (
         ended.stderr
     )
-    resumed = finish(torchrun(folder, "sm-r", "--out", "out"))
+    resumed = finish(torchrun(folder, "-m", "stages.train", "sm-r", "--out", "out"))
     assert resumed.returncode == 0 and "starting anew" not in resumed.stdout, resumed.stderr
     assert [row["step"] for row in read(folder / "out/log.csv")] == list(range(1, 121))
 
@@ -86,3 +85,32 @@ def test_shares_are_equal_and_make_up_the_batch():
     assert Processes().share(batch) is batch
     with pytest.raises(ValueError, match="6 cannot be shared equally by 4"):
         Processes(0, 4).share(batch)
+
+
+@pytest.mark.parametrize("reduction", ["position_sum", "head_mean"])
+def test_regularisers_of_shares_average_to_that_of_the_batch(reduction):
+    """Value and gradients, for shares with very different entropies, as gradients are averaged over processes."""
+    regularizer = Regularizer(reduction, 0.1, 1.0)
+    generator = torch.Generator().manual_seed(1)
+    entropies = torch.rand(2, 4, 3, 8, generator=generator, dtype=torch.float64)  # (L, B, H, T)
+    entropies[:, 2:] += 1.5
+    thresholds = torch.rand(2, 3, generator=generator, dtype=torch.float64)
+    whole_mean = entropies.mean((1, 3))
+
+    class Half(Processes):
+        def mean_of(self, tensor):
+            return whole_mean
+
+    def gradients(part, processes):
+        model = SimpleNamespace(reg_threshold_weights=thresholds.clone().requires_grad_())
+        part = part.clone().requires_grad_()
+        value = _regularization(part, model, regularizer, processes)
+        value.backward()
+        return value.detach(), part.grad, model.reg_threshold_weights.grad
+
+    whole = gradients(entropies, Processes())
+    halves = [gradients(entropies[:, 2 * rank : 2 * rank + 2], Half(rank, 2)) for rank in range(2)]
+    assert whole[0] > 0.1 and whole[1].abs().max() > 0
+    torch.testing.assert_close(sum(half[0] for half in halves) / 2, whole[0])
+    torch.testing.assert_close(torch.cat([half[1] for half in halves], dim=1) / 2, whole[1])
+    torch.testing.assert_close(sum(half[2] for half in halves) / 2, whole[2])

@@ -74,7 +74,7 @@ def test_train_then_entropy(project):
     assert finished.returncode == 0, finished.stderr
     entropy = json.loads((folder / "entropy.json").read_text())
     assert len(entropy["entropy_mean"]) == 7 and len(entropy["entropy_by_position"][0]) == 16
-    assert len(entropy["learned"]["alpha"]) == 2 and len(entropy["learned"]["thresholds"]) == 8
+    assert len(entropy["learned"]["alpha"]) == 1 and len(entropy["learned"]["thresholds"]) == 7
     assert sum(entropy["quarters"]["observed"]) == pytest.approx(1)
 
 

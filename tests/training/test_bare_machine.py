@@ -67,7 +67,8 @@ def test_tokens_training_and_entropy_without_the_other_packages(tmp_path):
     values = yaml.safe_load((folder / "params.yaml").read_text())
     smoke, gpu = values["scales"]["smoke"], values["scales"]["gpu"]
     values["scale"] = "gpu"
-    gpu["tokens"], gpu["model"], gpu["entropy"] = smoke["tokens"], smoke["model"], smoke["entropy"]
+    for name in ("tokens", "model", "entropy", "families", "contexts"):
+        gpu[name] = smoke[name]
     sizes = ("steps", "batch_size", "evaluation_tokens", "final_evaluation_tokens", "checkpoint_every")
     gpu["train"] |= {name: smoke["train"][name] for name in sizes}
     (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))

@@ -95,9 +95,14 @@ def test_split_is_by_file_and_by_topic(library):
     assert len(both(StandardLibraryDocstrings(fraction, folder=library))["valid"]) == 2
 
 
-def test_the_real_library_is_technical_prose_of_megabytes():
+@pytest.fixture(scope="module")
+def real():
     corpus = open_corpus("stdlib_docstrings", validation_fraction=0.1)
-    splits = both(corpus)
+    return corpus, both(corpus)
+
+
+def test_the_real_library_is_technical_prose_of_megabytes(real):
+    corpus, splits = real
     manifest = corpus.manifest()
     size = sum(len(text.encode()) for texts in splits.values() for text in texts)
     assert size == sum(manifest["bytes"].values()) and 2e6 < size < 5e6
@@ -114,13 +119,12 @@ def test_the_real_library_is_technical_prose_of_megabytes():
     assert both(again) == splits and again.manifest() == manifest
 
 
-def test_held_out_paragraphs_are_new():
+def test_held_out_paragraphs_are_new(real):
     def paragraphs(texts):
         plain = (" ".join(paragraph.split()) for text in texts for paragraph in text.split("\n\n"))
         return {paragraph for paragraph in plain if len(paragraph) >= 100}
 
-    splits = both(open_corpus("stdlib_docstrings", validation_fraction=0.1))
-    train, valid = paragraphs(splits["train"]), paragraphs(splits["valid"])
+    train, valid = (paragraphs(real[1][split]) for split in ("train", "valid"))
     assert len(train) > len(valid) > 100
     assert not train & valid
 

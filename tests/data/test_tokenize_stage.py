@@ -13,6 +13,7 @@ import yaml
 from aero.data.corpora import open_corpus
 from aero.data.tokenizer import tokenizer_of, train_tokenizer
 from aero.data.tokens import open_tokens, tokens_folder
+from aero.parameters import load
 from stages import tokenize
 
 ROOT = Path(__file__).parents[2]
@@ -71,21 +72,29 @@ def test_bad_input_is_one_line_and_nothing_written(params, tmp_path, monkeypatch
 
 
 def test_a_further_corpus_has_a_folder_and_a_tokenizer_of_its_own(params, tmp_path, capsys):
-    values = params()
-    values["scales"]["smoke"]["tokens"]["vocabulary"] = 300
     train_tokenizer(["def f(x): return x\n" * 20], 260).save(tmp_path / "mine.json")
-    values["tokenizer"]["path"] = "mine.json"  # of the default corpus alone
+    values = params(tokenizer={"path": "mine.json"})  # of the default corpus alone
+    values["corpora"]["stdlib_docstrings"]["vocabulary"] = 280
     params()
     tokenize.main(["--corpus", "stdlib_docstrings"])
     assert [path.name for path in Path("runs").iterdir()] == ["tokens_stdlib_docstrings"]
     tokens = open_tokens(tokens_folder("stdlib_docstrings"), verify=True)
-    assert tokens.vocabulary == 300
+    assert tokens.vocabulary == 280
     assert tokens.manifest["corpus"]["name"] == "stdlib_docstrings"
     assert "technical prose, " in capsys.readouterr().out
-    values["corpora"]["stdlib_docstrings"]["vocabulary"] = 280  # at most
+
+
+@pytest.mark.parametrize(("limit", "scale", "expected"), [(300, 512, 300), (16384, 290, 290), (None, 290, 290)])
+def test_the_vocabulary_of_a_further_corpus_is_an_upper_limit(params, limit, scale, expected):
+    class Words:
+        def documents(self, split):
+            yield " ".join(f"word{i} other{i}" for i in range(2000))
+
+    values = params()
+    values["corpora"]["languini"]["vocabulary"] = limit
+    values["scales"]["smoke"]["tokens"]["vocabulary"] = scale
     params()
-    tokenize.main(["--corpus", "stdlib_docstrings"])
-    assert open_tokens(tokens_folder("stdlib_docstrings")).vocabulary == 280
+    assert tokenize.chosen_tokenizer(load(), Words(), "languini").vocabulary == expected
 
 
 def test_languini_with_its_own_vocabulary(params, tmp_path):

@@ -92,6 +92,19 @@ def test_the_pipeline_is_read_from_dvc_yaml(tmp_path: Path) -> None:
     assert "train\n× 6" in said and "report" in said
 
 
+def test_stages_of_one_module_are_one_box(tmp_path: Path) -> None:
+    made = "cmd: python -m stages.tokenize"
+    text = f"stages:\n  first: {{{made}, outs: [a]}}\n  second: {{{made} --corpus x, outs: [b]}}\n"
+    text += "  reader: {cmd: python -m stages.report, deps: [b]}\n"
+    (tmp_path / "dvc.yaml").write_text(text, encoding="utf-8")
+    found = pipeline.stages(tmp_path)
+    assert [(stage.name, stage.copies, stage.writes) for stage in found] == [
+        ("first", 2, ("a", "b")),
+        ("reader", 1, ()),
+    ]
+    assert pipeline.edges(found) == [("first", "reader")]
+
+
 def test_no_dvc_yaml_is_no_crash(tmp_path: Path) -> None:
     assert texts(pipeline.figure_pipeline(tmp_path)) == ["no dvc.yaml here"]
     (tmp_path / "dvc.yaml").write_text("stages: 3\n", encoding="utf-8")

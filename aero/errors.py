@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 
@@ -21,6 +22,10 @@ def run_main(main: Callable[[list[str]], int | None], arguments: list[str] | Non
     except KeyboardInterrupt:
         print("error: interrupted; a run can be resumed by the same command", file=sys.stderr)
         sys.exit(130)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough (`| head`); what is still buffered must not be flushed into nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except (ValueError, OSError) as error:
         line = " ".join(str(error).split()) or type(error).__name__
         print(f"error: {line}", file=sys.stderr)

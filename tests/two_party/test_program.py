@@ -136,19 +136,19 @@ def test_operations_of_one_row_counted_by_hand():
         ("scores", "12x128x64,12x128x64"): 12,
         ("softmax_plain", "12x128x128"): 12,
         ("mix", "12x128x128,12x128x64"): 12,
-        ("linear", "128x768,768x1536"): 24,  # two slices of the columns, two of the inner side
+        ("linear", "128x768,768x1024"): 36,  # three slices of the columns, three of the inner side
         ("gelu_plain", "128x3072"): 12,
-        ("linear", "128x1536,1536x768"): 24,
+        ("linear", "128x1024,1024x768"): 36,
         ("vocabulary_slice", "1x768,768x16384"): 3,
         ("vocabulary_slice", "1x768,768x1105"): 1,
     }
 
 
 def test_pruned_layers_have_no_ffn_and_tuned_none_has():
-    fused = ("linear", "128x1536,1536x768")
-    for row, expected in (("SM+ScFuFFN", 11), ("SM+ScFuFFNi_6", 6)):
+    """A layer is Q, K, V in three slices and [x | A] in two, or A alone in one; of the last one K, V in two remain."""
+    for row, with_ffn, without in (("SM+ScFuFFN", 11, 0), ("SM+ScFuFFNi_6", 6, 5)):
         counts = {(o.name, o.shape): n for o, n in operations(parse(row), GPT2, "tuned", 128).items()}
-        assert counts[fused] == expected
+        assert counts["linear", "128x768,768x768"] == (3 + 2) * with_ffn + (3 + 1) * without + 2
         assert ("linear", "128x768,768x3072") not in counts
 
 

@@ -201,6 +201,7 @@ class ScaleParameters(_Strict):
     entropy: EntropyParameters
     two_party: Literal["gpt2", "own"]
     end_to_end_runs: tuple[str, ...]
+    end_to_end_programs: tuple[Literal["as_published", "tuned"], ...] = Field(min_length=1)
 
     def length(self, context: int) -> int:
         """What the paper's context length is at this scale: the model's own for T=128, one of `contexts` for others."""

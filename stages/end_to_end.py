@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> None:
             f"{chosen.run} diverged, so it has no logits to compare; choose other two_party.end_to_end_runs"
         )
     entries = []
-    for program in parameters.two_party.programs:
+    for program in parameters.active.end_to_end_programs:
         answers, alone = ask(
             model,
             prompts.numpy(),

@@ -57,7 +57,7 @@ def field_validator(*fields: str) -> Callable[[Any], _Validator]:
 
 def model_validator(mode: Literal["after"]) -> Callable[[Callable[..., Any]], _Validator]:
     if mode != "after":
-        raise NotImplementedError(f"model_validator(mode={mode!r}) needs pydantic")
+        raise ValueError(f"model_validator(mode={mode!r}): only 'after' is known without pydantic")
     return lambda method: _Validator(method, ())
 
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from aero import provenance
 from aero.data.tokens import open_tokens, tokens_folder
-from aero.errors import UserError, run_main
+from aero.errors import run_main
 from aero.parameters import load
-from aero.training.kept import copy, kept_files
+from aero.training.kept import copy, kept_files, require_committed
 from aero.training.processes import join
 from aero.training.run import run_folder, train_run
 from aero.training.state import lock
@@ -37,8 +36,8 @@ def main(arguments: list[str]) -> None:
         parameters = parameters.at_scale(chosen.scale)
     seed = parameters.seeds[0] if chosen.seed is None else chosen.seed
     parameters.run(chosen.run)
-    if chosen.keep and provenance.commit().endswith("+changes"):
-        raise UserError("--keep refuses results of uncommitted code; commit first, or train without it")
+    if chosen.keep:
+        require_committed()
     tokens = open_tokens(chosen.tokens or tokens_folder(parameters.corpus_name(chosen.run)))
     folder = chosen.out or run_folder(chosen.run, seed, chosen.scale)
     observers = []

@@ -16,11 +16,10 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from aero import provenance
 from aero.data.tokens import open_tokens
 from aero.errors import UserError, run_main
 from aero.parameters import load
-from aero.training.kept import copy, kept_files
+from aero.training.kept import copy, kept_files, require_committed
 from aero.training.many import Training, here, on_cluster
 from aero.training.run import run_folder
 
@@ -48,8 +47,8 @@ def main(arguments: list[str]) -> None:
         parameters.run(run)
     if chosen.jobs < 1:
         raise UserError(f"--jobs {chosen.jobs}: at least 1")
-    if chosen.keep and provenance.commit().endswith("+changes"):
-        raise UserError("--keep refuses results of uncommitted code; commit first, or train without it")
+    if chosen.keep:
+        require_committed()
     if chosen.tokens:
         open_tokens(chosen.tokens)
     trainings = [

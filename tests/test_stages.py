@@ -46,6 +46,13 @@ def one_line_error(finished, *named):
         assert text in lines[0]
 
 
+def test_a_run_without_private_passes_at_this_scale_leaves_an_empty_list(project):
+    finished = stage(project, "end_to_end", "sm-ln-g", "--out", "passes/sm-ln-g.json")
+    assert finished.returncode == 0, finished.stderr
+    assert "no private pass at the smoke scale" in finished.stdout
+    assert json.loads((project / "passes/sm-ln-g.json").read_text()) == []
+
+
 def test_train_then_entropy(project):
     finished = stage(project, "train", "ereg-smt-scfuffni-6")
     assert finished.returncode == 0, finished.stderr

@@ -5,11 +5,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from aero import provenance
 from aero.errors import UserError
 from aero.training.log import write_text
 from aero.training.run import kept_folder
 
 FILES = ("metrics.json", "entropy.json", "log.csv")
+
+
+def require_committed() -> None:
+    """UserError if the source tree has uncommitted changes: what it makes would be refused after hours of training."""
+    if provenance.commit().endswith("+changes"):
+        raise UserError("--keep refuses results of uncommitted code; commit first, or train without it")
 
 
 def kept_files(folder: Path, results: Path, allow_changes: bool = False) -> list[tuple[Path, Path]]:

@@ -74,7 +74,8 @@ class Question:
 def forward_task(party: Party, given: dict[str, Any]) -> dict[str, Any]:
     """In a party process: place the weights, answer every prompt, and measure the same operations alone afterwards.
 
-    given: "question" (both), "prompts" number (both), "weights" (server only), "ids" (client only, (N, T)).
+    given: "question" (both), "prompts" number (both), "weights" (server only), "ids" (client only, (N, T)),
+    "operations" to measure alone and how often, "runs" (both, may be left out together).
     """
     question: Question = given["question"]
     shapes = weight_shapes(question.parsed, question.model_config, question.program)

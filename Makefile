@@ -32,17 +32,20 @@ install: .venv/.installed
 side_by_side = for kind in train entropy; do dvc stage list --name-only $(1) | grep -E "(^|:)$$kind(_again)?@" | \
   xargs -P $(JOBS) -n 1 dvc --wait-for-lock repro -s || exit 1; done
 
+corpora = printf '%s\n' tokenize tokenize_languini | xargs -P $(JOBS) -n 1 dvc --wait-for-lock repro -s && \
+  dvc repro -s configurations
+
 repro: install
 	@$(if $(SCALE),sed -i 's/^scale: [a-z]*/scale: $(SCALE)/' params.yaml)
 	@python -m aero.parameters
-	@dvc status --quiet dvc.yaml || { dvc repro -s tokenize tokenize_languini configurations && \
+	@dvc status --quiet dvc.yaml || { $(corpora) && \
 	  { $(call side_by_side,dvc.yaml); } && dvc repro -s dvc.yaml; }
 	@echo "reports/report.html and reports/report.pdf are ready"
 
 all: install
 	@$(if $(SCALE),sed -i 's/^scale: [a-z]*/scale: $(SCALE)/' params.yaml)
 	@python -m aero.parameters
-	@dvc repro -s tokenize tokenize_languini configurations && \
+	@$(corpora) && \
 	  { $(call side_by_side,dvc.yaml); } && { $(call side_by_side,catalogue/dvc.yaml); } && dvc repro
 	@echo "reports/report.html and reports/report.pdf are ready"
 

@@ -6,10 +6,12 @@ Shapes: B sequences, H heads, T query and key positions, d_k width of a head.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 def softmax_attention(
@@ -30,20 +32,39 @@ def softmax_attention(
     if not entropy:
         return F.scaled_dot_product_attention(query, key, value, is_causal=True), None
     probabilities, entropies = softmax_with_entropy(query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1]))
-    return probabilities @ value, entropies
+    return probabilities.to(value.dtype) @ value, entropies
+
+
+class _SoftmaxWithEntropy(torch.autograd.Function):
+    """Causal softmax and row entropies with one backward pass for both.
+
+    dH/dp_j = -log p_j up to a constant of the row, which the softmax's own backward removes; so the entropy adds one
+    product to it. Autograd over the formula takes four times as long (docs/decisions.md).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor) -> tuple[Tensor, Tensor]:
+        future = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).triu(1)  # (T, T)
+        probabilities = logits.masked_fill(future, -torch.inf).softmax(-1)
+        # p log p is 0 where p is 0; clamping keeps it so, and exact, without log(p + eps) of Eq. 10, which biases.
+        log_probabilities = probabilities.clamp_min(torch.finfo(logits.dtype).tiny).log_()
+        ctx.save_for_backward(probabilities, log_probabilities)
+        return probabilities, -(probabilities * log_probabilities).sum(-1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_probabilities: Tensor, d_entropies: Tensor) -> Tensor:
+        probabilities, log_probabilities = ctx.saved_tensors
+        gradient = d_probabilities - d_entropies[..., None] * log_probabilities
+        return torch._softmax_backward_data(gradient, probabilities, -1, probabilities.dtype)
 
 
 def softmax_with_entropy(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Causal softmax of `logits` (B, H, T, T) and the entropy (B, H, T), in nats, of each of its rows.
+    """Causal softmax of `logits` (B, H, T, T) and the entropy (B, H, T), in nats, of each of its rows (Eq. 12).
 
-    H_i = logsumexp_j z_ij - sum_j p_ij z_ij (Eq. 12): exact, without the epsilon of Eq. 10 that biases log(p + eps).
+    Both in float32 where the logits have fewer bits. First derivatives only.
     """
-    future = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).triu(1)  # (T, T)
-    log_normaliser = logits.masked_fill(future, -torch.inf).logsumexp(-1)  # (B, H, T)
-    probabilities = (logits - log_normaliser[..., None]).masked_fill(future, -torch.inf).exp()  # (B, H, T, T)
-    # Where p is 0 by the mask, z plays no part; the product below is then 0 and not 0 * inf.
-    expected = (probabilities * logits.masked_fill(future, 0.0)).sum(-1)  # (B, H, T)
-    return probabilities, log_normaliser - expected
+    return _SoftmaxWithEntropy.apply(logits if logits.dtype.itemsize > 2 else logits.float())
 
 
 def rotary_table(context: int, dims: int) -> Tensor:

@@ -55,6 +55,25 @@ def test_entropy_agrees_with_the_papers_formula_and_its_gradient_with_finite_dif
     torch.testing.assert_close(softmax_attention(q, k, v, t)[0], output)
 
 
+def test_entropy_of_few_bits_and_of_huge_logits():
+    logits = torch.randn(1, 2, 5, 5)
+    few, entropies = softmax_with_entropy(logits.bfloat16())
+    assert few.dtype == entropies.dtype == torch.float32
+    torch.testing.assert_close(entropies, softmax_with_entropy(logits.bfloat16().float())[1], rtol=0, atol=0)
+    huge = (1e4 * logits).requires_grad_()  # all but one probability of a row underflow to 0
+    softmax_with_entropy(huge)[1].sum().backward()
+    assert huge.grad.isfinite().all()
+
+
+def test_entropy_is_traced_by_the_compiler_without_a_break():
+    logits = torch.randn(1, 2, 5, 5, requires_grad=True)
+    compiled = torch.compile(softmax_with_entropy, backend="aot_eager", fullgraph=True)
+    expected, given = (f(logits)[1].square().sum() for f in (softmax_with_entropy, compiled))
+    torch.testing.assert_close(given, expected)
+    for mine, theirs in zip(torch.autograd.grad(given, logits), torch.autograd.grad(expected, logits), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
 def test_shaped_attention_against_its_matrix_definition():
     q, k, v = (torch.randn(1, 2, 6, 3, dtype=torch.float64) for _ in range(3))
     a, b, g = (torch.rand(2, dtype=torch.float64) for _ in range(3))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import jax
@@ -161,13 +162,21 @@ def call(kind: str, *arrays: Array, **constants: float) -> Array:
     return KINDS[kind].function(*arrays, **constants)
 
 
+@cache
+def _result_shape(operation: Operation) -> Shape:
+    """The shape of the operation's result; a network repeats its operations, and tracing one takes milliseconds."""
+    arrays = [jax.ShapeDtypeStruct(shape, np.float32) for shape in operation.shapes]
+    return tuple(jax.eval_shape(operation.function(), *arrays).shape)
+
+
 def trace(program: Callable[..., Any], *shapes: Any) -> Counter[Operation]:
     """Operations of `program(call, *arrays)` with their counts, from argument shapes alone; nothing is computed."""
     found: Counter[Operation] = Counter()
 
     def recording_call(kind: str, *arrays: Array, **constants: float) -> Array:
-        found[Operation(kind, tuple(tuple(array.shape) for array in arrays), tuple(sorted(constants.items())))] += 1
-        return call(kind, *arrays, **constants)
+        operation = Operation(kind, tuple(tuple(array.shape) for array in arrays), tuple(sorted(constants.items())))
+        found[operation] += 1
+        return jnp.zeros(_result_shape(operation), np.float32)
 
     jax.eval_shape(lambda *arrays: program(recording_call, *arrays), *shapes)
     return found

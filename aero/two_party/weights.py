@@ -7,6 +7,7 @@ device the same code gives the shapes, which is all that a client knows.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 
 import numpy as np
 import torch
@@ -35,9 +36,15 @@ def weight_shapes(architecture: Architecture, config: ModelConfig, program: str)
     ValueError for a model the programs cannot run yet.
     """
     architecture = architecture.at_inference()
-    with torch.device("meta"):
-        state = GPT(architecture, config).state_dict()
+    state = _shapes_of_model(architecture, config)
     return {name: tuple(value.shape) for name, value in folded(architecture, config, state, program).items()}
+
+
+@cache
+def _shapes_of_model(architecture: Architecture, config: ModelConfig) -> dict[str, Tensor]:
+    """A state of `aero.model.GPT` without values."""
+    with torch.device("meta"):
+        return GPT(architecture, config).state_dict()
 
 
 def folded(architecture: Architecture, config: ModelConfig, state: Mapping[str, Tensor], program: str) -> Weights:

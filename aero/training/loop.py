@@ -74,6 +74,7 @@ class Outcome:
 
     diverged_at_step: step whose loss or gradient was not finite, None if the run went through.
     first_nonfinite: {"step", "layer", "where"}; layer None and where "gradient" if every activation was finite.
+    cpu_seconds: processor time, which other work on the machine does not lengthen as it does `seconds`.
     float16_overflow: first logged {"step", "layer", "value"} with an activation beyond 65504, where the papers' fp16
         training would have turned infinite; value None if it was not finite here either.
     """
@@ -82,6 +83,7 @@ class Outcome:
     rows: list[Row] = field(default_factory=list)
     steps_done: int = 0
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
     diverged_at_step: int | None = None
     first_nonfinite: dict[str, Any] | None = None
     float16_overflow: dict[str, Any] | None = None
@@ -199,7 +201,7 @@ def train(
         raise ValueError(f"the processes read different training states; {state_path} must be in a folder they share")
     together = processes.wrap(model)
     compiled = torch.compile(together) if settings.compile and torch.device(device).type == "cuda" else together
-    began = time.monotonic() - outcome.seconds
+    began, cpu_began = time.monotonic() - outcome.seconds, time.process_time() - outcome.cpu_seconds
     observers = observers if processes.first else ()
     model.train()
     bar = tqdm(
@@ -273,6 +275,7 @@ def train(
             optimizer.zero_grad(set_to_none=True)
             done = step + 1
             outcome.steps_done, outcome.seconds = done, time.monotonic() - began
+            outcome.cpu_seconds = time.process_time() - cpu_began
             evaluates = done % settings.evaluate_every == 0 or done == settings.steps
             if done % settings.log_every == 0 or done == 1 or evaluates:
                 row = _row(settings, config, done, loss, penalty, norm, factor, began)
@@ -286,7 +289,7 @@ def train(
             bar.update()
             if done % settings.checkpoint_every == 0 and done < settings.steps:
                 save_state()
-    outcome.seconds = time.monotonic() - began
+    outcome.seconds, outcome.cpu_seconds = time.monotonic() - began, time.process_time() - cpu_began
     return outcome
 
 

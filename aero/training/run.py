@@ -139,6 +139,7 @@ def train_run(
             tokenizer_sha256=tokens.manifest["tokenizer_sha256"],
             started=started,
             seconds=round(time.monotonic() - clock, 1),
+            cpu_seconds=round(outcome.cpu_seconds, 1),
         ),
     }
     if processes.first:

@@ -18,7 +18,7 @@ from aero.errors import UserError
 if TYPE_CHECKING:
     from aero.training.loop import Outcome
 
-FORMAT = "aero-training-state-2"
+FORMAT = "aero-training-state-3"
 
 
 def store(
@@ -34,6 +34,7 @@ def store(
         "hash": state_hash,
         "steps_done": str(outcome.steps_done),
         "seconds": repr(outcome.seconds),
+        "cpu_seconds": repr(outcome.cpu_seconds),
         "rows": json.dumps(outcome.rows),
         "float16_overflow": json.dumps(outcome.float16_overflow),
         "scaler": json.dumps(scaler.state_dict()),
@@ -68,7 +69,7 @@ def restore(
     if scaler.is_enabled():
         scaler.load_state_dict(json.loads(header["scaler"]))
     outcome.steps_done = int(header["steps_done"])
-    outcome.seconds = float(header["seconds"])
+    outcome.seconds, outcome.cpu_seconds = float(header["seconds"]), float(header["cpu_seconds"])
     outcome.rows = json.loads(header["rows"])
     outcome.float16_overflow = json.loads(header["float16_overflow"])
 

@@ -183,5 +183,5 @@ def test_cost_by_hand(tmp_path: Path) -> None:
     assert cost(laptop, run, found).hours == pytest.approx(training_flops(laptop, run) / speed / 3600)
     assert cost(PARAMETERS.at_scale("smoke"), "sm", found).hours is None
     # The processor was its own for 100 of the seconds that other work made 256.
-    write_metrics(tmp_path / "results/laptop/sm", tokens_per_second=4000.0, provenance={"cpu_seconds": 100.0})
+    write_metrics(tmp_path / "runs/sm/seed_1337", tokens_per_second=4000.0, provenance={"cpu_seconds": 100.0})
     assert cost(laptop, "sm", results(tmp_path)).hours == pytest.approx(100 / 3600)

@@ -1,6 +1,6 @@
 """What every saving of `aero.two_party.savings` is worth, alone and together, in bytes and in logit error.
 
-    python -m benchmarks.savings bytes [--minutes 30]    operations at GPT-2's dimensions, composed to rows
+    python -m benchmarks.savings bytes                   operations at GPT-2's dimensions, composed to rows
     python -m benchmarks.savings errors --run sm-ln-g    private passes of a trained model of params.yaml's scale
 
 Each saving is added to "as_published" alone and left out of "tuned" alone. `bytes` measures the operations that
@@ -14,7 +14,6 @@ import argparse
 import csv
 import json
 import math
-import time
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +66,7 @@ def of_rows(parameters: Parameters) -> dict[tuple[str, str], dict[Operation, int
     return found
 
 
-def measure_bytes(parameters: Parameters, minutes: float) -> None:
+def measure_bytes(parameters: Parameters) -> None:
     """Measure what is missing, cheap operations first, and compose the rows that are complete."""
     wanted = of_rows(parameters)
     variant, context = parameters.two_party.variant(), parameters.at_scale("laptop").two_party_model()[1]
@@ -77,14 +76,16 @@ def measure_bytes(parameters: Parameters, minutes: float) -> None:
     if {row.variant for row in measured.values()} != {variant}:
         raise UserError(f"{FOLDER} holds operations of other settings than {variant}; measure ops.csv again")
     missing = {op for counts in wanted.values() for op in counts if (op.name, op.shape) not in measured}
-    until = time.monotonic() + 60 * minutes
-    for operation in sorted(missing, key=lambda op: sum(math.prod(shape) for shape in op.shapes)):
-        if time.monotonic() > until:
-            break
+
+    def keep(row: ledger.Measurement) -> None:
+        own.append(row)
+        ledger.write(path, sorted(own, key=lambda each: each.key), ledger.Measurement)
+        print(f"{row.op} {row.shape}: {row.bytes / 1e6:.2f} MB", flush=True)
+
+    if missing:
+        cheap_first = sorted(missing, key=lambda op: (sum(math.prod(shape) for shape in op.shapes), op))
         settings = Settings(**parameters.two_party.settings())
-        own += measure([operation], "gpt2", context, variant, settings, rounds_runs=0)
-        ledger.write(path, sorted(own, key=lambda row: row.key), ledger.Measurement)
-        print(f"{operation.name} {operation.shape}: {own[-1].bytes / 1e6:.2f} MB", flush=True)
+        measure(cheap_first, "gpt2", context, variant, settings, on_measured=keep, rounds_runs=0)
     measured = ledger.by_operation([*own, *ledger.read(FOLDER / "ops.csv", ledger.Measurement)])
     lines = ["architecture,program,bytes,seconds"]
     for (row, program), counts in wanted.items():
@@ -136,9 +137,6 @@ def measure_errors(parameters: Parameters, run: str, chosen: list[str], prompts:
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.savings", description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("bytes", "errors"))
-    parser.add_argument(
-        "--minutes", type=float, default=math.inf, help="start no further operation after these (bytes)"
-    )
     parser.add_argument("--run", default="sm-scfuffn", help="a trained run of the pipeline (errors)")
     parser.add_argument("--programs", nargs="+", default=None, help="default: all (errors)")
     parser.add_argument("--prompts", type=int, default=4)
@@ -146,7 +144,7 @@ def main(arguments: list[str]) -> None:
     given = parser.parse_args(arguments)
     parameters = load()
     if given.what == "bytes":
-        measure_bytes(parameters, given.minutes)
+        measure_bytes(parameters)
     else:
         parameters.run(given.run)
         measure_errors(parameters, given.run, given.programs or programs(), given.prompts, given.tokens)

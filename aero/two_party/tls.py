@@ -76,8 +76,6 @@ def why(error: ssl.SSLError, peer: str) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"{peer} showed a certificate that is refused ({error.verify_message}); check --ca on this side"
     reason = (error.reason or str(error)).lower().replace("_", " ")
-    if "alert" in reason and any(word in reason for word in ("certificate", "unknown ca")):
-        return f"{peer} refused our certificate ({reason}); it must be signed by the CA that the other side names"
     if "bad record mac" in reason or "decryption failed" in reason:
         return f"what came over the link to {peer} was changed on the way (TLS: {reason}); run again"
     if "wrong version number" in reason or "http request" in reason:

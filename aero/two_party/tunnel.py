@@ -43,6 +43,7 @@ class Tunnel:
     def __init__(self, connection: socket.socket, context: ssl.SSLContext | None, host: str | None, peer: str) -> None:
         """host: of the server, at the client; None at the server. Raises TwoPartyError if TLS is refused."""
         self.peer, self._client = peer, host is not None
+        self._secure, self._heard = context is not None, False
         self.failure: str | None = None
         self._bell, self._ringer = socket.socketpair()
         self._writers: dict[int, asyncio.StreamWriter] = {}
@@ -87,16 +88,21 @@ class Tunnel:
     def finish(self) -> None:
         """Tell the peer that all is well on our side, wait until it says the same, and close. TwoPartyError if not."""
         try:
-            self.send({"done": True})
-            self._call(self._done.wait(), GOODBYE_S)
+            if self.failure is None:
+                self.send({"done": True})
+                self._call(self._done.wait(), GOODBYE_S)
             if self.failure is not None:
                 raise TwoPartyError(self.failure)
         finally:
             self.close()
 
     def give_up(self) -> None:
-        """Tell the peer, as far as it still listens, that this side failed, and close. No reason is sent: it could
-        tell what is ours alone."""
+        """Tell the peer, as far as it still listens, that this side failed, and close. Without effect if closed.
+
+        No reason is sent: it could tell what is ours alone.
+        """
+        if self._loop.is_closed():
+            return
         with contextlib.suppress(TwoPartyError):
             self.send({"failed": True}, 1.0)
         self.close()
@@ -132,6 +138,11 @@ class Tunnel:
     def _lost(self, error: Exception) -> str:
         if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
             return tls.why(error, self.peer)
+        if self._secure and not self._heard:
+            # Python's asyncio closes the connection without the alert that TLS has for it.
+            return (
+                f"{self.peer} ended it before a word was said; it may have refused our certificate and said why there"
+            )
         return f"{self.peer} is gone: it closed the connection"
 
     async def _establish(self, connection: socket.socket, context: ssl.SSLContext | None, host: str | None) -> None:
@@ -183,6 +194,7 @@ class Tunnel:
         content = await self._reader.readexactly(length)
         if crc != zlib.crc32(content, zlib.crc32(head)):
             raise TwoPartyError(f"what came over the link to {self.peer} was changed on the way (checksum); run again")
+        self._heard = True
         return kind, channel, content
 
     def _message(self, kind: int, content: bytes) -> dict[str, Any]:

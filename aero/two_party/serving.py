@@ -13,7 +13,7 @@ from typing import Any
 
 from aero.two_party.answer import Cost, Sampling, answer_task
 from aero.two_party.hello import PROTOCOL, Description, check_lengths, difference, plain, versions
-from aero.two_party.parties import free_address, run_parties, run_party
+from aero.two_party.parties import Task, free_address, run_parties, run_party
 from aero.two_party.relay import Relay
 from aero.two_party.settings import CLIENT, SERVER, Settings, TwoPartyError
 from aero.two_party.tunnel import HANDSHAKE_S, Listener, Tunnel
@@ -94,9 +94,10 @@ class Client:
             if _not_refused(self._tunnel, self._tunnel.receive()).get("begin") is not True:
                 raise TwoPartyError(f"{self._tunnel.peer} did not begin; are both of one version?")
             common = {"description": self.description, "tokens": len(ids), "new_tokens": new_tokens}
-            found = _carried(
+            found = run_through(
                 self._tunnel,
                 CLIENT,
+                answer_task,
                 common | {"ids": list(ids), "sampling": sampling},
                 replace(settings, **self.description.protocol),
                 on_control=lambda said: on_token(*said[1:]),
@@ -171,17 +172,18 @@ class Server:
             raise _refused(tunnel, f"{new_tokens} new tokens are asked for, this server gives {self._most_tokens}")
         tunnel.send({"begin": True})
         given = {"description": self._description, "tokens": tokens, "new_tokens": new_tokens}
-        return question, _carried(tunnel, SERVER, given | {"checkpoint": self._path}, self._settings)
+        return question, run_through(tunnel, SERVER, answer_task, given | {"checkpoint": self._path}, self._settings)
 
 
-def _carried(
+def run_through(
     tunnel: Tunnel,
     rank: int,
+    task: Task,
     own_input: Any,
     settings: Settings,
     on_control: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """Run our party through the tunnel; its result, when the other side is through as well."""
+    """Run our party through the tunnel, as `run_party` does; its result, when the other side is through as well."""
     own = free_address()
     door = tunnel.carry(own)
     settings = replace(
@@ -189,7 +191,7 @@ def _carried(
         addresses=(own, door) if rank == CLIENT else (door, own),
         connect_timeout_s=min(settings.receive_timeout_s, CONNECT_S),
     )
-    found = run_party(rank, answer_task, own_input, settings, on_control=on_control, alarm=tunnel)
+    found = run_party(rank, task, own_input, settings, on_control=on_control, alarm=tunnel)
     tunnel.finish()
     return found
 

@@ -46,7 +46,7 @@ def joined(server_context, client_context, host="127.0.0.1", through=None):
                 found["server"].close()
             found["server"] = error
 
-    thread = threading.Thread(target=serve)
+    thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     try:
         client = dial(f"{host}:{address.rpartition(':')[2]}", client_context)

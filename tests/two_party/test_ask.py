@@ -106,8 +106,10 @@ def connected(server, certificates):
     return dial(server.address, Credentials(*names).context(server=False))
 
 
-def children_of(pid):
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+def parties_of(pid):
+    """Ids of the party processes that process `pid` has started."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [child for child in children if b"multiprocessing-fork" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 def test_a_server_survives_its_clients_and_answers(server, certificates, model):
@@ -151,15 +153,15 @@ def test_a_server_survives_its_clients_and_answers(server, certificates, model):
     # A client killed at a random moment of a long question: noticed within 4 s, nothing of it is left.
     arguments = ("--server", server.address, *security(certificates, "client"))
     with started("ask", *arguments, "--tokens", CONTEXT, "a") as asking_:
-        while not children_of(server.process.pid):
+        while not parties_of(server.process.pid):
             time.sleep(0.05)
         time.sleep(random.uniform(0, 15))
-        parties = children_of(asking_.pid)
+        parties = parties_of(asking_.pid)
         asking_.kill()
         killed = time.monotonic()
     assert "is gone: it closed the connection" in server.line(6, 4), time.monotonic() - killed
     time.sleep(1.0)
-    assert not children_of(server.process.pid)
+    assert not parties_of(server.process.pid)
     assert not any(Path(f"/proc/{pid}").exists() for pid in parties)
 
     with started("ask", *arguments, "--tokens", 2, "--json", PROMPT) as asking_:

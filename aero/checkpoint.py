@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from aero.architecture import parse
+from aero.architecture import Architecture, parse
 from aero.model import GPT, ModelConfig
 
 try:
@@ -45,6 +45,15 @@ def load(path: Path | str) -> GPT:
     return model.eval()
 
 
+def describe(path: Path | str) -> tuple[Architecture, ModelConfig, dict[str, str]]:
+    """Architecture, sizes and all metadata of the checkpoint at `path`, without its weights. ValueError as `load`."""
+    _, header = read_tensors(path, FORMAT, header_only=True)
+    try:
+        return parse(header["architecture"]), ModelConfig(**json.loads(header["config"])), header
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"checkpoint {path} does not describe its model ({error}); train the run again") from None
+
+
 def write_tensors(path: Path | str, tensors: dict[str, torch.Tensor], header: dict[str, str]) -> None:
     """Write a safetensors file atomically: to a temporary name, flushed to disk, renamed.
 
@@ -60,7 +69,9 @@ def write_tensors(path: Path | str, tensors: dict[str, torch.Tensor], header: di
     os.replace(temporary, path)
 
 
-def read_tensors(path: Path | str, expected_format: str) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+def read_tensors(
+    path: Path | str, expected_format: str, *, header_only: bool = False
+) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Tensors and metadata of a safetensors file. ValueError if missing, damaged or not of `expected_format`."""
     path = Path(path)
     if not path.is_file():
@@ -68,7 +79,7 @@ def read_tensors(path: Path | str, expected_format: str) -> tuple[dict[str, torc
     try:
         with safe_open(str(path), framework="pt") as file:
             header = json.loads((file.metadata() or {}).get("aero", "{}"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            tensors = {} if header_only else {name: file.get_tensor(name) for name in file.keys()}
     except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"checkpoint {path} is damaged ({error}); delete it and train the run again") from None
     if header.get("format") != expected_format:

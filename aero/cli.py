@@ -1,6 +1,9 @@
 """The command `aero`.
 
 aero runs [--table aero/4] [--scale laptop] [--json]    every training of the papers: rows, state, cost
+aero ask --checkpoint CKPT | --server HOST:PORT PROMPT  a private question: the client's prompt, the server's weights
+aero serve --checkpoint CKPT --listen HOST:PORT         answer private questions from other hosts, over TLS
+aero certificates FOLDER --host HOST                    a CA and certificates for both
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from aero import catalogue
+from aero import asking, catalogue
 from aero.errors import UserError, run_main
 from aero.parameters import MEASURED, Parameters, load
 
@@ -22,14 +25,17 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; `{self.prog} --help` says what there is")
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: list[str]) -> int | None:
     parser = _Parser(prog="aero", description="Private language models, reproduced: parts of the artifact as commands.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
     runs = commands.add_parser("runs", help="list the runs with their table rows, state and cost")
     runs.add_argument("--scale", help="the scale whose state and cost are shown (default: params.yaml's; cost: all)")
     runs.add_argument("--table", help="only runs of one table or figure: aero/4, aero/table4, aero/figure18")
     runs.add_argument("--json", action="store_true", help="everything, as JSON")
-    print(list_runs(parser.parse_args(arguments)))
+    runs.set_defaults(run=lambda chosen: print(list_runs(chosen)))
+    asking.add_commands(commands)
+    chosen = parser.parse_args(arguments)
+    return chosen.run(chosen)
 
 
 def list_runs(chosen: argparse.Namespace) -> str:

@@ -20,9 +20,10 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, Protocol
 
 from aero.two_party.party import Party
 from aero.two_party.profile import Profile
@@ -74,13 +75,27 @@ def run_parties(
     return results[CLIENT], results[SERVER]
 
 
+class Alarm(Protocol):
+    """What watches the way to the other party: readable, with `failure` set, when that is lost."""
+
+    failure: str | None
+
+    def fileno(self) -> int: ...
+
+
 def run_party(
-    rank: int, task: Task, own_input: Any, settings: Settings, *, on_control: Callable[[Any], Any] | None = None
+    rank: int,
+    task: Task,
+    own_input: Any,
+    settings: Settings,
+    *,
+    on_control: Callable[[Any], Any] | None = None,
+    alarm: Alarm | None = None,
 ) -> Any:
     """Run one party of which the other is started elsewhere with the same task and settings; returns its result.
 
     `settings.addresses` must name both ports. Raises as `run_parties`; a peer that dies is noticed when it is missed,
-    after `receive_timeout_s` at the latest.
+    after `receive_timeout_s` at the latest, or as soon as `alarm` tells of it.
     """
     if rank not in (CLIENT, SERVER):
         raise ValueError(f"rank {rank} is neither {CLIENT} (client) nor {SERVER} (server)")
@@ -88,7 +103,16 @@ def run_party(
         if split_address(address)[1] == 0:
             raise ValueError(f"the {name}'s address {address} names no port; a party alone needs both")
     _check_free(settings.addresses[rank], NAMES[rank])
-    return _Parent(task, {rank: own_input}, [settings.addresses] * 2, settings, on_control).run()[rank]
+    return _Parent(task, {rank: own_input}, [settings.addresses] * 2, settings, on_control, alarm).run()[rank]
+
+
+def free_address(host: str = "127.0.0.1", taken: Sequence[str] = ()) -> str:
+    """An address at `host` on which nothing listens, below the ports of outgoing connections, and none of `taken`."""
+    for candidate in random.SystemRandom().sample(FREE_PORTS, 100):
+        address = f"{host}:{candidate}"
+        if address not in taken and _bind_error(host, candidate) is None:
+            return address
+    raise TwoPartyError(f"no free port found on {host}; give an address with a port of your own")
 
 
 class _Child:
@@ -122,9 +146,10 @@ class _Parent:
         dialled: Sequence[Sequence[str]],
         settings: Settings,
         on_control: Callable[[Any], Any] | None,
+        alarm: Alarm | None = None,
     ) -> None:
         self._task, self._inputs, self._dialled = task, inputs, dialled
-        self._settings, self._on_control = settings, on_control
+        self._settings, self._on_control, self._alarm = settings, on_control, alarm
         self._children: dict[int, _Child] = {}
         self._files: list[str] = []
 
@@ -148,7 +173,8 @@ class _Parent:
         ours, theirs = context.Pipe()
         child = context.Process(target=_party_process, args=(theirs, path, os.getpid()), name=f"aero-{NAMES[rank]}")
         self._children[rank] = _Child(rank, child, ours, log)
-        child.start()
+        with _arguments_withheld():
+            child.start()
         theirs.close()
         payload = (rank, self._task, self._inputs[rank], tuple(self._dialled[rank]), self._settings)
         try:
@@ -162,13 +188,18 @@ class _Parent:
         """Take the next messages of the parties, or the end of one, or the end of the time."""
         running = [c for c in self._children.values() if c.phase != "finished"]
         until = self._deadline()
-        ready = wait([c.connection for c in running] + [c.process.sentinel for c in running], until - time.monotonic())
+        watched = [c.connection for c in running] + [c.process.sentinel for c in running]
+        if self._alarm is not None:
+            watched.append(self._alarm)
+        ready = wait(watched, until - time.monotonic())
         for child in running:
             if child.connection in ready:
                 self._receive(child)
         failed = [c for c in running if c.failure is not None or self._has_died(c)]
         if failed:
             self._fail(failed)
+        if self._alarm is not None and self._alarm.failure is not None:
+            raise TwoPartyError(self._alarm.failure)
         self._advance()
         if not ready and time.monotonic() >= self._deadline():
             self._time_out()
@@ -250,6 +281,10 @@ class _Parent:
                 if child.failure is not None or self._has_died(child):
                     failed.append(child)
                     others.remove(child)
+        if self._alarm is not None and all(c.failure and c.failure[0] == "link" for c in failed):
+            wait([self._alarm], max(0.0, deadline - time.monotonic()))
+            if self._alarm.failure is not None:
+                raise TwoPartyError(self._alarm.failure)
         order = {"defect": 1, "input": 1, "link": 2}
         child = min(failed, key=lambda c: order[c.failure[0]] if c.failure else 0)
         if child.failure is None:
@@ -292,6 +327,17 @@ def _death(child: _Child, alone: bool) -> str:
     return f"the {child.name} process ended by {how} while {child.phase}{said}; {remedy}"
 
 
+@contextmanager
+def _arguments_withheld() -> Iterator[None]:
+    """A spawned process is sent `sys.argv`, in which a prompt may stand that is not the server's to see."""
+    arguments = sys.argv
+    sys.argv = arguments[:1]
+    try:
+        yield
+    finally:
+        sys.argv = arguments
+
+
 def _give(connection: Connection, message: Any) -> None:
     try:
         connection.send_bytes(message)
@@ -308,13 +354,7 @@ def _listening_addresses(settings: Settings) -> tuple[str, str]:
             _check_free(address, name)
             addresses.append(address)
             continue
-        for candidate in random.SystemRandom().sample(FREE_PORTS, 100):
-            address = f"{host}:{candidate}"
-            if address not in addresses and _bind_error(host, candidate) is None:
-                addresses.append(address)
-                break
-        else:
-            raise TwoPartyError(f"no free port found on {host}; give the {name} an address with a port of your own")
+        addresses.append(free_address(host, addresses))
     return addresses[0], addresses[1]
 
 

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aero.errors import UserError
 from aero.two_party.profile import Profile, parse, together
 from aero.two_party.ring import ring_elements, share_of
 from aero.two_party.settings import CLIENT, FIELD_BITS, NAMES, SERVER, Settings, TwoPartyError, split_address
@@ -290,12 +292,25 @@ class Party:
 
     def _profile(self, start: int) -> Profile:
         """This run's profile from the log beyond byte `start`; the last line may be some moments late."""
-        deadline = time.monotonic() + LOG_WAIT_S
+        deadline, tried = time.monotonic() + LOG_WAIT_S, False
         while True:
             text = os.pread(self._log, os.fstat(self._log).st_size - start, start).decode(errors="replace")
             if ("Link details" in text and text.endswith("\n")) or time.monotonic() > deadline:
                 return parse(text)
+            if not tried and time.monotonic() > deadline - LOG_WAIT_S / 2:
+                self._check_log()
+                tried = True
             time.sleep(0.01)
+
+    def _check_log(self) -> None:
+        """UserError if what SPU logs cannot be written; SPU itself goes on without a word."""
+        try:
+            os.write(1, b"\n")
+        except OSError as error:
+            raise UserError(
+                f"the log cannot be written, so the figures in it are lost ({error.strerror}); make room in "
+                f"{tempfile.gettempdir()} or set TMPDIR to another folder"
+            ) from error
 
     def _described(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
         meta = self._runtime.get_var_meta(name)

@@ -16,12 +16,12 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from clear_text import STEP, occurrences, unprotected
 
 from aero.two_party.parties import CLIENT, SERVER, Relay, Settings, TwoPartyError, run_parties, run_party
 from aero.two_party.profile import check_pair
 
 N = 64
-STEP = 2.0**-18  # of fixed point at 18 fraction bits
 RNG = np.random.default_rng(20241013)
 DECOY = RNG.uniform(1, 2, size=16).astype(np.float32)  # sent in the clear on purpose
 IN_THE_CLEAR = DECOY.tobytes() + np.floor(DECOY / STEP).astype("<i8").tobytes()
@@ -148,31 +148,6 @@ def test_weights_that_the_server_owns_are_not_sent_and_cost_less(run):
     assert client["product shared"].bytes_sent > 1.3 * client["product 1"].bytes_sent
     to_client = relay.recorded[1]
     assert b'"name": "w_shared"' in to_client and b'"name": "w"' not in to_client
-
-
-def unprotected(*arrays):
-    """What would give values away: two neighbours as float32 (8 bytes), or in 64-bit fixed point rounded either way."""
-    patterns = set()
-    for array in arrays:
-        pairs = array.astype("<f4").reshape(-1, 2)
-        pairs = pairs[(pairs != 0).all(1)]
-        scaled = pairs.astype(np.float64) / STEP
-        for encoded in (pairs, np.floor(scaled).astype("<i8"), np.ceil(scaled).astype("<i8")):
-            patterns.update(row.tobytes() for row in encoded)
-    return patterns
-
-
-def occurrences(patterns, stream):
-    """At how many places of the stream one of the patterns stands, at whatever offset."""
-    heads = np.unique(np.frombuffer(b"".join(pattern[:8] for pattern in patterns), "<u8"))
-    found = 0
-    for offset in range(8):
-        seen = np.frombuffer(stream, "<u8", count=(len(stream) - offset) // 8, offset=offset)
-        candidates = np.flatnonzero(heads[np.searchsorted(heads, seen).clip(max=len(heads) - 1)] == seen)
-        for start in candidates * 8 + offset:
-            # One small fixed-point number, mostly zero bytes, stands in any large ciphertext; two in a row do not.
-            found += stream[start : start + 8] in patterns or stream[start : start + 16] in patterns
-    return found
 
 
 def test_no_plaintext_on_the_wire(run):

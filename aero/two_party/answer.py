@@ -1,0 +1,128 @@
+"""One private question, inside the two party processes: N new tokens for a prompt, one whole forward pass each.
+
+Nothing is kept from one token to the next (no KV cache): the prompt grows by the token that the client chose, and the
+pass is run over all of it. Prompts are not padded: what the server learns is the prompt's exact length and N.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from aero import checkpoint
+from aero.two_party.end_to_end import Question
+from aero.two_party.hello import Description
+from aero.two_party.measure import WARM_UP, place
+from aero.two_party.party import Party
+from aero.two_party.profile import Profile
+from aero.two_party.savings import chosen
+from aero.two_party.settings import CLIENT, SERVER, TwoPartyError
+from aero.two_party.weights import weight_arrays, weight_shapes, within_budget
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What something cost: bytes by each party, messages of both, wall-clock seconds.
+
+    Of a token: its pass, with compiling it. The logits' share that the server sends at its end, 8 bytes an entry of the
+    vocabulary in a ring of 64 bits, is not counted: SPU counts what its programs send.
+    """
+
+    bytes_client: int
+    bytes_server: int
+    messages: int
+    seconds: float
+
+    @property
+    def bytes(self) -> int:
+        """Bytes in both directions."""
+        return self.bytes_client + self.bytes_server
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the client chooses a token from the logits: the most likely one, or at random at a temperature above 0.
+
+    entries: only tokens below this number, those that the tokenizer knows.
+    """
+
+    entries: int
+    temperature: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < 1e3:
+            raise ValueError(f"temperature {self.temperature} must be 0 (the most likely token) or above")
+
+    def choose(self, logits: np.ndarray, index: int) -> int:
+        """The id of the `index`-th new token, after which `logits` (V,) came."""
+        logits = logits[: self.entries].astype(np.float64)
+        if not self.temperature:
+            return int(logits.argmax())
+        weights = np.exp((logits - logits.max()) / self.temperature)
+        return int(np.random.default_rng((self.seed, index)).choice(len(weights), p=weights / weights.sum()))
+
+
+def answer_task(party: Party, given: Mapping[str, Any]) -> dict[str, Any]:
+    """In a party process: place the weights, then one pass for each new token; returns costs, and ids at the client.
+
+    given: "description", "tokens" (the prompt's length), "new_tokens" (both); "checkpoint", a path (server only);
+    "ids" (T,) and "sampling" (client only). The client gives every token to `Party.control` as it comes.
+    """
+    description: Description = given["description"]
+    config = description.model_config
+    shapes = weight_shapes(description.parsed, config, description.program)
+    names = sorted(shapes)
+    weights = _weights(given["checkpoint"], description) if party.rank == SERVER else None
+    start = time.monotonic()
+    # Keys and first oblivious transfers, apart from what a token costs.
+    setup = _cost(party, [party.run(o.function(), place(party, o), ["y"]) for o in WARM_UP], start)
+    for name in names:
+        party.put(f"w.{name}", weights[name] if weights else None, shapes[name], owner=SERVER, from_rank=SERVER)
+    ids = [int(i) for i in given["ids"]] if party.rank == CLIENT else None
+    costs = []
+    for index in range(given["new_tokens"]):
+        start = time.monotonic()
+        tokens = given["tokens"] + index
+        question = Question(description.architecture, dict(description.config), description.program, tokens)
+        one_hot = None if ids is None else _one_hot(ids, config.vocabulary)
+        party.put("one_hot", one_hot, (tokens, config.vocabulary), owner=CLIENT, from_rank=CLIENT)
+        profile = party.run(question.function(names), [*(f"w.{name}" for name in names), "one_hot"], ["logits"])
+        logits = party.reveal("logits", to=CLIENT)
+        costs.append(_cost(party, [profile], start))
+        if ids is not None:
+            ids.append(given["sampling"].choose(logits, index))
+            party.control(("token", ids[-1], costs[-1]))
+    return {"setup": setup, "costs": costs, "ids": None if ids is None else ids[given["tokens"] :]}
+
+
+def _weights(path: str, description: Description) -> dict[str, np.ndarray]:
+    """The server's folded weights, read in its own process. TwoPartyError if they are no longer of that model."""
+    model = checkpoint.load(path)
+    changed = any(getattr(model.config, name) != value for name, value in description.config.items())
+    if changed or str(model.architecture.at_inference()) != description.architecture:
+        raise TwoPartyError(f"checkpoint {path} has changed since it was published; start the server again")
+    needed = within_budget(model, description.program)
+    if chosen(needed)[1] and needed != description.program:
+        raise TwoPartyError(
+            f"the feed-forward matrices of {path} are too badly conditioned for program {description.program}: "
+            f"the fixed point would lose digits; use --program {needed}"
+        )
+    return weight_arrays(model, description.program)
+
+
+def _one_hot(ids: list[int], vocabulary: int) -> np.ndarray:
+    one_hot = np.zeros((len(ids), vocabulary), np.float32)
+    one_hot[np.arange(len(ids)), ids] = 1.0
+    return one_hot
+
+
+def _cost(party: Party, profiles: list[Profile], start: float) -> Cost:
+    sent, received = sum(p.bytes_sent for p in profiles), sum(p.bytes_received for p in profiles)
+    client, server = (sent, received) if party.rank == CLIENT else (received, sent)
+    messages = sum(p.messages_sent + p.messages_received for p in profiles)
+    return Cost(client, server, messages, time.monotonic() - start)

@@ -1,0 +1,326 @@
+"""One connection between two hosts that carries everything: the hello as messages, then SPU's own connections.
+
+SPU's parties dial each other, each listening at a port of its own. Here each dials a door on its own machine instead,
+and what goes through that door comes out at the other party's port, through one connection that the client opened: the
+server needs one reachable port, the client none. TLS protects the whole of it; every frame has a checksum as well, so
+that a garbled one is an error without TLS too. A peer that vanishes is noticed as soon as the connection ends.
+
+A frame: kind (1 byte), channel (4), length (4), CRC-32 of these and of the content (4), content.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import ssl
+import struct
+import threading
+import zlib
+from collections.abc import Coroutine
+from concurrent.futures import TimeoutError as NotInTime
+from typing import Any
+
+from aero.two_party import tls
+from aero.two_party.hello import plain
+from aero.two_party.settings import TwoPartyError, split_address
+
+MESSAGE, OPEN, DATA, END = range(4)
+_HEAD, _CRC = struct.Struct(">BII"), struct.Struct(">I")
+CHUNK_BYTES = 1 << 16
+MESSAGE_BYTES = 1 << 25  # a tokenizer of 65,536 entries has 2 MB
+HANDSHAKE_S = 10.0
+GOODBYE_S = 10.0
+
+
+class Tunnel:
+    """An established connection to `peer`; made by `dial` or `Listener.accept`.
+
+    `fileno` becomes readable and `failure` a line of text when the connection is lost or the peer gives up.
+    """
+
+    def __init__(self, connection: socket.socket, context: ssl.SSLContext | None, host: str | None, peer: str) -> None:
+        """host: of the server, at the client; None at the server. Raises TwoPartyError if TLS is refused."""
+        self.peer, self._client = peer, host is not None
+        self._secure, self._heard = context is not None, False
+        self.failure: str | None = None
+        self._bell, self._ringer = socket.socketpair()
+        self._writers: dict[int, asyncio.StreamWriter] = {}
+        self._ended: dict[int, int] = {}
+        self._next = 1 if self._client else 2
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(lambda *_: None)  # what matters is told by `failure`
+        self._thread = threading.Thread(target=self._loop.run_forever, name="aero-tunnel", daemon=True)
+        self._thread.start()
+        try:
+            self._call(self._establish(connection, context, host), HANDSHAKE_S + 1)
+        except BaseException:
+            self.close()
+            raise
+
+    def fileno(self) -> int:
+        return self._bell.fileno()
+
+    @property
+    def name(self) -> str | None:
+        """The common name in the peer's certificate, None without TLS."""
+        certificate = self._writer.get_extra_info("peercert") or {}
+        names = [value for entry in certificate.get("subject", ()) for key, value in entry if key == "commonName"]
+        return plain(names[0]) if names else None
+
+    def send(self, message: Any, timeout_s: float = HANDSHAKE_S) -> None:
+        """Send a JSON message."""
+        self._call(self._write(MESSAGE, 0, json.dumps(message).encode()), timeout_s)
+
+    def receive(self, timeout_s: float = HANDSHAKE_S) -> dict[str, Any]:
+        """The peer's next message, before `carry`. TwoPartyError if none comes in time or it is none."""
+        kind, _, content = self._call(self._frame(), timeout_s)
+        return self._message(kind, content)
+
+    def carry(self, target: str) -> str:
+        """Carry connections from now on: the peer's to `target`, where our SPU party will listen, and ours to the peer.
+
+        Returns the door on this machine at which our party dials the other.
+        """
+        return self._call(self._carry(target), HANDSHAKE_S)
+
+    def finish(self) -> None:
+        """Tell the peer that all is well on our side, wait until it says the same, and close. TwoPartyError if not."""
+        try:
+            if self.failure is None:
+                self.send({"done": True})
+                self._call(self._done.wait(), GOODBYE_S)
+            if self.failure is not None:
+                raise TwoPartyError(self.failure)
+        finally:
+            self.close()
+
+    def give_up(self) -> None:
+        """Tell the peer, as far as it still listens, that this side failed, and close. Without effect if closed.
+
+        No reason is sent: it could tell what is ours alone.
+        """
+        if self._loop.is_closed():
+            return
+        with contextlib.suppress(TwoPartyError):
+            self.send({"failed": True}, 1.0)
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection and everything it carried. Without effect if closed."""
+        if self._loop.is_closed():
+            return
+        with contextlib.suppress(TwoPartyError):
+            self._call(self._shut(), GOODBYE_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(GOODBYE_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+        self._bell.close()
+        self._ringer.close()
+
+    def _call(self, work: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
+        """Run in the tunnel's thread; every failure of the connection is a TwoPartyError."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(timeout_s)
+        except (NotInTime, TimeoutError):
+            future.cancel()
+            raise TwoPartyError(
+                f"{self.peer} did not answer within {timeout_s:g} s; it may be busy with another question"
+            ) from None
+        except TwoPartyError:
+            raise
+        except (OSError, EOFError) as error:
+            raise TwoPartyError(self._lost(error)) from None
+
+    def _lost(self, error: Exception) -> str:
+        if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+            return tls.why(error, self.peer)
+        if self._secure and not self._heard:
+            # Python's asyncio closes the connection without the alert that TLS has for it.
+            return (
+                f"{self.peer} ended it before a word was said; it may have refused our certificate and said why there"
+            )
+        return f"{self.peer} is gone: it closed the connection"
+
+    async def _establish(self, connection: socket.socket, context: ssl.SSLContext | None, host: str | None) -> None:
+        loop = asyncio.get_running_loop()
+        self._reader = asyncio.StreamReader(2 * CHUNK_BYTES)
+        protocol = asyncio.StreamReaderProtocol(self._reader)
+        more: dict[str, Any] = {} if context is None else {"ssl": context, "ssl_handshake_timeout": HANDSHAKE_S}
+        if host is None:
+            transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection, **more)
+        else:
+            if context is not None:
+                more["server_hostname"] = host
+            transport, _ = await loop.create_connection(lambda: protocol, sock=connection, **more)
+        self._writer = asyncio.StreamWriter(transport, protocol, self._reader, loop)
+        self._lock, self._done = asyncio.Lock(), asyncio.Event()
+        self._tasks: set[asyncio.Task] = set()
+        self._doors: list[asyncio.Server] = []
+
+    async def _shut(self) -> None:
+        if not hasattr(self, "_writer"):
+            return
+        for door in self._doors:
+            door.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self._writers.values():
+            writer.close()
+        self._writer.close()
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._writer.wait_closed(), 1.0)
+        self._writer.transport.abort()
+
+    async def _write(self, kind: int, channel: int, content: bytes) -> None:
+        head = _HEAD.pack(kind, channel, len(content))
+        async with self._lock:
+            self._writer.write(head + _CRC.pack(zlib.crc32(content, zlib.crc32(head))) + content)
+            await self._writer.drain()
+
+    async def _frame(self) -> tuple[int, int, bytes]:
+        head = await self._reader.readexactly(_HEAD.size)
+        kind, channel, length = _HEAD.unpack(head)
+        if kind > END or length > (MESSAGE_BYTES if kind == MESSAGE else CHUNK_BYTES):
+            raise TwoPartyError(
+                f"{self.peer} sent what is no part of a private question; is it this program, of one version, with "
+                "certificates on both sides or on none?"
+            )
+        (crc,) = _CRC.unpack(await self._reader.readexactly(_CRC.size))
+        content = await self._reader.readexactly(length)
+        if crc != zlib.crc32(content, zlib.crc32(head)):
+            raise TwoPartyError(f"what came over the link to {self.peer} was changed on the way (checksum); run again")
+        self._heard = True
+        return kind, channel, content
+
+    def _message(self, kind: int, content: bytes) -> dict[str, Any]:
+        try:
+            message = json.loads(content)
+        except ValueError:
+            message = None
+        if kind != MESSAGE or not isinstance(message, dict):
+            raise TwoPartyError(f"{self.peer} sent no message where one was due; are both of one version?")
+        return message
+
+    async def _carry(self, target: str) -> str:
+        self._target = target
+        door = await asyncio.start_server(self._enter, "127.0.0.1", 0, limit=CHUNK_BYTES)
+        self._doors.append(door)
+        self._start(self._deliver())
+        return f"127.0.0.1:{door.sockets[0].getsockname()[1]}"
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _enter(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Our party dialled the other."""
+        channel, self._next = self._next, self._next + 2
+        self._writers[channel] = writer
+        with contextlib.suppress(OSError):  # a lost tunnel is told by `_deliver`
+            await self._write(OPEN, channel, b"")
+            self._start(self._pump(channel, reader))
+
+    async def _pump(self, channel: int, reader: asyncio.StreamReader) -> None:
+        """Send what a local connection gives, then its end."""
+        try:
+            data = b"-"
+            while data:
+                try:
+                    data = await reader.read(CHUNK_BYTES)
+                except OSError:
+                    data = b""
+                await self._write(DATA if data else END, channel, data)
+            self._end(channel)
+        except OSError:
+            pass  # the tunnel is lost, which `_deliver` tells
+
+    async def _deliver(self) -> None:
+        """Hand out what comes from the peer, until the tunnel is lost or the peer done."""
+        try:
+            while True:
+                kind, channel, content = await self._frame()
+                if kind == MESSAGE:
+                    message = self._message(kind, content)
+                    if "done" not in message:
+                        raise TwoPartyError(f"{self.peer} gave up on this question; its own output says why")
+                    self._done.set()
+                elif kind == OPEN:
+                    await self._open(channel)
+                elif (writer := self._writers.get(channel)) is not None:
+                    with contextlib.suppress(OSError):  # that connection has gone; the others go on
+                        if kind == DATA:
+                            writer.write(content)
+                            await writer.drain()
+                        elif writer.can_write_eof():
+                            writer.write_eof()
+                    if kind == END:
+                        self._end(channel)
+        except (OSError, EOFError, TwoPartyError) as error:
+            if not self._done.is_set():
+                self.failure = str(error) if isinstance(error, TwoPartyError) else self._lost(error)
+                self._done.set()
+                self._ringer.send(b"!")
+
+    async def _open(self, channel: int) -> None:
+        """The other party dialled ours. If ours does not listen yet, the connection ends at once and it tries again."""
+        try:
+            reader, writer = await asyncio.open_connection(*split_address(self._target), limit=CHUNK_BYTES)
+        except OSError:
+            await self._write(END, channel, b"")
+            return
+        self._writers[channel] = writer
+        self._start(self._pump(channel, reader))
+
+    def _end(self, channel: int) -> None:
+        """One direction of a channel is over; after the second its connection is closed."""
+        self._ended[channel] = self._ended.get(channel, 0) + 1
+        if self._ended[channel] == 2 and (writer := self._writers.pop(channel, None)) is not None:
+            writer.close()
+
+
+class Listener:
+    """Where a server waits for clients. TwoPartyError if it cannot listen there."""
+
+    def __init__(self, address: str, context: ssl.SSLContext | None) -> None:
+        host, port = split_address(address)
+        self._context = context
+        try:
+            self._socket = socket.create_server((host, port))
+        except OSError as error:
+            raise TwoPartyError(
+                f"cannot listen at {address}: {error.strerror}; give an address of this machine and a free port"
+            ) from None
+        self.address = f"{host}:{self._socket.getsockname()[1]}"
+
+    def wait(self) -> tuple[socket.socket, str]:
+        """The next connection and the address it comes from."""
+        connection, (host, port, *_) = self._socket.accept()
+        connection.setblocking(False)
+        return connection, f"{host}:{port}"
+
+    def establish(self, connection: socket.socket, source: str) -> Tunnel:
+        """TwoPartyError if the client does not do its part of TLS."""
+        return Tunnel(connection, self._context, None, f"the client at {source}")
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def dial(address: str, context: ssl.SSLContext | None) -> Tunnel:
+    """Connect to the server at `address`. TwoPartyError if nobody listens or TLS is refused."""
+    host, port = split_address(address)
+    try:
+        connection = socket.create_connection((host, port), timeout=HANDSHAKE_S)
+    except OSError as error:
+        raise TwoPartyError(
+            f"no server at {address} ({error.strerror or error}); start one there with `aero serve`, or check address "
+            "and firewall"
+        ) from None
+    connection.setblocking(False)
+    return Tunnel(connection, context, host, f"the server at {address}")

@@ -1,0 +1,58 @@
+"""Someone in the middle of a connection, who can change a byte of it or hold everything back."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+
+
+class Middle:
+    """Passes TCP connections on to `target`; what the dialling side sends can be garbled, everything held."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
+        self.passed = 0
+        self._garble, self._go = False, threading.Event()
+        self._go.set()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def garble(self) -> None:
+        """Flip a bit in the middle of the next piece that the dialling side sends."""
+        self._garble = True
+
+    def hold(self) -> None:
+        """From now on nothing passes in either direction; both connections stay open."""
+        self._go.clear()
+
+    def close(self) -> None:
+        self._go.set()
+        self._socket.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                one, _ = self._socket.accept()
+            except OSError:
+                return
+            host, port = self._target.split(":")
+            other = socket.create_connection((host, int(port)))
+            for source, sink in ((one, other), (other, one)):
+                sink.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                threading.Thread(target=self._pass, args=(source, sink, source is one), daemon=True).start()
+
+    def _pass(self, source: socket.socket, sink: socket.socket, dialled: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                self._go.wait()
+                if dialled and self._garble:
+                    self._garble = False
+                    middle = len(data) // 2
+                    data = data[:middle] + bytes([data[middle] ^ 0x10]) + data[middle + 1 :]
+                sink.sendall(data)
+                self.passed += len(data)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)

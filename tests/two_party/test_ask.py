@@ -1,0 +1,336 @@
+"""`aero ask` and `aero serve` as a person runs them: a session over TLS, what is refused, and how clients fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_models import random_model, torch_logits
+
+from aero import asking, checkpoint, cli
+from aero.architecture import parse
+from aero.data.tokenizer import build
+from aero.model import ModelConfig
+from aero.two_party import hello, serving
+from aero.two_party.answer import Cost, Sampling
+from aero.two_party.hello import PROTOCOL, TRAINING_ONLY, Description, difference, versions
+from aero.two_party.ledger import Measurement, write
+from aero.two_party.program import operations
+from aero.two_party.serving import Answered, Client
+from aero.two_party.settings import Settings, TwoPartyError
+from aero.two_party.tls import Credentials, make_certificates
+from aero.two_party.tunnel import Listener, dial
+
+CONTEXT = 12
+PROMPT = "def f():"
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return random_model("EReg(SM(t)+ScFuFFN)", layers=1, vocabulary=257, context=CONTEXT)
+
+
+@pytest.fixture(scope="module")
+def path(model, tmp_path_factory):
+    """A checkpoint in a folder of runs, with the tokenizer where the pipeline has it."""
+    runs = tmp_path_factory.mktemp("runs")
+    build({bytes([byte]): byte for byte in range(256)}, 256).save(runs / "tokens" / "tokenizer.json")
+    checkpoint.save(runs / "made" / "seed_1" / "checkpoint.safetensors", model)
+    return runs / "made" / "seed_1" / "checkpoint.safetensors"
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("certificates")
+    make_certificates(folder, ["127.0.0.1"])
+    return folder
+
+
+def security(folder, role):
+    return [f"--certificate={folder}/{role}.pem", f"--key={folder}/{role}.key", f"--ca={folder}/ca.pem"]
+
+
+def started(*arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "aero.cli", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+    )
+
+
+class Serving:
+    """`aero serve` in a process of its own, and the lines it has said."""
+
+    def __init__(self, *arguments):
+        self.process = started("serve", "--listen", "127.0.0.1:0", *arguments)
+        self.lines = []
+        self._more = threading.Condition()
+        threading.Thread(target=self._read, daemon=True).start()
+        first = self.line(0, 120)
+        self.address = re.search(r"at (127\.0\.0\.1:\d+),", first)[1]
+
+    def _read(self):
+        for line in self.process.stdout:
+            with self._more:
+                self.lines.append(line.rstrip("\n"))
+                self._more.notify_all()
+
+    def line(self, index, within_s):
+        with self._more:
+            if not self._more.wait_for(lambda: len(self.lines) > index, within_s):
+                raise AssertionError(f"no line {index}: {self.lines}, {self.process.poll()}")
+            return self.lines[index]
+
+
+@pytest.fixture(scope="module")
+def server(path, certificates):
+    serve = Serving("--checkpoint", path, *security(certificates, "server"))
+    yield serve
+    serve.process.kill()
+    serve.process.wait()
+
+
+def connected(server, certificates):
+    names = (certificates / name for name in ("client.pem", "client.key", "ca.pem"))
+    return dial(server.address, Credentials(*names).context(server=False))
+
+
+def parties_of(pid):
+    """Ids of the party processes that process `pid` has started."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [child for child in children if b"multiprocessing-fork" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def test_a_server_survives_its_clients_and_answers(server, certificates, model):
+    """In the order of one server's life: refusals, a client killed at a random moment, an answer, Ctrl-C."""
+    assert "SM(t)+ScFuFFN (L=1, H=2, d=16, V=257, context 12), program tuned" in server.lines[0]
+    assert "mutually authenticated TLS" in server.lines[0] and "EReg" not in server.lines[0]
+
+    # Another version, another model, too long a prompt, a plain client, none at all: refused at once on both sides.
+    tunnel = connected(server, certificates)
+    tunnel.send({"hello": PROTOCOL, "versions": versions() | {"spu": "0.9.4"}})
+    refusal = "the server has spu 0.9.5, the client 0.9.4; install the same version on both"
+    assert tunnel.receive() == {"refused": refusal}
+    tunnel.close()
+    assert server.line(1, 5).endswith(f"(aero client): failed: {refusal}")
+
+    tunnel = connected(server, certificates)
+    tunnel.send({"hello": "aero-ask-0"})
+    assert "speaks aero-ask-0" in tunnel.receive()["refused"] and "aero-ask-0" in server.line(2, 5)
+    tunnel.close()
+
+    client = Client(connected(server, certificates), 10)
+    assert client.description.model_config.context == CONTEXT
+    client._tunnel.send({"tokens": 3, "new_tokens": 1, "description": "0" * 64})
+    assert "another model than the one published" in client._tunnel.receive()["refused"]
+    client.close()
+    assert "another model" in server.line(3, 5)
+
+    client = Client(connected(server, certificates), 10)
+    client._tunnel.send({"tokens": 13, "new_tokens": 1, "description": client.description.sha256})
+    assert "the prompt has 13 tokens, the model's context is 12" in client._tunnel.receive()["refused"]
+    client.close()
+    assert "13 tokens" in server.line(4, 5)
+
+    tunnel = dial(server.address, None)
+    tunnel.send({"hello": PROTOCOL, "versions": versions()})
+    with pytest.raises(TwoPartyError):
+        tunnel.receive()
+    tunnel.close()
+    assert "refused: the client at" in server.line(5, 5)
+
+    # A client killed at a random moment of a long question: noticed within 4 s, nothing of it is left after 10.
+    arguments = ("--server", server.address, *security(certificates, "client"))
+    with started("ask", *arguments, "--tokens", CONTEXT, "a") as asking_:
+        while not parties_of(server.process.pid):
+            time.sleep(0.05)
+        time.sleep(random.uniform(0, 15))
+        parties = parties_of(asking_.pid)
+        asking_.kill()
+        killed = time.monotonic()
+    assert "is gone: it closed the connection" in server.line(6, 4), time.monotonic() - killed
+    assert not parties_of(server.process.pid)
+    # Killed before it has begun, a party sees the end of its parent when it begins.
+    while any(Path(f"/proc/{pid}").exists() for pid in parties):
+        assert time.monotonic() - killed < 10
+        time.sleep(0.05)
+
+    with started("ask", *arguments, "--tokens", 2, "--json", PROMPT) as asking_:
+        out, error = asking_.communicate(timeout=280)
+    assert (asking_.returncode, error) == (0, "")
+    answer = json.loads(out)
+    ids = list(PROMPT.encode())
+    for token in answer["ids"]:
+        assert token == torch_logits(model, np.array(ids)).argmax()
+        ids.append(token)
+    assert len(answer["ids"]) == 2 and answer["prompt_tokens"] == len(PROMPT)
+    assert answer["description"]["architecture"] == "SM(t)+ScFuFFN"
+    size = sum(cost["bytes_client"] + cost["bytes_server"] for cost in (answer["setup"], *answer["costs"]))
+    assert f"(aero client): 2 new after {len(PROMPT)} tokens, {size / 1e6:.1f} MB" in server.line(7, 10)
+
+    server.process.send_signal(signal.SIGINT)
+    assert server.line(8, 10) == "stopped; 1 answered, 6 failed"
+    assert server.process.wait(10) == 0 and server.process.stderr.read() == ""
+
+
+def test_what_is_refused_before_anything_starts(path, certificates, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(serving, "run_parties", None)
+    here = ["ask", "--checkpoint", str(path)]
+    for arguments, said in [
+        ([*here, "a" * 13], "the prompt has 13 tokens, the model's context is 12; shorten it by 1"),
+        ([*here, "--tokens", "6", PROMPT], "leaves room for 5 new ones"),
+        ([*here, ""], "the prompt is empty"),
+        ([*here, "--tokens", "0", PROMPT], "--tokens 0 must be at least 1"),
+        ([*here, "--program", "fast", PROMPT], "unknown program 'fast'"),
+        ([*here, "--temperature", "-1", PROMPT], "temperature -1.0 must be 0"),
+        ([*here, "--timeout", "0", PROMPT], "timeout_s 0"),
+        ([*here, "--ca", "x", PROMPT], "belong together"),
+        ([*here, *security(certificates, "client"), PROMPT], "are for --server"),
+        (["ask", "--checkpoint", str(tmp_path / "none"), PROMPT], "does not exist; train the run first"),
+        ([*here, "--server", "127.0.0.1:1", PROMPT], "not allowed with argument"),
+        (["ask", "--server", "192.0.2.1:9731", PROMPT], "plain TCP between hosts is refused"),
+        (["serve", "--checkpoint", str(path), "--listen", "0.0.0.0:0"], "plain TCP between hosts is refused"),
+        (["ask", "--server", "nowhere", PROMPT], "is not host:port"),
+    ]:
+        with pytest.raises(ValueError, match=re.escape(said)) as caught:
+            cli.main(arguments)
+        assert "\n" not in str(caught.value)
+    assert capsys.readouterr().out == ""
+    alone = tmp_path / "checkpoint.safetensors"
+    alone.write_bytes(path.read_bytes())
+    with pytest.raises(ValueError, match="no tokenizer was found .*--tokenizer"):
+        cli.main(["ask", "--checkpoint", str(alone), PROMPT])
+    build({bytes([byte]): byte for byte in range(256)} | {b"ab": 256}, 257).save(tmp_path / "larger.json")
+    with pytest.raises(ValueError, match="has 258 entries, the model 257"):
+        cli.main([*here, "--tokenizer", str(tmp_path / "larger.json"), PROMPT])
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        ({"hello": PROTOCOL, "versions": versions() | {"code": "1"}}, "the server has code 1, the client "),
+        ({"hello": "other"}, "speaks other, not aero-ask-1"),
+        (
+            {"hello": PROTOCOL, "versions": versions(), "description": {"program": "tuned"}},
+            "published a model that cannot",
+        ),
+        ({"refused": "busy\n\x1b[31m"}, "refused: busy"),
+        ({}, "speaks None"),
+    ],
+)
+def test_a_server_of_another_kind_is_left_at_once(said, error):
+    listener = Listener("127.0.0.1:0", None)
+    heard = []
+
+    def serve():
+        tunnel = listener.establish(*listener.wait())
+        tunnel.receive()
+        tunnel.send(said)
+        heard.append(tunnel.receive())
+        tunnel.close()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    with pytest.raises(TwoPartyError, match=error) as caught:
+        Client(dial(listener.address, None), 5)
+    assert "\n" not in str(caught.value) and "\x1b" not in str(caught.value)
+    thread.join(10)
+    listener.close()
+    assert heard == [{"failed": True}]
+
+
+def test_another_model_than_expected(path, tmp_path):
+    """A server in this process, which no question ever reaches."""
+    description, tokenizer = asking._published(path, None, "tuned", Settings())
+    server = serving.Server(path, description, asking._text_of(tokenizer), Settings(), 5)
+    listener = Listener("127.0.0.1:0", None)
+    lines = []
+    for arguments, said in [
+        (["--expect", "0" * 64], "the server has another model than expected: SM(t)+ScFuFFN"),
+        (["--expect", description.sha256[:7]], "another model than expected"),
+        (["--expect", description.sha256[:8], "--program", "as_published"], "the server runs tuned, not as_published"),
+        (["--tokens", "6"], "6 new tokens are asked for, this server gives 5"),
+    ]:
+        thread = threading.Thread(target=server.answer, args=(listener, lines.append), daemon=True)
+        thread.start()
+        with pytest.raises(ValueError, match=re.escape(said)):
+            cli.main(["ask", "--server", listener.address, *arguments, "a"])
+        thread.join(10)
+    listener.close()
+    assert [line.partition(": ")[2] for line in lines] == ["failed: the client left without a question"] * 3 + [
+        "failed: 6 new tokens are asked for, this server gives 5"
+    ]
+
+
+def test_tokens_are_printed_as_they_come_and_then_what_they_cost(path, monkeypatch, capsys):
+    shown = []
+
+    def ask_here(path, description, ids, new_tokens, sampling, settings, on_token):
+        costs = [Cost(1_500_000, 2_500_000, 40, 2.0)] * new_tokens
+        assert ids == list(PROMPT.encode()) and sampling == Sampling(257, 0.0, 0)
+        for token in "né".encode():
+            on_token(token, costs[0])
+            shown.append(capsys.readouterr().out)
+        return Answered(list("né".encode()), costs, Cost(10_000_000, 12_000_000, 5000, 3.0))
+
+    monkeypatch.setattr(serving, "ask_here", ask_here)
+    cli.main(["ask", "--checkpoint", str(path), "--tokens", "3", PROMPT])
+    # The first byte of a character waits for the second.
+    assert shown == ["n", "", "é"]
+    out = capsys.readouterr().out
+    assert "3 tokens after 8: 4.5 MB from the client, 7.5 MB from the server, 120 messages, " in out
+    assert "rounds" in out and "2.0 s a token" in out
+    assert "set-up, once a session: 22.0 MB, 5000 messages, 3.0 s" in out
+
+
+def test_rounds_are_composed_or_said_to_be_unknown(path, tmp_path, monkeypatch):
+    description, _ = asking._published(path, None, "tuned", Settings())
+    monkeypatch.setattr(asking, "OPS", (tmp_path / "none.csv",))
+    assert asking._rounds(description, 8, 1) == (None, "no measured operations here")
+    passes = [operations(description.parsed, description.model_config, "tuned", length) for length in (8, 9)]
+    kinds = sorted({operation.kind for counts in passes for operation in counts})
+    rows = [Measurement(kind, "1", "own", 8, "", 0, 0, 0, rounds, 0, 0, 1, "{}") for kind in kinds for rounds in (1, 3)]
+    write(tmp_path / "ops.csv", rows, Measurement)
+    monkeypatch.setattr(asking, "OPS", (tmp_path / "none.csv", tmp_path / "ops.csv"))
+    assert asking._rounds(description, 8, 2) == (2 * sum(map(sum, (counts.values() for counts in passes))), "")
+    write(tmp_path / "ops.csv", rows[2:], Measurement)
+    assert asking._rounds(description, 8, 2) == (None, f"{kinds[0]} was not measured")
+
+
+def test_the_description_tells_sizes_and_nothing_of_training():
+    config = ModelConfig(vocabulary=41, context=12, layers=2, heads=2, width=16, ffn_width=64, init_std=0.7)
+    description = Description.of(parse("EReg(SM(t)+ScFuFFN)"), config, "tuned", Settings(), "0" * 64)
+    assert Description.received(json.loads(json.dumps(vars(description)))) == description
+    assert "0.7" not in json.dumps(vars(description)) and not TRAINING_ONLY & set(description.config)
+    other = Description.of(parse("SM(t)+ScFuFFN"), config, "as_published", Settings(), "0" * 64)
+    assert other.sha256 != description.sha256
+    with pytest.raises(ValueError, match="does not know"):
+        Description.of(parse("SM+LeakyR"), config, "tuned", Settings(), "0" * 64)
+    for change in ({"config": {}}, {"protocol": {"field": "FM64"}}, {"program": "x"}, {"more": 1}, {"architecture": 3}):
+        with pytest.raises(TwoPartyError, match="cannot be run here"):
+            Description.received(vars(description) | change)
+    assert difference(versions(), versions()) is None
+    assert "gives no versions" in difference(None, versions())
+    assert hello.plain("a\x1b[0m\n" + "b" * 400) == "a [0m " + "b" * 294
+
+
+def test_sampling_follows_the_logits_and_the_seed():
+    logits = np.array([0.0, 3.0, 1.0, 50.0])
+    assert Sampling(3).choose(logits, 0) == 1  # entry 3 is none of the tokenizer's
+    drawn = [Sampling(3, 1.0, 5).choose(logits, index) for index in range(2000)]
+    assert drawn == [Sampling(3, 1.0, 5).choose(logits, index) for index in range(2000)]
+    expected = np.exp(logits[:3]) / np.exp(logits[:3]).sum()
+    np.testing.assert_allclose(np.bincount(drawn, minlength=3) / 2000, expected, atol=0.03)

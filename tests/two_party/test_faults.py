@@ -1,0 +1,137 @@
+"""Faults of a running session: each ends both processes within a stated time, with one line and without a result."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import re
+import resource
+import signal
+import threading
+import time
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from garbling import Middle
+
+from aero.two_party.parties import run_parties
+from aero.two_party.serving import run_through
+from aero.two_party.settings import CLIENT, NAMES, SERVER, Settings, TwoPartyError
+from aero.two_party.tls import Credentials, make_certificates
+from aero.two_party.tunnel import Listener, dial
+
+LONG = 100_000  # runs: more than any test waits for
+
+
+def relu(x):
+    return jnp.maximum(x, 0)
+
+
+def many_runs(party, own):
+    """Comparisons until something happens; the client tells of each. own: (folder for the process's id, log limit)."""
+    folder, log_bytes = own
+    Path(folder, party.name).write_text(str(os.getpid()))
+    if log_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (log_bytes, log_bytes))
+    party.put("x", np.ones((8, 8), np.float32) if party.rank == CLIENT else None, (8, 8), from_rank=CLIENT)
+    for index in range(LONG):
+        party.run(relu, ["x"], ["y"])
+        party.reveal("y", to=CLIENT)
+        party.control(index)
+    return "a stale result"
+
+
+def gone(folder):
+    """Whether both party processes have ended."""
+    return not any(Path(f"/proc/{(folder / name).read_text()}").exists() for name in NAMES)
+
+
+@pytest.mark.parametrize("rank", [CLIENT, SERVER])
+def test_a_party_killed_at_a_random_moment(tmp_path, rank):
+    """Both have ended within 3 s: at any moment from the first import on."""
+    killed = []
+
+    def kill():
+        while len(children := multiprocessing.active_children()) < 2:
+            time.sleep(0.01)
+        time.sleep(random.uniform(0, 8))
+        (child,) = [child for child in children if child.name == f"aero-{NAMES[rank]}"]
+        os.kill(child.pid, signal.SIGKILL)
+        killed.append((time.monotonic(), [child.pid for child in children]))
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    own = (str(tmp_path), None)
+    with pytest.raises(TwoPartyError, match=rf"^the {NAMES[rank]} process ended by signal 9 \(SIGKILL\)") as caught:
+        run_parties(many_runs, own, own, Settings(), on_control=lambda index: None)
+    ended = time.monotonic()
+    killer.join()
+    (at, pids), *_ = killed
+    assert ended - at < 3 and "\n" not in str(caught.value)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_a_full_disk_under_a_partys_log(tmp_path):
+    """SPU goes on without a word when its log cannot be written, so the figures would be missing or old: within 8 s."""
+    last = []
+    with pytest.raises(
+        TwoPartyError, match="^client: the log cannot be written, .*File too large.*make room in"
+    ) as caught:
+        run_parties(
+            many_runs,
+            (str(tmp_path), 20_000),
+            (str(tmp_path), None),
+            Settings(),
+            on_control=lambda index: last.append(time.monotonic()),
+        )
+    assert time.monotonic() - last[-1] < 8 and "\n" not in str(caught.value)
+    assert gone(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said", "receive_s", "within_s"),
+    [("garble", "changed on the way", 60, 4), ("hold", "is gone or sent nothing for 10 s", 10, 10 + 4)],
+)
+def test_a_link_between_hosts_that_garbles_or_stalls(tmp_path, fault, said, receive_s, within_s):
+    """Through one connection with someone in its middle, who acts while the parties compute."""
+    make_certificates(tmp_path, ["127.0.0.1"])
+    contexts = [
+        Credentials(tmp_path / f"{name}.pem", tmp_path / f"{name}.key", tmp_path / "ca.pem").context(
+            server=rank == SERVER
+        )
+        for rank, name in enumerate(NAMES)
+    ]
+    listener = Listener("127.0.0.1:0", contexts[SERVER])
+    middle = Middle(listener.address)
+    settings = Settings(connect_timeout_s=10, receive_timeout_s=receive_s)
+    acted, ended = [], {}
+
+    def act(index):
+        if index == 3:
+            acted.append(time.monotonic())
+            getattr(middle, fault)()
+
+    def side(rank):
+        tunnel = listener.establish(*listener.wait()) if rank == SERVER else dial(middle.address, contexts[CLIENT])
+        try:
+            own = (str(tmp_path), None)
+            ended[rank] = run_through(tunnel, rank, many_runs, own, settings, act if rank == CLIENT else None)
+        except TwoPartyError as error:
+            tunnel.give_up()
+            ended[rank] = (str(error), time.monotonic())
+
+    threads = [threading.Thread(target=side, args=(rank,)) for rank in (SERVER, CLIENT)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    middle.close(), listener.close()
+    lines = [ended[rank][0] for rank in (CLIENT, SERVER)]
+    assert re.search(said, "; ".join(lines))
+    for line, at in ended.values():
+        assert at - acted[0] < within_s and "\n" not in line
+        assert re.search(f"{said}|gave up on this question|is gone", line)
+    assert gone(tmp_path)

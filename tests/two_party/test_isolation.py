@@ -1,0 +1,157 @@
+"""Only what a party owns is ever in its process or leaves it: inputs, memory and the whole link are looked through."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import re
+import sys
+
+import numpy as np
+import pytest
+from clear_text import STEP, found_in_memory, occurrences, unprotected
+from made_models import random_model, torch_logits
+
+from aero import checkpoint
+from aero.two_party import parties
+from aero.two_party.answer import Sampling
+from aero.two_party.hello import Description
+from aero.two_party.relay import Relay
+from aero.two_party.serving import ask_here
+from aero.two_party.settings import NAMES, Settings
+from aero.two_party.weights import weight_arrays
+
+TOKENS, NEW, VOCABULARY = 8, 2, 257
+PROMPTS = [np.random.default_rng(seed).integers(1, VOCABULARY, TOKENS).tolist() for seed in (1, 2)]
+TEXT = "only the one who asks may know this"
+
+
+def of_prompt(prompt):
+    """{name: bytes} of what gives a prompt away, in memory or on the link."""
+    ones = np.eye(VOCABULARY)[prompt[:2]]  # two rows, with all the zeros around their ones
+    return {
+        "ids, 32 bits": np.asarray(prompt, "<i4").tobytes(),
+        "ids, 64 bits": np.asarray(prompt, "<i8").tobytes(),
+        "ids, text": str(prompt)[1:-1].encode(),
+        "ids, pickled": pickled(prompt),
+        "one-hot": ones.astype("<f4").tobytes(),
+        "one-hot, fixed point": (ones / STEP).astype("<i8").tobytes(),
+        "text": TEXT.encode(),
+    }
+
+
+def pickled(prompt):
+    """The ids as they stand in the pickle of a longer message."""
+    return pickle.dumps(prompt, 4)[14:-2]
+
+
+def of_model(model):
+    """{name: bytes} of what gives weights away: a row of Q's matrix as it is in the checkpoint, and of a matrix of the
+    first layer as the program takes it, folded."""
+    query = model.blocks[0].attention.query.weight.detach().numpy()[3]
+    folded = next(a for name, a in weight_arrays(model, "tuned").items() if name.startswith("0.") and a.ndim == 2)[3]
+    fixed = np.floor(folded.astype(np.float64) / STEP).astype("<i8")
+    return {"query": query.tobytes(), "folded": folded.tobytes(), "folded, fixed point": fixed.tobytes()}
+
+
+class Session:
+    """One question, with all recorded: what each process was given, its memory after a pass, what crossed the link."""
+
+    def __init__(self, model, path, description, prompt, patch, look_into_memory):
+        self.given, self.memory = {}, {}
+        relay, give = Relay(record=True), parties._give
+
+        def recording_give(connection, message):
+            self.given[NAMES[pickle.loads(message)[0]]] = bytes(message)
+            give(connection, message)
+
+        patch.setattr(parties, "_give", recording_give)
+        # As on the command line, where the prompt is an argument of the process that starts both.
+        patch.setattr(sys, "argv", ["aero", "ask", "--checkpoint", str(path), TEXT])
+
+        def on_token(token, cost):
+            if look_into_memory and not self.memory:
+                own = {
+                    "client": {"one-hot": of_prompt(prompt)["one-hot"]},
+                    "server": {"folded": of_model(model)["folded"]},
+                }
+                others = {"client": of_model(model), "server": of_prompt(prompt)}
+                for child in multiprocessing.active_children():
+                    name = child.name.removeprefix("aero-")
+                    self.memory[name] = found_in_memory(child.pid, own[name] | others[name])
+
+        settings = Settings(receive_timeout_s=300)
+        self.answered = ask_here(path, description, prompt, NEW, Sampling(VOCABULARY), settings, on_token, relay)
+        self.to_server, self.to_client = relay.recorded
+
+
+@pytest.fixture(scope="module")
+def model():
+    return random_model("SM+ScFuFFN", layers=1, vocabulary=VOCABULARY, context=TOKENS + NEW)
+
+
+@pytest.fixture(scope="module")
+def sessions(model, tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "checkpoint.safetensors"
+    checkpoint.save(path, model)
+    description = Description.of(model.architecture, model.config, "tuned", Settings(), "0" * 64)
+    found = []
+    for prompt in PROMPTS:
+        with pytest.MonkeyPatch.context() as patch:
+            found.append(Session(model, path, description, prompt, patch, look_into_memory=not found))
+    return found
+
+
+def test_the_client_gets_the_models_own_answer(sessions, model):
+    for prompt, session in zip(PROMPTS, sessions, strict=True):
+        ids = list(prompt)
+        for token in session.answered.ids:
+            assert token == torch_logits(model, np.array(ids)).argmax()
+            ids.append(token)
+
+
+def test_each_process_is_given_only_what_it_owns(sessions, model):
+    for prompt, session in zip(PROMPTS, sessions, strict=True):
+        client, server = session.given["client"], session.given["server"]
+        assert pickled(prompt) in client  # as it looks there
+        assert not any(secret in server for secret in of_prompt(prompt).values())
+        assert b"checkpoint.safetensors" in server and b"checkpoint" not in client
+        assert not any(row in client + server for row in of_model(model).values())
+
+
+def test_nothing_of_one_party_is_in_the_memory_of_the_other(sessions):
+    """Looked through after the first pass, while both are waiting."""
+    (client, client_size), (server, server_size) = (sessions[0].memory[name] for name in NAMES)
+    assert client_size > 1e8 and server_size > 1e8
+    # That the search finds what is there is seen from what each one owns.
+    assert client == {"one-hot"} and server == {"folded"}
+
+
+def test_nothing_in_the_clear_crosses_the_link(sessions, model):
+    attention = model.blocks[0].attention
+    weights = unprotected(*(getattr(attention, name).weight.detach().numpy() for name in ("query", "key", "value")))
+    for prompt, session in zip(PROMPTS, sessions, strict=True):
+        for stream in (session.to_server, session.to_client):
+            assert len(stream) > 5e6
+            assert not [name for name, secret in of_prompt(prompt).items() if secret in stream]
+            assert occurrences(weights, stream) == 0
+        # Shares are sent by name. Beside those of made-up numbers that set-up runs on (a0, a1) there is one: that of
+        # the logits, after each pass, to the client.
+        to_server, to_client = (
+            re.findall(rb'"name": "([\w.]+)"', stream) for stream in (session.to_server, session.to_client)
+        )
+        assert set(to_server) <= {b"a0", b"a1"}
+        assert [name for name in to_client if name not in (b"a0", b"a1")] == [b"logits"] * NEW
+
+
+def test_transcripts_of_two_prompts_of_one_length_have_one_size(sessions):
+    """The same messages, and the same bytes but for the compression of ciphertexts, which varies by some bytes."""
+    one, other = sessions
+    for a, b in zip(
+        [one.answered.setup, *one.answered.costs], [other.answered.setup, *other.answered.costs], strict=True
+    ):
+        assert a.messages == b.messages
+        assert a.bytes_client == pytest.approx(b.bytes_client, rel=1e-3)
+        assert a.bytes_server == pytest.approx(b.bytes_server, rel=1e-3)
+    assert len(one.to_server) == pytest.approx(len(other.to_server), rel=1e-3)
+    assert len(one.to_client) == pytest.approx(len(other.to_client), rel=1e-3)

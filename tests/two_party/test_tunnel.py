@@ -1,0 +1,252 @@
+"""The connection between two hosts without SPU: what it carries, who is let in, and how it tells of its end."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import stat
+import threading
+import time
+
+import pytest
+from garbling import Middle
+
+from aero.two_party import tls
+from aero.two_party.settings import TwoPartyError
+from aero.two_party.tls import Credentials, context_for, make_certificates
+from aero.two_party.tunnel import Listener, dial
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Two certificate authorities."""
+    both = [tmp_path_factory.mktemp("certificates") / name for name in ("ours", "other")]
+    for folder in both:
+        make_certificates(folder, ["localhost", "127.0.0.1"])
+    return both
+
+
+def credentials(folder, role, ca=None):
+    return Credentials(folder / f"{role}.pem", folder / f"{role}.key", (ca or folder) / "ca.pem")
+
+
+def joined(server_context, client_context, host="127.0.0.1", through=None):
+    """(tunnel or error at the server, the same at the client) of one connection."""
+    listener = Listener("127.0.0.1:0", server_context)
+    address = listener.address if through is None else through(listener.address)
+    found = {}
+
+    def serve():
+        try:
+            tunnel = found["server"] = listener.establish(*listener.wait())
+            tunnel.send({"heard": tunnel.receive()})
+        except TwoPartyError as error:
+            if "server" in found:
+                found["server"].close()
+            found["server"] = error
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        client = dial(f"{host}:{address.rpartition(':')[2]}", client_context)
+        try:
+            client.send({"hello": "you"})
+            assert client.receive() == {"heard": {"hello": "you"}}
+        except TwoPartyError:
+            client.close()
+            raise
+    except TwoPartyError as error:
+        client = error
+    thread.join(30)
+    listener.close()
+    return found["server"], client
+
+
+class Echo:
+    """A local party's port: sends back what it gets."""
+
+    def __init__(self):
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.socket.getsockname()[1]}"
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self):
+        while True:
+            connection, _ = self.socket.accept()
+            threading.Thread(target=self.answer, args=(connection,), daemon=True).start()
+
+    def answer(self, connection):
+        while data := connection.recv(1 << 16):
+            connection.sendall(data)
+        connection.close()
+
+
+def echoed(door, size):
+    """What comes back through `door` of `size` random bytes, and whether it is the same."""
+    host, port = door.split(":")
+    data = os.urandom(size)
+    with socket.create_connection((host, int(port)), 10) as connection:
+        threading.Thread(target=lambda: (connection.sendall(data), connection.shutdown(socket.SHUT_WR))).start()
+        got = b""
+        while piece := connection.recv(1 << 16):
+            got += piece
+    return got == data
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_connections_of_both_sides_pass_unchanged_and_the_end_is_agreed(folders, secure):
+    contexts = [credentials(folders[0], role).context(server=role == "server") for role in ("server", "client")]
+    server, client = joined(*(contexts if secure else (None, None)))
+    assert (server.name, client.name) == (("aero client", "aero server") if secure else (None, None))
+    doors = [tunnel.carry(Echo().address) for tunnel in (server, client)]
+    results = []
+    threads = [threading.Thread(target=lambda door=door: results.append(echoed(door, 3_000_001))) for door in doors * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert results == [True] * 4
+    assert server.failure is None and client.failure is None
+    finish = threading.Thread(target=client.finish)
+    finish.start()
+    server.finish()
+    finish.join(10)
+    server.give_up(), client.close()  # without effect
+
+
+def test_a_connection_to_a_party_that_does_not_listen_yet_is_closed(folders):
+    server, client = joined(None, None)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        server.carry(f"127.0.0.1:{unused.getsockname()[1]}")
+        host, port = client.carry(Echo().address).split(":")
+        with socket.create_connection((host, int(port)), 10) as connection:
+            assert connection.recv(10) == b""
+    server.close(), client.close()
+
+
+def failure(tunnel, within_s=3.0):
+    deadline = time.monotonic() + within_s
+    while tunnel.failure is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return tunnel.failure
+
+
+@pytest.mark.parametrize(("end", "said"), [("close", "is gone: it closed the connection"), ("give_up", "gave up on")])
+def test_the_end_of_a_peer_is_noticed_at_once(folders, end, said):
+    server, client = joined(None, None)
+    for tunnel in (server, client):
+        tunnel.carry(Echo().address)
+    getattr(client, end)()
+    assert said in failure(server)
+    with pytest.raises(TwoPartyError, match=said):
+        server.finish()
+
+
+@pytest.mark.parametrize(("secure", "said"), [(True, r"changed on the way \(TLS"), (False, r"changed on the way \(ch")])
+def test_a_garbled_byte_is_never_passed_on(folders, secure, said):
+    contexts = [credentials(folders[0], role).context(server=role == "server") for role in ("server", "client")]
+    middles = []
+
+    def through(address):
+        middles.append(Middle(address))
+        return middles[0].address
+
+    server, client = joined(*(contexts if secure else (None, None)), through=through)
+    got = []
+
+    class Sink(Echo):
+        def answer(self, connection):
+            while data := connection.recv(1 << 16):
+                got.append(data)
+
+    server.carry(Sink().address)
+    host, port = client.carry(Echo().address).split(":")
+    with socket.create_connection((host, int(port)), 10) as connection:
+        connection.sendall(b"a" * 100_000)
+        deadline = time.monotonic() + 5
+        while len(b"".join(got)) < 100_000 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        middles[0].garble()
+        connection.sendall(b"a" * 100_000)
+        assert re.search(said, failure(server))
+        assert set(b"".join(got)) == set(b"a")
+    server.close(), client.close()
+    middles[0].close()
+
+
+@pytest.mark.parametrize(
+    ("server", "client", "at_server", "at_client"),
+    [
+        # The client's certificate is of another CA than the one the server names.
+        (
+            ("ours", "server", "ours"),
+            ("other", "client", "ours"),
+            "showed a certificate that is refused",
+            "may have refused",
+        ),
+        (("other", "server", "ours"), ("ours", "client", "ours"), "may have refused our", "showed a certificate"),
+        # A server's certificate does not make a client.
+        (("ours", "server", "ours"), ("ours", "server", "ours"), "unsuitable certificate purpose", "may have refused"),
+        (("ours", "server", "ours"), None, "does not speak TLS", "gone: it closed|no part"),
+        (None, ("ours", "client", "ours"), "sent what is no part", "does not speak TLS|before a word"),
+    ],
+)
+def test_another_certificate_ends_both_with_one_line(folders, server, client, at_server, at_client):
+    by_name = dict(zip(("ours", "other"), folders, strict=True))
+
+    def context(given, role):
+        if given is None:
+            return None
+        return credentials(by_name[given[0]], given[1], by_name[given[2]]).context(server=role == "server")
+
+    start = time.monotonic()
+    errors = joined(context(server, "server"), context(client, "client"))
+    assert time.monotonic() - start < 5
+    for error, pattern in zip(errors, (at_server, at_client), strict=True):
+        with pytest.raises(TwoPartyError, match=pattern):
+            raise error
+        assert "\n" not in str(error)
+
+
+def test_a_server_under_another_name_is_refused(folders, tmp_path):
+    make_certificates(tmp_path / "elsewhere", ["model.example"])
+    server = credentials(tmp_path / "elsewhere", "server").context(server=True)
+    client = credentials(tmp_path / "elsewhere", "client").context(server=False)
+    _, error = joined(server, client)
+    assert isinstance(error, TwoPartyError) and "127.0.0.1" in str(error)
+
+
+def test_plain_tcp_between_hosts_is_refused_unless_asked_for(folders, tmp_path):
+    assert context_for("127.0.0.1:1", None, False, server=True) is None
+    assert context_for("localhost:1", None, False, server=False) is None
+    assert context_for("0.0.0.0:1", None, True, server=True) is None
+    for address in ("0.0.0.0:1", "192.0.2.1:9731"):
+        with pytest.raises(TwoPartyError, match="not on this machine, and plain TCP between hosts is refused; give"):
+            context_for(address, None, False, server=True)
+    with pytest.raises(TwoPartyError, match="--key .* does not exist; make certificates"):
+        Credentials(folders[0] / "server.pem", tmp_path / "none", folders[0] / "ca.pem").context(server=True)
+    with pytest.raises(TwoPartyError, match="cannot be used together"):
+        Credentials(folders[0] / "server.pem", folders[0] / "client.key", folders[0] / "ca.pem").context(server=True)
+
+
+def test_certificates_are_private_and_never_overwritten(folders):
+    for name in tls.FILES:
+        mode = stat.S_IMODE((folders[0] / name).stat().st_mode)
+        assert mode & 0o077 == 0 or not name.endswith(".key")
+    with pytest.raises(TwoPartyError, match="already there; choose another folder"):
+        make_certificates(folders[0], ["localhost"])
+
+
+def test_a_silent_and_an_absent_peer(folders):
+    listener = Listener("127.0.0.1:0", None)
+    tunnel = dial(listener.address, None)
+    with pytest.raises(TwoPartyError, match="did not answer within 0.3 s; it may be busy"):
+        tunnel.receive(0.3)
+    tunnel.close()
+    with pytest.raises(TwoPartyError, match="cannot listen at"):
+        Listener(listener.address, None)
+    listener.close()
+    with pytest.raises(TwoPartyError, match="no server at .*start one there"):
+        dial(listener.address, None)

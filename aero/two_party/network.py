@@ -15,6 +15,10 @@ class Network:
     bandwidth_mbit: float
     rtt_ms: float
 
+    @property
+    def bytes_per_second(self) -> float:
+        return self.bandwidth_mbit * 1e6 / 8
+
     def transfer_seconds(self, bytes_client: float, bytes_server: float) -> float:
         """Time on the wire: the two directions are separate (full duplex) but rarely used at once, so they add up.
 

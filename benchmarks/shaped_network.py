@@ -4,9 +4,10 @@
     python -m benchmarks.shaped_network --only operations    # their costs alone
     python -m benchmarks.shaped_network --only passes --networks wan --runs sm-scfuffn --programs tuned
 
-Writes the operations' costs to results/two_party/shaped_ops.csv and results/two_party/shaped.csv, one line a pass, as soon as it is measured, in place of the line of the same
-architecture, program, context and network; predictions are made anew for all lines. "loopback" is the relay without
-rate and delay. The refills of oblivious transfers that a prediction counts are those of the loopback pass.
+Writes the operations' costs to results/two_party/shaped_ops.csv, and to results/two_party/shaped.csv one line a pass, as
+soon as it is measured, in place of the line of the same architecture, program, context and network; predictions are
+made anew for all lines. "loopback" is the relay without rate and delay. The refills of oblivious transfers that a
+prediction counts are those of the loopback pass.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import numpy as np
 
 from aero import checkpoint, provenance
 from aero.architecture import parse
+from aero.data.batches import evaluation_batches
 from aero.data.tokens import open_tokens
 from aero.errors import UserError, run_main
 from aero.model import ModelConfig
@@ -153,7 +155,7 @@ def keep_passes(
 ) -> None:
     config, context = model.config, model.config.context
     question = Question(str(model.architecture), dataclasses.asdict(config), program, context)
-    ids = np.asarray(open_tokens(chosen.tokens).valid[:context], np.int64)
+    ids = next(iter(evaluation_batches(open_tokens(chosen.tokens).valid, context, 1, context)))[0].numpy()
     common = {"question": question, "networks": list(networks)}
     relay = Relay()
 

@@ -4,7 +4,7 @@
     python -m benchmarks.shaped_network --only operations    # their costs alone
     python -m benchmarks.shaped_network --only passes --networks wan --runs sm-scfuffn --programs tuned
 
-Writes the operations' costs to results/two_party/shaped_ops.csv, and to results/two_party/shaped.csv one line a pass, as
+Writes what operations cost to results/two_party/shaped_ops.csv and to results/two_party/shaped.csv one line a pass, as
 soon as it is measured, in place of the line of the same architecture, program, context and network; predictions are
 made anew for all lines. "loopback" is the relay without rate and delay. The refills of oblivious transfers that a
 prediction counts are those of the loopback pass.

@@ -20,9 +20,7 @@ _EXECUTION = re.compile(
 )
 _SECTION = re.compile(rf"(HLO|HAL|MPC) profiling: total time {_NUMBER}", re.ASCII)
 _COUNTS = rf"send bytes {_COUNT} recv bytes {_COUNT}, send actions {_COUNT}, recv actions {_COUNT}"
-_OPERATION = re.compile(
-    rf"- (\S+(?:: \S+)?), executed {_COUNT} times, duration {_NUMBER}s, {_COUNTS}", re.ASCII
-)
+_OPERATION = re.compile(rf"- (\S+(?:: \S+)?), executed {_COUNT} times, duration {_NUMBER}s, {_COUNTS}", re.ASCII)
 _TOTAL = re.compile(
     rf"Link details: total send bytes {_COUNT}, recv bytes {_COUNT}, send actions {_COUNT}, recv actions {_COUNT}",
     re.ASCII,

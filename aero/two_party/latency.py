@@ -4,6 +4,8 @@ Every operation of a program is run alone, at its own shapes, on three links: on
 one that limits the rate. The second less the first, by the round-trip time, gives its rounds; the third less the first,
 times the rate, its wire bytes: those that cost time. They are fewer than its bytes where both directions are used at
 once: SPU sends a product of two shares in halves, one each way, but a product with one party's own value alternates.
+Products of matrices send little, compute for seconds and have a round or two, which their own noise would hide: their
+rounds are those of a small product, their wire bytes by `network.wire_bytes`.
 
 A pass then takes, on a network, the sum of computing + wire bytes / bandwidth + rounds x round-trip time over its
 operations, plus as many refills of oblivious transfers as it made, which are left out of every operation.
@@ -17,8 +19,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from aero.two_party.measure import WARM_UP, place
-from aero.two_party.network import Network
+from aero.two_party.measure import WARM_UP, place, shrink
+from aero.two_party.network import Network, wire_bytes
 from aero.two_party.operations import Operation
 from aero.two_party.parties import Party, run_parties
 from aero.two_party.profile import Profile
@@ -41,6 +43,7 @@ REFILL = "refill"
 REFILL_MESSAGES = 1281
 """Messages of one new stock of oblivious transfers: SPU's Ferret sends one for each of 1,280 trees, and one more."""
 
+_MATRICES = frozenset({"linear", "embedding_slice", "vocabulary_slice", "scores", "mix"})
 # Comparisons that use up a stock in three or four runs.
 _USES_TRANSFERS = Operation("relu", ((64, 256),))
 _REFILL_RUNS = 10
@@ -50,8 +53,8 @@ _REFILL_RUNS = 10
 class Cost:
     """What one operation costs in its steady state, or one refill: seconds on an open link, wire bytes, rounds.
 
-    bytes: in both directions, all of them. Products with matrices compute for seconds and show no rounds beside that:
-    their noise is left in, negative values too, because cutting them off would add up.
+    bytes: in both directions, all of them. What is left of noise may make wire bytes and rounds of cheap operations
+    negative; it is kept, because cutting it off would add up.
     """
 
     op: str
@@ -106,26 +109,39 @@ def refills_of(counts: Mapping[Operation, int], costs: Mapping[tuple[str, str], 
 
 
 def cost_task(party: Party, request: dict[str, Any]) -> None:
-    """In a party process: run every operation on every link and tell the client's parent; the client's times count."""
+    """In a party process: run every operation on its links and tell the client's parent; the client's times count."""
     for operation in WARM_UP:
         party.run(operation.function(), place(party, operation), ["y"])
     for operation in (_USES_TRANSFERS, *request["operations"]):
-        names, function = place(party, operation), operation.function()
-        party.run(function, names, ["y"])
-        profiles = {}
-        for link in LINKS:
-            party.barrier()
-            party.control(("link", link))
-            party.barrier()
-            wanted = request["runs"] if operation is not _USES_TRANSFERS else _REFILL_RUNS
-            profiles[link] = [party.run(function, names, ["y"]) for _ in range(wanted)]
-            while len(profiles[link]) < 2 * wanted and all(map(_refilled(profiles), profiles[link])):
-                profiles[link].append(party.run(function, names, ["y"]))
-        party.barrier()
-        party.control(("link", "open"))
+        wanted = request["runs"] if operation is not _USES_TRANSFERS else _REFILL_RUNS
+        profiles: dict[str, list[Profile]] = {}
+        if operation.kind in _MATRICES:
+            _run_on(party, operation, ("open",), wanted, profiles)
+            small: dict[str, list[Profile]] = {}
+            _run_on(party, shrink(operation), ("open", "delayed"), wanted, small)
+            profiles |= {f"small, {link}": runs for link, runs in small.items()}
+        else:
+            _run_on(party, operation, tuple(LINKS), wanted, profiles)
         party.control(("measured", operation, profiles))
-        for name in names:
-            party.drop(name)
+
+
+def _run_on(
+    party: Party, operation: Operation, links: Sequence[str], wanted: int, profiles: dict[str, list[Profile]]
+) -> None:
+    """Add the profiles of `wanted` runs on each of `links`, more where all of them made a refill."""
+    names, function = place(party, operation), operation.function()
+    party.run(function, names, ["y"])
+    for link in links:
+        party.barrier()
+        party.control(("link", link))
+        party.barrier()
+        profiles[link] = [party.run(function, names, ["y"]) for _ in range(wanted)]
+        while len(profiles[link]) < 2 * wanted and all(map(_refilled(profiles), profiles[link])):
+            profiles[link].append(party.run(function, names, ["y"]))
+    party.barrier()
+    party.control(("link", "open"))
+    for name in names:
+        party.drop(name)
 
 
 def _messages(profile: Profile) -> int:
@@ -139,24 +155,41 @@ def _refilled(profiles: Mapping[str, Sequence[Profile]]) -> Callable[[Profile], 
 
 
 def cost_of(operation: Operation, profiles: Mapping[str, Sequence[Profile]]) -> Cost:
-    """The cost by the medians of runs without a refill; by all runs on a link where each made one."""
-    refilled = _refilled(profiles)
-    plain = {link: [one for one in runs if not refilled(one)] or list(runs) for link, runs in profiles.items()}
-    seconds = {link: median(one.seconds for one in runs) for link, runs in plain.items()}
+    """The cost by runs without a refill, by all runs on a link where each made one.
+
+    Computing is the median, slopes are between the least times: other work on the machine only ever adds.
+    """
+    plain = _without_refills({link: runs for link, runs in profiles.items() if link in LINKS})
     one = min(plain["open"], key=_messages)
+    if operation.kind in _MATRICES:
+        small = _without_refills({link.removeprefix("small, "): runs for link, runs in profiles.items() if "," in link})
+        rounds = (_least(small["delayed"]) - _least(small["open"])) / (2 * DELAYED)
+        wire = wire_bytes(operation.kind, one.bytes_sent, one.bytes_received)
+    else:
+        rounds = (_least(plain["delayed"]) - _least(plain["open"])) / (2 * DELAYED)
+        wire = (_least(plain["limited"]) - _least(plain["open"])) * LIMITED
     return Cost(
         operation.name,
         operation.shape,
-        seconds["open"],
-        (seconds["limited"] - seconds["open"]) * LIMITED,
-        (seconds["delayed"] - seconds["open"]) / (2 * DELAYED),
+        median(profile.seconds for profile in plain["open"]),
+        wire,
+        rounds,
         float(one.bytes_sent + one.bytes_received),
         float(_messages(one)),
     )
 
 
+def _without_refills(profiles: Mapping[str, Sequence[Profile]]) -> dict[str, list[Profile]]:
+    refilled = _refilled(profiles)
+    return {link: [one for one in runs if not refilled(one)] or list(runs) for link, runs in profiles.items()}
+
+
+def _least(runs: Sequence[Profile]) -> float:
+    return min(profile.seconds for profile in runs)
+
+
 def refill_cost(profiles: Mapping[str, Sequence[Profile]]) -> Cost:
-    """What a refill adds to a run. ValueError if none was seen on some link."""
+    """What a refill adds to a run, by least times. ValueError if none was seen on some link."""
     refilled = _refilled(profiles)
     added: dict[str, float] = {}
     sizes = []
@@ -165,7 +198,7 @@ def refill_cost(profiles: Mapping[str, Sequence[Profile]]) -> Cost:
         with_refill = [one for one in runs if refilled(one)]
         if not plain or not with_refill:
             raise ValueError(f"no refill of oblivious transfers was seen on the {link} link; measure again")
-        added[link] = median(one.seconds for one in with_refill) - median(one.seconds for one in plain)
+        added[link] = _least(with_refill) - _least(plain)
         sizes += [with_refill[0].bytes_sent + with_refill[0].bytes_received]
         sizes[-1] -= plain[0].bytes_sent + plain[0].bytes_received
     return Cost(

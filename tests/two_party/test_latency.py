@@ -61,17 +61,29 @@ def with_refill(seconds: float) -> Profile:
     return made(seconds, 40 + REFILL_MESSAGES + 1, 1000 + 133_000)
 
 
-def test_slopes_by_the_medians_of_runs_without_a_refill():
+def test_computing_is_the_median_and_slopes_are_between_least_times_of_runs_without_a_refill():
     profiles = {
-        "open": [made(1.0), made(1.2), made(1.1), with_refill(9.0)],
-        "delayed": [made(1.5), with_refill(9.0), made(1.5)],
+        "open": [made(1.0), made(1.2), made(1.1), with_refill(0.5)],
+        "delayed": [made(1.5), with_refill(9.0), made(1.6)],
         "limited": [made(1.6), made(1.6), made(9.0)],
     }
     cost = cost_of(RELU, profiles)
     assert cost.seconds == pytest.approx(1.1)
-    assert cost.rounds == pytest.approx((1.5 - 1.1) / (2 * DELAYED))
-    assert cost.wire_bytes == pytest.approx((1.6 - 1.1) * LIMITED)
+    assert cost.rounds == pytest.approx((1.5 - 1.0) / (2 * DELAYED))
+    assert cost.wire_bytes == pytest.approx((1.6 - 1.0) * LIMITED)
     assert (cost.bytes, cost.messages) == (2000, 40)
+
+
+@pytest.mark.parametrize("kind, wire", [("linear", 2000), ("scores", 1000)])
+def test_a_matrix_product_has_the_rounds_of_a_small_one_and_wire_bytes_by_rule(kind, wire):
+    profiles = {
+        "open": [made(5.0), made(7.0), made(6.0)],
+        "small, open": [made(0.2), made(0.1)],
+        "small, delayed": [made(0.2), made(0.14)],
+    }
+    cost = cost_of(Operation(kind, ((1, 8, 8), (1, 8, 8))), profiles)
+    assert (cost.seconds, cost.wire_bytes) == (6.0, wire)
+    assert cost.rounds == pytest.approx(0.04 / (2 * DELAYED))
 
 
 def test_a_refill_is_what_it_adds_and_must_have_been_seen():
@@ -87,9 +99,16 @@ def test_a_refill_is_what_it_adds_and_must_have_been_seen():
 
 def test_costs_of_operations_in_two_processes():
     seen = []
-    costs = measure_costs([RELU, TRUNCATION, RELU], Settings(), on_measured=seen.append)
-    assert list(costs.values()) == seen and [cost.op for cost in seen] == ["refill", RELU.name, TRUNCATION.name]
-    refill, relu, truncation = seen
+    product = Operation("linear", ((16, 64), (64, 32)))
+    costs = measure_costs([RELU, TRUNCATION, RELU, product], Settings(), on_measured=seen.append)
+    assert list(costs.values()) == seen and [cost.op for cost in seen] == [
+        "refill",
+        RELU.name,
+        TRUNCATION.name,
+        "linear",
+    ]
+    refill, relu, truncation, matrix = seen
     assert 200e3 < refill.bytes < 350e3
-    assert 6 < relu.rounds < 25 and truncation.rounds < 5
+    assert 6 < relu.rounds < 25 and truncation.rounds < 5 and matrix.rounds < 6
     assert (relu.messages, truncation.messages) == (40, 2)
+    assert matrix.wire_bytes == matrix.bytes > 1e5

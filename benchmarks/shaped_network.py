@@ -27,13 +27,13 @@ from aero import checkpoint, provenance
 from aero.architecture import parse
 from aero.data.batches import evaluation_batches
 from aero.data.tokens import open_tokens
-from aero.errors import UserError, run_main
+from aero.errors import run_main
 from aero.model import ModelConfig
 from aero.parameters import load
 from aero.training.log import write_text
 from aero.training.run import run_folder
 from aero.two_party.end_to_end import Question
-from aero.two_party.latency import Cost, error_share, measure_costs, predict, refills_of
+from aero.two_party.latency import REFILL, Cost, error_share, measure_costs, predict, refills_of
 from aero.two_party.ledger import as_json
 from aero.two_party.measure import WARM_UP, place
 from aero.two_party.network import Network
@@ -113,6 +113,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--programs", nargs="+", default=list(parameters.two_party.programs))
     parser.add_argument("--networks", nargs="+", default=[LOOPBACK, *networks], choices=[LOOPBACK, *networks])
     parser.add_argument("--only", choices=["operations", "passes", "predictions"])
+    parser.add_argument("--missing", action="store_true", help="measure only operations that have no line yet")
     parser.add_argument("--repeats", type=int, default=3, help="runs of an operation on each link")
     parser.add_argument("--checkpoints", type=Path, default=Path("runs"), help="folder of the trained runs")
     parser.add_argument("--tokens", type=Path, default=Path("runs/tokens"), help="folder of token files")
@@ -129,15 +130,19 @@ def main(arguments: list[str]) -> None:
         wanted: dict[Any, None] = {}
         for model, program in asked:
             wanted |= dict.fromkeys(operations(model.architecture, model.config, program, model.config.context))
-        keep_costs(list(wanted), settings, chosen.repeats, made)
+        known = {(line["op"], line["shape"]) for line in read(OPERATIONS)} if chosen.missing else set()
+        missing = [one for one in wanted if (one.name, one.shape) not in known]
+        keep_costs(missing, settings, chosen.repeats, made, with_refill=(REFILL, "") not in known)
     if chosen.only in (None, "passes"):
         for model, program in asked:
             keep_passes(model, program, chosen, {name: networks.get(name) for name in chosen.networks}, settings, made)
     keep_predictions()
 
 
-def keep_costs(wanted: list[Any], settings: Settings, repeats: int, made: str) -> None:
+def keep_costs(wanted: list[Any], settings: Settings, repeats: int, made: str, with_refill: bool) -> None:
     columns = [*(field.name for field in dataclasses.fields(Cost)), "provenance"]
+    if not (wanted or with_refill):
+        return
     kept = {(line["op"], line["shape"]): line for line in read(OPERATIONS)}
 
     def keep(cost: Cost) -> None:
@@ -147,7 +152,7 @@ def keep_costs(wanted: list[Any], settings: Settings, repeats: int, made: str) -
             f"{cost.op} {cost.shape}: {cost.seconds:.3f} s, {cost.wire_bytes:.0f} wire bytes, {cost.rounds:.1f} rounds"
         )
 
-    measure_costs(wanted, settings, repeats, keep)
+    measure_costs(wanted, settings, repeats, keep, with_refill=with_refill)
 
 
 def keep_passes(
@@ -203,10 +208,14 @@ def keep_predictions() -> None:
     for line in lines:
         config = ModelConfig(**json.loads(line["model"]))
         counts = operations(parse(line["architecture"]), config, line["program"], int(line["context"]))
+        missing = [f"{one.name} {one.shape}" for one in counts if (one.name, one.shape) not in costs]
         same = [other for other in lines if all(other[key] == line[key] for key in COLUMNS[:4])]
         open_link = [other for other in same if other["network"] == LOOPBACK]
-        if not open_link:
-            raise UserError(f"{line['architecture']} {line['program']} lacks its {LOOPBACK} pass; measure that first")
+        if missing or not open_link:
+            lacks = f"operations ({'; '.join(missing)})" if missing else f"its {LOOPBACK} pass"
+            print(f"{line['architecture']} {line['program']} {line['network']}: no prediction, it lacks {lacks}")
+            line |= dict.fromkeys(["predicted", "compute", "transfer", "rounds", "error", "refills"], "")
+            continue
         refills = refills_of(counts, costs, float(open_link[0]["messages"]))
         network = Network(float(line["bandwidth_mbit"]), float(line["rtt_ms"])) if line["bandwidth_mbit"] else None
         parts = predict(counts, costs, refills, network)

@@ -112,8 +112,8 @@ def cost_task(party: Party, request: dict[str, Any]) -> None:
     """In a party process: run every operation on its links and tell the client's parent; the client's times count."""
     for operation in WARM_UP:
         party.run(operation.function(), place(party, operation), ["y"])
-    for operation in (_USES_TRANSFERS, *request["operations"]):
-        wanted = request["runs"] if operation is not _USES_TRANSFERS else _REFILL_RUNS
+    for operation in request["operations"]:
+        wanted = request["runs"]
         profiles: dict[str, list[Profile]] = {}
         if operation.kind in _MATRICES:
             _run_on(party, operation, ("open",), wanted, profiles)
@@ -122,7 +122,11 @@ def cost_task(party: Party, request: dict[str, Any]) -> None:
             profiles |= {f"small, {link}": runs for link, runs in small.items()}
         else:
             _run_on(party, operation, tuple(LINKS), wanted, profiles)
-        party.control(("measured", operation, profiles))
+        party.control(("measured", cost_of(operation, profiles)))
+    if request["refill"]:
+        profiles = {}
+        _run_on(party, _USES_TRANSFERS, tuple(LINKS), _REFILL_RUNS, profiles)
+        party.control(("measured", refill_cost(profiles)))
 
 
 def _run_on(
@@ -217,8 +221,9 @@ def measure_costs(
     settings: Settings,
     runs: int = 3,
     on_measured: Callable[[Cost], None] | None = None,
+    with_refill: bool = True,
 ) -> dict[tuple[str, str], Cost]:
-    """Cost of a refill and of every one of `operations`, by (op, shape), in one session through a relay.
+    """Cost of every one of `operations`, by (op, shape), and of a refill, in one session through a relay.
 
     runs: on each link. on_measured: called with each as soon as it is there. Raises TwoPartyError if a party fails.
     """
@@ -229,13 +234,12 @@ def measure_costs(
         if message[0] == "link":
             relay.delay_s, relay.bandwidth_bytes = LINKS[message[1]]
             return
-        _, operation, profiles = message
-        cost = refill_cost(profiles) if not found else cost_of(operation, profiles)
+        cost = message[1]
         found[cost.op, cost.shape] = cost
         if on_measured is not None:
             on_measured(cost)
 
-    request = {"operations": list(dict.fromkeys(operations)), "runs": runs}
+    request = {"operations": list(dict.fromkeys(operations)), "runs": runs, "refill": with_refill}
     run_parties(cost_task, request, request, settings, relay=relay, on_control=take)
     return found
 

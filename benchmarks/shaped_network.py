@@ -53,8 +53,8 @@ COLUMNS = (
 ).split()
 
 
-def pass_task(party: Party, given: dict[str, Any]) -> list[dict[str, float]]:
-    """In a party process: one pass on each network, from the question to the logits that the client holds."""
+def pass_task(party: Party, given: dict[str, Any]) -> None:
+    """In a party process: one pass on each network, from the placed question to the logits that the client holds."""
     question: Question = given["question"]
     shapes = weight_shapes(question.parsed, question.model_config, question.program)
     names = sorted(shapes)
@@ -66,27 +66,25 @@ def pass_task(party: Party, given: dict[str, Any]) -> list[dict[str, float]]:
     one_hot = given["one_hot"] if party.rank == CLIENT else None
     party.put("one_hot", one_hot, (question.tokens, question.model_config.vocabulary), owner=CLIENT, from_rank=CLIENT)
     function = question.function(names)
-    passes = []
+    inputs = [*(f"w.{name}" for name in names), "one_hot"]
+    # Compiles the program and gets the memory; measured passes begin after it.
+    party.run(function, inputs, ["logits"])
     for network in given["networks"]:
         party.barrier()
         party.control(network)
         party.barrier()
         began = time.perf_counter()
-        profile = party.run(function, [*(f"w.{name}" for name in names), "one_hot"], ["logits"])
+        profile = party.run(function, inputs, ["logits"])
         party.reveal("logits", to=CLIENT)
-        # The first pass compiles the program; SPU's own time leaves that out and the revealing in.
-        seconds = time.perf_counter() - began if passes else profile.seconds
-        passes.append(
-            {
-                "seconds": seconds,
-                "bytes": profile.bytes_sent + profile.bytes_received,
-                "messages": profile.messages_sent + profile.messages_received,
-            }
-        )
+        measured = {
+            "network": network,
+            "seconds": time.perf_counter() - began,
+            "bytes": profile.bytes_sent + profile.bytes_received,
+            "messages": profile.messages_sent + profile.messages_received,
+        }
         party.barrier()
         party.control(LOOPBACK)
-        party.control({"network": network, **passes[-1]})
-    return passes
+        party.control(measured)
 
 
 def read(path: Path) -> list[dict[str, str]]:

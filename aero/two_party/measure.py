@@ -28,7 +28,7 @@ WARM_UP = (
     Operation("embedding_slice", ((8, 8), (8, 8))),
     Operation("normalise", ((8, 8),)),
 )
-DELAY_S = 0.010
+DELAY_S = 0.020
 REFILL_MESSAGES = 1000
 REFILL_MATTERS = 60_000_000
 SAME_PROTOCOL = 32_768

@@ -164,6 +164,9 @@ page.claims_table(judged, "figure1")
 cost_page.end_to_end(results)
 
 # %%
+cost_page.table_shaped(results)
+
+# %%
 cost_page.table_operations(results)
 
 # %% [markdown]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import re
 from collections.abc import Iterable
 from html import escape
+from pathlib import Path
 
 from aero.published import load
 from aero.report.costs import GB, PARTS, at_dimensions, cost_files, part_bytes, row_costs
@@ -180,3 +183,52 @@ def _end_to_end_value(key: str, value: object) -> str:
         f"{value:.0f}" if isinstance(value, int) or value >= 1000 else f"{value:.3g}" if value < 10 else f"{value:.1f}"
     )
     return number(text, "smaller_scale", f"two_party/end_to_end.json, {key}")
+
+
+SHAPED = Path("results/two_party/shaped.csv")
+"""Passes over shaped links, as `python -m benchmarks.shaped_network` keeps them."""
+
+
+def table_shaped(results: Results) -> Html:
+    """Measured latency of complete passes over shaped links, beside what the latency model predicts from operations."""
+    try:
+        with (results.root / SHAPED).open(encoding="utf-8", newline="") as file:
+            lines = [line for line in csv.DictReader(file) if line.get("predicted")]
+        rows = [_shaped(line) for line in lines]
+        sizes = {
+            (size["layers"], size["width"], size["context"]) for size in map(json.loads, (x["model"] for x in lines))
+        }
+    except (OSError, ValueError, KeyError, TypeError):
+        rows, sizes = [], set()
+    if not rows:
+        return Html(f"<p>Private passes over shaped links: {gap()}.</p>")
+    models = "; ".join(f"{layers} layers, d={width}, T={context}" for layers, width, context in sorted(sizes))
+    caption = (
+        "<b>Latency on shaped links</b>: complete private passes of models trained here, between two processes on one "
+        "machine joined by a link of that rate and round-trip time, beside the model: computing + wire bytes / rate + "
+        "rounds x round-trip time, all three measured for each operation alone. Loopback: neither rate nor delay. "
+        f"{escape(models)}."
+    )
+    heads = [
+        "configuration",
+        "program",
+        "link",
+        "s measured",
+        "s predicted",
+        "computing",
+        "transfer",
+        "rounds",
+        "error",
+    ]
+    widths = (0.16, 0.14, 0.18, 0.1, 0.1, 0.09, 0.08, 0.08, 0.07)
+    return Html(grid(heads, rows, caption, "shaped", widths, "dense"))
+
+
+def _shaped(line: dict[str, str]) -> list[str]:
+    link = line["network"]
+    if line["bandwidth_mbit"]:
+        link += f", {float(line['bandwidth_mbit']):g} Mbit/s, {float(line['rtt_ms']):g} ms"
+    cells = [row_label(line["architecture"]), f"<code>{escape(line['program'])}</code>", escape(link)]
+    for key in ("seconds", "predicted", "compute", "transfer", "rounds"):
+        cells.append(number(f"{float(line[key]):.1f}", "smaller_scale", f"{SHAPED}, {key}"))
+    return [*cells, number(f"{float(line['error']):+.1%}", "smaller_scale", f"{SHAPED}, error")]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from aero.architecture import Architecture
 from aero.model import ModelConfig
 from aero.two_party.ledger import Measurement, Row, as_json, find
-from aero.two_party.network import Network
+from aero.two_party.network import Network, wire_bytes
 from aero.two_party.program import operations
 
 Measured = Mapping[tuple[str, str], Measurement]
@@ -32,12 +32,13 @@ def compose(
     networks: must hold "wan" and "lan". ValueError if an operation was not measured.
     """
     counts = operations(architecture, config, program, context)
-    client = server = messages = rounds = seconds = setup = 0.0
+    client = server = messages = rounds = seconds = setup = wire = 0.0
     by_part = {"embedding": 0.0, "head": 0.0, "backbone": 0.0}
     for operation, count in counts.items():
         one = find(measured, operation)
         client += count * one.bytes_sent_client
         server += count * one.bytes_sent_server
+        wire += count * wire_bytes(one.op, one.bytes_sent_client, one.bytes_sent_server)
         messages += count * one.messages
         rounds += count * one.rounds
         seconds += count * one.seconds
@@ -50,7 +51,7 @@ def compose(
         rows, kind = (1, "normalise") if program == "tuned" else (context, "layer_norm")
         norms = [operation for operation in counts if operation.kind == kind and operation.shapes[0][0] == rows]
         ln_f = find(measured, norms[0]).bytes
-    latency = {name: networks[name].latency_seconds(seconds, client, server, rounds) for name in ("wan", "lan")}
+    latency = {name: networks[name].latency_seconds(seconds, wire + setup, 0.0, rounds) for name in ("wan", "lan")}
     return Row(
         architecture=str(architecture),
         model=model,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,9 +28,10 @@ WARM_UP = (
     Operation("embedding_slice", ((8, 8), (8, 8))),
     Operation("normalise", ((8, 8),)),
 )
-DELAY_S = 0.010
+DELAY_S = 0.020
 REFILL_MESSAGES = 1000
 REFILL_MATTERS = 60_000_000
+SAME_PROTOCOL = 32_768
 
 
 def arguments(operation: Operation, seed: int = 0) -> list[np.ndarray]:
@@ -113,17 +115,20 @@ def rounds_task(party: Party, request: dict[str, Any]) -> dict[Operation, float]
 
 
 def shrink(operation: Operation) -> Operation:
-    """`operation` on fewer rows and columns, where computing takes little time and the rounds are the same.
+    """`operation` on fewer rows and columns, where computing takes little time and the rounds are nearly the same.
 
-    Rounds come from the depth of a protocol, not from how many elements run in parallel. The length over which a
-    maximum is taken does set the depth, so the last axis of a softmax stays.
+    Rounds come from the depth of a protocol, not from how many elements run in parallel, but the protocol depends on
+    how many there are: below 16,384 elements SPU takes products from a stock of Beaver triples, in 1 round instead of
+    5, and squares of up to 8,192 in one piece. So SAME_PROTOCOL elements stay. The length over which a maximum
+    is taken does set the depth, so the last axis of a softmax stays too.
     """
     kind, shapes = operation.kind, operation.shapes
     if kind.startswith("softmax"):
-        _, rows, columns = shapes[0]
-        rows = min(rows, 8)
+        heads, rows, columns = shapes[0]
+        heads = max(1, min(heads, SAME_PROTOCOL // (rows * columns)))
+        rows = min(rows, max(1, SAME_PROTOCOL // (heads * columns)))
         constants = tuple((key, min(value, rows)) for key, value in operation.constants)
-        return Operation(kind, ((1, rows, columns),), constants)
+        return Operation(kind, ((heads, rows, columns),), constants)
     if kind in ("scores", "mix"):
         return Operation(kind, tuple((1, min(rows, 8), min(columns, 8)) for _, rows, columns in shapes))
     if kind in ("linear", "embedding_slice", "vocabulary_slice"):
@@ -133,13 +138,14 @@ def shrink(operation: Operation) -> Operation:
     if kind == "causal_mean":
         rows = int(dict(operation.constants)["rows"])
         return Operation(kind, ((min(shapes[0][0], 8), min(shapes[0][1], 64)),), (("rows", min(rows, 8)),))
-    limits = {1: (64,), 2: (8, 64), 3: (1, 8, 64)}
+    # The first axis of all arguments that have the rank of the first; what is broadcast against them keeps its own.
+    axes = len(shapes[0])
+    if math.prod(shapes[0]) <= SAME_PROTOCOL:
+        return operation
+    first = max(1, SAME_PROTOCOL // math.prod(shapes[0][1:]))
     return replace(
         operation,
-        shapes=tuple(
-            tuple(min(size, limit) for size, limit in zip(shape, limits.get(len(shape), ()), strict=True))
-            for shape in shapes
-        ),
+        shapes=tuple((min(shape[0], first), *shape[1:]) if len(shape) == axes else shape for shape in shapes),
     )
 
 

@@ -7,6 +7,9 @@ from typing import Literal
 
 Directions = Literal["one_way", "both_overlapping"]
 
+BOTH_WAYS_AT_ONCE = frozenset({"softmax_plain", "softmax_cover", "gelu_plain", "gelu_segments", "scores", "mix"})
+"""Kinds of operation that are mostly products of two shared tensors (spu 0.9.5, mpc/cheetah/arithmetic.cc, MulAA)."""
+
 
 @dataclass(frozen=True)
 class Network:
@@ -15,16 +18,30 @@ class Network:
     bandwidth_mbit: float
     rtt_ms: float
 
-    def transfer_seconds(self, bytes_client: float, bytes_server: float) -> float:
-        """Time on the wire: the two directions are separate (full duplex) but rarely used at once, so they add up.
+    @property
+    def bytes_per_second(self) -> float:
+        return self.bandwidth_mbit * 1e6 / 8
 
-        SPU's Cheetah protocols alternate: a party that waits for a message sends nothing meanwhile.
+    def transfer_seconds(self, bytes_client: float, bytes_server: float) -> float:
+        """Time on the wire of bytes that take turns: each direction has the full bandwidth, one waits for the other.
+
+        Bytes that cross in both directions at once cost the larger half alone: give their `wire_bytes`, and 0.
         """
         return (bytes_client + bytes_server) * 8 / (self.bandwidth_mbit * 1e6)
 
     def latency_seconds(self, compute: float, bytes_client: float, bytes_server: float, rounds: float) -> float:
         """compute + bytes / bandwidth + rounds x RTT, in seconds; computing and transfer are not overlapped."""
         return compute + self.transfer_seconds(bytes_client, bytes_server) + rounds * self.rtt_ms / 1e3
+
+
+def wire_bytes(op: str, bytes_client: float, bytes_server: float) -> float:
+    """Bytes of a measured operation that cost time on a link, `op` as ops.csv names it.
+
+    SPU's Cheetah computes a product of two shared tensors in two halves at once, one in each direction, from 16,384
+    elements on, and so it does squares; products with one party's own values and comparisons alternate.
+    """
+    both_at_once = op.partition("(")[0] in BOTH_WAYS_AT_ONCE
+    return max(bytes_client, bytes_server) if both_at_once else bytes_client + bytes_server
 
 
 def lower_bound_seconds(

@@ -10,17 +10,27 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_NUMBER = r"(\d+(?:\.\d+)?(?:e[+-]\d+)?)"
-_LINE = re.compile(r"\[[^\]]+\] \[(\w+)\] \[([\w.]+):\d+\] (.*)")
+# At most 18 digits: what SPU counts fits 64 bits, and longer ones are no counts.
+_COUNT = r"(\d{1,18})"
+_NUMBER = r"(\d{1,18}(?:\.\d{1,25})?(?:e[+-]\d{1,2})?)"
+_LINE = re.compile(r"\[[^\]]+\] \[(\w+)\] \[([\w.]+):\d+\] (.*)", re.ASCII)
 _EXECUTION = re.compile(
     rf"\[Profiling\] SPU execution .+ completed, input processing took {_NUMBER}s, execution took {_NUMBER}s, "
-    rf"output processing took {_NUMBER}s, total time {_NUMBER}s\."
+    rf"output processing took {_NUMBER}s, total time {_NUMBER}s\.",
+    re.ASCII,
 )
-_SECTION = re.compile(rf"(HLO|HAL|MPC) profiling: total time {_NUMBER}")
-_COUNTS = r"send bytes (\d+) recv bytes (\d+), send actions (\d+), recv actions (\d+)"
-_OPERATION = re.compile(rf"- (\S+(?:: \S+)?), executed (\d+) times, duration {_NUMBER}s, {_COUNTS}")
-_TOTAL = re.compile(r"Link details: total send bytes (\d+), recv bytes (\d+), send actions (\d+), recv actions (\d+)")
-_TELLTALE = re.compile(r"Link details|recv bytes|\[Profiling\]|profiling: total")
+_SECTION = re.compile(rf"(HLO|HAL|MPC) profiling: total time {_NUMBER}", re.ASCII)
+_COUNTS = rf"send bytes {_COUNT} recv bytes {_COUNT}, send actions {_COUNT}, recv actions {_COUNT}"
+_OPERATION = re.compile(rf"- (\S+(?:: \S+)?), executed {_COUNT} times, duration {_NUMBER}s, {_COUNTS}", re.ASCII)
+_TOTAL = re.compile(
+    rf"Link details: total send bytes {_COUNT}, recv bytes {_COUNT}, send actions {_COUNT}, recv actions {_COUNT}",
+    re.ASCII,
+)
+_TELLTALE = re.compile(
+    r"(?i)link\s+detail|(send|recv)\s+(bytes|actions)|\[profiling|profiling:|executed\s.*times|duration\s+\d"
+)
+# SPU prints durations to the nanosecond.
+_CLOSE = 2e-9
 # These run others inside them, which count a second time at this level.
 _NESTING = {"pphlo.while", "pphlo.if", "pphlo.case", "pphlo.sort", "pphlo.reduce_window", "pphlo.custom_call"}
 _LEVELS = {"HLO": "pphlo", "HAL": "hal", "MPC": "mpc"}
@@ -67,15 +77,18 @@ def together(profiles: Sequence[Profile]) -> Profile:
 def parse(text: str) -> Profile:
     """The profile of the one run whose log lines `text` holds; lines of other parts of SPU are passed over.
 
-    Raises ValueError on any line of the profile that does not read as expected, on a missing or doubled part, and when
-    the operations do not add up to the totals of the link: a wrong number is worse than none.
+    Raises ValueError on any line of the profile that does not read as expected, on a missing, doubled or misplaced
+    part, and when the numbers disagree: every level's seconds with its total, the parts of the execution with its own,
+    every level's bytes and messages with the link's. A wrong number is worse than none. HAL operations are left out
+    when they do not account for all bytes, which SPU does not promise of them.
     """
     seconds: float | None = None
     total: tuple[int, ...] | None = None
     level = ""
-    seen: set[str] = set()
+    level_seconds: dict[str, float] = {}
     operations: list[Operation] = []
-    for number, line in enumerate(text.splitlines(), 1):
+    # Not splitlines: it also breaks at characters that are no line ends to SPU, and would hide half a line.
+    for number, line in enumerate(text.split("\n"), 1):
         parts = _LINE.fullmatch(line.rstrip())
         if parts is None or parts[2] != "api.cc":
             if _TELLTALE.search(line):
@@ -87,14 +100,15 @@ def parse(text: str) -> Profile:
         if match := _EXECUTION.fullmatch(message):
             if seconds is not None:
                 raise ValueError(f"SPU log line {number} begins a second run; give the lines of one run")
-            seconds = float(match[4])
+            *steps, seconds = map(float, match.groups())
+            _check_sum(f"steps of the execution (line {number})", sum(steps), seconds)
         elif seconds is None:
             raise ValueError(f"SPU log line {number} comes before the line of the execution: {line!r}")
         elif match := _SECTION.fullmatch(message):
             level = _LEVELS[match[1]]
-            if level in seen:
+            if level in level_seconds:
                 raise ValueError(f"SPU log line {number} begins a second {match[1]} profile")
-            seen.add(level)
+            level_seconds[level] = float(match[2])
         elif (match := _OPERATION.fullmatch(message)) and level:
             name, executed, duration, *counts = match.groups()
             operations.append(Operation(level, name, int(executed), float(duration), *map(int, counts)))
@@ -104,16 +118,29 @@ def parse(text: str) -> Profile:
             raise _unreadable(number, line)
     if seconds is None or total is None:
         raise ValueError("no complete SPU profile in these log lines; are pphlo and hal profiling switched on?")
-    if seen != set(_LEVELS.values()):
-        raise ValueError(f"the SPU profile lacks the levels {sorted(set(_LEVELS.values()) - seen)}")
-    for level in ("pphlo", "mpc"):
+    if list(level_seconds) != list(_LEVELS.values()):
+        missing = sorted(set(_LEVELS.values()) - set(level_seconds))
+        raise ValueError(f"the SPU profile lacks the levels {missing}, or has them in another order than {_LEVELS}")
+    for level, spent in level_seconds.items():
         of_level = [o for o in operations if o.level == level]
-        if level == "pphlo" and any(o.name in _NESTING for o in of_level):
-            continue
+        if any(o.executed == 0 for o in of_level):
+            raise ValueError(f"the SPU profile has a {level} operation that was never executed")
+        _check_sum(f"seconds of {level} operations", sum(o.seconds for o in of_level), spent)
         added = tuple(map(sum, zip(*map(_counts, of_level), strict=True))) or (0, 0, 0, 0)
-        if added != total:
+        if added == total or (level == "pphlo" and any(o.name in _NESTING for o in of_level)):
+            continue
+        if level != "hal" or any(part > whole for part, whole in zip(added, total, strict=True)):
             raise ValueError(f"{level} operations add up to {added} bytes and messages, the link to {total}")
+        operations = [o for o in operations if o.level != "hal"]
+    # MPC operations run one after the other, inside the execution.
+    if level_seconds["mpc"] > seconds * (1 + _CLOSE):
+        raise ValueError(f"MPC operations took {level_seconds['mpc']} s, more than the {seconds} s of the whole run")
     return Profile(*total, seconds, tuple(operations))
+
+
+def _check_sum(what: str, added: float, printed: float) -> None:
+    if not abs(added - printed) <= _CLOSE * max(1.0, printed):
+        raise ValueError(f"{what} add up to {added:.9g}, SPU's log says {printed:.9g}; another version of SPU?")
 
 
 def check_pair(client: Profile, server: Profile) -> None:

@@ -9,6 +9,9 @@ the opposite line, as on a real link. The two directions do not slow each other.
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import selectors
+import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -16,10 +19,12 @@ from typing import Any
 
 from aero.two_party.settings import CLIENT, SERVER, TwoPartyError, split_address
 
-CHUNK_BYTES = 1 << 16
 # What the line holds at most, as a network's buffers do: above the bandwidth-delay product of 1 Gbit/s and 200 ms.
 QUEUE_BYTES = 1 << 25
+# What waits for a receiver that does not read.
+WRITE_BUFFER_BYTES = 1 << 22
 OPEN_TIMEOUT_S = 10.0
+_PR_SET_TIMERSLACK = 29
 
 
 class Relay:
@@ -99,8 +104,12 @@ class Relay:
         self._lines = []
 
     def _serve(self, targets: list[str], started: list[Any], ready: threading.Event) -> None:
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1)  # this thread's waits, else 50 microseconds late
         try:
-            asyncio.run(self._main(targets, started, ready))
+            # epoll, the default, waits whole milliseconds; short delays and high rates need select.
+            with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
+                runner.run(self._main(targets, started, ready))
         except Exception as error:
             started.append(error)
         finally:
@@ -109,19 +118,17 @@ class Relay:
     async def _main(self, targets: list[str], started: list[Any], ready: threading.Event) -> None:
         self._stop, self._loop = asyncio.Event(), asyncio.get_running_loop()
         self._lines = [_Line(self), _Line(self)]
-        tasks = {asyncio.create_task(line.carry()) for line in self._lines}
-        connections: set[asyncio.Task] = set()
+        self._ends: set[_End] = set()
+        self._dialling: set[asyncio.Task] = set()
         servers, doors = [], []
         for rank, target in enumerate(targets):
             # Whoever dials the server is the client: its bytes take the line to the server, the answers the other.
             lines = {SERVER: self._lines, CLIENT: self._lines[::-1]}[rank]
 
-            def accept(reader: Any, writer: Any, target: str = target, lines: list[_Line] = lines) -> None:
-                task = asyncio.create_task(self._join(reader, writer, target, lines))
-                connections.add(task)
-                task.add_done_callback(connections.discard)
+            def accepted(target: str = target, lines: list[_Line] = lines) -> _End:
+                return _End(self, lines, target)
 
-            server = await asyncio.start_server(accept, "127.0.0.1", 0, limit=CHUNK_BYTES)
+            server = await self._loop.create_server(accepted, "127.0.0.1", 0)
             servers.append(server)
             doors.append(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
         started.append(tuple(doors))
@@ -129,81 +136,143 @@ class Relay:
         await self._stop.wait()
         for server in servers:
             server.close()
-        for task in tasks | connections:
+        for task in self._dialling:
             task.cancel()
-        await asyncio.gather(*tasks, *connections, return_exceptions=True)
+        await asyncio.gather(*self._dialling, return_exceptions=True)
+        for end in list(self._ends):
+            end.transport.abort()
 
-    async def _join(self, reader: Any, writer: Any, target: str, lines: list[_Line]) -> None:
-        """Join one accepted connection to its target until both ends have closed."""
-        onward_writer = None
+
+class _End(asyncio.Protocol):
+    """One socket of a connection: what it reads takes `line` to its peer, the socket on the other side."""
+
+    def __init__(self, relay: Relay, lines: list[_Line], target: str = "", peer: _End | None = None) -> None:
+        """Without a peer it dials one, at `target`, whose bytes take the second line."""
+        self._relay, self._lines, self._target, self.peer = relay, lines, target, peer
+        self.line = lines[0]
+        self.transport: Any = None
+        self.full, self._ended = False, False
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
+        self._relay._ends.add(self)
+        self.line.sources.add(self)
+        if self.peer is None:
+            transport.pause_reading()
+            task = asyncio.get_running_loop().create_task(self._dial(self._target))
+            self._relay._dialling.add(task)
+            task.add_done_callback(self._relay._dialling.discard)
+
+    async def _dial(self, target: str) -> None:
+        peer = _End(self._relay, self._lines[::-1], peer=self)
         try:
-            onward_reader, onward_writer = await asyncio.open_connection(*split_address(target), limit=CHUNK_BYTES)
-            await asyncio.gather(lines[0].feed(reader, onward_writer), lines[1].feed(onward_reader, writer))
+            await asyncio.get_running_loop().create_connection(lambda: peer, *split_address(target))
         except OSError:
-            pass  # the target does not listen yet: this connection is closed and the party dials again
-        finally:
-            for end in (writer, onward_writer):
-                if end is not None:
-                    end.close()
+            self.transport.close()  # the target does not listen yet: the party dials again
+            return
+        self.peer = peer
+        if self.transport.is_closing():
+            peer.transport.close()
+        else:
+            self.transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        self.line.take(data, self.peer)
+
+    def eof_received(self) -> bool:
+        self._end()
+        return True  # the other direction stays open
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end()
+        self.line.sources.discard(self)
+        self._relay._ends.discard(self)
+        if self.full:
+            self.resume_writing()
+
+    def _end(self) -> None:
+        if not self._ended and self.peer is not None:
+            self.line.take(b"", self.peer)
+        self._ended = True
+
+    def pause_writing(self) -> None:
+        self.full = True
+
+    def resume_writing(self) -> None:
+        self.full = False
+        if self.peer is not None:
+            self.peer.line.carry()
+
+    def write(self, data: bytes) -> None:
+        """Pass on what has crossed the line; an empty piece is the end of this direction."""
+        if self.transport.is_closing():
+            return
+        if data:
+            self.transport.write(data)
+        elif self._ended:
+            self.transport.close()
+        elif self.transport.can_write_eof():
+            self.transport.write_eof()
 
 
 class _Line:
-    """One direction: a queue of (when due, where to, bytes, what to tell when carried), in the order of arrival."""
+    """One direction: a queue of (when due, to which end, bytes), in the order of arrival."""
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
-        self._queue: deque[tuple[float, Any, bytes, asyncio.Future]] = deque()
-        self._filled, self._drained = asyncio.Event(), asyncio.Event()
+        self._clock = asyncio.get_running_loop().time
+        self._queue: deque[tuple[float, _End, bytes]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
         self._waiting_bytes, self._free_at, self._last_due = 0, 0.0, 0.0
+        self._held_back = False
+        self.sources: set[_End] = set()
         self.bytes = 0
         self.record: list[bytes] = []
 
-    async def feed(self, reader: Any, writer: Any) -> None:
-        """Queue all that `reader` gives for `writer`, then its end; returns when all of it has been carried."""
-        clock = asyncio.get_running_loop().time
-        carried = asyncio.get_running_loop().create_future()
-        data = b"-"
-        while data:
-            try:
-                data = await reader.read(CHUNK_BYTES)
-            except OSError:
-                data = b""
-            relay = self._relay
-            self.bytes += len(data)
-            if relay._record:
-                self.record.append(data)
-            # The line is busy until `_free_at`; times are computed, so late wake-ups do not add up.
-            self._free_at = max(self._free_at, clock())
-            if relay.bandwidth_bytes is not None:
-                self._free_at += len(data) / relay.bandwidth_bytes
-            self._last_due = max(self._last_due, self._free_at + relay.delay_s)
-            self._queue.append((self._last_due, writer, data, carried))
-            self._waiting_bytes += len(data)
-            self._filled.set()
-            while self._waiting_bytes > QUEUE_BYTES:
-                self._drained.clear()
-                await self._drained.wait()
-        await carried
+    def take(self, data: bytes, to: _End) -> None:
+        """Queue bytes for `to`: they leave when all before them have, at the rate, and arrive after the delay."""
+        relay = self._relay
+        self.bytes += len(data)
+        if relay._record:
+            self.record.append(data)
+        # The line is busy until `_free_at`; times are computed, so late wake-ups do not add up.
+        self._free_at = max(self._free_at, self._clock())
+        if relay.bandwidth_bytes is not None:
+            self._free_at += len(data) / relay.bandwidth_bytes
+        self._last_due = max(self._last_due, self._free_at + relay.delay_s)
+        self._queue.append((self._last_due, to, data))
+        self._waiting_bytes += len(data)
+        if self._waiting_bytes > QUEUE_BYTES and not self._held_back:
+            self._held_back = True
+            for source in self.sources:
+                source.transport.pause_reading()
+        self.carry()
 
-    async def carry(self) -> None:
-        """Write what is due, for ever. An empty piece is the end of its connection's direction."""
-        clock = asyncio.get_running_loop().time
-        while True:
-            while not self._queue:
-                self._filled.clear()
-                await self._filled.wait()
-            due, writer, data, carried = self._queue.popleft()
-            if (wait := due - clock()) > 0:
-                await asyncio.sleep(wait)
+    def carry(self) -> None:
+        """Write what is due, and come back when the next piece is."""
+        while self._queue:
+            due, to, data = self._queue[0]
+            if to.full:
+                break  # `to` calls again when it can take more
+            if due > self._clock():
+                self._wake_at(due)
+                break
+            self._queue.popleft()
             self._waiting_bytes -= len(data)
-            self._drained.set()
-            try:
-                if data:
-                    writer.write(data)
-                    await writer.drain()
-                elif writer.can_write_eof():
-                    writer.write_eof()
-            except OSError:
-                pass  # that connection has gone; the others of this line go on
-            if not data and not carried.done():
-                carried.set_result(None)
+            to.write(data)
+        if self._held_back and self._waiting_bytes <= QUEUE_BYTES // 2:
+            self._held_back = False
+            for source in self.sources:
+                if not source.transport.is_closing():
+                    source.transport.resume_reading()
+
+    def _wake_at(self, due: float) -> None:
+        if self._timer is None or self._timer.cancelled() or self._timer.when() != due:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = asyncio.get_running_loop().call_at(due, self._woken)
+
+    def _woken(self) -> None:
+        self._timer = None
+        self.carry()

@@ -111,6 +111,25 @@ def test_complete_passes_are_listed_with_their_error(full: Results, empty: Resul
     assert "No complete private forward pass" in cost_page.end_to_end(empty).text
 
 
+def test_passes_over_shaped_links_are_listed_beside_their_prediction(tmp_path: Path) -> None:
+    root = made_results.project(tmp_path, runs=())
+    assert "not measured yet" in cost_page.table_shaped(load(root)).text
+    path = root / cost_page.SHAPED
+    names = "architecture program model context network bandwidth_mbit rtt_ms seconds predicted compute transfer rounds"
+    model = '"{""layers"":12,""width"":64,""context"":64}"'
+    lines = [
+        ",".join([*names.split(), "error"]),
+        f"SM+ScFuFFN,tuned,{model},64,wan,100,80,200.0,190.0,40.0,30.0,120.0,-0.05",
+        f"SM+ScFuFFN,tuned,{model},64,loopback,,,41.0,40.0,40.0,0.0,0.0,-0.0244",
+    ]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    text = cost_page.table_shaped(load(root)).text
+    for shown in (">200.0</span>", ">190.0</span>", ">-5.0%</span>", "wan, 100 Mbit/s, 80 ms", "12 layers, d=64, T=64"):
+        assert shown in text
+    path.write_text("\n".join(lines).replace("200.0", "many"), encoding="utf-8")
+    assert "not measured yet" in cost_page.table_shaped(load(root)).text
+
+
 def test_costs_of_another_size_are_no_costs_at_the_papers_dimensions(tmp_path: Path) -> None:
     root = made_results.project(tmp_path, runs=())
     for name in ("rows.csv", "ops.csv"):

@@ -8,7 +8,7 @@ from aero.architecture import parse
 from aero.model import ModelConfig
 from aero.two_party.compose import compose
 from aero.two_party.ledger import Measurement, Row, by_operation, find, read, write
-from aero.two_party.network import Network
+from aero.two_party.network import BOTH_WAYS_AT_ONCE, Network
 from aero.two_party.operations import Operation
 from aero.two_party.program import operations
 
@@ -44,8 +44,12 @@ def test_a_row_is_the_sum_of_its_operations_and_one_set_up(program):
     assert row.bytes == 5 * total + 100
     assert (row.bytes_client, row.bytes_server) == (2 * total + 50, 3 * total + 50)
     assert (row.messages, row.rounds, row.seconds) == (4 * total, total / 2, total / 4)
-    assert row.latency_wan_s == pytest.approx(total / 4 + (5 * total + 100) * 8e-8 + total / 2 * 0.08)
-    assert row.latency_lan_s == pytest.approx(total / 4 + (5 * total + 100) * 8e-9 + total / 2 * 0.001)
+    # The larger direction of what goes both ways at once, both of the rest, and the set-up.
+    at_once = sum(count for operation, count in counts.items() if operation.kind in BOTH_WAYS_AT_ONCE)
+    assert 0 < at_once < total
+    wire = 3 * at_once + 5 * (total - at_once) + 100
+    assert row.latency_wan_s == pytest.approx(total / 4 + wire * 8e-8 + total / 2 * 0.08)
+    assert row.latency_lan_s == pytest.approx(total / 4 + wire * 8e-9 + total / 2 * 0.001)
     assert (row.embedding_bytes, row.head_bytes, row.ln_f_bytes, row.setup_bytes) == (5, 5, 5, 100)
     assert row.method == "composed"
 

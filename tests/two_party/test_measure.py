@@ -36,11 +36,32 @@ def test_bytes_repeat_and_scale_with_the_elements():
 
 
 def test_rounds_are_those_of_the_protocol():
-    """A comparison of 64-bit shares takes several round trips, a truncation one or two; a ReLU shrinks to 8 rows."""
+    """A comparison of 64-bit shares takes several round trips, a truncation one or two."""
     small, truncation = Operation("relu", ((8, 64),)), Operation("scale_public", ((8, 64),), (("factor", 0.5),))
-    assert shrink(Operation("relu", ((128, 3072),))) == small
     rounds = measure_rounds([small, truncation], Settings())
     assert 6 < rounds[small] < 25 and rounds[truncation] < 5
+
+
+@pytest.mark.parametrize(
+    "whole, small",
+    [
+        (Operation("relu", ((128, 3072),)), Operation("relu", ((10, 3072),))),
+        (Operation("relu", ((1, 3072),)), Operation("relu", ((1, 3072),))),
+        (Operation("layer_norm", ((128, 768), (768,), (768,))), Operation("layer_norm", ((42, 768), (768,), (768,)))),
+        (Operation("scale", ((12, 128, 128), (12, 1, 1))), Operation("scale", ((2, 128, 128), (2, 1, 1)))),
+        (Operation("scale", ((128, 768), ())), Operation("scale", ((42, 768), ()))),
+        (Operation("softmax_plain", ((12, 128, 128),)), Operation("softmax_plain", ((2, 128, 128),))),
+        (Operation("softmax_plain", ((12, 512, 512),)), Operation("softmax_plain", ((1, 64, 512),))),
+        (
+            Operation("softmax_cover", ((12, 128, 128),), (("blocks", 8),)),
+            Operation("softmax_cover", ((2, 128, 128),), (("blocks", 8),)),
+        ),
+        (Operation("linear", ((128, 768), (768, 768))), Operation("linear", ((8, 64), (64, 64)))),
+    ],
+)
+def test_a_smaller_operation_keeps_the_protocol_of_products(whole, small):
+    assert shrink(whole) == small
+    assert small.function()(*arguments(small)).size  # its shapes fit together
 
 
 def test_arguments_are_what_the_owners_would_hold():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from aero.two_party.profile import Operation, check_pair, parse
 
@@ -52,6 +55,16 @@ def test_what_one_sends_the_other_receives():
         ("HAL profiling", "HLO profiling", "second HLO"),
         ("[api.cc:", "[api.cpp:", "reads as no known"),
         ("[2026-", "2026-", "reads as no known"),
+        ("took 5.504183919s", "took 5504.183919s", "steps of the execution"),
+        ("total time 5.504201826s.", "total time 5504.2s.", "steps of the execution"),
+        ("HLO profiling: total time 5.473284487", "HLO profiling: total time 5.5", "seconds of pphlo operations"),
+        ("duration 5.183216793s", "duration 51.83216793s", "seconds of mpc operations"),
+        ("duration 5.183216793s", "duration 1e+99s", "seconds of mpc operations"),
+        ("duration 5.183216793s", "duration 1e+999s", "reads as no known"),
+        ("total send bytes 7593984", "total send bytes " + 30 * "9", "reads as no known"),
+        ("recv actions 40\n", "recv actions \u0664\u0660\n", "reads as no known"),
+        ("send bytes 798720", "send bytes 798\u00a0720", "reads as no known"),
+        ("- mixed_mul, executed 1 times", "- mixed_mul, executed 0 times", "never executed"),
     ],
 )
 def test_a_changed_line_is_an_error(old, new, message):
@@ -84,3 +97,110 @@ def test_no_run_half_a_run_and_two_runs_are_errors():
         parse(RELU[: len(RELU) // 2])
     with pytest.raises(ValueError, match="more than one run"):
         parse(RELU + RELU)
+
+
+def test_hal_operations_that_do_not_account_for_all_are_left_out_and_too_many_are_an_error():
+    line = next(line for line in RELU.splitlines() if "- mixed_mul," in line)
+    fewer = parse(RELU.replace(line, line.replace("send bytes 798720", "send bytes 798719")))
+    assert all(o.level != "hal" for o in fewer.operations) and fewer.bytes_sent == parse(RELU).bytes_sent
+    with pytest.raises(ValueError, match="hal operations add up to"):
+        parse(RELU.replace(line, line.replace("send bytes 798720", "send bytes 798721")))
+
+
+SAMPLES = [path.read_text() for path in sorted(HERE.glob("spu_0.9.5_*.txt"))]
+
+
+def numbers(text: str) -> tuple | None:
+    """What a profile's users read: totals, seconds, and every level's bytes and messages; None for an error.
+
+    HAL operations may be left out; what is kept of them must be right.
+    """
+    try:
+        profile = parse(text)
+    except ValueError:
+        return None
+    rows = [
+        (o.level, o.name, o.bytes_sent, o.bytes_received, o.messages_sent, o.messages_received, round(o.seconds, 8))
+        for o in profile.operations
+        if o.level != "hal"
+    ]
+    totals = (profile.bytes_sent, profile.bytes_received, profile.messages_sent, profile.messages_received)
+    return (*totals, profile.seconds, sorted(rows))
+
+
+def assert_same_or_error(changed: str, original: str) -> None:
+    found = numbers(changed)
+    assert found is None or found == numbers(original)
+
+
+def profile_lines(text: str) -> list[int]:
+    return [index for index, line in enumerate(text.splitlines()) if "[api.cc" in line]
+
+
+@settings(deadline=None)
+@given(st.sampled_from(SAMPLES), st.data())
+def test_a_dropped_doubled_or_moved_line_ends_in_an_error_or_the_same_numbers(text, data):
+    lines = text.splitlines(keepends=True)
+    chosen = data.draw(st.sampled_from(profile_lines(text)))
+    other = data.draw(st.sampled_from(profile_lines(text)))
+    change = data.draw(st.sampled_from(["drop", "double", "move", "swap"]))
+    line = lines[chosen]
+    if change == "drop":
+        del lines[chosen]
+    elif change == "double":
+        lines.insert(other, line)
+    elif change == "move":
+        del lines[chosen]
+        lines.insert(other, line)
+    else:
+        lines[chosen], lines[other] = lines[other], line
+    changed, original = numbers("".join(lines)), numbers(text)
+    if changed is not None:
+        # A line that cost nothing may come, go or change its level: totals and everything that cost bytes stay.
+        assert changed[:5] == original[:5]
+        assert [row for row in changed[5] if any(row[2:6])] == [row for row in original[5] if any(row[2:6])]
+
+
+@settings(deadline=None)
+@given(st.sampled_from(SAMPLES), st.data())
+def test_a_log_cut_anywhere_is_an_error_unless_only_its_end_is_lost(text, data):
+    cut = data.draw(st.integers(0, len(text)))
+    assert_same_or_error(text[:cut], text)
+    if cut < text.index("Link details"):
+        assert numbers(text[:cut]) is None
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.sampled_from(SAMPLES), st.data(), st.text(min_size=1, max_size=3))
+def test_other_characters_anywhere_in_a_line_end_in_an_error_or_the_same_numbers(text, data, new):
+    lines = text.splitlines(keepends=True)
+    chosen = data.draw(st.sampled_from(profile_lines(text)))
+    line = lines[chosen]
+    start = line.index("] ", line.index("[api.cc"))
+    at = data.draw(st.integers(start, len(line) - 2))
+    width = data.draw(st.integers(0, 2))
+    # Names and how often an operation ran are said once: nothing contradicts another one.
+    assume(not (" - " in line and at < line.index(", duration")))
+    lines[chosen] = line[:at] + new + line[at + width :]
+    assert_same_or_error("".join(lines), text)
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(SAMPLES), st.data(), st.sampled_from(["K", "kB", "ms", "e3", "0", ".0", "us", "%", "\u0660", "-"])
+)
+def test_another_unit_or_format_of_any_number_ends_in_an_error_or_the_same_numbers(text, data, unit):
+    places = [match.span(1) for match in re.finditer(r"(?:bytes|actions|duration|time|took) ([\d.e-]+\d)", text)]
+    start, end = data.draw(st.sampled_from(places))
+    assert_same_or_error(text[:end] + unit + text[end:], text)
+    assert_same_or_error(text[:start] + unit + text[start:], text)
+
+
+@settings(deadline=None)
+@given(st.sampled_from(SAMPLES), st.sampled_from(SAMPLES), st.data())
+def test_two_runs_spliced_anywhere_are_an_error_or_one_of_them(text, other, data):
+    lines, more = text.splitlines(keepends=True), other.splitlines(keepends=True)
+    spliced = lines[: data.draw(st.integers(0, len(lines)))] + more[data.draw(st.integers(0, len(more))) :]
+    found = numbers("".join(spliced))
+    if found is not None:
+        assert found[:5] in (numbers(text)[:5], numbers(other)[:5])

@@ -1,0 +1,237 @@
+"""Complete private passes over shaped links, beside what the latency model predicts from operations measured alone.
+
+    python -m benchmarks.shaped_network                      # everything: half an hour, on a quiet machine
+    python -m benchmarks.shaped_network --only operations    # their costs alone
+    python -m benchmarks.shaped_network --only passes --networks wan --runs sm-scfuffn --programs tuned
+
+Writes what operations cost to results/two_party/shaped_ops.csv and to results/two_party/shaped.csv one line a pass, as
+soon as it is measured, in place of the line of the same architecture, program, context and network; predictions are
+made anew for all lines. "loopback" is the relay without rate and delay. The refills of oblivious transfers that a
+prediction counts are those of the loopback pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import io
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aero import checkpoint, provenance
+from aero.architecture import parse
+from aero.data.batches import evaluation_batches
+from aero.data.tokens import open_tokens
+from aero.errors import run_main
+from aero.model import ModelConfig
+from aero.parameters import load
+from aero.training.log import write_text
+from aero.training.run import run_folder
+from aero.two_party.end_to_end import Question
+from aero.two_party.latency import REFILL, Cost, error_share, measure_costs, predict, refills_of
+from aero.two_party.ledger import as_json
+from aero.two_party.measure import WARM_UP, place
+from aero.two_party.network import Network
+from aero.two_party.parties import Party, run_parties
+from aero.two_party.program import operations
+from aero.two_party.relay import Relay
+from aero.two_party.settings import CLIENT, SERVER, Settings
+from aero.two_party.shaped import relay_of
+from aero.two_party.weights import weight_arrays, weight_shapes
+
+LOOPBACK = "loopback"
+PASSES = Path("results/two_party/shaped.csv")
+OPERATIONS = Path("results/two_party/shaped_ops.csv")
+COLUMNS = (
+    "architecture program model context network bandwidth_mbit rtt_ms seconds predicted compute transfer rounds error "
+    "bytes messages refills provenance"
+).split()
+
+
+def pass_task(party: Party, given: dict[str, Any]) -> None:
+    """In a party process: one pass on each network, from the placed question to the logits that the client holds."""
+    question: Question = given["question"]
+    shapes = weight_shapes(question.parsed, question.model_config, question.program)
+    names = sorted(shapes)
+    for operation in WARM_UP:
+        party.run(operation.function(), place(party, operation), ["y"])
+    for name in names:
+        held = given["weights"][name] if party.rank == SERVER else None
+        party.put(f"w.{name}", held, shapes[name], owner=SERVER, from_rank=SERVER)
+    one_hot = given["one_hot"] if party.rank == CLIENT else None
+    party.put("one_hot", one_hot, (question.tokens, question.model_config.vocabulary), owner=CLIENT, from_rank=CLIENT)
+    function = question.function(names)
+    inputs = [*(f"w.{name}" for name in names), "one_hot"]
+    # Compiles the program and gets the memory; measured passes begin after it.
+    party.run(function, inputs, ["logits"])
+    for network in given["networks"]:
+        party.barrier()
+        party.control(network)
+        party.barrier()
+        began = time.perf_counter()
+        profile = party.run(function, inputs, ["logits"])
+        party.reveal("logits", to=CLIENT)
+        measured = {
+            "network": network,
+            "seconds": time.perf_counter() - began,
+            "bytes": profile.bytes_sent + profile.bytes_received,
+            "messages": profile.messages_sent + profile.messages_received,
+        }
+        party.barrier()
+        party.control(LOOPBACK)
+        party.control(measured)
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """Lines of a CSV file, none if it is not there."""
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write(path: Path, columns: list[str], lines: list[dict[str, Any]]) -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows(lines)
+    write_text(path, text.getvalue())
+
+
+def main(arguments: list[str]) -> None:
+    parameters = load()
+    networks = {name: Network(n.bandwidth_mbit, n.rtt_ms) for name, n in parameters.two_party.networks.items()}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", nargs="+", default=list(parameters.two_party.end_to_end_runs))
+    parser.add_argument("--programs", nargs="+", default=list(parameters.two_party.programs))
+    parser.add_argument("--networks", nargs="+", default=[LOOPBACK, *networks], choices=[LOOPBACK, *networks])
+    parser.add_argument("--only", choices=["operations", "passes", "predictions"])
+    parser.add_argument("--missing", action="store_true", help="measure only operations that have no line yet")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of an operation on each link")
+    parser.add_argument("--checkpoints", type=Path, default=Path("runs"), help="folder of the trained runs")
+    parser.add_argument("--tokens", type=Path, default=Path("runs/tokens"), help="folder of token files")
+    chosen = parser.parse_args(arguments)
+    settings = Settings(**parameters.two_party.settings())
+    made = as_json(**provenance.provenance(measured=provenance.now(), settings=parameters.two_party.variant()))
+    models = {}
+    if chosen.only != "predictions":
+        for run in chosen.runs:
+            folder = chosen.checkpoints / run_folder(run, parameters.seeds[0]).relative_to("runs")
+            models[run] = checkpoint.load(folder / "checkpoint.safetensors")
+    asked = [(models[run], program) for run in models for program in chosen.programs]
+    if chosen.only in (None, "operations"):
+        wanted: dict[Any, None] = {}
+        for model, program in asked:
+            wanted |= dict.fromkeys(operations(model.architecture, model.config, program, model.config.context))
+        known = {(line["op"], line["shape"]) for line in read(OPERATIONS)} if chosen.missing else set()
+        missing = [one for one in wanted if (one.name, one.shape) not in known]
+        keep_costs(missing, settings, chosen.repeats, made, with_refill=(REFILL, "") not in known)
+    if chosen.only in (None, "passes"):
+        for model, program in asked:
+            keep_passes(model, program, chosen, {name: networks.get(name) for name in chosen.networks}, settings, made)
+    keep_predictions()
+
+
+def keep_costs(wanted: list[Any], settings: Settings, repeats: int, made: str, with_refill: bool) -> None:
+    columns = [*(field.name for field in dataclasses.fields(Cost)), "provenance"]
+    if not (wanted or with_refill):
+        return
+    kept = {(line["op"], line["shape"]): line for line in read(OPERATIONS)}
+
+    def keep(cost: Cost) -> None:
+        kept[cost.op, cost.shape] = dataclasses.asdict(cost) | {"provenance": made}
+        write(OPERATIONS, columns, list(kept.values()))
+        print(
+            f"{cost.op} {cost.shape}: {cost.seconds:.3f} s, {cost.wire_bytes:.0f} wire bytes, {cost.rounds:.1f} rounds"
+        )
+
+    measure_costs(wanted, settings, repeats, keep, with_refill=with_refill)
+
+
+def keep_passes(
+    model: Any, program: str, chosen: Any, networks: dict[str, Network | None], settings: Settings, made: str
+) -> None:
+    config, context = model.config, model.config.context
+    question = Question(str(model.architecture), dataclasses.asdict(config), program, context)
+    ids = next(iter(evaluation_batches(open_tokens(chosen.tokens).valid, context, 1, context)))[0].numpy()
+    common = {"question": question, "networks": list(networks)}
+    relay = Relay()
+
+    def take(message: Any) -> None:
+        if isinstance(message, str):
+            link = relay_of(networks.get(message))
+            relay.delay_s, relay.bandwidth_bytes = link.delay_s, link.bandwidth_bytes
+            return
+        name = message.pop("network")
+        place_of = {
+            "architecture": question.architecture,
+            "program": program,
+            "model": as_json(**question.config),
+            "context": str(context),
+            "network": name,
+        }
+        network = networks[name]
+        shape = {} if network is None else dataclasses.asdict(network)
+        line = place_of | shape | message | {"seconds": round(message["seconds"], 3), "provenance": made}
+        others = [old for old in read(PASSES) if any(old[key] != value for key, value in place_of.items())]
+        write(PASSES, COLUMNS, [*others, line])
+        print(f"{question.architecture} {program} {name}: {message['seconds']:.1f} s", flush=True)
+
+    run_parties(
+        pass_task,
+        common | {"one_hot": np.eye(config.vocabulary, dtype=np.float32)[ids]},
+        common | {"weights": weight_arrays(model, program)},
+        settings,
+        relay=relay,
+        on_control=take,
+    )
+
+
+def keep_predictions() -> None:
+    """Add to every pass measured what the model says of it."""
+    numbers = [field.name for field in dataclasses.fields(Cost)[2:]]
+    costs = {
+        (line["op"], line["shape"]): Cost(line["op"], line["shape"], *(float(line[name]) for name in numbers))
+        for line in read(OPERATIONS)
+    }
+    lines = read(PASSES)
+    if not costs or not lines:
+        print("nothing to predict yet: operations and passes are both needed")
+        return
+    for line in lines:
+        config = ModelConfig(**json.loads(line["model"]))
+        counts = operations(parse(line["architecture"]), config, line["program"], int(line["context"]))
+        missing = [f"{one.name} {one.shape}" for one in counts if (one.name, one.shape) not in costs]
+        same = [other for other in lines if all(other[key] == line[key] for key in COLUMNS[:4])]
+        open_link = [other for other in same if other["network"] == LOOPBACK]
+        if missing or not open_link:
+            lacks = f"operations ({'; '.join(missing)})" if missing else f"its {LOOPBACK} pass"
+            print(f"{line['architecture']} {line['program']} {line['network']}: no prediction, it lacks {lacks}")
+            line |= dict.fromkeys(["predicted", "compute", "transfer", "rounds", "error", "refills"], "")
+            continue
+        refills = refills_of(counts, costs, float(open_link[0]["messages"]))
+        network = Network(float(line["bandwidth_mbit"]), float(line["rtt_ms"])) if line["bandwidth_mbit"] else None
+        parts = predict(counts, costs, refills, network)
+        line |= {
+            "predicted": round(parts.seconds, 3),
+            "compute": round(parts.compute, 3),
+            "transfer": round(parts.transfer, 3),
+            "rounds": round(parts.rounds, 3),
+            "error": round(error_share(parts.seconds, float(line["seconds"])), 4),
+            "refills": refills,
+        }
+        print(
+            f"{line['architecture']} {line['program']} {line['network']}: {float(line['seconds']):.1f} s measured, "
+            f"{parts.seconds:.1f} predicted ({parts.compute:.1f} + {parts.transfer:.1f} + {parts.rounds:.1f}), "
+            f"{float(line['error']):+.1%}"
+        )
+    write(PASSES, COLUMNS, lines)
+
+
+if __name__ == "__main__":
+    run_main(main)

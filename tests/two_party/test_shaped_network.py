@@ -1,0 +1,101 @@
+"""The benchmark of passes over shaped links: passes of a tiny model in two processes, and predictions by hand."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from argparse import Namespace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from made_models import SIZES, random_model
+
+from aero.architecture import parse
+from aero.model import ModelConfig
+from aero.two_party.latency import Cost
+from aero.two_party.network import Network
+from aero.two_party.program import operations
+from aero.two_party.settings import Settings
+from benchmarks import shaped_network
+from benchmarks.shaped_network import COLUMNS, keep_passes, keep_predictions
+
+CONFIG = ModelConfig(**SIZES)
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.setattr(shaped_network, "PASSES", tmp_path / "shaped.csv")
+    monkeypatch.setattr(shaped_network, "OPERATIONS", tmp_path / "shaped_ops.csv")
+    return tmp_path
+
+
+def lines(path):
+    return list(csv.DictReader(path.open(newline="")))
+
+
+def write_costs(path, counts):
+    columns = [field.name for field in dataclasses.fields(Cost)]
+    costs = [Cost(one.name, one.shape, 0.5, 1e6, 2.0, 2e6, 10.0) for one in counts]
+    costs.append(Cost("refill", "", 1.0, 0.0, 4.0, 266e3, 1281.0))
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([*columns, "provenance"])
+        writer.writerows([*dataclasses.astuple(cost), "{}"] for cost in costs)
+
+
+def test_passes_are_measured_on_each_network_and_predicted(files, monkeypatch):
+    model = random_model("SM", layers=1)
+    config = model.config
+    stream = np.zeros((1, 1, config.context), np.int64)
+    monkeypatch.setattr(shaped_network, "open_tokens", lambda folder: SimpleNamespace(valid=None))
+    monkeypatch.setattr(
+        shaped_network, "evaluation_batches", lambda *_: iter([[SimpleNamespace(numpy=lambda: stream[0, 0])]])
+    )
+    networks = {"loopback": None, "slow": Network(100, 4)}
+    keep_passes(model, "tuned", Namespace(tokens=files), networks, Settings(), "{}")
+    keep_predictions()
+    assert not (files / "shaped_ops.csv").exists()
+    counts = operations(parse("SM"), config, "tuned", config.context)
+    write_costs(files / "shaped_ops.csv", counts)
+    keep_predictions()
+    loopback, slow = lines(files / "shaped.csv")
+    assert list(loopback) == list(COLUMNS)
+    assert (loopback["network"], slow["network"], slow["bandwidth_mbit"]) == ("loopback", "slow", "100")
+    assert float(slow["bytes"]) == pytest.approx(float(loopback["bytes"]), rel=0.2)
+    # At least a round of an exponential and its maximum in each layer takes its 4 ms.
+    assert float(slow["seconds"]) > config.layers * 20 * 0.004
+    total, refills = sum(counts.values()), float(slow["refills"])
+    assert float(slow["compute"]) == pytest.approx(0.5 * total + refills)
+    assert float(slow["transfer"]) == pytest.approx(total * 1e6 / 12.5e6, abs=1e-3)
+    assert float(slow["rounds"]) == pytest.approx((2 * total + 4 * refills) * 0.004, abs=1e-3)
+    assert float(slow["error"]) == pytest.approx(float(slow["predicted"]) / float(slow["seconds"]) - 1, abs=1e-3)
+    assert float(loopback["transfer"]) == float(loopback["rounds"]) == 0
+
+
+def test_no_prediction_without_all_operations_or_the_open_link(files, capsys):
+    counts = operations(parse("SM"), CONFIG, "tuned", CONFIG.context)
+    some = list(counts)[1:]
+    write_costs(files / "shaped_ops.csv", some)
+    line = dict.fromkeys(COLUMNS, "") | {
+        "architecture": "SM",
+        "program": "tuned",
+        "model": shaped_network.as_json(**dataclasses.asdict(CONFIG)),
+        "context": str(CONFIG.context),
+        "network": "wan",
+        "bandwidth_mbit": "100",
+        "rtt_ms": "80",
+        "seconds": "9.0",
+        "messages": "100",
+    }
+    shaped_network.write(files / "shaped.csv", COLUMNS, [line])
+    keep_predictions()
+    assert lines(files / "shaped.csv")[0]["predicted"] == ""
+    assert "lacks operations (" in capsys.readouterr().out
+    write_costs(files / "shaped_ops.csv", counts)
+    keep_predictions()
+    assert lines(files / "shaped.csv")[0]["predicted"] == ""
+    assert "lacks its loopback pass" in capsys.readouterr().out
+    shaped_network.write(files / "shaped.csv", COLUMNS, [line, line | {"network": "loopback", "bandwidth_mbit": ""}])
+    keep_predictions()
+    assert float(lines(files / "shaped.csv")[0]["predicted"]) > 0

@@ -19,6 +19,7 @@ from aero.training.run import run_folder
 from aero.two_party.end_to_end import ask, composed_bytes
 from aero.two_party.program import operations
 from aero.two_party.settings import Settings
+from aero.two_party.weights import within_budget
 
 
 def main(arguments: list[str]) -> None:
@@ -50,7 +51,8 @@ def main(arguments: list[str]) -> None:
             f"{chosen.run} diverged, so it has no logits to compare; choose other two_party.end_to_end_runs"
         )
     entries = []
-    for program in parameters.active.end_to_end_programs:
+    for named in parameters.active.end_to_end_programs:
+        program = within_budget(model, named)
         answers, alone = ask(
             model,
             prompts.numpy(),
@@ -64,7 +66,8 @@ def main(arguments: list[str]) -> None:
             {
                 "run": chosen.run,
                 "architecture": str(model.architecture),
-                "program": program,
+                "program": named,
+                "computed_as": program,
                 "scale": parameters.scale,
                 "prompts": len(answers),
                 "tokens": prompts.shape[1],

@@ -19,8 +19,9 @@ from aero.two_party.hello import Description
 from aero.two_party.measure import WARM_UP, place
 from aero.two_party.party import Party
 from aero.two_party.profile import Profile
+from aero.two_party.savings import chosen
 from aero.two_party.settings import CLIENT, SERVER, TwoPartyError
-from aero.two_party.weights import weight_arrays, weight_shapes
+from aero.two_party.weights import weight_arrays, weight_shapes, within_budget
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,12 @@ def _weights(path: str, description: Description) -> dict[str, np.ndarray]:
     changed = any(getattr(model.config, name) != value for name, value in description.config.items())
     if changed or str(model.architecture.at_inference()) != description.architecture:
         raise TwoPartyError(f"checkpoint {path} has changed since it was published; start the server again")
+    needed = within_budget(model, description.program)
+    if chosen(needed)[1] and needed != description.program:
+        raise TwoPartyError(
+            f"the feed-forward matrices of {path} are too badly conditioned for program {description.program}: "
+            f"the fixed point would lose digits; use --program {needed}"
+        )
     return weight_arrays(model, description.program)
 
 

@@ -20,7 +20,7 @@ from aero.two_party.parties import Party, run_parties
 from aero.two_party.profile import Profile, check_pair
 from aero.two_party.program import forward, operations
 from aero.two_party.settings import CLIENT, SERVER, Settings
-from aero.two_party.weights import weight_arrays, weight_shapes
+from aero.two_party.weights import weight_arrays, weight_shapes, within_budget
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,7 @@ def ask(
     """
     if not isinstance(model, GPT):
         model = checkpoint.load(model)
+    program = within_budget(model, program)
     config, prompts = model.config, np.atleast_2d(np.asarray(prompts))
     if not prompts.size or prompts.shape[1] > config.context:
         raise ValueError(f"a prompt needs 1 to {config.context} tokens, got {prompts.shape[1]}; shorten it")

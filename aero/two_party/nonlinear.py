@@ -15,7 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from aero.two_party.shares import CLIENT_SCALE, OCTAVES, SERVER_SCALE, split_powers
+
 MASKED = -1000.0
+LOG2_E = math.log2(math.e)
+UNIT = 2.0**-18
+TILE = 128
 GELU_TAIL = 3.5
 GELU_DEGREE = 6
 
@@ -67,6 +72,62 @@ def softmax_cover(logits: Array, blocks: int) -> Array:
     return jnp.concatenate(padded, 1)
 
 
+def exponentials(logits: Array, blocks: int, split: bool) -> Array:
+    """exp(logits - maximum of the row's visible entries) of (H, rows, columns), 0 above the diagonal.
+
+    On the cover of `softmax_cover`. split: as 2^-X by `shares.split_powers` instead of SPU's exponential, for X below
+    16, that is to e^-11; what is smaller counts as 2^-16.
+    """
+    heads, rows, columns = logits.shape
+    mask = causal_mask(rows, columns)
+    shifted = jnp.where(mask, logits, MASKED)
+    edges = [round(index * rows / blocks) for index in range(blocks + 1)]
+    spans = [(low, high, columns - rows + high) for low, high in zip(edges, edges[1:], strict=False)]
+    below = _cover_maximum(shifted, blocks) - shifted
+    flat = _flatten([below[:, low:high, :width] for low, high, width in spans])
+    flat = _split_exponential(flat) if split else jnp.exp(-flat)
+    shapes = [(heads, high - low, width) for low, high, width in spans]
+    parts = [
+        jnp.where(mask[low:high, :width], part, 0.0)
+        for part, (low, high, width) in zip(_unflatten(flat, shapes), spans, strict=True)
+    ]
+    padded = [jnp.pad(part, ((0, 0), (0, 0), (0, columns - part.shape[2]))) for part in parts]
+    return jnp.concatenate(padded, 1)
+
+
+def _split_exponential(below: Array) -> Array:
+    """exp(-below) for below >= 0."""
+    # Truncation may leave a unit less than 0, which would wrap: a few units are added, the same for a whole row.
+    x = jnp.minimum(below * LOG2_E + 4 * UNIT, OCTAVES - 4 * UNIT)
+    client, server, bit = split_powers(x)
+    # The constants are powers of two, so that each product is one truncation.
+    power = (client * server) * (2.0**16 / (CLIENT_SCALE * SERVER_SCALE))
+    return jnp.where(bit, power, power * 2.0**-16)
+
+
+def row_tiles(x: Array, factors: Array) -> Array:
+    """Row i of x (..., T, d) times factors[..., i], as products of diagonal tiles with tiles of x.
+
+    One product of secret matrices sends half of what T d single products do.
+    """
+    *lead, rows, width = x.shape
+    side = TILE if rows % TILE == 0 else rows
+    tiles = x.reshape(-1, side, width)
+    diagonal = jnp.where(np.eye(side, dtype=bool), factors.reshape(-1, side, 1), 0.0)
+    return jnp.einsum("nij,njd->nid", diagonal, tiles).reshape(x.shape)
+
+
+def rotate(x: Array, dims: int, first: int) -> Array:
+    """Rotary position embedding (GPT-NeoX's layout) of the first `dims` dimensions of x (H, T, d_k), as in
+    `aero.attention.rotate`; the first row is at position `first`. Public factors: only truncations cost.
+    """
+    half = dims // 2
+    angles = np.arange(first, first + x.shape[1])[:, None] * 10_000.0 ** (-np.arange(0, dims, 2) / dims)
+    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    a, b, rest = x[..., :half], x[..., half:dims], x[..., dims:]
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, rest], -1)
+
+
 def _cover_maximum(shifted: Array, blocks: int) -> Array:
     """Maxima of the rows of (H, rows, columns), (H, rows, 1), where what lies above the diagonal is MASKED.
 
@@ -113,9 +174,21 @@ def normalise(x: Array, eps: float = 1e-5) -> Array:
     return centred * jax.lax.rsqrt(variance + eps)
 
 
+def normalise_tiles(x: Array, eps: float = 1e-5) -> Array:
+    """`normalise` with the division of the rows by `row_tiles`."""
+    centred = x - jnp.mean(x, -1, keepdims=True)
+    variance = jnp.mean(centred * centred, -1)
+    return row_tiles(centred, jax.lax.rsqrt(variance + eps))
+
+
 def gelu_plain(x: Array) -> Array:
     """`jax.nn.gelu`, the tanh form of GPT-2."""
     return jax.nn.gelu(x, approximate=True)
+
+
+def gelu_exact(x: Array) -> Array:
+    """`jax.nn.gelu` by the error function, as Pythia has it."""
+    return jax.nn.gelu(x, approximate=False)
 
 
 def relu(x: Array) -> Array:

@@ -103,6 +103,46 @@ def softmax_cover(logits: Array, blocks: int) -> Array:
     return nonlinear.softmax_cover(logits, blocks)
 
 
+@_kind("secret")
+def exponentials(logits: Array, blocks: int, split: int) -> Array:
+    return nonlinear.exponentials(logits, blocks, bool(split))
+
+
+@_kind("secret")
+def inverse_sums(x: Array) -> Array:
+    """1 / sum of every row: (H, rows, columns) -> (H, rows)."""
+    return 1.0 / jnp.sum(x, -1)
+
+
+@_kind("secret")
+def divide_by_sums(x: Array) -> Array:
+    """Rows of (H, rows, columns) divided by their sums."""
+    return x / jnp.sum(x, -1, keepdims=True)
+
+
+@_kind("secret", "secret")
+def scale_rows(x: Array, factors: Array) -> Array:
+    """Rows of (H, rows, d_k) times (H, rows), both secret, one product an element."""
+    return x * factors[..., None]
+
+
+@_kind("secret", "secret")
+def scale_row_tiles(x: Array, factors: Array) -> Array:
+    """The same by products with diagonal matrices."""
+    return nonlinear.row_tiles(x, factors)
+
+
+@_kind("secret", "server")
+def scale_row_tiles_by_server(x: Array, factors: Array) -> Array:
+    """The same with the server's factors: q / t."""
+    return nonlinear.row_tiles(x, factors)
+
+
+@_kind("secret")
+def rotate(x: Array, dims: int, first: int) -> Array:
+    return nonlinear.rotate(x, dims, first)
+
+
 @_kind("secret", "server", "server")
 def layer_norm(x: Array, weight: Array, bias: Array) -> Array:
     return nonlinear.layer_norm(x, weight, bias)
@@ -111,6 +151,22 @@ def layer_norm(x: Array, weight: Array, bias: Array) -> Array:
 @_kind("secret")
 def normalise(x: Array) -> Array:
     return nonlinear.normalise(x)
+
+
+@_kind("secret")
+def normalise_tiles(x: Array) -> Array:
+    return nonlinear.normalise_tiles(x)
+
+
+@_kind("secret")
+def gelu_exact(x: Array) -> Array:
+    return nonlinear.gelu_exact(x)
+
+
+@_kind("secret", "server")
+def leaky_relu(x: Array, slope: Array) -> Array:
+    """x where it is positive, slope x elsewhere, as `jax.nn.leaky_relu` computes it."""
+    return jnp.where(x >= 0.0, x, slope * x)
 
 
 @_kind("secret")

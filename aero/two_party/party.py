@@ -15,13 +15,17 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from aero.errors import UserError
-from aero.two_party.profile import Profile, parse
+from aero.two_party.profile import Profile, parse, together
+from aero.two_party.ring import ring_elements, share_of
 from aero.two_party.settings import CLIENT, FIELD_BITS, NAMES, SERVER, Settings, TwoPartyError, split_address
+
+if TYPE_CHECKING:
+    from aero.two_party.shares import Plan, ShareStep
 
 LOG_WAIT_S = 5.0
 RETRY_INTERVAL_S = 0.2
@@ -48,6 +52,7 @@ class Party:
         self._log, self._ask = log, ask
         self._held: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
         self._code: dict[tuple, tuple[str, bytes]] = {}
+        self._plans: dict[tuple, Plan | None] = {}
         self._other = SERVER if rank == CLIENT else CLIENT
         description = libspu.link.Desc()
         for name, address in zip(NAMES, addresses, strict=True):
@@ -136,15 +141,39 @@ class Party:
 
         Compiled from shapes alone, once for each function, shapes and number of outputs: pass the same function object
         again, not a new lambda. The first runs of a pair pay set-up (keys, oblivious transfers), and now and then a
-        run pays for a new stock of those. ValueError for an unknown input or a wrong number of outputs.
+        run pays for a new stock of those. A function with steps on shares (`aero.two_party.shares`) takes several runs
+        of SPU. ValueError for an unknown input or a wrong number of outputs.
         """
-        from spu import libspu
-
         missing = [name for name in (*inputs, *donate) if name not in self._held]
         if missing:
             raise ValueError(f"{', '.join(missing)}: no such variable at the {self.name}; put it first")
-        held = tuple(self._held[name] for name in inputs)
-        name, code = self._compiled(function, held, len(outputs))
+        plan = self._planned(function, inputs, outputs)
+        if plan is None:
+            profile = self._run_whole(function, inputs, outputs)
+        else:
+            from aero.two_party.shares import Segment
+
+            profiles = []
+            for part, unneeded in zip(plan.parts, plan.drop, strict=True):
+                if isinstance(part, Segment):
+                    profiles.append(self._run_whole(part.function, part.inputs, part.outputs))
+                else:
+                    began = time.monotonic()
+                    self._on_share(part)
+                    profiles.append(Profile(0, 0, 0, 0, time.monotonic() - began, ()))
+                for old in unneeded:
+                    self.drop(old)
+            profile = together(profiles)
+        for old in donate:
+            if old not in outputs:
+                self.drop(old)
+        return profile
+
+    def _run_whole(self, function: Callable[..., Any], inputs: Sequence[str], outputs: Sequence[str]) -> Profile:
+        """Compute `outputs` = function(*inputs) by one run of SPU."""
+        from spu import libspu
+
+        name, code = self._compiled(function, tuple(self._held[name] for name in inputs), len(outputs))
         executable = libspu.Executable(name=name, input_names=list(inputs), output_names=list(outputs), code=code)
         start = os.fstat(self._log).st_size
         with self._step(f"running {name}"):
@@ -152,10 +181,32 @@ class Party:
         profile = self._profile(start)
         for output in outputs:
             self._held[output] = self._described(output)
-        for old in donate:
-            if old not in outputs:
-                self.drop(old)
         return profile
+
+    def _planned(self, function: Callable[..., Any], inputs: Sequence[str], outputs: Sequence[str]) -> Plan | None:
+        """The parts of a function with steps on shares, None for one without."""
+        import jax
+
+        from aero.two_party.shares import plan
+
+        key = (function, tuple(inputs), tuple(outputs), tuple(self._held[name] for name in inputs))
+        if key not in self._plans:
+            arguments = [jax.ShapeDtypeStruct(*self._held[name]) for name in inputs]
+            self._plans[key] = plan(function, arguments, inputs, outputs)
+        return self._plans[key]
+
+    def _on_share(self, part: ShareStep) -> None:
+        """Take a step on this party's share, alone."""
+        from aero.two_party.shares import STEPS
+
+        step, (shape, _) = STEPS[part.step], self._held[part.input]
+        own = ring_elements(self._runtime.get_var(part.input), FIELD_BITS[self.settings.field])
+        results = step.of_share(self.rank, own, self.settings.fraction_bits)
+        for output, values, (dtype, owner) in zip(part.outputs, results, step.results, strict=True):
+            owner = owner if self.settings.colocated else None
+            with self._step(f"storing {output}"):
+                self._runtime.set_var(output, share_of(values, shape, dtype, owner, self.settings.field))
+            self._held[output] = (shape, np.dtype(dtype))
 
     def reveal(self, name: str, to: int) -> np.ndarray | None:
         """The values of `name` at the party of rank `to`, None at the other, which sends its share and gets nothing."""

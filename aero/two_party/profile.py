@@ -7,6 +7,7 @@ run. The counts are right only with SPU's inter- and intra-operation parallelism
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _NUMBER = r"(\d+(?:\.\d+)?(?:e[+-]\d+)?)"
@@ -49,6 +50,18 @@ class Profile:
     messages_received: int
     seconds: float
     operations: tuple[Operation, ...]
+
+
+def together(profiles: Sequence[Profile]) -> Profile:
+    """The cost of several runs one after the other."""
+    return Profile(
+        sum(profile.bytes_sent for profile in profiles),
+        sum(profile.bytes_received for profile in profiles),
+        sum(profile.messages_sent for profile in profiles),
+        sum(profile.messages_received for profile in profiles),
+        sum(profile.seconds for profile in profiles),
+        tuple(operation for profile in profiles for operation in profile.operations),
+    )
 
 
 def parse(text: str) -> Profile:

@@ -3,9 +3,7 @@
 T: tokens of the prompt, V: vocabulary, d: width, H: heads, d_k = d / H.
 
 "as_published" computes the network as it is written, with `jax.nn`'s functions and one product a weight matrix.
-"tuned" computes the same function with less: Q, K, V as one product; gains of LayerNorm folded into the next product;
-a linear FFN folded into W_O, [x | A] [[M], [W_O M]]; the He & Hofmann combination as one product; softmax exponentials
-on a block-lower-triangular cover; GELU in segments; in the last layer only the last query row.
+"tuned" computes the same function with the savings of `aero.two_party.savings`, each of which is a switch.
 """
 
 from __future__ import annotations
@@ -21,6 +19,7 @@ from jax import Array
 from aero.architecture import Architecture
 from aero.model import ModelConfig
 from aero.two_party.operations import Operation, call, trace
+from aero.two_party.savings import Savings, chosen
 from aero.two_party.weights import weight_shapes
 
 # Encoded weights need memory, some 4 kB each when many rows are multiplied: 12 GB in one party for 4,096 entries of the
@@ -28,7 +27,7 @@ from aero.two_party.weights import weight_shapes
 SLICE = 1024
 HEAD_SLICE = 16384
 WEIGHTS_AT_ONCE = 800_000
-COVER_BLOCKS = 8
+COVER_BLOCKS = 16
 Call = Callable[..., Array]
 Named = Mapping[str, Array]
 
@@ -37,22 +36,23 @@ def forward(
     run: Call, architecture: Architecture, config: ModelConfig, program: str, weights: Named, one_hot: Array
 ) -> Array:
     """Logits (V,) after the last of the T tokens in `one_hot` (T, V). `run` computes or records each operation."""
+    savings, _ = chosen(program)
     tokens = one_hot.shape[0]
-    x = embed(run, weights["token_embedding"], one_hot) + weights["position_embedding"][:tokens]  # (T, d)
+    x = embed(run, weights["token_embedding"], one_hot)  # (T, d)
+    if "position_embedding" in weights:
+        x = x + weights["position_embedding"][:tokens]
+    block = _he_hofmann if architecture.block == "he_hofmann" else _pre_ln
     for layer in range(config.layers):
         w = {name.partition(".")[2]: value for name, value in weights.items() if name.startswith(f"{layer}.")}
-        last = layer == config.layers - 1
-        if architecture.block == "he_hofmann":
-            x = _he_hofmann_tuned(run, config, w, x, last) if program == "tuned" else _he_hofmann(run, config, w, x)
-        elif program == "tuned":
-            x = _pre_ln_tuned(run, architecture, config, w, x, last)
-        else:
-            x = _pre_ln(run, architecture, config, w, x)
-    if program == "tuned":
+        only_last = layer == config.layers - 1 and "last_row" in savings
+        x = block(run, architecture, config, savings, w, x, only_last)
+    if "last_row" in savings:
         x = x[-1:]
-        if config.ln_f:
-            return project(run, run("normalise", x), weights["head"]) + weights["head_bias"]
-    elif config.ln_f:
+    if "basis" in weights:
+        x = product(run, x[-1:], weights["basis"])
+    if config.ln_f:
+        if "folded_norms" in savings:
+            return project(run, _normalise(run, savings, x)[-1:], weights["head"]) + weights["head_bias"]
         x = run("layer_norm", x, weights["ln_f.weight"], weights["ln_f.bias"])
     return project(run, x[-1:], weights["head"])
 
@@ -105,72 +105,138 @@ def _product(run: Call, x: Array, w: Named, name: str) -> Array:
     return product(run, x, w[name]) + w[f"{name}_bias"]
 
 
-def _logits(run: Call, config: ModelConfig, w: Named, n: Array) -> Array:
-    """Scaled attention logits (H, T, T) with separate products for Q and K."""
-    query = run("scale_public", _product(run, n, w, "query"), factor=float((config.width / config.heads) ** -0.5))
-    query = _split(query, config.heads)
-    if "inverse_temperature" in w:
-        query = run("scale", query, w["inverse_temperature"][:, : n.shape[0], None])
-    return run("scores", query, _split(_product(run, n, w, "key"), config.heads))
+def _normalise(run: Call, savings: Savings, x: Array) -> Array:
+    return run("normalise_tiles" if "row_tiles" in savings and x.shape[0] > 1 else "normalise", x)
 
 
-def _pre_ln(run: Call, architecture: Architecture, config: ModelConfig, w: Named, x: Array) -> Array:
-    n = run("layer_norm", x, w["ln_1.weight"], w["ln_1.bias"]) if architecture.layer_norm else x
-    probabilities = run("softmax_plain", _logits(run, config, w, n))
-    value = _split(_product(run, n, w, "value"), config.heads)
-    x = x + _product(run, _merge(run("mix", probabilities, value)), w, "output")
-    if "fused" in w:
-        return run("scale", x, w["beta"]) + _product(run, x, w, "fused")
-    if "up" not in w:
-        return x
-    n = run("layer_norm", x, w["ln_2.weight"], w["ln_2.bias"]) if architecture.layer_norm else x
-    hidden = _product(run, n, w, "up")
-    if architecture.ffn in ("gelu", "relu"):
-        hidden = run({"gelu": "gelu_plain", "relu": "relu"}[architecture.ffn], hidden)
-    return (run("scale", x, w["beta"]) if "beta" in w else x) + _product(run, hidden, w, "down")
+def _norm(run: Call, savings: Savings, w: Named, name: str, x: Array) -> Array:
+    """LayerNorm, without gain and bias where these are folded away."""
+    if f"{name}.weight" in w:
+        return run("layer_norm", x, w[f"{name}.weight"], w[f"{name}.bias"])
+    return _normalise(run, savings, x)
 
 
-def _attend_tuned(run: Call, config: ModelConfig, query: Array, key: Array, value: Array, w: Named) -> Array:
-    """Attention output (rows, d) of `rows` trailing queries, Q already holding 1/sqrt(d_k)."""
-    query = _split(query, config.heads)
-    tokens, rows = key.shape[0], query.shape[1]
-    if "inverse_temperature" in w:
-        query = run("scale", query, w["inverse_temperature"][:, tokens - rows : tokens, None])
-    logits = run("scores", query, _split(key, config.heads))
-    probabilities = run("softmax_cover", logits, blocks=min(COVER_BLOCKS, rows))
-    return _merge(run("mix", probabilities, _split(value, config.heads)))
-
-
-def _pre_ln_tuned(run: Call, architecture: Architecture, config: ModelConfig, w: Named, x: Array, last: bool) -> Array:
+def _query_key_value(
+    run: Call, config: ModelConfig, w: Named, n: Array, only_last: bool, name: str
+) -> tuple[Array, ...]:
+    """Q of all rows or of the last one, then K and V (with `name` "qk" K alone), 1/sqrt(d_k) inside Q."""
     d = config.width
-    n = run("normalise", x) if architecture.layer_norm else x
-    if last:
-        # One query row; keys and values of all rows.
-        key_value = product(run, n, w["qkv"][:, d:]) + w["qkv_bias"][d:]
-        query = product(run, n[-1:], w["qkv"][:, :d]) + w["qkv_bias"][:d]
-        key, value = key_value[:, :d], key_value[:, d:]
+    if name in w:
+        if only_last:
+            # One query row; keys and values of all rows.
+            others = product(run, n, w[name][:, d:]) + w[f"{name}_bias"][d:]
+            query = product(run, n[-1:], w[name][:, :d]) + w[f"{name}_bias"][:d]
+        else:
+            whole = _product(run, n, w, name)
+            query, others = whole[:, :d], whole[:, d:]
+        return query, *(others[:, start : start + d] for start in range(0, others.shape[1], d))
+    query = _product(run, n[-1:] if only_last else n, w, "query")
+    query = run("scale_public", query, factor=float((d / config.heads) ** -0.5))
+    rest = ("key",) if name == "qk" else ("key", "value")
+    return query, *(_product(run, n, w, other) for other in rest)
+
+
+def _attend(
+    run: Call, config: ModelConfig, savings: Savings, w: Named, query: Array, key: Array, value: Array
+) -> Array:
+    """Attention output (rows, d) of `rows` trailing queries, Q already holding 1/sqrt(d_k)."""
+    query, key, value = (_split(x, config.heads) for x in (query, key, value))
+    logits = _scores(run, config, savings, w, query, key)
+    if "late_division" in savings:
+        weights = _exponentials(run, savings, logits)
+        inverse = run("inverse_sums", weights)
+        tiles = "row_tiles" in savings and query.shape[1] > 1
+        return _merge(run("scale_row_tiles" if tiles else "scale_rows", run("mix", weights, value), inverse))
+    return _merge(run("mix", _probabilities(run, savings, logits), value))
+
+
+def _scores(run: Call, config: ModelConfig, savings: Savings, w: Named, query: Array, key: Array) -> Array:
+    """Attention logits (H, rows, T) of heads (H, rows, d_k) and (H, T, d_k), positions and temperatures applied."""
+    tokens, rows = key.shape[1], query.shape[1]
+    if config.position == "rotary":
+        query = run("rotate", query, dims=config.rotary_dims, first=tokens - rows)
+        key = run("rotate", key, dims=config.rotary_dims, first=0)
+    if "inverse_temperature" in w:
+        factors = w["inverse_temperature"][:, tokens - rows : tokens]
+        if "row_tiles" in savings and rows > 1:
+            query = run("scale_row_tiles_by_server", query, factors)
+        else:
+            query = run("scale", query, factors[:, :, None])
+    return run("scores", query, key)
+
+
+def _blocks(savings: Savings, logits: Array) -> int:
+    return min(COVER_BLOCKS, logits.shape[1]) if "causal_cover" in savings else 1
+
+
+def _exponentials(run: Call, savings: Savings, logits: Array) -> Array:
+    split = int("split_exponential" in savings)
+    return run("exponentials", logits, blocks=_blocks(savings, logits), split=split)
+
+
+def _probabilities(run: Call, savings: Savings, logits: Array) -> Array:
+    if "split_exponential" in savings:
+        return run("divide_by_sums", _exponentials(run, savings, logits))
+    if "causal_cover" in savings:
+        return run("softmax_cover", logits, blocks=_blocks(savings, logits))
+    return run("softmax_plain", logits)
+
+
+def _pre_ln(
+    run: Call, architecture: Architecture, config: ModelConfig, savings: Savings, w: Named, x: Array, only_last: bool
+) -> Array:
+    if "basis" in w:
+        x = product(run, x, w["basis"])
+    n = _norm(run, savings, w, "ln_1", x) if architecture.layer_norm else x
+    attended = _attend(run, config, savings, w, *_query_key_value(run, config, w, n, only_last, "qkv"))
+    if only_last:
         x = x[-1:]
-    else:
-        qkv = _product(run, n, w, "qkv")
-        query, key, value = qkv[:, :d], qkv[:, d : 2 * d], qkv[:, 2 * d :]
-    attended = _attend_tuned(run, config, query, key, value, w)
     if "from_both" in w:
         return product(run, jnp.concatenate([x, attended], 1), w["from_both"]) + w["block_bias"]
     if "from_attention" in w:
         return x + product(run, attended, w["from_attention"]) + w["block_bias"]
-    x = x + _product(run, attended, w, "output")
-    n = run("normalise", x) if architecture.layer_norm else x
-    if "ffn" in w:
-        return x + _product(run, n, w, "ffn")
-    activation = {"gelu": "gelu_segments", "relu": "relu"}[architecture.ffn]
-    return x + _product(run, run(activation, _product(run, n, w, "up")), w, "down")
+    attended = _product(run, attended, w, "output")
+    after = x + attended
+    if "fused" not in w and "up" not in w:
+        return after
+    # The parallel form reads x itself and adds the attention last, unscaled.
+    read = x if config.parallel_residual else after
+    y = (run("scale", read, w["beta"]) if "beta" in w else read) + _ffn(run, architecture, config, savings, w, read)
+    return y + attended if config.parallel_residual else y
 
 
-def _he_hofmann(run: Call, config: ModelConfig, w: Named, x: Array) -> Array:
-    """The shaped matrix a I + b P - g C, as it is defined, times V."""
+def _ffn(run: Call, architecture: Architecture, config: ModelConfig, savings: Savings, w: Named, x: Array) -> Array:
+    n = _norm(run, savings, w, "ln_2", x) if architecture.layer_norm else x
+    if "fused" in w:
+        return _product(run, n, w, "fused")
+    hidden = _product(run, n, w, "up")
+    if architecture.ffn == "gelu":
+        plain = "gelu_exact" if config.gelu == "exact" else "gelu_plain"
+        hidden = run("gelu_segments" if "segmented_gelu" in savings else plain, hidden)
+    elif "slope" in w:
+        hidden = run("leaky_relu", hidden, w["slope"])
+    elif architecture.ffn in ("relu", "leaky_relu"):
+        hidden = run("relu", hidden)
+    y = _product(run, hidden, w, "down")
+    return y + product(run, n, w["around"]) if "around" in w else y
+
+
+def _he_hofmann(
+    run: Call, architecture: Architecture, config: ModelConfig, savings: Savings, w: Named, x: Array, only_last: bool
+) -> Array:
+    """b_ff FFN(n) + b_sa Concat_h((a_h I + b_h P_h - g_h C) V_h)."""
+    if "combine" in w:
+        n = _normalise(run, savings, x) if "value" in w else x
+        value = _product(run, n, w, "value") if "value" in w else n
+        rows = 1 if only_last else n.shape[0]
+        attended = _attend(run, config, savings, w, *_query_key_value(run, config, w, n, only_last, "qk"), value)
+        joined = jnp.concatenate([n[-rows:], attended, run("causal_mean", n, rows=rows)], 1)  # (rows, 3d)
+        return product(run, joined, w["combine"]) + w["block_bias"]
+    # The shaped matrix a I + b P - g C, as it is defined, times V.
     n = run("layer_norm", x, w["ln_1.weight"], w["ln_1.bias"]) if "ln_1.weight" in w else x
     tokens = n.shape[0]
-    probabilities = run("softmax_plain", _logits(run, config, w, n))
+    query, key = (_split(m, config.heads) for m in _query_key_value(run, config, w, n, False, "qk"))
+    probabilities = _probabilities(run, savings, _scores(run, config, savings, w, query, key))
     centre = (np.tril(np.ones((tokens, tokens))) / np.arange(1, tokens + 1)[:, None]).astype(np.float32)
     shaped = run("scale", probabilities, w["shape_b"]) + (
         w["shape_a"] * np.eye(tokens, dtype=np.float32) - w["shape_g"] * centre
@@ -182,22 +248,6 @@ def _he_hofmann(run: Call, config: ModelConfig, w: Named, x: Array) -> Array:
     if "up" in w:
         return attended + _product(run, _product(run, n, w, "up"), w, "down")
     return attended + run("scale", n, w["b_ff"])
-
-
-def _he_hofmann_tuned(run: Call, config: ModelConfig, w: Named, x: Array, last: bool) -> Array:
-    d = config.width
-    n = run("normalise", x) if "value" in w else x
-    value = _product(run, n, w, "value") if "value" in w else n
-    rows = 1 if last else n.shape[0]
-    if last:
-        key = product(run, n, w["qk"][:, d:]) + w["qk_bias"][d:]
-        query = product(run, n[-1:], w["qk"][:, :d]) + w["qk_bias"][:d]
-    else:
-        query_key = _product(run, n, w, "qk")
-        query, key = query_key[:, :d], query_key[:, d:]
-    attended = _attend_tuned(run, config, query, key, value, w)
-    joined = jnp.concatenate([n[-rows:], attended, run("causal_mean", n, rows=rows)], 1)  # (rows, 3d)
-    return product(run, joined, w["combine"]) + w["block_bias"]
 
 
 def operations(architecture: Architecture, config: ModelConfig, program: str, context: int) -> Counter[Operation]:

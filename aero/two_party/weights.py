@@ -15,14 +15,16 @@ from torch import Tensor
 
 from aero.architecture import Architecture
 from aero.model import GPT, ModelConfig, fold_weight_norm
+from aero.two_party.savings import Savings, chosen, named
 
 Weights = dict[str, Tensor]
+CONDITION_BUDGET = 100.0
 
 
 def weight_arrays(model: GPT, program: str) -> dict[str, np.ndarray]:
     """The folded weights of `model` as float32 arrays, ready for the server's process.
 
-    Weight and spectral norms are folded away first. ValueError for a model the programs cannot run yet.
+    Weight and spectral norms are folded away first. ValueError for an unknown program.
     """
     if model.architecture.weight_norm is not None:
         model = fold_weight_norm(model)
@@ -31,10 +33,7 @@ def weight_arrays(model: GPT, program: str) -> dict[str, np.ndarray]:
 
 
 def weight_shapes(architecture: Architecture, config: ModelConfig, program: str) -> dict[str, tuple[int, ...]]:
-    """Shapes of the folded weights, from the sizes alone: all a client knows of the server's model.
-
-    ValueError for a model the programs cannot run yet.
-    """
+    """Shapes of the folded weights, from the sizes alone: all a client knows of the server's model."""
     architecture = architecture.at_inference()
     state = _shapes_of_model(architecture, config)
     return {name: tuple(value.shape) for name, value in folded(architecture, config, state, program).items()}
@@ -48,52 +47,80 @@ def _shapes_of_model(architecture: Architecture, config: ModelConfig) -> dict[st
 
 
 def folded(architecture: Architecture, config: ModelConfig, state: Mapping[str, Tensor], program: str) -> Weights:
-    """Weights of `program` ("as_published" or "tuned"), float64, from a state of `aero.model.GPT`.
+    """Weights of `program`, float64, from a state of `aero.model.GPT`.
 
-    as_published keeps every matrix apart and folds only 1/alpha and the He & Hofmann scalars that multiply a matrix of
-    the server's. tuned folds whatever is linear (see `aero.two_party.program`).
+    "as_published" keeps every matrix apart and folds only 1/alpha and the He & Hofmann scalars that multiply a matrix
+    of the server's. The savings of `aero.two_party.savings` that fold matrices do the rest.
     """
-    _refuse_unknown(architecture, config)
-    if program not in ("as_published", "tuned"):
-        raise ValueError(f"unknown program {program!r}: as_published or tuned")
+    if architecture.weight_norm is not None:
+        raise ValueError(f"{architecture}: weights with a norm; fold it away first (aero.model.fold_weight_norm)")
+    savings, rebased = chosen(program)
     s = {name: value.detach().double() for name, value in state.items()}
-    make = _he_hofmann if architecture.block == "he_hofmann" else _pre_ln
     weights: Weights = {
-        "token_embedding": s["token_embedding.weight"] * (config.width**0.5 if config.embedding_scale else 1.0),
-        "position_embedding": s["position_embedding.weight"],
+        "token_embedding": s["token_embedding.weight"] * (config.width**0.5 if config.embedding_scale else 1.0)
     }
+    if config.position == "learned":
+        weights["position_embedding"] = s["position_embedding.weight"]
+    basis: Tensor | None = None
     for layer in range(config.layers):
         block = {
             name.removeprefix(f"blocks.{layer}."): value
             for name, value in s.items()
             if name.startswith(f"blocks.{layer}.")
         }
-        for name, value in make(architecture, config, block, program == "tuned", layer).items():
-            weights[f"{layer}.{name}"] = value
+        if architecture.block == "he_hofmann":
+            made = _he_hofmann(architecture, config, block, savings, layer)
+        else:
+            if architecture.slope is not None:
+                block["slope"] = s["leaky_slopes"][layer if architecture.slope == "layer" else 0]
+            made = {}
+            if basis is not None and layer in rebased:
+                made["basis"], basis = basis, None
+            layer_weights, basis = _pre_ln(architecture, config, block, savings, layer, basis)
+            made |= layer_weights
+        weights |= {f"{layer}.{name}": value for name, value in made.items()}
     head = s["token_embedding.weight" if config.tied else "lm_head.weight"].T
     if config.ln_f:
-        if program == "tuned":
+        if basis is not None:
+            weights["basis"] = basis
+        if "folded_norms" in savings:
             weights["head_bias"] = s["ln_f.bias"] @ head
             head = s["ln_f.weight"][:, None] * head
         else:
             weights["ln_f.weight"], weights["ln_f.bias"] = s["ln_f.weight"], s["ln_f.bias"]
+    elif basis is not None:
+        head = basis @ head
     weights["head"] = head
     return weights
 
 
-def _refuse_unknown(architecture: Architecture, config: ModelConfig) -> None:
-    """ValueError for what neither program computes: better none than the cost or the logits of another model."""
-    if architecture.slope is not None:
-        reason = "the learnable slope of a leaky ReLU"
-    elif config.position != "learned":
-        reason = f"{config.position} positions"
-    elif config.parallel_residual:
-        reason = "a parallel residual connection"
-    elif architecture.weight_norm is not None:
-        reason = "weights with a norm; fold it away first (aero.model.fold_weight_norm)"
-    else:
-        return
-    raise ValueError(f"{architecture}: two-party inference does not know {reason}")
+def within_budget(model: GPT, program: str, budget: float = CONDITION_BUDGET) -> str:
+    """`program` with the layers named before which the residual stream is put back into its own basis.
+
+    That is wherever the condition number of the product of absorbed matrices would exceed `budget`: an error of the
+    fixed point grows by about as much. The names are part of what both parties know.
+    """
+    savings, _ = chosen(program)
+    if "absorbed_ffn" not in savings:
+        return program
+    if model.architecture.weight_norm is not None:
+        model = fold_weight_norm(model)
+    architecture, state = model.architecture, model.state_dict()
+    rebased: list[int] = []
+    if architecture.block == "he_hofmann" or not linear_ffn(architecture):
+        return program
+    basis = torch.eye(model.config.width, dtype=torch.float64)
+    for layer in range(model.config.layers):
+        prefix = f"blocks.{layer}."
+        block = {name.removeprefix(prefix): v.double() for name, v in state.items() if name.startswith(prefix)}
+        if layer >= architecture.ffn_layers(model.config.layers):
+            break
+        matrix = _through_ffn(architecture, model.config, block)[0]
+        if float(torch.linalg.cond(basis @ matrix)) > budget and layer > 0:
+            rebased.append(layer)
+            basis = torch.eye(model.config.width, dtype=torch.float64)
+        basis = basis @ matrix
+    return named(savings, tuple(rebased))
 
 
 def _bias(block: Mapping[str, Tensor], name: str, width: int) -> Tensor:
@@ -118,87 +145,116 @@ def _query_key(block: Mapping[str, Tensor], config: ModelConfig, scaled: bool) -
     }
 
 
+def linear_ffn(architecture: Architecture) -> bool:
+    """Whether the residual stream goes through nothing but matrices between two attentions."""
+    return not architecture.layer_norm and architecture.ffn in ("linear", "fused")
+
+
+def _ffn(architecture: Architecture, config: ModelConfig, block: Mapping[str, Tensor]) -> Weights:
+    """The feed-forward matrices (in, out) with 1/alpha in the last of them, and beta where there is one."""
+    if architecture.ffn == "fused":
+        ffn = {"fused": block["ffn.fused.weight"].T, "fused_bias": _bias(block, "ffn.fused", config.width)}
+    else:
+        ffn = {
+            "up": block["ffn.up.weight"].T,
+            "up_bias": _bias(block, "ffn.up", config.ffn_width),
+            "down": block["ffn.down.weight"].T,
+            "down_bias": _bias(block, "ffn.down", config.width),
+        }
+    if architecture.scaled:
+        last = "fused" if architecture.ffn == "fused" else "down"
+        ffn[last] = ffn[last] / block["alpha"]
+        ffn[f"{last}_bias"] = ffn[f"{last}_bias"] / block["alpha"]
+        ffn["beta"] = block["beta"]
+    return ffn
+
+
+def _through_ffn(architecture: Architecture, config: ModelConfig, block: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """(M, c): x -> x M + c is a linear feed-forward block with the residual connection around it."""
+    ffn = _ffn(architecture, config, block)
+    if "fused" in ffn:
+        matrix, bias = ffn["fused"], ffn["fused_bias"]
+    else:
+        matrix, bias = ffn["up"] @ ffn["down"], ffn["up_bias"] @ ffn["down"] + ffn["down_bias"]
+    return matrix + ffn.get("beta", 1.0) * _identity(matrix), bias
+
+
 def _pre_ln(
-    architecture: Architecture, config: ModelConfig, block: Mapping[str, Tensor], tuned: bool, layer: int
-) -> Weights:
-    d = config.width
-    w = _query_key(block, config, scaled=tuned)
-    w |= {
-        "value": block["attention.value.weight"].T,
-        "value_bias": _bias(block, "attention.value", d),
-        "output": block["attention.output.weight"].T,
-        "output_bias": _bias(block, "attention.output", d),
-    }
+    architecture: Architecture,
+    config: ModelConfig,
+    block: Mapping[str, Tensor],
+    savings: Savings,
+    layer: int,
+    basis: Tensor | None,
+) -> tuple[Weights, Tensor | None]:
+    """The weights of a layer, and the basis N of what it leaves: the residual stream is X = Z N, Z what is computed.
+
+    Without LayerNorm and activation a layer is X' = X M + A W_O M + c (in parallel form X M + A W_O + c), A being the
+    concatenated heads. With N' = N M it is Z' = Z + A (W_O M N'^-1) + c N'^-1: no product with the residual stream is
+    left, and the matrices that read X read Z by N W_Q, N W_K, N W_V.
+    """
+    d, norm = config.width, architecture.layer_norm
+    w = _query_key(block, config, scaled="one_qkv" in savings)
+    w["value"], w["value_bias"] = block["attention.value.weight"].T, _bias(block, "attention.value", d)
+    w["output"], w["output_bias"] = block["attention.output.weight"].T, _bias(block, "attention.output", d)
     if architecture.temperature:
         w["inverse_temperature"] = 1.0 / block["attention.temperature"]  # (H, T)
-    for name in ("ln_1", "ln_2"):
-        if architecture.layer_norm:
-            w[f"{name}.weight"], w[f"{name}.bias"] = block[f"{name}.weight"], block[f"{name}.bias"]
+    for name in ("query", "key", "value"):
+        if norm and "folded_norms" in savings:
+            w[f"{name}_bias"] = w[f"{name}_bias"] + block["ln_1.bias"] @ w[name]
+            w[name] = block["ln_1.weight"][:, None] * w[name]
+        elif basis is not None:
+            w[name] = basis @ w[name]
+    if norm and "folded_norms" not in savings:
+        w["ln_1.weight"], w["ln_1.bias"] = block["ln_1.weight"], block["ln_1.bias"]
+    if "one_qkv" in savings:
+        w["qkv"] = torch.cat([w.pop("query"), w.pop("key"), w.pop("value")], 1)
+        w["qkv_bias"] = torch.cat([w.pop("query_bias"), w.pop("key_bias"), w.pop("value_bias")])
     has_ffn = layer < architecture.ffn_layers(config.layers)
-    if has_ffn:
-        if architecture.ffn == "fused":
-            ffn = {"fused": block["ffn.fused.weight"].T, "fused_bias": _bias(block, "ffn.fused", d)}
-        else:
-            ffn = {
-                "up": block["ffn.up.weight"].T,
-                "up_bias": _bias(block, "ffn.up", config.ffn_width),
-                "down": block["ffn.down.weight"].T,
-                "down_bias": _bias(block, "ffn.down", d),
-            }
-        if architecture.scaled:
-            last = "fused" if architecture.ffn == "fused" else "down"
-            ffn[last] = ffn[last] / block["alpha"]
-            ffn[f"{last}_bias"] = ffn[f"{last}_bias"] / block["alpha"]
-            w["beta"] = block["beta"]
-        w |= ffn
-    return _fold_pre_ln(architecture, w, has_ffn) if tuned else w
-
-
-def _fold_pre_ln(architecture: Architecture, w: Weights, has_ffn: bool) -> Weights:
-    """Q, K, V as one product; LayerNorm's gain and bias into the next product; linear FFNs into W_O.
-
-    With x_SA = x + A W_O and x' = x_SA M, M = beta I + W_ffn / alpha:  x' = [x | A] [[M], [W_O M]].
-    """
-    tuned: Weights = {}
-    qkv = torch.cat([w["query"], w["key"], w["value"]], 1)
-    qkv_bias = torch.cat([w["query_bias"], w["key_bias"], w["value_bias"]])
-    if architecture.layer_norm:
-        qkv_bias = qkv_bias + w["ln_1.bias"] @ qkv
-        qkv = w["ln_1.weight"][:, None] * qkv
-    tuned["qkv"], tuned["qkv_bias"] = qkv, qkv_bias
-    if "inverse_temperature" in w:
-        tuned["inverse_temperature"] = w["inverse_temperature"]
-    if architecture.ffn in ("gelu", "relu") or (architecture.layer_norm and has_ffn):
-        tuned["output"], tuned["output_bias"] = w["output"], w["output_bias"]
-        up, up_bias, down, down_bias = w["up"], w["up_bias"], w["down"], w["down_bias"]
-        if architecture.layer_norm:
-            up_bias = up_bias + w["ln_2.bias"] @ up
-            up = w["ln_2.weight"][:, None] * up
-        if architecture.ffn == "linear":  # LayerNorm before it, but no activation inside: one matrix
-            tuned["ffn"], tuned["ffn_bias"] = up @ down, up_bias @ down + down_bias
-        else:
-            tuned |= {"up": up, "up_bias": up_bias, "down": down, "down_bias": down_bias}
-        return tuned
-    identity = _identity(w["output"])
+    if linear_ffn(architecture) and "folded_ffn" in savings:
+        output, bias = w.pop("output"), w.pop("output_bias")
+        if has_ffn:
+            matrix, ffn_bias = _through_ffn(architecture, config, block)
+            if not config.parallel_residual:
+                output, bias = output @ matrix, bias @ matrix
+            bias = bias + ffn_bias
+            if "absorbed_ffn" in savings:
+                basis = matrix if basis is None else basis @ matrix
+            else:
+                return w | {"from_both": torch.cat([matrix, output]), "block_bias": bias}, basis
+        if basis is not None:
+            inverse = torch.linalg.inv(basis)
+            output, bias = output @ inverse, bias @ inverse
+        return w | {"from_attention": output, "block_bias": bias}, basis
     if not has_ffn:
-        matrix, bias = identity, torch.zeros_like(w["output_bias"])
-    elif "fused" in w:
-        matrix, bias = w["beta"] * identity + w["fused"], w["fused_bias"]
-    else:
-        matrix = w.get("beta", 1.0) * identity + w["up"] @ w["down"]
-        bias = w["up_bias"] @ w["down"] + w["down_bias"]
-    tuned["from_attention"] = w["output"] @ matrix
-    tuned["block_bias"] = w["output_bias"] @ matrix + bias
-    if has_ffn:
-        tuned["from_both"] = torch.cat([matrix, tuned.pop("from_attention")])  # (2d, d)
-    return tuned
+        return w, basis
+    ffn = _ffn(architecture, config, block)
+    if norm and "folded_norms" in savings:
+        first = "fused" if "fused" in ffn else "up"
+        ffn[f"{first}_bias"] = ffn[f"{first}_bias"] + block["ln_2.bias"] @ ffn[first]
+        ffn[first] = block["ln_2.weight"][:, None] * ffn[first]
+    elif norm:
+        w["ln_2.weight"], w["ln_2.bias"] = block["ln_2.weight"], block["ln_2.bias"]
+    if architecture.ffn == "linear" and "folded_ffn" in savings:  # LayerNorm before it, no activation inside
+        ffn["fused_bias"] = ffn.pop("up_bias") @ ffn["down"] + ffn.pop("down_bias")
+        ffn["fused"] = ffn.pop("up") @ ffn.pop("down")
+    if architecture.ffn == "leaky_relu":
+        # Of u + (1 - s) (relu(u) - u), the linear part s u needs no activation: one small matrix in its place.
+        if "folded_ffn" in savings:
+            ffn["around"] = block["slope"] * ffn["up"] @ ffn["down"]
+            ffn["down_bias"] = ffn["down_bias"] + block["slope"] * ffn["up_bias"] @ ffn["down"]
+            ffn["down"] = (1.0 - block["slope"]) * ffn["down"]
+        else:
+            ffn["slope"] = block["slope"]
+    return w | ffn, basis
 
 
 def _he_hofmann(
-    architecture: Architecture, config: ModelConfig, block: Mapping[str, Tensor], tuned: bool, layer: int
+    architecture: Architecture, config: ModelConfig, block: Mapping[str, Tensor], savings: Savings, layer: int
 ) -> Weights:
     """x' = b_ff FFN(n) + b_sa Concat_h((a_h I + b_h P_h - g_h C) V_h), V = n or, in the first layer, n W_V."""
     d, size = config.width, config.width // config.heads
+    tuned = "folded_ffn" in savings
     w = _query_key(block, config, scaled=tuned)
     if layer == 0:
         w["ln_1.weight"], w["ln_1.bias"] = block["ln_1.weight"], block["ln_1.bias"]

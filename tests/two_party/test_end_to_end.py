@@ -9,33 +9,50 @@ from made_models import random_model, torch_logits
 from aero import checkpoint
 from aero.two_party.end_to_end import ask, composed_bytes
 from aero.two_party.program import operations
+from aero.two_party.weights import within_budget
 
 # Logit errors of fixed point with 18 fraction bits (as_published: also of SPU's exponential and GELU).
 TOLERANCE = 0.02
+STOCK_OF_PRODUCTS = 1.2e6  # bytes
 
 
+PYTHIA = {"position": "rotary", "rotary_fraction": 0.25, "parallel_residual": True, "tied": False, "gelu": "exact"}
+
+
+# Every kind of FFN, norm, attention and block, each in both programs or in the one that does more with it.
 @pytest.mark.parametrize(
-    ("row", "program"),
+    ("row", "program", "switches"),
     [
-        ("SM+LN+G", "as_published"),
-        ("SM+LN+G", "tuned"),
-        ("SM+R", "tuned"),
-        ("EReg(SM(t)+ScFuFFNi_1)", "as_published"),
-        ("SOTA(SM+ScFuFFN)", "as_published"),
-        ("SOTA(SM+ScFFN)", "tuned"),
+        ("SM+LN+G", "as_published", {}),
+        ("SM+LN+G", "tuned", {}),
+        ("SM+LN", "tuned", {}),
+        ("SM+R", "tuned", {}),
+        ("SM+LeakyR", "as_published", {}),
+        ("SM+LeakyR(global)", "tuned", {}),
+        ("EReg(SM(t)+ScFuFFNi_1)", "as_published", {}),
+        ("EReg(SM(t)+ScFuFFNi_1)", "tuned", {}),
+        ("SM+ScFFN+WNorm(QK+FFN)", "tuned", {}),
+        ("SOTA(SM+ScFuFFN)", "as_published", {}),
+        ("SOTA(SM+ScFFN)", "tuned", {}),
+        ("SM+LN+G", "as_published", PYTHIA),
+        ("SM+LN+R", "tuned", PYTHIA),
+        ("SM+ScFFN", "tuned", PYTHIA),
     ],
 )
-def test_private_logits_are_those_of_torch_and_bytes_those_of_the_operations(row, program):
-    model = random_model(row, layers=2, width=32, ffn_width=64)
+def test_private_logits_are_those_of_torch_and_bytes_those_of_the_operations(row, program, switches):
+    model = random_model(row, layers=2, width=32, ffn_width=64, **switches)
     prompts = np.random.default_rng(0).integers(0, 41, (2, 12))
     answers, alone = ask(model, prompts, program, operation_runs=3)
     plain = np.stack([torch_logits(model, prompt) for prompt in prompts])
     private = np.stack([answer.logits for answer in answers])
     np.testing.assert_allclose(private, plain, atol=TOLERANCE, rtol=0)
     assert [answer.next_token for answer in answers] == private.argmax(-1).tolist()
-    # The second prompt is in the steady state; the first may still pay for a stock of oblivious transfers.
-    composed = composed_bytes(operations(model.architecture, model.config, program, 12), alone)
-    assert composed == pytest.approx(min(answer.bytes for answer in answers), rel=0.03)
+    # The second prompt is in the steady state; the first may still pay for a stock of oblivious transfers. Products of
+    # few elements come from a stock of 8,192, which a pass refills here and an operation alone mostly does not.
+    used = within_budget(model, program)
+    composed = composed_bytes(operations(model.architecture, model.config, used, 12), alone)
+    measured = min(answer.bytes for answer in answers)
+    assert composed == pytest.approx(measured, abs=0.03 * measured + STOCK_OF_PRODUCTS)
 
 
 def test_a_checkpoint_answers_and_bad_prompts_are_told(tmp_path):

@@ -14,7 +14,8 @@ from aero.model import ModelConfig
 from aero.two_party import nonlinear
 from aero.two_party.operations import Operation, call, trace
 from aero.two_party.program import WEIGHTS_AT_ONCE, forward, operations, plaintext, product
-from aero.two_party.weights import folded, weight_arrays, weight_shapes
+from aero.two_party.savings import SAVINGS, chosen, named
+from aero.two_party.weights import folded, weight_arrays, weight_shapes, within_budget
 
 ROWS = (  # of AERO Tables 2 and 4
     "SM+LN+G",
@@ -33,7 +34,27 @@ ROWS = (  # of AERO Tables 2 and 4
     "EReg(SM(t)+ScFuFFNi_6)",
 )
 GPT2 = ModelConfig(vocabulary=50257, context=128, layers=12, heads=12, width=768, ffn_width=3072)
+PYTHIA = {"position": "rotary", "rotary_fraction": 0.5, "parallel_residual": True, "tied": False, "gelu": "exact"}
+IDS = np.random.default_rng(2).integers(0, 41, 12)
 ROWS_OF_THREE_LAYERS = [row.replace("i_6", "i_2") for row in ROWS]
+
+
+def exact_logits(model, program):
+    """With exact exponentials and GELU in place of the approximations, only the folding is left: it must be exact."""
+    gelu = nonlinear.gelu_exact if model.config.gelu == "exact" else nonlinear.gelu_plain
+    exact = {
+        "softmax_cover": lambda x, blocks: nonlinear.softmax_plain(x),
+        "exponentials": lambda x, blocks, split: nonlinear.exponentials(x, blocks, split=False),
+        "gelu_segments": gelu,
+    }
+
+    def exact_call(kind, *arrays, **constants):
+        return exact[kind](*arrays, **constants) if kind in exact else call(kind, *arrays, **constants)
+
+    one_hot = np.eye(41, dtype=np.float32)[IDS]
+    return np.asarray(
+        forward(exact_call, model.architecture, model.config, program, weight_arrays(model, program), one_hot)
+    )
 
 
 @pytest.mark.parametrize("row", ROWS_OF_THREE_LAYERS)
@@ -47,18 +68,63 @@ def test_as_published_in_the_clear_agrees_with_torch(row):
 @pytest.mark.parametrize("row", ROWS_OF_THREE_LAYERS)
 @pytest.mark.parametrize("switches", [{}, {"vo_bias": True, "ffn_bias": True, "ln_f": False, "tied": False}])
 def test_tuned_folding_is_exact(row, switches):
-    """With exact exponentials and GELU in place of the approximations, only the folding is left: it must be exact."""
-    exact = {"softmax_cover": lambda x, blocks: nonlinear.softmax_plain(x), "gelu_segments": nonlinear.gelu_plain}
-
-    def exact_call(kind, *arrays, **constants):
-        return exact[kind](*arrays, **constants) if kind in exact else call(kind, *arrays, **constants)
-
     model = random_model(row, **switches)
-    ids = np.random.default_rng(2).integers(0, 41, 12)
-    one_hot = np.eye(41, dtype=np.float32)[ids]
-    weights = weight_arrays(model, "tuned")
-    logits = forward(exact_call, model.architecture, model.config, "tuned", weights, one_hot)
-    np.testing.assert_allclose(np.asarray(logits), torch_logits(model, ids), atol=1e-4, rtol=0)
+    program = within_budget(model, "tuned")
+    np.testing.assert_allclose(exact_logits(model, program), torch_logits(model, IDS), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("saving", SAVINGS)
+@pytest.mark.parametrize(
+    ("row", "switches"),
+    [
+        ("SM+LN+G", {}),
+        ("SM+LN", {}),
+        ("SM+LeakyR", {"ffn_bias": True}),
+        ("EReg(SM(t)+ScFuFFNi_2)", {"vo_bias": True}),
+        ("SOTA(SM+ScFFN)", {}),
+        ("SM+LN+R", PYTHIA),
+        ("SM+ScFFN", PYTHIA),
+        ("SM+LeakyR(global)", PYTHIA),
+    ],
+)
+def test_every_saving_alone_and_all_but_it(row, switches, saving):
+    model = random_model(row, **switches)
+    for text in (f"as_published+{saving}", f"tuned-{saving}"):
+        program = within_budget(model, text)
+        np.testing.assert_allclose(exact_logits(model, program), torch_logits(model, IDS), atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("row", ["SM+LN+G", "SM", "EReg(SM(t)+ScFuFFNi_2)", "SOTA(SM+ScFuFFN)"])
+def test_tuned_in_the_clear_is_as_near_as_its_approximations(row):
+    model = random_model(row)
+    program = within_budget(model, "tuned")
+    logits = plaintext(model.architecture, model.config, program, weight_arrays(model, program), IDS)
+    np.testing.assert_allclose(logits, torch_logits(model, IDS), atol=2e-2, rtol=0)
+
+
+def test_programs_by_name():
+    assert chosen("tuned") == (frozenset(SAVINGS), ())
+    assert chosen("as_published+last_row@1,2") == (frozenset({"last_row"}), (1, 2))
+    assert "absorbed_ffn" not in chosen("tuned-folded_ffn")[0]
+    for text in ("tuned", "as_published", "tuned-one_qkv", "as_published+last_row", "tuned@3,7"):
+        assert named(*chosen(text)) == text
+    with pytest.raises(ValueError, match="last_row"):
+        chosen("tuned-last_rows")
+    with pytest.raises(ValueError, match="unknown program"):
+        chosen("turned")
+
+
+def test_the_residual_stream_is_put_back_where_the_condition_number_exceeds_the_budget():
+    model = random_model("SM+ScFuFFN", layers=6)
+    state = model.state_dict()
+    state["blocks.2.ffn.fused.weight"][0] *= 300.0
+    rebased = chosen(within_budget(model, "tuned"))[1]
+    assert rebased and rebased == chosen(within_budget(model, "tuned@5"))[1]
+    assert len(chosen(within_budget(model, "tuned", budget=3.0))[1]) > len(rebased)
+    assert within_budget(model, "as_published") == "as_published"
+    counts = operations(model.architecture, model.config, "tuned@3", 12)
+    plain = operations(model.architecture, model.config, "tuned", 12)
+    assert counts - plain == {Operation("linear", ((12, 16), (16, 16))): 1} and not plain - counts
 
 
 @pytest.mark.parametrize("row", ["SM+LN+G", "SM+R", "SM", "EReg(SM(t)+ScFuFFNi_2)", "SOTA(SM+ScFFN)"])
@@ -89,23 +155,6 @@ def test_weight_norms_are_folded_away_and_embeddings_scaled(row, program):
     assert weight_shapes(model.architecture, model.config, program) == {n: v.shape for n, v in weights.items()}
     plain = operations(model.architecture.at_inference(), model.config, program, 12)
     assert operations(model.architecture, model.config, program, 12) == plain
-
-
-@pytest.mark.parametrize(
-    ("row", "switches", "named"),
-    [
-        ("SM+LeakyR", {}, "slope of a leaky ReLU"),
-        ("SM+R", {"position": "rotary"}, "rotary positions"),
-        ("SM+R", {"parallel_residual": True}, "parallel residual"),
-    ],
-)
-def test_what_the_programs_do_not_know_is_refused(row, switches, named):
-    model = random_model(row, **switches)
-    for program in ("as_published", "tuned"):
-        with pytest.raises(ValueError, match=named):
-            weight_arrays(model, program)
-        with pytest.raises(ValueError, match=named):
-            operations(model.architecture, model.config, program, 12)
 
 
 def test_weights_with_a_norm_have_no_folding_of_their_own():
@@ -146,8 +195,12 @@ def test_operations_of_one_row_counted_by_hand():
 
 def test_pruned_layers_have_no_ffn_and_tuned_none_has():
     """A layer is Q, K, V in three slices and [x | A] in two, or A alone in one; of the last one K, V in two remain."""
-    for row, with_ffn, without in (("SM+ScFuFFN", 11, 0), ("SM+ScFuFFNi_6", 6, 5)):
+    for row in ("SM+ScFuFFN", "SM+ScFuFFNi_6"):
         counts = {(o.name, o.shape): n for o, n in operations(parse(row), GPT2, "tuned", 128).items()}
+        assert counts["linear", "128x768,768x768"] == (3 + 1) * 11 + 2
+    for row, with_ffn, without in (("SM+ScFuFFN", 11, 0), ("SM+ScFuFFNi_6", 6, 5)):
+        program = "tuned-absorbed_ffn"
+        counts = {(o.name, o.shape): n for o, n in operations(parse(row), GPT2, program, 128).items()}
         assert counts["linear", "128x768,768x768"] == (3 + 2) * with_ffn + (3 + 1) * without + 2
         assert ("linear", "128x768,768x3072") not in counts
 

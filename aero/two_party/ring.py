@@ -1,0 +1,117 @@
+"""A party's own share as ring elements, out of and into the form SPU keeps it in.
+
+SPU 0.9.5 hands a share out as two kinds of protobuf messages, which its Python module gives as bytes: a
+`ValueMetaProto` (data_type 1, visibility 3, shape 4 with dims 1, storage_type 5) and chunks, `ValueChunkProto`
+(total_bytes 1, chunk_offset 2, content 3). Numbers that are 0 are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+_VARINT, _BYTES = 0, 2
+_TOTAL, _OFFSET, _CONTENT = 1, 2, 3
+_DATA_TYPE, _VISIBILITY, _SHAPE, _STORAGE, _DIMS = 1, 3, 4, 5, 1
+_I1, _F32 = 1, 11
+_SECRET, _PRIVATE = 1, 3
+
+
+def ring_elements(share: Any, bits: int) -> np.ndarray:
+    """The elements (n,) uint64 of an additive share in a ring of `bits` bits, 32 or 64, row by row.
+
+    ValueError if the share is of another kind or its chunks do not fit together.
+    """
+    from spu import libspu
+
+    meta = libspu.ValueMeta()
+    meta.ParseFromString(share.meta)
+    if not meta.storage_type.startswith("cheetah.AShr"):
+        raise ValueError(f"{meta.storage_type} is no additive share")
+    content = _joined([dict(_fields(chunk)) for chunk in share.share_chunks])
+    count = int(np.prod(tuple(meta.shape.dims), dtype=np.int64))
+    if len(content) != count * bits // 8:
+        raise ValueError(f"a share of {count} elements has {len(content)} bytes, not {count * bits // 8}")
+    return np.frombuffer(content, np.dtype(f"<u{bits // 8}")).astype(np.uint64)
+
+
+def share_of(values: np.ndarray, shape: Sequence[int], dtype: Any, owner: int | None, field: str) -> Any:
+    """This party's part of a value, as SPU takes it. values: ring elements, for bool the xor share of each bit.
+
+    owner: the party that holds the value in the clear, the other's elements being zeros; None: secret.
+    """
+    from spu import libspu
+
+    boolean = np.dtype(dtype) == np.bool_
+    if owner is not None:
+        visibility, storage = _PRIVATE, f"Priv2k<{field},{owner}>"
+    else:
+        visibility, storage = _SECRET, f"cheetah.BShr<{field},1>" if boolean else f"cheetah.AShr<{field}>"
+    dims = b"".join(_varint(int(n)) for n in shape)
+    share = libspu.Share()
+    share.meta = (
+        _number(_DATA_TYPE, _I1 if boolean else _F32)
+        + _number(_VISIBILITY, visibility)
+        + _content(_SHAPE, _content(_DIMS, dims) if dims else b"")
+        + _content(_STORAGE, storage.encode())
+    )
+    content = np.ascontiguousarray(values, np.dtype(f"<u{int(field[2:]) // 8}")).tobytes()
+    share.share_chunks = [_number(_TOTAL, len(content)) + _content(_CONTENT, content)]
+    return share
+
+
+def _number(field: int, value: int) -> bytes:
+    return bytes([field << 3 | _VARINT]) + _varint(value)
+
+
+def _content(field: int, value: bytes) -> bytes:
+    return bytes([field << 3 | _BYTES]) + _varint(len(value)) + value
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def _joined(chunks: Sequence[dict[int, Any]]) -> bytes:
+    parts = sorted((chunk.get(_OFFSET, 0), chunk.get(_CONTENT, b"")) for chunk in chunks)
+    content = b"".join(part for _, part in parts)
+    starts = np.cumsum([0, *(len(part) for _, part in parts)])
+    totals = {chunk.get(_TOTAL, 0) for chunk in chunks}
+    if totals != {len(content)} or any(offset != start for (offset, _), start in zip(parts, starts, strict=False)):
+        raise ValueError("the chunks of a share do not fit together; is this SPU 0.9.5?")
+    return content
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
+    """Fields of a protobuf message that has numbers and byte strings alone."""
+    at = 0
+    while at < len(message):
+        key, at = _read_varint(message, at)
+        value, at = _read_varint(message, at)
+        if key & 7 == _BYTES:
+            if at + value > len(message):
+                raise ValueError("a chunk of a share is cut off")
+            yield key >> 3, message[at : at + value]
+            at += value
+        elif key & 7 == _VARINT:
+            yield key >> 3, value
+        else:
+            raise ValueError(f"a chunk of a share has a field of kind {key & 7}; is this SPU 0.9.5?")
+
+
+def _read_varint(message: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < len(message):
+        byte = message[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    raise ValueError("a chunk of a share is cut off")

@@ -1,0 +1,56 @@
+"""What makes a private pass cheaper without changing what it computes: switches, and the programs made of them.
+
+"as_published" has none, "tuned" has all. "as_published+NAME" adds one alone, "tuned-NAME" leaves one out. "@3,7" behind
+either names the layers before which the residual stream is put back into its own basis (absorbed_ffn).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+Savings = frozenset[str]
+
+SAVINGS: dict[str, str] = {
+    "one_qkv": "Q, K and V as one product, 1/sqrt(d_k) inside",
+    "folded_norms": "gain and bias of every LayerNorm folded into the product behind it",
+    "folded_ffn": "linear feed-forward folded into W_O; the He & Hofmann combination as one product",
+    "absorbed_ffn": "linear feed-forward absorbed into the attention weights of its neighbours (with folded_ffn)",
+    "causal_cover": "softmax on a block-lower-triangular cover of the visible entries",
+    "split_exponential": "exponentials from each party's own powers of two (aero.two_party.shares)",
+    "late_division": "division by the row sums after P V",
+    "row_tiles": "a row times a number as products of diagonal tiles: LayerNorm, 1/t, the late division",
+    "segmented_gelu": "GELU by two comparisons and a polynomial",
+    "last_row": "in the last layer, and behind it, only the last query row",
+}
+"""Exact but for the fixed point: all but split_exponential, which is nearer to exp than SPU's, and segmented_gelu."""
+
+_PROGRAM = re.compile(r"(as_published|tuned)((?:[+-][a-z_]+)*)(?:@(\d+(?:,\d+)*))?")
+
+
+def chosen(program: str) -> tuple[Savings, tuple[int, ...]]:
+    """The savings of `program`, and the layers it rebases at. ValueError for a program that cannot be."""
+    match = _PROGRAM.fullmatch(program)
+    if match is None:
+        raise ValueError(f"unknown program {program!r}: as_published, tuned, as_published+SAVING or tuned-SAVING")
+    savings = set() if match[1] == "as_published" else set(SAVINGS)
+    for sign, name in re.findall(r"([+-])([a-z_]+)", match[2]):
+        if name not in SAVINGS:
+            near = difflib.get_close_matches(name, SAVINGS, n=1)
+            raise ValueError(f"unknown saving {name!r}: {near[0] + '?' if near else ', '.join(SAVINGS)}")
+        (savings.add if sign == "+" else savings.discard)(name)
+    if "folded_ffn" not in savings:
+        savings.discard("absorbed_ffn")
+    return frozenset(savings), tuple(int(n) for n in match[3].split(",")) if match[3] else ()
+
+
+def named(savings: Iterable[str], rebased: tuple[int, ...] = ()) -> str:
+    """The program with these savings, in its shortest form from "tuned" or "as_published"."""
+    savings = set(savings)
+    added = [name for name in SAVINGS if name in savings]
+    left_out = [name for name in SAVINGS if name not in savings]
+    text = "as_published" + "".join(f"+{n}" for n in added)
+    if len(left_out) <= len(added):
+        text = "tuned" + "".join(f"-{n}" for n in left_out)
+    return text + ("@" + ",".join(map(str, rebased)) if rebased else "")

@@ -1,0 +1,154 @@
+"""What every saving of `aero.two_party.savings` is worth, alone and together, in bytes and in logit error.
+
+    python -m benchmarks.savings bytes                   operations at GPT-2's dimensions, composed to rows
+    python -m benchmarks.savings errors --run sm-ln-g    private passes of a trained model of params.yaml's scale
+
+Each saving is added to "as_published" alone and left out of "tuned" alone. `bytes` measures the operations that
+results/two_party/ops.csv lacks into savings_ops.csv, going on where it stopped, and writes savings.csv; `errors`
+appends to savings_errors.csv as it goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from aero import checkpoint, provenance
+from aero.architecture import parse
+from aero.data.batches import evaluation_batches
+from aero.data.tokens import open_tokens
+from aero.errors import UserError, run_main
+from aero.parameters import Parameters, load
+from aero.training.log import write_text
+from aero.training.run import run_folder
+from aero.two_party import ledger
+from aero.two_party.end_to_end import ask
+from aero.two_party.measure import measure
+from aero.two_party.operations import Operation
+from aero.two_party.program import operations
+from aero.two_party.savings import SAVINGS
+from aero.two_party.settings import Settings
+
+ROWS = ("SM+LN+G", "SM+LN+R", "SM+ScFuFFN", "EReg(SM(t)+ScFuFFN)", "SOTA(SM+ScFuFFN)")
+FOLDER = Path("results/two_party")
+ERROR_COLUMNS = (
+    "architecture",
+    "program",
+    "scale",
+    "prompts",
+    "tokens",
+    "max_logit_error",
+    "same_top_token",
+    "provenance",
+)
+
+
+def programs() -> list[str]:
+    """Both ends, every saving alone, every saving left out. absorbed_ffn is nothing without folded_ffn."""
+    alone = [name if name != "absorbed_ffn" else "folded_ffn+absorbed_ffn" for name in SAVINGS]
+    return ["as_published", *(f"as_published+{n}" for n in alone), *(f"tuned-{n}" for n in SAVINGS), "tuned"]
+
+
+def of_rows(parameters: Parameters) -> dict[tuple[str, str], dict[Operation, int]]:
+    """Operations and counts of every row and program, programs that come to the same for a row left out."""
+    config, context = parameters.at_scale("laptop").two_party_model()
+    found: dict[tuple[str, str], dict[Operation, int]] = {}
+    for row in ROWS:
+        counts = {program: dict(operations(parse(row), config, program, context)) for program in programs()}
+        ends = {"as_published": counts["as_published"], "tuned": counts["tuned"]}
+        found |= {(row, program): c for program, c in counts.items() if program in ends or c not in ends.values()}
+    return found
+
+
+def measure_bytes(parameters: Parameters) -> None:
+    """Measure what is missing, cheap operations first, and compose the rows that are complete."""
+    wanted = of_rows(parameters)
+    variant, context = parameters.two_party.variant(), parameters.at_scale("laptop").two_party_model()[1]
+    path = FOLDER / "savings_ops.csv"
+    own = ledger.read(path, ledger.Measurement) if path.is_file() else []
+    measured = ledger.by_operation([*own, *ledger.read(FOLDER / "ops.csv", ledger.Measurement)])
+    if {row.variant for row in measured.values()} != {variant}:
+        raise UserError(f"{FOLDER} holds operations of other settings than {variant}; measure ops.csv again")
+    missing = {op for counts in wanted.values() for op in counts if (op.name, op.shape) not in measured}
+
+    def keep(row: ledger.Measurement) -> None:
+        own.append(row)
+        ledger.write(path, sorted(own, key=lambda each: each.key), ledger.Measurement)
+        print(f"{row.op} {row.shape}: {row.bytes / 1e6:.2f} MB", flush=True)
+
+    if missing:
+        cheap_first = sorted(missing, key=lambda op: (sum(math.prod(shape) for shape in op.shapes), op))
+        settings = Settings(**parameters.two_party.settings())
+        measure(cheap_first, "gpt2", context, variant, settings, on_measured=keep, rounds_runs=0)
+    measured = ledger.by_operation([*own, *ledger.read(FOLDER / "ops.csv", ledger.Measurement)])
+    lines = ["architecture,program,bytes,seconds"]
+    for (row, program), counts in wanted.items():
+        try:
+            parts = [(count, ledger.find(measured, operation)) for operation, count in counts.items()]
+        except ValueError:
+            continue
+        sent = sum(count * part.bytes for count, part in parts) + max(part.setup_bytes for _, part in parts)
+        lines.append(f"{row},{program},{sent:.0f},{sum(count * part.seconds for count, part in parts):.1f}")
+    write_text(FOLDER / "savings.csv", "\n".join(lines) + "\n")
+    print(f"{len(lines) - 1} of {len(wanted)} rows: {FOLDER / 'savings.csv'}")
+
+
+def measure_errors(parameters: Parameters, run: str, chosen: list[str], prompts: int, tokens: int) -> None:
+    """Private passes of a trained run by every program, against its PyTorch logits."""
+    model = checkpoint.load(run_folder(run, parameters.seeds[0]) / "checkpoint.safetensors")
+    held_out = evaluation_batches(
+        open_tokens(Path("runs/tokens")).valid, model.config.context, prompts, prompts * model.config.context
+    )
+    ids = next(iter(held_out))[:, :tokens]
+    with torch.no_grad():
+        plain = model(ids)[:, -1].numpy()
+    for program in chosen:
+        answers, _ = ask(model, ids.numpy(), program, Settings(**parameters.two_party.settings()))
+        errors = [float(np.abs(answer.logits - logits).max()) for answer, logits in zip(answers, plain, strict=True)]
+        same = sum(answer.next_token == int(p.argmax()) for answer, p in zip(answers, plain, strict=True))
+        line = {
+            "architecture": str(model.architecture),
+            "program": program,
+            "scale": parameters.scale,
+            "prompts": len(answers),
+            "tokens": ids.shape[1],
+            "max_logit_error": f"{max(errors):.5f}",
+            "same_top_token": same,
+            "provenance": json.dumps(provenance.provenance(measured=provenance.now()), separators=(",", ":")),
+        }
+        path = FOLDER / "savings_errors.csv"
+        new = not path.is_file()
+        with open(path, "a", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, ERROR_COLUMNS, lineterminator="\n")
+            if new:
+                writer.writeheader()
+            writer.writerow(line)
+        print(
+            f"{model.architecture} {program}: error {max(errors):.4f}, same top token {same}/{len(answers)}", flush=True
+        )
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.savings", description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("bytes", "errors"))
+    parser.add_argument("--run", default="sm-scfuffn", help="a trained run of the pipeline (errors)")
+    parser.add_argument("--programs", nargs="+", default=None, help="default: all (errors)")
+    parser.add_argument("--prompts", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=32, help="tokens of each prompt (errors)")
+    given = parser.parse_args(arguments)
+    parameters = load()
+    if given.what == "bytes":
+        measure_bytes(parameters)
+    else:
+        parameters.run(given.run)
+        measure_errors(parameters, given.run, given.programs or programs(), given.prompts, given.tokens)
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,117 @@
+"""Steps on shares: their arithmetic on made-up shares, the cutting of programs, and both in two real processes."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aero.two_party import nonlinear
+from aero.two_party.parties import run_parties
+from aero.two_party.ring import ring_elements, share_of
+from aero.two_party.settings import CLIENT, SERVER, Settings
+from aero.two_party.shares import OCTAVES, STEPS, Segment, ShareStep, plan
+
+BITS = 18
+RING = 1 << 64
+
+
+@given(st.integers(0, int(OCTAVES * 2**BITS) - 1), st.integers(0, RING - 1))
+@settings(max_examples=300, deadline=None)
+def test_own_powers_of_two_shares_make_two_to_the_minus_x(x, mask):
+    """u_0 u_1, times 2^16 where the bits differ, is 2^-X: in exact integers, for any masking of X."""
+    of_share = STEPS["split_powers"].of_share
+    client, zeros, bit_0 = of_share(CLIENT, np.array([mask], np.uint64), BITS)
+    other_zeros, server, bit_1 = of_share(SERVER, np.array([(x - mask) % RING], np.uint64), BITS)
+    assert zeros[0] == other_zeros[0] == 0
+    product = int(client[0]) * int(server[0])
+    assert product <= 1 << 61  # fits the ring with room for the sign
+    power = product / 2**61 * (2.0**16 if bit_0[0] != bit_1[0] else 1.0)
+    assert power == pytest.approx(2.0 ** (-x / 2**BITS), rel=2**-14)
+
+
+def exponential(x):
+    return nonlinear._split_exponential(x)
+
+
+def in_the_clear(cut, **values):
+    """Run the parts of a plan by JAX alone."""
+    for part, unneeded in zip(cut.parts, cut.drop, strict=True):
+        if isinstance(part, Segment):
+            made = part.function(*(values[name] for name in part.inputs))
+            made = made if isinstance(made, list | tuple) else [made]
+        else:
+            made = STEPS[part.step].clear(values[part.input])
+        values.update(zip(part.outputs, made, strict=True))
+        for name in unneeded:
+            del values[name]
+    return values
+
+
+def test_cutting_keeps_the_function_and_drops_what_nobody_needs():
+    constant = np.linspace(0.5, 1.5, 6, dtype=np.float32)
+
+    def function(x, y):
+        scaled = jnp.abs(x) * jnp.asarray(constant) * np.float32(2.0)
+        first = exponential(scaled) + y
+        return exponential(jnp.abs(first)) * y + scaled, first
+
+    shape = jax.ShapeDtypeStruct((6,), np.float32)
+    cut = plan(function, [shape, shape], ["x", "y"], ["a", "b"])
+    assert [type(part) for part in cut.parts] == [Segment, ShareStep, Segment, ShareStep, Segment]
+    x, y = np.linspace(-2, 3, 6, dtype=np.float32), np.full(6, 0.25, np.float32)
+    values = in_the_clear(cut, x=x, y=y)
+    for name, expected in zip("ab", function(x, y), strict=True):
+        np.testing.assert_allclose(values[name], expected, rtol=1e-6)
+    assert set(values) == {"x", "y", "a", "b"}
+
+
+def test_a_function_without_steps_is_not_cut_and_impossible_ones_are_refused():
+    shape = jax.ShapeDtypeStruct((3,), np.float32)
+    assert plan(lambda x: x + 1.0, [shape], ["x"], ["y"]) is None
+    with pytest.raises(ValueError, match="needs a secret"):
+        plan(lambda x: x + exponential(jnp.ones(3)), [shape], ["x"], ["y"])
+    with pytest.raises(ValueError, match="nested"):
+        plan(jax.jit(exponential), [shape], ["x"], ["y"])
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3, 5)])
+def test_ring_elements_survive_the_form_of_a_share(shape):
+    values = np.random.default_rng(0).integers(0, RING, int(np.prod(shape)), np.uint64)
+    share = share_of(values, shape, np.float32, None, "FM64")
+    assert (ring_elements(share, 64) == values).all()
+    cut_off = share_of(values, shape, np.float32, None, "FM64")
+    cut_off.share_chunks = [cut_off.share_chunks[0][:-1]]
+    with pytest.raises(ValueError, match="cut off"):
+        ring_elements(cut_off, 64)
+    doubled = share_of(values, shape, np.float32, None, "FM64")
+    doubled.share_chunks = [doubled.share_chunks[0], doubled.share_chunks[0]]
+    with pytest.raises(ValueError, match="do not fit together"):
+        ring_elements(doubled, 64)
+    with pytest.raises(ValueError, match="no additive share"):
+        ring_elements(share_of(values, shape, np.float32, SERVER, "FM64"), 64)
+
+
+def spus_own(x):
+    return jnp.exp(-x)
+
+
+def exponentials_task(party, values):
+    party.put("x", values, (4096,), from_rank=CLIENT)
+    profiles = {}
+    for name, function in (("split", exponential), ("spu", spus_own)):
+        for _ in range(2):
+            profile = party.run(function, ["x"], [name])
+        profiles[name] = profile.bytes_sent + profile.bytes_received
+    return profiles, {name: party.reveal(name, to=CLIENT) for name in profiles}
+
+
+def test_exponentials_of_two_processes_are_nearer_and_cheaper_than_spus():
+    x = np.concatenate([np.linspace(0.0, 14.0, 4092), [20.0, 100.0, 1000.0, 4000.0]]).astype(np.float32)
+    (sent, found), _ = run_parties(exponentials_task, x, None, Settings())
+    error = {name: np.abs(values - np.exp(-x.astype(np.float64))) for name, values in found.items()}
+    assert error["split"].max() < 5e-5 < error["spu"].max()
+    assert sent["split"] < sent["spu"] / 3

@@ -129,7 +129,7 @@ def _ask(chosen: argparse.Namespace) -> None:
         description = client.description
         if chosen.expect and not (len(chosen.expect) >= 8 and description.sha256.startswith(chosen.expect.lower())):
             raise UserError(f"the server has another model than expected: {description}, {description.sha256}")
-        if chosen.program and chosen.program != description.program:
+        if chosen.program and chosen.program != description.program.partition("@")[0]:
             raise UserError(f"the server runs {description.program}, not {chosen.program}; leave out --program")
         tokenizer = _load_text(client.tokenizer) if chosen.tokenizer is None else _load(chosen.tokenizer)
         if tokenizer.sha256 != description.tokenizer_sha256:
@@ -210,12 +210,14 @@ def _rounds(description: Description, tokens: int, passes: int) -> tuple[float |
 
 
 def _published(path: Path, tokenizer: str | None, program: str, settings: Settings) -> tuple[Description, Any]:
-    """What the server says of the checkpoint at `path`, and the checkpoint's tokenizer. The weights are not read."""
+    """What the server says of the checkpoint at `path`, and the checkpoint's tokenizer."""
     from aero import checkpoint
     from aero.two_party.hello import Description
+    from aero.two_party.weights import within_budget
 
     architecture, config, header = checkpoint.describe(path)
     found = _load(tokenizer if tokenizer is not None else _tokenizer_beside(path, header.get("run")))
+    program = within_budget(checkpoint.load(path), program)
     description = Description.of(architecture, config, program, settings, found.sha256)
     _check_vocabulary(found, description)
     return description, found

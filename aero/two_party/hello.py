@@ -37,7 +37,10 @@ AGREED = ("field", "fraction_bits", "mul_lsb_error", "broadcast_denominator", "c
 
 @dataclass(frozen=True)
 class Description:
-    """All that a server publishes: what the program computes, and nothing that depends on the weights' values.
+    """All that a server publishes: what the program computes.
+
+    One part of it depends on the weights' values: where `program` names the layers before which the residual stream is
+    put back into its own basis (`aero.two_party.weights.within_budget`).
 
     architecture: in the papers' notation, as it is at inference. config: the sizes and switches of `ModelConfig` that
     matter then. protocol: the `Settings` on which both must agree. tokenizer_sha256: of the published tokenizer.

@@ -317,8 +317,8 @@ def test_the_description_tells_sizes_and_nothing_of_training():
     assert "0.7" not in json.dumps(vars(description)) and not TRAINING_ONLY & set(description.config)
     other = Description.of(parse("SM(t)+ScFuFFN"), config, "as_published", Settings(), "0" * 64)
     assert other.sha256 != description.sha256
-    with pytest.raises(ValueError, match="does not know"):
-        Description.of(parse("SM+LeakyR"), config, "tuned", Settings(), "0" * 64)
+    with pytest.raises(ValueError, match="unknown program"):
+        Description.of(parse("SM+R"), config, "fast", Settings(), "0" * 64)
     for change in ({"config": {}}, {"protocol": {"field": "FM64"}}, {"program": "x"}, {"more": 1}, {"architecture": 3}):
         with pytest.raises(TwoPartyError, match="cannot be run here"):
             Description.received(vars(description) | change)

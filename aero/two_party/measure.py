@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -152,18 +152,21 @@ def measure(
     runs: int = 1,
     on_measured: Callable[[Measurement], None] | None = None,
     rounds_runs: int = 3,
+    rounds: Mapping[Operation, float] | None = None,
 ) -> list[Measurement]:
     """Measure each of `operations` in the steady state of one two-party session, and its rounds in another before it.
 
     The order of `operations` is kept. on_measured: called with each measurement as soon as it is there; what it was
     given stands only if `measure` returns, because the two parties' profiles are held against each other at the end.
     rounds_runs: repetitions at each delay; the fewer, the more noise by refills. 0 leaves rounds out (NaN).
+    rounds: of each operation, if they are known already.
     Raises TwoPartyError if a party fails, ValueError if the two parties' profiles do not agree.
     """
     wanted = list(dict.fromkeys(operations))
     if not wanted:
         return []
-    rounds = measure_rounds(wanted, settings, rounds_runs) if rounds_runs else dict.fromkeys(wanted, float("nan"))
+    if rounds is None:
+        rounds = measure_rounds(wanted, settings, rounds_runs) if rounds_runs else dict.fromkeys(wanted, float("nan"))
     source = as_json(**provenance.provenance(settings=variant, measured=provenance.now()))
     measured: list[Measurement] = []
 

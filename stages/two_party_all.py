@@ -36,7 +36,7 @@ from aero.two_party.program import operations
 from aero.two_party.settings import Settings, TwoPartyError
 
 PLACES = ("aero/table4", "aero/table5", "aero/table6", "aero/table7", "aero/figure15")
-BATCH, BATCH_ELEMENTS = 16, 4_000_000
+BATCH, BATCH_ELEMENTS = 24, 4_000_000
 """Operations, and array elements in them, of one two-party session: what a kill can lose."""
 
 
@@ -52,7 +52,7 @@ class PrintedRow:
 
 
 def printed_rows(parameters: Parameters) -> list[PrintedRow]:
-    """The rows of `PLACES`, each once, in the order of params.yaml; at the scale's own sizes if its two_party is own."""
+    """The rows of `PLACES`, each once, in the order of params.yaml; at the scale's own sizes if two_party is own."""
     found: dict[tuple[str, str, int], PrintedRow] = {}
     for name, run in parameters.runs.items():
         places = tuple(place for place in (*run.rows, *run.figures) if "/".join(place.split("/")[:2]) in PLACES)
@@ -169,9 +169,7 @@ def main(arguments: list[str]) -> None:
             measured = measure(of_batch, batch[0].family, batch[0].context, variant, settings, rounds=rounds)
             for one, row in zip(batch, measured, strict=True):
                 source = json.loads(row.provenance) | {"computation": signatures[row.key]}
-                done[row.key] = replace(
-                    row, model=one.family, context=one.context, provenance=ledger.as_json(**source)
-                )
+                done[row.key] = replace(row, model=one.family, context=one.context, provenance=ledger.as_json(**source))
                 bar.set_postfix_str(f"{row.op} {row.shape}: {row.bytes / 1e6:.1f} MB in {row.seconds:.1f} s")
                 bar.update()
             write()

@@ -13,6 +13,7 @@ has renewed it.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import hashlib
 import json
@@ -131,21 +132,32 @@ def traced(architecture: Architecture, sizes: Sizes, program: str) -> Counts:
 
 @cache
 def _file() -> dict[str, Any]:
-    """counts.json; empty if it is missing, damaged or of other code."""
+    """The rules of counts.json; empty if it is missing, damaged or of other code."""
     try:
         values = json.loads(PATH.read_text(encoding="utf-8"))
-        return values["rules"] if values["code"] == code() else {}
-    except (OSError, ValueError, KeyError, TypeError):
+        # Reading what the code says takes ten times as long as seeing that it is the same text.
+        same = all(_sha256(ROOT / path) == digest for path, digest in values["files"].items())
+        return values["rules"] if same or values["code"] == code() else {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _files() -> list[Path]:
+    """The files that decide about counts: the programs, and the model for the shapes of its weights."""
+    needed = {Path("aero") / name for name in ("model.py", "architecture.py", "families.py")}
+    needed |= {path for path in import_closure("aero.two_party.program") if path.parts[:2] == ("aero", "two_party")}
+    return sorted(needed)
 
 
 @cache
 def code() -> str:
-    """Hash of what decides about counts, comments and docstrings left out: the programs and the model's shapes."""
-    needed = {Path("aero") / name for name in ("model.py", "architecture.py", "families.py")}
-    needed |= {path for path in import_closure("aero.two_party.program") if path.parts[:2] == ("aero", "two_party")}
+    """Hash of what decides about counts, comments and docstrings left out."""
     digest = hashlib.sha256()
-    for path in sorted(needed):
+    for path in _files():
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
         for node in ast.walk(tree):
             body = getattr(node, "body", None)
@@ -275,7 +287,7 @@ def make(families: Sequence[str] = tuple(FAMILIES)) -> dict[str, Any]:
                 except UserError:
                     continue
                 of_program[name] = {"exact": _exact(name, family, program, depths)} if rule is None else {"rule": rule}
-    return {"code": code(), "rules": rules}
+    return {"code": code(), "files": {str(path): _sha256(ROOT / path) for path in _files()}, "rules": rules}
 
 
 def _exact(name: str, family: str, program: str, depths: set[int]) -> Mapping[str, Mapping[str, int]]:
@@ -290,8 +302,9 @@ def _exact(name: str, family: str, program: str, depths: set[int]) -> Mapping[st
 
 
 def _main(arguments: list[str]) -> None:
-    if arguments:
-        raise UserError("python -m aero.two_party.counts takes no arguments; it renews counts.json")
+    argparse.ArgumentParser(prog="python -m aero.two_party.counts", description="Renew counts.json.").parse_args(
+        arguments
+    )
     made = make()
     temporary = PATH.with_name(PATH.name + ".tmp")
     temporary.write_text(_text(made), encoding="utf-8")
@@ -303,7 +316,7 @@ def _main(arguments: list[str]) -> None:
 
 def _text(made: Mapping[str, Any]) -> str:
     """JSON with a line an architecture, so that a change is seen where it is."""
-    lines = [f'{{"code": "{made["code"]}", "rules": {{']
+    lines = [f'{{"code": "{made["code"]}",', f' "files": {json.dumps(made["files"])},', ' "rules": {']
     families = made["rules"].items()
     for index, (family, programs) in enumerate(families):
         lines.append(f' "{family}": {{')

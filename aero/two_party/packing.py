@@ -1,0 +1,139 @@
+"""What SPU's Cheetah packs: from the shapes of an operation to the numbers its cost is linear in.
+
+Products of matrices are done on ciphertexts of 8,192 coefficients, products of entries in batches of 8,192, comparisons
+and truncations entry by entry (SPU 0.9.5: `matmat_prot.cc`, `cheetah_dot.cc`, `cheetah_mul.cc`). So bytes are linear in
+the number of ciphertexts and entries, whatever the sizes; computing time in the products of ciphertexts too.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+SLOTS = 8192
+_ONE_PRODUCT = ("linear", "embedding_slice", "vocabulary_slice")
+# Sizes that stand in a name, and constants that change no cost; other constants make another operation of it.
+_SIZE, _COSTLESS = ("rows",), ("factor",)
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Sized:
+    """An operation of ops.csv taken apart: those of one `group` follow one law, `sizes` are what they differ in."""
+
+    group: str
+    kind: str
+    shapes: tuple[Shape, ...]
+    rows: int | None
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        more = () if self.rows is None else (self.rows,)
+        return (*(size for shape in self.shapes for size in shape), *more)
+
+
+def sized(op: str, shape: str) -> Sized:
+    """ "softmax_cover(blocks=8)", "12x128x128" as a `Sized`; ValueError if it is not written so."""
+    match = re.fullmatch(r"(\w+)(?:\((.*)\))?", op)
+    if not match:
+        raise ValueError(f"operation {op!r} is not kind(constant=value,…)")
+    shapes = tuple(tuple(map(int, text.split("x"))) for text in shape.split(","))
+    shapes = tuple(() if one == (1,) else one for one in shapes)
+    constants = dict(pair.split("=") for pair in match[2].split(",")) if match[2] else {}
+    kept = ",".join(f"{key}={value}" for key, value in constants.items() if key not in (*_SIZE, *_COSTLESS))
+    ranks = "/".join(str(len(one)) for one in shapes)
+    rows = int(constants["rows"]) if "rows" in constants else None
+    return Sized(f"{match[1]}({kept}) {ranks}", match[1], shapes, rows)
+
+
+def features(operation: Sized) -> dict[str, tuple[float, ...]]:
+    """What bytes (and messages), seconds and rounds of an operation are sums of, with factors that are not negative.
+
+    The rounds of a maximum grow with the logarithm of the entries it is taken over; all others have a fixed number.
+    """
+    products = _products(operation)
+    if products is not None:
+        many, rows, inner, columns = products
+        one = ciphertexts(rows, inner, columns)
+        results = many * rows * columns
+        return {
+            "bytes": (1.0, many * one.sent, many * one.packed, many * one.bare, results),
+            "seconds": (1.0, many * one.multiplied, many * inner * columns, results),
+            "rounds": (1.0,),
+        }
+    entries = _entries(operation)
+    batches = math.ceil(entries / SLOTS)
+    rows = entries / (operation.shapes[0][-1] if operation.shapes[0] else 1)
+    deep = math.log2(operation.shapes[0][-1]) if operation.shapes[0] and operation.kind.startswith("softmax") else 0.0
+    return {"bytes": (1.0, batches, entries, rows), "seconds": (1.0, entries, rows), "rounds": (1.0, deep)}
+
+
+def _products(operation: Sized) -> tuple[int, int, int, int] | None:
+    """(how many, rows, inner, columns) of a product of matrices, None for other operations."""
+    shapes = operation.shapes
+    if operation.kind in _ONE_PRODUCT:
+        return 1, *shapes[0], shapes[1][1]
+    if operation.kind == "scores":
+        return *shapes[0], shapes[1][1]
+    if operation.kind == "mix":
+        return *shapes[0], shapes[1][2]
+    return None
+
+
+def _entries(operation: Sized) -> int:
+    """Entries that an elementwise operation works on: those of its largest argument, or the rows that are asked for."""
+    if operation.rows is not None:
+        return operation.rows * operation.shapes[0][-1]
+    return max(math.prod(shape) for shape in operation.shapes)
+
+
+@dataclass(frozen=True)
+class Ciphertexts:
+    """Those of one product of matrices: sent, answered in packs, answered bare (half as long), and multiplications."""
+
+    sent: int
+    packed: int
+    bare: int
+    multiplied: int
+
+
+@cache
+def ciphertexts(rows: int, inner: int, columns: int) -> Ciphertexts:
+    """Ciphertexts of a product (rows, inner) (inner, columns), as `CheetahDot::Impl::doDotOLE` decides."""
+    sent, answers, deep, multiplied = _blocks(rows, inner, columns, packing=True)
+    if answers > 1:
+        packed = -(-answers // deep) if deep < rows * columns else -(-(1 << (rows * columns - 1).bit_length()) // SLOTS)
+        return Ciphertexts(sent, packed, 0, multiplied)
+    sent, answers, _, multiplied = _blocks(rows, inner, columns, packing=False)  # one answer is not worth packing
+    return Ciphertexts(sent, 0, answers, multiplied)
+
+
+def _blocks(rows: int, inner: int, columns: int, packing: bool) -> tuple[int, int, int, int]:
+    """(sent, answers, inner size of a block, multiplications) of the blocks that cost least by SPU's own estimate.
+
+    `MatMatProtocol::GetSubMatShape`: 1000 a ciphertext on the wire, 1 an automorphism, 0.1 a multiplication.
+    """
+    best, found = math.inf, (0, 0, 1, 0)
+    for high in range(1, min(SLOTS, rows) + 1):
+        down = -(-rows // high)
+        deep = 1
+        while deep <= inner and high * deep <= SLOTS:
+            wide = min(columns, SLOTS // high // deep)
+            across, along = -(-columns // wide), -(-inner // deep)
+            sent = min(down, across) * along
+            turned = -(-rows * columns // SLOTS) * deep if packing else 0
+            multiplied = down * along * across
+            cost = (sent + -(-down * across // deep)) * 1000.0 + turned + multiplied / 10.0
+            if cost <= best:
+                best, found = cost, (sent, down * across, deep, multiplied)
+            deep = deep * 2 if packing else deep + 1
+    return found
+
+
+def within(sizes: Sequence[int], others: Sequence[Sequence[int]]) -> bool:
+    """Whether every size lies between the smallest and the largest of the same place in `others`."""
+    return bool(others) and all(min(p) <= s <= max(p) for s, p in zip(sizes, zip(*others, strict=True), strict=True))

@@ -14,7 +14,7 @@ from aero.architecture import Architecture, parse
 from aero.errors import UserError
 from aero.parameters import Parameters
 from aero.two_party.cost import PassCost, composition_error, estimate, measured_operations
-from aero.two_party.counts import PROGRAMS, Sizes, published_sizes
+from aero.two_party.counts import Sizes, published_sizes
 from aero.two_party.network import Network
 
 GB = 1e9
@@ -43,8 +43,6 @@ def answer(chosen: argparse.Namespace, parameters: Parameters) -> str:
     asked = [chosen.architecture is not None, chosen.compare is not None, chosen.pareto]
     if sum(asked) != 1:
         raise UserError("give one architecture, or --compare A B, or --pareto; `aero cost --help` says what there is")
-    if chosen.program not in PROGRAMS:
-        raise UserError(f"unknown program {chosen.program!r}; choose {' or '.join(PROGRAMS)}")
     if not chosen.pareto and (chosen.out or chosen.scale):
         raise UserError(f"{'--out' if chosen.out else '--scale'} belongs to --pareto")
     if chosen.pareto:

@@ -16,7 +16,7 @@ from functools import cache
 SLOTS = 8192
 _ONE_PRODUCT = ("linear", "embedding_slice", "vocabulary_slice")
 # Sizes that stand in a name, and constants that change no cost; other constants make another operation of it.
-_SIZE, _COSTLESS = ("rows",), ("factor",)
+_SIZE, _COSTLESS = ("rows",), ("factor", "first")
 
 Shape = tuple[int, ...]
 

@@ -121,12 +121,12 @@ def _errors(cost: PassCost, composed: float | None) -> list[str]:
     known = f"{cost.operations - count} of {cost.operations} operations measured at these shapes"
     if cost.interpolated:
         known += f", {len(cost.interpolated)} interpolated"
-    lines = [
-        f"  error      bytes {_percent(cost.bytes_error)} by interpolation, seconds {_percent(cost.seconds_error)}"
-    ]
+    by_law = f"bytes {_percent(cost.bytes_error)}, seconds {_percent(cost.seconds_error)} by interpolation"
+    if not count:
+        by_law = "nothing interpolated"
     if composed is not None:
-        lines[0] += f"; a composition's bytes differ from a complete pass's by up to {_percent(composed)}"
-    lines.append(f"  from       {known}")
+        by_law += f"; bytes of compositions differ from those of complete passes by up to {100 * composed:.1f} %"
+    lines = [f"  error      {by_law}", f"  from       {known}"]
     if cost.extrapolated:
         lines.append(f"  EXTRAPOLATED beyond what was measured, no bound: {', '.join(cost.extrapolated)}")
     return lines

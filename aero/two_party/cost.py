@@ -101,7 +101,7 @@ class Operations:
             )
         values, errors = {}, {}
         for name, law in laws.items():
-            values[name] = math.nan if law is None else law(packing.features(wanted)[_features_of(name)])
+            values[name] = math.nan if law is None else law(packing.features(wanted)[name])
             known = inside and law is not None and law.error is not None
             errors[name] = law.error if known else math.inf
         return OneCost(values, errors, "interpolated" if inside and not unknown else "extrapolated")
@@ -118,7 +118,7 @@ class Operations:
         key = group, quantity
         if key not in self._laws:
             points = [
-                (one.sizes, packing.features(one)[_features_of(quantity)], float(getattr(row, quantity)))
+                (one.sizes, packing.features(one)[quantity], float(getattr(row, quantity)))
                 for one, row in self.groups.get(group, [])
             ]
             self._laws[key] = fit([point for point in points if not math.isnan(point[2])])
@@ -126,10 +126,6 @@ class Operations:
 
 
 _REMEDY = "measure it (python -m stages.two_party_all) or see --extrapolate"
-
-
-def _features_of(quantity: str) -> str:
-    return {"seconds": "seconds", "rounds": "rounds"}.get(quantity, "bytes")
 
 
 def _distance(one: Sequence[int], other: Sequence[int]) -> float:
@@ -154,24 +150,13 @@ def fit(points: Sequence[Point]) -> Law | None:
     for index, (sizes, features, value) in enumerate(points):
         others = [*points[:index], *points[index + 1 :]]
         without = _factors([(other, measured) for _, other, measured in others])
-        if without is None or value <= 0 or not _determined([other for _, other, _ in others], features):
+        if without is None or value <= 0 or len(others) < 2:
             continue
         inside = packing.within(sizes, [other for other, _, _ in others])
         error = abs(Law(without, None, 0)(features) / value - 1)
         (between if inside else outer).append(error)
     errors = between or outer
     return Law(factors, max(errors) if errors else None, len(points))
-
-
-def _determined(known: Sequence[Sequence[float]], features: Sequence[float]) -> bool:
-    """Whether `features` are a combination of the `known` ones, so that a fit to these says something of them."""
-    import numpy as np
-
-    matrix = np.array(known, float)
-    scale = np.maximum(np.abs(matrix).max(0), np.abs(np.array(features, float)))
-    scale[scale == 0] = 1.0
-    rank = np.linalg.matrix_rank(matrix / scale, tol=1e-6)
-    return bool(np.linalg.matrix_rank(np.vstack([matrix, features]) / scale, tol=1e-6) == rank)
 
 
 def _factors(points: Sequence[tuple[Sequence[float], float]]) -> tuple[float, ...] | None:

@@ -51,7 +51,7 @@ def sized(op: str, shape: str) -> Sized:
 
 
 def features(operation: Sized) -> dict[str, tuple[float, ...]]:
-    """What bytes (and messages), seconds and rounds of an operation are sums of, with factors that are not negative.
+    """What each quantity of `aero.two_party.cost.QUANTITIES` is a sum of, with factors that are not negative.
 
     The rounds of a maximum grow with the logarithm of the entries it is taken over; all others have a fixed number.
     """
@@ -60,8 +60,15 @@ def features(operation: Sized) -> dict[str, tuple[float, ...]]:
         many, rows, inner, columns = products
         one = ciphertexts(rows, inner, columns)
         results = many * rows * columns
+        sending, answering = (many * one.sent, 0, 0), (0, many * one.packed, many * one.bare)
+        both = tuple(a + b for a, b in zip(sending, answering, strict=True))
+        client, server = (sending, answering) if one.left else (answering, sending)
+        if operation.kind not in _ONE_PRODUCT:  # two secrets: each party sends and answers
+            client = server = both
         return {
-            "bytes": (1.0, many * one.sent, many * one.packed, many * one.bare, results),
+            "bytes_sent_client": (1.0, *client, results),
+            "bytes_sent_server": (1.0, *server, results),
+            "messages": (1.0, *both, results),
             "seconds": (1.0, many * one.multiplied, many * inner * columns, results),
             "rounds": (1.0,),
         }
@@ -69,7 +76,14 @@ def features(operation: Sized) -> dict[str, tuple[float, ...]]:
     batches = math.ceil(entries / SLOTS)
     rows = entries / (operation.shapes[0][-1] if operation.shapes[0] else 1)
     deep = math.log2(operation.shapes[0][-1]) if operation.shapes[0] and operation.kind.startswith("softmax") else 0.0
-    return {"bytes": (1.0, batches, entries, rows), "seconds": (1.0, entries, rows), "rounds": (1.0, deep)}
+    bytes_ = (1.0, batches, entries, rows)
+    return {
+        "bytes_sent_client": bytes_,
+        "bytes_sent_server": bytes_,
+        "messages": bytes_,
+        "seconds": (1.0, entries, rows),
+        "rounds": (1.0, deep),
+    }
 
 
 def _products(operation: Sized) -> tuple[int, int, int, int] | None:
@@ -93,8 +107,12 @@ def _entries(operation: Sized) -> int:
 
 @dataclass(frozen=True)
 class Ciphertexts:
-    """Those of one product of matrices: sent, answered in packs, answered bare (half as long), and multiplications."""
+    """Those of one product of matrices: sent, answered in packs, answered bare (half as long), and multiplications.
 
+    left: the holder of the left matrix sends and the other answers, not the other way round.
+    """
+
+    left: bool
     sent: int
     packed: int
     bare: int
@@ -104,20 +122,28 @@ class Ciphertexts:
 @cache
 def ciphertexts(rows: int, inner: int, columns: int) -> Ciphertexts:
     """Ciphertexts of a product (rows, inner) (inner, columns), as `CheetahDot::Impl::doDotOLE` decides."""
-    sent, answers, deep, multiplied = _blocks(rows, inner, columns, packing=True)
-    if answers > 1:
+    (down, along, across), deep = _blocks(rows, inner, columns, packing=True)
+    packing = down * across > 1
+    if not packing:  # one answer is not worth packing
+        (down, along, across), deep = _blocks(rows, inner, columns, packing=False)
+    answers = down * across
+    if packing:
         packed = -(-answers // deep) if deep < rows * columns else -(-(1 << (rows * columns - 1).bit_length()) // SLOTS)
-        return Ciphertexts(sent, packed, 0, multiplied)
-    sent, answers, _, multiplied = _blocks(rows, inner, columns, packing=False)  # one answer is not worth packing
-    return Ciphertexts(sent, 0, answers, multiplied)
+    return Ciphertexts(
+        left=down <= across,
+        sent=min(down, across) * along,
+        packed=packed if packing else 0,
+        bare=0 if packing else answers,
+        multiplied=down * along * across,
+    )
 
 
-def _blocks(rows: int, inner: int, columns: int, packing: bool) -> tuple[int, int, int, int]:
-    """(sent, answers, inner size of a block, multiplications) of the blocks that cost least by SPU's own estimate.
+def _blocks(rows: int, inner: int, columns: int, packing: bool) -> tuple[tuple[int, int, int], int]:
+    """Blocks along rows, inner and columns that cost least by SPU's own estimate, and the inner size of a block.
 
     `MatMatProtocol::GetSubMatShape`: 1000 a ciphertext on the wire, 1 an automorphism, 0.1 a multiplication.
     """
-    best, found = math.inf, (0, 0, 1, 0)
+    best, found = math.inf, ((1, 1, 1), 1)
     for high in range(1, min(SLOTS, rows) + 1):
         down = -(-rows // high)
         deep = 1
@@ -129,7 +155,7 @@ def _blocks(rows: int, inner: int, columns: int, packing: bool) -> tuple[int, in
             multiplied = down * along * across
             cost = (sent + -(-down * across // deep)) * 1000.0 + turned + multiplied / 10.0
             if cost <= best:
-                best, found = cost, (sent, down * across, deep, multiplied)
+                best, found = cost, ((down, along, across), deep)
             deep = deep * 2 if packing else deep + 1
     return found
 

@@ -17,7 +17,10 @@ PROGRAMS = ("as_published", "tuned")
 def made(op: str, shape: str, **changes: object) -> ledger.Measurement:
     """An operation whose bytes, messages and seconds are sums over what SPU packs."""
     features = packing.features(packing.sized(op, shape))
-    client = 1000 * sum((place + 2) * value for place, value in enumerate(features["bytes"]))
+    client, server = (
+        1000 * sum((place + 2) * value for place, value in enumerate(features[f"bytes_sent_{who}"]))
+        for who in ("client", "server")
+    )
     values = {
         "op": op,
         "shape": shape,
@@ -25,8 +28,8 @@ def made(op: str, shape: str, **changes: object) -> ledger.Measurement:
         "context": 128,
         "variant": VARIANT,
         "bytes_sent_client": client,
-        "bytes_sent_server": client / 2,
-        "messages": 2 * sum(features["bytes"]),
+        "bytes_sent_server": server / 2,
+        "messages": 2 * sum(features["messages"]),
         "rounds": 3 * sum(features["rounds"]),
         "setup_bytes": 21e6,
         "seconds": 1e-6 * sum(features["seconds"]),

@@ -291,7 +291,7 @@ def law_errors(operations: Operations) -> list[tuple[str, int, float | None, flo
         laws = [operations.law(group, name) for name in ("bytes_sent_client", "bytes_sent_server", "seconds")]
         sent, answered, seconds = (None if law is None else law.error for law in laws)
         bytes_ = None if sent is None or answered is None else max(sent, answered)
-        found.append((group.split(" ")[0].removesuffix("()"), len(members), bytes_, seconds))
+        found.append((group.rpartition(" ")[0], len(members), bytes_, seconds))
     return sorted(found)
 
 

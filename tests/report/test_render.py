@@ -71,6 +71,7 @@ def test_everything_is_written_and_nothing_half(rendered_root: Path) -> None:
         "tables/aero_table2.csv",
         "tables/aero_table4.csv",
         "tables/aero_table4_costs.csv",
+        *(f"tables/aero_table{number}{kind}.csv" for number in (5, 6, 7) for kind in ("", "_costs")),
     }
     pdf = (rendered_root / "reports/report.pdf").read_bytes()
     assert pdf.startswith(b"%PDF-") and pdf.rstrip().endswith(b"%%EOF") and len(pdf) > 100_000

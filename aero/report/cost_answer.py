@@ -121,6 +121,8 @@ def _errors(cost: PassCost, composed: float | None) -> list[str]:
     known = f"{cost.operations - count} of {cost.operations} operations measured at these shapes"
     if cost.interpolated:
         known += f", {len(cost.interpolated)} interpolated"
+    if not cost.counts_kept:
+        known += "; counted by tracing, which is slow, as no counts are kept for these sizes and this program"
     by_law = f"bytes {_percent(cost.bytes_error)}, seconds {_percent(cost.seconds_error)} by interpolation"
     if not count:
         by_law = "nothing interpolated"

@@ -119,7 +119,7 @@ def shrink(operation: Operation) -> Operation:
     maximum is taken does set the depth, so the last axis of a softmax stays.
     """
     kind, shapes = operation.kind, operation.shapes
-    if kind.startswith("softmax"):
+    if kind.startswith(("softmax", "exponentials")):
         _, rows, columns = shapes[0]
         rows = min(rows, 8)
         constants = tuple((key, min(value, rows)) for key, value in operation.constants)
@@ -130,6 +130,10 @@ def shrink(operation: Operation) -> Operation:
         (rows, inner), (_, columns) = shapes
         inner = min(inner, 64)
         return Operation(kind, ((min(rows, 8), inner), (inner, min(columns, 64))))
+    if kind.startswith("scale_row"):
+        _, rows, columns = shapes[0]
+        rows = min(rows, 8)
+        return Operation(kind, ((1, rows, min(columns, 64)), (1, rows)))
     if kind == "causal_mean":
         rows = int(dict(operation.constants)["rows"])
         return Operation(kind, ((min(shapes[0][0], 8), min(shapes[0][1], 64)),), (("rows", min(rows, 8)),))

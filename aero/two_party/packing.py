@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 
 SLOTS = 8192
+_MAXIMUM = ("softmax", "exponentials")
 _ONE_PRODUCT = ("linear", "embedding_slice", "vocabulary_slice")
 # Sizes that stand in a name, and constants that change no cost; other constants make another operation of it.
 _SIZE, _COSTLESS = ("rows",), ("factor", "first")
@@ -83,7 +84,7 @@ def features(operation: Sized) -> dict[str, tuple[float, ...]]:
     entries = _entries(operation)
     batches = math.ceil(entries / SLOTS)
     rows = entries / (operation.shapes[0][-1] if operation.shapes[0] else 1)
-    deep = math.log2(operation.shapes[0][-1]) if operation.shapes[0] and operation.kind.startswith("softmax") else 0.0
+    deep = math.log2(operation.shapes[0][-1]) if operation.kind.startswith(_MAXIMUM) else 0.0
     bytes_ = (1.0, batches, entries, rows)
     return {
         "bytes_sent_client": bytes_,

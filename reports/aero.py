@@ -17,7 +17,7 @@
 from IPython.display import Markdown
 
 from aero.published import load as published
-from aero.report import claims, cost_page, cost_tables, figures, marks, page, pipeline
+from aero.report import claims, cost_page, cost_tables, figures, marks, page, pareto, pipeline
 from aero.report.results import load_for_report
 
 results = load_for_report()
@@ -165,6 +165,15 @@ cost_tables.savings(results)
 
 # %%
 page.claims_table(judged, "figure1")
+
+# %%
+page.figure_of(
+    results,
+    pareto.figure_pareto,
+    "Perplexity against communication",
+    "Every run of GPT-2 that is trained and costed; the line and the larger points are those that no other beats in "
+    f"both. Perplexity at {marks.scale_text(results)}; bytes of the tuned program. {marks.cost_caption(results)}",
+)
 
 # %%
 cost_tables.other_rows(results)

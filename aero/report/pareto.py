@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 from aero.architecture import parse
 from aero.errors import UserError
 from aero.parameters import Parameters
-from aero.report.drawing import AS_PUBLISHED, GRID, INK, MUTED, PAPER, TUNED, WIDTH, style, svg
+from aero.published import load as load_paper
+from aero.report.drawing import AS_PUBLISHED, GRID, INK, MUTED, PAPER, TUNED, WIDTH, say_missing, style, svg
 from aero.report.results import Results, load
 from aero.two_party.cost import estimate, measured_operations
 from aero.two_party.counts import published_sizes
@@ -153,6 +154,25 @@ def _label(axes: Axes, found: Sequence[Point]) -> None:
 
 def _overlap(one: Sequence[float], other: Sequence[float]) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+def figure_pareto(results: Results) -> Figure:
+    """The runs of GPT-2 at T=128 whose rows are measured: perplexity at the report's scale against GB, both tuned."""
+    sizes = load_paper("aero").tables["4"].dimensions
+    found = []
+    for name, run in (results.parameters.get("runs") or {}).items():
+        by_seed = results.perplexity(name)
+        cost = results.cost(run["architecture"], "tuned", sizes["context"], sizes["model"])
+        here = run.get("model", "gpt2") == sizes["model"] and run.get("context", 128) == sizes["context"]
+        if by_seed and cost is not None and here:
+            mean = sum(by_seed.values()) / len(by_seed)
+            found.append(Point(name, run["architecture"], mean, tuple(by_seed), cost.bytes, 0.0))
+    if not found:
+        with style():
+            figure = Figure(figsize=(WIDTH, 1.2))
+            say_missing(figure.subplots(), "not measured yet")
+        return figure
+    return draw(with_front(found), "", results.scale)
 
 
 def pareto(chosen: argparse.Namespace, parameters: Parameters) -> str:

@@ -28,7 +28,7 @@ from aero.model import ModelConfig
 from aero.parameters import Parameters, load
 from aero.two_party import ledger
 from aero.two_party.compose import compose_detailed
-from aero.two_party.counts import model_config
+from aero.two_party.counts import OWN, model_config
 from aero.two_party.measure import measure, measure_rounds, shrink
 from aero.two_party.network import Network
 from aero.two_party.operations import Operation
@@ -42,7 +42,10 @@ BATCH, BATCH_ELEMENTS = 24, 4_000_000
 
 @dataclass(frozen=True)
 class PrintedRow:
-    """A row to be costed: its architecture, its model family and context in the paper, and where it is printed."""
+    """A row to be costed: its architecture, its model family and context in the paper, and where it is printed.
+
+    family: "own gpt2" and so on where it is measured at a scale's own sizes.
+    """
 
     architecture: Architecture
     family: str
@@ -58,15 +61,15 @@ def printed_rows(parameters: Parameters) -> list[PrintedRow]:
         places = tuple(place for place in (*run.rows, *run.figures) if "/".join(place.split("/")[:2]) in PLACES)
         if not places:
             continue
-        architecture, context = parse(run.architecture), parameters.context(name)
+        architecture, family, context = parse(run.architecture), run.model, parameters.context(name)
         if parameters.active.two_party == "own":
             config = parameters.model_config_for(name, parameters.vocabulary(name))
-            context = config.context
+            family, context = f"{OWN} {family}", config.context
         else:
-            config = model_config(architecture, run.model, context)
-        key = str(architecture), run.model, context
+            config = model_config(architecture, family, context)
+        key = str(architecture), family, context
         before = found[key].places if key in found else ()
-        found[key] = PrintedRow(architecture, run.model, config, context, (*before, *places))
+        found[key] = PrintedRow(architecture, family, config, context, (*before, *places))
     return list(found.values())
 
 

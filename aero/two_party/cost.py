@@ -18,7 +18,7 @@ from pathlib import Path
 from aero.architecture import Architecture
 from aero.errors import UserError
 from aero.two_party import ledger, packing
-from aero.two_party.counts import Sizes, counts
+from aero.two_party.counts import OWN, Sizes, counts
 from aero.two_party.network import Network
 
 QUANTITIES = ("bytes_sent_client", "bytes_sent_server", "messages", "rounds", "seconds")
@@ -191,12 +191,18 @@ def _factors(points: Sequence[tuple[Sequence[float], float]]) -> tuple[float, ..
 
 
 def measured_operations(variant: str, root: Path | str = ".") -> Operations:
-    """What was measured with the protocol's settings `variant`, kept results first and fresh ones in their place."""
+    """What was measured with the protocol's settings `variant`, kept results first and fresh ones in their place.
+
+    Small scales' own models are left out: in their few hundred kB, chance (new stocks of oblivious transfers) tells.
+    """
     found: dict[tuple[str, str], ledger.Measurement] = {}
     for name in FILES:
         path = Path(root) / name
         if path.is_file():
-            found |= ledger.by_operation(row for row in ledger.read(path, ledger.Measurement) if row.variant == variant)
+            rows = ledger.read(path, ledger.Measurement)
+            found |= ledger.by_operation(
+                row for row in rows if row.variant == variant and not row.model.startswith(OWN)
+            )
     if not found:
         raise UserError(f"no operation measured with {variant} in results/two_party or runs/two_party; {_REMEDY}")
     return Operations(found, variant)

@@ -39,6 +39,8 @@ PATH = Path(__file__).with_name("counts.json")
 PROGRAMS = ("as_published", "tuned")
 """Those whose counts are kept; others are traced."""
 CONTEXTS = (128, 256, 512)
+OWN = "own"
+"""How the model of a measurement is called that is no family's at its published sizes but a small scale's own."""
 VOCABULARY = {"languini-gpt2": 16384}
 """Entries of the papers' tokenizers, where it is not GPT-2's 50,257."""
 STEP = 16

@@ -147,7 +147,8 @@ def test_a_real_measurement_lies_where_its_neighbours_say():
 def test_files_of_other_settings_are_left_out_and_fresh_ones_go_first(tmp_path):
     kept, fresh = made_costs.made("relu", "8x8"), made_costs.made("relu", "8x8", seconds=7.0)
     other = made_costs.made("relu", "16x8", variant="cheetah-FM64-18-lsb_error")
-    ledger.write(tmp_path / "results/two_party/ops.csv", [kept, other], ledger.Measurement)
+    small = made_costs.made("relu", "4x8", model="own")
+    ledger.write(tmp_path / "results/two_party/ops.csv", [kept, other, small], ledger.Measurement)
     ledger.write(tmp_path / "runs/two_party/all_ops.csv", [fresh], ledger.Measurement)
     found = measured_operations(made_costs.VARIANT, tmp_path)
     assert list(found.measured) == [("relu", "8x8")] and found.cost("relu", "8x8").values["seconds"] == 7.0

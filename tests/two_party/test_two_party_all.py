@@ -49,8 +49,8 @@ def test_rows_are_measured_and_an_interrupted_measurement_goes_on(project, monke
     measured = {row.key: row for row in ledger.read(files["all_ops"], ledger.Measurement)}
     rows = ledger.read(files["all_rows"], ledger.DetailedRow)
     assert [(row.architecture, row.model) for row in rows] == [
-        ("SM+ScFuFFN", "gpt2"),
-        ("SM+ScFuFFN", "gpt2-18l"),
+        ("SM+ScFuFFN", "own gpt2"),
+        ("SM+ScFuFFN", "own gpt2-18l"),
     ]
     for row, printed in zip(rows, printed_rows(load(project / "params.yaml")), strict=True):
         counts = operations(printed.architecture, printed.config, row.program, printed.context)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
+from aero.parameters import TwoPartyParameters
 from aero.published import Table, load
 from aero.report.costs import GB, PROGRAMS, audit, row_costs, saving
 from aero.report.marks import Html, cost_caption, gap, grid, number, row_label
@@ -137,10 +138,10 @@ def _saving_cells(results: Results, table: Table, row: str, key: str, quantity: 
 
 def cost_model(results: Results) -> Html:
     """What `aero cost` interpolates by, and how wrong each law is at a measured shape that it was fitted without."""
-    variants = {line.get("variant", "") for line in results.operations}
     try:
-        operations = measured_operations(_variant(results, variants), results.root)
-    except ValueError:
+        settings = TwoPartyParameters(**results.parameters["two_party"])
+        operations = measured_operations(settings.variant(), results.root)
+    except (KeyError, ValueError):
         return Html(f"<p>Laws between measured shapes: {gap()}.</p>")
     source = "two_party/ops.csv and all_ops.csv, aero.two_party.cost.law_errors"
     rows = []
@@ -159,11 +160,3 @@ def cost_model(results: Results) -> Html:
         "too few shapes are measured to tell, only those shapes have an answer."
     )
     return Html(grid(heads, rows, caption, "cost-model", (0.4, 0.2, 0.2, 0.2), "dense"))
-
-
-def _variant(results: Results, variants: set[str]) -> str:
-    """The settings of params.yaml as result files name them, or the only ones that were measured."""
-    settings = results.parameters.get("two_party", {})
-    lsb = "lsb_error" if settings.get("mul_lsb_error") else "exact"
-    named = f"cheetah-{settings.get('field')}-{settings.get('fraction_bits')}-{lsb}"
-    return named if named in variants or len(variants) != 1 else next(iter(variants))

@@ -171,8 +171,9 @@ page.figure_of(
     results,
     pareto.figure_pareto,
     "Perplexity against communication",
-    "Every run of GPT-2 that is trained and costed; the line and the larger points are those that no other beats in "
-    f"both. Perplexity at {marks.scale_text(results)}; bytes of the tuned program. {marks.cost_caption(results)}",
+    "Every run of Table 4's model that is trained and costed; the line and the larger points are those that no other "
+    f"beats in both. Perplexity at {marks.scale_text(results)}; bytes of the tuned program. "
+    f"{marks.cost_caption(results)}",
 )
 
 # %%

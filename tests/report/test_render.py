@@ -99,9 +99,12 @@ def test_the_page_has_all_its_parts(text: str) -> None:
         "pipeline",
         "runs",
         "end-to-end",
+        "savings",
+        "figure-pareto",
+        "costs-7",
     ):
         assert text.count(f'id="{part}"') == 1, part
-    assert text.count("<svg ") == 7 and "<math " in text and "$$" not in text
+    assert text.count("<svg ") == 8 and "<math " in text and "$$" not in text
     anchors = re.findall(r'<a href="#([^"]+)">', text)
     assert len(anchors) >= 8 and all(f'id="{anchor}"' in text for anchor in anchors)
 

@@ -115,7 +115,7 @@ def savings(results: Results) -> Html:
         f"own share of the saving, in logarithms; and with both rows tuned. {cost_caption(results)}"
     )
     widths = (0.05, 0.2, *(0.075,) * 10)
-    return Html(grid(heads, rows, caption, "savings", widths, "dense"))
+    return Html(grid(heads, rows, caption, "savings-audit", widths, "dense"))
 
 
 def _saving_cells(results: Results, table: Table, row: str, key: str, quantity: str) -> list[str]:

@@ -108,7 +108,7 @@ class Operations:
 
     def _outside(self, op: str, shape: str, wanted: packing.Sized, any_measured: bool) -> str:
         if not any_measured:
-            return f"no {op} was measured, which {shape} needs; {_REMEDY}"
+            return f"no {op} was measured, which is needed at {shape}; {_MEASURE}"
         near = sorted(self.groups[wanted.group], key=lambda pair: _distance(pair[0].sizes, wanted.sizes))
         nearest = ", ".join(row.shape for _, row in near[:3])
         return f"{op} {shape} lies outside what was measured, the nearest is {nearest}; {_REMEDY}"
@@ -125,7 +125,8 @@ class Operations:
         return self._laws[key]
 
 
-_REMEDY = "measure it (python -m stages.two_party_all) or see --extrapolate"
+_MEASURE = "measure it (python -m stages.two_party_all)"
+_REMEDY = f"{_MEASURE} or see --extrapolate"
 
 
 def _distance(one: Sequence[int], other: Sequence[int]) -> float:
@@ -204,7 +205,7 @@ def measured_operations(variant: str, root: Path | str = ".") -> Operations:
                 row for row in rows if row.variant == variant and not row.model.startswith(OWN)
             )
     if not found:
-        raise UserError(f"no operation measured with {variant} in results/two_party or runs/two_party; {_REMEDY}")
+        raise UserError(f"no operation measured with {variant} in results/two_party or runs/two_party; {_MEASURE}")
     return Operations(found, variant)
 
 

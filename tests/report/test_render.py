@@ -99,7 +99,7 @@ def test_the_page_has_all_its_parts(text: str) -> None:
         "pipeline",
         "runs",
         "end-to-end",
-        "savings",
+        "savings-audit",
         "figure-pareto",
         "costs-7",
     ):

@@ -1,6 +1,7 @@
 """The command `aero`.
 
 aero runs [--table aero/4] [--scale laptop] [--json]    every training of the papers: rows, state, cost
+aero cost ARCHITECTURE | --compare A B | --pareto       what a private forward pass costs, from measured operations
 aero ask --checkpoint CKPT | --server HOST:PORT PROMPT  a private question: the client's prompt, the server's weights
 aero serve --checkpoint CKPT --listen HOST:PORT         answer private questions from other hosts, over TLS
 aero certificates FOLDER --host HOST                    a CA and certificates for both
@@ -18,6 +19,7 @@ from typing import Any, NoReturn
 from aero import asking, catalogue
 from aero.errors import UserError, run_main
 from aero.parameters import MEASURED, Parameters, load
+from aero.report import cost_answer
 
 
 class _Parser(argparse.ArgumentParser):
@@ -33,6 +35,9 @@ def main(arguments: list[str]) -> int | None:
     runs.add_argument("--table", help="only runs of one table or figure: aero/4, aero/table4, aero/figure18")
     runs.add_argument("--json", action="store_true", help="everything, as JSON")
     runs.set_defaults(run=lambda chosen: print(list_runs(chosen)))
+    cost = commands.add_parser("cost", help="bytes, rounds and latency of a private forward pass of any architecture")
+    cost_answer.add_arguments(cost)
+    cost.set_defaults(run=lambda chosen: print(cost_answer.answer(chosen, load())))
     asking.add_commands(commands)
     chosen = parser.parse_args(arguments)
     return chosen.run(chosen)

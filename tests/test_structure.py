@@ -24,7 +24,7 @@ ALLOWED = {part: CORE for part in CORE} | {
     "data": {"errors"},
     "published": {"errors"},
     "training": CORE | {"checkpoint", "data", "errors", "parameters", "provenance"},
-    "two_party": CORE | {"checkpoint", "errors", "provenance"},
+    "two_party": CORE | {"checkpoint", "errors", "pipeline", "provenance"},
 }
 ANYTHING = {"report", "cli", "asking"}
 HEAVY = (

@@ -6,7 +6,7 @@ import math
 
 from aero.entropy import causal_bound, max_entropy
 from aero.published import Paper
-from aero.report.costs import GB, LatencyBound, counted, row_costs, saving
+from aero.report.costs import GB, LatencyBound, audit, counted, row_costs, saving
 from aero.report.decisions import PUBLISHED_ONLY, Decision, Verdict, claim_test
 from aero.report.results import Results
 from aero.report.statistics import share
@@ -91,6 +91,29 @@ def cost_saving(
         f"; WAN {network.get('bandwidth_mbit')} Mbit/s, {network.get('rtt_ms')} ms" if quantity == "latency_wan" else ""
     )
     return Decision(rule, f"{value:.2f}×", PAPER_DIMENSIONS, verdict, f"{cost.path}, {program}, {cost.method}{at}")
+
+
+@claim_test
+def own_saving(results: Results, paper: Paper, *, table: str, row: str, quantity: str) -> Decision:
+    """How much of a saving the architecture makes, and how much the baseline's unoptimised GELU."""
+    rule = (
+        f"{quantity} of SM+LN+G over {row}, as_published, and again with segments in the place of the baseline's GELU "
+        "alone; reproduced if 90 % of the saving (in logarithms) is left, direction reproduced if half, else "
+        "contradicted"
+    )
+    found = audit(results, paper.tables[table], row, quantity)
+    share = found.share
+    if share is None:
+        return _unmeasured(rule, row)
+    verdict: Verdict = "reproduced" if share >= 0.9 else "direction reproduced" if share >= 0.5 else "contradicted"
+    tuned = "" if found.tuned is None else f"; both tuned {found.tuned:.2f}×"
+    return Decision(
+        rule,
+        f"{found.as_published:.2f}× = {found.by_gelu:.2f}× by the GELU x {found.one_gelu:.2f}×: {share:.0%}",
+        PAPER_DIMENSIONS,
+        verdict,
+        f"gelu_plain and gelu_segments of ops.csv{tuned}",
+    )
 
 
 # What the paper says against itself -------------------------------------------------------------------------------

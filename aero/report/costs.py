@@ -1,16 +1,17 @@
-"""Costs of a row of AERO Table 4: counted operations, measured bytes and latencies, and the bound bytes put on
+"""Costs of a row of AERO Tables 4-7: counted operations, measured bytes and latencies, and the bound bytes put on
 latency.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from aero.architecture import parse
 from aero.flops import Count, count
 from aero.published import Paper, Table
 from aero.report.results import Cost, Results
-from aero.two_party.network import implied_bandwidth_mbit, lower_bound_seconds
+from aero.two_party.network import Network, implied_bandwidth_mbit, lower_bound_seconds
 
 GB = 1e9
 """Bytes of a GB as used here. The papers do not say whether theirs are 1e9 or 2^30 bytes; 1e9 is the smaller claim."""
@@ -69,9 +70,16 @@ def published_bound(paper: Paper, table: str, row: str) -> LatencyBound | None:
 
 def row_costs(results: Results, table: Table, row: str) -> dict[str, Cost]:
     """The measured cost of `row` at the table's dimensions, by program; programs without a measurement are left out."""
-    sizes = table.dimensions
-    found = {p: results.cost(row, p, sizes["context"], sizes["model"]) for p in PROGRAMS}
+    family, context = row_family(results, table, row), table.dimensions["context"]
+    found = {program: results.cost(row, program, context, family) for program in PROGRAMS}
     return {program: cost for program, cost in found.items() if cost is not None}
+
+
+def row_family(results: Results, table: Table, row: str) -> str:
+    """The model family that the row's runs are of: Table 7's GPT-2 has a vocabulary of its own, for one."""
+    runs = results.parameters.get("runs") or {}
+    named = [run for printed in table.rows if printed.name == row for run in printed.trained.values() if run in runs]
+    return str(runs[named[0]].get("model", "gpt2") if named else table.dimensions["model"])
 
 
 def saving(results: Results, table: Table, row: str, program: str, quantity: str) -> float | None:
@@ -94,6 +102,80 @@ def at_dimensions(results: Results, table: Table) -> tuple[tuple[Cost, ...], tup
 def cost_files(results: Results, table: Table) -> str:
     """The files that hold the costs at the table's dimensions."""
     return ", ".join(sorted({cost.path for cost in at_dimensions(results, table)[0]})) or "two_party/rows.csv"
+
+
+@dataclass(frozen=True)
+class Audit:
+    """How many times less of a quantity a row needs than SM+LN+G, and what is left without the baseline's GELU.
+
+    as_published, tuned: both rows in that program. one_gelu: the row as published, and the baseline as published but
+    for its GELU, which is the segmented one. None: not measured.
+    """
+
+    as_published: float | None
+    one_gelu: float | None
+    tuned: float | None
+
+    @property
+    def by_gelu(self) -> float | None:
+        """The factor that the baseline's GELU alone is worth."""
+        return self.as_published / self.one_gelu if self.as_published and self.one_gelu else None
+
+    @property
+    def share(self) -> float | None:
+        """The share of the saving, in logarithms, that is left without the GELU: the architecture's own."""
+        if not self.as_published or not self.one_gelu or self.as_published <= 1:
+            return None
+        return math.log(self.one_gelu) / math.log(self.as_published)
+
+
+def audit(results: Results, table: Table, row: str, quantity: str) -> Audit:
+    """Savings of `row` of a table in "bytes" or "latency_wan"."""
+    found = {program: saving(results, table, row, program, quantity) for program in PROGRAMS}
+    base = row_costs(results, table, table.rows[0].name).get("as_published")
+    segmented, both = baseline_with_segments(results, table), found["as_published"]
+    one_gelu = None
+    if base is not None and segmented is not None and both:
+        one_gelu = both * segmented[quantity] / getattr(base, quantity)
+    return Audit(both, one_gelu, found["tuned"])
+
+
+def baseline_with_segments(results: Results, table: Table) -> dict[str, float] | None:
+    """Bytes and WAN latency of the table's first row as published but for its GELU, which is the segmented one.
+
+    The row less its GELUs, plus as many of the same shape in segments, each as it was measured alone; None if one of
+    them was not.
+    """
+    base = row_costs(results, table, table.rows[0].name).get("as_published")
+    wan = results.parameters.get("two_party", {}).get("networks", {}).get("wan")
+    if base is None or base.latency_wan is None or not wan:
+        return None
+    sizes = table.dimensions
+    shape = f"{sizes['context']}x{4 * sizes['width']}"
+    both = [_operation(results, kind, shape) for kind in ("gelu_plain", "gelu_segments")]
+    if None in both:
+        return None
+    plain, segments = both
+    more = {key: sizes["layers"] * (segments[key] - plain[key]) for key in plain}
+    network = Network(wan["bandwidth_mbit"], wan["rtt_ms"])
+    slower = network.latency_seconds(
+        more["seconds"], more["bytes_sent_client"], more["bytes_sent_server"], more["rounds"]
+    )
+    bytes_ = more["bytes_sent_client"] + more["bytes_sent_server"]
+    return {"bytes": base.bytes + bytes_, "latency_wan": base.latency_wan + slower}
+
+
+def _operation(results: Results, kind: str, shape: str) -> dict[str, float] | None:
+    """Bytes each way, rounds and seconds of an operation; None if it was not measured."""
+    for line in results.operations:
+        if (line.get("op"), line.get("shape")) == (kind, shape):
+            try:
+                return {
+                    key: float(line[key]) for key in ("bytes_sent_client", "bytes_sent_server", "rounds", "seconds")
+                }
+            except (KeyError, ValueError):
+                continue
+    return None
 
 
 PARTS = {

@@ -322,9 +322,9 @@ def shown(figure: Figure, identifier: str, title: str, caption: str, source: str
 
 
 def figure_of(results: Results, function: Callable[[Results], Figure], title: str, caption: str) -> Html:
-    """A figure of `aero.report.figures` drawn from `results`."""
+    """A figure drawn from `results` by a function of `aero.report`, which its number is named after."""
     name = function.__name__
-    return shown(function(results), name.replace("_", "-"), title, caption, f"aero.report.figures.{name}")
+    return shown(function(results), name.replace("_", "-"), title, caption, f"{function.__module__}.{name}")
 
 
 # What was run -----------------------------------------------------------------------------------------------------

@@ -113,7 +113,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Cost:
-    """A line of two_party/rows.csv: one forward pass of a row, in one program; bytes both ways, seconds."""
+    """A line of two_party/rows.csv or all_rows.csv: one forward pass of a row, in one program; bytes both ways,
+    seconds.
+    """
 
     architecture: str
     model: str
@@ -216,10 +218,12 @@ def load(root: Path | str | None = None, scale: str | None = None) -> Results:
     costs: dict[tuple[str, ...], Cost] = {}
     operations: dict[tuple[str, ...], dict[str, str]] = {}
     for folder in (root / "results" / "two_party", root / "runs" / "two_party"):
-        for cost in _read_costs(folder / "rows.csv", root, problems):
-            costs[cost.architecture, cost.model, str(cost.context), cost.program] = cost
-        for line in _read_csv(folder / "ops.csv", root, problems):
-            operations[tuple(line.get(key) or "" for key in ("op", "shape", "model", "context", "variant"))] = line
+        for name in ("all_rows.csv", "rows.csv"):
+            for cost in _read_costs(folder / name, root, problems):
+                costs[cost.architecture, cost.model, str(cost.context), cost.program] = cost
+        for name in ("all_ops.csv", "ops.csv"):
+            for line in _read_csv(folder / name, root, problems):
+                operations[tuple(line.get(key) or "" for key in ("op", "shape", "model", "context", "variant"))] = line
     end_to_end = _read_json(root / "runs" / "two_party" / "end_to_end.json", root, problems)
     if end_to_end is None:
         end_to_end = _read_json(root / "results" / "two_party" / "end_to_end.json", root, problems)

@@ -52,7 +52,7 @@ def table(results: Results, number: str, short: str = "aero") -> list[MeasuredCe
 
 def _measure(results: Results, paper: Paper, printed: Table, row: Row, cell: Cell) -> MeasuredCell:
     key = cell.column.key
-    if key in TRAINING:
+    if key in TRAINING or cell.column.training:
         return _training(results, printed, row, cell)
     return _COSTS[key](results, paper, printed, row, cell)
 
@@ -64,14 +64,15 @@ def training_origin(scale: str) -> Origin:
 
 def _training(results: Results, printed: Table, row: Row, cell: Cell) -> MeasuredCell:
     notes = [cell.note] if cell.note else []
-    runs = results.seeds(row.run) if row.run else ()
+    name = row.trained.get(cell.column.training)
+    runs = results.seeds(name) if name else ()
     diverged = {run.seed: run.diverged_at for run in runs if run.diverged}
-    values = results.perplexity(row.run) if row.run else {}
+    values = results.perplexity(name) if name else {}
     digits = cell.column.digits
     if cell.column.key == "delta":
         base = printed.rows[0].run
         values = relative(values, results.perplexity(base)) if base else {}
-        if row.run == base and values:
+        if name == base and values:
             zero = Estimate(0.0, None, None, tuple(values))
             return MeasuredCell(
                 row,
@@ -299,4 +300,11 @@ def files(results: Results) -> dict[Path, str]:
         folder / "aero_table2.csv": cells_csv(table(results, "2")),
         folder / "aero_table4.csv": cells_csv(table(results, "4")),
         folder / "aero_table4_costs.csv": costs_csv(cost_rows(results)),
+    } | {
+        folder / f"aero_table{number}{suffix}.csv": text
+        for number in ("5", "6", "7")
+        for suffix, text in (
+            ("", cells_csv(table(results, number))),
+            ("_costs", costs_csv(cost_rows(results, number))),
+        )
     }

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 
 from aero.architecture import Architecture
 from aero.model import ModelConfig
-from aero.two_party.ledger import Measurement, Row, as_json, find
+from aero.two_party.ledger import DetailedRow, Measurement, Row, as_json, find
 from aero.two_party.network import Network, wire_bytes
 from aero.two_party.program import operations
 
@@ -73,3 +76,41 @@ def compose(
         setup_bytes=setup,
         provenance=provenance or as_json(operations=sum(counts.values())),
     )
+
+
+def compose_detailed(
+    architecture: Architecture,
+    config: ModelConfig,
+    model: str,
+    program: str,
+    context: int,
+    measured: Measured,
+    networks: Mapping[str, Network],
+    places: tuple[str, ...] = (),
+) -> DetailedRow:
+    """`compose` with bytes and seconds by kind of operation, and where the row is printed.
+
+    The provenance is that of the oldest and the newest of its measurements. Raises as `compose`.
+    """
+    row = compose(architecture, config, model, program, context, measured, networks)
+    by_bytes: Counter[str] = Counter()
+    by_seconds: Counter[str] = Counter()
+    sources = {}
+    for operation, count in operations(architecture, config, program, context).items():
+        one = find(measured, operation)
+        by_bytes[operation.kind] += count * one.bytes
+        by_seconds[operation.kind] += count * one.seconds
+        source = json.loads(one.provenance)
+        sources[source.get("measured", "")] = source
+    oldest, newest = sources[min(sources)], sources[max(sources)]
+    source = newest | {"measured_first": oldest.get("measured"), "commit_first": oldest.get("commit")}
+    source.pop("computation", None)
+    values = asdict(row) | {
+        "provenance": as_json(**source),
+        "backbone_bytes": sum(amount for kind, amount in by_bytes.items() if kind not in PARTS),
+        "backbone_seconds": sum(amount for kind, amount in by_seconds.items() if kind not in PARTS),
+        "bytes_by_kind": as_json(**by_bytes),
+        "seconds_by_kind": as_json(**{kind: round(amount, 4) for kind, amount in by_seconds.items()}),
+        "places": "; ".join(places),
+    }
+    return DetailedRow(**values)

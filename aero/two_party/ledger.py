@@ -9,9 +9,10 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from aero.two_party.operations import Operation
+if TYPE_CHECKING:  # reading results needs no JAX
+    from aero.two_party.operations import Operation
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,21 @@ class Row:
     ln_f_bytes: float | None
     setup_bytes: float | None
     provenance: str
+
+
+@dataclass(frozen=True)
+class DetailedRow(Row):
+    """A row with all its parts.
+
+    backbone_bytes, backbone_seconds: everything but embedding, vocabulary projection and set-up. bytes_by_kind,
+    seconds_by_kind: JSON, by kind of operation. places: where the row is printed.
+    """
+
+    backbone_bytes: float
+    backbone_seconds: float
+    bytes_by_kind: str
+    seconds_by_kind: str
+    places: str
 
 
 def write(path: Path, rows: Iterable[Measurement | Row], kind: type[Measurement] | type[Row]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -123,7 +123,7 @@ def shrink(operation: Operation) -> Operation:
     is taken does set the depth, so the last axis of a softmax stays too.
     """
     kind, shapes = operation.kind, operation.shapes
-    if kind.startswith("softmax"):
+    if kind.startswith(("softmax", "exponentials")):
         heads, rows, columns = shapes[0]
         heads = max(1, min(heads, SAME_PROTOCOL // (rows * columns)))
         rows = min(rows, max(1, SAME_PROTOCOL // (heads * columns)))
@@ -135,6 +135,10 @@ def shrink(operation: Operation) -> Operation:
         (rows, inner), (_, columns) = shapes
         inner = min(inner, 64)
         return Operation(kind, ((min(rows, 8), inner), (inner, min(columns, 64))))
+    if kind.startswith("scale_row"):
+        _, rows, columns = shapes[0]
+        rows = min(rows, 8)
+        return Operation(kind, ((1, rows, min(columns, 64)), (1, rows)))
     if kind == "causal_mean":
         rows = int(dict(operation.constants)["rows"])
         return Operation(kind, ((min(shapes[0][0], 8), min(shapes[0][1], 64)),), (("rows", min(rows, 8)),))
@@ -158,18 +162,21 @@ def measure(
     runs: int = 1,
     on_measured: Callable[[Measurement], None] | None = None,
     rounds_runs: int = 3,
+    rounds: Mapping[Operation, float] | None = None,
 ) -> list[Measurement]:
     """Measure each of `operations` in the steady state of one two-party session, and its rounds in another before it.
 
     The order of `operations` is kept. on_measured: called with each measurement as soon as it is there; what it was
     given stands only if `measure` returns, because the two parties' profiles are held against each other at the end.
     rounds_runs: repetitions at each delay; the fewer, the more noise by refills. 0 leaves rounds out (NaN).
+    rounds: of each operation, if they are known already.
     Raises TwoPartyError if a party fails, ValueError if the two parties' profiles do not agree.
     """
     wanted = list(dict.fromkeys(operations))
     if not wanted:
         return []
-    rounds = measure_rounds(wanted, settings, rounds_runs) if rounds_runs else dict.fromkeys(wanted, float("nan"))
+    if rounds is None:
+        rounds = measure_rounds(wanted, settings, rounds_runs) if rounds_runs else dict.fromkeys(wanted, float("nan"))
     source = as_json(**provenance.provenance(settings=variant, measured=provenance.now()))
     measured: list[Measurement] = []
 

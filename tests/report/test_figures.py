@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from aero.report import figures, pipeline
+from aero.report import figures, pareto, pipeline
 from aero.report.drawing import spread, svg
 from aero.report.results import Results
 
@@ -18,6 +18,7 @@ DRAWN = [
     figures.figure_3b,
     figures.figure_5,
     figures.figure_6,
+    pareto.figure_pareto,
     figures.figure_contradiction,
 ]
 DVC = """

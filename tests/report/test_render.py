@@ -71,6 +71,7 @@ def test_everything_is_written_and_nothing_half(rendered_root: Path) -> None:
         "tables/aero_table2.csv",
         "tables/aero_table4.csv",
         "tables/aero_table4_costs.csv",
+        *(f"tables/aero_table{number}{kind}.csv" for number in (5, 6, 7) for kind in ("", "_costs")),
     }
     pdf = (rendered_root / "reports/report.pdf").read_bytes()
     assert pdf.startswith(b"%PDF-") and pdf.rstrip().endswith(b"%%EOF") and len(pdf) > 100_000
@@ -98,9 +99,12 @@ def test_the_page_has_all_its_parts(text: str) -> None:
         "pipeline",
         "runs",
         "end-to-end",
+        "savings-audit",
+        "figure-pareto",
+        "costs-7",
     ):
         assert text.count(f'id="{part}"') == 1, part
-    assert text.count("<svg ") == 7 and "<math " in text and "$$" not in text
+    assert text.count("<svg ") == 8 and "<math " in text and "$$" not in text
     anchors = re.findall(r'<a href="#([^"]+)">', text)
     assert len(anchors) >= 8 and all(f'id="{anchor}"' in text for anchor in anchors)
 

@@ -1,0 +1,210 @@
+"""What `aero cost` says: the cost of one architecture, two side by side, and perplexity against communication."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from aero.architecture import Architecture, parse
+from aero.errors import UserError
+from aero.parameters import Parameters
+from aero.two_party.cost import PassCost, composition_error, estimate, measured_operations
+from aero.two_party.counts import Sizes, published_sizes
+from aero.two_party.network import Network
+
+GB = 1e9
+SIZES = ("layers", "heads", "width", "vocabulary")
+
+
+def add_arguments(cost: argparse.ArgumentParser) -> None:
+    """The arguments of `aero cost`."""
+    cost.add_argument("architecture", nargs="?", help="in the papers' notation, for example SM+ScFuFFNi_3")
+    cost.add_argument("--model", default="gpt2", help="model family (default gpt2)")
+    cost.add_argument("--context", type=int, default=128, help="tokens of the prompt, T (default 128)")
+    cost.add_argument("--network", default="wan", help="a name of two_party.networks, or MBIT,RTT_MS such as 300,20")
+    cost.add_argument("--program", default="tuned", help="tuned (default) or as_published")
+    for name in SIZES:
+        cost.add_argument(f"--{name}", type=int, help="another size than the family's published one")
+    cost.add_argument("--compare", nargs=2, metavar=("A", "B"), help="two architectures side by side")
+    cost.add_argument("--pareto", action="store_true", help="perplexity against communication of all trained runs")
+    cost.add_argument("--scale", help="scale of the trainings for --pareto (default: params.yaml's)")
+    cost.add_argument("--out", type=Path, help="figure of --pareto, .svg or .png (default pareto.svg)")
+    cost.add_argument("--extrapolate", action="store_true", help="answer beyond what was measured too, and say so")
+    cost.add_argument("--json", action="store_true", help="everything, as JSON")
+
+
+def answer(chosen: argparse.Namespace, parameters: Parameters) -> str:
+    """The text of `aero cost`. UserError for wrong input and for what was not measured."""
+    asked = [chosen.architecture is not None, chosen.compare is not None, chosen.pareto]
+    if sum(asked) != 1:
+        raise UserError("give one architecture, or --compare A B, or --pareto; `aero cost --help` says what there is")
+    if not chosen.pareto and (chosen.out or chosen.scale):
+        raise UserError(f"{'--out' if chosen.out else '--scale'} belongs to --pareto")
+    if chosen.pareto:
+        from aero.report.pareto import pareto
+
+        return pareto(chosen, parameters)
+    network = _network(parameters, chosen.network)
+    sizes = _sizes(chosen)
+    operations = measured_operations(parameters.two_party.variant())
+    costs = [
+        estimate(_parsed(text), sizes, chosen.program, operations, chosen.extrapolate)
+        for text in (chosen.compare or [chosen.architecture])
+    ]
+    composed = composition_error(_complete_passes())
+    if chosen.json:
+        values = [as_json(cost, network, composed) for cost in costs]
+        return json.dumps(values if chosen.compare else values[0], indent=1, ensure_ascii=False, allow_nan=False)
+    if chosen.compare:
+        return "\n".join(compared(costs, network, chosen.network, composed))
+    return "\n".join(described(costs[0], network, chosen.network, composed))
+
+
+def _parsed(text: str) -> Architecture:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def _sizes(chosen: argparse.Namespace) -> Sizes:
+    changes = {name: getattr(chosen, name) for name in SIZES if getattr(chosen, name) is not None}
+    return published_sizes(chosen.model, chosen.context, **changes)
+
+
+def _network(parameters: Parameters, text: str) -> Network:
+    """A network by its name in params.yaml or as "100,80": Mbit/s and ms."""
+    known = parameters.two_party.networks
+    if text in known:
+        return Network(known[text].bandwidth_mbit, known[text].rtt_ms)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?),(\d+(?:\.\d+)?)", text)
+    if not match or float(match[1]) <= 0:
+        raise UserError(f"unknown network {text!r}; give {', '.join(known)} or Mbit/s and ms, such as 100,80")
+    return Network(float(match[1]), float(match[2]))
+
+
+def _complete_passes(root: Path = Path()) -> list[Mapping[str, Any]]:
+    for folder in ("runs", "results"):
+        path = root / folder / "two_party" / "end_to_end.json"
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+    return []
+
+
+def described(cost: PassCost, network: Network, name: str, composed: float | None) -> list[str]:
+    """The cost of one architecture in words."""
+    parts = ", ".join(f"{part} {amount / GB:.3f}" for part, amount in cost.by_part.items())
+    slowest = sorted(cost.seconds_by_kind.items(), key=lambda pair: -pair[1])
+    seconds = ", ".join(f"{kind} {amount:.0f}" for kind, amount in slowest if amount >= 0.5)
+    return [
+        f"{cost.architecture}, {_sizes_text(cost.sizes)}, program {cost.program}: one private forward pass",
+        f"  bytes      {cost.bytes / GB:.3f} GB in both directions ({cost.bytes_client / GB:.3f} by the client)",
+        f"             {parts}",
+        f"  messages   {cost.messages:.0f}, rounds {_rounds(cost.rounds)}",
+        f"  computing  {_duration(cost.seconds)} on loopback, s: {seconds}",
+        f"  latency    {_duration(cost.latency(network))} on {name} ({network.bandwidth_mbit:g} Mbit/s, "
+        f"{network.rtt_ms:g} ms)",
+        *_errors(cost, composed),
+    ]
+
+
+def _errors(cost: PassCost, composed: float | None) -> list[str]:
+    count = len(cost.interpolated) + len(cost.extrapolated)
+    known = f"{cost.operations - count} of {cost.operations} operations measured at these shapes"
+    if cost.interpolated:
+        known += f", {len(cost.interpolated)} interpolated"
+    if not cost.counts_kept:
+        known += "; counted by tracing, which is slow, as no counts are kept for these sizes and this program"
+    by_law = f"bytes {_percent(cost.bytes_error)}, seconds {_percent(cost.seconds_error)} by interpolation"
+    if not count:
+        by_law = "nothing interpolated"
+    if composed is not None:
+        by_law += f"; bytes of compositions differ from those of complete passes by up to {100 * composed:.1f} %"
+    lines = [f"  error      {by_law}", f"  from       {known}"]
+    if cost.extrapolated:
+        lines.append(f"  EXTRAPOLATED beyond what was measured, no bound: {', '.join(cost.extrapolated)}")
+    return lines
+
+
+def compared(costs: Sequence[PassCost], network: Network, name: str, composed: float | None) -> list[str]:
+    """Two architectures side by side, and the first over the second."""
+    first, second = costs
+    lines: list[tuple[str, float, float, str]] = [
+        ("bytes, GB", first.bytes / GB, second.bytes / GB, ".3f"),
+        *((f"  {part}", first.by_part[part] / GB, second.by_part[part] / GB, ".3f") for part in first.by_part),
+        ("messages", first.messages, second.messages, ".0f"),
+        ("rounds", first.rounds, second.rounds, ".0f"),
+        ("computing, s", first.seconds, second.seconds, ".0f"),
+        (f"latency on {name}, s", first.latency(network), second.latency(network), ".0f"),
+    ]
+    width = max(len(cost.architecture) for cost in costs)
+    width = max(width, 9)
+    left = max(len(line[0]) for line in lines)
+    table = [f"{'':{left}}  {first.architecture:>{width}}  {second.architecture:>{width}}  ratio"]
+    for label, one, other, digits in lines:
+        ratio = f"{one / other:.2f}" if other else "–"
+        table.append(f"{label:{left}}  {one:>{width}{digits}}  {other:>{width}{digits}}  {ratio:>5}")
+    head = f"{_sizes_text(first.sizes)}, program {first.program}: one private forward pass"
+    said = [f"{cost.architecture}:\n" + "\n".join(_errors(cost, composed)) for cost in costs]
+    return [head, *table, *said]
+
+
+def as_json(cost: PassCost, network: Network, composed: float | None) -> dict[str, Any]:
+    """Everything about a cost; null where nothing tells."""
+    sizes = cost.sizes
+    return {
+        "architecture": cost.architecture,
+        "model": sizes.family,
+        **{key: getattr(sizes, key) for key in ("context", "layers", "heads", "width", "ffn_width", "vocabulary")},
+        "program": cost.program,
+        "bytes": cost.bytes,
+        "bytes_client": cost.bytes_client,
+        "bytes_server": cost.bytes_server,
+        "bytes_by_part": dict(cost.by_part),
+        "messages": cost.messages,
+        "rounds": _finite(cost.rounds),
+        "seconds": cost.seconds,
+        "seconds_by_kind": dict(cost.seconds_by_kind),
+        "network": {"bandwidth_mbit": network.bandwidth_mbit, "rtt_ms": network.rtt_ms},
+        "latency_s": _finite(cost.latency(network)),
+        "bytes_error": _finite(cost.bytes_error),
+        "seconds_error": _finite(cost.seconds_error),
+        "composition_error": composed,
+        "operations": cost.operations,
+        "interpolated": list(cost.interpolated),
+        "extrapolated": list(cost.extrapolated),
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _sizes_text(sizes: Sizes) -> str:
+    return (
+        f"{sizes.family} (L={sizes.layers}, H={sizes.heads}, d={sizes.width}, V={sizes.vocabulary}), T={sizes.context}"
+    )
+
+
+def _percent(value: float) -> str:
+    if not math.isfinite(value):
+        return "unknown"
+    return f"±{100 * value:.1f} %" if value else "0"
+
+
+def _rounds(value: float) -> str:
+    return "not measured" if math.isnan(value) else f"{value:.0f}"
+
+
+def _duration(seconds: float) -> str:
+    if math.isnan(seconds):
+        return "unknown (rounds were not measured)"
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds:.0f} s ({seconds / 60:.1f} min)"

@@ -1,0 +1,162 @@
+"""Further tables of the page about private inference: the other printed rows, the audit of the savings, the laws."""
+
+from __future__ import annotations
+
+from html import escape
+
+from aero.parameters import TwoPartyParameters
+from aero.published import Table, load
+from aero.report.costs import GB, PROGRAMS, audit, row_costs, saving
+from aero.report.marks import Html, cost_caption, gap, grid, number, row_label
+from aero.report.results import Cost, Results
+from aero.two_party.cost import law_errors, measured_operations
+
+NUMBERS = ("5", "6", "7")
+FIGURE_15 = "aero/figure15"
+
+
+def other_rows(results: Results) -> Html:
+    """Tables 5, 6 and 7: published bytes and latencies beside the measured ones of both programs."""
+    return Html("".join(_rows_of(results, number_) for number_ in NUMBERS) + _figure_15(results))
+
+
+_HEADS = [
+    "configuration",
+    "GB published",
+    "as published, GB",
+    "of the published",
+    "tuned, GB",
+    "of the published",
+    "min published",
+    "as published, WAN min",
+    "tuned, WAN min",
+]
+_WIDTHS = (0.24, 0.09, 0.1, 0.1, 0.09, 0.1, 0.09, 0.1, 0.09)
+
+
+def _rows_of(results: Results, which: str) -> str:
+    table = load("aero").tables[which]
+    place, sizes = f"AERO Table {which}", table.dimensions
+    rows = []
+    for row in table.rows:
+        printed = {key: row.cells[key].value for key in ("communication", "latency")}
+        costs = row_costs(results, table, row.name)
+        line = [row_label(row.name), number(f"{printed['communication']:.2f}", "published", place)]
+        for program in PROGRAMS:
+            line += _gigabytes(costs.get(program), printed["communication"])
+        line.append(number(f"{printed['latency']:.2f}", "published", place))
+        line += [_minutes(costs.get(program)) for program in PROGRAMS]
+        rows.append(line)
+    stated = f"L={sizes['layers']}, H={sizes['heads']}, d={sizes['width']}, T={sizes['context']}"
+    caption = f"<b>Table {which}, cost columns</b>: {stated}. {_source(results, table)}"
+    return grid(_HEADS, rows, caption, f"costs-{which}", _WIDTHS, "dense")
+
+
+def _figure_15(results: Results) -> str:
+    """Pythia-70M, T=256: what is measured; the printed figure is lost from the text."""
+    runs = results.parameters.get("runs") or {}
+    rows = []
+    for run in runs.values():
+        if FIGURE_15 not in run.get("figures", ()):
+            continue
+        found = {
+            program: results.cost(run["architecture"], program, run.get("context", 128), run.get("model", "gpt2"))
+            for program in PROGRAMS
+        }
+        line = [row_label(run["architecture"])]
+        for program in PROGRAMS:
+            line += [_gigabytes(found[program], None)[0], _minutes(found[program])]
+        rows.append(line)
+    heads = ["configuration", "as published, GB", "WAN min", "tuned, GB", "WAN min"]
+    caption = (
+        "<b>Figure 15, costs</b>: Pythia-70M, L=6, H=8, d=512, T=256. The printed values are lost from the text that "
+        "is used here, so nothing stands beside them."
+    )
+    return grid(heads, rows, caption, "costs-figure-15", (0.32, 0.17, 0.17, 0.17, 0.17), "dense")
+
+
+def _gigabytes(cost: Cost | None, published: float | None) -> list[str]:
+    if cost is None:
+        return [gap(), gap("–")]
+    ratio = gap("–") if not published else number(f"{cost.bytes / GB / published:.2f}", "paper_dimensions", cost.path)
+    return [number(f"{cost.bytes / GB:.2f}", "paper_dimensions", cost.path), ratio]
+
+
+def _minutes(cost: Cost | None) -> str:
+    if cost is None or cost.latency_wan is None:
+        return gap("–")
+    return number(f"{cost.latency_wan / 60:.1f}", "paper_dimensions", cost.path)
+
+
+def _source(results: Results, table: Table) -> str:
+    costs = [cost for row in table.rows for cost in row_costs(results, table, row.name).values()]
+    if not costs:
+        return "Not measured yet (<code>python -m stages.two_party_all</code>)."
+    methods = ", ".join(sorted({cost.method for cost in costs}))
+    return f"Measured side: {len(costs)} of {len(table.rows) * len(PROGRAMS)} costs, {escape(methods)}."
+
+
+def savings(results: Results) -> Html:
+    """Both savings columns: printed, measured in both programs, and with the baseline's GELU alone exchanged."""
+    paper, rows = load("aero"), []
+    for which in ("4", "5", "6"):
+        table = paper.tables[which]
+        for row in table.rows[1:]:
+            line = [f"{which}", row_label(row.name)]
+            for key, quantity in (("savings_communication", "bytes"), ("savings_latency", "latency_wan")):
+                line += _saving_cells(results, table, row.name, key, quantity)
+            rows.append(line)
+    heads = ["Table", "configuration"]
+    for what in ("GB", "WAN"):
+        heads += [f"{what} published", "both as published", "segmented GELU", "own share", "both tuned"]
+    caption = (
+        "<b>Savings against SM+LN+G</b>, in communication (GB) and in latency on the WAN: printed; with both rows as "
+        "published; with the baseline as published but for its GELU, which is the segmented one; the architecture’s "
+        f"own share of the saving, in logarithms; and with both rows tuned. {cost_caption(results)}"
+    )
+    widths = (0.05, 0.2, *(0.075,) * 10)
+    return Html(grid(heads, rows, caption, "savings-audit", widths, "dense"))
+
+
+def _saving_cells(results: Results, table: Table, row: str, key: str, quantity: str) -> list[str]:
+    printed = table.row(row).cells[key]
+    found = audit(results, table, row, quantity)
+    source = "two_party/rows.csv and all_rows.csv; GELU from ops.csv"
+    share = found.share
+
+    def shown(value: float | None, form: str = "{:.2f}×") -> str:
+        return gap("–") if value is None else number(form.format(value), "paper_dimensions", source)
+
+    return [
+        number(f"{printed.text}×", "published", f"AERO Table {table.number}"),
+        shown(found.as_published),
+        shown(found.one_gelu),
+        shown(None if share is None else 100 * share, "{:.0f} %"),
+        shown(saving(results, table, row, "tuned", quantity)),
+    ]
+
+
+def cost_model(results: Results) -> Html:
+    """What `aero cost` interpolates by, and how wrong each law is at a measured shape that it was fitted without."""
+    try:
+        settings = TwoPartyParameters(**results.parameters["two_party"])
+        operations = measured_operations(settings.variant(), results.root)
+    except (KeyError, ValueError):
+        return Html(f"<p>Laws between measured shapes: {gap()}.</p>")
+    source = "two_party/ops.csv and all_ops.csv, aero.two_party.cost.law_errors"
+    rows = []
+    for group, points, bytes_error, seconds_error in law_errors(operations):
+        errors = [
+            gap("too few shapes")
+            if error is None
+            else number(f"{100 * error:.{2 if error < 0.01 else 0}f} %", "paper_dimensions", source)
+            for error in (bytes_error, seconds_error)
+        ]
+        rows.append([f"<code>{escape(group)}</code>", number(str(points), "paper_dimensions", source), *errors])
+    heads = ["operation", "shapes measured", "error of the bytes", "error of the seconds"]
+    caption = (
+        "<b>What <code>aero cost</code> interpolates by.</b> Bytes are sums over ciphertexts and entries, as SPU packs "
+        "them; the error is the largest at a measured shape between others when the law is fitted without it. Where "
+        "too few shapes are measured to tell, only those shapes have an answer."
+    )
+    return Html(grid(heads, rows, caption, "cost-model", (0.4, 0.2, 0.2, 0.2), "dense"))

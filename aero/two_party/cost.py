@@ -1,0 +1,312 @@
+"""The cost of a private forward pass of any architecture, from operations that were measured.
+
+An operation that was measured at the very shape costs what it cost. Between measured shapes of the same kind it costs
+what a law says that is linear in ciphertexts and entries (`aero.two_party.packing`), fitted to all of them; how wrong
+that is, is seen by leaving out each measured shape in turn. Beyond the measured shapes there is no answer, unless it is
+asked for and marked. Nothing here loads torch, JAX or SPU.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from aero.architecture import Architecture
+from aero.errors import UserError
+from aero.two_party import ledger, packing
+from aero.two_party.counts import OWN, Sizes, counts
+from aero.two_party.network import Network
+
+QUANTITIES = ("bytes_sent_client", "bytes_sent_server", "messages", "rounds", "seconds")
+FILES = (
+    "results/two_party/all_ops.csv",
+    "results/two_party/ops.csv",
+    "runs/two_party/all_ops.csv",
+    "runs/two_party/ops.csv",
+)
+PARTS = {"embedding_slice": "embedding", "vocabulary_slice": "vocabulary projection"}
+BLOCKS = "blocks"
+
+
+@dataclass(frozen=True)
+class Law:
+    """quantity = sum of factor x feature, fitted to the measured operations of a group.
+
+    error: largest relative error at a measured operation that the law was fitted without; None if too few are measured
+    to tell. points: how many are measured.
+    """
+
+    factors: tuple[float, ...]
+    error: float | None
+    points: int
+
+    def __call__(self, features: Sequence[float]) -> float:
+        return sum(factor * value for factor, value in zip(self.factors, features, strict=True))
+
+
+@dataclass(frozen=True)
+class OneCost:
+    """What one run of an operation costs, by `QUANTITIES`, and how it is known: measured, interpolated or extrapolated.
+
+    errors: relative bound by quantity: 0 for measured ones, infinite where nothing tells.
+    """
+
+    values: Mapping[str, float]
+    errors: Mapping[str, float]
+    how: str
+
+
+@dataclass
+class Operations:
+    """Measured operations by (op, shape), and the laws between them."""
+
+    measured: Mapping[tuple[str, str], ledger.Measurement]
+    variant: str
+    _laws: dict[tuple[str, str], Law | None] = field(default_factory=dict)
+
+    @cached_property
+    def groups(self) -> dict[str, list[tuple[packing.Sized, ledger.Measurement]]]:
+        """Measured operations by the law they follow."""
+        found: dict[str, list[tuple[packing.Sized, ledger.Measurement]]] = {}
+        for (op, shape), row in self.measured.items():
+            one = packing.sized(op, shape)
+            found.setdefault(one.group, []).append((one, row))
+        return found
+
+    @property
+    def setup_bytes(self) -> float:
+        return max((row.setup_bytes for row in self.measured.values()), default=0.0)
+
+    def cost(self, op: str, shape: str, extrapolate: bool = False) -> OneCost:
+        """The cost of an operation. UserError beyond the measured shapes of its kind, unless `extrapolate`."""
+        row = self.measured.get((op, shape))
+        if row is not None:
+            values = {name: float(getattr(row, name)) for name in QUANTITIES}
+            return OneCost(values, dict.fromkeys(QUANTITIES, 0.0), "measured")
+        wanted = packing.sized(op, shape)
+        others = self.groups.get(wanted.group, [])
+        inside = packing.within(wanted.sizes, [one.sizes for one, _ in others])
+        laws = {name: self.law(wanted.group, name) for name in QUANTITIES}
+        if not inside and not (extrapolate and others):
+            raise UserError(self._outside(op, shape, wanted, bool(others)))
+        unknown = [law for name, law in laws.items() if name != "rounds" and (law is None or law.error is None)]
+        if unknown and not extrapolate:
+            raise UserError(
+                f"{op} {shape} was not measured, and {len(others)} measured shapes of its kind are too few to "
+                f"interpolate with a known error; {_REMEDY}"
+            )
+        values, errors = {}, {}
+        for name, law in laws.items():
+            values[name] = math.nan if law is None else law(packing.features(wanted)[name])
+            known = inside and law is not None and law.error is not None
+            errors[name] = law.error if known else math.inf
+        return OneCost(values, errors, "interpolated" if inside and not unknown else "extrapolated")
+
+    def _outside(self, op: str, shape: str, wanted: packing.Sized, any_measured: bool) -> str:
+        if not any_measured:
+            return f"no {op} was measured, which is needed at {shape}; {_MEASURE}"
+        near = sorted(self.groups[wanted.group], key=lambda pair: _distance(pair[0].sizes, wanted.sizes))
+        nearest = ", ".join(row.shape for _, row in near[:3])
+        return f"{op} {shape} lies outside what was measured, the nearest is {nearest}; {_REMEDY}"
+
+    def law(self, group: str, quantity: str) -> Law | None:
+        """The law of a group of operations, None if nothing is measured or it cannot be fitted."""
+        key = group, quantity
+        if key not in self._laws:
+            points = [
+                (one.sizes, packing.features(one)[quantity], float(getattr(row, quantity)))
+                for one, row in self.groups.get(group, [])
+            ]
+            self._laws[key] = fit([point for point in points if not math.isnan(point[2])])
+        return self._laws[key]
+
+
+_MEASURE = "measure it (python -m stages.two_party_all)"
+_REMEDY = f"{_MEASURE} or see --extrapolate"
+
+
+def _distance(one: Sequence[int], other: Sequence[int]) -> float:
+    return sum(abs(math.log(a / b)) for a, b in zip(one, other, strict=True))
+
+
+Point = tuple[Sequence[int], Sequence[float], float]
+"""Sizes, features and measured value."""
+
+
+def fit(points: Sequence[Point]) -> Law | None:
+    """The law through `points`, least squares of relative errors with no factor below 0; None without a point.
+
+    Its error is that of points between the others, as only such are asked for; where there is none between, that of
+    the outer ones, which is larger.
+    """
+    factors = _factors([(features, value) for _, features, value in points])
+    if factors is None:
+        return None
+    between: list[float] = []
+    outer: list[float] = []
+    for index, (sizes, features, value) in enumerate(points):
+        others = [*points[:index], *points[index + 1 :]]
+        without = _factors([(other, measured) for _, other, measured in others])
+        if without is None or value <= 0 or len(others) < 2:
+            continue
+        inside = packing.within(sizes, [other for other, _, _ in others])
+        error = abs(Law(without, None, 0)(features) / value - 1)
+        (between if inside else outer).append(error)
+    errors = between or outer
+    return Law(factors, max(errors) if errors else None, len(points))
+
+
+def _factors(points: Sequence[tuple[Sequence[float], float]]) -> tuple[float, ...] | None:
+    """Factors, none negative, with the least sum of squared relative errors."""
+    import numpy as np
+
+    points = [(features, value) for features, value in points if value > 0]
+    if not points:
+        return None
+    values = np.array([value for _, value in points])
+    matrix = np.array([features for features, _ in points]) / values[:, None]
+    width = matrix.shape[1]
+    best: tuple[float, int, tuple[float, ...]] | None = None
+    # With so few factors, trying each subset is the plainest way to keep them from being negative.
+    for size in range(1, min(width, len(points)) + 1):
+        for chosen in itertools.combinations(range(width), size):
+            part = matrix[:, chosen]
+            scale = np.abs(part).max(0)
+            if not scale.all():
+                continue
+            solved = np.linalg.lstsq(part / scale, np.ones(len(points)), rcond=1e-9)[0] / scale
+            if (solved < 0).any():
+                continue
+            residual = float(((part @ solved - 1) ** 2).sum())
+            # A further factor must earn its place.
+            if best is None or residual < best[0] * (1 - 1e-3 * (size - best[1])) - 1e-14:
+                full = [0.0] * width
+                for place, factor in zip(chosen, solved.tolist(), strict=True):
+                    full[place] = factor
+                best = residual, size, tuple(full)
+    return None if best is None else best[2]
+
+
+def measured_operations(variant: str, root: Path | str = ".") -> Operations:
+    """What was measured with the protocol's settings `variant`, kept results first and fresh ones in their place.
+
+    Small scales' own models are left out: in their few hundred kB, chance (new stocks of oblivious transfers) tells.
+    """
+    found: dict[tuple[str, str], ledger.Measurement] = {}
+    for name in FILES:
+        path = Path(root) / name
+        if path.is_file():
+            rows = ledger.read(path, ledger.Measurement)
+            found |= ledger.by_operation(
+                row for row in rows if row.variant == variant and not row.model.startswith(OWN)
+            )
+    if not found:
+        raise UserError(f"no operation measured with {variant} in results/two_party or runs/two_party; {_MEASURE}")
+    return Operations(found, variant)
+
+
+@dataclass(frozen=True)
+class PassCost:
+    """Cost of one private forward pass, set-up included, and the bounds of its errors.
+
+    bytes_error, seconds_error: relative, of what is interpolated; infinite where something is extrapolated. Adds to
+    what a composition is wrong by. by_part: bytes of embedding, blocks, vocabulary projection and set-up.
+    seconds_by_kind: by kind of operation. interpolated, extrapolated: the operations that were not measured themselves.
+    """
+
+    architecture: str
+    sizes: Sizes
+    program: str
+    bytes_client: float
+    bytes_server: float
+    messages: float
+    rounds: float
+    seconds: float
+    bytes_error: float
+    seconds_error: float
+    by_part: Mapping[str, float]
+    seconds_by_kind: Mapping[str, float]
+    operations: int
+    interpolated: tuple[str, ...]
+    extrapolated: tuple[str, ...]
+    counts_kept: bool
+
+    @property
+    def bytes(self) -> float:
+        """Bytes in both directions."""
+        return self.bytes_client + self.bytes_server
+
+    def latency(self, network: Network) -> float:
+        """Seconds on `network`; NaN if rounds were not measured."""
+        return network.latency_seconds(self.seconds, self.bytes_client, self.bytes_server, self.rounds)
+
+
+def estimate(
+    architecture: Architecture, sizes: Sizes, program: str, operations: Operations, extrapolate: bool = False
+) -> PassCost:
+    """The cost of `architecture` at `sizes`, one set-up included.
+
+    UserError if an operation lies outside what was measured (unless `extrapolate`), or if the program cannot compute
+    the architecture.
+    """
+    needed, kept = counts(architecture, sizes, program)
+    total, error = dict.fromkeys(QUANTITIES, 0.0), dict.fromkeys(QUANTITIES, 0.0)
+    by_part = {"embedding": 0.0, BLOCKS: 0.0, "vocabulary projection": 0.0, "set-up": operations.setup_bytes}
+    by_kind: dict[str, float] = {}
+    not_measured: dict[str, list[str]] = {"interpolated": [], "extrapolated": []}
+    for (op, shape), count in needed.items():
+        one = operations.cost(op, shape, extrapolate)
+        for name in QUANTITIES:
+            total[name] += count * one.values[name]
+            if one.errors[name]:
+                error[name] += count * one.values[name] * one.errors[name]
+        kind = op.partition("(")[0]
+        by_part[PARTS.get(kind, BLOCKS)] += count * (one.values["bytes_sent_client"] + one.values["bytes_sent_server"])
+        by_kind[kind] = by_kind.get(kind, 0.0) + count * one.values["seconds"]
+        if one.how in not_measured:
+            not_measured[one.how].append(f"{op} {shape}")
+    # Keys and first oblivious transfers go both ways in about equal parts.
+    client, server = (total[f"bytes_sent_{who}"] + operations.setup_bytes / 2 for who in ("client", "server"))
+    return PassCost(
+        architecture=str(architecture),
+        sizes=sizes,
+        program=program,
+        bytes_client=client,
+        bytes_server=server,
+        messages=total["messages"],
+        rounds=total["rounds"],
+        seconds=total["seconds"],
+        bytes_error=(error["bytes_sent_client"] + error["bytes_sent_server"]) / (client + server),
+        seconds_error=error["seconds"] / total["seconds"] if total["seconds"] else 0.0,
+        by_part=by_part,
+        seconds_by_kind=by_kind,
+        operations=len(needed),
+        interpolated=tuple(not_measured["interpolated"]),
+        extrapolated=tuple(not_measured["extrapolated"]),
+        counts_kept=kept,
+    )
+
+
+def law_errors(operations: Operations) -> list[tuple[str, int, float | None, float | None]]:
+    """(group, measured shapes, error of the bytes, of the seconds) of every kind of operation, by leaving one out."""
+    found = []
+    for group, members in operations.groups.items():
+        laws = [operations.law(group, name) for name in ("bytes_sent_client", "bytes_sent_server", "seconds")]
+        sent, answered, seconds = (None if law is None else law.error for law in laws)
+        bytes_ = None if sent is None or answered is None else max(sent, answered)
+        found.append((group.rpartition(" ")[0], len(members), bytes_, seconds))
+    return sorted(found)
+
+
+def composition_error(passes: Iterable[Mapping[str, object]]) -> float | None:
+    """Largest relative difference of bytes between complete passes and the sum of their operations; None without one.
+
+    passes: the entries of end_to_end.json.
+    """
+    ratios = [entry.get("composed_over_measured") for entry in passes]
+    errors = [abs(ratio - 1) for ratio in ratios if isinstance(ratio, int | float)]
+    return max(errors, default=None)

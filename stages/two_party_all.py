@@ -1,0 +1,238 @@
+"""Measure the operations of every row of AERO Tables 4-7 and Figure 15 at their own sizes, and compose the rows.
+
+At GPT-2's published sizes this takes hours, most of them for T=512. Every few operations both files are written;
+killed, or stopped by --minutes, the same command goes on where it was. A measurement stands as long as what its
+operation computes, the protocol's settings and SPU's version are the same, whatever else changed in the code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.metadata
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from aero.architecture import Architecture, parse
+from aero.errors import UserError, run_main
+from aero.model import ModelConfig
+from aero.parameters import Parameters, load
+from aero.two_party import ledger
+from aero.two_party.compose import compose_detailed
+from aero.two_party.counts import OWN, model_config
+from aero.two_party.measure import measure, measure_rounds, shrink
+from aero.two_party.network import Network
+from aero.two_party.operations import Operation
+from aero.two_party.program import operations
+from aero.two_party.settings import Settings, TwoPartyError
+
+PLACES = ("aero/table4", "aero/table5", "aero/table6", "aero/table7", "aero/figure15")
+BATCH, BATCH_ELEMENTS = 24, 4_000_000
+"""Operations, and array elements in them, of one two-party session: what a kill can lose."""
+
+
+@dataclass(frozen=True)
+class PrintedRow:
+    """A row to be costed: its architecture, its model family and context in the paper, and where it is printed.
+
+    family: "own gpt2" and so on where it is measured at a scale's own sizes.
+    """
+
+    architecture: Architecture
+    family: str
+    config: ModelConfig
+    context: int
+    places: tuple[str, ...]
+
+
+def printed_rows(parameters: Parameters) -> list[PrintedRow]:
+    """The rows of `PLACES`, each once, in the order of params.yaml; at the scale's own sizes if two_party is own."""
+    found: dict[tuple[str, str, int], PrintedRow] = {}
+    for name, run in parameters.runs.items():
+        places = tuple(place for place in (*run.rows, *run.figures) if "/".join(place.split("/")[:2]) in PLACES)
+        if not places:
+            continue
+        architecture, family, context = parse(run.architecture), run.model, parameters.context(name)
+        if parameters.active.two_party == "own":
+            config = parameters.model_config_for(name, parameters.vocabulary(name))
+            family, context = f"{OWN} {family}", config.context
+        else:
+            config = model_config(architecture, family, context)
+        key = str(architecture), family, context
+        before = found[key].places if key in found else ()
+        found[key] = PrintedRow(architecture, family, config, context, (*before, *places))
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """An operation to be measured, and the first row that needs it."""
+
+    operation: Operation
+    family: str
+    context: int
+
+
+def wanted(rows: Sequence[PrintedRow], programs: Sequence[str]) -> tuple[list[Wanted], dict[str, str]]:
+    """Distinct operations of `rows`, small ones first, and the rows that no program can compute with the reason."""
+    found: dict[Operation, Wanted] = {}
+    refused: dict[str, str] = {}
+    for row in rows:
+        for program in programs:
+            try:
+                counts = operations(row.architecture, row.config, program, row.context)
+            except ValueError as error:
+                refused[f"{row.architecture} ({row.family}, T={row.context}), {program}"] = str(error)
+                continue
+            for operation in counts:
+                found.setdefault(operation, Wanted(operation, row.family, row.context))
+    return sorted(found.values(), key=lambda one: (_elements(one.operation), one.operation)), refused
+
+
+def _elements(operation: Operation) -> int:
+    return sum(math.prod(shape) for shape in operation.shapes)
+
+
+def signature(operation: Operation, variant: str) -> str:
+    """What a measurement of `operation` depends on, hashed: the traced computation, the settings, SPU's version."""
+    arrays = [jax.ShapeDtypeStruct(shape, np.float32) for shape in operation.shapes]
+    computation = str(jax.make_jaxpr(operation.function())(*arrays))
+    parts = (computation, repr(operation.owners), variant, importlib.metadata.version("spu"))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def batches(left: Sequence[Wanted]) -> Iterator[list[Wanted]]:
+    batch: list[Wanted] = []
+    for one in left:
+        full = sum(_elements(other.operation) for other in (*batch, one)) > BATCH_ELEMENTS
+        if batch and (full or len(batch) == BATCH):
+            yield batch
+            batch = []
+        batch.append(one)
+    if batch:
+        yield batch
+
+
+def usable(path: Path, signatures: dict[tuple[str, str], str]) -> list[ledger.Measurement]:
+    """Rows of an earlier measurement that are still what would be measured now."""
+    try:
+        rows = ledger.read(path, ledger.Measurement)
+        return [row for row in rows if json.loads(row.provenance).get("computation") == signatures.get(row.key, 0)]
+    except (OSError, ValueError):
+        return []
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m stages.two_party_all", description=__doc__)
+    parser.add_argument("--folder", type=Path, default=Path("runs/two_party"))
+    parser.add_argument("--minutes", type=float, help="stop after about so long, between two sessions")
+    parser.add_argument("--no-rounds", action="store_true", help="leave rounds out (they need further sessions)")
+    chosen = parser.parse_args(arguments)
+    started = time.monotonic()
+    parameters = load()
+    rows, programs = printed_rows(parameters), parameters.two_party.programs
+    todo, refused = wanted(rows, programs)
+    for row, reason in refused.items():
+        print(f"left out: {row}: {reason}", file=sys.stderr)
+    variant, settings = parameters.two_party.variant(), Settings(**parameters.two_party.settings())
+    signatures = {(o.name, o.shape): signature(o, variant) for o in (one.operation for one in todo)}
+    path = chosen.folder / "all_ops.csv"
+    done = ledger.by_operation(usable(path, signatures))
+    if not chosen.no_rounds:
+        done = {key: row for key, row in done.items() if not math.isnan(row.rounds)}
+    left = [one for one in todo if (one.operation.name, one.operation.shape) not in done]
+    failed: list[str] = []
+
+    def write() -> None:
+        ledger.write(path, sorted(done.values(), key=lambda row: row.key), ledger.Measurement)
+        ledger.write(chosen.folder / "all_rows.csv", composed(parameters, rows, done), ledger.DetailedRow)
+
+    def out_of_time() -> bool:
+        return chosen.minutes is not None and time.monotonic() - started > 60 * chosen.minutes
+
+    known = {shrink(o): done[o.name, o.shape].rounds for o in (w.operation for w in todo) if (o.name, o.shape) in done}
+    runs = 1 if parameters.active.two_party == "own" else 3
+    with tqdm(total=len(todo), initial=len(todo) - len(left), desc="operations", unit="op", disable=None) as bar:
+
+        def take(batch: Sequence[Wanted]) -> None:
+            of_batch = [one.operation for one in batch]
+            new = [] if chosen.no_rounds else [operation for operation in of_batch if shrink(operation) not in known]
+            if new:
+                known.update({shrink(o): found for o, found in measure_rounds(new, settings, runs).items()})
+            rounds = {operation: known.get(shrink(operation), math.nan) for operation in of_batch}
+            measured = measure(of_batch, batch[0].family, batch[0].context, variant, settings, rounds=rounds)
+            for one, row in zip(batch, measured, strict=True):
+                source = json.loads(row.provenance) | {"computation": signatures[row.key]}
+                done[row.key] = replace(row, model=one.family, context=one.context, provenance=ledger.as_json(**source))
+                bar.set_postfix_str(f"{row.op} {row.shape}: {row.bytes / 1e6:.1f} MB in {row.seconds:.1f} s")
+                bar.update()
+            write()
+
+        for batch in batches(left):
+            if out_of_time():
+                break
+            try:
+                take(batch)
+                continue
+            except TwoPartyError as error:
+                if len(batch) == 1:
+                    failed.append(f"{batch[0].operation.name} {batch[0].operation.shape}: {error}")
+            # One operation may be too large for this machine; the others are not to wait for it.
+            for one in batch if len(batch) > 1 else ():
+                try:
+                    take([one])
+                except TwoPartyError as error:
+                    failed.append(f"{one.operation.name} {one.operation.shape}: {error}")
+            if len(failed) > 2 and not done:
+                raise TwoPartyError(f"no operation could be measured: {failed[0]}")
+    write()
+    complete = composed(parameters, rows, done)
+    print(
+        f"{len(done)} of {len(todo)} operations, {len(complete)} of {len(rows) * len(programs)} rows: "
+        f"{path}, {chosen.folder / 'all_rows.csv'}"
+    )
+    if failed:
+        raise UserError(f"{len(failed)} operations failed, the first {failed[0]}; the same command tries them again")
+    if len(done) < len(todo):
+        raise UserError(f"{len(todo) - len(done)} operations are left after --minutes; the same command goes on")
+
+
+def composed(
+    parameters: Parameters, rows: Sequence[PrintedRow], measured: dict[tuple[str, str], ledger.Measurement]
+) -> list[ledger.DetailedRow]:
+    """Costs of the rows whose operations are all measured."""
+    networks = {
+        name: Network(network.bandwidth_mbit, network.rtt_ms) for name, network in parameters.two_party.networks.items()
+    }
+    found = []
+    for row in rows:
+        for program in parameters.two_party.programs:
+            try:
+                found.append(
+                    compose_detailed(
+                        row.architecture,
+                        row.config,
+                        row.family,
+                        program,
+                        row.context,
+                        measured,
+                        networks,
+                        places=row.places,
+                    )
+                )
+            except ValueError:  # a program that cannot compute the row, or an operation that is not measured yet
+                continue
+    return found
+
+
+if __name__ == "__main__":
+    run_main(main)

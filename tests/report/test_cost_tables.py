@@ -1,0 +1,114 @@
+"""Savings with the baseline's GELU exchanged, the rows beside Table 4, and the laws, by hand on made results."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from pathlib import Path
+
+import made_results
+import pytest
+
+from aero.published import load as load_paper
+from aero.report import claims, cost_tables
+from aero.report.costs import audit, row_costs, row_family
+from aero.report.results import Results, load
+from aero.report.tables import files
+
+PAPER = load_paper("aero")
+GELUS = {"gelu_plain": (600e6, 500e6, 45, 30.0), "gelu_segments": (200e6, 140e6, 25, 18.0)}
+"""Bytes each way, rounds and seconds of one layer's GELU, made."""
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Results:
+    """All rows of Table 4 with both GELUs measured, and one row of Table 6 and of Table 7."""
+    folder = made_results.project(tmp_path, runs=()) / "results/two_party"
+    with (folder / "ops.csv").open("a", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        for op, (client, server, rounds, seconds) in GELUS.items():
+            writer.writerow(
+                [op, "128x3072", "gpt2", 128, "as_published", client, server, 900, rounds, 0, seconds, "{}"]
+            )
+    head, *lines = (folder / "rows.csv").read_text(encoding="utf-8").splitlines()
+    row = next(line for line in lines if line.startswith("SM+ScFuFFN,gpt2,128,as_published"))
+    others = [row.replace(",gpt2,128,", f",{where},") for where in ("gpt2-18l,128", "languini-gpt2,512")]
+    (folder / "all_rows.csv").write_text("\n".join([head, *others, ""]), encoding="utf-8")
+    return load(tmp_path)
+
+
+def test_the_audit_by_hand(results: Results) -> None:
+    """15.3 GB less 12 x (1.1 - 0.34) GB are 6.18 GB; over the row's 3.6 GB 1.717 of 4.25 times are left."""
+    found = audit(results, PAPER.tables["4"], "SM+ScFuFFNi_6", "bytes")
+    assert found.as_published == pytest.approx(4.25) and found.one_gelu == pytest.approx(6.18 / 3.6)
+    assert found.by_gelu == pytest.approx(15.3 / 6.18)
+    assert found.share == pytest.approx(math.log(6.18 / 3.6) / math.log(4.25))
+    # 765 + 612 + 240 s; a GELU in segments takes 12 s, 60.8 s of transfer and 20 x 0.08 s less
+    base, row = 15.3e9 / 2e7 + 15.3e9 * 4 / 1e8 + 240, 3.6e9 / 2e7 + 3.6e9 * 4 / 1e8 + 240
+    latency = audit(results, PAPER.tables["4"], "SM+ScFuFFNi_6", "latency_wan")
+    assert latency.one_gelu == pytest.approx((base - 12 * (12 + 60.8 + 1.6)) / row)
+    assert latency.tuned == pytest.approx(
+        (0.4 * 15.3e9 / 2e7 + 0.4 * 15.3e9 * 4 / 1e8 + 240) / (0.4 * (row - 240) + 240)
+    )
+
+
+def test_the_claim_about_the_architectures_own_saving(results: Results, full: Results, empty: Results) -> None:
+    def decided(of: Results, claim: str) -> claims.Decision:
+        return next(j.decision for j in claims.judge(of) if j.claim.id == claim)
+
+    found = decided(results, "t4-own-saving")
+    assert found.verdict == "contradicted" and "4.25× = 2.48× by the GELU x 1.72×: 37%" in found.measured
+    assert "both tuned 4.25×" in found.evidence
+    assert decided(results, "t6-own-saving").verdict == "not testable here"  # its row was not measured
+    assert decided(full, "t4-own-saving").verdict == "not testable here"  # no GELU was measured alone
+    assert decided(empty, "t4-own-speedup").verdict == "not testable here"
+
+
+def test_rows_are_those_of_their_own_family(results: Results) -> None:
+    assert row_family(results, PAPER.tables["7"], "SM+ScFuFFN") == "languini-gpt2"
+    assert row_family(results, PAPER.tables["6"], "SM+ScFuFFN") == "gpt2-18l"
+    for number in ("6", "7"):
+        assert set(row_costs(results, PAPER.tables[number], "SM+ScFuFFN")) == {"as_published"}
+    assert row_costs(results, PAPER.tables["5"], "SM+ScFuFFN") == {}
+
+
+@pytest.mark.parametrize(("number", "columns"), [("5", 8), ("6", 8), ("7", 8)])
+def test_further_tables_have_a_line_for_every_printed_cell(results: Results, number: str, columns: int) -> None:
+    texts = files(results)
+    found = list(csv.DictReader(io.StringIO(texts[Path(f"reports/tables/aero_table{number}.csv")])))
+    assert len(found) == columns * len(PAPER.tables[number].rows)
+    by = {(line["row"], line["column"]): line for line in found}
+    assert by["SM+LN+G", "Comm."]["measured"] == "" and "not measured yet" in by["SM+LN+G", "Comm."]["note"]
+    if number != "5":
+        assert float(by["SM+ScFuFFN", "Comm."]["measured"]) == pytest.approx(3.7)
+    assert Path(f"reports/tables/aero_table{number}_costs.csv") in texts
+
+
+def test_a_row_with_several_trainings_has_each_in_its_column(tmp_path: Path) -> None:
+    root = made_results.project(tmp_path, runs=(), costs=False)
+    made_results.RUNS["languini-sm-scffn-2b4"] = ("SM+ScFFN", 31.0)
+    try:
+        folder = root / "results/laptop/languini-sm-scffn-2b4"
+        made_results.write_run(folder, "languini-sm-scffn-2b4", 1337, perplexity=31.5)
+    finally:
+        del made_results.RUNS["languini-sm-scffn-2b4"]
+    lines = csv.DictReader(io.StringIO(files(load(root))[Path("reports/tables/aero_table7.csv")]))
+    measured = {line["column"]: line["measured"] for line in lines if line["row"] == "SM+ScFFN"}
+    assert measured["Eval PPL 2.4B"] == "31.5" and measured["Eval PPL 1.2B"] == measured["Eval PPL 4.8B"] == ""
+
+
+def test_the_page_shows_what_is_measured_and_what_is_not(results: Results, empty: Results) -> None:
+    text = cost_tables.savings(results).text
+    for shown in (">4.25×</span>", ">1.72×</span>", ">37 %</span>", ">4.23×</span>", ">1.94×</span>"):
+        assert shown in text, shown
+    rows = cost_tables.other_rows(results).text
+    assert ">3.70</span>" in rows and f">{3.7 / 8.83:.2f}</span>" in rows and "not measured yet" in rows
+    assert rows.count('id="costs-') == 4
+    assert "paper_dimensions" not in cost_tables.other_rows(empty).text + cost_tables.savings(empty).text
+    assert "not measured yet" in cost_tables.cost_model(empty).text
+
+
+def test_the_laws_are_those_of_the_kept_measurements() -> None:
+    text = cost_tables.cost_model(load(made_results.PROJECT)).text
+    assert "product with the server" in text and "error of the bytes" in text

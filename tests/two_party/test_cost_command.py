@@ -1,0 +1,125 @@
+"""`aero cost` on made measurements: what it says, how fast, and one line for what it cannot."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import made_costs
+import pytest
+
+from aero import cli
+from aero.architecture import parse
+from aero.errors import UserError
+from aero.report.pareto import Point, with_front
+from aero.two_party.cost import estimate, measured_operations
+from aero.two_party.counts import published_sizes
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Parameters, made measurements at T = 128, 256 and 512, and the kept trainings."""
+    folder = tmp_path_factory.mktemp("project")
+    shutil.copyfile(ROOT / "params.yaml", folder / "params.yaml")
+    made_costs.write(folder, (128, 256, 512))
+    (folder / "results/two_party/end_to_end.json").write_text('[{"composed_over_measured": 0.986}]')
+    for run in ("sm-ln-g", "sm-scfuffn", "sm-r", "sm-scfuffni-6"):
+        shutil.copytree(ROOT / "results/laptop" / run, folder / "results/laptop" / run)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def in_project(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    cli.main(["cost", *arguments])
+    return capsys.readouterr().out
+
+
+def test_one_architecture(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "SM+ScFuFFN", "--network", "wan")
+    cost = estimate(parse("SM+ScFuFFN"), published_sizes("gpt2", 128), "tuned", measured_operations(made_costs.VARIANT))
+    assert f"{cost.bytes / 1e9:.3f} GB in both directions" in text and "(100 Mbit/s, 80 ms)" in text
+    assert "nothing interpolated" in text and "by up to 1.4 %" in text and "EXTRAPOLATED" not in text
+    found = json.loads(said(capsys, "SM+ScFuFFN", "--json", "--network", "1000,1"))
+    assert found["bytes"] == cost.bytes and found["network"] == {"bandwidth_mbit": 1000.0, "rtt_ms": 1.0}
+    assert found["composition_error"] == pytest.approx(0.014) and found["interpolated"] == []
+    between = json.loads(said(capsys, "SM+ScFuFFN", "--json", "--context", "192"))
+    assert cost.bytes < between["bytes"] and between["interpolated"] and between["bytes_error"] < 0.05
+
+
+def test_two_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "--compare", "SM+LN+G", "SM+ScFuFFN", "--program", "as_published")
+    first, second = json.loads(
+        said(capsys, "--compare", "SM+LN+G", "SM+ScFuFFN", "--json", "--program", "as_published")
+    )
+    assert (first["architecture"], second["architecture"]) == ("SM+LN+G", "SM+ScFuFFN")
+    line = next(line for line in text.splitlines() if line.startswith("bytes"))
+    assert line.split()[-1] == f"{first['bytes'] / second['bytes']:.2f}"
+
+
+def test_perplexity_against_communication(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for name in ("front.svg", "front.png"):
+        text = said(capsys, "--pareto", "--out", str(tmp_path / name))
+        assert (tmp_path / name).stat().st_size > 5000
+    assert text.count("front") - text.count("front.png") >= 1 and "sm-scfuffni-6" in text
+    assert "left out, not trained yet: " in text
+    found = json.loads(said(capsys, "--pareto", "--json", "--out", str(tmp_path / "front.svg")))
+    assert [p["run"] for p in found["points"] if p["front"]] == front_by_hand(found["points"])
+
+
+def front_by_hand(points: list[dict]) -> list[str]:
+    """Runs that no other beats in both."""
+    return [
+        p["run"]
+        for p in points
+        if not any(q["bytes"] <= p["bytes"] and q["perplexity"] <= p["perplexity"] for q in points if q is not p)
+    ]
+
+
+def test_the_front_by_hand() -> None:
+    made = [Point(name, name, perplexity, (1,), cost, 0.0) for name, cost, perplexity in (
+        ("a", 5, 3), ("b", 1, 9), ("c", 2, 4), ("d", 3, 4), ("e", 4, 6), ("f", 2, 5)
+    )]  # fmt: skip
+    assert [point.run for point in with_front(made) if point.front] == ["b", "c", "a"]
+
+
+def test_the_answer_takes_under_a_second(project: Path) -> None:
+    """Processor time of the whole command, the interpreter's start included; another's work does not count."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, "-m", "aero.cli", "cost", "SM+ScFuFFNi_3", "--context", "192"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, env={"PYTHONPATH": str(ROOT)})
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert run.returncode == 0, run.stderr
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([], "one architecture, or --compare A B, or --pareto"),
+        (["SM", "--pareto"], "one architecture, or --compare"),
+        (["SM+LN+X"], "unknown part 'X'"),
+        (["SM", "--model", "gpt3"], "known: gpt2"),
+        (["SM", "--network", "moon"], "give wan, lan or Mbit/s and ms"),
+        (["SM", "--network", "0,5"], "unknown network"),
+        (["SM+R", "--context", "1024"], "lies outside what was measured, the nearest is 512x"),
+        (["SM+R", "--program", "fast"], "unknown program"),
+        (["SM", "--out", "a.svg"], "--out belongs to --pareto"),
+        (["--pareto", "--out", "a.gif"], "must end in .svg or .png"),
+        (["--pareto", "--model", "pythia-70m"], "not trained yet"),
+        (["SM+ScFuFFNi_13"], "cannot prune 13"),
+    ],
+)
+def test_what_it_cannot(arguments: list[str], named: str) -> None:
+    with pytest.raises(UserError, match=named.replace("+", r"\+")) as found:
+        cli.main(["cost", *arguments])
+    assert "\n" not in str(found.value)

@@ -1,0 +1,130 @@
+"""The stage that measures every printed row: on a tiny model, in real processes, stopped and taken up again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import made_costs
+import pytest
+import yaml
+
+from aero.architecture import parse
+from aero.errors import UserError
+from aero.parameters import load
+from aero.two_party import ledger
+from aero.two_party.operations import Operation
+from aero.two_party.program import operations
+from aero.two_party.settings import TwoPartyError
+from stages.two_party_all import PrintedRow, batches, main, printed_rows, signature, wanted
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNS = ("sm-scfuffn", "sm-scfuffn-18l", "sm")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """Three runs at the smoke scale: a row of Table 4, one of Table 6, and one of Table 2, which is not asked for."""
+    folder = tmp_path_factory.mktemp("project")
+    values = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    values |= {"scale": "smoke", "active_runs": list(RUNS), "more_runs": [], "compared_runs": []}
+    values["runs"] = {name: values["runs"][name] for name in RUNS}
+    values["two_party"] |= {"programs": ["tuned"], "end_to_end_runs": []}
+    for scale in values["scales"].values():
+        scale["end_to_end_runs"] = []
+    values["scales"]["smoke"]["model"] |= {"layers": 2}
+    values["scales"]["smoke"]["families"]["gpt2-18l"] = {"model": {"layers": 3}}
+    (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+    return folder
+
+
+def test_rows_are_measured_and_an_interrupted_measurement_goes_on(project, monkeypatch):
+    monkeypatch.chdir(project)
+    files = {name: project / "runs/two_party" / f"{name}.csv" for name in ("all_ops", "all_rows")}
+    with pytest.raises(UserError, match="are left after --minutes; the same command goes on"):
+        main(["--minutes", "0", "--no-rounds"])
+    assert ledger.read(files["all_rows"], ledger.DetailedRow) == []
+
+    main(["--no-rounds"])
+    measured = {row.key: row for row in ledger.read(files["all_ops"], ledger.Measurement)}
+    rows = ledger.read(files["all_rows"], ledger.DetailedRow)
+    assert [(row.architecture, row.model) for row in rows] == [
+        ("SM+ScFuFFN", "own gpt2"),
+        ("SM+ScFuFFN", "own gpt2-18l"),
+    ]
+    for row, printed in zip(rows, printed_rows(load(project / "params.yaml")), strict=True):
+        counts = operations(printed.architecture, printed.config, row.program, printed.context)
+        of_row = [(measured[operation.name, operation.shape], count) for operation, count in counts.items()]
+        assert row.bytes == sum(one.bytes * count for one, count in of_row) + row.setup_bytes
+        assert row.bytes == row.embedding_bytes + row.head_bytes + row.backbone_bytes + row.setup_bytes
+        assert sum(json.loads(row.bytes_by_kind).values()) == row.bytes - row.setup_bytes
+        assert sum(json.loads(row.seconds_by_kind).values()) == pytest.approx(row.seconds, abs=0.01)
+    assert "aero/table4/SM+ScFuFFN" in rows[0].places and "aero/table6/SM+ScFuFFN" in rows[1].places
+
+    # One is lost, one is of other code: these two are measured again, the others stay as they are.
+    lost, other, *_ = sorted(measured)
+    changed = [
+        row if row.key != other else ledger.Measurement(**(vars(row) | {"provenance": '{"computation":"before"}'}))
+        for row in measured.values()
+        if row.key != lost
+    ]
+    ledger.write(files["all_ops"], changed, ledger.Measurement)
+    main(["--no-rounds"])
+    now = {row.key: row for row in ledger.read(files["all_ops"], ledger.Measurement)}
+    renewed = {key for key in measured if now[key].provenance != measured[key].provenance}
+    assert set(now) == set(measured) and renewed == {lost, other}
+    assert now[lost].bytes == pytest.approx(measured[lost].bytes, rel=1e-3)  # ciphertexts are sent compressed
+
+
+def test_an_operation_that_fails_stops_no_other(project, monkeypatch, tmp_path, capsys):
+    def measured(wanted, model, context, variant, settings, rounds):
+        if any(operation.kind == "mix" for operation in wanted):
+            raise TwoPartyError("the server process died (signal 9)")
+        return [
+            made_costs.made(operation.name, operation.shape, variant=variant, rounds=rounds[operation])
+            for operation in wanted
+        ]
+
+    monkeypatch.chdir(project)
+    monkeypatch.setattr("stages.two_party_all.measure", measured)
+    monkeypatch.setattr(
+        "stages.two_party_all.measure_rounds", lambda wanted, settings, runs: dict.fromkeys(wanted, 5.0)
+    )
+    with pytest.raises(UserError, match="operations failed, the first mix .* the server process died"):
+        main(["--folder", str(tmp_path)])
+    kinds = {row.op for row in ledger.read(tmp_path / "all_ops.csv", ledger.Measurement)}
+    assert "linear" in kinds and "mix" not in kinds
+    assert "0 of 2 rows" in capsys.readouterr().out
+    monkeypatch.setattr("stages.two_party_all.measure", lambda *arguments, **more: 1 / 0)
+    monkeypatch.setattr("stages.two_party_all.measure_rounds", lambda *arguments: 1 / 0)
+    with pytest.raises(ZeroDivisionError):  # what failed is tried again
+        main(["--folder", str(tmp_path)])
+
+
+def test_a_signature_is_of_what_is_computed():
+    small, large = Operation("relu", ((4, 4),)), Operation("relu", ((4, 8),))
+    assert signature(small, "a") == signature(small, "a")
+    other = Operation("softmax_cover", ((1, 8, 8),), (("blocks", 2),))
+    finer = Operation("softmax_cover", ((1, 8, 8),), (("blocks", 4),))
+    assert (
+        len({signature(o, v) for o, v in ((small, "a"), (small, "b"), (large, "a"), (other, "a"), (finer, "a"))}) == 5
+    )
+
+
+def test_small_operations_come_first_and_large_ones_alone():
+    parameters = load(ROOT / "params.yaml")
+    row = next(row for row in printed_rows(parameters) if row.context == 512)
+    assert row.family == "languini-gpt2" and row.config.vocabulary == 16384 and row.config.width == 768
+    todo, refused = wanted([row], ["as_published", "tuned"])
+    assert not refused and len(todo) == len(set(todo))
+    made = list(batches(todo))
+    assert [one for batch in made for one in batch] == todo and len(made[0]) > 3 and len(made[-1]) == 1
+
+
+def test_a_row_that_cannot_be_computed_is_told(monkeypatch):
+    def refuse(*arguments):
+        raise ValueError("two-party inference does not know this")
+
+    monkeypatch.setattr("stages.two_party_all.operations", refuse)
+    todo, refused = wanted([PrintedRow(parse("SM"), "gpt2", None, 128, ())], ["tuned"])
+    assert todo == [] and refused == {"SM (gpt2, T=128), tuned": "two-party inference does not know this"}

@@ -105,7 +105,7 @@ class Party:
         self._options = self._api.CompilerOptions()
         _fill(self._options, request["compiler"])
         description = libspu.link.Desc()
-        for name, address in zip(("client", "server"), addresses):
+        for name, address in zip(("client", "server"), addresses, strict=True):
             description.add_party(name, address)
         description.recv_timeout_ms = description.http_timeout_ms = 600_000
         description.connect_retry_times, description.connect_retry_interval_ms = 120, 500
@@ -171,7 +171,10 @@ def main() -> None:
     rank, addresses, request = int(sys.argv[1]), (sys.argv[2], sys.argv[3]), json.loads(sys.argv[4])
     answers = os.dup(1)
     with tempfile.TemporaryFile() as log:
+        # SPU's own words go to the file; a traceback of Python still goes to standard error.
+        sys.stderr = os.fdopen(os.dup(2), "w")
         os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
         party = Party(rank, addresses, request, log.fileno())
         generator = np.random.default_rng(0)
         for operation in request["operations"]:
@@ -180,7 +183,7 @@ def main() -> None:
             if operation["kind"].startswith("lookup"):
                 values[0] = generator.integers(0, operation["shapes"][1][0], operation["shapes"][0]).astype(np.int32)
             names = [f"a{index}" for index in range(len(values))]
-            for name, value, owner in zip(names, values, owners):
+            for name, value, owner in zip(names, values, owners, strict=True):
                 party.put(name, value, owner)
             executable = party.compile(function, names, values)
             began = time.monotonic()

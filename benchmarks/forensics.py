@@ -79,6 +79,7 @@ LARGE = (
     ("product_owned", ((128, 768), (768, 768)), 1),
     ("scores", ((12, 128, 64), (12, 128, 64)), 1),
     ("mix", ((12, 128, 128), (12, 128, 64)), 1),
+    ("one_hot", ((16,),), 2),
     ("lookup_shared", ((2,), (1024, 768)), 1),
     ("lookup_shared", ((1,), (50257, 768)), 1),
 )
@@ -410,12 +411,12 @@ class Engine:
         return self._by_op["setup"][0].bytes
 
     def equality(self) -> float | None:
-        """Bytes for comparing a secret token id with one entry of the vocabulary, None if not measured."""
-        found = [one for one in self._by_op.get("lookup_shared", ()) if one.shape.startswith("1,")]
-        if not found:
-            return None
-        vocabulary, width = map(int, found[0].shape.split(",")[1].split("x"))
-        return (found[0].bytes - product_bytes(1, vocabulary, width, True)) / vocabulary
+        """Bytes for comparing a secret token id with one entry of the vocabulary, None if not measured.
+
+        From many ids at once: a single lookup pays for a new stock of oblivious transfers or does not.
+        """
+        found = self._by_op.get("one_hot")
+        return found[0].bytes / found[0].entries / VOCABULARY["CodeParrot"] if found else None
 
 
 class Composer:

@@ -70,6 +70,7 @@ KINDS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "product_owned": (lambda x, w: x @ w, ("secret", "server")),
     "scores": (lambda q, k: jnp.einsum("hqd,hkd->hqk", q, k), ("secret", "secret")),
     "mix": (lambda p, v: jnp.einsum("hqk,hkd->hqd", p, v), ("secret", "secret")),
+    "one_hot": (lambda ids: jax.nn.one_hot(ids, 50257), ("secret",)),
     "lookup_shared": (lambda ids, table: jnp.take(table, ids, axis=0), ("secret", "secret")),
 }
 
@@ -180,8 +181,8 @@ def main() -> None:
         for operation in request["operations"]:
             function, owners = KINDS[operation["kind"]]
             values = [(0.5 * generator.standard_normal(shape)).astype(np.float32) for shape in operation["shapes"]]
-            if operation["kind"].startswith("lookup"):
-                values[0] = generator.integers(0, operation["shapes"][1][0], operation["shapes"][0]).astype(np.int32)
+            if operation["kind"] in ("one_hot", "lookup_shared"):
+                values[0] = generator.integers(0, 1000, operation["shapes"][0]).astype(np.int32)
             names = [f"a{index}" for index in range(len(values))]
             for name, value, owner in zip(names, values, owners, strict=True):
                 party.put(name, value, owner)

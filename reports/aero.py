@@ -17,7 +17,7 @@
 from IPython.display import Markdown
 
 from aero.published import load as published
-from aero.report import claims, cost_page, figures, marks, page, pipeline
+from aero.report import claims, cost_page, figures, forensics, marks, page, pipeline
 from aero.report.results import load_for_report
 
 results = load_for_report()
@@ -156,6 +156,9 @@ cost_page.table_costs(results)
 
 # %%
 cost_page.table_parts(results)
+
+# %%
+forensics.table_fits(results)
 
 # %%
 page.claims_table(judged, "figure1")

@@ -109,6 +109,9 @@ QUERY_BYTES = 184_600
 RESPONSE_BYTES = 254_800
 TRUNCATION_BYTES = 3.125
 SPLIT_ENTRIES = 2**25
+# A secret bit becomes an arithmetic share: 64 bits one way, one the other (SPU's profile of a lookup: 408,344 bytes for
+# 50,257 entries).
+BIT_TO_SHARE_BYTES = 65 / 8
 
 
 @dataclass(frozen=True)
@@ -411,12 +414,15 @@ class Engine:
         return self._by_op["setup"][0].bytes
 
     def equality(self) -> float | None:
-        """Bytes for comparing a secret token id with one entry of the vocabulary, None if not measured.
+        """Bytes for comparing a secret token id with one entry of the vocabulary and sharing the answer, None if not
+        measured.
 
         From many ids at once: a single lookup pays for a new stock of oblivious transfers or does not.
         """
         found = self._by_op.get("one_hot")
-        return found[0].bytes / found[0].entries / VOCABULARY["CodeParrot"] if found else None
+        if not found:
+            return None
+        return found[0].bytes / found[0].entries / VOCABULARY["CodeParrot"] + BIT_TO_SHARE_BYTES
 
 
 class Composer:
@@ -424,7 +430,7 @@ class Composer:
 
     def __init__(self, engines: Mapping[tuple[str, str], Engine]) -> None:
         self.engines = engines
-        self._equality = next((e for engine in engines.values() if (e := engine.equality()) is not None), 0.0)
+        self._equality = next((e for engine in engines.values() if (e := engine.equality()) is not None), None)
         self._kept: dict[tuple[Any, ...], float] = {}
 
     def gigabytes(self, configuration: Configuration, row: PublishedRow) -> float:
@@ -443,7 +449,10 @@ class Composer:
         total += product_bytes(tokens if head == "all" else 1, WIDTH, words, shared)
         if embedding == "one_hot":
             return total + product_bytes(tokens, words, WIDTH, shared)
+        # Counted alike in every version and setting where only one was measured.
         equality = self.engines[engine].equality() or self._equality
+        if equality is None:
+            raise ValueError("no 'one_hot' was measured, which a lookup needs; measure 'default' of some version")
         return total + tokens * (words * equality + product_bytes(1, words, WIDTH, shared))
 
     def _blocks(self, c: Configuration, row: PublishedRow) -> float:
@@ -463,14 +472,18 @@ class Composer:
         width = WIDTH // HEADS
         layer += HEADS * (product_bytes(tokens, width, tokens, True) + product_bytes(tokens, tokens, width, True))
         layer += state * TRUNCATION_BYTES
-        inputs = 2 if hofmann else 3
-        layer += product(WIDTH, inputs * WIDTH) if c.projections == "joint" else inputs * product(WIDTH, WIDTH)
+
+        def inputs(matrices: int) -> float:
+            return product(WIDTH, matrices * WIDTH) if c.projections == "joint" else matrices * product(WIDTH, WIDTH)
+
+        layer += inputs(2 if hofmann else 3)
         if hofmann:
             if c.gains == "secret":
                 layer += (attention + state) * multiply
         else:
             layer += product(WIDTH, WIDTH)
-        total = row.layers * layer
+        # The first of He & Hofmann's blocks alone has W_V.
+        total = row.layers * layer + (inputs(3) - inputs(2) if hofmann else 0.0)
         blocks = row.layers - architecture.pruned
         if architecture.ffn == "fused":
             total += blocks * product(WIDTH, WIDTH)

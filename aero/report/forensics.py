@@ -19,8 +19,12 @@ def table_fits(results: Results) -> Html:
         return Html(f"<p>Where the published bytes come from: {gap()}.</p>")
     with path.open(encoding="utf-8", newline="") as file:
         found = list(csv.DictReader(file))
-    ranks = list(dict.fromkeys(line["rank"] for line in found))
-    best = [line for line in found if line["rank"] == ranks[0]]
+    by_rank: dict[str, list[dict[str, str]]] = {}
+    for line in found:
+        by_rank.setdefault(line["rank"], []).append(line)
+    best = next(iter(by_rank.values()))
+    # The one that needs one common amount more and then is nearest.
+    second = min(by_rank.values(), key=lambda lines: float(lines[0]["largest_with_one_off_percent"]))
     rows = [
         [
             f"Table {line['table']}",
@@ -28,27 +32,26 @@ def table_fits(results: Results) -> Html:
             number(f"{float(line['published_gb']):.2f}", "published", f"AERO Table {line['table']}"),
             _measured(line["fitted_gb"], 2),
             _measured(line["residual_percent"], 2, "+"),
-            _measured(line["residual_with_one_off_percent"], 2, "+"),
+            _measured(other["residual_with_one_off_percent"], 2, "+"),
         ]
-        for line in best
+        for line, other in zip(best, second, strict=True)
     ]
-    one_off = _measured(best[0]["one_off_gb"], 3)
-    heads = ["table", "configuration", "GB published", "GB fitted", "off, %", f"off with {one_off} GB added, %"]
+    heads = ["table", "configuration", "GB published", "GB, best fit", "off, %", "off, %, with one amount added"]
     caption = (
-        "<b>Where the published bytes come from.</b> Every row composed from measured operations, in the configuration "
-        f"that fits best: {escape(best[0]['configuration'])}. Nothing is fitted but, in the last column, one amount "
-        "that is added to every row."
+        "<b>Where the published bytes come from.</b> Every row composed from measured operations in the configuration "
+        f"that fits best, with nothing adjusted: {escape(best[0]['configuration'])}. Last column: rank "
+        f"{escape(second[0]['rank'])} of the next table with {_measured(second[0]['one_off_gb'], 2)} GB added to every "
+        "row alike."
     )
     table = grid(heads, rows, caption, "forensics", (0.1, 0.34, 0.14, 0.14, 0.12, 0.16), "dense")
     ranked = []
-    for rank in ranks:
-        line = next(line for line in found if line["rank"] == rank)
+    for rank, (line, *_) in by_rank.items():
         shares = ("largest_percent", "largest_but_odd_percent", "largest_with_one_off_percent")
         ranked.append([rank, escape(line["configuration"]), *(_measured(line[share], 2) for share in shares)])
     heads = ["rank", "configuration", "largest, %", "without odd cells, %", "and one set-up, %"]
     caption = (
-        "<b>The best fits</b> by the largest relative residual over all rows; the last is this artifact's own "
-        "<code>as_published</code>. Odd cells: those that no configuration makes together with their neighbours."
+        "<b>The best fits</b> by the largest relative residual over all rows, then the best with any one choice changed, "
+        "and this artifact's own <code>as_published</code>. Odd cells: those that no configuration makes together with their neighbours."
     )
     return Html(table + grid(heads, ranked, caption, "forensics-fits", (0.07, 0.57, 0.12, 0.12, 0.12), "dense"))
 

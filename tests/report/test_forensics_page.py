@@ -18,14 +18,16 @@ def test_the_table_shows_each_row_of_the_best_fit_and_each_rank(full: Results, t
         "table,row,published_gb,fitted_gb,residual_percent,residual_with_one_off_percent\n"
     )
     text = header
-    for rank, fitted in (("1", 25.1), ("77", 19.5)):
+    for rank, fitted, with_one_off in (("1", 25.1, 0.5), ("77", 19.5, 0.25)):
         for table, row, published in (("4", "SM+LN+G", 25.32), ("6", "SM+ScFuFFN", 8.83)):
-            text += f"{rank},SPU 1 <a>,1.5,1.25,0.125,0.5,{table},{row},{published},{fitted},-0.87,0.1\n"
+            text += f"{rank},SPU {rank} <a>,1.5,1.25,0.125,{with_one_off},"
+            text += f"{table},{row},{published},{fitted},-0.87,0.{rank}\n"
     (tmp_path / KEPT).write_text(text)
     shown = forensics.table_fits(dataclasses.replace(full, root=tmp_path)).text
     assert ">25.10</span>" in shown and ">25.32</span>" in shown and ">-0.87</span>" in shown
     assert ">19.50</span>" not in shown and ">77</td>" in shown  # ranked, but its rows are not listed
-    assert "SPU 1 &lt;a&gt;" in shown and ">0.125</span>" in shown
+    assert "SPU 1 &lt;a&gt;" in shown and ">0.12</span> GB added" in shown
+    assert ">+0.77</span>" in shown and ">+0.10</span>" not in shown  # of the rank nearest with one amount added
 
 
 def test_no_file_is_a_visible_gap(full: Results, tmp_path) -> None:

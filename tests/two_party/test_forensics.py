@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import dataclasses
 import random
+import sys
 
 import pytest
 
 from aero.errors import UserError
+from benchmarks import forensics
 from benchmarks.forensics import (
     CHOICES,
     LARGE,
@@ -169,3 +171,31 @@ def test_lines_tell_each_row_of_each_fit(tmp_path):
     first = next(csv.DictReader((tmp_path / "fits.csv").open()))
     assert first["row"] == "SM+LN+G" and float(first["residual_percent"]) == pytest.approx(0, abs=0.1)
     assert "SPU 1 default; weights shared; gelu gelu_tanh" in first["configuration"]
+
+
+def test_measuring_takes_two_processes_and_is_resumed(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(forensics, "OPS", tmp_path / "ops.csv")
+    monkeypatch.setattr(forensics, "LARGE", ())
+    monkeypatch.setattr(forensics, "WARM_UP", (("multiply", ((8, 8), (8, 8))),))
+    monkeypatch.setattr(forensics, "SMALL", (("multiply", ((64, 128), (64, 128)), 1),))
+    done: list[Measured] = []
+    forensics.measure(sys.executable, "default", done)
+    assert read(tmp_path / "ops.csv") == done and [one.op for one in done] == ["setup", "multiply"]
+    assert 1e5 < done[0].bytes < 1e6  # keys
+    product = done[1]
+    # A batch of 8,192: 221 bytes an entry if SPU shares the work between the parties, 282 if it does not or cannot.
+    assert product.bytes == pytest.approx(8192 * 282, rel=0.25) and product.bytes_client > 0 < product.bytes_server
+    forensics.measure(sys.executable, "default", done)
+    assert len(done) == 2
+    monkeypatch.setattr(forensics, "SMALL", (("no_such_operation", ((8, 8),), 1),))
+    with pytest.raises(UserError, match="ended at no_such_operation"):
+        forensics.measure(sys.executable, "default", done)
+    assert "KeyError" in capfd.readouterr().err
+
+
+def test_an_interpreter_without_spu_is_told_in_one_line(tmp_path):
+    fake = tmp_path / "python"
+    fake.write_text("#!/bin/sh\necho 'ModuleNotFoundError: No module named spu' >&2\nexit 1\n")
+    fake.chmod(0o755)
+    with pytest.raises(UserError, match="cannot import spu: ModuleNotFoundError.*install it there"):
+        forensics.measure(str(fake), "default", [])

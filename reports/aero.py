@@ -18,6 +18,7 @@ from IPython.display import Markdown
 
 from aero.published import load as published
 from aero.report import claims, cost_page, cost_tables, figures, marks, page, pareto, pipeline
+from aero.report import claims, cost_page, figures, forensics, marks, page, pipeline
 from aero.report.results import load_for_report
 
 results = load_for_report()
@@ -162,6 +163,9 @@ cost_page.table_parts(results)
 
 # %%
 cost_tables.savings(results)
+
+# %%
+forensics.table_fits(results)
 
 # %%
 page.claims_table(judged, "figure1")

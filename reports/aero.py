@@ -17,9 +17,20 @@
 from IPython.display import Markdown
 
 from aero.published import load as published
-from aero.report import claims, cost_page, cost_tables, figures, marks, page, pareto, pipeline
-from aero.report import claims, cost_page, figures, forensics, marks, page, pipeline
+from aero.report import (
+    claims,
+    cost_page,
+    cost_tables,
+    figures,
+    forensics,
+    marks,
+    page,
+    pareto,
+    pipeline,
+    savings,
+)
 from aero.report.results import load_for_report
+from aero.two_party.savings import SAVINGS
 
 results = load_for_report()
 judged = claims.judge(results)
@@ -163,6 +174,9 @@ cost_page.table_parts(results)
 
 # %%
 cost_tables.savings(results)
+
+# %%
+savings.table_savings(results.root, SAVINGS)
 
 # %%
 forensics.table_fits(results)

@@ -60,6 +60,8 @@ class Party:
             description.add_party(name, address)
         description.recv_timeout_ms = int(settings.receive_timeout_s * 1000)
         description.http_timeout_ms = int(settings.receive_timeout_s * 1000)
+        # SPU would send three times again, each for the whole time: a stalled link would be told after five time-outs.
+        description.retry_opts.max_retry = 0
         description.connect_retry_interval_ms = int(RETRY_INTERVAL_S * 1000)
         description.connect_retry_times = math.ceil(settings.connect_timeout_s / RETRY_INTERVAL_S) + 1
         try:

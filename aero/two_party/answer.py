@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from aero import checkpoint
-from aero.two_party.end_to_end import Question
+from aero.two_party.end_to_end import Question, one_hot_rows
 from aero.two_party.hello import Description
 from aero.two_party.measure import WARM_UP, place
 from aero.two_party.party import Party
@@ -88,7 +88,7 @@ def answer_task(party: Party, given: Mapping[str, Any]) -> dict[str, Any]:
         start = time.monotonic()
         tokens = given["tokens"] + index
         question = Question(description.architecture, dict(description.config), description.program, tokens)
-        one_hot = None if ids is None else _one_hot(ids, config.vocabulary)
+        one_hot = None if ids is None else one_hot_rows(ids, config.vocabulary)
         party.put("one_hot", one_hot, (tokens, config.vocabulary), owner=CLIENT, from_rank=CLIENT)
         profile = party.run(question.function(names), [*(f"w.{name}" for name in names), "one_hot"], ["logits"])
         logits = party.reveal("logits", to=CLIENT)
@@ -106,12 +106,6 @@ def _weights(path: str, description: Description) -> dict[str, np.ndarray]:
     if changed or str(model.architecture.at_inference()) != description.architecture:
         raise TwoPartyError(f"checkpoint {path} has changed since it was published; start the server again")
     return weight_arrays(model, description.program)
-
-
-def _one_hot(ids: list[int], vocabulary: int) -> np.ndarray:
-    one_hot = np.zeros((len(ids), vocabulary), np.float32)
-    one_hot[np.arange(len(ids)), ids] = 1.0
-    return one_hot
 
 
 def _cost(party: Party, profiles: list[Profile], start: float) -> Cost:

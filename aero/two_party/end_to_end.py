@@ -71,6 +71,13 @@ class Question:
         return whole_model
 
 
+def one_hot_rows(ids: Sequence[int] | np.ndarray, vocabulary: int) -> np.ndarray:
+    """One row (V,) for each of `ids` (T,), 1 at the token and 0 elsewhere."""
+    one_hot = np.zeros((len(ids), vocabulary), np.float32)
+    one_hot[np.arange(len(ids)), ids] = 1.0
+    return one_hot
+
+
 def forward_task(party: Party, given: dict[str, Any]) -> dict[str, Any]:
     """In a party process: place the weights, answer every prompt, and measure the same operations alone afterwards.
 
@@ -92,7 +99,7 @@ def forward_task(party: Party, given: dict[str, Any]) -> dict[str, Any]:
     for index in range(given["prompts"]):
         one_hot = None
         if party.rank == CLIENT:
-            one_hot = np.eye(question.model_config.vocabulary, dtype=np.float32)[given["ids"][index]]
+            one_hot = one_hot_rows(given["ids"][index], question.model_config.vocabulary)
         shape = (question.tokens, question.model_config.vocabulary)
         party.put("one_hot", one_hot, shape, owner=CLIENT, from_rank=CLIENT)
         profiles.append(party.run(function, [*(f"w.{name}" for name in names), "one_hot"], ["logits"]))

@@ -19,7 +19,7 @@ from aero.architecture import Architecture
 from aero.errors import UserError
 from aero.two_party import ledger, packing
 from aero.two_party.counts import OWN, Sizes, counts
-from aero.two_party.network import Network
+from aero.two_party.network import Network, wire_bytes
 
 QUANTITIES = ("bytes_sent_client", "bytes_sent_server", "messages", "rounds", "seconds")
 FILES = (
@@ -213,9 +213,10 @@ def measured_operations(variant: str, root: Path | str = ".") -> Operations:
 class PassCost:
     """Cost of one private forward pass, set-up included, and the bounds of its errors.
 
-    bytes_error, seconds_error: relative, of what is interpolated; infinite where something is extrapolated. Adds to
-    what a composition is wrong by. by_part: bytes of embedding, blocks, vocabulary projection and set-up.
-    seconds_by_kind: by kind of operation. interpolated, extrapolated: the operations that were not measured themselves.
+    wire_bytes: those that cost time on a link (`network.wire_bytes`). bytes_error, seconds_error: relative, of what is
+    interpolated; infinite where something is extrapolated. Adds to what a composition is wrong by. by_part: bytes of
+    embedding, blocks, vocabulary projection and set-up. seconds_by_kind: by kind of operation. interpolated,
+    extrapolated: the operations that were not measured themselves.
     """
 
     architecture: str
@@ -223,6 +224,7 @@ class PassCost:
     program: str
     bytes_client: float
     bytes_server: float
+    wire_bytes: float
     messages: float
     rounds: float
     seconds: float
@@ -242,7 +244,7 @@ class PassCost:
 
     def latency(self, network: Network) -> float:
         """Seconds on `network`; NaN if rounds were not measured."""
-        return network.latency_seconds(self.seconds, self.bytes_client, self.bytes_server, self.rounds)
+        return network.latency_seconds(self.seconds, self.wire_bytes, 0.0, self.rounds)
 
 
 def estimate(
@@ -257,6 +259,7 @@ def estimate(
     total, error = dict.fromkeys(QUANTITIES, 0.0), dict.fromkeys(QUANTITIES, 0.0)
     by_part = {"embedding": 0.0, BLOCKS: 0.0, "vocabulary projection": 0.0, "set-up": operations.setup_bytes}
     by_kind: dict[str, float] = {}
+    wire = operations.setup_bytes
     not_measured: dict[str, list[str]] = {"interpolated": [], "extrapolated": []}
     for (op, shape), count in needed.items():
         one = operations.cost(op, shape, extrapolate)
@@ -264,6 +267,7 @@ def estimate(
             total[name] += count * one.values[name]
             if one.errors[name]:
                 error[name] += count * one.values[name] * one.errors[name]
+        wire += count * wire_bytes(op, one.values["bytes_sent_client"], one.values["bytes_sent_server"])
         kind = op.partition("(")[0]
         by_part[PARTS.get(kind, BLOCKS)] += count * (one.values["bytes_sent_client"] + one.values["bytes_sent_server"])
         by_kind[kind] = by_kind.get(kind, 0.0) + count * one.values["seconds"]
@@ -277,6 +281,7 @@ def estimate(
         program=program,
         bytes_client=client,
         bytes_server=server,
+        wire_bytes=wire,
         messages=total["messages"],
         rounds=total["rounds"],
         seconds=total["seconds"],

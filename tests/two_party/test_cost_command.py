@@ -109,7 +109,7 @@ def test_the_answer_takes_under_a_second(project: Path) -> None:
         (["SM", "--pareto"], "one architecture, or --compare"),
         (["SM+LN+X"], "unknown part 'X'"),
         (["SM", "--model", "gpt3"], "known: gpt2"),
-        (["SM", "--network", "moon"], "give wan, lan or Mbit/s and ms"),
+        (["SM", "--network", "moon"], "give wan, lan, implied or Mbit/s and ms"),
         (["SM", "--network", "0,5"], "unknown network"),
         (["SM+R", "--context", "1024"], "lies outside what was measured, the nearest is 512x"),
         (["SM+R", "--program", "fast"], "unknown program"),

@@ -23,24 +23,36 @@ PYTHIA = {"position": "rotary", "rotary_fraction": 0.25, "parallel_residual": Tr
 @pytest.mark.parametrize(
     ("row", "program", "switches"),
     [
-        ("SM+LN+G", "as_published", {}),
-        ("SM+LN+G", "tuned", {}),
         ("SM+LN", "tuned", {}),
         ("SM+R", "tuned", {}),
         ("SM+LeakyR", "as_published", {}),
         ("SM+LeakyR(global)", "tuned", {}),
         ("EReg(SM(t)+ScFuFFNi_1)", "as_published", {}),
-        ("EReg(SM(t)+ScFuFFNi_1)", "tuned", {}),
         ("SM+ScFFN+WNorm(QK+FFN)", "tuned", {}),
         ("SOTA(SM+ScFuFFN)", "as_published", {}),
-        ("SOTA(SM+ScFFN)", "tuned", {}),
         ("SM+LN+G", "as_published", PYTHIA),
         ("SM+LN+R", "tuned", PYTHIA),
         ("SM+ScFFN", "tuned", PYTHIA),
     ],
 )
-def test_private_logits_are_those_of_torch_and_bytes_those_of_the_operations(row, program, switches):
+def test_private_logits_are_those_of_torch(row, program, switches):
     model = random_model(row, layers=2, width=32, ffn_width=64, **switches)
+    prompt = np.random.default_rng(0).integers(0, 41, 12)
+    (answer,), _ = ask(model, prompt, program)
+    np.testing.assert_allclose(answer.logits, torch_logits(model, prompt), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("row", "program"),
+    [
+        ("SM+LN+G", "as_published"),
+        ("SM+LN+G", "tuned"),
+        ("EReg(SM(t)+ScFuFFNi_1)", "tuned"),
+        ("SOTA(SM+ScFFN)", "tuned"),
+    ],
+)
+def test_private_logits_are_those_of_torch_and_bytes_those_of_the_operations(row, program):
+    model = random_model(row, layers=2, width=32, ffn_width=64)
     prompts = np.random.default_rng(0).integers(0, 41, (2, 12))
     answers, alone = ask(model, prompts, program, operation_runs=3)
     plain = np.stack([torch_logits(model, prompt) for prompt in prompts])

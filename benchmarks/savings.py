@@ -87,14 +87,14 @@ def measure_bytes(parameters: Parameters) -> None:
         settings = Settings(**parameters.two_party.settings())
         measure(cheap_first, "gpt2", context, variant, settings, on_measured=keep, rounds_runs=0)
     measured = ledger.by_operation([*own, *ledger.read(FOLDER / "ops.csv", ledger.Measurement)])
-    lines = ["architecture,program,bytes,seconds"]
+    lines = ["architecture,program,bytes"]
     for (row, program), counts in wanted.items():
         try:
             parts = [(count, ledger.find(measured, operation)) for operation, count in counts.items()]
         except ValueError:
             continue
         sent = sum(count * part.bytes for count, part in parts) + max(part.setup_bytes for _, part in parts)
-        lines.append(f"{row},{program},{sent:.0f},{sum(count * part.seconds for count, part in parts):.1f}")
+        lines.append(f"{row},{program},{sent:.0f}")
     write_text(FOLDER / "savings.csv", "\n".join(lines) + "\n")
     print(f"{len(lines) - 1} of {len(wanted)} rows: {FOLDER / 'savings.csv'}")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from aero.report.savings import table_savings
 
-BYTES = """architecture,program,bytes,seconds
-SM+LN+G,as_published,19.5e9,100
-SM+LN+G,as_published+one_qkv,19.1e9,90
-SM+LN+G,tuned-one_qkv,6.9e9,50
-SM+LN+G,tuned,6.4e9,40
+BYTES = """architecture,program,bytes
+SM+LN+G,as_published,19.5e9
+SM+LN+G,as_published+one_qkv,19.1e9
+SM+LN+G,tuned-one_qkv,6.9e9
+SM+LN+G,tuned,6.4e9
 """
 ERRORS = """architecture,program,scale,prompts,tokens,max_logit_error,same_top_token,provenance
 SM+LN+G,as_published,laptop,4,32,0.01200,4,{}

@@ -14,32 +14,13 @@ from typing import Any
 import numpy as np
 
 from aero import checkpoint
-from aero.two_party.end_to_end import Question, one_hot_rows
+from aero.two_party.end_to_end import Cost, Question, one_hot_rows
 from aero.two_party.hello import Description
 from aero.two_party.measure import WARM_UP, place
 from aero.two_party.party import Party
 from aero.two_party.profile import Profile
 from aero.two_party.settings import CLIENT, SERVER, TwoPartyError
 from aero.two_party.weights import weight_arrays, weight_shapes
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What something cost: bytes by each party, messages of both, wall-clock seconds.
-
-    Of a token: its pass, with compiling it. The logits' share that the server sends at its end, 8 bytes an entry of the
-    vocabulary in a ring of 64 bits, is not counted: SPU counts what its programs send.
-    """
-
-    bytes_client: int
-    bytes_server: int
-    messages: int
-    seconds: float
-
-    @property
-    def bytes(self) -> int:
-        """Bytes in both directions."""
-        return self.bytes_client + self.bytes_server
 
 
 @dataclass(frozen=True)

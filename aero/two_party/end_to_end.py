@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,15 +24,13 @@ from aero.two_party.weights import weight_arrays, weight_shapes, within_budget
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What the client holds after a private forward pass, and what the pass cost.
+class Cost:
+    """What something cost: bytes by each party, messages of both, wall-clock seconds.
 
-    logits: (V,) after the last token. next_token: the most likely one. bytes_client, bytes_server: sent by each.
-    seconds: of the pass itself, weights already in place.
+    The logits' share that the server sends at the end of a pass, 8 bytes an entry of the vocabulary in a ring of 64
+    bits, is not counted: SPU counts what its programs send.
     """
 
-    logits: np.ndarray
-    next_token: int
     bytes_client: int
     bytes_server: int
     messages: int
@@ -45,13 +43,23 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Question:
-    """What both parties know beforehand: the architecture, the sizes, the program and the prompt's length."""
+class Answer(Cost):
+    """What the client holds after a private forward pass, and what the pass cost, weights already in place.
+
+    logits: (V,) after the last token. next_token: the most likely one.
+    """
+
+    logits: np.ndarray
+    next_token: int
+
+
+@dataclass(frozen=True)
+class PublicModel:
+    """What both parties know of a model: the architecture, the sizes as in `ModelConfig`, and the program."""
 
     architecture: str
-    config: dict[str, Any]
+    config: Mapping[str, Any]
     program: str
-    tokens: int
 
     @property
     def parsed(self) -> Architecture:
@@ -60,6 +68,13 @@ class Question:
     @property
     def model_config(self) -> ModelConfig:
         return ModelConfig(**self.config)
+
+
+@dataclass(frozen=True)
+class Question(PublicModel):
+    """What both parties know beforehand: the model, and the prompt's length."""
+
+    tokens: int
 
     def function(self, names: Sequence[str]) -> Callable[..., Array]:
         """The program as a function of the weights in the order of `names`, then the one-hot prompt."""
@@ -150,12 +165,12 @@ def ask(
         check_pair(ours, theirs)
         answers.append(
             Answer(
-                logits,
-                int(np.argmax(logits)),
                 ours.bytes_sent,
                 theirs.bytes_sent,
                 ours.messages_sent + theirs.messages_sent,
                 max(ours.seconds, theirs.seconds),
+                logits,
+                int(np.argmax(logits)),
             )
         )
     alone = {op: float(p.bytes_sent + p.bytes_received) for op, p in client["alone"].items()}

@@ -17,8 +17,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from aero.architecture import Architecture, parse
+from aero.architecture import Architecture
 from aero.model import ModelConfig
+from aero.two_party.end_to_end import PublicModel
 from aero.two_party.settings import Settings, TwoPartyError
 from aero.two_party.weights import weight_shapes
 
@@ -36,19 +37,16 @@ AGREED = ("field", "fraction_bits", "mul_lsb_error", "broadcast_denominator", "c
 
 
 @dataclass(frozen=True)
-class Description:
+class Description(PublicModel):
     """All that a server publishes: what the program computes.
 
     One part of it depends on the weights' values: where `program` names the layers before which the residual stream is
     put back into its own basis (`aero.two_party.weights.within_budget`).
 
-    architecture: in the papers' notation, as it is at inference. config: the sizes and switches of `ModelConfig` that
-    matter then. protocol: the `Settings` on which both must agree. tokenizer_sha256: of the published tokenizer.
+    architecture: as it is at inference. config: the sizes and switches of `ModelConfig` that matter then. protocol: the
+    `Settings` on which both must agree. tokenizer_sha256: of the published tokenizer.
     """
 
-    architecture: str
-    config: Mapping[str, Any]
-    program: str
     protocol: Mapping[str, Any]
     tokenizer_sha256: str
 
@@ -82,14 +80,6 @@ class Description:
                 f"the server published a model that cannot be run here ({plain(error)}); are both of one version?"
             ) from None
         return description
-
-    @property
-    def parsed(self) -> Architecture:
-        return parse(self.architecture)
-
-    @property
-    def model_config(self) -> ModelConfig:
-        return ModelConfig(**self.config)
 
     @property
     def sha256(self) -> str:

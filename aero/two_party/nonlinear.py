@@ -50,26 +50,15 @@ def softmax_cover(logits: Array, blocks: int) -> Array:
     scaled; one reciprocal a row. A longer product in JAX in place of SPU's own exponential is closer to it (half the
     error at 6 products) but costs a third more: SPU truncates its squares knowing that they are positive.
     """
-    heads, rows, columns = logits.shape
-    mask = causal_mask(rows, columns)
-    shifted = jnp.where(mask, logits, MASKED)
-    edges = [round(index * rows / blocks) for index in range(blocks + 1)]
-    spans = [(low, high, columns - rows + high) for low, high in zip(edges, edges[1:], strict=False)]
-    shifted = shifted - _cover_maximum(shifted, blocks)
-    # All blocks at once, in each step: the rounds of one.
-    exponentials = jnp.exp(_flatten([shifted[:, low:high, :width] for low, high, width in spans]))
-    shapes = [(heads, high - low, width) for low, high, width in spans]
-    parts = [
-        jnp.where(mask[low:high, :width], part, 0.0)
-        for part, (low, high, width) in zip(_unflatten(exponentials, shapes), spans, strict=True)
-    ]
+    parts = _on_cover(logits, blocks, split=False)
+    shapes = [part.shape for part in parts]
     inverse = 1.0 / jnp.concatenate([jnp.sum(part, -1) for part in parts], -1)  # (H, rows)
+    edges = np.cumsum([0, *(rows for _, rows, _ in shapes)])
     factors = [
-        jnp.broadcast_to(inverse[:, low:high, None], shape) for (low, high, _), shape in zip(spans, shapes, strict=True)
+        jnp.broadcast_to(inverse[:, low:high, None], shape)
+        for low, high, shape in zip(edges, edges[1:], shapes, strict=False)
     ]
-    probabilities = _unflatten(_flatten(parts) * _flatten(factors), shapes)
-    padded = [jnp.pad(part, ((0, 0), (0, 0), (0, columns - part.shape[2]))) for part in probabilities]
-    return jnp.concatenate(padded, 1)
+    return _side_by_side(_unflatten(_flatten(parts) * _flatten(factors), shapes), logits.shape[2])
 
 
 def exponentials(logits: Array, blocks: int, split: bool) -> Array:
@@ -78,19 +67,26 @@ def exponentials(logits: Array, blocks: int, split: bool) -> Array:
     On the cover of `softmax_cover`. split: as 2^-X by `shares.split_powers` instead of SPU's exponential, for X below
     16, that is to e^-11; what is smaller counts as 2^-16.
     """
+    return _side_by_side(_on_cover(logits, blocks, split), logits.shape[2])
+
+
+def _on_cover(logits: Array, blocks: int, split: bool) -> list[Array]:
+    """The exponentials of `exponentials` by blocks of rows, each as wide as its last row sees."""
     heads, rows, columns = logits.shape
     mask = causal_mask(rows, columns)
     shifted = jnp.where(mask, logits, MASKED)
     edges = [round(index * rows / blocks) for index in range(blocks + 1)]
     spans = [(low, high, columns - rows + high) for low, high in zip(edges, edges[1:], strict=False)]
     below = _cover_maximum(shifted, blocks) - shifted
+    # All blocks at once, in each step: the rounds of one.
     flat = _flatten([below[:, low:high, :width] for low, high, width in spans])
     flat = _split_exponential(flat) if split else jnp.exp(-flat)
-    shapes = [(heads, high - low, width) for low, high, width in spans]
-    parts = [
-        jnp.where(mask[low:high, :width], part, 0.0)
-        for part, (low, high, width) in zip(_unflatten(flat, shapes), spans, strict=True)
-    ]
+    parts = _unflatten(flat, [(heads, high - low, width) for low, high, width in spans])
+    return [jnp.where(mask[low:high, :width], part, 0.0) for part, (low, high, width) in zip(parts, spans, strict=True)]
+
+
+def _side_by_side(parts: Sequence[Array], columns: int) -> Array:
+    """Blocks of rows as one (H, rows, columns), 0 where a block does not reach."""
     padded = [jnp.pad(part, ((0, 0), (0, 0), (0, columns - part.shape[2]))) for part in parts]
     return jnp.concatenate(padded, 1)
 

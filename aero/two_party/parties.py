@@ -231,7 +231,8 @@ class _Parent:
             child.phase = "failed"
             child.failure = (
                 "link",
-                f"the {peer} is gone: nothing can be sent to it any more; see why it stopped ({words[:120]})",
+                f"the {peer} is gone or sent nothing for {self._settings.receive_timeout_s:g} s, not even a receipt; "
+                f"see why it stopped ({words[:120]})",
             )
         return True
 

@@ -30,7 +30,7 @@ REASONABLE: dict[str, tuple[object, ...]] = {
     "data": ("fresh", "set"),
     "reduction": ("mean", "sum"),
 }
-STEPS = (250, 500, 1000)
+STEPS = (250, 500)
 WINDOWS = (1, 50)
 SEARCHED_CORES = (
     "softmax",

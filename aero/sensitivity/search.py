@@ -26,7 +26,7 @@ REASONABLE: dict[str, tuple[object, ...]] = {
     "residual": (True, False),
     "readout": ("slot", "linear"),
     "init": ("normal_0.1", "linear", "xavier"),
-    "batch": (8, 32),
+    "batch": (4, 16),
     "data": ("fresh", "set"),
     "reduction": ("mean", "sum"),
 }

@@ -6,7 +6,9 @@ Shapes: B sequences, H heads, T query and key positions, d_k width of a head.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -98,3 +100,181 @@ def shaped_attention(
     causal_mean = value.cumsum(-2) / positions[:, None]  # (B, H, T, d_k) = C V without the T x T matrix
     a, b, g = (gain[:, None, None] for gain in (a, b, g))
     return a * value + b * attended - g * causal_mean, entropies
+
+
+# Attention cores of `variance_sensitivity` (its symbols: N positions, D width of a head, Z = Q K^T logits, P the
+# attention probabilities, W the window). Leading dimensions are free: (B, H) in a decoder, stacked models elsewhere.
+
+GAIN_LIMIT = 1.0
+"""Weight clipping keeps gamma in [-GAIN_LIMIT, GAIN_LIMIT]. The paper prints no bound (docs/decisions.md)."""
+GAIN_GRADIENT_LIMIT = 1.0
+"""Gradient clipping keeps the norm of the gradient of each gamma at most this. The paper prints no bound either."""
+KERNEL_EPSILON = 1e-6
+"""Added to a kernel's denominator: a query with phi(Q_i) = 0 attends to nothing instead of being 0 / 0."""
+
+Probabilities = Callable[[Tensor, Tensor, float, Tensor | None], Tensor]
+GainRule = Literal["free", "fixed", "gradient_clip", "weight_clip"]
+
+
+def softmax_core(query: Tensor, key: Tensor, scale: float = 1.0, allowed: Tensor | None = None) -> Tensor:
+    """P (..., N, N) of softmax attention (`variance_sensitivity` Eq. 1), logits multiplied by `scale`.
+
+    query, key: (..., N, D). allowed: (N, N), True where a query may see a key, or None for everywhere.
+    """
+    logits = _full_precision((query * scale) @ key.transpose(-2, -1))
+    return (logits if allowed is None else logits.masked_fill(~allowed, -torch.inf)).softmax(-1)
+
+
+def window_softmax_core(
+    query: Tensor, key: Tensor, scale: float = 1.0, allowed: Tensor | None = None, window: int = 8
+) -> Tensor:
+    """P of softmax attention from position i to keys i - W ... i + W only (section 3.1), W = `window`.
+
+    Fewer queries than keys are those of the last positions.
+    """
+    positions = torch.arange(key.shape[-2], device=key.device)
+    near = (positions[-query.shape[-2] :, None] - positions).abs() <= window
+    return softmax_core(query, key, scale, near if allowed is None else near & allowed)
+
+
+def kernel_core(feature_map: Callable[[Tensor], Tensor], epsilon: float = KERNEL_EPSILON) -> Probabilities:
+    """P = phi(Q) phi(K)^T, its rows divided by their sums (Eq. 5) plus `epsilon`, for phi = `feature_map` (>= 0).
+
+    A row without any similarity (ReLU: a query whose components are all negative) attends to nothing, as in the linear
+    attention of Katharopoulos et al. (2020) and in cosFormer. A scale of the logits cancels.
+    """
+
+    def probabilities(query: Tensor, key: Tensor, scale: float = 1.0, allowed: Tensor | None = None) -> Tensor:
+        similarity = feature_map(_full_precision(query)) @ feature_map(_full_precision(key)).transpose(-2, -1)
+        if allowed is not None:
+            similarity = similarity * allowed
+        return similarity / (similarity.sum(-1, keepdim=True) + epsilon)
+
+    return probabilities
+
+
+def elu_plus_one(x: Tensor) -> Tensor:
+    """ELU(x) + 1, the positive feature map of Katharopoulos et al. (2020)."""
+    return F.elu(x) + 1
+
+
+def performer_relu(x: Tensor) -> Tensor:
+    """ReLU(x) + 0.001, the features of Choromanski et al.'s Performer: a query without similarity sees all alike."""
+    return F.relu(x) + 1e-3
+
+
+@dataclass(frozen=True)
+class Core:
+    """How queries and keys become attention probabilities.
+
+    title: the paper's name. probabilities: (query, key, scale, allowed) -> P (..., N, N), see `softmax_core`.
+    gains: queries and keys pass a LayerNorm first (QK-LayerNorm, Eq. 2, without biases) whose gains gamma_q, gamma_k
+        are trained freely, fixed at 1, trained with clipped gradients or clipped after every step (Appendix D).
+    reparametrised: the weights of Q, K and V are gamma W / sigma(W) with a trained scalar gamma, see `sigma_reparam`.
+    """
+
+    title: str
+    probabilities: Probabilities
+    gains: GainRule | None = None
+    reparametrised: bool = False
+
+
+CORES: dict[str, Core] = {
+    "softmax": Core("Softmax", softmax_core),
+    "window_softmax": Core("Window Softmax", window_softmax_core),
+    "sigma_reparam": Core("σReparam", softmax_core, reparametrised=True),
+    "sigmoid": Core("Sigmoid Kernel", kernel_core(torch.sigmoid)),
+    "elu": Core("ELU+1 Kernel", kernel_core(elu_plus_one)),
+    "qk_layernorm": Core("QK-LayerNorm", softmax_core, gains="weight_clip"),
+    "relu": Core("ReLU Kernel", kernel_core(F.relu)),
+    # Not rows of the paper's Table 1: Appendix D's other gains, and the other usual form of the ReLU kernel.
+    "qk_layernorm_free": Core("QK-LayerNorm, γ free", softmax_core, gains="free"),
+    "qk_layernorm_fixed": Core("QK-LayerNorm, γ = 1", softmax_core, gains="fixed"),
+    "qk_layernorm_gradient_clip": Core("QK-LayerNorm, gradient of γ clipped", softmax_core, gains="gradient_clip"),
+    "relu_uniform": Core("ReLU Kernel, empty rows uniform", kernel_core(performer_relu, epsilon=0.0)),
+}
+"""Every attention core: a new one is one function and one line here."""
+
+
+def core_named(name: str) -> Core:
+    """The core called `name`; ValueError naming the known ones."""
+    if name not in CORES:
+        raise ValueError(f"unknown attention core {name!r}; known: {', '.join(CORES)}")
+    return CORES[name]
+
+
+def attend(
+    core: Core,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    gains: tuple[Tensor, Tensor] | None = None,
+    scale: float = 1.0,
+    allowed: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """P V (..., N, D) and P (..., N, N) of one attention core; `sigma_reparam` concerns weights and is the caller's.
+
+    gains: gamma_q, gamma_k, each broadcastable to (..., N, D), for a core with gains; None stands for 1.
+    scale: of the logits, 1 in the paper's small model, 1 / sqrt(d_k) in a decoder. allowed: `causal_mask(N)` in one.
+    """
+    query, key = normalise(core, query, key, gains)
+    probabilities = core.probabilities(query, key, scale, allowed)
+    return probabilities.to(value.dtype) @ value, probabilities
+
+
+def normalise(
+    core: Core, query: Tensor, key: Tensor, gains: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Query and key as their product is taken: gamma LN(x) for a core with gains (Eq. 2), unchanged for others."""
+    if core.gains is not None:
+        query, key = (F.layer_norm(x, x.shape[-1:]) for x in (query, key))
+        if gains is not None:
+            query, key = query * gains[0], key * gains[1]
+    return query, key
+
+
+def causal_mask(positions: int, device: torch.device | None = None) -> Tensor:
+    """(N, N), True where a query may see a key: at its own position and before it."""
+    return torch.ones(positions, positions, dtype=torch.bool, device=device).tril()
+
+
+def clip_gain_gradient(gradient: Tensor) -> Tensor:
+    """The gradient of a gain gamma (..., D), each vector of it scaled down to norm GAIN_GRADIENT_LIMIT if longer."""
+    norm = gradient.norm(dim=-1, keepdim=True)
+    return gradient * (GAIN_GRADIENT_LIMIT / norm.clamp_min(GAIN_GRADIENT_LIMIT))
+
+
+@torch.no_grad()
+def clip_gain(gain: Tensor) -> None:
+    """Weight clipping of a gain gamma, in place, after an optimiser's step."""
+    gain.clamp_(-GAIN_LIMIT, GAIN_LIMIT)
+
+
+def sigma_reparam(weight: Tensor, gain: Tensor, vector: Tensor, iterations: int = 1) -> tuple[Tensor, Tensor]:
+    """gamma W / sigma(W) and the next right singular vector: sigmaReparam of Zhai et al. (2023).
+
+    weight: (..., m, n). gain: gamma, (...), 1 at initialisation. vector: (..., n), of any length; carried from step to
+    step. sigma is estimated by power iteration from it; the gradient of sigma holds both singular vectors fixed.
+    """
+    with torch.no_grad():
+        for _ in range(iterations):
+            vector = F.normalize(vector, dim=-1)
+            vector = F.normalize((weight.mT @ (weight @ vector[..., None]))[..., 0], dim=-1)
+        left = F.normalize((weight @ vector[..., None])[..., 0], dim=-1)
+    sigma = (left[..., None, :] @ weight @ vector[..., None])[..., 0, 0]
+    return weight * (gain / sigma)[..., None, None], vector
+
+
+def row_entropy(probabilities: Tensor) -> Tensor:
+    """Entropy in nats of every row (Eq. 6): (..., N, N) -> (..., N)."""
+    return -torch.special.xlogy(probabilities, probabilities).sum(-1)
+
+
+def frobenius_norm(probabilities: Tensor) -> Tensor:
+    """||P||_F of every attention matrix, in [1, sqrt(N)] if its rows sum to 1: (..., N, N) -> (...)."""
+    return torch.linalg.matrix_norm(probabilities)
+
+
+def _full_precision(x: Tensor) -> Tensor:
+    """Probabilities are made in float32 at least, also under autocast."""
+    return x if x.dtype.itemsize > 2 else x.float()

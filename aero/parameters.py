@@ -126,6 +126,7 @@ class TrainParameters(_Strict):
     compile: bool = False
     threads: NotNegative = 0
     log_every: Positive
+    log_attention: bool = False  # norms of the attention matrices and variances of their logits, too
     evaluate_every: Positive
     evaluation_tokens: Positive
     final_evaluation_tokens: Positive
@@ -146,7 +147,7 @@ class TrainParameters(_Strict):
     def recipe(self) -> dict[str, Any]:
         """All fields as a result states them. What the first results did not know stands there only where it departs
         from their recipe, so that they stay comparable with later ones."""
-        later = ("warmup_steps", "optimizer", "schedule", "final_learning_rate")
+        later = ("warmup_steps", "optimizer", "schedule", "final_learning_rate", "log_attention")
         defaults = {name: type(self).model_fields[name].default for name in later}
         values = self.model_dump()
         return {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}

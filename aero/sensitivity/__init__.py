@@ -1,0 +1,1 @@
+"""Variance and learning-rate sensitivity of attention (`variance_sensitivity`)."""

@@ -312,8 +312,8 @@ class GPT(nn.Module):
             )
         if core_named(architecture.core).gains is not None and config.position == "rotary":
             raise ValueError(
-                f"{architecture}: QK-LayerNorm normalises queries and keys before they are rotated, which this model does"
-                " not do; take position=learned"
+                f"{architecture}: QK-LayerNorm normalises queries and keys before they are rotated, which this model"
+                " does not do; take position=learned"
             )
         self.architecture, self.config = architecture, config
         block = HeHofmannBlock if architecture.block == "he_hofmann" else PreLNBlock
@@ -385,10 +385,8 @@ class GPT(nn.Module):
                     layer.parametrizations.weight[0] = _OutsideAutocast(layer.parametrizations.weight[0])
 
     def clip_gains(self) -> None:
-        """Weight clipping of QK-LayerNorm's gains, after every step of the optimiser (`variance_sensitivity`, Appendix D).
-
-        Does nothing to a model whose core does not ask for it.
-        """
+        """Weight clipping of QK-LayerNorm's gains, after every step of the optimiser (Appendix D of
+        `variance_sensitivity`); nothing for a core that does not ask for it."""
         if core_named(self.architecture.core).gains == "weight_clip":
             for block in self.blocks:
                 clip_gain(block.attention.query_gain)

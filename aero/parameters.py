@@ -309,6 +309,41 @@ class TwoPartyParameters(_Strict):
         return f"cheetah-{self.field}-{self.fraction_bits}-{'lsb_error' if self.mul_lsb_error else 'exact'}"
 
 
+class SoftmaxGrid(_Strict):
+    positions: tuple[Positive, ...] = Field(min_length=1)
+    sigmas: tuple[Annotated[float, Field(gt=0)], ...] = Field(min_length=1)
+
+
+class ReluGrid(_Strict):
+    positions: tuple[Positive, ...] = Field(min_length=1)
+    dimensions: tuple[Positive, ...] = Field(min_length=1)
+
+
+class ControlledExperiment(_Strict):
+    positions: Positive
+    dimensions: Positive
+    matrices: int = Field(ge=2)
+    sigmas: tuple[Annotated[float, Field(gt=0)], ...] = Field(min_length=1)
+    cores: tuple[str, ...] = Field(min_length=1)
+
+
+class DirichletRows(_Strict):
+    positions: Positive
+    alphas: tuple[Annotated[float, Field(gt=0)], ...] = Field(min_length=1)
+    rows: int = Field(ge=2)
+
+
+class SensitivityTheoryParameters(_Strict):
+    """Grids and draws of the checks of `variance_sensitivity`'s theory."""
+
+    seed: NotNegative
+    normals: Positive
+    softmax: SoftmaxGrid
+    relu: ReluGrid
+    controlled: ControlledExperiment
+    dirichlet: DirichletRows
+
+
 class Parameters(_Strict):
     """The whole of params.yaml."""
 
@@ -327,6 +362,7 @@ class Parameters(_Strict):
     families: dict[str, FamilyParameters]
     runs: dict[str, RunParameters]
     two_party: TwoPartyParameters
+    sensitivity_theory: SensitivityTheoryParameters
 
     @model_validator(mode="after")
     def _names_exist(self) -> Parameters:

@@ -128,9 +128,12 @@ def softmax_core(query: Tensor, key: Tensor, scale: float = 1.0, allowed: Tensor
 def window_softmax_core(
     query: Tensor, key: Tensor, scale: float = 1.0, allowed: Tensor | None = None, window: int = 8
 ) -> Tensor:
-    """P of softmax attention from position i to keys i - W ... i + W only (section 3.1), W = `window`."""
+    """P of softmax attention from position i to keys i - W ... i + W only (section 3.1), W = `window`.
+
+    Fewer queries than keys are those of the last positions.
+    """
     positions = torch.arange(key.shape[-2], device=key.device)
-    near = (positions[:, None] - positions).abs() <= window
+    near = (positions[-query.shape[-2] :, None] - positions).abs() <= window
     return softmax_core(query, key, scale, near if allowed is None else near & allowed)
 
 
@@ -214,12 +217,20 @@ def attend(
     gains: gamma_q, gamma_k, each broadcastable to (..., N, D), for a core with gains; None stands for 1.
     scale: of the logits, 1 in the paper's small model, 1 / sqrt(d_k) in a decoder. allowed: `causal_mask(N)` in one.
     """
+    query, key = normalise(core, query, key, gains)
+    probabilities = core.probabilities(query, key, scale, allowed)
+    return probabilities.to(value.dtype) @ value, probabilities
+
+
+def normalise(
+    core: Core, query: Tensor, key: Tensor, gains: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Query and key as their product is taken: gamma LN(x) for a core with gains (Eq. 2), unchanged for others."""
     if core.gains is not None:
         query, key = (F.layer_norm(x, x.shape[-1:]) for x in (query, key))
         if gains is not None:
             query, key = query * gains[0], key * gains[1]
-    probabilities = core.probabilities(query, key, scale, allowed)
-    return probabilities.to(value.dtype) @ value, probabilities
+    return query, key
 
 
 def causal_mask(positions: int, device: torch.device | None = None) -> Tensor:

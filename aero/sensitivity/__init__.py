@@ -1,1 +1,1 @@
-"""Variance and learning-rate sensitivity of attention (`variance_sensitivity`)."""
+"""`variance_sensitivity`: in-context regression with attention alone, and its sensitivity to the learning rate."""

@@ -1,0 +1,138 @@
+"""The search over what the paper leaves open: which settings are reasonable, and what each of them gives.
+
+A setting is what a training depends on (`Setting`); a reading is what is made of its losses afterwards (`Reading`).
+The reasonable settings are the product of REASONABLE, fixed before any of them was run (docs/decisions.md). The search
+draws from them without replacement in an order that a seed fixes, so whatever part of it has been run is a random
+sample, and the share of settings for which a conclusion holds has an interval.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aero.attention import CORES
+from aero.sensitivity.metric import final_losses, sensitivity
+from aero.sensitivity.setting import Setting, learning_rates
+from aero.sensitivity.stacked import Trained, train
+
+REASONABLE: dict[str, tuple[object, ...]] = {
+    "hidden": ("x3+y", "x2+y", "embedded"),
+    "residual": (True, False),
+    "readout": ("slot", "linear"),
+    "init": ("normal_0.1", "linear", "xavier"),
+    "batch": (8, 32),
+    "data": ("fresh", "set"),
+    "reduction": ("mean", "sum"),
+}
+STEPS = (250, 500, 1000)
+WINDOWS = (1, 50)
+SEARCHED_CORES = (
+    "softmax",
+    "window_softmax",
+    "sigma_reparam",
+    "sigmoid",
+    "elu",
+    "qk_layernorm",
+    "relu",
+    "relu_uniform",
+)
+"""The rows of Table 1, and the second usual form of its last one."""
+ORDER_SEED = 2025
+
+
+@dataclass(frozen=True)
+class Reading:
+    """steps: after which the loss is final. window: training losses averaged as the final loss. initial: l_0 is the
+    loss of the untrained models ("measured") or of predicting 0 ("zero"). relu: the core that Table 1's ReLU row is.
+    """
+
+    steps: int
+    window: int
+    initial: str
+    relu: str
+
+
+def reasonable(steps: int = STEPS[-1]) -> list[Setting]:
+    """Every reasonable setting, in the order in which the search runs them."""
+    products = (dict(zip(REASONABLE, values, strict=True)) for values in itertools.product(*REASONABLE.values()))
+    found = [
+        Setting(**values, steps=steps)
+        for values in products
+        if not (values["hidden"] == "embedded" and values["readout"] == "slot")
+    ]
+    random.Random(ORDER_SEED).shuffle(found)
+    return found
+
+
+def readings() -> Iterator[Reading]:
+    for values in itertools.product(STEPS, WINDOWS, ("measured", "zero"), ("relu", "relu_uniform")):
+        yield Reading(*values)
+
+
+def lines(
+    number: int, setting: Setting, core: str, trained: Trained, seeds: tuple[int, ...]
+) -> list[dict[str, object]]:
+    """Lines of search.csv of one core in one setting: a line a seed, number of steps and window, its final losses by
+    rate; "inf" for a diverged one.
+    """
+    made = []
+    for steps, window in itertools.product(STEPS, WINDOWS):
+        if steps > setting.steps:
+            continue
+        final = final_losses(trained.losses[:steps], min(window, steps))  # (R, K)
+        for k, seed in enumerate(seeds):
+            values = [f"{value:.5g}" for value in final[:, k].tolist()]
+            made.append(
+                {
+                    "number": number,
+                    **{name: getattr(setting, name) for name in REASONABLE},
+                    "core": core,
+                    "seed": seed,
+                    "steps": steps,
+                    "window": window,
+                    "initial_loss": f"{trained.initial_loss[k].item():.6g}",
+                    **{f"{rate:g}": value for rate, value in zip(learning_rates(), values, strict=True)},
+                }
+            )
+    return made
+
+
+def run(number: int, setting: Setting, core: str, seeds: tuple[int, ...]) -> list[dict[str, object]]:
+    """Train one core in one setting at all rates and seeds."""
+    return lines(number, setting, core, train(CORES[core], setting, learning_rates(), seeds), seeds)
+
+
+def read_losses(line: Mapping[str, str]) -> Tensor:
+    """Final losses (R,) of a line of search.csv."""
+    return torch.tensor([float(line[f"{rate:g}"]) for rate in learning_rates()], dtype=torch.float64)
+
+
+def sensitivities(
+    lines: list[Mapping[str, str]], zero_loss: Mapping[str, float]
+) -> dict[tuple[int, Reading], dict[str, float]]:
+    """Sensitivity by core for every setting (its number) and reading, the mean over its seeds.
+
+    zero_loss: the loss of predicting 0 by `hidden`. Settings that lack a core are left out.
+    """
+    found: dict[tuple[int, Reading], dict[str, list[float]]] = {}
+    for line in lines:
+        for initial in ("measured", "zero"):
+            l0 = float(line["initial_loss"]) if initial == "measured" else zero_loss[line["hidden"]]
+            value = sensitivity(read_losses(line)[:, None], l0)[0].item()
+            for relu in ("relu", "relu_uniform"):
+                core = line["core"]
+                if core in ("relu", "relu_uniform"):
+                    if core != relu:
+                        continue
+                    core = "relu"
+                reading = Reading(int(line["steps"]), int(line["window"]), initial, relu)
+                found.setdefault((int(line["number"]), reading), {}).setdefault(core, []).append(value)
+    wanted = len(SEARCHED_CORES) - 1
+    means = {key: {core: sum(v) / len(v) for core, v in values.items()} for key, values in found.items()}
+    return {key: values for key, values in means.items() if len(values) == wanted}

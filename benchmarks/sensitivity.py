@@ -1,0 +1,167 @@
+"""Many small Transformers at once against one after the other: `python -m benchmarks.sensitivity`.
+
+The other side is what a user would write: one `torch.nn.Module`, `torch.optim.SGD`, a loop over learning rates and
+seeds. Same models, same batches, same losses (tests/sensitivity holds that). Writes results/bench/sensitivity.json:
+seconds a step of all 95 models, and their ratio, for several batch sizes and both numbers of threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+
+from aero import provenance
+from aero.attention import CORES, Core, attend, clip_gain, clip_gain_gradient, sigma_reparam
+from aero.parameters import load
+from aero.sensitivity.regression import Batches
+from aero.sensitivity.setting import LAYERS, Setting, learning_rates
+from aero.sensitivity.stacked import FIRST_ITERATIONS, Stack, initial
+from aero.training.log import write_text
+
+RATES, SEEDS = learning_rates(), (0, 1, 2, 3, 4)
+STEPS, REPEATS = 20, 5
+
+
+class Layer(nn.Module):
+    """One attention layer, as the paper describes it: X (B, N, D) -> P V."""
+
+    def __init__(self, core: Core, parameters: dict[str, Tensor], layer: int) -> None:
+        super().__init__()
+        self.core = core
+        self.weights = nn.ParameterList(nn.Parameter(matrix.clone()) for matrix in parameters["weights"][layer])
+        if "gains" in parameters:
+            self.gains = nn.ParameterList(nn.Parameter(gain.clone()) for gain in parameters["gains"][layer])
+        if core.reparametrised:
+            self.sigma_gains = nn.ParameterList(nn.Parameter(g.clone()) for g in parameters["sigma_gains"][layer])
+            self.vectors = [torch.ones(len(w), dtype=w.dtype) for w in self.weights]
+            for i, w in enumerate(self.weights):
+                self.vectors[i] = sigma_reparam(w, self.sigma_gains[i], self.vectors[i], FIRST_ITERATIONS)[1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = list(self.weights)
+        if self.core.reparametrised:
+            for i, w in enumerate(weights):
+                weights[i], self.vectors[i] = sigma_reparam(w, self.sigma_gains[i], self.vectors[i])
+        query, key, value = (x @ w for w in weights)
+        gains = tuple(self.gains) if hasattr(self, "gains") else None
+        return attend(self.core, query, key, value, gains)[0]
+
+
+class Single(nn.Module):
+    """One attention-only Transformer: the model that `aero.sensitivity.stacked.Stack` holds many of."""
+
+    def __init__(self, core: Core, setting: Setting, seed: int, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        drawn = {name: value.to(dtype) for name, value in initial(core, setting, seed).items()}
+        self.setting = setting
+        self.layers = nn.ModuleList(Layer(core, drawn, layer) for layer in range(LAYERS))
+        self.embedding = nn.Parameter(drawn["embedding"]) if "embedding" in drawn else None
+        self.readout = nn.Parameter(drawn["readout"]) if "readout" in drawn else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.embedding is not None:
+            x = x @ self.embedding
+        for layer in self.layers:
+            x = x + layer(x) if self.setting.residual else layer(x)
+        return x[:, -1] @ self.readout if self.readout is not None else x[:, -1, -1]
+
+
+def train_single(
+    core: Core, setting: Setting, rate: float, seed: int, dtype: torch.dtype = torch.float32
+) -> list[float]:
+    """Losses of `setting.steps` steps of one model at one learning rate."""
+    model, batches = Single(core, setting, seed, dtype), Batches(setting, [seed], dtype)
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=rate), []
+    for _ in range(setting.steps):
+        (tokens,), (targets,) = batches.next()
+        loss = (model(tokens) - targets).square().mean()
+        optimizer.zero_grad()
+        (loss * (setting.batch if setting.reduction == "sum" else 1)).backward()
+        gains = [gain for layer in model.layers for gain in getattr(layer, "gains", ())]
+        if core.gains == "gradient_clip":
+            for gain in gains:
+                gain.grad = clip_gain_gradient(gain.grad)
+        optimizer.step()
+        if core.gains == "weight_clip":
+            for gain in gains:
+                clip_gain(gain)
+        losses.append(loss.item())
+    return losses
+
+
+def seconds_together(core: Core, setting: Setting) -> float:
+    """Seconds of a step of all 95 models at once, the best of `setting.steps` being no measure: the mean."""
+    stack, batches = Stack(core, setting, RATES, SEEDS, torch.float32), Batches(setting, SEEDS)
+    stack.step(*batches.next())
+    began = time.perf_counter()
+    for _ in range(setting.steps):
+        stack.step(*batches.next())
+    return (time.perf_counter() - began) / setting.steps
+
+
+def seconds_one_by_one(core: Core, setting: Setting) -> float:
+    """Seconds of a step of one model."""
+    train_single(core, replace(setting, steps=2), RATES[5], SEEDS[0])
+    began = time.perf_counter()
+    train_single(core, setting, RATES[5], SEEDS[0])
+    return (time.perf_counter() - began) / setting.steps
+
+
+def compare(core: Core, setting: Setting, threads: int) -> dict[str, float]:
+    """Both sides interleaved, medians of REPEATS; `ratio` is 95 single steps over one step of all."""
+    torch.set_num_threads(threads)
+    together, single = [], []
+    for _ in range(REPEATS):
+        together.append(seconds_together(core, setting))
+        single.append(seconds_one_by_one(core, setting))
+    models = len(RATES) * len(SEEDS)
+    return {
+        "threads": threads,
+        "batch": setting.batch,
+        "together_s": median(together),
+        "one_s": median(single),
+        "ratio": models * median(single) / median(together),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sensitivity", description=__doc__)
+    parser.add_argument("--cores", nargs="+", default=["softmax", "qk_layernorm", "relu"])
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
+    parser.add_argument("--to", type=Path, default=Path("results/bench/sensitivity.json"))
+    chosen = parser.parse_args(arguments)
+    setting: Setting = load().sensitivity.setting()
+    torch.set_flush_denormal(True)
+    load_before = os.getloadavg()[0]
+    lines = [
+        {"core": name} | compare(CORES[name], replace(setting, batch=batch, steps=STEPS), threads)
+        for name in chosen.cores
+        for batch in chosen.batches
+        for threads in (1, 2)
+    ]
+    result = {
+        "models": len(RATES) * len(SEEDS),
+        "setting": str(setting),
+        "load_before": load_before,
+        "lines": lines,
+        "provenance": provenance.provenance(torch=torch.__version__, started=provenance.now()),
+    }
+    write_text(chosen.to, json.dumps(result, indent=1) + "\n")
+    for line in lines:
+        print(
+            f"{line['core']:14} batch {line['batch']:3} threads {line['threads']}: "
+            f"all {1e3 * line['together_s']:.1f} ms, one {1e3 * line['one_s']:.2f} ms, ratio {line['ratio']:.1f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

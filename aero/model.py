@@ -22,6 +22,7 @@ from aero.attention import (
     clip_gain,
     clip_gain_gradient,
     core_named,
+    normalise,
     rotary_table,
     rotate,
     row_entropy,
@@ -145,8 +146,7 @@ class Attention(nn.Module):
         if self.temperature is not None:
             q = q / self.temperature[:, : x.shape[1], None]
         probabilities = self._attend(q, k, v)[1]
-        if self.query_gain is not None:
-            q, k = F.layer_norm(q, q.shape[-1:]) * self.query_gain, F.layer_norm(k, k.shape[-1:]) * self.key_gain
+        q, k = normalise(core_named(self.core), q, k, self._gains())
         return probabilities, q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
 
     def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -156,10 +156,12 @@ class Attention(nn.Module):
             q, k = rotate(q, self.rotary), rotate(k, self.rotary)
         return q, k, v
 
+    def _gains(self) -> tuple[Tensor, Tensor] | None:
+        return None if self.query_gain is None else (self.query_gain, self.key_gain)
+
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        gains = None if self.query_gain is None else (self.query_gain, self.key_gain)
         mask = causal_mask(q.shape[-2], q.device)
-        return attend(core_named(self.core), q, k, v, gains, 1 / math.sqrt(q.shape[-1]), mask)
+        return attend(core_named(self.core), q, k, v, self._gains(), 1 / math.sqrt(q.shape[-1]), mask)
 
 
 def _refuse_other_temperatures(module: Attention, state: dict[str, Any], prefix: str, *_: object) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from aero.attention import attend, core_named, row_entropy
+from aero.attention import attend, core_named, normalise, row_entropy
 
 Array = NDArray[np.float64]
 CHUNK = 2_000_000
@@ -136,10 +136,8 @@ def sample_controlled(core: str, sigma: float, positions: int, dims: int, matric
         query, key = (torch.randn(positions, dims, dtype=torch.float64, generator=generator) for _ in range(2))
         query = query / query.norm(dim=-1, keepdim=True)
         key = sigma * key
-        logits = query @ key.T
-        if chosen.gains is not None:
-            normed = (torch.nn.functional.layer_norm(x, x.shape[-1:]) for x in (query, key))
-            logits = next(normed) @ next(normed).T
+        normal_query, normal_key = normalise(chosen, query, key)
+        logits = normal_query @ normal_key.T
         _, probabilities = attend(chosen, query, key, key)
         entropies.append(row_entropy(probabilities).mean().item())
         variances.append(logits.var(-1, unbiased=False).mean().item())

@@ -12,7 +12,9 @@ from aero.checkpoint import load, save
 from aero.families import FAMILIES
 from aero.flops import count
 from aero.model import GPT, ModelConfig, fold_weight_norm
-from aero.training.loop import attention_statistics
+from aero.parameters import TrainParameters
+from aero.training.log import columns, read, write
+from aero.training.loop import Regularizer, attention_statistics, train
 from aero.training.schedule import parameter_groups
 
 SMALL = {"vocabulary": 40, "context": 9, "layers": 3, "heads": 2, "width": 8, "ffn_width": 32}
@@ -223,3 +225,48 @@ def test_counts_leave_out_what_no_paper_counts():
     ours, plain = (count(parse(notation(core)), sizes, 9) for core in ("relu", "softmax"))
     assert (ours.ffn, ours.attention) == (plain.ffn, plain.attention)
     assert [o.name for o in ours.nonlinear] == ["LN", "G"] and [o.name for o in plain.nonlinear] == ["SM", "LN", "G"]
+
+
+def test_the_log_has_norms_and_variances_only_where_they_are_asked_for(tmp_path):
+    plain, measured = columns(2), columns(2, attention=True)
+    assert measured == plain + [f"{name}_layer_{i}" for name in ("norm", "variance") for i in (0, 1)]
+    values = {"steps": 4, "batch_size": 2, "learning_rate": 1e-2, "betas": (0.9, 0.999), "epsilon": 1e-8}
+    values |= {"weight_decay": 0.1, "clip": 1.0, "warmup": 0.0, "log_every": 1, "evaluate_every": 2}
+    values |= {"evaluation_tokens": 9, "final_evaluation_tokens": 9, "checkpoint_every": 2}
+    rows, recipes = {}, {}
+    for asked in (False, True):
+        settings = TrainParameters(**values, log_attention=asked)
+        recipes[asked] = settings.recipe()
+        torch.manual_seed(0)
+        outcome = train(
+            parse("Core(relu)+LN+G"),
+            ModelConfig(**SMALL),
+            settings,
+            Regularizer("position_sum", 0.2, 1e-5),
+            Same(),
+            [ids()],
+            seed=3,
+            progress=False,
+        )
+        rows[asked] = outcome.rows
+        write(tmp_path / f"{asked}.csv", outcome.rows, 3, asked)
+    assert "log_attention" not in recipes[False] and recipes[True]["log_attention"]
+    assert [row["train_loss"] for row in rows[True]] == [row["train_loss"] for row in rows[False]]
+    assert not any(key.startswith(("norm_", "variance_")) for row in rows[False] for key in row)
+    with_norms = [row["step"] for row in rows[True] if "norm_layer_2" in row]
+    assert with_norms == [1, 2, 4] == [row["step"] for row in rows[True] if row.get("eval_loss") is not None]
+    final = read(tmp_path / "True.csv")[-1]
+    expected = attention_statistics(outcome.model, ids())
+    assert [final[f"norm_layer_{i}"] for i in range(3)] == pytest.approx(expected[0])
+    assert [final[f"variance_layer_{i}"] for i in range(3)] == pytest.approx(expected[1])
+    with pytest.raises(ValueError, match="log_attention knows no shaped attention"):
+        train(
+            parse("SOTA(SM+ScFFN)"), ModelConfig(**SMALL), settings, Regularizer("position_sum", 0.2, 0), Same(), [], 1
+        )
+
+
+class Same:
+    """The same sequences at every step."""
+
+    def batch(self, step):
+        return ids()

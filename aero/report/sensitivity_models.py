@@ -26,6 +26,16 @@ RATES = (("", "learning rate 1e-3, as printed"), ("-hot", "the same in proportio
 """Suffix of the runs and what sets them apart; the rate itself comes from their metrics."""
 COMPARED = ("softmax", "relu", "qk_layernorm")
 OTHERS = ("window_softmax", "sigma_reparam", "sigmoid", "elu")
+CAPTION_1 = (
+    "Lines are means over seeds, bands their range; for the entropy, the mean over layers and its standard deviation "
+    "over them. Gradient norms are those before clipping at 1. Dotted: log N, 1 and √N, which the paper draws; dashed: "
+    "the greatest mean entropy and the least norm that a causal mask allows. In the paper LLaMA-1B, N = 768."
+)
+CAPTION_7 = "As above, the entropy of the first layer alone. In the paper GPT-2 Large on WikiText-103, N = 200."
+CAPTION_4 = (
+    "Every evaluation of every seed, means over layers, heads and rows; circles softmax-based cores, triangles kernels. "
+    "The paper draws it for its small model; there the logits of a row are those of all keys, here those a query sees."
+)
 LATE = 0.5
 """The part of training whose gradient norms are compared: the second half."""
 

@@ -35,7 +35,7 @@ CORE_COLOURS = {
 }
 """One colour a core in all figures of the paper, warm for the softmax-based ones."""
 PRINTED, DERIVED, DRAWN = "#d55e00", "#0072b2", INK
-PLACE = "variance_sensitivity"
+PAPER = "variance_sensitivity"
 
 Line = dict[str, Any]
 
@@ -254,7 +254,7 @@ def sensitivity_expansion(results: Results) -> Figure:
                 panel.plot(sigmas, dashed, color=colour, linewidth=0.9, linestyle="--")
                 _points(panel, lines, exact, colour)
             entropy.annotate(
-                f"N = {positions:.0f}", (0.05, curve[0]["entropy"]), (0.35, curve[0]["entropy"] + 0.22), color=colour
+                f"N = {positions:.0f}", (0.05, curve[0]["entropy"]), (0.25, curve[0]["entropy"] - 0.5), color=colour
             )
         entropy.set_ylim(-0.6, math.log(768) + 0.7)
         entropy.set_title("E[H], nats")
@@ -333,7 +333,7 @@ def _entropy_by_variance(panel: Axes, found: TheoryResults, size: float) -> None
             [line["sigma"] ** 2 for line in lines], [line["entropy"] for line in lines], color=CORE_COLOURS[core]
         )
         ends.append((lines[-1]["sigma"] ** 2, lines[-1]["entropy"], core))
-    panel.axhline(math.log(size), color=MUTED, linewidth=0.8, linestyle=":")
+    panel.plot([lines[0]["sigma"] ** 2, ends[0][0]], [math.log(size)] * 2, color=MUTED, linewidth=0.8, linestyle=":")
     panel.set_xscale("log")
     panel.set_xlim(right=ends[0][0] * 90)
     panel.set_xticks([0.1, 1, 10, 64], ["0.1", "1", "10", "64"])
@@ -354,6 +354,8 @@ def _rate_by_variance(panel: Axes, found: TheoryResults) -> None:
         rate = np.diff([line["entropy"] for line in lines]) / np.diff(squares)
         panel.plot(np.sqrt(squares[1:] * squares[:-1]), rate, color=CORE_COLOURS[core], marker="o", markersize=2.5)
     panel.set_xscale("log")
+    panel.set_xticks([0.1, 1, 10, 64], ["0.1", "1", "10", "64"])
+    panel.minorticks_off()
     panel.set_ylim(-0.6, 0.05)
     panel.axhline(0, color=MUTED, linewidth=0.6)
     panel.text(30, -0.06, "ReLU", color=CORE_COLOURS["relu"], fontsize=7, va="top")
@@ -399,6 +401,17 @@ def sensitivity_figure_10(results: Results) -> Figure:
         panel.set_ylabel("ℓ₂ norm of the row")
         panel.grid(color=GRID)
     return figure
+
+
+def caption_expansion(results: Results) -> str:
+    """What the caption of the expansion's figure says beyond its title."""
+    found = load_theory(results.root)
+    if found is None:
+        return "Not measured yet."
+    return (
+        "Left, the expansion holds for σ² small against 2 log N; right, the printed derivative starts at 0, where the "
+        f"expansion's slope is −(N−1)/2N, and falls without bound. {caption_of(found)}"
+    )
 
 
 def caption_3(results: Results) -> str:

@@ -157,6 +157,31 @@ class EntropyParameters(_Strict):
     tokens: Positive
 
 
+class SensitivitySizes(_Strict):
+    """Steps of SGD and number of seeds of the learning-rate sweep."""
+
+    steps: Positive
+    seeds: Positive
+
+
+class SensitivityParameters(_Strict):
+    """What `variance_sensitivity` leaves open of its small experiment; fields as in `aero.sensitivity.setting`."""
+
+    hidden: Literal["x3+y", "x2+y", "embedded"]
+    residual: bool
+    readout: Literal["slot", "linear"]
+    init: Literal["normal_0.1", "linear", "xavier"]
+    batch: Positive
+    data: Literal["fresh", "set"]
+    reduction: Literal["mean", "sum"]
+    window: Positive  # a shorter training's losses are all averaged
+    threads: NotNegative = 0
+
+    def experiment(self) -> dict[str, Any]:
+        """Fields of `Setting` without its steps, which are the scale's."""
+        return {name: value for name, value in self.model_dump().items() if name not in ("window", "threads")}
+
+
 def _only_fields_of(changed: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
     """`values` if all are named after fields of `changed`; what they hold is checked where it is used."""
     if unknown := set(values) - set(changed.model_fields):
@@ -200,6 +225,7 @@ class ScaleParameters(_Strict):
     families: dict[str, FamilySizes]
     contexts: dict[str, ContextParameters]
     entropy: EntropyParameters
+    sensitivity: SensitivitySizes
     two_party: Literal["gpt2", "own"]
     end_to_end_runs: tuple[str, ...]
     end_to_end_programs: tuple[Literal["as_published", "tuned"], ...] = Field(min_length=1)
@@ -361,6 +387,7 @@ class Parameters(_Strict):
     devices: dict[str, DeviceParameters]
     families: dict[str, FamilyParameters]
     runs: dict[str, RunParameters]
+    sensitivity: SensitivityParameters
     two_party: TwoPartyParameters
     sensitivity_theory: SensitivityTheoryParameters
 

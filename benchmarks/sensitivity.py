@@ -139,11 +139,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--to", type=Path, default=Path("results/bench/sensitivity.json"))
     chosen = parser.parse_args(arguments)
-    setting: Setting = load().sensitivity.setting()
+    setting = Setting(**load().sensitivity.experiment(), steps=STEPS)
     torch.set_flush_denormal(True)
     load_before = os.getloadavg()[0]
     lines = [
-        {"core": name} | compare(CORES[name], replace(setting, batch=batch, steps=STEPS), threads)
+        {"core": name} | compare(CORES[name], replace(setting, batch=batch), threads)
         for name in chosen.cores
         for batch in chosen.batches
         for threads in (1, 2)

@@ -6,6 +6,7 @@ Refuses results whose source tree had uncommitted changes, because nobody could 
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 from aero.errors import UserError, run_main
@@ -24,10 +25,31 @@ def main(arguments: list[str]) -> None:
     for path in sorted((chosen.source / "two_party").glob("*")):
         if path.suffix in (".csv", ".json"):
             plan.append((path, chosen.target / "two_party" / path.name))
+    plan += sensitivity_files(chosen.source / "sensitivity", chosen.target / "sensitivity", chosen.allow_changes)
     if not plan:
         raise UserError(f"no results in {chosen.source}; run `make repro` first")
     copy(plan)
     print(f"kept {len(plan)} files in {chosen.target}")
+
+
+def sensitivity_files(source: Path, target: Path, allow_changes: bool) -> list[tuple[Path, Path]]:
+    """Learning-rate sweep, its search and the theory, each file with its place; not the sweep of scale smoke."""
+    files = [path for path in (source / "search.csv",) if path.is_file()]
+    made = {
+        "sweep.json": [source / name for name in ("losses.csv", "traces.csv", "gains.csv", "sweep.json")],
+        "theory.json": sorted(source.glob("theory*")),
+    }
+    for about, those in made.items():
+        if not (source / about).is_file():
+            continue
+        values = json.loads((source / about).read_text(encoding="utf-8"))
+        if values["provenance"]["commit"].endswith("+changes") and not allow_changes:
+            raise UserError(
+                f"{source / about} was made by uncommitted code; commit and run it again, or --allow-changes"
+            )
+        if values.get("scale") != "smoke":
+            files += those
+    return [(path, target / path.name) for path in files]
 
 
 if __name__ == "__main__":

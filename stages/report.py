@@ -8,7 +8,7 @@ from pathlib import Path
 from aero.errors import run_main
 from aero.parameters import load as load_parameters
 from aero.provenance import commit
-from aero.report import claims, summary, tables
+from aero.report import claims, sensitivity, summary, tables
 from aero.report.render import render, write
 from aero.report.results import load
 
@@ -22,10 +22,11 @@ def main(arguments: list[str]) -> None:
         raise ValueError(f"unknown scale {chosen.scale!r}; known: {', '.join(parameters.scales)}")
     root = Path.cwd()
     results = load(root, chosen.scale)
-    judged = claims.judge(results)
+    judged = claims.judge(results) + claims.judge(results, sensitivity.PAPER)
     # Everything is made before anything is written: a failure leaves the last report whole.
     texts = (
         tables.files(results)
+        | sensitivity.files(results)
         | {Path("reports") / "claims.csv": claims.claims_csv(judged)}
         | summary.files(results, judged)
     )

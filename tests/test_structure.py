@@ -23,7 +23,7 @@ ALLOWED = {part: CORE for part in CORE} | {
     "parameters": CORE | {"errors", "unchecked"},
     "data": {"errors"},
     "published": {"errors"},
-    "sensitivity": CORE | {"errors"},
+    "sensitivity": CORE | {"errors", "provenance"},
     "training": CORE | {"checkpoint", "data", "errors", "parameters", "provenance"},
     "two_party": CORE | {"checkpoint", "errors", "pipeline", "provenance"},
 }

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from aero.published import Claim, load
-from aero.report import cost_claims, sensitivity_theory_claims, training_claims
+from aero.report import cost_claims, sensitivity_claims, sensitivity_theory_claims, training_claims
 from aero.report.decisions import TESTS, VERDICTS, Decision, Verdict
 from aero.report.results import Results
 from aero.report.tables import csv_text
 
-MODULES = (training_claims, cost_claims, sensitivity_theory_claims)
+MODULES = (training_claims, cost_claims, sensitivity_claims, sensitivity_theory_claims)
 """Where the tests are; importing them makes them known."""
 
 COLUMNS = ("id", "paper", "claim", "where", "test", "published", "measured", "scale", "verdict", "evidence")
@@ -19,10 +19,11 @@ COLUMNS = ("id", "paper", "claim", "where", "test", "published", "measured", "sc
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim and its decision."""
+    """A claim of a paper and its decision."""
 
     claim: Claim
     decision: Decision
+    paper: str = "aero"
 
 
 def judge(results: Results, short: str = "aero") -> list[Judged]:
@@ -32,16 +33,16 @@ def judge(results: Results, short: str = "aero") -> list[Judged]:
     for claim in paper.claims:
         if claim.test not in TESTS:
             raise ValueError(f"claim {claim.id}: no test {claim.test!r}; known: {', '.join(sorted(TESTS))}")
-        judged.append(Judged(claim, TESTS[claim.test](results, paper, **claim.parameters)))
+        judged.append(Judged(claim, TESTS[claim.test](results, paper, **claim.parameters), short))
     return judged
 
 
-def claims_csv(judged: Iterable[Judged], short: str = "aero") -> str:
+def claims_csv(judged: Iterable[Judged]) -> str:
     """The contract's CSV text."""
     rows = [
         {
             "id": j.claim.id,
-            "paper": short,
+            "paper": j.paper,
             "claim": j.claim.claim,
             "where": j.claim.where,
             "test": f"{j.claim.test}: {j.decision.rule}",

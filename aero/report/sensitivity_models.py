@@ -33,8 +33,8 @@ CAPTION_1 = (
 )
 CAPTION_7 = "As above, the entropy of the first layer alone. In the paper GPT-2 Large on WikiText-103, N = 200."
 CAPTION_4 = (
-    "Every evaluation of every seed, means over layers, heads and rows; circles softmax-based cores, triangles kernels. "
-    "The paper draws it for its small model; there the logits of a row are those of all keys, here those a query sees."
+    "Every evaluation of every seed, means over layers, heads and rows; circles softmax-based cores, triangles kernels. The "
+    "paper draws it for its small model; there a row has the logits of all keys, here of those a query sees."
 )
 LATE = 0.5
 """The part of training whose gradient norms are compared: the second half."""

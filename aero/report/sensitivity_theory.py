@@ -35,7 +35,6 @@ CORE_COLOURS = {
 }
 """One colour a core in all figures of the paper, warm for the softmax-based ones."""
 PRINTED, DERIVED, DRAWN = "#d55e00", "#0072b2", INK
-PAPER = "variance_sensitivity"
 
 Line = dict[str, Any]
 

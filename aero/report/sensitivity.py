@@ -1,0 +1,216 @@
+"""`variance_sensitivity`, Table 1: what the sweep over learning rates measured, beside the published numbers."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aero.attention import CORES
+from aero.published import load
+from aero.report.marks import Html, gap, grid, number, published_number
+from aero.report.results import Results
+from aero.report.statistics import Estimate, estimate
+from aero.report.tables import COLUMNS, csv_text
+from aero.sensitivity.metric import clipped, sensitivity
+
+PAPER = "variance_sensitivity"
+FOLDERS = ("runs/sensitivity", "results/sensitivity")
+Line = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Final losses (R, K) and losses at initialisation (K,) by core, R learning rates and K seeds.
+
+    folder: where the files lie, relative to the project's root. about: sweep.json. lines: losses.csv.
+    """
+
+    folder: str
+    about: dict[str, Any]
+    rates: tuple[float, ...]
+    seeds: tuple[int, ...]
+    final: dict[str, Tensor]
+    initial: dict[str, Tensor]
+    lines: tuple[Line, ...]
+
+    @property
+    def scale(self) -> str:
+        return str(self.about["scale"])
+
+    @property
+    def origin(self) -> str:
+        """The model is the paper's own; only the training at scale `smoke` is cut short."""
+        return "smaller_scale" if self.scale == "smoke" else "paper_dimensions"
+
+    def sensitivities(self, core: str) -> dict[int, float]:
+        values = sensitivity(self.final[core], self.initial[core].double())
+        return dict(zip(self.seeds, values.tolist(), strict=True))
+
+    def estimate(self, core: str) -> Estimate | None:
+        return estimate(self.sensitivities(core))
+
+    def training_rates(self, core: str) -> dict[int, int]:
+        """Learning rates, by seed, whose final loss is below half the loss at initialisation."""
+        trained = clipped(self.final[core], self.initial[core].double()) < 0.5 * self.initial[core].double()
+        return dict(zip(self.seeds, trained.sum(0).tolist(), strict=True))
+
+
+def folder(results: Results) -> str | None:
+    """Where the sweep is that the report is about: a fresh one of the report's scale, else the kept one."""
+    found = {f: _about(results.root / f) for f in FOLDERS}
+    fresh, kept = (found[f] for f in FOLDERS)
+    if fresh and (not kept or fresh.get("scale") == results.scale):
+        return FOLDERS[0]
+    return FOLDERS[1] if kept else None
+
+
+def _about(path: Path) -> dict[str, Any] | None:
+    try:
+        return json.loads((path / "sweep.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def sweep(results: Results) -> Sweep | None:
+    """The sweep, None if there is none."""
+    if (place := folder(results)) is None:
+        return None
+    lines = read(results.root / place / "losses.csv")
+    rates = tuple(dict.fromkeys(float(line["rate"]) for line in lines))
+    seeds = tuple(dict.fromkeys(int(line["seed"]) for line in lines))
+    final: dict[str, Tensor] = {}
+    initial: dict[str, Tensor] = {}
+    for line in lines:
+        core, r, k = line["core"], rates.index(float(line["rate"])), seeds.index(int(line["seed"]))
+        final.setdefault(core, torch.full((len(rates), len(seeds)), torch.inf, dtype=torch.float64))
+        initial.setdefault(core, torch.zeros(len(seeds), dtype=torch.float64))
+        final[core][r, k] = float(line["final_loss"] or math.inf)
+        initial[core][k] = float(line["initial_loss"])
+    return Sweep(place, _about(results.root / place) or {}, rates, seeds, final, initial, tuple(lines))
+
+
+def read(path: Path) -> list[Line]:
+    """Lines of a CSV file, none if it is not there."""
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            return list(csv.DictReader(file))
+    except OSError:
+        return []
+
+
+def titles() -> dict[str, str]:
+    """Title by core, those of the printed Table 1 first and in its order."""
+    printed = [row.name for row in load(PAPER).tables["1"].rows]
+    by_title = {core.title: name for name, core in CORES.items()}
+    first = {by_title[title]: title for title in printed if title in by_title}
+    return first | {name: core.title for name, core in CORES.items() if name not in first}
+
+
+def setting_text(about: Mapping[str, Any]) -> str:
+    """The setting of sweep.json in words."""
+    chosen = about["setting"]
+    residual = "residual connections" if chosen["residual"] else "no residual connections"
+    return (
+        f"{chosen['hidden']} hidden state, {residual}, {chosen['readout']} readout, init {chosen['init']}, "
+        f"{chosen['steps']} steps of SGD on batches of {chosen['batch']} ({chosen['data']}), "
+        f"{chosen['reduction']} loss, final loss over the last {min(chosen['window'], chosen['steps'])} steps"
+    )
+
+
+def caption(measured: Sweep) -> str:
+    """Scale, setting, seeds, commit and machine of the sweep."""
+    origin = measured.about.get("provenance", {})
+    revision, plus, _ = str(origin.get("commit", "")).partition("+")
+    revision = revision[:10] + ("+changes" if plus else "")
+    seconds = sum(measured.about.get("seconds", {}).values())
+    return escape(
+        f"Measured side: scale {measured.scale}, the paper's L=5, N=20, D=3 and {len(measured.rates)} learning rates; "
+        f"{setting_text(measured.about)}; {len(measured.seeds)} seeds, brackets: 95 % t-interval over them; "
+        f"all {len(measured.final)} cores in {seconds / 60:.1f} min; commit {revision}; "
+        f"machine {origin.get('machine', '')}."
+    )
+
+
+def table_1(results: Results) -> Html:
+    """Table 1 with every core of the registry; a gap if the sweep has not been run."""
+    printed, measured = load(PAPER).tables["1"], sweep(results)
+    rows = []
+    for core, title in titles().items():
+        cell = next((row.cells["sensitivity"] for row in printed.rows if row.name == title), None)
+        published = published_number(cell, f"{PAPER} Table 1") if cell else '<span class="none">–</span>'
+        if measured is None or core not in measured.final:
+            rows.append([escape(title), published, gap(), "", "", ""])
+            continue
+        source = f"{measured.folder}/losses.csv"
+        found = measured.estimate(core)
+        best = clipped(measured.final[core], measured.initial[core]).min(0).values.mean().item()
+        trained = estimate({seed: float(count) for seed, count in measured.training_rates(core).items()})
+        diverged = sum(1 for line in measured.lines if line["core"] == core and line["diverged_at_step"])
+        rows.append(
+            [
+                escape(title),
+                published,
+                number(found.text() if found else "", measured.origin, source),
+                number(f"{best:.2f}", measured.origin, source),
+                number(f"{trained.mean:.1f}" if trained else "", measured.origin, source),
+                number(f"{diverged}", measured.origin, source),
+            ]
+        )
+    heads = ["re-weighting function", "published", "measured", "l*", "rates that train, of 19", "diverged, of 95"]
+    if measured is not None:
+        heads[4:] = [
+            f"rates that train, of {len(measured.rates)}",
+            f"diverged, of {len(measured.rates) * len(measured.seeds)}",
+        ]
+    words = (
+        "<b>Table 1, sensitivity to the learning rate.</b> E[min(l, l<sub>0</sub>) − l*] over the grid of rates; a "
+        "diverged training counts as l<sub>0</sub>, the loss at initialisation. l*: the lowest final loss. A rate "
+        "trains if its final loss is below half of l<sub>0</sub>. Rows without a published number are not the paper's. "
+    )
+    return Html(
+        grid(
+            heads,
+            rows,
+            words + (caption(measured) if measured else ""),
+            "variance-sensitivity-table-1",
+            (0.32, 0.12, 0.22, 0.1, 0.12, 0.12),
+        )
+    )
+
+
+def table_1_csv(results: Results) -> str:
+    """reports/tables/variance_sensitivity_table1.csv, a line a core."""
+    printed, measured = load(PAPER).tables["1"], sweep(results)
+    lines = []
+    for core, title in titles().items():
+        cell = next((row.cells["sensitivity"] for row in printed.rows if row.name == title), None)
+        found = measured.estimate(core) if measured is not None and core in measured.final else None
+        lines.append(
+            {
+                "row": title,
+                "column": "sensitivity",
+                "published": cell.text if cell else "",
+                "measured": f"{found.mean:.4f}" if found else "",
+                "unit": "loss",
+                "scale": measured.scale if measured and found else "",
+                "seeds": len(found.seeds) if found else 0,
+                "ci_low": f"{found.low:.4f}" if found and found.low is not None else "",
+                "ci_high": f"{found.high:.4f}" if found and found.high is not None else "",
+                "note": "" if cell else "not a row of the published table",
+            }
+        )
+    return csv_text(lines, COLUMNS)
+
+
+def files(results: Results) -> dict[Path, str]:
+    """Path below the project's root and text of this section's table files."""
+    return {Path("reports") / "tables" / f"{PAPER}_table1.csv": table_1_csv(results)}

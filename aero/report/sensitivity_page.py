@@ -1,0 +1,77 @@
+"""The report's section on `variance_sensitivity`: its figures and the tables of the search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from html import escape
+
+from matplotlib.figure import Figure
+
+from aero.report import sensitivity_figures as drawn
+from aero.report.marks import Html
+from aero.report.page import shown
+from aero.report.results import Results
+from aero.report.sensitivity import Sweep, setting_text, sweep
+from aero.report.sensitivity_search import table_conclusions, table_influence, table_nearest
+
+FIGURES: tuple[tuple[Callable[[Results], Figure], str, str], ...] = (
+    (
+        drawn.figure_2,
+        "variance_sensitivity Figure 2, final loss over the learning rate",
+        "Lines are means, bands the range over seeds. Solid: softmax-based; dashed: entropy-stable.",
+    ),
+    (
+        drawn.figure_5,
+        "variance_sensitivity Figure 5, the same for σReparam, ELU+1 and sigmoid",
+        "Lines are means, bands the range over seeds.",
+    ),
+    (
+        drawn.figure_1_bottom,
+        "variance_sensitivity Figure 1 (bottom), training behaviour",
+        "Entropy and ‖P‖_F: means over layers, band ± standard deviation over layers; dotted and dash-dotted: the "
+        "bounds of Proposition 5.3. A cross: the last finite value of a training that diverged.",
+    ),
+    (drawn.figure_6, "variance_sensitivity Figure 6, σReparam, ELU+1 and sigmoid", "As above."),
+    (drawn.figure_8, "variance_sensitivity Figure 8, QK-LayerNorm by what is done to γ", "As above."),
+    (
+        drawn.figure_9,
+        "variance_sensitivity Figure 9, γ layer by layer",
+        "Rows: what is done to γ. γ_q and γ_k start equal and enter the logits only by their product, so their "
+        "gradients are equal and they stay equal.",
+    ),
+)
+
+
+def figures(results: Results) -> Html:
+    """All figures of the section."""
+    measured = sweep(results)
+    parts = []
+    for function, title, words in FIGURES:
+        name = function.__name__
+        identifier = f"variance-sensitivity-{name.replace('_', '-')}"
+        source = f"{function.__module__}.{name}"
+        over_training = function not in (drawn.figure_2, drawn.figure_5)
+        caption = f"{words} {where(measured, over_training)}"
+        parts.append(shown(function(results), identifier, title, caption, source).text)
+    return Html("".join(parts))
+
+
+def where(measured: Sweep | None, over_training: bool) -> str:
+    """Scale, setting and seeds of a figure; of one over training also its learning rate."""
+    if measured is None:
+        return ""
+    rate = measured.about.get("figure_rate")
+    which = f"{len(measured.seeds)} seeds"
+    if over_training:
+        which = (
+            f"seed {measured.seeds[0]}, learning rate {rate:g}" if rate else f"seed {measured.seeds[0]}, middle rate"
+        )
+        which += (
+            ", the lowest at which most seeds fail with softmax and train with ReLU and QK-LayerNorm" if rate else ""
+        )
+    return escape(f"Scale {measured.scale}, {which}; {setting_text(measured.about)}; {measured.folder}.")
+
+
+def search_tables(results: Results) -> Html:
+    """The nearest settings, each choice's influence, and the conclusions over all reasonable settings."""
+    return Html("".join(table(results).text for table in (table_nearest, table_influence, table_conclusions)))

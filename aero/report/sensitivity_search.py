@@ -1,0 +1,233 @@
+"""The search over what `variance_sensitivity` leaves open: the nearest setting, each choice's influence, and how often
+the paper's conclusions hold.
+
+All from search.csv: a line a setting, core, number of steps and window. A setting's sensitivities depend on the reading
+(`aero.sensitivity.search.Reading`), of which the shares take all.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from html import escape
+from pathlib import Path
+
+from aero.attention import CORES
+from aero.published import load
+from aero.report.marks import Html, gap, grid, number
+from aero.report.results import Results
+from aero.report.sensitivity import FOLDERS, PAPER, sweep
+from aero.sensitivity.conclusions import CONCLUSIONS, ORDER
+from aero.sensitivity.search import REASONABLE, Reading, reasonable, sensitivities
+from aero.sensitivity.setting import Setting
+
+RESAMPLES = 2000
+"""Of the settings, for the bootstrap interval of a share."""
+NEAREST = 5
+
+
+@dataclass(frozen=True)
+class Search:
+    """Sensitivities by core of every (setting number, reading) that was run, and the settings' values by number."""
+
+    file: str
+    found: dict[tuple[int, Reading], dict[str, float]]
+    settings: dict[int, dict[str, str]]
+
+    @property
+    def numbers(self) -> list[int]:
+        return sorted({number_ for number_, _ in self.found})
+
+
+@dataclass(frozen=True)
+class Share:
+    """A fraction of settings (each the mean over its readings) with its 95 % bootstrap interval over settings."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def text(self) -> str:
+        return f"{self.value:.0%} [{self.low:.0%}, {self.high:.0%}]"
+
+
+def search(results: Results) -> Search | None:
+    """The search's results, fresh ones if they are more; None if there are none."""
+    files = [results.root / folder / "search.csv" for folder in FOLDERS]
+    there = [path for path in files if path.is_file()]
+    if not there:
+        return None
+    return _read(max(there, key=lambda path: path.stat().st_size), results.root)
+
+
+@cache
+def _read(path: Path, root: Path) -> Search | None:
+    with open(path, encoding="utf-8", newline="") as file:
+        lines = list(csv.DictReader(file))
+    zero = {setting.hidden: setting.zero_loss for setting in reasonable()}
+    found = sensitivities(lines, zero)
+    settings = {int(line["number"]): {name: line[name] for name in REASONABLE} for line in lines}
+    return Search(str(path.relative_to(root)), found, settings) if found else None
+
+
+def published() -> dict[str, float]:
+    """Table 1 by core."""
+    by_title = {core.title: name for name, core in CORES.items()}
+    return {by_title[row.name]: row.cells["sensitivity"].value for row in load(PAPER).tables["1"].rows}
+
+
+def distance(values: Mapping[str, float]) -> float:
+    """Root mean square of the differences from the published seven."""
+    printed = published()
+    return math.sqrt(sum((values[core] - printed[core]) ** 2 for core in ORDER) / len(ORDER))
+
+
+def share(found: Search, conclusion: str, numbers: Sequence[int] | None = None) -> Share:
+    """How often a conclusion holds: every setting counts alike, with the fraction of its readings that agree."""
+    holds = CONCLUSIONS[conclusion].holds
+    by_setting: dict[int, list[bool]] = {}
+    for (number_, _), values in found.found.items():
+        if numbers is None or number_ in numbers:
+            by_setting.setdefault(number_, []).append(holds(values))
+    fractions = [sum(flags) / len(flags) for flags in by_setting.values()]
+    draw = random.Random(0)
+    means = sorted(sum(draw.choices(fractions, k=len(fractions))) / len(fractions) for _ in range(RESAMPLES))
+    low, high = means[int(0.025 * RESAMPLES)], means[int(0.975 * RESAMPLES) - 1]
+    return Share(sum(fractions) / len(fractions), low, high)
+
+
+def table_nearest(results: Results) -> Html:
+    """The settings nearest to Table 1, one reading each, beside the published values and the sweep."""
+    found, measured = search(results), sweep(results)
+    if found is None:
+        return Html(f"<p>The search over what the paper leaves open: {gap()}.</p>")
+    best: dict[int, tuple[float, Reading]] = {}
+    for (number_, reading), values in found.found.items():
+        if number_ not in best or distance(values) < best[number_][0]:
+            best[number_] = distance(values), reading
+    printed = published()
+    cells = [number(f"{printed[core]:.2f}", "published", f"{PAPER} Table 1") for core in ORDER]
+    rows = [["published", *cells, ""]]
+    if measured is not None and set(ORDER) <= set(measured.final):
+        estimates = {core: measured.estimate(core) for core in ORDER}
+        means = {core: e.mean for core, e in estimates.items() if e is not None}
+        cells = [number(f"{means[core]:.2f}", measured.origin, f"{measured.folder}/losses.csv") for core in ORDER]
+        seeds = f"the sweep of Table 1, {len(measured.seeds)} seeds"
+        rows.append([seeds, *cells, number(f"{distance(means):.2f}", measured.origin, measured.folder)])
+    for number_, (off, reading) in sorted(best.items(), key=lambda item: item[1][0])[:NEAREST]:
+        values = found.found[number_, reading]
+        cells = [number(f"{values[core]:.2f}", "paper_dimensions", found.file) for core in ORDER]
+        rows.append(
+            [escape(words(found.settings[number_], reading)), *cells, number(f"{off:.2f}", "paper_dimensions", "")]
+        )
+    heads = [
+        "setting",
+        *(CORES[core].title.replace(" Kernel", "").replace("Window Softmax", "Window") for core in ORDER),
+    ]
+    caption = (
+        f"<b>The nearest settings.</b> Of {len(found.numbers)} settings drawn from {len(reasonable())} reasonable ones "
+        "with the reading of each that comes nearest: sensitivities of one seed, and the root mean square of their "
+        "differences from the published seven. "
+        f"Read from <code>{escape(found.file)}</code>."
+    )
+    return Html(grid([*heads, "off"], rows, caption, "sensitivity-nearest", (0.29, *[0.09] * 7, 0.08), "dense"))
+
+
+def words(setting: Mapping[str, str], reading: Reading | None = None) -> str:
+    """A setting of search.csv in words, with the reading's choices."""
+    values = {name: setting[name] for name in REASONABLE}
+    made = Setting(
+        **{**values, "residual": values["residual"] == "True", "batch": int(values["batch"])},  # type: ignore[arg-type]
+        steps=reading.steps if reading else reasonable()[0].steps,
+    )
+    if reading is None:
+        return str(made).rsplit(",", 1)[0]
+    extra = f"last {reading.window}, l0 {reading.initial}" + (
+        ", empty rows uniform" if "uniform" in reading.relu else ""
+    )
+    return f"{made}, {extra}"
+
+
+def choices(found: Search) -> dict[str, dict[str, list[tuple[int, Reading]]]]:
+    """(setting, reading) pairs by choice and value, for everything that is left open."""
+    grouped: dict[str, dict[str, list[tuple[int, Reading]]]] = {}
+    for key in found.found:
+        number_, reading = key
+        made = {**found.settings[number_], **{name: str(getattr(reading, name)) for name in ("steps", "window")}}
+        made |= {"l0": reading.initial, "ReLU's empty rows": "all" if "uniform" in reading.relu else "none"}
+        for name, value in made.items():
+            grouped.setdefault(name, {}).setdefault(value, []).append(key)
+    return grouped
+
+
+def table_influence(results: Results) -> Html:
+    """What each choice does to the table: means over all settings and readings that share a value."""
+    found = search(results)
+    if found is None:
+        return Html("")
+    rows = []
+    for name, by_value in choices(found).items():
+        for value, keys in sorted(by_value.items()):
+            values = [found.found[key] for key in keys]
+            means = [sum(v[core] for v in values) / len(values) for core in ORDER]
+            agree = sum(CONCLUSIONS["stable_below_softmax"].holds(v) for v in values) / len(values)
+            near = min(distance(v) for v in values)
+            rows.append(
+                [
+                    f"{escape(name)}: {escape(value)}",
+                    *(number(f"{mean:.2f}", "paper_dimensions", found.file) for mean in means),
+                    number(f"{agree:.0%}", "paper_dimensions", found.file),
+                    number(f"{near:.2f}", "paper_dimensions", found.file),
+                ]
+            )
+    heads = [
+        "choice",
+        *(CORES[core].title.replace(" Kernel", "").replace("Window Softmax", "Window") for core in ORDER),
+    ]
+    caption = (
+        "<b>What each open choice does.</b> Mean sensitivity over all settings and readings with that value; how often "
+        "QK-LayerNorm and ReLU are both below all softmax-based cores; the smallest distance from the published table."
+    )
+    return Html(
+        grid(
+            [*heads, "agrees", "nearest"],
+            rows,
+            caption,
+            "sensitivity-influence",
+            (0.23, *[0.09] * 7, 0.07, 0.07),
+            "dense",
+        )
+    )
+
+
+def table_conclusions(results: Results) -> Html:
+    """Each conclusion of the paper with the share of reasonable settings in which it holds."""
+    found, measured = search(results), sweep(results)
+    if found is None:
+        return Html("")
+    rows = []
+    for name, conclusion in CONCLUSIONS.items():
+        in_sweep = gap()
+        if measured is not None and set(ORDER) <= set(measured.final):
+            by_seed = [{core: measured.sensitivities(core)[seed] for core in ORDER} for seed in measured.seeds]
+            agree = sum(conclusion.holds(values) for values in by_seed)
+            in_sweep = number(f"{agree} of {len(by_seed)} seeds", measured.origin, f"{measured.folder}/losses.csv")
+        rows.append(
+            [
+                f'{escape(conclusion.text)}<br><span class="where">{escape(conclusion.where)}</span>',
+                number(share(found, name).text, "paper_dimensions", found.file),
+                in_sweep,
+            ]
+        )
+    caption = (
+        f"<b>Which conclusions survive the choice of setting.</b> Share of {len(found.numbers)} reasonable settings "
+        "drawn at random (one seed each, every setting by the fraction of its readings), with a 95 % bootstrap "
+        "interval over settings; and in the setting of Table 1."
+    )
+    heads = ["conclusion", "share of reasonable settings", "in the sweep"]
+    return Html(grid(heads, rows, caption, "sensitivity-conclusions", (0.55, 0.25, 0.2), "dense"))

@@ -1,0 +1,115 @@
+"""The learning-rate sweep as rows of result files: final losses of every core, rate and seed, and how training went.
+
+Shapes: R rates, K seeds, L layers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aero.attention import Core
+from aero.sensitivity.metric import clipped, final_losses
+from aero.sensitivity.stacked import Trained
+
+LOOKS = 100
+"""Times that attention is looked at during a training."""
+Row = dict[str, Any]
+
+
+def loss_rows(core: str, trained: Trained, rates: Sequence[float], seeds: Sequence[int], window: int) -> list[Row]:
+    """A row for every rate and seed; final_loss is empty for a diverged training.
+
+    entropy, frobenius: at the last look, means over layers, empty if not finite.
+    """
+    final = final_losses(trained.losses, min(window, len(trained.losses)))
+    rows = []
+    for r, rate in enumerate(rates):
+        for k, seed in enumerate(seeds):
+            rows.append(
+                {
+                    "core": core,
+                    "rate": f"{rate:g}",
+                    "seed": seed,
+                    "initial_loss": number(trained.initial_loss[k]),
+                    "final_loss": number(final[r, k]),
+                    "diverged_at_step": diverged_at(trained.losses[:, r, k]),
+                    "largest_gradient_norm": number(trained.gradient_norms[:, r, k].max()),
+                    "entropy": number(trained.seen["entropy"][-1, r, k].mean()),
+                    "frobenius": number(trained.seen["frobenius"][-1, r, k].mean()),
+                }
+            )
+    return rows
+
+
+def diverged_at(losses: Tensor) -> int | str:
+    """First step (from 0) whose loss is not finite, "" if there is none."""
+    broken = (~torch.isfinite(losses)).nonzero()
+    return int(broken[0]) if len(broken) else ""
+
+
+def figure_rate(trained: Mapping[str, Trained], rates: Sequence[float], window: int) -> float | None:
+    """The learning rate whose training Figures 1, 6, 8 and 9 show; the paper does not say which it was.
+
+    The lowest at which most trainings with softmax end no lower than they began, and most with the ReLU kernel and
+    with QK-LayerNorm end lower; None if there is no such rate.
+    """
+    failed = {}
+    for core in ("softmax", "relu", "qk_layernorm"):
+        final = final_losses(trained[core].losses, min(window, len(trained[core].losses)))
+        initial = trained[core].initial_loss.double()
+        failed[core] = (clipped(final, initial) >= initial).double().mean(1) > 0.5  # (R,)
+    chosen = failed["softmax"] & ~failed["relu"] & ~failed["qk_layernorm"]
+    return next((rate for rate, yes in zip(rates, chosen.tolist(), strict=True) if yes), None)
+
+
+def trace_rows(name: str, trained: Trained, rate: int) -> list[Row]:
+    """Training behaviour at one rate (its place in the grid), first seed: a row a look.
+
+    loss: the largest since the last look, so that no spike is missed, and gradient_norm likewise. entropy, frobenius:
+    means over layers; entropy_std over layers.
+    """
+    rows, looks = [], [*trained.looked[1:], len(trained.losses)]
+    for look, (step, end) in enumerate(zip(trained.looked, looks, strict=True)):
+        entropy = trained.seen["entropy"][look, rate, 0]
+        rows.append(
+            {
+                "core": name,
+                "step": step,
+                "loss": number(trained.losses[step:end, rate, 0].max()),
+                "gradient_norm": number(trained.gradient_norms[step:end, rate, 0].max()),
+                "entropy": number(entropy.mean()),
+                "entropy_std": number(entropy.std(correction=0)),
+                "frobenius": number(trained.seen["frobenius"][look, rate, 0].mean()),
+            }
+        )
+    return rows
+
+
+def gain_rows(name: str, core: Core, trained: Trained, rate: int) -> list[Row]:
+    """gamma, logits' variance and entropy of every layer at one rate, first seed; none for a core without gains."""
+    if core.gains is None:
+        return []
+    return [
+        {
+            "core": name,
+            "step": step,
+            "layer": layer,
+            **{key: number(trained.seen[key][look, rate, 0, layer]) for key in GAIN_KEYS},
+        }
+        for look, step in enumerate(trained.looked)
+        for layer in range(trained.seen["entropy"].shape[-1])
+    ]
+
+
+GAIN_KEYS = ("gain_q", "gain_k", "variance", "entropy")
+
+
+def number(value: Tensor) -> str:
+    """Six significant digits; "" for what is not finite."""
+    value = value.item()
+    return f"{value:.6g}" if math.isfinite(value) else ""

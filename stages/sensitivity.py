@@ -1,0 +1,89 @@
+"""Learning-rate sensitivity of every attention core (`variance_sensitivity`, Table 1): `python -m stages.sensitivity`.
+
+All (rate, seed) pairs of a core are trained at once. Writes to runs/sensitivity: losses.csv, a line a core, rate and
+seed; traces.csv and gains.csv, how training went at the rate that the figures show; sweep.json, setting and provenance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import time
+from pathlib import Path
+
+import torch
+
+from aero import provenance
+from aero.attention import CORES
+from aero.errors import run_main
+from aero.parameters import load
+from aero.sensitivity.setting import Setting, learning_rates
+from aero.sensitivity.stacked import Trained, train
+from aero.sensitivity.sweep import LOOKS, figure_rate, gain_rows, loss_rows, trace_rows
+from aero.training.log import write_text
+
+FOLDER = Path("runs/sensitivity")
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m stages.sensitivity", description=__doc__)
+    parser.add_argument("--scale", help="another scale than params.yaml names")
+    parser.add_argument("--to", type=Path, default=FOLDER, help="folder of the results")
+    chosen = parser.parse_args(arguments)
+    parameters = load()
+    if chosen.scale:
+        parameters = parameters.at_scale(chosen.scale)
+    sizes, open_ = parameters.active.sensitivity, parameters.sensitivity
+    setting = Setting(**open_.experiment(), steps=sizes.steps)
+    rates, seeds = learning_rates(), tuple(range(sizes.seeds))
+    torch.set_num_threads(open_.threads or torch.get_num_threads())
+    torch.set_flush_denormal(True)  # collapsed attention is full of numbers too small to be worth their time
+    started, trained, seconds = provenance.now(), {}, {}
+    for name, core in CORES.items():
+        began = time.perf_counter()
+        trained[name] = train(core, setting, rates, seeds, look_every=max(1, sizes.steps // LOOKS))
+        seconds[name] = round(time.perf_counter() - began, 1)
+        print(f"{name}: {len(rates) * len(seeds)} models, {sizes.steps} steps, {seconds[name]} s", flush=True)
+    files = texts(trained, rates, seeds, open_.window)
+    shown = figure_rate(trained, rates, open_.window)
+    files["sweep.json"] = (
+        json.dumps(
+            {
+                "scale": parameters.scale,
+                "setting": {**open_.experiment(), "steps": sizes.steps, "window": open_.window},
+                "seeds": list(seeds),
+                "figure_rate": shown,
+                "seconds": seconds,
+                "threads": torch.get_num_threads(),
+                "provenance": provenance.provenance(torch=torch.__version__, started=started),
+            },
+            indent=1,
+        )
+        + "\n"
+    )
+    for name, text in files.items():
+        write_text(chosen.to / name, text)
+
+
+def texts(trained: dict[str, Trained], rates: tuple[float, ...], seeds: tuple[int, ...], window: int) -> dict[str, str]:
+    """losses.csv, traces.csv and gains.csv; the latter two show the middle rate where the rule for one finds none."""
+    shown = figure_rate(trained, rates, window)
+    place = rates.index(shown) if shown is not None else len(rates) // 2
+    losses = [row for name in trained for row in loss_rows(name, trained[name], rates, seeds, window)]
+    traces = [row for name in trained for row in trace_rows(name, trained[name], place)]
+    gains = [row for name in trained for row in gain_rows(name, CORES[name], trained[name], place)]
+    return {"losses.csv": as_csv(losses), "traces.csv": as_csv(traces), "gains.csv": as_csv(gains)}
+
+
+def as_csv(rows: list[dict[str, object]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+if __name__ == "__main__":
+    run_main(main)

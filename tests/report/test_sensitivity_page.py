@@ -1,0 +1,195 @@
+"""The section on `variance_sensitivity`: read from its files, gaps where they are missing, verdicts by their rules."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import shutil
+
+import made_results
+import pytest
+
+from aero.attention import CORES
+from aero.report import claims, sensitivity, sensitivity_figures, sensitivity_page, sensitivity_search
+from aero.report.results import load
+from aero.report.sensitivity_claims import rank_correlation
+from aero.sensitivity.conclusions import ORDER
+from aero.sensitivity.search import STEPS, WINDOWS, reasonable
+from aero.sensitivity.setting import learning_rates
+
+RATES = learning_rates()
+VALUES = dict(zip(ORDER, (2.30, 2.20, 2.18, 1.97, 1.95, 1.14, 1.03), strict=True))
+
+
+def losses_of(value: float, l0: float = 3.0) -> list[float]:
+    """Final losses at the 19 rates with sensitivity `value`: the first at 0, the others alike, the last diverged."""
+    rest = (19 * value - l0) / 17
+    return [0.0, *[rest] * 17, float("inf")]
+
+
+def write_sweep(folder, values=VALUES, scale="laptop", seeds=(0, 1, 2)):
+    folder.mkdir(parents=True)
+    lines = [
+        {
+            "core": core,
+            "rate": f"{rate:g}",
+            "seed": seed,
+            "initial_loss": 3.0,
+            "final_loss": "" if loss == float("inf") else loss,
+            "diverged_at_step": 7 if loss == float("inf") else "",
+        }
+        for core, value in values.items()
+        for seed in seeds
+        for rate, loss in zip(RATES, losses_of(value + 0.001 * seed), strict=True)
+    ]
+    traces = [
+        {
+            "core": core,
+            "step": step,
+            "loss": 1,
+            "gradient_norm": 1,
+            "entropy": entropy,
+            "entropy_std": 0,
+            "frobenius": 2,
+        }
+        for core, entropy in zip(VALUES, (0.1, 0.2, 0.1, 2.5, 2.6, 2.0, 2.2), strict=True)
+        for step in (0, 10)
+    ]
+    gains = [
+        {"core": core, "step": step, "layer": layer, "gain_q": gain, "gain_k": gain, "variance": 1, "entropy": entropy}
+        for core, end, entropy in (
+            ("qk_layernorm_free", 4, 0.5),
+            ("qk_layernorm_gradient_clip", 3, 0.6),
+            ("qk_layernorm_fixed", 1.7, 2),
+            ("qk_layernorm", 1.7, 2),
+        )
+        for step, gain in ((0, 1.7), (10, end))
+        for layer in range(5)
+    ]
+    for name, rows in (("losses.csv", lines), ("traces.csv", traces), ("gains.csv", gains)):
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+        (folder / name).write_text(text.getvalue(), encoding="utf-8")
+    setting = {"hidden": "x3+y", "residual": True, "readout": "slot", "init": "linear", "batch": 8, "data": "fresh"}
+    about = {
+        "scale": scale,
+        "setting": setting | {"reduction": "mean", "steps": 1000, "window": 50},
+        "figure_rate": 0.05,
+        "seconds": {},
+        "provenance": {"commit": "c" * 40, "machine": "a machine"},
+    }
+    (folder / "sweep.json").write_text(json.dumps(about), encoding="utf-8")
+
+
+def write_search(path, agreeing=14, others=2):
+    """`agreeing` settings with the published sensitivities, `others` with those in reverse."""
+    rows = []
+    for number in range(agreeing + others):
+        setting = reasonable()[number]
+        values = dict(VALUES) if number < agreeing else dict(zip(ORDER, reversed(VALUES.values()), strict=True))
+        for core, value in (values | {"relu_uniform": values["relu"]}).items():
+            for steps in STEPS:
+                for window in WINDOWS:
+                    named = {name: getattr(setting, name) for name in sensitivity_search.REASONABLE}
+                    losses = {f"{r:g}": v for r, v in zip(RATES, losses_of(value), strict=True)}
+                    row = {"number": number, **named, "core": core, "seed": number, "steps": steps, "window": window}
+                    rows.append(row | {"initial_loss": 3.0, **losses})
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    root = made_results.project(tmp_path_factory.mktemp("sensitivity"), runs=(), costs=False)
+    write_sweep(root / "results" / "sensitivity")
+    write_search(root / "results" / "sensitivity" / "search.csv")
+    return load(root)
+
+
+def test_table_1_has_every_core_and_the_published_numbers(measured):
+    text = sensitivity.table_1(measured).text
+    assert all(core.title in text for core in CORES.values())
+    rows = list(csv.DictReader(io.StringIO(sensitivity.table_1_csv(measured))))
+    assert [row["row"] for row in rows[:7]] == [CORES[core].title for core in ORDER] and len(rows) == len(CORES)
+    assert [row["published"] for row in rows[:7]] == ["2.30", "2.20", "2.18", "1.97", "1.95", "1.14", "1.03"]
+    assert all(float(row["measured"]) == pytest.approx(float(row["published"]) + 0.001) for row in rows[:7])
+    assert float(rows[0]["ci_low"]) < 2.301 < float(rows[0]["ci_high"]) and rows[0]["seeds"] == "3"
+    assert rows[-1]["measured"] == "" and rows[-1]["note"]
+
+
+def test_a_new_core_is_a_row_of_the_table(measured, monkeypatch):
+    monkeypatch.setitem(CORES, "other", CORES["softmax"].__class__("Another Core", CORES["softmax"].probabilities))
+    assert "Another Core" in sensitivity.table_1(measured).text
+
+
+def test_figures_are_drawn_with_and_without_results(measured, empty):
+    for results in (measured, empty):
+        text = sensitivity_page.figures(results).text
+        for name in ("2", "5", "1-bottom", "6", "8", "9"):
+            assert f'id="variance-sensitivity-figure-{name}"' in text
+    assert len(sensitivity_figures.figure_2(measured).axes[0].lines) == 4 + 1  # four cores and l_0
+    assert len(sensitivity_figures.figure_5(measured).axes[0].lines) == 3 + 1
+    assert len(sensitivity_figures.figure_9(measured).axes) == 4 * 5
+
+
+def test_the_search_tables_say_what_was_found(measured, empty):
+    found = sensitivity_search.search(measured)
+    share = sensitivity_search.share(found, "whole_order")
+    assert share.value == pytest.approx(14 / 16) and share.low < 0.875 < share.high <= 1
+    assert sensitivity_search.distance(VALUES) == 0
+    assert sensitivity_search.distance(VALUES | {"relu": 1.03 + 0.7}) == pytest.approx(0.7 / 7**0.5)
+    text = sensitivity_page.search_tables(measured).text
+    assert "Of 16 settings drawn from 240" in text and "88% [" in text and "readout: linear" in text
+    assert "not measured yet" in sensitivity_page.search_tables(empty).text
+
+
+def test_fresh_results_of_another_scale_do_not_replace_kept_ones(measured, tmp_path):
+    root = tmp_path / "project"
+    shutil.copytree(measured.root, root)
+    write_sweep(root / "runs" / "sensitivity", scale="smoke")
+    assert sensitivity.folder(load(root, "laptop")) == "results/sensitivity"
+    assert sensitivity.folder(load(root, "smoke")) == "runs/sensitivity"
+    shutil.rmtree(root / "results" / "sensitivity")
+    assert sensitivity.folder(load(root, "laptop")) == "runs/sensitivity"
+
+
+def decisions(results):
+    return {j.claim.id: j.decision for j in claims.judge(results, sensitivity.PAPER)}
+
+
+def test_claims_of_a_sweep_as_published(measured):
+    found = decisions(measured)
+    assert {d.verdict for d in found.values()} == {"reproduced"}
+    assert found["vs-f2-relu-range"].measured == "5.7 decades, softmax 0.0"
+    assert re.fullmatch(r"3 of 3 seeds; 88% \[.*\] of settings", found["vs-t1-order"].measured)
+
+
+def test_claims_of_a_sweep_that_is_the_reverse(measured, tmp_path):
+    root = tmp_path / "project"
+    shutil.copytree(measured.root, root)
+    shutil.rmtree(root / "results" / "sensitivity")
+    write_sweep(root / "results" / "sensitivity", dict(zip(ORDER, reversed(VALUES.values()), strict=True)))
+    found = decisions(load(root))
+    for name in ("values", "order", "stable-below-softmax", "relu-lowest", "softmax-highest", "window", "kernels"):
+        assert found[f"vs-t1-{name}"].verdict == "not seen at this scale", name
+    assert found["vs-f2-relu-range"].verdict == "not seen at this scale"
+
+
+def test_claims_without_results_or_seeds(empty, measured, tmp_path):
+    assert {d.verdict for d in decisions(empty).values()} == {"not testable here"}
+    root = tmp_path / "project"
+    shutil.copytree(measured.root, root)
+    shutil.rmtree(root / "results" / "sensitivity")
+    write_sweep(root / "results" / "sensitivity", seeds=(0,))
+    assert {d.verdict for d in decisions(load(root)).values()} == {"not testable here"}
+
+
+def test_rank_correlation_by_hand():
+    assert rank_correlation([1, 2, 3], [10, 20, 30]) == 1 and rank_correlation([1, 2, 3], [3, 2, 1]) == -1
+    assert rank_correlation([1, 2, 3], [2, 1, 3]) == pytest.approx(0.5)

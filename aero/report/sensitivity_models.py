@@ -11,7 +11,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from aero.attention import core_named
+from aero.attention import CORES, core_named, window_softmax_core
+from aero.report import sensitivity
 from aero.report.drawing import GRID, MUTED, WIDTH, say_missing, style
 from aero.report.marks import Html, gap, grid, number, training_caption
 from aero.report.results import Results, Run
@@ -19,6 +20,7 @@ from aero.report.sensitivity_theory import CORE_COLOURS
 from aero.report.statistics import Estimate, estimate
 from aero.report.tables import training_origin
 from aero.sensitivity import theory
+from aero.sensitivity.setting import TOKENS
 from aero.training.log import Row
 from aero.training.log import read as read_log
 
@@ -33,8 +35,9 @@ CAPTION_1 = (
 )
 CAPTION_7 = "As above, the entropy of the first layer alone. In the paper GPT-2 Large on WikiText-103, N = 200."
 CAPTION_4 = (
-    "Every evaluation of every seed, means over layers, heads and rows; circles softmax-based cores, triangles kernels. The "
-    "paper draws it for its small model; there a row has the logits of all keys, here of those a query sees."
+    "Every look at the small model of Figure 1 (bottom), every evaluation of every seed of the decoder; means over "
+    "layers, heads and rows. Circles: softmax-based cores; triangles: kernels. The paper draws it for its small model. "
+    "N is 20 there; in the decoder a query sees as many keys as stand before it."
 )
 LATE = 0.5
 """The part of training whose gradient norms are compared: the second half."""
@@ -242,43 +245,71 @@ def _bounds(entropy: Axes, norm: Axes, context: int) -> None:
 
 
 def sensitivity_figure_4(results: Results) -> Figure:
-    """Figure 4: normalised entropy H / (log N - H) (Eq. 8) against the variance of the logits, at every evaluation."""
+    """Figure 4: normalised entropy H / (log N - H) (Eq. 8) against the variance of the logits while training, of the
+    small model and of the decoder at both learning rates."""
     with style():
         figure = Figure(figsize=(WIDTH, 3.2))
-        panels = figure.subplots(1, 2, sharey=True)
-        figure.subplots_adjust(left=0.08, right=0.985, top=0.85, bottom=0.15, wspace=0.08)
-        for panel, (suffix, words) in zip(panels, RATES, strict=True):
-            drawn = False
-            for core in COMPARED + OTHERS:
-                for run in results.seeds(run_name(core, suffix)):
-                    log = log_of(results, run)
-                    variances, entropies = (series(log, name)[1] for name in ("variance", "entropy"))
-                    if not variances:
-                        continue
-                    drawn = True
-                    maximum = math.log(run.metrics["context"])
-                    panel.scatter(
-                        variances,
-                        [h / (maximum - h) for h in entropies],
-                        s=9,
-                        marker="o" if core_named(core).probabilities is core_named("softmax").probabilities else "v",
-                        color=CORE_COLOURS[core],
-                        alpha=0.6,
-                        linewidth=0,
-                    )
-            if not drawn:
+        panels = figure.subplots(1, 3, sharey=True)
+        figure.subplots_adjust(left=0.08, right=0.985, top=0.82, bottom=0.15, wspace=0.08)
+        titles = ("small model", *("decoder, " + words.partition(",")[0] for _, words in RATES))
+        points = (_of_small_model(results), *(_of_decoders(results, suffix) for suffix, _ in RATES))
+        for panel, title, found in zip(panels, titles, points, strict=True):
+            panel.set_title(title, fontsize=8.5)
+            if not any(found.values()):
                 say_missing(panel, "not measured yet")
                 continue
-            panel.set_title(words, fontsize=8.5)
+            for core, pairs in found.items():
+                softmax = core_named(core).probabilities in (CORES["softmax"].probabilities, window_softmax_core)
+                panel.scatter(
+                    *zip(*pairs, strict=True),
+                    s=9,
+                    marker="o" if softmax else "v",
+                    color=CORE_COLOURS[core],
+                    alpha=0.6,
+                    linewidth=0,
+                )
             panel.set_xscale("log")
             panel.set_yscale("log")
-            panel.set_xlabel("variance of the logits in a row (Definition 5.2)")
             panel.grid(color=GRID)
+        panels[1].set_xlabel("variance of the logits in a row (Definition 5.2)")
         panels[0].set_ylabel("H / (log N − H)")
         for index, core in enumerate(COMPARED + OTHERS):
-            x, y = 0.08 + 0.135 * index, 0.965
-            figure.text(x, y, core_named(core).title.replace(" Kernel", ""), color=CORE_COLOURS[core], fontsize=7.5)
+            title = core_named(core).title.replace(" Kernel", "")
+            figure.text(0.08 + 0.132 * index, 0.955, title, color=CORE_COLOURS[core], fontsize=7.5)
     return figure
+
+
+Points = dict[str, list[tuple[float, float]]]
+
+
+def _of_small_model(results: Results) -> Points:
+    """Variance and normalised entropy at every look of the traces of `aero.report.sensitivity`."""
+    place = sensitivity.folder(results)
+    found: Points = {}
+    for line in sensitivity.read(results.root / place / "traces.csv") if place else []:
+        if line["core"] in COMPARED + OTHERS and line.get("variance") and line["entropy"]:
+            point = float(line["variance"]), _normalised(float(line["entropy"]), TOKENS)
+            if all(math.isfinite(x) and x > 0 for x in point):
+                found.setdefault(line["core"], []).append(point)
+    return found
+
+
+def _of_decoders(results: Results, suffix: str) -> Points:
+    """The same at every evaluation of every seed."""
+    found: Points = {}
+    for core in COMPARED + OTHERS:
+        for run in results.seeds(run_name(core, suffix)):
+            log = log_of(results, run)
+            variances, entropies = (series(log, name)[1] for name in ("variance", "entropy"))
+            pairs = [(v, _normalised(h, run.metrics["context"])) for v, h in zip(variances, entropies, strict=True)]
+            if pairs:
+                found.setdefault(core, []).extend(pairs)
+    return found
+
+
+def _normalised(entropy: float, positions: int) -> float:
+    """H / (log N - H), Eq. 8."""
+    return entropy / (math.log(positions) - entropy)
 
 
 def figure_of(results: Results, draw: Callable[[Results], Figure], title: str, caption: str) -> Html:

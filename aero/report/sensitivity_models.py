@@ -24,8 +24,8 @@ from aero.sensitivity.setting import TOKENS
 from aero.training.log import Row
 from aero.training.log import read as read_log
 
-RATES = (("", "learning rate 1e-3, as printed"), ("-hot", "the same in proportion to width"))
-"""Suffix of the runs and what sets them apart; the rate itself comes from their metrics."""
+RATES = (("", "as printed"), ("-hot", "in proportion to width"))
+"""Suffix of the runs and what sets their learning rates apart; the rate itself comes from their metrics."""
 COMPARED = ("softmax", "relu", "qk_layernorm")
 OTHERS = ("window_softmax", "sigma_reparam", "sigmoid", "elu")
 CAPTION_1 = (
@@ -46,6 +46,16 @@ LATE = 0.5
 def run_name(core: str, suffix: str) -> str:
     """The run of an attention core: "core-qk-layernorm-hot"."""
     return f"core-{core.replace('_', '-')}{suffix}"
+
+
+def rate_text(results: Results, suffix: str) -> str:
+    """The learning rate of the runs with this suffix, in words."""
+    rates = {
+        (run.metrics.get("train") or {}).get("learning_rate")
+        for core in COMPARED + OTHERS
+        for run in results.seeds(run_name(core, suffix))
+    }
+    return f"learning rate {', '.join(f'{rate:g}' for rate in sorted(filter(None, rates)))}"
 
 
 def log_of(results: Results, run: Run) -> list[Row]:
@@ -186,7 +196,7 @@ def _training(results: Results, cores: Sequence[str], first_layer: bool) -> Figu
                 _bounds(panels[row, 2], panels[row, 3], context)
             for panel in panels[row]:
                 panel.grid(color=GRID)
-            panels[row, 0].set_ylabel(words.replace(", ", ",\n").replace("same in", "same in\n"), fontsize=7.5)
+            panels[row, 0].set_ylabel(f"{rate_text(results, suffix)},\n{words}", fontsize=7.5)
         entropy = "entropy, first layer" if first_layer else "attention entropy"
         for panel, title in zip(panels[0], ("training loss", "gradient norm", entropy, "‖P‖_F"), strict=True):
             panel.set_title(title, fontsize=8.5)
@@ -251,7 +261,7 @@ def sensitivity_figure_4(results: Results) -> Figure:
         figure = Figure(figsize=(WIDTH, 3.2))
         panels = figure.subplots(1, 3, sharey=True)
         figure.subplots_adjust(left=0.08, right=0.985, top=0.82, bottom=0.15, wspace=0.08)
-        titles = ("small model", *("decoder, " + words.partition(",")[0] for _, words in RATES))
+        titles = ("small model", *(f"decoder, {rate_text(results, suffix)}" for suffix, _ in RATES))
         points = (_of_small_model(results), *(_of_decoders(results, suffix) for suffix, _ in RATES))
         for panel, title, found in zip(panels, titles, points, strict=True):
             panel.set_title(title, fontsize=8.5)
@@ -273,9 +283,11 @@ def sensitivity_figure_4(results: Results) -> Figure:
             panel.grid(color=GRID)
         panels[1].set_xlabel("variance of the logits in a row (Definition 5.2)")
         panels[0].set_ylabel("H / (log N − H)")
-        for index, core in enumerate(COMPARED + OTHERS):
+        x = 0.08
+        for core in COMPARED + OTHERS:
             title = core_named(core).title.replace(" Kernel", "")
-            figure.text(0.08 + 0.132 * index, 0.955, title, color=CORE_COLOURS[core], fontsize=7.5)
+            figure.text(x, 0.955, title, color=CORE_COLOURS[core], fontsize=7.5)
+            x += 0.045 + 0.0095 * len(title)
     return figure
 
 

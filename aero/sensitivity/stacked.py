@@ -19,6 +19,8 @@ from aero.sensitivity.setting import LAYERS, Setting
 
 FIRST_ITERATIONS = 30
 """Of the power iteration at initialisation; one a step follows."""
+DROP_EVERY = 10
+"""Steps after which models that have diverged leave the stack: many of the rates diverge within few steps."""
 
 
 class Stack:
@@ -33,19 +35,24 @@ class Stack:
         self, core: Core, setting: Setting, rates: Sequence[float], seeds: Sequence[int], dtype: torch.dtype
     ) -> None:
         self.core, self.setting = core, setting
-        self.models = len(rates) * len(seeds)
         drawn = [initial(core, setting, seed) for seed in seeds]
         self.parameters = {
             name: torch.stack([d[name] for d in drawn]).to(dtype).repeat(len(rates), *[1] * drawn[0][name].ndim)
             for name in drawn[0]
         }
         self.rates = torch.tensor(rates, dtype=dtype).repeat_interleave(len(seeds))  # (S,)
+        self.seed_of = torch.arange(len(seeds)).repeat(len(rates))  # (S,), its place in `seeds`
         self.vectors: Tensor | None = None
         if core.reparametrised:
-            self.vectors = torch.ones(self.models, LAYERS, 3, setting.width, dtype=dtype)
             weights = self.parameters["weights"]
-            unit = torch.ones(weights.shape[:3], dtype=dtype)
-            _, self.vectors = reparametrise(weights, unit, self.vectors, FIRST_ITERATIONS)
+            unit, start = torch.ones(weights.shape[:3], dtype=dtype), torch.ones(weights.shape[:4], dtype=dtype)
+            _, self.vectors = reparametrise(weights, unit, start, FIRST_ITERATIONS)
+
+    def keep(self, which: Tensor) -> None:
+        """Leave only the models marked in `which` (S,)."""
+        self.parameters = {name: value[which] for name, value in self.parameters.items()}
+        self.rates, self.seed_of = self.rates[which], self.seed_of[which]
+        self.vectors = None if self.vectors is None else self.vectors[which]
 
     def forward(self, tokens: Tensor, look: Callable[[int, Tensor, Tensor], None] | None = None) -> Tensor:
         """Predictions (S, B) for tokens (S, B, N, d + 1).
@@ -84,9 +91,7 @@ class Stack:
 
     def losses(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Mean squared error (S,) of each model on tokens (K, B, N, d + 1) and targets (K, B) of each seed."""
-        rates = self.models // len(tokens)
-        tokens, targets = (x.repeat(rates, *[1] * (x.ndim - 1)) for x in (tokens, targets))
-        return (self.forward(tokens) - targets).square().mean(-1)
+        return (self.forward(tokens[self.seed_of]) - targets[self.seed_of]).square().mean(-1)
 
     def step(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """One step of SGD of every model at its own rate; losses before it and norms of the gradient, (S,) each."""
@@ -123,10 +128,10 @@ class Stack:
             seen["frobenius"].append(frobenius_norm(probabilities).mean(1))
             seen["variance"].append(logits.var(-1, correction=0).mean((1, 2)))
 
-        self.forward(tokens.repeat(self.models // len(tokens), 1, 1, 1), look)
+        self.forward(tokens[self.seed_of], look)
         found = {name: torch.stack(values, 1) for name, values in seen.items()}
         if self.core.gains is not None:
-            fixed = torch.ones(self.models, LAYERS, 2, self.setting.width, dtype=tokens.dtype)
+            fixed = torch.ones(len(self.rates), LAYERS, 2, self.setting.width, dtype=tokens.dtype)
             norms = self.parameters.get("gains", fixed).norm(dim=-1)
             found |= {"gain_q": norms[..., 0], "gain_k": norms[..., 1]}
         return found
@@ -160,7 +165,7 @@ def initial(core: Core, setting: Setting, seed: int) -> dict[str, Tensor]:
 @dataclass
 class Trained:
     """What a stack did: losses and gradient norms (steps, R, K), loss at initialisation (K,) on held-out sequences,
-    and `Stack.look` at `looked` steps, (looks, R, K, L) each.
+    and `Stack.look` at `looked` steps, (looks, R, K, L) each. Not a number once a model has diverged.
     """
 
     losses: Tensor
@@ -178,18 +183,35 @@ def train(
     look_every: int | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Trained:
-    """Train the models of all pairs of `rates` and `seeds` at once, `setting.steps` steps of SGD."""
+    """Train the models of all pairs of `rates` and `seeds` at once, `setting.steps` steps of SGD.
+
+    A training ends with its first loss that is not finite.
+    """
     stack, batches, shape = Stack(core, setting, rates, seeds, dtype), Batches(setting, seeds, dtype), (-1, len(seeds))
-    losses, norms, looked, seen = [], [], [], []
+    alive = torch.arange(len(stack.rates))
+    losses = torch.full((setting.steps, len(alive)), torch.nan, dtype=dtype)
+    norms, looked, seen = losses.clone(), [], []
     with torch.no_grad():
         initial_loss = stack.losses(*held_out(setting, seeds, dtype=dtype)).view(shape)[0]
     for step in range(setting.steps):
         tokens, targets = batches.next()
         if look_every and step % look_every == 0:
             looked.append(step)
-            seen.append(stack.look(tokens))
-        loss, norm = stack.step(tokens, targets)
-        losses.append(loss.view(shape))
-        norms.append(norm.view(shape))
+            seen.append({name: _among(alive, value, losses.shape[1]) for name, value in stack.look(tokens).items()})
+        losses[step, alive], norms[step, alive] = stack.step(tokens, targets)
+        if (step + 1) % DROP_EVERY == 0:
+            finite = torch.isfinite(losses[step + 1 - DROP_EVERY : step + 1, alive]).all(0)
+            if not finite.all():
+                stack.keep(finite)
+                alive = alive[finite]
+            if not len(alive):
+                break
     found = {name: torch.stack([s[name] for s in seen]).unflatten(1, shape) for name in (seen[0] if seen else ())}
-    return Trained(torch.stack(losses), torch.stack(norms), initial_loss, looked, found)
+    return Trained(losses.unflatten(1, shape), norms.unflatten(1, shape), initial_loss, looked, found)
+
+
+def _among(places: Tensor, values: Tensor, count: int) -> Tensor:
+    """`values` (S, L) at their places among `count` models, not a number elsewhere."""
+    found = torch.full((count, values.shape[1]), torch.nan, dtype=values.dtype)
+    found[places] = values
+    return found

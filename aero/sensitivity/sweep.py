@@ -24,7 +24,7 @@ Row = dict[str, Any]
 def loss_rows(core: str, trained: Trained, rates: Sequence[float], seeds: Sequence[int], window: int) -> list[Row]:
     """A row for every rate and seed; final_loss is empty for a diverged training.
 
-    entropy, frobenius: at the last look, means over layers, empty if not finite.
+    entropy, frobenius: at the last look, means over layers, empty for a diverged training.
     """
     final = final_losses(trained.losses, min(window, len(trained.losses)))
     rows = []
@@ -38,7 +38,7 @@ def loss_rows(core: str, trained: Trained, rates: Sequence[float], seeds: Sequen
                     "initial_loss": number(trained.initial_loss[k]),
                     "final_loss": number(final[r, k]),
                     "diverged_at_step": diverged_at(trained.losses[:, r, k]),
-                    "largest_gradient_norm": number(trained.gradient_norms[:, r, k].max()),
+                    "largest_gradient_norm": largest(trained.gradient_norms[:, r, k]),
                     "entropy": number(trained.seen["entropy"][-1, r, k].mean()),
                     "frobenius": number(trained.seen["frobenius"][-1, r, k].mean()),
                 }
@@ -80,8 +80,8 @@ def trace_rows(name: str, trained: Trained, rate: int) -> list[Row]:
             {
                 "core": name,
                 "step": step,
-                "loss": number(trained.losses[step:end, rate, 0].max()),
-                "gradient_norm": number(trained.gradient_norms[step:end, rate, 0].max()),
+                "loss": largest(trained.losses[step:end, rate, 0]),
+                "gradient_norm": largest(trained.gradient_norms[step:end, rate, 0]),
                 "entropy": number(entropy.mean()),
                 "entropy_std": number(entropy.std(correction=0)),
                 "frobenius": number(trained.seen["frobenius"][look, rate, 0].mean()),
@@ -108,6 +108,12 @@ def gain_rows(name: str, core: Core, trained: Trained, rate: int) -> list[Row]:
 
 
 GAIN_KEYS = ("gain_q", "gain_k", "variance", "entropy")
+
+
+def largest(values: Tensor) -> str:
+    """The largest finite one, "" if there is none."""
+    finite = values[torch.isfinite(values)]
+    return number(finite.max()) if len(finite) else ""
 
 
 def number(value: Tensor) -> str:

@@ -1,0 +1,110 @@
+"""The stage at scale smoke, its files, and what of them is kept."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from aero.attention import CORES
+from aero.errors import UserError
+from aero.pipeline import ROOT
+from aero.report.results import load
+from aero.report.sensitivity import sweep
+from aero.sensitivity.setting import LAYERS
+from aero.sensitivity.stacked import Trained
+from aero.sensitivity.sweep import diverged_at, figure_rate, largest, trace_rows
+from stages.keep import sensitivity_files
+
+
+def lines(path):
+    with open(path, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    root = tmp_path_factory.mktemp("project")
+    (root / "params.yaml").write_text((ROOT / "params.yaml").read_text(encoding="utf-8"), encoding="utf-8")
+    run = subprocess.run(
+        [sys.executable, "-m", "stages.sensitivity", "--scale", "smoke", "--to", str(root / "runs" / "sensitivity")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr
+    return root
+
+
+def test_the_stage_leaves_every_core_rate_and_seed(project):
+    folder = project / "runs" / "sensitivity"
+    losses = lines(folder / "losses.csv")
+    assert len(losses) == len(CORES) * 19 * 2
+    assert {line["core"] for line in losses} == set(CORES)
+    diverged = [line for line in losses if line["diverged_at_step"]]
+    assert diverged and all(line["final_loss"] == line["entropy"] == "" for line in diverged)
+    assert {line["core"] for line in lines(folder / "traces.csv")} == set(CORES)
+    gains = lines(folder / "gains.csv")
+    assert {line["core"] for line in gains} == {name for name, core in CORES.items() if core.gains}
+    assert {int(line["layer"]) for line in gains} == set(range(LAYERS))
+    about = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
+    assert about["scale"] == "smoke" and about["seeds"] == [0, 1] and about["setting"]["steps"] == 20
+
+
+def test_diverging_rates_leave_a_number_in_every_row_of_table_1(project):
+    measured = sweep(load(project))
+    for core in CORES:
+        found = measured.estimate(core)
+        assert math.isfinite(found.mean) and 0 <= found.mean <= measured.initial[core].max()
+
+
+def test_smoke_is_not_kept_and_uncommitted_code_is_refused(project, tmp_path):
+    source, target = tmp_path / "runs", tmp_path / "results"
+    source.mkdir()
+    about = json.loads((project / "runs" / "sensitivity" / "sweep.json").read_text(encoding="utf-8"))
+    for scale, commit, names in (
+        ("smoke", "c" * 40, []),
+        ("laptop", "c" * 40, ["losses.csv", "traces.csv", "gains.csv", "sweep.json"]),
+    ):
+        about |= {"scale": scale, "provenance": {"commit": commit}}
+        (source / "sweep.json").write_text(json.dumps(about), encoding="utf-8")
+        assert [b.name for _, b in sensitivity_files(source, target, False)] == names
+    (source / "sweep.json").write_text(json.dumps(about | {"provenance": {"commit": "c+changes"}}), encoding="utf-8")
+    with pytest.raises(UserError, match="made by uncommitted code"):
+        sensitivity_files(source, target, False)
+    assert sensitivity_files(source, target, True)
+
+
+def trained(*final):
+    """Three seeds at a rate for every value of `final`; l_0 = 2."""
+    losses = torch.tensor(final)[None, :, None].repeat(2, 1, 3)
+    return Trained(losses, losses, torch.full((3,), 2.0))
+
+
+def test_the_rate_of_the_figures():
+    rates = (0.1, 0.3, 0.5)
+    good, bad = trained(1.0, 1.0, 1.0), trained(1.0, math.nan, 5.0)
+    assert figure_rate({"softmax": bad, "relu": good, "qk_layernorm": good}, rates, 1) == 0.3
+    assert figure_rate({"softmax": bad, "relu": good, "qk_layernorm": bad}, rates, 1) is None
+    assert figure_rate({"softmax": good, "relu": good, "qk_layernorm": good}, rates, 1) is None
+
+
+def test_what_is_not_finite_is_empty():
+    assert largest(torch.tensor([1.0, math.inf, 3.0, math.nan])) == "3" and largest(torch.tensor([math.nan])) == ""
+    assert diverged_at(torch.tensor([1.0, math.inf, 3.0])) == 1 and diverged_at(torch.ones(3)) == ""
+
+
+def test_a_trace_shows_the_spike_between_two_looks():
+    found = trained(1.0)
+    found.losses = torch.tensor([1.0, 9.0, 1.0, 2.0])[:, None, None]
+    found.gradient_norms, found.looked = found.losses * 10, [0, 2]
+    found.seen = {key: torch.ones(2, 1, 1, 5) for key in ("entropy", "frobenius")}
+    rows = trace_rows("softmax", found, 0)
+    assert [row["loss"] for row in rows] == ["9", "2"] and rows[0]["gradient_norm"] == "90"
+    assert rows[0]["entropy"] == "1" and rows[0]["entropy_std"] == "0"

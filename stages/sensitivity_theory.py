@@ -30,6 +30,7 @@ Row = dict[str, Any]
 LANGUAGE_MODELS = {"LLaMA-1B, Figure 1": 768, "GPT-2, Figure 7": 200}
 SMALL_POSITIONS, SMALL_WIDTH, WINDOW = 20, 3, 8
 CURVE_POINTS = 50
+HISTOGRAM_CORES, HISTOGRAM_SIGMAS = ("softmax", "relu"), (1.0, 2.0, 4.0, 8.0)  # Figure 3's
 
 
 def main(arguments: list[str]) -> None:
@@ -159,7 +160,8 @@ def controlled_rows(settings: SensitivityTheoryParameters) -> tuple[list[Row], l
                     "entropy_error": sample.entropy.error,
                 }
             )
-            weights += [place | {"key": key, "weight": weight} for key, weight in enumerate(sample.weights.tolist())]
+            if core in HISTOGRAM_CORES and sigma in HISTOGRAM_SIGMAS:
+                weights += [place | {"key": key, "weight": w} for key, w in enumerate(sample.weights.tolist())]
     return rows, weights
 
 

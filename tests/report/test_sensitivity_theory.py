@@ -241,7 +241,7 @@ def test_the_stage_writes_whole_tables_with_provenance(
     assert str(found.folder) == "runs/sensitivity" and found.summary["provenance"]["commit"]
     assert found.summary["settings"]["normals"] == 4000
     lines = {name: len(table) for name, table in found.tables.items()}
-    expected = {"softmax": 4, "curves": 6, "relu": 2, "controlled": 8, "weights": 8 * 20, "bounds": 4, "dirichlet": 30}
+    expected = {"softmax": 4, "curves": 6, "relu": 2, "controlled": 8, "weights": 80, "bounds": 4, "dirichlet": 30}
     assert lines == expected
     for line in found.tables["softmax"]:
         assert abs(line["entropy"] - line["entropy_quadrature"]) <= ERRORS * line["entropy_error"] + 1e-9

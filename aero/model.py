@@ -367,7 +367,8 @@ class GPT(nn.Module):
         if core_named(self.architecture.core).reparametrised:
             for block in self.blocks:
                 for layer in (block.attention.query, block.attention.key, block.attention.value):
-                    parametrize.register_parametrization(layer, "weight", _OutsideAutocast(_SigmaReparam(layer.weight)))
+                    parametrize.register_parametrization(layer, "weight", _SigmaReparam(layer.weight))
+                    layer.parametrizations.weight[0] = _OutsideAutocast(layer.parametrizations.weight[0])
         if self.architecture.weight_norm is None:
             return
         for block in self.blocks:

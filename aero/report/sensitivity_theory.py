@@ -140,7 +140,7 @@ def table_relu(results: Results) -> Html:
                 number(f"{line['entropy_printed']:.4f}", "published", "from Appendix E.4's moments"),
                 _ours(f"{line['entropy_derived']:.4f}", found, "relu"),
                 _ours(with_error(line["entropy"], line["entropy_error"]), found, "relu"),
-                _ours(f"{100 * line['undefined']:.2g} % ({100 * line['undefined_exact']:.2g} %)", found, "relu"),
+                _ours(f"{_percent(line['undefined'])} ({_percent(line['undefined_exact'])})", found, "relu"),
             ]
         )
     heads = [
@@ -211,6 +211,10 @@ def table_bounds(results: Results) -> Html:
     )
     heads = ["attention matrix", "H(P)", "‖P‖_F", "spectral norm"]
     return Html(first + grid(heads, matrices, caption, "theory-matrices", (0.4, 0.2, 0.2, 0.2), "dense"))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %" if share > 1e-8 or not share else "below 10⁻⁶ %"
 
 
 def _short(value: float) -> str:

@@ -9,6 +9,8 @@ SM+ScFFN                       linear feed-forward with learnable scaling (Eq. 6
 SM+ScFuFFNi_6                  its two matrices fused into one, the 6 deepest feed-forward blocks pruned
 EReg(SM(t)+ScFuFFN)            learnable softmax temperature, trained with entropy regularisation
 SOTA(SM+ScFFN)                 the same idea in the simplified block of He & Hofmann (2024), the papers' "SOTA" rows
+Core(relu)+LN+G                another attention core in the place of the softmax (`variance_sensitivity`; the names
+                               are those of `aero.attention.CORES`)
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ _WRAPPER = re.compile(r"(EReg|SOTA)\((.*)\)")
 _PLUS = re.compile(r"\+(?![^()]*\))")  # not inside parentheses
 _FUSED = re.compile(r"ScFuFFN(?:i_(\d+))?")
 _NORMED = re.compile(r"([WS])Norm\((.*)\)")
+_CORE = re.compile(r"Core\(([a-z0-9_]+)\)")
 _FORMS: dict[str, dict[str, object]] = {
     "LN": {"layer_norm": True},
     "G": {"ffn": "gelu"},
@@ -45,7 +48,8 @@ _FORMS: dict[str, dict[str, object]] = {
     "ScFFN": {"ffn": "linear", "scaled": True},
 }
 _ALLOWED = (
-    "SM, SM(t), LN, G, R, LeakyR, LeakyR(global), ScFFN, ScFuFFN, ScFuFFNi_x, WNorm(…), SNorm(…), EReg(…), SOTA(…)"
+    "SM, SM(t), LN, G, R, LeakyR, LeakyR(global), ScFFN, ScFuFFN, ScFuFFNi_x, WNorm(…), SNorm(…), EReg(…), SOTA(…),"
+    " Core(…)"
 )
 
 
@@ -63,6 +67,8 @@ class Architecture:
     entropy_regularized: trained with the entropy regulariser; nothing changes at inference.
     weight_norm: "weight" (Salimans & Kingma) or "spectral" (Miyato et al.) normalisation of the weight matrices of the
         layers in `normed`, one of the values of `NORMED`; folded into plain weights at inference.
+    core: how queries and keys become attention probabilities, a name in `aero.attention.CORES`, which the model knows;
+        for training and measuring in the open only.
     """
 
     layer_norm: bool = False
@@ -75,8 +81,16 @@ class Architecture:
     slope: Slope | None = None
     weight_norm: WeightNorm | None = None
     normed: tuple[str, ...] = ()
+    core: str = "softmax"
 
     def __post_init__(self) -> None:
+        if self.core != "softmax" and (
+            self.block == "he_hofmann" or self.temperature or self.entropy_regularized or self.weight_norm
+        ):
+            raise ValueError(
+                f"Core({self.core}) stands for the softmax of a plain decoder: it takes no temperature, weight norm,"
+                " EReg(…) or SOTA(…)"
+            )
         if (self.slope is not None) != (self.ffn == "leaky_relu"):
             raise ValueError(f"slope={self.slope!r} with ffn={self.ffn!r}: a leaky ReLU has a slope, nothing else has")
         if (self.weight_norm is not None) != bool(self.normed):
@@ -99,7 +113,8 @@ class Architecture:
             raise ValueError(f"{self._norm_notation()}: the He & Hofmann block {reason}; normalise FFN alone")
 
     def __str__(self) -> str:
-        parts = ["SM(t)" if self.temperature else "SM"]
+        softmax = "SM" if self.core == "softmax" else f"Core({self.core})"
+        parts = ["SM(t)" if self.temperature else softmax]
         if self.layer_norm:
             parts.append("LN")
         if self.ffn in ACTIVATIONS:
@@ -156,8 +171,14 @@ def parse(text: str) -> Architecture:
             update = {"temperature": part == "SM(t)"}
             if position:
                 raise ValueError(f"architecture {text!r}: {part} must come first")
+        elif position == 0 and (match := _CORE.fullmatch(part)):
+            update = {"core": match[1], "temperature": False}
+            if match[1] == "softmax":
+                raise ValueError(f"architecture {text!r}: Core(softmax) is written SM")
         elif position == 0:
-            raise ValueError(f"architecture {text!r}: must begin with SM or SM(t), not {part!r}; known: {_ALLOWED}")
+            raise ValueError(
+                f"architecture {text!r}: must begin with SM, SM(t) or Core(…), not {part!r}; known: {_ALLOWED}"
+            )
         elif part in _FORMS:
             update = _FORMS[part]
         elif match := _FUSED.fullmatch(part):

@@ -44,7 +44,8 @@ def count(architecture: Architecture, model: Dimensions, context: int) -> Count:
 
     For the He & Hofmann rows attention is 4 d^2 + 2 T d: the formula that reproduces the published figures, since
     value and output projections are identities there. The final LayerNorm is not counted, as in the papers, nor are
-    rotary positions; weight norms are folded away.
+    rotary positions; weight norms are folded away. An attention core other than the softmax multiplies the same
+    matrices and counts as many FLOPs; its own nonlinear operations, which no paper counts, are left out.
     """
     layers, width = model.layers, model.width
     with_ffn = architecture.ffn_layers(layers)
@@ -55,7 +56,9 @@ def count(architecture: Architecture, model: Dimensions, context: int) -> Count:
     else:
         attention_per_token = 8 * width * width + 3 * context * width + width
         norms = 2 * layers if architecture.layer_norm else 0
-    nonlinear = [NonlinearOperation("SM", layers * model.heads, context, context)]
+    nonlinear = []
+    if architecture.core == "softmax":
+        nonlinear.append(NonlinearOperation("SM", layers * model.heads, context, context))
     if norms:
         nonlinear.append(NonlinearOperation("LN", norms, context, width))
     if architecture.ffn in ACTIVATIONS:

@@ -16,7 +16,20 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 from aero.architecture import ACTIVATIONS, Architecture
-from aero.attention import rotary_table, rotate, shaped_attention, softmax_attention
+from aero.attention import (
+    attend,
+    causal_mask,
+    clip_gain,
+    clip_gain_gradient,
+    core_named,
+    normalise,
+    rotary_table,
+    rotate,
+    row_entropy,
+    shaped_attention,
+    sigma_reparam,
+    softmax_attention,
+)
 
 
 @dataclass(frozen=True)
@@ -87,6 +100,8 @@ class ModelConfig:
 class Attention(nn.Module):
     """Multi-head causal self-attention (AERO Eq. 2, 3), optionally with a temperature t (H, T) (Eq. 11).
 
+    With another core than the softmax (`aero.attention.CORES`), logits are scaled by 1/sqrt(d_k) all the same; the
+    gains gamma_q, gamma_k (d_k) of QK-LayerNorm are a layer's, shared by its heads.
     A state whose temperatures are of another context length is refused with a ValueError.
     """
 
@@ -105,14 +120,48 @@ class Attention(nn.Module):
             self.register_parameter("temperature", None)
         table = rotary_table(config.context, config.rotary_dims) if config.position == "rotary" else None
         self.register_buffer("rotary", table, persistent=False)  # (2, T, r/2)
+        self.core = architecture.core
+        gains = core_named(self.core).gains
+        for name in ("query_gain", "key_gain"):
+            gain = None if gains is None else nn.Parameter(torch.ones(d // config.heads), gains != "fixed")
+            if gains == "gradient_clip":
+                gain.register_hook(clip_gain_gradient)
+            self.register_parameter(name, gain)
 
     def forward(self, x: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
+        q, k, v = self._projected(x)
+        if self.core == "softmax":
+            t = None if self.temperature is None else self.temperature[:, : x.shape[1]]  # (H, T)
+            attended, entropies = softmax_attention(q, k, v, t, entropy)
+            return self.output(merge_heads(attended)), entropies
+        attended, probabilities = self._attend(q, k, v)
+        return self.output(merge_heads(attended)), row_entropy(probabilities) if entropy else None
+
+    def matrices(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """P and logits Z / sqrt(d_k), each (B, H, T, T), of x (B, T, d); Z above the causal diagonal means nothing.
+
+        Z is what the core gets: of normalised and scaled queries and keys for QK-LayerNorm, before phi for a kernel.
+        """
+        q, k, v = self._projected(x)
+        if self.temperature is not None:
+            q = q / self.temperature[:, : x.shape[1], None]
+        probabilities = self._attend(q, k, v)[1]
+        q, k = normalise(core_named(self.core), q, k, self._gains())
+        return probabilities, q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+
+    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (B, H, T, d_k) with their positions."""
         q, k, v = (split_heads(layer(x), self.heads) for layer in (self.query, self.key, self.value))
         if self.rotary is not None:
             q, k = rotate(q, self.rotary), rotate(k, self.rotary)
-        t = None if self.temperature is None else self.temperature[:, : x.shape[1]]  # (H, T)
-        attended, entropies = softmax_attention(q, k, v, t, entropy)
-        return self.output(merge_heads(attended)), entropies
+        return q, k, v
+
+    def _gains(self) -> tuple[Tensor, Tensor] | None:
+        return None if self.query_gain is None else (self.query_gain, self.key_gain)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        mask = causal_mask(q.shape[-2], q.device)
+        return attend(core_named(self.core), q, k, v, self._gains(), 1 / math.sqrt(q.shape[-1]), mask)
 
 
 def _refuse_other_temperatures(module: Attention, state: dict[str, Any], prefix: str, *_: object) -> None:
@@ -263,6 +312,11 @@ class GPT(nn.Module):
                 f"{architecture} has learned positions and no residual connection: the He & Hofmann block takes neither"
                 " position=rotary nor parallel_residual"
             )
+        if core_named(architecture.core).gains is not None and config.position == "rotary":
+            raise ValueError(
+                f"{architecture}: QK-LayerNorm normalises queries and keys before they are rotated, which this model"
+                " does not do; take position=learned"
+            )
         self.architecture, self.config = architecture, config
         block = HeHofmannBlock if architecture.block == "he_hofmann" else PreLNBlock
         self.token_embedding = nn.Embedding(config.vocabulary, config.width)
@@ -308,7 +362,13 @@ class GPT(nn.Module):
         weight: W = g v / |v|, a norm g for the weights of each output, starting at the plain initial W.
         spectral: W / sigma(W), sigma by one step of power iteration a forward pass in training mode. In evaluation mode
         nothing iterates: sigma = u^T W v with the vectors u, v that training left, which checkpoints hold too.
+        A core with sigmaReparam does the like to Q, K and V, with a gain (`variance_sensitivity`, Appendix A).
         """
+        if core_named(self.architecture.core).reparametrised:
+            for block in self.blocks:
+                for layer in (block.attention.query, block.attention.key, block.attention.value):
+                    parametrize.register_parametrization(layer, "weight", _SigmaReparam(layer.weight))
+                    layer.parametrizations.weight[0] = _OutsideAutocast(layer.parametrizations.weight[0])
         if self.architecture.weight_norm is None:
             return
         for block in self.blocks:
@@ -326,6 +386,14 @@ class GPT(nn.Module):
                 else:
                     parametrizations.spectral_norm(layer)
                     layer.parametrizations.weight[0] = _OutsideAutocast(layer.parametrizations.weight[0])
+
+    def clip_gains(self) -> None:
+        """Weight clipping of QK-LayerNorm's gains, after every step of the optimiser (Appendix D of
+        `variance_sensitivity`); nothing for a core that does not ask for it."""
+        if core_named(self.architecture.core).gains == "weight_clip":
+            for block in self.blocks:
+                clip_gain(block.attention.query_gain)
+                clip_gain(block.attention.key_gain)
 
     def forward(self, ids: Tensor, entropy: bool = False) -> Tensor | tuple[Tensor, Tensor]:
         """Logits (B, T, V) of `ids` (B, T); with `entropy`, also the row entropies (L, B, H, T) in nats."""
@@ -358,6 +426,22 @@ class GPT(nn.Module):
         return states, entropies
 
 
+class _SigmaReparam(nn.Module):
+    """gamma W / sigma(W) with a trained scalar gamma, 1 at first; one step of power iteration a pass in training."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(()))
+        _, vector = sigma_reparam(weight.detach(), self.gain.detach(), torch.randn(weight.shape[1]), iterations=15)
+        self.register_buffer("vector", vector)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        weight, vector = sigma_reparam(weight, self.gain, self.vector, iterations=int(self.training))
+        with torch.no_grad():
+            self.vector.copy_(vector)
+        return weight
+
+
 class _OutsideAutocast(nn.Module):
     """A parametrisation computed in the weights' own precision: in half precision its sigma would be another one."""
 
@@ -377,6 +461,8 @@ def fold_weight_norm(model: GPT) -> GPT:
     A copy; a model without such norms comes back as a plain copy.
     """
     source = copy.deepcopy(model).eval()  # in training mode, reading a spectral norm's weight would iterate on
+    if model.architecture.weight_norm is None:
+        return source
     state = {name: value for name, value in source.state_dict().items() if ".parametrizations." not in name}
     for name, module in source.named_modules():
         if parametrize.is_parametrized(module, "weight"):

@@ -126,6 +126,7 @@ class TrainParameters(_Strict):
     compile: bool = False
     threads: NotNegative = 0
     log_every: Positive
+    log_attention: bool = False  # norms of the attention matrices and variances of their logits, too
     evaluate_every: Positive
     evaluation_tokens: Positive
     final_evaluation_tokens: Positive
@@ -146,7 +147,7 @@ class TrainParameters(_Strict):
     def recipe(self) -> dict[str, Any]:
         """All fields as a result states them. What the first results did not know stands there only where it departs
         from their recipe, so that they stay comparable with later ones."""
-        later = ("warmup_steps", "optimizer", "schedule", "final_learning_rate")
+        later = ("warmup_steps", "optimizer", "schedule", "final_learning_rate", "log_attention")
         defaults = {name: type(self).model_fields[name].default for name in later}
         values = self.model_dump()
         return {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
@@ -334,6 +335,41 @@ class TwoPartyParameters(_Strict):
         return f"cheetah-{self.field}-{self.fraction_bits}-{'lsb_error' if self.mul_lsb_error else 'exact'}"
 
 
+class SoftmaxGrid(_Strict):
+    positions: tuple[Positive, ...] = Field(min_length=1)
+    sigmas: tuple[Annotated[float, Field(gt=0)], ...] = Field(min_length=1)
+
+
+class ReluGrid(_Strict):
+    positions: tuple[Positive, ...] = Field(min_length=1)
+    dimensions: tuple[Positive, ...] = Field(min_length=1)
+
+
+class ControlledExperiment(_Strict):
+    positions: Positive
+    dimensions: Positive
+    matrices: int = Field(ge=2)
+    sigmas: tuple[Annotated[float, Field(gt=0)], ...] = Field(min_length=1)
+    cores: tuple[str, ...] = Field(min_length=1)
+
+
+class DirichletRows(_Strict):
+    positions: Positive
+    alphas: tuple[Annotated[float, Field(gt=0)], ...] = Field(min_length=1)
+    rows: int = Field(ge=2)
+
+
+class SensitivityTheoryParameters(_Strict):
+    """Grids and draws of the checks of `variance_sensitivity`'s theory."""
+
+    seed: NotNegative
+    normals: Positive
+    softmax: SoftmaxGrid
+    relu: ReluGrid
+    controlled: ControlledExperiment
+    dirichlet: DirichletRows
+
+
 class Parameters(_Strict):
     """The whole of params.yaml."""
 
@@ -353,6 +389,7 @@ class Parameters(_Strict):
     runs: dict[str, RunParameters]
     sensitivity: SensitivityParameters
     two_party: TwoPartyParameters
+    sensitivity_theory: SensitivityTheoryParameters
 
     @model_validator(mode="after")
     def _names_exist(self) -> Parameters:

@@ -29,7 +29,9 @@ from aero.report import (
     pipeline,
     savings,
     sensitivity,
+    sensitivity_models,
     sensitivity_page,
+    sensitivity_theory,
 )
 from aero.report.results import load_for_report
 from aero.two_party.savings import SAVINGS
@@ -234,7 +236,92 @@ sensitivity_page.figures(results)
 sensitivity_page.search_tables(results)
 
 # %%
-page.claims_table(claims.judge(results, sensitivity.PAPER), "sensitivity")
+collapse_judged = claims.judge(results, sensitivity.PAPER)
+page.claims_table(collapse_judged, "sensitivity")
+
+# %% [markdown]
+# ## Why softmax collapses: theory and language models
+#
+# The same paper explains the collapse by the variance of the attention logits. With logits $z \sim N(0, \sigma^2 I_N)$,
+# $p = \text{softmax}(z)$ and $H$ the entropy of $p$, Theorem 5.1 gives
+#
+# $$H = \log N - \frac{N-1}{2N}\sigma^2 + O(\sigma^4), \qquad \frac{\partial H}{\partial \sigma^2} =
+# -\mathbb{E}\Big[\sum_i z_i^2 p_i\Big],$$
+#
+# while its proof ends with $-\mathbb{E}[\text{Var}_p(z)]/(2\sigma^2)$. Both cannot be right. Every formula of the
+# paper's theory was derived anew (`docs/variance_sensitivity.md`) and is set here against entropies that were drawn
+# without it.
+
+# %%
+page.figure_of(
+    results,
+    sensitivity_theory.sensitivity_expansion,
+    "Theorem 5.1 against Monte Carlo",
+    sensitivity_theory.caption_expansion(results),
+)
+
+# %%
+sensitivity_theory.table_derivative(results)
+
+# %%
+sensitivity_theory.table_relu(results)
+
+# %%
+page.figure_of(
+    results,
+    sensitivity_theory.sensitivity_figure_3,
+    "Figure 3, attention weights and entropy at a controlled variance",
+    sensitivity_theory.caption_3(results),
+)
+
+# %%
+sensitivity_theory.table_bounds(results)
+
+# %%
+page.figure_of(
+    results,
+    sensitivity_theory.sensitivity_figure_10,
+    "Figure 10, entropy and norm of a row",
+    sensitivity_theory.caption_10(results),
+)
+
+# %%
+page.claims_table(collapse_judged, "sensitivity_theory")
+
+# %% [markdown]
+# The paper then trains LLaMA-1B and GPT-2 Large with three of its attention cores. Here the GPT-2 block stands in for
+# both, on the code corpus and at two learning rates: the printed one, which is gentle for a model this narrow, and one
+# in proportion to width.
+
+# %%
+sensitivity_models.figure_of(
+    results,
+    sensitivity_models.sensitivity_figure_1_top,
+    "Figure 1 (top), training with three attention cores",
+    sensitivity_models.CAPTION_1,
+)
+
+# %%
+sensitivity_models.figure_of(
+    results,
+    sensitivity_models.sensitivity_figure_7,
+    "Figure 7, softmax and ReLU kernel, first layer",
+    sensitivity_models.CAPTION_7,
+)
+
+# %%
+sensitivity_models.figure_of(
+    results,
+    sensitivity_models.sensitivity_figure_4,
+    "Figure 4, variance of the logits and normalised entropy",
+    sensitivity_models.CAPTION_4,
+)
+
+# %%
+sensitivity_models.table_models(results)
+
+# %%
+page.claims_table(collapse_judged, "sensitivity_models")
 
 # %% [markdown]
 # ## Where the paper disagrees with itself

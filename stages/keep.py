@@ -33,14 +33,22 @@ def main(arguments: list[str]) -> None:
 
 
 def sensitivity_files(source: Path, target: Path, allow_changes: bool) -> list[tuple[Path, Path]]:
-    """The sweep over learning rates and its search, each file with its place; not the sweep of scale smoke."""
+    """Learning-rate sweep, its search and the theory, each file with its place; not the sweep of scale smoke."""
     files = [path for path in (source / "search.csv",) if path.is_file()]
-    if (about := source / "sweep.json").is_file():
-        values = json.loads(about.read_text(encoding="utf-8"))
+    made = {
+        "sweep.json": [source / name for name in ("losses.csv", "traces.csv", "gains.csv", "sweep.json")],
+        "theory.json": sorted(source.glob("theory*")),
+    }
+    for about, those in made.items():
+        if not (source / about).is_file():
+            continue
+        values = json.loads((source / about).read_text(encoding="utf-8"))
         if values["provenance"]["commit"].endswith("+changes") and not allow_changes:
-            raise UserError(f"{about} was made by uncommitted code; commit and run it again, or --allow-changes")
-        if values["scale"] != "smoke":
-            files += [source / name for name in ("losses.csv", "traces.csv", "gains.csv", "sweep.json")]
+            raise UserError(
+                f"{source / about} was made by uncommitted code; commit and run it again, or --allow-changes"
+            )
+        if values.get("scale") != "smoke":
+            files += those
     return [(path, target / path.name) for path in files]
 
 

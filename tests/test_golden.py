@@ -55,6 +55,10 @@ CASES: dict[str, tuple[str, dict[str, object], Regularizer]] = {
     "pythia SM+LN+G": ("SM+LN+G", PYTHIA, POSITION_SUM),
     "pythia EReg": ("EReg(SM(t)+ScFuFFN)", PYTHIA, POSITION_SUM),
     "languini SM+LN+G": ("SM+LN+G", LANGUINI, POSITION_SUM),
+    "Core(relu)+LN+G": ("Core(relu)+LN+G", {}, POSITION_SUM),
+    "Core(elu)+LN+G": ("Core(elu)+LN+G", {}, POSITION_SUM),
+    "Core(qk_layernorm)+LN+G": ("Core(qk_layernorm)+LN+G", {}, POSITION_SUM),
+    "Core(sigma_reparam)+LN+G": ("Core(sigma_reparam)+LN+G", {}, POSITION_SUM),
 }
 SETTINGS = TrainParameters(
     steps=20,

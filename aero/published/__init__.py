@@ -183,11 +183,11 @@ def load(short: str) -> Paper:
     tables = {number: _table(number, table, path) for number, table in values["tables"].items()}
     paper = dict(values["paper"])
     head = {key: paper.pop(key) for key in ("short", "title", "cite")}
-    claims_path = _FOLDER / f"{short}_claims.yaml"
-    entries = yaml.safe_load(claims_path.read_text(encoding="utf-8"))["claims"] if claims_path.is_file() else []
-    claims = tuple(Claim(**entry) for entry in entries)
-    if len({claim.id for claim in claims}) != len(claims):
-        raise ValueError(f"{claims_path.name}: a claim id occurs twice")
+    claims: tuple[Claim, ...] = ()
+    for claims_path in sorted(_FOLDER.glob(f"{short}_*claims.yaml")):  # aero_claims.yaml, aero_further_claims.yaml
+        claims += tuple(Claim(**entry) for entry in yaml.safe_load(claims_path.read_text(encoding="utf-8"))["claims"])
+        if len({claim.id for claim in claims}) != len(claims):
+            raise ValueError(f"{claims_path.name}: a claim id occurs twice")
     return Paper(**head, facts=paper, tables=tables, claims=claims)
 
 

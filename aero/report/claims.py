@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from aero.published import Claim, load
-from aero.report import cost_claims, sensitivity_claims, training_claims
+from aero.report import cost_claims, sensitivity_claims, sensitivity_theory_claims, training_claims
 from aero.report.decisions import TESTS, VERDICTS, Decision, Verdict
 from aero.report.results import Results
 from aero.report.tables import csv_text
 
-MODULES = (training_claims, cost_claims, sensitivity_claims)
+MODULES = (training_claims, cost_claims, sensitivity_claims, sensitivity_theory_claims)
 """Where the tests are; importing them makes them known."""
 
 COLUMNS = ("id", "paper", "claim", "where", "test", "published", "measured", "scale", "verdict", "evidence")

@@ -42,13 +42,16 @@ def points(
 ) -> tuple[list[Point], dict[str, str]]:
     """The runs of a model family and context, cheapest first, and those left out with the reason.
 
-    Runs of other families, contexts or corpora have other perplexities, so they are not compared.
+    Runs of other families, contexts, corpora or recipes have other perplexities, so they are not compared.
     """
     operations = measured_operations(parameters.two_party.variant(), results.root)
     sizes = published_sizes(model, context)
     found, without = [], {}
     for name, run in parameters.runs.items():
         if run.model != model or parameters.context(name) != context:
+            continue
+        if run.overrides:
+            without[name] = "trained by a recipe of its own"
             continue
         by_seed = results.perplexity(name)
         if not by_seed:

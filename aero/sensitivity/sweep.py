@@ -70,8 +70,8 @@ def figure_rate(trained: Mapping[str, Trained], rates: Sequence[float], window: 
 def trace_rows(name: str, trained: Trained, rate: int) -> list[Row]:
     """Training behaviour at one rate (its place in the grid), first seed: a row a look.
 
-    loss: the largest since the last look, so that no spike is missed, and gradient_norm likewise. entropy, frobenius:
-    means over layers; entropy_std over layers.
+    loss: the largest since the last look, so that no spike is missed, and gradient_norm likewise. entropy, frobenius,
+    variance (of the logits of a row): means over layers; entropy_std over layers.
     """
     rows, looks = [], [*trained.looked[1:], len(trained.losses)]
     for look, (step, end) in enumerate(zip(trained.looked, looks, strict=True)):
@@ -85,6 +85,7 @@ def trace_rows(name: str, trained: Trained, rate: int) -> list[Row]:
                 "entropy": number(entropy.mean()),
                 "entropy_std": number(entropy.std(correction=0)),
                 "frobenius": number(trained.seen["frobenius"][look, rate, 0].mean()),
+                "variance": number(trained.seen["variance"][look, rate, 0].mean()),
             }
         )
     return rows

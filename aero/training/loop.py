@@ -19,6 +19,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from aero.architecture import Architecture
+from aero.attention import causal_mask, frobenius_norm
 from aero.entropy import Reduction, entropy_regularization, headwise
 from aero.model import GPT, ModelConfig
 from aero.training import state
@@ -49,6 +50,7 @@ class TrainSettings(Protocol):
     precision: str
     compile: bool
     log_every: int
+    log_attention: bool
     evaluate_every: int
     checkpoint_every: int
 
@@ -144,6 +146,26 @@ def layer_statistics(model: GPT, ids: Tensor) -> LayerStatistics:
 
 
 @torch.no_grad()
+def attention_statistics(model: GPT, ids: Tensor) -> tuple[list[float], list[float]]:
+    """Of every layer on `ids` (B, T): the mean ||P||_F of its attention matrices, and the mean variance of the logits
+    that a query has for the keys it may see (`variance_sensitivity`, Definition 5.2)."""
+    model.eval()
+    states, _ = model.hidden_states(ids)
+    allowed = causal_mask(ids.shape[1], ids.device).float()  # (T, T)
+    keys = allowed.sum(-1)  # (T,)
+    norms, variances = [], []
+    for block, x in zip(model.blocks, states, strict=False):
+        probabilities, logits = block.attention.matrices(block.ln_1(x))
+        norms.append(frobenius_norm(probabilities.float()).mean().item())
+        logits = logits.float()
+        mean = (logits * allowed).sum(-1) / keys  # (B, H, T)
+        variance = ((logits - mean[..., None]).square() * allowed).sum(-1) / keys
+        variances.append(variance.mean().item())
+    model.train()
+    return norms, variances
+
+
+@torch.no_grad()
 def find_nonfinite(model: GPT, ids: Tensor, step: int, processes: Processes = ALONE) -> dict[str, Any]:
     """The first layer whose output is not finite on `ids`, of any process; "gradient" if all activations and logits
     are finite."""
@@ -188,6 +210,10 @@ def train(
     With several `processes`, each takes its share of every batch and all end with the same weights; the first alone
     writes the state and tells `observers`. `settings.compile` has effect on CUDA.
     """
+    if settings.log_attention and architecture.block == "he_hofmann":
+        raise ValueError(
+            f"{architecture}: log_attention knows no shaped attention; leave it out of the run's overrides"
+        )
     torch.manual_seed(seed)
     model = GPT(architecture, config).to(device)
     optimizer = make_optimizer(
@@ -272,6 +298,7 @@ def train(
                 break
             scaler.step(optimizer)
             scaler.update()
+            model.clip_gains()
             optimizer.zero_grad(set_to_none=True)
             done = step + 1
             outcome.steps_done, outcome.seconds = done, time.monotonic() - began
@@ -282,6 +309,8 @@ def train(
                 if evaluates or done == 1:
                     row["eval_loss"] = _finite(evaluate(model, evaluation, device, processes))
                     _measure_layers(model, evaluation[0].to(device), row)
+                    if settings.log_attention:
+                        _measure_attention(model, evaluation[0].to(device), row)
                     outcome.float16_overflow = outcome.float16_overflow or _first_overflow(row, config.layers)
                 keep(row)
                 rate = row["tokens"] / max(row["seconds"], 1e-9)
@@ -322,6 +351,12 @@ def _measure_layers(model: GPT, ids: Tensor, row: Row) -> None:
         row[f"entropy_layer_{layer}"] = _finite(entropy)
         row[f"activation_layer_{layer}"] = _finite(statistics.activation[layer])
         row[f"overflow_layer_{layer}"] = statistics.overflow[layer]
+
+
+def _measure_attention(model: GPT, ids: Tensor, row: Row) -> None:
+    """Add norms of the attention matrices and variances of their logits, layer by layer, to `row`."""
+    for name, values in zip(("norm", "variance"), attention_statistics(model, ids), strict=True):
+        row |= {f"{name}_layer_{layer}": _finite(value) for layer, value in enumerate(values)}
 
 
 def _first_overflow(row: Row, layers: int) -> dict[str, Any] | None:

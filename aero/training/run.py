@@ -78,7 +78,7 @@ def train_run(
     if processes.first:
         # Metrics beside a log that is being written would be another training's.
         (folder / "metrics.json").unlink(missing_ok=True)
-        observers = [LiveLog(folder / "log.csv", config.layers), *observers]
+        observers = [LiveLog(folder / "log.csv", config.layers, settings.log_attention), *observers]
     try:
         outcome = train(
             architecture,
@@ -143,7 +143,7 @@ def train_run(
         ),
     }
     if processes.first:
-        write(folder / "log.csv", outcome.rows, config.layers)
+        write(folder / "log.csv", outcome.rows, config.layers, settings.log_attention)
         save(folder / "checkpoint.safetensors", outcome.model, run=run, seed=str(seed), config_hash=state_hash)
         write_text(folder / "metrics.json", json.dumps(metrics, indent=1, allow_nan=False) + "\n")
         if state_path is not None:

@@ -108,6 +108,8 @@ def counts(architecture: Architecture, sizes: Sizes, program: str) -> tuple[Coun
     Raises UserError if `program` is unknown or cannot compute the architecture.
     """
     architecture = architecture.at_inference()
+    if architecture.core != "softmax":
+        raise UserError(f"{architecture}: a private pass computes softmax attention only; take an SM architecture")
     try:
         architecture.ffn_layers(sizes.layers)
     except ValueError as error:

@@ -54,6 +54,8 @@ def folded(architecture: Architecture, config: ModelConfig, state: Mapping[str, 
     """
     if architecture.weight_norm is not None:
         raise ValueError(f"{architecture}: weights with a norm; fold it away first (aero.model.fold_weight_norm)")
+    if architecture.core != "softmax":
+        raise ValueError(f"{architecture}: a private pass computes softmax attention only; take an SM architecture")
     savings, rebased = chosen(program)
     s = {name: value.detach().double() for name, value in state.items()}
     weights: Weights = {

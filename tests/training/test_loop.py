@@ -47,6 +47,7 @@ class Settings:
     precision: str = "float32"
     compile: bool = False
     log_every: int = 3
+    log_attention: bool = False
     evaluate_every: int = 6
     checkpoint_every: int = 4
 

@@ -1,0 +1,152 @@
+"""Monte Carlo for the theory of `variance_sensitivity`, every mean with its standard error.
+
+Nothing here uses a formula of `aero.sensitivity.theory`: entropies are those of drawn attention rows, and derivatives
+are differences of entropies at two variances on the same draws.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from aero.attention import attend, core_named, normalise, row_entropy
+
+Array = NDArray[np.float64]
+CHUNK = 2_000_000
+"""Normal deviates held at a time."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over independent draws and its standard error."""
+
+    mean: float
+    error: float
+
+
+def estimate(values: Array) -> Estimate:
+    """Mean and standard error of independent values; the error is nan for fewer than two."""
+    error = values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return Estimate(float(values.mean()), float(error))
+
+
+def _chunks(draws: int, size: int) -> Iterator[int]:
+    at_once = max(1, CHUNK // size)
+    for start in range(0, draws, at_once):
+        yield min(at_once, draws - start)
+
+
+def _softmax(z: Array) -> Array:
+    exponentials = np.exp(z - z.max(-1, keepdims=True))
+    return exponentials / exponentials.sum(-1, keepdims=True)
+
+
+def _entropy(p: Array) -> Array:
+    return -np.sum(p * np.log(np.where(p > 0, p, 1.0)), -1)
+
+
+@dataclass(frozen=True)
+class SoftmaxSample:
+    """Over draws of z ~ N(0, sigma^2 I_N): entropy, its difference quotient in sigma^2, and two moments of z under p.
+
+    squares: sum_i z_i^2 p_i. variance: Var_p(z).
+    """
+
+    draws: int
+    entropy: Estimate
+    slope: Estimate
+    squares: Estimate
+    variance: Estimate
+
+
+def sample_softmax(
+    sigma: float, positions: int, draws: int, generator: np.random.Generator, step: float = 0.01
+) -> SoftmaxSample:
+    """Draw softmax rows. The slope is [H(sigma^2 (1 + step)) - H(sigma^2 (1 - step))] / (2 step sigma^2), both on the
+    same normal deviates."""
+    found: list[list[Array]] = []
+    for rows in _chunks(draws, positions):
+        normal = generator.standard_normal((rows, positions))
+        z = sigma * normal
+        p = _softmax(z)
+        above, below = (_entropy(_softmax(sigma * math.sqrt(1 + s) * normal)) for s in (step, -step))
+        mean, square = np.sum(z * p, -1), np.sum(z * z * p, -1)
+        found.append([_entropy(p), (above - below) / (2 * step * sigma**2), square, square - mean**2])
+    columns = [estimate(np.concatenate(parts)) for parts in zip(*found, strict=True)]
+    return SoftmaxSample(draws, *columns)
+
+
+@dataclass(frozen=True)
+class ReluSample:
+    """Over rows of the ReLU kernel with queries sigma g and keys sigma h, g and h standard normal in D dimensions.
+
+    entropy, square (the mean over keys of delta_ij^2, Appendix E.4): over rows that are defined. undefined: share of
+    rows that are 0 / 0. zeros: share of weights that are exactly 0 in the others.
+    """
+
+    rows: int
+    entropy: Estimate
+    square: Estimate
+    undefined: Estimate
+    zeros: Estimate
+
+
+def sample_relu(dims: int, positions: int, rows: int, generator: np.random.Generator, sigma: float = 1.0) -> ReluSample:
+    """Draw rows, each with a query and N keys of its own."""
+    found: list[list[Array]] = []
+    undefined = []
+    for count in _chunks(rows, dims * positions):
+        query = np.maximum(sigma * generator.standard_normal((count, dims, 1)), 0)
+        keys = np.maximum(sigma * generator.standard_normal((count, positions, dims)), 0)
+        t = (keys @ query)[..., 0]  # (rows, N)
+        total = t.sum(-1, keepdims=True)
+        undefined.append((total[:, 0] == 0).astype(float))
+        t, total = t[total[:, 0] > 0], total[total[:, 0] > 0]
+        p = t / total
+        found.append([_entropy(p), np.mean((positions * p - 1) ** 2, -1), np.mean(p == 0, -1)])
+    entropy, square, zeros = (estimate(np.concatenate(parts)) for parts in zip(*found, strict=True))
+    return ReluSample(rows, entropy, square, estimate(np.concatenate(undefined)), zeros)
+
+
+@dataclass(frozen=True)
+class ControlledSample:
+    """Attention matrices of one core at a controlled variance: logit variance (Definition 5.2, of the logits as the
+    softmax or the kernel gets them) and entropy, each the mean over a matrix's rows; weights of one query."""
+
+    variance: Estimate
+    entropy: Estimate
+    weights: Array
+
+
+def sample_controlled(core: str, sigma: float, positions: int, dims: int, matrices: int, seed: int) -> ControlledSample:
+    """The experiment of section 5.1: unit-norm queries, keys from N(0, sigma^2 I), so that Z_ij ~ N(0, sigma^2).
+
+    The same seed gives the same directions for every sigma and core. QK-LayerNorm has its gains at 1.
+    """
+    chosen = core_named(core)
+    generator = torch.Generator().manual_seed(seed)
+    entropies, variances = [], []
+    weights = np.zeros(0)
+    for _ in range(matrices):
+        query, key = (torch.randn(positions, dims, dtype=torch.float64, generator=generator) for _ in range(2))
+        query = query / query.norm(dim=-1, keepdim=True)
+        key = sigma * key
+        normal_query, normal_key = normalise(chosen, query, key)
+        logits = normal_query @ normal_key.T
+        _, probabilities = attend(chosen, query, key, key)
+        entropies.append(row_entropy(probabilities).mean().item())
+        variances.append(logits.var(-1, unbiased=False).mean().item())
+        if not len(weights):
+            weights = probabilities[positions // 2].numpy()
+    return ControlledSample(estimate(np.array(variances)), estimate(np.array(entropies)), weights)
+
+
+def sample_dirichlet(alpha: float, positions: int, rows: int, generator: np.random.Generator) -> tuple[Array, Array]:
+    """Entropy and l2 norm of `rows` rows drawn from Dirichlet(alpha 1) (Appendix F)."""
+    p = generator.dirichlet(np.full(positions, alpha), rows)
+    return _entropy(p), np.linalg.norm(p, axis=-1)

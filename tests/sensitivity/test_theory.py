@@ -1,0 +1,279 @@
+"""The theory of `variance_sensitivity` against hand-worked cases, finite differences and plain draws."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from aero.sensitivity import sampling, theory
+
+GRID = [(2, 0.1), (2, 2.0), (5, 1.0), (20, 0.5), (20, 3.0), (200, 2.0), (768, 8.0)]
+
+
+def two_logits(sigma: float, value) -> float:
+    """E[value(d)] for N = 2, where z_1 - z_2 = d is normal with variance 2 sigma^2: a plain sum over d."""
+    step, total = 0.005, 0.0
+    for index in range(-2000, 2001):
+        g = index * step
+        total += value(math.sqrt(2) * sigma * g) * math.exp(-g * g / 2) * step / math.sqrt(2 * math.pi)
+    return total
+
+
+def binary_entropy(d: float) -> float:
+    p = 1 / (1 + math.exp(-d))
+    return -sum(x * math.log(x) for x in (p, 1 - p) if x > 0)
+
+
+@pytest.mark.parametrize("sigma", [0.1, 1.0, 3.0])
+def test_two_positions_are_one_integral(sigma: float) -> None:
+    found = theory.softmax_moments(sigma, 2)
+    assert found.entropy == pytest.approx(two_logits(sigma, binary_entropy), abs=1e-9)
+    # Var_p(z) of two points d apart is p (1 - p) d^2.
+    variance = two_logits(sigma, lambda d: d * d / (2 + math.exp(d) + math.exp(-d)))
+    assert found.second_moment - found.squared_mean == pytest.approx(variance, abs=1e-9)
+    assert found.derivative == pytest.approx(-variance / (2 * sigma**2), abs=1e-9)
+
+
+@pytest.mark.parametrize("sigma", [0.5, 4.0])
+def test_one_position_has_no_entropy_to_lose(sigma: float) -> None:
+    """The theorem's derivative fails the simplest case: H is 0 for every sigma, its printed derivative -sigma^2."""
+    found = theory.softmax_moments(sigma, 1)
+    assert found.entropy == pytest.approx(0, abs=1e-9)
+    assert found.derivative == pytest.approx(0, abs=1e-9)
+    assert found.theorem_derivative == pytest.approx(-(sigma**2), rel=1e-9)
+    assert theory.entropy_expansion(sigma, 1, order=4) == 0
+
+
+@pytest.mark.parametrize(("positions", "sigma"), GRID)
+def test_the_derivative_is_the_slope_of_the_entropy(positions: int, sigma: float) -> None:
+    step = 1e-4 * sigma**2
+    above, below = (theory.softmax_moments(math.sqrt(sigma**2 + s), positions).entropy for s in (step, -step))
+    slope = (above - below) / (2 * step)
+    found = theory.softmax_moments(sigma, positions)
+    assert found.derivative == pytest.approx(slope, rel=1e-4, abs=1e-7)
+    assert abs(found.theorem_derivative - slope) > 0.1 * abs(slope)
+    if abs(2 * sigma - 1) > 0.1:  # where the misprinted factor 2 sigma is 1
+        assert abs(found.appendix_derivative - slope) > 0.1 * abs(slope)
+
+
+@pytest.mark.parametrize("positions", [2, 3, 20, 768])
+def test_the_expansion_to_fourth_order(positions: int) -> None:
+    """The remainder beyond sigma^4 shrinks as sigma^6, that beyond sigma^2 as sigma^4."""
+    remainders = {}
+    for order in (2, 4):
+        for sigma in (0.1, 0.2):
+            exact = theory.softmax_moments(sigma, positions).entropy
+            remainders[order, sigma] = exact - theory.entropy_expansion(sigma, positions, order)
+    assert remainders[2, 0.2] / remainders[2, 0.1] == pytest.approx(2**4, rel=0.1)
+    if positions <= 20:  # beyond, the remainder of order 6 drowns in rounding
+        assert remainders[4, 0.2] / remainders[4, 0.1] == pytest.approx(2**6, rel=0.2)
+    coefficient = 3 * (positions - 1) / (4 * positions**2)
+    assert remainders[2, 0.1] / 0.1**4 == pytest.approx(coefficient, rel=0.1)
+
+
+def test_the_expansion_by_hand() -> None:
+    assert theory.entropy_expansion(0.2, 2) == pytest.approx(math.log(2) - 0.25 * 0.04)
+    assert theory.entropy_expansion(0.2, 2, 4) == pytest.approx(math.log(2) - 0.01 + 3 / 16 * 0.0016)
+    assert theory.collapse_sigma(200) ** 2 == pytest.approx(2 * math.log(200))
+    with pytest.raises(ValueError, match="order must be 2 or 4, got 3"):
+        theory.entropy_expansion(0.2, 2, 3)
+    with pytest.raises(ValueError, match="must be positive, got 0"):
+        theory.softmax_moments(0.0, 2)
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        theory.softmax_moments(1.0, 0)
+
+
+def test_many_positions_follow_the_random_energy_model() -> None:
+    """log N - sigma^2 / 2 below sqrt(2 log N), next to nothing far above it."""
+    for positions in (200, 768):
+        critical = theory.collapse_sigma(positions)
+        below = theory.softmax_moments(0.4 * critical, positions).entropy
+        assert below == pytest.approx(math.log(positions) - (0.4 * critical) ** 2 / 2, rel=0.02)
+        assert theory.softmax_moments(4 * critical, positions).entropy < 0.1 * math.log(positions)
+
+
+@pytest.mark.parametrize(("positions", "sigma"), [(3, 0.7), (20, 2.0), (50, 6.0)])
+def test_drawn_rows_agree_with_the_quadrature(positions: int, sigma: float) -> None:
+    sample = sampling.sample_softmax(sigma, positions, 20_000, np.random.default_rng(5))
+    exact = theory.softmax_moments(sigma, positions)
+    for drawn, expected in (
+        (sample.entropy, exact.entropy),
+        (sample.slope, exact.derivative),
+        (sample.squares, exact.second_moment),
+        (sample.variance, exact.second_moment - exact.squared_mean),
+    ):
+        assert abs(drawn.mean - expected) < 4.5 * drawn.error
+        assert 0 < drawn.error < 0.05 * max(abs(expected), 0.1)
+
+
+def test_a_sample_is_what_plain_loops_make_of_the_same_draws() -> None:
+    sigma, positions, draws = 1.3, 4, 7
+    normal = np.random.default_rng(9).standard_normal((draws, positions))
+    entropies, variances = [], []
+    for row in normal.tolist():
+        z = [sigma * x for x in row]
+        total = sum(math.exp(x) for x in z)
+        p = [math.exp(x) / total for x in z]
+        entropies.append(-sum(x * math.log(x) for x in p))
+        mean = sum(a * b for a, b in zip(z, p, strict=True))
+        variances.append(sum(b * (a - mean) ** 2 for a, b in zip(z, p, strict=True)))
+    sample = sampling.sample_softmax(sigma, positions, draws, np.random.default_rng(9))
+    assert sample.entropy.mean == pytest.approx(sum(entropies) / draws)
+    assert sample.variance.mean == pytest.approx(sum(variances) / draws)
+    spread = math.sqrt(sum((h - sum(entropies) / draws) ** 2 for h in entropies) / (draws - 1))
+    assert sample.entropy.error == pytest.approx(spread / math.sqrt(draws))
+
+
+def test_chunks_cover_all_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = sampling.sample_softmax(1.0, 10, 103, np.random.default_rng(2)).entropy
+    monkeypatch.setattr(sampling, "CHUNK", 100)
+    again = sampling.sample_softmax(1.0, 10, 103, np.random.default_rng(2)).entropy
+    assert (again.mean, again.error) == pytest.approx((whole.mean, whole.error))
+
+
+# ReLU kernel ------------------------------------------------------------------------------------------------------
+
+
+def test_relu_moments_by_plain_draws() -> None:
+    """The variance over the keys of one query, over (D mu)^2: pi (pi - 1) / D, not the printed (pi^2 - 1) / D."""
+    draw = random.Random(3)
+    dims, squares = 6, []
+    for _ in range(400):
+        query = [max(draw.gauss(0, 1), 0) for _ in range(dims)]
+        t = [sum(q * max(draw.gauss(0, 1), 0) for q in query) for _ in range(400)]
+        mean = sum(t) / len(t)
+        squares.append(sum((x - mean) ** 2 for x in t) / len(t))
+    ratio = sum(squares) / len(squares) / (dims / (2 * math.pi)) ** 2 * dims
+    assert ratio == pytest.approx(theory.RELU_VARIANCE, rel=0.1)
+    assert pytest.approx(math.pi * (math.pi - 1)) == theory.RELU_VARIANCE
+    assert theory.RELU_VARIANCE_PRINTED / theory.RELU_VARIANCE == pytest.approx((math.pi + 1) / math.pi)
+
+
+def test_relu_entropy_for_many_dimensions() -> None:
+    sample = sampling.sample_relu(256, 20, 4000, np.random.default_rng(1))
+    derived, printed = theory.relu_entropy(256, 20), theory.relu_entropy_printed(256, 20)
+    assert abs(sample.entropy.mean - derived) < 3 * sample.entropy.error + 4 / 256**2
+    assert abs(sample.entropy.mean - printed) > 10 * sample.entropy.error
+    assert sample.square.mean * 256 == pytest.approx(0.95 * theory.RELU_VARIANCE, rel=0.02)
+
+
+@pytest.mark.parametrize(("dims", "positions"), [(1, 1), (1, 2), (2, 1), (3, 20)])
+def test_undefined_relu_rows(dims: int, positions: int) -> None:
+    """By hand: D = N = 1 is defined if both numbers are positive, a quarter; D = 1, N = 2: 1 - (1/2)(3/4) = 5/8."""
+    known = {(1, 1): 3 / 4, (1, 2): 5 / 8, (2, 1): 9 / 16, (3, 20): ((1 + 2**-20) / 2) ** 3}
+    assert theory.relu_undefined(dims, positions) == pytest.approx(known[dims, positions])
+    sample = sampling.sample_relu(dims, positions, 20_000, np.random.default_rng(4)).undefined
+    assert abs(sample.mean - known[dims, positions]) < 4.5 * sample.error
+
+
+def test_relu_entropy_does_not_depend_on_sigma() -> None:
+    found = [sampling.sample_relu(8, 20, 200, np.random.default_rng(6), s).entropy.mean for s in (1.0, 0.01, 300.0)]
+    assert found == pytest.approx([found[0]] * 3, rel=1e-12)
+
+
+def test_a_relu_row_is_not_lipschitz() -> None:
+    """The example of docs/variance_sensitivity.md: keys (1, 0), (0, 1); dp_1/dq_1 = q_2 / (q_1 + q_2)^2."""
+    from aero.attention import CORES
+
+    for size in (1.0, 1e-2):
+        query = torch.tensor([[size, size]], dtype=torch.float64, requires_grad=True)
+        CORES["relu"].probabilities(query, torch.eye(2, dtype=torch.float64))[0, 0].backward()
+        assert query.grad[0, 0].item() == pytest.approx(1 / (4 * size), rel=1e-3)
+
+
+# Norms, entropies, bounds -----------------------------------------------------------------------------------------
+
+
+def test_ranges_by_hand() -> None:
+    assert theory.visible_keys("full", 3).tolist() == [3, 3, 3]
+    assert theory.visible_keys("causal", 3).tolist() == [1, 2, 3]
+    assert theory.visible_keys("window", 5, window=1).tolist() == [2, 3, 3, 3, 2]
+    assert theory.norm_range(theory.visible_keys("full", 20)) == pytest.approx((1, math.sqrt(20)))
+    assert theory.norm_range(theory.visible_keys("causal", 3)) == pytest.approx((math.sqrt(11 / 6), math.sqrt(3)))
+    assert theory.entropy_maximum(theory.visible_keys("full", 20)) == pytest.approx(math.log(20))
+    assert theory.entropy_maximum(theory.visible_keys("causal", 4)) == pytest.approx(math.log(24) / 4)
+    with pytest.raises(ValueError, match="unknown mask 'both'"):
+        theory.visible_keys("both", 4)
+
+
+@pytest.mark.parametrize("mask", ["full", "causal", "window"])
+def test_no_attention_matrix_leaves_its_range(mask: str) -> None:
+    """Random rows of every sharpness; uniform and one-hot rows reach both ends."""
+    positions, generator = 12, torch.Generator().manual_seed(1)
+    index = torch.arange(positions)
+    seen = torch.ones(positions, positions, dtype=torch.bool)
+    if mask == "causal":
+        seen = seen.tril()
+    if mask == "window":
+        seen = (index[:, None] - index).abs() <= 3
+    keys = theory.visible_keys(mask, positions, window=3)
+    assert seen.sum(-1).tolist() == keys.tolist()
+    least, greatest = theory.norm_range(keys)
+    for sharpness in (0.0, 0.1, 1.0, 10.0, 1000.0):
+        logits = sharpness * torch.randn(50, positions, positions, dtype=torch.float64, generator=generator)
+        p = logits.masked_fill(~seen, -math.inf).softmax(-1)
+        norms = torch.linalg.matrix_norm(p)
+        entropies = -torch.special.xlogy(p, p).sum(-1).mean(-1)
+        assert ((norms >= least - 1e-12) & (norms <= greatest + 1e-12)).all()
+        assert ((entropies >= -1e-12) & (entropies <= theory.entropy_maximum(keys) + 1e-12)).all()
+        assert (norms >= math.sqrt(positions) * (-entropies / 2).exp() - 1e-12).all()
+        if not sharpness:
+            assert norms[0].item() == pytest.approx(least)
+    assert norms[0].item() == pytest.approx(greatest, rel=1e-3)
+
+
+@pytest.mark.parametrize("positions", [2, 5, 30])
+def test_no_row_leaves_the_bounds_of_its_entropy(positions: int) -> None:
+    generator = np.random.default_rng(8)
+    p = np.concatenate([generator.dirichlet(np.full(positions, a), 300) for a in (0.05, 0.3, 1.0, 20.0)])
+    entropies = -np.sum(p * np.log(np.where(p > 0, p, 1)), -1)
+    norms = np.linalg.norm(p, axis=-1)
+    for entropy, norm in zip(entropies, norms, strict=True):
+        assert theory.least_row_norm(entropy) - 1e-9 <= norm <= theory.greatest_row_norm(entropy, positions) + 1e-9
+    peaked = np.array([0.6] + [0.4 / (positions - 1)] * (positions - 1))  # lies on the upper boundary
+    entropy = -np.sum(peaked * np.log(peaked))
+    assert theory.greatest_row_norm(entropy, positions) == pytest.approx(np.linalg.norm(peaked))
+    assert theory.least_row_norm(math.log(positions)) == pytest.approx(1 / math.sqrt(positions))
+    assert theory.greatest_row_norm(0.0, positions) == pytest.approx(1)
+    with pytest.raises(ValueError, match="not within"):
+        theory.greatest_row_norm(math.log(positions) + 0.1, positions)
+
+
+def test_dirichlet_means_by_hand_and_by_draws() -> None:
+    """Dirichlet(1, 1) is uniform on [0, 1]: E H = 1/2, E |p|^2 = 2/3."""
+    assert theory.dirichlet_entropy(1.0, 2) == pytest.approx(0.5)
+    assert theory.dirichlet_square(1.0, 2) == pytest.approx(2 / 3)
+    entropies, norms = sampling.sample_dirichlet(0.1, 50, 4000, np.random.default_rng(2))
+    entropy, square = sampling.estimate(entropies), sampling.estimate(norms**2)
+    assert abs(entropy.mean - theory.dirichlet_entropy(0.1, 50)) < 4.5 * entropy.error
+    assert abs(square.mean - theory.dirichlet_square(0.1, 50)) < 4.5 * square.error
+
+
+@pytest.mark.parametrize(("bound", "positions"), [(0.5, 2), (2.0, 3), (3.0, 4)])
+def test_least_entropy_of_bounded_logits(bound: float, positions: int) -> None:
+    """Against every corner of the box, and random points inside it."""
+    corners = torch.cartesian_prod(*[torch.tensor([-bound, bound], dtype=torch.float64)] * positions)
+    inside = bound * (2 * torch.rand(3000, positions, dtype=torch.float64) - 1)
+
+    def entropy(z: torch.Tensor) -> torch.Tensor:
+        p = z.softmax(-1)
+        return -torch.special.xlogy(p, p).sum(-1)
+
+    assert theory.least_entropy(bound, positions) == pytest.approx(entropy(corners).min().item())
+    assert entropy(inside).min() >= theory.least_entropy(bound, positions)
+
+
+def test_controlled_logits_have_the_variance_that_was_asked_for() -> None:
+    for sigma in (0.5, 3.0):
+        sample = sampling.sample_controlled("softmax", sigma, 100, 16, 6, seed=1)
+        # Definition 5.2 divides by N, and N keys have N - 1 degrees of freedom.
+        assert abs(sample.variance.mean - 0.99 * sigma**2) < 5 * sample.variance.error
+        expected = theory.softmax_moments(sigma, 100).entropy
+        assert abs(sample.entropy.mean - expected) < 5 * sample.entropy.error + 0.02
+        assert sample.weights.sum() == pytest.approx(1)
+    flat = [sampling.sample_controlled("relu", s, 100, 16, 3, seed=1).entropy.mean for s in (0.5, 8.0)]
+    assert flat[0] == pytest.approx(flat[1], rel=1e-4)  # up to the kernel's epsilon

@@ -31,7 +31,9 @@ for Implementing Homomorphic Encryption", IACR ePrint 2024/463; the HomomorphicE
 SENT_BITS = 48
 """The highest bits of b, which are sent: 6 bytes an entry. What is cut off is part of the error."""
 SCALE_BITS = 39
-"""Modulo 2^64, x_t is 2^39 times as large as in fixed point."""
+TRUNCATIONS = (16, 16, 7)
+"""Modulo 2^64, x_t is 2^39 times as large as in fixed point; SPU takes that away by public factors 2^-16, 2^-16, 2^-7.
+With a smaller one SPU would multiply by 2^18 first, for which the ring has no room."""
 HINT_SLICE, TOKENS_AT_ONCE = 1024, 16
 """Rows of the hint in one product of SPU's, for the sake of its memory; tokens in a message of queries, 4.8 MB where
 there are 50,257 entries."""
@@ -147,10 +149,11 @@ def error_of(table: np.ndarray, fraction_bits: int) -> float:
 
 def check(table: np.ndarray, fraction_bits: int = 18) -> None:
     """OverBudget unless the errors stay within ERROR_BUDGET and the entries within what SPU truncates: 2^62."""
-    most = 2.0 ** (_RING_BITS - 2 - SCALE_BITS - fraction_bits)
+    first_factor = fraction_bits - TRUNCATIONS[0]  # 2^-16 is this power of two in fixed point
+    most = 2.0 ** (_RING_BITS - 2 - SCALE_BITS - fraction_bits - first_factor)
     largest, error = float(np.abs(table).max(initial=0.0)), error_of(table, fraction_bits)
     remedy = "compute without lattice_lookup (program tuned-lattice_lookup)"
-    if largest > most - 1:
+    if largest > 0.99 * most:
         raise OverBudget(f"the embedding has an entry of {largest:.3g}, a lookup holds less than {most:g}; {remedy}")
     if error > ERROR_BUDGET:
         raise OverBudget(

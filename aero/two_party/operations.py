@@ -54,14 +54,13 @@ def embedding_lookup(one_hot: Array, table: Array) -> Array:
     """Rows of the embedding table, one-hot (T, V) times (V, d), by encrypted queries (`aero.two_party.lookup`).
 
     What is left for SPU is a product n deep with the server's matrix, and truncations by the 39 bits that a row comes
-    larger: public factors of 2^-18 are truncations alone.
+    larger.
     """
     secrets, hint, masked = shares.lattice_query(one_hot, table)
     edges = range(0, lookup.DEGREE, lookup.HINT_SLICE)
     parts = [secrets[:, low : low + lookup.HINT_SLICE] @ hint[low : low + lookup.HINT_SLICE] for low in edges]
     x = shares.unmasked(masked, sum(parts[1:], parts[0]))
-    truncations = [18] * (lookup.SCALE_BITS // 18) + [lookup.SCALE_BITS % 18]
-    for index, bits in enumerate(truncations):
+    for index, bits in enumerate(lookup.TRUNCATIONS):
         x = (shares.apart(x) if index else x) * np.float32(2.0**-bits)
     return x
 

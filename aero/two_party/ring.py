@@ -41,7 +41,6 @@ def share_of(values: np.ndarray, shape: Sequence[int], dtype: Any, owner: int | 
     """This party's part of a value of dtype bool, int32 or float32, as SPU takes it.
 
     values: ring elements, for bool the xor share of each bit. Integers may be any of the ring, whatever their dtype.
-
     owner: the party that holds the value in the clear, the other's elements being zeros; None: secret.
     """
     from spu import libspu

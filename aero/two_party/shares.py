@@ -141,7 +141,7 @@ def unmasked(masked: Array, product: Array) -> Array:
 
 def apart(x: Array) -> Array:
     """The secret x as it is. SPU does not see what comes before: it would multiply two public factors beforehand, and
-    2^-18 times 2^-18 is 0 in its fixed point."""
+    2^-16 times 2^-16 is 0 in its fixed point."""
     return _on_shares.bind(x, step="apart")[0]
 
 

@@ -16,7 +16,7 @@ from aero.two_party.program import operations
 Measured = Mapping[tuple[str, str], Measurement]
 
 
-PARTS = {"embedding_slice": "embedding", "vocabulary_slice": "head"}
+PARTS = {"embedding_slice": "embedding", "embedding_lookup": "embedding", "vocabulary_slice": "head"}
 
 
 def compose(

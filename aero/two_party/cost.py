@@ -28,7 +28,11 @@ FILES = (
     "runs/two_party/all_ops.csv",
     "runs/two_party/ops.csv",
 )
-PARTS = {"embedding_slice": "embedding", "vocabulary_slice": "vocabulary projection"}
+PARTS = {
+    "embedding_slice": "embedding",
+    "embedding_lookup": "embedding",
+    "vocabulary_slice": "vocabulary projection",
+}
 BLOCKS = "blocks"
 
 

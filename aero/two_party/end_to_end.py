@@ -114,7 +114,7 @@ def forward_task(party: Party, given: dict[str, Any]) -> dict[str, Any]:
     for name in names:
         held = weights[name] if party.rank == SERVER else None
         party.put(f"w.{name}", held, shapes[name], owner=SERVER, from_rank=SERVER)
-    function = question.function(names)
+    function, inputs = question.function(names), [*(f"w.{name}" for name in names), "one_hot"]
     profiles, logits = [], []
     for index in range(given["prompts"]):
         one_hot = None
@@ -122,16 +122,17 @@ def forward_task(party: Party, given: dict[str, Any]) -> dict[str, Any]:
             one_hot = one_hot_rows(given["ids"][index], question.model_config.vocabulary)
         shape = (question.tokens, question.model_config.vocabulary)
         party.put("one_hot", one_hot, shape, owner=CLIENT, from_rank=CLIENT)
-        profiles.append(party.run(function, [*(f"w.{name}" for name in names), "one_hot"], ["logits"]))
+        party.prepare(function, inputs, ["logits"])
+        profiles.append(party.run(function, inputs, ["logits"]))
         logits.append(party.reveal("logits", to=CLIENT))
     alone: dict[Operation, float] = {}
     for operation in given.get("operations", ()):
-        inputs, alone_function = place(party, operation), operation.function()
-        profiles_alone = [party.run(alone_function, inputs, ["y"]) for _ in range(given["runs"])]
+        placed, alone_function = place(party, operation), operation.function()
+        profiles_alone = [party.run(alone_function, placed, ["y"]) for _ in range(given["runs"])]
         # A refill of oblivious transfers falls into some run or other, and products of few elements come from a stock
         # of 8,192, refilled when it is used up: their share shows in a mean, and where they weigh, of more runs.
         if profiles_alone and profiles_alone[0].bytes < FEW_BYTES:
-            profiles_alone += [party.run(alone_function, inputs, ["y"]) for _ in range(2 * given["runs"])]
+            profiles_alone += [party.run(alone_function, placed, ["y"]) for _ in range(2 * given["runs"])]
         alone[operation] = fmean(profile.bytes for profile in profiles_alone)
     return {"profiles": profiles, "logits": logits, "alone": alone}
 

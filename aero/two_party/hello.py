@@ -40,8 +40,9 @@ AGREED = ("field", "fraction_bits", "mul_lsb_error", "broadcast_denominator", "c
 class Description(PublicModel):
     """All that a server publishes: what the program computes.
 
-    One part of it depends on the weights' values: where `program` names the layers before which the residual stream is
-    put back into its own basis (`aero.two_party.weights.within_budget`).
+    One part of it depends on the weights' values: `program` names the layers before which the residual stream is put
+    back into its own basis, and leaves out a lookup that the embedding is too large for
+    (`aero.two_party.weights.within_budget`).
 
     architecture: as it is at inference. config: the sizes and switches of `ModelConfig` that matter then. protocol: the
     `Settings` on which both must agree. tokenizer_sha256: of the published tokenizer.

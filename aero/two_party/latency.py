@@ -43,7 +43,7 @@ REFILL = "refill"
 REFILL_MESSAGES = 1281
 """Messages of one new stock of oblivious transfers: SPU's Ferret sends one for each of 1,280 trees, and one more."""
 
-_MATRICES = frozenset({"linear", "embedding_slice", "vocabulary_slice", "scores", "mix"})
+_MATRICES = frozenset({"linear", "embedding_slice", "embedding_lookup", "vocabulary_slice", "scores", "mix"})
 # Comparisons that use up a stock in three or four runs.
 _USES_TRANSFERS = Operation("relu", ((64, 256),))
 _REFILL_RUNS = 10

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from aero.two_party import nonlinear
+from aero.two_party import lookup, nonlinear, shares
 
 Owner = Literal["secret", "server", "client"]
 Shape = tuple[int, ...]
@@ -47,6 +47,22 @@ def _kind(*owners: Owner) -> Callable[[Callable[..., Array]], Callable[..., Arra
 def embedding_slice(one_hot: Array, table: Array) -> Array:
     """Rows of a slice of the embedding table: one-hot (T, v) times (v, d)."""
     return one_hot @ table
+
+
+@_kind("client", "server")
+def embedding_lookup(one_hot: Array, table: Array) -> Array:
+    """Rows of the embedding table, one-hot (T, V) times (V, d), by encrypted queries (`aero.two_party.lookup`).
+
+    What is left for SPU is a product n deep with the server's matrix, and truncations by the 39 bits that a row comes
+    larger.
+    """
+    secrets, hint, masked = shares.lattice_query(one_hot, table)
+    edges = range(0, lookup.DEGREE, lookup.HINT_SLICE)
+    parts = [secrets[:, low : low + lookup.HINT_SLICE] @ hint[low : low + lookup.HINT_SLICE] for low in edges]
+    x = shares.unmasked(masked, sum(parts[1:], parts[0]))
+    for index, bits in enumerate(lookup.TRUNCATIONS):
+        x = (shares.apart(x) if index else x) * np.float32(2.0**-bits)
+    return x
 
 
 @_kind("secret", "server")

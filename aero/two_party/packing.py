@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from aero.two_party import lookup
+
 SLOTS = 8192
 _MAXIMUM = ("softmax", "exponentials")
 _ONE_PRODUCT = ("linear", "embedding_slice", "vocabulary_slice")
@@ -64,6 +66,8 @@ def features(operation: Sized) -> dict[str, tuple[float, ...]]:
 
     The rounds of a maximum grow with the logarithm of the entries it is taken over; all others have a fixed number.
     """
+    if operation.kind == "embedding_lookup":
+        return _lookup_features(operation)
     products = _products(operation)
     if products is not None:
         many, rows, inner, columns = products
@@ -92,6 +96,23 @@ def features(operation: Sized) -> dict[str, tuple[float, ...]]:
         "messages": bytes_,
         "seconds": (1.0, entries, rows),
         "rounds": (1.0, deep),
+    }
+
+
+def _lookup_features(operation: Sized) -> dict[str, tuple[float, ...]]:
+    """Products of the client's secrets with slices of the server's hint, the queries, and truncations of the result."""
+    (tokens, vocabulary), (_, width) = operation.shapes
+    one, many = ciphertexts(tokens, lookup.HINT_SLICE, width), lookup.DEGREE // lookup.HINT_SLICE
+    sending, answering = (many * one.sent, 0, 0), (0, many * one.packed, many * one.bare)
+    client, server = (sending, answering) if one.left else (answering, sending)
+    results, queries = tokens * width, tokens * vocabulary
+    crossing = tuple(a + b for a, b in zip(sending, answering, strict=True))
+    return {
+        "bytes_sent_client": (1.0, *client, results, queries),
+        "bytes_sent_server": (1.0, *server, results),
+        "messages": (1.0, *crossing, results, math.ceil(tokens / lookup.TOKENS_AT_ONCE)),
+        "seconds": (1.0, many * one.multiplied, many * one.turned, queries, queries * width),
+        "rounds": (1.0,),
     }
 
 

@@ -1,8 +1,9 @@
 """One party of a private run, inside its own process: its shares, its link to the other party, its SPU runtime.
 
 What goes over the link besides the protocol's own messages: a secret share of each input that is not held in the
-clear by one party, and the share of each output, in the one direction that `reveal` names. A share of a secret is
-uniformly random to whoever lacks the other one. Nothing received is ever unpickled.
+clear by one party, the client's encrypted queries where a program has them (`aero.two_party.lookup`), and the share of
+each output, in the one direction that `reveal` names. A share of a secret is uniformly random to whoever lacks the
+other one. Nothing received is ever unpickled.
 """
 
 from __future__ import annotations
@@ -53,6 +54,9 @@ class Party:
         self._held: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
         self._code: dict[tuple, tuple[str, bytes]] = {}
         self._plans: dict[tuple, Plan | None] = {}
+        # Inputs that one party has in the clear, as it put them (None at the other), and what steps have made of them.
+        self._in_the_clear: dict[str, np.ndarray | None] = {}
+        self._prepared: dict[tuple[str, str], Any] = {}
         self._other = SERVER if rank == CLIENT else CLIENT
         description = libspu.link.Desc()
         for name, address in zip(NAMES, addresses, strict=True):
@@ -118,6 +122,9 @@ class Party:
             raise ValueError(f"{name}: give the array at the party of rank {from_rank} and None at the other")
         if array is not None:
             array = self._checked(name, array, shape, dtype)
+        self._forget(name)
+        if owner is not None:
+            self._in_the_clear[name] = array
         rank = owner if owner is not None and self.settings.colocated else -1
         if array is None and rank < 0:
             share = self._receive(name, shape, dtype)
@@ -160,9 +167,7 @@ class Party:
                 if isinstance(part, Segment):
                     profiles.append(self._run_whole(part.function, part.inputs, part.outputs))
                 else:
-                    began = time.monotonic()
-                    self._on_share(part)
-                    profiles.append(Profile(0, 0, 0, 0, time.monotonic() - began, ()))
+                    profiles.append(self._on_shares(part))
                 for old in unneeded:
                     self.drop(old)
             profile = together(profiles)
@@ -197,18 +202,61 @@ class Party:
             self._plans[key] = plan(function, arguments, inputs, outputs)
         return self._plans[key]
 
-    def _on_share(self, part: ShareStep) -> None:
-        """Take a step on this party's share, alone."""
-        from aero.two_party.shares import STEPS
+    def prepare(self, function: Callable[..., Any], inputs: Sequence[str], outputs: Sequence[str]) -> float:
+        """Make what `run` of the same needs of the server's own inputs alone; returns the seconds until both have it.
 
-        step, (shape, _) = STEPS[part.step], self._held[part.input]
-        own = ring_elements(self._runtime.get_var(part.input), FIELD_BITS[self.settings.field])
-        results = step.of_share(self.rank, own, self.settings.fraction_bits)
-        for output, values, (dtype, owner) in zip(part.outputs, results, step.results, strict=True):
+        It is kept until that input is put anew or dropped. Without this call the first `run` makes it.
+        """
+        from aero.two_party.shares import ShareStep
+
+        plan, known, began = self._planned(function, inputs, outputs), len(self._prepared), time.monotonic()
+        for part in plan.parts if plan is not None else ():
+            if isinstance(part, ShareStep):
+                self._prepare(part)
+        if len(self._prepared) > known:
+            self.barrier()
+        return time.monotonic() - began
+
+    def _prepare(self, part: ShareStep) -> Any:
+        """What the step makes of its last input, None for a step that makes nothing."""
+        from aero.two_party.shares import STEPS, Hand
+
+        make, name = STEPS[part.step].prepare, part.inputs[-1]
+        if make is None:
+            return None
+        for each in part.inputs:
+            if each not in self._in_the_clear:
+                raise ValueError(f"{each}: no party has it in the clear, as the step {part.step} needs it")
+        key = part.step, name
+        if key not in self._prepared:
+            hand = Hand(self.rank, self.settings.fraction_bits, self.settings.field)
+            self._prepared[key] = make(hand, self._in_the_clear[name])
+        return self._prepared[key]
+
+    def _on_shares(self, part: ShareStep) -> Profile:
+        """Take a step on this party's shares; its profile tells of messages that are not SPU's."""
+        from aero.two_party.shares import STEPS, Hand
+
+        step, messages = STEPS[part.step], _Messages(self, part.step)
+        hand = Hand(
+            self.rank, self.settings.fraction_bits, self.settings.field, send=messages.send, receive=messages.receive
+        )
+        prepared, began = self._prepare(part), time.monotonic()
+        shapes = [self._held[name][0] for name in part.inputs]
+        if step.prepare is not None:
+            clear = [self._in_the_clear[name] for name in part.inputs[:-1]]
+            results = step.of_shares(hand, *clear, prepared, shapes)
+        else:
+            bits = FIELD_BITS[self.settings.field]
+            results = step.of_shares(hand, *(ring_elements(self._runtime.get_var(n), bits) for n in part.inputs))
+        for output, values, shape, (dtype, owner) in zip(
+            part.outputs, results, step.shapes(*shapes), step.results, strict=True
+        ):
             owner = owner if self.settings.colocated else None
             with self._step(f"storing {output}"):
                 self._runtime.set_var(output, share_of(values, shape, dtype, owner, self.settings.field))
             self._held[output] = (shape, np.dtype(dtype))
+        return messages.profile(time.monotonic() - began)
 
     def reveal(self, name: str, to: int) -> np.ndarray | None:
         """The values of `name` at the party of rank `to`, None at the other, which sends its share and gets nothing."""
@@ -229,7 +277,14 @@ class Party:
         """Free the variable; ValueError if there is none."""
         if self._held.pop(name, None) is None:
             raise ValueError(f"{name}: no such variable at the {self.name}")
+        self._forget(name)
         self._runtime.del_var(name)
+
+    def _forget(self, name: str) -> None:
+        """Keep no longer what was put as `name`, nor what was made of it."""
+        self._in_the_clear.pop(name, None)
+        for key in [key for key in self._prepared if key[1] == name]:
+            del self._prepared[key]
 
     def barrier(self) -> None:
         """Wait until both parties are here."""
@@ -364,6 +419,34 @@ class Party:
                     f"raise receive_timeout_s if it only computes for so long (SPU: {said})"
                 ) from error
             raise
+
+
+class _Messages:
+    """Messages of a step, counted as SPU counts its own."""
+
+    def __init__(self, party: Party, step: str) -> None:
+        self._party, self._name = party, step
+        self._sent: list[int] = []
+        self._received: list[int] = []
+
+    def send(self, message: bytes) -> None:
+        self._sent.append(len(message))
+        with self._party._step(f"sending a message of {self._name}"):
+            self._party._link.send(self._party._other, message)
+
+    def receive(self, size: int) -> bytes:
+        """The next message; TwoPartyError unless it has `size` bytes."""
+        with self._party._step(f"waiting for a message of {self._name}"):
+            message = self._party._link.recv(self._party._other)
+        if len(message) != size:
+            raise TwoPartyError(
+                f"{self._name}: the other party sent {len(message)} bytes, not {size}; do both run the same program?"
+            )
+        self._received.append(size)
+        return message
+
+    def profile(self, seconds: float) -> Profile:
+        return Profile(sum(self._sent), sum(self._received), len(self._sent), len(self._received), seconds, ())
 
 
 def _numpy_type(meta: Any) -> np.dtype:

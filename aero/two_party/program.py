@@ -18,6 +18,7 @@ from jax import Array
 
 from aero.architecture import Architecture
 from aero.model import ModelConfig
+from aero.two_party.lookup import LEAST_VOCABULARY
 from aero.two_party.operations import Operation, call, trace
 from aero.two_party.savings import Savings, chosen
 from aero.two_party.weights import weight_shapes
@@ -38,7 +39,7 @@ def forward(
     """Logits (V,) after the last of the T tokens in `one_hot` (T, V). `run` computes or records each operation."""
     savings, _ = chosen(program)
     tokens = one_hot.shape[0]
-    x = embed(run, weights["token_embedding"], one_hot)  # (T, d)
+    x = embed(run, savings, weights["token_embedding"], one_hot)  # (T, d)
     if "position_embedding" in weights:
         x = x + weights["position_embedding"][:tokens]
     block = _he_hofmann if architecture.block == "he_hofmann" else _pre_ln
@@ -64,8 +65,13 @@ def project(run: Call, x: Array, head: Array) -> Array:
     return jnp.concatenate(parts, 1)[0]
 
 
-def embed(run: Call, table: Array, one_hot: Array) -> Array:
-    """One-hot (T, V) times the table (V, d), in slices of the vocabulary: whole, it needs too much memory."""
+def embed(run: Call, savings: Savings, table: Array, one_hot: Array) -> Array:
+    """One-hot (T, V) times the table (V, d): a lookup, or in slices of the vocabulary; whole, it needs too much memory.
+
+    A lookup is cheaper from LEAST_VOCABULARY entries on, whatever T and d.
+    """
+    if "lattice_lookup" in savings and table.shape[0] >= LEAST_VOCABULARY:
+        return run("embedding_lookup", one_hot, table)
     edges = [*range(0, table.shape[0], SLICE), table.shape[0]]
     parts = [
         run("embedding_slice", one_hot[:, low:high], table[low:high])

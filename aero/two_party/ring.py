@@ -15,7 +15,7 @@ import numpy as np
 _VARINT, _BYTES = 0, 2
 _TOTAL, _OFFSET, _CONTENT = 1, 2, 3
 _DATA_TYPE, _VISIBILITY, _SHAPE, _STORAGE, _DIMS = 1, 3, 4, 5, 1
-_I1, _F32 = 1, 11
+_DATA_TYPES = {np.dtype(np.bool_): 1, np.dtype(np.int32): 6, np.dtype(np.float32): 11}
 _SECRET, _PRIVATE = 1, 3
 
 
@@ -38,8 +38,9 @@ def ring_elements(share: Any, bits: int) -> np.ndarray:
 
 
 def share_of(values: np.ndarray, shape: Sequence[int], dtype: Any, owner: int | None, field: str) -> Any:
-    """This party's part of a value, as SPU takes it. values: ring elements, for bool the xor share of each bit.
+    """This party's part of a value of dtype bool, int32 or float32, as SPU takes it.
 
+    values: ring elements, for bool the xor share of each bit. Integers may be any of the ring, whatever their dtype.
     owner: the party that holds the value in the clear, the other's elements being zeros; None: secret.
     """
     from spu import libspu
@@ -52,7 +53,7 @@ def share_of(values: np.ndarray, shape: Sequence[int], dtype: Any, owner: int | 
     dims = b"".join(_varint(int(n)) for n in shape)
     share = libspu.Share()
     share.meta = (
-        _number(_DATA_TYPE, _I1 if boolean else _F32)
+        _number(_DATA_TYPE, _DATA_TYPES[np.dtype(dtype)])
         + _number(_VISIBILITY, visibility)
         + _content(_SHAPE, _content(_DIMS, dims) if dims else b"")
         + _content(_STORAGE, storage.encode())

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 Savings = frozenset[str]
 
 SAVINGS: dict[str, str] = {
+    "lattice_lookup": "large embeddings by encrypted queries (aero.two_party.lookup)",
     "one_qkv": "Q, K and V as one product, 1/sqrt(d_k) inside",
     "folded_norms": "gain and bias of every LayerNorm folded into the product behind it",
     "folded_ffn": "linear feed-forward folded into W_O; the He & Hofmann combination as one product",
@@ -24,7 +25,8 @@ SAVINGS: dict[str, str] = {
     "segmented_gelu": "GELU by two comparisons and a polynomial",
     "last_row": "in the last layer, and behind it, only the last query row",
 }
-"""Exact but for the fixed point: all but split_exponential, which is nearer to exp than SPU's, and segmented_gelu."""
+"""Exact but for the fixed point: all but split_exponential, which is nearer to exp than SPU's, and segmented_gelu.
+lattice_lookup rests on the hardness of learning with errors in rings, as SPU's own products do."""
 
 _PROGRAM = re.compile(r"(as_published|tuned)((?:[+-][a-z_]+)*)(?:@(\d+(?:,\d+)*))?")
 

@@ -11,6 +11,10 @@ bit b_i. Then X = Y_0 + Y_1 if b_0 = b_1 and Y_0 + Y_1 - 16 if not, that is
 
 The powers of Y_i are each party's own, the bits are already shared by xor: one product of a number of the client's with
 one of the server's and two selections give the exponential, where SPU's own takes eight squarings.
+
+Rows of a table. `lattice_query` is a step in which the client also sends something (`aero.two_party.lookup`): its
+encrypted choice of rows. What the server computes of it is 2^39 times as large as the rows, and wrong by a product of
+two matrices that each party has one of; `unmasked` subtracts that.
 """
 
 from __future__ import annotations
@@ -26,12 +30,29 @@ import numpy as np
 from jax import Array
 from jax.interpreters import mlir
 
+from aero.errors import UserError
+from aero.two_party import lookup
 from aero.two_party.settings import CLIENT, SERVER
 
 OCTAVES = 16.0
 """`split_powers` takes X below this."""
+Shape = tuple[int, ...]
 CLIENT_SCALE, SERVER_SCALE = 2.0**13, 2.0**12
 """Factors on 2^-Y_i: at 18 fraction bits their product takes 61 bits of the ring, and is off by below 2^-15 of it."""
+
+
+@dataclass(frozen=True)
+class Hand:
+    """What a step has of the party that takes it: its rank, the fixed point, and the way to the other party.
+
+    receive: takes the number of bytes that the next message must have.
+    """
+
+    rank: int
+    fraction_bits: int = 18
+    field: str = "FM64"
+    send: Callable[[bytes], None] | None = None
+    receive: Callable[[int], bytes] | None = None
 
 
 def split_powers(x: Array) -> tuple[Array, Array, Array]:
@@ -46,25 +67,103 @@ def _split_powers_in_the_clear(x: Array) -> tuple[Array, Array, Array]:
     return CLIENT_SCALE * jnp.exp2(-x), jnp.full_like(x, SERVER_SCALE), jnp.zeros(x.shape, bool)
 
 
-def _split_powers_of_a_share(rank: int, share: np.ndarray, fraction_bits: int) -> tuple[np.ndarray, ...]:
+def _split_powers_of_a_share(hand: Hand, share: np.ndarray) -> tuple[np.ndarray, ...]:
     """The party's parts of the three results: ring elements, for the bit 0 or 1."""
-    low_bits = fraction_bits + 4
+    low_bits = hand.fraction_bits + 4
     remainder = share & np.uint64((1 << low_bits) - 1)
     bit = (share >> np.uint64(low_bits)) & np.uint64(1)
     # Powers are taken in float64: 53 bits, of which at most 32 are used.
-    power = np.exp2(-remainder.astype(np.float64) / (1 << fraction_bits))
-    factor = (CLIENT_SCALE, SERVER_SCALE)[rank] * (1 << fraction_bits)
+    power = np.exp2(-remainder.astype(np.float64) / (1 << hand.fraction_bits))
+    factor = (CLIENT_SCALE, SERVER_SCALE)[hand.rank] * (1 << hand.fraction_bits)
     own = np.rint(power * factor).astype(np.uint64)
-    return (own, np.zeros_like(own), bit) if rank == CLIENT else (np.zeros_like(own), own, bit)
+    return (own, np.zeros_like(own), bit) if hand.rank == CLIENT else (np.zeros_like(own), own, bit)
+
+
+def lattice_query(one_hot: Array, table: Array) -> tuple[Array, Array, Array]:
+    """S (T, n), the client's integers; the server's integers H (n, d); and its own C (T, d) = 2^39 X + S H.
+
+    one_hot (T, V), the client's, and table (V, d), the server's, must be inputs of the program as they are; X is their
+    product. S H is meant modulo the ring. In the clear S and H are zeros.
+    """
+    return tuple(_on_shares.bind(one_hot, table, step="lattice_query"))
+
+
+def _lattice_query_in_the_clear(one_hot: Array, table: Array) -> tuple[Array, Array, Array]:
+    tokens, width = one_hot.shape[0], table.shape[1]
+    zeros = (jnp.zeros(shape, np.int32) for shape in ((tokens, lookup.DEGREE), (lookup.DEGREE, width)))
+    return *zeros, 2.0**lookup.SCALE_BITS * (one_hot @ table)
+
+
+def _lattice_query_shapes(one_hot: Shape, table: Shape) -> tuple[Shape, ...]:
+    (tokens, _), (_, width) = one_hot, table
+    return (tokens, lookup.DEGREE), (lookup.DEGREE, width), (tokens, width)
+
+
+def _lattice_table(hand: Hand, table: np.ndarray | None) -> lookup.Table | None:
+    """What the server makes of its table before a first query."""
+    if hand.field != "FM64" or hand.fraction_bits < 18:
+        raise UserError(
+            f"a lattice lookup needs the ring FM64 and 18 fraction bits or more, not {hand.field} and "
+            f"{hand.fraction_bits}; compute without it (program tuned-lattice_lookup)"
+        )
+    return None if table is None else lookup.Table.of(table, hand.fraction_bits)
+
+
+def _lattice_query_of_a_party(
+    hand: Hand, one_hot: np.ndarray | None, table: lookup.Table | None, shapes: Sequence[Shape]
+) -> tuple[np.ndarray, ...]:
+    """The client sends its queries, some tokens at a time, and the server selects."""
+    (tokens, vocabulary), (_, width) = shapes
+    secrets, hint = np.zeros((tokens, lookup.DEGREE), np.uint64), np.zeros((lookup.DEGREE, width), np.uint64)
+    selected = np.zeros((tokens, width), np.uint64)
+    at_once = lookup.TOKENS_AT_ONCE
+    spans = [slice(low, min(low + at_once, tokens)) for low in range(0, tokens, at_once)]
+    if hand.rank == CLIENT:
+        ids = one_hot.argmax(1)
+        for span in spans:
+            made, query = lookup.encrypt(ids[span], vocabulary)
+            secrets[span] = made.astype(np.uint64)
+            hand.send(query)
+    else:
+        hint = table.hint
+        queries = np.empty((tokens, vocabulary, lookup.SENT_BITS // 8), np.uint8)
+        for span in spans:
+            message = hand.receive(queries[span].size)
+            queries[span] = np.frombuffer(message, np.uint8).reshape(queries[span].shape)
+        selected = table.select(queries)
+    return secrets.ravel(), hint.ravel(), selected.ravel()
+
+
+def unmasked(masked: Array, product: Array) -> Array:
+    """C - S H in fixed point, of the server's C in fixed point and a secret S H of integers; in the clear C."""
+    return _on_shares.bind(masked, product, step="unmasked")[0]
+
+
+def apart(x: Array) -> Array:
+    """The secret x as it is. SPU does not see what comes before: it would multiply two public factors beforehand, and
+    2^-16 times 2^-16 is 0 in its fixed point."""
+    return _on_shares.bind(x, step="apart")[0]
+
+
+def _same_shapes(results: int) -> Callable[..., tuple[Shape, ...]]:
+    return lambda *shapes: (shapes[-1],) * results
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step on shares: what it is in the clear, what a party does, and (dtype, owner or None) of each result."""
+    """A step on shares: what it is in the clear, what a party does, and (dtype, owner or None) of each result.
+
+    of_shares: takes the party's `Hand` and its share of every input as ring elements (n,), and gives its share of every
+    result. shapes: of the results, from those of the inputs.
+    prepare: set for a step on inputs that each party has in the clear. `of_shares` then takes these as they were put,
+    None at the other party, the last one as `prepare` makes it once of it, and at the end the shapes of all.
+    """
 
     clear: Callable[..., tuple[Array, ...]]
-    of_share: Callable[[int, np.ndarray, int], tuple[np.ndarray, ...]]
+    of_shares: Callable[..., tuple[np.ndarray, ...]]
     results: tuple[tuple[Any, int | None], ...]
+    shapes: Callable[..., tuple[Shape, ...]]
+    prepare: Callable[[Hand, np.ndarray | None], Any] | None = None
 
 
 STEPS = {
@@ -72,14 +171,36 @@ STEPS = {
         _split_powers_in_the_clear,
         _split_powers_of_a_share,
         ((np.float32, None), (np.float32, SERVER), (np.bool_, None)),
-    )
+        _same_shapes(3),
+    ),
+    "lattice_query": Step(
+        _lattice_query_in_the_clear,
+        _lattice_query_of_a_party,
+        ((np.int32, CLIENT), (np.int32, SERVER), (np.float32, None)),
+        _lattice_query_shapes,
+        _lattice_table,
+    ),
+    "unmasked": Step(
+        lambda masked, product: (masked,),
+        lambda hand, masked, product: (masked - product,),
+        ((np.float32, None),),
+        _same_shapes(1),
+    ),
+    "apart": Step(lambda x: (x,), lambda hand, share: (share,), ((np.float32, None),), _same_shapes(1)),
 }
 
 _on_shares = jax.extend.core.Primitive("on_shares")
 _on_shares.multiple_results = True
-_on_shares.def_impl(lambda x, step: STEPS[step].clear(x))
-_on_shares.def_abstract_eval(lambda x, step: [jax.core.ShapedArray(x.shape, dtype) for dtype, _ in STEPS[step].results])
-mlir.register_lowering(_on_shares, mlir.lower_fun(lambda x, step: STEPS[step].clear(x), multiple_results=True))
+_on_shares.def_impl(lambda *inputs, step: STEPS[step].clear(*inputs))
+_on_shares.def_abstract_eval(
+    lambda *inputs, step: [
+        jax.core.ShapedArray(shape, dtype)
+        for shape, (dtype, _) in zip(STEPS[step].shapes(*(x.shape for x in inputs)), STEPS[step].results, strict=True)
+    ]
+)
+mlir.register_lowering(
+    _on_shares, mlir.lower_fun(lambda *inputs, step: STEPS[step].clear(*inputs), multiple_results=True)
+)
 
 
 @dataclass(frozen=True)
@@ -93,10 +214,10 @@ class Segment:
 
 @dataclass(frozen=True)
 class ShareStep:
-    """A step that each party takes on its share of `input`."""
+    """A step that each party takes on its shares of `inputs`."""
 
     step: str
-    input: str
+    inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
 
@@ -131,7 +252,7 @@ def plan(
     steps: list[Any] = []
     for equation in jaxpr.eqns:
         if equation.primitive is _on_shares:
-            if equation.invars[0] not in secret:
+            if any(hasattr(variable, "val") or variable not in secret for variable in equation.invars):
                 raise ValueError("a step on shares needs a secret")
             steps.append(equation)
             groups.append([])
@@ -149,7 +270,7 @@ def plan(
     wanted: list[list[Any]] = []  # of each group, what others need of it, in order
     for index, own in enumerate(defined):
         later = [v for e in (e for group in groups[index + 1 :] for e in group) for v in _variables(e.invars)]
-        later += [e.invars[0] for e in steps[index:]]
+        later += [v for e in steps[index:] for v in e.invars]
         if index < len(groups) - 1:
             later += _variables(jaxpr.outvars)
         wanted.append([v for v in dict.fromkeys(later) if v in own])
@@ -164,7 +285,7 @@ def plan(
         if not last:
             equation = steps[index]
             made = tuple(name(v) for v in equation.outvars)
-            parts.append(ShareStep(equation.params["step"], name(equation.invars[0]), made))
+            parts.append(ShareStep(equation.params["step"], tuple(name(v) for v in equation.invars), made))
     return Plan(tuple(parts), _unneeded(parts, set(inputs) | set(outputs)))
 
 
@@ -203,7 +324,7 @@ def _segment(
 
 def _unneeded(parts: Sequence[Segment | ShareStep], kept: set[str]) -> tuple[tuple[str, ...], ...]:
     """After each part, the names that no later one takes."""
-    taken = [set(part.inputs) if isinstance(part, Segment) else {part.input} for part in parts]
+    taken = [set(part.inputs) for part in parts]
     drop: list[tuple[str, ...]] = []
     alive: set[str] = set()
     for index, part in enumerate(parts):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from aero.architecture import Architecture
 from aero.model import GPT, ModelConfig, fold_weight_norm
+from aero.two_party import lookup
 from aero.two_party.savings import Savings, chosen, named
 
 Weights = dict[str, Tensor]
@@ -58,9 +59,7 @@ def folded(architecture: Architecture, config: ModelConfig, state: Mapping[str, 
         raise ValueError(f"{architecture}: a private pass computes softmax attention only; take an SM architecture")
     savings, rebased = chosen(program)
     s = {name: value.detach().double() for name, value in state.items()}
-    weights: Weights = {
-        "token_embedding": s["token_embedding.weight"] * (config.width**0.5 if config.embedding_scale else 1.0)
-    }
+    weights: Weights = {"token_embedding": _token_embedding(s, config)}
     if config.position == "learned":
         weights["position_embedding"] = s["position_embedding.weight"]
     basis: Tensor | None = None
@@ -100,14 +99,21 @@ def within_budget(model: GPT, program: str, budget: float = CONDITION_BUDGET) ->
     """`program` with the layers named before which the residual stream is put back into its own basis.
 
     That is wherever the condition number of the product of absorbed matrices would exceed `budget`: an error of the
-    fixed point grows by about as much. The names are part of what both parties know.
+    fixed point grows by about as much. And without lattice_lookup, where the embedding's entries are too large for it.
+    The name of the program is part of what both parties know.
     """
     savings, _ = chosen(program)
-    if "absorbed_ffn" not in savings:
-        return program
     if model.architecture.weight_norm is not None:
         model = fold_weight_norm(model)
     architecture, state = model.architecture, model.state_dict()
+    if "lattice_lookup" in savings and model.config.vocabulary >= lookup.LEAST_VOCABULARY:
+        try:
+            lookup.check(_token_embedding(state, model.config).numpy())
+        except lookup.OverBudget:
+            savings -= {"lattice_lookup"}
+            program = named(savings, chosen(program)[1])
+    if "absorbed_ffn" not in savings:
+        return program
     rebased: list[int] = []
     if architecture.block == "he_hofmann" or not linear_ffn(architecture):
         return program
@@ -123,6 +129,10 @@ def within_budget(model: GPT, program: str, budget: float = CONDITION_BUDGET) ->
             basis = torch.eye(model.config.width, dtype=torch.float64)
         basis = basis @ matrix
     return named(savings, tuple(rebased))
+
+
+def _token_embedding(state: Mapping[str, Tensor], config: ModelConfig) -> Tensor:
+    return state["token_embedding.weight"] * (config.width**0.5 if config.embedding_scale else 1.0)
 
 
 def _bias(block: Mapping[str, Tensor], name: str, width: int) -> Tensor:

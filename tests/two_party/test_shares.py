@@ -13,7 +13,7 @@ from aero.two_party import nonlinear
 from aero.two_party.parties import run_parties
 from aero.two_party.ring import ring_elements, share_of
 from aero.two_party.settings import CLIENT, SERVER, Settings
-from aero.two_party.shares import OCTAVES, STEPS, Segment, ShareStep, plan
+from aero.two_party.shares import OCTAVES, STEPS, Hand, Segment, ShareStep, plan
 
 BITS = 18
 RING = 1 << 64
@@ -23,9 +23,9 @@ RING = 1 << 64
 @settings(max_examples=300, deadline=None)
 def test_own_powers_of_two_shares_make_two_to_the_minus_x(x, mask):
     """u_0 u_1, times 2^16 where the bits differ, is 2^-X: in exact integers, for any masking of X."""
-    of_share = STEPS["split_powers"].of_share
-    client, zeros, bit_0 = of_share(CLIENT, np.array([mask], np.uint64), BITS)
-    other_zeros, server, bit_1 = of_share(SERVER, np.array([(x - mask) % RING], np.uint64), BITS)
+    of_shares = STEPS["split_powers"].of_shares
+    client, zeros, bit_0 = of_shares(Hand(CLIENT, BITS), np.array([mask], np.uint64))
+    other_zeros, server, bit_1 = of_shares(Hand(SERVER, BITS), np.array([(x - mask) % RING], np.uint64))
     assert zeros[0] == other_zeros[0] == 0
     product = int(client[0]) * int(server[0])
     assert product <= 1 << 61  # fits the ring with room for the sign
@@ -44,7 +44,7 @@ def in_the_clear(cut, **values):
             made = part.function(*(values[name] for name in part.inputs))
             made = made if isinstance(made, list | tuple) else [made]
         else:
-            made = STEPS[part.step].clear(values[part.input])
+            made = STEPS[part.step].clear(*(values[name] for name in part.inputs))
         values.update(zip(part.outputs, made, strict=True))
         for name in unneeded:
             del values[name]

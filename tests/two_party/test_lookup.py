@@ -1,0 +1,310 @@
+"""Encrypted lookups: their arithmetic against plain integers, their randomness, and what crosses the link."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import jax
+import numpy as np
+import pytest
+from clear_text import STEP, occurrences, unprotected
+from made_models import random_model, torch_logits
+
+from aero import checkpoint
+from aero.architecture import parse
+from aero.errors import UserError
+from aero.model import ModelConfig
+from aero.two_party import lookup, packing, party
+from aero.two_party.answer import Sampling
+from aero.two_party.end_to_end import ask, composed_bytes, one_hot_rows
+from aero.two_party.hello import Description
+from aero.two_party.operations import Operation
+from aero.two_party.parties import run_parties
+from aero.two_party.program import operations
+from aero.two_party.relay import Relay
+from aero.two_party.serving import ask_here
+from aero.two_party.settings import CLIENT, SERVER, Settings, TwoPartyError
+from aero.two_party.shares import STEPS, Hand, ShareStep, plan
+from aero.two_party.weights import within_budget
+
+RING = 1 << 64
+LARGE = 5003  # entries, from where a lookup is cheaper: not a multiple of the ring's degree
+SMALL = 16
+
+
+def table_of(vocabulary, width, seed=0):
+    return 0.15 * np.random.default_rng(seed).standard_normal((vocabulary, width)).astype(np.float32)
+
+
+def public_matrix(vocabulary, degree):
+    """A (V, n) as Python's integers: row i of a block holds the coefficients of which s makes coefficient i of a s."""
+    rows = []
+    for element in lookup.public_elements(-(-vocabulary // degree), degree).tolist():
+        for i in range(degree):
+            rows.append([element[i - j] if j <= i else -element[degree + i - j] for j in range(degree)])
+    return np.array(rows[:vocabulary], object)
+
+
+def integers(table):
+    return np.rint(table.astype(np.float64) / STEP).astype(np.int64).astype(object)
+
+
+def entries(message, tokens, vocabulary):
+    """The queries (T, V) of 48 bits as Python's integers."""
+    digits = np.frombuffer(message, np.uint8).reshape(tokens, vocabulary, 6).astype(object)
+    return sum(digits[..., place] << (8 * place) for place in range(6))
+
+
+def signed(values):
+    values = values % RING
+    return np.where(values >= RING // 2, values - RING, values)
+
+
+@pytest.mark.parametrize("entry", [None, 7.9, -7.9, 2.0**-18])
+def test_products_of_limbs_are_those_of_integers(entry):
+    """Made-up tables and the largest ones; at full degree the sums are larger, see the next test."""
+    table = table_of(45, 3)
+    if entry is not None:
+        table[:] = entry
+    made = lookup.Table.of(table, 18, SMALL)
+    matrix = public_matrix(45, SMALL)
+    assert (made.hint.astype(object) == (matrix.T @ integers(table)) * 2**11 % RING).all()
+    message = np.random.default_rng(1).bytes(4 * 45 * 6)
+    queries = np.frombuffer(message, np.uint8).reshape(4, 45, 6)
+    expected = (entries(message, 4, 45) @ integers(table)) * 2**16 % RING
+    assert (made.select(queries).astype(object) == expected).all()
+    ones = np.full_like(queries, 255)
+    assert (made.select(ones)[0].astype(object) == ((2**48 - 1) * integers(table).sum(0)) * 2**16 % RING).all()
+
+
+def test_a_hint_at_full_degree_is_that_of_integers():
+    """Some of its rows, for the largest entries that fixed point may hold here: of one sign, and of both."""
+    generator = np.random.default_rng(2)
+    blocks, degree = 3, lookup.DEGREE
+    columns = np.stack([np.full(blocks * degree, 31 << 18), generator.integers(-31 << 18, 31 << 18, blocks * degree)])
+    hint = lookup._times_public(columns.reshape(2, blocks, degree)).astype(object)
+    for j in generator.integers(0, degree, 4).tolist():
+        column = [
+            element[i - j] if j <= i else -element[degree + i - j]
+            for element in lookup.public_elements(blocks).tolist()
+            for i in range(degree)
+        ]
+        assert ((hint[:, j] - columns.astype(object) @ np.array(column, object)) % 2**53 == 0).all()
+
+
+def test_what_float64_cannot_tell_for_certain_is_an_error():
+    for size in (24, 30, 45):
+        with pytest.raises(ArithmeticError, match="not exact"):
+            lookup._times_public(np.full((1, 40, lookup.DEGREE), 1 << (11 + size)))
+
+
+def test_queries_are_the_encrypted_choice_and_nothing_repeats():
+    """b - A s is 2^28 at the token and, besides, within 10 sigma and half of what is cut off; another pass differs."""
+    ids, matrix = np.array([0, 44, 44]), public_matrix(45, SMALL)
+    found = [lookup.encrypt(ids, 45, SMALL) for _ in range(2)]
+    for secrets, message in found:
+        assert set(np.unique(secrets)) <= {-1, 0, 1} and len(message) == 3 * 45 * 6
+        sent = entries(message, 3, 45) * 2**5
+        errors = (sent - secrets.astype(object) @ matrix.T - 2**28 * np.eye(45, dtype=int)[ids].astype(object)) % 2**53
+        errors = np.where(errors >= 2**52, errors - 2**53, errors)
+        assert np.abs(errors).max() <= 32 + 16 and len(np.unique(errors)) > 30
+    (first, one), (second, other) = found
+    assert (first != second).any() and (first[1] != first[2]).any()
+    assert (entries(one, 3, 45) != entries(other, 3, 45)).all()
+
+
+def test_secrets_and_errors_have_their_distributions():
+    count = 200_000
+    shares_of = np.bincount(lookup._ternary(count) + 1, minlength=3) / count
+    np.testing.assert_allclose(shares_of, 1 / 3, atol=5 * math.sqrt(2 / 9 / count))
+    most, thresholds = lookup.gaussian_thresholds()
+    weights = np.exp(-(np.arange(-most, most + 1) ** 2) / (2 * lookup.DEVIATION**2))
+    probabilities = np.diff(np.concatenate([[0], thresholds.astype(np.float64), [2.0**64]])) / 2.0**64
+    np.testing.assert_allclose(probabilities, weights / weights.sum(), atol=1e-15)
+    errors = lookup._errors(count)
+    assert errors.std() == pytest.approx(lookup.DEVIATION, rel=0.01) and abs(errors.mean()) < 0.04
+    for value in (-4, 0, 3):
+        expected = weights[value + most] / weights.sum()
+        assert (errors == value).mean() == pytest.approx(expected, abs=5 * math.sqrt(expected / count))
+
+
+def test_a_lookup_is_the_row_of_the_table():
+    """Whole, in integers, at the degree that the program takes: C - S H is 2^39 times the row and a small error."""
+    table, ids = table_of(LARGE, 8), np.array([0, 1, 2047, 2048, LARGE - 1])
+    made = lookup.Table.of(table, 18)
+    secrets, message = lookup.encrypt(ids, LARGE)
+    selected = made.select(np.frombuffer(message, np.uint8).reshape(len(ids), LARGE, 6))
+    found = signed(selected.astype(object) - secrets.astype(object) @ made.hint.astype(object))
+    off = np.array((found - 2**39 * integers(table)[ids]) / 2**39, float)
+    assert np.abs(off).max() < 5 * lookup.error_of(table, 18) < 0.6
+    assert off.std() == pytest.approx(lookup.error_of(table, 18), rel=0.4)
+
+
+def test_tables_beyond_the_budget_are_refused():
+    lookup.check(np.full((LARGE, 2), 0.5, np.float32))
+    large, many = np.float32([[7.95]]), np.full((LARGE, 2), -7.5, np.float32)
+    for table, said in (
+        (large, "an entry of 7.95, a lookup holds less than 8"),
+        (many, "off by .* last bits of the fixed point, more than 4"),
+    ):
+        with pytest.raises(lookup.OverBudget, match=f"{said}.*tuned-lattice_lookup"):
+            lookup.Table.of(table, 18)
+    lattice_table = STEPS["lattice_query"].prepare
+    for hand in (Hand(CLIENT, 18, "FM128"), Hand(CLIENT, 16)):
+        with pytest.raises(UserError, match="needs the ring FM64 and 18 fraction bits"):
+            lattice_table(hand, None)
+    assert lattice_table(Hand(CLIENT), None) is None
+
+
+def test_the_program_says_whether_it_looks_up():
+    """Where the table breaks the budget, the program's name tells, which both parties know; sizes decide the rest."""
+    model = random_model("SM+ScFuFFN", layers=1, vocabulary=LARGE)
+    assert within_budget(model, "tuned") == "tuned"
+    model.token_embedding.weight.data *= 200.0
+    assert within_budget(model, "tuned") == "tuned-lattice_lookup"
+    assert within_budget(model, "tuned@0") == "tuned-lattice_lookup"
+    assert within_budget(model, "as_published+lattice_lookup") == "as_published"
+    config = ModelConfig(vocabulary=50257, context=128, layers=12, heads=12, width=768, ffn_width=3072)
+    with_lookup = operations(parse("SM+ScFuFFN"), config, "tuned", 128)
+    without = operations(parse("SM+ScFuFFN"), config, "tuned-lattice_lookup", 128)
+    assert with_lookup - without == {Operation("embedding_lookup", ((128, 50257), (50257, 768))): 1}
+    assert {o.shape: n for o, n in (without - with_lookup).items()} == {"128x1024,1024x768": 49, "128x81,81x768": 1}
+    small = ModelConfig(vocabulary=4095, context=16, layers=1, heads=2, width=16, ffn_width=64)
+    kinds = {o.kind for o in operations(parse("SM"), small, "tuned", 16)}
+    assert "embedding_slice" in kinds and "embedding_lookup" not in kinds
+
+
+def test_a_program_is_cut_at_its_lookup():
+    """Table and one-hot go to the step as they were given; no two truncations stand in one program of SPU's."""
+    operation = Operation("embedding_lookup", ((4, LARGE), (LARGE, 8)))
+    arguments = [jax.ShapeDtypeStruct(shape, np.float32) for shape in operation.shapes]
+    cut = plan(operation.function(), arguments, ["one_hot", "table"], ["y"])
+    steps = [part for part in cut.parts if isinstance(part, ShareStep)]
+    assert [step.step for step in steps] == ["lattice_query", "unmasked", "apart", "apart"]
+    assert steps[0].inputs == ("one_hot", "table")
+    assert not any({"one_hot", "table"} & set(part.inputs) for part in cut.parts if part is not steps[0])
+    table, ids = table_of(LARGE, 8), np.array([5002, 0, 17, 17])
+    rows = operation.function()(one_hot_rows(ids, LARGE), table)
+    np.testing.assert_allclose(rows, table[ids], rtol=1e-6)
+
+
+def test_what_the_law_is_linear_in():
+    one = packing.sized("embedding_lookup", "128x50257,50257x768")
+    slices = packing.ciphertexts(128, 1024, 768)
+    features = packing.features(one)
+    assert one.group == "embedding_lookup 2/2"
+    assert features["bytes_sent_client"] == (1.0, 2 * slices.sent, 0, 0, 128 * 768, 128 * 50257)
+    assert features["bytes_sent_server"] == (1.0, 0, 2 * slices.packed, 2 * slices.bare, 128 * 768)
+    assert features["messages"][-1] == 8
+
+
+def test_a_message_of_another_size_is_refused():
+    class Link:
+        def recv(self, rank):
+            return b"12345"
+
+    holder = party.Party.__new__(party.Party)
+    holder._link, holder._other, holder.settings = Link(), SERVER, Settings()
+    messages = party._Messages(holder, "lattice_query")
+    with pytest.raises(TwoPartyError, match="sent 5 bytes, not 6; do both run the same program"):
+        messages.receive(6)
+    assert messages.receive(5) == b"12345"
+    assert messages.profile(1.0).bytes_received == 5
+
+
+TOKENS, WIDTH, PASSES = 20, 16, 2
+
+
+def lookup_task(who, given):
+    """Two passes on one table and one on another: rows and profiles, and the time that preparing took."""
+    operation = Operation("embedding_lookup", ((TOKENS, LARGE), (LARGE, WIDTH)))
+    function, profiles, rows, prepared = operation.function(), [], [], []
+    for table, passes in (("tables", PASSES), ("others", 1)):
+        held = given[table] if who.rank == SERVER else None
+        who.put("table", held, (LARGE, WIDTH), owner=SERVER, from_rank=SERVER)
+        for _ in range(passes):
+            one_hot = one_hot_rows(given["ids"], LARGE) if who.rank == CLIENT else None
+            who.put("one_hot", one_hot, (TOKENS, LARGE), owner=CLIENT, from_rank=CLIENT)
+            prepared.append(who.prepare(function, ["one_hot", "table"], ["y"]))
+            profiles.append(who.run(function, ["one_hot", "table"], ["y"]))
+            rows.append(who.reveal("y", to=CLIENT))
+    return rows, profiles, prepared
+
+
+@pytest.fixture(scope="module")
+def looked_up():
+    ids = np.random.default_rng(3).integers(0, LARGE, TOKENS)
+    tables = [table_of(LARGE, WIDTH, seed) for seed in (4, 5)]
+    relay = Relay(record=True)
+    client, server = run_parties(
+        lookup_task, {"ids": ids}, dict(zip(("tables", "others"), tables, strict=True)), Settings(), relay=relay
+    )
+    return ids, tables, client, server, [bytes(stream) for stream in relay.recorded]
+
+
+def test_private_rows_are_those_of_the_table(looked_up):
+    ids, (table, other), (rows, _, _), (nothing, _, _), _ = looked_up
+    assert nothing == [None] * (PASSES + 1)
+    for found, expected in zip(rows, (table, table, other), strict=True):
+        assert np.abs(found - expected[ids]).max() <= 2 * STEP
+
+
+def test_what_a_lookup_costs_is_counted_by_both(looked_up):
+    _, _, (_, ours, prepared), (_, theirs, _), _ = looked_up
+    queries = TOKENS * LARGE * 6
+    for client, server in zip(ours, theirs, strict=True):
+        assert (client.bytes_sent, client.messages_sent) == (server.bytes_received, server.messages_received)
+        assert client.bytes_sent > queries
+    in_programs = sum(one.bytes_sent for one in ours[1].operations if one.level == "mpc")
+    assert ours[1].bytes_sent == queries + in_programs
+    assert prepared[1] < min(prepared[0], prepared[2])  # the table of the second pass is that of the first
+
+
+def test_the_transcript_holds_no_token_and_no_row_and_no_query_twice(looked_up):
+    ids, tables, _, _, (to_server, to_client) = looked_up
+    one_hot = one_hot_rows(ids, LARGE)
+    ones = {
+        "float": one_hot[:2].tobytes(),
+        "fixed point": (one_hot[:2] / STEP).astype("<i8").tobytes(),
+        "scaled": (one_hot[:2].astype("<i8") << 28).tobytes(),
+        "ids": ids.astype("<i8").tobytes(),
+    }
+    weights = unprotected(*tables)
+    hint = lookup.Table.of(tables[0], 18).hint
+    for stream in (to_server, to_client):
+        assert not [name for name, secret in ones.items() if secret in stream]
+        assert occurrences(weights, stream) == 0
+        assert not any(row.tobytes() in stream for row in hint[:64])
+    # 8 entries of 6 bytes that stood in two queries would be a query sent twice.
+    parts = [to_server[at : at + 48] for at in range(0, len(to_server) - 48, 48)]
+    long = [part for part in parts if len(set(part)) > 30]
+    assert len(long) > 3 * TOKENS * LARGE * 6 // 48 * 0.9 and len(set(long)) == len(long)
+    assert set(re.findall(rb'"name": "([\w.]+)"', to_server + to_client)) == {b"y"}
+
+
+def test_a_private_pass_with_a_lookup_is_torchs_and_its_bytes_those_of_the_operations():
+    model = random_model("SM+ScFuFFN", layers=1, width=16, vocabulary=LARGE)
+    prompts = np.random.default_rng(6).integers(0, LARGE, (2, 12))
+    answers, alone = ask(model, prompts, "tuned", operation_runs=1)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        np.testing.assert_allclose(answer.logits, torch_logits(model, prompt), atol=0.02, rtol=0)
+    counts = operations(model.architecture, model.config, "tuned", 12)
+    assert any(operation.kind == "embedding_lookup" for operation in counts)
+    measured = min(answer.bytes for answer in answers)
+    assert composed_bytes(counts, alone) == pytest.approx(measured, abs=0.03 * measured + 1.2e6)
+
+
+def test_a_question_of_two_tokens_with_lookups(tmp_path):
+    model = random_model("SM+ScFuFFN", layers=1, width=16, vocabulary=LARGE)
+    path = tmp_path / "checkpoint.safetensors"
+    checkpoint.save(path, model)
+    description = Description.of(model.architecture, model.config, "tuned", Settings(), "0" * 64)
+    said = []
+    prompt = [5, LARGE - 1, 7]
+    answered = ask_here(path, description, prompt, 2, Sampling(LARGE), Settings(), lambda *token: said.append(token))
+    for token, cost in said:
+        assert token == torch_logits(model, np.array(prompt)).argmax()
+        assert cost.bytes_client > len(prompt) * LARGE * 6
+        prompt.append(token)
+    assert answered.ids == prompt[3:] and answered.setup.bytes > 1e6

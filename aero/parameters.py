@@ -326,6 +326,7 @@ class Parameters(_Strict):
     families: dict[str, FamilyParameters]
     runs: dict[str, RunParameters]
     two_party: TwoPartyParameters
+    parallel_context: dict[str, Any] = {}  # checked by aero.parallel_context.settings, which knows what it holds
 
     @model_validator(mode="after")
     def _names_exist(self) -> Parameters:

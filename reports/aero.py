@@ -25,6 +25,7 @@ from aero.report import (
     forensics,
     marks,
     page,
+    parallel_context_page,
     pareto,
     pipeline,
     savings,
@@ -208,6 +209,21 @@ cost_page.table_operations(results)
 
 # %%
 cost_tables.cost_model(results)
+
+# %% [markdown]
+# ## A context in segments: parallel context encoding
+#
+# The context is encoded in P segments that do not see each other and share their positions; the query continues behind
+# the longest one and sees them all. The paper finds that this disperses the query's attention and that the entropy
+# $H(p) = -\sum_i p_i \log p_i$ tells how much is lost. Its two remedies train nothing: a *shared sink*, a prefix that
+# every segment sees, and *selective attention*, which keeps the K segments with the highest scores. P=1 is full
+# attention.
+
+# %%
+parallel_context_page.section(results)
+
+# %%
+page.claims_table(judged, "parallel")
 
 # %% [markdown]
 # ## Where the paper disagrees with itself

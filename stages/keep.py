@@ -6,6 +6,7 @@ Refuses results whose source tree had uncommitted changes, because nobody could 
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 from aero.errors import UserError, run_main
@@ -24,10 +25,30 @@ def main(arguments: list[str]) -> None:
     for path in sorted((chosen.source / "two_party").glob("*")):
         if path.suffix in (".csv", ".json"):
             plan.append((path, chosen.target / "two_party" / path.name))
+    plan += _parallel_context(chosen.source, chosen.target, chosen.allow_changes)
     if not plan:
         raise UserError(f"no results in {chosen.source}; run `make repro` first")
     copy(plan)
     print(f"kept {len(plan)} files in {chosen.target}")
+
+
+def _parallel_context(source: Path, target: Path, allow_changes: bool) -> list[tuple[Path, Path]]:
+    """Measurements of parallel context encoding, each with its place: models trained here by scale and seed."""
+    plan = []
+    for path in sorted((source / "parallel_context").rglob("*.json")):
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if "rows" not in values:
+            continue
+        if values["provenance"]["commit"].endswith("+changes") and not allow_changes:
+            raise UserError(f"{path} was made by uncommitted code; commit and run it again, or --allow-changes")
+        folder = target / "parallel_context"
+        if path.name == "measured.json":
+            plan.append((path, folder / values["scale"] / f"{path.parent.name}.json"))
+        else:  # time and memory belong to a scale, a model that was not trained here to none
+            plan.append(
+                (path, folder / values["scale"] / path.name if path.name == "cost.json" else folder / path.name)
+            )
+    return plan
 
 
 if __name__ == "__main__":

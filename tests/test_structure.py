@@ -24,6 +24,7 @@ ALLOWED = {part: CORE for part in CORE} | {
     "data": {"errors"},
     "published": {"errors"},
     "training": CORE | {"checkpoint", "data", "errors", "parameters", "provenance"},
+    "parallel_context": CORE | {"checkpoint", "data", "errors", "parameters", "provenance", "training"},
     "two_party": CORE | {"checkpoint", "errors", "pipeline", "provenance"},
 }
 ANYTHING = {"report", "cli", "asking"}

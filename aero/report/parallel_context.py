@@ -282,8 +282,8 @@ def table_cost(results: Results) -> Html:
         f" H={model['heads']}, d={model['width']} with random weights, float32, one thread, each setting in a process"
         f" of its own, the fastest of {full['repeats']} passes; ratios to full attention. Memory: the peak beyond that"
         " of the loaded model. Segments: each on its own, equal ones as one batch; mask: one pass under the block mask."
-        f" Last column: 16 query tokens reading the encoded context. Commit {escape(str(origin['commit'])[:10])}, machine"
-        f" {escape(str(origin['machine']))}."
+        f" Last column: 16 query tokens reading the encoded context. Commit {escape(str(origin['commit'])[:10])},"
+        f" machine {escape(str(origin['machine']))}."
     )
     heads = ["context", "query-key pairs", "time", "ratio", "memory", "ratio", "question"]
     return Html(grid(heads, rows, caption, "parallel-cost", (0.28, 0.13, 0.12, 0.1, 0.14, 0.1, 0.13)))

@@ -41,13 +41,14 @@ def hugging_face(kind, attention="sdpa", **changes):
 def made(kind):
     """The model as one of `encoding`, and a function of ids that gives its own full-attention logits.
 
-    In double precision: in single the rounding of logits of a few units is as large as the 1e-6 that is asked for.
+    In double precision: in single the rounding of logits of a few units is as large as the 1e-6 that is asked for. The
+    reference is Hugging Face's `sdpa`, because its `eager` rounds probabilities to single precision.
     """
     if kind == "own":
         return OwnModel(own().double()), own().double()
     from aero.parallel_context.hugging_face import HuggingFaceModel
 
-    plain = hugging_face(kind, "eager").double()
+    plain = hugging_face(kind).double()
     return HuggingFaceModel(hugging_face(kind).double()), lambda ids: plain(ids).logits
 
 

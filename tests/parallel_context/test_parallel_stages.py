@@ -81,6 +81,14 @@ def test_time_and_memory(project):
     assert all(r["cpu_s"] > 0 and r["question_cpu_s"] > 0 for r in rows)
 
 
+def test_results_are_kept_by_scale(project):
+    finished = stage(project, "keep", "--allow-changes")
+    assert finished.returncode == 0, finished.stderr
+    kept = project / "results/parallel_context/smoke"
+    assert sorted(path.name for path in kept.iterdir()) == ["cost.json", "seed_1337.json"]
+    assert json.loads((kept / "seed_1337.json").read_text())["model"] == "own"
+
+
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
     """A tiny random Llama with a byte-level tokenizer, saved as its users save theirs."""

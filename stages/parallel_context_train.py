@@ -50,6 +50,7 @@ def main(arguments: list[str]) -> None:
         "model": vars(config),
         "train": here.train.recipe(),
         "units": here.units,
+        "curriculum": here.curriculum,
         "corpus": tokens.manifest["corpus"]["name"],
         "corpus_sha256": tokens.manifest["corpus_sha256"],
     }
@@ -68,7 +69,7 @@ def main(arguments: list[str]) -> None:
             config,
             here.train,
             Regularizer("position_sum", 0.0, 0.0),
-            Mixture(tasks, tokens.train, length, batch_size, seed),
+            Mixture(tasks, tokens.train, length, batch_size, seed, here.curriculum),
             evaluation,
             seed,
             state,

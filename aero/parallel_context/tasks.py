@@ -38,9 +38,9 @@ class Vocabulary:
     """
 
     text: int
-    keys: int = 128
-    values: int = 64
-    words: int = 64
+    keys: int = 64
+    values: int = 32
+    words: int = 32
     labels: int = 16
     attributes: int = 8
 
@@ -103,9 +103,13 @@ class EpisodeTask:
             context, question, answer = (torch.from_numpy(np.stack(part)) for part in zip(*drawn, strict=True))
             yield Batch(list(context.unbind(1)), question[:, 0], answer[:, 0])
 
-    def sequence(self, random: np.random.Generator, length: int) -> np.ndarray:
-        """A training sequence of `length` tokens: an episode of any size, then questions with answers to fill it."""
+    def sequence(self, random: np.random.Generator, length: int, grown: float = 1.0) -> np.ndarray:
+        """A training sequence of `length` tokens: an episode of any size, then questions with answers to fill it.
+
+        The size is drawn log-uniformly from 2 to the evaluated one, or as far towards it as the curriculum has `grown`.
+        """
         most = min(self.units, (length - 8) // self.width)
+        most = min(most, 4) + grown * max(0, most - 4)
         units = int(round(np.exp(random.uniform(np.log(2), np.log(most)))))
         if self.name == "icl":  # every example answers itself
             units = -(-length // self.width)
@@ -179,17 +183,26 @@ def _windows(stream: TokenStream, length: int, count: int, batch_size: int, seed
 class Mixture:
     """Training batches of all tasks together: `batch(step)` depends on nothing but its arguments and the seed.
 
-    Every sequence is of one task: text (a quarter of them), or an episode whose size is drawn log-uniformly up to the
-    evaluated one, so that early training meets contexts it can already solve.
+    Every sequence is of one task, in turn. The largest episode has 4 units at first and grows to the evaluated size over
+    the first `curriculum` steps, so that early training meets contexts it can solve; 0: full size from the start.
     """
 
-    def __init__(self, tasks: list[EpisodeTask], stream: TokenStream, length: int, batch_size: int, seed: int) -> None:
+    def __init__(
+        self,
+        tasks: list[EpisodeTask],
+        stream: TokenStream,
+        length: int,
+        batch_size: int,
+        seed: int,
+        curriculum: int = 0,
+    ) -> None:
         self._tasks, self._stream, self._length = tasks, stream, length
-        self._batch_size, self._seed = batch_size, seed
+        self._batch_size, self._seed, self._curriculum = batch_size, seed, curriculum
 
     def batch(self, step: int) -> Tensor:
         """Sequences of one step, (B, T) int64."""
         random = np.random.default_rng((self._seed, step))
+        grown = min(1.0, step / self._curriculum) if self._curriculum else 1.0
         rows = []
         for place in range(self._batch_size):
             kind = place % (len(self._tasks) + 1)
@@ -197,5 +210,5 @@ class Mixture:
                 start = int(random.integers(len(self._stream.tokens) - self._length + 1))
                 rows.append(self._stream.tokens[start : start + self._length].astype(np.int64))
             else:
-                rows.append(self._tasks[kind].sequence(random, self._length))
+                rows.append(self._tasks[kind].sequence(random, self._length, grown))
         return torch.from_numpy(np.stack(rows))

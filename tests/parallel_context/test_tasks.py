@@ -58,7 +58,7 @@ def test_symbols_of_a_kind_stay_in_their_range():
     kinds = [[kind_of(symbol)[0] for symbol in unit] for unit in context]
     assert all(unit == ["keys", "attributes", "values", "attributes", "values"] for unit in kinds)
     assert all(kind_of(symbol)[0] == "values" for symbol in answers[:, 0])
-    assert VOCABULARY.size == 50 + 1 + 128 + 64 + 64 + 16 + 8 and kind_of(VOCABULARY.size - 1) == ("attributes", 7)
+    assert VOCABULARY.size == 50 + 1 + 64 + 32 + 32 + 16 + 8 and kind_of(VOCABULARY.size - 1) == ("attributes", 7)
 
 
 def test_batches_repeat_and_differ_by_seed():
@@ -97,8 +97,13 @@ def test_sizes_of_training_episodes_vary():
     random = np.random.default_rng(0)
     sizes = [TASKS["synthetic"].sequence(random, 64).tolist().index(VOCABULARY.ask) // 2 for _ in range(60)]
     assert min(sizes) == 2 and max(sizes) >= 18
+    growing = Mixture(list(TASKS.values()), STREAM, 64, 8, seed=3, curriculum=100)
+    first = [growing.batch(0)[row].tolist().index(VOCABULARY.ask) // 2 for row in (0, 4)]
+    assert max(first) <= 4 and torch.equal(
+        growing.batch(100), Mixture(list(TASKS.values()), STREAM, 64, 8, 3).batch(100)
+    )
 
 
 def test_impossible_sizes_are_refused():
-    with pytest.raises(ValueError, match="synthetic: 129 units"):
-        EpisodeTask("synthetic", VOCABULARY, 129)
+    with pytest.raises(ValueError, match="synthetic: 65 units"):
+        EpisodeTask("synthetic", VOCABULARY, 65)

@@ -183,8 +183,8 @@ def _windows(stream: TokenStream, length: int, count: int, batch_size: int, seed
 class Mixture:
     """Training batches of all tasks together: `batch(step)` depends on nothing but its arguments and the seed.
 
-    Every sequence is of one task, in turn. The largest episode has 4 units at first and grows to the evaluated size over
-    the first `curriculum` steps, so that early training meets contexts it can solve; 0: full size from the start.
+    Every sequence is of one task, in turn. The largest episode has 4 units at first and grows to the evaluated size
+    over the first `curriculum` steps, so that early training meets contexts it can solve; 0: full size from the start.
     """
 
     def __init__(

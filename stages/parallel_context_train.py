@@ -1,14 +1,17 @@
 """Train the small rotary decoder of parallel context encoding: `python -m stages.parallel_context_train [--seed SEED]`.
 
-Writes checkpoint.safetensors and training.json to runs/parallel_context/seed_SEED/. Killed, it goes on where it was.
+Writes checkpoint.safetensors and training.json to runs/parallel_context/seed_SEED/. log.csv grows while it trains; the others are written at the end.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,14 +19,14 @@ from aero import provenance
 from aero.architecture import parse
 from aero.checkpoint import save
 from aero.data.tokens import open_tokens, tokens_folder
-from aero.errors import UserError, run_main
+from aero.errors import run_main
+from aero.model import GPT
 from aero.parallel_context.settings import settings
 from aero.parallel_context.tasks import Mixture, Vocabulary, make_episode_tasks
+from aero.parallel_context.training import GROWTH, KNOWABLE, SOLVED, train
 from aero.parameters import load
-from aero.training.log import LiveLog, write_text
-from aero.training.loop import Regularizer, configuration_hash, evaluate, train
+from aero.training.log import write_text
 from aero.training.processes import default_device
-from aero.training.state import lock
 
 
 def main(arguments: list[str]) -> None:
@@ -50,61 +53,54 @@ def main(arguments: list[str]) -> None:
         "model": vars(config),
         "train": here.train.recipe(),
         "units": here.units,
-        "curriculum": here.curriculum,
+        "curriculum": {"solved": SOLVED, "growth": GROWTH, "knowable": KNOWABLE},
         "corpus": tokens.manifest["corpus"]["name"],
         "corpus_sha256": tokens.manifest["corpus_sha256"],
     }
     if here.train.threads:
         torch.set_num_threads(here.train.threads)
+    origin = provenance.provenance(torch=torch.__version__, started=provenance.now())  # the commit that is trained
+    clock, device = time.monotonic(), default_device()
+    torch.manual_seed(seed)
+    model = GPT(parse(section.architecture), config).to(device)
     length, batch_size = config.context, here.train.batch_size
-    held_out = Mixture(tasks, tokens.valid, length, batch_size, seed + 1_000_000)
-    evaluation = [held_out.batch(step) for step in range(max(1, here.train.evaluation_tokens // (length * batch_size)))]
-    started, clock = provenance.now(), time.monotonic()
-    # Outside the stage's outputs, which DVC deletes before it starts the stage.
-    state = Path("runs/.resume") / f"parallel_context.seed_{seed}.safetensors"
-    folder.mkdir(parents=True, exist_ok=True)
-    with lock(state):
-        outcome = train(
-            parse(section.architecture),
-            config,
-            here.train,
-            Regularizer("position_sum", 0.0, 0.0),
-            Mixture(tasks, tokens.train, length, batch_size, seed, here.curriculum),
-            evaluation,
-            seed,
-            state,
-            state_hash := configuration_hash(description),
-            default_device(),
-            label=f"parallel_context seed {seed}",
-            observers=[LiveLog(folder / "log.csv", config.layers)],
-        )
-        if outcome.diverged_at_step is not None:
-            raise UserError(
-                f"training became not finite at step {outcome.diverged_at_step}; lower"
-                f" parallel_context.scales.{scale}.train.learning_rate"
-            )
-        result = description | {
-            "parameters": sum(parameter.numel() for parameter in outcome.model.parameters()),
-            "tokens": outcome.steps_done * length * batch_size,
-            "eval_loss": evaluate(outcome.model, evaluation, default_device()),
-            "provenance": provenance.provenance(
-                torch=torch.__version__,
-                corpus_sha256=description["corpus_sha256"],
-                started=started,
-                seconds=round(time.monotonic() - clock, 1),
-                cpu_seconds=round(outcome.cpu_seconds, 1),
-            ),
-        }
-        save(
-            folder / "checkpoint.safetensors",
-            outcome.model,
-            run="parallel_context",
-            seed=str(seed),
-            config_hash=state_hash,
-        )
-        write_text(folder / "training.json", json.dumps(result, indent=1) + "\n")
-        state.unlink(missing_ok=True)
-    print(f"parallel_context seed {seed}: loss {result['eval_loss']:.3f}, {result['provenance']['seconds']:.0f} s")
+    rows: list[dict[str, Any]] = []
+
+    def keep(row: dict[str, Any]) -> None:
+        rows.append(row)
+        write_text(folder / "log.csv", _csv(rows))
+
+    cpu_seconds = train(
+        model,
+        Mixture(tasks, tokens.train, length, batch_size, seed),
+        here.train,
+        keep,
+        device,
+        f"parallel_context seed {seed}",
+    )
+    result = description | {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "tokens": here.train.steps * length * batch_size,
+        "last": rows[-1],
+        "provenance": origin
+        | {
+            "corpus_sha256": tokens.manifest["corpus_sha256"],
+            "seconds": round(time.monotonic() - clock, 1),
+            "cpu_seconds": round(cpu_seconds, 1),
+        },
+    }
+    save(folder / "checkpoint.safetensors", model, run="parallel_context", seed=str(seed))
+    write_text(folder / "training.json", json.dumps(result, indent=1) + "\n")
+    shares = ", ".join(f"{kind} {rows[-1][f'right_{kind}']:.0%}" for kind in ("synthetic", "rag", "icl"))
+    print(f"parallel_context seed {seed}: right in training: {shares}; {result['provenance']['seconds']:.0f} s")
+
+
+def _csv(rows: list[dict[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 if __name__ == "__main__":

@@ -49,13 +49,11 @@ class CostSettings(_Strict):
 
 
 class ScaleSettings(_Strict):
-    """units: of a context, a task. predicted: scored tokens of language modelling. episodes: measured, a setting.
-    curriculum: training steps until episodes have their full size."""
+    """units: of a context, a task. predicted: scored tokens of language modelling. episodes: measured, a setting."""
 
     model: ModelParameters
     train: TrainParameters
     rotary_fraction: float = Field(gt=0, le=1)
-    curriculum: int = Field(ge=0)
     segments: tuple[int, ...] = Field(min_length=1)
     units: dict[TaskName, int]
     predicted: int = Field(ge=2)

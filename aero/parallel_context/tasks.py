@@ -103,20 +103,29 @@ class EpisodeTask:
             context, question, answer = (torch.from_numpy(np.stack(part)) for part in zip(*drawn, strict=True))
             yield Batch(list(context.unbind(1)), question[:, 0], answer[:, 0])
 
-    def sequence(self, random: np.random.Generator, length: int, grown: float = 1.0) -> np.ndarray:
-        """A training sequence of `length` tokens: an episode of any size, then questions with answers to fill it.
+    def sequence(self, random: np.random.Generator, length: int, grown: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+        """A training sequence of `length` tokens, and which of them are answers, bool: an episode of any size, then
+        questions with answers to fill it; all examples of a classification are both.
 
-        The size is drawn log-uniformly from 2 to the evaluated one, or as far towards it as the curriculum has `grown`.
+        The size is drawn log-uniformly from 2 to the evaluated one, or as far towards it as the curriculum has `grown`
+        (0 to 1); a classification has as many topics as it has grown to, from 2 to all.
         """
+        if self.name == "icl":
+            units, topics = -(-length // self.width), 2 + round(grown * (TOPICS - 2))
+            context, *_ = self._examples(random, units, 0, topics)
+            answers = np.tile([False, False, True], units)
+            return context.reshape(-1)[:length], answers[:length]
         most = min(self.units, (length - 8) // self.width)
         most = min(most, 4) + grown * max(0, most - 4)
         units = int(round(np.exp(random.uniform(np.log(2), np.log(most)))))
-        if self.name == "icl":  # every example answers itself
-            units = -(-length // self.width)
-        left = max(0, length - units * self.width)
-        context, questions, answers = self.episode(random, units, left // 3 + 1)
-        asked = np.concatenate([questions, answers], 1).reshape(-1)
-        return np.concatenate([context.reshape(-1), asked])[:length]
+        left = length - units * self.width
+        context, questions, answered = self.episode(random, units, left // 3 + 1)
+        asked = np.concatenate([questions, answered], 1)
+        is_answer = np.zeros_like(asked, dtype=bool)
+        is_answer[:, -1] = True
+        ids = np.concatenate([context.reshape(-1), asked.reshape(-1)])
+        answers = np.concatenate([np.zeros(units * self.width, dtype=bool), is_answer.reshape(-1)])
+        return ids[:length], answers[:length]
 
     def _symbols(self, random: np.random.Generator, kind: str, count: int, distinct: bool = False) -> np.ndarray:
         return self._vocabulary.first(kind) + random.choice(getattr(self._vocabulary, kind), count, not distinct)
@@ -137,9 +146,11 @@ class EpisodeTask:
         asked = np.stack([ask, entities[passage], attributes[passage, fact]], 1)
         return np.concatenate([entities[:, None], facts], 1), asked, values[passage, fact][:, None]
 
-    def _examples(self, random: np.random.Generator, units: int, questions: int) -> tuple[np.ndarray, ...]:
+    def _examples(
+        self, random: np.random.Generator, units: int, questions: int, active: int = TOPICS
+    ) -> tuple[np.ndarray, ...]:
         labels = self._symbols(random, "labels", TOPICS, True)
-        topics = random.integers(TOPICS, size=units + questions)
+        topics = random.permutation(TOPICS)[random.integers(active, size=units + questions)]
         per_topic = self._vocabulary.words // TOPICS
         words = random.integers(per_topic, size=(units + questions, 2)) * TOPICS + topics[:, None]
         words += self._vocabulary.first("words")
@@ -180,35 +191,39 @@ def _windows(stream: TokenStream, length: int, count: int, batch_size: int, seed
         yield torch.from_numpy(stream.tokens[rows].astype(np.int64))
 
 
-class Mixture:
-    """Training batches of all tasks together: `batch(step)` depends on nothing but its arguments and the seed.
+UNSCORED = -100
+"""Target of a token that nothing lets one predict: F.cross_entropy ignores it."""
 
-    Every sequence is of one task, in turn. The largest episode has 4 units at first and grows to the evaluated size
-    over the first `curriculum` steps, so that early training meets contexts it can solve; 0: full size from the start.
+
+class Mixture:
+    """Training batches of all tasks together, every sequence of one task, in turn; text is one of them.
+
+    `batch` depends on nothing but its arguments and the seed.
     """
 
-    def __init__(
-        self,
-        tasks: list[EpisodeTask],
-        stream: TokenStream,
-        length: int,
-        batch_size: int,
-        seed: int,
-        curriculum: int = 0,
-    ) -> None:
+    def __init__(self, tasks: list[EpisodeTask], stream: TokenStream, length: int, batch_size: int, seed: int) -> None:
         self._tasks, self._stream, self._length = tasks, stream, length
-        self._batch_size, self._seed, self._curriculum = batch_size, seed, curriculum
+        self._batch_size, self._seed = batch_size, seed
+        self.kinds = [*(task.name for task in tasks), "lm"]
 
-    def batch(self, step: int) -> Tensor:
-        """Sequences of one step, (B, T) int64."""
+    def batch(self, step: int, grown: Mapping[str, float]) -> tuple[Tensor, Tensor]:
+        """Sequences of one step and their targets, (B, T) int64 both: the answers, or all of a text.
+
+        grown: how far the curriculum of each symbolic task has come, see `EpisodeTask.sequence`. Row b is of kind
+        b mod the number of `kinds`.
+        """
         random = np.random.default_rng((self._seed, step))
-        grown = min(1.0, step / self._curriculum) if self._curriculum else 1.0
-        rows = []
+        rows, scored = [], []
         for place in range(self._batch_size):
-            kind = place % (len(self._tasks) + 1)
+            kind = place % len(self.kinds)
             if kind == len(self._tasks):
                 start = int(random.integers(len(self._stream.tokens) - self._length + 1))
-                rows.append(self._stream.tokens[start : start + self._length].astype(np.int64))
+                ids = self._stream.tokens[start : start + self._length].astype(np.int64)
+                answers = np.ones(self._length, dtype=bool)
             else:
-                rows.append(self._tasks[kind].sequence(random, self._length, grown))
-        return torch.from_numpy(np.stack(rows))
+                task = self._tasks[kind]
+                ids, answers = task.sequence(random, self._length, grown[task.name])
+            rows.append(ids)
+            scored.append(answers)
+        ids = torch.from_numpy(np.stack(rows))
+        return ids, ids.masked_fill(~torch.from_numpy(np.stack(scored)), UNSCORED)

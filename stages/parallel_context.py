@@ -54,7 +54,8 @@ def main(arguments: list[str]) -> None:
     chosen = parser.parse_args(arguments)
     parameters = load()
     section = settings(parameters)
-    started, clock = provenance.now(), time.monotonic()
+    origin = provenance.provenance(torch=torch.__version__, started=provenance.now())  # the commit that measures
+    clock = time.monotonic()
     if chosen.model:
         model, tasks, result, prefixes, default_out = _other_model(chosen, section)
     else:
@@ -73,9 +74,7 @@ def main(arguments: list[str]) -> None:
         "tasks": {task.name: {"units": task.units, "description": task.description} for task in tasks},
         "solves_retrieval": bool(full and full[0] >= 100 * section.required),
         "rows": rows,
-        "provenance": provenance.provenance(
-            torch=torch.__version__, started=started, seconds=round(time.monotonic() - clock, 1), device=str(device)
-        ),
+        "provenance": origin | {"seconds": round(time.monotonic() - clock, 1), "device": str(device)},
     }
     out = chosen.out or default_out
     write_text(out, json.dumps(result, indent=1, allow_nan=False) + "\n")

@@ -28,7 +28,8 @@ def main(arguments: list[str]) -> None:
     parameters = load()
     scale = chosen.scale or parameters.scale
     sizes = settings(parameters).at(scale).cost
-    started, clock = provenance.now(), time.monotonic()
+    origin = provenance.provenance(torch=torch.__version__, started=provenance.now())  # the commit that measures
+    clock = time.monotonic()
     model = {"layers": sizes.layers, "heads": sizes.heads, "width": sizes.width}
     rows = []
     for segments in sizes.segments:
@@ -41,9 +42,7 @@ def main(arguments: list[str]) -> None:
         "scale": scale,
         "model": model,
         "rows": rows,
-        "provenance": provenance.provenance(
-            torch=torch.__version__, started=started, seconds=round(time.monotonic() - clock, 1)
-        ),
+        "provenance": origin | {"seconds": round(time.monotonic() - clock, 1)},
     }
     write_text(chosen.out, json.dumps(result, indent=1) + "\n")
 

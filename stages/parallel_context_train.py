@@ -1,6 +1,7 @@
 """Train the small rotary decoder of parallel context encoding: `python -m stages.parallel_context_train [--seed SEED]`.
 
-Writes checkpoint.safetensors and training.json to runs/parallel_context/seed_SEED/. log.csv grows while it trains; the others are written at the end.
+Writes checkpoint.safetensors and training.json to runs/parallel_context/seed_SEED/ when it is done, and log.csv
+meanwhile.
 """
 
 from __future__ import annotations

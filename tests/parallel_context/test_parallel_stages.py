@@ -50,9 +50,9 @@ def test_train_then_measure(project):
     finished = stage(project, "parallel_context_train")
     assert finished.returncode == 0, finished.stderr
     training = json.loads((project / "runs/parallel_context/seed_1337/training.json").read_text())
-    assert training["scale"] == "smoke" and training["tokens"] == 6 * 8 * 64 and training["eval_loss"] > 0
+    assert training["scale"] == "smoke" and training["tokens"] == 6 * 8 * 64 and training["last"]["step"] == 6
     assert {"commit", "machine", "torch", "corpus_sha256", "seconds"} <= set(training["provenance"])
-    assert not list((project / "runs/.resume").glob("*.safetensors"))
+
     finished = stage(project, "parallel_context")
     assert finished.returncode == 0, finished.stderr
     assert "note: full attention solves" in finished.stdout

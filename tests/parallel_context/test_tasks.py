@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from aero.data.tokens import TokenStream
-from aero.parallel_context.tasks import TOPICS, EpisodeTask, Mixture, TextTask, Vocabulary, make_episode_tasks
+from aero.parallel_context.tasks import TOPICS, UNSCORED, EpisodeTask, Mixture, TextTask, Vocabulary, make_episode_tasks
 
 VOCABULARY = Vocabulary(50)
 UNITS = {"synthetic": 20, "rag": 6, "icl": 15}
@@ -78,30 +78,44 @@ def test_text_windows_are_consecutive_tokens():
         list(TextTask(STREAM, units=500, predicted=9).batches(1, 1, 0))
 
 
-def test_training_sequences_are_whole_and_answer_themselves():
-    mixture = Mixture(list(TASKS.values()), STREAM, 64, 8, seed=3)
-    batch = mixture.batch(7)
-    assert batch.shape == (8, 64) and torch.equal(batch, Mixture(list(TASKS.values()), STREAM, 64, 8, 3).batch(7))
-    assert not torch.equal(batch, mixture.batch(8))
-    rows = batch[0].tolist()  # a key-value episode: pairs, then "? key value" to the end
-    begins = rows.index(VOCABULARY.ask)
-    pairs = dict(zip(rows[:begins:2], rows[1:begins:2], strict=True))
-    asked = rows[begins:]
-    assert len(asked) > 8
-    for place in range(0, len(asked) - 2, 3):
-        assert asked[place] == VOCABULARY.ask and pairs[asked[place + 1]] == asked[place + 2]
-    assert all(kind_of(symbol)[0] == "text" for symbol in batch[3].tolist())
+GROWN = dict.fromkeys(TASKS, 1.0)
 
 
-def test_sizes_of_training_episodes_vary():
-    random = np.random.default_rng(0)
-    sizes = [TASKS["synthetic"].sequence(random, 64).tolist().index(VOCABULARY.ask) // 2 for _ in range(60)]
-    assert min(sizes) == 2 and max(sizes) >= 18
-    growing = Mixture(list(TASKS.values()), STREAM, 64, 8, seed=3, curriculum=100)
-    first = [growing.batch(0)[row].tolist().index(VOCABULARY.ask) // 2 for row in (0, 4)]
-    assert max(first) <= 4 and torch.equal(
-        growing.batch(100), Mixture(list(TASKS.values()), STREAM, 64, 8, 3).batch(100)
-    )
+def mixture(seed=3):
+    return Mixture(list(TASKS.values()), STREAM, 64, 8, seed)
+
+
+def test_training_sequences_are_whole_and_answers_alone_are_scored():
+    ids, targets = mixture().batch(7, GROWN)
+    again, _ = mixture().batch(7, GROWN)
+    assert ids.shape == targets.shape == (8, 64) and torch.equal(ids, again)
+    assert not torch.equal(ids, mixture().batch(8, GROWN)[0]) and mixture().kinds == ["synthetic", "rag", "icl", "lm"]
+    assert torch.equal(ids[targets != UNSCORED], targets[targets != UNSCORED])
+    row, scored = ids[0].tolist(), (targets[0] != UNSCORED).tolist()
+    begins = row.index(VOCABULARY.ask)  # a key-value episode: pairs, then "? key value" to the end
+    pairs = dict(zip(row[:begins:2], row[1:begins:2], strict=True))
+    for place in range(64):
+        assert scored[place] == (place >= begins and (place - begins) % 3 == 2)
+        if scored[place]:
+            assert row[place - 2] == VOCABULARY.ask and pairs[row[place - 1]] == row[place]
+    assert sum(scored) > 2
+    for symbol, is_scored in zip(ids[2].tolist(), targets[2] != UNSCORED, strict=True):
+        assert is_scored == (kind_of(symbol)[0] == "labels")
+    assert (targets[3] != UNSCORED).all() and all(kind_of(symbol)[0] == "text" for symbol in ids[3].tolist())
+
+
+def test_episodes_grow_with_the_curriculum():
+    def sizes(grown):
+        random = np.random.default_rng(0)
+        drawn = [TASKS["synthetic"].sequence(random, 64, grown)[0].tolist() for _ in range(60)]
+        return [ids.index(VOCABULARY.ask) // 2 for ids in drawn]
+
+    assert set(sizes(0.0)) == {2, 3, 4} and min(sizes(1.0)) == 2 and max(sizes(1.0)) >= 18
+    labels = {
+        grown: len(set(TASKS["icl"].sequence(np.random.default_rng(1), 300, grown)[0].tolist()[2::3]))
+        for grown in (0.0, 0.5, 1.0)
+    }
+    assert labels == {0.0: 2, 0.5: 5, 1.0: 8}
 
 
 def test_impossible_sizes_are_refused():

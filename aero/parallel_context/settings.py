@@ -54,6 +54,7 @@ class ScaleSettings(_Strict):
     model: ModelParameters
     train: TrainParameters
     rotary_fraction: float = Field(gt=0, le=1)
+    tied: bool = False
     segments: tuple[int, ...] = Field(min_length=1)
     units: dict[TaskName, int]
     predicted: int = Field(ge=2)
@@ -97,7 +98,8 @@ class ParallelContextSettings(_Strict):
         """The decoder that is trained at `scale`: the family's switches with the rotary fraction of the section."""
         chosen = self.at(scale)
         sizes = chosen.model.model_dump()
-        return families.config(self.family, vocabulary, rotary_fraction=chosen.rotary_fraction, **sizes)
+        switches = {"rotary_fraction": chosen.rotary_fraction, "tied": chosen.tied}
+        return families.config(self.family, vocabulary, **sizes, **switches)
 
 
 def settings(parameters: Parameters) -> ParallelContextSettings:

@@ -81,7 +81,8 @@ def losses_by_kind(
     the number of kinds."""
     logits = model(ids)[:, :-1]
     wanted = targets[:, 1:]
-    losses = F.cross_entropy(logits.transpose(1, 2).float(), wanted, ignore_index=UNSCORED, reduction="none")
+    flat = F.cross_entropy(logits.flatten(0, 1).float(), wanted.flatten(), ignore_index=UNSCORED, reduction="none")
+    losses = flat.view(wanted.shape)
     scored, hit = wanted != UNSCORED, logits.argmax(-1) == wanted
     means, shares = {}, {}
     for place, kind in enumerate(kinds):

@@ -1,5 +1,6 @@
 # make repro   install, then train, measure and render the default set: AERO Tables 2 and 4 (SCALE=smoke for a quick look)
 # make all     the same for every run of the papers; JOBS=N trainings at once, here and there
+# make parallel  parallel context encoding: train its small model, measure it, render the report (not part of repro)
 # make test    install, then every test
 # make nightly the longer tests: every run of the papers at the smoke scale
 # make report  install, then render the report from kept and fresh results, computing nothing
@@ -12,7 +13,7 @@ BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYTHONHASHSEED := 0
 
-.PHONY: repro all test nightly bench report keep install lint
+.PHONY: repro all parallel test nightly bench report keep install lint
 install: .venv/.installed
 
 # uv when it is there, pip otherwise. The stamp is written last, so that a broken installation is tried again.
@@ -49,6 +50,11 @@ all: install
 	@$(corpora) && \
 	  { $(call side_by_side,dvc.yaml); } && { $(call side_by_side,catalogue/dvc.yaml); } && dvc repro
 	@echo "reports/report.html and reports/report.pdf are ready"
+
+parallel: install
+	@python -m aero.parameters
+	@dvc repro -s tokenize && dvc stage list --name-only catalogue/dvc.yaml | grep -E '(^|:)parallel_context' | \
+	  xargs -n 1 dvc repro -s && python -m stages.report
 
 report: install
 	@python -m stages.report

@@ -390,6 +390,7 @@ class Parameters(_Strict):
     sensitivity: SensitivityParameters
     two_party: TwoPartyParameters
     sensitivity_theory: SensitivityTheoryParameters
+    parallel_context: dict[str, Any] = {}  # checked by aero.parallel_context.settings, which knows what it holds
 
     @model_validator(mode="after")
     def _names_exist(self) -> Parameters:

@@ -25,6 +25,7 @@ from aero.report import (
     forensics,
     marks,
     page,
+    parallel_context_page,
     pareto,
     pipeline,
     savings,
@@ -236,8 +237,7 @@ sensitivity_page.figures(results)
 sensitivity_page.search_tables(results)
 
 # %%
-collapse_judged = claims.judge(results, sensitivity.PAPER)
-page.claims_table(collapse_judged, "sensitivity")
+page.claims_table(judged, "sensitivity")
 
 # %% [markdown]
 # ## Why softmax collapses: theory and language models
@@ -286,7 +286,7 @@ page.figure_of(
 )
 
 # %%
-page.claims_table(collapse_judged, "sensitivity_theory")
+page.claims_table(judged, "sensitivity_theory")
 
 # %% [markdown]
 # The paper then trains LLaMA-1B and GPT-2 Large with three of its attention cores. Here the GPT-2 block stands in for
@@ -321,7 +321,20 @@ sensitivity_models.figure_of(
 sensitivity_models.table_models(results)
 
 # %%
-page.claims_table(collapse_judged, "sensitivity_models")
+page.claims_table(judged, "sensitivity_models")
+# ## A context in segments: parallel context encoding
+#
+# The context is encoded in P segments that do not see each other and share their positions; the query continues behind
+# the longest one and sees them all. The paper finds that this disperses the query's attention and that the entropy
+# $H(p) = -\sum_i p_i \log p_i$ tells how much is lost. Its two remedies train nothing: a *shared sink*, a prefix that
+# every segment sees, and *selective attention*, which keeps the K segments with the highest scores. P=1 is full
+# attention.
+
+# %%
+parallel_context_page.section(results)
+
+# %%
+page.claims_table(judged, "parallel")
 
 # %% [markdown]
 # ## Where the paper disagrees with itself

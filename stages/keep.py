@@ -26,6 +26,7 @@ def main(arguments: list[str]) -> None:
         if path.suffix in (".csv", ".json"):
             plan.append((path, chosen.target / "two_party" / path.name))
     plan += sensitivity_files(chosen.source / "sensitivity", chosen.target / "sensitivity", chosen.allow_changes)
+    plan += _parallel_context(chosen.source, chosen.target, chosen.allow_changes)
     if not plan:
         raise UserError(f"no results in {chosen.source}; run `make repro` first")
     copy(plan)
@@ -50,6 +51,25 @@ def sensitivity_files(source: Path, target: Path, allow_changes: bool) -> list[t
         if values.get("scale") != "smoke":
             files += those
     return [(path, target / path.name) for path in files]
+
+
+def _parallel_context(source: Path, target: Path, allow_changes: bool) -> list[tuple[Path, Path]]:
+    """Measurements of parallel context encoding, each with its place: models trained here by scale and seed."""
+    plan = []
+    for path in sorted((source / "parallel_context").rglob("*.json")):
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if "rows" not in values:
+            continue
+        if values["provenance"]["commit"].endswith("+changes") and not allow_changes:
+            raise UserError(f"{path} was made by uncommitted code; commit and run it again, or --allow-changes")
+        folder = target / "parallel_context"
+        if path.name == "measured.json":
+            plan.append((path, folder / values["scale"] / f"{path.parent.name}.json"))
+        else:  # time and memory belong to a scale, a model that was not trained here to none
+            plan.append(
+                (path, folder / values["scale"] / path.name if path.name == "cost.json" else folder / path.name)
+            )
+    return plan
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> None:
         raise ValueError(f"unknown scale {chosen.scale!r}; known: {', '.join(parameters.scales)}")
     root = Path.cwd()
     results = load(root, chosen.scale)
-    judged = claims.judge(results) + claims.judge(results, sensitivity.PAPER)
+    judged = claims.judge(results)
     # Everything is made before anything is written: a failure leaves the last report whole.
     texts = (
         tables.files(results)

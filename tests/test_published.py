@@ -189,7 +189,7 @@ def test_runs_must_be_those_of_the_trainings(tmp_path: Path, monkeypatch: pytest
 def test_unknown_paper_and_row_are_told_in_one_line() -> None:
     with pytest.raises(
         ValueError,
-        match="no published numbers for paper 'aeroo'; known papers: aero, entropy_guided, entropy_landscape",
+        match="no published numbers for paper 'aeroo'; known papers: aero, entropy_guided, entropy_landscape, ",
     ):
         load("aeroo")
     with pytest.raises(ValueError, match="Table 4 has no row 'SM\\+X'"):

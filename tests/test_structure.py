@@ -25,6 +25,7 @@ ALLOWED = {part: CORE for part in CORE} | {
     "published": {"errors"},
     "sensitivity": CORE | {"errors", "provenance"},
     "training": CORE | {"checkpoint", "data", "errors", "parameters", "provenance"},
+    "parallel_context": CORE | {"checkpoint", "data", "errors", "parameters", "provenance", "training"},
     "two_party": CORE | {"checkpoint", "errors", "pipeline", "provenance"},
 }
 ANYTHING = {"report", "cli", "asking"}

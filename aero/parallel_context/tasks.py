@@ -1,0 +1,229 @@
+"""The four kinds of task in an offline form that a small model can be trained for.
+
+A context is a list of indivisible units, which P segments divide among themselves; a question follows, then an answer.
+
+synthetic   key-value retrieval: units are pairs "key value", the question is "? key". Keys and values are drawn anew
+            for every episode, so the answer is nowhere but in the context. In place of JSON key-value retrieval.
+rag         answers from passages: a unit is a passage "entity attribute value attribute value", the question is
+            "? entity attribute"; other passages state the same attribute of other entities. In place of NQ, TriviaQA,
+            HotpotQA and PopQA with retrieved passages.
+icl         in-context classification: a unit is an example "word word label". Words belong to topics, which the
+            weights can learn; which label a topic has is drawn for every episode, so the examples must tell it. In
+            place of TREC, NLU, BANKING77 and CLINC150.
+lm          language modelling of held-out text of the run's corpus: units are tokens, the last ones are predicted. In
+            place of PG-19.
+
+The symbols of the first three are single tokens behind the text's vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aero.data.tokens import TokenStream
+
+TOPICS = 8
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Ids of text tokens, 0 to text - 1, and of the symbols behind them, one range a kind.
+
+    words belong to `TOPICS` topics: word i to topic i mod `TOPICS`.
+    """
+
+    text: int
+    keys: int = 64
+    values: int = 32
+    words: int = 32
+    labels: int = 16
+    attributes: int = 8
+
+    @property
+    def ask(self) -> int:
+        """The id that begins a question."""
+        return self.text
+
+    def first(self, kind: str) -> int:
+        """The first id of a kind of symbol."""
+        place = self.text + 1
+        for other in ("keys", "values", "words", "labels", "attributes"):
+            if other == kind:
+                return place
+            place += getattr(self, other)
+        raise ValueError(f"no symbols of kind {kind!r}")
+
+    @property
+    def size(self) -> int:
+        return self.first("attributes") + self.attributes
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Episodes of equal shape: units (U tensors of (B, w_u) ids), question (B, m), answer (B, a).
+
+    accepted: for texts, the answers of each episode that count; the answer's tokens then do not matter.
+    """
+
+    units: list[Tensor]
+    question: Tensor
+    answer: Tensor
+    accepted: list[tuple[str, ...]] = field(default_factory=list)
+
+
+class EpisodeTask:
+    """One of the three symbolic tasks. units: how many a context has; width: tokens of one."""
+
+    def __init__(self, name: str, vocabulary: Vocabulary, units: int) -> None:
+        self.name, self.units, self._vocabulary = name, units, vocabulary
+        self._draw: Callable[[np.random.Generator, int, int], tuple[np.ndarray, np.ndarray, np.ndarray]] = {
+            "synthetic": self._pairs,
+            "rag": self._passages,
+            "icl": self._examples,
+        }[name]
+        self.width = {"synthetic": 2, "rag": 5, "icl": 3}[name]
+        most = vocabulary.keys if name != "icl" else None
+        if units < 1 or (most is not None and units > most):
+            raise ValueError(f"{name}: {units} units; a context has at least 1 and at most {most} of them")
+
+    def episode(self, random: np.random.Generator, units: int, questions: int) -> tuple[np.ndarray, ...]:
+        """Context (units, width), questions (questions, m) and answers (questions, 1) of one episode."""
+        return self._draw(random, units, questions)
+
+    def batches(self, episodes: int, batch_size: int, seed: int) -> Iterator[Batch]:
+        """`episodes` episodes with one question each; the same for the same seed."""
+        random = np.random.default_rng(seed)
+        for start in range(0, episodes, batch_size):
+            drawn = [self.episode(random, self.units, 1) for _ in range(min(batch_size, episodes - start))]
+            context, question, answer = (torch.from_numpy(np.stack(part)) for part in zip(*drawn, strict=True))
+            yield Batch(list(context.unbind(1)), question[:, 0], answer[:, 0])
+
+    def sequence(self, random: np.random.Generator, length: int, grown: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+        """A training sequence of `length` tokens, and which of them are answers, bool: an episode of any size, then
+        questions with answers to fill it; all examples of a classification are both.
+
+        The size is drawn log-uniformly from 2 to the evaluated one, or as far towards it as the curriculum has `grown`
+        (0 to 1); a classification has as many topics as it has grown to, from 2 to all.
+        """
+        if self.name == "icl":
+            units, topics = -(-length // self.width), 2 + round(grown * (TOPICS - 2))
+            context, *_ = self._examples(random, units, 0, topics)
+            answers = np.tile([False, False, True], units)
+            return context.reshape(-1)[:length], answers[:length]
+        most = min(self.units, (length - 8) // self.width)
+        most = min(most, 4) + grown * max(0, most - 4)
+        units = int(round(np.exp(random.uniform(np.log(2), np.log(most)))))
+        left = length - units * self.width
+        context, questions, answered = self.episode(random, units, left // 3 + 1)
+        asked = np.concatenate([questions, answered], 1)
+        is_answer = np.zeros_like(asked, dtype=bool)
+        is_answer[:, -1] = True
+        ids = np.concatenate([context.reshape(-1), asked.reshape(-1)])
+        answers = np.concatenate([np.zeros(units * self.width, dtype=bool), is_answer.reshape(-1)])
+        return ids[:length], answers[:length]
+
+    def _symbols(self, random: np.random.Generator, kind: str, count: int, distinct: bool = False) -> np.ndarray:
+        return self._vocabulary.first(kind) + random.choice(getattr(self._vocabulary, kind), count, not distinct)
+
+    def _pairs(self, random: np.random.Generator, units: int, questions: int) -> tuple[np.ndarray, ...]:
+        context = np.stack([self._symbols(random, "keys", units, True), self._symbols(random, "values", units)], 1)
+        asked = context[random.integers(units, size=questions)]
+        ask = np.full(questions, self._vocabulary.ask)
+        return context, np.stack([ask, asked[:, 0]], 1), asked[:, 1:]
+
+    def _passages(self, random: np.random.Generator, units: int, questions: int) -> tuple[np.ndarray, ...]:
+        entities = self._symbols(random, "keys", units, True)
+        attributes = np.stack([self._symbols(random, "attributes", 2, True) for _ in range(units)])
+        values = self._symbols(random, "values", 2 * units).reshape(units, 2)
+        facts = np.stack([attributes, values], -1).reshape(units, 4)
+        passage, fact = random.integers(units, size=questions), random.integers(2, size=questions)
+        ask = np.full(questions, self._vocabulary.ask)
+        asked = np.stack([ask, entities[passage], attributes[passage, fact]], 1)
+        return np.concatenate([entities[:, None], facts], 1), asked, values[passage, fact][:, None]
+
+    def _examples(
+        self, random: np.random.Generator, units: int, questions: int, active: int = TOPICS
+    ) -> tuple[np.ndarray, ...]:
+        labels = self._symbols(random, "labels", TOPICS, True)
+        topics = random.permutation(TOPICS)[random.integers(active, size=units + questions)]
+        per_topic = self._vocabulary.words // TOPICS
+        words = random.integers(per_topic, size=(units + questions, 2)) * TOPICS + topics[:, None]
+        words += self._vocabulary.first("words")
+        answers = labels[topics][:, None]
+        return np.concatenate([words, answers], 1)[:units], words[units:], answers[units:]
+
+
+def make_episode_tasks(vocabulary: Vocabulary, units: Mapping[str, int]) -> list[EpisodeTask]:
+    """The three symbolic tasks with the given numbers of units a context."""
+    return [EpisodeTask(name, vocabulary, units[name]) for name in ("synthetic", "rag", "icl")]
+
+
+class TextTask:
+    """Language modelling of a token stream: context of `units` tokens, one token unsplit, then `predicted` ones.
+
+    The token between is the query's first, as in the authors' code, so that every predicted one has a query row.
+    """
+
+    name, width = "lm", 1
+
+    def __init__(self, stream: TokenStream, units: int, predicted: int) -> None:
+        self._stream, self.units, self.predicted = stream, units, predicted
+
+    def batches(self, episodes: int, batch_size: int, seed: int) -> Iterator[Batch]:
+        """Up to `episodes` windows from different places of the stream; the same for the same seed."""
+        for ids in _windows(self._stream, self.units + 1 + self.predicted, episodes, batch_size, seed):
+            context, question, answer = ids.split([self.units, 1, self.predicted], 1)
+            yield Batch(list(context.split(1, 1)), question, answer)
+
+
+def _windows(stream: TokenStream, length: int, count: int, batch_size: int, seed: int) -> Iterator[Tensor]:
+    places = len(stream.tokens) // length
+    if not places:
+        raise ValueError(f"the held-out text has {len(stream.tokens)} tokens, fewer than one window of {length}")
+    chosen = np.sort(np.random.default_rng(seed).permutation(places)[:count]) * length
+    for start in range(0, len(chosen), batch_size):
+        rows = chosen[start : start + batch_size, None] + np.arange(length)
+        yield torch.from_numpy(stream.tokens[rows].astype(np.int64))
+
+
+UNSCORED = -100
+"""Target of a token that nothing lets one predict: F.cross_entropy ignores it."""
+
+
+class Mixture:
+    """Training batches of all tasks together, every sequence of one task, in turn; text is one of them.
+
+    `batch` depends on nothing but its arguments and the seed.
+    """
+
+    def __init__(self, tasks: list[EpisodeTask], stream: TokenStream, length: int, batch_size: int, seed: int) -> None:
+        self._tasks, self._stream, self._length = tasks, stream, length
+        self._batch_size, self._seed = batch_size, seed
+        self.kinds = [*(task.name for task in tasks), "lm"]
+
+    def batch(self, step: int, grown: Mapping[str, float]) -> tuple[Tensor, Tensor]:
+        """Sequences of one step and their targets, (B, T) int64 both: the answers, or all of a text.
+
+        grown: how far the curriculum of each symbolic task has come, see `EpisodeTask.sequence`. Row b is of kind
+        b mod the number of `kinds`.
+        """
+        random = np.random.default_rng((self._seed, step))
+        rows, scored = [], []
+        for place in range(self._batch_size):
+            kind = place % len(self.kinds)
+            if kind == len(self._tasks):
+                start = int(random.integers(len(self._stream.tokens) - self._length + 1))
+                ids = self._stream.tokens[start : start + self._length].astype(np.int64)
+                answers = np.ones(self._length, dtype=bool)
+            else:
+                task = self._tasks[kind]
+                ids, answers = task.sequence(random, self._length, grown[task.name])
+            rows.append(ids)
+            scored.append(answers)
+        ids = torch.from_numpy(np.stack(rows))
+        return ids, ids.masked_fill(~torch.from_numpy(np.stack(scored)), UNSCORED)

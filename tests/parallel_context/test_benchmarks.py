@@ -1,0 +1,95 @@
+"""The readers of real benchmark files, on small files of the same form."""
+
+import json
+
+import pytest
+
+from aero.errors import UserError
+from aero.parallel_context import benchmarks
+
+
+def encode(text):
+    return list(text.encode("utf-8"))
+
+
+def text_of(batch):
+    return "".join(bytes(unit[0].tolist()).decode() for unit in batch.units)
+
+
+def lines(path, records):
+    path.write_text("\n".join(map(json.dumps, records)) + "\n", encoding="utf-8")
+    return path
+
+
+def test_key_value_pairs_are_units_and_the_asked_one_is_kept(tmp_path):
+    pairs = {f"key{i}": f"value{i}" for i in range(9)}
+    path = lines(tmp_path / "synthetic.jsonl", [{"context": json.dumps(pairs), "question": "key7", "answer": "value7"}])
+    (whole,) = benchmarks.synthetic(path, encode, 1000, 5, 0)
+    assert len(whole.units) == 9 and whole.accepted == [("value7",)] and '"key3": "value3"' in text_of(whole)
+    assert b'"key7"' in bytes(whole.question[0].tolist())
+    (cut,) = benchmarks.synthetic(path, encode, 60, 5, 0)
+    assert '"key7": "value7"' in text_of(cut) and len(text_of(cut)) <= 60
+    with pytest.raises(UserError, match="not even one piece"):
+        list(benchmarks.rag(lines(tmp_path / "r.jsonl", [PASSAGES]), encode, 3, 1, 0))
+
+
+PASSAGES = {
+    "question": "Who?",
+    "answers": ["Ada", "Ada L."],
+    "ctxs": [{"title": "A", "text": "one"}, {"title": "B", "text": "two"}, {"text": "three"}],
+}
+
+
+def test_passages_are_units_in_their_order(tmp_path):
+    path = tmp_path / "rag.json"
+    path.write_text(json.dumps({"data": [PASSAGES] * 3}), encoding="utf-8")
+    found = list(benchmarks.rag(path, encode, 1000, 2, 0))
+    assert len(found) == 2 and found[0].accepted == [("Ada", "Ada L.")]
+    assert text_of(found[0]) == "Title: A\none\n\nTitle: B\ntwo\n\nTitle: \nthree\n\n"
+    assert bytes(found[0].question[0].tolist()).decode() == "Question: Who?\nAnswer:"
+
+
+def test_examples_are_balanced_and_labels_are_numbered_anew(tmp_path):
+    train = tmp_path / "icl_train.txt"
+    train.write_text("".join(f"{'DESC' if i % 4 else 'NUM'}:x question {i} ?\n" for i in range(16)), encoding="utf-8")
+    test = lines(tmp_path / "icl_test.jsonl", [{"text": f"asked {i}", "label": "NUM:x"} for i in range(6)])
+    found = list(benchmarks.icl(train, test, encode, 8 * 26, 6, 0))
+    numbers = set()
+    for batch in found:
+        units = [bytes(unit[0].tolist()).decode() for unit in batch.units]
+        (right,) = batch.accepted[0]
+        numbers.add(right)
+        own = [unit for unit in units if unit.endswith(f"label: {right}\n\n")]
+        assert all(int(unit.split()[1]) % 4 == 0 for unit in own) and abs(len(units) - 2 * len(own)) <= 1
+    assert numbers == {"0", "1"}
+    with pytest.raises(UserError, match="label 'OTHER' does not occur"):
+        list(benchmarks.icl(train, lines(tmp_path / "o.jsonl", [{"text": "t", "label": "OTHER"}]), encode, 99, 1, 0))
+
+
+def test_text_windows(tmp_path):
+    (tmp_path / "lm").mkdir()
+    (tmp_path / "lm/a.txt").write_text("abcdefghijklmnop", encoding="utf-8")
+    (tmp_path / "lm/b.txt").write_text("too short", encoding="utf-8")
+    (batch,) = benchmarks.language_modelling(tmp_path / "lm", encode, 8, 4, 5, 0)
+    assert text_of(batch) == "abcdefgh" and batch.question.tolist() == [[ord("i")]]
+    assert bytes(batch.answer[0].tolist()) == b"jklm"
+    with pytest.raises(UserError, match="no text of 105 tokens"):
+        list(benchmarks.language_modelling(tmp_path / "lm", encode, 100, 4, 5, 0))
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("{", "not JSON"),
+        ("[]", "one object a line"),
+        ('{"other": 1}', "lacks 'ctxs'"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_told(tmp_path, text, named):
+    path = tmp_path / "rag.jsonl"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=named) as caught:
+        list(benchmarks.rag(path, encode, 100, 1, 0))
+    assert "rag.jsonl" in str(caught.value)
+    with pytest.raises(UserError, match="does not exist; docs/parallel_context.md"):
+        list(benchmarks.rag(tmp_path / "none.jsonl", encode, 100, 1, 0))

@@ -1,0 +1,103 @@
+"""Scores, entropies, norms and intervals of one measurement, against the model asked directly."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_models import VOCABULARY, ids, own
+
+from aero.parallel_context.correlation import pearson
+from aero.parallel_context.evaluate import contains_answer, first_word_is, interval, measure
+from aero.parallel_context.own_model import OwnModel
+from aero.parallel_context.selection import Selection
+from aero.parallel_context.tasks import Batch
+
+
+def test_language_modelling_loss_and_entropy_are_those_of_the_model():
+    tokens = ids(3, 20)
+    batch = Batch(list(tokens[:, :12].split(1, 1)), tokens[:, 12:13], tokens[:, 13:])
+    (found,) = measure(OwnModel(own()), [batch], 1)
+    with torch.no_grad():
+        logits, entropies = own()(tokens, entropy=True)
+    losses = F.cross_entropy(logits[:, 12:-1].transpose(1, 2), tokens[:, 13:], reduction="none")
+    assert np.allclose(found.scores, losses.mean(1).numpy(), atol=1e-5)
+    rows = entropies[:, :, :, 12:-1]
+    assert np.allclose(found.entropies, rows.mean((0, 2, 3)).numpy(), atol=1e-5)
+    assert np.allclose(found.entropy_by_layer, rows.mean((1, 2, 3)).numpy(), atol=1e-5)
+
+
+def test_answers_are_right_or_wrong():
+    context, question = ids(4, 14).split([12, 2], 1)
+    with torch.no_grad():
+        right = own()(torch.cat([context, question], 1))[:, -1].argmax(-1, keepdim=True)
+    wrong = right.clone()
+    wrong[1] = (wrong[1] + 1) % VOCABULARY
+    units = list(context.split(3, 1))
+    (found,) = measure(OwnModel(own()), [Batch(units, question, wrong)], 1)
+    assert found.scores.tolist() == [1.0, 0.0, 1.0, 1.0]
+    seen = []
+
+    def judge(given, accepted):
+        seen.append((given, accepted))
+        return accepted == ("yes",)
+
+    accepted = [("yes",), ("no",), ("yes",), ("no",)]
+    (found,) = measure(OwnModel(own()), [Batch(units, question, right, accepted)], 2, judge=judge, answer_tokens=3)
+    assert found.scores.tolist() == [1.0, 0.0, 1.0, 0.0] and all(len(given) == 3 for given, _ in seen)
+
+
+def test_norms_are_of_the_tokens_they_say():
+    tokens = ids(2, 9)
+    batch = Batch(list(tokens[:, :6].split(1, 1)), tokens[:, 6:8], tokens[:, 8:])
+    prefix = ids(1, 2, seed=4)[0]
+    plain, shared = (measure(OwnModel(own()), [batch], 3, head)[0] for head in (None, prefix))
+    model = own()
+    with torch.no_grad():
+        x = model.blocks[0].ln_1(model.token_embedding(tokens[:, :6]))
+        keys = model.blocks[0].attention.key(x).unflatten(-1, (4, -1)).norm(dim=-1).mean(-1)  # rotation keeps norms
+    assert plain.key_norms.prefix_first is None
+    # Three segments of two tokens: tokens 0, 2, 4 are first, in the first layer whatever stands before them.
+    for found in (plain, shared):
+        assert found.key_norms.segment_first[0] == pytest.approx(keys[:, ::2].mean().item(), abs=1e-5)
+        assert found.key_norms.later[0] == pytest.approx(keys[:, 1::2].mean().item(), abs=1e-5)
+    assert len(shared.key_norms.prefix_first) == 2 and len(shared.value_norms.prefix_first) == 2
+    assert plain.key_norms.segment_first[1] != pytest.approx(shared.key_norms.segment_first[1], abs=1e-4)
+    (each,) = measure(OwnModel(own()), [batch], 6)
+    assert each.key_norms.later is None
+
+
+def test_selections_share_one_encoding():
+    tokens = ids(2, 9)
+    batch = Batch(list(tokens[:, :6].split(1, 1)), tokens[:, 6:8], tokens[:, 8:])
+    several = measure(OwnModel(own()), [batch], 3, selections=[None, Selection(1), Selection(3)])
+    for selection, found in zip([None, Selection(1), Selection(3)], several, strict=True):
+        (alone,) = measure(OwnModel(own()), [batch], 3, selections=[selection])
+        assert np.array_equal(alone.scores, found.scores) and np.allclose(alone.entropies, found.entropies)
+    assert (several[1].entropies < several[0].entropies).all()
+    with pytest.raises(ValueError, match="no episode"):
+        measure(OwnModel(own()), [], 1)
+
+
+def test_substring_match():
+    assert contains_answer("It is the Eiffel-Tower, I think", ("the Eiffel Tower", "eiffeltower"))
+    assert not contains_answer("Paris", ("London", "")) and not contains_answer("anything", ("the",))
+    assert first_word_is(" 12\n", ("12",)) and not first_word_is("12", ("1",)) and not first_word_is("", ("1",))
+
+
+def test_intervals_by_hand():
+    # Wilson, 8 of 10: (0.8 + 0.19207) / 1.38415 = 0.71674, half 1.96 sqrt(0.016 + 0.0096037) / 1.38415 = 0.22657
+    assert interval(np.array([1.0] * 8 + [0.0] * 2), True) == pytest.approx((0.4902, 0.9433), abs=1e-4)
+    assert interval(np.array([1.0, 2.0, 3.0]), False) == pytest.approx((2 - 1.1316, 2 + 1.1316), abs=1e-4)
+    assert interval(np.ones(10), True)[0] < 1 and math.isnan(interval(np.ones(1), False)[0])
+
+
+def test_correlation_by_hand():
+    found = pearson([1, 2, 3, 4, 5], [2, 1, 4, 3, 5])
+    # r = 8 / 10; artanh 0.8 = 1.09861, half 1.95996 / sqrt 2 = 1.38590
+    assert found.r == pytest.approx(0.8) and (found.low, found.high) == pytest.approx((-0.2796, 0.9862), abs=1e-3)
+    assert pearson([1, 2, 3, 4], [4, 3, 2, 1]).r == pytest.approx(-1) and pearson([1, 2], [3, 3]).r is None
+    assert pearson([1, 2, 4], [2, 1, 5]).low is None
+    with pytest.raises(ValueError, match="pairs"):
+        pearson([1, 2], [1])

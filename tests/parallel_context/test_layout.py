@@ -1,0 +1,80 @@
+"""Positions and masks against a definition in plain loops, position by position."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aero.parallel_context.layout import PREFIX, Layout, split
+
+
+def described(prefix, segments, query):
+    """Every token as (kind, segment, index within its part), in order."""
+    tokens = [("prefix", None, i) for i in range(prefix)]
+    for number, length in enumerate(segments):
+        tokens += [("segment", number, i) for i in range(length)]
+    return tokens + [("query", None, i) for i in range(query)]
+
+
+def may_attend(reader, read):
+    kind, segment, index = reader
+    other_kind, other_segment, other_index = read
+    if kind == "prefix":
+        return other_kind == "prefix" and other_index <= index
+    if kind == "segment":
+        if other_kind == "prefix":
+            return True
+        return other_kind == "segment" and other_segment == segment and other_index <= index
+    return other_kind != "query" or other_index <= index
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 3), st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(0, 3))
+def test_mask_positions_and_groups_by_plain_loops(prefix, segments, query):
+    layout = Layout(prefix, tuple(segments), query)
+    tokens = described(prefix, segments, query)
+    mask, positions, groups = layout.mask(), layout.positions(), layout.groups()
+    assert layout.length == len(tokens) and mask.shape == (len(tokens), len(tokens))
+    for row, reader in enumerate(tokens):
+        for column, read in enumerate(tokens):
+            assert bool(mask[row, column]) == may_attend(reader, read), (reader, read)
+        kind, segment, index = reader
+        behind = {"prefix": 0, "segment": prefix, "query": prefix + max(segments)}[kind]
+        assert positions[row] == behind + index
+        assert groups[row] == (segment if kind == "segment" else PREFIX)
+
+
+def test_one_segment_is_a_causal_sequence():
+    layout = Layout(0, (5,), 3)
+    assert torch.equal(layout.positions(), torch.arange(8))
+    assert torch.equal(layout.mask(), torch.ones(8, 8, dtype=torch.bool).tril())
+
+
+def test_a_layout_by_hand():
+    layout = Layout(1, (2, 1), 1)
+    assert layout.positions().tolist() == [0, 1, 2, 1, 3]
+    assert layout.mask().int().tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0],
+        [1, 0, 0, 1, 0],
+        [1, 1, 1, 1, 1],
+    ]
+
+
+def test_units_are_divided_as_evenly_as_they_can_be():
+    assert split(10, 4) == (3, 3, 2, 2) and split(8, 4) == (2, 2, 2, 2) and split(3, 1) == (3,)
+
+
+def test_refusals_say_why():
+    with pytest.raises(ValueError, match="P=5 segments, but the context has only 4 pieces .* P must not exceed 4"):
+        split(4, 5)
+    with pytest.raises(ValueError, match="P=0 segments"):
+        split(4, 0)
+    with pytest.raises(ValueError, match="segment 2 of 2 has 9 tokens behind a prefix of 1, the model has 9 positions"):
+        Layout(1, (3, 9), 0).check(9)
+    with pytest.raises(ValueError, match="query's 4 tokens would stand at positions 6 to 9, the model has 9"):
+        Layout(0, (3, 6), 4).check(9)
+    Layout(0, (3, 5), 4).check(9)
+    with pytest.raises(ValueError, match="none empty"):
+        Layout(0, (3, 0), 4)

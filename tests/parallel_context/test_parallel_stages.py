@@ -1,0 +1,150 @@
+"""The stages as commands at the smoke scale, a Hugging Face model from a folder, and bad input in one line."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from tiny_models import hugging_face
+
+ROOT = Path(__file__).resolve().parents[2]
+METHODS = [(None, None), (None, 2), ("sink", None), ("sink", 2)]
+
+
+def stage(folder, name, *arguments):
+    return subprocess.run(
+        [sys.executable, "-m", f"stages.{name}", *map(str, arguments)],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def one_line_error(finished, *named):
+    assert finished.returncode == 1, finished.stdout + finished.stderr
+    (line,) = finished.stderr.strip().splitlines()
+    assert line.startswith("error: ")
+    for text in named:
+        assert text in line
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("parallel context")
+    values = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    values["scale"] = "smoke"
+    values["scales"]["smoke"]["tokens"] |= {"train_bytes": 100_000, "validation_bytes": 20_000}
+    (folder / "params.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+    finished = stage(folder, "tokenize")
+    assert finished.returncode == 0, finished.stderr
+    return folder
+
+
+def test_train_then_measure(project):
+    one_line_error(stage(project, "parallel_context"), "training.json is missing", "stages.parallel_context_train")
+    finished = stage(project, "parallel_context_train")
+    assert finished.returncode == 0, finished.stderr
+    training = json.loads((project / "runs/parallel_context/seed_1337/training.json").read_text())
+    assert training["scale"] == "smoke" and training["tokens"] == 6 * 8 * 64 and training["last"]["step"] == 6
+    assert {"commit", "machine", "torch", "corpus_sha256", "seconds"} <= set(training["provenance"])
+
+    finished = stage(project, "parallel_context")
+    assert finished.returncode == 0, finished.stderr
+    assert "note: full attention solves" in finished.stdout
+    measured = json.loads((project / "runs/parallel_context/seed_1337/measured.json").read_text())
+    assert not measured["solves_retrieval"] and measured["training"] == training
+    for task in ("lm", "icl", "rag", "synthetic"):
+        rows = [row for row in measured["rows"] if row["task"] == task]
+        for segments in (1, 2, 4):
+            found = [(r["sink"], r["top_k"]) for r in rows if r["segments"] == segments and r["aggregation"] != "T"]
+            assert set(METHODS) <= set(found)
+        assert {r["top_k"] for r in rows if r["segments"] == 4} >= {None, 1, 2, 5, 10}
+        assert {r["sink"] for r in rows} == {None, "sink", "two newlines", "instruction"} or task == "lm"
+        assert all(r["entropy"] > 0 and r["low"] <= r["score"] <= r["high"] for r in rows)
+        # P = 1: nothing to select
+        full = [r for r in rows if r["segments"] == 1 and r["sink"] is None]
+        assert len({r["score"] for r in full}) == 1
+    assert {"commit", "machine", "torch", "started", "seconds"} <= set(measured["provenance"])
+
+
+def test_time_and_memory(project):
+    finished = stage(project, "parallel_context_cost")
+    assert finished.returncode == 0, finished.stderr
+    rows = json.loads((project / "runs/parallel_context/cost.json").read_text())["rows"]
+    assert [(r["way"], r["segments"]) for r in rows] == [("full", 1), ("segments", 4), ("mask", 4)]
+    assert [r["attention_pairs"] for r in rows] == [64 * 65 // 2, 4 * 16 * 17 // 2, 4 * 16 * 17 // 2]
+    assert all(r["cpu_s"] > 0 and r["question_cpu_s"] > 0 for r in rows)
+
+
+def test_results_are_kept_by_scale(project):
+    finished = stage(project, "keep", "--allow-changes")
+    assert finished.returncode == 0, finished.stderr
+    kept = project / "results/parallel_context/smoke"
+    assert sorted(path.name for path in kept.iterdir()) == ["cost.json", "seed_1337.json"]
+    assert json.loads((kept / "seed_1337.json").read_text())["model"] == "own"
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """A tiny random Llama with a byte-level tokenizer, saved as its users save theirs."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("tiny-llama")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({character: i for i, character in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    model = hugging_face("llama", max_position_embeddings=512)
+    model.resize_token_embeddings(len(alphabet))
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path):
+    (tmp_path / "lm.txt").write_text("some words and more of them " * 20, encoding="utf-8")
+    labelled = "".join(f"{kind}:x what is {kind} {i} ?\n" for i in range(6) for kind in ("A", "B"))
+    (tmp_path / "icl_train.txt").write_text(labelled, encoding="utf-8")
+    (tmp_path / "icl_test.txt").write_text("A:x what is it ?\n", encoding="utf-8")
+    pairs = {f"k{i}": f"v{i}" for i in range(8)}
+    record = {"context": json.dumps(pairs), "question": "k3", "answer": "v3"}
+    (tmp_path / "synthetic.jsonl").write_text(json.dumps(record), encoding="utf-8")
+    passages = [{"title": f"t{i}", "text": "a passage"} for i in range(5)]
+    record = {"question": "who?", "answers": ["Ada"], "ctxs": passages}
+    (tmp_path / "rag.jsonl").write_text(json.dumps(record), encoding="utf-8")
+    return tmp_path
+
+
+def test_another_model_on_benchmark_files(project, llama, data, tmp_path):
+    out = tmp_path / "other.json"
+    arguments = ["--model", llama, "--data", data, "--context", 120, "--predicted", 16, "--dtype", "float32"]
+    finished = stage(project, "parallel_context", *arguments, "--segments", 1, 2, "--out", out)
+    assert finished.returncode == 0, finished.stderr
+    measured = json.loads(out.read_text())
+    assert measured["family"] == "llama" and set(measured["tasks"]) == {"lm", "icl", "rag", "synthetic"}
+    assert {r["segments"] for r in measured["rows"]} == {1, 2}
+    one_line_error(
+        stage(project, "parallel_context", *arguments, "--attention", "flash_attention_2", "--out", tmp_path / "no"),
+        "flash_attention_2",
+        "attention probabilities",
+    )
+    assert not (tmp_path / "no").exists()
+    one_line_error(stage(project, "parallel_context", "--model", llama), "--data")
+    arguments[1] = tmp_path / "nothing"
+    one_line_error(stage(project, "parallel_context", *arguments), "cannot load")
+
+
+def test_the_section_is_checked(project):
+    values = yaml.safe_load((project / "params.yaml").read_text())
+    values["parallel_context"]["selection"]["top_k"] = 0
+    folder = project / "wrong"
+    folder.mkdir(exist_ok=True)
+    (folder / "params.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+    one_line_error(stage(folder, "parallel_context_cost"), "parallel_context.selection.top_k")

@@ -1,0 +1,80 @@
+"""Scores, aggregation and selection against cases worked by hand and plain loops."""
+
+import itertools
+
+import pytest
+import torch
+
+from aero.parallel_context.attention import QueryPass
+from aero.parallel_context.layout import PREFIX
+from aero.parallel_context.selection import Selection, aggregate, chosen, group_scores, visible
+
+GROUPS = torch.tensor([PREFIX, 0, 0, 0, 1, 1, 2, PREFIX])
+
+
+def test_group_scores_by_hand():
+    row = torch.tensor([[0.30, 0.05, 0.10, 0.02, 0.20, 0.03, 0.25, 0.05]])
+    assert torch.allclose(group_scores(row, GROUPS, 3, top=2), torch.tensor([[0.15, 0.23, 0.25]]))
+    assert torch.allclose(group_scores(row, GROUPS, 3, top=5), torch.tensor([[0.17, 0.23, 0.25]]))
+
+
+@pytest.mark.parametrize("top", [2, 100, None])
+@pytest.mark.parametrize("dims", [(-2,), (-3, -2), (0, -3, -2)])
+def test_aggregate_by_plain_loops(dims, top):
+    scores = torch.rand(2, 1, 3, 4, 5, generator=torch.Generator().manual_seed(1))  # (L, B, H, m, P)
+    found = aggregate(scores, dims, top)
+    over = {dim % 5 for dim in dims}
+    for place in itertools.product(*(range(1 if d in over else n) for d, n in enumerate(scores.shape))):
+        values = [
+            scores[index].item()
+            for index in itertools.product(*(range(n) for n in scores.shape))
+            if all(index[d] == place[d] for d in range(5) if d not in over)
+        ]
+        ordered = sorted(values, reverse=True)
+        expected = sum(values) / len(values) if top is None else sum(ordered[:top])
+        assert found[place].item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_chosen_and_visible_by_hand():
+    kept = chosen(torch.tensor([[0.2, 0.5, 0.4]]), 2)
+    assert kept.tolist() == [[False, True, True]]
+    assert visible(kept, GROUPS).tolist() == [[True, False, False, False, True, True, True, True]]
+    assert chosen(torch.tensor([0.2, 0.5]), 7).all()
+
+
+def test_probabilities_are_masked_and_renormalised():
+    logits = torch.randn(1, 2, 3, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    full = logits.softmax(-1)
+    seen = QueryPass(GROUPS, Selection(top_k=1))
+    sparse = seen.probabilities(logits)
+    for h, i in itertools.product(range(2), range(3)):
+        row = full[0, h, i]
+        by_group = [
+            sum(sorted((row[j].item() for j in range(8) if GROUPS[j] == g), reverse=True)[:5]) for g in range(3)
+        ]
+        best = by_group.index(max(by_group))
+        kept = [j for j in range(8) if GROUPS[j] in (PREFIX, best)]
+        mass = sum(row[j].item() for j in kept)
+        for j in range(8):
+            assert sparse[0, h, i, j].item() == pytest.approx(row[j].item() / mass if j in kept else 0.0)
+        entropy = -sum(row[j].item() / mass * torch.log(row[j] / mass).item() for j in kept)
+        assert seen.entropies[0][0, h, i].item() == pytest.approx(entropy)
+
+
+def test_aggregations_share_a_decision_as_they_say():
+    logits = torch.randn(2, 3, 4, 8, generator=torch.Generator().manual_seed(4))
+    shapes = {"none": (2, 3, 4, 3), "T": (2, 3, 1, 3), "HT": (2, 1, 1, 3)}
+    for aggregation, shape in shapes.items():
+        seen = QueryPass(GROUPS, Selection(top_k=1, aggregation=aggregation))
+        seen.probabilities(logits)
+        assert seen.selected[0].shape == shape and (seen.selected[0].sum(-1) == 1).all()
+    first = QueryPass(GROUPS, Selection(top_k=1, aggregation="LHT"))
+    for layer in range(3):
+        assert torch.equal(first.probabilities(logits + layer), (logits + layer).softmax(-1)), "it only collects"
+    assert first.over_layers().shape == (2, 1, 1, 3) and not first.selected
+
+
+def test_refusals():
+    for wrong in ({"top_k": 0}, {"score_top": 0}, {"aggregation": "TH"}, {"aggregate_top": 0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            Selection(**wrong)

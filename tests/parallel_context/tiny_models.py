@@ -1,0 +1,56 @@
+"""Tiny random models of every supported family, with the plain full-attention logits of each."""
+
+import torch
+
+from aero import families
+from aero.architecture import parse
+from aero.model import GPT
+from aero.parallel_context.own_model import OwnModel
+
+VOCABULARY, CONTEXT = 97, 64
+HUGGING_FACE = ("llama", "mistral", "qwen2")
+
+
+def own(architecture="SM+LN+G", **changes):
+    torch.manual_seed(3)
+    sizes = {"layers": 2, "heads": 4, "width": 32, "ffn_width": 64, "init_std": 0.2, "rotary_fraction": 1.0}
+    config = families.config("pythia-70m", VOCABULARY, CONTEXT, **(sizes | changes))
+    return GPT(parse(architecture), config).eval()
+
+
+def hugging_face(kind, attention="sdpa", **changes):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(3)
+    config = AutoConfig.for_model(
+        kind,
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+        initializer_range=0.2,
+        tie_word_embeddings=False,
+        **({"sliding_window": None} if kind == "mistral" else {}) | changes,
+    )
+    return AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
+
+
+def made(kind):
+    """The model as one of `encoding`, and a function of ids that gives its own full-attention logits.
+
+    In double precision: in single the rounding of logits of a few units is as large as the 1e-6 that is asked for. The
+    reference is Hugging Face's `sdpa`, because its `eager` rounds probabilities to single precision.
+    """
+    if kind == "own":
+        return OwnModel(own().double()), own().double()
+    from aero.parallel_context.hugging_face import HuggingFaceModel
+
+    plain = hugging_face(kind).double()
+    return HuggingFaceModel(hugging_face(kind).double()), lambda ids: plain(ids).logits
+
+
+def ids(sequences, tokens, seed=0):
+    return torch.randint(VOCABULARY, (sequences, tokens), generator=torch.Generator().manual_seed(seed))

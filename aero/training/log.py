@@ -22,12 +22,16 @@ class Observer(Protocol):
     def end(self) -> None: ...
 
 
-def columns(layers: int) -> list[str]:
+def columns(layers: int, slopes: int = 0) -> list[str]:
     """Columns of log.csv; of layer i, on held-out sequences (in the row of a divergence on the batch that broke it):
     entropy_layer_i is the mean over heads in nats, activation_layer_i the largest magnitude of the block's output,
-    overflow_layer_i how many of its values float16 cannot hold (beyond 65504, infinite or not a number)."""
+    overflow_layer_i how many of its values float16 cannot hold (beyond 65504, infinite or not a number).
+
+    slopes: how many negative slopes of a leaky ReLU are learned, one a layer or one for all; slope_i are their values.
+    """
     head = ["step", "tokens", "train_loss", "regularization", "eval_loss", "learning_rate", "gradient_norm", "seconds"]
-    return head + [f"{name}_layer_{i}" for name in ("entropy", "activation", "overflow") for i in range(layers)]
+    layered = [f"{name}_layer_{i}" for name in ("entropy", "activation", "overflow") for i in range(layers)]
+    return head + layered + [f"slope_{i}" for i in range(slopes)]
 
 
 class LiveLog:
@@ -37,8 +41,8 @@ class LiveLog:
     so the log of a training has each step once, however often it was killed.
     """
 
-    def __init__(self, path: Path, layers: int) -> None:
-        self._path, self._columns = path, columns(layers)
+    def __init__(self, path: Path, layers: int, slopes: int = 0) -> None:
+        self._path, self._columns = path, columns(layers, slopes)
         self._file: TextIO | None = None
 
     def begin(self, rows: Sequence[Row]) -> None:
@@ -55,9 +59,9 @@ class LiveLog:
             self._file.close()
 
 
-def write(path: Path, rows: Sequence[Row], layers: int) -> None:
+def write(path: Path, rows: Sequence[Row], layers: int, slopes: int = 0) -> None:
     """Write all rows atomically; numbers in the shortest form that reads back to the same float, gaps empty."""
-    write_text(path, _csv(columns(layers), rows, header=True))
+    write_text(path, _csv(columns(layers, slopes), rows, header=True))
 
 
 def _csv(names: list[str], rows: Sequence[Row], header: bool) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from aero.published import Claim, load
-from aero.report import cost_claims, training_claims
+from aero.published import Claim, known_papers, load
+from aero.report import cost_claims, entropy_claims, flops_claims, training_claims
 from aero.report.decisions import TESTS, VERDICTS, Decision, Verdict
 from aero.report.results import Results
 from aero.report.tables import csv_text
 
-MODULES = (training_claims, cost_claims)
+MODULES = (training_claims, entropy_claims, cost_claims, flops_claims)
 """Where the tests are; importing them makes them known."""
 
 COLUMNS = ("id", "paper", "claim", "where", "test", "published", "measured", "scale", "verdict", "evidence")
@@ -19,29 +19,34 @@ COLUMNS = ("id", "paper", "claim", "where", "test", "published", "measured", "sc
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim and its decision."""
+    """A claim of the paper called `paper`, and its decision."""
 
     claim: Claim
     decision: Decision
+    paper: str
 
 
-def judge(results: Results, short: str = "aero") -> list[Judged]:
-    """Every claim of the paper, decided on `results`; ValueError for a claim whose test does not exist."""
-    paper = load(short)
+def judge(results: Results, *papers: str) -> list[Judged]:
+    """Every claim of the papers (default: all known ones), decided on `results`.
+
+    ValueError for a claim whose test does not exist.
+    """
     judged = []
-    for claim in paper.claims:
-        if claim.test not in TESTS:
-            raise ValueError(f"claim {claim.id}: no test {claim.test!r}; known: {', '.join(sorted(TESTS))}")
-        judged.append(Judged(claim, TESTS[claim.test](results, paper, **claim.parameters)))
+    for short in papers or known_papers():
+        paper = load(short)
+        for claim in paper.claims:
+            if claim.test not in TESTS:
+                raise ValueError(f"claim {claim.id}: no test {claim.test!r}; known: {', '.join(sorted(TESTS))}")
+            judged.append(Judged(claim, TESTS[claim.test](results, paper, **claim.parameters), short))
     return judged
 
 
-def claims_csv(judged: Iterable[Judged], short: str = "aero") -> str:
+def claims_csv(judged: Iterable[Judged]) -> str:
     """The contract's CSV text."""
     rows = [
         {
             "id": j.claim.id,
-            "paper": short,
+            "paper": j.paper,
             "claim": j.claim.claim,
             "where": j.claim.where,
             "test": f"{j.claim.test}: {j.decision.rule}",

@@ -14,10 +14,7 @@ from aero.report.results import Results
 
 DRAWN = [
     figures.figure_1,
-    figures.figure_3a,
     figures.figure_3b,
-    figures.figure_5,
-    figures.figure_6,
     pareto.figure_pareto,
     figures.figure_contradiction,
 ]
@@ -57,11 +54,6 @@ def test_a_figure_without_results_says_so(draw: object, empty: Results) -> None:
 def test_figure_1_labels_published_and_measured_bars(full: Results) -> None:
     said = texts(figures.figure_1(full))
     assert {"25.32", "15.30", "6.12", "8.21"} <= set(said)
-
-
-def test_figure_3a_fractions_are_the_means_over_seeds(full: Results) -> None:
-    expected = sum(q[3] for q in full.quarters("sm-g").values()) / 3
-    assert f"{expected:.0%}" in texts(figures.figure_3a(full))
 
 
 def test_figure_3b_marks_a_run_that_became_not_finite(full: Results) -> None:

@@ -127,7 +127,11 @@ def test_wasserstein_is_the_area_between_the_distributions(one: list[float], oth
 def test_the_mean_over_layers_is_never_below_the_distance_of_all_heads(seed: int) -> None:
     draw = np.random.default_rng(seed)
     one, other = draw.uniform(0, 4, (5, 3)), draw.uniform(0, 4, (5, 3)) * draw.uniform(0, 1)
-    assert wasserstein_1_by_layer(one, other).mean() >= wasserstein_1(one, other) - 1e-12
+    layers = wasserstein_1_by_layer(one, other)
+    np.testing.assert_allclose(layers, [wasserstein_1(a, b) for a, b in zip(one, other, strict=True)])
+    assert layers.mean() >= wasserstein_1(one, other) - 1e-12
+    one[2, 1] = np.nan
+    assert wasserstein_1_by_layer(one, other)[2] == pytest.approx(wasserstein_1(one[2], other[2]))
 
 
 def test_entropy_range_leaves_out_what_is_not_finite() -> None:

@@ -410,7 +410,7 @@ def figure_temperatures(results: Results) -> Figure:
     with style():
         figure = Figure(figsize=(WIDTH, 2.5 * len(TEMPERATURE_RUNS)))
         panels = figure.subplots(len(TEMPERATURE_RUNS), 2, width_ratios=(1, 2.2))
-        figure.subplots_adjust(left=0.07, right=0.97, top=0.93, bottom=0.1, wspace=0.42, hspace=0.45)
+        figure.subplots_adjust(left=0.07, right=0.97, top=0.93, bottom=0.1, wspace=0.6, hspace=0.45)
         for row, (run, (heads, positions)) in enumerate(zip(TEMPERATURE_RUNS, panels, strict=True)):
             name = {REGULARISED: "EReg(SM(t)+ScFuFFN)", "smt-scfuffn": "SM(t)+ScFuFFN"}[run]
             heads.set_title(name, fontsize=8)
@@ -431,7 +431,7 @@ def _temperatures(figure: Figure, heads: Axes, positions: Axes, trained: Run, bo
     mesh = heatmap(heads, shown, LogNorm(np.nanmin(shown), np.nanmax(shown)))
     heads.set_ylabel("layer")
     heads.set_xlabel("head")
-    colour_bar(figure, mesh, (0.315, bottom + 0.02, 0.012, 0.32), "mean t over positions")
+    colour_bar(figure, mesh, (0.3, bottom + 0.02, 0.012, 0.32), "")
     by_position = learned.get("temperature_by_position")
     if not by_position:
         missing_run(positions, trained.name, "not stored by position, measure it again")

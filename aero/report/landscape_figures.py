@@ -87,8 +87,8 @@ def landscape_figure_1(results: Results) -> Figure:
                 axis.pane.set_visible(False)
                 axis._axinfo["grid"].update(color="#b8bfc9", linewidth=0.4)  # mplot3d has no other way to say so
             panel.set_box_aspect((1, 1.25, 0.9), zoom=1.12)
-        figure.subplots_adjust(left=0.01, right=0.96, top=0.93, bottom=0.06, wspace=0.08)
-        figure.text(0.985, 0.5, "mean entropy, nats", rotation=90, va="center", ha="center", fontsize=7)
+        figure.subplots_adjust(left=0.01, right=0.94, top=0.93, bottom=0.06, wspace=0.08)
+        figure.text(0.99, 0.5, "mean entropy, nats", rotation=90, va="center", ha="center", fontsize=7)
     return figure
 
 

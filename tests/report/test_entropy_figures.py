@@ -15,7 +15,14 @@ import yaml
 from matplotlib.figure import Figure
 
 from aero.landscape import steepness
-from aero.report import entropy_figures, entropy_page, flops_figures, landscape_figures, landscape_tables
+from aero.report import (
+    diagram_figures,
+    entropy_figures,
+    entropy_page,
+    flops_figures,
+    landscape_figures,
+    landscape_tables,
+)
 from aero.report.drawing import svg
 from aero.report.entropy_drawing import row_name
 from aero.report.figure_index import FIGURES, Drawn
@@ -23,7 +30,8 @@ from aero.report.results import Results, load
 from aero.report.statistics import sampling_error
 
 DRAWN = {drawn.name: drawn for drawn in FIGURES}
-COUNTED = ("figure_20", "figure_21")
+COUNTED = ("figure_20", "figure_21", "guided_figure_1")
+"""Those that are drawn from no run."""
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +39,12 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """One seed of every run that a figure of attention entropy needs."""
     root = tmp_path_factory.mktemp("everything")
     runs = tuple(made_results.RUNS) + tuple(made_results.MORE_RUNS)
-    return load(made_results.project(root, seeds=(1337,), runs=runs, costs=False))
+    made_results.project(root, seeds=(1337,), runs=runs)
+    with (root / "results/two_party/ops.csv").open("a", encoding="utf-8") as file:
+        for megabytes, (_, kind, _) in enumerate(diagram_figures.STEPS, start=1):
+            shape = "128x768,768x768" if kind == "linear" else "made"
+            file.write(f'{kind},"{shape}",gpt2,128,made,{megabytes}000000,{megabytes}000000,9,9,9,1.0,\n')
+    return load(root)
 
 
 def texts(figure: Figure) -> list[str]:
@@ -57,7 +70,7 @@ def test_a_figure_names_every_run_it_misses(drawn: Drawn, empty: Results) -> Non
 def test_a_figure_draws_what_there_is(tmp_path: Path) -> None:
     root = made_results.project(tmp_path, seeds=(1337,), runs=("sm-ln-g", "sm-g"), costs=False)
     figure = entropy_figures.figure_12(load(root))
-    drawn = [panel.get_title() for panel in figure.axes if panel.lines]
+    drawn = [panel.get_title("left") for panel in figure.axes if panel.lines]
     assert drawn == ["SM+LN+G", "SM+G"]
     assert {"not run yet:\nsm", "not run yet:\nsm-ln-r"} <= set(texts(figure))
 
@@ -65,7 +78,7 @@ def test_a_figure_draws_what_there_is(tmp_path: Path) -> None:
 def test_every_published_figure_has_one_function_and_the_runs_of_params_yaml() -> None:
     """The issue's list of figures; params.yaml says which runs each is drawn from."""
     wanted = [f"aero/figure{n}" for n in (3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 14, 16, 17, 18, 19, 20, 21)]
-    wanted += [f"entropy_guided/figure{n}" for n in (2, 4, 5, 6, 7)]
+    wanted += [f"entropy_guided/figure{n}" for n in range(1, 8)]
     wanted += [f"entropy_landscape/figure{n}" for n in (1, 2, 3)]
     published = [figure for drawn in FIGURES for figure in drawn.published]
     assert sorted(published) == sorted(wanted)
@@ -85,7 +98,7 @@ def test_figure_3a_fractions_are_the_means_over_seeds(full: Results) -> None:
 def test_heatmaps_show_the_heads(everything: Results) -> None:
     panels = entropy_figures.figure_5(everything).axes
     for panel, run in zip(panels, ("sm-ln-g", "sm-ln-r", "sm-g", "sm-r"), strict=False):
-        assert panel.get_title() == row_name(run)
+        assert panel.get_title("left") == row_name(run)
         mean = everything.first(run).entropy.mean
         np.testing.assert_allclose(panel.collections[0].get_array().reshape(12, 4), mean)
 
@@ -193,7 +206,16 @@ def test_flops_figures_print_the_shares() -> None:
     }
     figure = DRAWN["figure_20"].draw(None)
     assert [text.get_text() for text in figure.axes[0].texts] == ["65%", "64%", "62%", "57%", "50%", "40%", "29%"]
-    assert [panel.get_title().split()[0] for panel in figure.axes] == ["small", "medium", "large", "XL"]
+    assert [panel.get_title("left").split()[0] for panel in figure.axes] == ["small", "medium", "large", "XL"]
+
+
+def test_diagrams_hold_measured_numbers(everything: Results, empty: Results) -> None:
+    said = texts(diagram_figures.guided_figure_1(everything))
+    assert [text for text in said if text.endswith("MB")] == [f"{2 * n} MB" for n in range(1, 8)]
+    assert "not measured yet: gelu_plain" in texts(diagram_figures.guided_figure_1(empty))
+    said = texts(diagram_figures.guided_figure_3(everything))
+    assert "W_ffn, d × d, divided by α\nα 1 to 2.1" in said and "plus β times its input\nβ 1.4 to 2" in said
+    assert "144 × softmax of 128 × 128" in said
 
 
 def test_sampling_error_by_hand_and_paired() -> None:

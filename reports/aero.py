@@ -123,7 +123,7 @@ entropy_page.figures(results, "aero")
 # %% [markdown]
 # ### Entropy-Guided Attention
 #
-# Figures of this paper that are AERO's too stand above: its Figures 5, 6 and 7 are AERO's 10, 18 and 19.
+# Figures of this paper that are AERO's too stand above, under AERO's numbers.
 
 # %%
 entropy_page.figures(results, "entropy_guided")

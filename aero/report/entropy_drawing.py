@@ -51,17 +51,30 @@ def depth_colours(layers: int) -> list[Any]:
     return [DEPTH(layer / max(layers - 1, 1)) for layer in range(layers)]
 
 
-def missing_run(panel: Axes, run: str, what: str = "not run yet") -> None:
-    """Say in the panel that `run` is missing, or what of it is."""
-    say_missing(panel, f"{what}:\n{run}")
+def missing_run(panel: Axes, results: Results, run: str, what: str = "entropies not measured") -> None:
+    """Say in the panel that `run` is missing, or, if it is there, what of it is."""
+    say_missing(panel, f"{what if results.seeds(run) else 'not run yet'}:\n{run}")
 
 
-def grid(panels: int, columns: int, height: float, **margins: float) -> tuple[Figure, list[Axes]]:
-    """A figure of panels in rows of so many columns, `height` inches a row; what is left of the last row is empty."""
+def grid(
+    panels: int,
+    columns: int,
+    height: float,
+    top: float = 0.28,
+    bottom: float = 0.42,
+    right: float = 0.985,
+    wspace: float = 0.2,
+    hspace: float = 0.36,
+) -> tuple[Figure, list[Axes]]:
+    """A figure of panels in rows of so many columns, what is left of the last row empty.
+
+    height: of a row, top, bottom: of what the panels leave free, inches. right, wspace, hspace: as in matplotlib.
+    """
     rows = -(-panels // columns)
-    figure = Figure(figsize=(WIDTH, rows * height))
+    whole = rows * height
+    figure = Figure(figsize=(WIDTH, whole))
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-    figure.subplots_adjust(**margins)
+    figure.subplots_adjust(0.07, bottom / whole, right, 1 - top / whole, wspace, hspace)
     for panel in axes[panels:]:
         panel.set_visible(False)
     return figure, axes[:panels]
@@ -105,19 +118,15 @@ def entropy_heatmaps(
     """Mean entropy of every head of the runs' first seeds, on one colour scale up to the causal bound."""
     names = names or [row_name(run) for run in runs]
     columns = min(columns, len(runs))
-    rows = -(-len(runs) // columns)
     with style():
-        figure, panels = grid(
-            len(runs), columns, height, left=0.07, right=0.9, top=1 - 0.3 / (rows * height), hspace=0.32,
-            bottom=0.42 / (rows * height), wspace=0.24,
-        )  # fmt: skip
+        figure, panels = grid(len(runs), columns, height, right=0.9, wspace=0.24)
         found = {run: trained for run in runs if (trained := results.first(run)) is not None and trained.entropy}
         bound = max((t.entropy.maximum.get("causal_bound", 0.0) for t in found.values() if t.entropy), default=0.0)
         norm, mesh = Normalize(0, bound or 1.0), None
         for place, (panel, run, name) in enumerate(zip(panels, runs, names, strict=True)):
             panel.set_title(name, fontsize=7.5 if max(map(len, names)) > 14 else 9)
             if run not in found:
-                missing_run(panel, run)
+                missing_run(panel, results, run)
                 continue
             mesh = heatmap(panel, np.array(found[run].entropy.mean), norm)
             if place % columns == 0:
@@ -205,12 +214,8 @@ def entropy_over_training(
     """Entropy of each layer, mean over heads, while the runs' first seeds train; all panels to one scale."""
     names = names or [row_name(run) for run in runs]
     columns = min(columns, len(runs))
-    rows = -(-len(runs) // columns)
     with style():
-        figure, panels = grid(
-            len(runs), columns, height, left=0.07, right=0.985, top=1 - 0.28 / (rows * height), wspace=0.2,
-            bottom=0.42 / (rows * height), hspace=0.36,
-        )  # fmt: skip
+        figure, panels = grid(len(runs), columns, height)
         for place, (panel, run, name) in enumerate(zip(panels, runs, names, strict=True)):
             layer_lines(panel, results, run, name, 7.5 if columns > 2 and max(map(len, names)) > 14 else 8.5)
             if place % columns == 0:
@@ -235,12 +240,9 @@ def layer_lines(panel: Axes, results: Results, run: str, name: str, size: float 
     """
     trained = results.first(run)
     panel.set_title(name, fontsize=size)
-    if trained is None:
-        missing_run(panel, run)
-        return
-    lines = _finite_lines(trained, lambda log: log.entropy)
+    lines = _finite_lines(trained, lambda log: log.entropy) if trained else {}
     if not lines:
-        missing_run(panel, run, "entropy not logged")
+        missing_run(panel, results, run, "entropy not logged")
         return
     panel.set_title(name + diverged(trained), fontsize=size)
     layers = max(lines) + 1
@@ -294,7 +296,7 @@ def slope_lines(panel: Axes, results: Results, run: str, title: str) -> None:
     trained = results.first(run)
     lines = _finite_lines(trained, lambda log: log.slopes) if trained else {}
     if not lines:
-        missing_run(panel, run, "not run yet" if trained is None else "slopes not logged, train it again")
+        missing_run(panel, results, run, "slopes not logged, train it again")
         return
     last = max(steps[-1] for steps, _ in lines.values())
     for index, colour in enumerate(depth_colours(max(lines) + 1)):
@@ -314,14 +316,10 @@ def overflow_map(panel: Axes, results: Results, run: str, title: str) -> ScalarM
     """
     panel.set_title(title)
     trained = results.first(run)
-    log = trained.log if trained else None
-    kept = [
-        (step, row)
-        for step, row in zip(log.step, log.overflow, strict=False)
-        if any(v is not None for v in row)
-    ] if log else []  # fmt: skip
+    logged = zip(trained.log.step, trained.log.overflow, strict=False) if trained and trained.log else ()
+    kept = [(step, row) for step, row in logged if any(v is not None for v in row)]
     if not kept:
-        missing_run(panel, run, "not run yet" if trained is None else "counts not logged, train it again")
+        missing_run(panel, results, run, "counts not logged, train it again")
         return None
     panel.set_title(title + diverged(trained))
     counts = np.array([[np.nan if v is None else v for v in row] for _, row in kept]).T  # (L, evaluations)

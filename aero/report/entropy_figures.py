@@ -12,7 +12,7 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
 from aero.published import load
-from aero.report.drawing import AS_PUBLISHED, INK, MUTED, WIDTH, style
+from aero.report.drawing import AS_PUBLISHED, INK, MUTED, WIDTH, say_missing, style
 from aero.report.entropy_drawing import (
     DEPTH,
     colour_bar,
@@ -74,7 +74,7 @@ def figure_3a(results: Results) -> Figure:
 def figure_4(results: Results) -> Figure:
     """AERO Figure 4: learned negative slopes of the leaky ReLU over training, (a) layerwise and (b) global."""
     with style():
-        figure, (layerwise, shared) = grid(2, 2, 2.5, left=0.08, right=0.98, top=0.88, bottom=0.18, wspace=0.2)
+        figure, (layerwise, shared) = grid(2, 2, 2.5)
         slope_lines(layerwise, results, "sm-leakyr", "(a) one slope a layer")
         slope_lines(shared, results, "sm-leakyr-global", "(b) one slope for all layers")
         layerwise.set_ylabel("negative slope")
@@ -112,7 +112,7 @@ def figure_6(results: Results) -> Figure:
         heads.set_title("(b) SM")
         trained = results.first("sm")
         if trained is None or trained.entropy is None:
-            missing_run(heads, "sm")
+            missing_run(heads, results, "sm")
         else:
             norm = Normalize(0, trained.entropy.maximum["causal_bound"])
             mesh = heatmap(heads, np.array(trained.entropy.mean), norm)
@@ -163,7 +163,7 @@ def figure_10(results: Results) -> Figure:
         found = trained.entropy.learned.get("thresholds") if trained and trained.entropy else None
         if not found:
             for panel in (heads, means, variances):
-                missing_run(panel, REGULARISED)
+                missing_run(panel, results, REGULARISED)
             return figure
         thresholds = np.array(found, dtype=float)  # (L, H)
         layers = np.arange(1, len(thresholds) + 1)
@@ -194,12 +194,12 @@ def figure_10(results: Results) -> Figure:
 def figure_11(results: Results) -> Figure:
     """AERO Figure 11: learned alpha (divides the FFN's output) and beta (scales the residual connection) per layer."""
     with style():
-        figure, panels = grid(2, 2, 2.5, left=0.07, right=0.98, top=0.88, bottom=0.17, wspace=0.2)
+        figure, panels = grid(2, 2, 2.5)
         seeds = [run for run in results.seeds("sm-scffn") if run.entropy and run.entropy.learned.get("alpha")]
         for panel, name, sign in zip(panels, ("alpha", "beta"), ("α", "β"), strict=True):
             panel.set_title(sign)
             if not seeds:
-                missing_run(panel, "sm-scffn")
+                missing_run(panel, results, "sm-scffn")
                 continue
             values = np.array([run.entropy.learned[name] for run in seeds], dtype=float)  # (seeds, L)
             layers = np.arange(1, values.shape[1] + 1)
@@ -290,7 +290,7 @@ def figure_17(results: Results) -> Figure:
             panels[0, column].set_xlabel("training step")
             panels[1, column].set_title(f"({'defg'[column]}) {name}")
             if run not in found:
-                missing_run(panels[1, column], run)
+                missing_run(panels[1, column], results, run)
                 continue
             mesh = heatmap(panels[1, column], np.array(found[run].entropy.mean), Normalize(0, bound))
             panels[1, column].set_xlabel("head")
@@ -363,14 +363,12 @@ def guided_figure_4(results: Results) -> Figure:
 def figure_positions(results: Results) -> Figure:
     """Mean entropy at each query position i, layer by layer, against its bound log i."""
     with style():
-        figure, panels = grid(
-            len(POSITION_RUNS), 2, 2.2, left=0.07, right=0.97, top=0.94, bottom=0.1, wspace=0.2, hspace=0.4
-        )
+        figure, panels = grid(len(POSITION_RUNS), 2, 2.2)
         for place, (panel, run) in enumerate(zip(panels, POSITION_RUNS, strict=True)):
             panel.set_title(row_name(run))
             trained = results.first(run)
             if trained is None or trained.entropy is None or not trained.entropy.by_position:
-                missing_run(panel, run)
+                missing_run(panel, results, run)
                 continue
             _positions(panel, trained)
             if place % 2 == 0:
@@ -417,8 +415,8 @@ def figure_temperatures(results: Results) -> Figure:
             trained = results.first(run)
             learned = trained.entropy.learned if trained and trained.entropy else {}
             if not learned.get("temperature_mean"):
-                missing_run(heads, run)
-                missing_run(positions, run)
+                missing_run(heads, results, run)
+                missing_run(positions, results, run)
                 continue
             _temperatures(figure, heads, positions, trained, 0.52 if row == 0 else 0.1)
     return figure
@@ -434,7 +432,7 @@ def _temperatures(figure: Figure, heads: Axes, positions: Axes, trained: Run, bo
     colour_bar(figure, mesh, (0.3, bottom + 0.02, 0.012, 0.32), "")
     by_position = learned.get("temperature_by_position")
     if not by_position:
-        missing_run(positions, trained.name, "not stored by position, measure it again")
+        say_missing(positions, f"not stored by position, measure it again:\n{trained.name}")
         return
     rows = np.array(by_position, dtype=float)  # (L, T)
     places = np.arange(1, rows.shape[1] + 1)

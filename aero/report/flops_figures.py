@@ -45,10 +45,7 @@ def _breakdown(models: Mapping[str, Sizes], columns: int) -> Figure:
     height = 1.75
     rows = -(-len(models) // columns)
     with style():
-        figure, panels = grid(
-            len(models), columns, height, left=0.07, right=0.985, top=1 - 0.5 / (rows * height), wspace=0.16,
-            bottom=0.4 / (rows * height), hspace=0.5,
-        )  # fmt: skip
+        figure, panels = grid(len(models), columns, height, top=0.5, wspace=0.16, hspace=0.5)
         for place, (panel, (name, sizes)) in enumerate(zip(panels, models.items(), strict=True)):
             _bars(panel, sizes)
             panel.set_title(

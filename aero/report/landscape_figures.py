@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from aero.landscape import gini_by_layer, steepness, wasserstein_1_by_layer
-from aero.report.drawing import INK, MUTED, PAPER, WIDTH, style
+from aero.report.drawing import INK, MUTED, PAPER, WIDTH, say_missing, style
 from aero.report.entropy_drawing import ENTROPY, colour_bar, heatmap, missing_run
 from aero.report.figure_index import stands_for
 from aero.report.results import Results
@@ -67,7 +67,7 @@ def landscape_figure_1(results: Results) -> Figure:
             if run not in found:
                 panel = figure.add_subplot(1, 4, place)
                 panel.set_title(title, y=0.97, loc="center")
-                missing_run(panel, run)
+                missing_run(panel, results, run)
                 continue
             panel = figure.add_subplot(1, 4, place, projection="3d", computed_zorder=False)
             panel.set_title(title, y=0.97, loc="center")
@@ -119,7 +119,7 @@ def landscape_figure_2(results: Results) -> Figure:
             for panel, (run, name) in zip(panels[row], MARGINS.items(), strict=True):
                 panel.set_title(f"{name}, {kind}", fontsize=8)
                 if (kind, run) not in maps:
-                    missing_run(panel, run, "not run yet" if results.first(run) is None else f"{kind} not stored")
+                    missing_run(panel, results, run, f"{kind} not stored")
                     continue
                 mesh = heatmap(panel, maps[kind, run], norm, ENTROPY)
                 if row:
@@ -170,7 +170,7 @@ def _by_layer(panels: NDArray[np.object_], results: Results, runs: tuple[str, ..
             _line(panels[2], wasserstein_1_by_layer(values, baseline), error, colour, mark)
     for panel in panels:
         if not panel.lines:
-            missing_run(panel, ",\n".join(absent) if absent else runs[0])
+            say_missing(panel, "not run yet:\n" + ",\n".join(absent) if absent else "entropies not measured")
             continue
         panel.set_ylim(bottom=0)
         panel.grid(axis="y")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
-import numpy as np
+from numpy.typing import ArrayLike
 
 from aero.landscape import entropy_range, wasserstein_1, wasserstein_1_by_layer
 from aero.published import Cell, Row, load
 from aero.report.figure_index import PAPERS
 from aero.report.marks import Html, cell_source, gap, grid, number, published_number, training_caption
-from aero.report.results import Results, Run
+from aero.report.results import Results
 from aero.report.statistics import estimate, sampling_error
 from aero.report.tables import MeasuredCell, cells_csv, table, training_origin
 
@@ -34,23 +35,24 @@ def _heads(results: Results, row: Row, cell: Cell, kind: str) -> MeasuredCell:
     """A cell that is a statistic of the heads' mean entropies."""
     name, base = row.trained[cell.column.training], row.trained["baseline"]
     baseline = {run.seed: run for run in results.seeds(base) if run.entropy}
-    notes, values, first = [cell.note] if cell.note else [], {}, None
-    for run in results.seeds(name):
-        if run.entropy is None or (kind == "w1" and run.seed not in baseline):
-            continue
-        values[run.seed] = _statistic(kind, run, baseline.get(run.seed))
-        first = first or run
-    found = estimate(values)
-    if found is None or first is None:
+    compared = {
+        run.seed: (run, baseline[run.seed]) if kind == "w1" else (run,)
+        for run in results.seeds(name)
+        if run.entropy and (kind != "w1" or run.seed in baseline)
+    }
+    notes = [cell.note] if cell.note else []
+    found = estimate({s: _statistic(kind, *(run.entropy.mean for run in runs)) for s, runs in compared.items()})
+    if found is None:
         missing = "not run yet" if not results.seeds(name) else "entropies not measured"
         return MeasuredCell(row, cell, "", None, "missing", results.scale, "; ".join([*notes, missing]))
+    seed = found.seeds[0]
     if len(found.seeds) == 1:
-        notes.append(f"one seed ({found.seeds[0]}), no interval")
+        notes.append(f"one seed ({seed}), no interval")
     if kind == "w1":
-        layers = wasserstein_1_by_layer(first.entropy.mean, baseline[first.seed].entropy.mean).mean()
-        notes.append(f"mean of the layers' own distances {layers:.3f}")
-    error = _error(kind, first, baseline.get(first.seed))
-    notes.append("no sampling error stored" if error is None else f"sampling error {error:.2g} (seed {first.seed})")
+        layers = wasserstein_1_by_layer(*(run.entropy.mean for run in compared[seed])).mean()
+        notes.append(f"mean of the layers' own distances {layers:.3f} (seed {seed})")
+    error = sampling_error(partial(_statistic, kind), *(run.entropy.blocks for run in compared[seed]))
+    notes.append("no sampling error stored" if error is None else f"sampling error {error:.2g} (seed {seed})")
     return MeasuredCell(
         row,
         cell,
@@ -63,24 +65,12 @@ def _heads(results: Results, row: Row, cell: Cell, kind: str) -> MeasuredCell:
     )
 
 
-def _statistic(kind: str, run: Run, baseline: Run | None) -> float:
-    return _of(kind, run.entropy.mean, baseline.entropy.mean if baseline else None)
-
-
-def _of(kind: str, heads: object, baseline: object) -> float:
+def _statistic(kind: str, *heads: ArrayLike) -> float:
+    """Entropy of a model's lowest ("low") or highest ("high") head, or its heads' distance ("w1") from others."""
     if kind == "w1":
-        return wasserstein_1(heads, baseline)
-    low, high = entropy_range(heads)
+        return wasserstein_1(*heads)
+    low, high = entropy_range(*heads)
     return low if kind == "low" else high
-
-
-def _error(kind: str, run: Run, baseline: Run | None) -> float | None:
-    """Standard error of a cell for the held-out tokens; None where the blocks of them are not stored."""
-    blocks = [np.array(run.entropy.blocks)]
-    if kind == "w1":
-        blocks.append(np.array(baseline.entropy.blocks))
-    found = sampling_error(lambda *means: _of(kind, *means, *[None] * (2 - len(means))), *blocks)
-    return None if found is None else float(found)
 
 
 def table_1(results: Results) -> Html:

@@ -111,20 +111,21 @@ class EntropyStatistics:
     """Attention entropies of a model on held-out sequences, nats.
 
     mean, sem: (L, H), mean over queries and sequences and its standard error over sequences.
+    by_position: (L, T), mean over heads and sequences at each query position.
+    tokens: number of tokens measured.
     median: (L, H), median over all rows, i.e. queries of all sequences.
-    by_position: (L, T), mean over heads and sequences at each query position; by_position_sem: over blocks.
+    by_position_sem: (L, T), standard error of by_position, over the blocks.
     blocks: (K, L, H), the mean over queries and sequences of each of K blocks of consecutive sequences. Neighbours are
     often cut from one document and so alike: the blocks' spread holds that, the sequences' does not.
-    tokens: number of tokens measured.
     """
 
     mean: Tensor
     sem: Tensor
-    median: Tensor
     by_position: Tensor
-    by_position_sem: Tensor
-    blocks: Tensor
     tokens: int
+    median: Tensor | None = None
+    by_position_sem: Tensor | None = None
+    blocks: Tensor | None = None
 
     def summary(self) -> dict[str, object]:
         """As JSON-ready values, with maxima, quarter fractions, and overload and collapse by the stated rules."""
@@ -142,10 +143,7 @@ class EntropyStatistics:
         return {
             "entropy_mean": _json_values(self.mean),
             "entropy_sem": _json_values(self.sem),
-            "entropy_median": _json_values(self.median),
             "entropy_by_position": _json_values(self.by_position),
-            "entropy_by_position_sem": _json_values(self.by_position_sem, 3),
-            "entropy_blocks": [_json_values(block, 6) for block in self.blocks],
             "tokens": self.tokens,
             "maximum": {name: value if math.isfinite(value) else None for name, value in maxima.items()},
             "quarters": {name: quarter_fractions(self.mean, value) for name, value in usable.items()},
@@ -153,7 +151,18 @@ class EntropyStatistics:
             "collapse": {"fraction": low.fraction, "layers": list(low.layers)},
             "rule": f"overload: head mean >= 3/4 max; collapse: head mean < 1/4 max or not finite; max is {reference}; "
             "a layer is named where more than half of its heads are",
+            **self._for_sampling_errors(),
         }
+
+    def _for_sampling_errors(self) -> dict[str, object]:
+        found: dict[str, object] = {}
+        if self.median is not None:
+            found["entropy_median"] = _json_values(self.median)
+        if self.by_position_sem is not None:
+            found["entropy_by_position_sem"] = _json_values(self.by_position_sem, 3)
+        if self.blocks is not None:
+            found["entropy_blocks"] = [_json_values(block, 6) for block in self.blocks]
+        return found
 
 
 def _json_values(values: Tensor, digits: int = 17) -> list[list[float | None]]:
@@ -183,11 +192,11 @@ def measure(model: Callable[..., tuple[Tensor, Tensor]], batches: Iterable[Tenso
     return EntropyStatistics(
         mean=sequences.mean(1),
         sem=_standard_error(sequences, 1),
-        median=torch.stack([_median([part[layer] for part in rows]) for layer in range(len(sequences))]),
         by_position=positions.mean(1),
+        tokens=tokens,
+        median=torch.stack([_median([part[layer] for part in rows]) for layer in range(len(sequences))]),
         by_position_sem=_standard_error(_blocks(positions), 0),
         blocks=_blocks(sequences),
-        tokens=tokens,
     )
 
 

@@ -257,8 +257,8 @@ def landscape_changes(results: Results, paper: Paper, *, run: str, base: str, st
     """Whether a statistic of the heads' mean entropies rises or falls from `base` to `run`, paired by seed."""
     what, function = _LANDSCAPE[statistic]
     rule = (
-        f"{what}, {run} - {base}; direction reproduced if the interval is {'above' if rises else 'below'} 0 (the paper "
-        "prints no number to compare)"
+        f"{what}, {run} - {base}; direction reproduced if the interval is {'above' if rises else 'below'} 0 (sizes are "
+        "not compared: entropies grow with the context)"
     )
     found = _compared(results, run, base, function)
     if gap := training_gap(results, found, (run, base), "measured"):

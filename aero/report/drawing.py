@@ -86,6 +86,8 @@ def svg(figure: Figure, title: str) -> str:
     text = buffer.getvalue()
     text = text[text.index("<svg") :].strip()
     text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    # Comments hold the text that paths draw; a formula of an axis in one would be taken for one of the page.
+    text = re.sub(r"\s*<!--.*?-->", "", text, flags=re.DOTALL)
     # A style element inside an inline SVG would apply to the whole page.
     text = re.sub(r"\s*<style.*?</style>", "", text, flags=re.DOTALL)
     name = title.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")

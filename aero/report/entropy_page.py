@@ -65,11 +65,10 @@ def index(results: Results) -> Html:
         how_many = (
             f"{min(seeds)} to {max(seeds)}" if seeds and min(seeds) < max(seeds) else str(seeds[0]) if seeds else ""
         )
-        anchor = drawn.name.replace("_", "-")
         rows.append(
             [
                 escape(drawn.numbers or "in no paper"),
-                f'<a href="#{anchor}">{escape(drawn.title)}</a><br><code>{drawn.draw.__module__}.{drawn.name}</code>',
+                f"{escape(drawn.title)}<br><code>{drawn.draw.__module__}.{drawn.name}</code>",
                 f"{present}{'<br>' + lost if lost else ''}",
                 escape(results.scale) if drawn.runs else "published sizes",
                 how_many,

@@ -60,6 +60,12 @@ def test_figure_3b_marks_a_run_that_became_not_finite(full: Results) -> None:
     assert "SM (NaN at 180)" in texts(figures.figure_3b(full))
 
 
+def test_a_formula_at_an_axis_is_no_formula_of_the_page() -> None:
+    figure = Figure()
+    figure.subplots().set_yscale("log")
+    assert "$" not in svg(figure, "logarithmic") and "<!--" not in svg(figure, "logarithmic")
+
+
 def test_labels_are_spread_without_overlap_and_in_order() -> None:
     placed = spread([1.0, 1.01, 1.02, 5.0], 0.5)
     assert placed == sorted(placed) and min(b - a for a, b in zip(placed, placed[1:], strict=False)) >= 0.5 - 1e-9

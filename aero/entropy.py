@@ -6,7 +6,7 @@ Entropies are in nats throughout.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -102,6 +102,10 @@ def entropy_regularization(
     raise ValueError(f"unknown reduction {reduction!r}: head_mean or position_sum")
 
 
+BLOCKS = 32
+"""Most blocks of consecutive held-out sequences that a measurement is split into for its sampling error."""
+
+
 @dataclass(frozen=True)
 class EntropyStatistics:
     """Attention entropies of a model on held-out sequences, nats.
@@ -109,12 +113,19 @@ class EntropyStatistics:
     mean, sem: (L, H), mean over queries and sequences and its standard error over sequences.
     by_position: (L, T), mean over heads and sequences at each query position.
     tokens: number of tokens measured.
+    median: (L, H), median over all rows, i.e. queries of all sequences.
+    by_position_sem: (L, T), standard error of by_position, over the blocks.
+    blocks: (K, L, H), the mean over queries and sequences of each of K blocks of consecutive sequences. Neighbours are
+    often cut from one document and so alike: the blocks' spread holds that, the sequences' does not.
     """
 
     mean: Tensor
     sem: Tensor
     by_position: Tensor
     tokens: int
+    median: Tensor | None = None
+    by_position_sem: Tensor | None = None
+    blocks: Tensor | None = None
 
     def summary(self) -> dict[str, object]:
         """As JSON-ready values, with maxima, quarter fractions, and overload and collapse by the stated rules."""
@@ -140,30 +151,68 @@ class EntropyStatistics:
             "collapse": {"fraction": low.fraction, "layers": list(low.layers)},
             "rule": f"overload: head mean >= 3/4 max; collapse: head mean < 1/4 max or not finite; max is {reference}; "
             "a layer is named where more than half of its heads are",
+            **self._for_sampling_errors(),
         }
 
+    def _for_sampling_errors(self) -> dict[str, object]:
+        found: dict[str, object] = {}
+        if self.median is not None:
+            found["entropy_median"] = _json_values(self.median)
+        if self.by_position_sem is not None:
+            found["entropy_by_position_sem"] = _json_values(self.by_position_sem, 3)
+        if self.blocks is not None:
+            found["entropy_blocks"] = [_json_values(block, 6) for block in self.blocks]
+        return found
 
-def _json_values(values: Tensor) -> list[list[float | None]]:
-    return [[value if math.isfinite(value) else None for value in row] for row in values.tolist()]
+
+def _json_values(values: Tensor, digits: int = 17) -> list[list[float | None]]:
+    """Rows of numbers to so many digits (17: every one), null where a number is not finite."""
+    return [[float(f"{v:.{digits}g}") if math.isfinite(v) else None for v in row] for row in values.tolist()]
 
 
 @torch.no_grad()
 def measure(model: Callable[..., tuple[Tensor, Tensor]], batches: Iterable[Tensor]) -> EntropyStatistics:
     """Entropies of `model` on `batches` of ids (B, T); `model(ids, entropy=True)` gives (logits, (L, B, H, T)).
 
-    ValueError if there is no batch, or batches differ in T.
+    Every row's entropy is held until the end, in float32, for the medians. ValueError if there is no batch, or batches
+    differ in T.
     """
-    per_sequence, by_position, tokens = [], [], 0
+    per_sequence, by_position, rows, tokens = [], [], [], 0
     for ids in batches:
         entropies = model(ids, entropy=True)[1].double()  # (L, B, H, T)
         per_sequence.append(entropies.mean(-1))  # (L, B, H)
         by_position.append(entropies.mean(2))  # (L, B, T)
+        rows.append(entropies.float().cpu())
         tokens += ids.numel()
     if not tokens:
         raise ValueError("no held-out tokens to measure entropy on")
     if len({part.shape[-1] for part in by_position}) > 1:
         raise ValueError("all batches must have the same context length")
-    sequences = torch.cat(per_sequence, dim=1)  # (L, N, H)
-    count = sequences.shape[1]
-    spread = sequences.std(1) / math.sqrt(count) if count > 1 else torch.full_like(sequences[:, 0], math.nan)
-    return EntropyStatistics(sequences.mean(1), spread, torch.cat(by_position, dim=1).mean(1), tokens)
+    sequences, positions = torch.cat(per_sequence, dim=1), torch.cat(by_position, dim=1)  # (L, N, H), (L, N, T)
+    return EntropyStatistics(
+        mean=sequences.mean(1),
+        sem=_standard_error(sequences, 1),
+        by_position=positions.mean(1),
+        tokens=tokens,
+        median=torch.stack([_median([part[layer] for part in rows]) for layer in range(len(sequences))]),
+        by_position_sem=_standard_error(_blocks(positions), 0),
+        blocks=_blocks(sequences),
+    )
+
+
+def _median(rows: Sequence[Tensor]) -> Tensor:
+    """Median over sequences and queries of one layer's row entropies, each (B, H, T): (H,)."""
+    values = torch.cat([part.transpose(0, 1).flatten(1) for part in rows], dim=1)  # (H, N T)
+    # torch's median is the lower of the two in the middle of an even number.
+    return (values.median(1).values.double() - (-values).median(1).values.double()) / 2
+
+
+def _blocks(sequences: Tensor) -> Tensor:
+    """Means of up to BLOCKS runs of consecutive sequences, as equal in number as can be: (L, N, …) -> (K, L, …)."""
+    return torch.stack([part.mean(1) for part in sequences.tensor_split(min(BLOCKS, sequences.shape[1]), dim=1)])
+
+
+def _standard_error(values: Tensor, dim: int) -> Tensor:
+    """Of the mean over `dim`; NaN for a single value."""
+    count = values.shape[dim]
+    return values.std(dim) / math.sqrt(count) if count > 1 else torch.full_like(values.mean(dim), math.nan)

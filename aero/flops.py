@@ -18,6 +18,40 @@ class Dimensions(Protocol):
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """Sizes of a published model; its feed-forward network is four times as wide as the model."""
+
+    layers: int
+    heads: int
+    width: int
+
+    @property
+    def ffn_width(self) -> int:
+        return 4 * self.width
+
+
+GPT2 = {
+    "small": Sizes(12, 12, 768),
+    "medium": Sizes(24, 16, 1024),
+    "large": Sizes(36, 20, 1280),
+    "XL": Sizes(48, 25, 1600),
+}
+"""Radford et al. (2019), Table 2, with the heads of the released models."""
+
+PYTHIA = {
+    "70M": Sizes(6, 8, 512),
+    "160M": Sizes(12, 12, 768),
+    "410M": Sizes(24, 16, 1024),
+    "1B": Sizes(16, 8, 2048),
+    "1.4B": Sizes(24, 16, 2048),
+    "2.8B": Sizes(32, 32, 2560),
+    "6.9B": Sizes(32, 32, 4096),
+    "12B": Sizes(36, 40, 5120),
+}
+"""Biderman et al. (2023), Table 1."""
+
+
+@dataclass(frozen=True)
 class NonlinearOperation:
     """`count` applications of one nonlinear function to a (rows, columns) matrix, e.g. SM:144 x R^(128x128)."""
 
@@ -37,6 +71,11 @@ class Count:
     ffn: int
     attention: int
     nonlinear: tuple[NonlinearOperation, ...]
+
+    @property
+    def ffn_share(self) -> float:
+        """Fraction of the FLOPs that are the feed-forward networks'."""
+        return self.ffn / (self.ffn + self.attention)
 
 
 def count(architecture: Architecture, model: Dimensions, context: int) -> Count:
@@ -68,3 +107,12 @@ def count(architecture: Architecture, model: Dimensions, context: int) -> Count:
         attention=layers * context * attention_per_token,
         nonlinear=tuple(nonlinear),
     )
+
+
+def crossover(width: int) -> float:
+    """The context length at which attention and feed-forward network have equally many FLOPs, (8 d - 1) / 3 tokens.
+
+    16 d^2 = 8 d^2 + 3 T d + d; the paper's 8 d / 3 leaves the last term out (AERO Eq. 13). For unfused networks four
+    times as wide as the model.
+    """
+    return (8 * width - 1) / 3

@@ -21,8 +21,10 @@ from aero.report import (
     claims,
     cost_page,
     cost_tables,
+    entropy_page,
     figures,
     forensics,
+    landscape_tables,
     marks,
     page,
     parallel_context_page,
@@ -112,33 +114,51 @@ page.claims_table(judged, "table2", "figure3b")
 # heads count as overloaded, so all three are shown.
 
 # %%
-page.figure_of(
-    results,
-    figures.figure_3a,
-    "Figure 3a, heads per quarter of the maximum entropy",
-    "Mean over seeds. Triangles: where the published fraction of the last quarter begins, or of the first ends. "
-    + marks.training_caption(results, table_2_runs),
-)
+entropy_page.heads_by_rule(results)
 
 # %%
-page.figure_of(
-    results,
-    figures.figure_5,
-    "Figure 5, entropy of every head",
-    "First seed. Yellow is overload, dark blue collapse. The last panel is the papers' Figure 6b. "
-    + marks.training_caption(results, table_2_runs),
-)
+entropy_page.sampling_summary(results)
 
 # %%
-page.figure_of(
-    results,
-    figures.figure_6,
-    "Figures 6 and 7c, layers over training",
-    "Each line is the mean over the heads of one layer. The dotted line marks the step a run became not finite.",
-)
+page.claims_table(judged, "figure3a", "figure5", "stabilising", "pruning", "margin", "flops")
 
 # %%
-page.claims_table(judged, "figure3a", "figure5")
+entropy_page.figures(results, "aero")
+
+# %% [markdown]
+# ### Entropy-Guided Attention
+#
+# Figures of this paper that are AERO's too stand above, under AERO's numbers.
+
+# %%
+entropy_page.figures(results, "entropy_guided")
+
+# %%
+entropy_page.figures(results, "")
+
+# %% [markdown]
+# ### The entropy landscape
+#
+# One number a head, its mean entropy $E^{(l,h)}$, over layers and heads. The paper calls
+# $|\nabla E| = \sqrt{(\partial E/\partial l)^2 + (\partial E/\partial h)^2}$ its steepness; the Gini coefficient
+# $\sum_{ij} |x_i - x_j| / (2 n^2 \bar x)$ says how much the heads of a layer differ, and the Wasserstein-1 distance how
+# far their entropies have moved from the baseline's. Heads have no order, so the part of the steepness across heads
+# depends on their numbering; claims about it are given over random orders of the heads as well.
+
+# %%
+landscape_tables.table_1(results)
+
+# %%
+page.claims_table(judged, "landscape")
+
+# %%
+entropy_page.figures(results, "entropy_landscape")
+
+# %% [markdown]
+# ### Which figure is which
+
+# %%
+entropy_page.index(results)
 
 # %% [markdown]
 # ## AERO against the simplified blocks: Table 4

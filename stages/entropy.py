@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from aero import provenance
 from aero.checkpoint import load as load_checkpoint
 from aero.data.batches import evaluation_batches
 from aero.data.tokens import open_tokens, tokens_folder
@@ -52,24 +53,32 @@ def main(arguments: list[str]) -> None:
         **measure(model, (ids.to(device) for ids in batches)).summary(),
         "learned": learned(model),
         "provenance": metrics["provenance"],
+        "measured": provenance.provenance(torch=torch.__version__, device=device, at=provenance.now()),
     }
     write_text(folder / "entropy.json", json.dumps(result, allow_nan=False) + "\n")
 
 
 def learned(model: torch.nn.Module) -> dict[str, object]:
-    """The learned tables a figure may draw: alpha and beta (L), thresholds (L, H), temperatures (L, H, T)."""
+    """The learned values a figure may draw: alpha and beta (L), thresholds (L, H), slopes (L or 1), and of the
+    temperatures (L, H, T) the means over positions (L, H) and over heads (L, T); null for what a model does not have.
+    """
     values = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    temperatures = [value for name, value in values.items() if name.endswith("temperature")]
 
     def stacked(suffix: str) -> list[object] | None:
         found = [value.tolist() for name, value in values.items() if name.endswith(suffix)]
         return found or None
 
+    def whole(name: str) -> list[object] | None:
+        return values[name].tolist() if name in values else None
+
     return {
         "alpha": stacked(".alpha"),
         "beta": stacked(".beta"),
-        "thresholds": values["reg_threshold_weights"].tolist() if "reg_threshold_weights" in values else None,
-        "temperature_mean": [value.mean(-1).tolist() for name, value in values.items() if name.endswith("temperature")]
-        or None,
+        "thresholds": whole("reg_threshold_weights"),
+        "slopes": whole("leaky_slopes"),
+        "temperature_mean": [value.mean(-1).tolist() for value in temperatures] or None,
+        "temperature_by_position": [value.mean(0).tolist() for value in temperatures] or None,
     }
 
 

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from aero.attention import shaped_attention, softmax_attention, softmax_with_entropy
 from aero.entropy import (
+    BLOCKS,
     causal_bound,
     collapse,
     entropy_regularization,
@@ -186,8 +188,35 @@ def test_measured_statistics():
     assert statistics.mean.item() == pytest.approx(means.mean().item())
     assert statistics.sem.item() == pytest.approx((means.std() / math.sqrt(2)).item())
     assert statistics.by_position[0].tolist() == pytest.approx([0.0, 0.4, 0.7])
+    assert statistics.median.item() == pytest.approx(0.3)  # of 0, 0, 0.2, 0.4, 0.6, 1
+    assert statistics.blocks.flatten().tolist() == pytest.approx(means.tolist())  # a block a sequence
+    spread = (rows[1] - rows[0]) / 2  # s / sqrt(2) of two values is half their distance
+    assert statistics.by_position_sem[0].tolist() == pytest.approx(spread.tolist())
     summary = statistics.summary()
+    assert np.shape(summary["entropy_blocks"]) == (2, 1, 1) and summary["entropy_median"] == [[pytest.approx(0.3)]]
     assert statistics.tokens == 6 and summary["quarters"]["observed"] == [0, 0, 0, 1]
     assert headwise(rows.reshape(1, 2, 1, 3)).item() == pytest.approx(statistics.mean.item())
     with pytest.raises(ValueError, match="held-out"):
         measure(model, [])
+
+
+def test_blocks_are_runs_of_consecutive_sequences():
+    values = torch.rand(100, dtype=torch.float64)
+
+    def model(ids, entropy):
+        return None, values[ids[:, 0]].reshape(1, len(ids), 1, 1).expand(2, len(ids), 3, 4)
+
+    statistics = measure(model, torch.arange(100).reshape(-1, 1).expand(100, 4).split(7))
+    assert statistics.blocks.shape == (BLOCKS, 2, 3)
+    expected = [part.mean().item() for part in values.tensor_split(BLOCKS)]
+    assert statistics.blocks[:, 1, 2].tolist() == pytest.approx(expected)
+    assert statistics.median.flatten().tolist() == pytest.approx([values.float().quantile(0.5).item()] * 6)
+
+
+def test_statistics_of_entropies_that_are_not_finite():
+    def model(ids, entropy):
+        return None, torch.tensor([0.0, 1.0, math.nan, 2.0]).reshape(1, 1, 2, 2).expand(1, len(ids), 2, 2)
+
+    summary = measure(model, [torch.zeros(3, 2, dtype=torch.int64)]).summary()
+    assert summary["entropy_mean"] == summary["entropy_median"] == [[0.5, None]]
+    assert summary["collapse"]["fraction"] == 0.5 and summary["entropy_blocks"][0] == [[0.5, None]]

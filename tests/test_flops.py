@@ -3,10 +3,10 @@
 import pytest
 
 from aero.architecture import parse
-from aero.flops import count
+from aero.flops import GPT2, PYTHIA, Sizes, count, crossover
 from aero.model import ModelConfig
 
-GPT2 = ModelConfig(vocabulary=50257, context=128, layers=12, heads=12, width=768, ffn_width=3072)
+SMALL = ModelConfig(vocabulary=50257, context=128, layers=12, heads=12, width=768, ffn_width=3072)
 SM, LN24, LN1 = "SM:144×R^{128×128}", "LN:24×R^{128×768}", "LN:1×R^{128×768}"
 
 
@@ -31,13 +31,13 @@ def billions(flops):
     ],
 )
 def test_table_4(architecture, ffn, attention, nonlinear):
-    counted = count(parse(architecture), GPT2, 128)
+    counted = count(parse(architecture), SMALL, 128)
     assert (billions(counted.ffn), billions(counted.attention)) == (ffn, attention)
     assert [str(operation) for operation in counted.nonlinear] == nonlinear
 
 
 def test_four_pruned_ffns_give_the_printed_figure_of_the_sota_row():
-    assert billions(count(parse("SOTA(SM+ScFuFFNi_4)"), GPT2, 128).ffn) == "1.2B"
+    assert billions(count(parse("SOTA(SM+ScFuFFNi_4)"), SMALL, 128).ffn) == "1.2B"
 
 
 @pytest.mark.parametrize(
@@ -55,3 +55,34 @@ def test_attention_formula_by_hand():
     # 8 d^2 + 3 T d + d = 32 + 18 + 2 = 52 a token, 16 d^2 = 64 a token; 3 tokens.
     counted = count(parse("SM"), tiny, 3)
     assert (counted.attention, counted.ffn) == (156, 192)
+
+
+def test_the_crossover_is_where_attention_overtakes_the_ffn():
+    # d = 2: 16 d^2 = 64 a token; attention 8 d^2 + 3 T d + d = 34 + 6 T is 64 at T = 5.
+    assert crossover(2) == 5
+    tiny = Sizes(layers=3, heads=1, width=2)
+    shares = [count(parse("SM+LN+G"), tiny, context).ffn_share for context in (4, 5, 6)]
+    assert shares[1] == 0.5 and shares[0] == 64 / (64 + 58) and shares[2] == 64 / (64 + 70)
+
+
+def test_published_sizes_and_shares_by_hand():
+    # GPT-2 small at T = 128: 9,437,184 of 9,437,184 + 5,014,272 FLOPs a token and layer.
+    assert count(parse("SM+LN+G"), GPT2["small"], 128).ffn_share == pytest.approx(9_437_184 / 14_451_456)
+    # 8 d / 3 is 2,048 for d = 768; at exactly that length attention is ahead by its last term, d.
+    assert crossover(768) == pytest.approx(8 * 768 / 3 - 1 / 3)
+    counted = count(parse("SM+LN+G"), GPT2["small"], 2048)
+    assert counted.attention - counted.ffn == 12 * 2048 * 768
+    assert [round(crossover(size.width)) for size in PYTHIA.values()] == [
+        1365,
+        2048,
+        2730,
+        5461,
+        5461,
+        6826,
+        10922,
+        13653,
+    ]
+    # 12 L d^2 weights of blocks, embeddings apart: the sizes that the names say.
+    blocks = {name: 12 * size.layers * size.width**2 / 1e6 for name, size in PYTHIA.items()}
+    assert 18.8 < blocks["70M"] < 18.9 and 11_300 < blocks["12B"] < 11_400 and 800 < blocks["1B"] < 810
+    assert all(size.width % size.heads == 0 for size in [*GPT2.values(), *PYTHIA.values()])

@@ -115,6 +115,17 @@ def test_table_4_rounds_the_perplexities_of_table_2() -> None:
         assert f"{PAPER.tables['2'].value(name, 'ppl'):.2f}" == PAPER.tables["4"].row(name).cells["ppl"].text
 
 
+def test_fractions_of_heads_are_whole_heads_of_144() -> None:
+    """12 layers of 12 heads: 0.7 % is one head, 6.25 % are nine, 58 % are 83 or 84."""
+    margins = PAPER.facts["figures"]["18"]["fractions"]
+    assert [round(144 * value) for value in margins.values()] == [1, 1, 1, 1, 3, 5, 9]
+    assert all(abs(round(144 * v) / 144 - v) < 5e-4 for v in margins.values())
+    printed = {(e["row"], *e["quarters"]): e["value"] for e in PAPER.facts["figures"]["3a"]["fractions"]}
+    for (row, *_), value in printed.items():
+        assert any(round(count / 144, 2) == value for count in range(145)), row
+    assert load("entropy_guided").facts["figures"]["6"]["fractions"] == margins
+
+
 @pytest.mark.parametrize("number", sorted(PAPER.tables))
 def test_a_cell_without_a_number_says_why(number: str) -> None:
     for row in PAPER.tables[number].rows:

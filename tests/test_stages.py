@@ -83,6 +83,9 @@ def test_train_then_entropy(project):
     assert len(entropy["entropy_mean"]) == 7 and len(entropy["entropy_by_position"][0]) == 16
     assert len(entropy["learned"]["alpha"]) == 1 and len(entropy["learned"]["thresholds"]) == 7
     assert sum(entropy["quarters"]["observed"]) == pytest.approx(1)
+    assert len(entropy["entropy_blocks"]) == 32 and len(entropy["entropy_blocks"][0]) == 7
+    assert len(entropy["learned"]["temperature_by_position"][0]) == 16 and entropy["learned"]["slopes"] is None
+    assert {"commit", "machine", "torch", "at"} <= set(entropy["measured"])
 
 
 def test_a_killed_training_resumes_to_the_same_metrics(project):

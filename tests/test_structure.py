@@ -15,6 +15,7 @@ CORE = {"architecture", "attention", "entropy", "families", "flops", "model"}
 ALLOWED = {part: CORE for part in CORE} | {
     "errors": set(),
     "provenance": set(),
+    "landscape": set(),
     "pipeline": set(),
     "catalogue": CORE | {"errors", "parameters"},
     "plain_safetensors": set(),

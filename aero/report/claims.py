@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from aero.published import Claim, known_papers, load
 from aero.report import (
     cost_claims,
+    entropy_claims,
+    flops_claims,
     parallel_context_claims,
     sensitivity_claims,
     sensitivity_theory_claims,
@@ -17,7 +19,15 @@ from aero.report.decisions import TESTS, VERDICTS, Decision, Verdict
 from aero.report.results import Results
 from aero.report.tables import csv_text
 
-MODULES = (training_claims, cost_claims, sensitivity_claims, sensitivity_theory_claims, parallel_context_claims)
+MODULES = (
+    training_claims,
+    entropy_claims,
+    cost_claims,
+    flops_claims,
+    sensitivity_claims,
+    sensitivity_theory_claims,
+    parallel_context_claims,
+)
 """Where the tests are; importing them makes them known."""
 
 COLUMNS = ("id", "paper", "claim", "where", "test", "published", "measured", "scale", "verdict", "evidence")

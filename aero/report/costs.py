@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 
 from aero.architecture import parse
-from aero.flops import Count, count
+from aero.flops import Count, Sizes, count
 from aero.published import Paper, Table
 from aero.report.results import Cost, Results
 from aero.two_party.network import Network, implied_bandwidth_mbit, lower_bound_seconds
@@ -19,23 +19,10 @@ GB = 1e9
 PROGRAMS = ("as_published", "tuned")
 
 
-@dataclass(frozen=True)
-class Dimensions:
-    """The sizes `aero.flops.count` needs, taken from a published table; the papers' FFN is four times the width."""
-
-    layers: int
-    heads: int
-    width: int
-
-    @property
-    def ffn_width(self) -> int:
-        return 4 * self.width
-
-
 def counted(row: str, table: Table) -> Count:
     """FLOPs and nonlinear operations of the architecture of `row` at the table's own dimensions (AERO Appendix E)."""
     sizes = table.dimensions
-    return count(parse(row), Dimensions(sizes["layers"], sizes["heads"], sizes["width"]), sizes["context"])
+    return count(parse(row), Sizes(sizes["layers"], sizes["heads"], sizes["width"]), sizes["context"])
 
 
 @dataclass(frozen=True)

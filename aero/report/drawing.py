@@ -18,6 +18,7 @@ matplotlib.use("svg")
 from matplotlib import rc_context  # noqa: E402  the backend must be chosen first
 from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
+from matplotlib.patches import Rectangle  # noqa: E402
 
 INK, GRID, PAPER, MUTED = "#1c2129", "#d5dae1", "#fdfdfc", "#6b7480"
 PUBLISHED, AS_PUBLISHED, TUNED = "#9aa3ae", "#0072b2", "#009e73"
@@ -85,6 +86,8 @@ def svg(figure: Figure, title: str) -> str:
     text = buffer.getvalue()
     text = text[text.index("<svg") :].strip()
     text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    # Comments hold the text that paths draw; a formula of an axis in one would be taken for one of the page.
+    text = re.sub(r"\s*<!--.*?-->", "", text, flags=re.DOTALL)
     # A style element inside an inline SVG would apply to the whole page.
     text = re.sub(r"\s*<style.*?</style>", "", text, flags=re.DOTALL)
     name = title.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")
@@ -121,6 +124,16 @@ def spread(positions: Sequence[float], gap: float) -> list[float]:
 
 def _centre(values: Sequence[float]) -> float:
     return sum(values) / len(values)
+
+
+def swatch(
+    figure: Figure, x: float, y: float, colour: str, hatch: str = "", height: float = 0.026, width: float = 0.026
+) -> None:
+    """A filled box of a legend, its lower left corner at (x, y), in fractions of the figure."""
+    box = Rectangle(
+        (x, y), width, height, transform=figure.transFigure, facecolor=colour, hatch=hatch, edgecolor=PAPER, linewidth=0
+    )
+    figure.patches.append(box)
 
 
 def say_missing(axes: Axes, text: str) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 
 from aero.published import load
@@ -27,27 +26,13 @@ from aero.report.drawing import (
     say_missing,
     spread,
     style,
+    swatch,
 )
-from aero.report.results import Results, Run
-
-_ENTROPY = LinearSegmentedColormap.from_list(
-    "entropy", ["#00204c", "#213d6b", "#555b6c", "#7b7a77", "#a59c74", "#d3c064", "#ffe945"]
-)
-"""Dark blue (collapsed) to yellow (overloaded), as the papers' heatmaps read, in the colour-blind-safe cividis
-order.
-"""
-
-_DEPTH = LinearSegmentedColormap.from_list("depth", ["#2f6db3", "#7d8a97", "#c9971c"])
-"""Lines from the first layer to the last, none so dark or so light that it is lost on either kind of background."""
+from aero.report.entropy_drawing import diverged, row_name
+from aero.report.results import Results
 
 TABLE_2_RUNS = ("sm-ln-g", "sm-ln-r", "sm-ln", "sm-g", "sm-r", "sm")
 FIGURE_1_ROWS = ("SM+LN+G", "SM+LN+R", "SM+ScFFN", "SM+ScFuFFN", "SM+ScFuFFNi_6", "SOTA(SM+ScFuFFNi_1)")
-
-
-def row_name(run: str) -> str:
-    """Architecture of the table row a run stands for ("sm-ln-g": SM+LN+G); the run's own name if it stands for none."""
-    rows = ((t, row) for t in load("aero").tables.values() for row in t.rows if row.run == run)
-    return next((t.setting(row)["architecture"] for t, row in rows), run)
 
 
 def figure_1(results: Results) -> Figure:
@@ -100,7 +85,7 @@ def figure_1(results: Results) -> Figure:
             (0.36, AS_PUBLISHED, "measured, as published", ""),
             (0.62, TUNED, "measured, tuned", ""),
         ):
-            figure.patches.append(_swatch(figure, x, colour, hatch))
+            swatch(figure, x, 0.962, colour, hatch)
             figure.text(x + 0.035, 0.975, text, va="center")
         figure.text(0.82, 0.975, "▏ bytes' own bound", va="center")
     return figure
@@ -114,80 +99,6 @@ def _bar(
         return
     panel.barh(place, value, height * 0.9, color=colour, hatch=hatch, edgecolor=PAPER, linewidth=0)
     panel.text(max(value, label_from), place, f" {value:.2f}", va="center", fontsize=7)
-
-
-def _swatch(figure: Figure, x: float, colour: str, hatch: str) -> object:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle(
-        (x, 0.962),
-        0.026,
-        0.026,
-        transform=figure.transFigure,
-        facecolor=colour,
-        hatch=hatch,
-        edgecolor=PAPER,
-        linewidth=0,
-    )
-
-
-_QUARTERS = ("0 to ¼ max", "¼ to ½ max", "½ to ¾ max", "¾ max to max")
-_QUARTER_COLOURS = ("#213d6b", "#7b7a77", "#c2b370", "#ffe945")
-_MAXIMA = (
-    ("observed", "max: observed (the papers')"),
-    ("causal_bound", "max: causal bound ln(T!)/T"),
-    ("log_T", "max: log T"),
-)
-
-
-def figure_3a(results: Results) -> Figure:
-    """AERO Figure 3a: fraction of heads per quarter of the maximum entropy, mean over seeds, against three maxima.
-
-    Triangles stand where the papers' printed fraction would end the first quarter (left) or begin the last (right).
-    """
-    printed = load("aero").facts["figures"]["3a"]["fractions"]
-    names = [row_name(run) for run in TABLE_2_RUNS]
-    with style():
-        figure = Figure(figsize=(WIDTH, 3.1))
-        panels = figure.subplots(1, 3, sharey=True)
-        figure.subplots_adjust(left=0.12, right=0.985, top=0.8, bottom=0.13, wspace=0.07)
-        for panel, (maximum, title) in zip(panels, _MAXIMA, strict=True):
-            for place, run in enumerate(TABLE_2_RUNS):
-                seeds = results.quarters(run, maximum)
-                if not seeds:
-                    panel.text(0.02, place, "not measured yet", va="center", color=MUTED, style="italic", fontsize=7)
-                    continue
-                _stack(panel, place, np.mean(list(seeds.values()), axis=0))
-            if maximum == "observed":
-                for entry in printed:
-                    x = {(3,): 1 - entry["value"], (0,): entry["value"]}.get(tuple(entry["quarters"]))
-                    if x is not None and entry["row"] in names:
-                        panel.plot(
-                            [x], [names.index(entry["row"]) - 0.47], marker="v", color=INK, markersize=5, clip_on=False
-                        )
-            panel.set_title(title, fontsize=8, fontweight="normal", fontstyle="italic")
-            panel.set_xlim(0, 1)
-            panel.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "¼", "½", "¾", "1"])
-            panel.set_yticks(range(len(names)), names)
-            panel.tick_params(axis="y", length=0)
-        panels[0].invert_yaxis()
-        panels[1].set_xlabel("fraction of heads")
-        for index, (colour, text) in enumerate(zip(_QUARTER_COLOURS, _QUARTERS, strict=True)):
-            figure.patches.append(_swatch(figure, 0.12 + 0.17 * index, colour, ""))
-            figure.text(0.155 + 0.17 * index, 0.975, text, va="center")
-        figure.text(0.82, 0.975, "▼ published", va="center")
-    return figure
-
-
-def _stack(panel: Axes, place: float, fractions: np.ndarray) -> None:
-    left = 0.0
-    for fraction, colour, ink in zip(
-        fractions, _QUARTER_COLOURS, ("#ffffff", "#ffffff", "#111111", "#111111"), strict=True
-    ):
-        panel.barh(place, fraction, 0.72, left=left, color=colour, edgecolor=PAPER, linewidth=0.6)
-        if fraction >= 0.09:
-            panel.text(left + fraction / 2, place, f"{fraction:.0%}", ha="center", va="center", color=ink, fontsize=7)
-        left += fraction
 
 
 def figure_3b(results: Results) -> Figure:
@@ -215,7 +126,7 @@ def figure_3b(results: Results) -> Figure:
             for trained, *_ in curves:
                 if trained.diverged_at is not None:
                     axes.plot([steps[-1]], [mean[-1]], marker="x", color=SERIES[run], markersize=7, markeredgewidth=2)
-            ends.append((float(steps[-1]), float(mean[-1]), run, row_name(run) + _diverged(curves[0][0])))
+            ends.append((float(steps[-1]), float(mean[-1]), run, row_name(run) + diverged(curves[0][0])))
         if not ends:
             say_missing(axes, "no evaluation curves yet at this scale")
             return figure
@@ -239,117 +150,6 @@ def figure_3b(results: Results) -> Figure:
         axes.set_ylabel("evaluation loss, nats a token")
         axes.grid(axis="y")
     return figure
-
-
-def _diverged(run: Run) -> str:
-    return f" (NaN at {run.diverged_at})" if run.diverged_at is not None else ""
-
-
-def figure_5(results: Results) -> Figure:
-    """AERO Figure 5: entropy of every head, layer by head, with and without LayerNorm, with GELU and ReLU (and SM,
-    Figure 6b).
-    """
-    runs = ("sm-ln-g", "sm-ln-r", "sm-g", "sm-r", "sm")
-    with style():
-        figure = Figure(figsize=(WIDTH, 3.3))
-        panels = figure.subplots(1, len(runs), sharey=True)
-        figure.subplots_adjust(left=0.07, right=0.9, top=0.86, bottom=0.13, wspace=0.12)
-        found = {run: trained for run in runs if (trained := results.first(run)) is not None and trained.entropy}
-        bound = max((t.entropy.maximum.get("causal_bound", 0.0) for t in found.values() if t.entropy), default=0.0)
-        norm = Normalize(0, bound or 1.0)
-        mesh = None
-        for panel, run in zip(panels, runs, strict=True):
-            panel.set_title(row_name(run))
-            if run not in found:
-                say_missing(panel, "not\nmeasured\nyet")
-                continue
-            mesh = _heatmap(panel, np.array(found[run].entropy.mean), norm)
-        panels[0].set_ylabel("layer (1 is next to the embedding)")
-        panels[len(runs) // 2].set_xlabel("head")
-        if mesh is not None:
-            place = figure.add_axes((0.915, 0.13, 0.014, 0.73))
-            bar = figure.colorbar(mesh, cax=place)
-            bar.solids.set_rasterized(False)
-            bar.solids.set_edgecolor("face")
-            bar.set_label("mean entropy, nats (full scale: causal bound)", fontsize=7.5)
-            bar.outline.set_visible(False)
-    return figure
-
-
-def _heatmap(panel: Axes, values: np.ndarray, norm: Normalize) -> object:
-    layers, heads = values.shape
-    mesh = panel.pcolormesh(
-        np.arange(heads + 1) + 0.5,
-        np.arange(layers + 1) + 0.5,
-        np.ma.masked_invalid(values),
-        cmap=_ENTROPY,
-        norm=norm,
-        edgecolors=PAPER,
-        linewidth=0.4,
-        rasterized=False,
-    )
-    panel.set_xticks(range(1, heads + 1) if heads <= 6 else range(1, heads + 1, 3))
-    panel.set_yticks(range(1, layers + 1) if layers <= 12 else range(1, layers + 1, 3))
-    panel.tick_params(length=0)
-    for spine in panel.spines.values():
-        spine.set_visible(False)
-    return mesh
-
-
-def figure_6(results: Results) -> Figure:
-    """AERO Figures 6 and 7c: entropy of each layer while SM trains, beside SM+ScFFN, whose scaling is to prevent
-    collapse.
-    """
-    runs = ("sm", "sm-scffn")
-    with style():
-        figure = Figure(figsize=(WIDTH, 3.0))
-        panels = figure.subplots(1, 2, sharey=True)
-        figure.subplots_adjust(left=0.08, right=0.97, top=0.88, bottom=0.15, wspace=0.14)
-        for panel, run in zip(panels, runs, strict=True):
-            trained = results.first(run)
-            panel.set_title(row_name(run))
-            if (
-                trained is None
-                or trained.log is None
-                or not any(any(v is not None for v in e) for e in trained.log.entropy)
-            ):
-                say_missing(panel, "not measured yet")
-                continue
-            panel.set_title(f"{row_name(run)}, seed {trained.seed}{_diverged(trained)}")
-            _layer_lines(panel, trained)
-            panel.set_xlabel("training step")
-            panel.grid(axis="y")
-        panels[0].set_ylabel("mean entropy of a layer, nats")
-    return figure
-
-
-def _layer_lines(panel: Axes, trained: Run) -> None:
-    log = trained.log
-    layers = len(log.entropy[0])
-    colours = [_DEPTH(layer / max(layers - 1, 1)) for layer in range(layers)]
-    ends = []
-    for layer in range(layers):
-        points = [
-            (step, e[layer])
-            for step, e in zip(log.step, log.entropy, strict=True)
-            if e[layer] is not None and np.isfinite(e[layer])
-        ]
-        if points:
-            panel.plot(*zip(*points, strict=True), color=colours[layer], linewidth=1.3)
-            ends.append((layer, *points[-1]))
-    if not ends:
-        return
-    if trained.diverged_at is not None:
-        panel.axvline(trained.diverged_at, color=INK, linewidth=0.8, linestyle=":")
-    panel.set_ylim(bottom=0)
-    top = panel.get_ylim()[1]
-    last = max(step for _, step, _ in ends)
-    panel.set_xlim(0, last * 1.1)
-    shown = [e for e in ends if e[0] in (0, layers // 2, layers - 1)]
-    for (layer, _, value), label in zip(shown, spread([e[2] for e in shown], top * 0.06), strict=True):
-        panel.annotate(
-            f"layer {layer + 1}", (last, value), (last * 1.015, label), fontsize=7, va="center", annotation_clip=False
-        )
 
 
 def figure_contradiction(results: Results) -> Figure:

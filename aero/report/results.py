@@ -34,7 +34,9 @@ _NO_RECIPE = ("threads", "compile", "log_every", "checkpoint_every")
 class Log:
     """A run's log, one value a logged step; `None` where a step logged nothing of that kind.
 
-    entropy: (steps, L) mean entropy of a layer, nats.
+    entropy: (steps, L) mean entropy of a layer, nats. overflow: (steps, L) how many values of a block's output float16
+    cannot hold, not finite ones included. slopes: (steps, L or 1) learned negative slopes. Rows are empty where the log
+    is older than the quantity or the run has none.
     """
 
     step: tuple[int, ...]
@@ -42,6 +44,8 @@ class Log:
     train_loss: tuple[float | None, ...]
     eval_loss: tuple[float | None, ...]
     entropy: tuple[tuple[float | None, ...], ...]
+    overflow: tuple[tuple[float | None, ...], ...] = ()
+    slopes: tuple[tuple[float | None, ...], ...] = ()
 
     def evaluations(self) -> tuple[list[int], list[float]]:
         """Steps and losses of the finite evaluations."""
@@ -53,8 +57,11 @@ class Log:
 class Entropy:
     """Headwise attention entropy of a trained model on held-out tokens, nats.
 
-    mean: (L, H). quarters: fraction of heads per quarter of the maximum, for the maxima "observed", "log_T" and
-    "causal_bound" in `maximum`. overload, collapse: fraction of heads and the layers they are in, by `rule`.
+    mean: (L, H), sem: its standard error over sequences; median: that of all rows. by_position: (L, T), with
+    by_position_sem. blocks: (K, L, H), means of K blocks of held-out sequences. quarters: fraction of heads per quarter
+    of the maximum, for the maxima "observed", "log_T" and "causal_bound" in `maximum`. overload, collapse: fraction of
+    heads and the layers they are in, by `rule`. learned: the model's learned values that a figure may draw. median,
+    by_position_sem and blocks are empty in older files.
     """
 
     mean: tuple[tuple[float, ...], ...]
@@ -65,6 +72,11 @@ class Entropy:
     collapse: dict[str, Any]
     tokens: int
     rule: str
+    sem: tuple[tuple[float, ...], ...] = ()
+    median: tuple[tuple[float, ...], ...] = ()
+    by_position_sem: tuple[tuple[float, ...], ...] = ()
+    blocks: tuple[tuple[tuple[float, ...], ...], ...] = ()
+    learned: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -271,7 +283,7 @@ def _read_run(path: Path, root: Path, fresh: bool, problems: list[str]) -> Run |
             metrics=metrics,
             path=name,
             fresh=fresh,
-            log=_read_log(path.with_name("log.csv"), root, problems),
+            log=_read_log(path.with_name("log.csv"), root, problems, int(metrics["context"])),
             entropy=_read_entropy(path.with_name("entropy.json"), root, problems),
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -296,20 +308,33 @@ def _by_recipe(found: dict[tuple[str, str, int], Run], problems: list[str]) -> d
     return chosen
 
 
-def _read_log(path: Path, root: Path, problems: list[str]) -> Log | None:
+def _read_log(path: Path, root: Path, problems: list[str], context: int) -> Log | None:
     rows = _read_csv(path, root, problems)
     if not rows:
         return None
-    layers = sorted(
-        (k for k in rows[0] if k and k.startswith("entropy_layer_")), key=lambda k: int(k.rsplit("_", 1)[1])
-    )
+
+    def table(prefix: str) -> tuple[tuple[float | None, ...], ...]:
+        names = sorted((k for k in rows[0] if k and k.startswith(prefix)), key=lambda k: int(k.rsplit("_", 1)[1]))
+        return tuple(tuple(_optional(row.get(name)) for name in names) for row in rows)
+
+    def possible(value: float | None) -> bool:
+        return value is None or -_ENTROPY_TOLERANCE <= value <= bound + _ENTROPY_TOLERANCE
+
+    bound = math.lgamma(context + 1) / context  # the largest mean over queries that a causal mask allows
     try:
+        entropy = table("entropy_layer_")
+        if wrong := sum(not possible(value) for row in entropy for value in row):
+            said = f"{wrong} entropies below 0 or above the causal bound left out; train it again"
+            problems.append(f"{path.relative_to(root)}: {said}")
+            entropy = tuple(tuple(value if possible(value) else None for value in row) for row in entropy)
         return Log(
             step=tuple(int(row["step"]) for row in rows),
             tokens=tuple(_optional(row.get("tokens")) for row in rows),
             train_loss=tuple(_optional(row.get("train_loss")) for row in rows),
             eval_loss=tuple(_optional(row.get("eval_loss")) for row in rows),
-            entropy=tuple(tuple(_optional(row.get(layer)) for layer in layers) for row in rows),
+            entropy=entropy,
+            overflow=table("overflow_layer_"),
+            slopes=table("slope_"),
         )
     except (KeyError, TypeError, ValueError) as error:
         problems.append(f"{path.relative_to(root)}: not a training log ({type(error).__name__}: {error})")
@@ -323,19 +348,27 @@ def _read_entropy(path: Path, root: Path, problems: list[str]) -> Entropy | None
     if values is None:
         return None
     try:
-        mean = tuple(tuple(_number(v) for v in layer) for layer in values["entropy_mean"])
+        mean = _rows(values["entropy_mean"])
         quarters = {k: tuple(_number(v) for v in q) for k, q in values["quarters"].items()}
         if not mean or len({len(layer) for layer in mean}) != 1 or any(len(q) != 4 for q in quarters.values()):
             raise ValueError("entropy_mean must be (L, H) and every entry of quarters four fractions")
+        if wrong := _impossible(values.get("entropy_by_position", [])):
+            problems.append(f"{path.relative_to(root)}: left out, {wrong}; measure it again")
+            return None
         return Entropy(
             mean=mean,
-            by_position=tuple(tuple(_number(v) for v in r) for r in values.get("entropy_by_position", [])),
+            by_position=_rows(values.get("entropy_by_position", [])),
             maximum={k: _number(v) for k, v in values["maximum"].items()},
             quarters=quarters,
             overload=values["overload"],
             collapse=values["collapse"],
             tokens=int(values["tokens"]),
             rule=str(values.get("rule", "")),
+            sem=_rows(values.get("entropy_sem", [])),
+            median=_rows(values.get("entropy_median", [])),
+            by_position_sem=_rows(values.get("entropy_by_position_sem", [])),
+            blocks=tuple(_rows(block) for block in values.get("entropy_blocks", [])),
+            learned=dict(values.get("learned") or {}),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         problems.append(f"{path.relative_to(root)}: not the entropies of a run ({type(error).__name__}: {error})")
@@ -402,6 +435,23 @@ def _read_json(path: Path, root: Path, problems: list[str]) -> Any:
     except (OSError, ValueError) as error:
         problems.append(f"{path.relative_to(root)}: cannot be read ({error})")
         return None
+
+
+_ENTROPY_TOLERANCE = 1e-3
+"""Nats by which rounding may carry a mean entropy beyond what is possible."""
+
+
+def _impossible(by_position: Any) -> str:
+    """What is wrong with mean entropies at query positions i, which lie between 0 and log i: "" if nothing is."""
+    for row in _rows(by_position):
+        for position, value in enumerate(row, start=1):
+            if not -_ENTROPY_TOLERANCE <= value <= math.log(position) + _ENTROPY_TOLERANCE and not math.isnan(value):
+                return f"an entropy of {value:.4g} nats at query position {position}, where 0 to log {position} can be"
+    return ""
+
+
+def _rows(values: Any) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(_number(value) for value in row) for row in values)
 
 
 def _number(value: Any) -> float:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import stdtrit
 
 CONFIDENCE = 0.95
@@ -73,3 +75,28 @@ def share(flags: Sequence[bool]) -> float:
     if not flags:
         raise ValueError("a share of nothing is not defined")
     return sum(flags) / len(flags)
+
+
+RESAMPLES = 400
+
+
+def sampling_error(
+    statistic: Callable[..., ArrayLike], *blocks: ArrayLike, resamples: int = RESAMPLES, seed: int = 0
+) -> NDArray[np.float64] | None:
+    """Standard error of `statistic` for the held-out tokens it was measured on, by bootstrap; None for fewer than two
+    blocks, or none at all.
+
+    blocks: one array (K, …) a model, its entropies averaged over each of K blocks of held-out sequences. K blocks are
+    drawn with replacement, the same of every model because all were measured on the same tokens, and the statistic is
+    taken of their means. The spread over seeds is another matter: `estimate`.
+    """
+    arrays = [np.asarray(block, dtype=float) for block in blocks]
+    if not arrays or any(len(array) < 2 or len(array) != len(arrays[0]) for array in arrays):
+        return None
+    draw = np.random.default_rng(seed)
+    count = len(arrays[0])
+    found = [
+        np.asarray(statistic(*(array[chosen].mean(0) for array in arrays)), dtype=float)
+        for chosen in draw.integers(0, count, (resamples, count))
+    ]
+    return np.std(found, axis=0, ddof=1)

@@ -1,18 +1,14 @@
-"""Tests of claims about training: perplexity, divergence, loss curves, and the entropy of attention heads."""
+"""Tests of claims about training: perplexity, divergence, loss curves."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from aero.published import Paper
 from aero.report.decisions import Decision, Verdict, absent, claim_test, effect, sources, training_gap, untested
 from aero.report.results import Results
-from aero.report.statistics import difference as _difference
 from aero.report.statistics import estimate, relative
-
-# Perplexity -------------------------------------------------------------------------------------------------------
 
 
 @claim_test
@@ -168,122 +164,3 @@ def curve_below(results: Results, paper: Paper, *, run: str, base: str, share: f
     least = min(shares.values())
     verdict: Verdict = "reproduced" if least >= share else "direction reproduced" if least > 0.5 else absent(results)
     return Decision(rule, measured, results.scale, verdict, evidence)
-
-
-# Entropy ----------------------------------------------------------------------------------------------------------
-
-
-def _fractions(results: Results, run: str, quarters: list[int]) -> dict[int, float]:
-    return {seed: math.fsum(values[q] for q in quarters) for seed, values in results.quarters(run).items()}
-
-
-_QUARTERS = {(0,): "the lowest quarter", (1, 2): "the two middle quarters", (3,): "the highest quarter"}
-
-
-@claim_test
-def head_fraction(
-    results: Results,
-    paper: Paper,
-    *,
-    run: str,
-    quarters: list[int],
-    fraction: float,
-    tolerance: float,
-    above: str | None = None,
-) -> Decision:
-    """The fraction of heads in the given quarters of the largest observed entropy.
-
-    above: a run that must have a smaller fraction, so that a model that merely has not learnt yet, all of whose heads
-    are still near the maximum, does not pass for overloaded.
-    """
-    than = f" and that of {above} is smaller beyond seed noise" if above else ""
-    rule = (
-        f"fraction of heads in {_QUARTERS[tuple(quarters)]} of the observed maximum; reproduced if the mean is within "
-        f"{tolerance:.2f} of {fraction:.2f}{than}, direction reproduced if the interval lies above an even spread "
-        f"({len(quarters) / 4:.2f}){than}"
-    )
-    ours = _fractions(results, run, quarters)
-    found = estimate(ours)
-    runs = (run, above) if above else (run,)
-    if gap := training_gap(results, found, runs, "measured"):
-        return untested(rule, results, gap, f"{found.mean:.2f}" if found else "")
-    measured = found.text(2)
-    if above:
-        more = estimate(_difference(ours, _fractions(results, above, quarters)))
-        if gap := training_gap(results, more, runs, "measured"):
-            return untested(rule, results, gap, measured)
-        measured += f", {more.text(2)} more than {above}"
-        if more.excludes(0) <= 0:
-            return Decision(rule, measured, results.scale, absent(results), sources(results, *runs))
-    verdict: Verdict = (
-        "reproduced"
-        if abs(found.mean - fraction) <= tolerance
-        else "direction reproduced"
-        if found.excludes(len(quarters) / 4) > 0
-        else absent(results)
-    )
-    return Decision(rule, measured, results.scale, verdict, sources(results, *runs))
-
-
-@claim_test
-def head_fraction_difference(
-    results: Results, paper: Paper, *, run: str, base: str, quarters: list[int], difference: float, tolerance: float
-) -> Decision:
-    """How much larger the fraction of heads in the given quarters is in `run` than in `base`, paired by seed."""
-    rule = (
-        f"fraction of heads in {_QUARTERS[tuple(quarters)]} of the observed maximum, {run} - {base}; reproduced if the "
-        f"interval excludes 0 and the mean is within {tolerance:.2f} of {difference:.2f}"
-    )
-    ours, theirs = _fractions(results, run, quarters), _fractions(results, base, quarters)
-    found = estimate(_difference(ours, theirs))
-    if gap := training_gap(results, found, (run, base), "measured"):
-        return untested(rule, results, gap, f"{found.mean:+.2f}" if found else "")
-    verdict = effect(results, found, difference, difference - tolerance, difference + tolerance)
-    each = f"{estimate(ours).mean:.2f} - {estimate(theirs).mean:.2f} = "
-    return Decision(rule, each + found.text(2), results.scale, verdict, sources(results, run, base))
-
-
-def _layer_means(results: Results, run: str) -> dict[int, list[float]]:
-    """Mean entropy of each layer over its heads as a fraction of the causal bound, by seed."""
-    means = {}
-    for trained in results.seeds(run):
-        if trained.entropy and (bound := trained.entropy.maximum.get("causal_bound")):
-            means[trained.seed] = [math.fsum(layer) / len(layer) / bound for layer in trained.entropy.mean]
-    return means
-
-
-def _mean(values: list[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
-@claim_test
-def early_entropy(results: Results, paper: Paper, *, run: str, base: str) -> Decision:
-    """How much closer to the causal bound the first half of the layers stands in `run` than in `base`."""
-    rule = (
-        f"mean entropy of the first half of the layers over the causal bound, {run} - {base}, paired; direction "
-        "reproduced if the interval is above 0 (the paper prints no number to compare)"
-    )
-    ours, theirs = _layer_means(results, run), _layer_means(results, base)
-    first = {seed: _mean(v[: len(v) // 2]) for seed, v in ours.items()}
-    found = estimate(_difference(first, {seed: _mean(v[: len(v) // 2]) for seed, v in theirs.items()}))
-    if gap := training_gap(results, found, (run, base), "measured"):
-        return untested(rule, results, gap, f"{found.mean:+.3f}" if found else "")
-    verdict: Verdict = "direction reproduced" if found.excludes(0) > 0 else absent(results)
-    return Decision(rule, found.text(3), results.scale, verdict, sources(results, run, base))
-
-
-@claim_test
-def early_minus_deep(results: Results, paper: Paper, *, run: str) -> Decision:
-    """How much the first third of the layers stands above the last third, in fractions of the causal bound."""
-    rule = (
-        "mean entropy over the causal bound, first third of the layers minus last third; direction reproduced if the "
-        "interval is above 0 (the paper prints no number to compare)"
-    )
-    layers = _layer_means(results, run)
-    found = estimate(
-        {seed: _mean(v[: len(v) // 3]) - _mean(v[-(len(v) // 3) :]) for seed, v in layers.items() if len(v) >= 3}
-    )
-    if gap := training_gap(results, found, (run,), "measured"):
-        return untested(rule, results, gap, f"{found.mean:+.3f}" if found else "")
-    verdict: Verdict = "direction reproduced" if found.excludes(0) > 0 else absent(results)
-    return Decision(rule, found.text(3), results.scale, verdict, sources(results, run))

@@ -22,15 +22,19 @@ class Observer(Protocol):
     def end(self) -> None: ...
 
 
-def columns(layers: int, attention: bool = False) -> list[str]:
+def columns(layers: int, attention: bool = False, slopes: int = 0) -> list[str]:
     """Columns of log.csv; of layer i, on held-out sequences (in the row of a divergence on the batch that broke it):
     entropy_layer_i is the mean over heads in nats, activation_layer_i the largest magnitude of the block's output,
-    overflow_layer_i how many of its values float16 cannot hold (beyond 65504, infinite or not a number). With
-    `attention`, also norm_layer_i, the mean ||P||_F of its heads, and variance_layer_i, the mean variance of the logits
-    in a row (`variance_sensitivity`, Definition 5.2)."""
+    overflow_layer_i how many of its values float16 cannot hold (beyond 65504, infinite or not a number).
+
+    attention: also norm_layer_i, the mean ||P||_F of its heads, and variance_layer_i, the mean variance of the logits
+    in a row (`variance_sensitivity`, Definition 5.2). slopes: how many negative slopes of a leaky ReLU are learned, one
+    a layer or one for all; slope_i are their values.
+    """
     head = ["step", "tokens", "train_loss", "regularization", "eval_loss", "learning_rate", "gradient_norm", "seconds"]
     measured = ("entropy", "activation", "overflow", *(("norm", "variance") if attention else ()))
-    return head + [f"{name}_layer_{i}" for name in measured for i in range(layers)]
+    layered = [f"{name}_layer_{i}" for name in measured for i in range(layers)]
+    return head + layered + [f"slope_{i}" for i in range(slopes)]
 
 
 class LiveLog:
@@ -40,8 +44,8 @@ class LiveLog:
     so the log of a training has each step once, however often it was killed.
     """
 
-    def __init__(self, path: Path, layers: int, attention: bool = False) -> None:
-        self._path, self._columns = path, columns(layers, attention)
+    def __init__(self, path: Path, layers: int, attention: bool = False, slopes: int = 0) -> None:
+        self._path, self._columns = path, columns(layers, attention, slopes)
         self._file: TextIO | None = None
 
     def begin(self, rows: Sequence[Row]) -> None:
@@ -58,9 +62,9 @@ class LiveLog:
             self._file.close()
 
 
-def write(path: Path, rows: Sequence[Row], layers: int, attention: bool = False) -> None:
+def write(path: Path, rows: Sequence[Row], layers: int, attention: bool = False, slopes: int = 0) -> None:
     """Write all rows atomically; numbers in the shortest form that reads back to the same float, gaps empty."""
-    write_text(path, _csv(columns(layers, attention), rows, header=True))
+    write_text(path, _csv(columns(layers, attention, slopes), rows, header=True))
 
 
 def _csv(names: list[str], rows: Sequence[Row], header: bool) -> str:

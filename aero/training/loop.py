@@ -305,7 +305,7 @@ def train(
             outcome.cpu_seconds = time.process_time() - cpu_began
             evaluates = done % settings.evaluate_every == 0 or done == settings.steps
             if done % settings.log_every == 0 or done == 1 or evaluates:
-                row = _row(settings, config, done, loss, penalty, norm, factor, began)
+                row = _row(settings, config, done, loss, penalty, norm, factor, began) | _slopes(model)
                 if evaluates or done == 1:
                     row["eval_loss"] = _finite(evaluate(model, evaluation, device, processes))
                     _measure_layers(model, evaluation[0].to(device), row)
@@ -357,6 +357,12 @@ def _measure_attention(model: GPT, ids: Tensor, row: Row) -> None:
     """Add norms of the attention matrices and variances of their logits, layer by layer, to `row`."""
     for name, values in zip(("norm", "variance"), attention_statistics(model, ids), strict=True):
         row |= {f"{name}_layer_{layer}": _finite(value) for layer, value in enumerate(values)}
+
+
+def _slopes(model: GPT) -> Row:
+    """The learned negative slopes of the leaky ReLU: one a layer, one for all of them, or none."""
+    values = [] if model.leaky_slopes is None else model.leaky_slopes.tolist()
+    return {f"slope_{index}": _finite(value) for index, value in enumerate(values)}
 
 
 def _first_overflow(row: Row, layers: int) -> dict[str, Any] | None:

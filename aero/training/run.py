@@ -60,6 +60,7 @@ def train_run(
     """
     architecture, settings = parameters.architecture(run), parameters.train(run)
     config, regularizer = parameters.model_config_for(run, tokens.vocabulary), regularizer_of(parameters, run)
+    slopes = {None: 0, "layer": config.layers, "global": 1}[architecture.slope]
     device = device or (processes.device if processes.several else default_device())
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -78,7 +79,7 @@ def train_run(
     if processes.first:
         # Metrics beside a log that is being written would be another training's.
         (folder / "metrics.json").unlink(missing_ok=True)
-        observers = [LiveLog(folder / "log.csv", config.layers, settings.log_attention), *observers]
+        observers = [LiveLog(folder / "log.csv", config.layers, settings.log_attention, slopes), *observers]
     try:
         outcome = train(
             architecture,
@@ -143,7 +144,7 @@ def train_run(
         ),
     }
     if processes.first:
-        write(folder / "log.csv", outcome.rows, config.layers, settings.log_attention)
+        write(folder / "log.csv", outcome.rows, config.layers, settings.log_attention, slopes)
         save(folder / "checkpoint.safetensors", outcome.model, run=run, seed=str(seed), config_hash=state_hash)
         write_text(folder / "metrics.json", json.dumps(metrics, indent=1, allow_nan=False) + "\n")
         if state_path is not None:

@@ -28,6 +28,21 @@ RUNS = {
     "ereg-smt-scfuffn": ("EReg(SM(t)+ScFuFFN)", 38.2),
     "ereg-smt-scfuffni-6": ("EReg(SM(t)+ScFuFFNi_6)", 39.0),
 }
+# What the figures of attention entropy need besides; in no project unless it is asked for.
+MORE_RUNS = (
+    {"sm-leakyr": ("SM+LeakyR", 33.0), "sm-leakyr-global": ("SM+LeakyR(global)", 33.0)}
+    | {"sm-wnorm-ffn": ("SM+WNorm(FFN)", 44.0), "sm-snorm-ffn": ("SM+SNorm(FFN)", 43.0)}
+    | {f"sm-scfuffni-{pruned}": (f"SM+ScFuFFNi_{pruned}", 42.0) for pruned in (1, 2, 3, 4, 5, 7)}
+    | {f"ereg-smt-scfuffn-gamma-{g}": ("EReg(SM(t)+ScFuFFN)", 38.0) for g in ("00", "05", "10", "15", "25", "30")}
+    | {"smt-scfuffn": ("SM(t)+ScFuFFN", 41.0)}
+    | {f"sm-ln-{a.lower()}-18l": (f"SM+LN+{a}", 29.0) for a in "GR"}
+    | {
+        f"ereg-smt-ln-{a.lower()}{depth}{gamma}": (f"EReg(SM(t)+LN+{a})", 25.0)
+        for a in "GR"
+        for depth in ("", "-18l")
+        for gamma in ("", "-gamma-00", "-gamma-10")
+    }
+)
 BYTES = {
     "SM+LN+G": 15.3e9,
     "SM+LN+R": 5.5e9,
@@ -40,7 +55,7 @@ BYTES = {
     "EReg(SM(t)+ScFuFFN)": 3.7e9,
     "EReg(SM(t)+ScFuFFNi_6)": 3.6e9,
 }
-LAYERS, HEADS, CONTEXT, STEPS = 12, 4, 64, 500
+LAYERS, HEADS, CONTEXT, STEPS, BLOCKS = 12, 4, 64, 500, 8
 
 
 def write_run(
@@ -54,7 +69,8 @@ def write_run(
 ) -> None:
     """metrics.json, log.csv and entropy.json of one training in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    architecture, centre = RUNS[run]
+    architecture, centre = (RUNS | MORE_RUNS)[run]
+    layers = 18 if "-18l" in run else LAYERS
     draw = random.Random(f"{run} {seed}")
     value = centre * (1 + draw.gauss(0, 0.004)) if perplexity is None else perplexity
     metrics = {
@@ -65,7 +81,7 @@ def write_run(
         "model": {
             "vocabulary": 1024,
             "context": CONTEXT,
-            "layers": LAYERS,
+            "layers": layers,
             "heads": HEADS,
             "width": 128,
             "ffn_width": 512,
@@ -94,15 +110,16 @@ def write_run(
     }
     (folder / "metrics.json").write_text(json.dumps(metrics), encoding="utf-8")
     bound = math.lgamma(CONTEXT + 1) / CONTEXT
-    overloaded = {"sm-g": 0.97, "sm": 0.97}.get(run, 0.75)
+    overloaded = {"sm-g": 0.97, "sm": 0.97}.get(run, 0.55 if run.startswith("ereg") else 0.75)
     deep = {"sm": 0.12, "sm-g": 0.5}.get(run, 0.6)
     mean = [
         [
-            bound * (overloaded + (deep - overloaded) * layer / (LAYERS - 1)) * draw.uniform(0.93, 1.0)
+            bound * (overloaded + (deep - overloaded) * layer / (layers - 1)) * draw.uniform(0.93, 1.0)
             for _ in range(HEADS)
         ]
-        for layer in range(LAYERS)
+        for layer in range(layers)
     ]
+    slopes = {"SM+LeakyR": layers, "SM+LeakyR(global)": 1}.get(architecture, 0)
     with (folder / "log.csv").open("w", encoding="utf-8", newline="") as file:
         names = [
             "step",
@@ -111,7 +128,9 @@ def write_run(
             "eval_loss",
             "learning_rate",
             "gradient_norm",
-            *(f"entropy_layer_{i}" for i in range(LAYERS)),
+            *(f"entropy_layer_{i}" for i in range(layers)),
+            *(f"overflow_layer_{i}" for i in range(layers)),
+            *(f"slope_{i}" for i in range(slopes)),
             "seconds",
         ]
         writer = csv.DictWriter(file, names, restval="", lineterminator="\n")
@@ -130,8 +149,10 @@ def write_run(
                 }
                 | {
                     f"entropy_layer_{i}": bound + (sum(mean[i]) / HEADS - bound) * (1 - math.exp(-step / 120))
-                    for i in range(LAYERS)
+                    for i in range(layers)
                 }
+                | {f"overflow_layer_{i}": (step if run == "sm" and i > 8 else 0) for i in range(layers)}
+                | {f"slope_{i}": 0.3 * math.sin(step / 80 + i) * math.exp(-step / 150) for i in range(slopes)}
             )
     heads = [value for layer in mean for value in layer]
     maxima = {"observed": max(heads), "log_T": math.log(CONTEXT), "causal_bound": bound}
@@ -139,22 +160,38 @@ def write_run(
         name: [sum(min(int(h / top * 4), 3) == q for h in heads) / len(heads) for q in range(4)]
         for name, top in maxima.items()
     }
+    learned = {
+        "alpha": [1 + 0.1 * i for i in range(layers)] if "Sc" in architecture else None,
+        "beta": [2 - 0.05 * i for i in range(layers)] if "Sc" in architecture else None,
+        "thresholds": [[0.5 + 0.01 * draw.gauss(0, 1) for _ in range(HEADS)] for _ in range(layers)]
+        if "EReg" in architecture
+        else None,
+    }
+    if "SM(t)" in architecture:
+        learned["temperature_mean"] = [[0.01 * (1 + i + h) for h in range(HEADS)] for i in range(layers)]
+        learned["temperature_by_position"] = [[0.01 * (1 + i / (1 + t)) for t in range(CONTEXT)] for i in range(layers)]
     entropy = {
         "run": run,
         "scale": scale,
         "architecture": architecture,
         "context": CONTEXT,
-        "layers": LAYERS,
+        "layers": layers,
         "heads": HEADS,
         "tokens": 65536,
         "entropy_mean": mean,
-        "entropy_sem": [[0.01] * HEADS] * LAYERS,
-        "entropy_by_position": [[math.log(t + 1) * 0.8 for t in range(CONTEXT)]] * LAYERS,
+        "entropy_sem": [[0.01] * HEADS] * layers,
+        "entropy_median": [[1.1 * value for value in layer] for layer in mean],
+        "entropy_by_position": [[math.log(t + 1) * 0.8 for t in range(CONTEXT)]] * layers,
+        "entropy_by_position_sem": [[0.02] * CONTEXT] * layers,
+        "entropy_blocks": [
+            [[value + 0.01 * draw.gauss(0, 1) for value in layer] for layer in mean] for _ in range(BLOCKS)
+        ],
         "maximum": maxima,
         "quarters": quarters,
         "overload": {"fraction": quarters["observed"][3], "layers": [0, 1]},
         "collapse": {"fraction": quarters["observed"][0], "layers": []},
         "rule": "stated",
+        "learned": learned,
     }
     (folder / "entropy.json").write_text(json.dumps(entropy), encoding="utf-8")
 

@@ -15,7 +15,7 @@ from aero.published import load as load_paper
 from aero.report import claims
 from aero.report.results import Results, load
 
-PAPER = load_paper("aero")
+PAPER, LANDSCAPE = load_paper("aero"), load_paper("entropy_landscape")
 
 
 def decide(results: Results, claim: str) -> claims.Decision:
@@ -162,8 +162,12 @@ def test_bytes_and_savings_at_the_papers_dimensions(full: Results) -> None:
 
 
 def test_what_the_paper_says_against_itself_needs_no_results(empty: Results) -> None:
-    found = {j.claim.id: j.decision for j in claims.judge(empty) if j.claim.kind == "contradiction"}
-    assert len(found) == 7 and {d.verdict for d in found.values()} == {"contradicted"}
+    found = {
+        j.claim.id: j.decision
+        for j in claims.judge(empty, "aero", "entropy_guided", "entropy_landscape")
+        if j.claim.kind == "contradiction"
+    }
+    assert len(found) == 9 and {d.verdict for d in found.values()} == {"contradicted"}
     # By hand: only 25.32 GB in 8.21 min (16.88 needed) and 9.44 GB in 6.06 min (6.29 needed) are impossible
     assert found["c-bandwidth"].measured == "2 of 10 rows impossible, SM+LN+G needs at least 206 Mbit/s"
     assert "SM+LN+G, SM+LN+R" in found["c-bandwidth"].evidence
@@ -171,6 +175,10 @@ def test_what_the_paper_says_against_itself_needs_no_results(empty: Results) -> 
     # ln(128!)/128 = 3.8779
     assert "T=128: 3.878 of 4.852" in found["c-maximum-entropy"].measured
     assert found["c-pruning-factor"].measured == "2.0×"
+    # 16 d^2 of 24 d^2 + 3 T d + d at d = 512, T = 1,024: 4,194,304 of 7,865,344
+    assert found["c-ffn-share-pythia"].measured.startswith("53.3% to 66.5%")
+    assert found["c-ffn-dominates-small-pythia"].measured == "70M 44.4%, 160M 50.0%, 410M 53.3%"
+    assert found["c-ffn-dominates-small-pythia"].evidence.endswith("not in 70M")
 
 
 def test_counts_agree_with_the_printed_ones(empty: Results) -> None:
@@ -179,7 +187,12 @@ def test_counts_agree_with_the_printed_ones(empty: Results) -> None:
 
 
 def test_nothing_measured_decides_no_training_or_cost_claim(empty: Results) -> None:
-    undecided = [j for j in claims.judge(empty) if j.claim.kind == "claim" and j.claim.test != "counts_agree"]
+    counted = ("counts_agree", "ffn_dominates")
+    undecided = [
+        j
+        for j in claims.judge(empty, "aero", "entropy_guided", "entropy_landscape")
+        if j.claim.kind == "claim" and j.claim.test not in counted
+    ]
     assert len(undecided) > 20 and {j.decision.verdict for j in undecided} == {"not testable here"}
     assert all(j.decision.evidence for j in undecided)
 
@@ -200,6 +213,13 @@ def test_one_seed_decides_no_claim_about_a_mean(tmp_path: Path) -> None:
             "early_entropy",
             "early_minus_deep",
             "trains",
+            "fewer_heads",
+            "few_heads",
+            "learned_trend",
+            "slopes_vanish",
+            "landscape_changes",
+            "deep_layers_flat",
+            "distribution_shift",
         )
     ]
     assert len(means) > 15 and {j.decision.verdict for j in means} == {"not testable here"}
@@ -223,8 +243,9 @@ def test_the_file_has_the_contracts_columns_and_verdicts(full: Results) -> None:
     assert all(line["test"].split(":")[0] and line["evidence"] for line in lines)
 
 
-def test_no_verdict_is_typed() -> None:
-    text = (made_results.PROJECT / "aero/published/aero_claims.yaml").read_text(encoding="utf-8")
+@pytest.mark.parametrize("paper", ["aero", "entropy_landscape"])
+def test_no_verdict_is_typed(paper: str) -> None:
+    text = (made_results.PROJECT / f"aero/published/{paper}_claims.yaml").read_text(encoding="utf-8")
     for entry in yaml.safe_load(text)["claims"]:
         assert set(entry) <= {"id", "short", "topic", "kind", "where", "claim", "test", "published", "parameters"}
         for verdict in claims.VERDICTS:
@@ -233,7 +254,7 @@ def test_no_verdict_is_typed() -> None:
 
 def test_every_claim_names_runs_and_rows_that_exist() -> None:
     runs = set(yaml.safe_load((made_results.PROJECT / "params.yaml").read_text(encoding="utf-8"))["runs"])
-    for claim in PAPER.claims:
+    for claim in PAPER.claims + LANDSCAPE.claims:
         p = claim.parameters
         named = [p[key] for key in ("run", "base", "against") if key in p] + p.get("runs", []) + p.get("others", [])
         assert set(named) <= runs, claim.id
@@ -252,6 +273,30 @@ def test_published_percentages_follow_from_the_published_perplexities(claim: obj
             assert p["percent"] == pytest.approx(percent, abs=0.05)
             return
     raise AssertionError(f"{claim.id}: no table has both rows")
+
+
+def test_published_changes_of_the_landscape_follow_from_its_table() -> None:
+    cells = {
+        run: row.cells[f"ppl_{training}" if training != "baseline" else "ppl"].value
+        for row in LANDSCAPE.tables["1"].rows
+        for training, run in row.runs.items()
+    }
+    w1 = {
+        run: row.cells[f"w1_{t}"].value
+        for row in LANDSCAPE.tables["1"].rows
+        for t, run in row.runs.items()
+        if t != "baseline"
+    }
+    checked = 0
+    for claim in LANDSCAPE.claims:
+        p = claim.parameters
+        if claim.test == "relative_perplexity":
+            assert p["percent"] == pytest.approx(100 * (cells[p["run"]] / cells[p["base"]] - 1), abs=0.01)
+            checked += 1
+        if claim.test == "distribution_shift":
+            assert p["distance"] == w1[p["run"]]
+            checked += 1
+    assert checked == 5
 
 
 def test_an_unknown_test_is_told(full: Results, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,7 @@ from aero.report.results import Results
 
 DRAWN = [
     figures.figure_1,
-    figures.figure_3a,
     figures.figure_3b,
-    figures.figure_5,
-    figures.figure_6,
     pareto.figure_pareto,
     figures.figure_contradiction,
 ]
@@ -59,13 +56,14 @@ def test_figure_1_labels_published_and_measured_bars(full: Results) -> None:
     assert {"25.32", "15.30", "6.12", "8.21"} <= set(said)
 
 
-def test_figure_3a_fractions_are_the_means_over_seeds(full: Results) -> None:
-    expected = sum(q[3] for q in full.quarters("sm-g").values()) / 3
-    assert f"{expected:.0%}" in texts(figures.figure_3a(full))
-
-
 def test_figure_3b_marks_a_run_that_became_not_finite(full: Results) -> None:
     assert "SM (NaN at 180)" in texts(figures.figure_3b(full))
+
+
+def test_a_formula_at_an_axis_is_no_formula_of_the_page() -> None:
+    figure = Figure()
+    figure.subplots().set_yscale("log")
+    assert "$" not in svg(figure, "logarithmic") and "<!--" not in svg(figure, "logarithmic")
 
 
 def test_labels_are_spread_without_overlap_and_in_order() -> None:

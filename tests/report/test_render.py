@@ -18,6 +18,7 @@ import made_results
 import pytest
 
 from aero.report import marks, page, render
+from aero.report.entropy_page import FIGURES
 from aero.report.readme import headline_markdown, with_headline
 from aero.report.render import Rendered
 from aero.report.results import Results, load
@@ -71,6 +72,7 @@ def test_everything_is_written_and_nothing_half(rendered_root: Path) -> None:
         "tables/aero_table2.csv",
         "tables/aero_table4.csv",
         "tables/aero_table4_costs.csv",
+        "tables/entropy_landscape_table1.csv",
         *(f"tables/aero_table{number}{kind}.csv" for number in (5, 6, 7) for kind in ("", "_costs")),
     }
     pdf = (rendered_root / "reports/report.pdf").read_bytes()
@@ -92,10 +94,11 @@ def test_the_page_has_all_its_parts(text: str) -> None:
         "table-4",
         "costs",
         "figure-1",
-        "figure-3a",
         "figure-3b",
-        "figure-5",
-        "figure-6",
+        *(drawn.name.replace("_", "-") for drawn in FIGURES),
+        "heads-by-rule",
+        "figure-index",
+        "landscape-table-1",
         "pipeline",
         "runs",
         "end-to-end",
@@ -104,7 +107,7 @@ def test_the_page_has_all_its_parts(text: str) -> None:
         "costs-7",
     ):
         assert text.count(f'id="{part}"') == 1, part
-    assert text.count("<svg ") == 8 and "<math " in text and "$$" not in text
+    assert text.count("<svg ") == 5 + len(FIGURES) and "<math " in text and "$$" not in text
     anchors = re.findall(r'<a href="#([^"]+)">', text)
     assert len(anchors) >= 8 and all(f'id="{anchor}"' in text for anchor in anchors)
 

@@ -364,6 +364,18 @@ def test_log_round_trip(tmp_path):
     }
 
 
+@pytest.mark.parametrize(("architecture", "slopes"), [("SM+LeakyR", 2), ("SM+LeakyR(global)", 1), ("SM+R", 0)])
+def test_learned_slopes_are_logged_at_every_logged_step(architecture, slopes, tmp_path):
+    outcome = run(architecture=architecture)
+    names = [f"slope_{index}" for index in range(slopes)]
+    assert all([key for key in row if key.startswith("slope_")] == names for row in outcome.rows)
+    if slopes:
+        assert [outcome.rows[-1][name] for name in names] == outcome.model.leaky_slopes.tolist()
+        assert outcome.rows[0][names[0]] != outcome.rows[-1][names[0]]
+    write(tmp_path / "log.csv", outcome.rows, 2, slopes)
+    assert [{key: row.get(key) for key in columns(2, slopes)} for row in outcome.rows] == read(tmp_path / "log.csv")
+
+
 def test_next_token_loss_by_hand():
     logits = torch.log(torch.tensor([[[0.5, 0.5], [0.2, 0.8], [0.9, 0.1]]]))
     assert next_token_loss(logits, torch.tensor([[0, 1, 1]])).item() == pytest.approx(

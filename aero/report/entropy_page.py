@@ -1,0 +1,213 @@
+"""The report's sections on attention entropy: every figure with its caption, their index, and the heads by rule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from aero.entropy import quarter_fractions
+from aero.published import load
+from aero.report import diagram_figures, entropy_figures, flops_figures, landscape_figures
+from aero.report.entropy_drawing import row_name
+from aero.report.entropy_figures import MARGIN_RUNS, PRUNED_RUNS, STABILISED_RUNS
+from aero.report.figure_index import FIGURES, PAPERS, Drawn
+from aero.report.figures import TABLE_2_RUNS
+from aero.report.marks import Html, gap, grid, number, row_label, training_caption
+from aero.report.page import figure_of
+from aero.report.results import Results, Run
+from aero.report.statistics import estimate, sampling_error
+from aero.report.tables import training_origin
+
+MODULES = (entropy_figures, diagram_figures, landscape_figures, flops_figures)
+"""Where the figures are; importing them makes them known."""
+
+HEAD_RUNS = (*TABLE_2_RUNS, *STABILISED_RUNS, *PRUNED_RUNS, *MARGIN_RUNS.values())
+
+
+def missing(results: Results, runs: Sequence[str]) -> list[str]:
+    """Those of the runs that have no result at the report's scale."""
+    return [run for run in runs if not results.seeds(run)]
+
+
+def figures(results: Results, paper: str) -> Html:
+    """The figures that stand for the paper's ("": for none), each with its caption, in their order."""
+    return Html("".join(_shown(results, drawn) for drawn in FIGURES if _first_paper(drawn) == paper))
+
+
+def _first_paper(drawn: Drawn) -> str:
+    return drawn.published[0].split("/")[0] if drawn.published else ""
+
+
+def _shown(results: Results, drawn: Drawn) -> str:
+    parts = [escape(drawn.note)]
+    if len(drawn.published) > 1:
+        parts.append(f"Stands for {escape(drawn.numbers)}.")
+    if absent := missing(results, drawn.runs):
+        parts.append(f"Not run yet: {escape(', '.join(absent))}.")
+    if drawn.runs:
+        parts.append(training_caption(results, drawn.runs))
+    return figure_of(results, drawn.draw, drawn.title, " ".join(parts)).text
+
+
+def index(results: Results) -> Html:
+    """Published figure, the function that draws it, its runs, and how many trainings of how many seeds there are."""
+    rows = []
+    for drawn in sorted(FIGURES, key=lambda d: (not d.published, list(PAPERS).index(_first_paper(d) or "aero"))):
+        seeds = [len(results.seeds(run)) for run in drawn.runs if results.seeds(run)]
+        absent = missing(results, drawn.runs)
+        present = f"{len(drawn.runs) - len(absent)} of {len(drawn.runs)}" if drawn.runs else "counted"
+        lost = gap("not run yet: " + ", ".join(absent)) if absent else ""
+        how_many = (
+            f"{min(seeds)} to {max(seeds)}" if seeds and min(seeds) < max(seeds) else str(seeds[0]) if seeds else ""
+        )
+        rows.append(
+            [
+                escape(drawn.numbers or "in no paper"),
+                f"{escape(drawn.title)}<br><code>{drawn.draw.__module__}.{drawn.name}</code>",
+                f"{present}{'<br>' + lost if lost else ''}",
+                escape(results.scale) if drawn.runs else "published sizes",
+                how_many,
+            ]
+        )
+    return Html(
+        grid(
+            ["published", "here", "runs", "scale", "seeds a run"],
+            rows,
+            "Every figure of the three papers on entropy. AERO's Figures 2 and 8 are diagrams of the same things as "
+            "Entropy-Guided Attention's 1 and 3.",
+            "figure-index",
+            (0.24, 0.36, 0.22, 0.1, 0.08),
+            "dense",
+        )
+    )
+
+
+def heads_by_rule(results: Results, runs: Sequence[str] = HEAD_RUNS) -> Html:
+    """Overloaded and collapsed heads of every run against three maxima, with the sampling error of the first."""
+    printed = _printed()
+    rows = []
+    for run in dict.fromkeys(runs):
+        trained = results.first(run)
+        facts = [printed.get((run, quarters), "") for quarters in ((3,), (1, 2), (0,))]
+        published = [number(text, "published", "AERO, Figures 3a and 18") + "<br>" if text else "" for text in facts]
+        if trained is None or trained.entropy is None:
+            said = gap("not run yet" if trained is None else "entropies not usable")
+            rows.append([_label(results, run), published[0] + said, "", "", published[1], published[2], "", ""])
+            continue
+        rows.append(
+            [
+                _label(results, run),
+                published[0] + _fraction(results, run, "observed", (3,)),
+                _fraction(results, run, "causal_bound", (3,)),
+                _fraction(results, run, "log_T", (3,)),
+                published[1] + _fraction(results, run, "observed", (1, 2)),
+                published[2] + _fraction(results, run, "observed", (0,)),
+                *_layers(trained),
+            ]
+        )
+    caption = (
+        "<b>Overload and collapse by rule.</b> A head is overloaded if its mean entropy is in the highest quarter of "
+        "the maximum, collapsed if in the lowest or not finite; a layer is named where more than half of its heads "
+        "are. The papers' maximum is the largest entropy observed in the model. Brackets: 95 % t-interval over seeds; "
+        "±: standard error of the first seed for the held-out tokens, by a bootstrap over blocks of them, where they "
+        "are stored. "
+        f"{training_caption(results, [run for run in runs if results.seeds(run)])}"
+    )
+    heads = [
+        "configuration",
+        "over­loaded, of observed max.",
+        "of causal bound",
+        "of log T",
+        "in the middle, of observed max.",
+        "col­lapsed, of observed max.",
+        "layers over­loaded",
+        "layers col­lapsed",
+    ]
+    return Html(grid(heads, rows, caption, "heads-by-rule", (0.22, 0.17, 0.09, 0.08, 0.15, 0.15, 0.07, 0.07), "dense"))
+
+
+def _printed() -> dict[tuple[str, tuple[int, ...]], str]:
+    """The papers' fractions of heads by run and quarters, as text."""
+    figures_ = load("aero").facts["figures"]
+    names = {row_name(run): run for run in TABLE_2_RUNS}
+    found = {
+        (names[entry["row"]], tuple(entry["quarters"])): ("about " if entry.get("approximate") else "")
+        + f"{100 * entry['value']:.0f} %"
+        for entry in figures_["3a"]["fractions"]
+    }
+    margins = figures_["18"]["fractions"]
+    return found | {(run, (3,)): f"{100 * margins[gamma]:.3g} %" for gamma, run in MARGIN_RUNS.items()}
+
+
+def _label(results: Results, run: str) -> str:
+    """Architecture of a run, and its margin where it is not the common one."""
+    entry = (results.parameters.get("runs") or {}).get(run) or {}
+    gamma = (entry.get("regularizer") or {}).get("gamma")
+    return row_label(entry.get("architecture", run)) + (f", γ = {gamma:.2f}" if gamma is not None else "")
+
+
+def _fraction(results: Results, run: str, maximum: str, quarters: Sequence[int]) -> str:
+    seeds = results.quarters(run, maximum)
+    found = estimate({seed: 100 * math.fsum(values[q] for q in quarters) for seed, values in seeds.items()})
+    if found is None:
+        return gap("–")
+    text = found.text(0, "%") if maximum == "observed" else f"{found.mean:.0f} %"
+    trained = results.first(run)
+    if maximum == "observed" and (error := fraction_error(trained, quarters)) is not None:
+        text += f" ± {100 * error:.1f}"
+    return number(text, training_origin(results.scale), trained.path)
+
+
+def fraction_error(run: Run, quarters: Sequence[int]) -> float | None:
+    """Standard error, for the held-out tokens, of the fraction of heads in the quarters of the observed maximum; None
+    if the blocks of them are not stored.
+    """
+
+    def fraction(heads: NDArray[np.float64]) -> float:
+        top = np.nanmax(heads, initial=0.0)
+        return math.fsum(quarter_fractions(torch.from_numpy(heads), top)[q] for q in quarters) if top > 0 else math.nan
+
+    found = sampling_error(fraction, np.array(run.entropy.blocks)) if run.entropy.blocks else None
+    return None if found is None else float(found)
+
+
+def _layers(run: Run) -> list[str]:
+    """Layers where most heads are overloaded, and those where most have collapsed: "1-7" for neighbours."""
+    texts = []
+    for failures in (run.entropy.overload, run.entropy.collapse):
+        spans: list[list[int]] = []
+        for layer in failures["layers"]:
+            if spans and spans[-1][-1] == layer - 1:
+                spans[-1].append(layer)
+            else:
+                spans.append([layer])
+        texts.append(", ".join(f"{s[0] + 1}–{s[-1] + 1}" if len(s) > 1 else str(s[0] + 1) for s in spans) or "none")
+    return texts
+
+
+def sampling_summary(results: Results) -> Html:
+    """How large the sampling errors of headwise entropies are, and how the spread of blocks compares with that of
+    sequences, in a sentence.
+    """
+    ratios, errors = [], []
+    for run in HEAD_RUNS:
+        trained = results.first(run)
+        if trained is None or trained.entropy is None or not trained.entropy.blocks or not trained.entropy.sem:
+            continue
+        error = sampling_error(lambda heads: heads, np.array(trained.entropy.blocks))
+        by_sequence = np.array(trained.entropy.sem)
+        usable = by_sequence > 1e-6
+        errors.append(float(np.nanmax(error)))
+        ratios += (error[usable] / by_sequence[usable]).tolist()
+    if not errors:
+        return Html("<p>No run here has blocks of held-out tokens stored, so no sampling error is shown.</p>")
+    return Html(
+        f"<p>The mean entropy of a head has a standard error of {max(errors):.3f} nats at most for the held-out tokens "
+        f"({len(errors)} runs with blocks of them stored); errors over blocks of consecutive sequences are "
+        f"{float(np.median(ratios)):.1f} times those over sequences taken as independent (median over heads).</p>"
+    )

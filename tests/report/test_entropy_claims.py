@@ -1,0 +1,137 @@
+"""Claims about entropies: each rule on results made to meet, miss and reverse it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import made_results
+import numpy as np
+import pytest
+
+from aero.report import claims
+from aero.report.results import Results, load
+
+SEEDS = (1337, 1338, 1339)
+BOUND = made_results.math.lgamma(65) / 64
+
+
+def with_heads(root: Path, **heads: list[float]) -> Results:
+    """Results of runs whose heads have the given entropies, in fractions of the causal bound; a little apart by seed.
+
+    A list holds the layers; four heads each, equal but for a hundredth.
+    """
+    made_results.project(root, runs=(), costs=False)
+    for run, layers in heads.items():
+        name = run.replace("_", "-")
+        for place, seed in enumerate(SEEDS):
+            folder = root / "results/laptop" / name / f"seed_{seed}"
+            made_results.write_run(folder, name, seed)
+            values = json.loads((folder / "entropy.json").read_text())
+            mean = [[BOUND * (v + 0.01 * h + 1e-4 * place * (i + 1)) for h in range(4)] for i, v in enumerate(layers)]
+            values["entropy_mean"] = mean
+            flat, top = [v for layer in mean for v in layer], max(v for layer in mean for v in layer)
+            values["quarters"]["observed"] = [
+                sum(min(int(v / top * 4), 3) == q for v in flat) / len(flat) for q in range(4)
+            ]
+            (folder / "entropy.json").write_text(json.dumps(values))
+    return load(root)
+
+
+def decide(results: Results, claim: str) -> claims.Decision:
+    return next(j.decision for j in claims.judge(results) if j.claim.id == claim)
+
+
+@pytest.mark.parametrize(
+    ("scaled", "verdict"),
+    [([0.9, 0.8, 0.7], "direction reproduced"), ([0.9, 0.1, 0.1], "not seen at this scale")],
+)
+def test_collapse_prevented(tmp_path: Path, scaled: list[float], verdict: str) -> None:
+    results = with_heads(tmp_path, sm=[0.9, 0.8, 0.05], sm_scffn=scaled)
+    found = decide(results, "f7-scaling-prevents-collapse")
+    assert found.verdict == verdict
+    assert found.measured.startswith("0.00 - 0.33" if verdict != "not seen at this scale" else "0.67 - 0.33")
+
+
+@pytest.mark.parametrize(
+    ("layers", "verdict"),
+    [
+        ([0.9] + [0.3] * 11, "reproduced"),  # 4 of 48 heads: within 0.05 of 0.0347
+        ([0.9] * 2 + [0.3] * 8, "direction reproduced"),  # a fifth, below a quarter
+        ([0.9] * 6 + [0.3] * 6, "not seen at this scale"),
+    ],
+)
+def test_few_heads_in_the_highest_quarter(tmp_path: Path, layers: list[float], verdict: str) -> None:
+    results = with_heads(tmp_path, ereg_smt_scfuffn_gamma_25=layers)
+    assert decide(results, "f18-margin-25").verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("step", "verdict"),
+    [(0.3, "direction reproduced"), (-0.3, "not seen at this scale"), (0.0, "not seen at this scale")],
+)
+def test_alpha_with_depth(tmp_path: Path, step: float, verdict: str) -> None:
+    root = made_results.project(tmp_path, runs=("sm-scffn",), costs=False)
+    for place, path in enumerate(sorted(root.glob("results/laptop/sm-scffn/**/entropy.json"))):
+        values = json.loads(path.read_text())
+        values["learned"]["alpha"] = [1 + step * layer + 0.01 * (place - 1) * layer for layer in range(12)]
+        path.write_text(json.dumps(values))
+    found = decide(load(root), "f11-alpha-grows")
+    assert found.verdict == verdict and found.measured.startswith(f"{8 * step:.3f} [")
+    assert decide(load(root), "f11-beta-falls").verdict == "direction reproduced"  # made to fall by 0.05 a layer
+
+
+@pytest.mark.parametrize(
+    ("last", "verdict"),
+    [("0.02", "reproduced"), ("-0.12", "direction reproduced"), ("0.9", "not seen at this scale")],
+)
+def test_slopes_come_back_to_zero(tmp_path: Path, last: str, verdict: str) -> None:
+    root = made_results.project(tmp_path, runs=(), costs=False)
+    for seed in SEEDS[:2]:
+        folder = root / "results/laptop/sm-leakyr-global" / f"seed_{seed}"
+        made_results.write_run(folder, "sm-leakyr-global", seed)
+        path = folder / "log.csv"
+        lines = path.read_text().splitlines()
+        column = lines[0].split(",").index("slope_0")
+        cells = lines[-1].split(",")
+        cells[column] = last
+        path.write_text("\n".join([*lines[:-1], ",".join(cells)]) + "\n")
+    found = decide(load(root), "f4-slopes-vanish-global")
+    assert found.verdict == verdict and f"at the end {abs(float(last)):.3f}" in found.measured
+    assert decide(load(root), "f4-slopes-vanish-layerwise").evidence == "not run yet: sm-leakyr"
+
+
+def test_landscape_statistics_by_hand(tmp_path: Path) -> None:
+    base, run = [0.8] * 4, [0.6, 0.5, 0.5, 0.2]
+    results = with_heads(tmp_path, sm_ln_g=base, ereg_smt_ln_g=run)
+    tail = decide(results, "l1-tail-vanishes")
+    assert tail.verdict == "direction reproduced"
+    assert float(tail.measured.split()[0]) == pytest.approx(BOUND * -0.2, abs=2e-3)
+    assert decide(results, "l1-mean-falls").verdict == "direction reproduced"
+    # All heads in order: 0.2, 0.5, 0.5, 0.6 against 0.8, a mean distance of 0.35 bounds; published 0.878 of 3.878.
+    shift = decide(results, "l1-shift-gelu")
+    assert shift.measured.startswith("0.350 [") and shift.verdict == "direction reproduced" and "= 0.226" in shift.rule
+    assert decide(results, "l2-regularised-steeper").verdict == "direction reproduced"
+    assert "over random orders of the heads" in decide(results, "l2-regularised-steeper").measured
+    # Equal spreads weigh more where the mean is lower.
+    assert decide(results, "l3-heads-differ-more").verdict == "direction reproduced"
+    assert decide(results, "l1-gain-gelu").verdict != "not testable here"
+
+
+@pytest.mark.parametrize(
+    ("layers", "verdict"),
+    [
+        ([0.9, 0.5, 0.9, 0.5, 0.7, 0.7, 0.7, 0.7], "direction reproduced"),
+        ([0.7, 0.7, 0.7, 0.7, 0.9, 0.5, 0.9, 0.5], "not seen at this scale"),
+    ],
+)
+def test_flat_deep_layers(tmp_path: Path, layers: list[float], verdict: str) -> None:
+    results = with_heads(tmp_path, sm_ln_g=layers)
+    assert decide(results, "l2-deep-layers-flat").verdict == verdict
+
+
+def test_claims_of_both_papers_are_in_the_file(empty: Results) -> None:
+    judged = claims.judge(empty)
+    assert {j.paper for j in judged} == {"aero", "entropy_landscape"}
+    assert np.unique([j.claim.id for j in judged]).size == len(judged)
+    assert {j.paper for j in claims.judge(empty, "entropy_landscape")} == {"entropy_landscape"}

@@ -1,0 +1,273 @@
+"""Figures of attention entropy: each drawn with and without its runs, and what they show is what the files hold."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+import made_results
+import numpy as np
+import pytest
+import yaml
+from matplotlib.figure import Figure
+
+from aero.landscape import steepness
+from aero.report import (
+    diagram_figures,
+    entropy_figures,
+    entropy_page,
+    flops_figures,
+    landscape_figures,
+    landscape_tables,
+)
+from aero.report.drawing import svg
+from aero.report.entropy_drawing import row_name
+from aero.report.figure_index import FIGURES, Drawn
+from aero.report.results import Results, load
+from aero.report.statistics import sampling_error
+
+DRAWN = {drawn.name: drawn for drawn in FIGURES}
+COUNTED = ("figure_20", "figure_21", "guided_figure_1")
+"""Those that are drawn from no run."""
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """One seed of every run that a figure of attention entropy needs."""
+    root = tmp_path_factory.mktemp("everything")
+    runs = tuple(made_results.RUNS) + tuple(made_results.MORE_RUNS)
+    made_results.project(root, seeds=(1337,), runs=runs)
+    with (root / "results/two_party/ops.csv").open("a", encoding="utf-8") as file:
+        for megabytes, (_, kind, _) in enumerate(diagram_figures.STEPS, start=1):
+            shape = "128x768,768x768" if kind == "linear" else "made"
+            file.write(f'{kind},"{shape}",gpt2,128,made,{megabytes}000000,{megabytes}000000,9,9,9,1.0,\n')
+    return load(root)
+
+
+def texts(figure: Figure) -> list[str]:
+    return [text.get_text().strip() for axes in figure.axes for text in axes.texts]
+
+
+@pytest.mark.parametrize("drawn", FIGURES, ids=lambda d: d.name)
+def test_a_figure_with_all_its_runs_misses_nothing_and_is_the_same_twice(drawn: Drawn, everything: Results) -> None:
+    figure = drawn.draw(everything)
+    assert not re.search("not (run|measured|logged|stored)|train it again", " ".join(texts(figure)))
+    assert svg(figure, drawn.title) == svg(drawn.draw(everything), drawn.title)
+    assert figure.get_size_inches()[0] == pytest.approx(7.2)  # page width: nothing is shrunk to fit
+
+
+@pytest.mark.parametrize("drawn", [d for d in FIGURES if d.name not in COUNTED], ids=lambda d: d.name)
+def test_a_figure_names_every_run_it_misses(drawn: Drawn, empty: Results) -> None:
+    said = " ".join(texts(drawn.draw(empty)))
+    for run in drawn.runs:
+        assert run in said, run
+    assert "not run yet" in said
+
+
+def test_a_figure_draws_what_there_is(tmp_path: Path) -> None:
+    root = made_results.project(tmp_path, seeds=(1337,), runs=("sm-ln-g", "sm-g"), costs=False)
+    figure = entropy_figures.figure_12(load(root))
+    drawn = [panel.get_title("left") for panel in figure.axes if panel.lines]
+    assert drawn == ["SM+LN+G", "SM+G"]
+    assert {"not run yet:\nsm", "not run yet:\nsm-ln-r"} <= set(texts(figure))
+
+
+def test_every_published_figure_has_one_function_and_the_runs_of_params_yaml() -> None:
+    """The issue's list of figures; params.yaml says which runs each is drawn from."""
+    wanted = [f"aero/figure{n}" for n in (3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 14, 16, 17, 18, 19, 20, 21)]
+    wanted += [f"entropy_guided/figure{n}" for n in range(1, 8)]
+    wanted += [f"entropy_landscape/figure{n}" for n in (1, 2, 3)]
+    published = [figure for drawn in FIGURES for figure in drawn.published]
+    assert sorted(published) == sorted(wanted)
+    runs = yaml.safe_load((made_results.PROJECT / "params.yaml").read_text(encoding="utf-8"))["runs"]
+    for drawn in FIGURES:
+        for figure in drawn.published:
+            named = {run for run, entry in runs.items() if figure in entry.get("figures", ())}
+            assert named == set(drawn.runs), figure
+        assert set(drawn.runs) <= set(runs)
+
+
+def test_figure_3a_fractions_are_the_means_over_seeds(full: Results) -> None:
+    expected = sum(q[3] for q in full.quarters("sm-g").values()) / 3
+    assert f"{expected:.0%}" in texts(entropy_figures.figure_3a(full))
+
+
+def test_heatmaps_show_the_heads(everything: Results) -> None:
+    panels = entropy_figures.figure_5(everything).axes
+    for panel, run in zip(panels, ("sm-ln-g", "sm-ln-r", "sm-g", "sm-r"), strict=False):
+        assert panel.get_title("left") == row_name(run)
+        mean = everything.first(run).entropy.mean
+        np.testing.assert_allclose(panel.collections[0].get_array().reshape(12, 4), mean)
+
+
+def test_lines_are_the_layers_of_the_log(everything: Results) -> None:
+    panel = entropy_figures.figure_14(everything).axes[2]
+    log = everything.first("sm-scffn").log
+    for layer in range(12):
+        np.testing.assert_allclose(panel.lines[layer].get_ydata(), [row[layer] for row in log.entropy])
+    assert panel.lines[12].get_linestyle() == ":"  # the causal bound
+
+
+def test_overflows_are_counted_by_layer_and_none_is_blank(everything: Results) -> None:
+    panel = entropy_figures.figure_6(everything).axes[0]
+    counts = panel.collections[0].get_array().reshape(12, -1)
+    assert counts.mask[:9].all() and counts[9:].tolist() == [list(range(10, 181, 10))] * 3
+    assert "none" in texts(entropy_figures.figure_17(everything))
+
+
+def test_figures_of_learned_values(everything: Results) -> None:
+    heads, means, variances = entropy_figures.figure_10(everything).axes[:3]
+    thresholds = np.array(everything.first("ereg-smt-scfuffn").entropy.learned["thresholds"])
+    np.testing.assert_allclose([bar.get_width() for bar in means.patches], thresholds.mean(1))
+    np.testing.assert_allclose([bar.get_width() for bar in variances.patches], thresholds.var(1))
+    np.testing.assert_allclose(heads.collections[0].get_array().reshape(12, 4), thresholds)
+    alpha, beta = entropy_figures.figure_11(everything).axes
+    assert [bar.get_height() for bar in alpha.patches] == pytest.approx([1 + 0.1 * i for i in range(12)])
+    assert beta.patches[11].get_height() == pytest.approx(1.45)
+    layerwise, shared = entropy_figures.figure_4(everything).axes
+    assert len(layerwise.lines) == 12 + 1 and len(shared.lines) == 1 + 1  # and 0
+
+
+def test_older_files_say_what_they_do_not_hold(tmp_path: Path) -> None:
+    root = made_results.project(tmp_path, seeds=(1337,), runs=("sm", "sm-ln-g", "ereg-smt-scfuffn"), costs=False)
+    for path in root.glob("results/laptop/*/entropy.json"):
+        values = json.loads(path.read_text())
+        for key in ("entropy_median", "entropy_blocks", "entropy_by_position_sem"):
+            del values[key]
+        values["learned"].pop("temperature_by_position", None)
+        path.write_text(json.dumps(values))
+    path = root / "results/laptop/sm/log.csv"
+    path.write_text(re.sub("overflow_layer", "another", path.read_text()))
+    results = load(root)
+    assert results.problems == ()
+    assert "counts not logged, train it again:\nsm" in texts(entropy_figures.figure_6(results))
+    assert "not stored by position, measure it again:\nereg-smt-scfuffn" in texts(
+        entropy_figures.figure_temperatures(results)
+    )
+    assert "median not stored:\nsm-ln-g" in texts(landscape_figures.landscape_figure_2(results))
+    assert "no sampling error is shown" in entropy_page.sampling_summary(results).text
+    assert entropy_page.fraction_error(results.first("sm-ln-g"), (3,)) is None
+    assert "±" not in entropy_page.heads_by_rule(results).text.split("caption")[0]
+
+
+def test_entropies_that_cannot_be_are_left_out_and_named(tmp_path: Path) -> None:
+    root = made_results.project(tmp_path, seeds=(1337,), runs=("sm", "sm-r"), costs=False)
+    path = root / "results/laptop/sm/entropy.json"
+    values = json.loads(path.read_text())
+    values["entropy_by_position"][3] = [0.0] * 63 + [4.5]  # log 64 is 4.159
+    path.write_text(json.dumps(values))
+    path = root / "results/laptop/sm-r/log.csv"
+    rows = list(csv.DictReader(io.StringIO(path.read_text())))
+    rows[2]["entropy_layer_5"] = "-0.25"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    results = load(root)
+    assert results.first("sm").entropy is None and results.first("sm-r").log.entropy[2][5] is None
+    assert "4.5 nats at query position 64" in results.problems[0]
+    assert "1 entropies below 0 or above the causal bound" in results.problems[1]
+
+
+def test_positions_stay_below_the_bound_that_is_drawn(everything: Results) -> None:
+    for panel in entropy_figures.figure_positions(everything).axes:
+        bound, *layers = (line.get_ydata() for line in panel.lines)
+        np.testing.assert_allclose(bound, np.log(np.arange(1, 65)))
+        assert len(layers) == 12 and all((line <= bound + 1e-9).all() for line in layers)
+        assert len(panel.collections) == 12  # bands of the sampling error
+
+
+def test_landscape_figures_show_their_statistics(everything: Results) -> None:
+    panels = landscape_figures.landscape_figure_2(everything).axes
+    run = everything.first("ereg-smt-ln-g-gamma-10").entropy
+    for panel, values in ((panels[2], run.mean), (panels[6], run.median)):
+        np.testing.assert_allclose(panel.collections[0].get_array().reshape(12, 4), steepness(values))
+    mean, gini, shift = landscape_figures.landscape_figure_3(everything).axes[:3]
+    assert [len(panel.lines) for panel in (mean, gini, shift)] == [4, 4, 3]
+    deep = np.array(everything.first("ereg-smt-ln-g-18l").entropy.mean)
+    np.testing.assert_allclose(mean.lines[3].get_ydata(), deep.mean(1))
+    assert len(deep) == 18 and len(shift.collections) == 3
+
+
+def test_flops_figures_print_the_shares() -> None:
+    assert {
+        context: round(share, 3) for context, share in flops_figures.shares(flops_figures.GPT2["small"]).items()
+    } == {
+        128: 0.653,
+        256: 0.64,
+        512: 0.615,
+        1024: 0.571,
+        2048: 0.5,
+        4096: 0.4,
+        8192: 0.286,
+    }
+    figure = DRAWN["figure_20"].draw(None)
+    assert [text.get_text() for text in figure.axes[0].texts] == ["65%", "64%", "62%", "57%", "50%", "40%", "29%"]
+    assert [panel.get_title("left").split()[0] for panel in figure.axes] == ["small", "medium", "large", "XL"]
+
+
+def test_diagrams_hold_measured_numbers(everything: Results, empty: Results) -> None:
+    said = texts(diagram_figures.guided_figure_1(everything))
+    assert [text for text in said if text.endswith("MB")] == [f"{2 * n} MB" for n in range(1, 8)]
+    assert "not measured yet: gelu_plain" in texts(diagram_figures.guided_figure_1(empty))
+    said = texts(diagram_figures.guided_figure_3(everything))
+    assert "W_ffn, d × d, divided by α\nα 1 to 2.1" in said and "plus β times its input\nβ 1.4 to 2" in said
+    assert "144 × softmax of 128 × 128" in said
+
+
+def test_sampling_error_by_hand_and_paired() -> None:
+    blocks = np.random.default_rng(1).normal(2.0, 1.0, (32, 3, 2))
+    error = sampling_error(lambda heads: heads, blocks, resamples=4000)
+    np.testing.assert_allclose(error, blocks.std(0, ddof=1) / np.sqrt(32), rtol=0.08)
+    # The same blocks are drawn of both: a difference that is the same in every block has no error.
+    assert sampling_error(lambda a, b: a - b, blocks, blocks - 0.5).max() < 1e-12
+    assert sampling_error(lambda heads: heads, blocks[:1]) is None and sampling_error(lambda: 0.0) is None
+    assert sampling_error(lambda a, b: a, blocks, blocks[:5]) is None
+
+
+def test_page_shows_every_figure_once_and_so_does_the_index(everything: Results) -> None:
+    text = "".join(
+        entropy_page.figures(everything, paper).text for paper in ("aero", "entropy_guided", "entropy_landscape", "")
+    )
+    identifiers = re.findall(r'<div class="figure" id="([^"]+)"', text)
+    assert sorted(identifiers) == sorted(name.replace("_", "-") for name in DRAWN)
+    index = entropy_page.index(everything).text
+    assert set(re.findall(r"<code>aero\.report\.\w+\.(\w+)</code>", index)) == set(DRAWN)
+    assert "AERO Figure 18; Entropy-Guided Attention Figure 6" in index and "not run yet" not in index
+    assert "one seed" in text and "scale laptop" in text
+
+
+def test_heads_by_rule_states_published_measured_and_errors(everything: Results, full: Results) -> None:
+    text = entropy_page.heads_by_rule(everything).text
+    row = text[text.index("<wbr>G</code>") :]
+    assert "58 %" in text and "6.25 %" in text and "about 90 %" in row and "±" in row
+    trained = everything.first("sm-g")
+    blocks = np.array(trained.entropy.blocks)
+    quarters = [
+        np.mean(heads >= 0.75 * heads.max())
+        for chosen in np.random.default_rng(0).integers(0, len(blocks), (400, len(blocks)))
+        for heads in [blocks[chosen].mean(0)]
+    ]
+    assert entropy_page.fraction_error(trained, (3,)) == pytest.approx(np.std(quarters, ddof=1), abs=1e-9)
+    measured = 100 * np.mean([q[3] for q in full.quarters("sm-g").values()])
+    assert f"{measured:.0f} [" in entropy_page.heads_by_rule(full).text
+
+
+def test_landscape_table_has_every_printed_cell_measured(everything: Results, tmp_path: Path) -> None:
+    text = landscape_tables.files(everything)[Path("reports/tables/entropy_landscape_table1.csv")]
+    lines = {(line["row"], line["column"]): line for line in csv.DictReader(io.StringIO(text))}
+    assert len(lines) == 5 * 15
+    base = np.array(everything.first("sm-ln-g").entropy.mean)
+    regularised = np.array(everything.first("ereg-smt-ln-g").entropy.mean)
+    w1 = np.abs(np.sort(base.ravel()) - np.sort(regularised.ravel())).mean()
+    cell = lines["L=12 T=128 GELU", "Tmargin=20E_max W1-Dist."]
+    assert float(cell["measured"]) == pytest.approx(w1, rel=1e-5) and cell["published"] == "0.878"
+    assert "sampling error" in cell["note"] and "mean of the layers' own distances" in cell["note"]
+    high = lines["L=12 T=128 GELU", "Baseline Ent. Range, high"]
+    assert float(high["measured"]) == pytest.approx(base.max(), rel=1e-5)
+    missing = lines["L=12 T=256 ReLU", "Tmargin=0 W1-Dist."]
+    assert missing["measured"] == "" and "not run yet" in missing["note"]
+    assert "2.97" in landscape_tables.table_1(everything).text

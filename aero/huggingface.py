@@ -53,6 +53,23 @@ class SeenKeys:
         return torch.cat([self(*block)[:, 0].sum(-1) for block in zip(steps, ends, strict=True)], -1)
 
 
+def _seen_keys(**arguments: Any) -> SeenKeys | None:
+    """A mask function of transformers; None for the plain causal mask, which has a kernel of its own.
+
+    `allow_is_causal_skip` is true where transformers knows of no deviation but padding and a window of `local_size`.
+    """
+    padding, window = arguments.get("attention_mask"), arguments.get("local_size")
+    length = arguments["q_length"]
+    plain = (
+        arguments.get("allow_is_causal_skip", False)
+        and length == arguments["kv_length"]
+        and int(arguments["q_offset"]) == 0
+        and (window is None or length < window)
+        and (padding is None or bool(padding.all()))
+    )
+    return None if plain else SeenKeys(**arguments)
+
+
 @dataclass(frozen=True)
 class _Rows:
     """What one attention module did: entropies (B, H, T) and how many keys each query saw, (B, T)."""
@@ -141,7 +158,7 @@ def _as_mask(given: SeenKeys | Tensor | None, queries: int, keys: int) -> SeenKe
 
 
 AttentionInterface.register(IMPLEMENTATION, _attention)
-AttentionMaskInterface.register(IMPLEMENTATION, SeenKeys)
+AttentionMaskInterface.register(IMPLEMENTATION, _seen_keys)
 
 
 @contextlib.contextmanager

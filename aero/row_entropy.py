@@ -22,6 +22,8 @@ from torch.autograd.function import once_differentiable
 Mask = Callable[[int, int], Tensor]
 """Which keys the queries from `start` to before `stop` see: (B or 1, H or 1, stop - start, S), bool."""
 
+_TRITON = importlib.util.find_spec("triton") is not None
+
 ROWS = 64
 """Queries in a block of `blocked` (docs/decisions.md)."""
 
@@ -151,40 +153,43 @@ def can_fuse(query: Tensor, value: Tensor) -> bool:
         and query.dtype != torch.float64
         and query.shape[-1] in FUSED_WIDTHS
         and value.shape[-1] in FUSED_WIDTHS
-        and importlib.util.find_spec("triton") is not None
+        and _TRITON
     )
 
 
 def _flex_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    from torch.nn.attention.flex_attention import AuxRequest
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
+    kernel = flex_attention if torch.compiler.is_compiling() else _compiled(flex_attention)
     mask = causal_blocks(query.shape[-2], query.device)
-    output, more = _compiled()(query, key, value, block_mask=mask, scale=scale, return_aux=AuxRequest(lse=True))
+    output, more = kernel(query, key, value, block_mask=mask, scale=scale, return_aux=AuxRequest(lse=True))
     return output, more.lse
 
 
 @cache
-def _compiled() -> Callable[..., Any]:
-    """FlexAttention is fused only when compiled; uncompiled it holds the T x T matrix."""
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention)
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """FlexAttention is fused only when compiled; as it stands it holds the T x T matrix."""
+    return torch.compile(function)
 
 
 @cache
 def causal_blocks(context: int, device: torch.device, size: int = 128) -> Any:
     """FlexAttention's description of the causal mask: block row r sees the blocks before it whole and block r in part.
 
-    As `create_block_mask` finds it, which goes through a T x T matrix for it.
+    As `create_block_mask` finds it, which goes through a T x T matrix for it. A last row of fewer than `size` queries
+    sees all its blocks in part.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
     count = -(-context // size)
     row = torch.arange(count, dtype=torch.int32, device=device)
+    in_part, whole = torch.ones_like(row), row.clone()
+    if context % size:
+        in_part[-1], whole[-1] = count, 0
     return BlockMask.from_kv_blocks(
-        kv_num_blocks=torch.ones_like(row)[None, None],
+        kv_num_blocks=in_part[None, None],
         kv_indices=(row[:, None] + row).remainder(count).to(torch.int32)[None, None],  # block r first
-        full_kv_num_blocks=row[None, None],
+        full_kv_num_blocks=whole[None, None],
         full_kv_indices=row.expand(count, count).contiguous()[None, None],
         BLOCK_SIZE=size,
         mask_mod=_causal,

@@ -145,6 +145,7 @@ def test_few_bits_are_computed_in_float32(monkeypatch):
     torch.testing.assert_close(output, expected[0].bfloat16())
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
 def test_flex_attention_gives_the_same_values():
     """FlexAttention itself, which has no gradient on a CPU; the mask is given to it as on CUDA."""
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention

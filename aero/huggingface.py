@@ -385,7 +385,7 @@ class EntropyRegularizer:
         if given.get("labels") is None:
             return None
         entropies = torch.stack([row.entropies for row in rows])  # (L, B, H, T)
-        if torch.is_grad_enabled() and model.is_gradient_checkpointing and not entropies.requires_grad:
+        if torch.is_grad_enabled() and model.is_activation_checkpointing and not entropies.requires_grad:
             raise ValueError(
                 "gradient checkpointing keeps the entropies' gradient back: use it with "
                 "gradient_checkpointing_kwargs={'use_reentrant': False}"

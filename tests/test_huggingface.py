@@ -208,13 +208,13 @@ def regularised(name="gpt2", **settings):
 def test_the_loss_has_the_penalty_in_training_only(reduction):
     plain, ids = tiny("gpt2").train(), some_ids()
     expected = plain(ids, labels=ids).loss
-    model, regularizer = regularised(lambda_=1e-3, gamma=0.05, reduction=reduction)
+    model, regularizer = regularised(lambda_=0.1, gamma=0.05, reduction=reduction)
     loss = model(ids, labels=ids).loss
     rows = row_entropies(plain, ids)
-    penalty = 1e-3 * entropy_regularization(rows, regularizer.thresholds, 0.05, reduction)
+    penalty = 0.1 * entropy_regularization(rows, regularizer.thresholds, 0.05, reduction)
     if reduction == "position_sum":
         penalty = penalty * 16384 / 300
-    assert penalty > 1e-4
+    assert penalty > 1e-3
     torch.testing.assert_close(loss, expected + penalty)
     torch.testing.assert_close(regularizer.penalty, penalty.detach())
     model.eval()

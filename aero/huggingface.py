@@ -317,7 +317,8 @@ class EntropyRegularizer:
         self.model = model
         self.gamma, self.lambda_, self.reduction, self.lambda_positions = gamma, lambda_, reduction, lambda_positions
         self.penalty: Tensor | None = None
-        """What was added to the last loss, nats."""
+        """What the last forward pass in training mode added to the loss, nats. If it had no labels, and so no loss:
+        what is to be added to yours, with its gradient."""
         model.config.entropy_regularizer = {
             "context": context,
             "lambda_": lambda_,
@@ -382,15 +383,15 @@ class EntropyRegularizer:
             return None
         given = inspect.signature(model.forward).bind(*args, **kwargs).arguments
         given = {**given, **given.get("kwargs", {})}
-        if given.get("labels") is None:
-            return None
         entropies = torch.stack([row.entropies for row in rows])  # (L, B, H, T)
         if torch.is_grad_enabled() and model.is_activation_checkpointing and not entropies.requires_grad:
             raise ValueError(
                 "gradient checkpointing keeps the entropies' gradient back: use it with "
                 "gradient_checkpointing_kwargs={'use_reentrant': False}"
             )
-        penalty = self._weighted(entropies, model.reg_threshold_weights, given.get("attention_mask"))
+        self.penalty = penalty = self._weighted(entropies, model.reg_threshold_weights, given.get("attention_mask"))
+        if given.get("labels") is None:
+            return None
         if (together := given.get("num_items_in_batch")) is not None:
             # The loss is then this micro-batch's share of one over all accumulated micro-batches; so must this be.
             labels = given.get("shift_labels")

@@ -220,6 +220,8 @@ def test_the_loss_has_the_penalty_in_training_only(reduction):
     model.eval()
     torch.testing.assert_close(model(ids, labels=ids).loss, expected)
     assert model.train()(ids).loss is None
+    torch.testing.assert_close(regularizer.penalty, penalty)  # for a loss of one's own, with its gradient
+    assert torch.autograd.grad(regularizer.penalty, regularizer.thresholds)[0].any()
     assert isinstance(model(ids, labels=ids, return_dict=False), tuple)
 
 

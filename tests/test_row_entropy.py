@@ -39,7 +39,7 @@ def by_fusing(query, key, value, scale):
 def values_and_gradients(way, inputs, scale=0.25):
     output, entropies = way(*inputs, scale)
     generator = torch.Generator().manual_seed(7)
-    weights = [torch.randn(x.shape, generator=generator, dtype=x.dtype) for x in (output, entropies)]
+    weights = [torch.randn(x.shape, generator=generator, dtype=x.dtype).to(x.device) for x in (output, entropies)]
     objective = (output * weights[0]).sum() + (entropies * weights[1]).sum()
     return [output, entropies, *torch.autograd.grad(objective, inputs)]
 
@@ -159,6 +159,22 @@ def test_flex_attention_gives_the_same_values():
 
     for given_, expected in zip(fused(*inputs, 0.25, attend=kernel), by_matrix(*inputs, 0.25), strict=True):
         torch.testing.assert_close(given_, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the fused kernel needs a GPU")
+@pytest.mark.parametrize("context", [129, 1024, 4096])
+@pytest.mark.parametrize("width", [16, 64, 96, 128])
+def test_the_fused_path_on_a_gpu_is_that_of_the_matrix(width, context):
+    inputs = [x.detach().cuda().requires_grad_() for x in random_inputs(context, width=width, heads=1, size=1.0)]
+    assert row_entropy.can_fuse(inputs[0], inputs[2])
+
+    def on_cpu(query, key, value, scale):
+        return [x.cuda() for x in by_matrix(*(x.cpu() for x in (query, key, value)), scale)]
+
+    found = values_and_gradients(attention_with_entropy, inputs, 1 / math.sqrt(width))
+    expected = values_and_gradients(on_cpu, inputs, 1 / math.sqrt(width))
+    for given_, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(given_, other, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("context", [1, 100, 128, 129, 700])

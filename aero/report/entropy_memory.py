@@ -81,7 +81,7 @@ def figure_entropy_memory(results: Results) -> Figure:
             right.plot([], [], color=TUNED, marker=marker, markersize=3, linestyle=line_style, label=shape)
         right.axhline(1, color=AS_PUBLISHED, linewidth=1)
         right.legend(frameon=False, loc="upper right")
-        right.set_title("time by blocks over time through the matrix")
+        right.set_title("time, by blocks / through the matrix")
         right.set_ylim(0)
         for panel, key in ((left, "memory"), (right, "seconds")):
             contexts = sorted({line["context"] for line in found[key]})

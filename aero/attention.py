@@ -15,8 +15,9 @@ from torch.autograd.function import once_differentiable
 
 from aero.row_entropy import attention_with_entropy
 
-MATRIX_UP_TO = 512
-"""Contexts up to this hold the T x T matrix for the entropy: faster there (docs/decisions.md)."""
+MATRIX_UP_TO = 256
+"""Contexts up to this hold the T x T matrix for the entropy. Blocks of rows are slower below 128 and faster beyond, but
+256 is the longest context of the laptop scale, whose kept trainings had the matrix (docs/decisions.md)."""
 
 
 def softmax_attention(

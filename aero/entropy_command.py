@@ -60,6 +60,10 @@ def answer(chosen: argparse.Namespace) -> str:
     if reader.context is not None and (chosen.context or 0) > reader.context:
         raise UserError(f"--context {chosen.context} exceeds the model's {reader.context} positions")
     ids = reader.encode(text)
+    if not ids:  # transformers makes an empty tokenizer where its files are missing
+        raise UserError(
+            f"the tokenizer of {chosen.model} makes no token of {chosen.text}; is its tokenizer.json there?"
+        )
     context = min(chosen.context or min(reader.context or LONGEST, LONGEST), len(ids))
     if context < 2:
         raise UserError(
@@ -114,12 +118,17 @@ def _open_hugging_face(path: Path) -> Reader:
     except ModuleNotFoundError:
         raise UserError(f"{path} needs transformers: pip install 'aero-reproduced[hf]'") from None
     logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(path, local_files_only=True, use_safetensors=True)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, local_files_only=True, use_safetensors=True)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise UserError(f"{path} cannot be loaded as a causal language model with its tokenizer: {error}") from None
+    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+        raise UserError(f"the tokenizer in {path} has {len(tokenizer)} entries, more than the model: it is another's")
     if getattr(model.config, "entropy_regularizer", None) is not None:
         from aero.entropy import EntropyRegularizer
 
         EntropyRegularizer.load(model, path)  # its temperatures are part of the model
-    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return Reader(model, lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], context)
 

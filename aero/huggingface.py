@@ -241,8 +241,9 @@ def measure(model: PreTrainedModel, ids: Batch | Iterable[Batch]) -> EntropyStat
 
 def _run(model: PreTrainedModel, ids: Tensor, attention_mask: Tensor | None) -> tuple[list[_Rows], Tensor]:
     """What the attention of every layer does on `ids` (B, T), and which of them are real, (B, T) bool."""
-    if ids.ndim != 2 or not ids.numel():
-        raise ValueError(f"ids must have shape (sequences, tokens), and there must be some; got {tuple(ids.shape)}")
+    if not isinstance(ids, Tensor) or ids.ndim != 2 or not ids.numel():
+        given = tuple(ids.shape) if isinstance(ids, Tensor) else type(ids).__name__
+        raise ValueError(f"ids must be a tensor of shape (sequences, tokens), and there must be some; got {given}")
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if positions is not None and ids.shape[1] > positions:
         raise ValueError(f"{ids.shape[1]} tokens exceed the {positions} positions of {type(model).__name__}")

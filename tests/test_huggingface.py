@@ -167,6 +167,7 @@ def test_one_token_and_logits_that_are_not_finite_have_a_defined_answer():
         (torch.zeros(5, dtype=torch.long), "shape"),
         (torch.zeros(1, 161, dtype=torch.long), "161 tokens exceed the 160 positions"),
         ([], "no tokens"),
+        ([[1, 2, 3]], "must be a tensor .* got list"),
         ({"input_ids": torch.ones(2, 3).long(), "attention_mask": torch.tensor([[1, 1, 1], [0, 0, 0]])}, "a 1"),
     ],
 )

@@ -62,7 +62,8 @@ def answer(chosen: argparse.Namespace) -> str:
     ids = reader.encode(text)
     if not ids:  # transformers makes an empty tokenizer where its files are missing
         raise UserError(
-            f"the tokenizer of {chosen.model} makes no token of {chosen.text}: is the text empty, or tokenizer.json missing?"
+            f"the tokenizer of {chosen.model} makes no token of {chosen.text}: is the text empty, or tokenizer.json "
+            "missing?"
         )
     context = min(chosen.context or min(reader.context or LONGEST, LONGEST), len(ids))
     if context < 2:

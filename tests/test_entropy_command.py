@@ -116,7 +116,7 @@ def test_bad_input_is_one_line(tmp_path, text):
         ([str(tmp_path / "empty"), "--text", str(text)], "neither a folder with a Hugging Face model"),
         ([str(tmp_path / "damaged"), "--text", str(text)], "damaged cannot be loaded"),
         ([str(tmp_path / "unknown"), "--text", str(text)], "no such"),
-        ([str(tmp_path / "untold"), "--text", str(text)], "or tokenizer.json missing"),
+        ([str(tmp_path / "untold"), "--text", str(text)], "is the text empty, or tokenizer.json missing"),
         ([*own, str(tmp_path / "none.txt")], "none.txt"),
         ([*own, str(tmp_path / "binary")], "not UTF-8"),
         ([*own, str(tmp_path / "one.txt")], "longer --text"),

@@ -33,7 +33,7 @@ OUT = Path("results/bench/entropy_memory.json")
 HEADS, WIDTH = 4, 64
 CONTEXTS = {"matrix": (256, 512, 1024, 2048, 4096), "blocks": (256, 512, 1024, 2048, 4096, 8192, 16384)}
 TIMED = {"GPT-2, batch 2": (2, 12, 64), "laptop scale, batch 16": (16, 4, 16)}  # B, H, d_k
-TIMED_CONTEXTS = (64, 128, 256, 512, 1024, 2048)
+TIMED_CONTEXTS = (64, 128, 256, 512, 1024)
 REPEATS = 5
 
 

@@ -1,5 +1,5 @@
 """Row entropies without the T x T matrix, against the matrix, plain loops and bounds; FlexAttention as far as a CPU
-goes: its forward pass and its mask, while the gradient goes through a matrix in its place.
+goes: uncompiled, where it computes the same forward and backward passes through a matrix.
 """
 
 import math
@@ -146,19 +146,27 @@ def test_few_bits_are_computed_in_float32(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
-def test_flex_attention_gives_the_same_values():
-    """FlexAttention itself, which has no gradient on a CPU; the mask is given to it as on CUDA."""
-    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+@pytest.mark.parametrize("joint_width", [0, 128])
+def test_flex_attention_gives_the_same_values_and_gradients(joint_width, monkeypatch):
+    from torch.nn.attention import flex_attention as flex
 
-    inputs = [x.detach() for x in random_inputs(150)]
+    monkeypatch.setattr(row_entropy, "JOINT_WIDTH", joint_width)
+    monkeypatch.setattr(row_entropy, "_compiled", lambda function: function)
+    monkeypatch.setattr(
+        flex, "_validate_device", lambda *tensors: None
+    )  # refuses gradients on a CPU, though it has them
+    inputs = random_inputs(150)
+    found, expected = (values_and_gradients(way, inputs) for way in (fused, by_matrix))
+    for given_, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(given_, other, atol=1e-5, rtol=0)
 
-    def kernel(query, key, values, scale):
-        mask = causal_blocks(query.shape[-2], query.device)
-        output, more = flex_attention(query, key, values, block_mask=mask, scale=scale, return_aux=AuxRequest(lse=True))
-        return output, more.lse
 
-    for given_, expected in zip(fused(*inputs, 0.25, attend=kernel), by_matrix(*inputs, 0.25), strict=True):
-        torch.testing.assert_close(given_, expected, atol=1e-5, rtol=0)
+def test_the_compiler_traces_it_without_a_break():
+    inputs = random_inputs(130, heads=1)
+    compiled = torch.compile(attention_with_entropy, backend="aot_eager", fullgraph=True)
+    found, expected = (values_and_gradients(way, inputs) for way in (compiled, attention_with_entropy))
+    for given_, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(given_, other)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the fused kernel needs a GPU")

@@ -216,14 +216,14 @@ def _published(path: Path, tokenizer: str | None, program: str, settings: Settin
     from aero.two_party.weights import within_budget
 
     architecture, config, header = checkpoint.describe(path)
-    found = _load(tokenizer if tokenizer is not None else _tokenizer_beside(path, header.get("run")))
+    found = _load(tokenizer if tokenizer is not None else tokenizer_beside(path, header.get("run")))
     program = within_budget(checkpoint.load(path), program)
     description = Description.of(architecture, config, program, settings, found.sha256)
     _check_vocabulary(found, description)
     return description, found
 
 
-def _tokenizer_beside(path: Path, run: str | None) -> Path:
+def tokenizer_beside(path: Path, run: str | None) -> Path:
     """The tokenizer of the corpus that `run` was trained on, in the folder of runs that the checkpoint lies in."""
     from aero.data.tokens import tokens_folder
     from aero.parameters import load

@@ -15,6 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from aero.row_entropy import attention_with_entropy
+
+MATRIX_UP_TO = 256
+"""Contexts up to this hold the T x T matrix for the entropy. Blocks of rows are slower below 128 and faster beyond, but
+256 is the longest context of the laptop scale, whose kept trainings had the matrix (docs/decisions.md)."""
+
 
 def softmax_attention(
     query: Tensor, key: Tensor, value: Tensor, temperature: Tensor | None = None, entropy: bool = False
@@ -23,7 +29,8 @@ def softmax_attention(
 
     query, key, value: (B, H, T, d_k). temperature: (H, T) divides the logits of its query row, or None for 1;
     ValueError if it is for other heads or positions.
-    Returns the output (B, H, T, d_k) and, if `entropy`, the row entropies (B, H, T) in nats (Eq. 12), else None.
+    Returns the output (B, H, T, d_k) and, if `entropy`, the row entropies (B, H, T) in nats (Eq. 12), else None. With
+    entropies, memory grows as T squared up to `MATRIX_UP_TO` positions and as T beyond.
     """
     if temperature is not None:
         if temperature.shape != query.shape[1:3]:
@@ -33,6 +40,8 @@ def softmax_attention(
         query = query / temperature[..., None]  # (B, H, T, d_k)
     if not entropy:
         return F.scaled_dot_product_attention(query, key, value, is_causal=True), None
+    if query.shape[-2] > MATRIX_UP_TO:
+        return attention_with_entropy(query, key, value, 1 / math.sqrt(query.shape[-1]))
     probabilities, entropies = softmax_with_entropy(query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1]))
     return probabilities.to(value.dtype) @ value, entropies
 

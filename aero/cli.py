@@ -5,6 +5,7 @@ aero cost ARCHITECTURE | --compare A B | --pareto       what a private forward p
 aero ask --checkpoint CKPT | --server HOST:PORT PROMPT  a private question: the client's prompt, the server's weights
 aero serve --checkpoint CKPT --listen HOST:PORT         answer private questions from other hosts, over TLS
 aero certificates FOLDER --host HOST                    a CA and certificates for both
+aero entropy MODEL --text FILE                          attention entropy of a checkpoint or a Hugging Face model
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from aero import asking, catalogue
+from aero import asking, catalogue, entropy_command
 from aero.errors import UserError, run_main
 from aero.parameters import MEASURED, Parameters, load
 from aero.report import cost_answer
@@ -39,6 +40,7 @@ def main(arguments: list[str]) -> int | None:
     cost_answer.add_arguments(cost)
     cost.set_defaults(run=lambda chosen: print(cost_answer.answer(chosen, load())))
     asking.add_commands(commands)
+    entropy_command.add_commands(commands)
     chosen = parser.parse_args(arguments)
     return chosen.run(chosen)
 

@@ -1,14 +1,18 @@
 """Attention entropy: bounds, distributions, overload and collapse, and the regulariser (AERO §3, §4.3, Algorithm 1).
 
-Entropies are in nats throughout.
+Entropies are in nats throughout. `measure` also takes Hugging Face models, and `EntropyRegularizer` is for them; their
+code is in aero.huggingface and loaded when it is asked for, as it needs transformers.
 """
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -117,6 +121,7 @@ class EntropyStatistics:
     by_position_sem: (L, T), standard error of by_position, over the blocks.
     blocks: (K, L, H), the mean over queries and sequences of each of K blocks of consecutive sequences. Neighbours are
     often cut from one document and so alike: the blocks' spread holds that, the sequences' does not.
+    bound: (L), the most that the layer's mask allows a head, where it is not the plain causal one of T positions.
     """
 
     mean: Tensor
@@ -126,10 +131,27 @@ class EntropyStatistics:
     median: Tensor | None = None
     by_position_sem: Tensor | None = None
     blocks: Tensor | None = None
+    bound: Tensor | None = None
+
+    @classmethod
+    def of_sequences(
+        cls, sequences: Tensor, by_position: Tensor, tokens: int, bound: Tensor | None = None
+    ) -> EntropyStatistics:
+        """From the mean entropies (L, N, H) of N sequences."""
+        return cls(
+            sequences.mean(1),
+            _standard_error(sequences, 1),
+            by_position,
+            tokens,
+            blocks=_blocks(sequences),
+            bound=bound,
+        )
 
     def summary(self) -> dict[str, object]:
         """As JSON-ready values, with maxima, quarter fractions, and overload and collapse by the stated rules."""
         context = self.by_position.shape[1]
+        if context == 1:
+            return self._of_one_position()
         finite = self.mean[torch.isfinite(self.mean)]
         maxima = {
             "observed": finite.max().item() if finite.numel() else math.nan,
@@ -152,6 +174,21 @@ class EntropyStatistics:
             "rule": f"overload: head mean >= 3/4 max; collapse: head mean < 1/4 max or not finite; max is {reference}; "
             "a layer is named where more than half of its heads are",
             **self._for_sampling_errors(),
+            **({} if self.bound is None else {"entropy_bound": self.bound.tolist()}),
+        }
+
+    def _of_one_position(self) -> dict[str, object]:
+        """The one row has one weight, 1, in every head: entropy 0, no maximum above it, and no rule to apply."""
+        return {
+            "entropy_mean": _json_values(self.mean),
+            "entropy_sem": _json_values(self.sem),
+            "entropy_by_position": _json_values(self.by_position),
+            "tokens": self.tokens,
+            "maximum": {"observed": 0.0, "log_T": 0.0, "causal_bound": 0.0},
+            "quarters": {},
+            "overload": None,
+            "collapse": None,
+            "rule": "none: a sequence of one token has entropy 0 in every head",
         }
 
     def _for_sampling_errors(self) -> dict[str, object]:
@@ -171,32 +208,39 @@ def _json_values(values: Tensor, digits: int = 17) -> list[list[float | None]]:
 
 
 @torch.no_grad()
-def measure(model: Callable[..., tuple[Tensor, Tensor]], batches: Iterable[Tensor]) -> EntropyStatistics:
-    """Entropies of `model` on `batches` of ids (B, T); `model(ids, entropy=True)` gives (logits, (L, B, H, T)).
+def measure(model: Callable[..., Any], ids: Tensor | Iterable[Any]) -> EntropyStatistics:
+    """Attention entropies of `model` on `ids`: token ids (B, T), or several such batches.
 
-    Every row's entropy is held until the end, in float32, for the medians. ValueError if there is no batch, or batches
-    differ in T.
+    model: a Hugging Face causal language model (then `ids` may also be a tokenizer's output, with its padding; see
+    `aero.huggingface.measure`), or one whose `model(ids, entropy=True)` gives (logits, (L, B, H, T)), as
+    `aero.model.GPT`. Every row's entropy of the latter is held until the end, in float32, for the medians.
+    ValueError if there is no batch, batches differ in T, or the model does not tell its attention entropies.
     """
+    if "transformers" in sys.modules and isinstance(model, sys.modules["transformers"].PreTrainedModel):
+        return importlib.import_module("aero.huggingface").measure(model, ids)
+    parameters = inspect.signature(getattr(model, "forward", model)).parameters.values()
+    if not any(p.name == "entropy" or p.kind is p.VAR_KEYWORD for p in parameters):
+        raise ValueError(
+            f"{type(model).__name__} hides its attention weights: a model must be one of transformers, or give its row "
+            "entropies (L, B, H, T) as the second result of model(ids, entropy=True)"
+        )
+    batches = [ids] if isinstance(ids, Tensor) else ids
     per_sequence, by_position, rows, tokens = [], [], [], 0
-    for ids in batches:
-        entropies = model(ids, entropy=True)[1].double()  # (L, B, H, T)
+    for batch in batches:
+        entropies = model(batch, entropy=True)[1].double()  # (L, B, H, T)
         per_sequence.append(entropies.mean(-1))  # (L, B, H)
         by_position.append(entropies.mean(2))  # (L, B, T)
         rows.append(entropies.float().cpu())
-        tokens += ids.numel()
+        tokens += batch.numel()
     if not tokens:
         raise ValueError("no held-out tokens to measure entropy on")
     if len({part.shape[-1] for part in by_position}) > 1:
         raise ValueError("all batches must have the same context length")
     sequences, positions = torch.cat(per_sequence, dim=1), torch.cat(by_position, dim=1)  # (L, N, H), (L, N, T)
-    return EntropyStatistics(
-        mean=sequences.mean(1),
-        sem=_standard_error(sequences, 1),
-        by_position=positions.mean(1),
-        tokens=tokens,
+    return replace(
+        EntropyStatistics.of_sequences(sequences, positions.mean(1), tokens),
         median=torch.stack([_median([part[layer] for part in rows]) for layer in range(len(sequences))]),
         by_position_sem=_standard_error(_blocks(positions), 0),
-        blocks=_blocks(sequences),
     )
 
 
@@ -216,3 +260,9 @@ def _standard_error(values: Tensor, dim: int) -> Tensor:
     """Of the mean over `dim`; NaN for a single value."""
     count = values.shape[dim]
     return values.std(dim) / math.sqrt(count) if count > 1 else torch.full_like(values.mean(dim), math.nan)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "EntropyRegularizer":
+        return importlib.import_module("aero.huggingface").EntropyRegularizer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -21,6 +21,7 @@ from aero.report import (
     claims,
     cost_page,
     cost_tables,
+    entropy_memory,
     entropy_page,
     figures,
     forensics,
@@ -159,6 +160,14 @@ entropy_page.figures(results, "entropy_landscape")
 
 # %%
 entropy_page.index(results)
+
+# %% [markdown]
+# The entropy of a row needs no row of a T x T matrix to be kept: with $z_{ij}$ the logits and $p_{ij}$ the weights,
+# $E_i = \log\sum_j e^{z_{ij}} - \sum_j p_{ij} z_{ij}$, and the last sum is a product of the query with an average of
+# the keys.
+
+# %%
+entropy_memory.entropy_memory(results)
 
 # %% [markdown]
 # ## AERO against the simplified blocks: Table 4

@@ -162,11 +162,7 @@ def test_bytes_and_savings_at_the_papers_dimensions(full: Results) -> None:
 
 
 def test_what_the_paper_says_against_itself_needs_no_results(empty: Results) -> None:
-    found = {
-        j.claim.id: j.decision
-        for j in claims.judge(empty, "aero", "entropy_guided", "entropy_landscape")
-        if j.claim.kind == "contradiction"
-    }
+    found = {j.claim.id: j.decision for j in claims.judge(empty, *ATTENTION) if j.claim.kind == "contradiction"}
     assert len(found) == 9 and {d.verdict for d in found.values()} == {"contradicted"}
     # By hand: only 25.32 GB in 8.21 min (16.88 needed) and 9.44 GB in 6.06 min (6.29 needed) are impossible
     assert found["c-bandwidth"].measured == "2 of 10 rows impossible, SM+LN+G needs at least 206 Mbit/s"
@@ -188,11 +184,7 @@ def test_counts_agree_with_the_printed_ones(empty: Results) -> None:
 
 def test_nothing_measured_decides_no_training_or_cost_claim(empty: Results) -> None:
     counted = ("counts_agree", "ffn_dominates")
-    undecided = [
-        j
-        for j in claims.judge(empty, "aero", "entropy_guided", "entropy_landscape")
-        if j.claim.kind == "claim" and j.claim.test not in counted
-    ]
+    undecided = [j for j in claims.judge(empty, *ATTENTION) if j.claim.kind == "claim" and j.claim.test not in counted]
     assert len(undecided) > 20 and {j.decision.verdict for j in undecided} == {"not testable here"}
     assert all(j.decision.evidence for j in undecided)
 

@@ -1,0 +1,193 @@
+"""The command `aero entropy`: attention entropy, on a text, of a checkpoint of ours or a Hugging Face model."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aero.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from aero.entropy import EntropyStatistics
+
+DESCRIPTION = """The text is cut into sequences of one length, the last short one dropped; every head's entropy is the
+mean over queries and sequences. Nothing is downloaded: MODEL is a folder with a Hugging Face causal language model and
+its tokenizer, or a checkpoint of this project."""
+LONGEST = 1024
+"""The default sequence length is the model's context, up to this."""
+
+
+def add_commands(commands: Any) -> None:
+    """Add the parser of `aero entropy` to the subparsers of `aero`; it sets `run`."""
+    parser = commands.add_parser("entropy", help="attention entropy of a model on a text", description=DESCRIPTION)
+    parser.add_argument("model", type=Path, metavar="MODEL", help="a folder, or a checkpoint.safetensors of ours")
+    parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="UTF-8 text that the model reads")
+    parser.add_argument("--context", type=int, metavar="T", help=f"tokens a sequence (default: the model's, {LONGEST})")
+    parser.add_argument("--tokens", type=int, default=16384, metavar="N", help="at most so many tokens (default 16384)")
+    parser.add_argument("--batch", type=int, default=4, metavar="B", help="sequences at once (default 4)")
+    parser.add_argument("--tokenizer", type=Path, help="of a checkpoint of ours (default: beside its run)")
+    parser.add_argument("--json", action="store_true", help="everything, as one JSON object")
+    parser.set_defaults(run=lambda chosen: print(answer(chosen)))
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A model with its tokenizer. context: the most tokens it takes; None: not said."""
+
+    model: nn.Module
+    encode: Callable[[str], list[int]]
+    context: int | None
+
+
+def answer(chosen: argparse.Namespace) -> str:
+    """The text of `aero entropy`."""
+    import torch
+
+    from aero.entropy import measure
+
+    for name in ("context", "tokens", "batch"):
+        if getattr(chosen, name) is not None and getattr(chosen, name) < 1:
+            raise UserError(f"--{name} must be at least 1, got {getattr(chosen, name)}")
+    text = _read(chosen.text)
+    reader = _open(chosen.model, chosen.tokenizer)
+    if reader.context is not None and (chosen.context or 0) > reader.context:
+        raise UserError(f"--context {chosen.context} exceeds the model's {reader.context} positions")
+    ids = reader.encode(text)
+    if not ids:  # transformers makes an empty tokenizer where its files are missing
+        raise UserError(
+            f"the tokenizer of {chosen.model} makes no token of {chosen.text}: is the text empty, or tokenizer.json "
+            "missing?"
+        )
+    context = min(chosen.context or min(reader.context or LONGEST, LONGEST), len(ids))
+    if context < 2:
+        raise UserError(
+            f"a sequence of {context} token(s) has entropy 0 by definition, as a token alone sees only itself; give a "
+            "longer --text or --context"
+        )
+    count = max(1, min(len(ids), chosen.tokens) // context)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    sequences = torch.tensor(ids[: count * context], device=device).reshape(count, context)
+    statistics = measure(reader.model.to(device).eval(), sequences.split(chosen.batch))
+    return (_json if chosen.json else _table)(chosen, reader, statistics, text, count)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from None
+
+
+def _open(path: Path, tokenizer: Path | None) -> Reader:
+    if (path / "config.json").is_file():
+        return _open_hugging_face(path)
+    checkpoint = path / "checkpoint.safetensors" if path.is_dir() else path
+    if not checkpoint.is_file():
+        raise UserError(
+            f"{path} is neither a folder with a Hugging Face model (config.json) nor a checkpoint of this project"
+        )
+    return _open_checkpoint(checkpoint, tokenizer)
+
+
+def _open_checkpoint(path: Path, tokenizer: Path | None) -> Reader:
+    from aero import checkpoint
+    from aero.asking import tokenizer_beside
+    from aero.data.tokenizer import load_tokenizer
+
+    model = checkpoint.load(path)
+    _, _, header = checkpoint.describe(path)
+    found = load_tokenizer(tokenizer or tokenizer_beside(path, header.get("run")))
+    if found.vocabulary > model.config.vocabulary:
+        raise UserError(
+            f"the tokenizer has {found.vocabulary} entries, the model {model.config.vocabulary}; give the model's own "
+            "as --tokenizer"
+        )
+    return Reader(model, found.encode, model.config.context)
+
+
+def _open_hugging_face(path: Path) -> Reader:
+    try:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
+    except ModuleNotFoundError:
+        raise UserError(f"{path} needs transformers: pip install 'aero-reproduced[hf]'") from None
+    logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, local_files_only=True, use_safetensors=True)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise UserError(f"{path} cannot be loaded as a causal language model with its tokenizer: {error}") from None
+    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+        raise UserError(f"the tokenizer in {path} has {len(tokenizer)} entries, more than the model: it is another's")
+    if getattr(model.config, "entropy_regularizer", None) is not None:
+        from aero.entropy import EntropyRegularizer
+
+        EntropyRegularizer.load(model, path)  # its temperatures are part of the model
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return Reader(model, lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], context)
+
+
+def _json(chosen: argparse.Namespace, reader: Reader, statistics: EntropyStatistics, text: str, sequences: int) -> str:
+    from aero import provenance
+
+    layers, heads = statistics.mean.shape
+    content = {
+        "model": str(chosen.model),
+        "class": type(reader.model).__name__,
+        "layers": layers,
+        "heads": heads,
+        "context": statistics.by_position.shape[1],
+        "sequences": sequences,
+        "text": str(chosen.text),
+        "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
+        **statistics.summary(),
+        "provenance": provenance.provenance(measured=provenance.now()),
+    }
+    return json.dumps(content, allow_nan=False)
+
+
+def _table(chosen: argparse.Namespace, reader: Reader, statistics: EntropyStatistics, text: str, sequences: int) -> str:
+    """A line a layer: mean, lowest and highest head, and heads by quarter of the largest."""
+    import torch
+
+    from aero.entropy import quarter_fractions
+
+    summary, mean = statistics.summary(), statistics.mean.double()
+    layers, heads = mean.shape
+    maxima, quarters = summary["maximum"], summary["quarters"]
+    name, largest = next((name, maxima[name]) for name in ("observed", "log_T") if name in quarters)
+    lines = [
+        f"{chosen.model}: {type(reader.model).__name__}, {layers} layers x {heads} heads; {sequences} sequences of "
+        f"{statistics.by_position.shape[1]} tokens of {chosen.text}",
+        f"Entropies in nats; maximum observed {_number(maxima['observed'])}, causal bound ln(T!)/T "
+        f"{_number(maxima['causal_bound'])}, log T {_number(maxima['log_T'])}.",
+        "",
+        f"layer    mean  lowest  highest   bound  heads per quarter of the maximum ({name})",
+    ]
+    for layer, values in enumerate(mean):
+        finite = values[torch.isfinite(values)]
+        least, most = (finite.min().item(), finite.max().item()) if len(finite) else (None, None)
+        bound = maxima["causal_bound"] if statistics.bound is None else statistics.bound[layer].item()
+        counts = [round(fraction * heads) for fraction in quarter_fractions(values, largest)]
+        lines.append(
+            f"{layer:5}  {_number(finite.mean().item() if len(finite) else None):>6}  {_number(least):>6}  "
+            f"{_number(most):>7}  {_number(bound):>6}  {' '.join(f'{count:3}' for count in counts)}"
+            + (f"   {heads - len(finite)} not finite" if len(finite) < heads else "")
+        )
+    lines.append("")
+    for what in ("overload", "collapse"):
+        found = summary[what]
+        named = f", most heads of layers {', '.join(map(str, found['layers']))}" if found["layers"] else ""
+        lines.append(f"{what}: {100 * found['fraction']:.1f} % of heads{named}")
+    return "\n".join([*lines, f"rule: {summary['rule']}"])
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

@@ -1,0 +1,416 @@
+"""Attention entropy of Hugging Face's causal language models, and the entropy regulariser for them.
+
+Both go through transformers' public attention interface: a model is switched to an attention function of ours, which
+returns the same output and knows the entropy of every row, a layer at a time and never as a T x T matrix. Any model
+works whose attention goes through that interface, with grouped queries, a sliding window or padding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import sdpa_mask
+
+from aero.entropy import EntropyStatistics, Reduction, entropy_regularization
+from aero.row_entropy import attention_with_entropy
+
+IMPLEMENTATION = "aero_entropy"
+"""The name of our attention function in transformers' interface."""
+
+Batch = Tensor | Mapping[str, Tensor]
+
+
+class SeenKeys:
+    """Which keys a block of queries sees, as an `aero.row_entropy.Mask`, from what transformers makes its masks of."""
+
+    def __init__(self, **arguments: Any) -> None:
+        """arguments: those of a mask function of transformers (`transformers.masking_utils.sdpa_mask`)."""
+        self.arguments = arguments | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        self.query_offset = arguments["q_offset"]
+
+    def __call__(self, start: int, stop: int) -> Tensor:
+        return sdpa_mask(
+            **self.arguments | {"q_length": stop - start, "q_offset": self.query_offset + start}
+        )  # (B, 1, stop - start, S)
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """How many keys every query sees, (B, T)."""
+        steps = range(0, self.arguments["q_length"], 64)
+        ends = [min(start + 64, self.arguments["q_length"]) for start in steps]
+        return torch.cat([self(*block)[:, 0].sum(-1) for block in zip(steps, ends, strict=True)], -1)
+
+
+def _seen_keys(**arguments: Any) -> SeenKeys | None:
+    """A mask function of transformers; None for the plain causal mask, which has a kernel of its own.
+
+    `allow_is_causal_skip` is true where transformers knows of no deviation but padding and a window of `local_size`.
+    """
+    padding, window = arguments.get("attention_mask"), arguments.get("local_size")
+    length = arguments["q_length"]
+    plain = (
+        arguments.get("allow_is_causal_skip", False)
+        and length == arguments["kv_length"]
+        and int(arguments["q_offset"]) == 0
+        and (window is None or length < window)
+        and (padding is None or bool(padding.all()))
+    )
+    return None if plain else SeenKeys(**arguments)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What one attention module did: entropies (B, H, T) and how many keys each query saw, (B, T)."""
+
+    module: nn.Module
+    entropies: Tensor
+    seen: Tensor
+
+
+_recorded: ContextVar[list[_Rows] | None] = ContextVar("recorded", default=None)
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: SeenKeys | Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """An attention function of transformers: query (B, H, T, d_k), key and value (B, H / groups, S, ...).
+
+    The temperature of `EntropyRegularizer` divides the logits of its query row (AERO Eq. 11).
+    """
+    if dropout:
+        raise ValueError(
+            f"attention dropout {dropout:g} is on, and the entropy of dropped weights means nothing: load the model "
+            "with attn_pdrop=0.0 (GPT-2) or attention_dropout=0.0 (others)"
+        )
+    for name in ("softcap", "s_aux", "position_bias"):
+        if others.get(name) is not None:
+            raise ValueError(f"{type(module).__name__} uses {name}, which changes the logits: not supported")
+    seen = _as_mask(attention_mask, query.shape[-2], key.shape[-2])
+    temperature = getattr(module, "entropy_temperature", None)
+    if temperature is not None:
+        query = query / _at_queries(temperature, seen, query.shape[-2])[..., None]
+    groups = query.shape[1] // key.shape[1]
+    output, entropies = attention_with_entropy(
+        query,
+        key.repeat_interleave(groups, 1),
+        value.repeat_interleave(groups, 1),
+        1 / math.sqrt(query.shape[-1]) if scaling is None else scaling,
+        seen,
+    )
+    if (recorded := _recorded.get()) is not None:
+        counts = torch.arange(1, query.shape[-2] + 1, device=query.device)[None] if seen is None else seen.counts
+        recorded.append(_Rows(module, entropies, counts.expand(len(query), -1)))
+    return output.transpose(1, 2).contiguous(), None
+
+
+def _at_queries(temperature: Tensor, seen: SeenKeys | _GivenMask | None, queries: int) -> Tensor:
+    """The temperatures (H, T) of `queries` query positions, which follow what a cache holds."""
+    first = 0 if seen is None else int(seen.query_offset)
+    if first + queries > temperature.shape[1]:
+        raise ValueError(
+            f"{first + queries} tokens, but temperatures for {temperature.shape[1]} positions: give EntropyRegularizer "
+            "the longest context"
+        )
+    return temperature[:, first : first + queries]
+
+
+class _GivenMask:
+    """A mask (B, 1, T, S) that the caller made: bool, or 0 where a key is seen and hugely negative where not."""
+
+    query_offset = 0
+
+    def __init__(self, mask: Tensor) -> None:
+        if mask.dtype != torch.bool:
+            seen = mask == 0
+            if not (seen | (mask <= -1e4)).all():
+                raise ValueError("the attention mask adds to the logits; only masks that hide keys are supported")
+            mask = seen
+        self.mask = mask
+        self.counts = mask[:, 0].sum(-1)
+
+    def __call__(self, start: int, stop: int) -> Tensor:
+        return self.mask[:, :, start:stop]
+
+
+def _as_mask(given: SeenKeys | Tensor | None, queries: int, keys: int) -> SeenKeys | _GivenMask | None:
+    if given is None and queries != keys:
+        raise ValueError(f"the model gave no mask for {queries} queries and {keys} keys")
+    return _GivenMask(given[..., :keys]) if isinstance(given, Tensor) else given
+
+
+AttentionInterface.register(IMPLEMENTATION, _attention)
+AttentionMaskInterface.register(IMPLEMENTATION, _seen_keys)
+
+
+@contextlib.contextmanager
+def recording(model: PreTrainedModel) -> Iterator[list[_Rows]]:
+    """Within it, `model` uses our attention function, which appends what every attention module does to the list.
+
+    ValueError if the model's attention does not go through transformers' interface.
+    """
+    before = model.config._attn_implementation
+    _switch_attention(model)
+    rows: list[_Rows] = []
+    token = _recorded.set(rows)
+    try:
+        yield rows
+    finally:
+        _recorded.reset(token)
+        model.set_attn_implementation(before)
+
+
+def _switch_attention(model: PreTrainedModel) -> None:
+    model.set_attn_implementation(IMPLEMENTATION)
+    if model.config._attn_implementation != IMPLEMENTATION:
+        raise _hides(model)
+
+
+def _hides(model: nn.Module) -> ValueError:
+    return ValueError(
+        f"{type(model).__name__} hides its attention weights: it does not compute them through transformers' attention "
+        "interface, so there is nothing to take an entropy of; use a model that does (GPT-2, GPT-NeoX, Llama, Mistral, "
+        "Qwen2 and most newer ones)"
+    )
+
+
+@torch.no_grad()
+def row_entropies(model: PreTrainedModel, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    """Entropy of every attention row, (L, B, H, T) nats, float32; 0 where the query is padding.
+
+    ids: (B, T); attention_mask: (B, T), 0 where a token is padding, at either end. L: layers with attention. The model
+    is run in evaluation mode and left as it was. ValueError as `measure`.
+    """
+    rows, real = _run(model, ids, attention_mask)
+    return torch.stack([torch.where(real[:, None], row.entropies, 0.0) for row in rows])
+
+
+def measure(model: PreTrainedModel, ids: Batch | Iterable[Batch]) -> EntropyStatistics:
+    """Attention entropies of `model` on `ids`; what `aero.entropy.measure` calls for a Hugging Face model.
+
+    ids: token ids (B, T), or a tokenizer's output with `input_ids` and `attention_mask`, or several of either. A
+    position is counted from a sequence's first real token, and padding counts nowhere. A head's mean is taken over the
+    queries of a sequence and then over sequences.
+    ValueError if there are no tokens or more than the model has positions, or if it hides its attention weights.
+    """
+    batches = [ids] if isinstance(ids, Tensor | Mapping) else ids
+    means, bounds, totals, counts, tokens = [], [], [], [], 0
+    for batch in batches:
+        given = batch if isinstance(batch, Mapping) else {"input_ids": batch}
+        with torch.no_grad():
+            rows, real = _run(model, given["input_ids"], given.get("attention_mask"))
+        length = real.sum(-1)  # (B)
+        if not length.all():
+            raise ValueError("a sequence without a token has no entropy: every row of the attention mask needs a 1")
+        entropies = torch.stack([torch.where(real[:, None], row.entropies.double(), 0.0) for row in rows])
+        seen = torch.stack([row.seen.clamp_min(1).double().log() * real for row in rows])  # (L, B, T)
+        means.append(entropies.sum(-1) / length[:, None])  # (L, B, H)
+        bounds.append(seen.sum(-1) / length)  # (L, B)
+        order = (~real).to(torch.uint8).argsort(dim=-1, stable=True)  # real tokens first, in their order
+        by_position = entropies.mean(2).gather(-1, order.expand(len(rows), *order.shape))  # (L, B, T)
+        totals.append(by_position.sum(1))  # (L, T)
+        counts.append((torch.arange(real.shape[1], device=real.device) < length[:, None]).sum(0))  # (T)
+        tokens += int(length.sum())
+    if not tokens:
+        raise ValueError("no tokens to measure entropy on")
+    longest = max(int((count > 0).sum()) for count in counts)
+    total = sum(nn.functional.pad(part, (0, longest))[:, :longest] for part in totals)
+    count = sum(nn.functional.pad(part, (0, longest))[:longest] for part in counts)
+    return EntropyStatistics.of_sequences(
+        torch.cat(means, 1), total / count, tokens, bound=torch.cat(bounds, 1).mean(1)
+    )
+
+
+def _run(model: PreTrainedModel, ids: Tensor, attention_mask: Tensor | None) -> tuple[list[_Rows], Tensor]:
+    """What the attention of every layer does on `ids` (B, T), and which of them are real, (B, T) bool."""
+    if not isinstance(ids, Tensor) or ids.ndim != 2 or not ids.numel():
+        given = tuple(ids.shape) if isinstance(ids, Tensor) else type(ids).__name__
+        raise ValueError(f"ids must be a tensor of shape (sequences, tokens), and there must be some; got {given}")
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if positions is not None and ids.shape[1] > positions:
+        raise ValueError(f"{ids.shape[1]} tokens exceed the {positions} positions of {type(model).__name__}")
+    given = {"input_ids": ids.to(model.device), "use_cache": False}
+    real = torch.ones_like(given["input_ids"], dtype=torch.bool)
+    if attention_mask is not None:
+        given["attention_mask"] = attention_mask.to(model.device)
+        real = given["attention_mask"].bool()
+        if "position_ids" in inspect.signature(model.base_model.forward).parameters:
+            given["position_ids"] = (real.cumsum(-1) - 1).clamp_min(0)  # the first real token is the first
+    training = model.training
+    model.eval()
+    try:
+        with recording(model) as rows:
+            # Without the vocabulary projection, whose T x V logits are not needed.
+            model.base_model(**given)
+    finally:
+        model.train(training)
+    if not rows:
+        raise _hides(model)
+    if len({row.entropies.shape for row in rows}) > 1:
+        raise ValueError(f"the layers of {type(model).__name__} differ in their number of heads: not supported")
+    return rows, real
+
+
+class EntropyRegularizer:
+    """AERO's entropy regulariser on a Hugging Face model, with learnable thresholds and temperatures (Algorithm 1).
+
+        regularizer = EntropyRegularizer(model, context=128)
+        Trainer(model=model, ...).train()
+
+    The model then adds lambda times the regularisation to the loss it returns in training mode. Its new parameters are
+    `reg_threshold_weights` (L, H), fractions of log T, and in every attention module `entropy_temperature`
+    (H, context), which divides the logits of its query row. They are trained and saved with the model's own; `load`
+    puts them back.
+
+    context: the longest sequence, as temperatures belong to positions. lambda_, gamma, reduction: see
+    `aero.entropy.entropy_regularization`. lambda_positions: `position_sum` adds up over a batch's tokens, so lambda_ is
+    that of a batch of so many (the papers' 128 x 128), whatever the batch; None: as it stands.
+    temperature_init: 1 leaves a trained model as it is, the papers start new ones at 0.01; None: no temperatures.
+
+    Raises ValueError if the model hides its attention weights, has a regulariser already or a value is out of range.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        context: int,
+        lambda_: float = 1e-5,
+        gamma: float = 0.20,
+        reduction: Reduction = "position_sum",
+        lambda_positions: int | None = 16384,
+        threshold_init: float = 0.5,
+        temperature_init: float | None = 1.0,
+    ) -> None:
+        if hasattr(model, "reg_threshold_weights"):
+            raise ValueError(f"this {type(model).__name__} has an entropy regulariser already")
+        if lambda_ < 0 or gamma < 0 or context < 1 or temperature_init == 0 or reduction not in Reduction.__args__:
+            raise ValueError(
+                f"lambda_ {lambda_:g} and gamma {gamma:g} must not be negative, context {context} at least 1, "
+                f"temperature_init {temperature_init} not 0, reduction {reduction!r} one of {Reduction.__args__}"
+            )
+        rows, _ = _run(model, torch.zeros(1, 1, dtype=torch.long), None)
+        heads = rows[0].entropies.shape[1]
+        thresholds = torch.full((len(rows), heads), threshold_init, device=model.device)
+        model.register_parameter("reg_threshold_weights", nn.Parameter(thresholds))
+        if temperature_init is not None:
+            for module in {id(row.module): row.module for row in rows}.values():
+                start = torch.full((heads, context), temperature_init, device=next(module.parameters()).device)
+                module.register_parameter("entropy_temperature", nn.Parameter(start))
+        _switch_attention(model)
+        self.model = model
+        self.gamma, self.lambda_, self.reduction, self.lambda_positions = gamma, lambda_, reduction, lambda_positions
+        self.penalty: Tensor | None = None
+        """What the last forward pass in training mode added to the loss, nats. If it had no labels, and so no loss:
+        what is to be added to yours, with its gradient."""
+        model.config.entropy_regularizer = {
+            "context": context,
+            "lambda_": lambda_,
+            "gamma": gamma,
+            "reduction": reduction,
+            "lambda_positions": lambda_positions,
+            "temperature_init": temperature_init,
+        }
+        model.register_forward_pre_hook(self._before, with_kwargs=True)
+        model.register_forward_hook(self._after, with_kwargs=True, always_call=True)
+
+    @classmethod
+    def load(cls, model: PreTrainedModel, folder: Path | str) -> EntropyRegularizer:
+        """The regulariser of `model`, which was saved with one in `folder` and loaded from there.
+
+        ValueError if it was saved without one, or its parameters are not in the folder's safetensors files.
+        """
+        settings = getattr(model.config, "entropy_regularizer", None)
+        if settings is None:
+            raise ValueError(f"the model in {folder} was saved without an entropy regulariser")
+        regularizer = cls(model, **settings)
+        waiting = dict(regularizer.named_parameters())
+        for path in sorted(Path(folder).glob("*.safetensors")):
+            with safe_open(path, framework="pt") as file:
+                for name in waiting.keys() & set(file.keys()):
+                    waiting.pop(name).data.copy_(file.get_tensor(name))
+        if waiting:
+            raise ValueError(f"{folder} has no {', '.join(sorted(waiting))} in a safetensors file")
+        return regularizer
+
+    @property
+    def thresholds(self) -> Tensor:
+        """`reg_threshold_weights` (L, H)."""
+        return self.model.reg_threshold_weights
+
+    @property
+    def temperatures(self) -> list[Tensor]:
+        """The temperatures (H, context) of every attention module; empty if it has none."""
+        return [value for name, value in self.named_parameters() if name.endswith("entropy_temperature")]
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """The regulariser's own parameters under their names in the model."""
+        own = ("reg_threshold_weights", "entropy_temperature")
+        return ((name, value) for name, value in self.model.named_parameters() if name.split(".")[-1] in own)
+
+    def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
+        """All of the model's parameters for an optimizer: decay on matrices, none on biases, norms, and our own."""
+        own = {name for name, _ in self.named_parameters()}
+        decayed, others = [], []
+        for name, value in self.model.named_parameters():
+            (decayed if value.ndim > 1 and name not in own else others).append(value)
+        return [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+
+    def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        _recorded.set([])
+
+    def _after(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """`output` with the penalty in its loss. model: a replica of `self.model` where torch makes some."""
+        rows = _recorded.get()
+        _recorded.set(None)
+        if output is None or not model.training:  # None: the forward pass failed
+            return None
+        given = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+        given = {**given, **given.get("kwargs", {})}
+        entropies = torch.stack([row.entropies for row in rows])  # (L, B, H, T)
+        if torch.is_grad_enabled() and model.is_activation_checkpointing and not entropies.requires_grad:
+            raise ValueError(
+                "gradient checkpointing keeps the entropies' gradient back: use it with "
+                "gradient_checkpointing_kwargs={'use_reentrant': False}"
+            )
+        self.penalty = penalty = self._weighted(entropies, model.reg_threshold_weights, given.get("attention_mask"))
+        if given.get("labels") is None:
+            return None
+        if (together := given.get("num_items_in_batch")) is not None:
+            # The loss is then this micro-batch's share of one over all accumulated micro-batches; so must this be.
+            labels = given.get("shift_labels")
+            labels = given["labels"][..., 1:] if labels is None else labels
+            penalty = penalty * (labels.ne(-100).sum() / together)
+        self.penalty = penalty.detach()
+        if isinstance(output, tuple):
+            return output[0] + penalty, *output[1:]
+        output.loss = output.loss + penalty
+        return output
+
+    def _weighted(self, entropies: Tensor, thresholds: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """lambda times the regularisation of entropies (L, B, H, T), without the rows of padding."""
+        context = entropies.shape[-1]
+        rows = entropies.transpose(1, 2).flatten(2)[:, None]  # (L, 1, H, B T)
+        if attention_mask is not None and attention_mask.ndim == 2:
+            rows = rows[..., attention_mask[:, -context:].flatten().bool()]
+        weight = self.lambda_
+        if self.reduction == "position_sum" and self.lambda_positions is not None:
+            weight *= self.lambda_positions / rows.shape[-1]
+        return weight * entropy_regularization(rows, thresholds, self.gamma, self.reduction, context)

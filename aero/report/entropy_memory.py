@@ -1,0 +1,101 @@
+"""Figure of the report: what attention with entropy needs in memory, through the T x T matrix and by blocks of rows."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from aero.report.drawing import AS_PUBLISHED, TUNED, WIDTH, say_missing, style
+from aero.report.marks import Html
+from aero.report.page import shown
+from aero.report.results import Results
+
+FILE = "results/bench/entropy_memory.json"
+_WAYS = {"matrix": ("through the T x T matrix", AS_PUBLISHED), "blocks": ("by blocks of rows", TUNED)}
+
+
+def entropy_memory(results: Results) -> Html:
+    """The figure with what its file says."""
+    found = _read(results.root)
+    caption = ""
+    if found is not None:
+        longest = max(found["errors"], key=lambda line: line["context"])
+        where = found["provenance"]
+        caption = (
+            f"One attention layer of {found['heads']} heads of width {found['width']}, forward and backward, float32: "
+            "what a fresh process needs beyond its inputs. Between the two longest contexts it grows as "
+            f"T<sup>{found['growth']['matrix']:.2f}</sup> and T<sup>{found['growth']['blocks']:.2f}</sup>. At "
+            f"T={longest['context']} the largest error against float64 is {longest['matrix_values']:.1e} through the "
+            f"matrix and {longest['blocks_values']:.1e} by blocks for outputs and entropies, "
+            f"{longest['matrix_gradients']:.1e} and {longest['blocks_gradients']:.1e} for gradients. Training takes "
+            f"the matrix up to T={found['matrix_up_to']}, where it is faster. {escape(where['machine'])}, PyTorch "
+            f"{escape(where['torch'])}, commit {escape(where['commit'][:10])}; <code>{FILE}</code>."
+        )
+    return shown(
+        figure_entropy_memory(results),
+        "figure-entropy-memory",
+        "Memory of attention with entropy",
+        caption,
+        f"{__name__}.{figure_entropy_memory.__name__}",
+    )
+
+
+def figure_entropy_memory(results: Results) -> Figure:
+    """Peak memory against T, both axes logarithmic; right, time by blocks over time through the matrix."""
+    found = _read(results.root)
+    with style():
+        figure = Figure(figsize=(WIDTH, 2.9))
+        left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
+        figure.subplots_adjust(left=0.09, right=0.97, top=0.9, bottom=0.16, wspace=0.26)
+        if found is None:
+            say_missing(left, "not measured yet")
+            say_missing(right, "not measured yet")
+            return figure
+        for way, (name, colour) in _WAYS.items():
+            points = [(line["context"], line["peak_bytes"] / 1e6) for line in found["memory"] if line["way"] == way]
+            left.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=3)
+            at, above = (points[-2], True) if way == "matrix" else (points[-3], False)
+            left.annotate(
+                name,
+                at,
+                xytext=(-6, 4) if above else (4, -6),
+                textcoords="offset points",
+                ha="right" if above else "left",
+                va="bottom" if above else "top",
+                color=colour,
+            )
+        left.set_title("peak memory, MB")
+        left.set_yscale("log")
+        left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        for shape, (marker, line_style) in zip(
+            dict.fromkeys(line["shape"] for line in found["seconds"]), (("o", "-"), ("s", "--")), strict=False
+        ):
+            points = [
+                (line["context"], line["blocks_over_matrix"]) for line in found["seconds"] if line["shape"] == shape
+            ]
+            right.plot(*zip(*points, strict=True), color=TUNED, marker=marker, markersize=3, linestyle=line_style)
+            right.plot([], [], color=TUNED, marker=marker, markersize=3, linestyle=line_style, label=shape)
+        right.axhline(1, color=AS_PUBLISHED, linewidth=1)
+        right.legend(frameon=False, loc="upper right")
+        right.set_title("time, by blocks / through the matrix")
+        right.set_ylim(0)
+        for panel, key in ((left, "memory"), (right, "seconds")):
+            contexts = sorted({line["context"] for line in found[key]})
+            panel.set_xscale("log", base=2)
+            panel.xaxis.set_major_locator(FixedLocator(contexts))
+            panel.xaxis.set_minor_locator(NullLocator())
+            panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            panel.set_xlabel("positions T")
+            panel.grid()
+    return figure
+
+
+def _read(root: Path) -> dict | None:
+    try:
+        return json.loads((root / FILE).read_text(encoding="utf-8"))
+    except OSError:
+        return None

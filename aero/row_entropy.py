@@ -1,0 +1,201 @@
+"""Softmax attention with the entropy of every row, in memory that grows as T instead of T squared.
+
+    H_i = -sum_j p_ij log p_ij = lse_i - sum_j p_ij z_ij,    sum_j p_ij z_ij = scale q_i . (sum_j p_ij k_j)
+
+`blocked` goes through the queries in blocks, and through them again for the gradient; it runs on any device and under
+any mask. `fused` takes both sums from a fused kernel, as the keys can be averaged like values; CUDA only.
+
+Shapes: B sequences, H heads, T queries, S keys, d_k and d_v width of a key and a value of one head.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+Mask = Callable[[int, int], Tensor]
+"""Which keys the queries from `start` to before `stop` see: (B or 1, H or 1, stop - start, S), bool."""
+
+_TRITON = importlib.util.find_spec("triton") is not None
+
+ROWS = 64
+"""Queries in a block of `blocked` (docs/decisions.md)."""
+
+FUSED_WIDTHS = range(16, 257)
+"""Widths of a head that FlexAttention's kernels take."""
+
+JOINT_WIDTH = 128
+"""Up to this d_v + d_k, `fused` averages values and keys in one pass; beyond it their tiles crowd a GPU's shared
+memory, and two passes of the usual width do it."""
+
+
+def attention_with_entropy(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Mask | None = None
+) -> tuple[Tensor, Tensor]:
+    """Attention output (B, H, T, d_v) and row entropies (B, H, T), nats, in O(T) memory; first derivatives only.
+
+    query: (B, H, T, d_k), key: (B, H, S, d_k), value: (B, H, S, d_v). mask None is the causal one, for T = S.
+    Computed in float32 where the inputs have fewer bits; the output then has the type of `value`, the entropies have
+    float32. A row that sees no key has output 0 and entropy 0; one with a logit that is NaN or +inf has entropy NaN.
+    """
+    if mask is None and query.shape[-2] != key.shape[-2]:
+        raise ValueError(
+            f"without a mask there must be as many queries as keys, got {query.shape[-2]} and {key.shape[-2]}"
+        )
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    with torch.autocast(query.device.type, enabled=False):
+        inputs = (query.to(dtype), key.to(dtype), value.to(dtype))
+        if mask is None and can_fuse(query, value):
+            output, entropies = fused(*inputs, scale)
+        else:
+            output, entropies = blocked(*inputs, scale, mask)
+    return output.to(value.dtype), entropies
+
+
+def blocked(query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Mask | None = None) -> tuple[Tensor, Tensor]:
+    """`attention_with_entropy` by blocks of `ROWS` queries: -sum p log p as it stands, so nothing cancels."""
+    return _Blocked.apply(query, key, value, scale, mask)
+
+
+class _Blocked(torch.autograd.Function):
+    """The probabilities of one block at a time, made again in the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Mask | None
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(query, key, value)
+        ctx.scale, ctx.mask = scale, mask
+        output = query.new_empty(*query.shape[:-1], value.shape[-1])
+        entropies = query.new_empty(query.shape[:-1])
+        for rows, keys, p, log_p in _probabilities(query, key, scale, mask):
+            output[:, :, rows] = p @ value[:, :, keys]
+            entropies[:, :, rows] = -(p * log_p).sum(-1)
+        return output, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_output: Tensor, d_entropies: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value = ctx.saved_tensors
+        d_query, d_key, d_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
+        for rows, keys, p, log_p in _probabilities(query, key, ctx.scale, ctx.mask):
+            d_value[:, :, keys] += p.transpose(-2, -1) @ d_output[:, :, rows]
+            # dH/dp_j = -log p_j up to a constant of the row, which the softmax's backward removes.
+            d_p = d_output[:, :, rows] @ value[:, :, keys].transpose(-2, -1)
+            d_p -= d_entropies[:, :, rows, None] * log_p
+            d_logits = torch._softmax_backward_data(d_p, p, -1, p.dtype) * ctx.scale
+            d_query[:, :, rows] = d_logits @ key[:, :, keys]
+            d_key[:, :, keys] += d_logits.transpose(-2, -1) @ query[:, :, rows]
+        return d_query, d_key, d_value, None, None
+
+
+def _probabilities(
+    query: Tensor, key: Tensor, scale: float, mask: Mask | None
+) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
+    """Of every block: its queries, the range of keys they see, and p and log p (B, H, rows, keys), log p finite."""
+    tiny = torch.finfo(query.dtype).tiny
+    for start in range(0, query.shape[-2], ROWS):
+        rows = slice(start, min(start + ROWS, query.shape[-2]))
+        if mask is None:
+            keys = slice(0, rows.stop)
+            hidden = torch.ones(rows.stop - start, rows.stop, dtype=torch.bool, device=query.device).triu(start + 1)
+            empty = None
+        else:
+            seen = mask(start, rows.stop)
+            some = seen.flatten(0, -2).any(0).nonzero()  # keys that any of these queries sees
+            keys = slice(int(some[0]), int(some[-1]) + 1) if len(some) else slice(0, 1)
+            hidden = ~seen[..., keys]
+            empty = hidden.all(-1, keepdim=True)
+        logits = scale * query[:, :, rows] @ key[:, :, keys].transpose(-2, -1)
+        p = logits.masked_fill_(hidden, -torch.inf).softmax(-1)
+        if empty is not None:
+            p = p.masked_fill(empty, 0.0)
+        # p log p is 0 where p is 0; clamping keeps it so.
+        yield rows, keys, p, p.clamp_min(tiny).log_()
+
+
+def fused(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    attend: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`attention_with_entropy` under the causal mask, through a fused kernel.
+
+    attend: (query, key, values, scale) -> averaged values and log-sum-exp (B, H, T); FlexAttention if not given.
+    The entropy is a difference of two numbers of the logits' size, so its error is about 1e-7 of the largest logit.
+
+    The gradient needs none of the log-sum-exp: what lse_i gives to a logit is taken back by the logits themselves in
+    sum_j p_ij z_ij. What remains is -sum_j z_ij dp_ij, which `key` and `query` detached outside of p leave.
+    """
+    attend = attend or _flex_attention
+    width = value.shape[-1]
+    if width + key.shape[-1] <= JOINT_WIDTH:
+        averages, lse = attend(query, key, torch.cat([value, key.detach()], -1), scale)
+        output, mean_key = averages.split([width, key.shape[-1]], -1)
+    else:
+        output, _ = attend(query, key, value, scale)
+        mean_key, lse = attend(query, key, key.detach(), scale)
+    return output, lse.detach() - scale * (query.detach() * mean_key).sum(-1)
+
+
+def can_fuse(query: Tensor, value: Tensor) -> bool:
+    """Whether `fused` has a kernel for these: on CUDA, with Triton, of a width that FlexAttention takes, float32."""
+    return (
+        query.device.type == "cuda"
+        and query.dtype != torch.float64
+        and query.shape[-1] in FUSED_WIDTHS
+        and value.shape[-1] in FUSED_WIDTHS
+        and _TRITON
+    )
+
+
+def _flex_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+
+    kernel = flex_attention if torch.compiler.is_compiling() else _compiled(flex_attention)
+    mask = causal_blocks(query.shape[-2], query.device)
+    output, more = kernel(query, key, value, block_mask=mask, scale=scale, return_aux=AuxRequest(lse=True))
+    return output, more.lse
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """FlexAttention is fused only when compiled; as it stands it holds the T x T matrix."""
+    return torch.compile(function)
+
+
+@cache
+def causal_blocks(context: int, device: torch.device, size: int = 128) -> Any:
+    """FlexAttention's description of the causal mask: block row r sees the blocks before it whole and block r in part.
+
+    As `create_block_mask` finds it, which goes through a T x T matrix for it. A last row of fewer than `size` queries
+    sees all its blocks in part.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
+
+    count = -(-context // size)
+    row = torch.arange(count, dtype=torch.int32, device=device)
+    in_part, whole = torch.ones_like(row), row.clone()
+    if context % size:
+        in_part[-1], whole[-1] = count, 0
+    return BlockMask.from_kv_blocks(
+        kv_num_blocks=in_part[None, None],
+        kv_indices=(row[:, None] + row).remainder(count).to(torch.int32)[None, None],  # block r first
+        full_kv_num_blocks=whole[None, None],
+        full_kv_indices=row.expand(count, count).contiguous()[None, None],
+        BLOCK_SIZE=size,
+        mask_mod=_causal,
+        seq_lengths=(context, context),
+    )
+
+
+def _causal(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    return key <= query

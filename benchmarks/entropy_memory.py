@@ -1,0 +1,158 @@
+"""Memory, time and error of attention with entropy: through the T x T matrix and by blocks of rows.
+
+    python -m benchmarks.entropy_memory
+
+One attention layer, forward and backward, float32, CPU. Peak memory is what a fresh process needs beyond its inputs
+(high-water mark of its resident set). Seconds are medians of interleaved repeats in one process; only their ratio is a
+claim. Errors are against float64, the largest of all values or gradients, for logits of standard deviation 1.
+Writes results/bench/entropy_memory.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from aero import provenance
+from aero.attention import MATRIX_UP_TO, softmax_with_entropy
+from aero.row_entropy import ROWS, blocked
+from aero.training.log import write_text
+
+OUT = Path("results/bench/entropy_memory.json")
+HEADS, WIDTH = 4, 64
+CONTEXTS = {"matrix": (256, 512, 1024, 2048, 4096), "blocks": (256, 512, 1024, 2048, 4096, 8192, 16384)}
+TIMED = {"GPT-2, batch 2": (2, 12, 64), "laptop scale, batch 16": (16, 4, 16)}  # B, H, d_k
+TIMED_CONTEXTS = (64, 128, 256, 512, 1024)
+REPEATS = 5
+
+
+def by_matrix(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    probabilities, entropies = softmax_with_entropy(scale * query @ key.transpose(-2, -1))
+    return probabilities @ value, entropies
+
+
+WAYS: dict[str, Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]] = {
+    "matrix": by_matrix,
+    "blocks": blocked,
+}
+
+
+def inputs(batch: int, heads: int, context: int, width: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(batch, heads, context, width, generator=generator).to(dtype).requires_grad_() for _ in range(3)]
+
+
+def forward_and_backward(way: str, given: list[Tensor]) -> list[Tensor]:
+    """Output, entropies and the gradients of their weighted sum."""
+    output, entropies = WAYS[way](*given, 1 / math.sqrt(given[0].shape[-1]))
+    weights = torch.linspace(-1, 1, entropies.shape[-1], dtype=output.dtype)
+    gradients = torch.autograd.grad((output * weights[:, None]).sum() + (entropies * weights).sum(), given)
+    return [output.detach(), entropies.detach(), *gradients]
+
+
+def peak_bytes(way: str, context: int) -> int:
+    """In this process: how far one layer raises the high-water mark above its inputs."""
+    torch.set_num_threads(1)
+    forward_and_backward(way, inputs(1, HEADS, 64, WIDTH))  # libraries are loaded
+    given = inputs(1, HEADS, context, WIDTH)
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    forward_and_backward(way, given)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - resident
+
+
+def memory() -> list[dict[str, object]]:
+    lines = []
+    for way, contexts in CONTEXTS.items():
+        for context in contexts:
+            command = [sys.executable, "-m", "benchmarks.entropy_memory", "--peak", way, str(context)]
+            peak = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+            lines.append({"way": way, "context": context, "peak_bytes": peak})
+            print(f"{way} T={context}: {peak / 1e6:.1f} MB", flush=True)
+    return lines
+
+
+def growth(lines: list[dict[str, object]], way: str) -> float:
+    """The exponent of T between the two longest contexts."""
+    (first, small), (last, large) = [(x["context"], x["peak_bytes"]) for x in lines if x["way"] == way][-2:]
+    return math.log(large / small) / math.log(last / first)
+
+
+def errors(context: int) -> dict[str, object]:
+    """Largest deviation from float64 of the entropies and outputs, and of the gradients, by head and so in less
+    memory."""
+    exact = forward_and_backward("matrix", inputs(1, 1, context, WIDTH, torch.float64))
+    line: dict[str, object] = {"context": context}
+    for way in WAYS:
+        found = forward_and_backward(way, inputs(1, 1, context, WIDTH))
+        off = [(x.double() - y).abs().max().item() for x, y in zip(found, exact, strict=True)]
+        line |= {f"{way}_values": max(off[:2]), f"{way}_gradients": max(off[2:])}
+    return line
+
+
+def seconds() -> list[dict[str, object]]:
+    torch.set_num_threads(1)
+    lines = []
+    for name, (batch, heads, width) in TIMED.items():
+        for context in TIMED_CONTEXTS:
+            given = inputs(batch, heads, context, width)
+            times: dict[str, list[float]] = {way: [] for way in WAYS}
+            for repeat in range(REPEATS + 1):
+                for way in WAYS:
+                    began = time.perf_counter()
+                    forward_and_backward(way, given)
+                    if repeat:  # the first of each warms up
+                        times[way].append(time.perf_counter() - began)
+            ratios = sorted(b / m for m, b in zip(times["matrix"], times["blocks"], strict=True))
+            lines.append(
+                {
+                    "shape": name,
+                    "batch": batch,
+                    "heads": heads,
+                    "width": width,
+                    "context": context,
+                    "seconds": {way: median(values) for way, values in times.items()},
+                    "blocks_over_matrix": median(ratios),
+                    "range": [ratios[0], ratios[-1]],
+                    "repeats": REPEATS,
+                }
+            )
+            print(f"{name} T={context}: blocks / matrix {median(ratios):.2f}", flush=True)
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peak", nargs=2, metavar=("WAY", "T"), help="only print the bytes of one measurement")
+    parser.add_argument("--out", type=Path, default=OUT)
+    chosen = parser.parse_args()
+    if chosen.peak:
+        print(peak_bytes(chosen.peak[0], int(chosen.peak[1])))
+        return
+    lines = memory()
+    result = {
+        "heads": HEADS,
+        "width": WIDTH,
+        "rows_of_a_block": ROWS,
+        "matrix_up_to": MATRIX_UP_TO,
+        "memory": lines,
+        "growth": {way: round(growth(lines, way), 3) for way in WAYS},
+        "errors": [errors(context) for context in (256, 1024, 4096)],
+        "seconds": seconds(),
+        "provenance": provenance.provenance(torch=torch.__version__, threads=1, measured=provenance.now()),
+    }
+    write_text(chosen.out, json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

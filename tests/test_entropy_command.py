@@ -1,0 +1,138 @@
+"""`aero entropy` on a Hugging Face folder and on a checkpoint of ours; one line for what it cannot measure."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from aero import checkpoint, cli
+from aero.architecture import parse
+from aero.data.tokenizer import build
+from aero.entropy import EntropyRegularizer, measure
+from aero.model import GPT, ModelConfig
+from aero.pipeline import ROOT
+
+TEXT = "def add(a, b):\n    return a + b  # naïve\n" * 20
+BYTES = {bytes([byte]): byte for byte in range(256)}
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "held_out.txt"
+    path.write_text(TEXT, encoding="utf-8")
+    return path
+
+
+def hugging_face_model(folder):
+    """A byte-level GPT-2 with its tokenizer."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 256, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64, "initializer_range": 0.2}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, attn_pdrop=0.0)).eval()
+    model.save_pretrained(folder)
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    fast.save_pretrained(folder)
+    return model, torch.tensor(fast(TEXT)["input_ids"])
+
+
+def own_checkpoint(folder):
+    torch.manual_seed(0)
+    config = ModelConfig(257, 32, layers=2, heads=2, width=16, ffn_width=64, temperature_init=0.5)
+    model = GPT(parse("EReg(SM(t)+ScFuFFN)"), config).eval()
+    checkpoint.save(folder / "checkpoint.safetensors", model)
+    build(BYTES, 256).save(folder / "tokenizer.json")
+    return model, torch.tensor(list(TEXT.encode()))
+
+
+def said(capsys, *arguments):
+    cli.main(["entropy", *map(str, arguments)])
+    return capsys.readouterr().out
+
+
+def test_a_hugging_face_folder(tmp_path, text, capsys):
+    model, ids = hugging_face_model(tmp_path / "model")
+    found = json.loads(said(capsys, tmp_path / "model", "--text", text, "--json"))
+    expected = measure(model, ids[: len(ids) // 64 * 64].reshape(-1, 64))
+    torch.testing.assert_close(torch.tensor(found["entropy_mean"]).double(), expected.mean, atol=1e-6, rtol=0)
+    assert (found["layers"], found["heads"], found["context"]) == (3, 4, 64)
+    assert found["tokens"] == expected.tokens == found["sequences"] * 64
+    assert found["text_sha256"] and found["provenance"]["commit"]
+    table = said(capsys, tmp_path / "model", "--text", text, "--context", "16", "--tokens", "160").splitlines()
+    assert "3 layers x 4 heads; 10 sequences of 16 tokens" in table[0]
+    assert [line.split()[0] for line in table[4:7]] == ["0", "1", "2"]
+    assert all(sum(map(int, line.split()[5:9])) == 4 for line in table[4:7])
+    assert table[-3].startswith("overload: ") and table[-2].startswith("collapse: ") and "3/4 max" in table[-1]
+
+
+def test_a_checkpoint_of_ours(tmp_path, text, capsys):
+    model, ids = own_checkpoint(tmp_path)
+    arguments = ["--text", text, "--tokenizer", tmp_path / "tokenizer.json", "--json"]
+    found = json.loads(said(capsys, tmp_path, *arguments))
+    expected = measure(model, ids[: len(ids) // 32 * 32].reshape(-1, 32))
+    torch.testing.assert_close(torch.tensor(found["entropy_mean"]).double(), expected.mean, atol=1e-6, rtol=0)
+    assert json.loads(said(capsys, tmp_path / "checkpoint.safetensors", *arguments))["tokens"] == found["tokens"]
+
+
+def test_a_saved_regularised_model_is_measured_with_its_temperatures(tmp_path, text, capsys):
+    hugging_face_model(tmp_path)
+    plain = json.loads(said(capsys, tmp_path, "--text", text, "--json"))
+    model = GPT2LMHeadModel.from_pretrained(tmp_path)
+    EntropyRegularizer(model, context=64, temperature_init=1e6)
+    model.save_pretrained(tmp_path)
+    flat = json.loads(said(capsys, tmp_path, "--text", text, "--json"))
+    assert min(map(min, flat["entropy_mean"])) == pytest.approx(flat["maximum"]["causal_bound"], abs=1e-3)
+    assert min(map(min, plain["entropy_mean"])) < flat["maximum"]["causal_bound"] - 0.01
+
+
+def test_heads_that_are_not_finite_are_told(tmp_path, text, capsys):
+    model, _ = own_checkpoint(tmp_path)
+    with torch.no_grad():
+        model.blocks[1].attention.query.weight[0, 0] = float("nan")  # the first head of the last layer
+    checkpoint.save(tmp_path / "checkpoint.safetensors", model)
+    table = said(capsys, tmp_path, "--text", text, "--tokenizer", tmp_path / "tokenizer.json").splitlines()
+    assert table[5].endswith("1 not finite") and "collapse: " in table[-2]
+
+
+def test_bad_input_is_one_line(tmp_path, text):
+    own_checkpoint(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "one.txt").write_text("x")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    for name, content in (("damaged", "{"), ("unknown", '{"model_type": "no such"}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(content)
+    hugging_face_model(tmp_path / "untold")
+    for path in (tmp_path / "untold").glob("tokenizer*"):
+        path.unlink()
+    own = [str(tmp_path), "--tokenizer", str(tmp_path / "tokenizer.json"), "--text"]
+    cases = [
+        ([str(tmp_path / "empty"), "--text", str(text)], "neither a folder with a Hugging Face model"),
+        ([str(tmp_path / "damaged"), "--text", str(text)], "damaged cannot be loaded"),
+        ([str(tmp_path / "unknown"), "--text", str(text)], "no such"),
+        ([str(tmp_path / "untold"), "--text", str(text)], "is the text empty, or tokenizer.json missing"),
+        ([*own, str(tmp_path / "none.txt")], "none.txt"),
+        ([*own, str(tmp_path / "binary")], "not UTF-8"),
+        ([*own, str(tmp_path / "one.txt")], "longer --text"),
+        ([*own, str(text), "--context", "33"], "exceeds the model's 32 positions"),
+        ([*own, str(text), "--tokens", "0"], "--tokens must be at least 1"),
+    ]
+    code = "import sys, json; from aero.errors import run_main; from aero.cli import main\n" + (
+        "for arguments in json.loads(sys.argv[1]):\n    try: run_main(main, ['entropy', *arguments])\n"
+        "    except SystemExit as end: print(end.code)"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", code, json.dumps([arguments for arguments, _ in cases])],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert finished.stdout.split() == ["1"] * len(cases), finished.stderr
+    lines = [line for line in finished.stderr.splitlines() if not line.startswith("[transformers]")]
+    assert len(lines) == len(cases), finished.stderr
+    for line, (_, named) in zip(lines, cases, strict=True):
+        assert line.startswith("error: ") and named in line

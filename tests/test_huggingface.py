@@ -1,0 +1,370 @@
+"""Entropies of Hugging Face models against their own attention weights, and the regulariser under their Trainer."""
+
+import copy
+import math
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    BloomForCausalLM,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Trainer,
+    TrainingArguments,
+)
+
+from aero import row_entropy
+from aero.entropy import EntropyRegularizer, causal_bound, entropy_regularization, measure
+from aero.huggingface import row_entropies
+
+SIZES = {"vocab_size": 67, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+ROPE = SIZES | {"intermediate_size": 64, "max_position_embeddings": 160, "initializer_range": 0.3}
+GROUPED = ROPE | {"num_key_value_heads": 2}
+CONFIGS = {
+    "gpt2": GPT2Config(
+        vocab_size=67, n_embd=32, n_layer=3, n_head=4, n_positions=160, initializer_range=0.3,
+        attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0,
+    ),
+    "gpt_neox": GPTNeoXConfig(**ROPE),
+    "llama": LlamaConfig(**GROUPED),
+    "mistral": MistralConfig(**GROUPED, sliding_window=9),
+    "qwen2": Qwen2Config(**GROUPED, use_sliding_window=True, sliding_window=9, max_window_layers=2),
+}  # fmt: skip
+
+
+def tiny(name, seed=0):
+    torch.manual_seed(seed)
+    return AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[name])).eval()
+
+
+def some_ids(sequences=3, tokens=100, seed=1):
+    return torch.randint(67, (sequences, tokens), generator=torch.Generator().manual_seed(seed))
+
+
+def padded(side, lengths, tokens=100):
+    mask = torch.arange(tokens) < torch.tensor(lengths)[:, None]
+    return (mask if side == "right" else mask.flip(-1)).long()
+
+
+def by_output_attentions(model, ids, mask=None):
+    """-sum p log p of the weights that the model itself gives away, (L, B, H, T), float64."""
+    eager = copy.deepcopy(model)
+    eager.set_attn_implementation("eager")
+    positions = None if mask is None else (mask.cumsum(-1) - 1).clamp_min(0)
+    with torch.no_grad():
+        given = eager(ids, attention_mask=mask, position_ids=positions, output_attentions=True).attentions
+    p = torch.stack(given).double()
+    return -torch.special.xlogy(p, p).sum(-1)
+
+
+@pytest.mark.parametrize("padding", [None, "left", "right"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_entropies_are_those_of_output_attentions(name, padding):
+    model, ids = tiny(name), some_ids()
+    before = model.config._attn_implementation
+    mask = None if padding is None else padded(padding, [100, 71, 2])
+    found = row_entropies(model, ids, mask)
+    expected = by_output_attentions(model, ids, mask)
+    if mask is not None:
+        expected = expected * mask[:, None]
+    assert expected.max() > 1
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
+    assert model.config._attn_implementation == before
+
+
+def test_the_output_stays_what_it_was():
+    for name in CONFIGS:
+        model, ids, mask = tiny(name), some_ids(), padded("left", [100, 60, 3])
+        with torch.no_grad():
+            before = model(ids, attention_mask=mask).logits
+            model.set_attn_implementation("aero_entropy")
+            after = model(ids, attention_mask=mask).logits
+        real = mask.bool()
+        torch.testing.assert_close(after[real], before[real], atol=1e-4, rtol=1e-4)
+
+
+def test_no_layer_holds_a_matrix_and_none_is_kept(monkeypatch):
+    """Only row entropies leave a layer, and a block of rows is the most a layer has at once."""
+    sizes = []
+    whole = row_entropy._probabilities
+
+    def watched(*arguments):
+        for rows, keys, p, log_p in whole(*arguments):
+            sizes.append(p.shape[-2] * p.shape[-1])
+            yield rows, keys, p, log_p
+
+    monkeypatch.setattr(row_entropy, "_probabilities", watched)
+    row_entropies(tiny("mistral"), some_ids(1, 160))
+    # Rows 128 to 159 see keys 120 to 159 through a window of 9: no key before that is touched.
+    assert len(sizes) == 9 and max(sizes) == 64 * (64 + 8) and sizes[2] == 32 * 40
+
+
+def test_measured_statistics_of_padded_sequences_are_those_of_the_sequences():
+    for name in ("gpt2", "mistral"):
+        model, ids, lengths = tiny(name), some_ids(), [100, 71, 20]
+        alone = [measure(model, ids[i : i + 1, -n:]) for i, n in enumerate(lengths)]
+        together = measure(model, {"input_ids": ids, "attention_mask": padded("left", lengths)})
+        mean = torch.stack([one.mean for one in alone])
+        torch.testing.assert_close(together.mean, mean.mean(0), atol=1e-6, rtol=0)
+        torch.testing.assert_close(together.sem, mean.std(0) / math.sqrt(3), atol=1e-6, rtol=0)
+        assert together.tokens == 191 and together.by_position.shape == (3, 100)
+        first, later, last = (torch.stack([o.by_position[:, i] for o in alone if i < o.tokens]) for i in (0, 50, 99))
+        for position, values in ((0, first), (50, later), (99, last)):
+            torch.testing.assert_close(together.by_position[:, position], values.mean(0), atol=1e-6, rtol=0)
+        in_batches = measure(model, [ids[i : i + 1, -n:] for i, n in enumerate(lengths)])
+        torch.testing.assert_close(in_batches.mean, together.mean, atol=1e-6, rtol=0)
+        torch.testing.assert_close(in_batches.by_position, together.by_position, atol=1e-6, rtol=0)
+
+
+def test_bounds_follow_the_mask():
+    causal = measure(tiny("llama"), some_ids(2, 40))
+    torch.testing.assert_close(causal.bound, torch.full((3,), causal_bound(40), dtype=torch.float64))
+    windowed = measure(tiny("qwen2"), some_ids(2, 40))
+    window = sum(math.log(min(i, 9)) for i in range(1, 41)) / 40
+    expected = [causal_bound(40), causal_bound(40), window]
+    torch.testing.assert_close(windowed.bound, torch.tensor(expected, dtype=torch.float64))
+    assert (windowed.mean <= windowed.bound[:, None] + 1e-6).all() and (windowed.mean >= 0).all()
+    assert windowed.summary()["entropy_bound"] == pytest.approx(expected)
+
+
+def test_uniform_and_one_hot_attention():
+    model = tiny("gpt2")
+    for block in model.transformer.h:
+        torch.nn.init.zeros_(block.attn.c_attn.weight)
+    uniform = row_entropies(model, some_ids(1, 50))
+    torch.testing.assert_close(uniform, torch.arange(1, 51).float().log().expand_as(uniform))
+    summary = measure(model, some_ids(1, 50)).summary()
+    assert summary["overload"] == {"fraction": 1.0, "layers": [0, 1, 2]} and summary["collapse"]["fraction"] == 0
+    with torch.no_grad():
+        for block in model.transformer.h:
+            block.attn.c_attn.bias[:32] = 1e4  # all queries alike, and keys along them differ by token
+            block.attn.c_attn.weight[:, 32:64] = torch.randn(32, 32)
+    assert row_entropies(model, some_ids(1, 50)).max() < 1e-3
+
+
+def test_one_token_and_logits_that_are_not_finite_have_a_defined_answer():
+    model = tiny("gpt2")
+    alone = measure(model, some_ids(4, 1))
+    assert not alone.mean.any()
+    assert alone.summary()["overload"] is None and alone.summary()["rule"].startswith("none")
+    with torch.no_grad():
+        model.transformer.h[1].attn.c_attn.weight[0, 0] = math.nan
+    broken = measure(model, some_ids(2, 20))
+    assert broken.mean[0].isfinite().all() and broken.mean[1, 0].isnan() and broken.mean[2].isnan().all()
+    summary = broken.summary()
+    assert summary["entropy_mean"][2] == [None] * 4 and set(summary["collapse"]["layers"]) >= {2}
+
+
+@pytest.mark.parametrize(
+    ("ids", "named"),
+    [
+        (torch.zeros(2, 0, dtype=torch.long), "there must be some"),
+        (torch.zeros(5, dtype=torch.long), "shape"),
+        (torch.zeros(1, 161, dtype=torch.long), "161 tokens exceed the 160 positions"),
+        ([], "no tokens"),
+        ([[1, 2, 3]], "must be a tensor .* got list"),
+        ({"input_ids": torch.ones(2, 3).long(), "attention_mask": torch.tensor([[1, 1, 1], [0, 0, 0]])}, "a 1"),
+    ],
+)
+def test_ids_that_cannot_be_measured(ids, named):
+    with pytest.raises(ValueError, match=named):
+        measure(tiny("gpt2"), ids)
+
+
+def test_a_model_that_hides_its_attention_weights():
+    hidden = BloomForCausalLM(BloomConfig(vocab_size=67, hidden_size=32, n_layer=2, n_head=4))
+    with pytest.raises(ValueError, match="BloomForCausalLM hides its attention weights"):
+        measure(hidden, some_ids())
+    with pytest.raises(ValueError, match="BloomForCausalLM hides its attention weights"):
+        EntropyRegularizer(hidden, context=100)
+    with pytest.raises(ValueError, match="Linear hides its attention weights"):
+        measure(torch.nn.Linear(2, 2), some_ids())
+
+
+def test_dropout_and_changed_logits_are_refused():
+    config = copy.deepcopy(CONFIGS["gpt2"])
+    config.attn_pdrop = 0.1
+    model = AutoModelForCausalLM.from_config(config).train()
+    EntropyRegularizer(model, context=100)
+    with pytest.raises(ValueError, match="attn_pdrop=0.0"):
+        model(some_ids(), labels=some_ids())
+    model = tiny("gpt2")
+    bias = torch.zeros(1, 1, 100, 100).fill_(0.5)
+    model.set_attn_implementation("aero_entropy")
+    with pytest.raises(ValueError, match="adds to the logits"):
+        model(some_ids(), attention_mask=bias)
+
+
+def regularised(name="gpt2", **settings):
+    model = tiny(name).train()
+    return model, EntropyRegularizer(model, context=100, **settings)
+
+
+@pytest.mark.parametrize("reduction", ["position_sum", "head_mean"])
+def test_the_loss_has_the_penalty_in_training_only(reduction):
+    plain, ids = tiny("gpt2").train(), some_ids()
+    expected = plain(ids, labels=ids).loss
+    model, regularizer = regularised(lambda_=0.1, gamma=0.05, reduction=reduction)
+    loss = model(ids, labels=ids).loss
+    rows = row_entropies(plain, ids)
+    penalty = 0.1 * entropy_regularization(rows, regularizer.thresholds, 0.05, reduction)
+    if reduction == "position_sum":
+        penalty = penalty * 16384 / 300
+    assert penalty > 1e-3
+    torch.testing.assert_close(loss, expected + penalty)
+    torch.testing.assert_close(regularizer.penalty, penalty.detach())
+    model.eval()
+    torch.testing.assert_close(model(ids, labels=ids).loss, expected)
+    assert model.train()(ids).loss is None
+    torch.testing.assert_close(regularizer.penalty, penalty)  # for a loss of one's own, with its gradient
+    assert torch.autograd.grad(regularizer.penalty, regularizer.thresholds)[0].any()
+    assert isinstance(model(ids, labels=ids, return_dict=False), tuple)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_gradients_reach_thresholds_temperatures_and_weights(name):
+    model, regularizer = regularised(name, lambda_=1e-2)
+    ids = some_ids()
+    model(ids, labels=ids).loss.backward()
+    assert len(regularizer.temperatures) == 3
+    for parameter in (regularizer.thresholds, *regularizer.temperatures):
+        assert parameter.grad.abs().sum() > 0
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_a_temperature_divides_the_logits_of_its_row():
+    model, regularizer = regularised()
+    ids = some_ids()
+    with torch.no_grad():
+        regularizer.temperatures[0][:, 30:] = 1e6  # all keys alike
+        regularizer.temperatures[0][:, :30] = 1e-6  # one key alone
+    entropies = row_entropies(model, ids)
+    torch.testing.assert_close(
+        entropies[0, :, :, 30:], torch.arange(31, 101).float().log().expand(3, 4, 70), atol=1e-3, rtol=0
+    )
+    assert entropies[0, :, :, :30].max() < 1e-2
+    with pytest.raises(ValueError, match="temperatures for 100 positions"):
+        model(some_ids(1, 101))
+
+
+def test_padding_does_not_count():
+    model, regularizer = regularised(lambda_=1.0)
+    ids, mask = some_ids(2), padded("right", [100, 40])
+    labels = ids.masked_fill(mask == 0, -100)
+    model(ids, attention_mask=mask, labels=labels)
+    first = regularizer.penalty
+    ids[1, 40:] = 5
+    model(ids, attention_mask=mask, labels=labels)
+    torch.testing.assert_close(regularizer.penalty, first)
+    rows = row_entropies(model, ids, mask)
+    every = torch.cat([rows[:, 0, :, :], rows[:, 1, :, :40]], -1)[:, None]  # (L, 1, H, 140)
+    expected = 16384 / 140 * entropy_regularization(every, regularizer.thresholds, context=100)
+    torch.testing.assert_close(first, expected.detach())
+
+
+def test_accumulated_micro_batches_weigh_as_one_batch():
+    """Trainer hands the number of all labels of a step to each of its micro-batches."""
+    model, _ = regularised(lambda_=1e-2)
+    ids = some_ids(4)
+    model(ids, labels=ids).loss.backward()
+    whole = model.reg_threshold_weights.grad.clone(), model.transformer.h[0].attn.c_attn.weight.grad.clone()
+    model.zero_grad()
+    for part in ids.split(2):
+        model(part, labels=part, num_items_in_batch=torch.tensor(4 * 99)).loss.backward()
+    torch.testing.assert_close(model.reg_threshold_weights.grad, whole[0])
+    torch.testing.assert_close(model.transformer.h[0].attn.c_attn.weight.grad, whole[1], atol=1e-5, rtol=1e-3)
+
+
+def test_gradient_checkpointing():
+    ids, gradients = some_ids(), []
+    for checkpointed in (False, True):
+        model, regularizer = regularised(lambda_=1e-2)
+        if checkpointed:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        model(ids, labels=ids).loss.backward()
+        gradients.append([regularizer.thresholds.grad, *(t.grad for t in regularizer.temperatures)])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)
+    model, _ = regularised()
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    with pytest.raises(ValueError, match="use_reentrant"):
+        model(ids, labels=ids)
+
+
+def test_generating_with_a_cache_meets_the_same_temperatures():
+    for name in ("gpt2", "mistral"):
+        model, regularizer = regularised(name)
+        model.eval()
+        with torch.no_grad():
+            for temperature in regularizer.temperatures:
+                temperature.uniform_(0.3, 3)
+        prompt = some_ids(2, 12)
+        settings = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+        with_cache, without = (model.generate(prompt, use_cache=cached, **settings) for cached in (True, False))
+        assert with_cache.shape == (2, 32) and torch.equal(with_cache, without)
+
+
+def test_trainer_learns_saves_and_goes_on(tmp_path):
+    torch.manual_seed(0)
+    model, regularizer = regularised(lambda_=1e-3, temperature_init=0.5)
+    start = [p.detach().clone() for p in (regularizer.thresholds, *regularizer.temperatures)]
+    data = [{"input_ids": row, "labels": row} for row in some_ids(24, 32)]
+    arguments = {
+        "max_steps": 6, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "learning_rate": 1e-2,
+        "report_to": [], "use_cpu": True, "disable_tqdm": True, "logging_steps": 1, "save_steps": 3, "seed": 3,
+    }  # fmt: skip
+    trainer = Trainer(model, TrainingArguments(str(tmp_path / "run"), **arguments), train_dataset=data)
+    trainer.train()
+    assert all(math.isfinite(line["loss"]) for line in trainer.state.log_history if "loss" in line)
+    for before, after in zip(start, (regularizer.thresholds, *regularizer.temperatures), strict=True):
+        assert (before != after).any()
+    trainer.save_model(str(tmp_path / "saved"))
+
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    again = EntropyRegularizer.load(loaded, tmp_path / "saved")
+    assert (again.lambda_, again.gamma, again.reduction) == (1e-3, 0.20, "position_sum")
+    for mine, theirs in zip(again.named_parameters(), regularizer.named_parameters(), strict=True):
+        assert mine[0] == theirs[0] and torch.equal(mine[1], theirs[1])
+    ids = some_ids(2, 32, seed=9)
+    torch.testing.assert_close(loaded(ids).logits, model.eval()(ids).logits)
+
+    resumed_model, resumed = regularised(lambda_=1e-3, temperature_init=0.5)
+    resumed_trainer = Trainer(
+        resumed_model, TrainingArguments(str(tmp_path / "again"), **arguments), train_dataset=data
+    )
+    resumed_trainer.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
+    torch.testing.assert_close(resumed.thresholds, regularizer.thresholds)
+
+
+def test_loading_what_was_not_saved_is_refused(tmp_path):
+    tiny("gpt2").save_pretrained(tmp_path / "plain")
+    with pytest.raises(ValueError, match="saved without an entropy regulariser"):
+        EntropyRegularizer.load(AutoModelForCausalLM.from_pretrained(tmp_path / "plain"), tmp_path / "plain")
+    model, _ = regularised()
+    with pytest.raises(ValueError, match="plain has no reg_threshold_weights, transformer.h.0"):
+        EntropyRegularizer.load(_with_settings(model), tmp_path / "plain")
+    with pytest.raises(ValueError, match="has an entropy regulariser already"):
+        EntropyRegularizer(model, context=100)
+    with pytest.raises(ValueError, match="gamma -1 must not be negative"):
+        EntropyRegularizer(tiny("gpt2"), context=100, gamma=-1)
+
+
+def _with_settings(model):
+    other = tiny("gpt2")
+    other.config.entropy_regularizer = model.config.entropy_regularizer
+    return other
+
+
+def test_parameter_groups_leave_the_regulariser_undecayed():
+    model, regularizer = regularised()
+    decayed, others = regularizer.parameter_groups(0.1)
+    names = {id(p): name for name, p in model.named_parameters()}
+    assert decayed["weight_decay"] == 0.1 and others["weight_decay"] == 0.0
+    assert "reg_threshold_weights" in {names[id(p)] for p in others["params"]}
+    assert all(names[id(p)].endswith("weight") and p.ndim == 2 for p in decayed["params"])
+    assert len(decayed["params"]) + len(others["params"]) == len(list(model.parameters()))

@@ -1,0 +1,242 @@
+"""Row entropies without the T x T matrix, against the matrix, plain loops and bounds; FlexAttention as far as a CPU
+goes: uncompiled, where it computes the same forward and backward passes through a matrix.
+"""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aero import attention, row_entropy
+from aero.attention import softmax_attention, softmax_with_entropy
+from aero.row_entropy import attention_with_entropy, blocked, causal_blocks, fused
+
+
+def random_inputs(context, width=16, heads=3, size=2.0, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(2, heads, context, width, generator=generator, dtype=dtype) for _ in range(3))
+    return (size * q).requires_grad_(), k.requires_grad_(), v.requires_grad_()
+
+
+def by_matrix(query, key, value, scale):
+    probabilities, entropies = softmax_with_entropy(scale * query @ key.transpose(-2, -1))
+    return probabilities @ value, entropies
+
+
+def matrix_kernel(query, key, values, scale):
+    """What a fused kernel returns: averaged values and log-sum-exp."""
+    future = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).triu(1)
+    logits = (scale * query @ key.transpose(-2, -1)).masked_fill(future, -torch.inf)
+    return logits.softmax(-1) @ values, logits.logsumexp(-1)
+
+
+def by_fusing(query, key, value, scale):
+    return fused(query, key, value, scale, attend=matrix_kernel)
+
+
+def values_and_gradients(way, inputs, scale=0.25):
+    output, entropies = way(*inputs, scale)
+    generator = torch.Generator().manual_seed(7)
+    weights = [torch.randn(x.shape, generator=generator, dtype=x.dtype).to(x.device) for x in (output, entropies)]
+    objective = (output * weights[0]).sum() + (entropies * weights[1]).sum()
+    return [output, entropies, *torch.autograd.grad(objective, inputs)]
+
+
+@pytest.mark.parametrize("context", [1, 2, 63, 64, 65, 200])
+@pytest.mark.parametrize("joint_width", [0, 128])
+@pytest.mark.parametrize("way", [blocked, by_fusing])
+def test_values_and_gradients_are_those_of_the_matrix(way, joint_width, context, monkeypatch):
+    monkeypatch.setattr(row_entropy, "JOINT_WIDTH", joint_width)
+    inputs = random_inputs(context)
+    for given_, expected in zip(
+        values_and_gradients(way, inputs), values_and_gradients(by_matrix, inputs), strict=True
+    ):
+        torch.testing.assert_close(given_, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_up_to_4096_positions():
+    for context in (1024, 4096):
+        inputs = random_inputs(context, heads=1, size=1.0)
+        inputs = [x.detach()[:1].requires_grad_() for x in inputs]
+        expected = values_and_gradients(by_matrix, inputs)
+        for way in (blocked, by_fusing):
+            for given_, other in zip(values_and_gradients(way, inputs), expected, strict=True):
+                torch.testing.assert_close(given_, other, atol=1e-5, rtol=0)
+
+
+def test_gradients_against_finite_differences(monkeypatch):
+    monkeypatch.setattr(row_entropy, "ROWS", 3)
+    inputs = random_inputs(7, width=3, heads=2, dtype=torch.float64)
+    seen = torch.rand(2, 1, 7, 7) < 0.6  # some rows see nothing
+
+    def masked(query, key, value):
+        return blocked(query, key, value, 0.5, lambda start, stop: seen[:, :, start:stop])
+
+    assert torch.autograd.gradcheck(lambda *x: blocked(*x, 0.5), inputs)
+    assert torch.autograd.gradcheck(masked, inputs)
+    assert torch.autograd.gradcheck(lambda *x: by_fusing(*x, 0.5), inputs)
+
+
+def test_rows_by_hand():
+    # Keys ln 3 and 0 of width 1, query 1: p = (1), then (3/4, 1/4).
+    query = torch.ones(1, 1, 2, 1)
+    key = torch.tensor([math.log(3), 0.0]).reshape(1, 1, 2, 1)
+    value = torch.tensor([1.0, 5.0]).reshape(1, 1, 2, 1)
+    expected = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
+    for way in (blocked, by_fusing):
+        output, entropies = way(query, key, value, 1.0)
+        torch.testing.assert_close(output.flatten(), torch.tensor([1.0, 2.0]))
+        torch.testing.assert_close(entropies.flatten(), torch.tensor([0.0, expected]))
+
+
+@given(st.integers(0, 10_000), st.integers(1, 9), st.floats(0.01, 100), st.integers(1, 9))
+@settings(max_examples=40, deadline=None)
+def test_entropy_under_any_mask_against_loops(seed, context, size, rows):
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(1, 2, context, 4, generator=generator, dtype=torch.float64) for _ in range(3))
+    seen = torch.rand(1, 2, context, context, generator=generator) < 0.5
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_entropy, "ROWS", rows)
+        output, entropies = blocked(q, k, v, size, lambda start, stop: seen[:, :, start:stop])
+        shifted = blocked(q, k + 3.0, v, size, lambda start, stop: seen[:, :, start:stop])[1]
+    bound = seen.sum(-1).clamp_min(1).double().log()
+    assert (entropies >= -1e-12).all() and (entropies <= bound + 1e-9).all()
+    torch.testing.assert_close(shifted, entropies, atol=1e-9, rtol=0)  # every logit of a row moves by 3 size sum(q)
+    for h in range(2):
+        for i in range(context):
+            keys = [j for j in range(context) if seen[0, h, i, j]]
+            if not keys:
+                assert entropies[0, h, i] == 0 and not output[0, h, i].any()
+                continue
+            p = torch.stack([size * q[0, h, i] @ k[0, h, j] for j in keys]).softmax(0)
+            entropy = -sum(x * x.log() for x in p if x > 0)
+            torch.testing.assert_close(entropies[0, h, i], torch.as_tensor(entropy, dtype=torch.float64))
+            torch.testing.assert_close(output[0, h, i], sum(x * v[0, h, j] for x, j in zip(p, keys, strict=True)))
+
+
+@pytest.mark.parametrize("way", [blocked, by_fusing])
+def test_extremes(way):
+    zero, key, value = (x.detach() for x in random_inputs(100, size=0.0))
+    uniform = way(zero, key, value, 1.0)[1]
+    torch.testing.assert_close(uniform[0, 0], torch.arange(1, 101).float().log(), atol=1e-5, rtol=0)
+    own = torch.eye(100).expand(2, 3, 100, 100)
+    one_hot = way(100 * own, own, value, 1.0)[1]  # every query's own key has logit 100, all others 0
+    assert one_hot.abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("way", [blocked, by_fusing])
+def test_a_logit_that_is_not_finite_makes_its_row_nan_and_no_other(way):
+    for bad in (math.nan, math.inf):
+        query, key, value = (x.detach().clone() for x in random_inputs(70))
+        query[0, 1, 66, 3] = bad
+        entropies = way(query, key, value, 0.25)[1]
+        assert entropies[0, 1, 66].isnan() and int((~entropies.isfinite()).sum()) == 1
+
+
+def test_few_bits_are_computed_in_float32(monkeypatch):
+    inputs = [x.detach().bfloat16() for x in random_inputs(70)]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output, entropies = attention_with_entropy(*inputs, 0.25)
+    assert output.dtype == torch.bfloat16 and entropies.dtype == torch.float32
+    expected = by_matrix(*(x.float() for x in inputs), 0.25)
+    torch.testing.assert_close(entropies, expected[1], atol=1e-5, rtol=0)
+    torch.testing.assert_close(output, expected[0].bfloat16())
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.parametrize("joint_width", [0, 128])
+def test_flex_attention_gives_the_same_values_and_gradients(joint_width, monkeypatch):
+    from torch.nn.attention import flex_attention as flex
+
+    monkeypatch.setattr(row_entropy, "JOINT_WIDTH", joint_width)
+    monkeypatch.setattr(row_entropy, "_compiled", lambda function: function)
+    monkeypatch.setattr(
+        flex, "_validate_device", lambda *tensors: None
+    )  # refuses gradients on a CPU, though it has them
+    inputs = random_inputs(150)
+    found, expected = (values_and_gradients(way, inputs) for way in (fused, by_matrix))
+    for given_, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(given_, other, atol=1e-5, rtol=0)
+
+
+def test_the_compiler_traces_it_without_a_break():
+    inputs = random_inputs(130, heads=1)
+    compiled = torch.compile(attention_with_entropy, backend="aot_eager", fullgraph=True)
+    found, expected = (values_and_gradients(way, inputs) for way in (compiled, attention_with_entropy))
+    for given_, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(given_, other)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the fused kernel needs a GPU")
+@pytest.mark.parametrize("context", [129, 1024, 4096])
+@pytest.mark.parametrize("width", [16, 64, 96, 128])
+def test_the_fused_path_on_a_gpu_is_that_of_the_matrix(width, context):
+    inputs = [x.detach().cuda().requires_grad_() for x in random_inputs(context, width=width, heads=1, size=1.0)]
+    assert row_entropy.can_fuse(inputs[0], inputs[2])
+
+    def on_cpu(query, key, value, scale):
+        return [x.cuda() for x in by_matrix(*(x.cpu() for x in (query, key, value)), scale)]
+
+    found = values_and_gradients(attention_with_entropy, inputs, 1 / math.sqrt(width))
+    expected = values_and_gradients(on_cpu, inputs, 1 / math.sqrt(width))
+    for given_, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(given_, other, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("context", [1, 100, 128, 129, 700])
+def test_the_causal_blocks_are_those_that_flex_attention_finds(context):
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    found = create_block_mask(lambda b, h, q, k: k <= q, None, None, context, context, device="cpu")
+    ours = causal_blocks(context, torch.device("cpu"))
+    assert ours.shape == found.shape
+    for numbers, indices in (
+        ("kv_num_blocks", "kv_indices"),
+        ("full_kv_num_blocks", "full_kv_indices"),
+        ("q_num_blocks", "q_indices"),
+        ("full_q_num_blocks", "full_q_indices"),
+    ):
+        counts = getattr(ours, numbers)
+        assert torch.equal(counts, getattr(found, numbers)), numbers
+        assert counts.dtype == torch.int32 and getattr(ours, indices).dtype == torch.int32
+        for row, count in enumerate(counts[0, 0].tolist()):
+            mine, theirs = (getattr(mask, indices)[0, 0, row, :count].tolist() for mask in (ours, found))
+            assert sorted(mine) == sorted(theirs), indices
+
+
+def test_training_takes_the_matrix_only_for_short_contexts(monkeypatch):
+    inputs = random_inputs(40)
+    temperature = torch.rand(3, 40) + 0.5
+    expected = softmax_attention(*inputs, temperature, entropy=True)
+    monkeypatch.setattr(attention, "softmax_with_entropy", None)  # must not be called
+    monkeypatch.setattr(attention, "MATRIX_UP_TO", 39)
+    for given_, other in zip(softmax_attention(*inputs, temperature, entropy=True), expected, strict=True):
+        torch.testing.assert_close(given_, other, atol=1e-5, rtol=1e-5)
+
+
+def test_nothing_of_the_size_of_the_matrix_is_kept():
+    """The largest tensor of the forward and backward passes holds one block of rows."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Largest(TorchDispatchMode):
+        size = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            for x in result if isinstance(result, tuple | list) else [result]:
+                if isinstance(x, torch.Tensor):
+                    self.size = max(self.size, x.numel())
+            return result
+
+    inputs = random_inputs(640, width=4, heads=1)
+    with Largest() as largest:
+        values_and_gradients(attention_with_entropy, inputs)
+    assert largest.size <= 2 * row_entropy.ROWS * 640
+
+
+def test_queries_and_keys_that_do_not_fit_are_refused():
+    query, key, value = (x.detach() for x in random_inputs(6))
+    with pytest.raises(ValueError, match="as many queries as keys, got 5 and 6"):
+        attention_with_entropy(query[:, :, 1:], key, value, 1.0)

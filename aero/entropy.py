@@ -138,14 +138,8 @@ class EntropyStatistics:
         cls, sequences: Tensor, by_position: Tensor, tokens: int, bound: Tensor | None = None
     ) -> EntropyStatistics:
         """From the mean entropies (L, N, H) of N sequences."""
-        return cls(
-            sequences.mean(1),
-            _standard_error(sequences, 1),
-            by_position,
-            tokens,
-            blocks=_blocks(sequences),
-            bound=bound,
-        )
+        mean, sem = sequences.mean(1), _standard_error(sequences, 1)
+        return cls(mean, sem, by_position, tokens, blocks=_blocks(sequences), bound=bound)
 
     def summary(self) -> dict[str, object]:
         """As JSON-ready values, with maxima, quarter fractions, and overload and collapse by the stated rules."""

@@ -16,6 +16,7 @@ from aero.report import claims
 from aero.report.results import Results, load
 
 PAPER, LANDSCAPE = load_paper("aero"), load_paper("entropy_landscape")
+ATTENTION = ("aero", "entropy_guided", "entropy_landscape")
 
 
 def decide(results: Results, claim: str) -> claims.Decision:

@@ -142,8 +142,8 @@ entropy_page.figures(results, "")
 #
 # One number a head, its mean entropy $E^{(l,h)}$, over layers and heads. The paper calls
 # $|\nabla E| = \sqrt{(\partial E/\partial l)^2 + (\partial E/\partial h)^2}$ its steepness; the Gini coefficient
-# $\sum_{ij} |x_i - x_j| / (2 n^2 \bar x)$ says how much the heads of a layer differ, and the Wasserstein-1 distance how
-# far their entropies have moved from the baseline's. Heads have no order, so the part of the steepness across heads
+# $\sum_{ij} |x_i - x_j| / (2 n^2 \bar x)$ says how much the heads of a layer differ, and the Wasserstein distance $W_1$
+# how far their entropies have moved from the baseline's. Heads have no order, so the part of the steepness across heads
 # depends on their numbering; claims about it are given over random orders of the heads as well.
 
 # %%

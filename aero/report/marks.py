@@ -71,7 +71,8 @@ def cell_source(cell: MeasuredCell, results: Results) -> str:
         if cell.note.endswith("Appendix E"):
             return "aero.flops.count"
         return f"{cost_files(results, load('aero').tables['4'])}; {cell.note}"
-    runs = results.seeds(cell.row.run) if cell.row.run else ()
+    name = cell.row.trained.get(cell.published.column.training)
+    runs = results.seeds(name) if name else ()
     return ", ".join(run.path for run in runs) + (f"; {cell.note}" if cell.note else "")
 
 

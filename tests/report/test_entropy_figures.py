@@ -270,4 +270,5 @@ def test_landscape_table_has_every_printed_cell_measured(everything: Results, tm
     assert float(high["measured"]) == pytest.approx(base.max(), rel=1e-5)
     missing = lines["L=12 T=256 ReLU", "Tmargin=0 W1-Dist."]
     assert missing["measured"] == "" and "not run yet" in missing["note"]
-    assert "2.97" in landscape_tables.table_1(everything).text
+    shown = landscape_tables.table_1(everything).text
+    assert "2.97" in shown and "results/laptop/ereg-smt-ln-g-gamma-10/metrics.json" in shown

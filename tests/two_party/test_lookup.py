@@ -165,7 +165,7 @@ def test_the_program_says_whether_it_looks_up():
     assert within_budget(model, "tuned") == "tuned-lattice_lookup"
     assert within_budget(model, "tuned@0") == "tuned-lattice_lookup"
     assert within_budget(model, "as_published+lattice_lookup") == "as_published"
-    config = ModelConfig(vocabulary=50257, context=128, layers=12, heads=12, width=768, ffn_width=3072)
+    config = ModelConfig(vocabulary=50257, context=128, layers=1, heads=12, width=768, ffn_width=3072)
     with_lookup = operations(parse("SM+ScFuFFN"), config, "tuned", 128)
     without = operations(parse("SM+ScFuFFN"), config, "tuned-lattice_lookup", 128)
     assert with_lookup - without == {Operation("embedding_lookup", ((128, 50257), (50257, 768))): 1}
@@ -244,10 +244,12 @@ def looked_up():
 
 
 def test_private_rows_are_those_of_the_table(looked_up):
+    """Within 2 last bits of fixed point: the lookup's own error is below 0.6, which may change what it is rounded down
+    to by one, and SPU's truncation is off from that by at most one."""
     ids, (table, other), (rows, _, _), (nothing, _, _), _ = looked_up
     assert nothing == [None] * (PASSES + 1)
     for found, expected in zip(rows, (table, table, other), strict=True):
-        assert np.abs(found - expected[ids]).max() <= 2 * STEP
+        assert np.abs(integers(found) - integers(expected)[ids]).max() <= 2
 
 
 def test_what_a_lookup_costs_is_counted_by_both(looked_up):

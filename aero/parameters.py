@@ -175,11 +175,14 @@ class SensitivityParameters(_Strict):
     data: Literal["fresh", "set"]
     reduction: Literal["mean", "sum"]
     window: Positive  # a shorter training's losses are all averaged
+    initial: Literal["measured", "zero"]
     threads: NotNegative = 0
 
     def experiment(self) -> dict[str, Any]:
-        """Fields of `Setting` without its steps, which are the scale's."""
-        return {name: value for name, value in self.model_dump().items() if name not in ("window", "threads")}
+        """Fields of `Setting` without its steps, which are the scale's; the others say how its losses are read."""
+        return {
+            name: value for name, value in self.model_dump().items() if name not in ("window", "initial", "threads")
+        }
 
 
 def _only_fields_of(changed: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:

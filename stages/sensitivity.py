@@ -44,6 +44,8 @@ def main(arguments: list[str]) -> None:
     for name, core in CORES.items():
         began = time.perf_counter()
         trained[name] = train(core, setting, rates, seeds, look_every=max(1, sizes.steps // LOOKS))
+        if open_.initial == "zero":
+            trained[name].initial_loss = torch.full_like(trained[name].initial_loss, setting.zero_loss)
         seconds[name] = round(time.perf_counter() - began, 1)
         print(f"{name}: {len(rates) * len(seeds)} models, {sizes.steps} steps, {seconds[name]} s", flush=True)
     files = texts(trained, rates, seeds, open_.window)
@@ -52,7 +54,12 @@ def main(arguments: list[str]) -> None:
         json.dumps(
             {
                 "scale": parameters.scale,
-                "setting": {**open_.experiment(), "steps": sizes.steps, "window": open_.window},
+                "setting": {
+                    **open_.experiment(),
+                    "steps": sizes.steps,
+                    "window": open_.window,
+                    "initial": open_.initial,
+                },
                 "seeds": list(seeds),
                 "figure_rate": shown,
                 "seconds": seconds,

@@ -122,7 +122,8 @@ def setting_text(about: Mapping[str, Any]) -> str:
     return (
         f"{chosen['hidden']} hidden state, {residual}, {chosen['readout']} readout, init {chosen['init']}, "
         f"{chosen['steps']} steps of SGD on batches of {chosen['batch']} ({chosen['data']}), "
-        f"{chosen['reduction']} loss, final loss over the last {min(chosen['window'], chosen['steps'])} steps"
+        f"{chosen['reduction']} loss, final loss over the last {min(chosen['window'], chosen['steps'])} steps, "
+        f"l0 {'of predicting 0' if chosen['initial'] == 'zero' else 'measured before training'}"
     )
 
 

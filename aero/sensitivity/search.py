@@ -26,11 +26,11 @@ REASONABLE: dict[str, tuple[object, ...]] = {
     "residual": (True, False),
     "readout": ("slot", "linear"),
     "init": ("normal_0.1", "linear", "xavier"),
-    "batch": (8, 32),
+    "batch": (4, 16),
     "data": ("fresh", "set"),
     "reduction": ("mean", "sum"),
 }
-STEPS = (250, 500, 1000)
+STEPS = (250, 500)
 WINDOWS = (1, 50)
 SEARCHED_CORES = (
     "softmax",

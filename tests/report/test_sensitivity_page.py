@@ -77,7 +77,7 @@ def write_sweep(folder, values=VALUES, scale="laptop", seeds=(0, 1, 2)):
     setting = {"hidden": "x3+y", "residual": True, "readout": "slot", "init": "linear", "batch": 8, "data": "fresh"}
     about = {
         "scale": scale,
-        "setting": setting | {"reduction": "mean", "steps": 1000, "window": 50},
+        "setting": setting | {"reduction": "mean", "steps": 1000, "window": 50, "initial": "measured"},
         "figure_rate": 0.05,
         "seconds": {},
         "provenance": {"commit": "c" * 40, "machine": "a machine"},

@@ -85,6 +85,8 @@ def svg(figure: Figure, title: str) -> str:
     text = buffer.getvalue()
     text = text[text.index("<svg") :].strip()
     text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    # matplotlib names every text in a comment: $10^{-2}$ there would pass for one of the page's formulas.
+    text = re.sub(r"\s*<!--.*?-->", "", text, flags=re.DOTALL)
     # A style element inside an inline SVG would apply to the whole page.
     text = re.sub(r"\s*<style.*?</style>", "", text, flags=re.DOTALL)
     name = title.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")

@@ -86,7 +86,7 @@ def svg(figure: Figure, title: str) -> str:
     text = buffer.getvalue()
     text = text[text.index("<svg") :].strip()
     text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    # Comments hold the text that paths draw; a formula of an axis in one would be taken for one of the page.
+    # matplotlib names every text in a comment: $10^{-2}$ there would pass for one of the page's formulas.
     text = re.sub(r"\s*<!--.*?-->", "", text, flags=re.DOTALL)
     # A style element inside an inline SVG would apply to the whole page.
     text = re.sub(r"\s*<style.*?</style>", "", text, flags=re.DOTALL)

@@ -55,7 +55,7 @@ def rate_text(results: Results, suffix: str) -> str:
         for core in COMPARED + OTHERS
         for run in results.seeds(run_name(core, suffix))
     }
-    return f"learning rate {', '.join(f'{rate:g}' for rate in sorted(filter(None, rates)))}"
+    return f"learning rate {', '.join(f'{rate:g}' for rate in sorted(filter(None, rates))) or 'not known'}"
 
 
 def log_of(results: Results, run: Run) -> list[Row]:
@@ -260,14 +260,14 @@ def sensitivity_figure_4(results: Results) -> Figure:
     with style():
         figure = Figure(figsize=(WIDTH, 3.2))
         panels = figure.subplots(1, 3, sharey=True)
-        figure.subplots_adjust(left=0.08, right=0.985, top=0.82, bottom=0.15, wspace=0.08)
+        figure.subplots_adjust(left=0.08, right=0.985, top=0.82, bottom=0.17, wspace=0.08)
         titles = ("small model", *(f"decoder, {rate_text(results, suffix)}" for suffix, _ in RATES))
         points = (_of_small_model(results), *(_of_decoders(results, suffix) for suffix, _ in RATES))
         for panel, title, found in zip(panels, titles, points, strict=True):
-            panel.set_title(title, fontsize=8.5)
             if not any(found.values()):
                 say_missing(panel, "not measured yet")
                 continue
+            panel.set_title(title, fontsize=8.5)
             for core, pairs in found.items():
                 softmax = core_named(core).probabilities in (CORES["softmax"].probabilities, window_softmax_core)
                 panel.scatter(
@@ -281,7 +281,7 @@ def sensitivity_figure_4(results: Results) -> Figure:
             panel.set_xscale("log")
             panel.set_yscale("log")
             panel.grid(color=GRID)
-        panels[1].set_xlabel("variance of the logits in a row (Definition 5.2)")
+        figure.text(0.53, 0.03, "variance of the logits in a row (Definition 5.2)", ha="center", va="center")
         panels[0].set_ylabel("H / (log N − H)")
         x = 0.08
         for core in COMPARED + OTHERS:

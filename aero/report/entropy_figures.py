@@ -400,7 +400,8 @@ def _positions(panel: Axes, trained: Run) -> None:
 @stands_for(
     title="Learned temperatures",
     note="The softmax's logits are divided by t, of a head and query position (Eq. 11); left: mean over positions, "
-    "right: mean over a layer's heads at each position, numbers are layers. Dotted: where they start. Logarithmic.",
+    "right: mean over a layer's heads at each position, numbers are layers. Dotted: where they start. Nothing keeps a "
+    "temperature above 0; a negative one turns a row's order of attention around.",
     runs=TEMPERATURE_RUNS,
 )
 def figure_temperatures(results: Results) -> Figure:

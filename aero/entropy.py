@@ -122,15 +122,6 @@ class EntropyStatistics:
     tokens: int
     bound: Tensor | None = None
 
-    @classmethod
-    def of_sequences(
-        cls, sequences: Tensor, by_position: Tensor, tokens: int, bound: Tensor | None = None
-    ) -> EntropyStatistics:
-        """From the mean entropies (L, N, H) of N sequences."""
-        count = sequences.shape[1]
-        spread = sequences.std(1) / math.sqrt(count) if count > 1 else torch.full_like(sequences[:, 0], math.nan)
-        return cls(sequences.mean(1), spread, by_position, tokens, bound)
-
     def summary(self) -> dict[str, object]:
         """As JSON-ready values, with maxima, quarter fractions, and overload and collapse by the stated rules."""
         context = self.by_position.shape[1]
@@ -198,11 +189,11 @@ def measure(model: Callable[..., Any], ids: Tensor | Iterable[Any]) -> EntropySt
         )
     batches = [ids] if isinstance(ids, Tensor) else ids
     per_sequence, by_position, tokens = [], [], 0
-    for batch in batches:
-        entropies = model(batch, entropy=True)[1].double()  # (L, B, H, T)
+    for ids in batches:
+        entropies = model(ids, entropy=True)[1].double()  # (L, B, H, T)
         per_sequence.append(entropies.mean(-1))  # (L, B, H)
         by_position.append(entropies.mean(2))  # (L, B, T)
-        tokens += batch.numel()
+        tokens += ids.numel()
     if not tokens:
         raise ValueError("no held-out tokens to measure entropy on")
     if len({part.shape[-1] for part in by_position}) > 1:

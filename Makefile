@@ -1,6 +1,7 @@
 # make repro   install, then train, measure and render the default set: AERO Tables 2 and 4 (SCALE=smoke for a quick look)
 # make all     the same for every run of the papers; JOBS=N trainings at once, here and there
 # make test    install, then every test
+# make nightly the longer tests: every run of the papers at the smoke scale
 # make report  install, then render the report from kept and fresh results, computing nothing
 # make bench   speed comparisons
 # make keep    copy fresh results from runs/ into results/, which git keeps
@@ -11,7 +12,7 @@ BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYTHONHASHSEED := 0
 
-.PHONY: repro all test bench report keep install lint
+.PHONY: repro all test nightly bench report keep install lint
 install: .venv/.installed
 
 # uv when it is there, pip otherwise. The stamp is written last, so that a broken installation is tried again.
@@ -53,7 +54,10 @@ report: install
 	@python -m stages.report
 
 test: install
-	@python -m pytest
+	@python -m pytest -n 2 --dist loadfile
+
+nightly: install
+	@python -m pytest -m nightly
 
 bench: install
 	@python -m benchmarks

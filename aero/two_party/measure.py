@@ -90,7 +90,7 @@ def refilled(profile: Profile) -> bool:
     Judged by totals of both directions, which the two parties see alike, so they repeat the same runs. Beside the
     hundreds of MB of a large exponential or GELU such a stock is nothing, and those have many messages of their own.
     """
-    return profile.messages_sent + profile.messages_received > REFILL_MESSAGES and _bytes(profile) < REFILL_MATTERS
+    return profile.messages_sent + profile.messages_received > REFILL_MESSAGES and profile.bytes < REFILL_MATTERS
 
 
 def rounds_task(party: Party, request: dict[str, Any]) -> dict[Operation, float]:
@@ -182,7 +182,7 @@ def measure(
 
     def take(message: tuple[Any, ...]) -> None:
         _, operation, warm, profiles = message
-        best = min(profiles, key=_bytes)
+        best = min(profiles, key=lambda profile: profile.bytes)
         measured.append(
             Measurement(
                 op=operation.name,
@@ -213,14 +213,9 @@ def measure(
     return measured
 
 
-def _bytes(profile: Profile) -> int:
-    """Bytes in both directions."""
-    return profile.bytes_sent + profile.bytes_received
-
-
 def _setup_bytes(warm: Sequence[Profile]) -> int:
     """What the first runs of each kind paid beyond the second ones: keys and first oblivious transfers."""
-    return sum(_bytes(first) - _bytes(second) for first, second in zip(warm[0::2], warm[1::2], strict=True))
+    return sum(first.bytes - second.bytes for first, second in zip(warm[0::2], warm[1::2], strict=True))
 
 
 def measure_rounds(operations: Sequence[Operation], settings: Settings, runs: int = 3) -> dict[Operation, float]:

@@ -61,6 +61,11 @@ class Profile:
     seconds: float
     operations: tuple[Operation, ...]
 
+    @property
+    def bytes(self) -> int:
+        """Bytes in both directions, which the two parties see alike."""
+        return self.bytes_sent + self.bytes_received
+
 
 def together(profiles: Sequence[Profile]) -> Profile:
     """The cost of several runs one after the other."""

@@ -10,7 +10,7 @@ from small_project import one_line_error, stage, start, timeless, whole_lines, w
 LONG = {"steps": 150, "checkpoint_every": 11, "log_every": 1, "evaluate_every": 40}
 
 
-@pytest.mark.parametrize("run", ["ereg-smt-scfuffni-6", "sm-ln-g"])
+@pytest.mark.parametrize("run", ["ereg-smt-scfuffni-6", pytest.param("sm-ln-g", marks=pytest.mark.nightly)])
 def test_killed_at_random_steps_ends_as_if_never_killed(project, run):
     folder = project(train=LONG)
     assert stage(folder, "train", run, "--out", "whole").returncode == 0

@@ -1,0 +1,122 @@
+"""Complete private passes at the papers' own size (GPT-2 small, 12 layers, T = 128), beside their composition.
+
+    python -m benchmarks.full_passes SM+ScFuFFN SM+LN+R SM+LN+G --programs tuned as_published
+
+A pass takes 20 to 40 minutes and its seconds mean something on an otherwise idle machine only; the load at its start
+and end is in the file. The weights are drawn as the recipe draws them before training, embeddings, queries and keys
+wider, so that attention is not uniform and logits spread: bytes do not depend on weights, and errors of trained ones
+are measured at the scales that are trained (`stages.end_to_end`). Appends to results/two_party/full_passes.json after
+every pass; a row and program that is there already is passed over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from aero import provenance
+from aero.architecture import parse
+from aero.errors import run_main
+from aero.model import GPT
+from aero.parameters import Parameters, load
+from aero.training.log import write_text
+from aero.two_party import ledger
+from aero.two_party.end_to_end import ask
+from aero.two_party.program import operations
+from aero.two_party.settings import Settings
+from aero.two_party.weights import within_budget
+
+PATH = Path("results/two_party/full_passes.json")
+SEED = 1337
+SPREAD = 2.0  # times the recipe's standard deviation
+# A party may compute for minutes (encoding a layer's weights) before it sends again.
+RECEIVE_TIMEOUT_S = 1800
+
+
+def random_model(row: str, parameters: Parameters) -> GPT:
+    """`row` at GPT-2 small's dimensions, weights by the recipe's initialisation, some of them spread."""
+    config, _ = parameters.two_party_model()
+    torch.manual_seed(SEED)
+    model = GPT(parse(row), config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2 and any(part in name for part in ("embedding", "query", "key")):
+                parameter.mul_(SPREAD)
+    return model
+
+
+def full_pass(row: str, named: str, parameters: Parameters) -> dict[str, Any]:
+    """One pass of `row` by the program `named`, against PyTorch and against the operations measured alone."""
+    config, context = parameters.two_party_model()
+    model = random_model(row, parameters)
+    prompt = np.random.default_rng(SEED).integers(0, config.vocabulary, (1, context))
+    with torch.no_grad():
+        plain = model(torch.from_numpy(prompt))[0, -1].numpy()
+    program = within_budget(model, named)
+    counts = operations(model.architecture, config, program, context)
+    measured = ledger.by_operation(ledger.read(PATH.with_name("ops.csv"), ledger.Measurement))
+    # What the composed row is made of; layers put back into their own basis add products that ops.csv may lack.
+    missing = [operation for operation in counts if (operation.name, operation.shape) not in measured]
+    load_before = os.getloadavg()[1]
+    settings = Settings(**parameters.two_party.settings() | {"receive_timeout_s": RECEIVE_TIMEOUT_S})
+    (answer,), _ = ask(model, prompt, program, settings)
+    parts = [] if missing else [(count, ledger.find(measured, operation)) for operation, count in counts.items()]
+    composed = sum(count * one.bytes for count, one in parts) if parts else None
+    seconds = sum(count * one.seconds for count, one in parts) if parts else None
+    return {
+        "architecture": row,
+        "program": named,
+        "computed_as": program,
+        "layers": config.layers,
+        "width": config.width,
+        "tokens": context,
+        "vocabulary": config.vocabulary,
+        "max_logit_error": float(np.abs(answer.logits - plain).max()),
+        "logits_standard_deviation": float(plain.std()),
+        "same_top_token": int(answer.next_token == int(plain.argmax())),
+        "bytes_client": answer.bytes_client,
+        "bytes_server": answer.bytes_server,
+        "messages": answer.messages,
+        "seconds": answer.seconds,
+        "composed_bytes": composed,
+        "composed_over_measured_bytes": composed and composed / answer.bytes,
+        "composed_seconds": seconds,
+        "composed_over_measured_seconds": seconds and seconds / answer.seconds,
+        "not_measured_alone": [f"{operation.name} {operation.shape}" for operation in missing],
+        "load_before": round(load_before, 2),
+        "load_after": round(os.getloadavg()[2], 2),
+        "provenance": provenance.provenance(measured=provenance.now(), settings=parameters.two_party.variant()),
+    }
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.full_passes", description=__doc__.splitlines()[0])
+    parser.add_argument("rows", nargs="+", help='such as "SM+ScFuFFN"')
+    parser.add_argument("--programs", nargs="+", default=["tuned", "as_published"])
+    given = parser.parse_args(arguments)
+    parameters = load().at_scale("laptop")
+    for row in given.rows:
+        parse(row)
+    for row in given.rows:
+        for program in given.programs:
+            done = json.loads(PATH.read_text(encoding="utf-8")) if PATH.is_file() else []
+            if any((one["architecture"], one["program"]) == (row, program) for one in done):
+                print(f"{row} {program}: kept already")
+                continue
+            entry = full_pass(row, program, parameters)
+            write_text(PATH, json.dumps([*done, entry], indent=1, allow_nan=False) + "\n")
+            print(
+                f"{row} {program}: error {entry['max_logit_error']:.4f}, "
+                f"{(entry['bytes_client'] + entry['bytes_server']) / 1e9:.3f} GB, {entry['seconds']:.0f} s",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    run_main(main)

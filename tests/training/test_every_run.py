@@ -1,0 +1,39 @@
+"""Every run of params.yaml trains at the smoke scale, in one process: `make nightly`, about a minute."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from small_project import ROOT, make, stage
+
+from aero.data.tokens import open_tokens, tokens_folder
+from aero.parameters import load
+from aero.training.run import train_run
+
+pytestmark = pytest.mark.nightly
+PARAMETERS = load(ROOT / "params.yaml").at_scale("smoke")
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory):
+    """Token files by the name of the corpus, None for the default."""
+    folder = make(tmp_path_factory.mktemp("corpora"))
+    opened = {}
+    for name in {PARAMETERS.corpus_name(run) for run in PARAMETERS.runs}:
+        finished = stage(folder, "tokenize", *(() if name is None else ("--corpus", name)))
+        assert finished.returncode == 0, finished.stderr
+        opened[name] = open_tokens(tokens_folder(name, folder / "runs"))
+    return opened
+
+
+@pytest.mark.parametrize("run", PARAMETERS.runs)
+def test_a_run_ends_with_a_loss_or_with_where_it_diverged(run, corpora, tmp_path):
+    metrics = train_run(PARAMETERS, run, 1337, corpora[PARAMETERS.corpus_name(run)], tmp_path, progress=False)
+    assert metrics["architecture"] == PARAMETERS.run(run).architecture
+    if metrics["diverged_at_step"] is None:
+        assert math.isfinite(metrics["eval_loss"]) and metrics["eval_loss"] < 1.2 * math.log(512)
+        assert metrics["first_nonfinite"] is None
+    else:
+        assert metrics["eval_loss"] is None
+        assert set(metrics["first_nonfinite"]) == {"step", "layer", "where"}

@@ -113,7 +113,7 @@ class EntropyStatistics:
     mean, sem: (L, H), mean over queries and sequences and its standard error over sequences.
     by_position: (L, T), mean over heads and sequences at each query position.
     tokens: number of tokens measured.
-    bound: (L), the most that the layer's mask allows a head, where it is not the plain causal one of T positions.
+    bound: (L), the largest mean over queries that the mask of the layer allows; None: `causal_bound` of T positions.
     """
 
     mean: Tensor
@@ -198,7 +198,10 @@ def measure(model: Callable[..., Any], ids: Tensor | Iterable[Any]) -> EntropySt
         raise ValueError("no held-out tokens to measure entropy on")
     if len({part.shape[-1] for part in by_position}) > 1:
         raise ValueError("all batches must have the same context length")
-    return EntropyStatistics.of_sequences(torch.cat(per_sequence, dim=1), torch.cat(by_position, dim=1).mean(1), tokens)
+    sequences = torch.cat(per_sequence, dim=1)  # (L, N, H)
+    count = sequences.shape[1]
+    spread = sequences.std(1) / math.sqrt(count) if count > 1 else torch.full_like(sequences[:, 0], math.nan)
+    return EntropyStatistics(sequences.mean(1), spread, torch.cat(by_position, dim=1).mean(1), tokens)
 
 
 def __getattr__(name: str) -> Any:

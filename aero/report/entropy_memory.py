@@ -32,7 +32,7 @@ def entropy_memory(results: Results) -> Html:
             f"T={longest['context']} the largest error against float64 is {longest['matrix_values']:.1e} through the "
             f"matrix and {longest['blocks_values']:.1e} by blocks for outputs and entropies, "
             f"{longest['matrix_gradients']:.1e} and {longest['blocks_gradients']:.1e} for gradients. Times are medians "
-            "of interleaved repeats on one thread, on a machine with other work; their ranges are in the file. Training "
+            "of interleaved repeats on one thread, on a machine with other work; the file has their ranges. Training "
             f"takes the matrix up to T={found['matrix_up_to']}. {escape(where['machine'])}, PyTorch "
             f"{escape(where['torch'])}, commit {escape(where['commit'][:10])}; <code>{FILE}</code>."
         )

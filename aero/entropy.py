@@ -11,7 +11,7 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -121,7 +121,7 @@ class EntropyStatistics:
     by_position_sem: (L, T), standard error of by_position, over the blocks.
     blocks: (K, L, H), the mean over queries and sequences of each of K blocks of consecutive sequences. Neighbours are
     often cut from one document and so alike: the blocks' spread holds that, the sequences' does not.
-    bound: (L), the most that the layer's mask allows a head, where it is not the plain causal one of T positions.
+    bound: (L), the largest mean over queries that the mask of the layer allows; None: `causal_bound` of T positions.
     """
 
     mean: Tensor
@@ -132,14 +132,6 @@ class EntropyStatistics:
     by_position_sem: Tensor | None = None
     blocks: Tensor | None = None
     bound: Tensor | None = None
-
-    @classmethod
-    def of_sequences(
-        cls, sequences: Tensor, by_position: Tensor, tokens: int, bound: Tensor | None = None
-    ) -> EntropyStatistics:
-        """From the mean entropies (L, N, H) of N sequences."""
-        mean, sem = sequences.mean(1), _standard_error(sequences, 1)
-        return cls(mean, sem, by_position, tokens, blocks=_blocks(sequences), bound=bound)
 
     def summary(self) -> dict[str, object]:
         """As JSON-ready values, with maxima, quarter fractions, and overload and collapse by the stated rules."""
@@ -231,10 +223,14 @@ def measure(model: Callable[..., Any], ids: Tensor | Iterable[Any]) -> EntropySt
     if len({part.shape[-1] for part in by_position}) > 1:
         raise ValueError("all batches must have the same context length")
     sequences, positions = torch.cat(per_sequence, dim=1), torch.cat(by_position, dim=1)  # (L, N, H), (L, N, T)
-    return replace(
-        EntropyStatistics.of_sequences(sequences, positions.mean(1), tokens),
+    return EntropyStatistics(
+        mean=sequences.mean(1),
+        sem=_standard_error(sequences, 1),
+        by_position=positions.mean(1),
+        tokens=tokens,
         median=torch.stack([_median([part[layer] for part in rows]) for layer in range(len(sequences))]),
         by_position_sem=_standard_error(_blocks(positions), 0),
+        blocks=_blocks(sequences),
     )
 
 

@@ -234,8 +234,15 @@ def measure(model: PreTrainedModel, ids: Batch | Iterable[Batch]) -> EntropyStat
     longest = max(int((count > 0).sum()) for count in counts)
     total = sum(nn.functional.pad(part, (0, longest))[:, :longest] for part in totals)
     count = sum(nn.functional.pad(part, (0, longest))[:longest] for part in counts)
-    return EntropyStatistics.of_sequences(
-        torch.cat(means, 1), total / count, tokens, bound=torch.cat(bounds, 1).mean(1)
+    sequences = torch.cat(means, 1)  # (L, N, H)
+    number = sequences.shape[1]
+    spread = sequences.std(1) / math.sqrt(number) if number > 1 else torch.full_like(sequences[:, 0], math.nan)
+    return EntropyStatistics(
+        mean=sequences.mean(1),
+        sem=spread,
+        by_position=total / count,
+        tokens=tokens,
+        bound=torch.cat(bounds, 1).mean(1),
     )
 
 

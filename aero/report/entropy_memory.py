@@ -15,7 +15,7 @@ from aero.report.page import shown
 from aero.report.results import Results
 
 FILE = "results/bench/entropy_memory.json"
-_WAYS = {"matrix": ("through the T x T matrix", AS_PUBLISHED), "blocks": ("by blocks of rows", TUNED)}
+_WAYS = {"matrix": ("T x T matrix", AS_PUBLISHED), "blocks": ("blocks of rows", TUNED)}
 
 
 def entropy_memory(results: Results) -> Html:
@@ -31,8 +31,9 @@ def entropy_memory(results: Results) -> Html:
             f"T<sup>{found['growth']['matrix']:.2f}</sup> and T<sup>{found['growth']['blocks']:.2f}</sup>. At "
             f"T={longest['context']} the largest error against float64 is {longest['matrix_values']:.1e} through the "
             f"matrix and {longest['blocks_values']:.1e} by blocks for outputs and entropies, "
-            f"{longest['matrix_gradients']:.1e} and {longest['blocks_gradients']:.1e} for gradients. Training takes "
-            f"the matrix up to T={found['matrix_up_to']}, where it is faster. {escape(where['machine'])}, PyTorch "
+            f"{longest['matrix_gradients']:.1e} and {longest['blocks_gradients']:.1e} for gradients. Times are medians "
+            "of interleaved repeats on one thread, on a machine with other work; the file has their ranges. Training "
+            f"takes the matrix up to T={found['matrix_up_to']}. {escape(where['machine'])}, PyTorch "
             f"{escape(where['torch'])}, commit {escape(where['commit'][:10])}; <code>{FILE}</code>."
         )
     return shown(

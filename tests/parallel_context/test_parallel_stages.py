@@ -101,9 +101,7 @@ def llama(tmp_path_factory):
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
-    model = hugging_face("llama", max_position_embeddings=512)
-    model.resize_token_embeddings(len(alphabet))
-    model.save_pretrained(folder)
+    hugging_face("llama", max_position_embeddings=512, vocab_size=len(alphabet)).save_pretrained(folder)
     return folder
 
 

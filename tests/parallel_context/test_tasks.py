@@ -50,7 +50,8 @@ def test_the_context_holds_the_answer_and_no_other(name):
             assert set(found) <= {right[0]}
             asked += bool(found)
             assert question[0] == VOCABULARY.ask or name == "icl"
-    assert asked > 80 if name == "icl" else asked == 90  # an example's topic may not have come up yet
+    # A topic is missing from 15 examples with probability (7/8)^15 = 0.135: 78 of 90 questions have an answer, sd 3.2.
+    assert 65 < asked < 90 if name == "icl" else asked == 90
 
 
 def test_symbols_of_a_kind_stay_in_their_range():

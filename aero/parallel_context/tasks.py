@@ -18,7 +18,7 @@ The symbols of the first three are single tokens behind the text's vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -81,11 +81,6 @@ class EpisodeTask:
 
     def __init__(self, name: str, vocabulary: Vocabulary, units: int) -> None:
         self.name, self.units, self._vocabulary = name, units, vocabulary
-        self._draw: Callable[[np.random.Generator, int, int], tuple[np.ndarray, np.ndarray, np.ndarray]] = {
-            "synthetic": self._pairs,
-            "rag": self._passages,
-            "icl": self._examples,
-        }[name]
         self.width = {"synthetic": 2, "rag": 5, "icl": 3}[name]
         most = vocabulary.keys if name != "icl" else None
         if units < 1 or (most is not None and units > most):
@@ -93,7 +88,10 @@ class EpisodeTask:
 
     def episode(self, random: np.random.Generator, units: int, questions: int) -> tuple[np.ndarray, ...]:
         """Context (units, width), questions (questions, m) and answers (questions, 1) of one episode."""
-        return self._draw(random, units, questions)
+        if self.name == "icl":
+            return self._examples(random, units, questions)
+        context = self._pairs(random, units) if self.name == "synthetic" else self._passages(random, units)
+        return context, *self._asked(random, context[random.integers(units, size=questions)])
 
     def batches(self, episodes: int, batch_size: int, seed: int) -> Iterator[Batch]:
         """`episodes` episodes with one question each; the same for the same seed."""
@@ -107,44 +105,52 @@ class EpisodeTask:
         """A training sequence of `length` tokens, and which of them are answers, bool: an episode of any size, then
         questions with answers to fill it; all examples of a classification are both.
 
-        The size is drawn log-uniformly from 2 to the evaluated one, or as far towards it as the curriculum has `grown`
-        (0 to 1); a classification has as many topics as it has grown to, from 2 to all.
+        The context comes in parts, each followed by as many questions about it as it has units. The size of a part is
+        drawn log-uniformly from 2 to the evaluated size, or as far towards it from 4 as the curriculum has `grown` (0
+        to 1); a classification has as many topics as it has grown to, from 2 to all.
         """
         if self.name == "icl":
             units, topics = -(-length // self.width), 2 + round(grown * (TOPICS - 2))
             context, *_ = self._examples(random, units, 0, topics)
             answers = np.tile([False, False, True], units)
             return context.reshape(-1)[:length], answers[:length]
-        most = min(self.units, (length - 8) // self.width)
-        most = min(most, 4) + grown * max(0, most - 4)
-        units = int(round(np.exp(random.uniform(np.log(2), np.log(most)))))
-        left = length - units * self.width
-        context, questions, answered = self.episode(random, units, left // 3 + 1)
-        asked = np.concatenate([questions, answered], 1)
-        is_answer = np.zeros_like(asked, dtype=bool)
-        is_answer[:, -1] = True
-        ids = np.concatenate([context.reshape(-1), asked.reshape(-1)])
-        answers = np.concatenate([np.zeros(units * self.width, dtype=bool), is_answer.reshape(-1)])
-        return ids[:length], answers[:length]
+        context, *_ = self.episode(random, self.units, 0)
+        most = min(self.units, 4) + grown * max(0, self.units - 4)
+        ids: list[int] = []
+        answers: list[bool] = []
+        part = context[:0]
+        while len(ids) < length:
+            if len(context):
+                units = int(round(np.exp(random.uniform(np.log(2), np.log(most)))))
+                part, context = context[:units], context[units:]
+                ids += part.reshape(-1).tolist()
+                answers += [False] * part.size
+            for question, answer in zip(*self._asked(random, random.permutation(part)), strict=True):
+                ids += [*question.tolist(), *answer.tolist()]
+                answers += [False] * len(question) + [True]
+        return np.array(ids[:length]), np.array(answers[:length])
 
     def _symbols(self, random: np.random.Generator, kind: str, count: int, distinct: bool = False) -> np.ndarray:
         return self._vocabulary.first(kind) + random.choice(getattr(self._vocabulary, kind), count, not distinct)
 
-    def _pairs(self, random: np.random.Generator, units: int, questions: int) -> tuple[np.ndarray, ...]:
-        context = np.stack([self._symbols(random, "keys", units, True), self._symbols(random, "values", units)], 1)
-        asked = context[random.integers(units, size=questions)]
-        ask = np.full(questions, self._vocabulary.ask)
-        return context, np.stack([ask, asked[:, 0]], 1), asked[:, 1:]
+    def _pairs(self, random: np.random.Generator, units: int) -> np.ndarray:
+        return np.stack([self._symbols(random, "keys", units, True), self._symbols(random, "values", units)], 1)
 
-    def _passages(self, random: np.random.Generator, units: int, questions: int) -> tuple[np.ndarray, ...]:
+    def _passages(self, random: np.random.Generator, units: int) -> np.ndarray:
         entities = self._symbols(random, "keys", units, True)
         attributes = np.stack([self._symbols(random, "attributes", 2, True) for _ in range(units)])
         values = self._symbols(random, "values", 2 * units).reshape(units, 2)
         facts = np.stack([attributes, values], -1).reshape(units, 4)
-        passage, fact = random.integers(units, size=questions), random.integers(2, size=questions)
-        ask = np.full(questions, self._vocabulary.ask)
-        asked = np.stack([ask, entities[passage], attributes[passage, fact]], 1)
-        return np.concatenate([entities[:, None], facts], 1), asked, values[passage, fact][:, None]
+        return np.concatenate([entities[:, None], facts], 1)
+
+    def _asked(self, random: np.random.Generator, units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """A question (q, m) about each of q units, and its answers (q, 1); of a passage, about one of its facts."""
+        ask = np.full(len(units), self._vocabulary.ask)
+        if self.name == "synthetic":
+            return np.stack([ask, units[:, 0]], 1), units[:, 1:]
+        place = np.stack([1 + 2 * random.integers(2, size=len(units))], 1)
+        attribute, value = np.take_along_axis(units, place, 1), np.take_along_axis(units, place + 1, 1)
+        return np.concatenate([ask[:, None], units[:, :1], attribute], 1), value
 
     def _examples(
         self, random: np.random.Generator, units: int, questions: int, active: int = TOPICS

@@ -10,15 +10,18 @@ import pytest
 import yaml
 from tiny_models import hugging_face
 
+from stages import keep, parallel_context, parallel_context_cost, parallel_context_train, tokenize
+
 ROOT = Path(__file__).resolve().parents[2]
 METHODS = [(None, None), (None, 2), ("sink", None), ("sink", 2)]
 
 
-def stage(folder, name, *arguments):
+def command(folder, name, *arguments):
+    """A stage as its users start it."""
     return subprocess.run(
         [sys.executable, "-m", f"stages.{name}", *map(str, arguments)],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=120,
@@ -34,28 +37,34 @@ def one_line_error(finished, *named):
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory):
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("parallel context")
     values = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     values["scale"] = "smoke"
     values["scales"]["smoke"]["tokens"] |= {"train_bytes": 100_000, "validation_bytes": 20_000}
+    values["parallel_context"]["scales"]["smoke"]["cost"] |= {"segments": [1, 4]}
     (folder / "params.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
-    finished = stage(folder, "tokenize")
-    assert finished.returncode == 0, finished.stderr
     return folder
 
 
-def test_train_then_measure(project):
-    one_line_error(stage(project, "parallel_context"), "training.json is missing", "stages.parallel_context_train")
-    finished = stage(project, "parallel_context_train")
-    assert finished.returncode == 0, finished.stderr
+@pytest.fixture
+def project(folder, monkeypatch):
+    """The working directory, with token files."""
+    monkeypatch.chdir(folder)
+    if not (folder / "runs/tokens").exists():
+        tokenize.main([])
+    return folder
+
+
+def test_train_then_measure(project, capsys):
+    one_line_error(command(project, "parallel_context"), "training.json is missing", "stages.parallel_context_train")
+    parallel_context_train.main([])
     training = json.loads((project / "runs/parallel_context/seed_1337/training.json").read_text())
     assert training["scale"] == "smoke" and training["tokens"] == 6 * 8 * 64 and training["last"]["step"] == 6
     assert {"commit", "machine", "torch", "corpus_sha256", "seconds"} <= set(training["provenance"])
 
-    finished = stage(project, "parallel_context")
-    assert finished.returncode == 0, finished.stderr
-    assert "note: full attention solves" in finished.stdout
+    parallel_context.main([])
+    assert "note: full attention solves" in capsys.readouterr().out
     measured = json.loads((project / "runs/parallel_context/seed_1337/measured.json").read_text())
     assert not measured["solves_retrieval"] and measured["training"] == training
     for task in ("lm", "icl", "rag", "synthetic"):
@@ -73,8 +82,7 @@ def test_train_then_measure(project):
 
 
 def test_time_and_memory(project):
-    finished = stage(project, "parallel_context_cost")
-    assert finished.returncode == 0, finished.stderr
+    parallel_context_cost.main([])
     rows = json.loads((project / "runs/parallel_context/cost.json").read_text())["rows"]
     assert [(r["way"], r["segments"]) for r in rows] == [("full", 1), ("segments", 4), ("mask", 4)]
     assert [r["attention_pairs"] for r in rows] == [64 * 65 // 2, 4 * 16 * 17 // 2, 4 * 16 * 17 // 2]
@@ -82,8 +90,7 @@ def test_time_and_memory(project):
 
 
 def test_results_are_kept_by_scale(project):
-    finished = stage(project, "keep", "--allow-changes")
-    assert finished.returncode == 0, finished.stderr
+    keep.main(["--allow-changes"])
     kept = project / "results/parallel_context/smoke"
     assert sorted(path.name for path in kept.iterdir()) == ["cost.json", "seed_1337.json"]
     assert json.loads((kept / "seed_1337.json").read_text())["model"] == "own"
@@ -101,9 +108,7 @@ def llama(tmp_path_factory):
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
-    model = hugging_face("llama", max_position_embeddings=512)
-    model.resize_token_embeddings(len(alphabet))
-    model.save_pretrained(folder)
+    hugging_face("llama", max_position_embeddings=512, vocab_size=len(alphabet)).save_pretrained(folder)
     return folder
 
 
@@ -124,27 +129,28 @@ def data(tmp_path):
 
 def test_another_model_on_benchmark_files(project, llama, data, tmp_path):
     out = tmp_path / "other.json"
-    arguments = ["--model", llama, "--data", data, "--context", 120, "--predicted", 16, "--dtype", "float32"]
-    finished = stage(project, "parallel_context", *arguments, "--segments", 1, 2, "--out", out)
-    assert finished.returncode == 0, finished.stderr
+    common = ["--data", data, "--context", 120, "--predicted", 16, "--dtype", "float32", "--segments", 1, 2]
+
+    def run(*arguments):
+        parallel_context.main([str(argument) for argument in (*common, *arguments)])
+
+    run("--model", llama, "--out", out)
     measured = json.loads(out.read_text())
     assert measured["family"] == "llama" and set(measured["tasks"]) == {"lm", "icl", "rag", "synthetic"}
     assert {r["segments"] for r in measured["rows"]} == {1, 2}
-    one_line_error(
-        stage(project, "parallel_context", *arguments, "--attention", "flash_attention_2", "--out", tmp_path / "no"),
-        "flash_attention_2",
-        "attention probabilities",
-    )
+    with pytest.raises(ValueError, match="flash_attention_2.*attention probabilities"):
+        run("--model", llama, "--attention", "flash_attention_2", "--out", tmp_path / "no")
+    with pytest.raises(ValueError, match="cannot load"):
+        run("--model", tmp_path / "nothing", "--out", tmp_path / "no")
+    with pytest.raises(ValueError, match="--model needs --data"):
+        parallel_context.main(["--model", str(llama)])
     assert not (tmp_path / "no").exists()
-    one_line_error(stage(project, "parallel_context", "--model", llama), "--data")
-    arguments[1] = tmp_path / "nothing"
-    one_line_error(stage(project, "parallel_context", *arguments), "cannot load")
 
 
-def test_the_section_is_checked(project):
-    values = yaml.safe_load((project / "params.yaml").read_text())
+def test_the_section_is_checked(folder, tmp_path, monkeypatch):
+    values = yaml.safe_load((folder / "params.yaml").read_text())
     values["parallel_context"]["selection"]["top_k"] = 0
-    folder = project / "wrong"
-    folder.mkdir(exist_ok=True)
-    (folder / "params.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
-    one_line_error(stage(folder, "parallel_context_cost"), "parallel_context.selection.top_k")
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="parallel_context.selection.top_k"):
+        parallel_context_cost.main([])

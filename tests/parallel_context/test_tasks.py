@@ -50,7 +50,8 @@ def test_the_context_holds_the_answer_and_no_other(name):
             assert set(found) <= {right[0]}
             asked += bool(found)
             assert question[0] == VOCABULARY.ask or name == "icl"
-    assert asked > 80 if name == "icl" else asked == 90  # an example's topic may not have come up yet
+    # A topic is missing from 15 examples with probability (7/8)^15 = 0.135: 78 of 90 questions have an answer, sd 3.2.
+    assert 65 < asked < 90 if name == "icl" else asked == 90
 
 
 def test_symbols_of_a_kind_stay_in_their_range():
@@ -92,13 +93,16 @@ def test_training_sequences_are_whole_and_answers_alone_are_scored():
     assert not torch.equal(ids, mixture().batch(8, GROWN)[0]) and mixture().kinds == ["synthetic", "rag", "icl", "lm"]
     assert torch.equal(ids[targets != UNSCORED], targets[targets != UNSCORED])
     row, scored = ids[0].tolist(), (targets[0] != UNSCORED).tolist()
-    begins = row.index(VOCABULARY.ask)  # a key-value episode: pairs, then "? key value" to the end
-    pairs = dict(zip(row[:begins:2], row[1:begins:2], strict=True))
-    for place in range(64):
-        assert scored[place] == (place >= begins and (place - begins) % 3 == 2)
-        if scored[place]:
-            assert row[place - 2] == VOCABULARY.ask and pairs[row[place - 1]] == row[place]
-    assert sum(scored) > 2
+    pairs, place = {}, 0  # a key-value episode: pairs in parts, each followed by "? key value" for every pair
+    while place + 2 < 64:
+        if row[place] == VOCABULARY.ask:
+            assert pairs[row[place + 1]] == row[place + 2] and scored[place : place + 3] == [False, False, True]
+            place += 3
+        else:
+            assert row[place] not in pairs and not any(scored[place : place + 2])
+            pairs[row[place]] = row[place + 1]
+            place += 2
+    assert sum(scored) > 5
     for symbol, is_scored in zip(ids[2].tolist(), targets[2] != UNSCORED, strict=True):
         assert is_scored == (kind_of(symbol)[0] == "labels")
     assert (targets[3] != UNSCORED).all() and all(kind_of(symbol)[0] == "text" for symbol in ids[3].tolist())

@@ -22,19 +22,20 @@ def hugging_face(kind, attention="sdpa", **changes):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(3)
-    config = AutoConfig.for_model(
-        kind,
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=CONTEXT,
-        initializer_range=0.2,
-        tie_word_embeddings=False,
-        **({"sliding_window": None} if kind == "mistral" else {}) | changes,
-    )
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": CONTEXT,
+        "initializer_range": 0.2,
+        "tie_word_embeddings": False,
+    }
+    if kind == "mistral":
+        sizes["sliding_window"] = None
+    config = AutoConfig.for_model(kind, **(sizes | changes))
     return AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
 
 

@@ -54,7 +54,7 @@ report: install
 	@python -m stages.report
 
 test: install
-	@python -m pytest
+	@python -m pytest -n 2 --dist loadfile
 
 nightly: install
 	@python -m pytest -m nightly

@@ -249,3 +249,12 @@ def test_the_stage_writes_whole_tables_with_provenance(
     stage.main([])
     assert first == {path.name: path.read_text() for path in tmp_path.glob("runs/sensitivity/theory_*.csv")}
     assert "7 tables" in capsys.readouterr().out
+
+
+def test_a_figure_with_powers_of_ten_brings_no_formula_onto_the_page(root: Path) -> None:
+    """matplotlib writes the text of a tick label into a comment, where $10^{-2}$ would pass for mathematics."""
+    from aero.report.drawing import svg
+
+    results = models(root / "models", 2, (1.0, 3.5, 2.0, 3.0), (1.9, 2.5, 1.0, 2.0))
+    picture = svg(sensitivity_models.sensitivity_figure_1_top(results), "title")
+    assert "<!--" not in picture and "$" not in picture and picture.count("<path") > 20

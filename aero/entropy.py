@@ -206,5 +206,8 @@ def measure(model: Callable[..., Any], ids: Tensor | Iterable[Any]) -> EntropySt
 
 def __getattr__(name: str) -> Any:
     if name == "EntropyRegularizer":
-        return importlib.import_module("aero.huggingface").EntropyRegularizer
+        try:
+            return importlib.import_module("aero.huggingface").EntropyRegularizer
+        except ModuleNotFoundError as error:
+            raise ImportError(f"{name} needs {error.name}: pip install 'aero-reproduced[hf]'") from None
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

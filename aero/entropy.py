@@ -179,7 +179,8 @@ def measure(model: Callable[..., Any], ids: Tensor | Iterable[Any]) -> EntropySt
     `aero.model.GPT`.
     ValueError if there is no batch, batches differ in T, or the model does not tell its attention entropies.
     """
-    if "transformers" in sys.modules and isinstance(model, sys.modules["transformers"].PreTrainedModel):
+    transformers = sys.modules.get("transformers")  # a model of theirs cannot be there before it
+    if transformers is not None and isinstance(model, transformers.PreTrainedModel):
         return importlib.import_module("aero.huggingface").measure(model, ids)
     parameters = inspect.signature(getattr(model, "forward", model)).parameters.values()
     if not any(p.name == "entropy" or p.kind is p.VAR_KEYWORD for p in parameters):

@@ -202,7 +202,8 @@ def measure(model: Callable[..., Any], ids: Tensor | Iterable[Any]) -> EntropySt
     `aero.model.GPT`. Every row's entropy of the latter is held until the end, in float32, for the medians.
     ValueError if there is no batch, batches differ in T, or the model does not tell its attention entropies.
     """
-    if "transformers" in sys.modules and isinstance(model, sys.modules["transformers"].PreTrainedModel):
+    transformers = sys.modules.get("transformers")  # a model of theirs cannot be there before it
+    if transformers is not None and isinstance(model, transformers.PreTrainedModel):
         return importlib.import_module("aero.huggingface").measure(model, ids)
     parameters = inspect.signature(getattr(model, "forward", model)).parameters.values()
     if not any(p.name == "entropy" or p.kind is p.VAR_KEYWORD for p in parameters):
@@ -254,5 +255,8 @@ def _standard_error(values: Tensor, dim: int) -> Tensor:
 
 def __getattr__(name: str) -> Any:
     if name == "EntropyRegularizer":
-        return importlib.import_module("aero.huggingface").EntropyRegularizer
+        try:
+            return importlib.import_module("aero.huggingface").EntropyRegularizer
+        except ModuleNotFoundError as error:
+            raise ImportError(f"{name} needs {error.name}: pip install 'aero-reproduced[hf]'") from None
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,6 +2,8 @@
 
 import copy
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from transformers import (
 from aero import row_entropy
 from aero.entropy import EntropyRegularizer, causal_bound, entropy_regularization, measure
 from aero.huggingface import row_entropies
+from aero.pipeline import ROOT
 
 SIZES = {"vocab_size": 67, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
 ROPE = SIZES | {"intermediate_size": 64, "max_position_embeddings": 160, "initializer_range": 0.3}
@@ -358,6 +361,21 @@ def _with_settings(model):
     other = tiny("gpt2")
     other.config.entropy_regularizer = model.config.entropy_regularizer
     return other
+
+
+def test_without_transformers_the_remedy_is_named():
+    code = "import sys; sys.modules['transformers'] = None; from aero.entropy import measure, EntropyRegularizer"
+    finished = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert finished.stderr.endswith(
+        "ImportError: EntropyRegularizer needs transformers: pip install 'aero-reproduced[hf]'\n"
+    )
+
+
+def test_half_precision_models_are_measured_in_float32_rows():
+    model, ids = tiny("llama"), some_ids()
+    exact, rough = row_entropies(model, ids), row_entropies(model.bfloat16(), ids)
+    assert rough.dtype == torch.float32
+    torch.testing.assert_close(rough[0], exact[0], atol=0.05, rtol=0)
 
 
 def test_parameter_groups_leave_the_regulariser_undecayed():

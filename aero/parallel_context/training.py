@@ -28,7 +28,7 @@ averaged over the last ten steps or so."""
 
 FIRST, OPENS = "synthetic", 0.1
 """Key-value retrieval is trained alone until it has grown this far: looking up is what the other tasks need too, and
-among four tasks at once it is learnt three times later."""
+among four tasks at once it is learnt much later (docs/decisions.md)."""
 
 KNOWABLE = {"icl": 0.8}
 """Fraction of answers that can be known: the first example of each topic cannot."""

@@ -24,7 +24,7 @@ from aero.errors import run_main
 from aero.model import GPT
 from aero.parallel_context.settings import settings
 from aero.parallel_context.tasks import Mixture, Vocabulary, make_episode_tasks
-from aero.parallel_context.training import GROWTH, KNOWABLE, SOLVED, train
+from aero.parallel_context.training import FIRST, GROWTH, KNOWABLE, OPENS, SOLVED, train
 from aero.parameters import load
 from aero.training.log import write_text
 from aero.training.processes import default_device
@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> None:
         "model": vars(config),
         "train": here.train.recipe(),
         "units": here.units,
-        "curriculum": {"solved": SOLVED, "growth": GROWTH, "knowable": KNOWABLE},
+        "curriculum": {"first": FIRST, "opens": OPENS, "solved": SOLVED, "growth": GROWTH, "knowable": KNOWABLE},
         "corpus": tokens.manifest["corpus"]["name"],
         "corpus_sha256": tokens.manifest["corpus_sha256"],
     }

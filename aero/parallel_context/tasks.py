@@ -18,7 +18,7 @@ The symbols of the first three are single tokens behind the text's vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -208,27 +208,26 @@ class Mixture:
     """
 
     def __init__(self, tasks: list[EpisodeTask], stream: TokenStream, length: int, batch_size: int, seed: int) -> None:
-        self._tasks, self._stream, self._length = tasks, stream, length
+        self._tasks, self._stream, self._length = {task.name: task for task in tasks}, stream, length
         self._batch_size, self._seed = batch_size, seed
         self.kinds = [*(task.name for task in tasks), "lm"]
 
-    def batch(self, step: int, grown: Mapping[str, float]) -> tuple[Tensor, Tensor]:
+    def batch(self, step: int, grown: Mapping[str, float], kinds: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Sequences of one step and their targets, (B, T) int64 both: the answers, or all of a text.
 
-        grown: how far the curriculum of each symbolic task has come, see `EpisodeTask.sequence`. Row b is of kind
-        b mod the number of `kinds`.
+        grown: how far the curriculum of each symbolic task has come, see `EpisodeTask.sequence`. kinds: those that take
+        part; row b is of kind b mod their number.
         """
         random = np.random.default_rng((self._seed, step))
         rows, scored = [], []
         for place in range(self._batch_size):
-            kind = place % len(self.kinds)
-            if kind == len(self._tasks):
+            kind = kinds[place % len(kinds)]
+            if kind == "lm":
                 start = int(random.integers(len(self._stream.tokens) - self._length + 1))
                 ids = self._stream.tokens[start : start + self._length].astype(np.int64)
                 answers = np.ones(self._length, dtype=bool)
             else:
-                task = self._tasks[kind]
-                ids, answers = task.sequence(random, self._length, grown[task.name])
+                ids, answers = self._tasks[kind].sequence(random, self._length, grown[kind])
             rows.append(ids)
             scored.append(answers)
         ids = torch.from_numpy(np.stack(rows))

@@ -87,10 +87,11 @@ def mixture(seed=3):
 
 
 def test_training_sequences_are_whole_and_answers_alone_are_scored():
-    ids, targets = mixture().batch(7, GROWN)
-    again, _ = mixture().batch(7, GROWN)
+    kinds = mixture().kinds
+    ids, targets = mixture().batch(7, GROWN, kinds)
+    again, _ = mixture().batch(7, GROWN, kinds)
     assert ids.shape == targets.shape == (8, 64) and torch.equal(ids, again)
-    assert not torch.equal(ids, mixture().batch(8, GROWN)[0]) and mixture().kinds == ["synthetic", "rag", "icl", "lm"]
+    assert not torch.equal(ids, mixture().batch(8, GROWN, kinds)[0]) and kinds == ["synthetic", "rag", "icl", "lm"]
     assert torch.equal(ids[targets != UNSCORED], targets[targets != UNSCORED])
     row, scored = ids[0].tolist(), (targets[0] != UNSCORED).tolist()
     pairs, place = {}, 0  # a key-value episode: pairs in parts, each followed by "? key value" for every pair

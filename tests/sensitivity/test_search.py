@@ -34,6 +34,8 @@ def test_every_conclusion_holds_for_the_published_table_and_fails_for_its_revers
     assert not CONCLUSIONS["sigma_like_softmax"].holds(PUBLISHED | {"sigma_reparam": 2.0})
     assert not CONCLUSIONS["stable_below_softmax"].holds(PUBLISHED | {"window_softmax": 1.1})
     assert not CONCLUSIONS["whole_order"].holds(PUBLISHED | {"elu": 1.98})
+    nothing_trains = dict.fromkeys(ORDER, 0.0)
+    assert [name for name, c in CONCLUSIONS.items() if c.holds(nothing_trains)] == ["sigma_like_softmax"]
 
 
 def trained(final: float, steps: int, seeds: int = 1) -> Trained:

@@ -17,7 +17,7 @@ import torch
 
 from aero import provenance
 from aero.attention import CORES
-from aero.errors import run_main
+from aero.errors import UserError, run_main
 from aero.parameters import load
 from aero.sensitivity.setting import Setting, learning_rates
 from aero.sensitivity.stacked import Trained, train
@@ -30,6 +30,9 @@ FOLDER = Path("runs/sensitivity")
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.sensitivity", description=__doc__)
     parser.add_argument("--scale", help="another scale than params.yaml names")
+    parser.add_argument(
+        "--figures-at", type=float, metavar="RATE", help="only draw anew how training goes at this rate"
+    )
     parser.add_argument("--to", type=Path, default=FOLDER, help="folder of the results")
     chosen = parser.parse_args(arguments)
     parameters = load()
@@ -40,10 +43,14 @@ def main(arguments: list[str]) -> None:
     rates, seeds = learning_rates(), tuple(range(sizes.seeds))
     torch.set_num_threads(open_.threads or torch.get_num_threads())
     torch.set_flush_denormal(True)  # collapsed attention is full of numbers too small to be worth their time
+    look_every = max(1, sizes.steps // LOOKS)
+    if chosen.figures_at is not None:
+        figures_at(chosen.figures_at, setting, seeds[:1], look_every, chosen.to)
+        return
     started, trained, seconds = provenance.now(), {}, {}
     for name, core in CORES.items():
         began = time.perf_counter()
-        trained[name] = train(core, setting, rates, seeds, look_every=max(1, sizes.steps // LOOKS))
+        trained[name] = train(core, setting, rates, seeds, look_every)
         if open_.initial == "zero":
             trained[name].initial_loss = torch.full_like(trained[name].initial_loss, setting.zero_loss)
         seconds[name] = round(time.perf_counter() - began, 1)
@@ -72,6 +79,22 @@ def main(arguments: list[str]) -> None:
     )
     for name, text in files.items():
         write_text(chosen.to / name, text)
+
+
+def figures_at(rate: float, setting: Setting, seeds: tuple[int, ...], look_every: int, folder: Path) -> None:
+    """Write traces.csv and gains.csv anew, at another learning rate than the rule chose; UserError without a sweep."""
+    if not (path := folder / "sweep.json").is_file():
+        raise UserError(f"{path} is not there; run python -m stages.sensitivity first")
+    about = json.loads(path.read_text(encoding="utf-8"))
+    traces, gains = [], []
+    for name, core in CORES.items():
+        trained = train(core, setting, (rate,), seeds, look_every)
+        traces += trace_rows(name, trained, 0)
+        gains += gain_rows(name, core, trained, 0)
+    about |= {"figure_rate": rate, "figures_provenance": provenance.provenance(torch=torch.__version__)}
+    write_text(folder / "traces.csv", as_csv(traces))
+    write_text(folder / "gains.csv", as_csv(gains))
+    write_text(path, json.dumps(about, indent=1) + "\n")
 
 
 def texts(trained: dict[str, Trained], rates: tuple[float, ...], seeds: tuple[int, ...], window: int) -> dict[str, str]:

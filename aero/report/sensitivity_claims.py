@@ -116,13 +116,13 @@ def trained_decades(measured: Sweep, core: str) -> float:
 @claim_test
 def collapses(results: Results, paper: Paper, *, fall: list[str], stay: list[str]) -> Decision:
     rule = (
-        f"at the lowest rate where softmax fails and ReLU and QK-LayerNorm train (first seed), last finite entropy: "
+        f"at the lowest rate where softmax fails and ReLU or QK-LayerNorm trains (first seed), last finite entropy: "
         f"below {COLLAPSED:g} log N for {', '.join(fall)}, above {KEPT:g} log N for {', '.join(stay)}"
     )
     if (measured := _sweep(results)) is None:
         return untested(rule, results, NOT_RUN)
     if measured.about.get("figure_rate") is None:
-        return untested(rule, results, "no rate at which softmax fails and ReLU and QK-LayerNorm train")
+        return untested(rule, results, "no rate at which softmax fails and ReLU or QK-LayerNorm trains")
     lines = read(results.root / measured.folder / "traces.csv")
     last = {
         core: [float(line["entropy"]) for line in lines if line["core"] == core and line["entropy"]][-1]

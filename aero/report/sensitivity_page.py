@@ -67,7 +67,7 @@ def where(measured: Sweep | None, over_training: bool) -> str:
             f"seed {measured.seeds[0]}, learning rate {rate:g}" if rate else f"seed {measured.seeds[0]}, middle rate"
         )
         which += (
-            ", the lowest at which most seeds fail with softmax and train with ReLU and QK-LayerNorm" if rate else ""
+            ", the lowest at which most seeds fail with softmax and train with ReLU or QK-LayerNorm" if rate else ""
         )
     return escape(f"Scale {measured.scale}, {which}; {setting_text(measured.about)}; {measured.folder}.")
 

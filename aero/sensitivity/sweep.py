@@ -55,7 +55,7 @@ def diverged_at(losses: Tensor) -> int | str:
 def figure_rate(trained: Mapping[str, Trained], rates: Sequence[float], window: int) -> float | None:
     """The learning rate whose training Figures 1, 6, 8 and 9 show; the paper does not say which it was.
 
-    The lowest at which most trainings with softmax end no lower than they began, and most with the ReLU kernel and
+    The lowest at which most trainings with softmax end no lower than they began, and most with the ReLU kernel or
     with QK-LayerNorm end lower; None if there is no such rate.
     """
     failed = {}
@@ -63,7 +63,7 @@ def figure_rate(trained: Mapping[str, Trained], rates: Sequence[float], window: 
         final = final_losses(trained[core].losses, min(window, len(trained[core].losses)))
         initial = trained[core].initial_loss.double()
         failed[core] = (clipped(final, initial) >= initial).double().mean(1) > 0.5  # (R,)
-    chosen = failed["softmax"] & ~failed["relu"] & ~failed["qk_layernorm"]
+    chosen = failed["softmax"] & ~(failed["relu"] & failed["qk_layernorm"])
     return next((rate for rate, yes in zip(rates, chosen.tolist(), strict=True) if yes), None)
 
 

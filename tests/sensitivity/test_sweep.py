@@ -91,7 +91,8 @@ def test_the_rate_of_the_figures():
     rates = (0.1, 0.3, 0.5)
     good, bad = trained(1.0, 1.0, 1.0), trained(1.0, math.nan, 5.0)
     assert figure_rate({"softmax": bad, "relu": good, "qk_layernorm": good}, rates, 1) == 0.3
-    assert figure_rate({"softmax": bad, "relu": good, "qk_layernorm": bad}, rates, 1) is None
+    assert figure_rate({"softmax": bad, "relu": good, "qk_layernorm": bad}, rates, 1) == 0.3
+    assert figure_rate({"softmax": bad, "relu": bad, "qk_layernorm": bad}, rates, 1) is None
     assert figure_rate({"softmax": good, "relu": good, "qk_layernorm": good}, rates, 1) is None
 
 

@@ -264,10 +264,10 @@ def sensitivity_figure_4(results: Results) -> Figure:
         titles = ("small model", *(f"decoder, {rate_text(results, suffix)}" for suffix, _ in RATES))
         points = (_of_small_model(results), *(_of_decoders(results, suffix) for suffix, _ in RATES))
         for panel, title, found in zip(panels, titles, points, strict=True):
+            panel.set_title(title, fontsize=8.5)
             if not any(found.values()):
                 say_missing(panel, "not measured yet")
                 continue
-            panel.set_title(title, fontsize=8.5)
             for core, pairs in found.items():
                 softmax = core_named(core).probabilities in (CORES["softmax"].probabilities, window_softmax_core)
                 panel.scatter(
@@ -284,7 +284,7 @@ def sensitivity_figure_4(results: Results) -> Figure:
         figure.text(0.53, 0.03, "variance of the logits in a row (Definition 5.2)", ha="center", va="center")
         panels[0].set_ylabel("H / (log N − H)")
         x = 0.08
-        for core in COMPARED + OTHERS:
+        for core in (core for core in COMPARED + OTHERS if any(core in found for found in points)):
             title = core_named(core).title.replace(" Kernel", "")
             figure.text(x, 0.955, title, color=CORE_COLOURS[core], fontsize=7.5)
             x += 0.045 + 0.0095 * len(title)

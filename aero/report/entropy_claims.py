@@ -87,7 +87,7 @@ def head_fraction_difference(
     if gap := training_gap(results, found, (run, base), "measured"):
         return untested(rule, results, gap, f"{found.mean:+.2f}" if found else "")
     verdict = effect(results, found, difference, difference - tolerance, difference + tolerance)
-    each = f"{estimate(ours).mean:.2f} - {estimate(theirs).mean:.2f} = "
+    each = " - ".join(f"{_mean([side[seed] for seed in found.seeds]):.2f}" for side in (ours, theirs)) + " = "
     return Decision(rule, each + found.text(2), results.scale, verdict, sources(results, run, base))
 
 
@@ -149,7 +149,7 @@ def fewer_heads(results: Results, paper: Paper, *, run: str, base: str, quarters
     if gap := training_gap(results, found, (run, base), "measured"):
         return untested(rule, results, gap, f"{found.mean:+.2f}" if found else "")
     verdict: Verdict = "direction reproduced" if found.excludes(0) < 0 else absent(results)
-    each = f"{estimate(ours).mean:.2f} - {estimate(theirs).mean:.2f} = "
+    each = " - ".join(f"{_mean([side[seed] for seed in found.seeds]):.2f}" for side in (ours, theirs)) + " = "
     return Decision(rule, each + found.text(2), results.scale, verdict, sources(results, run, base))
 
 

@@ -125,7 +125,9 @@ class EpisodeTask:
                 part, context = context[:units], context[units:]
                 ids += part.reshape(-1).tolist()
                 answers += [False] * part.size
-            for question, answer in zip(*self._asked(random, random.permutation(part)), strict=True):
+            # With replacement: were every unit asked about once, an answer could be had by eliminating the others.
+            drawn = part[random.integers(len(part), size=len(part))]
+            for question, answer in zip(*self._asked(random, drawn), strict=True):
                 ids += [*question.tolist(), *answer.tolist()]
                 answers += [False] * len(question) + [True]
         return np.array(ids[:length]), np.array(answers[:length])

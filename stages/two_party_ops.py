@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from aero import provenance
 from aero.architecture import parse
-from aero.errors import run_main
+from aero.errors import UserError, run_main
 from aero.parameters import Parameters, load
 from aero.two_party import ledger
 from aero.two_party.measure import measure
@@ -38,6 +38,9 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.two_party_ops", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/two_party/ops.csv"))
     parser.add_argument("--no-rounds", action="store_true", help="leave rounds out (they need a second session)")
+    parser.add_argument(
+        "--add", action="store_true", help="keep the rows of --out, of whatever code, and measure what is missing there"
+    )
     chosen = parser.parse_args(arguments)
     parameters = load()
     todo = wanted(parameters)
@@ -45,7 +48,10 @@ def main(arguments: list[str]) -> None:
     variant = parameters.two_party.variant()
     unfinished = chosen.out.with_name(chosen.out.stem + ".unfinished.csv")
     rows = resumable(unfinished, variant, model, context)
-    done = ledger.by_operation(rows)
+    kept = ledger.read(chosen.out, ledger.Measurement) if chosen.add else []
+    if any((row.variant, row.model, row.context) != (variant, model, context) for row in kept):
+        raise UserError(f"{chosen.out} holds operations of other settings or sizes; measure it anew, without --add")
+    done = ledger.by_operation([*kept, *rows])
     left = [operation for operation in todo if (operation.name, operation.shape) not in done]
     total = len(todo)
     with tqdm(total=total, initial=total - len(left), desc="two-party operations", unit="op", disable=None) as bar:
@@ -65,6 +71,7 @@ def main(arguments: list[str]) -> None:
         except ValueError:
             unfinished.unlink(missing_ok=True)  # the parties disagree about what was sent: nothing of it stands
             raise
+    rows += [row for row in kept if row.key not in ledger.by_operation(rows)]
     ledger.write(chosen.out, sorted(rows, key=lambda row: row.key), ledger.Measurement)
     unfinished.unlink(missing_ok=True)
     print(f"{len(rows)} operations at {model} dimensions: {chosen.out}")

@@ -98,7 +98,9 @@ def test_between_measured_shapes_a_planted_law_is_found(three, program):
 
 def test_beyond_the_measured_shapes_there_is_no_answer(three):
     sizes = published_sizes("gpt2", 640)
-    with pytest.raises(UserError, match=r"640x50257,50257x768 lies outside what was measured, the nearest is 512x50257"):
+    with pytest.raises(
+        UserError, match=r"640x50257,50257x768 lies outside what was measured, the nearest is 512x50257"
+    ):
         estimate(parse("SM+R"), sizes, "tuned", three)
     cost = estimate(parse("SM+R"), sizes, "tuned", three, extrapolate=True)
     assert cost.bytes_error == math.inf and "relu 640x3072" in cost.extrapolated

@@ -14,6 +14,7 @@ from aero.two_party.measure import arguments, measure, measure_rounds, refilled,
 from aero.two_party.operations import Operation
 from aero.two_party.profile import Profile
 from aero.two_party.settings import Settings
+from stages import two_party_ops
 from stages.two_party_ops import resumable
 
 LINEAR = Operation("linear", ((16, 32), (32, 8)))
@@ -57,6 +58,10 @@ def test_rounds_are_those_of_the_protocol():
             Operation("softmax_cover", ((2, 128, 128),), (("blocks", 8),)),
         ),
         (Operation("linear", ((128, 768), (768, 768))), Operation("linear", ((8, 64), (64, 64)))),
+        (
+            Operation("embedding_lookup", ((128, 50257), (50257, 768))),
+            Operation("embedding_lookup", ((8, 64), (64, 64))),
+        ),
     ],
 )
 def test_a_smaller_operation_keeps_the_protocol_of_products(whole, small):
@@ -91,3 +96,30 @@ def test_only_the_same_measurement_is_resumed(tmp_path, monkeypatch):
         assert resumable(path, "fm64", "gpt2", 128) == []
     path.write_text("damaged")
     assert resumable(path, "fm64", "gpt2", 128) == []
+
+
+def test_only_what_is_missing_is_added(tmp_path, monkeypatch, capsys):
+    """Rows that are there stay as they are, whatever their commit; other settings or sizes are refused."""
+    parameters = two_party_ops.load()
+    model, (_, context) = parameters.active.two_party, parameters.two_party_model()
+    named = model, context, parameters.two_party.variant()
+    there = ledger.Measurement("relu", "16x64", *named, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 1, '{"commit":"old"}')
+    path = tmp_path / "ops.csv"
+    ledger.write(path, [there], ledger.Measurement)
+    asked = []
+
+    def made(operations, model, context, variant, settings, on_measured, rounds_runs):
+        asked.extend(operations)
+        for operation in operations:
+            values = {"op": operation.name, "shape": operation.shape, "provenance": '{"commit":"new"}'}
+            on_measured(dataclasses.replace(there, **values))
+
+    monkeypatch.setattr(two_party_ops, "measure", made)
+    monkeypatch.setattr(two_party_ops, "wanted", lambda parameters: [RELU, LINEAR])
+    two_party_ops.main(["--add", "--out", str(path)])
+    assert asked == [LINEAR] and "2 operations" in capsys.readouterr().out
+    rows = ledger.by_operation(ledger.read(path, ledger.Measurement))
+    assert rows["relu", "16x64"] == there and '"new"' in rows["linear", "16x32,32x8"].provenance
+    ledger.write(path, [dataclasses.replace(there, context=context + 1)], ledger.Measurement)
+    with pytest.raises(ValueError, match="other settings or sizes"):
+        two_party_ops.main(["--add", "--out", str(path)])

@@ -86,7 +86,7 @@ def figure_parallel_correlation(results: Results) -> Figure:
                         axes.annotate(f"P={p}", (x, y), xytext=(4, 4), textcoords="offset points", fontsize=7)
             axes.set_xlabel("attention entropy, nats")
             axes.set_ylabel("loss, nats" if task == "lm" else "% wrong")
-            axes.set_title(f"{words}: r = {correlation_text(mean_correlation(models, task))}")
+            axes.set_title(f"{words}: r {correlation_text(mean_correlation(models, task))}")
             axes.grid(color=GRID)
         _legend(figure)
     return figure
@@ -116,7 +116,6 @@ def figure_parallel_norms(results: Results) -> Figure:
                     if series:
                         mean = [_mean(layer) for layer in zip(*series, strict=True)]
                         axes.plot(range(1, len(mean) + 1), mean, color=colour, marker=marker, markersize=4)
-                axes.set_ylim(bottom=0)
                 axes.grid(color=GRID)
                 if which == "key_norms":
                     axes.set_title(title)
@@ -124,6 +123,7 @@ def figure_parallel_norms(results: Results) -> Figure:
                     axes.set_xlabel("layer")
                     axes.set_xticks(range(1, models[0].values["training"]["model"]["layers"] + 1))
             line[0].set_ylabel(name)
+            line[0].set_ylim(bottom=0)  # shared, so only once all three are drawn
         handles = [
             grid[0, 0].plot([], [], color=colour, marker=marker, markersize=4, label=words)[0]
             for words, colour, marker in kinds.values()

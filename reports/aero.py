@@ -37,6 +37,7 @@ from aero.report import (
     sensitivity_page,
     sensitivity_theory,
 )
+from aero.report.figure_index import FIGURES
 from aero.report.results import load_for_report
 from aero.two_party.savings import SAVINGS
 
@@ -246,9 +247,9 @@ cost_tables.cost_model(results)
 # %% [markdown]
 # ## Attention that does not collapse: learning rates
 #
-# *Variance Sensitivity Induces Attention Entropy Collapse in Transformers* trains a small Transformer of attention alone
-# on in-context linear regression, at learning rates over six orders of magnitude, and measures how much the final loss
-# depends on the rate:
+# *Variance Sensitivity Induces Attention Entropy Collapse in Transformers* trains a small Transformer of attention
+# alone on in-context linear regression, at learning rates over six orders of magnitude, and measures how much the final
+# loss depends on the rate:
 #
 # $$\mathbb{E}_{\eta}\left[\min(\ell(\mathcal{A}(\eta)), \ell_0) - \ell^*\right] .$$
 #
@@ -404,7 +405,7 @@ page.other_scales(results, all_runs)
 # ### What is missing
 
 # %%
-page.gaps(results, all_runs)
+page.gaps(results, all_runs, [*(run for drawn in FIGURES for run in drawn.runs), *sensitivity_models.RUNS])
 
 # %% [markdown]
 # ### The papers

@@ -424,13 +424,17 @@ def _corpus_and_budget(run: Run) -> str:
     )
 
 
-def gaps(results: Results, names: Iterable[str]) -> Html:
-    """What is missing or left out, each in a line; says so if nothing is."""
+def gaps(results: Results, names: Iterable[str], further: Iterable[str] = ()) -> Html:
+    """What is missing or left out, each in a line; says so if nothing is.
+
+    names: runs that are compared with each other. further: runs that other parts of the report draw.
+    """
     lines = []
     names = list(names)
-    if missing := [name for name in names if not results.seeds(name)]:
+    drawn = list(dict.fromkeys([*names, *further]))
+    if missing := [name for name in drawn if not results.seeds(name)]:
         lines.append(f"not run at scale {results.scale}: {', '.join(missing)}")
-    if single := [name for name in names if len(results.seeds(name)) == 1]:
+    if single := [name for name in drawn if len(results.seeds(name)) == 1]:
         lines.append(f"one seed only, so no interval and no verdict: {', '.join(single)}")
     if no_entropy := [name for name in names if results.seeds(name) and not results.quarters(name)]:
         lines.append(f"attention entropy not measured: {', '.join(no_entropy)}")

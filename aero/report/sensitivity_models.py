@@ -48,6 +48,12 @@ def run_name(core: str, suffix: str) -> str:
     return f"core-{core.replace('_', '-')}{suffix}"
 
 
+RUNS = tuple(run_name(core, suffix) for suffix, _ in RATES for core in COMPARED) + tuple(
+    run_name(core, "-hot") for core in OTHERS
+)
+"""Every run that this part of the report draws."""
+
+
 def rate_text(results: Results, suffix: str) -> str:
     """The learning rate of the runs with this suffix, in words."""
     rates = {

@@ -27,4 +27,4 @@ def sensitivity(final: Tensor, initial: Tensor | float) -> Tensor:
     clipped loss. As a diverged rate counts as l_0, the result lies within [0, l_0 - l*].
     """
     losses = clipped(final, initial)
-    return losses.mean(0) - losses.min(0).values
+    return (losses - losses.min(0).values).mean(0)  # never below 0, whatever the rounding

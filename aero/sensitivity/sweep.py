@@ -30,6 +30,12 @@ def loss_rows(core: str, trained: Trained, rates: Sequence[float], seeds: Sequen
     rows = []
     for r, rate in enumerate(rates):
         for k, seed in enumerate(seeds):
+            diverged = diverged_at(trained.losses[:, r, k])
+            # One that diverged after the last look was finite when it was looked at.
+            seen = {
+                name: "" if diverged != "" else number(trained.seen[name][-1, r, k].mean())
+                for name in ("entropy", "frobenius")
+            }
             rows.append(
                 {
                     "core": core,
@@ -37,10 +43,9 @@ def loss_rows(core: str, trained: Trained, rates: Sequence[float], seeds: Sequen
                     "seed": seed,
                     "initial_loss": number(trained.initial_loss[k]),
                     "final_loss": number(final[r, k]),
-                    "diverged_at_step": diverged_at(trained.losses[:, r, k]),
+                    "diverged_at_step": diverged,
                     "largest_gradient_norm": largest(trained.gradient_norms[:, r, k]),
-                    "entropy": number(trained.seen["entropy"][-1, r, k].mean()),
-                    "frobenius": number(trained.seen["frobenius"][-1, r, k].mean()),
+                    **seen,
                 }
             )
     return rows

@@ -129,7 +129,7 @@ def test_unsupported_models_are_refused_with_the_reason():
     with pytest.raises(ValueError, match="flex_attention.*not supported"):
         HuggingFaceModel(flex)
     with pytest.raises(ValueError, match="'gemma2' is not supported: parallel encoding knows llama, mistral, qwen2"):
-        HuggingFaceModel(hugging_face("gemma2", head_dim=8))
+        HuggingFaceModel(hugging_face("gemma2", "eager", head_dim=8))
     windowed = HuggingFaceModel(hugging_face("mistral", sliding_window=8))
     encode(windowed, [ids(1, 8)])
     with pytest.raises(ValueError, match="window of 8 tokens and the context has 9"):

@@ -372,8 +372,10 @@ def test_learned_slopes_are_logged_at_every_logged_step(architecture, slopes, tm
     if slopes:
         assert [outcome.rows[-1][name] for name in names] == outcome.model.leaky_slopes.tolist()
         assert outcome.rows[0][names[0]] != outcome.rows[-1][names[0]]
-    write(tmp_path / "log.csv", outcome.rows, 2, slopes)
-    assert [{key: row.get(key) for key in columns(2, slopes)} for row in outcome.rows] == read(tmp_path / "log.csv")
+    write(tmp_path / "log.csv", outcome.rows, 2, slopes=slopes)
+    assert [{key: row.get(key) for key in columns(2, slopes=slopes)} for row in outcome.rows] == read(
+        tmp_path / "log.csv"
+    )
 
 
 def test_next_token_loss_by_hand():

@@ -29,8 +29,8 @@ install: .venv/.installed
 	fi
 	@touch $@
 
-# Trainings are independent, and so are their entropies and the sensitivity stages: JOBS at once, each on its own thread, under DVC's locks; then
-# the rest in order. `-s dvc.yaml` keeps to that file: the report depends on all of runs/, and so on the other runs.
+# Trainings are independent, and so are their entropies and the sensitivity stages: JOBS at once, each on its own
+# thread, under DVC's locks; then the rest in order. `-s dvc.yaml` keeps to that file: the report depends on all of runs/, and so on the other runs.
 side_by_side = for kind in 'train(_again)?@|sensitivity' 'entropy(_again)?@'; do \
   dvc stage list --name-only $(1) | grep -E "(^|:)($$kind)" | \
   xargs -P $(JOBS) -n 1 dvc --wait-for-lock repro -s || exit 1; done

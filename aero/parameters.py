@@ -158,10 +158,11 @@ class EntropyParameters(_Strict):
 
 
 class SensitivitySizes(_Strict):
-    """Steps of SGD and number of seeds of the learning-rate sweep."""
+    """Steps of SGD and number of seeds of the learning-rate sweep; normals: instead of `sensitivity_theory.normals`."""
 
     steps: Positive
     seeds: Positive
+    normals: Positive | None = None
 
 
 class SensitivityParameters(_Strict):

@@ -37,7 +37,10 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.sensitivity_theory", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("runs/sensitivity"))
     chosen = parser.parse_args(arguments)
-    settings = load().sensitivity_theory
+    parameters = load()
+    settings = parameters.sensitivity_theory
+    if (normals := parameters.active.sensitivity.normals) is not None:
+        settings = settings.model_copy(update={"normals": normals})
     torch.set_num_threads(1)
     started, clock = provenance.now(), time.monotonic()
     controlled, weights = controlled_rows(settings)
@@ -52,6 +55,7 @@ def main(arguments: list[str]) -> None:
         "dirichlet": drawn,
     }
     summary = {
+        "scale": parameters.scale,
         "settings": settings.model_dump(mode="json"),
         "dirichlet": dirichlet,
         "layernorm": layernorm_rows(settings),

@@ -102,7 +102,7 @@ def forward_task(party: Party, given: dict[str, Any]) -> dict[str, Any]:
 
     given: "question" (both), "prompts" number (both), "weights" (server only), "ids" (client only, (N, T)),
     "operations" to measure alone and how often, "runs" (both, may be left out together; those of less than FEW_BYTES
-    three times as often). Their mean bytes in both directions are returned under "alone".
+    three times as often, unless it is once). Their mean bytes in both directions are returned under "alone".
     """
     question: Question = given["question"]
     shapes = weight_shapes(question.parsed, question.model_config, question.program)
@@ -131,7 +131,7 @@ def forward_task(party: Party, given: dict[str, Any]) -> dict[str, Any]:
         profiles_alone = [party.run(alone_function, placed, ["y"]) for _ in range(given["runs"])]
         # A refill of oblivious transfers falls into some run or other, and products of few elements come from a stock
         # of 8,192, refilled when it is used up: their share shows in a mean, and where they weigh, of more runs.
-        if profiles_alone and profiles_alone[0].bytes < FEW_BYTES:
+        if given["runs"] > 1 and profiles_alone[0].bytes < FEW_BYTES:
             profiles_alone += [party.run(alone_function, placed, ["y"]) for _ in range(2 * given["runs"])]
         alone[operation] = fmean(profile.bytes for profile in profiles_alone)
     return {"profiles": profiles, "logits": logits, "alone": alone}

@@ -54,7 +54,7 @@ def test_private_logits_are_those_of_torch(row, program, switches):
 def test_private_logits_are_those_of_torch_and_bytes_those_of_the_operations(row, program):
     model = random_model(row, layers=2, width=32, ffn_width=64)
     prompts = np.random.default_rng(0).integers(0, 41, (2, 12))
-    answers, alone = ask(model, prompts, program, operation_runs=1)
+    answers, alone = ask(model, prompts, program, operation_runs=2)
     plain = np.stack([torch_logits(model, prompt) for prompt in prompts])
     private = np.stack([answer.logits for answer in answers])
     np.testing.assert_allclose(private, plain, atol=TOLERANCE, rtol=0)

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from aero.attention import CORES
 from aero.report.drawing import INK, MUTED, WIDTH, say_missing, spread, style
@@ -145,6 +147,7 @@ def _final_losses(measured: Sweep | None, cores: Sequence[str]) -> Figure:
         panel.axhline(start, color=MUTED, linewidth=0.8, linestyle=":")
         panel.text(measured.rates[0], start, " l₀, untrained (mean)", va="bottom", color=MUTED, fontsize=7.5)
         panel.set_xscale("log")
+        _plain(panel.xaxis)
         top = 1.1 * max([start, *(clipped(measured.final[c], measured.initial[c]).mean(1).max().item() for c in shown)])
         panel.set_ylim(0, top)
         panel.set_xlabel("learning rate")
@@ -213,10 +216,17 @@ def _behaviours(lines: Sequence[Line], cores: Sequence[str]) -> Figure:
     return figure
 
 
+def _plain(axis: Axis) -> None:
+    """Powers of ten as plain text: matplotlib's own are TeX, which the renderer takes for formulas of the page."""
+    axis.set_major_formatter(lambda value, _: f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e"))
+    axis.set_minor_formatter(NullFormatter())
+
+
 def _limits(panel: Axes, key: str) -> None:
     """Logarithmic axes for what explodes; the bounds of Proposition 5.3 for entropy and ||P||_F."""
     if key in ("loss", "gradient_norm"):
         panel.set_yscale("log")
+        _plain(panel.yaxis)
         low, high = panel.get_ylim()
         panel.set_ylim(max(low, 1e-3), min(high, 1e6))
     elif key == "entropy":

@@ -134,6 +134,7 @@ def test_figures_are_drawn_with_and_without_results(measured, empty):
         text = sensitivity_page.figures(results).text
         for name in ("2", "5", "1-bottom", "6", "8", "9"):
             assert f'id="variance-sensitivity-figure-{name}"' in text
+        assert "mathdefault" not in text  # TeX of tick labels would be counted among the page's formulas
     assert len(sensitivity_figures.figure_2(measured).axes[0].lines) == 4 + 1  # four cores and l_0
     assert len(sensitivity_figures.figure_5(measured).axes[0].lines) == 3 + 1
     assert len(sensitivity_figures.figure_9(measured).axes) == 4 * 5

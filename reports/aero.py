@@ -51,8 +51,9 @@ all_runs = list(dict.fromkeys(table_2_runs + table_4_runs))
 # %% [markdown]
 # # AERO, reproduced
 #
-# What happens to a language model, and to the price of running it privately, when its nonlinearities are taken away:
-# Tables 2 and 4 of *AERO: Softmax-only LLMs for efficient private inference*, published beside measured.
+# What happens to a language model, and to the price of running it privately, when its nonlinearities are taken away,
+# and why attention collapses: the tables and figures of five papers, published beside measured. First the tables of
+# *AERO: Softmax-only LLMs for efficient private inference*.
 
 # %%
 page.legend()
@@ -412,4 +413,7 @@ page.gaps(results, all_runs, [*(run for drawn in FIGURES for run in drawn.runs),
 #
 # AERO: Softmax-only LLMs for efficient private inference, arXiv 2410.13060. The perplexities of its Table 2 are quoted
 # from the authors' earlier repository, relu-revival-normfree. The SOTA blocks are from He & Hofmann, Simplifying
-# Transformer Blocks, ICLR 2024. Variance Sensitivity Induces Attention Entropy Collapse in Transformers: Hong and Lee.
+# Transformer Blocks, ICLR 2024. Entropy-Guided Attention for Private LLMs, arXiv 2501.03489. Regularizing the Entropy
+# Landscape of Self-Attention. Variance Sensitivity Induces Attention Entropy Collapse in Transformers: Hong and Lee.
+# Attention Entropy is a Key Factor: An Analysis of Parallel Context Encoding, arXiv 2412.16545.
+# All are in CITATION.cff.

@@ -226,11 +226,11 @@ def measure(model: Callable[..., Any], ids: Tensor | Iterable[Any]) -> EntropySt
     sequences, positions = torch.cat(per_sequence, dim=1), torch.cat(by_position, dim=1)  # (L, N, H), (L, N, T)
     return EntropyStatistics(
         mean=sequences.mean(1),
-        sem=_standard_error(sequences, 1),
+        sem=standard_error(sequences, 1),
         by_position=positions.mean(1),
         tokens=tokens,
         median=torch.stack([_median([part[layer] for part in rows]) for layer in range(len(sequences))]),
-        by_position_sem=_standard_error(_blocks(positions), 0),
+        by_position_sem=standard_error(_blocks(positions), 0),
         blocks=_blocks(sequences),
     )
 
@@ -247,7 +247,7 @@ def _blocks(sequences: Tensor) -> Tensor:
     return torch.stack([part.mean(1) for part in sequences.tensor_split(min(BLOCKS, sequences.shape[1]), dim=1)])
 
 
-def _standard_error(values: Tensor, dim: int) -> Tensor:
+def standard_error(values: Tensor, dim: int) -> Tensor:
     """Of the mean over `dim`; NaN for a single value."""
     count = values.shape[dim]
     return values.std(dim) / math.sqrt(count) if count > 1 else torch.full_like(values.mean(dim), math.nan)

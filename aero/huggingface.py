@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from aero.entropy import EntropyStatistics, Reduction, entropy_regularization
+from aero.entropy import EntropyStatistics, Reduction, entropy_regularization, standard_error
 from aero.row_entropy import attention_with_entropy
 
 IMPLEMENTATION = "aero_entropy"
@@ -235,11 +235,9 @@ def measure(model: PreTrainedModel, ids: Batch | Iterable[Batch]) -> EntropyStat
     total = sum(nn.functional.pad(part, (0, longest))[:, :longest] for part in totals)
     count = sum(nn.functional.pad(part, (0, longest))[:longest] for part in counts)
     sequences = torch.cat(means, 1)  # (L, N, H)
-    number = sequences.shape[1]
-    spread = sequences.std(1) / math.sqrt(number) if number > 1 else torch.full_like(sequences[:, 0], math.nan)
     return EntropyStatistics(
         mean=sequences.mean(1),
-        sem=spread,
+        sem=standard_error(sequences, 1),
         by_position=total / count,
         tokens=tokens,
         bound=torch.cat(bounds, 1).mean(1),

@@ -7,8 +7,6 @@ meanwhile.
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import json
 import time
 from pathlib import Path
@@ -26,7 +24,7 @@ from aero.parallel_context.settings import settings
 from aero.parallel_context.tasks import Mixture, Vocabulary, make_episode_tasks
 from aero.parallel_context.training import FIRST, GROWTH, KNOWABLE, OPENS, SOLVED, train
 from aero.parameters import load
-from aero.training.log import write_text
+from aero.training.log import csv_text, write_text
 from aero.training.processes import default_device
 
 
@@ -69,7 +67,7 @@ def main(arguments: list[str]) -> None:
 
     def keep(row: dict[str, Any]) -> None:
         rows.append(row)
-        write_text(folder / "log.csv", _csv(rows))
+        write_text(folder / "log.csv", csv_text(list(rows[0]), rows))
 
     cpu_seconds = train(
         model,
@@ -94,14 +92,6 @@ def main(arguments: list[str]) -> None:
     write_text(folder / "training.json", json.dumps(result, indent=1) + "\n")
     shares = ", ".join(f"{kind} {rows[-1][f'right_{kind}']:.0%}" for kind in ("synthetic", "rag", "icl"))
     print(f"parallel_context seed {seed}: right in training: {shares}; {result['provenance']['seconds']:.0f} s")
-
-
-def _csv(rows: list[dict[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 if __name__ == "__main__":

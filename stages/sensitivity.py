@@ -7,8 +7,6 @@ seed; traces.csv and gains.csv, how training went at the rate that the figures s
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import json
 import time
 from pathlib import Path
@@ -22,7 +20,7 @@ from aero.parameters import load
 from aero.sensitivity.setting import Setting, learning_rates
 from aero.sensitivity.stacked import Trained, train
 from aero.sensitivity.sweep import LOOKS, figure_rate, gain_rows, loss_rows, trace_rows
-from aero.training.log import write_text
+from aero.training.log import csv_text, write_text
 
 FOLDER = Path("runs/sensitivity")
 
@@ -92,8 +90,8 @@ def figures_at(rate: float, setting: Setting, seeds: tuple[int, ...], look_every
         traces += trace_rows(name, trained, 0)
         gains += gain_rows(name, core, trained, 0)
     about |= {"figure_rate": rate, "figures_provenance": provenance.provenance(torch=torch.__version__)}
-    write_text(folder / "traces.csv", as_csv(traces))
-    write_text(folder / "gains.csv", as_csv(gains))
+    write_text(folder / "traces.csv", csv_text(list(traces[0]), traces))
+    write_text(folder / "gains.csv", csv_text(list(gains[0]), gains))
     write_text(path, json.dumps(about, indent=1) + "\n")
 
 
@@ -104,15 +102,8 @@ def texts(trained: dict[str, Trained], rates: tuple[float, ...], seeds: tuple[in
     losses = [row for name in trained for row in loss_rows(name, trained[name], rates, seeds, window)]
     traces = [row for name in trained for row in trace_rows(name, trained[name], place)]
     gains = [row for name in trained for row in gain_rows(name, CORES[name], trained[name], place)]
-    return {"losses.csv": as_csv(losses), "traces.csv": as_csv(traces), "gains.csv": as_csv(gains)}
-
-
-def as_csv(rows: list[dict[str, object]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    tables = {"losses.csv": losses, "traces.csv": traces, "gains.csv": gains}
+    return {name: csv_text(list(rows[0]), rows) for name, rows in tables.items()}
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import io
 import time
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import torch
 from aero.errors import UserError, run_main
 from aero.provenance import commit
 from aero.sensitivity.search import SEARCHED_CORES, reasonable, run
-from aero.training.log import write_text
+from aero.training.log import csv_text, write_text
 
 
 def main(arguments: list[str]) -> None:
@@ -48,7 +47,7 @@ def main(arguments: list[str]) -> None:
             made = run(number, settings[number], core, (number,))
             seconds = f"{time.monotonic() - started:.1f}"
             rows += [{**{k: str(v) for k, v in row.items()}, "seconds": seconds, "commit": commit()} for row in made]
-            write_text(chosen.to, as_csv(rows))
+            write_text(chosen.to, csv_text(list(rows[0]), rows))
         print(f"{number}: {settings[number]}", flush=True)
 
 
@@ -58,14 +57,6 @@ def read(path: Path) -> list[dict[str, str]]:
         return []
     with open(path, encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
-
-
-def as_csv(rows: list[dict[str, str]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 if __name__ == "__main__":

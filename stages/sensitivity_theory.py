@@ -7,8 +7,6 @@ drawn, each mean with its standard error.
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import json
 import math
 import time
@@ -24,7 +22,7 @@ from aero.attention import attend, core_named, row_entropy
 from aero.errors import run_main
 from aero.parameters import SensitivityTheoryParameters, load
 from aero.sensitivity import sampling, theory
-from aero.training.log import write_text
+from aero.training.log import csv_text, write_text
 
 Row = dict[str, Any]
 LANGUAGE_MODELS = {"LLaMA-1B, Figure 1": 768, "GPT-2, Figure 7": 200}
@@ -281,11 +279,8 @@ def relu_scale_difference(settings: SensitivityTheoryParameters) -> float:
 
 def as_csv(rows: Sequence[Row]) -> str:
     """CSV text with seven significant digits."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({k: f"{v:.7g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
-    return text.getvalue()
+    written = [{k: f"{v:.7g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows]
+    return csv_text(list(rows[0]), written)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ The rules, common to all tests:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -57,6 +57,15 @@ def claim_test(function: Test) -> Test:
 def absent(results: Results) -> Verdict:
     """The verdict for an effect that is absent or opposite, by the size of the training it was looked for in."""
     return "contradicted" if results.scale == "paper" else "not seen at this scale"
+
+
+def by_signs(results: Results, signs: Sequence[int]) -> Verdict:
+    """The verdict for several differences that a claim says are positive, each 1, 0 (undecided) or -1."""
+    if all(sign > 0 for sign in signs):
+        return "reproduced"
+    if any(sign > 0 for sign in signs) and not any(sign < 0 for sign in signs):
+        return "direction reproduced"
+    return absent(results)
 
 
 def sources(results: Results, *runs: str) -> str:

@@ -7,7 +7,17 @@ from collections.abc import Callable
 
 from aero.published import Paper
 from aero.report import sensitivity_models as models
-from aero.report.decisions import PUBLISHED_ONLY, Decision, Verdict, absent, claim_test, sources, training_gap, untested
+from aero.report.decisions import (
+    PUBLISHED_ONLY,
+    Decision,
+    Verdict,
+    absent,
+    by_signs,
+    claim_test,
+    sources,
+    training_gap,
+    untested,
+)
 from aero.report.results import Results
 from aero.report.sensitivity_theory import Line, TheoryResults, load_theory, with_error
 from aero.report.statistics import difference, estimate
@@ -362,13 +372,7 @@ def core_order(results: Results, paper: Paper, *, runs: list[str], base: str, qu
             return untested(rule, results, missing)
     signs = [one.excludes(0) * sign for one in found]
     measured = "; ".join(f"{run} {one.text(3)}" for run, one in zip(runs, found, strict=True))
-    verdict: Verdict = (
-        "reproduced"
-        if all(s > 0 for s in signs)
-        else "direction reproduced"
-        if any(s > 0 for s in signs) and not any(s < 0 for s in signs)
-        else absent(results)
-    )
+    verdict = by_signs(results, signs)
     turned = [run for run, s in zip(runs, signs, strict=True) if s < 0]
     evidence = sources(results, *runs, base) + (f"; the opposite holds for {', '.join(turned)}" if turned else "")
     return Decision(rule, measured, results.scale, verdict, evidence)

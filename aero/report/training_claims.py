@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from aero.published import Paper
-from aero.report.decisions import Decision, Verdict, absent, claim_test, effect, sources, training_gap, untested
+from aero.report.decisions import (
+    Decision,
+    Verdict,
+    absent,
+    by_signs,
+    claim_test,
+    effect,
+    sources,
+    training_gap,
+    untested,
+)
 from aero.report.results import Results
 from aero.report.statistics import estimate, relative
 
@@ -62,13 +72,7 @@ def order(results: Results, paper: Paper, *, runs: list[str]) -> Decision:
     if any(e is None or not e.has_interval for e in found):
         return untested(rule, results, "one seed: no interval, so no verdict", measured)
     signs = [e.excludes(0) for e in found if e]
-    verdict: Verdict = (
-        "reproduced"
-        if all(s > 0 for s in signs)
-        else "direction reproduced"
-        if any(s > 0 for s in signs) and not any(s < 0 for s in signs)
-        else absent(results)
-    )
+    verdict = by_signs(results, signs)
     turned = [f"{before} to {after}" for (before, after), s in zip(pairs, signs, strict=True) if s < 0]
     evidence = sources(results, *runs) + (f"; reversed here: {', '.join(turned)}" if turned else "")
     return Decision(rule, measured, results.scale, verdict, evidence)

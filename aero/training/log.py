@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol, TextIO
 
@@ -49,12 +49,12 @@ class LiveLog:
         self._file: TextIO | None = None
 
     def begin(self, rows: Sequence[Row]) -> None:
-        write_text(self._path, _csv(self._columns, rows, header=True))
+        write_text(self._path, csv_text(self._columns, rows, header=True))
         self._file = open(self._path, "a", encoding="utf-8", newline="")
 
     def add(self, row: Row) -> None:
         assert self._file is not None, "begin comes first"
-        self._file.write(_csv(self._columns, [row], header=False))
+        self._file.write(csv_text(self._columns, [row], header=False))
         self._file.flush()
 
     def end(self) -> None:
@@ -64,10 +64,11 @@ class LiveLog:
 
 def write(path: Path, rows: Sequence[Row], layers: int, attention: bool = False, slopes: int = 0) -> None:
     """Write all rows atomically; numbers in the shortest form that reads back to the same float, gaps empty."""
-    write_text(path, _csv(columns(layers, attention, slopes), rows, header=True))
+    write_text(path, csv_text(columns(layers, attention, slopes), rows))
 
 
-def _csv(names: list[str], rows: Sequence[Row], header: bool) -> str:
+def csv_text(names: Sequence[str], rows: Iterable[Row], header: bool = True) -> str:
+    """CSV with the columns `names`; None and missing keys are empty cells."""
     text = io.StringIO()
     writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
     if header:

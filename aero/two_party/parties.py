@@ -40,7 +40,9 @@ GRACE_S = 1.0
 # Below the ports that the kernel hands to outgoing connections.
 FREE_PORTS = range(20000, 32000)
 _PR_SET_PDEATHSIG = 1
-_SPU_CANNOT_SEND = 255
+# SPU ends a process that cannot send by exit(255), while its other threads still compute: now and then one of those
+# crashes first.
+_SPU_CANNOT_SEND = {255, -signal.SIGSEGV, -signal.SIGABRT}
 
 Task = Callable[[Party, Any], Any]
 
@@ -226,7 +228,7 @@ class _Parent:
         if not child.died():
             return False
         child.process.join(END_TIMEOUT_S)
-        if child.process.exitcode == _SPU_CANNOT_SEND and "_link.cc" in (words := child.last_words()):
+        if child.process.exitcode in _SPU_CANNOT_SEND and "_link.cc" in (words := child.last_words()):
             peer = NAMES[1 - child.rank]
             child.phase = "failed"
             child.failure = (

@@ -211,6 +211,9 @@ def faulty(party, own):
         Path(folder, "at").write_text(str(time.time()))
         if how == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
+        elif how == "crashed in the link":
+            print("[error] [interconnection_link.cc:56] cntl ErrorCode '1008'", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), signal.SIGSEGV)
         elif how == "silent":
             time.sleep(60)
         elif how == "wrong input":
@@ -237,6 +240,7 @@ def gone(folder, names=("client", "server"), within_s=3.0):
     "how, error, message, receive_s, within_s",
     [
         ("killed", TwoPartyError, r"^the server process ended by signal 9 \(SIGKILL\) while running", 30, 2),
+        ("crashed in the link", TwoPartyError, r"^server: the client is gone or sent nothing for 30 s, .*1008", 30, 4),
         ("silent", TwoPartyError, r"^client: .*the server is gone or sent nothing for 6 s; .*receive_timeout_s", 6, 9),
         (
             "wrong input",

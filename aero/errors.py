@@ -6,6 +6,9 @@ import os
 import sys
 from collections.abc import Callable
 
+LONGEST_LINE = 1000
+"""Characters of an error that are shown: what a damaged file holds could go on for megabytes."""
+
 
 class UserError(ValueError):
     """Input a person can mend; its text names the cause and the remedy in one line."""
@@ -27,7 +30,13 @@ def run_main(main: Callable[[list[str]], int | None], arguments: list[str] | Non
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (ValueError, OSError) as error:
-        line = " ".join(str(error).split()) or type(error).__name__
-        print(f"error: {line}", file=sys.stderr)
+        print(f"error: {one_line(error)}", file=sys.stderr)
         sys.exit(1)
     sys.exit(status or 0)
+
+
+def one_line(error: BaseException) -> str:
+    """What the error says, on one line of printable characters: it may quote a file or a peer that is not trusted."""
+    line = " ".join(str(error).split()) or type(error).__name__
+    line = "".join(c if c.isprintable() else "\ufffd" for c in line)
+    return line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]} ..."

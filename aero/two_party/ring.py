@@ -30,11 +30,16 @@ def ring_elements(share: Any, bits: int) -> np.ndarray:
     meta.ParseFromString(share.meta)
     if not meta.storage_type.startswith("cheetah.AShr"):
         raise ValueError(f"{meta.storage_type} is no additive share")
-    content = _joined([dict(_fields(chunk)) for chunk in share.share_chunks])
+    content = content_of(share)
     count = int(np.prod(tuple(meta.shape.dims), dtype=np.int64))
     if len(content) != count * bits // 8:
         raise ValueError(f"a share of {count} elements has {len(content)} bytes, not {count * bits // 8}")
     return np.frombuffer(content, np.dtype(f"<u{bits // 8}")).astype(np.uint64)
+
+
+def content_of(share: Any) -> bytes:
+    """What the chunks of a share hold together. ValueError if they do not fit together."""
+    return _joined([dict(_fields(chunk)) for chunk in share.share_chunks])
 
 
 def share_of(values: np.ndarray, shape: Sequence[int], dtype: Any, owner: int | None, field: str) -> Any:
@@ -83,6 +88,8 @@ def _joined(chunks: Sequence[dict[int, Any]]) -> bytes:
     parts = sorted((chunk.get(_OFFSET, 0), chunk.get(_CONTENT, b"")) for chunk in chunks)
     content = b"".join(part for _, part in parts)
     starts = np.cumsum([0, *(len(part) for _, part in parts)])
+    if not all(isinstance(part, bytes) for _, part in parts):
+        raise ValueError("a chunk of a share has a number for its content; is this SPU 0.9.5?")
     totals = {chunk.get(_TOTAL, 0) for chunk in chunks}
     if totals != {len(content)} or any(offset != start for (offset, _), start in zip(parts, starts, strict=False)):
         raise ValueError("the chunks of a share do not fit together; is this SPU 0.9.5?")
@@ -108,11 +115,11 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
 
 def _read_varint(message: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
-    while at < len(message):
+    while at < len(message) and shift < 64:
         byte = message[at]
         at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, at
         shift += 7
-    raise ValueError("a chunk of a share is cut off")
+    raise ValueError("a chunk of a share is cut off, or a number in it is too long")

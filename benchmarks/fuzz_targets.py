@@ -495,10 +495,14 @@ def _peer(case: bytes) -> Iterator[socket.socket]:
         assert not thread.is_alive(), "the connection was left open"
 
 
-def _nothing_left(descriptors: int) -> None:
-    assert threading.active_count() == 1, f"left threads: {[thread.name for thread in threading.enumerate()]}"
-    left = len(os.listdir("/proc/self/fd"))
-    assert left <= descriptors, f"{left - descriptors} open files were left"
+def _open() -> tuple[int, int]:
+    """How many threads and open files this process has."""
+    return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+
+def _nothing_left(before: tuple[int, int]) -> None:
+    left = [now - then for now, then in zip(_open(), before, strict=True)]
+    assert max(left) <= 0, f"{left} threads and open files were left"
 
 
 def _carried(tunnel: Any, *_: Any, **__: Any) -> Any:
@@ -537,14 +541,14 @@ def link_server(folder: Path) -> Target:
 
     def read(case: bytes) -> None:
         door, said = Door(), []
-        open_files = len(os.listdir("/proc/self/fd"))
+        before = _open()
         kept, serving.run_through = serving.run_through, _carried
         try:
             with _peer(case) as door.connection:
                 answered = server.answer(door, said.append)
         finally:
             serving.run_through = kept
-        _nothing_left(open_files)
+        _nothing_left(before)
         (line,) = said
         if not answered:
             raise TwoPartyError(line)
@@ -568,7 +572,7 @@ def link_client(folder: Path) -> Target:
     seeds = [b"".join(frame(MESSAGE, 0, as_json(message)) for message in messages)]
 
     def read(case: bytes) -> None:
-        open_files = len(os.listdir("/proc/self/fd"))
+        before = _open()
         kept, serving.run_through = serving.run_through, _carried
         try:
             with _peer(case) as connection:
@@ -582,7 +586,7 @@ def link_client(folder: Path) -> Target:
                     client.close()
         finally:
             serving.run_through = kept
-            _nothing_left(open_files)
+            _nothing_left(before)
 
     said = ("the server", "tokenizer", "the model's context", "over the link")
     return Target(st.one_of(_conversation(messages), damaged(seeds)), seeds, read, said)

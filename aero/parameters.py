@@ -583,9 +583,9 @@ def load(path: Path | str = PATH) -> Parameters:
 def _known(kind: str, name: str, names: dict[str, Any]) -> str:
     if name in names:
         return name
-    near = difflib.get_close_matches(name, names, n=1)
+    near = difflib.get_close_matches(name[:100], names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    raise UserError(f"unknown {kind} {name!r}; {hint}known: {', '.join(names)}")
+    raise UserError(f"unknown {kind} {name[:100]!r}; {hint}known: {', '.join(names)}")
 
 
 def _first_error(error: ValidationError) -> str:

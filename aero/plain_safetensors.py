@@ -61,6 +61,8 @@ class safe_open:
         data = np.fromfile(path, dtype=np.uint8)
         try:
             (length,) = struct.unpack("<Q", data[:8].tobytes())
+            if length > len(data) - 8:
+                raise ValueError(f"{length} bytes of a file of {len(data)}")
             header = json.loads(data[8 : 8 + length].tobytes())
             self._metadata = header.pop("__metadata__", None)
             self._entries = {name: _entry(entry) for name, entry in header.items()}

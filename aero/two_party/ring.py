@@ -85,11 +85,12 @@ def _varint(value: int) -> bytes:
 
 
 def _joined(chunks: Sequence[dict[int, Any]]) -> bytes:
-    parts = sorted((chunk.get(_OFFSET, 0), chunk.get(_CONTENT, b"")) for chunk in chunks)
+    parts = [(chunk.get(_OFFSET, 0), chunk.get(_CONTENT, b"")) for chunk in chunks]
+    if not all(isinstance(offset, int) and isinstance(part, bytes) for offset, part in parts):
+        raise ValueError("a chunk of a share has its fields in other types; is this SPU 0.9.5?")
+    parts.sort()
     content = b"".join(part for _, part in parts)
     starts = np.cumsum([0, *(len(part) for _, part in parts)])
-    if not all(isinstance(part, bytes) for _, part in parts):
-        raise ValueError("a chunk of a share has a number for its content; is this SPU 0.9.5?")
     totals = {chunk.get(_TOTAL, 0) for chunk in chunks}
     if totals != {len(content)} or any(offset != start for (offset, _), start in zip(parts, starts, strict=False)):
         raise ValueError("the chunks of a share do not fit together; is this SPU 0.9.5?")
@@ -97,11 +98,13 @@ def _joined(chunks: Sequence[dict[int, Any]]) -> bytes:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Fields of a protobuf message that has numbers and byte strings alone."""
+    """Fields of a chunk, a protobuf message that has numbers and byte strings alone."""
     at = 0
     while at < len(message):
         key, at = _read_varint(message, at)
         value, at = _read_varint(message, at)
+        if key >> 3 not in (_TOTAL, _OFFSET, _CONTENT):
+            raise ValueError(f"a chunk of a share has a field {key >> 3}; is this SPU 0.9.5?")
         if key & 7 == _BYTES:
             if at + value > len(message):
                 raise ValueError("a chunk of a share is cut off")

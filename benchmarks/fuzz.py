@@ -36,7 +36,7 @@ OUT = Path("results/robustness/fuzz.json")
 # Cases by hypothesis and by atheris: more of what takes microseconds.
 CASES = {
     "notation": (25_000, 25_000),
-    "parameters": (8_000, 4_000),
+    "parameters": (5_000, 2_000),
     "token files": (15_000, 10_000),
     "checkpoints": (15_000, 10_000),
     "published numbers": (10_000, 5_000),

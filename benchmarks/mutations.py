@@ -148,12 +148,15 @@ def damaged_tree(draw: Draw, tree: Any, leaves: Sequence[Any] = ()) -> Any:
                 holder.pop(key)
             )
         elif kind == "nest":
-            holder[key] = draw(st.sampled_from([[holder[key]], {"x": holder[key]}, [holder[key]] * 3]))
+            part, kinds = holder[key], ("list", "name", "three")
+            nested = {"list": [part], "name": {"x": part}, "three": [part, copy.deepcopy(part), 0]}
+            holder[key] = nested[draw(st.sampled_from(kinds))]
         elif kind == "move":
             other, name = draw(st.sampled_from(places))
             holder[key] = copy.deepcopy(other[name])
         else:
-            holder[key] = draw(st.sampled_from([*LEAVES, *leaves]))
+            # A copy, because the next change may be to a part of it.
+            holder[key] = copy.deepcopy(draw(st.sampled_from([*LEAVES, *leaves])))
     return tree[""]
 
 

@@ -82,8 +82,8 @@ def _server(results: Results) -> Html:
         f"{name} {min(values):g} to {max(values):g}" for name, values in columns.items() if name in COUNTS
     )
     caption = (
-        f"One server process over {len(found['samples']):,} questions, measured after each when it is idle. Over all "
-        f"of them: {counts}. {_where(found, 'server')}"
+        f"One server process over {len(found['samples']):,} questions, measured after each when it is idle; dotted: "
+        f"after the first. Over all of them: {counts}. {_where(found, 'server')}"
     )
     source = f"{__name__}.{figure_server.__name__}"
     return shown(figure_server(results), "figure-server", "Memory and time of a long-running server", caption, source)
@@ -103,11 +103,12 @@ def figure_server(results: Results) -> Figure:
         columns = _columns(found)
         for panel, (name, title, unit) in zip(panels, SERVER_PANELS, strict=True):
             values = [value / unit for value in columns[name]]
-            panel.plot(columns["question"], values, color=AS_PUBLISHED, linewidth=0.8)
+            panel.plot(columns["question"], values, color=AS_PUBLISHED, linestyle="", marker=".", markersize=2)
             panel.set_ylim(0, 1.25 * max(values))
             panel.set_title(title)
             panel.set_xlabel("question")
-            panel.axhline(values[0], color=INK, linewidth=0.6, linestyle=":")
+            if name == "memory_bytes":
+                panel.axhline(values[0], color=INK, linewidth=0.6, linestyle=":")
             panel.grid()
     return figure
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import Any
 
 LONGEST_LINE = 1000
 """Characters of an error that are shown: what a damaged file holds could go on for megabytes."""
@@ -40,3 +42,21 @@ def one_line(error: BaseException) -> str:
     line = " ".join(str(error).split()) or type(error).__name__
     line = "".join(c if c.isprintable() else "\ufffd" for c in line)
     return line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]} ..."
+
+
+def known(kind: str, name: str, names: Collection[str]) -> str:
+    """`name` if it is one of `names`; UserError with the nearest of them if not."""
+    if name in names:
+        return name
+    near = difflib.get_close_matches(name[:100], names, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise UserError(f"unknown {kind} {name[:100]!r}; {hint}known: {', '.join(names)}")
+
+
+def got(value: Any) -> str:
+    """The value that was found, cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        text = "a number of thousands of digits"
+    return f" (got {text if len(text) <= 100 else text[:100] + '...'})"

@@ -5,7 +5,6 @@ An unknown key, a wrong type or an impossible combination is one line that names
 
 from __future__ import annotations
 
-import difflib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import yaml
 
 from aero.architecture import Architecture, parse
-from aero.errors import UserError, run_main
+from aero.errors import UserError, got, known, run_main
 from aero.families import FAMILIES
 
 if TYPE_CHECKING:  # `aero runs` reads the parameters without waiting for torch
@@ -242,7 +241,7 @@ class ScaleParameters(_Strict):
         """What the paper's context length is at this scale: the model's own for T=128, one of `contexts` for others."""
         if context == PAPER_CONTEXT:
             return self.model.context
-        return self.contexts[_known("context", str(context), self.contexts)].length
+        return self.contexts[known("context", str(context), self.contexts)].length
 
 
 class _RegularizerChanges(_Strict):
@@ -402,9 +401,9 @@ class Parameters(_Strict):
 
     @model_validator(mode="after")
     def _names_exist(self) -> Parameters:
-        _known("scale", self.scale, self.scales)
+        known("scale", self.scale, self.scales)
         for run in (*self.active_runs, *self.more_runs, *self.two_party.end_to_end_runs, *self.compared_runs):
-            _known("run", run, self.runs)
+            known("run", run, self.runs)
         for run in self.runs:
             if (listed := (*self.active_runs, *self.more_runs).count(run)) != 1:
                 raise ValueError(f"run {run} must stand once in active_runs or more_runs, not {listed} times")
@@ -416,14 +415,14 @@ class Parameters(_Strict):
                     f"scales.{scale}.end_to_end_runs: {', '.join(sorted(extra))} must be in two_party.end_to_end_runs"
                 )
         for name, run in self.runs.items():
-            _known("model family", run.model, FAMILIES)
+            known("model family", run.model, FAMILIES)
             if (corpus := self.corpus_name(name)) is not None:
-                _known("corpus", corpus, self.corpora)
+                known("corpus", corpus, self.corpora)
         for scale, chosen in self.scales.items():
             for family in (*chosen.families, *self.families):
-                _known("model family", family, FAMILIES)
+                known("model family", family, FAMILIES)
             if chosen.device != MEASURED:
-                _known(f"device of scales.{scale}", chosen.device, self.devices)
+                known(f"device of scales.{scale}", chosen.device, self.devices)
             at_scale = self.model_copy(update={"scale": scale})
             for name in self.runs:
                 at_scale.model(name), at_scale.train(name), at_scale.run_regularizer(name)
@@ -442,15 +441,15 @@ class Parameters(_Strict):
 
     def run(self, name: str) -> RunParameters:
         """The run called `name`; UserError with the nearest known name if there is none."""
-        return self.runs[_known("run", name, self.runs)]
+        return self.runs[known("run", name, self.runs)]
 
     def corpus_called(self, name: str | None) -> CorpusParameters:
         """The corpus under `corpora.<name>`, or the default one for None; UserError if there is none of that name."""
-        return self.corpus if name is None else self.corpora[_known("corpus", name, self.corpora)]
+        return self.corpus if name is None else self.corpora[known("corpus", name, self.corpora)]
 
     def at_scale(self, scale: str) -> Parameters:
         """The same parameters with another scale active; UserError if it is unknown."""
-        return self.model_copy(update={"scale": _known("scale", scale, self.scales)})
+        return self.model_copy(update={"scale": known("scale", scale, self.scales)})
 
     def vocabulary(self, run: str) -> int:
         """Entries of the tokenizer of the run's corpus at the active scale."""
@@ -459,7 +458,7 @@ class Parameters(_Strict):
         return entries if corpus is None or corpus.vocabulary is None else min(entries, corpus.vocabulary)
 
     def device(self, name: str) -> DeviceParameters:
-        return self.devices[_known("device", name, self.devices)]
+        return self.devices[known("device", name, self.devices)]
 
     def packing(self, run: str) -> bool:
         """Whether the run's corpus is cut without regard to documents."""
@@ -515,7 +514,7 @@ class Parameters(_Strict):
             values |= self.active.families[chosen.model].train
         for name in ("steps", "accumulation"):
             if type(values[name]) is not int:
-                raise UserError(f"scales.{self.scale}, run {run}: {name} must be a whole number{_got(values[name])}")
+                raise UserError(f"scales.{self.scale}, run {run}: {name} must be a whole number{got(values[name])}")
         values["steps"] = max(1, round(values["steps"] * chosen.budget / chosen.batch))
         values["accumulation"] *= chosen.batch
         try:
@@ -580,31 +579,14 @@ def load(path: Path | str = PATH) -> Parameters:
         raise UserError(f"{path}: {_first_error(error)}") from None
 
 
-def _known(kind: str, name: str, names: dict[str, Any]) -> str:
-    if name in names:
-        return name
-    near = difflib.get_close_matches(name[:100], names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise UserError(f"unknown {kind} {name[:100]!r}; {hint}known: {', '.join(names)}")
-
-
 def _first_error(error: ValidationError) -> str:
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"])[:200]
     message = first["msg"].removeprefix("Value error, ")
     value = first.get("input")
-    shown = "" if isinstance(value, dict | list | BaseModel) else _got(value)
+    shown = "" if isinstance(value, dict | list | BaseModel) else got(value)
     more = f"; and {error.error_count() - 1} more" if error.error_count() > 1 else ""
     return f"{place + ': ' if place else ''}{message}{shown}{more}"
-
-
-def _got(value: Any) -> str:
-    """The value that was found, cut where it is long."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python writes no integer of more than 4,300 digits
-        text = "a number of thousands of digits"
-    return f" (got {text if len(text) <= 100 else text[:100] + '...'})"
 
 
 def _main(arguments: list[str]) -> None:

@@ -35,16 +35,16 @@ from aero.training.log import write_text
 OUT = Path("results/robustness/fuzz.json")
 # Cases by hypothesis and by atheris: more of what takes microseconds.
 CASES = {
-    "notation": (25_000, 25_000),
-    "parameters": (5_000, 2_000),
+    "notation": (30_000, 30_000),
+    "parameters": (4_000, 2_000),
     "token files": (15_000, 10_000),
-    "checkpoints": (15_000, 10_000),
-    "published numbers": (10_000, 5_000),
-    "profile logs": (20_000, 20_000),
+    "checkpoints": (12_000, 5_000),
+    "published numbers": (5_000, 2_000),
+    "profile logs": (30_000, 30_000),
     "local corpora": (10_000, 10_000),
-    "link, server": (8_000, 5_000),
-    "link, client": (8_000, 5_000),
-    "link, shares": (10_000, 10_000),
+    "link, server": (8_000, 4_000),
+    "link, client": (8_000, 4_000),
+    "link, shares": (15_000, 10_000),
 }
 ENGINES = ("hypothesis", "atheris")
 CASE_S = 10.0

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from small_project import make
 
-from aero.pipeline import ROOT, dependency_differences
+from aero.pipeline import ROOT, _is_inert, dependency_differences
 
 RUN, SEED = "sm-scfuffni-6", 1337
 STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
@@ -62,9 +62,11 @@ def declared(stage: str) -> tuple[list[str], list[str]]:
 
 
 def alone(folder: Path, whole: Path, names: list[str]) -> None:
-    """Make `folder` hold params.yaml and `names`, code from this source and data from `whole`, nothing else."""
+    """Make `folder` hold params.yaml and `names`, code from this source and data from `whole`, nothing else but the
+    `__init__.py` that have no code."""
     shutil.copytree(whole, folder, ignore=lambda path, _: ["runs"] if Path(path) == whole else [])
-    for name in names:
+    packages = [*(ROOT / "aero").rglob("__init__.py"), ROOT / "stages/__init__.py"]
+    for name in [*names, *(path.relative_to(ROOT).as_posix() for path in packages if _is_inert(path))]:
         source = (ROOT if name.split("/")[0] in ("aero", "stages") else whole) / name
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / name)
@@ -120,7 +122,7 @@ def test_a_stage_reads_nothing_that_it_does_not_declare(made, stage):
     [
         ("configurations", "runs/tokens", "runs/tokens/manifest.json does not exist"),
         ("train", "runs/tokens", "runs/tokens/manifest.json does not exist"),
-        ("train", "aero/training/state.py", "No module named 'aero.training.state'"),
+        ("train", "aero/training/state.py", "cannot import name 'state'"),
         ("entropy", f"runs/{RUN}/seed_{SEED}/checkpoint.safetensors", "checkpoint.safetensors does not exist"),
     ],
 )

@@ -35,16 +35,16 @@ from aero.training.log import write_text
 OUT = Path("results/robustness/fuzz.json")
 # Cases by hypothesis and by atheris: more of what takes microseconds.
 CASES = {
-    "notation": (30_000, 30_000),
-    "parameters": (4_000, 2_000),
-    "token files": (15_000, 10_000),
-    "checkpoints": (12_000, 5_000),
+    "notation": (20_000, 50_000),
+    "parameters": (2_000, 2_000),
+    "token files": (10_000, 5_000),
+    "checkpoints": (5_000, 4_000),
     "published numbers": (5_000, 2_000),
-    "profile logs": (30_000, 30_000),
+    "profile logs": (25_000, 50_000),
     "local corpora": (10_000, 10_000),
     "link, server": (8_000, 4_000),
     "link, client": (8_000, 4_000),
-    "link, shares": (15_000, 10_000),
+    "link, shares": (20_000, 20_000),
 }
 ENGINES = ("hypothesis", "atheris")
 CASE_S = 10.0
@@ -197,10 +197,12 @@ def _child(name: str, engine: str, cases: int, seconds: float, seed: int, report
             by_hypothesis(target, tally, cases, seed, began + seconds)
             finish()
             return
+        from benchmarks.fuzz_targets import put
+
         corpus = Path(folder) / "corpus"
         corpus.mkdir()
         for number, seed_case in enumerate(target.seeds):
-            (corpus / str(number)).write_bytes(seed_case)
+            put(corpus / str(number), seed_case)
 
         def one(case: bytes) -> None:
             tally.examine(bytes(case))

@@ -59,6 +59,11 @@ def refusal(error: ValueError | OSError, cause: Sequence[str]) -> str | None:
     return None
 
 
+def put(path: Path, content: bytes) -> None:
+    """Write a case, or what it is read with, into the target's own folder."""
+    path.write_bytes(content)
+
+
 def notation(folder: Path) -> Target:
     """`aero.architecture.parse`: what it reads, `str` writes back."""
     from aero.architecture import parse
@@ -109,7 +114,7 @@ def parameters(folder: Path) -> Target:
         return as_json(damaged_tree(draw, values, ["laptop", "sm", [0.9, 0.95], "position_sum", 12]))
 
     def read(case: bytes) -> None:
-        path.write_bytes(case)
+        put(path, case)
         found = load(path)
         settings(found)
         for run in found.runs:
@@ -198,8 +203,8 @@ def token_files(folder: Path) -> Target:
         if not case:
             return
         name = names[case[0] % len(names)]
-        (damaged_folder / last[0]).write_bytes(content[last[0]])
-        (damaged_folder / name).write_bytes(case[1:])
+        put(damaged_folder / last[0], content[last[0]])
+        put(damaged_folder / name, case[1:])
         last[0] = name
         tokens = open_tokens(damaged_folder, verify=True)
         tokenizer_of(tokens).decode(tokens.train.tokens[:50])
@@ -223,6 +228,7 @@ def checkpoints(folder: Path) -> Target:
 
     from aero import checkpoint, plain_safetensors
     from aero.architecture import parse
+    from aero.checkpoint import save as save_checkpoint
     from aero.model import GPT, ModelConfig
     from aero.training import state
     from aero.training.loop import Outcome
@@ -234,7 +240,7 @@ def checkpoints(folder: Path) -> Target:
     for text in ("SM+LN+G", "EReg(SM(t)+ScFuFFNi_1)", "SM+WNorm(QK)"):
         torch.manual_seed(1)
         model = GPT(parse(text), ModelConfig(**sizes))
-        checkpoint.save(path, model, run="a")
+        save_checkpoint(path, model, run="a")
         seeds.append(path.read_bytes())
         digest = checkpoint.describe(path)[2].get("sha256")
         written[digest] = {name: value.clone() for name, value in model.state_dict().items()}
@@ -286,7 +292,7 @@ def checkpoints(folder: Path) -> Target:
     def read(case: bytes) -> None:
         resumed, other_optimizer, _ = small_outcome()
         fresh = {name: value.clone() for name, value in resumed.model.state_dict().items()}
-        state_path.write_bytes(case)
+        put(state_path, case)
         said: list[str] = []
         write, tqdm.write = tqdm.write, said.append
         try:
@@ -297,7 +303,7 @@ def checkpoints(folder: Path) -> Target:
             assert resumed.steps_done == 0 and not resumed.rows and not other_optimizer.state
             assert all(torch.equal(value, fresh[name]) for name, value in resumed.model.state_dict().items())
             assert refusal(ValueError(said[0]), ("starting anew",)) is None, said[0]
-        path.write_bytes(case)
+        put(path, case)
         found, errors = [], []
         for reader in (package, ours):
             checkpoint.safe_open, checkpoint.SafetensorError = reader
@@ -350,7 +356,7 @@ def published(folder: Path) -> Target:
 
     def read(case: bytes) -> None:
         for kind, path in files.items():
-            path.write_bytes(case[1:] if case[:1] == kind else content[kind])
+            put(path, case[1:] if case[:1] == kind else content[kind])
         kept, published._FOLDER = published._FOLDER, folder
         try:
             paper = published.load.__wrapped__("paper")
@@ -408,7 +414,7 @@ def corpora(folder: Path) -> Target:
         shutil.rmtree(place, ignore_errors=True)
         for split in ("train", "valid"):
             (place / split).mkdir(parents=True)
-            (place / split / names["j" if case[:1] == b"j" else "t"]).write_bytes(case[1:])
+            put(place / split / names["j" if case[:1] == b"j" else "t"], case[1:])
         for split in ("train", "valid"):
             corpus = LocalFolder(place)
             texts = list(corpus.documents(split))

@@ -106,9 +106,9 @@ class Tally:
         return wrong
 
     def _keep(self, wrong: str, case: bytes) -> None:
-        """Failures that differ in their numbers alone are one; the shortest case is kept."""
+        """Failures of one kind at one place are one; the shortest case is kept."""
         wrong = wrong[:600]
-        kind = re.sub(r"\d+|'[^']*'|\"[^\"]*\"", "_", wrong[-150:] if "does not name" not in wrong else wrong)
+        kind = re.sub(r"\d+", "_", f"{wrong.partition(':')[0]} {wrong.rpartition(' ')[2]}")
         found = self.failures.setdefault(kind, {"what": wrong, "times": 0, "case": None})
         found["times"] += 1
         encoded = base64.b64encode(case[:_KEPT_CASE]).decode()

@@ -65,7 +65,7 @@ def test_an_error_is_one_printable_line_of_bounded_length(capsys):
 
 
 @pytest.mark.parametrize(
-    "text", ["SM+ScFuFFNi_\u0663", "SM+ScFuFFNi_" + "9" * 5000, "SM+" * 2000, "SM\ud800", "S\u2028M"]
+    "text", ["SM+ScFuFFNi_\u0663", "SM+ScFuFFNi_" + "9" * 5000, "SM+" * 2000, "SM\ud800", "\udcff" * 150, "S\u2028M"]
 )
 def test_notation_in_other_digits_or_without_end_is_refused(text):
     if text == "S\u2028M":

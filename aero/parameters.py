@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import yaml
 
 from aero.architecture import Architecture, parse
-from aero.errors import UserError, got, known, run_main
+from aero.errors import UserError, got, run_main
+from aero.errors import known as _known
 from aero.families import FAMILIES
 
 if TYPE_CHECKING:  # `aero runs` reads the parameters without waiting for torch
@@ -241,7 +242,7 @@ class ScaleParameters(_Strict):
         """What the paper's context length is at this scale: the model's own for T=128, one of `contexts` for others."""
         if context == PAPER_CONTEXT:
             return self.model.context
-        return self.contexts[known("context", str(context), self.contexts)].length
+        return self.contexts[_known("context", str(context), self.contexts)].length
 
 
 class _RegularizerChanges(_Strict):
@@ -401,9 +402,9 @@ class Parameters(_Strict):
 
     @model_validator(mode="after")
     def _names_exist(self) -> Parameters:
-        known("scale", self.scale, self.scales)
+        _known("scale", self.scale, self.scales)
         for run in (*self.active_runs, *self.more_runs, *self.two_party.end_to_end_runs, *self.compared_runs):
-            known("run", run, self.runs)
+            _known("run", run, self.runs)
         for run in self.runs:
             if (listed := (*self.active_runs, *self.more_runs).count(run)) != 1:
                 raise ValueError(f"run {run} must stand once in active_runs or more_runs, not {listed} times")
@@ -415,14 +416,14 @@ class Parameters(_Strict):
                     f"scales.{scale}.end_to_end_runs: {', '.join(sorted(extra))} must be in two_party.end_to_end_runs"
                 )
         for name, run in self.runs.items():
-            known("model family", run.model, FAMILIES)
+            _known("model family", run.model, FAMILIES)
             if (corpus := self.corpus_name(name)) is not None:
-                known("corpus", corpus, self.corpora)
+                _known("corpus", corpus, self.corpora)
         for scale, chosen in self.scales.items():
             for family in (*chosen.families, *self.families):
-                known("model family", family, FAMILIES)
+                _known("model family", family, FAMILIES)
             if chosen.device != MEASURED:
-                known(f"device of scales.{scale}", chosen.device, self.devices)
+                _known(f"device of scales.{scale}", chosen.device, self.devices)
             at_scale = self.model_copy(update={"scale": scale})
             for name in self.runs:
                 at_scale.model(name), at_scale.train(name), at_scale.run_regularizer(name)
@@ -441,15 +442,15 @@ class Parameters(_Strict):
 
     def run(self, name: str) -> RunParameters:
         """The run called `name`; UserError with the nearest known name if there is none."""
-        return self.runs[known("run", name, self.runs)]
+        return self.runs[_known("run", name, self.runs)]
 
     def corpus_called(self, name: str | None) -> CorpusParameters:
         """The corpus under `corpora.<name>`, or the default one for None; UserError if there is none of that name."""
-        return self.corpus if name is None else self.corpora[known("corpus", name, self.corpora)]
+        return self.corpus if name is None else self.corpora[_known("corpus", name, self.corpora)]
 
     def at_scale(self, scale: str) -> Parameters:
         """The same parameters with another scale active; UserError if it is unknown."""
-        return self.model_copy(update={"scale": known("scale", scale, self.scales)})
+        return self.model_copy(update={"scale": _known("scale", scale, self.scales)})
 
     def vocabulary(self, run: str) -> int:
         """Entries of the tokenizer of the run's corpus at the active scale."""
@@ -458,7 +459,7 @@ class Parameters(_Strict):
         return entries if corpus is None or corpus.vocabulary is None else min(entries, corpus.vocabulary)
 
     def device(self, name: str) -> DeviceParameters:
-        return self.devices[known("device", name, self.devices)]
+        return self.devices[_known("device", name, self.devices)]
 
     def packing(self, run: str) -> bool:
         """Whether the run's corpus is cut without regard to documents."""

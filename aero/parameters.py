@@ -37,8 +37,7 @@ LARGEST = 10**15  # beyond it counts would leave the range of floats and of NumP
 Positive = Annotated[int, Field(gt=0, le=LARGEST)]
 NotNegative = Annotated[int, Field(ge=0, le=LARGEST)]
 CorpusKey = Annotated[str, Field(pattern="^[a-z0-9_]+$")]  # names a folder and a pipeline stage
-# A name of a run or a scale names folders and stands in the commands of dvc.yaml, which a shell reads.
-Name = Annotated[str, Field(pattern="^[a-z0-9][a-z0-9-]*$", max_length=100)]
+Name = Annotated[str, Field(pattern="^[a-z0-9][a-z0-9-]*$", max_length=100)]  # stands in commands of dvc.yaml
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -513,9 +512,8 @@ class Parameters(_Strict):
         values |= self.family(run).train
         if chosen.model in self.active.families:
             values |= self.active.families[chosen.model].train
-        for name in ("steps", "accumulation"):
-            if type(values[name]) is not int:
-                raise UserError(f"scales.{self.scale}, run {run}: {name} must be a whole number{got(values[name])}")
+        if odd := [name for name in ("steps", "accumulation") if type(values[name]) is not int]:
+            raise UserError(f"scales.{self.scale}, run {run}: {odd[0]} must be a whole number{got(values[odd[0]])}")
         values["steps"] = max(1, round(values["steps"] * chosen.budget / chosen.batch))
         values["accumulation"] *= chosen.batch
         try:

@@ -53,6 +53,26 @@ def known(kind: str, name: str, names: Collection[str]) -> str:
     raise UserError(f"unknown {kind} {name[:100]!r}; {hint}known: {', '.join(names)}")
 
 
+def bounded(tree: Any, most: int = 10**6) -> Any:
+    """`tree` of lists and mappings. ValueError if it has more than `most` parts, or contains itself: a few lines of
+    YAML whose aliases stand for each other are millions of parts as soon as somebody writes them out."""
+    sizes: dict[int, int | None] = {}
+
+    def size(part: Any) -> int:
+        if not isinstance(part, dict | list):
+            return 1
+        if id(part) not in sizes:
+            sizes[id(part)] = None
+            sizes[id(part)] = 1 + sum(map(size, part.values() if isinstance(part, dict) else part))
+        if (found := sizes[id(part)]) is None:
+            raise ValueError("a part of it contains itself")
+        return found
+
+    if (parts := size(tree)) > most:
+        raise ValueError(f"it has {parts:.1e} parts" if parts < 1e300 else "it has no end of parts")
+    return tree
+
+
 def got(value: Any) -> str:
     """The value that was found, cut where it is long."""
     try:

@@ -128,6 +128,23 @@ def test_yaml_that_cannot_be_read_names_the_file(tmp_path, text):
     refused(lambda: load(path), path)
 
 
+BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 60))
+
+
+def test_aliases_that_stand_for_each_other_are_counted_and_not_written_out(tmp_path, monkeypatch):
+    """2^60 parts in 60 lines: to quote one in an error would take all memory."""
+    path = tmp_path / "params.yaml"
+    changed = (ROOT / "params.yaml").read_text(encoding="utf-8").replace("steps: 12", "steps: *a59", 1)
+    path.write_text(BOMB + changed, encoding="utf-8")
+    refused(lambda: load(path), path, "parts")
+    path.write_text("a: &a {b: *a}", encoding="utf-8")
+    refused(lambda: load(path), path, "contains itself")
+    read = paper(tmp_path, monkeypatch, lambda v: None)
+    text = (tmp_path / "paper.yaml").read_text(encoding="utf-8")
+    (tmp_path / "paper.yaml").write_text(BOMB + text.replace("cite: arXiv 2410.13060", "cite: *a59"), encoding="utf-8")
+    refused(read, "paper.yaml", "parts")
+
+
 def test_a_number_without_end_is_shown_as_such(tmp_path):
     path = tmp_path / "params.yaml"
     text = (ROOT / "params.yaml").read_text(encoding="utf-8")

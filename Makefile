@@ -3,17 +3,21 @@
 # make parallel  parallel context encoding: train its small model, measure it, render the report (not part of repro)
 # make test    install, then every test
 # make nightly the longer tests: every run of the papers at the smoke scale
+# make fuzz    damaged input for every reader of files and messages; CASES=N of each, SEED=N
+# make audit   look the packages of the lock up in a database of known vulnerabilities; needs the network
 # make report  install, then render the report from kept and fresh results, computing nothing
 # make bench   speed comparisons
 # make keep    copy fresh results from runs/ into results/, which git keeps
 PYTHON ?= python3.11
 JOBS ?= 2
 SCALE ?=
+SEED ?= 1
+CASES ?=
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYTHONHASHSEED := 0
 
-.PHONY: repro all parallel test nightly bench report keep install lint
+.PHONY: repro all parallel test nightly fuzz audit bench report keep install lint
 install: .venv/.installed
 
 # uv when it is there, pip otherwise. The stamp is written last, so that a broken installation is tried again.
@@ -65,6 +69,14 @@ test: install
 
 nightly: install
 	@python -m pytest -m nightly
+
+fuzz: install
+	@python -m benchmarks.fuzz --seed $(SEED) $(if $(CASES),--cases $(CASES))
+
+# An environment of its own: what audits the packages should not be one of them.
+audit:
+	@$(PYTHON) -m venv .venv/audit && .venv/audit/bin/python -m pip install -q --disable-pip-version-check pip-audit && \
+	  .venv/audit/bin/pip-audit --disable-pip --no-deps -r requirements.lock
 
 bench: install
 	@python -m benchmarks

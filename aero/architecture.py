@@ -34,9 +34,10 @@ NORMED: dict[str, tuple[str, ...]] = {
 }
 """The linear layers of AERO Table 9 that are normalised together."""
 
+_LONGEST = 200  # characters of a notation
 _WRAPPER = re.compile(r"(EReg|SOTA)\((.*)\)")
 _PLUS = re.compile(r"\+(?![^()]*\))")  # not inside parentheses
-_FUSED = re.compile(r"ScFuFFN(?:i_(\d+))?")
+_FUSED = re.compile(r"ScFuFFN(?:i_([0-9]{1,6}))?")
 _NORMED = re.compile(r"([WS])Norm\((.*)\)")
 _CORE = re.compile(r"Core\(([a-z0-9_]+)\)")
 _FORMS: dict[str, dict[str, object]] = {
@@ -158,11 +159,14 @@ def parse(text: str) -> Architecture:
     if not isinstance(text, str):
         raise ValueError(f"architecture must be text in the papers' notation, got {type(text).__name__}")
     core = re.sub(r"\s+", "", text)
+    shown = _quoted(text)
+    if len(core) > _LONGEST:
+        raise ValueError(f"architecture {shown} has {len(core)} characters; {_LONGEST} are the most")
     settings: dict[str, object] = {}
     while match := _WRAPPER.fullmatch(core):
         key, value = {"EReg": ("entropy_regularized", True), "SOTA": ("block", "he_hofmann")}[match[1]]
         if key in settings:
-            raise ValueError(f"architecture {text!r}: {match[1]}(…) is given twice")
+            raise ValueError(f"architecture {shown}: {match[1]}(…) is given twice")
         settings[key] = value
         core = match[2]
     for position, part in enumerate(_PLUS.split(core)):
@@ -170,36 +174,42 @@ def parse(text: str) -> Architecture:
         if part in ("SM", "SM(t)"):
             update = {"temperature": part == "SM(t)"}
             if position:
-                raise ValueError(f"architecture {text!r}: {part} must come first")
+                raise ValueError(f"architecture {shown}: {part} must come first")
         elif position == 0 and (match := _CORE.fullmatch(part)):
             update = {"core": match[1], "temperature": False}
             if match[1] == "softmax":
-                raise ValueError(f"architecture {text!r}: Core(softmax) is written SM")
+                raise ValueError(f"architecture {shown}: Core(softmax) is written SM")
         elif position == 0:
             raise ValueError(
-                f"architecture {text!r}: must begin with SM, SM(t) or Core(…), not {part!r}; known: {_ALLOWED}"
+                f"architecture {shown}: must begin with SM, SM(t) or Core(…), not {_quoted(part)}; known: {_ALLOWED}"
             )
         elif part in _FORMS:
             update = _FORMS[part]
         elif match := _FUSED.fullmatch(part):
             update = {"ffn": "fused", "scaled": True, "pruned": int(match[1] or 0)}
             if match[1] is not None and int(match[1]) == 0:
-                raise ValueError(f"architecture {text!r}: {part} prunes nothing; write ScFuFFN")
+                raise ValueError(f"architecture {shown}: {part} prunes nothing; write ScFuFFN")
         elif match := _NORMED.fullmatch(part):
             if match[2] not in NORMED:
-                raise ValueError(f"architecture {text!r}: {part} must name one of {', '.join(NORMED)} (AERO Table 9)")
+                raise ValueError(f"architecture {shown}: {part} must name one of {', '.join(NORMED)} (AERO Table 9)")
             update = {"weight_norm": {"W": "weight", "S": "spectral"}[match[1]], "normed": NORMED[match[2]]}
         else:
-            raise ValueError(f"architecture {text!r}: unknown part {part!r}; known parts: {_ALLOWED}")
+            raise ValueError(f"architecture {shown}: unknown part {_quoted(part)}; known parts: {_ALLOWED}")
         if repeated := set(update) & set(settings):
             if {update.get("ffn"), settings.get("ffn")} & set(ACTIVATIONS) and ("scaled" in update | settings):
                 raise ValueError(
-                    f"architecture {text!r}: an FFN with an activation can be neither scaled nor fused, since its two"
+                    f"architecture {shown}: an FFN with an activation can be neither scaled nor fused, since its two"
                     " matrices do not multiply into one; leave out the activation or the Sc… part"
                 )
-            raise ValueError(f"architecture {text!r}: {part} sets {', '.join(sorted(repeated))} a second time")
+            raise ValueError(f"architecture {shown}: {part} sets {', '.join(sorted(repeated))} a second time")
         settings.update(update)
     try:
         return Architecture(**settings)  # type: ignore[arg-type]
     except ValueError as error:
-        raise ValueError(f"architecture {text!r}: {error}") from None
+        raise ValueError(f"architecture {shown}: {error}") from None
+
+
+def _quoted(text: str) -> str:
+    """The text as Python writes it, cut where it is long: an odd character is written as up to ten."""
+    quoted = repr(text)
+    return quoted if len(quoted) <= _LONGEST else f"{quoted[:_LONGEST]}..."

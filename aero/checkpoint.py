@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import math
 import os
+import typing
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,6 +24,8 @@ except ModuleNotFoundError:
     from aero.plain_safetensors import SafetensorError, safe_open, save_file
 
 FORMAT = "aero-checkpoint-1"
+LARGEST_SIZE, MOST_LAYERS = 2**20, 256
+"""Sizes of a model beyond which its description is taken for a damaged or hostile one."""
 
 
 def save(path: Path | str, model: GPT, **metadata: str) -> None:
@@ -38,10 +45,18 @@ def load(path: Path | str) -> GPT:
     """The model stored at `path`, in evaluation mode. ValueError if the file is missing, damaged or of another kind."""
     tensors, header = read_tensors(path, FORMAT)
     try:
-        model = GPT(parse(header["architecture"]), ModelConfig(**json.loads(header["config"])))
+        architecture, config = _described(header)
+        if config.layers > len(tensors):
+            raise ValueError(f"{config.layers} layers of {len(tensors)} tensors")
+        with torch.device("meta"):  # before memory is taken for sizes that the file only claims
+            check_fit(tensors, GPT(architecture, config).state_dict())
+        model = GPT(architecture, config)
         model.load_state_dict(tensors)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"checkpoint {path} does not fit its own description ({error}); train the run again") from None
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(
+            f"checkpoint {path} does not fit its own description ({reason}); train the run again"
+        ) from None
     return model.eval()
 
 
@@ -49,18 +64,54 @@ def describe(path: Path | str) -> tuple[Architecture, ModelConfig, dict[str, str
     """Architecture, sizes and all metadata of the checkpoint at `path`, without its weights. ValueError as `load`."""
     _, header = read_tensors(path, FORMAT, header_only=True)
     try:
-        return parse(header["architecture"]), ModelConfig(**json.loads(header["config"])), header
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"checkpoint {path} does not describe its model ({error}); train the run again") from None
+        return *_described(header), header
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"checkpoint {path} does not describe its model ({reason}); train the run again") from None
+
+
+def _described(header: Mapping[str, str]) -> tuple[Architecture, ModelConfig]:
+    return parse(header["architecture"]), model_config(json.loads(header["config"]))
+
+
+def model_config(values: Any) -> ModelConfig:
+    """Sizes and switches from JSON of elsewhere. ValueError unless each is there, of its type, finite and possible."""
+    types = typing.get_type_hints(ModelConfig)
+    if not isinstance(values, Mapping):
+        raise ValueError("its sizes are no names with values")
+    if odd := sorted(map(str, set(values) - set(types))):
+        raise ValueError(f"unknown size {odd[0][:40]!r}")
+    for name, value in values.items():
+        wanted = types[name] if isinstance(types[name], type) else str
+        if type(value) not in ((int, float) if wanted is float else (wanted,)):
+            raise ValueError(f"{name} is {str(value)[:40]!r}, not of type {wanted.__name__}")
+        if wanted is float and not math.isfinite(value):
+            raise ValueError(f"{name} is {value}")
+        if wanted is int and value > (MOST_LAYERS if name == "layers" else LARGEST_SIZE):
+            raise ValueError(f"{name} {str(value)[:40]} is beyond every model of this project")
+    return ModelConfig(**values)
+
+
+def check_fit(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> None:
+    """ValueError unless `tensors` have the names, shapes and types of `wanted`."""
+    if odd := sorted(set(tensors) ^ set(wanted)):
+        raise ValueError(f"{'missing' if odd[0] in wanted else 'unknown'} tensor {odd[0]!r}, {len(odd)} in all")
+    for name, value in wanted.items():
+        found = tensors[name]
+        if found.shape != value.shape or found.dtype != value.dtype:
+            raise ValueError(
+                f"tensor {name} is {found.dtype} {tuple(found.shape)}, not {value.dtype} {tuple(value.shape)}"
+            )
 
 
 def write_tensors(path: Path | str, tensors: dict[str, torch.Tensor], header: dict[str, str]) -> None:
     """Write a safetensors file atomically: to a temporary name, flushed to disk, renamed.
 
     The header is one JSON entry of the metadata: safetensors writes several entries in a random order, and equal
-    contents should be equal files.
+    contents should be equal files. It holds the SHA-256 of everything, by which reading notices a changed bit.
     """
     path = Path(path)
+    header = header | {"sha256": _digest(tensors, header)}
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     save_file(tensors, str(temporary), metadata={"aero": json.dumps(header, sort_keys=True)})
@@ -72,16 +123,36 @@ def write_tensors(path: Path | str, tensors: dict[str, torch.Tensor], header: di
 def read_tensors(
     path: Path | str, expected_format: str, *, header_only: bool = False
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Tensors and metadata of a safetensors file. ValueError if missing, damaged or not of `expected_format`."""
+    """Tensors and metadata of a safetensors file. ValueError if missing, damaged or not of `expected_format`.
+
+    With the tensors, the SHA-256 that `write_tensors` put there is checked too.
+    """
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"checkpoint {path} does not exist; train the run first (python -m stages.train RUN)")
     try:
         with safe_open(str(path), framework="pt") as file:
             header = json.loads((file.metadata() or {}).get("aero", "{}"))
+            if not isinstance(header, dict) or not all(isinstance(value, str) for value in header.values()):
+                raise ValueError("its metadata are no texts by name")
             tensors = {} if header_only else {name: file.get_tensor(name) for name in file.keys()}
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ValueError(f"checkpoint {path} is damaged ({error}); delete it and train the run again") from None
-    if header.get("format") != expected_format:
-        raise ValueError(f"{path} is no {expected_format} file; it says {header.get('format')!r}")
+        found = header.get("format")
+        checked = found == expected_format and not header_only and "sha256" in header  # older files have none
+        if checked and header["sha256"] != _digest(tensors, header):
+            raise ValueError("its SHA-256 is not the one that was written with it")
+    except (SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"checkpoint {path} is damaged ({reason}); delete it and train the run again") from None
+    if found != expected_format:
+        raise ValueError(f"{path} is no {expected_format} file; it says {str(found)[:40]!r}")
     return tensors, header
+
+
+def _digest(tensors: Mapping[str, torch.Tensor], header: Mapping[str, str]) -> str:
+    """SHA-256 of the header without its own `sha256` entry, and of every tensor's name, type, shape and bytes."""
+    whole = hashlib.sha256(json.dumps({k: v for k, v in header.items() if k != "sha256"}, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        whole.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        whole.update(tensor.reshape(-1).view(torch.uint8).numpy())
+    return whole.hexdigest()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import Any
+
+LONGEST_LINE = 1000
+"""Characters of an error that are shown: what a damaged file holds could go on for megabytes."""
 
 
 class UserError(ValueError):
@@ -27,7 +32,51 @@ def run_main(main: Callable[[list[str]], int | None], arguments: list[str] | Non
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (ValueError, OSError) as error:
-        line = " ".join(str(error).split()) or type(error).__name__
-        print(f"error: {line}", file=sys.stderr)
+        print(f"error: {one_line(error)}", file=sys.stderr)
         sys.exit(1)
     sys.exit(status or 0)
+
+
+def one_line(error: BaseException) -> str:
+    """What the error says, on one line of printable characters: it may quote a file or a peer that is not trusted."""
+    line = " ".join(str(error).split()) or type(error).__name__
+    line = "".join(c if c.isprintable() else "\ufffd" for c in line)
+    return line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]} ..."
+
+
+def known(kind: str, name: str, names: Collection[str]) -> str:
+    """`name` if it is one of `names`; UserError with the nearest of them if not."""
+    if name in names:
+        return name
+    near = difflib.get_close_matches(name[:100], names, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise UserError(f"unknown {kind} {name[:100]!r}; {hint}known: {', '.join(names)}")
+
+
+def bounded(tree: Any, most: int = 10**6) -> Any:
+    """`tree` of lists and mappings. ValueError if it has more than `most` parts, or contains itself: a few lines of
+    YAML whose aliases stand for each other are millions of parts as soon as somebody writes them out."""
+    sizes: dict[int, int | None] = {}
+
+    def size(part: Any) -> int:
+        if not isinstance(part, dict | list):
+            return 1
+        if id(part) not in sizes:
+            sizes[id(part)] = None
+            sizes[id(part)] = 1 + sum(map(size, part.values() if isinstance(part, dict) else part))
+        if (found := sizes[id(part)]) is None:
+            raise ValueError("a part of it contains itself")
+        return found
+
+    if (parts := size(tree)) > most:
+        raise ValueError(f"it has {parts:.1e} parts" if parts < 1e300 else "it has no end of parts")
+    return tree
+
+
+def got(value: Any) -> str:
+    """The value that was found, cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        text = "a number of thousands of digits"
+    return f" (got {text if len(text) <= 100 else text[:100] + '...'})"

@@ -5,7 +5,6 @@ An unknown key, a wrong type or an impossible combination is one line that names
 
 from __future__ import annotations
 
-import difflib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import yaml
 
 from aero.architecture import Architecture, parse
-from aero.errors import UserError, run_main
+from aero.errors import UserError, bounded, got, run_main
+from aero.errors import known as _known
 from aero.families import FAMILIES
 
 if TYPE_CHECKING:  # `aero runs` reads the parameters without waiting for torch
@@ -33,13 +33,16 @@ PAPER_CONTEXT = 128
 """The context length T that a scale's own `model.context` stands for; `contexts` has the others."""
 MEASURED = "measured"
 """Device of a scale whose speed is taken from the results that are kept for it."""
-Positive = Annotated[int, Field(gt=0)]
-NotNegative = Annotated[int, Field(ge=0)]
+LARGEST = 10**15  # beyond it counts would leave the range of floats and of NumPy's integers
+Positive = Annotated[int, Field(gt=0, le=LARGEST)]
+NotNegative = Annotated[int, Field(ge=0, le=LARGEST)]
 CorpusKey = Annotated[str, Field(pattern="^[a-z0-9_]+$")]  # names a folder and a pipeline stage
+Name = Annotated[str, Field(pattern="^[a-z0-9][a-z0-9-]*$", max_length=100)]  # stands in commands of dvc.yaml
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class CorpusParameters(_Strict):
@@ -113,7 +116,7 @@ class TrainParameters(_Strict):
     batch_size: Positive
     accumulation: Positive = 1
     learning_rate: float = Field(gt=0)
-    betas: tuple[float, float]
+    betas: tuple[Decay, Decay]
     epsilon: float = Field(gt=0)
     weight_decay: float = Field(ge=0)
     clip: float | None = Field(gt=0)  # largest norm of the gradient; null: not clipped
@@ -272,7 +275,7 @@ class RunParameters(_RegularizerChanges):
     model: str = "gpt2"
     context: Positive | None = None
     corpus: str | None = None
-    budget: float = Field(1.0, gt=0)
+    budget: float = Field(1.0, gt=0, le=1e6)
     batch: Positive = 1
     overrides: dict[str, Any] = {}
     rows: tuple[str, ...] = ()
@@ -387,10 +390,10 @@ class Parameters(_Strict):
     corpora: dict[CorpusKey, FurtherCorpusParameters] = {}
     tokenizer: TokenizerParameters
     regularizer: RegularizerParameters
-    scales: dict[str, ScaleParameters]
+    scales: dict[Name, ScaleParameters]
     devices: dict[str, DeviceParameters]
     families: dict[str, FamilyParameters]
-    runs: dict[str, RunParameters]
+    runs: dict[Name, RunParameters]
     sensitivity: SensitivityParameters
     two_party: TwoPartyParameters
     sensitivity_theory: SensitivityTheoryParameters
@@ -509,6 +512,8 @@ class Parameters(_Strict):
         values |= self.family(run).train
         if chosen.model in self.active.families:
             values |= self.active.families[chosen.model].train
+        if odd := [name for name in ("steps", "accumulation") if type(values[name]) is not int]:
+            raise UserError(f"scales.{self.scale}, run {run}: {odd[0]} must be a whole number{got(values[odd[0]])}")
         values["steps"] = max(1, round(values["steps"] * chosen.budget / chosen.batch))
         values["accumulation"] *= chosen.batch
         try:
@@ -558,11 +563,13 @@ def load(path: Path | str = PATH) -> Parameters:
     if not CHECKED:
         print(f"note: pydantic is not installed, so {path} is not fully checked", file=sys.stderr)
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = bounded(yaml.safe_load(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise UserError(f"{path} not found; run from the repository's root folder") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid YAML: {error}") from None
+    except OSError:
+        raise
+    except Exception as error:  # a date without a month, a tag of another type: YAML's readers raise anything
+        raise UserError(f"{path} is not valid YAML: {type(error).__name__}: {error}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold a mapping of parameters")
     try:
@@ -571,20 +578,12 @@ def load(path: Path | str = PATH) -> Parameters:
         raise UserError(f"{path}: {_first_error(error)}") from None
 
 
-def _known(kind: str, name: str, names: dict[str, Any]) -> str:
-    if name in names:
-        return name
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise UserError(f"unknown {kind} {name!r}; {hint}known: {', '.join(names)}")
-
-
 def _first_error(error: ValidationError) -> str:
     first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"])
+    place = ".".join(str(part) for part in first["loc"])[:200]
     message = first["msg"].removeprefix("Value error, ")
     value = first.get("input")
-    shown = "" if isinstance(value, dict | list | BaseModel) else f" (got {value!r})"
+    shown = "" if isinstance(value, dict | list | BaseModel) else got(value)
     more = f"; and {error.error_count() - 1} more" if error.error_count() > 1 else ""
     return f"{place + ': ' if place else ''}{message}{shown}{more}"
 

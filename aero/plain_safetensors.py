@@ -7,8 +7,10 @@ The format: 8 bytes little-endian length of the header, the header as JSON (name
 from __future__ import annotations
 
 import json
+import math
 import struct
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,13 +61,22 @@ class safe_open:
         data = np.fromfile(path, dtype=np.uint8)
         try:
             (length,) = struct.unpack("<Q", data[:8].tobytes())
+            if length > len(data) - 8:
+                raise ValueError(f"{length} bytes of a file of {len(data)}")
             header = json.loads(data[8 : 8 + length].tobytes())
             self._metadata = header.pop("__metadata__", None)
-            self._entries = {name: (*entry["data_offsets"], entry) for name, entry in header.items()}
-        except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+            self._entries = {name: _entry(entry) for name, entry in header.items()}
+        except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise SafetensorError(f"header: {error}") from None
+        if not all(isinstance(text, str) for text in (self._metadata or {}).values()):
+            raise SafetensorError("header: its metadata are no texts by name")
         self._data = data[8 + length :]
-        if max((end for _, end, _ in self._entries.values()), default=0) != len(self._data):
+        filled = 0
+        for begin, end, *_ in sorted(self._entries.values(), key=lambda entry: entry[:2]):
+            if begin != filled:
+                raise SafetensorError("the tensors overlap or leave gaps")
+            filled = end
+        if filled != len(self._data):
             raise SafetensorError("the tensors do not fill the file")
 
     def __enter__(self) -> safe_open:
@@ -83,11 +94,18 @@ class safe_open:
         return list(self._entries)
 
     def get_tensor(self, name: str) -> torch.Tensor:
-        begin, end, entry = self._entries[name]
-        try:
-            values = torch.empty(entry["shape"], dtype=_TYPES[entry["dtype"]])
-            if end > begin:
-                values.view(-1).view(torch.uint8).copy_(torch.from_numpy(self._data[begin:end]))
-            return values
-        except (KeyError, TypeError, RuntimeError) as error:
-            raise SafetensorError(f"tensor {name}: {error}") from None
+        begin, end, dtype, shape = self._entries[name]
+        values = torch.empty(shape, dtype=dtype)
+        if end > begin:
+            values.view(-1).view(torch.uint8).copy_(torch.from_numpy(self._data[begin:end]))
+        return values
+
+
+def _entry(entry: dict[str, Any]) -> tuple[int, int, torch.dtype, list[int]]:
+    """Begin and end of a tensor's bytes, its type and shape. ValueError unless they fit each other."""
+    (begin, end), shape, dtype = entry["data_offsets"], entry["shape"], _TYPES[entry["dtype"]]
+    if not isinstance(shape, list) or any(type(number) is not int or number < 0 for number in (begin, end, *shape)):
+        raise ValueError("a shape or place is not in whole numbers")
+    if end - begin != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{end - begin} bytes for a tensor of shape {shape}"[:200])
+    return begin, end, dtype, shape

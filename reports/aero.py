@@ -31,6 +31,7 @@ from aero.report import (
     parallel_context_page,
     pareto,
     pipeline,
+    robustness,
     savings,
     sensitivity,
     sensitivity_models,
@@ -407,6 +408,15 @@ page.other_scales(results, all_runs)
 
 # %%
 page.gaps(results, all_runs, [*(run for drawn in FIGURES for run in drawn.runs), *sensitivity_models.RUNS])
+
+# %% [markdown]
+# ## Robustness
+#
+# A trusted artifact loses no result, reports no wrong number and leaks nothing: what was tried against that, and what
+# came of it. The commands below start each trial again; `SECURITY.md` says what is protected from whom.
+
+# %%
+robustness.section(results)
 
 # %% [markdown]
 # ### The papers

@@ -145,7 +145,7 @@ def _other_model(chosen: argparse.Namespace, section: ParallelContextSettings) -
     try:
         tokenizer = AutoTokenizer.from_pretrained(chosen.model)
         loaded = AutoModelForCausalLM.from_pretrained(
-            chosen.model, attn_implementation=chosen.attention, dtype=getattr(torch, chosen.dtype)
+            chosen.model, attn_implementation=chosen.attention, dtype=getattr(torch, chosen.dtype), use_safetensors=True
         )
     except OSError as error:
         raise UserError(f"cannot load {chosen.model}: {str(error).splitlines()[0]}") from None

@@ -143,7 +143,7 @@ class LocalFolder:
                 except KeyError:
                     columns = ", ".join(map(repr, row)) or "none"
                     raise ValueError(self._no_column(f"{key} line {number}", columns)) from None
-                except (ValueError, TypeError) as error:
+                except (ValueError, TypeError, RecursionError) as error:
                     raise ValueError(
                         f"corpus 'local': {key} line {number} is not a JSON object ({error}); mend or remove the line"
                     ) from None
@@ -189,7 +189,8 @@ class LocalFolder:
 
     def _no_column(self, where: str, columns: str) -> str:
         return (
-            f"corpus 'local': {where} has no column {self.text_column!r}; set corpus.text_column to one of: {columns}"
+            f"corpus 'local': {where} has no column {self.text_column!r}; set corpus.text_column to one of: "
+            f"{columns[:300]}"
         )
 
 

@@ -174,10 +174,10 @@ def load_tokenizer(path: str | Path) -> Tokenizer | LanguiniVocabulary:
         if isinstance(content, dict) and "model" in content:
             return _from_learned(content, end_of_text=_special_id(content))
         return _from_own(content)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
         raise ValueError(
-            f"tokenizer {path} cannot be used ({reason}); set tokenizer.path to null to train one"
+            f"tokenizer {path} cannot be used ({reason[:300]}); set tokenizer.path to null to train one"
         ) from None
 
 
@@ -185,7 +185,7 @@ def tokenizer_of(tokens: Tokens) -> Tokenizer | LanguiniVocabulary:
     """The tokenizer that made `tokens`, from their folder. ValueError if its file is damaged or another one."""
     path = tokens.folder / "tokenizer.json"
     tokenizer = load_tokenizer(path)
-    if tokenizer.sha256 != tokens.manifest["tokenizer_sha256"]:
+    if tokenizer.sha256 != tokens.manifest.get("tokenizer_sha256"):
         raise ValueError(
             f"{path} is not the tokenizer these token files came from; make them again: dvc repro -f tokenize"
         )

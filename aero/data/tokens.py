@@ -65,12 +65,13 @@ def open_tokens(folder: str | Path, verify: bool = False) -> Tokens:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
             raise ValueError(f"format {manifest['format']!r} instead of {FORMAT!r}")
-        vocabulary = int(manifest["vocabulary"])
+        vocabulary = _number(manifest, "vocabulary")
         streams = {split: _open_split(folder, split, manifest["splits"][split], verify) for split in SPLITS}
     except _Damaged as error:
         raise ValueError(str(error)) from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"token file {path} is damaged ({type(error).__name__}: {error}); {REMEDY}") from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        raise ValueError(f"token file {path} is damaged ({reason}); {REMEDY}") from None
     if verify:
         for split, stream in streams.items():
             parts = (stream.tokens[i : i + _READ_TOKENS] for i in range(0, len(stream.tokens), _READ_TOKENS))
@@ -84,18 +85,27 @@ class _Damaged(Exception):
         super().__init__(f"token file {path} is damaged: {reason}; {REMEDY}")
 
 
+def _number(values: dict[str, Any], name: str) -> int:
+    """A count above 0. ValueError for anything else: JSON knows 1e999, true and "12" as well."""
+    if type(number := values[name]) is not int or number < 1:
+        raise ValueError(f"{name} is {str(number)[:40]!r}, not a whole number above 0")
+    return number
+
+
 def _open_split(folder: Path, split: str, entry: dict[str, Any], verify: bool) -> TokenStream:
     path, offsets_path = folder / f"{split}.bin", folder / f"{split}.offsets.npy"
     for needed in (path, offsets_path):
         if not needed.is_file():
             raise _Damaged(needed, "it does not exist")
-    count, documents = int(entry["tokens"]), int(entry["documents"])
+    count, documents = _number(entry, "tokens"), _number(entry, "documents")
     if path.stat().st_size != 2 * count:
         raise _Damaged(path, f"{path.stat().st_size} bytes instead of {2 * count}")
     try:
         offsets = np.load(offsets_path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise _Damaged(offsets_path, str(error)) from None
+    except Exception as error:  # NumPy reads a damaged header as Python source, or the file as a zip archive
+        raise _Damaged(offsets_path, f"{type(error).__name__}: {str(error)[:200]}") from None
+    if not isinstance(offsets, np.ndarray):
+        raise _Damaged(offsets_path, "it is an archive and no array")
     if offsets.dtype != np.uint64 or offsets.shape != (documents + 1,):
         raise _Damaged(offsets_path, f"{offsets.dtype} {offsets.shape} instead of uint64 ({documents + 1},)")
     if offsets[0] != 0 or offsets[-1] != count or np.any(offsets[1:] <= offsets[:-1]):

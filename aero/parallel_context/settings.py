@@ -17,7 +17,7 @@ TaskName = Literal["lm", "icl", "rag", "synthetic"]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class SelectionSettings(_Strict):

@@ -9,12 +9,17 @@ Nothing here is measured or derived: a cell holds what is printed, its unit and 
 from __future__ import annotations
 
 import math
+import string
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from aero.errors import bounded
 
 _FOLDER = Path(__file__).parent
 
@@ -121,7 +126,7 @@ class Table:
     def setting(self, row: Row, training: str = "") -> dict[str, Any]:
         """What was trained for `row`: the dimensions, the architecture in notation, and gamma where one is printed."""
         found = {"architecture": "{row}"} | self.dimensions | row.setting | self.trainings.get(training, {})
-        return found | {"architecture": found["architecture"].format(**row.setting, row=row.name)}
+        return found | {"architecture": _filled(found["architecture"], row.setting | {"row": row.name})}
 
     def row(self, name: str) -> Row:
         """The row called `name` ("SM+LN+G"); ValueError naming the known ones if there is none."""
@@ -179,16 +184,39 @@ def load(short: str) -> Paper:
     path = _FOLDER / f"{short}.yaml"
     if not path.is_file():
         raise ValueError(f"no published numbers for paper {short!r}; known papers: {', '.join(known_papers())}")
-    values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    tables = {number: _table(number, table, path) for number, table in values["tables"].items()}
-    paper = dict(values["paper"])
-    head = {key: paper.pop(key) for key in ("short", "title", "cite")}
     claims: tuple[Claim, ...] = ()
+    with _told(path):
+        values = bounded(yaml.safe_load(path.read_text(encoding="utf-8")))
+        tables = {str(number): _table(str(number), table, path) for number, table in values["tables"].items()}
+        paper = dict(values["paper"])
+        head = {key: str(paper.pop(key)) for key in ("short", "title", "cite")}
     for claims_path in sorted(_FOLDER.glob(f"{short}_*claims.yaml")):  # aero_claims.yaml, aero_further_claims.yaml
-        claims += tuple(Claim(**entry) for entry in yaml.safe_load(claims_path.read_text(encoding="utf-8"))["claims"])
-        if len({claim.id for claim in claims}) != len(claims):
-            raise ValueError(f"{claims_path.name}: a claim id occurs twice")
+        with _told(claims_path):
+            entries = bounded(yaml.safe_load(claims_path.read_text(encoding="utf-8")))["claims"]
+            claims += tuple(_claim(entry) for entry in entries)
+            if len({claim.id for claim in claims}) != len(claims):
+                raise ValueError("a claim id occurs twice")
     return Paper(**head, facts=paper, tables=tables, claims=claims)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Anything that is wrong with the file becomes one ValueError that names it."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:  # YAML's readers raise anything, and so does what is built of another structure
+        reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path.name} is no file of published numbers: {' '.join(reason.split())[:500]}") from None
+
+
+def _claim(entry: dict[str, Any]) -> Claim:
+    claim = Claim(**entry)
+    texts = [value for name, value in vars(claim).items() if name != "parameters"]
+    if not all(isinstance(text, str) for text in texts) or not isinstance(claim.parameters, dict):
+        raise ValueError(f"claim {claim.id}: all but its parameters are texts")
+    return claim
 
 
 def known_papers() -> tuple[str, ...]:
@@ -216,25 +244,50 @@ def row_identifiers(short: str) -> dict[str, str]:
     }
 
 
+def _filled(text: str, values: dict[str, Any]) -> str:
+    """`text` with the values in the place of their names; nothing but names may stand in braces."""
+    parts = []
+    for literal, name, form, conversion in string.Formatter().parse(text):
+        parts.append(literal)
+        if name is not None:
+            if name not in values or form or conversion:
+                raise ValueError(f"{text[:100]!r} has {name!r} in braces; known: {', '.join(values)}")
+            parts.append(str(values[name]))
+    return "".join(parts)
+
+
 def _table(number: str, values: dict[str, Any], path: Path) -> Table:
-    columns = {key: Column(key, **column) for key, column in values["columns"].items()}
+    columns = {str(key): _column(str(key), column) for key, column in values["columns"].items()}
     rows = tuple(_row(row, columns, f"{path.name}, Table {number}") for row in values["rows"])
     if len({row.name for row in rows}) != len(rows):
         raise ValueError(f"{path.name}, Table {number}: a row occurs twice")
-    trainings = values.get("trainings", {})
+    trainings = {str(name): dict(changes) for name, changes in values.get("trainings", {}).items()}
     for row in rows:
         if row.runs and set(row.runs) != set(trainings):
             raise ValueError(f"{path.name}, Table {number}, row {row.name}: runs are not those of trainings")
-    return Table(
+    table = Table(
         number,
-        values["title"],
-        values["place"],
-        values["dimensions"],
+        str(values["title"]),
+        str(values["place"]),
+        dict(values["dimensions"]),
         columns,
         rows,
         trainings,
-        values.get("note", ""),
+        str(values.get("note", "")),
     )
+    for row in rows:
+        for training in row.trained:
+            table.setting(row, training)
+    return table
+
+
+def _column(key: str, values: dict[str, Any]) -> Column:
+    column = Column(key, **values)
+    if not all(isinstance(text, str) for text in (column.label, column.unit, column.training)):
+        raise ValueError(f"column {key}: label, unit and training are texts")
+    if type(column.digits) is not int or not 0 <= column.digits <= 9:
+        raise ValueError(f"column {key}: digits is {str(column.digits)[:40]!r}, not a number of decimals from 0 to 9")
+    return column
 
 
 def _row(values: dict[str, Any], columns: dict[str, Column], place: str) -> Row:
@@ -242,20 +295,40 @@ def _row(values: dict[str, Any], columns: dict[str, Column], place: str) -> Row:
     if set(cells) != set(columns) or not set(notes) <= set(columns):
         odd = sorted(set(cells) ^ set(columns) | set(notes) - set(columns))
         raise ValueError(f"{place}, row {values['row']}: cells do not match the columns: {', '.join(odd)}")
+    run, runs = values.get("run"), dict(values.get("runs", {}))
+    if not all(isinstance(name, str) for name in (values["row"], values["group"], run or "", *runs.values())):
+        raise ValueError(f"{place}, row {str(values['row'])[:40]}: its name, group and runs are texts")
     return Row(
         values["row"],
         values["group"],
-        values.get("run"),
-        {key: _cell(columns[key], cells[key], notes.get(key, "")) for key in columns},
-        values.get("runs", {}),
-        values.get("setting", {}),
+        run,
+        {key: _cell(columns[key], cells[key], str(notes.get(key, ""))) for key in columns},
+        {str(training): name for training, name in runs.items()},
+        dict(values.get("setting", {})),
     )
 
 
 def _cell(column: Column, value: Any, note: str) -> Cell:
     if isinstance(value, list):
         operations = tuple(Operation(name, count, *shape) for name, count, shape in value)
+        for operation in operations:
+            numbers = (operation.count, operation.rows, operation.columns)
+            if not isinstance(operation.name, str) or any(type(n) is not int or n < 1 for n in numbers):
+                raise ValueError(f"column {column.key}: an operation is [name, how many, [rows, columns]]")
+        if not operations and not note:
+            raise ValueError(f"column {column.key}: an empty cell needs a note that says why")
         return Cell(column, operations=operations, note=note)
     if value is None and not note:
         raise ValueError(f"column {column.key}: an empty cell needs a note that says why")
-    return Cell(column, None if value is None else float(value), note=note)
+    return Cell(column, None if value is None else _printed(column, value), note=note)
+
+
+def _printed(column: Column, value: Any) -> float:
+    """A number as YAML has it, or "NaN". ValueError for true, dates, texts, infinity, and more digits than printed."""
+    if value == "NaN":
+        return math.nan
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError(f"column {column.key}: {str(value)[:40]!r} is no printed number")
+    if abs(value) >= 1e12 or float(f"{value:.{column.digits}f}") != value:
+        raise ValueError(f"column {column.key}: {value!r} has not the {column.digits} decimals that are printed")
+    return float(value)

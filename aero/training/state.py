@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from tqdm import tqdm
 
-from aero.checkpoint import read_tensors, write_tensors
+from aero.checkpoint import check_fit, read_tensors, write_tensors
 from aero.errors import UserError
 
 if TYPE_CHECKING:
@@ -49,15 +49,20 @@ def restore(
     anew, which costs time and never a wrong result."""
     try:
         tensors, header = read_tensors(path, FORMAT)
-    except ValueError as error:
+        if header.get("hash") != state_hash:
+            raise ValueError(f"{path} belongs to another configuration")
+        if "sha256" not in header:
+            raise ValueError(f"{path} is of an older version, whose damage would not be noticed")
+        # Everything is read before anything is taken over.
+        steps_done = int(header["steps_done"])
+        seconds, cpu_seconds = float(header["seconds"]), float(header["cpu_seconds"])
+        rows, overflow, scale = (json.loads(header[name]) for name in ("rows", "float16_overflow", "scaler"))
+        weights = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
+        check_fit(weights, outcome.model.state_dict())
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         tqdm.write(f"starting anew: {error}")
         return
-    if header.get("hash") != state_hash:
-        tqdm.write(f"starting anew: {path} belongs to another configuration")
-        return
-    outcome.model.load_state_dict(
-        {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
-    )
+    outcome.model.load_state_dict(weights)
     for name, parameter in outcome.model.named_parameters():
         moments = {key: tensors.get(f"optimizer.{key}.{name}") for key in ("step", "exp_avg", "exp_avg_sq")}
         if moments["step"] is not None:
@@ -67,11 +72,9 @@ def restore(
                 "exp_avg_sq": moments["exp_avg_sq"].to(parameter.device),
             }
     if scaler.is_enabled():
-        scaler.load_state_dict(json.loads(header["scaler"]))
-    outcome.steps_done = int(header["steps_done"])
-    outcome.seconds, outcome.cpu_seconds = float(header["seconds"]), float(header["cpu_seconds"])
-    outcome.rows = json.loads(header["rows"])
-    outcome.float16_overflow = json.loads(header["float16_overflow"])
+        scaler.load_state_dict(scale)
+    outcome.steps_done, outcome.rows, outcome.float16_overflow = steps_done, rows, overflow
+    outcome.seconds, outcome.cpu_seconds = seconds, cpu_seconds
 
 
 @contextlib.contextmanager

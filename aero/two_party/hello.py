@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from aero.architecture import Architecture
+from aero.checkpoint import model_config
 from aero.model import ModelConfig
 from aero.two_party.end_to_end import PublicModel
 from aero.two_party.settings import Settings, TwoPartyError
@@ -33,6 +34,7 @@ TRAINING_ONLY = {
     "residual_init_scaling",
     "slope_init",
 }
+MOST_THREADS = 64
 AGREED = ("field", "fraction_bits", "mul_lsb_error", "broadcast_denominator", "colocated", "threads")
 
 
@@ -70,13 +72,19 @@ class Description(PublicModel):
         """From a peer's JSON. TwoPartyError unless it is complete, known and possible."""
         try:
             description = cls(**content)
+            if not isinstance(description.program, str) or not isinstance(description.tokenizer_sha256, str):
+                raise ValueError("program and tokenizer's hash are texts")
             if set(description.protocol) != set(AGREED):
                 raise ValueError(f"settings {sorted(description.protocol)}")
             if set(description.config) != {field.name for field in fields(ModelConfig)} - TRAINING_ONLY:
                 raise ValueError(f"sizes {sorted(description.config)}")
-            Settings(**description.protocol)
-            weight_shapes(description.parsed, description.model_config, description.program)
-        except (TypeError, ValueError, AttributeError) as error:
+            for name, usual in asdict(Settings()).items():
+                if name in AGREED and type(description.protocol[name]) is not type(usual):
+                    raise ValueError(f"{name} is not of type {type(usual).__name__}")
+            if Settings(**description.protocol).threads > MOST_THREADS:
+                raise ValueError(f"{description.protocol['threads']} threads, more than {MOST_THREADS}")
+            weight_shapes(description.parsed, model_config(description.config), description.program)
+        except (TypeError, ValueError, AttributeError, KeyError, RuntimeError) as error:
             raise TwoPartyError(
                 f"the server published a model that cannot be run here ({plain(error)}); are both of one version?"
             ) from None

@@ -22,7 +22,7 @@ import numpy as np
 
 from aero.errors import UserError
 from aero.two_party.profile import Profile, parse, together
-from aero.two_party.ring import ring_elements, share_of
+from aero.two_party.ring import content_of, ring_elements, share_of
 from aero.two_party.settings import CLIENT, FIELD_BITS, NAMES, SERVER, Settings, TwoPartyError, split_address
 
 if TYPE_CHECKING:
@@ -268,9 +268,7 @@ class Party:
         if self.rank != to:
             self._send(name, shape, dtype, own)
             return None
-        other = self._receive(name, shape, dtype)
-        if other.meta != own.meta:
-            raise TwoPartyError(f"revealing {name}: the parties hold different kinds of it; are both of one version?")
+        other = self._receive(name, shape, dtype, own)
         return self._io.reconstruct([own, other] if self.rank == CLIENT else [other, own])
 
     def drop(self, name: str) -> None:
@@ -381,7 +379,11 @@ class Party:
             for part in (json.dumps(header).encode(), share.meta, *chunks):
                 self._link.send(self._other, part)
 
-    def _receive(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    def _receive(self, name: str, shape: tuple[int, ...], dtype: np.dtype, own: Any = None) -> Any:
+        """The other party's share: of an input, secret and additive, or of the value of which `own` is ours.
+
+        SPU takes shares as they are, so all that can be wrong with one is looked for here.
+        """
         from spu import libspu
 
         expected = {"name": name, "shape": list(shape), "dtype": dtype.str}
@@ -390,17 +392,33 @@ class Party:
             try:
                 header = json.loads(head)
                 chunks = header.pop("chunks")
-            except (ValueError, AttributeError, KeyError):
+            except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
                 raise TwoPartyError(_out_of_step(name, f"{len(head)} bytes that are no share")) from None
-            if header != expected or not (isinstance(chunks, int) and 0 <= chunks <= 4096):
+            if header != expected or not (type(chunks) is int and 0 <= chunks <= 4096):
                 raise TwoPartyError(_out_of_step(name, f"{str(header)[:120]}, not {expected}"))
             share = libspu.Share()
             share.meta = self._link.recv(self._other)
             share.share_chunks = [self._link.recv(self._other) for _ in range(chunks)]
-            meta = libspu.ValueMeta()
-            meta.ParseFromString(share.meta)
-            if tuple(meta.shape.dims) != shape:
-                raise TwoPartyError(_out_of_step(name, f"a share of shape {tuple(meta.shape.dims)}, not {shape}"))
+            try:
+                size = len(content_of(share))
+                meta = libspu.ValueMeta()
+                whole = meta.ParseFromString(share.meta)
+                dims, kind = tuple(meta.shape.dims), (meta.visibility, meta.storage_type)
+                found = _numpy_type(meta)
+            except ValueError as error:
+                raise TwoPartyError(_out_of_step(name, f"a share that cannot be read ({error})")) from None
+        if own is not None:
+            if share.meta != own.meta or size != len(content_of(own)):
+                raise TwoPartyError(
+                    f"revealing {name}: the parties hold different kinds of it; are both of one version?"
+                )
+            return share
+        secret = (libspu.Visibility.VIS_SECRET, f"cheetah.AShr<{self.settings.field}>")
+        length = math.prod(shape) * FIELD_BITS[self.settings.field] // 8
+        if not whole or kind != secret or (dims, found, size) != (shape, dtype, length):
+            got = f"a share {kind[1]!r} of {found} {dims} in {size} bytes"
+            wanted = f"{secret[1]!r} of {dtype} {shape} in {length}"
+            raise TwoPartyError(_out_of_step(name, f"{got}, not {wanted}"))
         return share
 
     @contextmanager

@@ -27,7 +27,7 @@ _TOTAL = re.compile(
     re.ASCII,
 )
 _TELLTALE = re.compile(
-    r"(?i)link\s+detail|(send|recv)\s+(bytes|actions)|\[profiling|profiling:|executed\s.*times|duration\s+\d"
+    r"(?i)link\s+detail|(send|recv)\s+(bytes|actions)|\[profiling|profiling:|executed\s.{0,100}times|duration\s+\d"
 )
 # SPU counts whole nanoseconds, so a sum is right to less than half of one, but for the rounding of doubles.
 _CLOSE, _ROUNDING = 4e-10, 1e-12
@@ -101,14 +101,16 @@ def parse(text: str) -> Profile:
             continue
         message = parts[3]
         if total is not None:
-            raise ValueError(f"SPU log line {number} comes after the link totals: is this more than one run? {line!r}")
+            raise ValueError(
+                f"SPU log line {number} comes after the link totals: is this more than one run? {line[:200]!r}"
+            )
         if match := _EXECUTION.fullmatch(message):
             if seconds is not None:
                 raise ValueError(f"SPU log line {number} begins a second run; give the lines of one run")
             *steps, seconds = map(float, match.groups())
             _check_sum(f"steps of the execution (line {number})", sum(steps), seconds)
         elif seconds is None:
-            raise ValueError(f"SPU log line {number} comes before the line of the execution: {line!r}")
+            raise ValueError(f"SPU log line {number} comes before the line of the execution: {line[:200]!r}")
         elif match := _SECTION.fullmatch(message):
             level = _LEVELS[match[1]]
             if level in level_seconds:

@@ -30,11 +30,16 @@ def ring_elements(share: Any, bits: int) -> np.ndarray:
     meta.ParseFromString(share.meta)
     if not meta.storage_type.startswith("cheetah.AShr"):
         raise ValueError(f"{meta.storage_type} is no additive share")
-    content = _joined([dict(_fields(chunk)) for chunk in share.share_chunks])
+    content = content_of(share)
     count = int(np.prod(tuple(meta.shape.dims), dtype=np.int64))
     if len(content) != count * bits // 8:
         raise ValueError(f"a share of {count} elements has {len(content)} bytes, not {count * bits // 8}")
     return np.frombuffer(content, np.dtype(f"<u{bits // 8}")).astype(np.uint64)
+
+
+def content_of(share: Any) -> bytes:
+    """What the chunks of a share hold together. ValueError if they do not fit together."""
+    return _joined([dict(_fields(chunk)) for chunk in share.share_chunks])
 
 
 def share_of(values: np.ndarray, shape: Sequence[int], dtype: Any, owner: int | None, field: str) -> Any:
@@ -80,7 +85,10 @@ def _varint(value: int) -> bytes:
 
 
 def _joined(chunks: Sequence[dict[int, Any]]) -> bytes:
-    parts = sorted((chunk.get(_OFFSET, 0), chunk.get(_CONTENT, b"")) for chunk in chunks)
+    parts = [(chunk.get(_OFFSET, 0), chunk.get(_CONTENT, b"")) for chunk in chunks]
+    if not all(isinstance(offset, int) and isinstance(part, bytes) for offset, part in parts):
+        raise ValueError("a chunk of a share has its fields in other types; is this SPU 0.9.5?")
+    parts.sort()
     content = b"".join(part for _, part in parts)
     starts = np.cumsum([0, *(len(part) for _, part in parts)])
     totals = {chunk.get(_TOTAL, 0) for chunk in chunks}
@@ -90,11 +98,13 @@ def _joined(chunks: Sequence[dict[int, Any]]) -> bytes:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Fields of a protobuf message that has numbers and byte strings alone."""
+    """Fields of a chunk, a protobuf message that has numbers and byte strings alone."""
     at = 0
     while at < len(message):
         key, at = _read_varint(message, at)
         value, at = _read_varint(message, at)
+        if key >> 3 not in (_TOTAL, _OFFSET, _CONTENT):
+            raise ValueError(f"a chunk of a share has a field {key >> 3}; is this SPU 0.9.5?")
         if key & 7 == _BYTES:
             if at + value > len(message):
                 raise ValueError("a chunk of a share is cut off")
@@ -108,11 +118,11 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
 
 def _read_varint(message: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
-    while at < len(message):
+    while at < len(message) and shift < 64:
         byte = message[at]
         at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, at
         shift += 7
-    raise ValueError("a chunk of a share is cut off")
+    raise ValueError("a chunk of a share is cut off, or a number in it is too long")

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from aero.errors import one_line
 from aero.two_party.answer import Cost, Sampling, answer_task
 from aero.two_party.hello import PROTOCOL, Description, check_lengths, difference, plain, versions
 from aero.two_party.parties import Task, free_address, run_parties, run_party
@@ -128,14 +129,14 @@ class Server:
         try:
             tunnel = listener.establish(connection, source)
         except TwoPartyError as error:
-            say(f"{source}: refused: {error}")
+            say(f"{source}: refused: {one_line(error)}")
             return False
         who = source if tunnel.name is None else f"{source} ({tunnel.name})"
         try:
             question, found = self._serve(tunnel)
         except (ValueError, OSError, RuntimeError) as error:
             tunnel.give_up()
-            say(f"{who}: failed: {' '.join(str(error).split())}")
+            say(f"{who}: failed: {one_line(error)}")
             return False
         except BaseException:
             tunnel.give_up()

@@ -29,7 +29,8 @@ from aero.two_party.settings import TwoPartyError, split_address
 MESSAGE, OPEN, DATA, END = range(4)
 _HEAD, _CRC = struct.Struct(">BII"), struct.Struct(">I")
 CHUNK_BYTES = 1 << 16
-MESSAGE_BYTES = 1 << 25  # a tokenizer of 65,536 entries has 2 MB
+MESSAGE_BYTES = 1 << 25  # from the server, whose tokenizer of 65,536 entries has 2 MB
+QUESTION_BYTES = 1 << 16  # from a client, which says a few numbers
 HANDSHAKE_S = 10.0
 GOODBYE_S = 10.0
 
@@ -185,7 +186,8 @@ class Tunnel:
     async def _frame(self) -> tuple[int, int, bytes]:
         head = await self._reader.readexactly(_HEAD.size)
         kind, channel, length = _HEAD.unpack(head)
-        if kind > END or length > (MESSAGE_BYTES if kind == MESSAGE else CHUNK_BYTES):
+        longest = MESSAGE_BYTES if self._client else QUESTION_BYTES
+        if kind > END or length > (longest if kind == MESSAGE else CHUNK_BYTES):
             raise TwoPartyError(
                 f"{self.peer} sent what is no part of a private question; is it this program, of one version, with "
                 "certificates on both sides or on none?"
@@ -200,7 +202,7 @@ class Tunnel:
     def _message(self, kind: int, content: bytes) -> dict[str, Any]:
         try:
             message = json.loads(content)
-        except ValueError:
+        except (ValueError, RecursionError):
             message = None
         if kind != MESSAGE or not isinstance(message, dict):
             raise TwoPartyError(f"{self.peer} sent no message where one was due; are both of one version?")

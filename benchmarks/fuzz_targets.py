@@ -1,0 +1,671 @@
+"""What `make fuzz` gives damaged input to: every reader of a file or a message that may come from elsewhere.
+
+A target reads one case, which is bytes: it returns if they are input after all (and checks what holds of all input),
+and raises ValueError or OSError if not. `refusal` says whether such an error is one a user can act on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shutil
+import socket
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hypothesis import strategies as st
+
+from aero.errors import LONGEST_LINE, one_line
+from benchmarks.mutations import Draw, as_json, damaged, damaged_tree
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Target:
+    """One reader of untrusted input.
+
+    cases: hypothesis's strategy for its input. seeds: valid input. cause: one of these stands in every refusal.
+    """
+
+    cases: st.SearchStrategy[bytes]
+    seeds: Sequence[bytes]
+    read: Callable[[bytes], None]
+    cause: tuple[str, ...]
+
+
+def refusal(error: ValueError | OSError, cause: Sequence[str]) -> str | None:
+    """What is wrong with the error as a user sees it (`aero.errors.one_line`), None if nothing.
+
+    It must be more than a word, shorter than `LONGEST_LINE`, and name the file, the notation or the peer: one of
+    `cause`.
+    """
+    line = one_line(error)
+    if len(str(error).split()) < 2:
+        return f"an error that says nothing: {line!r}"
+    if len(str(error)) > LONGEST_LINE:
+        return f"an error of {len(str(error))} characters: {line[:100]}"
+    if not any(text in line for text in cause):
+        return f"an error that does not name its cause ({' or '.join(cause)}): {line[:300]}"
+    return None
+
+
+def put(path: Path, content: bytes) -> None:
+    """Write a case, or what it is read with, into the target's own folder."""
+    path.write_bytes(content)
+
+
+def notation(folder: Path) -> Target:
+    """`aero.architecture.parse`: what it reads, `str` writes back."""
+    from aero.architecture import parse
+
+    runs = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))["runs"].values()
+    seeds = sorted({run["architecture"].encode() for run in runs})
+    parts = (
+        "SM SM(t) LN G R LeakyR LeakyR(global) ScFFN ScFuFFN ScFuFFNi_ 6 WNorm( SNorm( FFN QK QKVO+FFN ) + EReg( SOTA("
+    )
+    parts = [
+        *parts.split(),
+        "Core(",
+        "relu",
+        "softmax",
+        " ",
+        "\t",
+        "\u0663",
+        "\u2028",
+        "0",
+        "99999999999999999999",
+        "(",
+        "_",
+    ]
+    joined = st.lists(st.sampled_from(parts), max_size=12).map(lambda found: "".join(found).encode())
+    texts = st.text(max_size=40).map(lambda text: text.encode("utf-8", "surrogatepass"))
+
+    def read(case: bytes) -> None:
+        text = case.decode("utf-8", "surrogateescape")
+        architecture = parse(text)
+        assert parse(str(architecture)) == architecture, f"{text!r} reads as {architecture}, which reads as another"
+        assert str(architecture).isascii(), f"{text!r} is written {str(architecture)!r}"
+
+    pieces = [part.encode() for part in parts]
+    return Target(st.one_of(damaged(seeds, pieces), joined, texts), seeds, read, ("architecture",))
+
+
+def parameters(folder: Path) -> Target:
+    """`aero.parameters.load` and the section of `parallel_context`: what passes gives every run its settings."""
+    from aero.parallel_context.settings import settings
+    from aero.parameters import load
+
+    values = _few_parameters()
+    seeds = [yaml.safe_dump(values, sort_keys=False).encode(), as_json(values)]
+    path = folder / "params.yaml"
+
+    @st.composite
+    def changed(draw: Draw) -> bytes:
+        return as_json(damaged_tree(draw, values, ["laptop", "sm", [0.9, 0.95], "position_sum", 12]))
+
+    def read(case: bytes) -> None:
+        put(path, case)
+        found = load(path)
+        settings(found)
+        for run in found.runs:
+            found.train(run), found.model(run), found.run_regularizer(run), found.vocabulary(run)
+            assert not set(run) - set("abcdefghijklmnopqrstuvwxyz0123456789-"), f"a run is called {run!r}"
+
+    pieces = [
+        b"\n",
+        b"  ",
+        b"- ",
+        b"1:1:1",
+        b"2001-99-99",
+        b"0x",
+        b"0b",
+        b"<<: ",
+        b"*a",
+        b"!!int x",
+        b"!!bool x",
+        b"? ",
+        b"|",
+    ]
+    return Target(st.one_of(changed(), changed(), damaged(seeds, pieces)), seeds, read, ("params.yaml",))
+
+
+def _few_parameters() -> dict[str, Any]:
+    """params.yaml with one scale and two runs, so that a case takes milliseconds."""
+    values = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    runs = ["sm", "languini-sm-ln-r-1b2"]
+    values |= {"active_runs": runs[:1], "more_runs": runs[1:], "compared_runs": runs[:1], "scale": "smoke"}
+    values["runs"] = {run: values["runs"][run] for run in runs}
+    values["scales"] = {"smoke": values["scales"]["smoke"] | {"end_to_end_runs": runs[:1]}}
+    values["two_party"]["end_to_end_runs"] = runs[:1]
+    values["parallel_context"]["scales"] = {"smoke": values["parallel_context"]["scales"]["smoke"]}
+    return values
+
+
+def token_files(folder: Path) -> Target:
+    """A folder of token files of which one is damaged, and the tokenizer in it: what opens can be cut in batches."""
+    import numpy as np
+
+    from aero.data.batches import Batches, evaluation_batches
+    from aero.data.encode import write_tokens
+    from aero.data.tokenizer import tokenizer_of, train_tokenizer
+    from aero.data.tokens import open_tokens
+
+    texts = {"train": [f"def f_{i}(x):\n    return x + {i}\n" for i in range(20)], "valid": ["x = 1\n" * 9, "y" * 30]}
+
+    class Given:
+        name = "given"
+
+        def documents(self, split: str) -> Iterator[str]:
+            return iter(texts[split])
+
+        def manifest(self) -> dict[str, Any]:
+            return {"name": self.name}
+
+    whole, damaged_folder = folder / "whole", folder / "damaged"
+    write_tokens(Given(), train_tokenizer(texts["train"], 280), whole)
+    names = sorted(path.name for path in whole.iterdir())
+    content = {name: (whole / name).read_bytes() for name in names}
+    seeds = [bytes([place]) + content[name] for place, name in enumerate(names)]
+    manifest, tokenizer = (json.loads(content[name]) for name in ("manifest.json", "tokenizer.json"))
+    shutil.copytree(whole, damaged_folder)
+    last = [names[0]]
+
+    @st.composite
+    def changed(draw: Draw) -> bytes:
+        name, tree = draw(st.sampled_from([("manifest.json", manifest), ("tokenizer.json", tokenizer)]))
+        return bytes([names.index(name)]) + as_json(damaged_tree(draw, tree, [2, 20, 21, "uint64"]))
+
+    @st.composite
+    def array(draw: Draw) -> bytes:
+        """A .npy file of another type, shape or order."""
+        header = {
+            "descr": draw(st.sampled_from(["<u8", ">u8", "<i8", "<f8", "|O", "<U9", "|V8", "x", 8, [("a", "<u8")]])),
+            "fortran_order": draw(st.sampled_from([False, True, 1, None])),
+            "shape": draw(st.sampled_from([(21,), (3,), (0,), (), (-1,), (2**62,), (2**70,), (21, 1), "x", (True,)])),
+        }
+        text = repr(header).encode() + draw(st.sampled_from([b"", b"\n", b" " * 40, b"(", b"L", b"'", b"\n 0\n\t1"]))
+        version = draw(st.sampled_from([b"\1\0", b"\2\0", b"\3\0", b"\0\0", b"\x09\x09"]))
+        length = struct.pack("<H" if version == b"\1\0" else "<I", len(text))
+        body = draw(st.sampled_from([np.arange(21).tobytes(), b"", b"\xff" * 168, b"\0" * 24]))
+        return bytes([names.index("train.offsets.npy")]) + b"\x93NUMPY" + version + length + text + body
+
+    def read(case: bytes) -> None:
+        if not case:
+            return
+        name = names[case[0] % len(names)]
+        put(damaged_folder / last[0], content[last[0]])
+        put(damaged_folder / name, case[1:])
+        last[0] = name
+        tokens = open_tokens(damaged_folder, verify=True)
+        tokenizer_of(tokens).decode(tokens.train.tokens[:50])
+        Batches(tokens.train, 2, 1, seed=1).batch(0)
+        list(evaluation_batches(tokens.valid, 2, 1, 6))
+        assert int(tokens.train.tokens.max()) < tokens.vocabulary <= 65_536
+
+    pieces = [b"\x93NUMPY\x01\x00", b"'shape': (", b"<u8", b"|O", b'"tokens":', b'"documents":', b'"sha256":']
+    remedies = ("token file", "tokenizer", "corpus", "held-out")
+    return Target(st.one_of(changed(), array(), damaged(seeds, pieces)), seeds, read, remedies)
+
+
+def checkpoints(folder: Path) -> Target:
+    """A model's checkpoint, by the safetensors package and by our own reader, and the state a training resumes from.
+
+    What is read of a checkpoint with the hash it was written with is what was written; a damaged state is no error,
+    and nothing of it is left.
+    """
+    import torch
+    from tqdm import tqdm
+
+    from aero import checkpoint, plain_safetensors
+    from aero.architecture import parse
+    from aero.checkpoint import save as save_checkpoint
+    from aero.model import GPT, ModelConfig
+    from aero.training import state
+    from aero.training.loop import Outcome
+
+    torch.set_num_threads(1)
+    path, state_path = folder / "a model.safetensors", folder / "state.safetensors"
+    sizes = {"vocabulary": 11, "context": 4, "layers": 2, "heads": 2, "width": 4, "ffn_width": 8}
+    seeds, written = [], {}
+    for text in ("SM+LN+G", "EReg(SM(t)+ScFuFFNi_1)", "SM+WNorm(QK)"):
+        torch.manual_seed(1)
+        model = GPT(parse(text), ModelConfig(**sizes))
+        save_checkpoint(path, model, run="a")
+        seeds.append(path.read_bytes())
+        digest = checkpoint.describe(path)[2].get("sha256")
+        written[digest] = {name: value.clone() for name, value in model.state_dict().items()}
+    package = checkpoint.safe_open, checkpoint.SafetensorError
+    ours = plain_safetensors.safe_open, plain_safetensors.SafetensorError
+
+    def small_outcome() -> tuple[Outcome, torch.optim.Optimizer, torch.amp.GradScaler]:
+        torch.manual_seed(1)
+        model = GPT(parse("SM+R"), ModelConfig(**sizes | {"layers": 1}))
+        return Outcome(model), torch.optim.AdamW(model.parameters()), torch.amp.GradScaler("cpu", enabled=False)
+
+    outcome, optimizer, scaler = small_outcome()
+    outcome.model(torch.zeros(1, 4, dtype=torch.long)).sum().backward()
+    optimizer.step()
+    outcome.rows, outcome.steps_done = [{"step": 1, "train_loss": 2.0}], 1
+    state.store(state_path, "hash", outcome, optimizer, scaler)
+    states = [state_path.read_bytes()]
+
+    @st.composite
+    def header(draw: Draw) -> bytes:
+        """A file whose header is changed at one of its levels, lengths set right."""
+        content = draw(st.sampled_from([*seeds, *states]))
+        size = struct.unpack("<Q", content[:8])[0]
+        outer = json.loads(content[8 : 8 + size])
+        about = json.loads(outer["__metadata__"]["aero"])
+        level = draw(st.sampled_from(["outer", "about", "config", "text"]))
+        leaves = ["SM", "SM+LN+R", "F16", "F64", "I64", "float32", [2, 2], 10**9, 7]
+        if level == "outer":
+            outer = damaged_tree(draw, outer, leaves)
+        elif level == "config" and "config" in about:
+            about["config"] = json.dumps(damaged_tree(draw, json.loads(about["config"]), leaves))
+        elif level == "text":
+            about[draw(st.sampled_from(sorted(about)))] = draw(st.sampled_from(["", "[]", "null", "[" * 5000, "1e999"]))
+        else:
+            about = damaged_tree(draw, about, leaves)
+        if level != "outer":
+            outer["__metadata__"]["aero"] = json.dumps(about)
+        text = as_json(outer)
+        return struct.pack("<Q", len(text)) + text + content[8 + size :]
+
+    @st.composite
+    def flipped(draw: Draw) -> bytes:
+        """A file with one bit of a tensor changed."""
+        content = draw(st.sampled_from([*seeds, *states]))
+        start = 8 + struct.unpack("<Q", content[:8])[0]
+        at = draw(st.integers(start, len(content) - 1))
+        return content[:at] + bytes([content[at] ^ 1 << draw(st.integers(0, 7))]) + content[at + 1 :]
+
+    def read(case: bytes) -> None:
+        resumed, other_optimizer, _ = small_outcome()
+        fresh = {name: value.clone() for name, value in resumed.model.state_dict().items()}
+        put(state_path, case)
+        said: list[str] = []
+        write, tqdm.write = tqdm.write, said.append
+        try:
+            state.restore(state_path, "hash", resumed, other_optimizer, scaler)
+        finally:
+            tqdm.write = write
+        if said:  # it starts anew: nothing of the damaged state may be left
+            assert resumed.steps_done == 0 and not resumed.rows and not other_optimizer.state
+            assert all(torch.equal(value, fresh[name]) for name, value in resumed.model.state_dict().items())
+            assert refusal(ValueError(said[0]), ("starting anew",)) is None, said[0]
+        put(path, case)
+        found, errors = [], []
+        for reader in (package, ours):
+            checkpoint.safe_open, checkpoint.SafetensorError = reader
+            try:
+                checkpoint.describe(path)
+                found.append(checkpoint.load(path))
+            except ValueError as error:
+                errors.append(error)
+            finally:
+                checkpoint.safe_open, checkpoint.SafetensorError = package
+        if errors:
+            raise errors[0]
+        values = [model.state_dict() for model in found]
+        assert _same(*values), "the two readers differ"
+        with torch.no_grad():
+            found[0](torch.zeros(1, min(2, found[0].config.context), dtype=torch.long))
+        digest = checkpoint.describe(path)[2].get("sha256")
+        if digest in written:
+            assert _same(values[0], written[digest]), "a changed tensor was read"
+
+    def _same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+        return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+    pieces = [b'"dtype":"F16"', b'"shape":[0]', b'"data_offsets":[0,8]', struct.pack("<Q", 2**40), b"__metadata__"]
+    cases = st.one_of(header(), flipped(), damaged([*seeds, *states], pieces))
+    return Target(cases, seeds, read, ("a model.safetensors",))
+
+
+def published(folder: Path) -> Target:
+    """A file of printed numbers: what loads can be shown."""
+    from aero import published
+
+    values = yaml.safe_load((ROOT / "aero/published/aero.yaml").read_text(encoding="utf-8"))
+    claims = yaml.safe_load((ROOT / "aero/published/aero_claims.yaml").read_text(encoding="utf-8"))["claims"][:2]
+    cost = values["tables"]["4"]
+    cost["rows"] = cost["rows"][:1]
+    trainings = values["tables"]["9"]
+    trainings["rows"] = trainings["rows"][:1]
+    about = {key: values["paper"][key] for key in ("short", "title", "cite", "network")}
+    small = {"paper": about, "tables": {"4": cost, "9": trainings}}
+    seeds = [b"0" + yaml.safe_dump(small).encode(), b"1" + as_json({"claims": claims})]
+    content = {b"0": seeds[0][1:], b"1": seeds[1][1:]}
+    files = {b"0": folder / "paper.yaml", b"1": folder / "paper_claims.yaml"}
+
+    @st.composite
+    def changed(draw: Draw) -> bytes:
+        if draw(st.integers(0, 3)) == 0:
+            return b"1" + as_json(damaged_tree(draw, {"claims": claims}))
+        return b"0" + as_json(damaged_tree(draw, small, ["1e-5", "-nan", [["SM", 1, [2, 2]]], "1.2.3", "{row}", "{0}"]))
+
+    def read(case: bytes) -> None:
+        for kind, path in files.items():
+            put(path, case[1:] if case[:1] == kind else content[kind])
+        kept, published._FOLDER = published._FOLDER, folder
+        try:
+            paper = published.load.__wrapped__("paper")
+        finally:
+            published._FOLDER = kept
+        for table in paper.tables.values():
+            for row in table.rows:
+                for cell in row.cells.values():
+                    assert cell.text or cell.note
+                    assert 0 < cell.half_unit <= 0.5 and (cell.value is None or abs(cell.value) != math.inf)
+                for training in row.trained:
+                    table.setting(row, training)
+        for claim in paper.claims:
+            assert paper.claim(claim.id) is claim
+
+    return Target(st.one_of(changed(), changed(), damaged(seeds)), seeds, read, ("paper.yaml", "paper_claims.yaml"))
+
+
+def profiles(folder: Path) -> Target:
+    """The lines that SPU logs."""
+    from aero.two_party.profile import parse
+
+    seeds = [path.read_bytes() for path in sorted((ROOT / "tests/two_party").glob("spu_0.9.5_*.txt"))]
+    pieces = [
+        b"executed 1 times, ",
+        b"duration 1e-3s",
+        b"send bytes 7 recv bytes 7",
+        b"[api.cc:1] ",
+        b"executed " * 4000,
+    ]
+    pieces += [b"Link details: ", b"HLO profiling: total time 0.1", b"\xd9\xa4", b"\x1c", b"\x85", b"executed 1e9"]
+
+    def read(case: bytes) -> None:
+        found = parse(case.decode(errors="replace"))
+        assert 0 <= found.bytes < 4e18 and found.seconds >= 0
+
+    return Target(damaged(seeds, pieces), seeds, read, ("SPU", "operations", "execution"))
+
+
+def corpora(folder: Path) -> Target:
+    """A folder of somebody's files: what is read of it has ids, and they give the text back."""
+    from aero.data.local_folder import LocalFolder
+    from aero.data.tokenizer import build
+
+    place = folder / "some corpus"
+    tokenizer = build({bytes([byte]): byte for byte in range(256)}, 256)
+    rows = [
+        b'{"content": "def f(): pass"}\n{"content": null}\n{"content": "\\ud83d\\ude00"}\n',
+        b'{"content": "\\ud83d"}\n',
+    ]
+    seeds = [b"t" + "é text\n  of\ttwo lines <|endoftext|>\n".encode(), *(b"j" + row for row in rows)]
+    names = {"t": "a file.txt", "j": "rows.jsonl"}
+
+    def read(case: bytes) -> None:
+        shutil.rmtree(place, ignore_errors=True)
+        for split in ("train", "valid"):
+            (place / split).mkdir(parents=True)
+            put(place / split / names["j" if case[:1] == b"j" else "t"], case[1:])
+        for split in ("train", "valid"):
+            corpus = LocalFolder(place)
+            texts = list(corpus.documents(split))
+            for text in texts:
+                assert tokenizer.decode(tokenizer.encode(text)) == text
+            as_json(corpus.manifest())
+
+    pieces = [b"\xef\xbb\xbf", b"\\u0000", b"\\ud800", b'"content":', b"<|endoftext|>", b" " * 60_000]
+    return Target(damaged(seeds, pieces), seeds, read, ("corpus 'local'",))
+
+
+_HEAD, _CRC = struct.Struct(">BII"), struct.Struct(">I")
+MESSAGE, OPEN, DATA, END = range(4)
+
+
+def frame(kind: int, channel: int, content: bytes) -> bytes:
+    """A frame of the tunnel with its right checksum, written out anew from the module's description."""
+    head = _HEAD.pack(kind, channel, len(content))
+    return head + _CRC.pack(zlib.crc32(content, zlib.crc32(head))) + content
+
+
+def _conversation(messages: Sequence[Any]) -> st.SearchStrategy[bytes]:
+    """What a peer sends: the messages of one, some of them changed, left out or doubled, and frames of other kinds."""
+
+    @st.composite
+    def sent(draw: Draw) -> bytes:
+        parts = [frame(MESSAGE, 0, as_json(message)) for message in messages]
+        for _ in range(draw(st.integers(0, 3))):
+            at = draw(st.integers(0, len(parts) - 1))
+            kind = draw(st.sampled_from(["change", "change", "drop", "double", "frame", "nested", "not an object"]))
+            if kind == "change":
+                leaves = ["aero-ask-1", 10**9, 1.5, {"x": 1}, "a" * 64]
+                parts[at] = frame(MESSAGE, 0, as_json(damaged_tree(draw, messages[min(at, len(messages) - 1)], leaves)))
+            elif kind == "drop" and len(parts) > 1:
+                del parts[at]
+            elif kind == "double":
+                parts.insert(at, parts[at])
+            elif kind == "nested":
+                parts[at] = frame(MESSAGE, 0, b"[" * 20_000)
+            elif kind == "not an object":
+                parts[at] = frame(MESSAGE, 0, draw(st.sampled_from([b"", b"[]", b"3", b"{", b"\xff", b'"x"', b"NaN"])))
+            else:
+                content = draw(st.binary(max_size=40))
+                parts.insert(at, frame(draw(st.integers(0, 4)), draw(st.integers(0, 9)), content))
+        return b"".join(parts)
+
+    return sent()
+
+
+def _tiny_description() -> Any:
+    from aero.architecture import parse
+    from aero.data.tokenizer import build
+    from aero.model import ModelConfig
+    from aero.two_party.hello import Description
+    from aero.two_party.settings import Settings
+
+    tokenizer = build({bytes([byte]): byte for byte in range(256)}, 256)
+    config = ModelConfig(vocabulary=257, context=8, layers=1, heads=1, width=4, ffn_width=8)
+    return Description.of(parse("SM+ScFuFFN"), config, "tuned", Settings(), tokenizer.sha256), tokenizer
+
+
+@contextlib.contextmanager
+def _peer(case: bytes) -> Iterator[socket.socket]:
+    """Our end of a connection whose other end sends `case`, reads what comes, and closes."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.settimeout(20)
+
+    def talk() -> None:
+        with contextlib.suppress(OSError):
+            theirs.sendall(case)
+            theirs.shutdown(socket.SHUT_WR)
+            while theirs.recv(1 << 16):
+                pass
+        theirs.close()
+
+    thread = threading.Thread(target=talk, daemon=True)
+    thread.start()
+    try:
+        yield ours
+    finally:
+        ours.close()
+        thread.join(20)
+        assert not thread.is_alive(), "the connection was left open"
+
+
+def _open() -> tuple[int, int]:
+    """How many threads and open files this process has."""
+    return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+
+def _nothing_left(before: tuple[int, int]) -> None:
+    left = [now - then for now, then in zip(_open(), before, strict=True)]
+    assert max(left) <= 0, f"{left} threads and open files were left"
+
+
+def _carried(tunnel: Any, *_: Any, **__: Any) -> Any:
+    """In the place of a party: carries connections to where nobody listens until the peer is through or lost."""
+    from aero.two_party.end_to_end import Cost
+
+    tunnel.carry("127.0.0.1:9")
+    until = time.monotonic() + 5
+    while tunnel.failure is None and not tunnel._done.is_set():
+        assert time.monotonic() < until, "the loss of the connection was not told"
+        time.sleep(0.0005)
+    tunnel.finish()
+    return {"setup": Cost(0, 0, 0, 0.0), "costs": [], "ids": []}
+
+
+def link_server(folder: Path) -> Target:
+    """`aero serve` before a client that sends anything: one line on each, nothing left open."""
+    from aero.two_party import serving
+    from aero.two_party.hello import PROTOCOL, versions
+    from aero.two_party.settings import Settings, TwoPartyError
+    from aero.two_party.tunnel import Tunnel
+
+    description, tokenizer = _tiny_description()
+    server = serving.Server(folder / "none", description, "{}", Settings(), most_tokens=2)
+    question = {"tokens": 2, "new_tokens": 1, "description": description.sha256}
+    messages = [{"hello": PROTOCOL, "versions": versions()}, question, {"done": True}]
+    seeds = [b"".join(frame(MESSAGE, 0, as_json(message)) for message in messages)]
+    seeds += [seeds[0] + frame(OPEN, 1, b"") + frame(DATA, 1, b"x") + frame(END, 1, b"")]
+
+    class Door:
+        def wait(self) -> tuple[socket.socket, str]:
+            return self.connection, "here:1"
+
+        def establish(self, connection: socket.socket, source: str) -> Tunnel:
+            return Tunnel(connection, None, None, f"the client at {source}")
+
+    def read(case: bytes) -> None:
+        door, said = Door(), []
+        before = _open()
+        kept, serving.run_through = serving.run_through, _carried
+        try:
+            with _peer(case) as door.connection:
+                answered = server.answer(door, said.append)
+        finally:
+            serving.run_through = kept
+        _nothing_left(before)
+        (line,) = said
+        if not answered:
+            raise TwoPartyError(line)
+
+    return Target(st.one_of(_conversation(messages), damaged(seeds)), seeds, read, ("here:1",))
+
+
+def link_client(folder: Path) -> Target:
+    """`aero ask` before a server that sends anything."""
+    from aero import asking
+    from aero.two_party import serving
+    from aero.two_party.answer import Sampling
+    from aero.two_party.hello import PROTOCOL, versions
+    from aero.two_party.settings import Settings
+    from aero.two_party.tunnel import Tunnel
+
+    description, tokenizer = _tiny_description()
+    text = asking._text_of(tokenizer)
+    hello = {"hello": PROTOCOL, "versions": versions(), "description": asdict(description), "tokenizer": text}
+    messages = [hello, {"begin": True}, {"done": True}]
+    seeds = [b"".join(frame(MESSAGE, 0, as_json(message)) for message in messages)]
+
+    def read(case: bytes) -> None:
+        before = _open()
+        kept, serving.run_through = serving.run_through, _carried
+        try:
+            with _peer(case) as connection:
+                client = serving.Client(Tunnel(connection, None, "here", "the server at here:1"), 5.0)
+                try:
+                    found = asking._load_text(client.tokenizer)
+                    asking._check_vocabulary(found, client.description)
+                    str(client.description)
+                    client.ask([1, 2], 1, Sampling(257), Settings(), lambda *_: None)
+                finally:
+                    client.close()
+        finally:
+            serving.run_through = kept
+            _nothing_left(before)
+
+    said = ("the server", "tokenizer", "the model's context", "over the link")
+    return Target(st.one_of(_conversation(messages), damaged(seeds)), seeds, read, said)
+
+
+def shares(folder: Path) -> Target:
+    """A secret share from the other party: its header, and SPU's own messages up to where SPU takes them."""
+    import numpy as np
+    import spu
+    from spu import libspu
+
+    from aero.two_party.party import Party
+    from aero.two_party.ring import ring_elements
+    from aero.two_party.settings import CLIENT, SERVER, Settings
+
+    config = libspu.RuntimeConfig(
+        protocol=libspu.ProtocolKind.CHEETAH, field=libspu.FieldType.FM64, fxp_fraction_bits=18
+    )
+    io = spu.Io(2, config)
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    own, other = io.make_shares(values, libspu.Visibility.VIS_SECRET, -1)
+    chunks = list(other.share_chunks)
+    head = {"name": "x", "shape": [2, 3], "dtype": "<f4", "chunks": len(chunks)}
+    parts = [as_json(head), other.meta, *chunks]
+
+    def joined(messages: Sequence[bytes]) -> bytes:
+        return b"".join(struct.pack("<I", len(message)) + message for message in messages)
+
+    seeds = [joined(parts)]
+
+    @st.composite
+    def changed(draw: Draw) -> bytes:
+        messages = list(parts)
+        at = draw(st.integers(0, len(messages) - 1))
+        if at == 0 and draw(st.booleans()):
+            messages[0] = as_json(damaged_tree(draw, head, [4096, 4097, "x", [3, 2]]))
+        else:
+            messages[at] = draw(damaged([messages[at]]))
+        return joined(messages)
+
+    class Link:
+        def __init__(self, messages: bytes) -> None:
+            self._left = messages
+
+        def recv(self, _: int) -> bytes:
+            if len(self._left) < 4:
+                raise RuntimeError("Get data timeout")  # what SPU raises if nothing comes
+            (size,), rest = struct.unpack("<I", self._left[:4]), self._left[4:]
+            self._left = rest[size:]
+            return rest[:size]
+
+    def read(case: bytes) -> None:
+        party = Party.__new__(Party)
+        party.rank, party.settings, party._other, party._link = CLIENT, Settings(), SERVER, Link(case)
+        share = party._receive("x", (2, 3), np.dtype(np.float32))
+        ring_elements(share, 64)
+        assert share.meta == other.meta or list(share.share_chunks), "an empty share"
+        if share.meta == own.meta:
+            assert io.reconstruct([own, share]).shape == (2, 3)
+
+    return Target(st.one_of(changed(), damaged(seeds)), seeds, read, ("the share of x",))
+
+
+TARGETS: dict[str, Callable[[Path], Target]] = {
+    "notation": notation,
+    "parameters": parameters,
+    "token files": token_files,
+    "checkpoints": checkpoints,
+    "published numbers": published,
+    "profile logs": profiles,
+    "local corpora": corpora,
+    "link, server": link_server,
+    "link, client": link_client,
+    "link, shares": shares,
+}
+"""Targets by name; each takes an empty folder of its own."""

@@ -1,0 +1,77 @@
+"""The section on robustness: what is measured is shown, what is not is a visible gap."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from aero.report import robustness
+
+ORIGIN = {"commit": "abcdef0123456789", "machine": "a <machine>"}
+TARGET = {"target": "token files", "engine": "hypothesis", "cases": 1500, "accepted": 500, "refused": 999}
+FUZZ = {
+    "cases": 1500,
+    "accepted": 500,
+    "refused": 999,
+    "failures": 1,
+    "seed": 7,
+    "case_limit_s": 10.0,
+    "memory_limit_bytes": 4 << 30,
+    "targets": [TARGET | {"slowest_s": 0.25, "failures": [{"what": "KeyError", "times": 1, "case": ""}]}],
+    "provenance": ORIGIN,
+}
+CASES = [{"name": "struck by SIGKILL", "count": 30, "passed": 29, "seen": "train 20, entropy 10"}]
+SERVER = {
+    "cases": CASES,
+    "asked": 40,
+    "of": 1000,
+    "failures": ["question 3: <lost>"],
+    "columns": ["question", "seconds", "memory_bytes", "sockets"],
+    "samples": [[1, 2.0, 100 << 20, 4], [2, 3.0, 101 << 20, 4]],
+    "provenance": ORIGIN,
+}
+COMPARISON = {"scale": "smoke", "run": "sm-r", "compared": "2 threads", "identical": False, "loss": 2e-6}
+DETERMINISM = {"comparisons": [COMPARISON | {"perplexity": 0.0, "entropy": None}], "provenance": ORIGIN}
+
+
+@pytest.fixture
+def results(tmp_path):
+    folder = tmp_path / robustness.FOLDER
+    folder.mkdir(parents=True)
+    for name, content in (
+        ("fuzz", FUZZ),
+        ("faults", {"cases": CASES}),
+        ("server", SERVER),
+        ("determinism", DETERMINISM),
+    ):
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return SimpleNamespace(root=tmp_path)
+
+
+def test_every_file_is_shown_with_its_numbers(results):
+    text = robustness.section(results).text
+    for shown in ("1,500", "999", "Seed 7", "29 of 30", "train 20, entropy 10", "40 of 1,000 questions so far"):
+        assert shown in text
+    for shown in ("sockets 4 to 4", "2.0e-06", "a &lt;machine&gt;, commit abcdef0123;", "question 3: &lt;lost&gt;"):
+        assert shown in text
+    assert "<machine>" not in text and "not measured yet" not in text and text.count("<svg") == 1
+
+
+@pytest.mark.parametrize("name", ["fuzz", "faults", "server", "determinism"])
+@pytest.mark.parametrize("content", [None, "", "[]", "{"])
+def test_what_is_not_measured_is_a_visible_gap(results, name, content):
+    path = results.root / robustness.FOLDER / f"{name}.json"
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    text = robustness.section(results).text
+    assert text.count("not measured yet") == 1 and "measures it" in text
+
+
+def test_the_figure_has_both_panels(results):
+    figure = robustness.figure_server(results)
+    assert [panel.get_title(loc="left") for panel in figure.axes] == ["resident memory, MiB", "seconds a question"]
+    line = figure.axes[0].lines[0]
+    assert list(line.get_xdata()) == [1, 2] and list(line.get_ydata()) == [100, 101]

@@ -1,0 +1,488 @@
+"""Input that once ended in a traceback, a hang, a wrong value, or an error without its cause; one case each.
+
+Found by `make fuzz` and by reading for it. What needs two processes is in tests/two_party/test_bad_peers.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import struct
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from aero import checkpoint, plain_safetensors, published
+from aero.architecture import Architecture, parse
+from aero.data.encode import write_tokens
+from aero.data.local_folder import LocalFolder
+from aero.data.tokenizer import load_tokenizer, tokenizer_of, train_tokenizer
+from aero.data.tokens import open_tokens
+from aero.errors import LONGEST_LINE, one_line, run_main
+from aero.model import GPT, ModelConfig
+from aero.parallel_context.settings import settings
+from aero.parameters import load
+from aero.two_party.profile import parse as parse_profile
+from aero.two_party.ring import content_of
+
+ROOT = Path(__file__).resolve().parents[1]
+DEEP = "[" * 100_000
+VALUES = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+
+
+def refused(call, *named):
+    """The error of `call` as a user sees it; it must name what is `named` and be short."""
+    with pytest.raises((ValueError, OSError)) as caught:
+        call()
+    line = one_line(caught.value)
+    for text in named:
+        assert str(text) in line
+    assert len(str(caught.value)) <= LONGEST_LINE
+    return line
+
+
+# Errors
+
+
+def test_an_error_is_one_printable_line_of_bounded_length(capsys):
+    def main(_):
+        raise ValueError("the file \x1b[2J\x07\u202e" + "x" * 5000 + "\nends")
+
+    with pytest.raises(SystemExit) as left:
+        run_main(main, [])
+    said = capsys.readouterr().err.rstrip("\n")
+    assert left.value.code == 1 and said.startswith("error: the file \ufffd[2J\ufffd\ufffd") and said.isprintable()
+    assert len(said) < LONGEST_LINE + 20
+
+
+# Notation
+
+
+@pytest.mark.parametrize(
+    "text", ["SM+ScFuFFNi_\u0663", "SM+ScFuFFNi_" + "9" * 5000, "SM+" * 2000, "SM\ud800", "\udcff" * 150, "S\u2028M"]
+)
+def test_notation_in_other_digits_or_without_end_is_refused(text):
+    if text == "S\u2028M":
+        assert parse(text) == Architecture()  # a line separator is a blank
+    else:
+        refused(lambda: parse(text), "architecture")
+
+
+# Parameters
+
+
+def written(tmp_path, place, value):
+    values = copy.deepcopy(VALUES)
+    target = values
+    *parents, last = place.split(".")
+    for part in parents:
+        target = target[part]
+    target[last] = value
+    path = tmp_path / "params.yaml"
+    path.write_text(json.dumps(values), encoding="utf-8")  # NaN and Infinity below are written for YAML
+    path.write_text(path.read_text().replace("NaN", ".nan").replace("Infinity", ".inf"), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "named"),
+    [
+        ("scales.laptop.train.learning_rate", float("nan"), "scales.laptop.train.learning_rate"),
+        ("scales.laptop.train.learning_rate", float("inf"), "scales.laptop.train.learning_rate"),
+        ("regularizer.temperature_init", float("nan"), "regularizer.temperature_init"),
+        ("scales.laptop.train.betas", [0.9, 1.0], "scales.laptop.train.betas"),
+        ("scales.laptop.train.steps", 10**400, "scales.laptop.train.steps"),
+        ("runs.sm.budget", 1e300, "runs.sm.budget"),
+        ("runs.sm.batch", 10**400, "runs.sm.batch"),
+        ("families.languini-gpt2.train", {"steps": "many"}, "steps must be a whole number (got 'many')"),
+        ("families.languini-gpt2.train", {"accumulation": [1, 2]}, "accumulation must be a whole number"),
+        ("scales.laptop.contexts.256.train", {"steps": None}, "steps must be a whole number (got None)"),
+        ("runs", VALUES["runs"] | {"sm; touch owned": VALUES["runs"]["sm"]}, "runs.sm; touch owned"),
+        ("seeds", [10**4000], "seeds"),
+        ("scale", "x" * 5000, "scale"),
+    ],
+)
+def test_parameters_out_of_range_name_their_key(tmp_path, place, value, named):
+    refused(lambda: load(written(tmp_path, place, value)), named)
+
+
+def test_a_section_that_is_checked_later_knows_no_nan_either(tmp_path):
+    parameters = load(written(tmp_path, "parallel_context.required", float("nan")))
+    refused(lambda: settings(parameters), "parallel_context.required")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["scale: 2001-99-99", "scale: !!timestamp x", "scale: !!int x", "scale: !!bool x", "scale: 0b", "a: " + "9" * 5000]
+    + ["a: &a [*a]\n" * 2, DEEP, "scale: \ud800", "scale: !!python/object/apply:os.system [id]", "\0"],
+)
+def test_yaml_that_cannot_be_read_names_the_file(tmp_path, text):
+    path = tmp_path / "some params.yaml"
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    refused(lambda: load(path), path)
+
+
+BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 60))
+
+
+def test_aliases_that_stand_for_each_other_are_counted_and_not_written_out(tmp_path, monkeypatch):
+    """2^60 parts in 60 lines: to quote one in an error would take all memory."""
+    path = tmp_path / "params.yaml"
+    changed = (ROOT / "params.yaml").read_text(encoding="utf-8").replace("steps: 12", "steps: *a59", 1)
+    path.write_text(BOMB + changed, encoding="utf-8")
+    refused(lambda: load(path), path, "parts")
+    path.write_text("a: &a {b: *a}", encoding="utf-8")
+    refused(lambda: load(path), path, "contains itself")
+    read = paper(tmp_path, monkeypatch, lambda v: None)
+    text = (tmp_path / "paper.yaml").read_text(encoding="utf-8")
+    (tmp_path / "paper.yaml").write_text(BOMB + text.replace("cite: arXiv 2410.13060", "cite: *a59"), encoding="utf-8")
+    refused(read, "paper.yaml", "parts")
+
+
+def test_a_number_without_end_is_shown_as_such(tmp_path):
+    path = tmp_path / "params.yaml"
+    text = (ROOT / "params.yaml").read_text(encoding="utf-8")
+    path.write_text(text.replace("width: 32,", f"width: 0x{'f' * 5000},", 1), encoding="utf-8")
+    refused(lambda: load(path), "scales.smoke.model.width", "thousands of digits")
+
+
+# Token files
+
+
+class Given:
+    name = "given"
+
+    def documents(self, split):
+        return iter(["def f(x):\n    return x\n" * 4] * 3)
+
+    def manifest(self):
+        return {"name": self.name}
+
+
+@pytest.fixture(scope="module")
+def whole_tokens(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("a folder with blanks") / "token files"
+    write_tokens(Given(), train_tokenizer(Given().documents("train"), 270), folder)
+    return folder
+
+
+@pytest.fixture
+def tokens(tmp_path, whole_tokens):
+    shutil.copytree(whole_tokens, tmp_path / "tokens")
+    return tmp_path / "tokens"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("vocabulary", float("inf")), ("vocabulary", True), ("vocabulary", "300"), ("vocabulary", -1), ("format", [])],
+)
+def test_a_manifest_with_another_kind_of_number_is_refused(tokens, name, value):
+    path = tokens / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    refused(lambda: open_tokens(tokens), path)
+
+
+@pytest.mark.parametrize("count", [-1, 0, 1e999, 3.0])
+def test_documents_in_a_number_that_is_no_count_are_refused(tokens, count):
+    path = tokens / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["splits"]["train"]["documents"] = count
+    path.write_text(json.dumps(manifest))
+    np.save(tokens / "train.offsets.npy", np.zeros(0, np.uint64))
+    refused(lambda: open_tokens(tokens), "damaged")
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "tokenizer.json"])
+def test_json_of_any_depth_is_refused(tokens, file):
+    (tokens / file).write_text(DEEP)
+    refused(lambda: tokenizer_of(open_tokens(tokens)), tokens / file)
+
+
+def npy(text: bytes, body: bytes = b"") -> bytes:
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + body
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        npy(b"{'descr': '<u8', 'fortran_order': False, 'shape': (4,) ("),
+        npy(b"\n 0\n\t1"),
+        npy(b"{'descr': '<u8', 'fortran_order': False, 'shape': (4611686018427387904,)}"),
+        npy(b"(" * 9000),
+        b"PK\x03\x04 no archive",
+    ],
+)
+def test_an_array_whose_header_is_damaged_is_refused(tokens, content):
+    (tokens / "train.offsets.npy").write_bytes(content)
+    refused(lambda: open_tokens(tokens), "train.offsets.npy")
+
+
+def test_an_archive_in_the_place_of_an_array_is_refused(tokens):
+    np.savez(tokens / "train.offsets.npz", a=np.zeros(4, np.uint64))
+    os.replace(tokens / "train.offsets.npz", tokens / "train.offsets.npy")
+    refused(lambda: open_tokens(tokens), "train.offsets.npy")
+
+
+def test_a_manifest_without_the_tokenizers_hash_is_refused(tokens):
+    path = tokens / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["tokenizer_sha256"]
+    path.write_text(json.dumps(manifest))
+    refused(lambda: tokenizer_of(open_tokens(tokens)), "tokenizer.json")
+
+
+def test_a_tokenizer_with_a_number_without_end_is_refused(tokens):
+    path = tokens / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["special"] = {"<|endoftext|>": float("inf")}
+    path.write_text(json.dumps(content))
+    refused(lambda: load_tokenizer(path), path)
+
+
+# Somebody's files
+
+
+def test_a_row_of_any_depth_and_a_row_with_many_columns_are_refused(tmp_path):
+    for split in ("train", "valid"):
+        (tmp_path / "a corpus" / split).mkdir(parents=True)
+        (tmp_path / "a corpus" / split / "rows.jsonl").write_text(DEEP + "\n")
+    corpus = LocalFolder(tmp_path / "a corpus")
+    refused(lambda: list(corpus.documents("train")), "train/rows.jsonl line 1")
+    many = json.dumps({f"column {i}": 1 for i in range(9000)})
+    (tmp_path / "a corpus/train/rows.jsonl").write_text(many + "\n")
+    refused(lambda: list(corpus.documents("train")), "has no column 'content'")
+
+
+def test_a_link_out_of_the_folder_is_refused_also_within_a_folder_with_blanks(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/secret.txt").write_text("secret")
+    folder = tmp_path / "a corpus"
+    folder.mkdir()
+    (folder / "text.txt").write_text("text")
+    (folder / "a link.txt").symlink_to(tmp_path / "elsewhere/secret.txt")
+    refused(lambda: list(LocalFolder(folder).documents("train")), "a link.txt", "leads out of")
+
+
+# Checkpoints
+
+SIZES = {"vocabulary": 11, "context": 4, "layers": 2, "heads": 2, "width": 4, "ffn_width": 8}
+
+
+@pytest.fixture
+def model_file(tmp_path):
+    path = tmp_path / "a model.safetensors"
+    checkpoint.save(path, GPT(parse("SM+LN+R"), ModelConfig(**SIZES)))
+    return path
+
+
+def rewritten(path, about=None, config=None, tensors=None, keep_hash=False):
+    """The checkpoint with another header or other tensors, hashed anew unless `keep_hash`."""
+    values, header = checkpoint.read_tensors(path, checkpoint.FORMAT)
+    digest = header.pop("sha256")
+    header |= about or {}
+    if config:
+        header["config"] = json.dumps(json.loads(header["config"]) | config)
+    values |= tensors or {}
+    if keep_hash:
+        header["sha256"] = digest
+        checkpoint.save_file(values, str(path), metadata={"aero": json.dumps(header)})
+    else:
+        checkpoint.write_tensors(path, values, header)
+    return path
+
+
+@pytest.mark.parametrize(
+    "metadata", [{"aero": "[]"}, {"aero": "null"}, {"aero": DEEP}, {"aero": '{"format": 3}'}, {"aero": "{"}, None, {}]
+)
+def test_metadata_of_another_kind_are_refused(tmp_path, metadata):
+    path = tmp_path / "model.safetensors"
+    checkpoint.save_file({"x": torch.zeros(2)}, str(path), metadata=metadata)
+    refused(lambda: checkpoint.load(path), path)
+    refused(lambda: checkpoint.describe(path), path)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"layers": 10**9},
+        {"layers": 2.0},
+        {"layers": True},
+        {"layers": "2"},
+        {"width": 10**30},
+        {"layer_norm_eps": float("nan")},
+        {"tied": "no"},
+        {"position": ["learned"]},
+        {"colour": "red"},
+        {"heads": 0},
+    ],
+)
+def test_sizes_of_a_checkpoint_are_typed_and_bounded(model_file, config):
+    began = time.monotonic()
+    refused(lambda: checkpoint.load(rewritten(model_file, config=config)), model_file)
+    refused(lambda: checkpoint.describe(model_file), model_file)
+    assert time.monotonic() - began < 5
+
+
+def test_no_memory_is_taken_for_sizes_that_the_file_does_not_have(model_file):
+    """A width of 2^20 would be 2^40 numbers a matrix."""
+    refused(lambda: checkpoint.load(rewritten(model_file, config={"width": 2**20, "ffn_width": 2**20})), "tensor")
+    refused(lambda: checkpoint.load(rewritten(model_file, config={"layers": 256})), "layers")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool])
+def test_weights_of_another_type_are_refused_and_not_converted(model_file, dtype):
+    name = "blocks.0.attention.query.weight"
+    values, _ = checkpoint.read_tensors(model_file, checkpoint.FORMAT)
+    refused(lambda: checkpoint.load(rewritten(model_file, tensors={name: values[name].to(dtype)})), name, dtype)
+
+
+def test_every_bit_of_a_checkpoint_counts(model_file):
+    content = model_file.read_bytes()
+    start = 8 + struct.unpack("<Q", content[:8])[0]
+    for place in range(start, len(content), 97):
+        changed = bytearray(content)
+        changed[place] ^= 1
+        model_file.write_bytes(changed)
+        refused(lambda: checkpoint.load(model_file), model_file, "SHA-256")
+    model_file.write_bytes(content)
+    refused(lambda: checkpoint.load(rewritten(model_file, about={"run": "another"}, keep_hash=True)), "SHA-256")
+
+
+def test_a_checkpoint_without_a_hash_is_one_of_before_and_is_read(model_file):
+    values, header = checkpoint.read_tensors(model_file, checkpoint.FORMAT)
+    del header["sha256"]
+    checkpoint.save_file(values, str(model_file), metadata={"aero": json.dumps(header)})
+    assert torch.equal(checkpoint.load(model_file).state_dict()["ln_f.weight"], values["ln_f.weight"])
+
+
+def test_weights_that_are_not_finite_are_read_as_they_are(model_file):
+    """A diverged training's are so; what cannot compute with them says so itself (two_party: fixed point)."""
+    rewritten(model_file, tensors={"ln_f.weight": torch.full((4,), float("nan"))})
+    assert checkpoint.load(model_file).state_dict()["ln_f.weight"].isnan().all()
+
+
+def safetensors(header: object, body: bytes) -> bytes:
+    text = json.dumps(header).encode() if not isinstance(header, bytes) else header
+    return struct.pack("<Q", len(text)) + text + body
+
+
+def entry(shape, begin, end, dtype="F32"):
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        safetensors({"x": entry([2, 2], 0, 0)}, b""),  # no bytes for four numbers: memory as it was would be read
+        safetensors({"x": entry([2], 0, 8), "y": entry([2], 0, 8)}, b"\0" * 8),
+        safetensors({"x": entry([2], 8, 16)}, b"\0" * 16),
+        safetensors({"x": entry([-2], 0, 8)}, b"\0" * 8),
+        safetensors({"x": entry([2**40], 0, 8)}, b"\0" * 8),
+        safetensors({"x": entry(["2"], 0, 8)}, b"\0" * 8),
+        safetensors({"x": entry([2], 0, "8")}, b"\0" * 8),
+        safetensors({"x": entry([2], 0, 8, "F31")}, b"\0" * 8),
+        safetensors({"x": entry([2], 0, 8), "__metadata__": {"a": 1}}, b"\0" * 8),
+        safetensors({"x": [1]}, b""),
+        safetensors([1], b""),
+        safetensors(DEEP.encode(), b""),
+        struct.pack("<Q", 2**60) + b"{}",
+        b"",
+    ],
+)
+def test_our_reader_of_safetensors_refuses_what_the_package_refuses(tmp_path, content):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(content)
+    for module in (plain_safetensors, checkpoint):
+        with pytest.raises(Exception) as caught, module.safe_open(str(path), framework="pt") as file:
+            [file.get_tensor(name) for name in file.keys()]
+        assert "Error" in type(caught.value).__name__ and not isinstance(caught.value, MemoryError | RuntimeError)
+
+
+# Published numbers
+
+
+def paper(tmp_path, monkeypatch, change):
+    values = yaml.safe_load((ROOT / "aero/published/aero.yaml").read_text(encoding="utf-8"))
+    values["tables"] = {"4": values["tables"]["4"], "9": values["tables"]["9"]}
+    change(values)
+    path = tmp_path / "paper.yaml"
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    monkeypatch.setattr(published, "_FOLDER", tmp_path)
+    return lambda: published.load.__wrapped__("paper")
+
+
+def cell(value):
+    return lambda v: v["tables"]["4"]["rows"][0]["cells"].update(latency=value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        cell("8,21"),
+        cell(True),
+        cell(float("inf")),
+        cell(8.213),  # three decimals where two are printed
+        cell([["SM", 1]]),
+        cell([["SM", "many", [1, 1]]]),
+        cell(10**4000),
+        lambda v: v["tables"]["4"]["columns"]["latency"].update(digits="two"),
+        lambda v: v["tables"]["4"]["columns"]["latency"].update(digits=10**6),
+        lambda v: v["tables"]["4"]["columns"].update(latency=3),
+        lambda v: v["tables"].update({"4": None}),
+        lambda v: v.update(tables=3),
+        lambda v: v.pop("paper"),
+        lambda v: v["tables"]["9"]["trainings"].update(WNorm=[1]),
+        lambda v: v["tables"]["9"]["trainings"]["WNorm"].update(architecture="{row.__class__}"),
+        lambda v: v["tables"]["9"]["trainings"]["WNorm"].update(architecture="{row:>1000000000}"),
+        lambda v: v["tables"]["9"]["trainings"]["WNorm"].update(architecture="{"),
+        lambda v: v["tables"]["9"]["rows"][0]["runs"].update(WNorm=3),
+    ],
+)
+def test_a_file_of_published_numbers_is_checked_as_it_is_read(tmp_path, monkeypatch, change):
+    refused(paper(tmp_path, monkeypatch, change), "paper.yaml")
+
+
+@pytest.mark.parametrize("text", [DEEP, "[", "3", "", "\x00", "a: !!timestamp x", "{1: 2}"])
+def test_a_file_that_is_no_mapping_is_refused_by_name(tmp_path, monkeypatch, text):
+    read = paper(tmp_path, monkeypatch, lambda v: None)
+    read()
+    (tmp_path / "paper.yaml").write_text(text)
+    refused(read, "paper.yaml")
+    (tmp_path / "paper.yaml").write_text((ROOT / "aero/published/variance_sensitivity.yaml").read_text())
+    (tmp_path / "paper_claims.yaml").write_text(text)
+    refused(read, "paper_claims.yaml")
+
+
+# Profile logs
+
+
+def test_a_line_without_end_takes_no_time_and_is_not_repeated():
+    """`executed … times` was looked for from every `executed` to the end of its line."""
+    began = time.monotonic()
+    parse_error = refused(lambda: parse_profile("executed " * 200_000), "SPU")
+    line = "[2026-11-21 10:00:00.000] [info] [api.cc:1] Link details: " + "x" * 100_000
+    refused(lambda: parse_profile(line), "SPU log line 1")
+    assert time.monotonic() - began < 5 and len(parse_error) < LONGEST_LINE
+
+
+# Shares
+
+
+class Share:
+    def __init__(self, *chunks):
+        self.share_chunks = chunks
+
+
+@pytest.mark.parametrize(
+    "chunk", [b"\x80" * 1_000_000, b"\x18\x07", b"\x08\x04\x1a\x04ab", b"\x0d", b"\x08\x02\x1a\x01a"]
+)
+def test_a_chunk_of_a_share_that_is_damaged_is_refused_at_once(chunk):
+    began = time.monotonic()
+    refused(lambda: content_of(Share(chunk)), "share")
+    assert time.monotonic() - began < 1

@@ -1,0 +1,182 @@
+"""What this source may not contain, and what its installation is made of.
+
+No file or peer is unpickled, evaluated or handed to a shell, weights come from safetensors alone, every package is
+pinned. The scan reads the syntax tree, so a comment or a string is no finding; each rule has an example that it finds.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from aero.parameters import Name, Parameters
+from aero.pipeline import ROOT
+
+SOURCES = sorted(path for part in ("aero", "stages", "benchmarks") for path in (ROOT / part).rglob("*.py"))
+SOURCES += [ROOT / "reports/aero.py"]
+UNPICKLING = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "jsonpickle"}
+EVALUATING = {"eval", "exec", "compile", "__import__", "input"}
+# multiprocessing pickles between a process and the one it started; that pipe is nobody else's (SECURITY.md).
+MAY_PICKLE = {"aero/two_party/parties.py"}
+# Names of modules that these import are written out in the source.
+MAY_IMPORT_BY_NAME = {"aero/entropy.py", "aero/training/tracker.py"}
+
+
+def findings(source: str, name: str = "aero/some.py") -> list[str]:
+    """What a file may not contain, one line each."""
+    return [f"{name}:{line}: {what}" for line, what in _findings(ast.parse(source), name)]
+
+
+def _findings(tree: ast.AST, name: str) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            for module in modules:
+                if set(module.split(".")) & UNPICKLING:
+                    yield node.lineno, f"imports {module}"
+        if isinstance(node, ast.Attribute) and "pickle" in node.attr.lower() and name not in MAY_PICKLE:
+            if node.attr != "allow_pickle":
+                yield node.lineno, f"uses {node.attr}"
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        given = {keyword.arg: keyword.value for keyword in node.keywords}
+        last = called.rpartition(".")[2]
+        if called in EVALUATING:
+            yield node.lineno, f"calls {called}"
+        if called in ("os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput", "pty.spawn"):
+            yield node.lineno, f"calls {called}"
+        if "shell" in given and not (isinstance(given["shell"], ast.Constant) and given["shell"].value is False):
+            yield node.lineno, "gives a string to a shell"
+        if called.startswith("subprocess.") and last in ("run", "Popen", "call", "check_call", "check_output"):
+            if isinstance(node.args[0], ast.Constant | ast.JoinedStr | ast.BinOp):
+                yield node.lineno, "starts a process by one string"
+        if called in ("torch.load", "torch.jit.load", "torch.hub.load", "torch.package.PackageImporter"):
+            yield node.lineno, f"calls {called}: weights are safetensors"
+        if called in ("np.load", "numpy.load", "np.memmap.load") and not _is(given.get("allow_pickle"), False):
+            yield node.lineno, f"calls {called} without allow_pickle=False"
+        if called in ("yaml.load", "yaml.unsafe_load", "yaml.full_load", "yaml.load_all"):
+            yield node.lineno, f"calls {called}: only yaml.safe_load"
+        if called.startswith("AutoModel") and last == "from_pretrained" and not _is(given.get("use_safetensors"), True):
+            yield node.lineno, "loads a model without use_safetensors=True"
+        if "trust_remote_code" in given:
+            yield node.lineno, "trusts remote code"
+        if called == "tempfile.mktemp":
+            yield node.lineno, "makes a name for a temporary file that another process may take"
+        if called.endswith(("_create_unverified_context", "CERT_NONE")) or _is(given.get("verify"), False):
+            yield node.lineno, "leaves a certificate unchecked"
+        if called == "importlib.import_module" and not isinstance(node.args[0], ast.Constant):
+            if name not in MAY_IMPORT_BY_NAME:
+                yield node.lineno, "imports a module by a name that is not written out"
+
+
+def _is(node: ast.AST | None, value: object) -> bool:
+    return isinstance(node, ast.Constant) and node.value is value
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from multiprocessing import reduction as r\nr.ForkingPickler.dumps(1)",
+        "import os\nos.system(name)",
+        "eval(text)",
+        "exec(open(path).read())",
+        "__import__(name)",
+        "subprocess.run(command, shell=True)",
+        "subprocess.run(f'train {run}')",
+        "subprocess.Popen('a ' + name)",
+        "torch.load(path)",
+        "torch.load(path, weights_only=True)",
+        "np.load(path)",
+        "np.load(path, allow_pickle=True)",
+        "yaml.load(text, Loader=yaml.Loader)",
+        "AutoModelForCausalLM.from_pretrained(path)",
+        "AutoTokenizer.from_pretrained(path, trust_remote_code=True)",
+        "tempfile.mktemp()",
+        "ssl._create_unverified_context()",
+        "requests.get(url, verify=False)",
+        "importlib.import_module(params['module'])",
+    ],
+)
+def test_the_scan_finds_what_it_is_for(source):
+    assert len(findings(source)) == 1, findings(source)
+
+
+@pytest.mark.parametrize("source", ["model.eval()", "# eval(x)", "re.compile(x)", "np.load(p, allow_pickle=False)"])
+def test_the_scan_finds_nothing_else(source):
+    assert findings(source) == []
+
+
+def test_nothing_of_it_stands_in_the_source():
+    assert len(SOURCES) > 150
+    found = [line for path in SOURCES for line in findings(path.read_text("utf-8"), path.relative_to(ROOT).as_posix())]
+    assert found == []
+
+
+@pytest.mark.parametrize("file", ["dvc.yaml", "catalogue/dvc.yaml"])
+def test_only_checked_names_and_numbers_reach_a_shell(file):
+    """DVC gives a command to a shell. What it puts in there of params.yaml is a name of a run or corpus, or a seed."""
+    known = {"item.run", "item.seed", "families.languini-gpt2.corpus"}
+    for name, stage in yaml.safe_load((ROOT / file).read_text(encoding="utf-8"))["stages"].items():
+        commands = [stage["cmd"]] if isinstance(stage["cmd"], str) else stage["cmd"]
+        for command in commands:
+            assert set(re.findall(r"\$\{([^}]*)\}", command)) <= known, name
+            assert re.fullmatch(r"python -m stages\.\w+( --?[\w-]+| \$\{[\w.-]+\})*", command), name
+
+
+@pytest.mark.parametrize("name", ["a; touch owned", "$(touch owned)", "a b", "../up", "a\nb", "", "-rf", "`id`", "A|b"])
+def test_no_name_of_a_run_says_anything_to_a_shell(name):
+    values = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    values["runs"][name] = values["runs"]["sm"]
+    values["more_runs"].append(name)
+    with pytest.raises(ValueError, match=r"runs\."):
+        Parameters.model_validate(values)
+
+
+def test_names_are_checked_by_one_rule():
+    fields = Parameters.model_fields
+    assert all(Name in fields[field].annotation.__args__ for field in ("runs", "scales"))
+
+
+LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_every_package_of_the_lock_has_one_version():
+    assert len(LOCK) > 100
+    assert [line for line in LOCK if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!+_-]+", line)] == []
+    names = [plain(line.split("==")[0]) for line in LOCK]
+    assert len(set(names)) == len(names)
+
+
+def test_the_lock_has_the_versions_that_the_project_names():
+    """All extras but those that are left out of it on purpose (docs/decisions.md)."""
+    locked = {plain(line.split("==")[0]): line.split("==")[1] for line in LOCK}
+    left_out = {"tensorboard", "wandb", "fuzz"}
+    extras = {name: wanted for name, wanted in PROJECT["optional-dependencies"].items() if name not in left_out}
+    for wanted in [*PROJECT["dependencies"], *(one for some in extras.values() for one in some)]:
+        name, _, version = wanted.partition("==")
+        if version:
+            assert locked[plain(name)] == version, wanted
+        elif not wanted.startswith("aero-reproduced["):
+            assert plain(re.split(r"[<>=]", wanted)[0]) in locked, wanted
+    for name in left_out:
+        assert all("==" in wanted for wanted in PROJECT["optional-dependencies"][name])
+
+
+def test_nothing_is_installed_from_elsewhere():
+    """Neither an address nor a second index, in the lock, the project or the Makefile."""
+    for path in ("requirements.lock", "pyproject.toml", "Makefile"):
+        text = Path(ROOT / path).read_text(encoding="utf-8")
+        assert not re.search(r"index-url|find-links|git\+|http://|--trusted-host|curl |wget ", text), path

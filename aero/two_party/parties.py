@@ -22,6 +22,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
@@ -40,6 +41,10 @@ GRACE_S = 1.0
 # Below the ports that the kernel hands to outgoing connections.
 FREE_PORTS = range(20000, 32000)
 _PR_SET_PDEATHSIG = 1
+PRELOADED = ("numpy", "jax", "torch")
+_IMPORTED_IN = os.getpid()
+# `sys.argv` and the environment are set for the moment in which a process starts.
+_STARTING = threading.Lock()
 # SPU ends a process that cannot send by exit(255), while its other threads still compute: now and then one of those
 # crashes first.
 _SPU_CANNOT_SEND = {255, -signal.SIGSEGV, -signal.SIGABRT}
@@ -171,12 +176,11 @@ class _Parent:
     def _start(self, rank: int) -> None:
         log, path = tempfile.mkstemp(prefix="aero-party-", suffix=".log")
         self._files.append(path)
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context(_start_method())
         ours, theirs = context.Pipe()
-        child = context.Process(target=_party_process, args=(theirs, path, os.getpid()), name=f"aero-{NAMES[rank]}")
+        child = context.Process(target=_party_process, args=(theirs, path), name=f"aero-{NAMES[rank]}")
         self._children[rank] = _Child(rank, child, ours, log)
-        with _arguments_withheld():
-            child.start()
+        _begin(child, NAMES[rank])
         theirs.close()
         payload = (rank, self._task, self._inputs[rank], tuple(self._dialled[rank]), self._settings)
         try:
@@ -310,6 +314,8 @@ class _Parent:
         for child in self._children.values():
             if child.process.pid is not None:
                 child.process.join(END_TIMEOUT_S)
+                if child.process.exitcode is not None:
+                    child.process.close()
             child.connection.close()
             os.close(child.log)
         for path in self._files:
@@ -330,15 +336,94 @@ def _death(child: _Child, alone: bool) -> str:
     return f"the {child.name} process ended by {how} while {child.phase}{said}; {remedy}"
 
 
+def _start_method() -> str:
+    """ "forkserver", or "spawn": for a thread that has left the network of its process (`aero.two_party.shaped`), in
+    which a fork server stays, and for a process that was itself forked and does not own the fork server.
+    """
+    if os.getpid() != _IMPORTED_IN or "forkserver" not in multiprocessing.get_all_start_methods():
+        return "spawn"
+    try:
+        moved = os.readlink("/proc/thread-self/ns/net") != os.readlink("/proc/self/ns/net")
+    except OSError:  # no Linux, so no such thread
+        moved = False
+    return "spawn" if moved else "forkserver"
+
+
+def _begin(process: multiprocessing.process.BaseProcess, name: str) -> None:
+    """Start a party's process. TwoPartyError if it cannot be, or not within START_TIMEOUT_S."""
+    if not isinstance(process, multiprocessing.context.ForkServerProcess):
+        with _arguments_withheld():
+            process.start()
+        return
+    failures: list[BaseException] = []
+
+    def begin() -> None:
+        try:
+            ready()
+            with _arguments_withheld():
+                process.start()
+        except BaseException as error:
+            failures.append(error)
+
+    # The first start waits for the fork server's imports.
+    starting = threading.Thread(target=begin, daemon=True)
+    starting.start()
+    starting.join(START_TIMEOUT_S)
+    if starting.is_alive():
+        raise TwoPartyError(f"the {name} process was not up after {START_TIMEOUT_S:g} s; is this machine overloaded?")
+    for error in failures:
+        if isinstance(error, (OSError, EOFError)):
+            reason = str(error) or "the fork server ended"
+            raise TwoPartyError(f"the {name} process could not be started ({reason}); run again") from error
+        raise error
+
+
+def ready() -> None:
+    """Start the fork server if it is not there, without waiting for it: the next party is then up sooner.
+
+    Its libraries compute on one thread, since a process with several must not be forked; SPU's have their own setting.
+    """
+    if _start_method() != "forkserver":
+        return
+    single = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    with _STARTING:
+        before = {name: os.environ.get(name) for name in single}
+        os.environ.update(single)
+        try:
+            forkserver.set_forkserver_preload(list(PRELOADED))
+            forkserver.ensure_running()
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+
+def renew() -> None:
+    """End the fork server, and with it all parties it has started, and start another one.
+
+    All parties of one fork server have their memory at the same addresses. A server calls this after a question that
+    failed, so that whoever can make a party crash learns nothing by it for the next.
+    """
+    with _STARTING:
+        running = forkserver._forkserver._forkserver_pid
+        if running is not None:
+            os.kill(running, signal.SIGKILL)
+            forkserver._forkserver._stop()
+    ready()
+
+
 @contextmanager
 def _arguments_withheld() -> Iterator[None]:
-    """A spawned process is sent `sys.argv`, in which a prompt may stand that is not the server's to see."""
-    arguments = sys.argv
-    sys.argv = arguments[:1]
-    try:
-        yield
-    finally:
-        sys.argv = arguments
+    """A new process is sent `sys.argv`, in which a prompt may stand that is not the server's to see."""
+    with _STARTING:
+        arguments = sys.argv
+        sys.argv = arguments[:1]
+        try:
+            yield
+        finally:
+            sys.argv = arguments
 
 
 def _give(connection: Connection, message: Any) -> None:
@@ -382,9 +467,9 @@ def _bind_error(host: str, port: int) -> OSError | None:
     return None
 
 
-def _party_process(connection: Connection, log_path: str, parent: int) -> None:
+def _party_process(connection: Connection, log_path: str) -> None:
     """What a party process does: redirect its output, take its task, connect, work, close, report."""
-    _die_with_parent(parent)
+    _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too and ends us
     log = os.open(log_path, os.O_RDWR | os.O_APPEND)
     os.unlink(log_path)
@@ -396,9 +481,10 @@ def _party_process(connection: Connection, log_path: str, parent: int) -> None:
         rank, task, own_input, addresses, settings = connection.recv()
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             os.environ[name] = str(settings.threads)
-        os.environ["JAX_PLATFORMS"] = "cpu"
-        import jax  # noqa: F401 - imported now, so that the time-out for connecting is for connecting alone
-        import spu  # noqa: F401
+        import jax
+        import spu  # noqa: F401 - imported now, so that the time-out for connecting is for connecting alone
+
+        jax.config.update("jax_platforms", "cpu")
 
         connection.send(("phase", "connecting"))
 
@@ -428,14 +514,19 @@ def _report(connection: Connection, kind: str, text: str) -> None:
     os._exit(1)
 
 
-def _die_with_parent(parent: int) -> None:
-    """End this process when its parent ends, however that ends."""
+def _die_with_parent() -> None:
+    """End this process when the one that asked for it ends, however that ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The fork server, our parent to the system, ends when nobody holds this end of its pipe; that shall be the one who
+    # asked for us and not we ourselves.
+    alive = forkserver._forkserver._forkserver_alive_fd
+    if alive is not None:
+        os.close(alive)
+    asking = multiprocessing.parent_process()
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1.0)
+        wait([asking.sentinel])
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -390,7 +390,7 @@ class Party:
             try:
                 header = json.loads(head)
                 chunks = header.pop("chunks")
-            except (ValueError, AttributeError, KeyError):
+            except (ValueError, AttributeError, KeyError, RecursionError):
                 raise TwoPartyError(_out_of_step(name, f"{len(head)} bytes that are no share")) from None
             if header != expected or not (isinstance(chunks, int) and 0 <= chunks <= 4096):
                 raise TwoPartyError(_out_of_step(name, f"{str(header)[:120]}, not {expected}"))

@@ -18,6 +18,8 @@ from pathlib import Path
 from aero.two_party.settings import TwoPartyError, split_address
 
 VALID_DAYS = 365
+# X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED
+_OUT_OF_DATE = (9, 10)
 FILES = ("ca.pem", "ca.key", "server.pem", "server.key", "client.pem", "client.key")
 
 
@@ -74,6 +76,11 @@ def is_loopback(host: str) -> bool:
 def why(error: ssl.SSLError, peer: str) -> str:
     """What went wrong with TLS, in words; `peer` is "the server at HOST:PORT" or the like."""
     if isinstance(error, ssl.SSLCertVerificationError):
+        if error.verify_code in _OUT_OF_DATE:
+            return (
+                f"{peer} showed a certificate that is refused ({error.verify_message}); make new ones with `aero "
+                "certificates FOLDER`, or set the clock of this machine"
+            )
         return f"{peer} showed a certificate that is refused ({error.verify_message}); check --ca on this side"
     reason = (error.reason or str(error)).lower().replace("_", " ")
     if "bad record mac" in reason or "decryption failed" in reason:

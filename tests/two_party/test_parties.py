@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from clear_text import STEP, occurrences, unprotected
 
+from aero.two_party import parties
 from aero.two_party.parties import CLIENT, SERVER, Relay, Settings, TwoPartyError, run_parties, run_party
 from aero.two_party.profile import check_pair
 
@@ -316,7 +317,7 @@ def test_a_party_without_a_common_parent_notices_that_its_peer_died(tmp_path):
 
 
 def test_a_port_in_use_is_told_before_anything_starts(monkeypatch):
-    monkeypatch.setattr(multiprocessing.get_context("spawn"), "Process", None)
+    monkeypatch.setattr(parties, "_begin", None)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for rank, name in ((CLIENT, "client"), (SERVER, "server")):

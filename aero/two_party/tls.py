@@ -142,11 +142,18 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> list[Path]:
         contents[f"{role}.pem"] = certificate(name, key, x509.ExtendedKeyUsage([purpose]))
         contents[f"{role}.key"] = private(key)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in contents.items():
-        mode = 0o600 if name.endswith(".key") else 0o644
-        with open(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(content)
-    return [folder / name for name in contents]
+    written: list[Path] = []
+    try:
+        for name, content in contents.items():
+            mode = 0o600 if name.endswith(".key") else 0o644
+            with open(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+                written.append(folder / name)
+                file.write(content)
+    except BaseException:
+        for path in written:
+            path.unlink(missing_ok=True)
+        raise
+    return written
 
 
 def _name(x509, host: str):

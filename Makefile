@@ -3,6 +3,7 @@
 # make parallel  parallel context encoding: train its small model, measure it, render the report (not part of repro)
 # make test    install, then every test
 # make nightly the longer tests: every run of the papers at the smoke scale
+# make faults  strike the pipeline at 100 random moments; 1,000 private questions to one server (hours)
 # make report  install, then render the report from kept and fresh results, computing nothing
 # make bench   speed comparisons
 # make keep    copy fresh results from runs/ into results/, which git keeps
@@ -13,7 +14,7 @@ BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYTHONHASHSEED := 0
 
-.PHONY: repro all parallel test nightly bench report keep install lint
+.PHONY: repro all parallel test nightly faults bench report keep install lint
 install: .venv/.installed
 
 # uv when it is there, pip otherwise. The stamp is written last, so that a broken installation is tried again.
@@ -65,6 +66,9 @@ test: install
 
 nightly: install
 	@python -m pytest -m nightly
+
+faults: install
+	@python -m benchmarks.faults && python -m benchmarks.long_server
 
 bench: install
 	@python -m benchmarks

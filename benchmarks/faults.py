@@ -32,7 +32,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,7 @@ from aero.training.log import write_text
 
 FILE = Path("results/robustness/faults.json")
 DISK_BYTES = 64 << 20
-RUNS = ("sm-r", "ereg-smt-scfuffn")
-TARGETS = (*(f"entropy@{run}-1337" for run in RUNS), "sensitivity")
+TARGETS = ("entropy@sm-r-1337", "entropy@ereg-smt-scfuffn-1337", "sensitivity")
 LATEST_S = 14.0
 """Strikes come from 0.5 s to this long after `dvc repro` is started."""
 END_S = 240.0
@@ -79,8 +78,9 @@ def disk(size: int) -> Iterator[tuple[Path, bool]]:
 class Project:
     """A copy of the pipeline in `folder`, with the results that each set of parameters should give."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, targets: Sequence[str]) -> None:
+        self.folder, self.targets = folder, targets
+        self.runs = [target[len("entropy@") : -len("-1337")] for target in targets if target.startswith("entropy@")]
         self._output = tempfile.TemporaryFile()
         for name in ("aero", "stages"):
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -100,7 +100,7 @@ class Project:
     def choose(self, variant: str) -> None:
         """Write params.yaml: the two variants differ in the corpus, and so in everything."""
         values = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
-        values["scale"], values["active_runs"] = "smoke", list(RUNS)
+        values["scale"], values["active_runs"] = "smoke", self.runs
         size = {"one": 200_000, "other": 220_000}[variant]
         values["scales"]["smoke"]["tokens"] |= {"train_bytes": size, "validation_bytes": 30_000}
         values["scales"]["smoke"]["sensitivity"] |= {"steps": {"one": 20, "other": 18}[variant]}
@@ -109,7 +109,7 @@ class Project:
     def start(self) -> subprocess.Popen[bytes]:
         self._output.truncate(0)
         return subprocess.Popen(
-            ["dvc", "repro", *TARGETS],
+            ["dvc", "repro", *self.targets],
             cwd=self.folder,
             env=self.environment,
             stdin=subprocess.DEVNULL,
@@ -142,7 +142,7 @@ class Project:
             elif contents[name] not in values:
                 found.append(f"{name}: {contents[name]}, neither the old nor the new one")
         found += [f"{name} is no result" for name in contents.keys() - allowed.keys()]
-        for run in RUNS:
+        for run in self.runs:
             trained = [f"runs/{run}/seed_1337/{name}" for name in ("checkpoint.safetensors", "log.csv", "metrics.json")]
             if not any(all(contents.get(n) == expected[n] for n in trained) for expected in self.expected.values()):
                 found.append(f"{run}: the files are not of one training")
@@ -324,12 +324,15 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__.splitlines()[0])
     parser.add_argument("--moments", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0, help="of the random moments")
+    parser.add_argument(
+        "--targets", nargs="+", default=TARGETS, help="stages of dvc.yaml: sensitivity, entropy@RUN-1337"
+    )
     parser.add_argument("--out", type=Path, default=FILE)
     chosen = parser.parse_args(arguments)
     draw, origin, clock = random.Random(chosen.seed), provenance.provenance(started=provenance.now()), time.monotonic()
     out = chosen.out.resolve()
     with disk(DISK_BYTES) as (name, own_disk):
-        project = Project(name / "project" if own_disk else name)
+        project = Project(name / "project" if own_disk else name, chosen.targets)
         for variant in VARIANTS:
             project.choose(variant)
             process = project.start()
@@ -364,7 +367,7 @@ def main(arguments: list[str]) -> int:
                 "cases": cases,
                 "failures": failures,
                 "disk": f"tmpfs of {DISK_BYTES >> 20} MiB" if own_disk else "a folder",
-                "targets": TARGETS,
+                "targets": chosen.targets,
                 "seed": chosen.seed,
                 "provenance": origin | {"seconds": round(time.monotonic() - clock, 1)},
             }

@@ -46,8 +46,8 @@ _IMPORTED_IN = os.getpid()
 # `sys.argv` and the environment are set for the moment in which a process starts.
 _STARTING = threading.Lock()
 # SPU ends a process that cannot send by exit(255), while its other threads still compute: now and then one of those
-# crashes first.
-_SPU_CANNOT_SEND = {255, -signal.SIGSEGV, -signal.SIGABRT}
+# crashes first, in whatever way, and may have the last word in the log.
+_SPU_CANNOT_SEND = {255, -signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE}
 
 Task = Callable[[Party, Any], Any]
 
@@ -129,6 +129,7 @@ class _Child:
         self.rank, self.name = rank, NAMES[rank]
         self.process, self.connection, self.log = process, connection, log
         self.phase = "starting"
+        self.connected_at = 0  # bytes that its log had when it was connected
         self.result: Any = None
         self.failure: tuple[str, str] | None = None
 
@@ -137,10 +138,18 @@ class _Child:
 
     def last_words(self) -> str:
         """The last line of its output that tells something, at most 200 characters; empty if there is none."""
+        return " ".join((self._telling(0) or [""])[-1].split())[:200]
+
+    def lost_link(self) -> str:
+        """The last thing that SPU said of its link since that stood, at most 120 characters; empty if nothing."""
+        lines = [line for line in self._telling(self.connected_at) if "_link.cc" in line]
+        return " ".join((lines or [""])[-1].split())[:120]
+
+    def _telling(self, start: int) -> list[str]:
+        """Lines of its output that tell of an error, from byte `start` on, of the last 16 KiB."""
         size = os.fstat(self.log).st_size
-        lines = os.pread(self.log, 16384, max(0, size - 16384)).decode(errors="replace").splitlines()
-        telling = [line for line in lines if re.search(r"(?i)error|critical|fatal|abort|terminate|what\(\)|fail", line)]
-        return " ".join((telling or [""])[-1].split())[:200]
+        lines = os.pread(self.log, 16384, max(start, size - 16384)).decode(errors="replace").splitlines()
+        return [line for line in lines if re.search(r"(?i)error|critical|fatal|abort|terminate|what\(\)|fail", line)]
 
 
 class _Parent:
@@ -218,6 +227,7 @@ class _Parent:
             return
         if kind == "phase":
             child.phase = content
+            child.connected_at = os.fstat(child.log).st_size
         elif kind == "result":
             child.phase, child.result = "finished", content
         elif kind == "failure":
@@ -232,13 +242,13 @@ class _Parent:
         if not child.died():
             return False
         child.process.join(END_TIMEOUT_S)
-        if child.process.exitcode in _SPU_CANNOT_SEND and "_link.cc" in (words := child.last_words()):
+        if child.process.exitcode in _SPU_CANNOT_SEND and (words := child.lost_link()):
             peer = NAMES[1 - child.rank]
             child.phase = "failed"
             child.failure = (
                 "link",
                 f"the {peer} is gone or sent nothing for {self._settings.receive_timeout_s:g} s, not even a receipt; "
-                f"see why it stopped ({words[:120]})",
+                f"see why it stopped ({words})",
             )
         return True
 

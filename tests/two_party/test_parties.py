@@ -214,7 +214,8 @@ def faulty(party, own):
             os.kill(os.getpid(), signal.SIGKILL)
         elif how == "crashed in the link":
             print("[error] [interconnection_link.cc:56] cntl ErrorCode '1008'", file=sys.stderr, flush=True)
-            os.kill(os.getpid(), signal.SIGSEGV)
+            print("terminate called without an active exception", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), signal.SIGBUS)
         elif how == "silent":
             time.sleep(60)
         elif how == "wrong input":

@@ -11,6 +11,8 @@ PYTHON ?= python3.11
 JOBS ?= 2
 SCALE ?=
 BIN := .venv/bin
+# DVC itself, but for a dvc.lock that no kill leaves half-written; plain `dvc` does as well.
+DVC := python -m aero.whole_dvc
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYTHONHASHSEED := 0
 
@@ -33,30 +35,30 @@ install: .venv/.installed
 # Trainings are independent, and so are their entropies and the sensitivity stages: JOBS at once, each on its own
 # thread, under DVC's locks; then the rest in order. `-s dvc.yaml` keeps to that file: the report depends on all of runs/, and so on the other runs.
 side_by_side = for kind in 'train(_again)?@|sensitivity' 'entropy(_again)?@'; do \
-  dvc stage list --name-only $(1) | grep -E "(^|:)($$kind)" | \
-  xargs -P $(JOBS) -n 1 dvc --wait-for-lock repro -s || exit 1; done
+  $(DVC) stage list --name-only $(1) | grep -E "(^|:)($$kind)" | \
+  xargs -P $(JOBS) -n 1 $(DVC) --wait-for-lock repro -s || exit 1; done
 
-corpora = printf '%s\n' tokenize tokenize_languini | xargs -P $(JOBS) -n 1 dvc --wait-for-lock repro -s && \
-  dvc repro -s configurations
+corpora = printf '%s\n' tokenize tokenize_languini | xargs -P $(JOBS) -n 1 $(DVC) --wait-for-lock repro -s && \
+  $(DVC) repro -s configurations
 
 repro: install
 	@$(if $(SCALE),sed -i 's/^scale: [a-z]*/scale: $(SCALE)/' params.yaml)
 	@python -m aero.parameters
-	@dvc status --quiet dvc.yaml || { $(corpora) && \
-	  { $(call side_by_side,dvc.yaml); } && dvc repro -s dvc.yaml; }
+	@$(DVC) status --quiet dvc.yaml || { $(corpora) && \
+	  { $(call side_by_side,dvc.yaml); } && $(DVC) repro -s dvc.yaml; }
 	@echo "reports/report.html and reports/report.pdf are ready"
 
 all: install
 	@$(if $(SCALE),sed -i 's/^scale: [a-z]*/scale: $(SCALE)/' params.yaml)
 	@python -m aero.parameters
 	@$(corpora) && \
-	  { $(call side_by_side,dvc.yaml); } && { $(call side_by_side,catalogue/dvc.yaml); } && dvc repro
+	  { $(call side_by_side,dvc.yaml); } && { $(call side_by_side,catalogue/dvc.yaml); } && $(DVC) repro
 	@echo "reports/report.html and reports/report.pdf are ready"
 
 parallel: install
 	@python -m aero.parameters
-	@dvc repro -s tokenize && dvc stage list --name-only catalogue/dvc.yaml | grep -E '(^|:)parallel_context' | \
-	  xargs -n 1 dvc repro -s && python -m stages.report
+	@$(DVC) repro -s tokenize && $(DVC) stage list --name-only catalogue/dvc.yaml | grep -E '(^|:)parallel_context' | \
+	  xargs -n 1 $(DVC) repro -s && python -m stages.report
 
 report: install
 	@python -m stages.report

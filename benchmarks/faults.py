@@ -109,7 +109,7 @@ class Project:
     def start(self) -> subprocess.Popen[bytes]:
         self._output.truncate(0)
         return subprocess.Popen(
-            ["dvc", "repro", *self.targets],
+            [sys.executable, "-m", "aero.whole_dvc", "repro", *self.targets],
             cwd=self.folder,
             env=self.environment,
             stdin=subprocess.DEVNULL,

@@ -40,6 +40,7 @@ END_TIMEOUT_S = 10.0
 GRACE_S = 1.0
 # Below the ports that the kernel hands to outgoing connections.
 FREE_PORTS = range(20000, 32000)
+DYING_TRIES, DYING_S = 20, 0.1
 _PR_SET_PDEATHSIG = 1
 PRELOADED = ("numpy", "jax", "torch")
 _IMPORTED_IN = os.getpid()
@@ -368,12 +369,20 @@ def _begin(process: multiprocessing.process.BaseProcess, name: str) -> None:
     failures: list[BaseException] = []
 
     def begin() -> None:
-        try:
-            ready()
-            with _arguments_withheld():
-                process.start()
-        except BaseException as error:
-            failures.append(error)
+        for left in reversed(range(DYING_TRIES)):
+            try:
+                ready()
+                with _arguments_withheld():
+                    process.start()
+                return
+            except (ConnectionError, EOFError) as error:
+                # The fork server is ending, which is seen from its exit a moment later; then there is another.
+                if not left:
+                    failures.append(error)
+                time.sleep(DYING_S)
+            except BaseException as error:
+                failures.append(error)
+                return
 
     # The first start waits for the fork server's imports.
     starting = threading.Thread(target=begin, daemon=True)

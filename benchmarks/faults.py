@@ -100,7 +100,9 @@ class Project:
     def choose(self, variant: str) -> None:
         """Write params.yaml: the two variants differ in the corpus, and so in everything."""
         values = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+        every = [*values["active_runs"], *values["more_runs"]]
         values["scale"], values["active_runs"] = "smoke", self.runs
+        values["more_runs"] = [run for run in every if run not in self.runs]
         size = {"one": 200_000, "other": 220_000}[variant]
         values["scales"]["smoke"]["tokens"] |= {"train_bytes": size, "validation_bytes": 30_000}
         values["scales"]["smoke"]["sensitivity"] |= {"steps": {"one": 20, "other": 18}[variant]}

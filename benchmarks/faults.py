@@ -33,7 +33,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,7 @@ class Project:
         config = (ROOT / ".dvc" / "config").read_text(encoding="utf-8")
         (folder / ".dvc" / "config").write_text(config.replace("[core]\n", "[core]\n    no_scm = true\n"))
         self.expected: dict[str, dict[str, str]] = {}
+        self._latest: subprocess.Popen[bytes] | None = None
         self.environment = os.environ | {
             "PYTHONPATH": str(folder),
             "OMP_NUM_THREADS": "1",
@@ -110,7 +111,7 @@ class Project:
 
     def start(self) -> subprocess.Popen[bytes]:
         self._output.truncate(0)
-        return subprocess.Popen(
+        self._latest = subprocess.Popen(
             [sys.executable, "-m", "aero.whole_dvc", "repro", *self.targets],
             cwd=self.folder,
             env=self.environment,
@@ -119,6 +120,12 @@ class Project:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        return self._latest
+
+    def close(self) -> None:
+        """Leave no process behind."""
+        if self._latest is not None:
+            tell(list(session(self._latest.pid)), signal.SIGKILL)
 
     def output(self) -> str:
         size = os.fstat(self._output.fileno()).st_size
@@ -333,8 +340,9 @@ def main(arguments: list[str]) -> int:
     chosen = parser.parse_args(arguments)
     draw, origin, clock = random.Random(chosen.seed), provenance.provenance(started=provenance.now()), time.monotonic()
     out = chosen.out.resolve()
-    with disk(DISK_BYTES) as (name, own_disk):
+    with disk(DISK_BYTES) as (name, own_disk), ExitStack() as last:
         project = Project(name / "project" if own_disk else name, chosen.targets)
+        last.callback(project.close)
         for variant in VARIANTS:
             project.choose(variant)
             process = project.start()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import multiprocessing
 import os
 import random
@@ -535,17 +536,19 @@ def _report(connection: Connection, kind: str, text: str) -> None:
 
 def _die_with_parent() -> None:
     """End this process when the one that asked for it ends, however that ends."""
+    sentinel = multiprocessing.parent_process().sentinel
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # The fork server, our parent to the system, ends when nobody holds this end of its pipe; that shall be the one who
-    # asked for us and not we ourselves.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # the fork server
+        # The one who asked has the other end of this pipe. When it closes, the system ends us by SIGIO, whatever we do.
+        fcntl.fcntl(sentinel, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(sentinel, fcntl.F_SETFL, fcntl.fcntl(sentinel, fcntl.F_GETFL) | os.O_ASYNC)
+    # The fork server ends when nobody holds this end of its pipe; that shall be the one who asked and not we ourselves.
     alive = forkserver._forkserver._forkserver_alive_fd
     if alive is not None:
         os.close(alive)
-    asking = multiprocessing.parent_process()
 
     def watch() -> None:
-        wait([asking.sentinel])
+        wait([sentinel])
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

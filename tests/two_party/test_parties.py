@@ -227,11 +227,19 @@ def faulty(party, own):
     return how
 
 
+def runs(pid):
+    """Whether the process still runs; one that has ended and waits for its exit status to be read does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def gone(folder, names=("client", "server"), within_s=3.0):
     """Whether the party processes have ended, after at most `within_s` seconds."""
     pids = [int(Path(folder, name).read_text()) for name in names]
     deadline = time.monotonic() + within_s
-    while alive := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
+    while alive := [pid for pid in pids if runs(pid)]:
         if time.monotonic() > deadline:
             return f"alive: {alive}"
         time.sleep(0.05)

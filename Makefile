@@ -5,6 +5,7 @@
 # make nightly the longer tests: every run of the papers at the smoke scale
 # make fuzz    damaged input for every reader of files and messages; CASES=N of each, SEED=N
 # make audit   look the packages of the lock up in a database of known vulnerabilities; needs the network
+# make faults  strike the pipeline at 100 random moments; 1,000 private questions to one server (hours)
 # make report  install, then render the report from kept and fresh results, computing nothing
 # make bench   speed comparisons
 # make keep    copy fresh results from runs/ into results/, which git keeps
@@ -14,10 +15,12 @@ SCALE ?=
 SEED ?= 1
 CASES ?=
 BIN := .venv/bin
+# DVC itself, but for a dvc.lock that no kill leaves half-written; plain `dvc` does as well.
+DVC := python -m aero.whole_dvc
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYTHONHASHSEED := 0
 
-.PHONY: repro all parallel test nightly fuzz audit bench report keep install lint
+.PHONY: repro all parallel test nightly faults fuzz audit bench report keep install lint
 install: .venv/.installed
 
 # uv when it is there, pip otherwise. The stamp is written last, so that a broken installation is tried again.
@@ -36,30 +39,30 @@ install: .venv/.installed
 # Trainings are independent, and so are their entropies and the sensitivity stages: JOBS at once, each on its own
 # thread, under DVC's locks; then the rest in order. `-s dvc.yaml` keeps to that file: the report depends on all of runs/, and so on the other runs.
 side_by_side = for kind in 'train(_again)?@|sensitivity' 'entropy(_again)?@'; do \
-  dvc stage list --name-only $(1) | grep -E "(^|:)($$kind)" | \
-  xargs -P $(JOBS) -n 1 dvc --wait-for-lock repro -s || exit 1; done
+  $(DVC) stage list --name-only $(1) | grep -E "(^|:)($$kind)" | \
+  xargs -P $(JOBS) -n 1 $(DVC) --wait-for-lock repro -s || exit 1; done
 
-corpora = printf '%s\n' tokenize tokenize_languini | xargs -P $(JOBS) -n 1 dvc --wait-for-lock repro -s && \
-  dvc repro -s configurations
+corpora = printf '%s\n' tokenize tokenize_languini | xargs -P $(JOBS) -n 1 $(DVC) --wait-for-lock repro -s && \
+  $(DVC) repro -s configurations
 
 repro: install
 	@$(if $(SCALE),sed -i 's/^scale: [a-z]*/scale: $(SCALE)/' params.yaml)
 	@python -m aero.parameters
-	@dvc status --quiet dvc.yaml || { $(corpora) && \
-	  { $(call side_by_side,dvc.yaml); } && dvc repro -s dvc.yaml; }
+	@$(DVC) status --quiet dvc.yaml || { $(corpora) && \
+	  { $(call side_by_side,dvc.yaml); } && $(DVC) repro -s dvc.yaml; }
 	@echo "reports/report.html and reports/report.pdf are ready"
 
 all: install
 	@$(if $(SCALE),sed -i 's/^scale: [a-z]*/scale: $(SCALE)/' params.yaml)
 	@python -m aero.parameters
 	@$(corpora) && \
-	  { $(call side_by_side,dvc.yaml); } && { $(call side_by_side,catalogue/dvc.yaml); } && dvc repro
+	  { $(call side_by_side,dvc.yaml); } && { $(call side_by_side,catalogue/dvc.yaml); } && $(DVC) repro
 	@echo "reports/report.html and reports/report.pdf are ready"
 
 parallel: install
 	@python -m aero.parameters
-	@dvc repro -s tokenize && dvc stage list --name-only catalogue/dvc.yaml | grep -E '(^|:)parallel_context' | \
-	  xargs -n 1 dvc repro -s && python -m stages.report
+	@$(DVC) repro -s tokenize && $(DVC) stage list --name-only catalogue/dvc.yaml | grep -E '(^|:)parallel_context' | \
+	  xargs -n 1 $(DVC) repro -s && python -m stages.report
 
 report: install
 	@python -m stages.report
@@ -77,6 +80,8 @@ fuzz: install
 audit:
 	@$(PYTHON) -m venv .venv/audit && .venv/audit/bin/python -m pip install -q --disable-pip-version-check pip-audit && \
 	  .venv/audit/bin/pip-audit --disable-pip --no-deps -r requirements.lock
+faults: install
+	@python -m benchmarks.faults && python -m benchmarks.long_server
 
 bench: install
 	@python -m benchmarks

@@ -123,7 +123,10 @@ def _ask(chosen: argparse.Namespace) -> None:
     from aero.two_party.tls import context_for
     from aero.two_party.tunnel import dial
 
-    tunnel = dial(chosen.server, context_for(chosen.server, _credentials(chosen), chosen.insecure, server=False))
+    if not chosen.wait > 0:
+        raise UserError(f"--wait {chosen.wait:g} must be above 0 seconds")
+    context = context_for(chosen.server, _credentials(chosen), chosen.insecure, server=False)
+    tunnel = dial(chosen.server, context, chosen.wait)
     client = Client(tunnel, chosen.wait)
     try:
         description = client.description

@@ -105,7 +105,7 @@ def check_fit(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Te
 
 
 def write_tensors(path: Path | str, tensors: dict[str, torch.Tensor], header: dict[str, str]) -> None:
-    """Write a safetensors file atomically: to a temporary name, flushed to disk, renamed.
+    """Write a safetensors file atomically: to a temporary name, flushed to disk, renamed. OSError if it cannot be.
 
     The header is one JSON entry of the metadata: safetensors writes several entries in a random order, and equal
     contents should be equal files. It holds the SHA-256 of everything, by which reading notices a changed bit.
@@ -114,10 +114,16 @@ def write_tensors(path: Path | str, tensors: dict[str, torch.Tensor], header: di
     header = header | {"sha256": _digest(tensors, header)}
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
-    save_file(tensors, str(temporary), metadata={"aero": json.dumps(header, sort_keys=True)})
-    with open(temporary, "rb+") as file:
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        save_file(tensors, str(temporary), metadata={"aero": json.dumps(header, sort_keys=True)})
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, SafetensorError):
+            raise OSError(f"{path} cannot be written ({error}); make room on its disk") from None
+        raise
 
 
 def read_tensors(

@@ -20,7 +20,8 @@ def run_main(main: Callable[[list[str]], int | None], arguments: list[str] | Non
     """Run `main(arguments)` and leave the process.
 
     `ValueError`, `OSError` and `KeyboardInterrupt` become one line on standard error and exit status 1 (130 for an
-    interrupt). Anything else is a defect of this project and keeps its traceback.
+    interrupt), and so does a lack of memory that Python notices. Anything else is a defect of this project and keeps
+    its traceback.
     """
     try:
         status = main(sys.argv[1:] if arguments is None else arguments)
@@ -30,6 +31,12 @@ def run_main(main: Callable[[list[str]], int | None], arguments: list[str] | Non
     except BrokenPipeError:
         # Whoever read our output has seen enough (`| head`); what is still buffered must not be flushed into nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except MemoryError as error:
+        said = " ".join(str(error).split())
+        print(
+            f"error: out of memory{f' ({said})' if said else ''}; free some, or ask for less at once", file=sys.stderr
+        )
         sys.exit(1)
     except (ValueError, OSError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr)

@@ -10,7 +10,6 @@ docstring has the derivation.
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import time
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from aero import provenance
+from aero.training.log import csv_text, write_text
 from aero.two_party.parties import run_parties
 from aero.two_party.party import Party
 from aero.two_party.settings import CLIENT, SERVER, Settings
@@ -92,7 +92,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=600, help="for each of the two settings")
     seconds = parser.parse_args().seconds
-    FILE.parent.mkdir(parents=True, exist_ok=True)
     for option in (True, False):
         client, _ = run_parties(task, {"seconds": seconds}, {"seconds": seconds}, Settings(mul_lsb_error=option))
         batches = client["runs"] * PRODUCTS // DEGREE
@@ -106,12 +105,8 @@ def main() -> None:
             "bytes_per_product": f"{client['bytes'] / PRODUCTS:.1f}",
             "commit": provenance.commit(),
         }
-        new = not FILE.exists()
-        with FILE.open("a", newline="") as file:
-            writer = csv.DictWriter(file, list(row), lineterminator="\n")
-            if new:
-                writer.writeheader()
-            writer.writerow(row)
+        before = FILE.read_text(encoding="utf-8") if FILE.exists() else ""
+        write_text(FILE, before + csv_text(list(row), [row], header=not before))
         print(row)
 
 

@@ -11,7 +11,6 @@ appends to savings_errors.csv as it goes.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 from pathlib import Path
@@ -25,7 +24,7 @@ from aero.data.batches import evaluation_batches
 from aero.data.tokens import open_tokens
 from aero.errors import UserError, run_main
 from aero.parameters import Parameters, load
-from aero.training.log import write_text
+from aero.training.log import csv_text, write_text
 from aero.training.run import run_folder
 from aero.two_party import ledger
 from aero.two_party.end_to_end import ask
@@ -123,12 +122,8 @@ def measure_errors(parameters: Parameters, run: str, chosen: list[str], prompts:
             "provenance": json.dumps(provenance.provenance(measured=provenance.now()), separators=(",", ":")),
         }
         path = FOLDER / "savings_errors.csv"
-        new = not path.is_file()
-        with open(path, "a", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, ERROR_COLUMNS, lineterminator="\n")
-            if new:
-                writer.writeheader()
-            writer.writerow(line)
+        before = path.read_text(encoding="utf-8") if path.is_file() else ""
+        write_text(path, before + csv_text(ERROR_COLUMNS, [line], header=not before))
         print(
             f"{model.architecture} {program}: error {max(errors):.4f}, same top token {same}/{len(answers)}", flush=True
         )

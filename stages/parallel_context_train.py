@@ -1,7 +1,7 @@
 """Train the small rotary decoder of parallel context encoding: `python -m stages.parallel_context_train [--seed SEED]`.
 
-Writes checkpoint.safetensors and training.json to runs/parallel_context/seed_SEED/ when it is done, and log.csv
-meanwhile.
+Writes checkpoint.safetensors, log.csv and training.json to runs/parallel_context/seed_SEED/ when it is done, and
+log.unfinished.csv meanwhile.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from aero.parallel_context.settings import settings
 from aero.parallel_context.tasks import Mixture, Vocabulary, make_episode_tasks
 from aero.parallel_context.training import FIRST, GROWTH, KNOWABLE, OPENS, SOLVED, train
 from aero.parameters import load
-from aero.training.log import csv_text, write_text
+from aero.training.log import csv_text, temporary, unfinished, write_text, write_together
 from aero.training.processes import default_device
 
 
@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> None:
 
     def keep(row: dict[str, Any]) -> None:
         rows.append(row)
-        write_text(folder / "log.csv", csv_text(list(rows[0]), rows))
+        write_text(unfinished(folder / "log.csv"), csv_text(list(rows[0]), rows))
 
     cpu_seconds = train(
         model,
@@ -88,8 +88,14 @@ def main(arguments: list[str]) -> None:
             "cpu_seconds": round(cpu_seconds, 1),
         },
     }
-    save(folder / "checkpoint.safetensors", model, run="parallel_context", seed=str(seed))
-    write_text(folder / "training.json", json.dumps(result, indent=1) + "\n")
+    checkpoint = folder / "checkpoint.safetensors"
+    save(temporary(checkpoint), model, run="parallel_context", seed=str(seed))
+    texts = {
+        folder / "log.csv": csv_text(list(rows[0]), rows),
+        folder / "training.json": json.dumps(result, indent=1) + "\n",
+    }
+    write_together(texts, beside=[checkpoint])
+    unfinished(folder / "log.csv").unlink(missing_ok=True)
     shares = ", ".join(f"{kind} {rows[-1][f'right_{kind}']:.0%}" for kind in ("synthetic", "rag", "icl"))
     print(f"parallel_context seed {seed}: right in training: {shares}; {result['provenance']['seconds']:.0f} s")
 

@@ -9,8 +9,9 @@ from aero.errors import run_main
 from aero.parameters import load as load_parameters
 from aero.provenance import commit
 from aero.report import claims, landscape_tables, sensitivity, summary, tables
-from aero.report.render import render, write
+from aero.report.render import render
 from aero.report.results import load
+from aero.training.log import write_together
 
 
 def main(arguments: list[str]) -> None:
@@ -32,10 +33,11 @@ def main(arguments: list[str]) -> None:
         | summary.files(results, judged)
     )
     report = render(root, results.scale, f"Rendered from commit {commit()[:10]}, scale {results.scale}")
-    for path, text in texts.items():
-        write(root / path, text)
-    write(root / "reports" / "report.html", report.html)
-    write(root / "reports" / "report.pdf", report.pdf)
+    pages = {Path("reports") / "report.html": report.html, Path("reports") / "report.pdf": report.pdf}
+    write_together({root / path: content for path, content in (texts | pages).items()})
+    for path in (root / "reports" / "tables").glob("*.csv"):
+        if path.relative_to(root) not in texts:
+            path.unlink()  # a table that is made no more
     decided = ", ".join(f"{count} {verdict}" for verdict, count in claims.counts(judged).items() if count)
     print(f"reports/report.html, reports/report.pdf: scale {results.scale}; claims: {decided}")
     for problem in results.problems:

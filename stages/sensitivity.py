@@ -20,7 +20,7 @@ from aero.parameters import load
 from aero.sensitivity.setting import Setting, learning_rates
 from aero.sensitivity.stacked import Trained, train
 from aero.sensitivity.sweep import LOOKS, figure_rate, gain_rows, loss_rows, trace_rows
-from aero.training.log import csv_text, write_text
+from aero.training.log import csv_text, write_together
 
 FOLDER = Path("runs/sensitivity")
 
@@ -75,8 +75,7 @@ def main(arguments: list[str]) -> None:
         )
         + "\n"
     )
-    for name, text in files.items():
-        write_text(chosen.to / name, text)
+    write_together({chosen.to / name: text for name, text in files.items()})
 
 
 def figures_at(rate: float, setting: Setting, seeds: tuple[int, ...], look_every: int, folder: Path) -> None:
@@ -90,9 +89,13 @@ def figures_at(rate: float, setting: Setting, seeds: tuple[int, ...], look_every
         traces += trace_rows(name, trained, 0)
         gains += gain_rows(name, core, trained, 0)
     about |= {"figure_rate": rate, "figures_provenance": provenance.provenance(torch=torch.__version__)}
-    write_text(folder / "traces.csv", csv_text(list(traces[0]), traces))
-    write_text(folder / "gains.csv", csv_text(list(gains[0]), gains))
-    write_text(path, json.dumps(about, indent=1) + "\n")
+    write_together(
+        {
+            folder / "traces.csv": csv_text(list(traces[0]), traces),
+            folder / "gains.csv": csv_text(list(gains[0]), gains),
+            path: json.dumps(about, indent=1) + "\n",
+        }
+    )
 
 
 def texts(trained: dict[str, Trained], rates: tuple[float, ...], seeds: tuple[int, ...], window: int) -> dict[str, str]:

@@ -22,7 +22,7 @@ from aero.attention import attend, core_named, row_entropy
 from aero.errors import run_main
 from aero.parameters import SensitivityTheoryParameters, load
 from aero.sensitivity import sampling, theory
-from aero.training.log import csv_text, write_text
+from aero.training.log import csv_text, write_together
 
 Row = dict[str, Any]
 LANGUAGE_MODELS = {"LLaMA-1B, Figure 1": 768, "GPT-2, Figure 7": 200}
@@ -64,9 +64,8 @@ def main(arguments: list[str]) -> None:
             started=started, seconds=round(time.monotonic() - clock, 1), numpy=np.__version__, torch=torch.__version__
         ),
     }
-    for name, rows in tables.items():
-        write_text(chosen.out / f"theory_{name}.csv", as_csv(rows))
-    write_text(chosen.out / "theory.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
+    texts = {chosen.out / f"theory_{name}.csv": as_csv(rows) for name, rows in tables.items()}
+    write_together(texts | {chosen.out / "theory.json": json.dumps(summary, indent=1, allow_nan=False) + "\n"})
     print(f"{chosen.out}/theory.json and {len(tables)} tables, {time.monotonic() - clock:.0f} s")
 
 

@@ -17,6 +17,7 @@ ALLOWED = {part: CORE for part in CORE} | {
     "provenance": set(),
     "landscape": set(),
     "pipeline": set(),
+    "whole_dvc": set(),
     "catalogue": CORE | {"errors", "parameters"},
     "plain_safetensors": set(),
     "unchecked": set(),

@@ -151,6 +151,13 @@ def some(values: Iterable[str], most: int = 3) -> str:
     )
 
 
+def origin(kind: str, kinds: str, values: Iterable[str], most: int = 3) -> str:
+    """ "commit c0ffee", or "mixed: 2 commits (c0ffee, decade)" for a table or figure whose parts are not of one."""
+    distinct = {value for value in values if value}
+    named = some(distinct, most)
+    return f"{kind} {named}" if len(distinct) < 2 else f"mixed: {len(distinct)} {kinds} ({named})"
+
+
 def training_caption(results: Results, names: Iterable[str]) -> str:
     """Scale, seeds, corpus, commit and machine of the named runs' trainings."""
     names = list(names)
@@ -160,19 +167,21 @@ def training_caption(results: Results, names: Iterable[str]) -> str:
     seeds = sorted({run.seed for run in runs})
     fewest, most = (f(len(results.seeds(name)) for name in names if results.seeds(name)) for f in (min, max))
     how_many = "one seed" if most == 1 else f"{most} seeds" if fewest == most else f"{fewest} to {most} seeds"
-    corpora = some(
-        f"{run.metrics.get('corpus')} (sha256 {str(run.provenance.get('corpus_sha256'))[:8]})" for run in runs
+    corpora = origin(
+        "corpus",
+        "corpora, whose perplexities do not compare",
+        (f"{run.metrics.get('corpus')} (sha256 {str(run.provenance.get('corpus_sha256'))[:8]})" for run in runs),
     )
-    commits = some(_short_commit(run.provenance.get("commit")) for run in runs)
-    machines = some(str(run.provenance.get("machine") or "") for run in runs)
+    commits = origin("commit", "commits", (short_commit(run.provenance.get("commit")) for run in runs))
+    machines = origin("machine", "machines", (str(run.provenance.get("machine") or "") for run in runs))
     interval = "; brackets: 95 % t-interval over seeds" if most > 1 else "; one seed has no interval"
     return escape(
         f"Measured side: {scale_text(results, names=names)}; {how_many} ({', '.join(map(str, seeds))}){interval}; "
-        f"corpus {corpora}; commit {commits}; machine {machines}."
+        f"{corpora}; {commits}; {machines}."
     )
 
 
-def _short_commit(text: object) -> str:
+def short_commit(text: object) -> str:
     revision, plus, _ = str(text or "").partition("+")
     return revision[:10] + ("+changes" if plus else "")
 
@@ -188,18 +197,18 @@ def cost_caption(results: Results) -> str:
     sizes = table.dimensions
     costs, operations = at_dimensions(results, table)
     stated = f"L={sizes['layers']}, H={sizes['heads']}, d={sizes['width']}, T={sizes['context']}"
-    origin: list[dict[str, object]] = []
+    origins: list[dict[str, object]] = []
     for line in operations:
         try:
-            origin.append(json.loads(line.get("provenance") or "{}"))
+            origins.append(json.loads(line.get("provenance") or "{}"))
         except ValueError:
-            origin.append({"commit": line.get("provenance")})
+            origins.append({"commit": line.get("provenance")})
     if not costs:
         return escape(f"Measured side: the papers’ dimensions ({stated}), not measured yet.")
-    commits = some(_short_commit(o.get("commit")) for o in origin)
-    machines = some((str(o.get("machine") or "") for o in origin), 2)
+    commits = origin("commit", "commits", (short_commit(o.get("commit")) for o in origins))
+    machines = origin("machine", "machines", (str(o.get("machine") or "") for o in origins), 2)
     methods = some(cost.method for cost in costs)
     return escape(
         f"Measured side: the papers’ dimensions ({stated}), SPU Cheetah {settings.get('field', '')}, two processes; "
-        f"{methods}; bytes in both directions, set-up included once; {networks}; commit {commits}; machine {machines}."
+        f"{methods}; bytes in both directions, set-up included once; {networks}; {commits}; {machines}."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import math
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from aero.parameters import Parameters
 from aero.published import load as load_paper
 from aero.report.drawing import AS_PUBLISHED, GRID, INK, MUTED, PAPER, TUNED, WIDTH, say_missing, style, svg
 from aero.report.results import Results, load
+from aero.training.log import write_together
 from aero.two_party.cost import estimate, measured_operations
 from aero.two_party.counts import published_sizes
 
@@ -196,10 +198,13 @@ def pareto(chosen: argparse.Namespace, parameters: Parameters) -> str:
     figure = draw(found, title, results.scale)
     if out.suffix == ".svg":
         # The report's figures are inlined; a file of its own must name its namespace, which matplotlib's text does.
-        out.write_text(svg(figure, f"Perplexity against communication: {title}"), encoding="utf-8")
+        content: str | bytes = svg(figure, f"Perplexity against communication: {title}")
     else:
+        image = io.BytesIO()
         with style():
-            figure.savefig(out, dpi=160, facecolor="white", bbox_inches="tight")
+            figure.savefig(image, format="png", dpi=160, facecolor="white", bbox_inches="tight")
+        content = image.getvalue()
+    write_together({out: content})
     if chosen.json:
         values = {"model": chosen.model, "context": chosen.context, "program": chosen.program, "scale": results.scale}
         listed = [vars(point) | {"bytes_error": _finite(point.bytes_error)} for point in found]

@@ -17,6 +17,7 @@ from string import Template
 
 from aero.report import drawing
 from aero.report.results import SCALE_VARIABLE
+from aero.training.log import write_together
 
 ASSETS = Path(__file__).parent / "assets"
 SOURCE = Path("reports") / "aero.py"
@@ -259,11 +260,4 @@ def _typst_text(text: str) -> str:
 
 def write(path: Path, content: str | bytes) -> None:
     """Write beside `path` and rename, so that a reader never sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    data = content.encode("utf-8") if isinstance(content, str) else content
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    write_together({path: content})

@@ -284,7 +284,7 @@ def _read_run(path: Path, root: Path, fresh: bool, problems: list[str]) -> Run |
             path=name,
             fresh=fresh,
             log=_read_log(path.with_name("log.csv"), root, problems, int(metrics["context"])),
-            entropy=_read_entropy(path.with_name("entropy.json"), root, problems),
+            entropy=_read_entropy(path.with_name("entropy.json"), root, problems, metrics.get("provenance")),
         )
     except (KeyError, TypeError, ValueError) as error:
         problems.append(f"{name}: not the metrics of a run ({type(error).__name__}: {error})")
@@ -341,13 +341,15 @@ def _read_log(path: Path, root: Path, problems: list[str], context: int) -> Log 
         return None
 
 
-def _read_entropy(path: Path, root: Path, problems: list[str]) -> Entropy | None:
-    if not path.is_file():
-        return None
+def _read_entropy(path: Path, root: Path, problems: list[str], trained: Any) -> Entropy | None:
+    """Entropies of the training whose provenance is `trained`; those of an earlier one in its place are left out."""
     values = _read_json(path, root, problems)
     if values is None:
         return None
     try:
+        if values["provenance"] != trained:
+            problems.append(f"{path.relative_to(root)}: left out, measured on an earlier training; measure it again")
+            return None
         mean = _rows(values["entropy_mean"])
         quarters = {k: tuple(_number(v) for v in q) for k, q in values["quarters"].items()}
         if not mean or len({len(layer) for layer in mean}) != 1 or any(len(q) != 4 for q in quarters.values()):

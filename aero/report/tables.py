@@ -9,14 +9,14 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from aero.published import Cell, Paper, Row, Table, load
 from aero.report.costs import GB, LatencyBound, counted, part_bytes, published_bound, row_costs, saving
-from aero.report.results import Results
+from aero.report.results import Results, Run
 from aero.report.statistics import Estimate, estimate, relative
 
 Origin = Literal["paper_dimensions", "smaller_scale", "missing"]
@@ -67,6 +67,7 @@ def _training(results: Results, printed: Table, row: Row, cell: Cell) -> Measure
     name = row.trained.get(cell.column.training)
     runs = results.seeds(name) if name else ()
     diverged = {run.seed: run.diverged_at for run in runs if run.diverged}
+    notes += mixed(results, printed, cell.column.training, runs)
     values = results.perplexity(name) if name else {}
     digits = cell.column.digits
     if cell.column.key == "delta":
@@ -106,6 +107,24 @@ def _training(results: Results, printed: Table, row: Row, cell: Cell) -> Measure
         "; ".join(notes),
         found,
     )
+
+
+def mixed(results: Results, printed: Table, column: str | None, runs: Sequence[Run]) -> list[str]:
+    """What sets the trainings of one row apart from the others of its table: a corpus that is not the first row's, and,
+    where the table's trainings are not all of one commit, the commit of these.
+    """
+
+    def of(key: str, group: Iterable[Run]) -> set[str]:
+        return {str(run.provenance[key]) for run in group if run.provenance.get(key)}
+
+    every = [results.seeds(row.trained.get(column)) for row in printed.rows if row.trained.get(column)]
+    first = next((group for group in every if group), ())
+    said = []
+    if runs and of("corpus_sha256", runs) != of("corpus_sha256", first):
+        said.append(f"trained on another corpus than {printed.rows[0].name}: not comparable")
+    if len(of("commit", (run for group in every for run in group))) > 1:
+        said.append("commit " + ", ".join(sorted(commit[:10] for commit in of("commit", runs))))
+    return said if runs else []
 
 
 def _counted(results: Results, paper: Paper, printed: Table, row: Row, cell: Cell) -> MeasuredCell:

@@ -29,7 +29,12 @@ def kept_files(folder: Path, results: Path, allow_changes: bool = False) -> list
     if values["provenance"]["commit"].endswith("+changes") and not allow_changes:
         raise UserError(f"{metrics} was made by uncommitted code; commit and run it again, or --allow-changes")
     target = kept_folder(values["scale"], values["run"], values["seed"], results)
-    return [(folder / name, target / name) for name in FILES if (folder / name).is_file()]
+    entropy = folder / "entropy.json"
+    if entropy.is_file() and json.loads(entropy.read_text(encoding="utf-8"))["provenance"] != values["provenance"]:
+        names = [name for name in FILES if name != entropy.name]  # measured on an earlier training
+    else:
+        names = list(FILES)
+    return [(folder / name, target / name) for name in names if (folder / name).is_file()]
 
 
 def copy(files: list[tuple[Path, Path]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TextIO
 
@@ -38,10 +38,11 @@ def columns(layers: int, attention: bool = False, slopes: int = 0) -> list[str]:
 
 
 class LiveLog:
-    """log.csv while its training runs: every row is in the file as soon as it is known.
+    """The log while its training runs: every row is in the file as soon as it is known.
 
-    A kill can leave half a row at the end. Resuming writes the rows of the saved state anew and goes on behind them,
-    so the log of a training has each step once, however often it was killed.
+    It is a file of its own, so that the log beside the metrics of an earlier training stays theirs until the new ones
+    are there. A kill can leave half a row at the end. Resuming writes the rows of the saved state anew and goes on
+    behind them, so the log of a training has each step once, however often it was killed.
     """
 
     def __init__(self, path: Path, layers: int, attention: bool = False, slopes: int = 0) -> None:
@@ -63,8 +64,13 @@ class LiveLog:
 
 
 def write(path: Path, rows: Sequence[Row], layers: int, attention: bool = False, slopes: int = 0) -> None:
-    """Write all rows atomically; numbers in the shortest form that reads back to the same float, gaps empty."""
-    write_text(path, csv_text(columns(layers, attention, slopes), rows))
+    """Write all rows atomically."""
+    write_text(path, text_of(rows, layers, attention, slopes))
+
+
+def text_of(rows: Sequence[Row], layers: int, attention: bool = False, slopes: int = 0) -> str:
+    """log.csv; numbers in the shortest form that reads back to the same float, gaps empty."""
+    return csv_text(columns(layers, attention, slopes), rows)
 
 
 def csv_text(names: Sequence[str], rows: Iterable[Row], header: bool = True) -> str:
@@ -90,12 +96,41 @@ def _counts(column: str) -> bool:
     return column in ("step", "tokens") or column.startswith("overflow_")
 
 
+def unfinished(path: Path) -> Path:
+    """Where the log lies until its training is over: log.unfinished.csv for log.csv."""
+    return path.with_name(f"{path.stem}.unfinished{path.suffix}")
+
+
+def temporary(path: Path) -> Path:
+    """Where a file is written before it takes its place."""
+    return path.with_name(path.name + ".tmp")
+
+
 def write_text(path: Path, text: str) -> None:
     """Write `text` beside `path` and rename: a reader sees the old file or the new one, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "w", encoding="utf-8", newline="") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    write_together({path: text})
+
+
+def write_together(contents: Mapping[Path, str | bytes], beside: Sequence[Path] = ()) -> None:
+    """Write files that belong together: all beside their places, flushed to disk, before the first one is renamed.
+
+    Of several the last says what the others are, so it goes before they come: whoever finds it finds its own files,
+    whenever this was killed. If one cannot be written, on a full disk say, all stay as they were. beside: files of the
+    same kind that already lie at `temporary` of their places.
+    """
+    paths = [*beside, *contents]
+    try:
+        for path, content in contents.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(temporary(path), "wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
+                file.flush()
+                os.fsync(file.fileno())
+    except BaseException:
+        for path in paths:
+            temporary(path).unlink(missing_ok=True)
+        raise
+    if len(paths) > 1:
+        paths[-1].unlink(missing_ok=True)
+    for path in paths:
+        os.replace(temporary(path), path)

@@ -18,7 +18,7 @@ from aero.data.tokens import Tokens
 from aero.errors import UserError
 from aero.parameters import Parameters
 from aero.training.configuration import configuration, regularizer_of
-from aero.training.log import LiveLog, Observer, write, write_text
+from aero.training.log import LiveLog, Observer, temporary, text_of, unfinished, write_together
 from aero.training.loop import ALONE, configuration_hash, evaluate, train
 from aero.training.processes import Processes, default_device
 
@@ -54,7 +54,8 @@ def train_run(
 ) -> dict[str, Any] | None:
     """Train `run` with `seed` and write log.csv, checkpoint.safetensors and, last, metrics.json into `folder`.
 
-    log.csv grows while it trains. Returns the metrics, or None if `stop_at` (time.monotonic seconds) came first; the
+    log.unfinished.csv grows while it trains; an earlier training's files in `folder` stay until the new ones take their
+    places. Returns the metrics, or None if `stop_at` (time.monotonic seconds) came first; the
     state then resumes it. With `unless_done`, metrics of the very same configuration in `folder` are returned as they
     are. Of several `processes` the first alone writes; all return the metrics.
     """
@@ -77,9 +78,8 @@ def train_run(
 
     evaluation = held_out(settings.evaluation_tokens)
     if processes.first:
-        # Metrics beside a log that is being written would be another training's.
-        (folder / "metrics.json").unlink(missing_ok=True)
-        observers = [LiveLog(folder / "log.csv", config.layers, settings.log_attention, slopes), *observers]
+        live = unfinished(folder / "log.csv")
+        observers = [LiveLog(live, config.layers, settings.log_attention, slopes), *observers]
     try:
         outcome = train(
             architecture,
@@ -144,9 +144,14 @@ def train_run(
         ),
     }
     if processes.first:
-        write(folder / "log.csv", outcome.rows, config.layers, settings.log_attention, slopes)
-        save(folder / "checkpoint.safetensors", outcome.model, run=run, seed=str(seed), config_hash=state_hash)
-        write_text(folder / "metrics.json", json.dumps(metrics, indent=1, allow_nan=False) + "\n")
+        checkpoint = folder / "checkpoint.safetensors"
+        save(temporary(checkpoint), outcome.model, run=run, seed=str(seed), config_hash=state_hash)
+        texts = {
+            folder / "log.csv": text_of(outcome.rows, config.layers, settings.log_attention, slopes),
+            folder / "metrics.json": json.dumps(metrics, indent=1, allow_nan=False) + "\n",
+        }
+        write_together(texts, beside=[checkpoint])
+        live.unlink(missing_ok=True)
         if state_path is not None:
             state_path.unlink(missing_ok=True)
     return metrics

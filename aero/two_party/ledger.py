@@ -101,8 +101,15 @@ def write(path: Path, rows: Iterable[Measurement | Row], kind: type[Measurement]
         writer.writerow({key: "" if value is None else value for key, value in asdict(row).items()})
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text.getvalue(), encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "w", encoding="utf-8", newline="") as file:
+            file.write(text.getvalue())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def read(path: Path, kind: type[Any]) -> list[Any]:

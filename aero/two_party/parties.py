@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import multiprocessing
 import os
 import random
@@ -22,6 +23,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
@@ -39,10 +41,15 @@ END_TIMEOUT_S = 10.0
 GRACE_S = 1.0
 # Below the ports that the kernel hands to outgoing connections.
 FREE_PORTS = range(20000, 32000)
+DYING_TRIES, DYING_S = 20, 0.1
 _PR_SET_PDEATHSIG = 1
+PRELOADED = ("numpy", "jax", "torch")
+_IMPORTED_IN = os.getpid()
+# `sys.argv` and the environment are set for the moment in which a process starts.
+_STARTING = threading.Lock()
 # SPU ends a process that cannot send by exit(255), while its other threads still compute: now and then one of those
-# crashes first.
-_SPU_CANNOT_SEND = {255, -signal.SIGSEGV, -signal.SIGABRT}
+# crashes first, in whatever way, and may have the last word in the log.
+_SPU_CANNOT_SEND = {255, -signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE}
 
 Task = Callable[[Party, Any], Any]
 
@@ -124,6 +131,7 @@ class _Child:
         self.rank, self.name = rank, NAMES[rank]
         self.process, self.connection, self.log = process, connection, log
         self.phase = "starting"
+        self.connected_at = 0  # bytes that its log had when it was connected
         self.result: Any = None
         self.failure: tuple[str, str] | None = None
 
@@ -132,10 +140,18 @@ class _Child:
 
     def last_words(self) -> str:
         """The last line of its output that tells something, at most 200 characters; empty if there is none."""
+        return " ".join((self._telling(0) or [""])[-1].split())[:200]
+
+    def lost_link(self) -> str:
+        """The last thing that SPU said of its link since that stood, at most 120 characters; empty if nothing."""
+        lines = [line for line in self._telling(self.connected_at) if "_link.cc" in line]
+        return " ".join((lines or [""])[-1].split())[:120]
+
+    def _telling(self, start: int) -> list[str]:
+        """Lines of its output that tell of an error, from byte `start` on, of the last 16 KiB."""
         size = os.fstat(self.log).st_size
-        lines = os.pread(self.log, 16384, max(0, size - 16384)).decode(errors="replace").splitlines()
-        telling = [line for line in lines if re.search(r"(?i)error|critical|fatal|abort|terminate|what\(\)|fail", line)]
-        return " ".join((telling or [""])[-1].split())[:200]
+        lines = os.pread(self.log, 16384, max(start, size - 16384)).decode(errors="replace").splitlines()
+        return [line for line in lines if re.search(r"(?i)error|critical|fatal|abort|terminate|what\(\)|fail", line)]
 
 
 class _Parent:
@@ -171,12 +187,11 @@ class _Parent:
     def _start(self, rank: int) -> None:
         log, path = tempfile.mkstemp(prefix="aero-party-", suffix=".log")
         self._files.append(path)
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context(_start_method())
         ours, theirs = context.Pipe()
-        child = context.Process(target=_party_process, args=(theirs, path, os.getpid()), name=f"aero-{NAMES[rank]}")
+        child = context.Process(target=_party_process, args=(theirs, path), name=f"aero-{NAMES[rank]}")
         self._children[rank] = _Child(rank, child, ours, log)
-        with _arguments_withheld():
-            child.start()
+        _begin(child, NAMES[rank])
         theirs.close()
         payload = (rank, self._task, self._inputs[rank], tuple(self._dialled[rank]), self._settings)
         try:
@@ -214,6 +229,7 @@ class _Parent:
             return
         if kind == "phase":
             child.phase = content
+            child.connected_at = os.fstat(child.log).st_size
         elif kind == "result":
             child.phase, child.result = "finished", content
         elif kind == "failure":
@@ -228,13 +244,13 @@ class _Parent:
         if not child.died():
             return False
         child.process.join(END_TIMEOUT_S)
-        if child.process.exitcode in _SPU_CANNOT_SEND and "_link.cc" in (words := child.last_words()):
+        if child.process.exitcode in _SPU_CANNOT_SEND and (words := child.lost_link()):
             peer = NAMES[1 - child.rank]
             child.phase = "failed"
             child.failure = (
                 "link",
                 f"the {peer} is gone or sent nothing for {self._settings.receive_timeout_s:g} s, not even a receipt; "
-                f"see why it stopped ({words[:120]})",
+                f"see why it stopped ({words})",
             )
         return True
 
@@ -310,6 +326,8 @@ class _Parent:
         for child in self._children.values():
             if child.process.pid is not None:
                 child.process.join(END_TIMEOUT_S)
+                if child.process.exitcode is not None:
+                    child.process.close()
             child.connection.close()
             os.close(child.log)
         for path in self._files:
@@ -330,15 +348,102 @@ def _death(child: _Child, alone: bool) -> str:
     return f"the {child.name} process ended by {how} while {child.phase}{said}; {remedy}"
 
 
+def _start_method() -> str:
+    """ "forkserver", or "spawn": for a thread that has left the network of its process (`aero.two_party.shaped`), in
+    which a fork server stays, and for a process that was itself forked and does not own the fork server.
+    """
+    if os.getpid() != _IMPORTED_IN or "forkserver" not in multiprocessing.get_all_start_methods():
+        return "spawn"
+    try:
+        moved = os.readlink("/proc/thread-self/ns/net") != os.readlink("/proc/self/ns/net")
+    except OSError:  # no Linux, so no such thread
+        moved = False
+    return "spawn" if moved else "forkserver"
+
+
+def _begin(process: multiprocessing.process.BaseProcess, name: str) -> None:
+    """Start a party's process. TwoPartyError if it cannot be, or not within START_TIMEOUT_S."""
+    if not isinstance(process, multiprocessing.context.ForkServerProcess):
+        with _arguments_withheld():
+            process.start()
+        return
+    failures: list[BaseException] = []
+
+    def begin() -> None:
+        for left in reversed(range(DYING_TRIES)):
+            try:
+                ready()
+                with _arguments_withheld():
+                    process.start()
+                return
+            except (ConnectionError, EOFError) as error:
+                # The fork server is ending, which is seen from its exit a moment later; then there is another.
+                if not left:
+                    failures.append(error)
+                time.sleep(DYING_S)
+            except BaseException as error:
+                failures.append(error)
+                return
+
+    # The first start waits for the fork server's imports.
+    starting = threading.Thread(target=begin, daemon=True)
+    starting.start()
+    starting.join(START_TIMEOUT_S)
+    if starting.is_alive():
+        raise TwoPartyError(f"the {name} process was not up after {START_TIMEOUT_S:g} s; is this machine overloaded?")
+    for error in failures:
+        if isinstance(error, (OSError, EOFError)):
+            reason = str(error) or "the fork server ended"
+            raise TwoPartyError(f"the {name} process could not be started ({reason}); run again") from error
+        raise error
+
+
+def ready() -> None:
+    """Start the fork server if it is not there, without waiting for it: the next party is then up sooner.
+
+    Its libraries compute on one thread, since a process with several must not be forked; SPU's have their own setting.
+    """
+    if _start_method() != "forkserver":
+        return
+    single = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    with _STARTING:
+        before = {name: os.environ.get(name) for name in single}
+        os.environ.update(single)
+        try:
+            forkserver.set_forkserver_preload(list(PRELOADED))
+            forkserver.ensure_running()
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+
+def renew() -> None:
+    """End the fork server, and with it all parties it has started, and start another one.
+
+    All parties of one fork server have their memory at the same addresses. A server calls this after a question that
+    failed, so that whoever can make a party crash learns nothing by it for the next.
+    """
+    with _STARTING:
+        running = forkserver._forkserver._forkserver_pid
+        if running is not None:
+            os.kill(running, signal.SIGKILL)
+            forkserver._forkserver._stop()
+    ready()
+
+
 @contextmanager
 def _arguments_withheld() -> Iterator[None]:
-    """A spawned process is sent `sys.argv`, in which a prompt may stand that is not the server's to see."""
-    arguments = sys.argv
-    sys.argv = arguments[:1]
-    try:
-        yield
-    finally:
-        sys.argv = arguments
+    """A new process is sent `sys.argv`, in which a prompt may stand that is not the server's to see."""
+    with _STARTING:
+        arguments = sys.argv
+        sys.argv = arguments[:1]
+        try:
+            yield
+        finally:
+            sys.argv = arguments
 
 
 def _give(connection: Connection, message: Any) -> None:
@@ -382,9 +487,9 @@ def _bind_error(host: str, port: int) -> OSError | None:
     return None
 
 
-def _party_process(connection: Connection, log_path: str, parent: int) -> None:
+def _party_process(connection: Connection, log_path: str) -> None:
     """What a party process does: redirect its output, take its task, connect, work, close, report."""
-    _die_with_parent(parent)
+    _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too and ends us
     log = os.open(log_path, os.O_RDWR | os.O_APPEND)
     os.unlink(log_path)
@@ -396,9 +501,10 @@ def _party_process(connection: Connection, log_path: str, parent: int) -> None:
         rank, task, own_input, addresses, settings = connection.recv()
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             os.environ[name] = str(settings.threads)
-        os.environ["JAX_PLATFORMS"] = "cpu"
-        import jax  # noqa: F401 - imported now, so that the time-out for connecting is for connecting alone
-        import spu  # noqa: F401
+        import jax
+        import spu  # noqa: F401 - imported now, so that the time-out for connecting is for connecting alone
+
+        jax.config.update("jax_platforms", "cpu")
 
         connection.send(("phase", "connecting"))
 
@@ -428,14 +534,21 @@ def _report(connection: Connection, kind: str, text: str) -> None:
     os._exit(1)
 
 
-def _die_with_parent(parent: int) -> None:
-    """End this process when its parent ends, however that ends."""
+def _die_with_parent() -> None:
+    """End this process when the one that asked for it ends, however that ends."""
+    sentinel = multiprocessing.parent_process().sentinel
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # the fork server
+        # The one who asked has the other end of this pipe. When it closes, the system ends us by SIGIO, whatever we do.
+        fcntl.fcntl(sentinel, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(sentinel, fcntl.F_SETFL, fcntl.fcntl(sentinel, fcntl.F_GETFL) | os.O_ASYNC)
+    # The fork server ends when nobody holds this end of its pipe; that shall be the one who asked and not we ourselves.
+    alive = forkserver._forkserver._forkserver_alive_fd
+    if alive is not None:
+        os.close(alive)
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1.0)
+        wait([sentinel])
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -14,7 +14,7 @@ from typing import Any
 from aero.errors import one_line
 from aero.two_party.answer import Cost, Sampling, answer_task
 from aero.two_party.hello import PROTOCOL, Description, check_lengths, difference, plain, versions
-from aero.two_party.parties import Task, free_address, run_parties, run_party
+from aero.two_party.parties import Task, free_address, ready, renew, run_parties, run_party
 from aero.two_party.relay import Relay
 from aero.two_party.settings import CLIENT, SERVER, Settings, TwoPartyError
 from aero.two_party.tunnel import HANDSHAKE_S, Listener, Tunnel
@@ -71,6 +71,7 @@ class Client:
     def __init__(self, tunnel: Tunnel, wait_s: float) -> None:
         """Exchange versions; wait_s: how long the server may be busy with other questions. TwoPartyError if refused."""
         self._tunnel = tunnel
+        ready()
         try:
             tunnel.send({"hello": PROTOCOL, "versions": versions()})
             said = _not_refused(tunnel, tunnel.receive(wait_s))
@@ -122,6 +123,7 @@ class Server:
         """most_tokens: new tokens that one question may ask for."""
         self._path, self._description, self._tokenizer = str(path), description, tokenizer
         self._settings, self._most_tokens = settings, most_tokens
+        ready()
 
     def answer(self, listener: Listener, say: Callable[[str], None]) -> bool:
         """Wait for the next client and answer it; say one line on what came of it. Returns whether it was answered."""
@@ -173,7 +175,12 @@ class Server:
             raise _refused(tunnel, f"{new_tokens} new tokens are asked for, this server gives {self._most_tokens}")
         tunnel.send({"begin": True})
         given = {"description": self._description, "tokens": tokens, "new_tokens": new_tokens}
-        return question, run_through(tunnel, SERVER, answer_task, given | {"checkpoint": self._path}, self._settings)
+        given["checkpoint"] = self._path
+        try:
+            return question, run_through(tunnel, SERVER, answer_task, given, self._settings)
+        except Exception:
+            renew()
+            raise
 
 
 def run_through(

@@ -18,6 +18,8 @@ from pathlib import Path
 from aero.two_party.settings import TwoPartyError, split_address
 
 VALID_DAYS = 365
+# X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED
+_OUT_OF_DATE = (9, 10)
 FILES = ("ca.pem", "ca.key", "server.pem", "server.key", "client.pem", "client.key")
 
 
@@ -74,6 +76,11 @@ def is_loopback(host: str) -> bool:
 def why(error: ssl.SSLError, peer: str) -> str:
     """What went wrong with TLS, in words; `peer` is "the server at HOST:PORT" or the like."""
     if isinstance(error, ssl.SSLCertVerificationError):
+        if error.verify_code in _OUT_OF_DATE:
+            return (
+                f"{peer} showed a certificate that is refused ({error.verify_message}); make new ones with `aero "
+                "certificates FOLDER`, or set the clock of this machine"
+            )
         return f"{peer} showed a certificate that is refused ({error.verify_message}); check --ca on this side"
     reason = (error.reason or str(error)).lower().replace("_", " ")
     if "bad record mac" in reason or "decryption failed" in reason:
@@ -135,11 +142,18 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> list[Path]:
         contents[f"{role}.pem"] = certificate(name, key, x509.ExtendedKeyUsage([purpose]))
         contents[f"{role}.key"] = private(key)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in contents.items():
-        mode = 0o600 if name.endswith(".key") else 0o644
-        with open(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(content)
-    return [folder / name for name in contents]
+    written: list[Path] = []
+    try:
+        for name, content in contents.items():
+            mode = 0o600 if name.endswith(".key") else 0o644
+            with open(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+                written.append(folder / name)
+                file.write(content)
+    except BaseException:
+        for path in written:
+            path.unlink(missing_ok=True)
+        raise
+    return written
 
 
 def _name(x509, host: str):

@@ -17,6 +17,7 @@ import socket
 import ssl
 import struct
 import threading
+import time
 import zlib
 from collections.abc import Coroutine
 from concurrent.futures import TimeoutError as NotInTime
@@ -31,6 +32,7 @@ _HEAD, _CRC = struct.Struct(">BII"), struct.Struct(">I")
 CHUNK_BYTES = 1 << 16
 MESSAGE_BYTES = 1 << 25  # from the server, whose tokenizer of 65,536 entries has 2 MB
 QUESTION_BYTES = 1 << 16  # from a client, which says a few numbers
+CHANNELS = 64  # SPU's parties need 2 each way
 HANDSHAKE_S = 10.0
 GOODBYE_S = 10.0
 
@@ -41,8 +43,18 @@ class Tunnel:
     `fileno` becomes readable and `failure` a line of text when the connection is lost or the peer gives up.
     """
 
-    def __init__(self, connection: socket.socket, context: ssl.SSLContext | None, host: str | None, peer: str) -> None:
-        """host: of the server, at the client; None at the server. Raises TwoPartyError if TLS is refused."""
+    def __init__(
+        self,
+        connection: socket.socket,
+        context: ssl.SSLContext | None,
+        host: str | None,
+        peer: str,
+        wait_s: float = HANDSHAKE_S,
+    ) -> None:
+        """host: of the server, at the client; None at the server. wait_s: for the other side of TLS.
+
+        Raises TwoPartyError if TLS is refused or does not come about in that time.
+        """
         self.peer, self._client = peer, host is not None
         self._secure, self._heard = context is not None, False
         self.failure: str | None = None
@@ -55,7 +67,7 @@ class Tunnel:
         self._thread = threading.Thread(target=self._loop.run_forever, name="aero-tunnel", daemon=True)
         self._thread.start()
         try:
-            self._call(self._establish(connection, context, host), HANDSHAKE_S + 1)
+            self._call(self._establish(connection, context, host, wait_s), wait_s + 1)
         except BaseException:
             self.close()
             raise
@@ -128,13 +140,14 @@ class Tunnel:
             return future.result(timeout_s)
         except (NotInTime, TimeoutError):
             future.cancel()
-            raise TwoPartyError(
-                f"{self.peer} did not answer within {timeout_s:g} s; it may be busy with another question"
-            ) from None
+            raise TwoPartyError(self._silent(timeout_s)) from None
         except TwoPartyError:
             raise
         except (OSError, EOFError) as error:
             raise TwoPartyError(self._lost(error)) from None
+
+    def _silent(self, seconds: float) -> str:
+        return f"{self.peer} did not answer within {seconds:g} s; it may be busy with another question"
 
     def _lost(self, error: Exception) -> str:
         if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
@@ -146,17 +159,24 @@ class Tunnel:
             )
         return f"{self.peer} is gone: it closed the connection"
 
-    async def _establish(self, connection: socket.socket, context: ssl.SSLContext | None, host: str | None) -> None:
-        loop = asyncio.get_running_loop()
+    async def _establish(
+        self, connection: socket.socket, context: ssl.SSLContext | None, host: str | None, wait_s: float
+    ) -> None:
+        loop, began = asyncio.get_running_loop(), time.monotonic()
         self._reader = asyncio.StreamReader(2 * CHUNK_BYTES)
         protocol = asyncio.StreamReaderProtocol(self._reader)
-        more: dict[str, Any] = {} if context is None else {"ssl": context, "ssl_handshake_timeout": HANDSHAKE_S}
-        if host is None:
-            transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection, **more)
-        else:
-            if context is not None:
-                more["server_hostname"] = host
-            transport, _ = await loop.create_connection(lambda: protocol, sock=connection, **more)
+        more: dict[str, Any] = {} if context is None else {"ssl": context, "ssl_handshake_timeout": wait_s}
+        try:
+            if host is None:
+                transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection, **more)
+            else:
+                if context is not None:
+                    more["server_hostname"] = host
+                transport, _ = await loop.create_connection(lambda: protocol, sock=connection, **more)
+        except ConnectionAbortedError:
+            if time.monotonic() - began < wait_s:
+                raise
+            raise TwoPartyError(self._silent(wait_s)) from None  # asyncio's own time-out of a handshake
         self._writer = asyncio.StreamWriter(transport, protocol, self._reader, loop)
         self._lock, self._done = asyncio.Lock(), asyncio.Event()
         self._tasks: set[asyncio.Task] = set()
@@ -253,6 +273,10 @@ class Tunnel:
                         raise TwoPartyError(f"{self.peer} gave up on this question; its own output says why")
                     self._done.set()
                 elif kind == OPEN:
+                    if len(self._writers) >= CHANNELS or channel in self._writers:
+                        raise TwoPartyError(
+                            f"{self.peer} opened more connections than a private question needs; is it this program?"
+                        )
                     await self._open(channel)
                 elif (writer := self._writers.get(channel)) is not None:
                     with contextlib.suppress(OSError):  # that connection has gone; the others go on
@@ -306,16 +330,18 @@ class Listener:
         connection.setblocking(False)
         return connection, f"{host}:{port}"
 
-    def establish(self, connection: socket.socket, source: str) -> Tunnel:
-        """TwoPartyError if the client does not do its part of TLS."""
-        return Tunnel(connection, self._context, None, f"the client at {source}")
+    def establish(self, connection: socket.socket, source: str, wait_s: float = HANDSHAKE_S) -> Tunnel:
+        """TwoPartyError if the client does not do its part of TLS in `wait_s`."""
+        return Tunnel(connection, self._context, None, f"the client at {source}", wait_s)
 
     def close(self) -> None:
         self._socket.close()
 
 
-def dial(address: str, context: ssl.SSLContext | None) -> Tunnel:
-    """Connect to the server at `address`. TwoPartyError if nobody listens or TLS is refused."""
+def dial(address: str, context: ssl.SSLContext | None, wait_s: float = HANDSHAKE_S) -> Tunnel:
+    """Connect to the server at `address`, which may be busy with another question for `wait_s` before it does its part
+    of TLS. TwoPartyError if nobody listens or TLS is refused.
+    """
     host, port = split_address(address)
     try:
         connection = socket.create_connection((host, port), timeout=HANDSHAKE_S)
@@ -325,4 +351,4 @@ def dial(address: str, context: ssl.SSLContext | None) -> Tunnel:
             "and firewall"
         ) from None
     connection.setblocking(False)
-    return Tunnel(connection, context, host, f"the server at {address}")
+    return Tunnel(connection, context, host, f"the server at {address}", wait_s)

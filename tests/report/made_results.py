@@ -178,6 +178,7 @@ def write_run(
         "layers": layers,
         "heads": HEADS,
         "tokens": 65536,
+        "provenance": metrics["provenance"],
         "entropy_mean": mean,
         "entropy_sem": [[0.01] * HEADS] * layers,
         "entropy_median": [[1.1 * value for value in layer] for layer in mean],

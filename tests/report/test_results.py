@@ -100,3 +100,17 @@ def test_fresh_costs_replace_kept_ones_row_by_row(tmp_path: Path) -> None:
     assert results.cost("SM+LN+G", "as_published").path == "runs/two_party/rows.csv"
     assert results.cost("SM+ScFFN", "tuned").path == "results/two_party/rows.csv"
     assert results.cost("SM+LN+G", "tuned", 64, "laptop").bytes == 6_120_000_000
+
+
+def test_entropies_of_an_earlier_training_are_named_and_left_out(tmp_path: Path) -> None:
+    root = made_results.project(tmp_path, runs=("sm-r",), seeds=(1337,))
+    assert load(root).first("sm-r").entropy is not None
+    path = root / "results/laptop/sm-r/metrics.json"
+    metrics = json.loads(path.read_text())
+    metrics["provenance"]["started"] = "2026-02-02T00:00:00+00:00"
+    path.write_text(json.dumps(metrics))
+    results = load(root)
+    assert results.first("sm-r").entropy is None
+    assert results.problems == (
+        "results/laptop/sm-r/entropy.json: left out, measured on an earlier training; measure it again",
+    )

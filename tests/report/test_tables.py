@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import json
+import re
 from pathlib import Path
 
 import made_results
@@ -12,7 +14,7 @@ import pytest
 from aero.published import load as load_paper
 from aero.report import cost_page
 from aero.report.costs import LatencyBound
-from aero.report.marks import cost_caption
+from aero.report.marks import cost_caption, training_caption
 from aero.report.results import Results, load
 from aero.report.tables import COLUMNS, cost_rows, files, table
 
@@ -139,3 +141,58 @@ def test_costs_of_another_size_are_no_costs_at_the_papers_dimensions(tmp_path: P
     assert all(cell.origin == "missing" for cell in table(results, "4") if cell.published.column.key == "communication")
     assert "not measured yet" in cost_caption(results)
     assert "not measured yet" in cost_page.table_operations(results).text
+
+
+def changed(path: Path, **changes: str) -> None:
+    metrics = json.loads(path.read_text())
+    metrics["provenance"] |= changes
+    path.write_text(json.dumps(metrics))
+
+
+def test_a_table_of_mixed_commits_says_so(tmp_path: Path) -> None:
+    root = made_results.project(tmp_path, runs=("sm-ln-g", "sm-g", "sm-r"), seeds=(1337,))
+    names = ["sm-ln-g", "sm-g", "sm-r"]
+    assert "mixed" not in training_caption(load(root), names)
+    assert not any("commit" in line["note"] for line in lines(load(root), "aero_table2.csv"))
+    changed(root / "results/laptop/sm-g/metrics.json", commit="decade" * 7)
+    results = load(root)
+    assert "mixed: 2 commits (c0ffeec0ff, decadedeca)" in training_caption(results, names)
+    assert "mixed" not in training_caption(results, ["sm-ln-g", "sm-r"])
+    notes = {line["row"]: line["note"] for line in lines(results, "aero_table2.csv") if line["measured"]}
+    assert "commit decadedeca" in notes["SM+G"] and "commit c0ffeec0ff" in notes["SM+R"]
+
+
+def test_a_table_of_mixed_corpora_says_so(tmp_path: Path) -> None:
+    root = made_results.project(tmp_path, runs=("sm-ln-g", "sm-g"), seeds=(1337,))
+    changed(root / "results/laptop/sm-g/metrics.json", corpus_sha256="cd" * 32)
+    results = load(root)
+    caption = training_caption(results, ["sm-ln-g", "sm-g"])
+    assert (
+        "mixed: 2 corpora, whose perplexities do not compare (python_stdlib (sha256 abababab), python_stdlib" in caption
+    )
+    found = {(line["row"], line["column"]): line["note"] for line in lines(results, "aero_table2.csv")}
+    for column in {column for _, column in found}:
+        assert "trained on another corpus than SM+LN+G: not comparable" in found["SM+G", column]
+        assert "another corpus" not in found["SM+LN+G", column]
+
+
+def test_a_table_never_mixes_scales(tmp_path: Path) -> None:
+    """Runs of another scale are not among those of the report's, which the caption and every line name."""
+    root = made_results.project(tmp_path, runs=("sm-ln-g",), seeds=(1337,))
+    made_results.write_run(root / "results/gpu/sm-g", "sm-g", 1337, "gpu")
+    results = load(root, "laptop")
+    found = {line["row"]: line for line in lines(results, "aero_table2.csv") if line["column"] == "Eval PPL"}
+    assert found["SM+G"]["measured"] == "" and "not run yet" in found["SM+G"]["note"]
+    assert found["SM+LN+G"]["measured"] and found["SM+LN+G"]["scale"] == "laptop"
+    assert "scale laptop" in training_caption(results, ["sm-ln-g", "sm-g"])
+
+
+def test_costs_of_mixed_commits_say_so(tmp_path: Path) -> None:
+    root = made_results.project(tmp_path, runs=())
+    before = cost_caption(load(root))
+    assert "mixed" not in before and "commit" in before
+    path = root / "results/two_party/ops.csv"
+    text = path.read_text()
+    first, second, rest = text.split("\n", 2)
+    path.write_text("\n".join([first, re.sub(r"[0-9a-f]{40}", "decade" * 7, second), rest]))
+    assert "mixed: 2 commits" in cost_caption(load(root))

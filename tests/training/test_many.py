@@ -49,7 +49,7 @@ def test_stopped_it_stops_its_trainings_and_goes_on_later(project):
     folder = project(train={"steps": 400, "checkpoint_every": 10, "log_every": 1})
     process = start(folder, "-m", "stages.train_many", "sm-r", "--jobs", "1")
     trained = folder / "runs/scales/smoke/sm-r/seed_1337"
-    while process.poll() is None and len(whole_lines(trained / "log.csv")) < 30:
+    while process.poll() is None and len(whole_lines(trained / "log.unfinished.csv")) < 30:
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
     assert finish(process).returncode == 130
@@ -110,7 +110,7 @@ def test_an_interrupted_job_is_submitted_again_and_resumes(project, monkeypatch)
     executor = submitit.AutoExecutor(folder=folder / "jobs", cluster="local")
     executor.update_parameters(timeout_min=5)
     job = executor.submit(training)
-    while not job.done() and len(whole_lines(out / "log.csv")) < 30:
+    while not job.done() and len(whole_lines(out / "log.unfinished.csv")) < 30:
         time.sleep(0.01)
     assert not job.done(), job.exception()
     os.kill(children(int(job.job_id))[0], signal.SIGUSR2)  # what SLURM sends before it takes a machine away

@@ -58,7 +58,7 @@ def test_two_processes_have_the_losses_of_one(project, script, run, regularizer,
 def test_a_dead_process_ends_the_other_and_the_training_resumes(project, dying):
     folder = project(train={"steps": 120, "log_every": 1, "checkpoint_every": 5})
     launcher = torchrun(folder, "-m", "stages.train", "sm-r", "--out", "out")
-    while launcher.poll() is None and len(whole_lines(folder / "out/log.csv")) < 12:
+    while launcher.poll() is None and len(whole_lines(folder / "out/log.unfinished.csv")) < 12:
         time.sleep(0.005)
     assert launcher.poll() is None, launcher.communicate()
     ranks = {rank_of(pid): pid for pid in children(launcher.pid)}

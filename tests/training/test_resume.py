@@ -5,7 +5,7 @@ import random
 import time
 
 import pytest
-from small_project import one_line_error, stage, start, timeless, whole_lines, without_seconds
+from small_project import finish, one_line_error, stage, start, timeless, whole_lines, without_seconds
 
 LONG = {"steps": 150, "checkpoint_every": 11, "log_every": 1, "evaluate_every": 40}
 
@@ -15,7 +15,7 @@ def test_killed_at_random_steps_ends_as_if_never_killed(project, run):
     folder = project(train=LONG)
     assert stage(folder, "train", run, "--out", "whole").returncode == 0
     expected = without_seconds(folder / "whole/log.csv")
-    log = folder / "cut/log.csv"
+    log = folder / "cut/log.unfinished.csv"
     points = sorted(random.sample(range(2, 110), 3))
     for point in points:
         process = start(folder, "-m", "stages.train", run, "--out", "cut")
@@ -29,7 +29,7 @@ def test_killed_at_random_steps_ends_as_if_never_killed(project, run):
         assert not (folder / "cut/metrics.json").exists()
     finished = stage(folder, "train", run, "--out", "cut")
     assert finished.returncode == 0 and "starting anew" not in finished.stdout, finished.stdout
-    assert without_seconds(log) == expected, points
+    assert without_seconds(folder / "cut/log.csv") == expected and not log.exists(), points
     assert timeless(folder / "cut") == timeless(folder / "whole"), points
     assert (folder / "cut/checkpoint.safetensors").read_bytes() == (
         folder / "whole/checkpoint.safetensors"
@@ -55,6 +55,33 @@ def test_unless_done_knows_its_own_configuration(project):
     assert (folder / "out/metrics.json").read_bytes() == before
     assert stage(folder, "train", "sm-r", "--out", "out", "--unless-done", "--seed", "5").returncode == 0
     assert (folder / "out/metrics.json").read_bytes() != before
+
+
+def test_results_of_an_earlier_training_stay_until_the_new_ones_are_there(project):
+    """Killed while it trains, and ended by a disk that is full when it writes: then all is as it was before."""
+    folder = project()
+    assert stage(folder, "train", "sm-r", "--out", "out").returncode == 0
+    files = [folder / "out" / name for name in ("log.csv", "checkpoint.safetensors", "metrics.json")]
+    before = [path.read_bytes() for path in files]
+    process = start(folder, "-m", "stages.train", "sm-r", "--seed", "5", "--out", "out")
+    while process.poll() is None and len(whole_lines(folder / "out/log.unfinished.csv")) < 3:
+        time.sleep(0.001)
+    process.kill()
+    process.communicate()
+    assert [path.read_bytes() for path in files] == before
+    # A file may have 20 kB: the log has them, the checkpoint has not.
+    limited = (
+        "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)); "
+        "sys.argv[1:] = ['sm-r', '--seed', '5', '--out', 'out']; runpy.run_module('stages.train', None, '__main__')"
+    )
+    (folder / "out/resume.safetensors").unlink(missing_ok=True)
+    one_line_error(finish(start(folder, "-c", limited)), "File too large")
+    assert [path.read_bytes() for path in files] == before
+    left = {path.name for path in (folder / "out").iterdir()} - {path.name for path in files}
+    assert left <= {"resume.lock", "log.unfinished.csv"}
+    assert stage(folder, "train", "sm-r", "--seed", "5", "--out", "out").returncode == 0
+    assert all(path.read_bytes() != old for path, old in zip(files, before, strict=True))
+    assert not (folder / "out/log.unfinished.csv").exists()
 
 
 def test_keep_copies_to_the_results_of_the_scale(project):

@@ -108,10 +108,14 @@ def connected(server, certificates):
     return dial(server.address, Credentials(*names).context(server=False))
 
 
+def below(pid):
+    """Ids of the children of process `pid`, whichever of its threads started them."""
+    return [child for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+
+
 def parties_of(pid):
-    """Ids of the party processes that process `pid` has started."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [child for child in children if b"multiprocessing-fork" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    """Ids of the party processes that process `pid` has started: children of its fork server."""
+    return [party for child in below(pid) for party in below(child)]
 
 
 def test_a_server_survives_its_clients_and_answers(server, certificates, model):

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from clear_text import STEP, occurrences, unprotected
 
+from aero.two_party import parties
 from aero.two_party.parties import CLIENT, SERVER, Relay, Settings, TwoPartyError, run_parties, run_party
 from aero.two_party.profile import check_pair
 
@@ -213,7 +214,8 @@ def faulty(party, own):
             os.kill(os.getpid(), signal.SIGKILL)
         elif how == "crashed in the link":
             print("[error] [interconnection_link.cc:56] cntl ErrorCode '1008'", file=sys.stderr, flush=True)
-            os.kill(os.getpid(), signal.SIGSEGV)
+            print("terminate called without an active exception", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), signal.SIGBUS)
         elif how == "silent":
             time.sleep(60)
         elif how == "wrong input":
@@ -225,11 +227,19 @@ def faulty(party, own):
     return how
 
 
+def runs(pid):
+    """Whether the process still runs; one that has ended and waits for its exit status to be read does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def gone(folder, names=("client", "server"), within_s=3.0):
     """Whether the party processes have ended, after at most `within_s` seconds."""
     pids = [int(Path(folder, name).read_text()) for name in names]
     deadline = time.monotonic() + within_s
-    while alive := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
+    while alive := [pid for pid in pids if runs(pid)]:
         if time.monotonic() > deadline:
             return f"alive: {alive}"
         time.sleep(0.05)
@@ -316,7 +326,7 @@ def test_a_party_without_a_common_parent_notices_that_its_peer_died(tmp_path):
 
 
 def test_a_port_in_use_is_told_before_anything_starts(monkeypatch):
-    monkeypatch.setattr(multiprocessing.get_context("spawn"), "Process", None)
+    monkeypatch.setattr(parties, "_begin", None)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for rank, name in ((CLIENT, "client"), (SERVER, "server")):

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import os
 import re
 import socket
 import stat
 import threading
 import time
+import zlib
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from garbling import Middle
 
-from aero.two_party import tls
+from aero.two_party import tls, tunnel
 from aero.two_party.settings import TwoPartyError
 from aero.two_party.tls import Credentials, context_for, make_certificates
 from aero.two_party.tunnel import Listener, dial
@@ -63,6 +69,21 @@ def joined(server_context, client_context, host="127.0.0.1", through=None):
     return found["server"], client
 
 
+def renewed_credentials(authority, folder, role, start, days):
+    """A certificate like that of `role` by the same authority, valid for `days` from `start`."""
+    key = serialization.load_pem_private_key((authority / "ca.key").read_bytes(), None)
+    old = x509.load_pem_x509_certificate((authority / f"{role}.pem").read_bytes())
+    own = ec.generate_private_key(ec.SECP256R1())
+    builder = x509.CertificateBuilder(old.issuer, old.subject, own.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(start).not_valid_after(start + datetime.timedelta(days=days))
+    for extension in old.extensions:
+        builder = builder.add_extension(extension.value, extension.critical)
+    (folder / "new.pem").write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    (folder / "new.key").write_bytes(
+        own.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+
+
 class Echo:
     """A local party's port: sends back what it gets."""
 
@@ -99,7 +120,7 @@ def test_connections_of_both_sides_pass_unchanged_and_the_end_is_agreed(folders,
     contexts = [credentials(folders[0], role).context(server=role == "server") for role in ("server", "client")]
     server, client = joined(*(contexts if secure else (None, None)))
     assert (server.name, client.name) == (("aero client", "aero server") if secure else (None, None))
-    doors = [tunnel.carry(Echo().address) for tunnel in (server, client)]
+    doors = [side.carry(Echo().address) for side in (server, client)]
     results = []
     threads = [threading.Thread(target=lambda door=door: results.append(echoed(door, 3_000_001))) for door in doors * 2]
     for thread in threads:
@@ -136,8 +157,8 @@ def failure(tunnel, within_s=3.0):
 @pytest.mark.parametrize(("end", "said"), [("close", "is gone: it closed the connection"), ("give_up", "gave up on")])
 def test_the_end_of_a_peer_is_noticed_at_once(folders, end, said):
     server, client = joined(None, None)
-    for tunnel in (server, client):
-        tunnel.carry(Echo().address)
+    for side in (server, client):
+        side.carry(Echo().address)
     getattr(client, end)()
     assert said in failure(server)
     with pytest.raises(TwoPartyError, match=said):
@@ -210,6 +231,30 @@ def test_another_certificate_ends_both_with_one_line(folders, server, client, at
         assert "\n" not in str(error)
 
 
+@pytest.mark.parametrize(("days", "shift_s", "reason"), [(2 / 1440, 0, "has expired"), (365, 3600, "is not yet valid")])
+@pytest.mark.parametrize("whose", ["server", "client"])
+def test_an_expired_certificate_is_refused_and_named(folders, tmp_path, days, shift_s, reason, whose):
+    """Of the same authority as the good one, which has not expired; made 5 minutes ago for 2, or for an hour hence."""
+    start = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=shift_s)
+    other = "client" if whose == "server" else "server"
+    renewed_credentials(folders[0], tmp_path, whose, start - datetime.timedelta(minutes=5), days)
+    contexts = {
+        whose: Credentials(tmp_path / "new.pem", tmp_path / "new.key", folders[0] / "ca.pem"),
+        other: credentials(folders[0], other),
+    }
+    errors = dict(
+        zip(
+            ("server", "client"),
+            joined(*(contexts[role].context(server=role == "server") for role in ("server", "client"))),
+            strict=True,
+        )
+    )
+    assert re.search(
+        f"the {whose} at .* showed a certificate that is refused .*{reason}.*make new ones", str(errors[other])
+    )
+    assert "may have refused our certificate" in str(errors[whose])
+
+
 def test_a_server_under_another_name_is_refused(folders, tmp_path):
     make_certificates(tmp_path / "elsewhere", ["model.example"])
     server = credentials(tmp_path / "elsewhere", "server").context(server=True)
@@ -250,3 +295,75 @@ def test_a_silent_and_an_absent_peer(folders):
     listener.close()
     with pytest.raises(TwoPartyError, match="no server at .*start one there"):
         dial(listener.address, None)
+
+
+def silent(listener):
+    """A raw connection to the listener, over which nothing has been said."""
+    host, port = listener.address.split(":")
+    return socket.create_connection((host, int(port)), 10)
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_a_client_that_connects_and_says_nothing(folders, secure):
+    """Let go after a time: in the handshake of TLS, or in the wait for its first word."""
+    listener = Listener("127.0.0.1:0", credentials(folders[0], "server").context(server=True) if secure else None)
+    began = time.monotonic()
+    with silent(listener) as client:
+        with pytest.raises(TwoPartyError, match="the client at .* did not answer within 0.5 s"):
+            listener.establish(*listener.wait(), 0.5).receive(0.5)
+        if secure:
+            assert client.recv(100) == b""
+    assert time.monotonic() - began < 3
+    listener.close()
+
+
+def test_a_server_that_is_busy_for_longer_than_the_client_waits(folders):
+    """It has taken the connection, as a system does for a busy program, and does nothing for its part of TLS."""
+    listener = Listener("127.0.0.1:0", None)
+    began = time.monotonic()
+    with pytest.raises(TwoPartyError, match="the server at .* did not answer within 0.5 s; it may be busy"):
+        dial(listener.address, credentials(folders[0], "client").context(server=False), 0.5)
+    assert 0.5 <= time.monotonic() - began < 3
+    listener.close()
+
+
+def sending(client, data):
+    with contextlib.suppress(OSError):  # the other side has heard enough
+        client.sendall(data)
+
+
+def frame(kind, channel, content=b""):
+    head = tunnel._HEAD.pack(kind, channel, len(content))
+    return head + tunnel._CRC.pack(zlib.crc32(content, zlib.crc32(head))) + content
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (b"".join(frame(tunnel.OPEN, 2 * index + 1) for index in range(500)), "more connections than"),
+        (frame(tunnel.OPEN, 1) * 2, "more connections than"),
+        (tunnel._HEAD.pack(tunnel.DATA, 1, tunnel.CHUNK_BYTES + 1) + bytes(100), "no part of a private question"),
+        (tunnel._HEAD.pack(tunnel.MESSAGE, 0, tunnel.MESSAGE_BYTES + 1) + bytes(100), "no part of a private question"),
+        (tunnel._HEAD.pack(9, 0, 0) + bytes(100), "no part of a private question"),
+        (os.urandom(100_000), "no part of a private question|was changed on the way"),
+        (frame(tunnel.MESSAGE, 0, b"[1]"), "sent no message where one was due"),
+        (frame(tunnel.MESSAGE, 0, b"\xff\xfe"), "sent no message where one was due"),
+        (frame(tunnel.MESSAGE, 0, b"[" * 100_000), "sent no message where one was due"),
+    ],
+)
+def test_a_peer_that_sends_too_much_or_what_is_no_frame(sent, said):
+    """Ends the session with its cause; what it had opened is closed, and no more than CHANNELS of it."""
+    listener, target = Listener("127.0.0.1:0", None), Echo()
+    before = len(os.listdir("/proc/self/fd"))
+    with silent(listener) as client:
+        server = listener.establish(*listener.wait())
+        server.carry(target.address)
+        threading.Thread(target=sending, args=(client, sent), daemon=True).start()
+        assert re.search(said, failure(server, 10))
+        assert len(os.listdir("/proc/self/fd")) < before + 3 * tunnel.CHANNELS + 20
+        server.close()
+    deadline = time.monotonic() + 5
+    while len(os.listdir("/proc/self/fd")) > before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(os.listdir("/proc/self/fd")) <= before
+    listener.close()

@@ -1,0 +1,424 @@
+"""Kill the pipeline at random moments: are results whole, are the last ones there, does it go on to the same end?
+
+    python -m benchmarks.faults --moments 100
+
+A copy of this project at the smoke scale, with DVC and without git, on a small disk of its own (a tmpfs in a private
+mount namespace; without the right to mount, a folder and a limit on file sizes). `dvc repro` tokenizes, trains,
+measures entropies and sweeps learning rates, again and again for two sets of parameters in turn, and is struck at a
+random moment of each attempt until it has been struck `--moments` times. After every strike:
+
+- no result file is half-written, and each is the old one or the new one, those of one training together;
+- DVC's lock can be read, its cache has what the lock names, and `dvc status` says of every output what its hash says.
+
+An attempt that is not stopped must end with the very results of an undisturbed run. Figures go to
+results/robustness/faults.json after every strike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import ctypes
+import hashlib
+import io
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from aero import provenance
+from aero.checkpoint import read_tensors
+from aero.errors import UserError, run_main
+from aero.pipeline import ROOT
+from aero.training.log import write_text
+
+FILE = Path("results/robustness/faults.json")
+DISK_BYTES = 64 << 20
+TARGETS = ("entropy@sm-r-1337", "entropy@ereg-smt-scfuffn-1337", "sensitivity")
+LATEST_S = 14.0
+"""Strikes come from 0.5 s to this long after `dvc repro` is started."""
+END_S = 240.0
+_CLONE_NEWNS = 0x20000
+VARIANTS = ("one", "other")
+# What differs between two runs of the same code on the same data.
+TIMES = {"provenance", "measured", "tokens_per_second", "seconds"}
+
+
+@contextmanager
+def disk(size: int) -> Iterator[tuple[Path, bool]]:
+    """An empty folder, and whether it is a disk of its own of so many bytes, which ends with this process."""
+    with tempfile.TemporaryDirectory(prefix="aero-faults-") as name:
+        own = ctypes.CDLL(None).unshare(_CLONE_NEWNS) == 0 and all(
+            subprocess.run(command, capture_output=True).returncode == 0
+            for command in (
+                ["mount", "--make-rprivate", "/"],
+                ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", name],
+            )
+        )
+        try:
+            yield Path(name), own
+        finally:
+            if own:
+                subprocess.run(["umount", "-l", name], capture_output=True)
+
+
+class Project:
+    """A copy of the pipeline in `folder`, with the results that each set of parameters should give."""
+
+    def __init__(self, folder: Path, targets: Sequence[str]) -> None:
+        self.folder, self.targets = folder, targets
+        self.runs = [target[len("entropy@") : -len("-1337")] for target in targets if target.startswith("entropy@")]
+        self._output = tempfile.TemporaryFile()
+        for name in ("aero", "stages"):
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("dvc.yaml", ".dvcignore"):
+            shutil.copy(ROOT / name, folder / name)
+        (folder / ".dvc").mkdir()
+        config = (ROOT / ".dvc" / "config").read_text(encoding="utf-8")
+        (folder / ".dvc" / "config").write_text(config.replace("[core]\n", "[core]\n    no_scm = true\n"))
+        self.expected: dict[str, dict[str, str]] = {}
+        self._latest: subprocess.Popen[bytes] | None = None
+        self.environment = os.environ | {
+            "PYTHONPATH": str(folder),
+            "OMP_NUM_THREADS": "1",
+            "DVC_SITE_CACHE_DIR": str(folder / ".dvc" / "site"),
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        }
+
+    def choose(self, variant: str) -> None:
+        """Write params.yaml: the two variants differ in the corpus, and so in everything."""
+        values = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+        every = [*values["active_runs"], *values["more_runs"]]
+        values["scale"], values["active_runs"] = "smoke", self.runs
+        values["more_runs"] = [run for run in every if run not in self.runs]
+        size = {"one": 200_000, "other": 220_000}[variant]
+        values["scales"]["smoke"]["tokens"] |= {"train_bytes": size, "validation_bytes": 30_000}
+        values["scales"]["smoke"]["sensitivity"] |= {"steps": {"one": 20, "other": 18}[variant]}
+        write_text(self.folder / "params.yaml", yaml.safe_dump(values, sort_keys=False))
+
+    def start(self) -> subprocess.Popen[bytes]:
+        self._output.truncate(0)
+        self._latest = subprocess.Popen(
+            [sys.executable, "-m", "aero.whole_dvc", "repro", *self.targets],
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        return self._latest
+
+    def close(self) -> None:
+        """Leave no process behind."""
+        if self._latest is not None:
+            tell(list(session(self._latest.pid)), signal.SIGKILL)
+
+    def output(self) -> str:
+        size = os.fstat(self._output.fileno()).st_size
+        return os.pread(self._output.fileno(), size, 0).decode(errors="replace").replace("\0", "")
+
+    def results(self) -> list[Path]:
+        """Result files, relative to the folder; what is being written or is only made for others is none."""
+        files = [*(self.folder / "runs").glob("*/seed_*/*.*"), *(self.folder / "runs" / "sensitivity").glob("*.*")]
+        names = {path.relative_to(self.folder) for path in files}
+        return sorted(path for path in names if path.suffix != ".tmp" and not path.stem.endswith(".unfinished"))
+
+    def contents(self) -> dict[str, str]:
+        """{path: hash of what is in it but for times}; "damaged: …" for a file that is not whole."""
+        return {str(path): content_of(self.folder / path) for path in self.results()}
+
+    def problems(self) -> list[str]:
+        """What is wrong after a strike; empty if nothing is."""
+        found, contents = [], self.contents()
+        allowed = {name: {contents[name] for contents in self.expected.values()} for name in self.expected["one"]}
+        for name, values in allowed.items():
+            if name not in contents:
+                found.append(f"{name} is gone")
+            elif contents[name] not in values:
+                found.append(f"{name}: {contents[name]}, neither the old nor the new one")
+        found += [f"{name} is no result" for name in contents.keys() - allowed.keys()]
+        for run in self.runs:
+            trained = [f"runs/{run}/seed_1337/{name}" for name in ("checkpoint.safetensors", "log.csv", "metrics.json")]
+            if not any(all(contents.get(n) == expected[n] for n in trained) for expected in self.expected.values()):
+                found.append(f"{run}: the files are not of one training")
+        return found + self._lock_problems()
+
+    def _lock_problems(self) -> list[str]:
+        """Where DVC's lock, its cache, its own status and the files disagree."""
+        try:
+            lock = yaml.safe_load((self.folder / "dvc.lock").read_text(encoding="utf-8"))
+            stages = lock["stages"]
+        except (OSError, yaml.YAMLError, TypeError, KeyError) as error:
+            return [f"dvc.lock cannot be read ({type(error).__name__})"]
+        asked = subprocess.run(
+            ["dvc", "status", "--json"], cwd=self.folder, env=self.environment, capture_output=True, text=True
+        )
+        if asked.returncode:
+            return [f"dvc status failed: {asked.stderr.strip()[-200:]}"]
+        status = json.loads(asked.stdout)
+        found = []
+        for stage, entry in stages.items():
+            said: dict[str, str] = {}
+            for one in status.get(stage, []):
+                if isinstance(one, dict):
+                    said |= one.get("changed outs", {})
+            for out in entry.get("outs", []):
+                here, name = md5_of(self.folder / out["path"]), out["path"]
+                differs = here != out["md5"]
+                if differs != (said.get(name) in ("modified", "deleted")):
+                    found.append(
+                        f"{name}: dvc status says {said.get(name)}, its hash {'differs' if differs else 'agrees'}"
+                    )
+                cached = self.folder / ".dvc" / "cache" / "files" / "md5" / out["md5"][:2] / out["md5"][2:]
+                if not cached.is_file() or md5_of(cached) != out["md5"].removesuffix(".dir"):
+                    found.append(f"{name}: DVC's cache lacks what its lock names")
+        return found
+
+
+def md5_of(path: Path) -> str | None:
+    """As DVC hashes: a file's content; a folder's sorted list of paths and hashes, with ".dir" behind."""
+    if path.is_dir():
+        files = sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
+        listed = [{"md5": md5_of(path / file), "relpath": file} for file in files]
+        return hashlib.md5(json.dumps(listed, sort_keys=True).encode()).hexdigest() + ".dir"
+    return hashlib.md5(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
+def content_of(path: Path) -> str:
+    """A hash of what a result file says, times and provenance left out; or why it is not whole."""
+    try:
+        if path.suffix == ".json":
+            values: Any = json.loads(path.read_text(encoding="utf-8"))
+            values = {key: value for key, value in values.items() if key not in TIMES}
+            if path.name == "entropy.json":
+                values.pop("measured", None)
+        elif path.suffix == ".csv":
+            text = path.read_text(encoding="utf-8")
+            rows = list(csv.reader(io.StringIO(text)))
+            if not text.endswith("\n") or len({len(row) for row in rows}) != 1:
+                return "damaged: a row is not whole"
+            keep = [index for index, name in enumerate(rows[0]) if name not in TIMES]
+            values = [[row[index] for index in keep] for row in rows]
+        elif path.suffix == ".safetensors":
+            read_tensors(path, "aero-checkpoint-1", header_only=True)
+            values = hashlib.sha256(path.read_bytes()).hexdigest()
+        else:
+            values = hashlib.sha256(path.read_bytes()).hexdigest()
+    except (ValueError, OSError) as error:
+        return f"damaged: {' '.join(str(error).split())[:120]}"
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+# Strikes: each takes the process that runs `dvc repro`, the leader of a session of its own, and the project.
+
+
+def session(leader: int) -> dict[int, str]:
+    """{process id: command line} of what still runs in the session of `leader`."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            state, _, _, sid = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+            if int(sid) == leader and state != "Z":
+                found[int(folder.name)] = (
+                    (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                )
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def stage_processes(leader: int) -> list[int]:
+    return [pid for pid, command in session(leader).items() if "-m stages." in command and "/bin/" not in command[:9]]
+
+
+def tell(pids: list[int], number: int) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            pass
+
+
+def kill_all(leader: int, project: Project) -> None:
+    tell(list(session(leader)), signal.SIGKILL)
+
+
+def terminate_all(leader: int, project: Project) -> None:
+    tell(list(session(leader)), signal.SIGTERM)
+
+
+def kill_stage(leader: int, project: Project) -> None:
+    tell(stage_processes(leader) or [leader], signal.SIGKILL)
+
+
+def kill_dvc(leader: int, project: Project) -> None:
+    """The stage runs on without DVC, and may end what it does."""
+    tell([leader], signal.SIGKILL)
+
+
+def fill_disk(leader: int, project: Project) -> None:
+    """Not one byte is free from now on."""
+    with open(project.folder / "filler.tmp", "ab", 0) as file:
+        for size in (1 << 20, 4096, 1):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError:
+                continue
+
+
+def limit(which: int, amount: Callable[[int], int]) -> Callable[[int, Project], None]:
+    def strike(leader: int, project: Project) -> None:
+        for pid in session(leader):
+            try:
+                most = amount(pid)
+                resource.prlimit(pid, which, (most, most))
+            except (OSError, ValueError):
+                continue
+
+    return strike
+
+
+def memory_of(pid: int) -> int:
+    """Bytes of address space that the process has now."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def strikes(own_disk: bool) -> dict[str, Callable[[int, Project], None]]:
+    full = fill_disk if own_disk else limit(resource.RLIMIT_FSIZE, lambda pid: 4096)
+    return {
+        "SIGKILL": kill_all,
+        "SIGTERM": terminate_all,
+        "SIGKILL of the stage alone": kill_stage,
+        "SIGKILL of DVC alone": kill_dvc,
+        "full disk" if own_disk else "full disk (limit on file sizes)": full,
+        "out of memory (limit on address space)": limit(resource.RLIMIT_AS, memory_of),
+    }
+
+
+def ended(process: subprocess.Popen[bytes]) -> int:
+    """Wait for all of the session; the exit status of `dvc repro`."""
+    status = process.wait(END_S)
+    until = time.monotonic() + END_S
+    while left := session(process.pid):
+        if time.monotonic() > until:
+            raise UserError(f"after {END_S:g} s these still run: {left}")
+        time.sleep(0.05)
+    return status
+
+
+def running(output: str) -> str:
+    """The stage that DVC named last."""
+    named = [line.split("'")[1].partition("@")[0] for line in output.splitlines() if line.startswith("Running stage '")]
+    return named[-1] if named else "before any stage"
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__.splitlines()[0])
+    parser.add_argument("--moments", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0, help="of the random moments")
+    parser.add_argument(
+        "--targets", nargs="+", default=TARGETS, help="stages of dvc.yaml: sensitivity, entropy@RUN-1337"
+    )
+    parser.add_argument("--out", type=Path, default=FILE)
+    chosen = parser.parse_args(arguments)
+    draw, origin, clock = random.Random(chosen.seed), provenance.provenance(started=provenance.now()), time.monotonic()
+    out = chosen.out.resolve()
+    with disk(DISK_BYTES) as (name, own_disk), ExitStack() as last:
+        project = Project(name / "project" if own_disk else name, chosen.targets)
+        last.callback(project.close)
+        for variant in VARIANTS:
+            project.choose(variant)
+            process = project.start()
+            if ended(process) != 0:
+                raise UserError(f"the pipeline does not run undisturbed: {project.output()[-400:]}")
+            project.expected[variant] = project.contents()
+        kinds = strikes(own_disk)
+        struck: Counter[str] = Counter()
+        passed: Counter[str] = Counter()
+        places: dict[str, Counter[str]] = {kind: Counter() for kind in kinds}
+        failures: list[str] = []
+        chain: list[tuple[str, bool]] = []
+        ends = right_ends = attempts = 0
+        variant = VARIANTS[0]
+        project.choose(variant)
+
+        def write() -> None:
+            cases = [
+                {
+                    "name": f"pipeline struck by {kind}",
+                    "count": struck[kind],
+                    "passed": passed[kind],
+                    "seen": ", ".join(f"{stage} {count}" for stage, count in places[kind].most_common()),
+                }
+                for kind in kinds
+            ]
+            ended_as = f"two sets of parameters in turn, {attempts} attempts"
+            cases.append(
+                {"name": "ends with the undisturbed results", "count": ends, "passed": right_ends, "seen": ended_as}
+            )
+            result = {
+                "cases": cases,
+                "failures": failures,
+                "disk": f"tmpfs of {DISK_BYTES >> 20} MiB" if own_disk else "a folder",
+                "targets": chosen.targets,
+                "seed": chosen.seed,
+                "provenance": origin | {"seconds": round(time.monotonic() - clock, 1)},
+            }
+            write_text(out, json.dumps(result, indent=1) + "\n")
+
+        while struck.total() < chosen.moments or chain:
+            attempts += 1
+            process = project.start()
+            if struck.total() < chosen.moments:
+                kind = min(kinds, key=lambda kind: (struck[kind], draw.random()))
+                try:
+                    process.wait(draw.uniform(0.5, LATEST_S))
+                except subprocess.TimeoutExpired:
+                    kinds[kind](process.pid, project)
+            status = ended(process)
+            (project.folder / "filler.tmp").unlink(missing_ok=True)
+            if status != 0:
+                wrong = project.problems()
+                if struck.total() >= chosen.moments:
+                    raise UserError(f"cannot go on after the last strike: {project.output()[-400:]}; {wrong}")
+                place = running(project.output())
+                struck[kind] += 1
+                places[kind][place] += 1
+                chain.append((kind, not wrong))
+                failures += [f"{kind} in {place}: {line}" for line in wrong]
+                print(f"{struck.total()}: {kind} in {place}: {'; '.join(wrong) or 'as it should be'}", flush=True)
+            else:
+                ends += 1
+                right = project.contents() == project.expected[variant] and not project.problems()
+                right_ends += right
+                if not right:
+                    failures.append(f"another end after {[kind for kind, _ in chain]}")
+                passed.update(kind for kind, good in chain if good and right)
+                chain = []
+                print(f"an end {'like' if right else 'unlike'} the undisturbed one", flush=True)
+                variant = VARIANTS[1 - VARIANTS.index(variant)]
+                project.choose(variant)
+            write()
+    print(f"{passed.total()} of {struck.total()} strikes, {time.monotonic() - clock:.0f} s")
+    return int(bool(failures) or passed != struck)
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,107 @@
+"""The short form of `make faults`: the pipeline is struck a few times, and the judgement itself can fail."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from aero.checkpoint import write_tensors
+from aero.pipeline import ROOT
+from benchmarks.faults import Project, content_of, md5_of
+
+
+def test_a_struck_pipeline_leaves_whole_results_and_goes_on(tmp_path):
+    """Three strikes of different kinds on one training and its entropy, under DVC."""
+    out = tmp_path / "faults.json"
+    command = ["-m", "benchmarks.faults", "--moments", "3", "--targets", "entropy@sm-r-1337", "--out", str(out)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    finished = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    found = json.loads(out.read_text())
+    assert sum(case["count"] for case in found["cases"][:-1]) == 3 and found["failures"] == []
+    assert all(case["passed"] == case["count"] for case in found["cases"]) and found["cases"][-1]["count"] >= 1
+    assert set(found["provenance"]) >= {"commit", "machine", "started", "seconds"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "damaged"),
+    [
+        ("metrics.json", '{"loss": 1, "seconds": 3}', False),
+        ("metrics.json", '{"loss": 1, "seco', True),
+        ("metrics.json", "", True),
+        ("log.csv", "step,loss,seconds\n1,2,3\n", False),
+        ("log.csv", "step,loss,seconds\n1,2,3\n2,", True),
+        ("log.csv", "step,loss,seconds\n1,2,3", True),
+        ("checkpoint.safetensors", "x" * 100, True),
+    ],
+)
+def test_what_is_half_written_is_seen(tmp_path, name, text, damaged):
+    (tmp_path / name).write_text(text)
+    assert content_of(tmp_path / name).startswith("damaged") == damaged
+
+
+def test_times_do_not_count_and_everything_else_does(tmp_path):
+    path = tmp_path / "log.csv"
+    seen = []
+    for row in ("1,2,3", "1,2,4", "1,3,3"):
+        path.write_text(f"step,loss,seconds\n{row}\n")
+        seen.append(content_of(path))
+    assert seen[0] == seen[1] != seen[2]
+    path = tmp_path / "checkpoint.safetensors"
+    for value in (1.0, 1.0, 2.0):
+        write_tensors(path, {"w": torch.tensor([value])}, {"format": "aero-checkpoint-1"})
+        seen.append(content_of(path))
+    assert seen[3] == seen[4] != seen[5]
+
+
+def test_a_folder_is_hashed_as_dvc_does(tmp_path):
+    (tmp_path / "tokens" / "sub").mkdir(parents=True)
+    for name in ("b", "a", "sub/c"):
+        (tmp_path / "tokens" / name).write_text(name)
+    assert md5_of(tmp_path / "tokens" / "a") == hashlib.md5(b"a").hexdigest() and md5_of(tmp_path / "none") is None
+    listed = ", ".join(
+        f'{{"md5": "{hashlib.md5(name.encode()).hexdigest()}", "relpath": "{name}"}}' for name in ("a", "b", "sub/c")
+    )
+    assert md5_of(tmp_path / "tokens") == hashlib.md5(f"[{listed}]".encode()).hexdigest() + ".dir"
+
+
+def test_results_that_are_gone_wrong_or_of_two_trainings_are_named(tmp_path, monkeypatch):
+    project = Project(tmp_path, ["entropy@sm-r-1337"])
+    monkeypatch.setattr(project, "_lock_problems", list)
+    folder = tmp_path / "runs/sm-r/seed_1337"
+    folder.mkdir(parents=True)
+    names = ("checkpoint.safetensors", "log.csv", "metrics.json")
+
+    def write(seed, chosen=names):
+        for name in chosen:
+            if name.endswith("json"):
+                (folder / name).write_text(json.dumps({"loss": seed}))
+            elif name.endswith("csv"):
+                (folder / name).write_text(f"step,loss\n1,{seed}\n")
+            else:
+                write_tensors(folder / name, {"w": torch.tensor([float(seed)])}, {"format": "aero-checkpoint-1"})
+
+    for seed, variant in enumerate(("one", "other")):
+        write(seed)
+        project.expected[variant] = project.contents()
+        assert len(project.expected[variant]) == 3
+    assert project.problems() == []
+    write(0, ["log.csv"])
+    assert project.problems() == ["sm-r: the files are not of one training"]
+    write(3, ["log.csv"])
+    assert "neither the old nor the new one" in project.problems()[0]
+    write(1)
+    (folder / "metrics.json").unlink()
+    assert "runs/sm-r/seed_1337/metrics.json is gone" in project.problems()
+    write(1)
+    (folder / "log.unfinished.csv").write_text("step,l")
+    (folder / "metrics.json.tmp").write_text("{")
+    assert project.problems() == []

@@ -1,0 +1,73 @@
+"""DVC's lock is written beside and renamed, and a kill in that moment leaves the old one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from aero.pipeline import ROOT
+
+PIPELINE = {
+    "stages": {f"s{index}": {"cmd": f"echo {index} > out{index}", "outs": [f"out{index}"]} for index in range(3)}
+}
+# Dies in the middle of the second writing of dvc.lock.
+KILLED = """
+import io, os, signal, sys
+{importing}
+from dvc.utils.serialize import _yaml
+dump, written = _yaml._dump, []
+def dying(data, stream):
+    written.append(stream.name)
+    if len(written) < 2:
+        return dump(data, stream)
+    buffer = io.StringIO()
+    dump(data, buffer)
+    text = buffer.getvalue()
+    stream.write(text[: len(text) * 2 // 3])
+    stream.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+_yaml._dump = dying
+from dvc.cli import main
+sys.exit(main(["repro"]))
+"""
+
+
+def dvc(folder, *command):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "DVC_SITE_CACHE_DIR": str(folder / "site")}
+    return subprocess.run(
+        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / ".dvc/config").write_text("[core]\n    no_scm = true\n    analytics = false\n")
+    (tmp_path / "dvc.yaml").write_text(yaml.safe_dump(PIPELINE))
+    return tmp_path
+
+
+def locked(folder):
+    return list(yaml.safe_load((folder / "dvc.lock").read_text())["stages"])
+
+
+def test_killed_while_it_writes_the_lock_it_leaves_the_one_before(folder):
+    assert dvc(folder, "-c", KILLED.format(importing="import aero.whole_dvc")).returncode == -9
+    assert locked(folder) == ["s0"]
+    finished = dvc(folder, "-m", "aero.whole_dvc", "repro")
+    assert finished.returncode == 0 and locked(folder) == ["s0", "s1", "s2"], finished.stderr
+    assert not Path(folder / "dvc.lock.tmp").exists()
+
+
+def test_dvc_itself_leaves_a_part(folder):
+    """Why this module is there: when this fails, DVC does it by itself and the module can go."""
+    assert dvc(folder, "-c", KILLED.format(importing="")).returncode == -9
+    with pytest.raises((yaml.YAMLError, AssertionError, KeyError, TypeError)):
+        assert locked(folder) == ["s0"]
+        yaml_of_s0 = yaml.safe_load((folder / "dvc.lock").read_text())["stages"]["s0"]
+        assert yaml_of_s0["outs"][0]["md5"] and len(yaml_of_s0["outs"][0]["md5"]) == 32

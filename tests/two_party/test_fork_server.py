@@ -1,0 +1,184 @@
+"""The process that parties are forked from: what is in it, that its children share no randomness, and how it ends."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from clear_text import found_in_memory
+from test_parties import runs
+
+from aero.two_party import parties
+from aero.two_party.parties import Relay, Settings, TwoPartyError, run_parties
+from aero.two_party.settings import CLIENT
+
+
+def look_around(connection):
+    """In a process started as a party's: what stands in it before it is given anything."""
+    parties._die_with_parent()
+    server = os.getppid()
+    connection.send(
+        {
+            "server": server,
+            "threads": len(os.listdir(f"/proc/{server}/task")),
+            "command": Path(f"/proc/{server}/cmdline").read_bytes(),
+            "arguments": sys.argv,
+            "modules": {name for name in (*parties.PRELOADED, "spu") if name in sys.modules},
+        }
+    )
+    if connection.poll(60):
+        connection.recv()
+
+
+def start_one():
+    context = multiprocessing.get_context(parties._start_method())
+    ours, theirs = context.Pipe()
+    process = context.Process(target=look_around, args=(theirs,))
+    parties._begin(process, "client")
+    theirs.close()
+    return process, ours
+
+
+def test_a_party_starts_with_code_and_nothing_else(monkeypatch):
+    """The prompt is an argument of this process and in its memory, as with `aero ask`."""
+    prompt = os.urandom(16).hex()
+    monkeypatch.setattr(sys, "argv", ["aero", "ask", prompt])
+    process, connection = start_one()
+    seen = connection.recv()
+    # With more than one thread a fork could wait for ever for a lock that another thread held.
+    assert seen["threads"] == 1
+    assert seen["modules"] == set(parties.PRELOADED)
+    assert seen["arguments"] == ["aero"] and prompt.encode() not in seen["command"]
+    places = {"asking": os.getpid(), "fork server": seen["server"], "party": process.pid}
+    found = {name: found_in_memory(pid, {"prompt": prompt.encode()}) for name, pid in places.items()}
+    assert {name: secrets for name, (secrets, _) in found.items()} == {
+        "asking": {"prompt"},
+        "fork server": set(),
+        "party": set(),
+    }
+    assert all(size > 5e7 for _, size in found.values())
+    connection.send("end")
+    process.join(10)
+    assert process.exitcode == 0
+
+
+def test_renewed_after_a_failure_and_started_again_when_it_was_killed():
+    servers = []
+    for end in (parties.renew, lambda: os.kill(servers[-1], signal.SIGKILL), lambda: None):
+        process, connection = start_one()
+        servers.append(connection.recv()["server"])
+        end()
+        if len(servers) < 3:
+            # Its children end with it, by the system's hand.
+            process.join(10)
+            assert process.exitcode == 255
+        else:
+            connection.send("end")
+            process.join(10)
+        assert process.exitcode is not None
+    assert len(set(servers)) == 3
+    assert not any(map(runs, servers[:2]))
+
+
+def test_a_thread_in_another_network_starts_its_parties_afresh():
+    found = []
+
+    def elsewhere():
+        import ctypes
+
+        if ctypes.CDLL(None).unshare(0x40000000) == 0:
+            found.append(parties._start_method())
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert parties._start_method() == "forkserver"
+    if not found:
+        pytest.skip("no network namespace can be made here")
+    assert found == ["spawn"]
+
+
+STARTER = """
+import sys, time
+sys.path[:0] = sys.argv[1:3]
+import test_fork_server
+if __name__ == "__main__":
+    process, connection = test_fork_server.start_one()
+    print(process.pid, connection.recv()["server"], flush=True)
+    time.sleep(60)
+"""
+
+
+def test_nothing_is_left_when_the_starter_is_killed(tmp_path):
+    script, here = tmp_path / "starter.py", Path(__file__).resolve()
+    script.write_text(STARTER)
+    command = [sys.executable, str(script), str(here.parent), str(here.parents[2])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as starter:
+        pids = starter.stdout.readline().split()
+        assert len(pids) == 2 and all(Path(f"/proc/{pid}").exists() for pid in pids)
+        starter.kill()
+    killed = time.monotonic()
+    party, server = pids
+    while runs(party) and time.monotonic() < killed + 1:
+        time.sleep(0.02)
+    assert not runs(party)
+    while runs(server) and time.monotonic() < killed + 10:  # it takes its leave of PyTorch first
+        time.sleep(0.02)
+    assert not runs(server)
+
+
+def relu_and_product(x, w):
+    return jnp.maximum(x @ w, 0)
+
+
+def same_session(party, own):
+    x = np.ones((8, 8), np.float32)
+    for name in ("x", "w"):
+        party.put(name, x if party.rank == CLIENT else None, (8, 8), from_rank=CLIENT)
+    party.run(relu_and_product, ["x", "w"], ["y"])
+    return os.getppid()
+
+
+def common(one, other):
+    """The fraction of the 8-byte words of `one`, zeros left out, that stand in `other` at any offset."""
+    words = np.unique(np.frombuffer(one, "<u8", count=len(one) // 8))
+    found = np.zeros(len(words), bool)
+    for offset in range(8):
+        found |= np.isin(words, np.frombuffer(other, "<u8", count=(len(other) - offset) // 8, offset=offset))
+    return found[words != 0].mean()
+
+
+def test_parties_of_one_fork_server_share_no_randomness():
+    """Two sessions on the same inputs: shares, keys and ciphertexts of each direction differ, between the sessions and
+    between client and server of one."""
+    streams, servers = [], set()
+    for _ in range(2):
+        relay = Relay(record=True)
+        servers |= set(run_parties(same_session, None, None, Settings(), relay=relay))
+        streams.append(relay.recorded)
+    assert len(servers) == 1
+    (one_up, one_down), (other_up, other_down) = streams
+    assert min(map(len, (*streams[0], *streams[1]))) > 1e6
+    assert common(one_up, one_up) == 1  # the search finds what is there
+    for a, b in ((one_up, other_up), (one_down, other_down), (one_up, one_down)):
+        assert common(a, b) < 0.01
+
+
+def test_a_party_that_cannot_be_started_is_one_line(monkeypatch):
+    def refused(*_):
+        raise OSError("Too many open files")
+
+    monkeypatch.setattr(parties.forkserver._forkserver, "connect_to_new_process", refused)
+    monkeypatch.setattr(parties.forkserver, "connect_to_new_process", refused)
+    with pytest.raises(TwoPartyError, match="the client process could not be started .Too many open files.; run again"):
+        run_parties(same_session, None, None, Settings())
+    assert not multiprocessing.active_children()

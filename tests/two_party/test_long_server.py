@@ -1,0 +1,73 @@
+"""How the figures of `benchmarks.long_server` are judged: what grows is seen. The run itself takes hours."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from benchmarks.long_server import COLUMNS, WARM, counted, growth, judged, tree
+
+
+def samples(count, **changes):
+    """Rows of an idle server that holds what it held, but for `changes`: {column: value by question}."""
+    steady = {"seconds": 2.0, "memory_bytes": 3e8, "descriptors": 12, "sockets": 4, "threads": 2, "processes": 3}
+    rows = []
+    for question in range(1, count + 1):
+        values = {"question": question, "files": 0} | steady
+        rows.append([(values | {k: f(question) for k, f in changes.items()})[name] for name in COLUMNS])
+    return rows
+
+
+def failed(rows, right=None):
+    cases = judged(rows, len(rows) if right is None else right)
+    return [case["name"] for case in cases if case["passed"] != case["count"]]
+
+
+def test_a_steady_server_passes():
+    assert failed(samples(1000)) == [] and failed(samples(3)) == []
+    # What the first questions load, and what is given back, is no growth.
+    assert failed(samples(1000, memory_bytes=lambda q: 3e8 - 1e8 / q, threads=lambda q: 3 - (q > 500))) == []
+
+
+@pytest.mark.parametrize("name", ["descriptors", "sockets", "threads", "processes", "files"])
+def test_one_more_of_anything_is_seen(name):
+    assert failed(samples(100, **{name: lambda q: 12 + (q > 90)})) == [f"{name} of the idle server"]
+
+
+def test_growth_of_memory_is_seen():
+    """By 10 kB a question, 3.3 % of the whole in a thousand; of 1,000 - WARM questions a tenth is 99."""
+    rows = samples(1000, memory_bytes=lambda q: 3e8 + 1e4 * q)
+    assert failed(rows) == ["memory of the server"]
+    values = [row[COLUMNS.index("memory_bytes")] for row in rows]
+    first, last = 3e8 + 1e4 * (WARM + 50), 3e8 + 1e4 * (1000 - 49)
+    assert growth(values) == pytest.approx(last / first - 1)
+
+
+def test_a_wrong_answer_is_seen():
+    assert failed(samples(100), right=99) == ["questions answered as PyTorch answers"]
+
+
+def test_what_a_process_holds_is_counted(tmp_path):
+    (tmp_path / "left").write_text("")
+    before = counted(os.getpid(), tmp_path)
+    assert before["files"] == 1 and before["memory_bytes"] > 1e7
+    go = threading.Event()
+    thread = threading.Thread(target=go.wait)
+    thread.start()
+    with (
+        socket.socket(),
+        open(tmp_path / "left"),
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) as child,
+    ):
+        more = counted(os.getpid(), tmp_path)
+        assert child.pid in tree(os.getpid())
+        child.stdin.close()
+    go.set()
+    thread.join()
+    grown = {name: more[name] - before[name] for name in ("descriptors", "sockets", "threads", "processes")}
+    assert grown == {"descriptors": 3, "sockets": 1, "threads": 1, "processes": 1}

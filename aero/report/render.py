@@ -7,6 +7,8 @@ same bytes: fixed cell ids, no dates, fixed hash salt in the figures.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 import os
 import re
@@ -20,6 +22,9 @@ from aero.report.results import SCALE_VARIABLE
 
 ASSETS = Path(__file__).parent / "assets"
 SOURCE = Path("reports") / "aero.py"
+SCRIPT = "explorer.js"
+"""The page's one script; the page's own policy lets a browser run no other, and load nothing."""
+
 SECONDS = 120
 """The longest a cell of the source may take."""
 
@@ -27,6 +32,7 @@ _SVG = re.compile(r"<svg\b.*?</svg>", re.DOTALL)
 _MATH = re.compile(r"\$\$(.+?)\$\$|\$(\S(?:[^$]*\S)?)\$", re.DOTALL)
 _PLACE = re.compile(r'<div data-figure="(\d+)">\s*</div>')
 _HEADING = re.compile(r'<h([23]) id="([^"]+)">(.*?)</h\1>', re.DOTALL)
+_DATA = re.compile(r'<script type="application/json" id="[a-z-]+">[^<]*</script>')
 _LOADS = re.compile(
     r"""<(?:script|link|iframe|object|embed|base)\b|(?:\bsrc|\bxlink:href|<a[^>]*\bhref|<image[^>]*\bhref)\s*=\s*["']\s*(?:https?:|//|ftp:)"""
     r"""|@import|url\(\s*["']?(?:https?:|//)""",
@@ -49,8 +55,9 @@ def render(root: Path, scale: str | None = None, footer: str = "") -> Rendered:
     """
     body = execute(root, scale)
     page = compose_html(body, footer)
-    if found := _LOADS.search(page):
-        raise ValueError(f"the page would load something from outside: {page[found.start() : found.start() + 120]!r}")
+    rest = _without_own_script(page)
+    if found := _LOADS.search(rest):
+        raise ValueError(f"the page would load something from outside: {rest[found.start() : found.start() + 120]!r}")
     return Rendered(page, compose_pdf(body, footer))
 
 
@@ -177,10 +184,25 @@ def compose_html(body: str, footer: str = "") -> str:
     titles = [(level, anchor, re.sub(r"<[^>]+>", "", text)) for level, anchor, text in _HEADING.findall(body)]
     contents = "\n".join(f'<li><a href="#{anchor}">{text}</a></li>' for level, anchor, text in titles if level == "2")
     template = Template((ASSETS / "page.html").read_text(encoding="utf-8"))
-    style = (ASSETS / "page.css").read_text(encoding="utf-8").strip()
+    style = "\n".join(_asset(name) for name in ("page.css", "explorer.css"))
     return template.substitute(
-        title=_title(body), style=style, contents=contents, body=body, footer=html.escape(footer)
+        title=_title(body),
+        style=style,
+        contents=contents,
+        body=body,
+        footer=html.escape(footer),
+        script=_asset(SCRIPT),
+        script_hash=base64.b64encode(hashlib.sha256(_asset(SCRIPT).encode()).digest()).decode(),
     )
+
+
+def _asset(name: str) -> str:
+    return (ASSETS / name).read_text(encoding="utf-8").strip()
+
+
+def _without_own_script(page: str) -> str:
+    """The page without its one script and the data that works on: the rest may load nothing."""
+    return _DATA.sub("", page.replace(f"<script>{_asset(SCRIPT)}</script>", "", 1))
 
 
 def _title(body: str) -> str:
@@ -236,7 +258,7 @@ def compose_pdf(body: str, footer: str = "") -> bytes:
             (folder / f"figure{count}.svg").write_text(match.group(), encoding="utf-8")
             return f'<img src="figure{count}.svg" width="100%" alt="figure {count}">'
 
-        body = re.sub(r"<wbr\s*/?>", "\u200b", _SVG.sub(beside, body))
+        body = re.sub(r"<wbr\s*/?>", "\u200b", _SVG.sub(beside, _DATA.sub("", body)))
         text = pypandoc.convert_text(
             body,
             "typst",

@@ -27,6 +27,7 @@ install: .venv/.installed
 	  $(PYTHON) -m venv .venv && $(BIN)/python -m pip install -q --disable-pip-version-check -r requirements.lock && \
 	  $(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -e .; \
 	fi
+	@$(BIN)/python -m aero.report.offline_plots >/dev/null
 	@touch $@
 
 # Trainings are independent, and so are their entropies and the sensitivity stages: JOBS at once, each on its own

@@ -32,20 +32,20 @@ def main(arguments: list[str]) -> None:
     parameters.run(chosen.run)
     seed = parameters.seeds[0] if chosen.seed is None else chosen.seed
     folder = chosen.folder or Path("runs") / chosen.run / f"seed_{seed}"
-    metrics, entropies = (_read(folder / name, chosen.run) for name in ("metrics.json", "entropy.json"))
-    found = training(metrics) | {"entropy": entropy(entropies)} | cost(parameters, chosen.run, metrics["architecture"])
+    metrics, entropies = (_read(folder / name, f"{chosen.run}-{seed}") for name in ("metrics.json", "entropy.json"))
+    found = trained(metrics) | {"entropy": entropy(entropies)} | cost(parameters, chosen.run, metrics["architecture"])
     write_text(folder / "summary.json", json.dumps(found, indent=1, allow_nan=False) + "\n")
     print(f"{folder / 'summary.json'}: {found['architecture']}")
 
 
-def _read(path: Path, run: str) -> dict[str, Any]:
+def _read(path: Path, training: str) -> dict[str, Any]:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"{path} is not there; train the run and measure it first: dvc repro summary@{run}") from None
+        raise UserError(f"{path} is not there; train and measure it first: dvc repro summary@{training}") from None
 
 
-def training(metrics: dict[str, Any]) -> dict[str, Any]:
+def trained(metrics: dict[str, Any]) -> dict[str, Any]:
     """Scale, architecture and evaluation perplexity; the step of the divergence in its place if there was one."""
     found = {"scale": metrics["scale"], "architecture": metrics["architecture"]}
     if metrics["diverged_at_step"] is not None:

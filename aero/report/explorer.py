@@ -35,6 +35,8 @@ from aero.two_party.network import Network
 COMPLETE, COMPOSED, ESTIMATED = "complete pass", "composed", "estimated"
 EXTRAPOLATED, MISSING = "extrapolated", "missing"
 BASELINE = "SM+LN+G"
+START = (BASELINE, "SM+LN+R", "SM+ScFuFFN", "EReg(SM(t)+ScFuFFN)")
+"""What stands side by side before the reader chooses."""
 FAMILY_NAMES = {"gpt2": "GPT-2", "gpt2-18l": "GPT-2", "pythia-70m": "Pythia-70M", "languini-gpt2": "GPT-2 on Languini"}
 _AGREE = 1e-3
 """How far the latencies of a file, relative, may be from those of its own bytes and rounds: what its digits allow."""
@@ -81,8 +83,8 @@ def section(results: Results, judged: Sequence[Judged]) -> Html:
     found = rows(results)
     return Html(
         '<div class="explorer" id="explorer"><h2>Try it: rows side by side</h2>'
-        "<p>What would another network, another protocol variant or another row cost? In a browser, everything in the "
-        "table below can be chosen; nothing is loaded for it from anywhere.</p>"
+        "<p>What would another network, another protocol variant or another row cost? In the web page everything in "
+        "the table below can be chosen; nothing is loaded for it from anywhere.</p>"
         f'<div class="explorer-static">{_static_table(results, found)}</div></div>'
         f'<script type="application/json" id="explorer-data">{embedded(data(results, judged, found))}</script>'
     )
@@ -103,6 +105,7 @@ def data(results: Results, judged: Sequence[Judged], found: Sequence[Row] | None
         "rows": [asdict(row) for row in found],
         "scale": scale_text(results),
         "settings": settings(results),
+        "start": list(START),
         "verdicts": list(VERDICTS),
     }
 

@@ -55,7 +55,7 @@ def render(root: Path, scale: str | None = None, footer: str = "") -> Rendered:
     """
     body = execute(root, scale)
     page = compose_html(body, footer)
-    rest = _without_own_script(page)
+    rest = without_script(page)
     if found := _LOADS.search(rest):
         raise ValueError(f"the page would load something from outside: {rest[found.start() : found.start() + 120]!r}")
     return Rendered(page, compose_pdf(body, footer))
@@ -200,7 +200,7 @@ def _asset(name: str) -> str:
     return (ASSETS / name).read_text(encoding="utf-8").strip()
 
 
-def _without_own_script(page: str) -> str:
+def without_script(page: str) -> str:
     """The page without its one script and the data that works on: the rest may load nothing."""
     return _DATA.sub("", page.replace(f"<script>{_asset(SCRIPT)}</script>", "", 1))
 

@@ -15,7 +15,6 @@
     smaller_scale: "measured at a smaller scale",
   };
   const NAMES = { as_published: "as published", tuned: "tuned" };
-  const FIRST_ROWS = 4;
 
   // Seconds of a pass on a network, in parts, as aero.two_party.network adds them up; null where something is not known.
   function latency(cost, network) {
@@ -269,11 +268,13 @@
       drawList();
     } });
 
+  // Another setting keeps the architectures that were chosen, where it has them.
   function choose(key) {
+    const labels = new Set(state.rows.size ? chosenRows().map((row) => row.label) : data.start);
     state.setting = key;
-    const informed = rowsHere().filter((row) => data.programs.some((name) => isKnown(row.costs[name], false)));
-    const offered = informed.length ? informed : rowsHere();
-    state.rows = new Set(offered.slice(0, FIRST_ROWS).map((row) => row.run));
+    const here = rowsHere();
+    const kept = here.filter((row) => labels.has(row.label));
+    state.rows = new Set((kept.length ? kept : here.slice(0, data.start.length)).map((row) => row.run));
     drawList();
     draw();
   }

@@ -86,7 +86,7 @@ def section(results: Results, judged: Sequence[Judged]) -> Html:
         "<p>What would another network, another protocol variant or another row cost? In the web page everything in "
         "the table below can be chosen; nothing is loaded for it from anywhere.</p>"
         f'<div class="explorer-static">{_static_table(results, found)}</div></div>'
-        f'<script type="application/json" id="explorer-data">{embedded(data(results, judged, found))}</script>'
+        f'<script id="explorer-data" type="application/json">{embedded(data(results, judged, found))}</script>'
     )
 
 
@@ -112,7 +112,7 @@ def data(results: Results, judged: Sequence[Judged], found: Sequence[Row] | None
 
 def embedded(values: Mapping[str, Any]) -> str:
     """JSON that may stand in a page's script element and that no later step takes for a tag or a formula."""
-    text = json.dumps(values, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
+    text = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&$":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text

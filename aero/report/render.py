@@ -32,7 +32,7 @@ _SVG = re.compile(r"<svg\b.*?</svg>", re.DOTALL)
 _MATH = re.compile(r"\$\$(.+?)\$\$|\$(\S(?:[^$]*\S)?)\$", re.DOTALL)
 _PLACE = re.compile(r'<div data-figure="(\d+)">\s*</div>')
 _HEADING = re.compile(r'<h([23]) id="([^"]+)">(.*?)</h\1>', re.DOTALL)
-_DATA = re.compile(r'<script type="application/json" id="[a-z-]+">[^<]*</script>')
+_DATA = re.compile(r'<script id="[a-z-]+" type="application/json">[^<]*</script>')
 _LOADS = re.compile(
     r"""<(?:script|link|iframe|object|embed|base)\b|(?:\bsrc|\bxlink:href|<a[^>]*\bhref|<image[^>]*\bhref)\s*=\s*["']\s*(?:https?:|//|ftp:)"""
     r"""|@import|url\(\s*["']?(?:https?:|//)""",

@@ -99,9 +99,7 @@ def test_what_was_not_measured_is_left_out_and_told(project: Path, monkeypatch, 
 
 def test_without_a_training_it_is_one_line(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
-    with pytest.raises(
-        ValueError, match=r"seed_1337/metrics.json is not there; .*: dvc repro summary@sm-1337"
-    ):
+    with pytest.raises(ValueError, match=r"seed_1337/metrics.json is not there; .*: dvc repro summary@sm-1337"):
         stage.main(["sm"])
     with pytest.raises(ValueError, match="sm-scfufn"):
         stage.main(["sm-scfufn"])

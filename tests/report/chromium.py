@@ -30,7 +30,7 @@ def executable() -> str | None:
 
 
 class Page:
-    """One tab. `errors`: uncaught exceptions and console errors; `requests`: addresses it asked for."""
+    """One tab. `errors`, with uncaught exceptions, and `warnings` of its console; `requests`: addresses it asked for."""
 
     def __init__(self, to_browser: int, from_browser: int) -> None:
         self._write, self._read = to_browser, from_browser
@@ -38,6 +38,7 @@ class Page:
         self._events: list[dict[str, Any]] = []
         self._session: str | None = None
         self.errors: list[str] = []
+        self.warnings: list[str] = []
         self.requests: list[str] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -78,9 +79,10 @@ class Page:
             details = about["exceptionDetails"]
             self.errors.append(details.get("exception", {}).get("description") or details["text"])
         elif method == "Runtime.consoleAPICalled" and about["type"] in ("error", "warning", "assert"):
-            self.errors.append(" ".join(str(one.get("value", one.get("description"))) for one in about["args"]))
+            text = " ".join(str(one.get("value", one.get("description"))) for one in about["args"])
+            (self.warnings if about["type"] == "warning" else self.errors).append(text)
         elif method == "Log.entryAdded" and about["entry"]["level"] in ("error", "warning"):
-            self.errors.append(about["entry"]["text"])
+            (self.warnings if about["entry"]["level"] == "warning" else self.errors).append(about["entry"]["text"])
         elif method == "Network.requestWillBeSent":
             self.requests.append(about["request"]["url"])
         elif method:

@@ -176,8 +176,8 @@ def page(kept: Results, judged: list[Judged], tmp_path_factory) -> Iterator[chro
 
 @pytest.fixture
 def fresh(page: chromium.Page) -> chromium.Page:
-    page.errors.clear()
-    page.requests.clear()
+    for noted in (page.errors, page.warnings, page.requests):
+        noted.clear()
     page.look(1024)
     page.open(page.path)
     return page
@@ -189,7 +189,7 @@ SHOWN = "explorer.rows().map((line) => [line.row.run, line.program])"
 @in_browser
 def test_nothing_is_loaded_and_nothing_fails(fresh: chromium.Page) -> None:
     assert fresh.run("document.querySelectorAll('.explorer-live tbody tr').length") > 100
-    assert fresh.errors == [] and fresh.requests == [fresh.path.as_uri()]
+    assert fresh.errors == fresh.warnings == [] and fresh.requests == [fresh.path.as_uri()]
     # The policy holds: what is put into the page later neither loads nor runs.
     fresh.run("document.body.append(Object.assign(document.createElement('img'), {src: 'https://example.org/x.png'}))")
     fresh.run("document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.ran = 1'}))")

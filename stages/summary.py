@@ -69,10 +69,11 @@ def entropy(values: dict[str, Any]) -> dict[str, float]:
 
 
 def cost(parameters: Parameters, run: str, architecture: str) -> dict[str, Any]:
-    """Cost of a private pass by program: GB, messages, rounds, minutes on each network; a program whose operations are
-    not all measured is left out.
+    """Cost of a private pass by program: GB, rounds, minutes on the first of the networks; a program whose operations
+    are not all measured is left out.
     """
     two_party = parameters.two_party
+    name, link = next(iter(two_party.networks.items()))
     sizes = published_sizes(parameters.run(run).model, parameters.context(run))
     found: dict[str, Any] = {}
     for program in two_party.programs:
@@ -84,11 +85,8 @@ def cost(parameters: Parameters, run: str, architecture: str) -> dict[str, Any]:
             continue
         found[program] = {
             "gigabytes": round(one.bytes / 1e9, 4),
-            "messages": round(one.messages),
             "rounds": round(one.rounds),
-        } | {
-            f"{name}_minutes": round(one.latency(Network(link.bandwidth_mbit, link.rtt_ms)) / 60, 2)
-            for name, link in two_party.networks.items()
+            f"{name}_minutes": round(one.latency(Network(link.bandwidth_mbit, link.rtt_ms)) / 60, 2),
         }
     return found
 

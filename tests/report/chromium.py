@@ -30,7 +30,7 @@ def executable() -> str | None:
 
 
 class Page:
-    """One tab. `errors`, with uncaught exceptions, and `warnings` of its console; `requests`: addresses it asked for."""
+    """One tab. `errors` (uncaught exceptions too), `warnings`: of its console; `requests`: addresses it asked for."""
 
     def __init__(self, to_browser: int, from_browser: int) -> None:
         self._write, self._read = to_browser, from_browser

@@ -4,6 +4,7 @@
 # make test    install, then every test
 # make nightly the longer tests: every run of the papers at the smoke scale
 # make report  install, then render the report from kept and fresh results, computing nothing
+# make readme  write the headline table of README.md from the results
 # make bench   speed comparisons
 # make keep    copy fresh results from runs/ into results/, which git keeps
 PYTHON ?= python3.11
@@ -13,7 +14,7 @@ BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYTHONHASHSEED := 0
 
-.PHONY: repro all parallel test nightly bench report keep install lint
+.PHONY: repro all parallel test nightly bench report readme keep install lint
 install: .venv/.installed
 
 # uv when it is there, pip otherwise. The stamp is written last, so that a broken installation is tried again.
@@ -60,6 +61,9 @@ parallel: install
 
 report: install
 	@python -m stages.report
+
+readme: install
+	@python -m aero.report.readme
 
 test: install
 	@python -m pytest -n 2 --dist loadfile

@@ -61,6 +61,15 @@ def render(root: Path, scale: str | None = None, footer: str = "") -> Rendered:
     return Rendered(page, compose_pdf(body, footer))
 
 
+def _asset(name: str) -> str:
+    return (ASSETS / name).read_text(encoding="utf-8").strip()
+
+
+def without_script(page: str) -> str:
+    """The page without its one script and the data that works on: the rest may load nothing."""
+    return _DATA.sub("", page.replace(f"<script>{_asset(SCRIPT)}</script>", "", 1))
+
+
 def execute(root: Path, scale: str | None = None) -> str:
     """Execute the source with `root` as working directory; the body as HTML, code hidden, formulas still as $…$."""
     import jupytext
@@ -196,15 +205,6 @@ def compose_html(body: str, footer: str = "") -> str:
     )
 
 
-def _asset(name: str) -> str:
-    return (ASSETS / name).read_text(encoding="utf-8").strip()
-
-
-def without_script(page: str) -> str:
-    """The page without its one script and the data that works on: the rest may load nothing."""
-    return _DATA.sub("", page.replace(f"<script>{_asset(SCRIPT)}</script>", "", 1))
-
-
 def _title(body: str) -> str:
     found = re.search(r"<h1[^>]*>(.*?)</h1>", body, re.DOTALL)
     return re.sub(r"<[^>]+>", "", found.group(1)).strip() if found else "Report"
@@ -248,6 +248,7 @@ def compose_pdf(body: str, footer: str = "") -> bytes:
     import pypandoc
     import typst
 
+    body = _DATA.sub("", body)
     with tempfile.TemporaryDirectory(prefix="aero-pdf-") as name:
         folder = Path(name)
         count = 0
@@ -258,7 +259,7 @@ def compose_pdf(body: str, footer: str = "") -> bytes:
             (folder / f"figure{count}.svg").write_text(match.group(), encoding="utf-8")
             return f'<img src="figure{count}.svg" width="100%" alt="figure {count}">'
 
-        body = re.sub(r"<wbr\s*/?>", "\u200b", _SVG.sub(beside, _DATA.sub("", body)))
+        body = re.sub(r"<wbr\s*/?>", "\u200b", _SVG.sub(beside, body))
         text = pypandoc.convert_text(
             body,
             "typst",

@@ -23,6 +23,7 @@ from aero.report import (
     cost_tables,
     entropy_memory,
     entropy_page,
+    explorer,
     figures,
     forensics,
     landscape_tables,
@@ -384,6 +385,9 @@ page.figure_of(
 
 # %%
 page.claims_table(judged, "contradictions")
+
+# %%
+explorer.section(results, judged)
 
 # %% [markdown]
 # ## What was run

@@ -7,6 +7,8 @@ same bytes: fixed cell ids, no dates, fixed hash salt in the figures.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 import os
 import re
@@ -21,6 +23,9 @@ from aero.training.log import write_together
 
 ASSETS = Path(__file__).parent / "assets"
 SOURCE = Path("reports") / "aero.py"
+SCRIPT = "explorer.js"
+"""The page's one script; the page's own policy lets a browser run no other, and load nothing."""
+
 SECONDS = 120
 """The longest a cell of the source may take."""
 
@@ -28,6 +33,7 @@ _SVG = re.compile(r"<svg\b.*?</svg>", re.DOTALL)
 _MATH = re.compile(r"\$\$(.+?)\$\$|\$(\S(?:[^$]*\S)?)\$", re.DOTALL)
 _PLACE = re.compile(r'<div data-figure="(\d+)">\s*</div>')
 _HEADING = re.compile(r'<h([23]) id="([^"]+)">(.*?)</h\1>', re.DOTALL)
+_DATA = re.compile(r'<script id="[a-z-]+" type="application/json">[^<]*</script>')
 _LOADS = re.compile(
     r"""<(?:script|link|iframe|object|embed|base)\b|(?:\bsrc|\bxlink:href|<a[^>]*\bhref|<image[^>]*\bhref)\s*=\s*["']\s*(?:https?:|//|ftp:)"""
     r"""|@import|url\(\s*["']?(?:https?:|//)""",
@@ -50,9 +56,19 @@ def render(root: Path, scale: str | None = None, footer: str = "") -> Rendered:
     """
     body = execute(root, scale)
     page = compose_html(body, footer)
-    if found := _LOADS.search(page):
-        raise ValueError(f"the page would load something from outside: {page[found.start() : found.start() + 120]!r}")
+    rest = without_script(page)
+    if found := _LOADS.search(rest):
+        raise ValueError(f"the page would load something from outside: {rest[found.start() : found.start() + 120]!r}")
     return Rendered(page, compose_pdf(body, footer))
+
+
+def _asset(name: str) -> str:
+    return (ASSETS / name).read_text(encoding="utf-8").strip()
+
+
+def without_script(page: str) -> str:
+    """The page without its one script and the data that works on: the rest may load nothing."""
+    return _DATA.sub("", page.replace(f"<script>{_asset(SCRIPT)}</script>", "", 1))
 
 
 def execute(root: Path, scale: str | None = None) -> str:
@@ -178,9 +194,15 @@ def compose_html(body: str, footer: str = "") -> str:
     titles = [(level, anchor, re.sub(r"<[^>]+>", "", text)) for level, anchor, text in _HEADING.findall(body)]
     contents = "\n".join(f'<li><a href="#{anchor}">{text}</a></li>' for level, anchor, text in titles if level == "2")
     template = Template((ASSETS / "page.html").read_text(encoding="utf-8"))
-    style = (ASSETS / "page.css").read_text(encoding="utf-8").strip()
+    style = "\n".join(_asset(name) for name in ("page.css", "explorer.css"))
     return template.substitute(
-        title=_title(body), style=style, contents=contents, body=body, footer=html.escape(footer)
+        title=_title(body),
+        style=style,
+        contents=contents,
+        body=body,
+        footer=html.escape(footer),
+        script=_asset(SCRIPT),
+        script_hash=base64.b64encode(hashlib.sha256(_asset(SCRIPT).encode()).digest()).decode(),
     )
 
 
@@ -227,6 +249,7 @@ def compose_pdf(body: str, footer: str = "") -> bytes:
     import pypandoc
     import typst
 
+    body = _DATA.sub("", body)
     with tempfile.TemporaryDirectory(prefix="aero-pdf-") as name:
         folder = Path(name)
         count = 0

@@ -1,20 +1,24 @@
-"""The few numbers of the report that `dvc metrics show` lists."""
+"""The few numbers of the report that `dvc metrics show` lists; `stages.summary` has those of a single run."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
+from statistics import fmean
 
 from aero.published import load
 from aero.report.claims import Judged, counts
 from aero.report.costs import GB, row_costs, saving
-from aero.report.results import Results
+from aero.report.results import Results, Run
 from aero.report.statistics import estimate, relative
 
 
 def summary(results: Results, judged: Sequence[Judged]) -> dict[str, object]:
-    """Perplexity and its increase in per cent by run, GB and saving by row and program, and claims by verdict.
+    """Perplexity, its increase in per cent and entropy by run, GB and saving by row and program, claims by verdict.
+
+    Entropy: mean over heads in nats, and heads in the highest and lowest quarter of the largest observed, in per cent.
 
     Only what was measured is in it; a run that diverged has `diverged` seeds and no perplexity. The increase is over
     SM+LN+G, so only runs of its depth, context and corpus have one.
@@ -29,6 +33,7 @@ def summary(results: Results, judged: Sequence[Judged]) -> dict[str, object]:
         increase = relative(results.perplexity(name), results.perplexity("sm-ln-g"))
         if _setting(results, name) == _setting(results, "sm-ln-g") and (found := estimate(increase)):
             entry["increase_percent"] = round(found.mean, 3)
+        entry |= _entropy(seeds)
         perplexity[name] = entry
     costs: dict[str, dict[str, float]] = {}
     for row in table.rows:
@@ -41,6 +46,21 @@ def summary(results: Results, judged: Sequence[Judged]) -> dict[str, object]:
             costs.setdefault(program, {}).update({f"{row.name}/{key}": value for key, value in entry_.items()})
     verdicts = {verdict.replace(" ", "_"): count for verdict, count in counts(judged).items()}
     return {"scale": results.scale, "claims": verdicts, "runs": perplexity, "two_party": costs}
+
+
+def _entropy(seeds: Sequence[Run]) -> dict[str, float]:
+    """Means over the seeds that have entropies; heads without a finite one count as collapsed, and in no mean."""
+    measured = [run.entropy for run in seeds if run.entropy]
+    found = {
+        "entropy_nats": {
+            number: fmean(finite)
+            for number, one in enumerate(measured)
+            if (finite := [head for layer in one.mean for head in layer if isfinite(head)])
+        },
+        "overloaded_percent": {number: 100 * one.overload["fraction"] for number, one in enumerate(measured)},
+        "collapsed_percent": {number: 100 * one.collapse["fraction"] for number, one in enumerate(measured)},
+    }
+    return {name: round(one.mean, 4) for name, values in found.items() if (one := estimate(values))}
 
 
 def _setting(results: Results, name: str) -> tuple[object, ...]:

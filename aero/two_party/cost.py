@@ -22,12 +22,8 @@ from aero.two_party.counts import OWN, Sizes, counts
 from aero.two_party.network import Network, wire_bytes
 
 QUANTITIES = ("bytes_sent_client", "bytes_sent_server", "messages", "rounds", "seconds")
-FILES = (
-    "results/two_party/all_ops.csv",
-    "results/two_party/ops.csv",
-    "runs/two_party/all_ops.csv",
-    "runs/two_party/ops.csv",
-)
+KEPT_FILES = ("results/two_party/all_ops.csv", "results/two_party/ops.csv")
+FILES = (*KEPT_FILES, "runs/two_party/all_ops.csv", "runs/two_party/ops.csv")
 PARTS = {
     "embedding_slice": "embedding",
     "embedding_lookup": "embedding",
@@ -195,13 +191,13 @@ def _factors(points: Sequence[tuple[Sequence[float], float]]) -> tuple[float, ..
     return None if best is None else best[2]
 
 
-def measured_operations(variant: str, root: Path | str = ".") -> Operations:
-    """What was measured with the protocol's settings `variant`, kept results first and fresh ones in their place.
+def measured_operations(variant: str, root: Path | str = ".", files: Sequence[str] = FILES) -> Operations:
+    """What was measured with the protocol's settings `variant`; later `files` replace what earlier ones say.
 
     Small scales' own models are left out: in their few hundred kB, chance (new stocks of oblivious transfers) tells.
     """
     found: dict[tuple[str, str], ledger.Measurement] = {}
-    for name in FILES:
+    for name in files:
         path = Path(root) / name
         if path.is_file():
             rows = ledger.read(path, ledger.Measurement)
@@ -209,7 +205,7 @@ def measured_operations(variant: str, root: Path | str = ".") -> Operations:
                 row for row in rows if row.variant == variant and not row.model.startswith(OWN)
             )
     if not found:
-        raise UserError(f"no operation measured with {variant} in results/two_party or runs/two_party; {_MEASURE}")
+        raise UserError(f"no operation measured with {variant} in {', '.join(files)}; {_MEASURE}")
     return Operations(found, variant)
 
 

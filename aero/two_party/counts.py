@@ -118,6 +118,11 @@ def counts(architecture: Architecture, sizes: Sizes, program: str) -> tuple[Coun
     return (traced(architecture, sizes, program), False) if kept is None else (kept, True)
 
 
+def are_kept(architecture: Architecture, sizes: Sizes, program: str) -> bool:
+    """Whether `counts` answers from its file, at once, rather than by tracing the program."""
+    return _kept(architecture.at_inference(), sizes, program) is not None
+
+
 def traced(architecture: Architecture, sizes: Sizes, program: str) -> Counts:
     """Counts from tracing the program itself; UserError if it cannot compute the architecture."""
     from aero.two_party.program import operations

@@ -1,0 +1,95 @@
+"""Perplexity, entropy and cost of one trained run in a few numbers, which `dvc metrics diff` compares.
+
+`python -m stages.summary RUN [--seed SEED]` writes summary.json beside the run's metrics. The cost is that of a private
+forward pass at the published sizes of the run's family, composed of the operations kept in results/: it follows the
+architecture at once, without anything being measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from aero.architecture import parse
+from aero.errors import UserError, run_main
+from aero.parameters import Parameters, load
+from aero.training.log import write_text
+from aero.two_party.cost import KEPT_FILES, estimate, measured_operations
+from aero.two_party.counts import published_sizes
+from aero.two_party.network import Network
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m stages.summary", description=__doc__)
+    parser.add_argument("run", help="a name under `runs` in params.yaml")
+    parser.add_argument("--seed", type=int, help="default: the first of `seeds`")
+    parser.add_argument("--folder", type=Path, help="folder of the run (default: runs/RUN/seed_SEED)")
+    chosen = parser.parse_args(arguments)
+    parameters = load()
+    parameters.run(chosen.run)
+    seed = parameters.seeds[0] if chosen.seed is None else chosen.seed
+    folder = chosen.folder or Path("runs") / chosen.run / f"seed_{seed}"
+    metrics, entropies = (_read(folder / name, f"{chosen.run}-{seed}") for name in ("metrics.json", "entropy.json"))
+    found = trained(metrics) | {"entropy": entropy(entropies)} | cost(parameters, chosen.run, metrics["architecture"])
+    write_text(folder / "summary.json", json.dumps(found, indent=1, allow_nan=False) + "\n")
+    print(f"{folder / 'summary.json'}: {found['architecture']}")
+
+
+def _read(path: Path, training: str) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} is not there; train and measure it first: dvc repro summary@{training}") from None
+
+
+def trained(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Scale, architecture and evaluation perplexity; the step of the divergence in its place if there was one."""
+    found = {"scale": metrics["scale"], "architecture": metrics["architecture"]}
+    if metrics["diverged_at_step"] is not None:
+        return found | {"diverged_at_step": metrics["diverged_at_step"]}
+    return found | {"perplexity": round(metrics["eval_perplexity"], 4)}
+
+
+def entropy(values: dict[str, Any]) -> dict[str, float]:
+    """Mean entropy over the heads with a finite one, nats and share of the causal bound; overloaded and collapsed heads
+    in per cent, by the papers' rule.
+    """
+    heads = [head for layer in values["entropy_mean"] for head in layer if head is not None and math.isfinite(head)]
+    found = {
+        "overloaded_percent": round(100 * values["overload"]["fraction"], 2),
+        "collapsed_percent": round(100 * values["collapse"]["fraction"], 2),
+    }
+    if not heads:
+        return found
+    mean = math.fsum(heads) / len(heads)
+    return {"mean_nats": round(mean, 4), "of_bound": round(mean / values["maximum"]["causal_bound"], 4)} | found
+
+
+def cost(parameters: Parameters, run: str, architecture: str) -> dict[str, Any]:
+    """Cost of a private pass by program: GB, rounds, minutes on the first of the networks; a program whose operations
+    are not all measured is left out.
+    """
+    two_party = parameters.two_party
+    name, link = next(iter(two_party.networks.items()))
+    sizes = published_sizes(parameters.run(run).model, parameters.context(run))
+    found: dict[str, Any] = {}
+    for program in two_party.programs:
+        try:
+            operations = measured_operations(two_party.variant(), files=KEPT_FILES)
+            one = estimate(parse(architecture), sizes, program, operations)
+        except UserError as error:
+            print(f"no cost of program {program}: {error}")
+            continue
+        found[program] = {
+            "gigabytes": round(one.bytes / 1e9, 4),
+            "rounds": round(one.rounds),
+            f"{name}_minutes": round(one.latency(Network(link.bandwidth_mbit, link.rtt_ms)) / 60, 2),
+        }
+    return found
+
+
+if __name__ == "__main__":
+    run_main(main)

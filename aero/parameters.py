@@ -43,7 +43,7 @@ class _Strict(BaseModel):
 
 
 class CorpusParameters(_Strict):
-    name: Literal["python_stdlib", "stdlib_docstrings", "codeparrot", "languini", "local"]
+    name: Literal["python_stdlib", "installed_python", "stdlib_docstrings", "codeparrot", "languini", "local"]
     path: str | None = None
     text_column: str = "content"
     validation_fraction: float = Field(0.05, gt=0, lt=1)
@@ -222,7 +222,10 @@ class ContextParameters(_TrainChanges):
 
 
 class ScaleParameters(_Strict):
+    """corpus: what the scale changes in the section `corpus`."""
+
     device: str
+    corpus: dict[str, Any] = {}
     tokens: TokensParameters
     model: ModelParameters
     train: TrainParameters
@@ -233,6 +236,11 @@ class ScaleParameters(_Strict):
     two_party: Literal["gpt2", "own"]
     end_to_end_runs: tuple[str, ...]
     end_to_end_programs: tuple[Literal["as_published", "tuned"], ...] = Field(min_length=1)
+
+    @field_validator("corpus")
+    @classmethod
+    def _known_corpus(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return _only_fields_of(CorpusParameters, values)
 
     def length(self, context: int) -> int:
         """What the paper's context length is at this scale: the model's own for T=128, one of `contexts` for others."""
@@ -383,6 +391,7 @@ class Parameters(_Strict):
     active_runs: tuple[str, ...] = Field(min_length=1)
     more_runs: tuple[str, ...]
     compared_runs: tuple[str, ...]
+    training_order: dict[str, tuple[str, ...]] = {}  # by table: what `stages.train_many --out` trains first
     corpus: CorpusParameters
     corpora: dict[CorpusKey, FurtherCorpusParameters] = {}
     tokenizer: TokenizerParameters
@@ -399,8 +408,11 @@ class Parameters(_Strict):
     @model_validator(mode="after")
     def _names_exist(self) -> Parameters:
         _known("scale", self.scale, self.scales)
-        for run in (*self.active_runs, *self.more_runs, *self.two_party.end_to_end_runs, *self.compared_runs):
+        ordered = [run for table in self.training_order.values() for run in table]
+        for run in (*self.active_runs, *self.more_runs, *self.two_party.end_to_end_runs, *self.compared_runs, *ordered):
             _known("run", run, self.runs)
+        if clash := set(self.training_order) & set(self.runs):
+            raise ValueError(f"training_order: {min(clash)} is the name of a run, so it cannot name a list of them")
         for run in self.runs:
             if (listed := (*self.active_runs, *self.more_runs).count(run)) != 1:
                 raise ValueError(f"run {run} must stand once in active_runs or more_runs, not {listed} times")
@@ -421,6 +433,7 @@ class Parameters(_Strict):
             if chosen.device != MEASURED:
                 _known(f"device of scales.{scale}", chosen.device, self.devices)
             at_scale = self.model_copy(update={"scale": scale})
+            at_scale.corpus_called(None)
             for name in self.runs:
                 at_scale.model(name), at_scale.train(name), at_scale.run_regularizer(name)
         return self
@@ -441,8 +454,13 @@ class Parameters(_Strict):
         return self.runs[_known("run", name, self.runs)]
 
     def corpus_called(self, name: str | None) -> CorpusParameters:
-        """The corpus under `corpora.<name>`, or the default one for None; UserError if there is none of that name."""
-        return self.corpus if name is None else self.corpora[_known("corpus", name, self.corpora)]
+        """The corpus under `corpora.<name>`, or for None the active scale's; UserError if it is unknown."""
+        if name is not None:
+            return self.corpora[_known("corpus", name, self.corpora)]
+        try:
+            return CorpusParameters(**(self.corpus.model_dump() | self.active.corpus))
+        except ValidationError as error:
+            raise UserError(f"scales.{self.scale}.corpus: {_first_error(error)}") from None
 
     def at_scale(self, scale: str) -> Parameters:
         """The same parameters with another scale active; UserError if it is unknown."""

@@ -175,10 +175,8 @@ def one_after_another(chosen: argparse.Namespace, parameters: Parameters) -> Non
         raise KeyboardInterrupt
     if failed:
         raise UserError(f"{len(failed)} of {len(pending)} trainings failed ({', '.join(failed)}); the others are kept")
-    left = len(report["left"])
-    print(
-        f"{left} left: the same command goes on; on a new machine merge the results first" if left else "all are done"
-    )
+    more = f"{len(report['left'])} left: the same command goes on; on a new machine merge the results first"
+    print(more if report["left"] else "all are done")
 
 
 def what_fits(parameters: Parameters, pending: list[tuple[str, int]], found: Any, limit: Limit) -> str:

@@ -143,7 +143,8 @@ def table_failures(results: Results) -> Html:
             origin, source = training_origin(scale), ", ".join(run.path for run in runs)
             failed = sum(run.diverged for run in runs)
             ends = [_fractions(runs, quarter) for quarter in ("top", "bottom")]
-            base = _fractions(results.seeds(failure.baseline, scale), failure.quarter)
+            others = results.seeds(failure.baseline, scale)
+            base, base_source = _fractions(others, failure.quarter), ", ".join(run.path for run in others)
             where = [f"{run.seed}: {in_layers(run, failure.quarter)}" for run in runs]
             rows.append(
                 [
@@ -154,7 +155,7 @@ def table_failures(results: Results) -> Html:
                     "<br>".join(number(f"{run.seed}: {divergence(run)}", origin, run.path) for run in runs),
                     *(number(text, origin, source) if text else gap() for text in ends),
                     "<br>".join(number(text, origin, run.path) for text, run in zip(where, runs, strict=True))
-                    + (f"<br>{escape(failure.baseline)}: {number(base, origin, failure.baseline)}" if base else ""),
+                    + (f"<br>{escape(failure.baseline)}: {number(base, origin, base_source)}" if base else ""),
                 ]
             )
     heads = [

@@ -296,22 +296,19 @@ def csv_text(rows: Iterable[dict[str, object]], columns: tuple[str, ...]) -> str
 def files(results: Results) -> dict[Path, str]:
     """Path below the project's root and text of every table file."""
     folder = Path("reports") / "tables"
-    return (
-        {
-            folder / "aero_table2.csv": cells_csv(table(results, "2")),
-            folder / "aero_table4.csv": cells_csv(table(results, "4")),
-            folder / "aero_table4_costs.csv": costs_csv(cost_rows(results)),
-        }
-        | {
-            folder / f"aero_table{number}{suffix}.csv": text
-            for number in ("5", "6", "7")
-            for suffix, text in (
-                ("", cells_csv(table(results, number))),
-                ("_costs", costs_csv(cost_rows(results, number))),
-            )
-        }
-        | _at_other_scales(results)
-    )
+    found = {
+        folder / "aero_table2.csv": cells_csv(table(results, "2")),
+        folder / "aero_table4.csv": cells_csv(table(results, "4")),
+        folder / "aero_table4_costs.csv": costs_csv(cost_rows(results)),
+    } | {
+        folder / f"aero_table{number}{suffix}.csv": text
+        for number in ("5", "6", "7")
+        for suffix, text in (
+            ("", cells_csv(table(results, number))),
+            ("_costs", costs_csv(cost_rows(results, number))),
+        )
+    }
+    return found | _at_other_scales(results)
 
 
 def _at_other_scales(results: Results) -> dict[Path, str]:

@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 
 import pytest
-import torch
 from small_project import finish, one_line_error, stage, start, timeless, whole_lines, without_seconds
 
 from aero.data.tokens import open_tokens
@@ -15,7 +14,7 @@ from aero.parameters import load
 from aero.training import archive, back_to_back
 from aero.training.archive import Archive, Finished, finished, read
 from aero.training.back_to_back import Limit
-from stages import merge_results, train_many
+from stages import entropy, merge_results, train, train_many
 
 LONG = {"steps": 4000, "log_every": 1, "evaluate_every": 1000, "checkpoint_every": 4000}
 
@@ -27,7 +26,6 @@ def inside(project, monkeypatch):
     def made(**changes):
         folder = project(**changes)
         monkeypatch.chdir(folder)
-        monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # other tests share this process
         return folder
 
     return made
@@ -42,9 +40,8 @@ def test_results_are_those_of_the_single_stages_and_come_in_one_file(inside, cap
     train_many.main(["sm-r", "ereg-smt-scfuffni-6", "--seeds", "4", "--out", "home"])
     assert sorted(path.name for path in (folder / "home").iterdir()) == ["report.json", "trainings.jsonl"]
     run, seed = "ereg-smt-scfuffni-6", "4"
-    for name, *more in (("train", "--out"), ("entropy", "--folder")):
-        alone = stage(folder, name, run, "--seed", seed, *more, "alone")
-        assert alone.returncode == 0, alone.stderr
+    train.main([run, "--seed", seed, "--out", "alone"])
+    entropy.main([run, "--seed", seed, "--folder", "alone"])
     merge_results.main(["home/trainings.jsonl", "--allow-changes"])
     kept = folder / "results/smoke" / run / "seed_4"
     assert sorted(path.name for path in kept.iterdir()) == ["entropy.json", "log.csv", "metrics.json"]
@@ -59,7 +56,7 @@ def test_results_are_those_of_the_single_stages_and_come_in_one_file(inside, cap
     capsys.readouterr()
     train_many.main(["sm-r", run, "--seeds", seed, "--out", "home"])  # in the archive
     train_many.main(["sm-r", run, "--seeds", seed, "--out", "empty"])  # in results/
-    assert capsys.readouterr().out.count("2 of 2 trainings are done") == 1
+    assert capsys.readouterr().out.count("2 of 2 trainings are done; nothing to train") == 2
     assert (folder / "home/trainings.jsonl").read_bytes() == before
     report = json.loads((folder / "home/report.json").read_text())
     assert report["left"] == [] and [line["how"] for line in report["trainings"]] == ["finished"] * 2
@@ -134,11 +131,9 @@ def test_the_limit_by_hand(monkeypatch):
 
 def test_the_limit_is_kept_and_the_next_call_ends_as_if_there_had_been_none(inside):
     folder = inside(train=LONG)
-    began = time.monotonic()
-    train_many.main(["sm-r", "sm-g", "--out", "home", "--minutes", "0.05"])
-    assert time.monotonic() - began < 3 + 1.5  # the reserve is 0.12 s; what stands beyond is reading and writing
+    train_many.main(["sm-r", "sm-g", "--out", "home", "--minutes", "0.1"])
     report = json.loads((folder / "home/report.json").read_text())
-    assert report["seconds"] < 3.5
+    assert 4 < report["seconds"] < 6 + 1.5  # 0.24 s are kept free for the end; on a busy machine it takes longer
     assert [(line["run"], line["how"]) for line in report["trainings"]] == [("sm-r", "unfinished")]
     assert report["left"] == ["sm-r seed 1337", "sm-g seed 1337"] and not (folder / "home/trainings.jsonl").exists()
     state = folder / "runs/scales/smoke/sm-r/seed_1337/resume.safetensors"
@@ -146,8 +141,8 @@ def test_the_limit_is_kept_and_the_next_call_ends_as_if_there_had_been_none(insi
     assert state.is_file() and 10 < done < 4000
 
 
-def test_stopped_by_sigterm_the_last_step_is_saved_and_it_goes_on(project):
-    folder = project(train=LONG | {"steps": 600, "checkpoint_every": 600})
+def test_stopped_by_sigterm_the_last_step_is_saved_and_it_goes_on(inside, capsys):
+    folder = inside(train=LONG | {"steps": 200, "checkpoint_every": 200})
     process = start(folder, "-m", "stages.train_many", "sm-g", "sm-r", "--out", "home")
     trained = folder / "runs/scales/smoke/sm-r/seed_1337"
     while process.poll() is None and len(whole_lines(trained / "log.csv")) < 30:
@@ -158,19 +153,19 @@ def test_stopped_by_sigterm_the_last_step_is_saved_and_it_goes_on(project):
     assert "sm-r seed 1337: not finished, its state is saved" in stopped.stdout
     assert set(trainings(folder / "home")) == {("sm-g", 1337)}
     done = whole_lines(trained / "log.csv")
-    going_on = stage(folder, "train_many", "sm-g", "sm-r", "--out", "home")
-    assert going_on.returncode == 0 and "starting anew" not in going_on.stdout, going_on.stdout + going_on.stderr
-    assert "1 of 2 trainings are done" in going_on.stdout and "all are done" in going_on.stdout
+    train_many.main(["sm-g", "sm-r", "--out", "home"])
+    said = capsys.readouterr().out
+    assert "1 of 2 trainings are done" in said and "all are done" in said and "starting anew" not in said
     whole = whole_lines(trained / "log.csv")
-    assert whole[: len(done)] == done and [int(line[0]) for line in whole[1:]] == list(range(1, 601))
-    assert stage(folder, "train", "sm-r", "--out", "alone").returncode == 0
+    assert 30 <= len(done) < 200 and whole[: len(done)] == done
+    assert [int(line[0]) for line in whole[1:]] == list(range(1, 201))
+    train.main(["sm-r", "--out", "alone"])
     assert without_seconds(trained / "log.csv") == without_seconds(folder / "alone/log.csv")
 
 
-def test_killed_at_once_what_is_finished_is_whole(project):
-    folder = project(train=LONG | {"steps": 300, "checkpoint_every": 50})
-    command = ("-m", "stages.train_many", "sm-g", "sm-r", "--out", "home")
-    process = start(folder, *command)
+def test_killed_at_once_what_is_finished_is_whole(inside, capsys):
+    folder = inside(train=LONG | {"steps": 200, "checkpoint_every": 50})
+    process = start(folder, "-m", "stages.train_many", "sm-g", "sm-r", "--out", "home")
     while process.poll() is None and len(whole_lines(folder / "runs/scales/smoke/sm-r/seed_1337/log.csv")) < 60:
         time.sleep(0.002)
     process.kill()
@@ -178,8 +173,8 @@ def test_killed_at_once_what_is_finished_is_whole(project):
     with open(folder / "home/trainings.jsonl", "ab") as file:
         file.write(b'{"format": "aero-trainings-1", "sha2')  # as if it had been writing
     assert read(folder / "home/trainings.jsonl")[1] and set(trainings(folder / "home")) == {("sm-g", 1337)}
-    again = finish(start(folder, *command))
-    assert again.returncode == 0 and "1 of 2 trainings are done" in again.stdout, again.stdout + again.stderr
+    train_many.main(["sm-g", "sm-r", "--out", "home"])
+    assert "1 of 2 trainings are done" in capsys.readouterr().out
     assert set(trainings(folder / "home")) == {("sm-g", 1337), ("sm-r", 1337)}
     assert not read(folder / "home/trainings.jsonl")[1]
 

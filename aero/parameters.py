@@ -222,10 +222,8 @@ class ContextParameters(_TrainChanges):
 
 
 class ScaleParameters(_Strict):
-    """corpus: what the scale changes in the section `corpus`."""
-
     device: str
-    corpus: dict[str, Any] = {}
+    corpus: dict[str, Any] = {}  # what it changes in the section `corpus`
     tokens: TokensParameters
     model: ModelParameters
     train: TrainParameters
@@ -236,11 +234,6 @@ class ScaleParameters(_Strict):
     two_party: Literal["gpt2", "own"]
     end_to_end_runs: tuple[str, ...]
     end_to_end_programs: tuple[Literal["as_published", "tuned"], ...] = Field(min_length=1)
-
-    @field_validator("corpus")
-    @classmethod
-    def _known_corpus(cls, values: dict[str, Any]) -> dict[str, Any]:
-        return _only_fields_of(CorpusParameters, values)
 
     def length(self, context: int) -> int:
         """What the paper's context length is at this scale: the model's own for T=128, one of `contexts` for others."""
@@ -408,11 +401,9 @@ class Parameters(_Strict):
     @model_validator(mode="after")
     def _names_exist(self) -> Parameters:
         _known("scale", self.scale, self.scales)
-        ordered = [run for table in self.training_order.values() for run in table]
+        ordered = sum(self.training_order.values(), ())
         for run in (*self.active_runs, *self.more_runs, *self.two_party.end_to_end_runs, *self.compared_runs, *ordered):
             _known("run", run, self.runs)
-        if clash := set(self.training_order) & set(self.runs):
-            raise ValueError(f"training_order: {min(clash)} is the name of a run, so it cannot name a list of them")
         for run in self.runs:
             if (listed := (*self.active_runs, *self.more_runs).count(run)) != 1:
                 raise ValueError(f"run {run} must stand once in active_runs or more_runs, not {listed} times")
@@ -433,9 +424,8 @@ class Parameters(_Strict):
             if chosen.device != MEASURED:
                 _known(f"device of scales.{scale}", chosen.device, self.devices)
             at_scale = self.model_copy(update={"scale": scale})
-            at_scale.corpus_called(None)
             for name in self.runs:
-                at_scale.model(name), at_scale.train(name), at_scale.run_regularizer(name)
+                at_scale.model(name), at_scale.train(name), at_scale.run_regularizer(name), at_scale.packing(name)
         return self
 
     @property
@@ -457,10 +447,7 @@ class Parameters(_Strict):
         """The corpus under `corpora.<name>`, or for None the active scale's; UserError if it is unknown."""
         if name is not None:
             return self.corpora[_known("corpus", name, self.corpora)]
-        try:
-            return CorpusParameters(**(self.corpus.model_dump() | self.active.corpus))
-        except ValidationError as error:
-            raise UserError(f"scales.{self.scale}.corpus: {_first_error(error)}") from None
+        return _checked(CorpusParameters, self.corpus.model_dump() | self.active.corpus, f"scales.{self.scale}.corpus")
 
     def at_scale(self, scale: str) -> Parameters:
         """The same parameters with another scale active; UserError if it is unknown."""
@@ -499,10 +486,7 @@ class Parameters(_Strict):
         chosen = self.run(run)
         sizes = self.active.families.get(chosen.model, FamilySizes())
         values = self.active.model.model_dump() | sizes.model | {"context": self.active.length(self.context(run))}
-        try:
-            found = ModelParameters(**values)
-        except ValidationError as error:
-            raise UserError(f"scales.{self.scale}.families.{chosen.model}.model: {_first_error(error)}") from None
+        found = _checked(ModelParameters, values, f"scales.{self.scale}.families.{chosen.model}.model")
         if (pruned := parse(chosen.architecture).pruned) > found.layers:
             raise UserError(f"run {run} prunes {pruned} FFNs, {chosen.model} at scale {self.scale} has {found.layers}")
         return found
@@ -529,19 +513,13 @@ class Parameters(_Strict):
             values |= self.active.families[chosen.model].train
         values["steps"] = max(1, round(values["steps"] * chosen.budget / chosen.batch))
         values["accumulation"] *= chosen.batch
-        try:
-            return TrainParameters(**(values | chosen.overrides))
-        except ValidationError as error:
-            place = f"runs.{run}.overrides" if chosen.overrides else f"scales.{self.scale}, run {run}"
-            raise UserError(f"{place}: {_first_error(error)}") from None
+        place = f"runs.{run}.overrides" if chosen.overrides else f"scales.{self.scale}, run {run}"
+        return _checked(TrainParameters, values | chosen.overrides, place)
 
     def run_regularizer(self, run: str) -> RegularizerParameters:
         """The entropy regulariser of `run`: the section `regularizer` with the run's changes."""
-        try:
-            values = self.regularizer.model_dump() | self.family(run).regularizer | self.run(run).regularizer
-            return RegularizerParameters(**values)
-        except ValidationError as error:
-            raise UserError(f"regularizer of run {run}: {_first_error(error)}") from None
+        values = self.regularizer.model_dump() | self.family(run).regularizer | self.run(run).regularizer
+        return _checked(RegularizerParameters, values, f"regularizer of run {run}")
 
     def model_config_for(self, run: str, vocabulary: int) -> ModelConfig:
         """The decoder of `run` at the active scale: its sizes, and the switches of its family."""
@@ -583,10 +561,15 @@ def load(path: Path | str = PATH) -> Parameters:
         raise UserError(f"{path} is not valid YAML: {error}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold a mapping of parameters")
+    return _checked(Parameters, values, path)
+
+
+def _checked(kind: type[Any], values: dict[str, Any], place: Path | str) -> Any:
+    """`values` as a section of that kind; UserError, naming the place, for the first fault."""
     try:
-        return Parameters.model_validate(values)
+        return kind.model_validate(values)
     except ValidationError as error:
-        raise UserError(f"{path}: {_first_error(error)}") from None
+        raise UserError(f"{place}: {_first_error(error)}") from None
 
 
 def _known(kind: str, name: str, names: dict[str, Any]) -> str:

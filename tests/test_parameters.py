@@ -58,10 +58,9 @@ def test_the_committed_file_is_valid_and_complete():
         ("scales.laptop.families.pythia-70m.model", {"heads": 7}, "not divisible by heads 7"),
         ("scales.laptop.contexts.256.length", 100, "no whole number of sequences of 100"),
         ("scales.laptop.device", "H100", "did you mean 'H200'"),
-        ("scales.gpu.corpus", {"nam": "local"}, "unknown nam; known: name"),
+        ("scales.gpu.corpus", {"nam": "local"}, "scales.gpu.corpus: nam: Extra inputs"),
         ("scales.gpu.corpus", {"name": "local"}, "scales.gpu.corpus: corpus.path must name a folder"),
         ("training_order", {"first": ["sm", "smm"]}, "did you mean 'sm'"),
-        ("training_order", {"sm": ["sm"]}, "training_order: sm is the name of a run"),
         ("two_party.end_to_end_runs", ["nothing"], "unknown run 'nothing'"),
         ("scales.smoke.end_to_end_runs", ["sm-r"], "sm-r must be in two_party.end_to_end_runs"),
         ("corpus.name", "books", "python_stdlib"),
@@ -96,7 +95,7 @@ def test_missing_or_broken_file(tmp_path):
 
 def test_corpora_by_name():
     parameters = load(ROOT / "params.yaml")
-    assert parameters.corpus_called(None) is parameters.corpus and not parameters.corpus.packing
+    assert parameters.corpus_called(None) == parameters.corpus and not parameters.corpus.packing
     assert parameters.corpus_called("languini").packing and parameters.corpus_called("languini").path is None
     with pytest.raises(ValueError, match="unknown corpus 'languin'; did you mean 'languini'"):
         parameters.corpus_called("languin")

@@ -112,7 +112,7 @@ def test_a_visit_without_the_other_packages(tmp_path):
     kept = sorted(
         path.relative_to(folder / "results").as_posix() for path in (folder / "results").rglob("metrics.json")
     )
-    assert kept == [f"gpu/{run}/metrics.json" for run in ("sm-leakyr", "sm-leakyr-global", "sm-scfuffni-7")]
+    assert kept == [f"gpu/{run}/metrics.json" for run in ("sm-leakyr-global", "sm-leakyr", "sm-scfuffni-7")]
 
 
 def test_parameters_are_the_same_without_pydantic():

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
+from torch.nn.utils.parametrize import is_parametrized
 
 from aero.model import GPT
 
@@ -21,12 +22,14 @@ def compile_step(model: GPT, token_loss: TokenLoss, backend: str = "inductor") -
     and again; one block takes seconds and serves all that are alike. The loss is apart from them, since in eager mode
     its float32 logits would go through memory several times. What earlier trainings of this process compiled is
     forgotten first: beyond a few variants of one piece of code, torch stops compiling it and says so only in a log.
-    What cannot be compiled runs as it stands.
+    What cannot be compiled runs as it stands, and so do blocks with a weight or spectral norm: each normed matrix is of
+    a class of its own, so no two blocks would share a compilation.
     """
     torch._dynamo.reset()
     torch._dynamo.config.suppress_errors = True
     for block in model.blocks:
-        block.compile(backend=backend)
+        if not any(is_parametrized(module) for module in block.modules()):
+            block.compile(backend=backend)
     return torch.compile(token_loss, backend=backend)
 
 

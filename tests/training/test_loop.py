@@ -297,7 +297,7 @@ def test_the_steps_of_a_fused_optimiser_are_restored(tmp_path):
 def test_a_compiled_step_is_the_step_as_it_stands(architecture):
     """Through the graphs that torch.compile captures, without the code it would make of them for a GPU."""
     torch.manual_seed(1)
-    model, ids = GPT(parse(architecture), dataclasses.replace(CONFIG, layers=3)), Source().batch(0)
+    model, ids = GPT(parse(architecture), dataclasses.replace(CONFIG, layers=6)), Source().batch(0)
 
     def gradients(token_loss):
         model.load_state_dict(weights)  # a spectral norm's vectors move at every pass

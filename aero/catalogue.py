@@ -31,6 +31,7 @@ class Result:
     context: int
     tokens: int
     tokens_per_second: float
+    perplexity: float | None = None
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,9 @@ def results(root: Path | str = ".") -> dict[tuple[str, str], tuple[Result, ...]]
 
 def _read(path: Path, fresh: bool) -> Result:
     values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    speed, cpu_seconds = float(values["tokens_per_second"]), values.get("provenance", {}).get("cpu_seconds")
-    if cpu_seconds:  # on one thread: what it does on a machine of its own
+    made = values.get("provenance", {})
+    speed, cpu_seconds = float(values["tokens_per_second"]), made.get("cpu_seconds")
+    if cpu_seconds and made.get("device", "cpu") == "cpu":  # on one thread: what it does on a machine of its own
         speed = max(speed, int(values["tokens"]) / cpu_seconds)
     return Result(
         values["scale"],
@@ -76,6 +78,7 @@ def _read(path: Path, fresh: bool) -> Result:
         int(values["context"]),
         int(values["tokens"]),
         speed,
+        values.get("eval_perplexity"),
     )
 
 
@@ -143,3 +146,43 @@ def achieved_flops(parameters: Parameters, found: dict[tuple[str, str], tuple[Re
         for result in of_run
     ]
     return statistics.median(speeds) if speeds else None
+
+
+def in_order(parameters: Parameters, found: dict[tuple[str, str], tuple[Result, ...]]) -> list[tuple[str, int]]:
+    """(run, seed) of `training_order`, table after table; then the further seeds of its compared runs, closest first.
+
+    How close a run is to the nearest of its table, in relative perplexity at the active scale, is what a further seed
+    can decide; a table's first run, its baseline, comes before the others of it. Unknown ones come last, as listed.
+    """
+    tables = parameters.training_order.values()
+    first = [(run, seed) for table in tables for run in table for seed in parameters.seeds]
+    gaps: dict[str, float] = {}
+    for table in tables:
+        known = {run: value for run in table if (value := _perplexity(found.get((parameters.scale, run), ())))}
+        own = {
+            run: min((abs(value / other - 1) for name, other in known.items() if name != run), default=float("inf"))
+            for run, value in known.items()
+        }
+        if table and table[0] in own:
+            own[table[0]] = min(own.values())
+        gaps |= {run: min(gap, gaps.get(run, gap)) for run, gap in own.items()}
+    listed = [run for run in dict.fromkeys(run for run, _ in first) if run in parameters.compared_runs]
+    closest = sorted(listed, key=lambda run: gaps.get(run, float("inf")))
+    return first + [(run, seed) for run in closest for seed in parameters.more_seeds]
+
+
+def _perplexity(found: Iterable[Result]) -> float | None:
+    values = [result.perplexity for result in found if result.perplexity is not None]
+    return statistics.fmean(values) if values else None
+
+
+def expected_seconds(
+    parameters: Parameters, run: str, found: dict[tuple[str, str], tuple[Result, ...]]
+) -> tuple[float | None, bool]:
+    """How long `run` trains at the active scale, and whether results there tell it; else the scale's device is assumed.
+
+    None where nothing tells. Evaluation counts as far as the results' tokens a second hold it.
+    """
+    measured = any(scale == parameters.scale for scale, _ in found)
+    hours = cost(parameters, run, found, MEASURED if measured else "").hours
+    return None if hours is None else 3600 * hours, measured

@@ -99,7 +99,7 @@ def _entry(parameters: Parameters, name: str, scales: Sequence[str], found: Any)
         "architecture": str(parameters.architecture(name)),
         "model": run.model,
         "context": parameters.context(name),
-        "corpus": parameters.corpus_name(name) or parameters.corpus.name,
+        "corpus": parameters.corpus_name(name) or parameters.corpus_called(None).name,
         "rows": list(run.rows),
         "figures": list(run.figures),
         "reason": run.reason,

@@ -46,7 +46,7 @@ class _Strict(BaseModel):
 
 
 class CorpusParameters(_Strict):
-    name: Literal["python_stdlib", "stdlib_docstrings", "codeparrot", "languini", "local"]
+    name: Literal["python_stdlib", "installed_python", "stdlib_docstrings", "codeparrot", "languini", "local"]
     path: str | None = None
     text_column: str = "content"
     validation_fraction: float = Field(0.05, gt=0, lt=1)
@@ -226,6 +226,7 @@ class ContextParameters(_TrainChanges):
 
 class ScaleParameters(_Strict):
     device: str
+    corpus: dict[str, Any] = {}  # what it changes in the section `corpus`
     tokens: TokensParameters
     model: ModelParameters
     train: TrainParameters
@@ -386,6 +387,7 @@ class Parameters(_Strict):
     active_runs: tuple[str, ...] = Field(min_length=1)
     more_runs: tuple[str, ...]
     compared_runs: tuple[str, ...]
+    training_order: dict[str, tuple[str, ...]] = {}  # by table: what `stages.train_many --out` trains first
     corpus: CorpusParameters
     corpora: dict[CorpusKey, FurtherCorpusParameters] = {}
     tokenizer: TokenizerParameters
@@ -402,7 +404,8 @@ class Parameters(_Strict):
     @model_validator(mode="after")
     def _names_exist(self) -> Parameters:
         _known("scale", self.scale, self.scales)
-        for run in (*self.active_runs, *self.more_runs, *self.two_party.end_to_end_runs, *self.compared_runs):
+        ordered = sum(self.training_order.values(), ())
+        for run in (*self.active_runs, *self.more_runs, *self.two_party.end_to_end_runs, *self.compared_runs, *ordered):
             _known("run", run, self.runs)
         for run in self.runs:
             if (listed := (*self.active_runs, *self.more_runs).count(run)) != 1:
@@ -425,7 +428,7 @@ class Parameters(_Strict):
                 _known(f"device of scales.{scale}", chosen.device, self.devices)
             at_scale = self.model_copy(update={"scale": scale})
             for name in self.runs:
-                at_scale.model(name), at_scale.train(name), at_scale.run_regularizer(name)
+                at_scale.model(name), at_scale.train(name), at_scale.run_regularizer(name), at_scale.packing(name)
         return self
 
     @property
@@ -444,8 +447,10 @@ class Parameters(_Strict):
         return self.runs[_known("run", name, self.runs)]
 
     def corpus_called(self, name: str | None) -> CorpusParameters:
-        """The corpus under `corpora.<name>`, or the default one for None; UserError if there is none of that name."""
-        return self.corpus if name is None else self.corpora[_known("corpus", name, self.corpora)]
+        """The corpus under `corpora.<name>`, or for None the active scale's; UserError if it is unknown."""
+        if name is not None:
+            return self.corpora[_known("corpus", name, self.corpora)]
+        return _checked(CorpusParameters, self.corpus.model_dump() | self.active.corpus, f"scales.{self.scale}.corpus")
 
     def at_scale(self, scale: str) -> Parameters:
         """The same parameters with another scale active; UserError if it is unknown."""
@@ -484,10 +489,7 @@ class Parameters(_Strict):
         chosen = self.run(run)
         sizes = self.active.families.get(chosen.model, FamilySizes())
         values = self.active.model.model_dump() | sizes.model | {"context": self.active.length(self.context(run))}
-        try:
-            found = ModelParameters(**values)
-        except ValidationError as error:
-            raise UserError(f"scales.{self.scale}.families.{chosen.model}.model: {_first_error(error)}") from None
+        found = _checked(ModelParameters, values, f"scales.{self.scale}.families.{chosen.model}.model")
         if (pruned := parse(chosen.architecture).pruned) > found.layers:
             raise UserError(f"run {run} prunes {pruned} FFNs, {chosen.model} at scale {self.scale} has {found.layers}")
         return found
@@ -516,19 +518,13 @@ class Parameters(_Strict):
             raise UserError(f"scales.{self.scale}, run {run}: {odd[0]} must be a whole number{got(values[odd[0]])}")
         values["steps"] = max(1, round(values["steps"] * chosen.budget / chosen.batch))
         values["accumulation"] *= chosen.batch
-        try:
-            return TrainParameters(**(values | chosen.overrides))
-        except ValidationError as error:
-            place = f"runs.{run}.overrides" if chosen.overrides else f"scales.{self.scale}, run {run}"
-            raise UserError(f"{place}: {_first_error(error)}") from None
+        place = f"runs.{run}.overrides" if chosen.overrides else f"scales.{self.scale}, run {run}"
+        return _checked(TrainParameters, values | chosen.overrides, place)
 
     def run_regularizer(self, run: str) -> RegularizerParameters:
         """The entropy regulariser of `run`: the section `regularizer` with the run's changes."""
-        try:
-            values = self.regularizer.model_dump() | self.family(run).regularizer | self.run(run).regularizer
-            return RegularizerParameters(**values)
-        except ValidationError as error:
-            raise UserError(f"regularizer of run {run}: {_first_error(error)}") from None
+        values = self.regularizer.model_dump() | self.family(run).regularizer | self.run(run).regularizer
+        return _checked(RegularizerParameters, values, f"regularizer of run {run}")
 
     def model_config_for(self, run: str, vocabulary: int) -> ModelConfig:
         """The decoder of `run` at the active scale: its sizes, and the switches of its family."""
@@ -572,10 +568,15 @@ def load(path: Path | str = PATH) -> Parameters:
         raise UserError(f"{path} is not valid YAML: {type(error).__name__}: {error}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold a mapping of parameters")
+    return _checked(Parameters, values, path)
+
+
+def _checked(kind: type[Any], values: dict[str, Any], place: Path | str) -> Any:
+    """`values` as a section of that kind; UserError, naming the place, for the first fault."""
     try:
-        return Parameters.model_validate(values)
+        return kind.model_validate(values)
     except ValidationError as error:
-        raise UserError(f"{path}: {_first_error(error)}") from None
+        raise UserError(f"{place}: {_first_error(error)}") from None
 
 
 def _first_error(error: ValidationError) -> str:

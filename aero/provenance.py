@@ -3,27 +3,70 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
+import io
 import os
 import platform
 import subprocess
+import tarfile
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+SOURCE = ("aero", "stages", "params.yaml")
+"""What makes a result, besides data."""
+COMMIT_VARIABLE = "AERO_COMMIT"
+"""Names the commit where the source tree is a copy without its .git; `source_digest` shows whether it is."""
+_ROOT = Path(__file__).resolve().parent.parent
+
 
 @cache
 def commit() -> str:
-    """Commit of the source tree, with "+changes" if tracked source differs from it, or "unknown" outside git.
+    """Commit of the source tree, with "+changes" if tracked source differs from it. Outside git what AERO_COMMIT says,
+    or "unknown".
 
     Results and reports do not count as source: they change while the pipeline runs.
     """
-    root = Path(__file__).resolve().parent.parent
     try:
-        revision = _git(root, "rev-parse", "HEAD")
-        changes = _git(root, "status", "--porcelain", "--untracked-files=no", "--", "aero", "stages", "params.yaml")
+        revision = _git(_ROOT, "rev-parse", "HEAD")
+        changes = _git(_ROOT, "status", "--porcelain", "--untracked-files=no", "--", *SOURCE)
     except (OSError, subprocess.SubprocessError):
-        return "unknown"
+        return os.environ.get(COMMIT_VARIABLE, "unknown")
     return revision + ("+changes" if changes else "")
+
+
+def source_digest(root: Path = _ROOT) -> str:
+    """SHA-256 of the source files under `root`: the Python and YAML files of `SOURCE`, names and contents."""
+    places = [root / name for name in SOURCE]
+    files = [path for place in places for path in (place.rglob("*") if place.is_dir() else [place])]
+    return _digest({path.relative_to(root).as_posix(): path.read_bytes() for path in files if _is_source(path.name)})
+
+
+def committed_digest(revision: str, root: Path = _ROOT) -> str:
+    """`source_digest` of a commit. ValueError if the repository at `root` does not have it."""
+    try:
+        archive = subprocess.run(
+            ["git", "-C", str(root), "archive", "--format=tar", revision, "--", *SOURCE],
+            capture_output=True,
+            check=True,
+            timeout=60,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        raise ValueError(f"commit {revision} is not in the repository at {root}; fetch it first") from None
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        files = {member.name: tar.extractfile(member).read() for member in tar if _is_source(member.name)}
+    return _digest(files)
+
+
+def _is_source(name: str) -> bool:
+    return name.endswith((".py", ".yaml"))
+
+
+def _digest(files: dict[str, bytes]) -> str:
+    whole = hashlib.sha256()
+    for name in sorted(files):
+        whole.update(f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n".encode())
+    return whole.hexdigest()
 
 
 def _git(root: Path, *arguments: str) -> str:

@@ -24,8 +24,10 @@ from aero.report import (
     entropy_memory,
     entropy_page,
     explorer,
+    failure_modes,
     figures,
     forensics,
+    gpu_speed,
     landscape_tables,
     marks,
     page,
@@ -82,8 +84,9 @@ page.verdict_summary(judged)
 # different: bytes do not depend on the machine, and every operation was run between two real processes at the papers'
 # own dimensions.
 #
-# A verdict is computed by a rule that stands beside it. An effect that is absent or opposite at a smaller scale is *not
-# seen at this scale*; *contradicted* is kept for costs, counts and arithmetic, and for training at the papers' own
+# A verdict is computed by a rule that stands beside it, on the largest scale at which all sides of the comparison have
+# two seeds in common. An effect that is absent or opposite at a smaller scale is *not seen at this scale*;
+# *contradicted* is kept for costs, counts and arithmetic, and for training at the papers' own
 # scale. One seed gives no interval and therefore no verdict.
 
 # %% [markdown]
@@ -123,6 +126,15 @@ entropy_page.heads_by_rule(results)
 
 # %%
 entropy_page.sampling_summary(results)
+
+# %% [markdown]
+# ### How the models fail
+#
+# Without normalisation and activation the papers report three failures: the Softmax-only model diverges, pruning the
+# seventh feed-forward network collapses the last layers, and a GELU without LayerNorm overloads the early ones.
+
+# %%
+failure_modes.section(results)
 
 # %%
 page.claims_table(judged, "figure3a", "figure5", "stabilising", "pruning", "margin", "flops")
@@ -406,6 +418,12 @@ page.runs_table(results, all_runs)
 
 # %%
 page.other_scales(results, all_runs)
+
+# %% [markdown]
+# ### Training speed on a GPU
+
+# %%
+gpu_speed.tables(results)
 
 # %% [markdown]
 # ### What is missing

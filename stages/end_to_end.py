@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> None:
     config, count = model.config, parameters.two_party.prompts
     tokens = open_tokens(chosen.tokens)
     held_out = evaluation_batches(
-        tokens.valid, config.context, count, count * config.context, parameters.corpus.packing
+        tokens.valid, config.context, count, count * config.context, parameters.corpus_called(None).packing
     )
     prompts = next(iter(held_out))
     with torch.no_grad():

@@ -1,13 +1,14 @@
 """Read a corpus, learn or load its tokenizer, write the token files. `python -m stages.tokenize [--corpus NAME]`
 
 Without NAME the corpus is `corpus` of params.yaml and the output runs/tokens; with it, `corpora.NAME` and
-runs/tokens_NAME.
+runs/tokens_NAME. With --scale SCALE, another than params.yaml names, they go to runs/scales/SCALE/ instead.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from pathlib import Path
 
 from aero import parameters
 from aero.data.corpora import Corpus, open_corpus
@@ -54,15 +55,19 @@ def chosen_tokenizer(chosen: Parameters, corpus: Corpus, name: str | None = None
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.tokenize", description=__doc__.splitlines()[0])
     parser.add_argument("--corpus", help="a name under `corpora` in params.yaml; default: `corpus`")
-    name = parser.parse_args(arguments).corpus
+    parser.add_argument("--scale", help="another scale than params.yaml names")
+    asked = parser.parse_args(arguments)
+    name, root = asked.corpus, Path("runs")
     started = time.monotonic()
     chosen = parameters.load()
+    if asked.scale:
+        chosen, root = chosen.at_scale(asked.scale), root / "scales" / asked.scale
     corpus = chosen_corpus(chosen, name)
     limits = chosen.active.tokens
     manifest = write_tokens(
         corpus,
         chosen_tokenizer(chosen, corpus, name),
-        tokens_folder(name),
+        tokens_folder(name, root),
         limits.train_bytes,
         limits.validation_bytes,
     )

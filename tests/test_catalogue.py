@@ -11,7 +11,16 @@ import torch
 
 from aero import published
 from aero.architecture import parse
-from aero.catalogue import achieved_flops, cost, results, status, tokens, training_flops
+from aero.catalogue import (
+    achieved_flops,
+    cost,
+    expected_seconds,
+    in_order,
+    results,
+    status,
+    tokens,
+    training_flops,
+)
 from aero.model import GPT
 from aero.parameters import load
 
@@ -185,3 +194,38 @@ def test_cost_by_hand(tmp_path: Path) -> None:
     # The processor was its own for 100 of the seconds that other work made 256.
     write_metrics(tmp_path / "runs/sm/seed_1337", tokens_per_second=4000.0, provenance={"cpu_seconds": 100.0})
     assert cost(laptop, "sm", results(tmp_path)).hours == pytest.approx(100 / 3600)
+
+
+def test_further_seeds_go_to_what_is_closest(tmp_path: Path) -> None:
+    few = PARAMETERS.model_copy(
+        update={
+            "scale": "laptop",
+            "training_order": {"one": ("sm-ln-g", "sm-ln-r", "sm-g", "sm-r"), "two": ("sm", "sm-scfuffni-2", "sm-ln")},
+        }
+    )
+    first = [(run, 1337) for run in ("sm-ln-g", "sm-ln-r", "sm-g", "sm-r", "sm", "sm-scfuffni-2", "sm-ln")]
+    assert in_order(few, {})[:7] == first
+    # sm-scfuffni-2 is not compared; what is, as listed, where nothing is known
+    listed = ["sm-ln-g", "sm-ln-r", "sm-g", "sm-r", "sm", "sm-ln"]
+    assert in_order(few, {})[7:] == [(run, seed) for run in listed for seed in (1338, 1339)]
+    for run, perplexity in (("sm-ln-g", 10.0), ("sm-ln-r", 12.0), ("sm-g", 15.0), ("sm-r", 15.1), ("sm", None)):
+        write_metrics(tmp_path / "results/laptop" / run, run, eval_perplexity=perplexity)
+    ordered = in_order(few, results(tmp_path))
+    # 0.7 % between sm-g and sm-r, 17 % to sm-ln-r; the baseline with the closest of its table
+    closest = ["sm-ln-g", "sm-g", "sm-r", "sm-ln-r", "sm", "sm-ln"]
+    assert ordered[:7] == first and ordered[7:] == [(run, seed) for run in closest for seed in (1338, 1339)]
+
+
+def test_expected_seconds_come_from_results_where_there_are_any(tmp_path: Path) -> None:
+    gpu = PARAMETERS.at_scale("gpu")
+    seconds, measured = expected_seconds(gpu, "sm", {})
+    assert not measured and seconds == pytest.approx(training_flops(gpu, "sm") / (989e12 * 0.3))
+    write_metrics(
+        tmp_path / "results/gpu/sm",
+        scale="gpu",
+        tokens_per_second=4e5,
+        provenance={"device": "NVIDIA H200", "cpu_seconds": 1.0},
+    )
+    seconds, measured = expected_seconds(gpu, "sm", results(tmp_path))
+    assert measured and seconds == pytest.approx(tokens(gpu, "sm") / 4e5)
+    assert expected_seconds(PARAMETERS.at_scale("smoke"), "sm", {}) == (None, False)

@@ -58,6 +58,9 @@ def test_the_committed_file_is_valid_and_complete():
         ("scales.laptop.families.pythia-70m.model", {"heads": 7}, "not divisible by heads 7"),
         ("scales.laptop.contexts.256.length", 100, "no whole number of sequences of 100"),
         ("scales.laptop.device", "H100", "did you mean 'H200'"),
+        ("scales.gpu.corpus", {"nam": "local"}, "scales.gpu.corpus: nam: Extra inputs"),
+        ("scales.gpu.corpus", {"name": "local"}, "scales.gpu.corpus: corpus.path must name a folder"),
+        ("training_order", {"first": ["sm", "smm"]}, "did you mean 'sm'"),
         ("two_party.end_to_end_runs", ["nothing"], "unknown run 'nothing'"),
         ("scales.smoke.end_to_end_runs", ["sm-r"], "sm-r must be in two_party.end_to_end_runs"),
         ("corpus.name", "books", "python_stdlib"),
@@ -92,7 +95,7 @@ def test_missing_or_broken_file(tmp_path):
 
 def test_corpora_by_name():
     parameters = load(ROOT / "params.yaml")
-    assert parameters.corpus_called(None) is parameters.corpus and not parameters.corpus.packing
+    assert parameters.corpus_called(None) == parameters.corpus and not parameters.corpus.packing
     assert parameters.corpus_called("languini").packing and parameters.corpus_called("languini").path is None
     with pytest.raises(ValueError, match="unknown corpus 'languin'; did you mean 'languini'"):
         parameters.corpus_called("languin")
@@ -148,3 +151,27 @@ def test_position_sum_weight_means_the_same_for_every_batch():
     assert regularizer.weight(128, 128) == pytest.approx(1e-5)
     assert regularizer.weight(16, 64) * 16 * 64 == pytest.approx(1e-5 * 128 * 128)
     assert regularizer.model_copy(update={"reduction": "head_mean"}).weight(16, 64) == pytest.approx(1e-5)
+
+
+def test_a_scale_changes_the_corpus():
+    parameters = load(ROOT / "params.yaml")
+    assert parameters.corpus_called(None) == parameters.corpus and parameters.corpus.name == "python_stdlib"
+    gpu = parameters.at_scale("gpu").corpus_called(None)
+    assert gpu.name == "installed_python" and gpu.include_tests is parameters.corpus.include_tests
+
+
+def test_tables_are_trained_whole_in_the_order_of_a_visit():
+    parameters = load(ROOT / "params.yaml")
+    listed = [run for table in parameters.training_order.values() for run in table]
+    assert len(listed) == len(set(listed)) and sorted(listed[:14]) == sorted(parameters.active_runs)
+    for number in ("2", "3", "4", "5", "6", "8", "9"):
+        rows = {run for run, values in parameters.runs.items() if any(f"aero/table{number}/" in r for r in values.rows)}
+        assert rows <= set(listed), number
+    landscape = {run for run, values in parameters.runs.items() if any("landscape/table1" in r for r in values.rows)}
+    assert landscape <= set(listed)
+    gpu = parameters.at_scale("gpu")
+    for name, table in parameters.training_order.items():
+        budgets = {
+            t.steps * t.batch_size * t.accumulation * gpu.model(r).context for r in table for t in [gpu.train(r)]
+        }
+        assert len(budgets) == 1, name

@@ -39,8 +39,19 @@ class Batches:
     all chunks from (seed, epoch); those left over after the last full batch of an epoch are dropped.
     """
 
-    def __init__(self, stream: TokenStream, context: int, batch_size: int, seed: int, packing: bool = False) -> None:
-        """ValueError if the stream has fewer chunks of `context` tokens than `batch_size`."""
+    def __init__(
+        self,
+        stream: TokenStream,
+        context: int,
+        batch_size: int,
+        seed: int,
+        packing: bool = False,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """ValueError if the stream has fewer chunks of `context` tokens than `batch_size`.
+
+        device: where batches are. On another than the CPU the whole stream is held there, 4 bytes a token.
+        """
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: must be at least 1")
         self.context, self.batch_size, self.seed = context, batch_size, seed
@@ -51,6 +62,9 @@ class Batches:
                 f"the corpus has {len(self._starts)} chunks of {context} tokens, fewer than one batch of {batch_size};"
                 " use more text, a smaller batch_size or context, or corpus.packing=true"
             )
+        self._resident = None
+        if torch.device(device).type != "cpu":
+            self._resident = torch.from_numpy(stream.tokens.astype(np.int32)).to(device)
         self._epoch = -1
         self._order = np.empty(0, dtype=np.int64)
 
@@ -74,7 +88,10 @@ class Batches:
             self._order = generator.permutation(self.chunks)
             self._epoch = epoch
         chosen = self._order[place * self.batch_size : (place + 1) * self.batch_size]
-        return _gather(self._stream, self._starts[chosen], self.context)
+        if self._resident is None:
+            return _gather(self._stream, self._starts[chosen], self.context)
+        starts = torch.from_numpy(self._starts[chosen]).to(self._resident.device)
+        return self._resident[starts[:, None] + torch.arange(self.context, device=starts.device)].long()
 
 
 def evaluation_batches(

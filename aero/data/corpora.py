@@ -3,6 +3,7 @@
     codeparrot         the papers' data set, through `datasets`                  (aero.data.codeparrot)
     languini           the papers' books, from files that a user brings          (aero.data.languini)
     python_stdlib      the library source of the running interpreter             (no network; the default)
+    installed_python   that and all installed packages: more text, another on every machine (aero.data.installed_python)
     stdlib_docstrings  its docstrings and help topics: technical prose           (aero.data.docstrings; no network)
     local              a folder of text, JSON-lines or Parquet files             (aero.data.local_folder)
 
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 Split = Literal["train", "valid"]
-NAMES = ("python_stdlib", "stdlib_docstrings", "codeparrot", "languini", "local")
+NAMES = ("python_stdlib", "installed_python", "stdlib_docstrings", "codeparrot", "languini", "local")
 
 _TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
 # Written by programs: the help texts (one file of 0.75 MB, which the hash would hold out: two thirds of the validation
@@ -78,6 +79,10 @@ def open_corpus(
         raise ValueError(f"corpus.validation_fraction={validation_fraction!r}: must lie between 0 and 1, e.g. 0.05")
     if name == "python_stdlib":
         return PythonStandardLibrary(validation_fraction=validation_fraction, include_tests=include_tests)
+    if name == "installed_python":
+        from aero.data.installed_python import InstalledPython
+
+        return InstalledPython(validation_fraction=validation_fraction, include_tests=include_tests)
     if name == "stdlib_docstrings":
         from aero.data.docstrings import StandardLibraryDocstrings
 

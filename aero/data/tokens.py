@@ -18,7 +18,7 @@ import numpy as np
 
 FORMAT = "aero-tokens-1"
 SPLITS: tuple[Literal["train"], Literal["valid"]] = ("train", "valid")
-REMEDY = "make the token files again: dvc repro -f tokenize"
+REMEDY = "make the token files again: python -m stages.tokenize, or dvc repro -f tokenize"
 
 _READ_TOKENS = 2**22
 

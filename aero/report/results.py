@@ -23,6 +23,8 @@ from aero.parameters import TrainParameters
 SCALES = ("paper", "gpu", "laptop", "smoke")
 """Largest first: the order in which a scale is chosen when the asked one has no results."""
 
+LOOK = "smoke"
+"""A scale of seconds a run, for a look at the machinery: it is not shown beside others and decides nothing there."""
 DEFAULT_SEED = 1337
 SCALE_VARIABLE = "AERO_REPORT_SCALE"
 """How the renderer tells the report's source, which runs in a process of its own, what scale the report is about."""
@@ -187,6 +189,15 @@ class Results:
             if (c.architecture, c.program, c.context, c.model) == (architecture, program, context, model)
         ]
         return min(found, key=lambda c: c.method != "end_to_end", default=None)
+
+    def at(self, scale: str) -> Results:
+        """The same results, seen from another training scale."""
+        return dataclasses.replace(self, scale=scale)
+
+    def scales_of(self, *runs: str) -> tuple[str, ...]:
+        """The scales that are shown of the runs, largest first: those with a result of any, and the report's own."""
+        shown = {s for s in self.scales if LOOK not in (s, self.scale) and any(self.seeds(run, s) for run in runs)}
+        return tuple(dict.fromkeys(s for s in (*self.scales, self.scale) if s in shown or s == self.scale))
 
     @property
     def scales(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -23,6 +23,7 @@ from aero.attention import causal_mask, frobenius_norm
 from aero.entropy import Reduction, entropy_regularization, headwise
 from aero.model import GPT, ModelConfig
 from aero.training import state
+from aero.training.compiled import as_it_stands, compile_step, tensor_cores
 from aero.training.log import Observer, Row
 from aero.training.processes import Processes
 from aero.training.schedule import linear_warmup_decay, make_optimizer, ramped_cosine
@@ -106,14 +107,18 @@ def configuration_hash(values: dict[str, Any]) -> str:
 def evaluate(
     model: GPT, batches: Iterable[Tensor], device: torch.device | str = "cpu", processes: Processes = ALONE
 ) -> float:
-    """Mean next-token loss in nats over all predicted tokens of `batches`, which the processes share."""
+    """Mean next-token loss in nats over all predicted tokens of `batches`, which the processes share.
+
+    In float32, on a GPU by its matrix units.
+    """
     model.eval()
     total, tokens = 0.0, 0
-    for ids in itertools.islice(batches, processes.rank, None, processes.count):
-        ids = ids.to(device)
-        predicted = ids[:, 1:].numel()
-        total += next_token_loss(model(ids), ids).item() * predicted
-        tokens += predicted
+    with as_it_stands(), tensor_cores():
+        for ids in itertools.islice(batches, processes.rank, None, processes.count):
+            ids = ids.to(device)
+            predicted = ids[:, 1:].numel()
+            total += next_token_loss(model(ids), ids).item() * predicted
+            tokens += predicted
     model.train()
     total, tokens = processes.total(total, tokens)
     if not tokens:
@@ -135,7 +140,8 @@ class LayerStatistics:
 def layer_statistics(model: GPT, ids: Tensor) -> LayerStatistics:
     """What `model` does on `ids` (B, T), layer by layer."""
     model.eval()  # a spectral norm would go on iterating otherwise, and measuring would change the training
-    states, entropies = model.hidden_states(ids, entropy=True)
+    with as_it_stands():
+        states, entropies = model.hidden_states(ids, entropy=True)
     model.train()
     blocks = [state.float() for state in states[1:]]
     return LayerStatistics(
@@ -150,7 +156,8 @@ def attention_statistics(model: GPT, ids: Tensor) -> tuple[list[float], list[flo
     """Of every layer on `ids` (B, T): the mean ||P||_F of its attention matrices, and the mean variance of the logits
     that a query has for the keys it may see (`variance_sensitivity`, Definition 5.2)."""
     model.eval()
-    states, _ = model.hidden_states(ids)
+    with as_it_stands():
+        states, _ = model.hidden_states(ids)
     allowed = causal_mask(ids.shape[1], ids.device).float()  # (T, T)
     keys = allowed.sum(-1)  # (T,)
     norms, variances = [], []
@@ -170,8 +177,9 @@ def find_nonfinite(model: GPT, ids: Tensor, step: int, processes: Processes = AL
     """The first layer whose output is not finite on `ids`, of any process; "gradient" if all activations and logits
     are finite."""
     model.eval()
-    states, _ = model.hidden_states(ids)
-    values = [*states, model(ids)]
+    with as_it_stands():
+        states, _ = model.hidden_states(ids)
+        values = [*states, model(ids)]
     model.train()
     # 0: embedding, 1 … L: blocks, L + 1: logits, L + 2: none of them
     place = next((index for index, value in enumerate(values) if not torch.isfinite(value).all()), len(values))
@@ -196,7 +204,7 @@ def train(
     device: torch.device | str = "cpu",
     progress: bool = True,
     label: str = "",
-    stop_at: float | None = None,
+    stop: Callable[[], bool] | None = None,
     processes: Processes = ALONE,
     observers: Sequence[Observer] = (),
 ) -> Outcome:
@@ -204,8 +212,8 @@ def train(
 
     A run killed at any point and started again ends with the same weights, bit for bit on CPU, as one that was not:
     batches depend on the step alone, and the state holds weights, moments and the log. A non-finite loss or gradient
-    ends the run in order. `stop_at` (time.monotonic seconds) ends it at the next step boundary with a saved state;
-    `Outcome.steps_done` then tells that it is unfinished.
+    ends the run in order. `stop` is asked before every step; True ends the training there with a saved state, and
+    `Outcome.steps_done` tells that it is unfinished.
 
     With several `processes`, each takes its share of every batch and all end with the same weights; the first alone
     writes the state and tells `observers`. `settings.compile` has effect on CUDA.
@@ -216,8 +224,15 @@ def train(
         )
     torch.manual_seed(seed)
     model = GPT(architecture, config).to(device)
+    on_gpu = torch.device(device).type == "cuda"
     optimizer = make_optimizer(
-        model, settings.learning_rate, settings.betas, settings.epsilon, settings.weight_decay, settings.optimizer
+        model,
+        settings.learning_rate,
+        settings.betas,
+        settings.epsilon,
+        settings.weight_decay,
+        settings.optimizer,
+        fused=on_gpu,
     )
     scaler = torch.amp.GradScaler(torch.device(device).type, enabled=settings.precision == "float16")
     outcome = Outcome(model)
@@ -225,8 +240,8 @@ def train(
         state.restore(state_path, state_hash, outcome, optimizer, scaler)
     if not processes.agree(outcome.steps_done):
         raise ValueError(f"the processes read different training states; {state_path} must be in a folder they share")
+    token_loss = compile_step(model, next_token_loss) if settings.compile and on_gpu else next_token_loss
     together = processes.wrap(model)
-    compiled = torch.compile(together) if settings.compile and torch.device(device).type == "cuda" else together
     began, cpu_began = time.monotonic() - outcome.seconds, time.process_time() - outcome.cpu_seconds
     observers = observers if processes.first else ()
     model.train()
@@ -253,36 +268,43 @@ def train(
             followed.callback(observer.end)
             observer.begin(outcome.rows)
         for step in range(outcome.steps_done, settings.steps):
-            if stop_at is not None and processes.total(time.monotonic() > stop_at)[0]:
+            if stop is not None and processes.total(stop())[0]:
                 save_state()
                 return outcome
             factor = learning_rate_factor(settings, step)
             for group in optimizer.param_groups:
                 group["lr"] = settings.learning_rate * factor
-            loss, penalty, broken = 0.0, 0.0, None
+            parts: list[Tensor] = []  # ids of the micro-batches
+            measured: list[Tensor] = []  # loss and penalty of each, then the norm of the gradient
             for part in range(settings.accumulation):
                 ids = processes.share(batches.batch(step * settings.accumulation + part)).to(device)
                 waits = processes.several and part < settings.accumulation - 1
                 with together.no_sync() if waits else contextlib.nullcontext():
                     with _autocast(settings.precision, device):
                         if architecture.entropy_regularized:
-                            logits, entropies = compiled(ids, entropy=True)
+                            logits, entropies = together(ids, entropy=True)
                             regularization = _regularization(entropies.float(), model, regularizer, processes)
                         else:
-                            logits, regularization = compiled(ids), None
-                        cross_entropy = next_token_loss(logits, ids)
+                            logits, regularization = together(ids), None
+                        cross_entropy = token_loss(logits, ids)
                     objective = cross_entropy
                     if regularization is not None:
                         objective = cross_entropy + regularizer.lambda_ * regularization
-                        penalty += regularizer.lambda_ * regularization.item() / settings.accumulation
                     scaler.scale(objective / settings.accumulation).backward()
-                part_loss = cross_entropy.item()
-                if broken is None and not math.isfinite(part_loss):
-                    broken = ids
-                loss += part_loss / settings.accumulation
-            loss, penalty = processes.mean(loss, penalty)
+                parts.append(ids)
+                measured += [cross_entropy.detach().double(), torch.zeros_like(cross_entropy).double()]
+                if regularization is not None:
+                    measured[-1] = regularization.detach().double()
             scaler.unscale_(optimizer)
-            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip or math.inf).item()
+            measured.append(torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip or math.inf).double())
+            # One transfer a step: a GPU stands still while the host waits for a number.
+            *values, norm = torch.stack(measured).tolist()
+            losses, penalties = values[::2], values[1::2]
+            broken = next((part for part, value in zip(parts, losses, strict=True) if not math.isfinite(value)), None)
+            loss, penalty = processes.mean(
+                sum(value / settings.accumulation for value in losses),
+                sum(regularizer.lambda_ * value / settings.accumulation for value in penalties),
+            )
             # Under fp16 the scaler skips a step with an infinite gradient and lowers its scale: no divergence yet.
             if not math.isfinite(loss) or (not math.isfinite(norm) and not scaler.is_enabled()):
                 outcome.diverged_at_step = step

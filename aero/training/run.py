@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from aero.checkpoint import save
 from aero.data.batches import Batches, evaluation_batches
 from aero.data.tokens import Tokens
 from aero.errors import UserError
+from aero.model import GPT
 from aero.parameters import Parameters
 from aero.training.configuration import configuration, regularizer_of
 from aero.training.log import LiveLog, Observer, temporary, text_of, unfinished, write_together
@@ -47,17 +48,21 @@ def train_run(
     state_path: Path | None = None,
     device: str | None = None,
     progress: bool = True,
-    stop_at: float | None = None,
+    stop: Callable[[], bool] | None = None,
     processes: Processes = ALONE,
     observers: Sequence[Observer] = (),
     unless_done: bool = False,
+    checkpoint: bool = True,
+    after: Callable[[GPT, dict[str, Any]], None] | None = None,
 ) -> dict[str, Any] | None:
     """Train `run` with `seed` and write log.csv, checkpoint.safetensors and, last, metrics.json into `folder`.
 
     log.unfinished.csv grows while it trains; an earlier training's files in `folder` stay until the new ones take their
-    places. Returns the metrics, or None if `stop_at` (time.monotonic seconds) came first; the
+    places. Returns the metrics, or None if `stop`, asked before every step, ended it first; the
     state then resumes it. With `unless_done`, metrics of the very same configuration in `folder` are returned as they
     are. Of several `processes` the first alone writes; all return the metrics.
+    checkpoint: whether the model is written. after: is given the trained model and its metrics, before metrics.json
+    says that the run is done.
     """
     architecture, settings = parameters.architecture(run), parameters.train(run)
     config, regularizer = parameters.model_config_for(run, tokens.vocabulary), regularizer_of(parameters, run)
@@ -68,10 +73,10 @@ def train_run(
     description = {"seed": seed} | configuration(parameters, run, tokens.manifest)
     packing = description["packing"]
     state_hash = configuration_hash(description)
-    if unless_done and (metrics := _metrics_of(folder, state_hash)):
+    if unless_done and (metrics := metrics_of(folder, state_hash)):
         return metrics
     started, clock = provenance.now(), time.monotonic()
-    batches = Batches(tokens.train, config.context, settings.batch_size, seed, packing)
+    batches = Batches(tokens.train, config.context, settings.batch_size, seed, packing, device)
 
     def held_out(count: int) -> list[torch.Tensor]:
         return list(evaluation_batches(tokens.valid, config.context, settings.batch_size, count, packing))
@@ -94,7 +99,7 @@ def train_run(
             device,
             progress,
             f"{run} seed {seed}",
-            stop_at,
+            stop,
             processes,
             observers,
         )
@@ -144,20 +149,23 @@ def train_run(
         ),
     }
     if processes.first:
-        checkpoint = folder / "checkpoint.safetensors"
-        save(temporary(checkpoint), outcome.model, run=run, seed=str(seed), config_hash=state_hash)
+        place = folder / "checkpoint.safetensors"
+        if checkpoint:
+            save(temporary(place), outcome.model, run=run, seed=str(seed), config_hash=state_hash)
+        if after is not None:
+            after(outcome.model, metrics)
         texts = {
             folder / "log.csv": text_of(outcome.rows, config.layers, settings.log_attention, slopes),
             folder / "metrics.json": json.dumps(metrics, indent=1, allow_nan=False) + "\n",
         }
-        write_together(texts, beside=[checkpoint])
+        write_together(texts, beside=[place] if checkpoint else [])
         live.unlink(missing_ok=True)
         if state_path is not None:
             state_path.unlink(missing_ok=True)
     return metrics
 
 
-def _metrics_of(folder: Path, config_hash: str) -> dict[str, Any] | None:
+def metrics_of(folder: Path, config_hash: str) -> dict[str, Any] | None:
     """The metrics in `folder` if they are of the configuration with this hash."""
     try:
         metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))

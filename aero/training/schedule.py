@@ -48,7 +48,9 @@ def make_optimizer(
     epsilon: float,
     weight_decay: float,
     name: Literal["adamw", "adam"] = "adamw",
+    fused: bool = False,
 ) -> torch.optim.Optimizer:
-    """AdamW (CodeParrot's recipe) or Adam (Languini's, with a weight decay of 0)."""
+    """AdamW (CodeParrot's recipe) or Adam (Languini's, with a weight decay of 0). fused: all of it in one kernel."""
     kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[name]
-    return kind(parameter_groups(model, weight_decay), lr=learning_rate, betas=betas, eps=epsilon)
+    groups = parameter_groups(model, weight_decay)
+    return kind(groups, lr=learning_rate, betas=betas, eps=epsilon, fused=fused or None)

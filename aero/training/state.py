@@ -66,8 +66,10 @@ def restore(
     for name, parameter in outcome.model.named_parameters():
         moments = {key: tensors.get(f"optimizer.{key}.{name}") for key in ("step", "exp_avg", "exp_avg_sq")}
         if moments["step"] is not None:
+            # A fused optimiser counts steps where its parameters are, the others on the host.
+            place = parameter.device if optimizer.defaults.get("fused") else "cpu"
             optimizer.state[parameter] = {
-                "step": moments["step"],
+                "step": moments["step"].to(place),
                 "exp_avg": moments["exp_avg"].to(parameter.device),
                 "exp_avg_sq": moments["exp_avg_sq"].to(parameter.device),
             }

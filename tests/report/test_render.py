@@ -110,9 +110,11 @@ def test_the_page_has_all_its_parts(text: str) -> None:
         "savings-audit",
         "figure-pareto",
         "costs-7",
+        "failure-modes",
+        "figure-failures",
     ):
         assert text.count(f'id="{part}"') == 1, part
-    assert text.count("<svg ") == 19 + len(FIGURES) and "<math " in text and "$$" not in text
+    assert text.count("<svg ") == 20 + len(FIGURES) and "<math " in text and "$$" not in text
     anchors = re.findall(r'<a href="#([^"]+)">', text)
     assert len(anchors) >= 8 and all(f'id="{anchor}"' in text for anchor in anchors)
 

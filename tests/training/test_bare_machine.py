@@ -89,6 +89,32 @@ def test_tokens_training_and_entropy_without_the_other_packages(tmp_path):
         assert torch.equal(checkpoint[name], tensor), name
 
 
+def test_a_visit_without_the_other_packages(tmp_path):
+    """Tokens of the scale `gpu` from the installed packages, trainings back to back, their merging."""
+    folder = make(tmp_path / "project")
+    values = yaml.safe_load((folder / "params.yaml").read_text())
+    smoke, gpu = values["scales"]["smoke"], values["scales"]["gpu"]
+    for name in ("tokens", "model", "entropy", "families", "contexts"):
+        gpu[name] = smoke[name]
+    gpu["train"] |= smoke["train"] | {name: gpu["train"][name] for name in ("precision", "compile")}
+    (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    finished = bare_stage(folder, "tokenize", "--scale", "gpu")
+    assert finished.returncode == 0, finished.stderr
+    manifest = json.loads((folder / "runs/scales/gpu/tokens/manifest.json").read_text())
+    assert manifest["corpus"]["name"] == "installed_python" and "site-packages/torch" in manifest["corpus"]["packages"]
+    finished = bare_stage(
+        folder, "train_many", "failures", "slopes", "--scale", "gpu", "--out", "home", "--minutes", "2"
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert "0 of 3 trainings are done" in finished.stdout and "all are done" in finished.stdout
+    finished = bare_stage(folder, "merge_results", "home/trainings.jsonl", "--allow-changes")
+    assert finished.returncode == 0, finished.stderr
+    kept = sorted(
+        path.relative_to(folder / "results").as_posix() for path in (folder / "results").rglob("metrics.json")
+    )
+    assert kept == [f"gpu/{run}/metrics.json" for run in ("sm-leakyr-global", "sm-leakyr", "sm-scfuffni-7")]
+
+
 def test_parameters_are_the_same_without_pydantic():
     """Every run at every scale, value for value."""
     dump = (

@@ -4,7 +4,6 @@ import dataclasses
 import math
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import torch
 from aero.architecture import parse
 from aero.model import GPT, ModelConfig
 from aero.training import state
+from aero.training.compiled import as_it_stands, compile_step
 from aero.training.log import LiveLog, columns, read, write
 from aero.training.loop import (
     Regularizer,
@@ -266,9 +266,62 @@ def test_the_log_is_live_and_written_anew_from_the_state(tmp_path):
 
 def test_time_limit_saves_a_state_that_resumes_to_the_same_end(tmp_path):
     state = tmp_path / "state.safetensors"
-    stopped = run(state_path=state, state_hash="h", stop_at=time.monotonic() - 1)
+    stopped = run(state_path=state, state_hash="h", stop=lambda: True)
     assert stopped.steps_done == 0 and state.exists()
     assert without_seconds(run(state_path=state, state_hash="h").rows) == without_seconds(run().rows)
+
+
+def test_the_steps_of_a_fused_optimiser_are_restored(tmp_path):
+    outcome = run(Settings(steps=1))
+    optimizers = [make_optimizer(outcome.model, 1e-2, (0.9, 0.99), 1e-8, 0.1, fused=True) for _ in range(2)]
+    updated = []
+    for index, optimizer in enumerate(optimizers):
+        if index:
+            state.restore(tmp_path / "state", "h", outcome, optimizer, torch.amp.GradScaler("cpu", enabled=False))
+        for seed in range(index, 2):
+            for number, parameter in enumerate(outcome.model.parameters()):
+                generator = torch.Generator().manual_seed(100 * seed + number)
+                parameter.grad = torch.randn(parameter.shape, generator=generator)
+            optimizer.step()
+            if seed == 0:
+                state.store(tmp_path / "state", "h", outcome, optimizer, torch.amp.GradScaler("cpu", enabled=False))
+        updated.append([parameter.detach().clone() for parameter in outcome.model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*updated, strict=True))
+    assert {int(values["step"]) for values in optimizers[1].state.values()} == {2}
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    ["SM+LN+G", "EReg(SM(t)+ScFuFFNi_1)", "SM(t)+LeakyR", "SM+WNorm(FFN)", "SM+SNorm(QKV+FFN)", "SOTA(SM+ScFuFFNi_1)"],
+)
+def test_a_compiled_step_is_the_step_as_it_stands(architecture):
+    """Through the graphs that torch.compile captures, without the code it would make of them for a GPU."""
+    torch.manual_seed(1)
+    model, ids = GPT(parse(architecture), dataclasses.replace(CONFIG, layers=6)), Source().batch(0)
+
+    def gradients(token_loss):
+        model.load_state_dict(weights)  # a spectral norm's vectors move at every pass
+        regularized = parse(architecture).entropy_regularized
+        logits, entropies = model(ids, entropy=True) if regularized else (model(ids), torch.zeros(()))
+        loss = token_loss(logits, ids) + entropies.mean()
+        model.zero_grad()
+        loss.backward()
+        return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    expected = gradients(next_token_loss)
+    counters = torch._dynamo.utils.counters
+    try:
+        compiled = compile_step(model, next_token_loss, backend="aot_eager")
+        counters.clear()
+        for ours, theirs in zip(gradients(compiled), expected, strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
+        assert not counters["graph_break"], dict(counters["graph_break"])
+        assert counters["stats"]["unique_graphs"] <= 4  # the loss, and few kinds of blocks
+        with as_it_stands():
+            model(ids)
+    finally:
+        torch._dynamo.reset()
 
 
 def test_a_state_of_another_configuration_or_a_damaged_one_is_ignored(tmp_path, capsys):

@@ -1,0 +1,100 @@
+"""The report's tables of training speed on a GPU, from results/bench/gpu.json (`python -m benchmarks.gpu`)."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from typing import Any
+
+from aero.report.marks import Html, gap, grid, number, row_label
+from aero.report.results import Results
+
+FILE = "results/bench/gpu.json"
+
+
+def tables(results: Results) -> Html:
+    """Steps against the card's measured rate, attention with entropy by way, and where a step's time goes."""
+    path = results.root / FILE
+    if not path.is_file():
+        how = "<code>python -m benchmarks.gpu</code> measures it where there is a GPU (docs/gpu.md)"
+        return Html(f"<p>Training speed on a GPU: {gap('not measured yet')}; {how}.</p>")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found["tiny"]:
+            raise ValueError("measured with --tiny")
+        return Html(_steps(found) + _attention(found) + _profile(found))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return Html(f"<p>{gap(f'{FILE} is no measurement ({error})')}</p>")
+
+
+def _number(text: str) -> str:
+    return number(text, "paper_dimensions", FILE)
+
+
+def _steps(found: dict[str, Any]) -> str:
+    targets, overhead = found["targets"], {}
+    for line in found["overhead"]:
+        overhead[line["architecture"], line["context"], line["compiled"]] = line["overhead"]
+    rows = []
+    for line in found["steps"]:
+        extra = overhead.get((line["architecture"], line["context"], line["compiled"]))
+        target = targets["utilisation"].get(str(line["context"]))
+        rows.append(
+            [
+                row_label(line["architecture"]),
+                str(line["context"]),
+                "yes" if line["compiled"] else "no",
+                _number(f"{line['tokens_per_second'] / 1e3:,.0f}"),
+                _number(f"{line['utilisation']:.0%}") + (f" (target {target:.0%})" if target else ""),
+                "" if extra is None else _number(f"{extra:+.0%}") + f" (target {targets['overhead']:.0%})",
+                _number(f"{line['peak_bytes'] / 2**30:.1f}") if line["peak_bytes"] else "",
+            ]
+        )
+    card, made, sizes = found["card"], found["provenance"], found["sizes"]
+    left = "".join(f" Not measured: {escape(entry['part'])} ({escape(entry['why'])})." for entry in found["left_out"])
+    caption = (
+        f"<b>Training steps on {escape(made['device'])}.</b> {sizes['layers']} layers, d={sizes['width']}, "
+        f"{sizes['tokens']} tokens a step, bf16; model FLOPs by the papers' formulas over the matrix rate measured on "
+        f"the same card, {card['matrix_flops'] / 1e12:.0f} TFLOP/s at {card['matrix_side']} x {card['matrix_side']}; a "
+        f"copy moved {card['copy_bytes_per_second'] / 1e12:.2f} TB/s. Medians over logged steps. PyTorch "
+        f"{escape(made['torch'])}, commit {escape(made['commit'][:10])}; <code>{FILE}</code>.{left}"
+    )
+    heads = ["step of", "T", "compiled", "10³ tokens/s", "of the matrix rate", "regulariser adds", "peak GiB"]
+    return grid(heads, rows, caption, "gpu-steps", (0.26, 0.07, 0.1, 0.13, 0.18, 0.16, 0.1), "dense")
+
+
+def _attention(found: dict[str, Any]) -> str:
+    contexts = sorted({line["context"] for line in found["attention"]})
+    ways = list(dict.fromkeys(line["way"] for line in found["attention"]))
+    by = {(line["way"], line["context"]): line for line in found["attention"]}
+    rows = []
+    for way in ways:
+        cells = []
+        for context in contexts:
+            line = by.get((way, context))
+            failed = line is None or "failed" in line
+            cells.append(gap("failed" if line else "none") if failed else _number(f"{1e3 * line['seconds']:.2f}"))
+        errors = [
+            line["entropy_error"] for line in found["attention"] if line["way"] == way and line.get("entropy_error")
+        ]
+        rows.append([escape(way), *cells, _number(f"{max(errors):.1e}") if errors else ""])
+    caption = (
+        "<b>Attention with entropy, one layer, forward and backward.</b> Milliseconds at as many tokens for every T; "
+        "the last column is the largest error of an entropy against float64, nats."
+    )
+    heads = ["way", *(f"T={context}" for context in contexts), "error"]
+    return grid(heads, rows, caption, "gpu-attention", (), "dense")
+
+
+def _profile(found: dict[str, Any]) -> str:
+    rows = []
+    for line in found["profile"]:
+        for kernel in line["kernels"][:6]:
+            share = kernel["seconds"] / line["seconds"] if line["seconds"] else 0.0
+            name = f"<code>{escape(kernel['kernel'][:60])}</code>"
+            where = [row_label(line["architecture"]), str(line["context"]), name]
+            rows.append([*where, _number(f"{share:.0%}"), _number(str(kernel["calls"]))])
+    caption = (
+        "<b>Where a step's time goes.</b> The six kernels that take most of the device's time; all are in the file."
+    )
+    return grid(["step of", "T", "kernel", "of the time", "calls"], rows, caption, "gpu-profile", (), "dense")

@@ -1,0 +1,89 @@
+"""The GPU benchmark in small on the CPU: the form of its file, its arithmetic, and the report's tables of it."""
+
+import json
+import shutil
+
+import pytest
+
+from aero.architecture import parse
+from aero.errors import UserError
+from aero.report import gpu_speed
+from benchmarks import gpu
+
+
+def test_flops_and_overheads_by_hand():
+    sizes = gpu.Sizes()
+    # 12 layers of 8 d^2 (attention), 3 T d + d and 16 d^2 (FFN: 4 d x 4d), and 2 d V; three times, for 16,384 tokens
+    forward = 12 * (24 * 768**2 + 3 * 128 * 768 + 768) + 2 * 768 * 50257
+    assert gpu.step_flops("SM+LN+G", 128, sizes) == pytest.approx(3 * forward * 16384)
+    steps = [
+        {"architecture": "SM(t)+LN+G", "context": 128, "compiled": True, "tokens_per_second": 110.0},
+        {"architecture": "EReg(SM(t)+LN+G)", "context": 128, "compiled": True, "tokens_per_second": 100.0},
+        {"architecture": "EReg(SM(t)+LN+G)", "context": 512, "compiled": True, "tokens_per_second": 100.0},
+    ]
+    assert [(line["context"], round(line["overhead"], 3)) for line in gpu.overheads(steps)] == [(128, 0.1)]
+    assert all(parse(row).entropy_regularized == row.startswith("EReg") for row in gpu.ROWS)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gpu")
+    gpu.main(["--tiny", "--out", str(folder)])
+    return folder / "gpu.json"
+
+
+def test_every_part_is_measured_in_small(measured):
+    found = json.loads(measured.read_text())
+    assert found["tiny"] and found["left_out"] == [] and found["card"]["matrix_flops"] > 0
+    assert {(line["architecture"], line["context"]) for line in found["steps"] if line["compiled"]} == {
+        (row, context) for row in gpu.ROWS for context in (16, 32)
+    }
+    for line in found["steps"]:
+        assert line["tokens_per_second_range"][0] <= line["tokens_per_second"] <= line["tokens_per_second_range"][1]
+        flops = line["flops_per_step"] * line["tokens_per_second"] / line["tokens_per_step"]
+        assert line["utilisation"] == pytest.approx(flops / found["card"]["matrix_flops"])
+    for line in found["attention"]:
+        assert line["seconds"] > 0 and (line["entropy_error"] is None or line["entropy_error"] < 1e-5)
+    assert {line["way"] for line in found["attention"]} >= {"matrix", "blocks", "no entropy, bf16"}
+    assert len(found["overhead"]) == 6 and all(line["kernels"] for line in found["profile"])
+
+
+def test_without_a_gpu_and_without_time_it_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "default_device", lambda: "cpu")
+    with pytest.raises(UserError, match="no CUDA device here; --tiny"):
+        gpu.main(["--out", str(tmp_path)])
+    gpu.main(["--tiny", "--out", str(tmp_path), "--minutes", "0"])
+    found = json.loads((tmp_path / "gpu.json").read_text())
+    assert found["steps"] == [] and {entry["why"] for entry in found["left_out"]} == {"no time left"}
+
+
+def test_one_part_that_fails_does_not_cost_the_others(tmp_path, monkeypatch):
+    def failing(*arguments):
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(gpu, "step_speed", failing)
+    monkeypatch.setattr(gpu, "profile", failing)
+    gpu.main(["--tiny", "--out", str(tmp_path)])
+    found = json.loads((tmp_path / "gpu.json").read_text())
+    assert found["attention"] and {entry["why"] for entry in found["left_out"]} == {"RuntimeError: no such kernel"}
+
+
+def test_the_reports_tables(measured, tmp_path):
+    class Results:
+        root = tmp_path
+
+    assert "not measured yet" in gpu_speed.tables(Results).text and "benchmarks.gpu" in gpu_speed.tables(Results).text
+    path = tmp_path / gpu_speed.FILE
+    path.parent.mkdir(parents=True)
+    shutil.copy(measured, path)
+    assert "no measurement (measured with --tiny)" in gpu_speed.tables(Results).text
+    path.write_text(measured.read_text().replace('"tiny": true', '"tiny": false'))
+    text = gpu_speed.tables(Results).text
+    found = json.loads(measured.read_text())
+    assert f">{found['steps'][0]['tokens_per_second'] / 1e3:,.0f}</span>" in text.replace(
+        '<span class="mark">●</span>', ""
+    )
+    for shown in ("gpu-steps", "gpu-attention", "gpu-profile", "of the matrix rate", "regulariser adds"):
+        assert shown in text
+    path.write_text('{"steps": []}')
+    assert "no measurement" in gpu_speed.tables(Results).text

@@ -18,6 +18,7 @@ from IPython.display import Markdown
 
 from aero.published import load as published
 from aero.report import (
+    bench_page,
     claims,
     cost_page,
     cost_tables,
@@ -383,6 +384,15 @@ page.figure_of(
 
 # %%
 page.claims_table(judged, "contradictions")
+
+# %% [markdown]
+# ## How fast it is
+#
+# `make bench` measures this project beside what its user would pick instead, in one run on one machine. Seconds are the
+# machine's; only ratios are claims, medians of interleaved repeats with their range. Projections are set in italics.
+
+# %%
+bench_page.section(results)
 
 # %% [markdown]
 # ## What was run

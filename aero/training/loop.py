@@ -22,9 +22,10 @@ from aero.architecture import Architecture
 from aero.attention import causal_mask, frobenius_norm
 from aero.entropy import Reduction, entropy_regularization, headwise
 from aero.model import GPT, ModelConfig
-from aero.training import state
+from aero.training import cross_entropy, state
 from aero.training.log import Observer, Row
 from aero.training.processes import Processes
+from aero.training.products import faster_products
 from aero.training.schedule import linear_warmup_decay, make_optimizer, ramped_cosine
 
 ALONE = Processes()
@@ -92,7 +93,13 @@ class Outcome:
 
 
 def next_token_loss(logits: Tensor, ids: Tensor) -> Tensor:
-    """Mean cross-entropy in nats of predicting ids[:, 1:] from logits[:, :-1]; (B, T, V), (B, T)."""
+    """Mean cross-entropy in nats of predicting ids[:, 1:] from logits[:, :-1]; (B, T, V), (B, T).
+
+    Many logits on a CPU hold their gradient after the backward pass, see `aero.training.cross_entropy`.
+    """
+    if logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.numel() >= cross_entropy.LARGE:
+        targets = F.pad(ids[:, 1:], (0, 1), value=-1)
+        return cross_entropy.cross_entropy(logits.flatten(0, 1), targets.flatten())
     logits = logits[:, :-1].flatten(0, 1)
     return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), ids[:, 1:].flatten())
 
@@ -109,11 +116,12 @@ def evaluate(
     """Mean next-token loss in nats over all predicted tokens of `batches`, which the processes share."""
     model.eval()
     total, tokens = 0.0, 0
-    for ids in itertools.islice(batches, processes.rank, None, processes.count):
-        ids = ids.to(device)
-        predicted = ids[:, 1:].numel()
-        total += next_token_loss(model(ids), ids).item() * predicted
-        tokens += predicted
+    with faster_products(model):
+        for ids in itertools.islice(batches, processes.rank, None, processes.count):
+            ids = ids.to(device)
+            predicted = ids[:, 1:].numel()
+            total += next_token_loss(model(ids), ids).item() * predicted
+            tokens += predicted
     model.train()
     total, tokens = processes.total(total, tokens)
     if not tokens:
@@ -248,7 +256,7 @@ def train(
         for observer in observers:
             observer.add(row)
 
-    with bar, contextlib.ExitStack() as followed:
+    with bar, faster_products(model), contextlib.ExitStack() as followed:
         for observer in observers:
             followed.callback(observer.end)
             observer.begin(outcome.rows)

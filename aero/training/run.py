@@ -17,6 +17,7 @@ from aero.data.batches import Batches, evaluation_batches
 from aero.data.tokens import Tokens
 from aero.errors import UserError
 from aero.parameters import Parameters
+from aero.training.allocation import keep_freed_memory
 from aero.training.configuration import configuration, regularizer_of
 from aero.training.log import LiveLog, Observer, write, write_text
 from aero.training.loop import ALONE, configuration_hash, evaluate, train
@@ -64,6 +65,8 @@ def train_run(
     device = device or (processes.device if processes.several else default_device())
     if settings.threads:
         torch.set_num_threads(settings.threads)
+    if device == "cpu":
+        keep_freed_memory()
     description = {"seed": seed} | configuration(parameters, run, tokens.manifest)
     packing = description["packing"]
     state_hash = configuration_hash(description)

@@ -42,8 +42,40 @@ def softmax_attention(
         return F.scaled_dot_product_attention(query, key, value, is_causal=True), None
     if query.shape[-2] > MATRIX_UP_TO:
         return attention_with_entropy(query, key, value, 1 / math.sqrt(query.shape[-1]))
+    if query.device.type == "cpu" and query.dtype.itemsize > 2 and not torch.is_autocast_enabled("cpu"):
+        return _MatrixAttention.apply(query, key, value)
     probabilities, entropies = softmax_with_entropy(query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1]))
     return probabilities.to(value.dtype) @ value, entropies
+
+
+class _MatrixAttention(torch.autograd.Function):
+    """`softmax_with_entropy` with both products around it, to the last bit, but in place: on a CPU most of its time
+    goes into reading and writing T x T matrices. Sequences and heads are one axis within, (B H, T, d_k).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        heads = query.shape[:2]
+        q, k, v = (x.flatten(0, 1) for x in (query, key, value))
+        logits = (q @ k.mT).div_(math.sqrt(q.shape[-1]))
+        future = torch.ones(logits.shape[-2:], dtype=torch.bool).triu(1)
+        probabilities = logits.masked_fill_(future, -torch.inf).softmax(-1)
+        log_probabilities = torch.clamp_min(probabilities, torch.finfo(q.dtype).tiny, out=logits).log_()
+        ctx.save_for_backward(q, k, v, probabilities, log_probabilities)
+        ctx.heads = heads
+        entropies = -(probabilities * log_probabilities).sum(-1)
+        return (probabilities @ v).unflatten(0, heads), entropies.unflatten(0, heads)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_output: Tensor, d_entropies: Tensor) -> tuple[Tensor, ...]:
+        q, k, v, probabilities, log_probabilities = ctx.saved_tensors
+        d_output, d_entropies = d_output.flatten(0, 1), d_entropies.flatten(0, 1)[..., None]
+        d_probabilities = (d_output @ v.mT).sub_(d_entropies * log_probabilities)
+        d_logits = torch._softmax_backward_data(d_probabilities, probabilities, -1, q.dtype)
+        d_logits.div_(math.sqrt(q.shape[-1]))
+        gradients = d_logits @ k, d_logits.mT @ q, probabilities.mT @ d_output
+        return tuple(gradient.unflatten(0, ctx.heads) for gradient in gradients)
 
 
 class _SoftmaxWithEntropy(torch.autograd.Function):

@@ -302,10 +302,11 @@ class RunParameters(_RegularizerChanges):
 
 
 class DeviceParameters(_Strict):
-    """A machine that costs are estimated for: its peak and the share of it that trainings are assumed to reach."""
+    """A machine that costs are estimated for: its peak, the share that trainings are assumed to reach, its rent."""
 
     peak_tflops: float = Field(gt=0)
     utilisation: float = Field(gt=0, le=1)
+    usd_per_hour: float | None = Field(default=None, ge=0)
 
 
 class NetworkParameters(_Strict):

@@ -11,7 +11,7 @@ Shapes: B sequences, H heads, T queries, S keys, d_k and d_v width of a key and 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -64,7 +64,10 @@ def blocked(query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Mask 
 
 
 class _Blocked(torch.autograd.Function):
-    """The probabilities of one block at a time, made again in the backward pass."""
+    """The probabilities of one block at a time, made again in the backward pass.
+
+    Within, sequences and heads are one axis: (B H, T, d). A product of matrices then need not copy what a block sees.
+    """
 
     @staticmethod
     def forward(
@@ -72,50 +75,61 @@ class _Blocked(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(query, key, value)
         ctx.scale, ctx.mask = scale, mask
-        output = query.new_empty(*query.shape[:-1], value.shape[-1])
-        entropies = query.new_empty(query.shape[:-1])
-        for rows, keys, p, log_p in _probabilities(query, key, scale, mask):
-            output[:, :, rows] = p @ value[:, :, keys]
-            entropies[:, :, rows] = -(p * log_p).sum(-1)
-        return output, entropies
+        heads = query.shape[:2]
+        q, k, v = query.flatten(0, 1) * scale, key.flatten(0, 1), value.flatten(0, 1)
+        output = q.new_empty(*q.shape[:2], v.shape[-1])
+        entropies = q.new_empty(q.shape[:2])
+        for rows, keys, p, log_p in _probabilities(q, k, heads, mask):
+            output[:, rows] = p @ v[:, keys]
+            entropies[:, rows] = -log_p.mul_(p).sum(-1)
+        return output.unflatten(0, heads), entropies.unflatten(0, heads)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_output: Tensor, d_entropies: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value = ctx.saved_tensors
-        d_query, d_key, d_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
-        for rows, keys, p, log_p in _probabilities(query, key, ctx.scale, ctx.mask):
-            d_value[:, :, keys] += p.transpose(-2, -1) @ d_output[:, :, rows]
+        heads = query.shape[:2]
+        q, k, v = query.flatten(0, 1) * ctx.scale, key.flatten(0, 1), value.flatten(0, 1)
+        d_output, d_entropies = d_output.flatten(0, 1), d_entropies.flatten(0, 1)[..., None]
+        d_query, d_key, d_value = q.new_empty(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
+        for rows, keys, p, log_p in _probabilities(q, k, heads, ctx.mask):
+            d_value[:, keys].baddbmm_(p.mT, d_output[:, rows])
             # dH/dp_j = -log p_j up to a constant of the row, which the softmax's backward removes.
-            d_p = d_output[:, :, rows] @ value[:, :, keys].transpose(-2, -1)
-            d_p -= d_entropies[:, :, rows, None] * log_p
-            d_logits = torch._softmax_backward_data(d_p, p, -1, p.dtype) * ctx.scale
-            d_query[:, :, rows] = d_logits @ key[:, :, keys]
-            d_key[:, :, keys] += d_logits.transpose(-2, -1) @ query[:, :, rows]
-        return d_query, d_key, d_value, None, None
+            d_p = (d_output[:, rows] @ v[:, keys].mT).sub_(log_p.mul_(d_entropies[:, rows]))
+            d_logits = torch._softmax_backward_data(d_p, p, -1, p.dtype)
+            d_query[:, rows] = d_logits @ k[:, keys]
+            d_key[:, keys].baddbmm_(d_logits.mT, q[:, rows])
+        d_query *= ctx.scale
+        return *(gradient.unflatten(0, heads) for gradient in (d_query, d_key, d_value)), None, None
 
 
 def _probabilities(
-    query: Tensor, key: Tensor, scale: float, mask: Mask | None
+    query: Tensor, key: Tensor, heads: Sequence[int], mask: Mask | None
 ) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
-    """Of every block: its queries, the range of keys they see, and p and log p (B, H, rows, keys), log p finite."""
+    """Of every block: its queries, the range of keys they see, and p and log p (B H, rows, keys), log p finite.
+
+    query: scaled, (B H, T, d_k). heads: (B, H), which a mask tells apart.
+    """
     tiny = torch.finfo(query.dtype).tiny
-    for start in range(0, query.shape[-2], ROWS):
-        rows = slice(start, min(start + ROWS, query.shape[-2]))
+    for start in range(0, query.shape[1], ROWS):
+        rows = slice(start, min(start + ROWS, query.shape[1]))
+        empty = None
         if mask is None:
             keys = slice(0, rows.stop)
-            hidden = torch.ones(rows.stop - start, rows.stop, dtype=torch.bool, device=query.device).triu(start + 1)
-            empty = None
+            logits = query[:, rows] @ key[:, keys].mT
+            future = torch.ones(2 * (rows.stop - start,), dtype=torch.bool, device=query.device).triu(1)
+            logits[..., start:].masked_fill_(future, -torch.inf)  # all keys before the block are seen
         else:
             seen = mask(start, rows.stop)
             some = seen.flatten(0, -2).any(0).nonzero()  # keys that any of these queries sees
             keys = slice(int(some[0]), int(some[-1]) + 1) if len(some) else slice(0, 1)
             hidden = ~seen[..., keys]
             empty = hidden.all(-1, keepdim=True)
-        logits = scale * query[:, :, rows] @ key[:, :, keys].transpose(-2, -1)
-        p = logits.masked_fill_(hidden, -torch.inf).softmax(-1)
+            logits = query[:, rows] @ key[:, keys].mT
+            logits.unflatten(0, heads).masked_fill_(hidden, -torch.inf)
+        p = logits.softmax(-1)
         if empty is not None:
-            p = p.masked_fill(empty, 0.0)
+            p.unflatten(0, heads).masked_fill_(empty, 0.0)
         # p log p is 0 where p is 0; clamping keeps it so.
         yield rows, keys, p, p.clamp_min(tiny).log_()
 

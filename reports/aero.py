@@ -18,6 +18,7 @@ from IPython.display import Markdown
 
 from aero.published import load as published
 from aero.report import (
+    bench_page,
     claims,
     cost_page,
     cost_tables,
@@ -400,6 +401,15 @@ page.claims_table(judged, "contradictions")
 
 # %%
 explorer.section(results, judged)
+
+# %% [markdown]
+# ## How fast it is
+#
+# `make bench` measures this project beside what its user would pick instead, in one run on one machine. Seconds are the
+# machine's; only ratios are claims, medians of interleaved repeats with their range. Projections are set in italics.
+
+# %%
+bench_page.section(results)
 
 # %% [markdown]
 # ## What was run

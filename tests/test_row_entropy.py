@@ -216,6 +216,19 @@ def test_training_takes_the_matrix_only_for_short_contexts(monkeypatch):
         torch.testing.assert_close(given_, other, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("context", [1, 17, 64, 128])
+def test_the_matrix_in_place_has_the_same_last_bits(context):
+    generator = torch.Generator().manual_seed(context)
+    # As a decoder has them: heads side by side in one row.
+    rows = [torch.randn(2, context, 3 * 16, generator=generator).requires_grad_() for _ in range(3)]
+    inputs = [x.unflatten(-1, (3, 16)).transpose(1, 2) for x in rows]
+    found = values_and_gradients(lambda q, k, v, scale: softmax_attention(q, k, v, entropy=True), inputs)
+    probabilities, entropies = softmax_with_entropy(inputs[0] @ inputs[1].transpose(-2, -1) / math.sqrt(16))
+    expected = values_and_gradients(lambda q, k, v, scale: (probabilities @ v, entropies), inputs)
+    for given_, other in zip(found, expected, strict=True):
+        assert torch.equal(given_, other)
+
+
 def test_nothing_of_the_size_of_the_matrix_is_kept():
     """The largest tensor of the forward and backward passes holds one block of rows."""
     from torch.utils._python_dispatch import TorchDispatchMode

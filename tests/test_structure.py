@@ -31,7 +31,7 @@ ALLOWED = {part: CORE for part in CORE} | {
     "parallel_context": CORE | {"checkpoint", "data", "errors", "parameters", "provenance", "training"},
     "two_party": CORE | {"checkpoint", "errors", "pipeline", "provenance"},
 }
-ANYTHING = {"report", "cli", "asking", "entropy_command"}
+ANYTHING = {"report", "cli", "run_list", "asking", "entropy_command"}
 HEAVY = (
     "datasets dvc jax matplotlib nbconvert numpy.f2py pandas pyarrow pydantic spu tiktoken tokenizers transformers yaml"
 )
@@ -104,6 +104,19 @@ def test_families_and_architectures_are_listed_without_torch():
     code = "import sys, aero.families, aero.architecture, aero.flops; print('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert run.stdout.strip() == "False", run.stderr
+
+
+def test_help_waits_for_no_package():
+    unwanted = {*HEAVY.split(), "numpy", "torch"}
+    code = (
+        "import atexit, sys\n"
+        f"atexit.register(lambda: print(*sorted({unwanted!r} & set(sys.modules)), file=sys.stderr))\n"
+        "from aero.cli import main\n"
+        "main(['--help'])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0 and "entropy" in run.stdout
+    assert run.stderr.strip() == "", f"aero --help loads {run.stderr.strip()}"
 
 
 def test_files_stay_short_and_have_telling_names():

@@ -14,6 +14,7 @@ JSON-lines or Parquet file, and help topics, count as files of their own.)
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import sys
 import sysconfig
@@ -149,11 +150,19 @@ class PythonStandardLibrary:
 
     def files(self) -> list[str]:
         """Relative paths (with forward slashes) of the sources, sorted. ValueError if there are none."""
-        found = [
-            relative.as_posix()
-            for path in self.folder.rglob("*.py")
-            if self._wanted(relative := path.relative_to(self.folder)) and path.is_file() and not path.is_symlink()
-        ]
+        found = []
+        for folder, inner, names in os.walk(self.folder):
+            here = Path(folder).relative_to(self.folder)
+            # Installed packages have many times the library's files; they are not walked through.
+            inner[:] = [name for name in inner if self._wanted_folder(here, name)]
+            found += [
+                (here / name).as_posix()
+                for name in names
+                if name.endswith(".py")
+                and not name.startswith("_sysconfigdata")
+                and (path := Path(folder, name)).is_file()
+                and not path.is_symlink()
+            ]
         if not found:
             raise ValueError(
                 f"corpus 'python_stdlib' is empty: no .py files under {self.folder} (is this Python in a zip file?);"
@@ -188,10 +197,7 @@ class PythonStandardLibrary:
             "files": dict(sorted(self._digests.items())),
         }
 
-    def _wanted(self, relative: Path) -> bool:
-        folders = relative.parts[:-1]
-        if _BUILD_FOLDERS.intersection(folders) or relative.name.startswith("_sysconfigdata"):
+    def _wanted_folder(self, parent: Path, name: str) -> bool:
+        if name in _BUILD_FOLDERS or (not self.include_tests and name in _TEST_FOLDERS):
             return False
-        if folders and (folders[0] in _GENERATED_FOLDERS or folders[0].startswith("config-")):
-            return False
-        return self.include_tests or not _TEST_FOLDERS.intersection(folders)
+        return bool(parent.parts) or not (name in _GENERATED_FOLDERS or name.startswith("config-"))

@@ -7,9 +7,9 @@ import json
 import os
 import platform
 import shutil
+import sys
 from array import array
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +87,13 @@ def _write_split(
     with open(folder / f"{split}.bin", "wb") as file, _Bar(split, limit, progress) as bar:
         for texts in _batches(corpus.documents(split), limit):
             encoded = tokenizer.encode_batch(texts, threads)
+            ids_of_batch = array("H")
             for ids in encoded:
                 ids.append(tokenizer.end_of_text)
                 offsets.append(offsets[-1] + len(ids))
-            ids_of_batch = np.fromiter(chain.from_iterable(encoded), dtype="<u2", count=sum(map(len, encoded)))
+                ids_of_batch.fromlist(ids)
+            if sys.byteorder == "big":
+                ids_of_batch.byteswap()
             file.write(ids_of_batch)
             file_digest.update(ids_of_batch)
             for text in texts:

@@ -8,14 +8,16 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aero.architecture import Architecture, parse
 from aero.errors import UserError
-from aero.parameters import Parameters
-from aero.two_party.cost import PassCost, composition_error, estimate, measured_operations
-from aero.two_party.counts import Sizes, published_sizes
 from aero.two_party.network import Network
+
+if TYPE_CHECKING:  # `aero --help` reads this module for its arguments alone
+    from aero.parameters import Parameters
+    from aero.two_party.cost import PassCost
+    from aero.two_party.counts import Sizes
 
 GB = 1e9
 SIZES = ("layers", "heads", "width", "vocabulary")
@@ -49,6 +51,8 @@ def answer(chosen: argparse.Namespace, parameters: Parameters) -> str:
         from aero.report.pareto import pareto
 
         return pareto(chosen, parameters)
+    from aero.two_party.cost import composition_error, estimate, measured_operations
+
     network = _network(parameters, chosen.network)
     sizes = _sizes(chosen)
     operations = measured_operations(parameters.two_party.variant())
@@ -73,6 +77,8 @@ def _parsed(text: str) -> Architecture:
 
 
 def _sizes(chosen: argparse.Namespace) -> Sizes:
+    from aero.two_party.counts import published_sizes
+
     changes = {name: getattr(chosen, name) for name in SIZES if getattr(chosen, name) is not None}
     return published_sizes(chosen.model, chosen.context, **changes)
 

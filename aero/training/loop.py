@@ -24,8 +24,11 @@ from aero.entropy import Reduction, entropy_regularization, headwise
 from aero.model import GPT, ModelConfig
 from aero.training import state
 from aero.training.compiled import as_it_stands, compile_step, tensor_cores
+from aero.training.cross_entropy import LARGE
+from aero.training.cross_entropy import cross_entropy as blockwise_cross_entropy
 from aero.training.log import Observer, Row
 from aero.training.processes import Processes
+from aero.training.products import faster_products
 from aero.training.schedule import linear_warmup_decay, make_optimizer, ramped_cosine
 
 ALONE = Processes()
@@ -93,7 +96,13 @@ class Outcome:
 
 
 def next_token_loss(logits: Tensor, ids: Tensor) -> Tensor:
-    """Mean cross-entropy in nats of predicting ids[:, 1:] from logits[:, :-1]; (B, T, V), (B, T)."""
+    """Mean cross-entropy in nats of predicting ids[:, 1:] from logits[:, :-1]; (B, T, V), (B, T).
+
+    Many logits on a CPU hold their gradient after the backward pass, see `aero.training.cross_entropy`.
+    """
+    if logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.numel() >= LARGE:
+        targets = F.pad(ids[:, 1:], (0, 1), value=-1)
+        return blockwise_cross_entropy(logits.flatten(0, 1), targets.flatten())
     logits = logits[:, :-1].flatten(0, 1)
     return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), ids[:, 1:].flatten())
 
@@ -113,7 +122,7 @@ def evaluate(
     """
     model.eval()
     total, tokens = 0.0, 0
-    with as_it_stands(), tensor_cores():
+    with as_it_stands(), tensor_cores(), faster_products(model):
         for ids in itertools.islice(batches, processes.rank, None, processes.count):
             ids = ids.to(device)
             predicted = ids[:, 1:].numel()
@@ -263,7 +272,7 @@ def train(
         for observer in observers:
             observer.add(row)
 
-    with bar, contextlib.ExitStack() as followed:
+    with bar, faster_products(model), contextlib.ExitStack() as followed:
         for observer in observers:
             followed.callback(observer.end)
             observer.begin(outcome.rows)

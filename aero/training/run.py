@@ -18,6 +18,7 @@ from aero.data.tokens import Tokens
 from aero.errors import UserError
 from aero.model import GPT
 from aero.parameters import Parameters
+from aero.training.allocation import keep_freed_memory
 from aero.training.configuration import configuration, regularizer_of
 from aero.training.log import LiveLog, Observer, temporary, text_of, unfinished, write_together
 from aero.training.loop import ALONE, configuration_hash, evaluate, train
@@ -70,6 +71,8 @@ def train_run(
     device = device or (processes.device if processes.several else default_device())
     if settings.threads:
         torch.set_num_threads(settings.threads)
+    if device == "cpu":
+        keep_freed_memory()
     description = {"seed": seed} | configuration(parameters, run, tokens.manifest)
     packing = description["packing"]
     state_hash = configuration_hash(description)

@@ -1,0 +1,169 @@
+"""Figures of the speed measurements, each drawn by the function named after it from results/bench."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from aero.report.bench import read
+from aero.report.drawing import AS_PUBLISHED, GRID, INK, MUTED, PAPER, TUNED, WIDTH, say_missing, spread, style
+from aero.report.results import Results
+
+TARGET = 1.3
+"""What a training step should reach of transformers' tokens a second."""
+KINDS = {
+    "softmax_plain": ("softmax", "#0072b2", "o"),
+    "exponentials": ("softmax, tuned", "#56b4e9", "s"),
+    "scores": ("Q K^T", "#d55e00", "^"),
+    "mix": ("P V", "#e69f00", "v"),
+    "linear": ("linear layer", "#009e73", "D"),
+    "layer_norm": ("LayerNorm", "#cc79a7", "P"),
+    "normalise_tiles": ("LayerNorm, tuned", "#8a6d3b", "X"),
+    "gelu_segments": ("GELU, tuned", "#000000", "h"),
+    "relu": ("ReLU", "#6b7480", "*"),
+}
+RESOURCES = {
+    "encrypted products": "#0072b2",
+    "nonlinear functions": "#d55e00",
+    "bandwidth": "#009e73",
+    "round trips": "#cc79a7",
+}
+LIMIT_ROWS = ("SM+LN+G", "SM+LN+R", "SM+ScFuFFN", "EReg(SM(t)+ScFuFFN)")
+
+
+def bench_training(results: Results) -> Figure:
+    """Tokens a second over transformers', with the range over repeats; and the rows' speed-up against their FLOPs."""
+    found = read(results.root, "training_step")
+    with style():
+        figure = Figure(figsize=(WIDTH, 3.3))
+        left, right = figure.subplots(1, 2, gridspec_kw={"width_ratios": [1.25, 1]})
+        figure.subplots_adjust(left=0.2, right=0.97, top=0.89, bottom=0.15, wspace=0.42)
+        if found is None:
+            for panel in (left, right):
+                say_missing(panel, "not measured yet")
+            return figure
+        steps = found["steps"]
+        for place, step in enumerate(steps):
+            ratio = step["ratio"]
+            left.plot([ratio["low"], ratio["high"]], [place, place], color=TUNED, linewidth=3, alpha=0.45)
+            left.plot(ratio["median"], place, "o", color=TUNED, markersize=5)
+            left.text(ratio["high"] + 0.03, place, f"{ratio['median']:.2f}", va="center", fontsize=8)
+        left.axvline(1, color=AS_PUBLISHED, linewidth=1)
+        left.axvline(TARGET, color=MUTED, linewidth=1, linestyle="--")
+        left.text(TARGET, -0.85, "target", ha="center", va="bottom", fontsize=7.5, color=MUTED)
+        labels = [f"d={s['width']} T={s['context']} V={s['vocabulary']:,}" for s in steps]
+        left.set_yticks(range(len(steps)), labels)
+        left.set_ylim(len(steps) - 0.4, -0.9)
+        left.set_xlim(0.8, max(1.6, max(step["ratio"]["high"] for step in steps) + 0.25))
+        left.set_title("step, over transformers’ GPT-2")
+        left.set_xlabel("times its tokens a second")
+        _rows(right, found["rows"])
+    return figure
+
+
+def _rows(panel: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Speed-up over SM+LN+G against how many times fewer FLOPs; the line is proportion."""
+    largest = max(max(row["flops_ratio"], row["speedup"]["high"]) for row in rows) * 1.08
+    panel.plot([1, largest], [1, largest], color=AS_PUBLISHED, linewidth=1)
+    for width, marker, colour in ((128, "o", TUNED), (768, "s", "#d55e00")):
+        of_width = [row for row in rows if row["width"] == width]
+        for row in of_width:
+            speed = row["speedup"]
+            panel.plot([row["flops_ratio"]] * 2, [speed["low"], speed["high"]], color=colour, linewidth=2, alpha=0.4)
+        panel.plot(
+            [row["flops_ratio"] for row in of_width],
+            [row["speedup"]["median"] for row in of_width],
+            marker,
+            color=colour,
+            markersize=4.5,
+            markeredgecolor=PAPER,
+            markeredgewidth=0.5,
+            label=f"d={width}",
+        )
+    panel.legend(frameon=False, loc="upper left")
+    panel.set_title("rows, over SM+LN+G")
+    panel.set_xlabel("times fewer FLOPs")
+    panel.set_ylabel("times faster")
+    panel.grid()
+
+
+def bench_growth(results: Results) -> Figure:
+    """Bytes and seconds of operations between two parties against T and d, over those at 128 positions or 256 wide."""
+    found = read(results.root, "two_party")
+    with style():
+        figure = Figure(figsize=(WIDTH, 5.6))
+        panels = figure.subplots(2, 2, sharey="col")
+        figure.subplots_adjust(left=0.09, right=0.84, top=0.94, bottom=0.09, wspace=0.62, hspace=0.42)
+        lines = [] if found is None else found["growth"]
+        for row, (axis, name) in enumerate((("T", "positions T"), ("d", "width d"))):
+            for column, quantity in enumerate(("bytes", "seconds")):
+                panel = panels[row][column]
+                of_axis = [line for line in lines if line["axis"] == axis and len(line["points"]) > 1]
+                if not of_axis:
+                    say_missing(panel, "not measured yet")
+                    continue
+                _growth(panel, of_axis, quantity)
+                panel.set_title(f"{quantity} against {axis}")
+                panel.set_xlabel(name)
+    return figure
+
+
+def _growth(panel: Axes, lines: Sequence[Mapping[str, Any]], quantity: str) -> None:
+    sizes = [point["size"] for point in lines[0]["points"]]
+    first = sizes[0]
+    for order in sorted({line[f"expected_{quantity}"] for line in lines}):
+        panel.plot(sizes, [(size / first) ** order for size in sizes], "--", color=GRID, linewidth=2.2, zorder=0)
+    ends = []
+    for line in lines:
+        title, colour, marker = KINDS[line["kind"]]
+        values = [point[quantity] / line["points"][0][quantity] for point in line["points"]]
+        panel.plot(sizes, values, marker=marker, color=colour, markersize=4, linewidth=1.2)
+        ends.append((values[-1], f"{title} {line[f'{quantity}_exponent']:.2f}", colour))
+    panel.set_xscale("log", base=2)
+    panel.set_yscale("log", base=2)
+    for axis, places in ((panel.xaxis, sizes), (panel.yaxis, (0.5, 1, 2, 4, 8, 16, 32))):
+        axis.set_major_locator(FixedLocator(places))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    panel.grid()
+    low, high = panel.get_ylim()
+    to_share = panel.transAxes.inverted().transform
+    shares = [float(to_share(panel.transData.transform((sizes[-1], value)))[1]) for value, _, _ in ends]
+    for share, (_, text, colour) in zip(spread(shares, 0.085), ends, strict=True):
+        panel.text(1.03, share, text, transform=panel.transAxes, va="center", fontsize=7, color=colour)
+    panel.set_ylim(low, high)
+
+
+def bench_limits(results: Results) -> Figure:
+    """Where the latency of a private pass on the WAN goes, by row and program."""
+    found = read(results.root, "two_party")
+    with style():
+        figure = Figure(figsize=(WIDTH, 3.2))
+        panel = figure.subplots()
+        figure.subplots_adjust(left=0.3, right=0.97, top=0.84, bottom=0.14)
+        if found is None:
+            say_missing(panel, "not measured yet")
+            return figure
+        rows = [row for name in LIMIT_ROWS for row in found["rows"] if row["architecture"] == name]
+        for place, row in enumerate(rows):
+            start = 0.0
+            for resource, colour in RESOURCES.items():
+                minutes = row["latency"]["wan"][resource] / 60
+                panel.barh(place, minutes, 0.72, left=start, color=colour, edgecolor=PAPER, linewidth=0.6)
+                if minutes > 2.2:
+                    panel.text(
+                        start + minutes / 2, place, f"{minutes:.0f}", ha="center", va="center", fontsize=7, color=PAPER
+                    )
+                start += minutes
+        for place, (resource, colour) in enumerate(RESOURCES.items()):
+            panel.text(place * 0.26, 1.06, f"■ {resource}", transform=panel.transAxes, color=colour, fontsize=8)
+        panel.set_yticks(range(len(rows)), [f"{row['architecture']}, {row['program']}" for row in rows])
+        panel.invert_yaxis()
+        panel.set_xlabel("minutes of a private pass on the WAN")
+        panel.tick_params(colors=INK)
+        panel.grid(axis="x")
+    return figure

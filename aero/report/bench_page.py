@@ -1,0 +1,358 @@
+"""The report's section on speed: training, entropy, tokenising, private inference, the pipeline, and projections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from aero.errors import UserError
+from aero.parameters import load
+from aero.report import bench_figures, bench_projections
+from aero.report.bench import against, file_of, missing, origin_of, read, times, where
+from aero.report.bench_projections import Training
+from aero.report.costs import GB
+from aero.report.marks import Html, gap, grid, number, row_label
+from aero.report.page import figure_of
+from aero.report.results import Results
+
+STEP, STEP_T512, STEP_T128, HALF_MEMORY, OVERHEAD = 1.3, 2.5, 1.5, 0.5, 0.15
+TOKENIZED, IDLE, JOBS, HELP = 10.0, 5.0, 1.5, 0.3
+MB = 1e6
+DEVICE = "H200"
+"""The GPU that projections name."""
+SHOWN_ROWS = ("SM+LN+G", "SM+LN+R", "SM+ScFuFFN", "EReg(SM(t)+ScFuFFN)")
+SHOWN_MODELS = ("SM+LN+G", "SM+ScFuFFN")
+
+
+def section(results: Results) -> Html:
+    """All of it; gaps where nothing was measured."""
+    parts = [
+        figure_of(results, bench_figures.bench_training, "A training step", caption_training(results)),
+        table_regularized(results),
+        table_gpu(results),
+        table_tokenizing(results),
+        table_parts(results),
+        figure_of(results, bench_figures.bench_growth, "How private operations grow", caption_growth(results)),
+        figure_of(results, bench_figures.bench_limits, "What limits a private pass", caption_limits(results)),
+        table_pipeline(results),
+        projected_training(results),
+        projected_inference(results),
+    ]
+    return Html("".join(part.text for part in parts))
+
+
+def caption_training(results: Results) -> str:
+    found = read(results.root, "training_step")
+    if found is None:
+        return gap()
+    reached = sum(step["ratio"]["median"] >= STEP for step in found["steps"])
+    passes = "; ".join(
+        f"d={step['width']} T={step['context']} V={step['vocabulary']:,} "
+        + times(step["passes_ratio"], file_of("training_step"), origin_of(step["width"]))
+        for step in found["steps"]
+    )
+    over = [row["speedup_over_flops"] for row in found["rows"]]
+    return (
+        f"12 layers, {found['tokens']:,} tokens a batch, {found['threads']} threads, the same weights; forward and "
+        "backward pass, clipping and AdamW, which is the fused one of PyTorch on both sides. Each side in a process "
+        f"of its own, steps in turn; medians of {found['repeats']} with the range of the ratios. At least "
+        f"{STEP} times transformers’ tokens a second at {reached} of {len(found['steps'])} sizes. Forward and backward "
+        f"pass alone: {passes}. Right: the papers’ rows at T=128, V=1,024; a point on the line is faster in proportion "
+        f"to the FLOPs saved, vocabulary projection included; their ratio is {min(over):.2f} to {max(over):.2f}, as "
+        f"clipping, AdamW, embeddings and softmax stay. {where(found, 'training_step')}"
+    )
+
+
+def table_regularized(results: Results) -> Html:
+    """The regularised step against the authors' way: time, memory, overhead."""
+    name = "regularized_step"
+    found = read(results.root, name)
+    if found is None:
+        return Html(missing("The regularised step", f"benchmarks.{name}"))
+    source = file_of(name)
+    lines = []
+    for step in found["steps"]:
+        origin, target = origin_of(step["width"]), STEP_T512 if step["context"] == 512 else STEP_T128
+        overhead, ratio = step["overhead"], step["ratio"]
+        percent = {key: 100 * value for key, value in overhead.items()}
+        ours, theirs = (number(f"{step['peak_bytes'][side] / MB:.0f}", origin, source) for side in ("aero", "authors"))
+        share = number(f"{step['memory_ratio']:.2f}", origin, source)
+        memory = f"{ours} of {theirs} MB = {share}"
+        if step["context"] == 512:
+            memory += f"<br>{against(HALF_MEMORY, step['memory_ratio'], most=True)} ({HALF_MEMORY})"
+        lines.append(
+            [
+                f"d={step['width']}, T={step['context']}",
+                f"{times(ratio, source, origin)}<br>{against(target, ratio['median'])} ({target})",
+                memory,
+                f"{times(percent, source, origin, 0)} %<br>"
+                f"{against(OVERHEAD, overhead['median'], most=True)} ({100 * OVERHEAD:.0f} %)",
+            ]
+        )
+    caption = (
+        "<b>A training step with the entropy regulariser</b> against the authors’ way, which is transformers’ GPT-2 "
+        "with <code>output_attentions=True</code> and Algorithm 1 as a loop over layers and heads. 12 layers, V=1,024, "
+        f"{found['threads']} threads, 1,024 tokens a batch, reading <code>head_mean</code>, gamma {found['gamma']}; "
+        f"medians of {found['repeats']} interleaved repeats with their range. Memory: of a fresh process, for one "
+        "forward and backward pass beyond the model, gradients included. Overhead: over the same step without the "
+        f"regulariser. In brackets the target. {where(found, name)}"
+    )
+    heads = ["model", "times the authors’ speed", "peak memory, ours of theirs", "overhead of the regulariser"]
+    return Html(grid(heads, lines, caption, "bench-regularized", (0.16, 0.24, 0.34, 0.26)))
+
+
+def table_gpu(results: Results) -> Html:
+    """Tokens a second and model-FLOPs utilisation on a GPU, as results/bench/gpu.json has them."""
+    found = read(results.root, "gpu")
+    if found is None:
+        return Html(missing("Training steps on a CUDA GPU", "benchmarks.gpu"))
+    source = file_of("gpu")
+    lines = []
+    for step in found.get("steps", ()):
+        overhead = step.get("overhead")
+        lines.append(
+            [
+                f"T={step.get('context')}{', regularised' if step.get('regularized') else ''}",
+                number(f"{step.get('tokens_per_second', float('nan')):,.0f}", "paper_dimensions", source),
+                number(f"{100 * step.get('utilisation', float('nan')):.1f} %", "paper_dimensions", source),
+                "" if overhead is None else number(f"{100 * overhead:.1f} %", "paper_dimensions", source),
+            ]
+        )
+    caption = (
+        "<b>The 12-layer model on a GPU</b>: tokens a second, and model FLOPs over the card’s own measured rate of "
+        f"bfloat16 products. {escape(str(found.get('device', '')))}. {where(found, 'gpu')}"
+    )
+    return Html(grid(["step", "tokens/s", "utilisation", "overhead"], lines, caption, "bench-gpu"))
+
+
+def table_tokenizing(results: Results) -> Html:
+    name = "tokenizing"
+    found = read(results.root, name)
+    if found is None:
+        return Html(missing("Tokenising", f"benchmarks.{name}"))
+    source = file_of(name)
+    lines = [
+        [
+            f"{one['vocabulary']:,}",
+            number(f"{size['bytes'] / MB:.0f}", "smaller_scale", source),
+            times(size["mb_per_cpu_second"], source, digits=1),
+            number(f"{size['peak_bytes'] / MB:.0f}", "smaller_scale", source),
+        ]
+        for one in found["vocabularies"]
+        for size in one["sizes"]
+    ]
+    told = "; ".join(
+        f"{one['vocabulary']:,} entries: time grows as size<sup>{one['seconds_exponent']:.2f}</sup>, memory as "
+        f"size<sup>{one['memory_exponent']:.2f}</sup>, "
+        f"{against(TOKENIZED, one['sizes'][-1]['mb_per_cpu_second']['median'])} at the largest"
+        for one in found["vocabularies"]
+    )
+    caption = (
+        "<b>Tokenising</b>, from source files to token files on one thread: reading, encoding, hashing, writing. The "
+        f"standard library with its tests, one to four times over. The target is {TOKENIZED:.0f} MB a core second. "
+        f"{told}. {where(found, name)}"
+    )
+    heads = ["vocabulary", "corpus, MB", "MB a core second", "peak memory, MB"]
+    return Html(grid(heads, lines, caption, "bench-tokenizing"))
+
+
+def table_parts(results: Results) -> Html:
+    """Bytes and seconds of each part of a private pass: as published, and tuned."""
+    found = read(results.root, "two_party")
+    if found is None:
+        return Html(missing("Private passes part by part", "benchmarks.two_party"))
+    source = file_of("two_party")
+    by_row = {(row["architecture"], row["program"]): row["parts"] for row in found["rows"]}
+    names = list(dict.fromkeys(part for row in found["rows"] for part in row["parts"]))
+    lines = []
+    for name in [*names, "all"]:
+        cells = [name]
+        for row in SHOWN_ROWS:
+            both = [by_row[row, program] for program in ("as_published", "tuned")]
+            for quantity, unit, digits in (("bytes", GB, 2), ("seconds", 60.0, 1)):
+                values = [_sum(parts, name, quantity) for parts in both]
+                cells.append(
+                    " → ".join(
+                        "–" if value is None else number(f"{value / unit:.{digits}f}", "paper_dimensions", source)
+                        for value in values
+                    )
+                )
+        lines.append(cells)
+    caption = (
+        "<b>Part by part</b>, as published → tuned: GB in both directions and minutes of computing on loopback, of a "
+        "forward pass at GPT-2’s dimensions and T=128, set-up left out; a dash where the program has no such part. "
+        f"{where(found, 'two_party')}"
+    )
+    heads = ["part", *(f"{row_label(row)} {unit}" for row in SHOWN_ROWS for unit in ("GB", "min"))]
+    return Html(grid(heads, lines, caption, "bench-parts", (), "dense"))
+
+
+def _sum(parts: Mapping[str, Mapping[str, float]], name: str, quantity: str) -> float | None:
+    if name == "all":
+        return sum(part[quantity] for part in parts.values())
+    return parts[name][quantity] if name in parts else None
+
+
+def caption_growth(results: Results) -> str:
+    found = read(results.root, "two_party")
+    if found is None:
+        return gap()
+    depth = "; ".join(
+        f"{line['program']} bytes as L<sup>{line['bytes_exponent']:.2f}</sup>, seconds as "
+        f"L<sup>{line['seconds_exponent']:.2f}</sup>"
+        for line in found["depth"]
+    )
+    return (
+        "Two processes, one head of width 64 and rows of width 768 against T; 128 positions, and d/64 heads, against "
+        "d. Values over that at the smallest size; behind the name the fitted exponent; dashed, the orders that are "
+        "expected: T² of what has an entry for every pair of positions, T of the rest; d² of a linear layer’s "
+        "computing, d of its bytes and of the rest. Layers repeat the same operations; embedding, vocabulary "
+        f"projection and the shorter last layer of the tuned program keep SM+LN+G from L exactly: {depth}, of L=6 to "
+        f"18. {where(found, 'two_party')}"
+    )
+
+
+def caption_limits(results: Results) -> str:
+    found = read(results.root, "two_party")
+    if found is None:
+        return gap()
+    told = []
+    for network in found["networks"]:
+        limits = [row["limit"][network] for row in found["rows"]]
+        most = max(set(limits), key=limits.count)
+        told.append(f"on {network.upper()} {most} of {limits.count(most)} of {len(limits)} rows and programs")
+    return (
+        "GPT-2’s dimensions, T=128. Encrypted products: matrices under homomorphic encryption. Nonlinear functions: "
+        "oblivious transfers for comparisons and truncations, and products of shared entries. Bandwidth and round "
+        f"trips: {found['networks']['wan']['bandwidth_mbit']:g} Mbit/s, {found['networks']['wan']['rtt_ms']:g} ms. "
+        f"Computing is that of two processes on two shared cores, one thread each. The largest share: "
+        f"{'; '.join(told)}. {where(found, 'two_party')}"
+    )
+
+
+def table_pipeline(results: Results) -> Html:
+    found = read(results.root, "pipeline")
+    if found is None:
+        return Html(missing("The pipeline", "benchmarks.pipeline"))
+    source = file_of("pipeline")
+    idle, helped, change = found["idle_repro_seconds"], found["help_seconds"], found["change"]
+    kinds: dict[str, list[str]] = {}
+    for stage in change["then"]:
+        kinds.setdefault(stage.rpartition(":")[2].partition("@")[0], []).append(stage)
+    touched = ", ".join(f"{kind} ({len(stages)})" for kind, stages in kinds.items())
+    lines = [
+        [
+            f"<code>dvc repro</code> with nothing to do, {found['stages']} stages",
+            f"{times(idle, source, digits=1)} s",
+            f"{against(IDLE, idle['median'], most=True)} ({IDLE:g} s)",
+        ],
+        [
+            f"two jobs over one, {found['trainings']} trainings at scale {escape(found['scale'])}",
+            number(f"{found['speedup_of_two_jobs']:.2f}", "smaller_scale", source),
+            f"{against(JOBS, found['speedup_of_two_jobs'])} ({JOBS:g})",
+        ],
+        [
+            "<code>aero --help</code>",
+            f"{times(helped, source)} s",
+            f"{against(HELP, helped['median'], most=True)} ({HELP:g} s)",
+        ],
+        [
+            f"stages that a changed learning rate of {escape(change['run'])} makes outdated",
+            escape(touched),
+            "",
+        ],
+    ]
+    caption = (
+        "<b>The pipeline itself</b>, in a clone. For the first line outputs are stood in for by small files, which "
+        f"DVC treats as any others. {where(found, 'pipeline')}"
+    )
+    return Html(grid(["what", "measured", "target"], lines, caption, "bench-pipeline", (0.5, 0.28, 0.22)))
+
+
+def projected_training(results: Results) -> Html:
+    """Hours and cost of all trainings of the papers at their own scale, as a projection with its inputs."""
+    try:
+        parameters = load(results.root / "params.yaml")
+    except UserError:
+        return Html(missing("The cost of all trainings", "aero.parameters"))
+    speed = bench_projections.measured_speed(read(results.root, "gpu"), DEVICE)
+    lines = [
+        _training_line(bench_projections.training(parameters, DEVICE, speed, file_of("gpu"))),
+        *(
+            _training_line(bench_projections.training(parameters, name))
+            for name in parameters.devices
+            if name != DEVICE
+        ),
+    ]
+    tokenizing = read(results.root, "tokenizing")
+    more = f"Tokenising the papers’ 8 GB: {gap()}"
+    if tokenizing is not None:
+        largest = max(tokenizing["vocabularies"], key=lambda one: one["vocabulary"])
+        rate = largest["sizes"][-1]["mb_per_cpu_second"]["median"]
+        minutes = bench_projections.CODEPARROT_BYTES / MB / rate / 60
+        more = f"Tokenising the papers’ 8 GB: 8,000 MB / {rate:.1f} MB a core second = {minutes:.0f} core minutes"
+    caption = (
+        "<b>Projection: every training of the papers at their scale.</b> hours = FLOPs / FLOP/s / 3600, FLOPs = 3 x "
+        "(stack by the papers’ formulas + 2 d V) x tokens of all runs and seeds; eight devices train one run each, "
+        "longest first, and are all paid for until the last is done; cost = hours x rent of params.yaml, an "
+        f"assumption. Evaluation, under 1 % of the tokens, is left out. {more}. Nothing of this was run."
+    )
+    heads = ["device", "FLOP/s", "trainings, tokens, FLOPs", "one device", "eight devices"]
+    return Html(grid(heads, lines, caption, "projection-training", (0.12, 0.24, 0.24, 0.2, 0.2)))
+
+
+def _training_line(made: Training) -> list[str]:
+    def projected(hours: float, cost: float | None) -> str:
+        money = "" if cost is None else f", {cost:,.0f} USD"
+        return f"<em>{hours:,.0f} h{money}</em>"
+
+    return [
+        escape(made.device),
+        f"{made.speed / 1e12:.0f} T<br>{escape(made.speed_from)}",
+        f"{made.trainings}; {made.tokens / 1e9:.0f} B; {made.flops:.2g}",
+        projected(made.hours, made.cost),
+        projected(made.hours_of_eight, made.cost_of_eight),
+    ]
+
+
+def projected_inference(results: Results) -> Html:
+    """Private inference of larger models, as a projection from GPT-2 small by the stated orders."""
+    found = read(results.root, "two_party")
+    if found is None:
+        return Html(missing("Private inference of larger models", "benchmarks.two_party"))
+    chosen = [line for line in found["models"] if line["architecture"] in SHOWN_MODELS]
+    lines, heads = [], []
+    for name in dict.fromkeys(line["model"] for line in chosen):
+        of_model = [line for line in chosen if line["model"] == name]
+        heads = [f"{row_label(line['architecture'])} {line['program']}" for line in of_model]
+        first = of_model[0]
+        sizes = f"L={first['layers']}, H={first['heads']}, d={first['width']}, V={first['vocabulary']:,}"
+        lines.append([f"{name}<br>{sizes}", *(_inference_cell(line) for line in of_model)])
+    caption = (
+        "<b>Projection: one private forward pass of larger models</b>, T=128, GPT-2’s layout: GB in both directions, "
+        "hours of computing and on the WAN. Every part of the measured pass of GPT-2 small (125M, first line) times "
+        f"what it is in proportion to: {_orders(found['scaling'])}. Memory, the fixed-point range and larger "
+        "ciphertexts that a wider model may need are not looked at. Only the first line rests on measured operations. "
+        f"{where(found, 'two_party')}"
+    )
+    return Html(grid(["model", *heads], lines, caption, "projection-inference", (), "dense"))
+
+
+def _inference_cell(line: Mapping[str, Any]) -> str:
+    text = f"{line['bytes'] / GB:.1f} GB; {line['seconds'] / 3600:.2f} h; {line['wan_seconds'] / 3600:.2f} h"
+    if line["model"] == "125M":
+        return number(text, "paper_dimensions", file_of("two_party"))
+    return f"<em>{text}</em>"
+
+
+def _orders(scaling: Mapping[str, Mapping[str, str]]) -> str:
+    """Parts of the same orders together: "softmax L H; LayerNorm, activation L d"."""
+    together: dict[tuple[str, str], list[str]] = {}
+    for part, order in scaling.items():
+        together.setdefault((order["bytes"], order["seconds"]), []).append(part)
+    return "; ".join(f"{', '.join(parts)} {_order(*orders)}" for orders, parts in together.items())
+
+
+def _order(bytes_: str, seconds: str) -> str:
+    return bytes_ if bytes_ == seconds else f"{bytes_} (bytes) and {seconds.replace('^2', '²')} (seconds)"

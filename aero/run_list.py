@@ -1,0 +1,177 @@
+"""The command `aero runs`: every training of the papers, with its table rows, state and cost."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from aero import catalogue
+from aero.errors import UserError
+from aero.parameters import MEASURED, Parameters, load
+
+
+def list_runs(chosen: argparse.Namespace) -> str:
+    """The text of `aero runs`."""
+    parameters = load()
+    if chosen.scale:
+        parameters = parameters.at_scale(chosen.scale)
+    names = _of_table(parameters, chosen.table) if chosen.table else list(parameters.runs)
+    scales = [chosen.scale] if chosen.scale else list(parameters.scales)
+    found = catalogue.results()
+    entries = [_entry(parameters, name, scales, found) for name in names]
+    if chosen.json:
+        return json.dumps(entries, indent=1, ensure_ascii=False)
+    return _detailed(parameters, entries) if chosen.scale else _overview(parameters, entries)
+
+
+def _of_table(parameters: Parameters, text: str) -> list[str]:
+    """Runs of the table or figure called `text`, in the order of params.yaml; UserError with the known ones if none."""
+    paper, _, place = text.rpartition("/")
+    wanted = f"{paper or 'aero'}/{'table' if place.isdigit() else ''}{place}"
+    places = {
+        name: {"/".join(place.split("/")[:2]) for place in (*run.rows, *run.figures)}
+        for name, run in parameters.runs.items()
+    }
+    if names := [name for name in parameters.runs if wanted in places[name]]:
+        return names
+    known = sorted({place for of_run in places.values() for place in of_run}, key=_natural)
+    near = difflib.get_close_matches(wanted, known, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise UserError(f"no run is of {wanted}; {hint}known: {', '.join(known)}")
+
+
+def _natural(place: str) -> tuple[str, str, int]:
+    match = re.fullmatch(r"(.*?)/([a-z]+)(\d+)", place)
+    return (match[1], match[2], int(match[3])) if match else (place, "", 0)
+
+
+def _entry(parameters: Parameters, name: str, scales: Sequence[str], found: Any) -> dict[str, Any]:
+    run, of_run = parameters.run(name), found.get((parameters.scale, name), ())
+    costs = {}
+    for scale in scales:
+        there = parameters.at_scale(scale)
+        devices = {there.active.device} if there.active.device == MEASURED else set(parameters.devices)
+        estimates = {device: catalogue.cost(there, name, found, device) for device in sorted(devices)}
+        own = estimates[there.active.device]
+        costs[scale] = {
+            "tokens": own.tokens,
+            "training_flops": own.flops,
+            "device": own.device,
+            "hours": {device: estimate.hours for device, estimate in estimates.items()},
+        }
+    return {
+        "run": name,
+        "architecture": str(parameters.architecture(name)),
+        "model": run.model,
+        "context": parameters.context(name),
+        "corpus": parameters.corpus_name(name) or parameters.corpus_called(None).name,
+        "rows": list(run.rows),
+        "figures": list(run.figures),
+        "reason": run.reason,
+        "scale": parameters.scale,
+        "status": catalogue.status(parameters, name, of_run),
+        "seeds": [result.seed for result in of_run],
+        "planned_seeds": [seed for run_, seed in parameters.trainings() if run_ == name],
+        "cost": costs,
+    }
+
+
+def _overview(parameters: Parameters, entries: Sequence[dict[str, Any]]) -> str:
+    """Every run in a line: state at the active scale, time at every scale."""
+    scales = list(parameters.scales)
+    head = ["run", "architecture", "model", "T", parameters.scale, "seeds", *scales, "stands for"]
+    lines = [
+        [
+            *_who(entry),
+            entry["status"],
+            _seeds(entry),
+            *(_duration(_hours(entry, scale)) for scale in scales),
+            "; ".join(entry["rows"] or entry["figures"]) or entry["reason"],
+        ]
+        for entry in entries
+    ]
+    devices = "; ".join(f"{scale} {_device(parameters.at_scale(scale))}" for scale in scales)
+    return "\n".join([*_aligned(head, lines), "", *_summary(parameters, entries), f"Time of one training: {devices}."])
+
+
+def _detailed(parameters: Parameters, entries: Sequence[dict[str, Any]]) -> str:
+    """Every run in a line: state and cost at the active scale, on every device."""
+    scale = parameters.scale
+    devices = list(entries[0]["cost"][scale]["hours"])
+    head = ["run", "architecture", "model", "T", "status", "seeds", "tokens", "FLOPs", *devices, "stands for"]
+    lines = [
+        [
+            *_who(entry),
+            entry["status"],
+            _seeds(entry),
+            _number(entry["cost"][scale]["tokens"]),
+            _number(entry["cost"][scale]["training_flops"]),
+            *(_duration(hours) for hours in entry["cost"][scale]["hours"].values()),
+            "; ".join(entry["rows"] or entry["figures"]) or entry["reason"],
+        ]
+        for entry in entries
+    ]
+    return "\n".join(
+        [*_aligned(head, lines), "", *_summary(parameters, entries), f"Time of one training: {_device(parameters)}."]
+    )
+
+
+def _summary(parameters: Parameters, entries: Sequence[dict[str, Any]]) -> list[str]:
+    scale = parameters.scale
+    states = {state: sum(entry["status"] == state for entry in entries) for state in catalogue.Status.__args__}
+    hours = [_hours(entry, scale) for entry in entries]
+    planned = [len(entry["planned_seeds"]) for entry in entries]
+    total = None if None in hours else sum(h * n for h, n in zip(hours, planned, strict=True))
+    return [
+        f"{len(entries)} runs, {sum(planned)} trainings with their seeds; at scale {scale} "
+        + ", ".join(f"{number} {state}" for state, number in states.items() if number)
+        + f"; all trainings one after the other: {_duration(total)}.",
+    ]
+
+
+def _who(entry: dict[str, Any]) -> list[str]:
+    return [entry["run"], entry["architecture"], entry["model"], str(entry["context"])]
+
+
+def _seeds(entry: dict[str, Any]) -> str:
+    return f"{len(entry['seeds'])}/{len(entry['planned_seeds'])}"
+
+
+def _hours(entry: dict[str, Any], scale: str) -> float | None:
+    cost = entry["cost"][scale]
+    return cost["hours"][cost["device"]]
+
+
+def _device(parameters: Parameters) -> str:
+    device = parameters.active.device
+    if device == MEASURED:
+        return "from the speed of the kept results"
+    chosen = parameters.device(device)
+    return f"on one {device} (an assumption, not measured: {chosen.peak_tflops:g} TFLOP/s x {chosen.utilisation:g})"
+
+
+def _duration(hours: float | None) -> str:
+    if hours is None:
+        return "?"
+    if hours < 1 / 60:
+        return f"{3600 * hours:.0f} s"
+    return f"{60 * hours:.1f} min" if hours < 1 else f"{hours:.1f} h"
+
+
+def _number(value: float) -> str:
+    for unit, name in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= unit:
+            return f"{value / unit:.3g} {name}"
+    return f"{value:g}"
+
+
+def _aligned(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(line[i]) for line in (head, *lines)) for i in range(len(head) - 1)]
+    return [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[-1]])
+        for line in (head, *lines)
+    ]

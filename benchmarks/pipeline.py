@@ -1,0 +1,154 @@
+"""The pipeline itself: how long it takes to find nothing to do, what a change touches, what a second job gains.
+
+    python -m benchmarks.pipeline [--scale smoke] [--runs N]
+
+In a clone of this repository's last commit, with DVC's own commands. Corpora and configurations are made, and the
+default set is trained, one at a time and two at a time. All other outputs of the pipeline and of its catalogue are then
+stood in for by small files that are committed as they are: DVC's work is the same, and nothing else has to be computed
+for it. On that, `dvc repro` has nothing to do; then one run's learning rate is changed, and DVC says what is outdated.
+Writes results/bench/pipeline.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from aero.pipeline import ROOT
+from benchmarks import timing
+from benchmarks.timing import spread
+
+CHANGED = "sm-r"
+"""The run whose learning rate is changed."""
+
+
+def environment(root: Path) -> dict[str, str]:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return os.environ | {"PATH": path, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+
+
+def said(root: Path, *command: str) -> str:
+    """What a command prints. RuntimeError with its last lines if it fails."""
+    done = subprocess.run(command, cwd=root, env=environment(root), capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {(done.stdout + done.stderr)[-2000:]}")
+    return done.stdout
+
+
+def timed(root: Path, *command: str) -> float:
+    began = time.perf_counter()
+    said(root, *command)
+    return time.perf_counter() - began
+
+
+def clone(folder: Path, scale: str) -> Path:
+    root = folder / "clone"
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(root)], check=True)
+    path = root / "params.yaml"
+    path.write_text(re.sub(r"^scale: \w+", f"scale: {scale}", path.read_text(), flags=re.MULTILINE))
+    return root
+
+
+def train(root: Path, names: Sequence[str], jobs: int) -> float:
+    """Seconds of training all of `names` anew, as the Makefile does it."""
+    command = ["xargs", "-P", str(jobs), "-n", "1", "dvc", "--wait-for-lock", "repro", "-q", "-s", "-f"]
+    began = time.perf_counter()
+    subprocess.run(command, cwd=root, env=environment(root), input="\n".join(names), text=True, check=True)
+    return time.perf_counter() - began
+
+
+def stand_in(root: Path) -> int:
+    """Write a small file for every output that is not there, and how many there are."""
+    code = (
+        "from dvc.repo import Repo\n"
+        "for stage in Repo('.').index.stages:\n"
+        "    for out in stage.outs: print(out.fs_path)\n"
+    )
+    made = 0
+    for line in said(root, sys.executable, "-c", code).splitlines():
+        path = Path(line)
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.suffix:
+                path.mkdir()
+                path = path / "file"
+            path.write_text(f"{path.relative_to(root)}\n")
+            made += 1
+    return made
+
+
+def outdated(root: Path) -> list[str]:
+    """Stages that DVC would run, by its own status."""
+    return sorted(json.loads(said(root, "dvc", "status", "--json") or "{}"))
+
+
+def touched(root: Path, run: str) -> dict[str, Any]:
+    """What a changed learning rate of `run` makes outdated, once its configuration is written anew."""
+    before = outdated(root)
+    path = root / "params.yaml"
+    text, found = re.subn(rf"(\n  {re.escape(run)}: \{{)", r"\1overrides: {learning_rate: 2.0e-3}, ", path.read_text())
+    if found != 1:
+        raise RuntimeError(f"params.yaml has no single run {run}")
+    path.write_text(text)
+    at_once = outdated(root)
+    said(root, "dvc", "repro", "-q", "-s", "configurations")
+    return {"run": run, "before": before, "at_once": at_once, "then": outdated(root)}
+
+
+def help_seconds(repeats: int) -> list[float]:
+    """Seconds of `aero --help` in processes of their own."""
+    return [timed(ROOT, sys.executable, "-m", "aero.cli", "--help") for _ in range(repeats + 1)][1:]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pipeline", description=__doc__.splitlines()[0])
+    parser.add_argument("--scale", default="smoke")
+    parser.add_argument("--runs", type=int, help="train the first N of the default set (default: all)")
+    parser.add_argument("--repeats", type=int, default=5, help="of what takes seconds")
+    parser.add_argument("--folder", type=Path, default=timing.FOLDER)
+    chosen = parser.parse_args(arguments)
+    helped = help_seconds(chosen.repeats)
+    print(f"aero --help: {spread(helped)['median']:.2f} s", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        root = clone(Path(folder), chosen.scale)
+        for stage in ("tokenize", "tokenize_languini", "configurations"):
+            said(root, "dvc", "repro", "-q", "-s", stage)
+        listed = said(root, "dvc", "stage", "list", "--name-only", "dvc.yaml").split()
+        names = [name for name in listed if name.startswith("train@")][: chosen.runs]
+        seconds = {jobs: train(root, names, jobs) for jobs in (1, 2)}
+        print(f"{len(names)} trainings: {seconds[1]:.0f} s, by two {seconds[2]:.0f} s", flush=True)
+        made = stand_in(root)
+        said(root, "dvc", "commit", "-q", "-f")
+        idle = [timed(root, "dvc", "repro", "-q") for _ in range(chosen.repeats)]
+        checked = [timed(root, "dvc", "status", "-q", "dvc.yaml") for _ in range(chosen.repeats)]
+        print(f"nothing to do: {spread(idle)['median']:.1f} s", flush=True)
+        everything = len(said(root, "dvc", "stage", "list", "--all", "--name-only").split())
+        change = touched(root, CHANGED)
+        print(f"a change of {CHANGED} touches {', '.join(change['then'])}", flush=True)
+    values = {
+        "scale": chosen.scale,
+        "cores": timing.cores(),
+        "help_seconds": spread(helped),
+        "trainings": len(names),
+        "seconds_by_jobs": {str(jobs): round(value, 2) for jobs, value in seconds.items()},
+        "speedup_of_two_jobs": round(seconds[1] / seconds[2], 3),
+        "stages": everything,
+        "stood_in": made,
+        "idle_repro_seconds": spread(idle),
+        "idle_status_seconds": spread(checked),
+        "change": change,
+    }
+    timing.save("pipeline", values, chosen.folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Timings that can be compared: each side in a process of its own, their steps taken in turn.
+
+A side of its own has its own allocator, threads and settings, as its user would have them; steps in turn meet the same
+load of the machine. What is told of a side is a median with its lowest and highest value, what is told of two is the
+ratio repeat by repeat.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from aero import provenance
+from aero.training.log import write_text
+
+FOLDER = Path("results/bench")
+MB = 1e6
+
+Measured = dict[str, float]
+"""What a side says of one step; `seconds` among it."""
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in use now."""
+    return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * resource.getpagesize()
+
+
+def peak_bytes() -> int:
+    """The most that this process ever had in use."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def forget_peak() -> None:
+    """Let `peak_since` count from now on. Linux only; OSError elsewhere."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+
+
+def peak_since() -> int:
+    """The most that this process had in use since `forget_peak`."""
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("/proc/self/status has no VmHWM")
+
+
+def serve(step: Callable[[], Measured]) -> None:
+    """The child's side: does `step` for every line on standard input and answers with what it says, as JSON."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever a library prints must not pass for an answer
+    print("ready", file=answers, flush=True)
+    for _ in sys.stdin:
+        print(json.dumps(step()), file=answers, flush=True)
+
+
+class Side:
+    """A process that does one step at a time; a context manager, which ends it."""
+
+    def __init__(self, module: str, **settings: Any) -> None:
+        command = [sys.executable, "-m", module, "--side", json.dumps(settings)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._name = f"{module} {settings}"
+
+    def __enter__(self) -> Side:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None and self._process.stdin:
+            self._process.stdin.close()
+        self._process.wait()
+
+    def wait(self) -> None:
+        self._answer()
+
+    def step(self) -> Measured:
+        assert self._process.stdin is not None
+        self._process.stdin.write("step\n")
+        self._process.stdin.flush()
+        return json.loads(self._answer())
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        if line := self._process.stdout.readline():
+            return line
+        raise RuntimeError(f"{self._name} ended with status {self._process.wait()}")
+
+
+def in_turn(sides: Mapping[str, Side], repeats: int, warm_ups: int = 1) -> dict[str, list[Measured]]:
+    """`repeats` steps of every side, one of each in turn, in reverse order every other time."""
+    for side in sides.values():
+        side.wait()
+    found: dict[str, list[Measured]] = {name: [] for name in sides}
+    for repeat in range(warm_ups + repeats):
+        for name in list(sides)[:: 1 if repeat % 2 else -1]:
+            step = sides[name].step()
+            if repeat >= warm_ups:
+                found[name].append(step)
+    return found
+
+
+def spread(values: Sequence[float], digits: int = 5) -> dict[str, float]:
+    """Median, lowest and highest."""
+    return {
+        name: float(f"{value:.{digits}g}")
+        for name, value in (("median", median(values)), ("low", min(values)), ("high", max(values)))
+    }
+
+
+def ratio(over: Sequence[float], under: Sequence[float]) -> dict[str, float]:
+    """`over` / `under`, repeat by repeat: median, lowest and highest."""
+    return spread([a / b for a, b in zip(over, under, strict=True)], 4)
+
+
+def of(steps: Sequence[Measured], name: str = "seconds") -> list[float]:
+    return [step[name] for step in steps]
+
+
+def save(name: str, values: Mapping[str, Any], folder: Path = FOLDER) -> None:
+    """results/bench/<name>.json with where it was made; replaced at once."""
+    import torch
+
+    made = provenance.provenance(torch=torch.__version__, measured=provenance.now(), load=round(os.getloadavg()[0], 2))
+    write_text(folder / f"{name}.json", json.dumps({**values, "provenance": made}, indent=1) + "\n")

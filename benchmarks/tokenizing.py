@@ -1,0 +1,129 @@
+"""Tokenising from source files to token files, end to end: MB a second and core, growth with the corpus, memory.
+
+    python -m benchmarks.tokenizing [--repeats N] [--vocabulary N]
+
+The standard library with its tests, once and several times over, is read, encoded, hashed and written on one thread by
+`aero.data.encode.write_tokens`. A core's speed is MB of text over processor seconds, which other work on the machine
+does not lengthen. Memory is a fresh process's high-water mark. Learning the tokenizer is not part of it, as it always
+learns from the same 20 MB. Writes results/bench/tokenizing.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from aero.data.corpora import PythonStandardLibrary, Split
+from aero.data.encode import write_tokens
+from aero.data.tokenizer import load_tokenizer, train_tokenizer
+from benchmarks import timing
+from benchmarks.timing import MB, Measured, Side, in_turn, of, spread
+
+COPIES = (1, 2, 4)
+VALIDATION = 0.01
+
+
+class Repeated:
+    """A corpus whose training documents come several times over."""
+
+    def __init__(self, times: int) -> None:
+        self._once = PythonStandardLibrary(VALIDATION, include_tests=True)
+        self._times = times
+        self.name = self._once.name
+
+    def documents(self, split: Split) -> Iterator[str]:
+        for _ in range(self._times if split == "train" else 1):
+            yield from self._once.documents(split)
+
+    def manifest(self) -> dict[str, Any]:
+        return self._once.manifest()
+
+
+def side_of(copies: int, tokenizer_path: str, folder: str) -> Callable[[], Measured]:
+    tokenizer = load_tokenizer(tokenizer_path)
+
+    def step() -> Measured:
+        began, cpu_began = time.perf_counter(), time.process_time()
+        manifest = write_tokens(Repeated(copies), tokenizer, folder, threads=1, progress=False)
+        seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
+        splits = manifest["splits"].values()
+        return {
+            "seconds": seconds,
+            "cpu_seconds": cpu,
+            "bytes": float(sum(split["bytes"] for split in splits)),
+            "tokens": float(sum(split["tokens"] for split in splits)),
+            "peak_bytes": float(timing.peak_bytes()),
+        }
+
+    return step
+
+
+def growth(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """The exponent between the smallest and the largest size: 1 is linear, 0 is flat."""
+    return math.log(values[-1] / values[0]) / math.log(sizes[-1] / sizes[0])
+
+
+def measure(vocabulary: int, repeats: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as place, ExitStack() as running:
+        path = str(Path(place) / "tokenizer.json")
+        tokenizer = train_tokenizer(PythonStandardLibrary(VALIDATION).documents("train"), vocabulary)
+        tokenizer.save(path)
+        sides = {
+            str(copies): running.enter_context(
+                Side("benchmarks.tokenizing", copies=copies, tokenizer=path, folder=str(Path(place) / f"{copies}"))
+            )
+            for copies in COPIES
+        }
+        found = in_turn(sides, repeats, warm_ups=0)
+    lines = [
+        {
+            "bytes": steps[0]["bytes"],
+            "tokens": steps[0]["tokens"],
+            "mb_per_second": spread([step["bytes"] / MB / step["seconds"] for step in steps]),
+            "mb_per_cpu_second": spread([step["bytes"] / MB / step["cpu_seconds"] for step in steps]),
+            "seconds": spread(of(steps)),
+            "cpu_seconds": spread(of(steps, "cpu_seconds")),
+            "peak_bytes": max(of(steps, "peak_bytes")),
+        }
+        for steps in found.values()
+    ]
+    sizes = [line["bytes"] for line in lines]
+    return {
+        "vocabulary": tokenizer.vocabulary,
+        "repeats": repeats,
+        "sizes": lines,
+        "seconds_exponent": round(growth(sizes, [line["cpu_seconds"]["median"] for line in lines]), 3),
+        "memory_exponent": round(growth(sizes, [line["peak_bytes"] for line in lines]), 3),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tokenizing", description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--vocabulary", type=int, nargs="+", default=[257, 50257])
+    parser.add_argument("--folder", type=Path, default=timing.FOLDER)
+    parser.add_argument("--side", help=argparse.SUPPRESS)
+    chosen = parser.parse_args(arguments)
+    if chosen.side:
+        given = json.loads(chosen.side)
+        timing.serve(side_of(given["copies"], given["tokenizer"], given["folder"]))
+        return
+    found = [measure(vocabulary, chosen.repeats) for vocabulary in chosen.vocabulary]
+    for line in found:
+        largest = line["sizes"][-1]
+        print(
+            f"{line['vocabulary']} entries: {largest['mb_per_cpu_second']['median']:.1f} MB a core second, "
+            f"time as size^{line['seconds_exponent']:.2f}, memory as size^{line['memory_exponent']:.2f}"
+        )
+    timing.save("tokenizing", {"vocabularies": found}, chosen.folder)
+
+
+if __name__ == "__main__":
+    main()

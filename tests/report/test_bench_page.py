@@ -1,0 +1,199 @@
+"""The section on speed: what it shows is what results/bench holds, gaps are said, projections follow by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from aero import catalogue
+from aero.parameters import load
+from aero.report import bench_figures, bench_page, bench_projections
+from aero.report.drawing import svg
+from aero.report.results import Results
+
+ROOT = Path(__file__).resolve().parents[2]
+MADE = {"machine": "a <machine>", "torch": "2", "commit": "0123456789abcdef"}
+
+
+def spread(median: float) -> dict[str, float]:
+    return {"median": median, "low": 0.9 * median, "high": 1.1 * median}
+
+
+STEPS = [
+    {"width": width, "context": context, "vocabulary": 1024, "ratio": spread(ratio), "passes_ratio": spread(1.7)}
+    for width, context, ratio in ((128, 128, 1.51), (768, 512, 1.21))
+]
+ROWS = [
+    {
+        "width": width,
+        "architecture": "SM+R",
+        "flops_ratio": 2.0,
+        "speedup": spread(1.6),
+        "speedup_over_flops": 0.8,
+    }
+    for width in (128, 768)
+]
+REGULARIZED = [
+    {
+        "width": 768,
+        "context": context,
+        "ratio": spread(ratio),
+        "overhead": spread(0.1),
+        "peak_bytes": {"aero": 4e8, "authors": 1e9, "plain": 3e8},
+        "memory_ratio": 0.4,
+    }
+    for context, ratio in ((128, 1.2), (512, 3.0))
+]
+PARTS = {
+    "linear layers": {"bytes": 2e9, "seconds": 600.0},
+    "softmax": {"bytes": 3e9, "seconds": 60.0},
+}
+TWO_PARTY = {
+    "rows": [
+        {
+            "architecture": name,
+            "program": program,
+            "parts": PARTS,
+            "latency": {"wan": dict.fromkeys(bench_figures.RESOURCES, 300.0)},
+            "limit": {"wan": "bandwidth"},
+        }
+        for name in bench_page.SHOWN_ROWS
+        for program in ("as_published", "tuned")
+    ],
+    "growth": [
+        {
+            "axis": axis,
+            "kind": "linear",
+            "expected_bytes": 1.0,
+            "expected_seconds": 2.0,
+            "bytes_exponent": 1.04,
+            "seconds_exponent": 1.96,
+            "points": [{"size": s, "bytes": s * 1e3, "seconds": s * s * 1e-3} for s in (128, 256, 512)],
+        }
+        for axis in ("T", "d")
+    ],
+    "depth": [{"program": "tuned", "bytes_exponent": 0.97, "seconds_exponent": 0.9}],
+    "networks": {"wan": {"bandwidth_mbit": 100, "rtt_ms": 80}},
+    "scaling": {"linear layers": {"bytes": "L d", "seconds": "L d^2"}, "softmax": {"bytes": "L H", "seconds": "L H"}},
+    "models": [
+        {
+            "model": model,
+            "layers": 1,
+            "heads": 1,
+            "width": 64,
+            "vocabulary": 100,
+            "architecture": name,
+            "program": program,
+            "bytes": 7e9,
+            "seconds": 3600.0,
+            "wan_seconds": 7200.0,
+        }
+        for name in bench_page.SHOWN_MODELS
+        for program in ("as_published", "tuned")
+        for model in ("125M", "8B")
+    ],
+}
+FILES = {
+    "training_step": {"tokens": 1024, "threads": 2, "repeats": 7, "steps": STEPS, "rows": ROWS},
+    "regularized_step": {"threads": 2, "repeats": 7, "gamma": 0.2, "steps": REGULARIZED},
+    "tokenizing": {
+        "vocabularies": [
+            {
+                "vocabulary": 50257,
+                "seconds_exponent": 1.01,
+                "memory_exponent": 0.02,
+                "sizes": [{"bytes": 3e7, "mb_per_cpu_second": spread(12.5), "peak_bytes": 2e8}],
+            }
+        ]
+    },
+    "two_party": TWO_PARTY,
+    "pipeline": {
+        "scale": "smoke",
+        "stages": 600,
+        "trainings": 14,
+        "speedup_of_two_jobs": 1.77,
+        "idle_repro_seconds": spread(6.1),
+        "help_seconds": spread(0.08),
+        "change": {"run": "sm-r", "then": ["train@sm-r-1337", "catalogue/dvc.yaml:train_again@sm-r-1338"]},
+    },
+}
+
+
+@pytest.fixture
+def measured(tmp_path: Path, empty: Results) -> Results:
+    folder = tmp_path / "results/bench"
+    folder.mkdir(parents=True)
+    for name, values in FILES.items():
+        (folder / f"{name}.json").write_text(json.dumps({**values, "provenance": MADE}))
+    (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text())
+    return replace(empty, root=tmp_path)
+
+
+def test_the_section_shows_the_files(measured: Results) -> None:
+    text = bench_page.section(measured).text
+    for shown in (
+        "1.70 (1.53–1.87)",
+        "1 of 2 sizes",
+        "0.40",
+        "missed (1.5)",
+        "met (2.5)",
+        "met (0.5)",
+        "12.5 (11.2–13.8)",
+        "size<sup>0.02</sup>",
+        "1.77",
+        "missed (5 s)",
+        "train (1), train_again (1)",
+        "0.08",
+        "L<sup>0.97</sup>",
+        "<em>7.0 GB; 1.00 h; 2.00 h</em>",
+        "a &lt;machine&gt;",
+        "not measured yet",  # the GPU
+    ):
+        assert shown in text, shown
+
+
+def test_figures_draw_what_the_files_hold(measured: Results) -> None:
+    left, right = bench_figures.bench_training(measured).axes
+    assert [text.get_text() for text in left.texts if text.get_text() != "target"] == ["1.51", "1.21"]
+    assert [list(line.get_xdata()) for line in right.lines if line.get_marker() in "os"] == [[2.0], [2.0]]
+    growth = bench_figures.bench_growth(measured)
+    assert [text.get_text() for text in growth.axes[1].texts] == ["linear layer 1.96"]
+    limits = bench_figures.bench_limits(measured)
+    assert {bar.get_width() for bar in limits.axes[0].patches} == {5.0}
+    for function in (bench_figures.bench_training, bench_figures.bench_growth, bench_figures.bench_limits):
+        assert svg(function(measured), "t") == svg(function(measured), "t")
+
+
+def test_without_files_every_part_says_so(empty: Results) -> None:
+    text = bench_page.section(empty).text
+    assert text.count("not measured yet") >= 8
+    for function in (bench_figures.bench_training, bench_figures.bench_growth, bench_figures.bench_limits):
+        assert all(axes.texts[0].get_text() == "not measured yet" for axes in function(empty).axes)
+
+
+def test_eight_devices_take_the_longest_first_by_hand() -> None:
+    assert bench_projections.on_several([5.0, 4.0, 3.0, 3.0, 3.0], 2) == 10.0
+    assert bench_projections.on_several([7.0, 1.0, 1.0], 8) == 7.0
+
+
+def test_all_trainings_of_the_papers_by_hand() -> None:
+    parameters = load(ROOT / "params.yaml")
+    there = parameters.at_scale("paper")
+    made = bench_projections.training(parameters, "A100")
+    seconds = sum(catalogue.training_flops(there, run) for run, _ in there.trainings()) / (0.3 * 312e12)
+    assert made.trainings == 300 and made.hours == pytest.approx(seconds / 3600)
+    assert made.hours / 8 <= made.hours_of_eight <= made.hours / 8 + made.longest
+    assert made.cost == pytest.approx(made.hours * parameters.devices["A100"].usd_per_hour)
+    assert made.cost_of_eight == pytest.approx(8 * made.hours_of_eight * parameters.devices["A100"].usd_per_hour)
+    faster = bench_projections.training(parameters, "A100", 2 * 0.3 * 312e12, "a file")
+    assert faster.hours == pytest.approx(made.hours / 2) and faster.speed_from == "a file"
+
+
+def test_a_measured_speed_counts_for_its_own_device_only() -> None:
+    gpu = {"device": "NVIDIA H200", "steps": [{"context": 128, "regularized": False, "model_flops_per_second": 2e14}]}
+    assert bench_projections.measured_speed(gpu, "H200") == 2e14
+    assert bench_projections.measured_speed(gpu, "A100") is None
+    assert bench_projections.measured_speed(None, "H200") is None

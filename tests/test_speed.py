@@ -1,0 +1,149 @@
+"""The speed measurements: what they compare is the same computation, and their arithmetic is by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from aero.architecture import parse
+from aero.entropy import entropy_regularization
+from aero.model import GPT, ModelConfig
+from benchmarks import pipeline, timing, tokenizing, training_step, two_party
+from benchmarks.__main__ import ALL
+from benchmarks.regularized_step import algorithm_1
+from benchmarks.timing import Side, in_turn
+from benchmarks.training_step import Shape, batch_of, our_model, side_of, their_model
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY = Shape(16, 8, 50)
+
+
+def test_both_sides_of_a_training_step_train_the_same_model(monkeypatch):
+    monkeypatch.setattr(training_step, "TOKENS", 16)
+    sides = {name: side_of(name, TINY) for name in (training_step.OWN, training_step.THEIRS)}
+    losses = {name: [step()["loss"] for _ in range(4)] for name, step in sides.items()}
+    assert losses["aero"] == pytest.approx(losses["transformers"], rel=1e-4)
+    assert losses["aero"][-1] < losses["aero"][0]
+
+
+def test_their_model_has_our_weights(monkeypatch):
+    monkeypatch.setattr(training_step, "TOKENS", 16)
+    model, ids = our_model(TINY), batch_of(TINY)
+    with torch.no_grad():
+        torch.testing.assert_close(their_model(TINY, model)(ids).logits, model(ids), atol=1e-5, rtol=0)
+
+
+def test_the_authors_loop_is_algorithm_1_by_hand():
+    # One layer, two heads, T=2: entropies 0 and ln 2 of the second row, so 0 and (ln 2) / 2 on average.
+    sharp, even = [[1.0, 0.0], [1.0, 0.0]], [[1.0, 0.0], [0.5, 0.5]]
+    attention = torch.tensor([[sharp, even]])
+    thresholds = torch.tensor([[0.3, 0.5]])
+    margin = 0.2
+    expected = ((0.3 * math.log(2)) ** 2 + 0.0) / 2  # the second head is on its threshold
+    assert algorithm_1([attention], thresholds, margin).item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_authors_loop_agrees_with_our_regulariser():
+    torch.manual_seed(0)
+    model = GPT(parse("EReg(SM+LN+G)"), ModelConfig(50, 8, 3, 4, 16, 64, vo_bias=True, ffn_bias=True, init_std=0.4))
+    ids = torch.randint(0, 50, (2, 8))
+    shape = Shape(16, 8, 50)
+    _, entropies = model(ids, entropy=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training_step, "LAYERS", 3)
+        theirs = their_model(shape, model, "eager")
+    attentions = theirs(ids, output_attentions=True).attentions
+    thresholds = torch.rand(3, 4)
+    ours = entropy_regularization(entropies, thresholds, 0.1, "head_mean")
+    assert ours.item() > 0
+    assert algorithm_1(attentions, thresholds, 0.1).item() == pytest.approx(ours.item(), rel=1e-4)
+
+
+def test_flops_of_a_shape_by_hand():
+    # A token of GPT-2 small at T=128: 24 d^2 + 3 T d + d in each of 12 layers, and 2 d V.
+    expected = 12 * (24 * 768**2 + 3 * 128 * 768 + 768) + 2 * 768 * 1024
+    assert Shape(768, 128, 1024).flops_per_token("SM+LN+G") == pytest.approx(expected)
+
+
+def test_sides_take_turns_and_tell_of_a_failure(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    settings = {"shape": {"width": 16, "context": 512, "vocabulary": 50}, "threads": 1}
+    with Side("benchmarks.training_step", side="aero", **settings) as side:
+        found = in_turn({"aero": side}, 2)
+    assert len(found["aero"]) == 2 and all(0 < step["passes"] < step["seconds"] for step in found["aero"])
+    with Side("benchmarks.training_step", side="aero", shape={}, threads=1) as side:
+        with pytest.raises(RuntimeError, match="ended with status 1"):
+            side.wait()
+
+
+def test_ratios_are_taken_repeat_by_repeat():
+    assert timing.ratio([2.0, 9.0, 4.0], [1.0, 3.0, 4.0]) == {"median": 2.0, "low": 1.0, "high": 3.0}
+
+
+def test_exponents_by_hand():
+    assert two_party.exponent([128, 256, 512], [3.0, 12.0, 48.0]) == pytest.approx(2.0)
+    assert two_party.exponent([1, 2], [5.0, 5.0]) == pytest.approx(0.0)
+    assert tokenizing.growth([1.0, 4.0], [2.0, 8.0]) == pytest.approx(1.0)
+
+
+def test_a_repeated_corpus_is_as_much_longer():
+    once, twice = (sum(map(len, tokenizing.Repeated(times).documents("valid"))) for times in (1, 2))
+    assert once == twice > 0
+    assert len(list(tokenizing.Repeated(2)._once.documents("valid"))) > 0
+
+
+def test_every_kind_of_growing_operation_is_a_known_one():
+    from aero.report.bench_figures import KINDS
+
+    kinds = {operation.kind for _, _, operation, _ in two_party.growing()}
+    assert kinds == set(KINDS)
+    assert {two_party.part_of(kind) for kind in kinds} <= set(two_party.SCALING)
+
+
+def test_projections_of_larger_models_by_hand():
+    parts = {
+        "linear layers": {"bytes": 3e9, "wire_bytes": 3e9, "rounds": 10.0, "seconds": 100.0},
+        "softmax": {"bytes": 1e9, "wire_bytes": 5e8, "rounds": 20.0, "seconds": 50.0},
+    }
+    line = {"architecture": "SM", "program": "tuned", "context": 128, "parts": parts}
+    small, middle, large = two_party.models([line], two_party.Network(100, 80))
+    assert small["bytes"] == pytest.approx(4e9) and small["seconds"] == pytest.approx(150)
+    assert small["wan_seconds"] == pytest.approx(150 + 3.5e9 * 8 / 1e8 + 30 * 0.08)
+    # L 32 / 12, d 4096 / 768, H 32 / 12.
+    deep, wide = 32 / 12, 4096 / 768
+    assert large["bytes"] == pytest.approx(3e9 * deep * wide + 1e9 * deep * deep)
+    assert large["seconds"] == pytest.approx(100 * deep * wide**2 + 50 * deep * deep)
+    assert 0.8e9 < middle["parameters"] < 1.2e9 and 6e9 < large["parameters"] < 9e9
+
+
+def test_where_time_goes_adds_up_to_the_latency():
+    parts = {
+        "linear layers": {"bytes": 3e9, "wire_bytes": 3e9, "rounds": 10.0, "seconds": 100.0},
+        "softmax": {"bytes": 1e9, "wire_bytes": 5e8, "rounds": 20.0, "seconds": 50.0},
+    }
+    network = two_party.Network(100, 80)
+    found = two_party.where_time_goes(parts, 1e6, network)
+    assert found["encrypted products"] == 100 and found["nonlinear functions"] == 50
+    assert sum(found.values()) == pytest.approx(network.latency_seconds(150, 3.5e9 + 1e6, 0, 30))
+
+
+def test_every_benchmark_of_the_list_is_a_command_and_wrong_names_are_told():
+    for name in ALL:
+        assert (ROOT / "benchmarks" / f"{name}.py").is_file()
+    command = [sys.executable, "-m", "benchmarks", "trainingstep"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=pipeline.environment(ROOT))
+    assert run.returncode == 1 and run.stderr.startswith(
+        "error: unknown benchmark 'trainingstep'; known: training_step"
+    )
+
+
+def test_a_file_says_where_it_was_made(tmp_path):
+    timing.save("made", {"x": 1}, tmp_path)
+    found = json.loads((tmp_path / "made.json").read_text())
+    assert found["x"] == 1 and {"commit", "machine", "torch", "measured"} <= set(found["provenance"])

@@ -34,6 +34,7 @@ from aero.report import (
     pareto,
     pipeline,
     savings,
+    scales,
     sensitivity,
     sensitivity_models,
     sensitivity_page,
@@ -192,6 +193,9 @@ entropy_memory.entropy_memory(results)
 
 # %%
 page.table_4(results)
+
+# %%
+scales.side_by_side(results)
 
 # %%
 page.claims_table(judged, "table4")

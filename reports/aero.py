@@ -37,6 +37,7 @@ from aero.report import (
     pipeline,
     robustness,
     savings,
+    scales,
     sensitivity,
     sensitivity_models,
     sensitivity_page,
@@ -195,6 +196,9 @@ entropy_memory.entropy_memory(results)
 
 # %%
 page.table_4(results)
+
+# %%
+scales.side_by_side(results)
 
 # %%
 page.claims_table(judged, "table4")

@@ -8,7 +8,7 @@ from pathlib import Path
 from aero.errors import run_main
 from aero.parameters import load as load_parameters
 from aero.provenance import commit
-from aero.report import claims, landscape_tables, sensitivity, summary, tables
+from aero.report import claims, landscape_tables, scales, sensitivity, summary, tables
 from aero.report.render import render
 from aero.report.results import load
 from aero.training.log import write_together
@@ -28,6 +28,7 @@ def main(arguments: list[str]) -> None:
     texts = (
         tables.files(results)
         | landscape_tables.files(results)
+        | scales.files(results)
         | sensitivity.files(results)
         | {Path("reports") / "claims.csv": claims.claims_csv(judged)}
         | summary.files(results, judged)

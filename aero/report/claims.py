@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from aero.published import Claim, Paper, known_papers, load
+from aero.published import Claim, known_papers, load
 from aero.report import (
     cost_claims,
     entropy_claims,
@@ -18,7 +17,7 @@ from aero.report import (
 )
 from aero.report.decisions import TESTS, VERDICTS, Decision, Verdict
 from aero.report.results import Results
-from aero.report.scales import deciding_scales
+from aero.report.scales import decide
 from aero.report.tables import csv_text
 
 MODULES = (
@@ -45,8 +44,7 @@ class Judged:
 
 
 def judge(results: Results, *papers: str) -> list[Judged]:
-    """Every claim of the papers (default: all known ones), decided on `results`, each at the largest training scale at
-    which all sides of its comparison exist (`aero.report.scales`).
+    """Every claim of the papers (default: all known ones), decided on `results` at the largest scale that can.
 
     ValueError for a claim whose test does not exist.
     """
@@ -56,20 +54,8 @@ def judge(results: Results, *papers: str) -> list[Judged]:
         for claim in paper.claims:
             if claim.test not in TESTS:
                 raise ValueError(f"claim {claim.id}: no test {claim.test!r}; known: {', '.join(sorted(TESTS))}")
-            judged.append(Judged(claim, _decide(results, paper, claim), short))
+            judged.append(Judged(claim, decide(results, paper, claim), short))
     return judged
-
-
-def _decide(results: Results, paper: Paper, claim: Claim) -> Decision:
-    """The claim's decision at the scale that decides it; what larger ones show so far stands in its evidence."""
-    scale, larger = deciding_scales(results, claim)
-    decision = TESTS[claim.test](results.at(scale), paper, **claim.parameters)
-    for other in larger:
-        found = TESTS[claim.test](results.at(other), paper, **claim.parameters)
-        if found.measured:
-            said = f"{decision.evidence}; at scale {other}, with too few seeds for a verdict: {found.measured}"
-            decision = dataclasses.replace(decision, evidence=said)
-    return decision
 
 
 def claims_csv(judged: Iterable[Judged]) -> str:

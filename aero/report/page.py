@@ -30,9 +30,9 @@ from aero.report.marks import (
     training_caption,
 )
 from aero.report.results import Results, Run
-from aero.report.scales import beside, captions, missing_scale
+from aero.report.scales import missing_scale
 from aero.report.statistics import estimate, relative
-from aero.report.tables import TRAINING, MeasuredCell, cost_rows, table, training_origin
+from aero.report.tables import MeasuredCell, cost_rows, table, training_origin
 
 # Tables -----------------------------------------------------------------------------------------------------------
 
@@ -40,26 +40,37 @@ from aero.report.tables import TRAINING, MeasuredCell, cost_rows, table, trainin
 def table_2(results: Results) -> Html:
     """AERO Table 2, published beside measured."""
     printed = load("aero").tables["2"]
-    scales = results.scales_of(*(row.run for row in printed.rows if row.run))
-    cells = [{(c.row.name, c.published.column.key): c for c in table(results.at(s), "2")} for s in scales]
+    cells = {(c.row.name, c.published.column.key): c for c in table(results, "2")}
     place = f"AERO Table 2; {printed.place}"
     rows = []
     for row in printed.rows:
-        line = [row_label(row.name)]
-        for key in ("ppl", "delta"):
-            measured = [of_scale[row.name, key] for of_scale in cells]
-            line += [published_number(measured[0].published, place), *beside(measured, results, scales)]
-        rows.append([*line, "; ".join(_seed_cell(results.at(scale), row.run) for scale in scales)])
+        ppl, delta = cells[row.name, "ppl"], cells[row.name, "delta"]
+        rows.append(
+            [
+                row_label(row.name),
+                published_number(ppl.published, place),
+                measured_number(ppl, results),
+                published_number(delta.published, place),
+                measured_number(delta, results)
+                if row.run != "sm-ln-g" or delta.origin == "missing"
+                else number("0.00", delta.origin, cell_source(delta, results)),
+                _seed_cell(results, row.run),
+            ]
+        )
     caption = (
         f"<b>Table 2.</b> Evaluation perplexity and its increase Δ over SM+LN+G, in per cent, paired by seed. "
         f"Published: GPT-2, CodeParrot, {escape(printed.place)}. Perplexities of different corpora and tokenizers "
-        f"do not compare; Δ does. {captions(results, [r.run for r in printed.rows if r.run], scales)}"
+        f"do not compare; Δ does. {training_caption(results, [r.run for r in printed.rows if r.run])}"
     )
-    names = ["measured"] if len(scales) == 1 else [f"at {scale}" for scale in scales]
-    heads = ["configuration", *(f"{what} {of}" for what in ("PPL", "Δ %") for of in ("published", *names)), "seeds"]
-    wide = 0.5 / len(scales) / 2
-    widths = (0.16, *(0.13, *[wide] * len(scales)) * 2, 0.08)
-    return Html(grid(heads, rows, caption, "table-2", widths, "dense" if len(scales) > 1 else ""))
+    return Html(
+        grid(
+            ["configuration", "PPL published", "PPL measured", "Δ % published", "Δ % measured", "seeds"],
+            rows,
+            caption,
+            "table-2",
+            (0.16, 0.13, 0.25, 0.13, 0.25, 0.08),
+        )
+    )
 
 
 def _seed_cell(results: Results, run: str | None) -> str:
@@ -73,21 +84,18 @@ def _seed_cell(results: Results, run: str | None) -> str:
 def table_4(results: Results) -> Html:
     """AERO Table 4: in every cell the published number above the measured one."""
     printed = load("aero").tables["4"]
-    scales = results.scales_of(*(row.run for row in printed.rows if row.run))
-    cells = [{(c.row.name, c.published.column.key): c for c in table(results.at(s), "4")} for s in scales]
+    cells = {(c.row.name, c.published.column.key): c for c in table(results, "4")}
     place = f"AERO Table 4; {printed.place}"
     rows = []
     for row in printed.rows:
         line = [row_label(row.name)]
         for key in printed.columns:
-            cell = cells[0][row.name, key]
-            if key == "nonlinear":
-                line.append(_operations(cell, place))
-                continue
-            measured = [measured_number(cell, results, interval=False)]
-            if key in TRAINING:
-                measured = beside([of_scale[row.name, key] for of_scale in cells], results, scales, interval=False)
-            line.append("<br>".join([published_number(cell.published, place), *measured]))
+            cell = cells[row.name, key]
+            line.append(
+                _operations(cell, place)
+                if key == "nonlinear"
+                else f"{published_number(cell.published, place)}<br>{measured_number(cell, results, interval=False)}"
+            )
         rows.append(line)
     heads = [
         "configuration",
@@ -102,7 +110,7 @@ def table_4(results: Results) -> Html:
     ]
     caption = (
         f"<b>Table 4.</b> Upper number published ({escape(printed.place)}), lower number measured here. Perplexity: "
-        f"{captions(results, [r.run for r in printed.rows if r.run], scales)} Counts: aero.flops, Appendix E. Costs, "
+        f"{training_caption(results, [r.run for r in printed.rows if r.run])} Counts: aero.flops, Appendix E. Costs, "
         f"program as_published: {cost_caption(results)}"
     )
     return Html(grid(heads, rows, caption, "table-4", (0.19, 0.08, 0.19, 0.09, 0.09, 0.09, 0.09, 0.09, 0.09), "dense"))
@@ -422,9 +430,8 @@ def gaps(results: Results, names: Iterable[str], further: Iterable[str] = ()) ->
 
     names: runs that are compared with each other. further: runs that other parts of the report draw.
     """
-    lines = []
     names = list(names)
-    lines += missing_scale(results, names)
+    lines = missing_scale(results, names)
     drawn = list(dict.fromkeys([*names, *further]))
     if missing := [name for name in drawn if not results.seeds(name)]:
         lines.append(f"not run at scale {results.scale}: {', '.join(missing)}")

@@ -4,14 +4,20 @@ is missing at the papers' own width and depth.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+from collections.abc import Iterable
 from html import escape
+from pathlib import Path
 
-from aero.published import Claim
-from aero.report.marks import measured_number, training_caption
+from aero.published import Cell, Claim, Paper, Row, load
+from aero.report.decisions import TESTS, Decision
+from aero.report.marks import Html, gap, grid, number, published_number, row_label, training_caption
 from aero.report.results import LOOK, Results
-from aero.report.tables import MeasuredCell
+from aero.report.statistics import estimate, relative
+from aero.report.tables import COLUMNS, csv_text, training_origin
 
+TABLES = ("2", "3", "4", "5", "6", "7", "8", "9")
+BASELINE = "SM+LN+G"
 LARGE = "gpu"
 """The smallest scale of the papers' own width and depth."""
 _SIDES = ("run", "base", "above", "against", "runs", "others")
@@ -49,19 +55,126 @@ def deciding_scales(results: Results, claim: Claim) -> tuple[str, tuple[str, ...
     return results.scale, tuple(undecided)
 
 
-def beside(cells: Sequence[MeasuredCell], results: Results, scales: Sequence[str], interval: bool = True) -> list[str]:
-    """The measured sides of one printed cell at the scales, with the scale's name where there are several."""
-    name = '<span class="where"> {}</span>' if len(scales) > 1 and not interval else ""
-    return [
-        measured_number(cell, results.at(scale), interval) + name.format(escape(scale))
-        for cell, scale in zip(cells, scales, strict=True)
-    ]
+def decide(results: Results, paper: Paper, claim: Claim) -> Decision:
+    """The claim's decision at the scale that decides it; what larger ones show so far stands in its evidence."""
+    scale, larger = deciding_scales(results, claim)
+    decision = TESTS[claim.test](results.at(scale), paper, **claim.parameters)
+    for other in larger:
+        found = TESTS[claim.test](results.at(other), paper, **claim.parameters)
+        if found.measured:
+            said = f"{decision.evidence}; at scale {other}, with too few seeds for a verdict: {found.measured}"
+            decision = dataclasses.replace(decision, evidence=said)
+    return decision
 
 
-def captions(results: Results, runs: Sequence[str], scales: Sequence[str]) -> str:
-    """Scale, seeds, corpus, commit and machine of the runs at every scale shown, and what is not there."""
-    texts = [training_caption(results.at(scale), runs) for scale in scales]
-    return " ".join([*texts, *(escape(f"{line}.") for line in missing_scale(results, runs))])
+def _trained(number_: str) -> dict[str, tuple[Row, Cell, str]]:
+    """By row and training of the printed table: the row, its perplexity's cell and the run."""
+    found = {}
+    for row in load("aero").tables[number_].rows:
+        for cell in row.cells.values():
+            run = row.trained.get(cell.column.training)
+            if run and cell.column.key.startswith("ppl"):
+                found[" ".join(filter(None, (row.name, cell.column.training)))] = (row, cell, run)
+    return found
+
+
+def side_by_side(results: Results) -> Html:
+    """Published perplexities beside those of every scale with results, table by table, and their increase over the
+    table's SM+LN+G; what is not there at the papers' width and depth is named.
+    """
+    parts = [_side_by_side(results, number_) for number_ in TABLES]
+    runs = [run for number_ in ("2", "4") for _, _, run in _trained(number_).values()]
+    absent = "".join(f"<p>{escape(line)}.</p>" for line in missing_scale(results, dict.fromkeys(runs)))
+    return Html(absent + "".join(parts))
+
+
+def _side_by_side(results: Results, number_: str) -> str:
+    trained = _trained(number_)
+    runs = [run for _, _, run in trained.values()]
+    scales = results.scales_of(*runs)
+    if len(scales) < 2:
+        return ""
+    place, first = f"AERO Table {number_}", next(iter(trained.values()))[0].name
+    # The baseline of a row: SM+LN+G of the same training, where the table begins with it.
+    bases = {cell.column.training: (cell, run) for row, cell, run in trained.values() if row.name == first == BASELINE}
+    rows = []
+    for name, (row, cell, run) in trained.items():
+        base = bases.get(cell.column.training)
+        line = [row_label(row.name) + escape(name.removeprefix(row.name)), published_number(cell, place)]
+        line += [_perplexity(results, run, scale, cell.column.digits) for scale in scales]
+        if bases:
+            line.append(_published_increase(cell, base[0], place) if base else "")
+            line += [_increase(results, run, base[1], scale) if base else "" for scale in scales]
+        rows.append(line)
+    heads = ["configuration", "PPL published", *(f"PPL at {scale}" for scale in scales)]
+    if bases:
+        heads += ["Δ % published", *(f"Δ % at {scale}" for scale in scales)]
+    stated = " ".join(training_caption(results.at(scale), runs) for scale in scales)
+    caption = (
+        f"<b>Table {number_} at every scale.</b> Perplexities of different corpora and tokenizers do not compare; Δ, "
+        f"their increase over {BASELINE} paired by seed, does. {stated}"
+    )
+    return grid(heads, rows, caption, f"scales-{number_}", (), "dense")
+
+
+def _perplexity(results: Results, run: str, scale: str, digits: int) -> str:
+    seeds = results.seeds(run, scale)
+    found = estimate(results.perplexity(run, scale))
+    if not seeds:
+        return gap()
+    text = "NaN" if found is None else found.text(digits)
+    failed = sum(trained.diverged for trained in seeds)
+    if found is not None and failed:
+        text += f", {failed} of {len(seeds)} NaN"
+    return number(text, training_origin(scale), ", ".join(trained.path for trained in seeds))
+
+
+def _increase(results: Results, run: str, base: str, scale: str) -> str:
+    found = estimate(relative(results.perplexity(run, scale), results.perplexity(base, scale)))
+    if found is None:
+        return gap()
+    source = ", ".join(trained.path for name in (run, base) for trained in results.seeds(name, scale))
+    return number("baseline" if run == base else found.text(1), training_origin(scale), source)
+
+
+def _published_increase(cell: Cell, base: Cell, place: str) -> str:
+    if cell is base:
+        return number("baseline", "published", place)
+    if cell.value is None or cell.diverged or base.value is None:
+        return published_number(cell, place)
+    return number(f"{100 * (cell.value / base.value - 1):+.1f}", "published", place)
+
+
+def files(results: Results) -> dict[Path, str]:
+    """The perplexities of every table with results at another scale than the report's: aero_table2_gpu.csv, in the form
+    of the other tables' files."""
+    found = {}
+    for number_ in TABLES:
+        trained = _trained(number_)
+        for scale in results.scales_of(*(run for _, _, run in trained.values())):
+            if scale == results.scale:
+                continue
+            rows = []
+            for row, cell, run in trained.values():
+                seeds, value = results.seeds(run, scale), estimate(results.perplexity(run, scale))
+                steps = [f"seed {t.seed} at step {t.diverged_at}" for t in seeds if t.diverged]
+                bounds = (value.low, value.high) if value else (None, None)
+                rows.append(
+                    {
+                        "row": row.name,
+                        "column": cell.column.label,
+                        "published": cell.text,
+                        "measured": f"{value.mean:.6g}" if value else "NaN" if steps else "",
+                        "unit": cell.column.unit,
+                        "scale": scale,
+                        "seeds": " ".join(str(seed) for seed in value.seeds) if value else "",
+                        "ci_low": "" if bounds[0] is None else f"{bounds[0]:.6g}",
+                        "ci_high": "" if bounds[1] is None else f"{bounds[1]:.6g}",
+                        "note": f"diverged: {', '.join(steps)}" if steps else "" if seeds else "not run yet",
+                    }
+                )
+            found[Path("reports") / "tables" / f"aero_table{number_}_{scale}.csv"] = csv_text(rows, COLUMNS)
+    return found
 
 
 def missing_scale(results: Results, runs: Iterable[str]) -> list[str]:

@@ -44,7 +44,7 @@ class MeasuredCell:
 
 
 def table(results: Results, number: str, short: str = "aero") -> list[MeasuredCell]:
-    """Every cell of the paper's table `number`, row by row, in the printed order; `results.at` for another scale."""
+    """Every cell of the paper's table `number`, row by row, in the printed order."""
     paper = load(short)
     printed = paper.tables[number]
     return [_measure(results, paper, printed, row, cell) for row in printed.rows for cell in row.cells.values()]
@@ -315,7 +315,7 @@ def csv_text(rows: Iterable[dict[str, object]], columns: tuple[str, ...]) -> str
 def files(results: Results) -> dict[Path, str]:
     """Path below the project's root and text of every table file."""
     folder = Path("reports") / "tables"
-    found = {
+    return {
         folder / "aero_table2.csv": cells_csv(table(results, "2")),
         folder / "aero_table4.csv": cells_csv(table(results, "4")),
         folder / "aero_table4_costs.csv": costs_csv(cost_rows(results)),
@@ -327,16 +327,3 @@ def files(results: Results) -> dict[Path, str]:
             ("_costs", costs_csv(cost_rows(results, number))),
         )
     }
-    return found | _at_other_scales(results)
-
-
-def _at_other_scales(results: Results) -> dict[Path, str]:
-    """The training cells of every table with results at another scale than the report's: aero_table2_gpu.csv."""
-    found = {}
-    for number in ("2", "4", "5", "6", "7"):
-        runs = [run for row in load("aero").tables[number].rows for run in row.trained.values()]
-        for scale in results.scales_of(*runs):
-            if scale != results.scale:
-                cells = [cell for cell in table(results.at(scale), number) if cell.scale == scale]
-                found[Path("reports") / "tables" / f"aero_table{number}_{scale}.csv"] = cells_csv(cells)
-    return found

@@ -44,8 +44,11 @@ def as_it_stands() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def tensor_cores() -> Iterator[None]:
-    """Float32 products by a GPU's matrix units, with operands of 10 bits after the point (TF32); nothing on a CPU."""
+def tensor_cores(device: torch.device | str) -> Iterator[None]:
+    """On a GPU, float32 products by its matrix units, with operands of 10 bits after the point (TF32)."""
+    if torch.device(device).type != "cuda":
+        yield
+        return
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:

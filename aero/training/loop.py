@@ -122,7 +122,7 @@ def evaluate(
     """
     model.eval()
     total, tokens = 0.0, 0
-    with as_it_stands(), tensor_cores(), faster_products(model):
+    with as_it_stands(), tensor_cores(device), faster_products(model):
         for ids in itertools.islice(batches, processes.rank, None, processes.count):
             ids = ids.to(device)
             predicted = ids[:, 1:].numel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from pathlib import Path
 
 import made_results
@@ -12,8 +13,8 @@ import pytest
 from aero.published import load as load_paper
 from aero.report import claims, page
 from aero.report.results import Results, load
-from aero.report.scales import deciding_scales, missing_scale, sides
-from aero.report.tables import files
+from aero.report.scales import deciding_scales, files, missing_scale, side_by_side, sides
+from aero.report.tables import COLUMNS
 
 CLAIM = next(c for c in load_paper("aero").claims if c.id == "t2-layernorm-removal-gelu")  # sm-g against sm-ln-g
 RUNS = ("sm-ln-g", "sm-g", "sm-r", "sm")
@@ -80,37 +81,45 @@ def test_a_claim_of_no_run_stays_at_the_reports_scale(tmp_path: Path) -> None:
     assert sides(results, counted) == () and deciding_scales(results, counted) == ("laptop", ())
 
 
+def cells(text: str, row: str) -> list[str]:
+    line = next(line for line in text.split("<tr>") if f"<code>{row.replace('+', '+<wbr>')}</code>" in line)
+    return [re.sub(r"<[^>]+>", "", cell).replace("○", "") for cell in re.findall(r"<td[^>]*>(.*?)</td>", line)]
+
+
 def test_tables_show_the_scales_side_by_side(tmp_path: Path) -> None:
+    results = project(tmp_path, {"sm-ln-g": BASE, "sm-g": {1337: 6.0, 1338: 6.1}, "sm": {1337: 9.0}})
+    made_results.write_run(tmp_path / "results/gpu/sm/seed_1338", "sm", 1338, "gpu", diverged_at=40)
+    text = side_by_side(load(tmp_path)).text
+    second = text[text.index('id="scales-2"') : text.index('id="scales-4"')]
+    heads = ["PPL published", "PPL at gpu", "PPL at laptop", "Δ % published", "Δ % at gpu", "Δ % at laptop"]
+    assert re.findall(r"<th>(.*?)</th>", second)[1:] == heads
+    row = cells(second, "SM+G")
+    # 6.05 of 6.0 and 6.1; +20 % and +22 %; published 3.197 over 2.688 is +18.9 %
+    assert row[1] == "3.197" and row[2].startswith("6.050 [") and row[3].startswith("15.010 [")
+    assert row[4] == "+18.9" and row[5].startswith("21.0 [") and row[6].startswith("50.1 [")
+    assert cells(second, "SM+LN+G")[4:] == ["baseline"] * 3
+    assert cells(second, "SM")[1:3] == ["NaN", "9.000, 1 of 2 NaN"] and cells(second, "SM+R")[2] == "not measured yet"
+    assert "results/gpu/sm-g/seed_1337/metrics.json" in second
+    assert "scale gpu (L=12" in second and "scale laptop (L=12" in second
+    assert "scales-5" not in text and results.scale == "laptop"
+
+
+def test_one_scale_alone_has_no_such_tables(full: Results) -> None:
+    text = side_by_side(full).text
+    assert "<table>" not in text and "no result of any of these" in text and not files(full)
+
+
+def test_perplexities_of_another_scale_are_a_file_of_their_own(tmp_path: Path) -> None:
     results = project(tmp_path, {"sm-ln-g": BASE, "sm-g": {1337: 6.0, 1338: 6.1}})
-    text = page.table_2(results).text
-    heads = ["PPL published", "PPL at gpu", "PPL at laptop", "Δ % published", "Δ % at gpu", "Δ % at laptop", "seeds"]
-    assert all(f"<th>{head}</th>" in text for head in heads)
-    row = next(line for line in text.split("<tr>") if "SM+<wbr>G<" in line)
-    assert row.index("results/gpu/sm-g/seed_1337") < row.index("results/laptop/sm-g/seed_1337")
-    assert ">21.00 [" in row.replace('<span class="mark">○</span>', "") and ">2; 3<" in row
-    fourth = page.table_4(results).text
-    assert '<span class="where"> gpu</span>' in fourth and '<span class="where"> laptop</span>' in fourth
-    assert "scale gpu (L=12" in text and "scale laptop (L=12" in text
-
-
-def test_one_scale_alone_has_the_columns_it_had(full: Results) -> None:
-    text = page.table_2(full).text
-    for head in ("PPL published", "PPL measured", "Δ % published", "Δ % measured", "seeds"):
-        assert f"<th>{head}</th>" in text
-    assert '<span class="where"> laptop</span>' not in page.table_4(full).text
-    assert not [path for path in files(full) if "gpu" in path.name]
-
-
-def test_cells_of_another_scale_are_a_file_of_their_own(tmp_path: Path) -> None:
-    written = files(project(tmp_path, {"sm-ln-g": BASE, "sm-g": {1337: 6.0, 1338: 6.1}}))
-    tables = {path.name: list(csv.DictReader(io.StringIO(text))) for path, text in written.items()}
-    assert {name for name in tables if "gpu" in name} == {"aero_table2_gpu.csv", "aero_table4_gpu.csv"}
-    line = next(x for x in tables["aero_table2_gpu.csv"] if x["row"] == "SM+G" and x["column"] == "Eval PPL")
+    tables = {path.name: list(csv.DictReader(io.StringIO(text))) for path, text in files(results).items()}
+    assert set(tables) == {"aero_table2_gpu.csv", "aero_table4_gpu.csv"}
+    second = tables["aero_table2_gpu.csv"]
+    assert tuple(second[0]) == COLUMNS and len(second) == 6
+    line = next(x for x in second if x["row"] == "SM+G")
     assert (line["scale"], line["seeds"], float(line["measured"])) == ("gpu", "1337 1338", pytest.approx(6.05))
-    assert {x["scale"] for x in tables["aero_table2.csv"]} == {"laptop"}
-    assert {x["column"] for x in tables["aero_table4_gpu.csv"]} == {"Eval PPL"} or len(
-        tables["aero_table4_gpu.csv"]
-    ) == 10
+    # s = 0.0707107, t(1, 0.975) = 12.7062: half width 0.63531
+    assert float(line["ci_low"]) == pytest.approx(6.05 - 0.63531, abs=1e-4) and line["published"] == "3.197"
+    assert next(x for x in second if x["row"] == "SM+R")["note"] == "not run yet"
 
 
 def test_the_missing_scale_is_named(tmp_path: Path) -> None:
@@ -118,7 +127,7 @@ def test_the_missing_scale_is_named(tmp_path: Path) -> None:
     (line,) = missing_scale(results, RUNS)
     assert line.startswith("Scale gpu") and "no result of any of these 4 runs" in line and "docs/gpu.md" in line
     assert "no result of any of these" in page.gaps(results, RUNS).text
-    assert "no result of any of these" in page.table_2(results).text
+    assert "no result of any of these" in side_by_side(results).text
     some = project(tmp_path / "some", {"sm-ln-g": BASE, "sm-g": BASE})
     assert "has no result of sm-r, sm yet" in missing_scale(some, RUNS)[0]
     assert missing_scale(project(tmp_path / "all", {run: BASE for run in RUNS}), RUNS) == []

@@ -12,7 +12,7 @@ import torch
 from aero.architecture import parse
 from aero.model import GPT, ModelConfig
 from aero.training import state
-from aero.training.compiled import as_it_stands, compile_step
+from aero.training.compiled import as_it_stands, compile_step, tensor_cores
 from aero.training.log import LiveLog, columns, read, write
 from aero.training.loop import (
     Regularizer,
@@ -445,3 +445,12 @@ def test_the_model_needs_torch_alone():
     root = Path(__file__).resolve().parents[2]
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True)
     assert finished.stdout.strip() == "[]"
+
+
+def test_only_a_gpu_evaluates_with_shortened_operands():
+    before = torch.get_float32_matmul_precision()
+    with tensor_cores("cpu"):
+        assert torch.get_float32_matmul_precision() == before
+    with tensor_cores("cuda:0"):
+        assert torch.get_float32_matmul_precision() == "high"
+    assert torch.get_float32_matmul_precision() == before

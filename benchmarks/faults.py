@@ -32,12 +32,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, chdir, contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
+from dvc.exceptions import DvcException
+from dvc.repo import Repo
 
 from aero import provenance
 from aero.checkpoint import read_tensors
@@ -91,10 +93,10 @@ class Project:
         (folder / ".dvc" / "config").write_text(config.replace("[core]\n", "[core]\n    no_scm = true\n"))
         self.expected: dict[str, dict[str, str]] = {}
         self._latest: subprocess.Popen[bytes] | None = None
+        os.environ["DVC_SITE_CACHE_DIR"] = str(folder / ".dvc" / "site")
         self.environment = os.environ | {
             "PYTHONPATH": str(folder),
             "OMP_NUM_THREADS": "1",
-            "DVC_SITE_CACHE_DIR": str(folder / ".dvc" / "site"),
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         }
 
@@ -112,7 +114,7 @@ class Project:
     def start(self) -> subprocess.Popen[bytes]:
         self._output.truncate(0)
         self._latest = subprocess.Popen(
-            [sys.executable, "-m", "aero.whole_dvc", "repro", *self.targets],
+            [sys.executable, "-m", "aero.whole_dvc", "repro", "--no-run-cache", *self.targets],
             cwd=self.folder,
             env=self.environment,
             stdin=subprocess.DEVNULL,
@@ -164,12 +166,11 @@ class Project:
             stages = lock["stages"]
         except (OSError, yaml.YAMLError, TypeError, KeyError) as error:
             return [f"dvc.lock cannot be read ({type(error).__name__})"]
-        asked = subprocess.run(
-            ["dvc", "status", "--json"], cwd=self.folder, env=self.environment, capture_output=True, text=True
-        )
-        if asked.returncode:
-            return [f"dvc status failed: {asked.stderr.strip()[-200:]}"]
-        status = json.loads(asked.stdout)
+        try:
+            with chdir(self.folder), Repo() as repo:
+                status = repo.status()
+        except DvcException as error:
+            return [f"dvc status fails: {' '.join(str(error).split())[:200]}"]
         found = []
         for stage, entry in stages.items():
             said: dict[str, str] = {}
@@ -263,8 +264,17 @@ def terminate_all(leader: int, project: Project) -> None:
     tell(list(session(leader)), signal.SIGTERM)
 
 
+def awaited_stage(leader: int) -> list[int]:
+    """The processes of the stage that runs now or next; empty if none comes any more."""
+    while leader in session(leader):
+        if found := stage_processes(leader):
+            return found
+        time.sleep(0.02)
+    return []
+
+
 def kill_stage(leader: int, project: Project) -> None:
-    tell(stage_processes(leader) or [leader], signal.SIGKILL)
+    tell(awaited_stage(leader), signal.SIGKILL)
 
 
 def kill_dvc(leader: int, project: Project) -> None:
@@ -283,9 +293,11 @@ def fill_disk(leader: int, project: Project) -> None:
                 continue
 
 
-def limit(which: int, amount: Callable[[int], int]) -> Callable[[int, Project], None]:
+def limit(
+    which: int, amount: Callable[[int], int], whom: Callable[[int], Iterable[int]]
+) -> Callable[[int, Project], None]:
     def strike(leader: int, project: Project) -> None:
-        for pid in session(leader):
+        for pid in whom(leader):
             try:
                 most = amount(pid)
                 resource.prlimit(pid, which, (most, most))
@@ -301,14 +313,14 @@ def memory_of(pid: int) -> int:
 
 
 def strikes(own_disk: bool) -> dict[str, Callable[[int, Project], None]]:
-    full = fill_disk if own_disk else limit(resource.RLIMIT_FSIZE, lambda pid: 4096)
+    full = fill_disk if own_disk else limit(resource.RLIMIT_FSIZE, lambda pid: 4096, session)
     return {
         "SIGKILL": kill_all,
         "SIGTERM": terminate_all,
         "SIGKILL of the stage alone": kill_stage,
         "SIGKILL of DVC alone": kill_dvc,
         "full disk" if own_disk else "full disk (limit on file sizes)": full,
-        "out of memory (limit on address space)": limit(resource.RLIMIT_AS, memory_of),
+        "a stage out of memory (limit on address space)": limit(resource.RLIMIT_AS, memory_of, awaited_stage),
     }
 
 

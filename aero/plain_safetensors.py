@@ -65,7 +65,7 @@ class safe_open:
                 raise ValueError(f"{length} bytes of a file of {len(data)}")
             header = json.loads(data[8 : 8 + length].tobytes())
             self._metadata = header.pop("__metadata__", None)
-            self._entries = {name: _entry(entry) for name, entry in header.items()}
+            self._entries = {name: _entry(name, entry) for name, entry in header.items()}
         except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise SafetensorError(f"header: {error}") from None
         if not all(isinstance(text, str) for text in (self._metadata or {}).values()):
@@ -101,11 +101,13 @@ class safe_open:
         return values
 
 
-def _entry(entry: dict[str, Any]) -> tuple[int, int, torch.dtype, list[int]]:
+def _entry(name: str, entry: dict[str, Any]) -> tuple[int, int, torch.dtype, list[int]]:
     """Begin and end of a tensor's bytes, its type and shape. ValueError unless they fit each other."""
-    (begin, end), shape, dtype = entry["data_offsets"], entry["shape"], _TYPES[entry["dtype"]]
+    (begin, end), shape, dtype = entry["data_offsets"], entry["shape"], _TYPES.get(entry["dtype"])
+    if dtype is None:
+        raise ValueError(f"tensor {name[:100]!r} is of a type that is not known here")
     if not isinstance(shape, list) or any(type(number) is not int or number < 0 for number in (begin, end, *shape)):
-        raise ValueError("a shape or place is not in whole numbers")
+        raise ValueError(f"tensor {name[:100]!r}: a shape or place is not in whole numbers")
     if end - begin != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"{end - begin} bytes for a tensor of shape {shape}"[:200])
+        raise ValueError(f"tensor {name[:100]!r} has {end - begin} bytes, which is not its shape"[:300])
     return begin, end, dtype, shape

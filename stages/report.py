@@ -8,7 +8,7 @@ from pathlib import Path
 from aero.errors import run_main
 from aero.parameters import load as load_parameters
 from aero.provenance import commit
-from aero.report import claims, landscape_tables, sensitivity, summary, tables
+from aero.report import claims, landscape_tables, latex, parallel_context_tables, sensitivity, summary, tables
 from aero.report.render import render, write
 from aero.report.results import load
 
@@ -24,10 +24,15 @@ def main(arguments: list[str]) -> None:
     results = load(root, chosen.scale)
     judged = claims.judge(results)
     # Everything is made before anything is written: a failure leaves the last report whole.
-    texts = (
+    printed = (
         tables.files(results)
         | landscape_tables.files(results)
         | sensitivity.files(results)
+        | parallel_context_tables.files(results)
+    )
+    texts = (
+        printed
+        | latex.files(printed)
         | {Path("reports") / "claims.csv": claims.claims_csv(judged)}
         | summary.files(results, judged)
     )

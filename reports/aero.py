@@ -56,10 +56,9 @@ all_runs = list(dict.fromkeys(table_2_runs + table_4_runs))
 Markdown(f"""# AERO, reproduced
 
 Five papers say which nonlinearities a language model needs to be run privately at a bearable price, and what the
-entropy of its attention has to do with it. This is an audit: {len(judged)} of their claims, each with the sentence it
-stands in and a test that was written down before its result, decided on models trained here
-({marks.scale_text(results)}), on private inference between two processes at the papers' own dimensions, and on what the
-papers print themselves.""")
+entropy of its attention has to do with it. This is an audit: {len(judged)} of their claims, each with its place and a
+test that was written down before its result, decided on small models trained here, on private inference between two
+processes at the papers' own dimensions, and on what the papers print themselves.""")
 
 # %%
 claims_page.count_line(judged)
@@ -89,6 +88,7 @@ page.figure_of(
     "Communication of one private forward pass, SM+LN+G over the row. SM: softmax, LN: LayerNorm, R: ReLU; Sc, Fu, i: "
     "feed-forward networks scaled, fused, some of them pruned. A triangle is what is left when the baseline's GELU is "
     f"the cheap one that private inference knows. {marks.cost_caption(results)}",
+    papers=["aero"],
 )
 
 # %%
@@ -98,6 +98,7 @@ page.figure_of(
     "What it costs in perplexity",
     "Perplexities of different corpora do not compare, their ratios to one baseline do: published at the papers' size, "
     f"measured at {marks.scale_text(results)}.",
+    papers=["aero"],
 )
 
 # %% [markdown]
@@ -241,7 +242,11 @@ claims_page.claims_table(results, judged, "pythia")
 
 # %%
 page.figure_of(
-    results, figures.figure_1, "Figure 1, communication and latency along AERO's steps", marks.cost_caption(results)
+    results,
+    figures.figure_1,
+    "Figure 1, communication and latency along AERO's steps",
+    marks.cost_caption(results),
+    papers=["aero"],
 )
 
 # %%
@@ -302,6 +307,7 @@ page.figure_of(
     "Published latency against the published bytes",
     "The published bytes at the published bandwidth. A latency left of its bar is impossible on that network, even "
     "if both directions are counted and always busy.",
+    papers=["aero"],
 )
 
 # %%
@@ -321,6 +327,9 @@ claims_page.claims_table(results, judged, "entropy_guided")
 
 # %%
 entropy_page.figures(results, "entropy_guided")
+
+# %%
+entropy_page.figures(results, "")
 
 # %% [markdown]
 # ## The Entropy Landscape

@@ -265,11 +265,11 @@ def caller(depth: int = 2) -> tuple[str, int]:
     return f"{frame.f_globals.get('__name__', '')}.{frame.f_code.co_name}", frame.f_code.co_firstlineno
 
 
-def details(fragment: str, code: str, line: int = 0, files: Sequence[str] = ()) -> str:
+def details(fragment: str, code: str, line: int = 0, files: Sequence[str] = (), papers: Sequence[str] = ()) -> str:
     """The line under a table or figure that opens to its files, code, commits and command.
 
-    fragment: what is shown; its numbers' own sources are added to the files noted since the last call. "" where nothing
-    is traced, that is, outside the report.
+    fragment: what is shown; its numbers' own sources are added to `papers`, to `files` and to the files noted since the
+    last call. "" where nothing is traced, that is, outside the report.
     """
     if not _root:
         return ""
@@ -277,7 +277,7 @@ def details(fragment: str, code: str, line: int = 0, files: Sequence[str] = ()) 
     named = [path for path in files_in(fragment) if (root / path).is_file()]
     files = tuple(sorted({*take(), *named, *files}))
     rows = []
-    if papers := papers_in(fragment):
+    if papers := papers or papers_in(fragment):
         rows.append(("published", ", ".join(link(f"aero/published/{short}.yaml") for short in papers)))
     rows.append(("measured", file_links(files, root) if files else "nothing: counted or computed by the code"))
     if found := commits(files, root):
@@ -303,16 +303,13 @@ def code_link(dotted: str, line: int = 0) -> str:
 
 
 def file_links(files: Sequence[str], root: Path) -> str:
-    """Links to result files, those of one training together: "sm-g 1337: metrics, log; …"."""
+    """Links to result files, those of one run's trainings together: "sm-g metrics.json 1337, 1338; …"."""
     groups: dict[str, list[str]] = {}
     for path in files:
         training = training_of(path)
         if training is None:
-            groups.setdefault(path, []).append(link(path))
+            groups[link(path)] = []
         else:
-            name = f"{training.run} {_seed(path, training, root)}"
-            groups.setdefault(name, []).append(link(path, training.file))
-    parts = [
-        links[0] if name in files else f"{html.escape(name)}: {', '.join(links)}" for name, links in groups.items()
-    ]
-    return "; ".join(parts)
+            name = f"{html.escape(training.run)} {training.file}"
+            groups.setdefault(name, []).append(link(path, _seed(path, training, root)))
+    return "; ".join(f"{name} {', '.join(seeds)}".strip() for name, seeds in groups.items())

@@ -229,7 +229,10 @@ def _with_mathml(body: str) -> str:
         raise ValueError(
             f"of {len(found)} formulas in the report's source only {len(elements)} can be set; look for an unpaired $"
         )
-    replacements = iter(elements)
+    # A long formula scrolls by itself instead of widening the page of a phone.
+    replacements = iter(
+        f'<span class="formula scroll">{one}</span>' if 'display="block"' in one else one for one in elements
+    )
     return _MATH.sub(lambda _: next(replacements), body)
 
 

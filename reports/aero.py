@@ -20,10 +20,12 @@ from aero.published import load as published
 from aero.report import (
     bench_page,
     claims,
+    claims_page,
     cost_page,
     cost_tables,
     entropy_memory,
     entropy_page,
+    evidence,
     explorer,
     failure_modes,
     figures,
@@ -31,11 +33,11 @@ from aero.report import (
     gpu_speed,
     landscape_tables,
     marks,
+    overview,
     page,
     parallel_context_page,
     pareto,
     pipeline,
-    robustness,
     savings,
     scales,
     sensitivity,
@@ -44,55 +46,101 @@ from aero.report import (
     sensitivity_theory,
 )
 from aero.report.figure_index import FIGURES
+from aero.report.printed_tables import printed_table
 from aero.report.results import load_for_report
 from aero.two_party.savings import SAVINGS
 
-results = load_for_report()
+results = evidence.traced(load_for_report())
 judged = claims.judge(results)
 paper = published("aero")
 table_2_runs = [row.run for row in paper.tables["2"].rows]
 table_4_runs = [row.run for row in paper.tables["4"].rows]
 all_runs = list(dict.fromkeys(table_2_runs + table_4_runs))
 
-# %% [markdown]
-# # AERO, reproduced
-#
-# What happens to a language model, and to the price of running it privately, when its nonlinearities are taken away,
-# and why attention collapses: the tables and figures of five papers, published beside measured. First the tables of
-# *AERO: Softmax-only LLMs for efficient private inference*.
+# %%
+Markdown(f"""# AERO, reproduced
+
+Five papers say which nonlinearities a language model needs to be run privately at a bearable price, and what the
+entropy of its attention has to do with it. This is an audit: {len(judged)} of their claims, each with its place and a
+test that was written down before its result, decided on small models trained here, on private inference between two
+processes at the papers' own dimensions, and on what the papers print themselves.""")
 
 # %%
-page.legend()
+claims_page.count_line(judged)
 
 # %%
-page.headline(results)
+overview.table_questions(judged)
 
 # %%
-Markdown(f"""## What holds and what does not
-
-Of {len(judged)} claims decided by computed tests on {marks.scale_text(results)} and on costs measured at the papers'
-own dimensions:""")
+claims_page.legend()
 
 # %%
-page.verdict_summary(judged)
+page.shown(
+    overview.figure_verdicts(judged),
+    "figure-verdicts",
+    "Verdicts by paper",
+    "Every claim once. A small model can show that an effect is there; that it is missing in a large one it can never "
+    "show, hence the third class.",
+    "aero.report.overview.figure_verdicts",
+    files=["reports/claims.csv"],
+)
+
+# %%
+page.figure_of(
+    results,
+    overview.figure_savings,
+    "What dropping nonlinearities saves",
+    "Communication of one private forward pass, SM+LN+G over the row. SM: softmax, LN: LayerNorm, R: ReLU; Sc, Fu, i: "
+    "feed-forward networks scaled, fused, some of them pruned. A triangle is what is left when the baseline's GELU is "
+    f"the cheap one that private inference knows. {marks.cost_caption(results)}",
+    papers=["aero"],
+)
+
+# %%
+page.figure_of(
+    results,
+    overview.figure_perplexity,
+    "What it costs in perplexity",
+    "Perplexities of different corpora do not compare, their ratios to one baseline do: published at the papers' size, "
+    f"measured at {marks.scale_text(results)}.",
+    papers=["aero"],
+)
 
 # %% [markdown]
 # ## How to read this
 #
-# Every number belongs to one of the three classes of the legend, marked wherever it stands; in the web page its source
-# file shows on hovering. Models are trained here at a scale that fits the machine at hand, so **perplexities are not
-# comparable in size** with the published ones: another corpus, another tokenizer, a smaller model, fewer tokens. What
-# can be compared is direction and relative difference, and only where an interval over seeds allows it. Costs are
-# different: bytes do not depend on the machine, and every operation was run between two real processes at the papers'
-# own dimensions.
-#
-# A verdict is computed by a rule that stands beside it, on the largest scale at which all sides of the comparison have
-# two seeds in common. An effect that is absent or opposite at a smaller scale is *not seen at this scale*;
-# *contradicted* is kept for costs, counts and arithmetic, and for training at the papers' own
-# scale. One seed gives no interval and therefore no verdict.
+# Every number belongs to one of three classes, marked wherever it stands. Under every table and figure, *Data, code,
+# command* opens to the files its numbers come from, the code that made it and the command that makes it again; hovering
+# over a number names its file. In the tables of claims the last column has the test and the files. Links lead into the
+# repository that this page lies in.
+
+# %%
+page.legend()
 
 # %% [markdown]
-# ## Fewer nonlinearities: Table 2
+# Models are trained here at a scale that fits the machine at hand, so perplexities are not comparable in size with the
+# published ones: another corpus, another tokenizer, a smaller model, fewer tokens. What can be compared is direction
+# and relative difference, and only where an interval over seeds allows it; one seed gives no interval and therefore no
+# verdict. Costs are different: bytes do not depend on the machine, and every operation was run between two real
+# processes at the papers' own dimensions. *Contradicted* is kept for costs, counts, theory and arithmetic, and for
+# training at the papers' own scale. A verdict is computed on the largest scale at which all sides of the
+# comparison have two seeds in common.
+
+# %%
+page.contents()
+
+# %% [markdown]
+# ## AERO
+#
+# *AERO: Softmax-only LLMs for efficient private inference* removes LayerNorm and the activations of the feed-forward
+# networks step by step, fuses and prunes what has become linear, and adds a penalty on attention entropy. Its claim is
+# a price: so much less communication for so much more perplexity.
+
+# %%
+page.headline(results)
+
+# %% [markdown]
+# ### Fewer nonlinearities: Table 2
 #
 # SM is the softmax, LN the LayerNorm of each block, G and R a GELU or ReLU in the feed-forward network. A row without G
 # or R has a linear feed-forward network.
@@ -105,14 +153,15 @@ page.figure_of(
     results,
     figures.figure_3b,
     "Figure 3b, evaluation loss",
-    "Lines are means, bands the range over seeds; a cross marks where a run became not finite.",
+    "Lines are means, bands the range over seeds; a cross marks where a run became not finite. "
+    f"{marks.training_caption(results, table_2_runs)}",
 )
 
 # %%
-page.claims_table(judged, "table2", "figure3b")
+claims_page.claims_table(results, judged, "table2", "figure3b")
 
 # %% [markdown]
-# ## Where attention looks: entropy
+# ### Where attention looks: entropy
 #
 # The entropy of a head is the mean over its queries, in nats,
 #
@@ -139,72 +188,68 @@ entropy_page.sampling_summary(results)
 failure_modes.section(results)
 
 # %%
-page.claims_table(judged, "figure3a", "figure5", "stabilising", "pruning", "margin", "flops")
+claims_page.claims_table(results, judged, "figure3a", "figure5", "stabilising", "pruning", "margin", "flops")
 
 # %%
 entropy_page.figures(results, "aero")
 
 # %% [markdown]
-# ### Entropy-Guided Attention
+# ### Normalised and scaled feed-forward networks: Tables 3 and 9
 #
-# Figures of this paper that are AERO's too stand above, under AERO's numbers.
+# Three ways to let the Softmax-only model train: weights divided by their norms (WNorm), by their largest singular
+# value (SNorm), or a feed-forward output scaled by learned numbers.
 
 # %%
-entropy_page.figures(results, "entropy_guided")
+printed_table(results, "3")
 
 # %%
-entropy_page.figures(results, "")
+printed_table(results, "9")
+
+# %%
+claims_page.claims_table(results, judged, "tables_3_9")
 
 # %% [markdown]
-# ### The entropy landscape
-#
-# One number a head, its mean entropy $E^{(l,h)}$, over layers and heads. The paper calls
-# $|\nabla E| = \sqrt{(\partial E/\partial l)^2 + (\partial E/\partial h)^2}$ its steepness; the Gini coefficient
-# $\sum_{ij} |x_i - x_j| / (2 n^2 \bar x)$ says how much the heads of a layer differ, and the Wasserstein distance $W_1$
-# how far their entropies have moved from the baseline's. Heads have no order, so the part of the steepness across heads
-# depends on their numbering; claims about it are given over random orders of the heads as well.
-
-# %%
-landscape_tables.table_1(results)
-
-# %%
-page.claims_table(judged, "landscape")
-
-# %%
-entropy_page.figures(results, "entropy_landscape")
-
-# %% [markdown]
-# ### Which figure is which
-
-# %%
-entropy_page.index(results)
-
-# %% [markdown]
-# The entropy of a row needs no row of a T x T matrix to be kept: with $z_{ij}$ the logits and $p_{ij}$ the weights,
-# $E_i = \log\sum_j e^{z_{ij}} - \sum_j p_{ij} z_{ij}$, and the last sum is a product of the query with an average of
-# the keys.
-
-# %%
-entropy_memory.entropy_memory(results)
-
-# %% [markdown]
-# ## AERO against the simplified blocks: Table 4
+# ### Against the simplified blocks: Table 4
 #
 # Sc is a learnable scaling of the feed-forward output, Fu a fused feed-forward matrix, i_x the number of deepest
 # feed-forward networks replaced by the identity, SM(t) a softmax with learnable temperature, EReg training with the
 # entropy regulariser. SOTA rows are the papers' name for the blocks of He & Hofmann.
 
 # %%
-page.table_4(results)
+printed_table(results, "4")
 
 # %%
 scales.side_by_side(results)
 
 # %%
-page.claims_table(judged, "table4")
+claims_page.claims_table(results, judged, "table4")
 
 # %% [markdown]
-# ## What private inference costs
+# ### Longer contexts, more layers, other data: Tables 5 to 7
+
+# %%
+printed_table(results, "5")
+
+# %%
+printed_table(results, "6")
+
+# %%
+printed_table(results, "7")
+
+# %%
+claims_page.claims_table(results, judged, "scaling")
+
+# %% [markdown]
+# ### Another family: Table 8
+
+# %%
+printed_table(results, "8")
+
+# %%
+claims_page.claims_table(results, judged, "pythia")
+
+# %% [markdown]
+# ### What private inference costs
 #
 # Two processes compute one forward pass on secret shares: the server holds the weights, the client the prompt, and only
 # the client learns the logits. A row is composed from its operations, each measured in such a run. *As published* is
@@ -215,7 +260,11 @@ page.claims_table(judged, "table4")
 
 # %%
 page.figure_of(
-    results, figures.figure_1, "Figure 1, communication and latency along AERO's steps", marks.cost_caption(results)
+    results,
+    figures.figure_1,
+    "Figure 1, communication and latency along AERO's steps",
+    marks.cost_caption(results),
+    papers=["aero"],
 )
 
 # %%
@@ -237,7 +286,7 @@ savings.table_savings(results.root, SAVINGS)
 forensics.table_fits(results)
 
 # %%
-page.claims_table(judged, "figure1")
+claims_page.claims_table(results, judged, "figure1")
 
 # %%
 page.figure_of(
@@ -265,7 +314,65 @@ cost_page.table_operations(results)
 cost_tables.cost_model(results)
 
 # %% [markdown]
-# ## Attention that does not collapse: learning rates
+# ### Where the paper disagrees with itself
+#
+# These need no measurement: two printed things are set against each other.
+
+# %%
+page.figure_of(
+    results,
+    figures.figure_contradiction,
+    "Published latency against the published bytes",
+    "The published bytes at the published bandwidth. A latency left of its bar is impossible on that network, even "
+    "if both directions are counted and always busy.",
+    papers=["aero"],
+)
+
+# %%
+claims_page.claims_table(results, judged, "contradictions")
+
+# %% [markdown]
+# ## Entropy-Guided Attention
+#
+# *Entropy-Guided Attention for Private LLMs* tells the same story from the side of entropy. Its figures that are AERO's
+# too stand above, under AERO's numbers; most of its tables are lost from the text used here and stand in AERO's.
+
+# %%
+printed_table(results, "3", "entropy_guided")
+
+# %%
+claims_page.claims_table(results, judged, "entropy_guided")
+
+# %%
+entropy_page.figures(results, "entropy_guided")
+
+# %%
+entropy_page.figures(results, "")
+
+# %% [markdown]
+# ## The Entropy Landscape
+#
+# *Regularizing the Entropy Landscape of Self-Attention* puts the same penalty on models that keep LayerNorm and
+# activations. One number a head, its mean entropy $E^{(l,h)}$, over layers and heads. The paper calls
+# $|\nabla E| = \sqrt{(\partial E/\partial l)^2 + (\partial E/\partial h)^2}$ its steepness; the Gini coefficient
+# $\sum_{ij} |x_i - x_j| / (2 n^2 \bar x)$ says how much the heads of a layer differ, and the Wasserstein distance $W_1$
+# how far their entropies have moved from the baseline's. Heads have no order, so the part of the steepness across heads
+# depends on their numbering; claims about it are given over random orders of the heads as well.
+
+# %%
+landscape_tables.table_1(results)
+
+# %%
+claims_page.claims_table(results, judged, "landscape")
+
+# %%
+claims_page.claims_table(results, judged, "landscape_text")
+
+# %%
+entropy_page.figures(results, "entropy_landscape")
+
+# %% [markdown]
+# ## Variance Sensitivity
 #
 # *Variance Sensitivity Induces Attention Entropy Collapse in Transformers* trains a small Transformer of attention
 # alone on in-context linear regression, at learning rates over six orders of magnitude, and measures how much the final
@@ -287,10 +394,10 @@ sensitivity_page.figures(results)
 sensitivity_page.search_tables(results)
 
 # %%
-page.claims_table(judged, "sensitivity")
+claims_page.claims_table(results, judged, "sensitivity")
 
 # %% [markdown]
-# ## Why softmax collapses: theory and language models
+# ### Why softmax collapses: theory and language models
 #
 # The same paper explains the collapse by the variance of the attention logits. With logits $z \sim N(0, \sigma^2 I_N)$,
 # $p = \text{softmax}(z)$ and $H$ the entropy of $p$, Theorem 5.1 gives
@@ -336,7 +443,7 @@ page.figure_of(
 )
 
 # %%
-page.claims_table(judged, "sensitivity_theory")
+claims_page.claims_table(results, judged, "sensitivity_theory")
 
 # %% [markdown]
 # The paper then trains LLaMA-1B and GPT-2 Large with three of its attention cores. Here the GPT-2 block stands in for
@@ -371,8 +478,10 @@ sensitivity_models.figure_of(
 sensitivity_models.table_models(results)
 
 # %%
-page.claims_table(judged, "sensitivity_models")
-# ## A context in segments: parallel context encoding
+claims_page.claims_table(results, judged, "sensitivity_models")
+
+# %% [markdown]
+# ## Parallel Context Encoding
 #
 # The context is encoded in P segments that do not see each other and share their positions; the query continues behind
 # the longest one and sees them all. The paper finds that this disperses the query's attention and that the entropy
@@ -384,24 +493,13 @@ page.claims_table(judged, "sensitivity_models")
 parallel_context_page.section(results)
 
 # %%
-page.claims_table(judged, "parallel")
+claims_page.claims_table(results, judged, "parallel")
 
 # %% [markdown]
-# ## Where the paper disagrees with itself
-#
-# These need no measurement: two printed things are set against each other.
+# ## Every claim
 
 # %%
-page.figure_of(
-    results,
-    figures.figure_contradiction,
-    "Published latency against the published bytes",
-    "The published bytes at the published bandwidth. A latency left of its bar is impossible on that network, even "
-    "if both directions are counted and always busy.",
-)
-
-# %%
-page.claims_table(judged, "contradictions")
+claims_page.every_claim(judged)
 
 # %%
 explorer.section(results, judged)
@@ -416,7 +514,7 @@ explorer.section(results, judged)
 bench_page.section(results)
 
 # %% [markdown]
-# ## What was run
+# ## How it was made
 
 # %%
 page.shown(
@@ -446,13 +544,20 @@ gpu_speed.tables(results)
 page.gaps(results, all_runs, [*(run for drawn in FIGURES for run in drawn.runs), *sensitivity_models.RUNS])
 
 # %% [markdown]
-# ## Robustness
-#
-# A trusted artifact loses no result, reports no wrong number and leaks nothing: what was tried against that, and what
-# came of it. The commands below start each trial again; `SECURITY.md` says what is protected from whom.
+# ### Which figure is which
 
 # %%
-robustness.section(results)
+entropy_page.index(results)
+
+# %% [markdown]
+# ### Entropy without its matrix
+#
+# The entropy of a row needs no row of a T x T matrix to be kept: with $z_{ij}$ the logits and $p_{ij}$ the weights,
+# $E_i = \log\sum_j e^{z_{ij}} - \sum_j p_{ij} z_{ij}$, and the last sum is a product of the query with an average of
+# the keys.
+
+# %%
+entropy_memory.entropy_memory(results)
 
 # %% [markdown]
 # ### The papers
@@ -463,3 +568,12 @@ robustness.section(results)
 # Landscape of Self-Attention. Variance Sensitivity Induces Attention Entropy Collapse in Transformers: Hong and Lee.
 # Attention Entropy is a Key Factor: An Analysis of Parallel Context Encoding, arXiv 2412.16545.
 # All are in CITATION.cff.
+
+# %% [markdown]
+# ## Robustness
+#
+# A trusted artifact loses no result, reports no wrong number and leaks nothing: what was tried against that, and what
+# came of it. The commands below start each trial again; `SECURITY.md` says what is protected from whom.
+
+# %%
+robustness.section(results)

@@ -8,7 +8,7 @@ from pathlib import Path
 from aero.errors import run_main
 from aero.parameters import load as load_parameters
 from aero.provenance import commit
-from aero.report import claims, landscape_tables, scales, sensitivity, summary, tables
+from aero.report import claims, landscape_tables, latex, parallel_context_tables, scales, sensitivity, summary, tables
 from aero.report.render import render
 from aero.report.results import load
 from aero.training.log import write_together
@@ -25,11 +25,16 @@ def main(arguments: list[str]) -> None:
     results = load(root, chosen.scale)
     judged = claims.judge(results)
     # Everything is made before anything is written: a failure leaves the last report whole.
-    texts = (
+    printed = (
         tables.files(results)
         | landscape_tables.files(results)
         | scales.files(results)
         | sensitivity.files(results)
+        | parallel_context_tables.files(results)
+    )
+    texts = (
+        printed
+        | latex.files(printed)
         | {Path("reports") / "claims.csv": claims.claims_csv(judged)}
         | summary.files(results, judged)
     )

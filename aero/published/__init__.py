@@ -219,6 +219,16 @@ def _claim(entry: dict[str, Any]) -> Claim:
     return claim
 
 
+@cache
+def claim_files(short: str) -> dict[str, str]:
+    """Name of the file in which each claim of the paper stands, by the claim's id."""
+    return {
+        entry["id"]: path.name
+        for path in sorted(_FOLDER.glob(f"{short}_*claims.yaml"))
+        for entry in yaml.safe_load(path.read_text(encoding="utf-8"))["claims"]
+    }
+
+
 def known_papers() -> tuple[str, ...]:
     """Short names of the papers whose numbers are here."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml") if not path.stem.endswith("_claims")))

@@ -9,8 +9,10 @@ from aero.published import Claim, known_papers, load
 from aero.report import (
     cost_claims,
     entropy_claims,
+    evidence,
     flops_claims,
     parallel_context_claims,
+    published_claims,
     sensitivity_claims,
     sensitivity_theory_claims,
     training_claims,
@@ -28,19 +30,71 @@ MODULES = (
     sensitivity_claims,
     sensitivity_theory_claims,
     parallel_context_claims,
+    published_claims,
 )
 """Where the tests are; importing them makes them known."""
 
 COLUMNS = ("id", "paper", "claim", "where", "test", "published", "measured", "scale", "verdict", "evidence")
 
 
+_TRAINED = "two seeds or more, at any size for a direction; the printed number itself needs the papers' size and budget"
+_NOTHING = "nothing measured"
+_PRIVATE = "private passes measured at the papers' dimensions; no training"
+NEEDS = {
+    training_claims: _TRAINED,
+    entropy_claims: _TRAINED,
+    cost_claims: _PRIVATE,
+    flops_claims: _NOTHING,
+    published_claims: _NOTHING,
+    sensitivity_claims: "the paper's own small model, five seeds",
+    sensitivity_theory_claims: "random draws; nothing trained",
+    parallel_context_claims: "two seeds or more of a model trained here; the printed number needs the paper's models",
+}
+"""What must have been measured for a test to decide, by the module it stands in."""
+NEEDS_OF_TEST = (
+    {
+        name: _NOTHING
+        for name in (
+            "counts_agree",
+            "published_bandwidth",
+            "text_bandwidth",
+            "published_count",
+            "published_ratio",
+            "published_margin",
+            "maximum_entropy",
+            "default_k_of_the_ablation",
+        )
+    }
+    | {"gelu_of_the_baseline": _PRIVATE, "costs_a_share": "one timing at any size"}
+    | dict.fromkeys(("core_entropy_falls", "core_order", "core_loss_spikes"), _TRAINED)
+)
+"""The same for tests that need something else than their module's others."""
+
+
 @dataclass(frozen=True)
 class Judged:
-    """A claim of the paper called `paper`, and its decision."""
+    """A claim of the paper called `paper`, its decision, and the result files the test read (where that is traced)."""
 
     claim: Claim
     decision: Decision
     paper: str
+    files: tuple[str, ...] = ()
+
+    @property
+    def needs(self) -> str:
+        """What must have been measured before this claim can be decided."""
+        return needs(self.claim.test)
+
+    @property
+    def code(self) -> str:
+        """Dotted name of the function that decides."""
+        return f"{TESTS[self.claim.test].__module__}.{self.claim.test}"
+
+
+def needs(test: str) -> str:
+    """What the test called `test` needs; KeyError for one that says nothing."""
+    by_module = {module.__name__: text for module, text in NEEDS.items()}
+    return NEEDS_OF_TEST.get(test) or by_module[TESTS[test].__module__]
 
 
 def judge(results: Results, *papers: str) -> list[Judged]:
@@ -54,7 +108,8 @@ def judge(results: Results, *papers: str) -> list[Judged]:
         for claim in paper.claims:
             if claim.test not in TESTS:
                 raise ValueError(f"claim {claim.id}: no test {claim.test!r}; known: {', '.join(sorted(TESTS))}")
-            judged.append(Judged(claim, decide(results, paper, claim), short))
+            evidence.take()
+            judged.append(Judged(claim, decide(results, paper, claim), short, evidence.take()))
     return judged
 
 
@@ -66,7 +121,7 @@ def claims_csv(judged: Iterable[Judged]) -> str:
             "paper": j.paper,
             "claim": j.claim.claim,
             "where": j.claim.where,
-            "test": f"{j.claim.test}: {j.decision.rule}",
+            "test": f"{j.claim.test}: {j.decision.rule}. Needs {j.needs}",
             "published": j.claim.published,
             "measured": j.decision.measured,
             "scale": j.decision.scale,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from aero.entropy import causal_bound, max_entropy
-from aero.published import Paper
+from aero.flops import Count
+from aero.published import Cell, Paper, load
 from aero.report.costs import GB, LatencyBound, audit, counted, row_costs, saving
 from aero.report.decisions import PUBLISHED_ONLY, Decision, Verdict, claim_test
 from aero.report.results import Results
@@ -16,24 +17,34 @@ from aero.report.tables import PAPER_DIMENSIONS
 
 
 @claim_test
-def counts_agree(results: Results, paper: Paper, *, column: str, without: list[str] | None = None) -> Decision:
-    """Whether our count equals the printed one, to the printed digit, in every row of Table 4."""
+def counts_agree(
+    results: Results, paper: Paper, *, column: str | list[str], without: list[str] | None = None, table: str = "4"
+) -> Decision:
+    """Whether our counts equal the printed ones, to the printed digit, in every row of a table."""
     rule = "every row equal to the last printed digit; contradicted if one is not"
-    table = paper.tables["4"]
+    printed = paper.tables[table]
     agree, differ = [], []
-    for row in table.rows:
+    for row in printed.rows:
         if row.name in (without or []):
             continue
-        ours, cell = counted(row.name, table), row.cells[column]
-        if column == "nonlinear":
-            same = [str(operation) for operation in ours.nonlinear] == [str(operation) for operation in cell.operations]
-        else:
-            number = (ours.ffn if column == "flops_ffn" else ours.attention) / 1e9
-            same = f"{number:.{cell.column.digits}f}" == cell.text
-        (agree if same else differ).append(row.name)
+        ours = counted(row.name, printed)
+        unlike = [
+            f"{row.name} {cell.column.label}: printed {cell.text}, counted {_text(ours, cell, 1)}"
+            for cell in (row.cells[key] for key in ([column] if isinstance(column, str) else column))
+            if _text(ours, cell) != cell.text
+        ]
+        (differ if unlike else agree).append("; ".join(unlike) or row.name)
     measured = f"{len(agree)} of {len(agree) + len(differ)} rows equal"
-    evidence = "aero.flops.count" + (f"; different: {', '.join(differ)}" if differ else "")
+    evidence = "aero.flops.count" + (f"; different: {'; '.join(differ)}" if differ else "")
     return Decision(rule, measured, PAPER_DIMENSIONS, "contradicted" if differ else "reproduced", evidence)
+
+
+def _text(ours: Count, cell: Cell, more: int = 0) -> str:
+    """Our count of what a cell counts, as the cell is printed or with so many digits more."""
+    if cell.operations:
+        return "; ".join(str(operation) for operation in ours.nonlinear)
+    number = (ours.ffn if cell.column.key == "flops_ffn" else ours.attention) / 1e9
+    return f"{number:.{cell.column.digits + more}f}"
 
 
 def _unmeasured(rule: str, row: str) -> Decision:
@@ -41,11 +52,11 @@ def _unmeasured(rule: str, row: str) -> Decision:
 
 
 @claim_test
-def absolute_bytes(results: Results, paper: Paper, *, row: str, tolerance: float) -> Decision:
+def absolute_bytes(results: Results, paper: Paper, *, row: str, tolerance: float, table: str = "4") -> Decision:
     """The bytes of one forward pass of `row`, both ways, against the printed GB."""
     rule = f"measured bytes over published; reproduced within {tolerance:.0%}, else contradicted"
-    table = paper.tables["4"]
-    cost, published = row_costs(results, table, row).get("as_published"), table.value(row, "communication")
+    printed = paper.tables[table]
+    cost, published = row_costs(results, printed, row).get("as_published"), printed.value(row, "communication")
     if cost is None or published is None:
         return _unmeasured(rule, row)
     ratio = cost.bytes / GB / published
@@ -69,13 +80,19 @@ def cost_saving(
     factor: float,
     tolerance: float,
     program: str = "as_published",
+    table: str = "4",
+    of: str = "",
 ) -> Decision:
-    """How many times less bytes or time `row` needs than SM+LN+G, both in the same program."""
+    """How many times less bytes or time `row` needs than SM+LN+G, both in the same program.
+
+    table: of this paper, or of the paper `of` where this one's own table is lost.
+    """
+    printed = (load(of) if of else paper).tables[table]
     rule = (
         f"{quantity} of SM+LN+G over {row}, both {program}; reproduced within {tolerance:.0%} of {factor:.2f}, "
         "direction reproduced if above 1, else contradicted"
     )
-    value = saving(results, paper.tables["4"], row, program, quantity)
+    value = saving(results, printed, row, program, quantity)
     if value is None:
         return _unmeasured(rule, row)
     verdict: Verdict = (
@@ -85,7 +102,7 @@ def cost_saving(
         if value > 1
         else "contradicted"
     )
-    cost = row_costs(results, paper.tables["4"], row)[program]
+    cost = row_costs(results, printed, row)[program]
     network = results.parameters.get("two_party", {}).get("networks", {}).get("wan", {})
     at = (
         f"; WAN {network.get('bandwidth_mbit')} Mbit/s, {network.get('rtt_ms')} ms" if quantity == "latency_wan" else ""
@@ -112,7 +129,7 @@ def own_saving(results: Results, paper: Paper, *, table: str, row: str, quantity
         f"{found.as_published:.2f}× = {found.by_gelu:.2f}× by the GELU x {found.one_gelu:.2f}×: {share:.0%}",
         PAPER_DIMENSIONS,
         verdict,
-        f"gelu_plain and gelu_segments of ops.csv{tuned}",
+        f"gelu_plain and gelu_segments of results/two_party/ops.csv{tuned}",
     )
 
 
@@ -142,6 +159,18 @@ def published_bandwidth(results: Results, paper: Paper, *, table: str) -> Decisi
         f"{one_way:.0%} of the rows are impossible"
     )
     return Decision(rule, measured, PUBLISHED_ONLY, "contradicted" if impossible else "reproduced", evidence)
+
+
+@claim_test
+def text_bandwidth(results: Results, paper: Paper, *, gigabytes: str, minutes: str) -> Decision:
+    """Whether the gigabytes of the text can cross the stated network in the minutes of the text (keys of the facts)."""
+    bandwidth, printed = paper.facts["network"]["bandwidth_mbit"], paper.facts["introduction"]
+    bound = LatencyBound(printed[gigabytes], bandwidth)
+    rule = f"printed minutes >= printed bytes / (2 x {bandwidth} Mbit/s), both directions always busy"
+    verdict: Verdict = "reproduced" if printed[minutes] >= bound.overlapped else "contradicted"
+    measured = f"{bound.overlapped:.1f} min at least; {bound.needed_mbit(printed[minutes]):.0f} Mbit/s needed"
+    evidence = f"{printed['place']}: {printed[gigabytes]} GB in {printed[minutes]} min"
+    return Decision(rule, measured, PUBLISHED_ONLY, verdict, evidence)
 
 
 @claim_test

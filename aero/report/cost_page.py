@@ -131,7 +131,7 @@ def _operation(line: dict[str, str], columns: Iterable[str]) -> list[str]:
         shown = (
             f"{amount / 1e6:.2f}" if "bytes" in column else f"{amount:.2f}" if column == "seconds" else f"{amount:.0f}"
         )
-        cells.append(number(shown, "paper_dimensions", "two_party/ops.csv"))
+        cells.append(number(shown, "paper_dimensions", f"results/two_party/ops.csv, {line['op']}"))
     return cells
 
 
@@ -182,7 +182,7 @@ def _end_to_end_value(key: str, value: object) -> str:
     text = (
         f"{value:.0f}" if isinstance(value, int) or value >= 1000 else f"{value:.3g}" if value < 10 else f"{value:.1f}"
     )
-    return number(text, "smaller_scale", f"two_party/end_to_end.json, {key}")
+    return number(text, "smaller_scale", f"results/two_party/end_to_end.json, {key}")
 
 
 SHAPED = Path("results/two_party/shaped.csv")

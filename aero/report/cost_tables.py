@@ -121,7 +121,7 @@ def savings(results: Results) -> Html:
 def _saving_cells(results: Results, table: Table, row: str, key: str, quantity: str) -> list[str]:
     printed = table.row(row).cells[key]
     found = audit(results, table, row, quantity)
-    source = "two_party/rows.csv and all_rows.csv; GELU from ops.csv"
+    source = "results/two_party/rows.csv and all_rows.csv; GELU from results/two_party/ops.csv"
     share = found.share
 
     def shown(value: float | None, form: str = "{:.2f}×") -> str:
@@ -143,7 +143,7 @@ def cost_model(results: Results) -> Html:
         operations = measured_operations(settings.variant(), results.root)
     except (KeyError, ValueError):
         return Html(f"<p>Laws between measured shapes: {gap()}.</p>")
-    source = "two_party/ops.csv and all_ops.csv, aero.two_party.cost.law_errors"
+    source = "results/two_party/ops.csv and all_ops.csv, aero.two_party.cost.law_errors"
     rows = []
     for group, points, bytes_error, seconds_error in law_errors(operations):
         errors = [

@@ -88,7 +88,7 @@ def at_dimensions(results: Results, table: Table) -> tuple[tuple[Cost, ...], tup
 
 def cost_files(results: Results, table: Table) -> str:
     """The files that hold the costs at the table's dimensions."""
-    return ", ".join(sorted({cost.path for cost in at_dimensions(results, table)[0]})) or "two_party/rows.csv"
+    return ", ".join(sorted({cost.path for cost in at_dimensions(results, table)[0]})) or "results/two_party/rows.csv"
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def baseline_with_segments(results: Results, table: Table) -> dict[str, float] |
         return None
     sizes = table.dimensions
     shape = f"{sizes['context']}x{4 * sizes['width']}"
-    both = [_operation(results, kind, shape) for kind in ("gelu_plain", "gelu_segments")]
+    both = [operation(results, kind, shape) for kind in ("gelu_plain", "gelu_segments")]
     if None in both:
         return None
     plain, segments = both
@@ -152,7 +152,7 @@ def baseline_with_segments(results: Results, table: Table) -> dict[str, float] |
     return {"bytes": base.bytes + bytes_, "latency_wan": base.latency_wan + slower}
 
 
-def _operation(results: Results, kind: str, shape: str) -> dict[str, float] | None:
+def operation(results: Results, kind: str, shape: str) -> dict[str, float] | None:
     """Bytes each way, rounds and seconds of an operation; None if it was not measured."""
     for line in results.operations:
         if (line.get("op"), line.get("shape")) == (kind, shape):

@@ -193,6 +193,29 @@ def learned_trend(results: Results, paper: Paper, *, run: str, name: str, rises:
 
 
 @claim_test
+def thresholds_vary(results: Results, paper: Paper, *, run: str, least: float) -> Decision:
+    """Whether the learned thresholds differ between layers and between the heads of a layer."""
+    rule = (
+        f"standard deviation of the learned thresholds of {run}, between the layers' means and within a layer (mean of "
+        f"the layers); direction reproduced if both intervals lie above {least} of E_max (the paper prints no number)"
+    )
+    learned = {
+        r.seed: np.array(r.entropy.learned["thresholds"])
+        for r in results.seeds(run)
+        if r.entropy and r.entropy.learned.get("thresholds")
+    }
+    between = estimate({seed: float(heads.mean(1).std(ddof=1)) for seed, heads in learned.items()})
+    within = estimate({seed: float(heads.std(1, ddof=1).mean()) for seed, heads in learned.items()})
+    measured = f"layers {between.text(3)}, heads {within.text(3)}" if between and within else ""
+    if gap := training_gap(results, between, (run,), "measured"):
+        return untested(rule, results, gap, measured)
+    verdict: Verdict = (
+        "direction reproduced" if between.excludes(least) > 0 and within.excludes(least) > 0 else absent(results)
+    )
+    return Decision(rule, measured, results.scale, verdict, sources(results, run))
+
+
+@claim_test
 def slopes_vanish(results: Results, paper: Paper, *, run: str, near: float) -> Decision:
     """Whether learned negative slopes move away from 0 in training and come back to it."""
     rule = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -51,7 +52,8 @@ def _shown(results: Results, drawn: Drawn) -> str:
         parts.append(f"Not run yet: {escape(', '.join(absent))}.")
     if drawn.runs:
         parts.append(training_caption(results, drawn.runs))
-    return figure_of(results, drawn.draw, drawn.title, " ".join(parts)).text
+    papers = tuple(dict.fromkeys(published.split("/")[0] for published in drawn.published))
+    return figure_of(results, drawn.draw, drawn.title, " ".join(parts), papers).text
 
 
 def index(results: Results) -> Html:
@@ -194,8 +196,8 @@ def sampling_summary(results: Results) -> Html:
     """How large the sampling errors of headwise entropies are, and how the spread of blocks compares with that of
     sequences, in a sentence.
     """
-    ratios, errors = [], []
-    for run in HEAD_RUNS:
+    ratios, errors, files = [], [], []
+    for run in dict.fromkeys(HEAD_RUNS):
         trained = results.first(run)
         if trained is None or trained.entropy is None or not trained.entropy.blocks or not trained.entropy.sem:
             continue
@@ -203,11 +205,16 @@ def sampling_summary(results: Results) -> Html:
         by_sequence = np.array(trained.entropy.sem)
         usable = by_sequence > 1e-6
         errors.append(float(np.nanmax(error)))
+        files.append(str(Path(trained.path).with_name("entropy.json")))
         ratios += (error[usable] / by_sequence[usable]).tolist()
     if not errors:
         return Html("<p>No run here has blocks of held-out tokens stored, so no sampling error is shown.</p>")
+    origin, source = training_origin(results.scale), ", ".join(files)
+    largest, ratio = (
+        number(text, origin, source) for text in (f"{max(errors):.3f}", f"{float(np.median(ratios)):.1f}")
+    )
     return Html(
-        f"<p>The mean entropy of a head has a standard error of {max(errors):.3f} nats at most for the held-out tokens "
-        f"({len(errors)} runs with blocks of them stored); errors over blocks of consecutive sequences are "
-        f"{float(np.median(ratios)):.1f} times those over sequences taken as independent (median over heads).</p>"
+        f"<p>The mean entropy of a head has a standard error of {largest} nats at most for the held-out tokens "
+        f"({len(errors)} runs with blocks of them stored); errors over blocks of consecutive sequences are {ratio} times "
+        "those over sequences taken as independent (median over heads).</p>"
     )

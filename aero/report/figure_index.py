@@ -15,7 +15,10 @@ PAPERS = {
     "aero": "AERO",
     "entropy_guided": "Entropy-Guided Attention",
     "entropy_landscape": "Entropy Landscape",
+    "variance_sensitivity": "Variance Sensitivity",
+    "parallel_context": "Parallel Context Encoding",
 }
+"""The papers in the order of the report, by the name a reader sees."""
 
 
 @dataclass(frozen=True)

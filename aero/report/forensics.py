@@ -9,7 +9,7 @@ from aero.report.marks import Html, gap, grid, number, row_label
 from aero.report.results import Results
 
 FILE = "results/two_party/forensics_fits.csv"
-SOURCE = "two_party/forensics_fits.csv"
+SOURCE = FILE
 
 
 def table_fits(results: Results) -> Html:

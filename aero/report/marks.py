@@ -7,12 +7,14 @@ it comes from (its `title`) say which.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from aero.published import Cell, load
+from aero.published import Cell, Table, load
+from aero.report import evidence
 from aero.report.costs import at_dimensions, cost_files
 from aero.report.results import Results
 from aero.report.tables import MeasuredCell
@@ -65,11 +67,27 @@ def measured_number(cell: MeasuredCell, results: Results, interval: bool = True)
     return number(text, cell.origin, cell_source(cell, results))
 
 
+def ratio(cell: MeasuredCell, results: Results) -> str:
+    """Measured over published; a dash where one of them is no number, or is a change in per cent."""
+    value = ratio_of(cell)
+    if value is None:
+        return '<span class="none">–</span>'
+    return number(f"{value:.2f}", cell.origin, cell_source(cell, results))
+
+
+def ratio_of(cell: MeasuredCell) -> float | None:
+    """Measured over published; None where one of them is no number, or is a change in per cent."""
+    printed, value = cell.published.value, cell.value
+    if not printed or value is None or not math.isfinite(value / printed) or cell.published.column.unit == "%":
+        return None
+    return value / printed
+
+
 def cell_source(cell: MeasuredCell, results: Results) -> str:
     """The files or the function a measured cell comes from."""
     if cell.scale == "paper_dimensions":
         if cell.note.endswith("Appendix E"):
-            return "aero.flops.count"
+            return "aero/flops.py, aero.flops.count"
         return f"{cost_files(results, load('aero').tables['4'])}; {cell.note}"
     name = cell.row.trained.get(cell.published.column.training)
     runs = results.seeds(name) if name else ()
@@ -83,8 +101,13 @@ def grid(
     identifier: str = "",
     widths: Sequence[float] = (),
     kind: str = "",
+    sources: bool = True,
 ) -> str:
-    """A table of HTML cells in a box of its own that scrolls sideways; `widths` are fractions of the text width."""
+    """A table of HTML cells in a box of its own that scrolls sideways; `widths` are fractions of the text width.
+
+    sources: whether a line below names its files, code and command; the code is the function that calls this one.
+    """
+    code, line = evidence.caller()
     columns = "".join(f'<col style="width: {100 * width:.1f}%">' for width in widths)
     head = "".join(f"<th>{header}</th>" for header in headers)
     # The label is what a narrow screen shows instead of the header, where a row becomes a card.
@@ -96,10 +119,11 @@ def grid(
         for row in rows
     )
     anchor = f' id="{identifier}"' if identifier else ""
+    below = evidence.details(body, code, line)
     return (
         f'<div class="table {kind}"{anchor}><div class="scroll"><table>'
         f"{f'<colgroup>{columns}</colgroup>' if columns else ''}<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
-        f'</table></div><div class="caption"><p>{caption}</p></div></div>'
+        f'</table></div><div class="caption"><p>{caption}</p></div>{below if sources else ""}</div>'
     )
 
 
@@ -186,14 +210,14 @@ def short_commit(text: object) -> str:
     return revision[:10] + ("+changes" if plus else "")
 
 
-def cost_caption(results: Results) -> str:
-    """Dimensions, engine, network, commit and machine of the two-party measurements."""
+def cost_caption(results: Results, table: Table | None = None) -> str:
+    """Dimensions, engine, network, commit and machine of the two-party measurements (default: those of Table 4)."""
     settings = results.parameters.get("two_party", {})
     networks = "; ".join(
         f"{name.upper()} {n['bandwidth_mbit']} Mbit/s, {n['rtt_ms']} ms"
         for name, n in settings.get("networks", {}).items()
     )
-    table = load("aero").tables["4"]
+    table = table or load("aero").tables["4"]
     sizes = table.dimensions
     costs, operations = at_dimensions(results, table)
     stated = f"L={sizes['layers']}, H={sizes['heads']}, d={sizes['width']}, T={sizes['context']}"

@@ -10,8 +10,7 @@ from html import escape
 from matplotlib.figure import Figure
 
 from aero.published import load
-from aero.report import drawing
-from aero.report.claims import VERDICTS, Judged, counts
+from aero.report import drawing, evidence
 from aero.report.costs import GB, row_costs
 from aero.report.marks import (
     WORDS,
@@ -24,6 +23,7 @@ from aero.report.marks import (
     millions,
     number,
     published_number,
+    ratio,
     row_label,
     scale_text,
     some,
@@ -32,7 +32,7 @@ from aero.report.marks import (
 from aero.report.results import Results, Run
 from aero.report.scales import missing_scale
 from aero.report.statistics import estimate, relative
-from aero.report.tables import MeasuredCell, cost_rows, table, training_origin
+from aero.report.tables import cost_rows, table, training_origin
 
 # Tables -----------------------------------------------------------------------------------------------------------
 
@@ -50,6 +50,7 @@ def table_2(results: Results) -> Html:
                 row_label(row.name),
                 published_number(ppl.published, place),
                 measured_number(ppl, results),
+                ratio(ppl, results),
                 published_number(delta.published, place),
                 measured_number(delta, results)
                 if row.run != "sm-ln-g" or delta.origin == "missing"
@@ -64,11 +65,11 @@ def table_2(results: Results) -> Html:
     )
     return Html(
         grid(
-            ["configuration", "PPL published", "PPL measured", "Δ % published", "Δ % measured", "seeds"],
+            ["configuration", "PPL published", "PPL measured", "ratio", "Δ % published", "Δ % measured", "seeds"],
             rows,
             caption,
             "table-2",
-            (0.16, 0.13, 0.25, 0.13, 0.25, 0.08),
+            (0.15, 0.12, 0.23, 0.08, 0.12, 0.22, 0.08),
         )
     )
 
@@ -79,50 +80,6 @@ def _seed_cell(results: Results, run: str | None) -> str:
         return gap("none")
     failed = sum(r.diverged for r in seeds)
     return f"{len(seeds)}" + (f", {failed} NaN" if failed else "")
-
-
-def table_4(results: Results) -> Html:
-    """AERO Table 4: in every cell the published number above the measured one."""
-    printed = load("aero").tables["4"]
-    cells = {(c.row.name, c.published.column.key): c for c in table(results, "4")}
-    place = f"AERO Table 4; {printed.place}"
-    rows = []
-    for row in printed.rows:
-        line = [row_label(row.name)]
-        for key in printed.columns:
-            cell = cells[row.name, key]
-            line.append(
-                _operations(cell, place)
-                if key == "nonlinear"
-                else f"{published_number(cell.published, place)}<br>{measured_number(cell, results, interval=False)}"
-            )
-        rows.append(line)
-    heads = [
-        "configuration",
-        "PPL",
-        "nonlinear ops",
-        "FLOPs FFN, 10⁹",
-        "FLOPs attn., 10⁹",
-        "comm., GB",
-        "lat., min",
-        "saving comm., ×",
-        "saving lat., ×",
-    ]
-    caption = (
-        f"<b>Table 4.</b> Upper number published ({escape(printed.place)}), lower number measured here. Perplexity: "
-        f"{training_caption(results, [r.run for r in printed.rows if r.run])} Counts: aero.flops, Appendix E. Costs, "
-        f"program as_published: {cost_caption(results)}"
-    )
-    return Html(grid(heads, rows, caption, "table-4", (0.19, 0.08, 0.19, 0.09, 0.09, 0.09, 0.09, 0.09, 0.09), "dense"))
-
-
-def _operations(cell: MeasuredCell, place: str) -> str:
-    texts = [
-        str(operation).replace("R^{", "").replace("}", "").replace(":", " ") for operation in cell.published.operations
-    ]
-    same = cell.text == cell.published.text
-    ours = number("the same" if same else cell.text, "paper_dimensions", "aero.flops.count")
-    return "<br>".join(number(text, "published", place) for text in texts) + f"<br>{ours}"
 
 
 HEADLINE_ROWS = (
@@ -263,81 +220,41 @@ def legend() -> Html:
     return Html(f'<div class="legend"><ul>{items}</ul></div>')
 
 
-# Claims -----------------------------------------------------------------------------------------------------------
-
-
-def verdict(text: str) -> str:
-    return f'<span class="verdict v-{text.replace(" ", "-")}">{escape(text)}</span>'
-
-
-def claims_table(judged: Sequence[Judged], *topics: str) -> Html:
-    """The claims of the given topics with published, measured, verdict, and the rule that decides."""
-    rows = []
-    for j in judged:
-        if j.claim.topic in topics:
-            origin = (
-                "paper_dimensions"
-                if j.decision.scale in ("paper_dimensions", "paper")
-                else "published"
-                if j.decision.scale == "published numbers"
-                else "smaller_scale"
-            )
-            measured = number(j.decision.measured, origin, j.decision.evidence) if j.decision.measured else gap()
-            rows.append(
-                [
-                    f'{escape(j.claim.claim)}<br><span class="where">{escape(j.claim.where)}</span>',
-                    number(j.claim.published, "published", j.claim.where),
-                    measured,
-                    verdict(j.decision.verdict),
-                    f'<span class="where">{escape(j.decision.rule)}. {escape(j.decision.evidence)}.</span>',
-                ]
-            )
-    caption = "Verdicts are computed by <code>aero.report.claims</code>; <code>reports/claims.csv</code> has them all."
-    return Html(
-        grid(
-            ["claim", "published", "found here", "verdict", "rule and evidence"],
-            rows,
-            caption,
-            "",
-            (0.27, 0.13, 0.17, 0.13, 0.30),
-            "dense claims",
-        )
-    )
-
-
-def verdict_summary(judged: Sequence[Judged]) -> Html:
-    """How many claims got each verdict, and which; the undecided ones by number only."""
-    found = counts(judged)
-    parts = []
-    for kind in VERDICTS:
-        those = [j for j in judged if j.decision.verdict == kind]
-        if not those:
-            continue
-        if kind == "not testable here":
-            listed = "for want of runs, seeds or measurements; the sections below say which"
-        else:
-            listed = "; ".join(escape(j.claim.short) for j in those)
-        parts.append(f"<li>{verdict(kind)} <b>{found[kind]}</b>: {listed}.</li>")
-    return Html(f'<div class="summary"><ul>{"".join(parts)}</ul></div>')
-
-
 # Figures ----------------------------------------------------------------------------------------------------------
 
 
-def shown(figure: Figure, identifier: str, title: str, caption: str, source: str) -> Html:
-    """A figure with its caption; `source` names the function that drew it."""
+def shown(
+    figure: Figure,
+    identifier: str,
+    title: str,
+    caption: str,
+    source: str,
+    files: Sequence[str] = (),
+    papers: Sequence[str] = (),
+) -> Html:
+    """A figure with its caption; `source` names the function that drew it, `files` what it was drawn from besides the
+    results that were read for it, `papers` those whose printed numbers are in it.
+    """
     picture = drawing.svg(figure, title)
-    words = f'<b>{escape(title)}.</b> {caption} <span class="where">Drawn by <code>{escape(source)}</code>.</span>'
+    below = evidence.details("", source, files=files, papers=papers)
     return Html(
         f'<div class="figure" id="{identifier}"><div class="scroll">{picture}</div>'
-        f'<div class="caption"><p>{words}</p></div></div>'
+        f'<div class="caption"><p><b>{escape(title)}.</b> {caption}</p></div>{below}</div>'
     )
 
 
-def figure_of(results: Results, function: Callable[[Results], Figure], title: str, caption: str) -> Html:
+def figure_of(
+    results: Results, function: Callable[[Results], Figure], title: str, caption: str, papers: Sequence[str] = ()
+) -> Html:
     """A figure drawn from `results` by a function of `aero.report`, which its number is named after."""
     name = function.__name__
-    return shown(function(results), name.replace("_", "-"), title, caption, f"{function.__module__}.{name}")
+    source = f"{function.__module__}.{name}"
+    return shown(function(results), name.replace("_", "-"), title, caption, source, papers=papers)
+
+
+def contents() -> Html:
+    """Where the printed page has its table of contents; the web page has it beside the text."""
+    return Html('<div class="outline"></div>')
 
 
 # What was run -----------------------------------------------------------------------------------------------------
@@ -363,7 +280,11 @@ def runs_table(results: Results, names: Iterable[str]) -> Html:
                     seeds[0].path,
                 ),
                 "<br>".join(_outcome(r, results) for r in seeds),
-                number(f"{sum(seconds) / 60:.1f} min", training_origin(results.scale), "provenance.seconds")
+                number(
+                    f"{sum(seconds) / 60:.1f} min",
+                    training_origin(results.scale),
+                    f"{seeds[0].path}, provenance.seconds",
+                )
                 if seconds
                 else "",
             ]

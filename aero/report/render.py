@@ -191,8 +191,7 @@ def compose_html(body: str, footer: str = "") -> str:
     """
     body = _SVG.sub(lambda match: _in_page_colours(match.group()), body)
     body = _with_mathml(body)
-    titles = [(level, anchor, re.sub(r"<[^>]+>", "", text)) for level, anchor, text in _HEADING.findall(body)]
-    contents = "\n".join(f'<li><a href="#{anchor}">{text}</a></li>' for level, anchor, text in titles if level == "2")
+    contents = _contents(body)
     template = Template((ASSETS / "page.html").read_text(encoding="utf-8"))
     style = "\n".join(_asset(name) for name in ("page.css", "explorer.css"))
     return template.substitute(
@@ -204,6 +203,19 @@ def compose_html(body: str, footer: str = "") -> str:
         script=_asset(SCRIPT),
         script_hash=base64.b64encode(hashlib.sha256(_asset(SCRIPT).encode()).digest()).decode(),
     )
+
+
+def _contents(body: str) -> str:
+    """The items of the table of contents: a part a line, its sections in a list of their own."""
+    parts: list[tuple[str, list[str]]] = []
+    for level, anchor, text in _HEADING.findall(body):
+        link = f'<a href="#{anchor}">{re.sub(r"<[^>]+>", "", text)}</a>'
+        if level == "2":
+            parts.append((link, []))
+        elif parts:
+            parts[-1][1].append(f"<li>{link}</li>")
+    lists = [(link, f"<ol>{''.join(inner)}</ol>" if inner else "") for link, inner in parts]
+    return "\n".join(f"<li>{link}{inner}</li>" for link, inner in lists)
 
 
 def _title(body: str) -> str:
@@ -240,7 +252,10 @@ def _with_mathml(body: str) -> str:
         raise ValueError(
             f"of {len(found)} formulas in the report's source only {len(elements)} can be set; look for an unpaired $"
         )
-    replacements = iter(elements)
+    # A long formula scrolls by itself instead of widening the page of a phone.
+    replacements = iter(
+        f'<span class="formula scroll">{one}</span>' if 'display="block"' in one else one for one in elements
+    )
     return _MATH.sub(lambda _: next(replacements), body)
 
 
@@ -260,7 +275,7 @@ def compose_pdf(body: str, footer: str = "") -> bytes:
             (folder / f"figure{count}.svg").write_text(match.group(), encoding="utf-8")
             return f'<img src="figure{count}.svg" width="100%" alt="figure {count}">'
 
-        body = re.sub(r"<wbr\s*/?>", "\u200b", _SVG.sub(beside, body))
+        body = re.sub(r"<wbr\s*/?>", "\u200b", _SVG.sub(beside, _for_print(body)))
         text = pypandoc.convert_text(
             body,
             "typst",
@@ -275,6 +290,35 @@ def compose_pdf(body: str, footer: str = "") -> bytes:
             template.substitute(title=_title(body), body=text, footer=_typst_text(footer)), encoding="utf-8"
         )
         return typst.compile(str(page), ignore_system_fonts=True, timestamp=0)
+
+
+_DETAILS = re.compile(r'<details class="source">\s*<summary>(.*?)</summary>(.*?)</details>', re.DOTALL)
+_ENTRY = re.compile(r"<dt>(.*?)</dt>\s*<dd>(.*?)</dd>", re.DOTALL)
+_LONGEST = 110
+"""Letters of a list of files or commands on the printed page; the web page has the whole."""
+
+
+def _for_print(body: str) -> str:
+    """The body without what paper cannot do: what folds is said in a line, links lead nowhere."""
+    body = _DETAILS.sub(_printed_details, body)
+    body = re.sub(r'<span id="claim-[^"]*">\s*</span>', "", body)
+    body = re.sub(r'<a class="square (v-[^"]*)"[^>]*>(.*?)</a>', r'<span class="verdict \1">\2</span>', body)
+    return re.sub(r"</?a\b[^>]*>", "", body)
+
+
+def _printed_details(match: re.Match[str]) -> str:
+    """Files, code and command in a line; "" for those of a single claim, whose rule stands beside it anyway."""
+    summary, entries = match.groups()
+    if "test" in summary:
+        return ""
+    told = []
+    for name, value in _ENTRY.findall(entries):
+        text = re.sub(r"<br\s*/?>", "; ", value)
+        text = re.sub(r"<(?!/?code)[^>]+>", "", text)
+        if len(plain := re.sub(r"<[^>]+>", "", text)) > _LONGEST:
+            text = plain[:_LONGEST].rsplit(" ", 1)[0].rstrip(",;:") + " …"
+        told.append(f"<b>{name}</b> {text}")
+    return f'<div class="source"><p>{". ".join(told)}.</p></div>'
 
 
 def _typst_text(text: str) -> str:

@@ -123,12 +123,16 @@ def table_nearest(results: Results) -> Html:
         means = {core: e.mean for core, e in estimates.items() if e is not None}
         cells = [number(f"{means[core]:.2f}", measured.origin, f"{measured.folder}/losses.csv") for core in ORDER]
         seeds = f"the sweep of Table 1, {len(measured.seeds)} seeds"
-        rows.append([seeds, *cells, number(f"{distance(means):.2f}", measured.origin, measured.folder)])
+        rows.append([seeds, *cells, number(f"{distance(means):.2f}", measured.origin, f"{measured.folder}/losses.csv")])
     for number_, (off, reading) in sorted(best.items(), key=lambda item: item[1][0])[:NEAREST]:
         values = found.found[number_, reading]
         cells = [number(f"{values[core]:.2f}", "paper_dimensions", found.file) for core in ORDER]
         rows.append(
-            [escape(words(found.settings[number_], reading)), *cells, number(f"{off:.2f}", "paper_dimensions", "")]
+            [
+                escape(words(found.settings[number_], reading)),
+                *cells,
+                number(f"{off:.2f}", "paper_dimensions", found.file),
+            ]
         )
     heads = [
         "setting",

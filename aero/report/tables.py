@@ -70,8 +70,8 @@ def _training(results: Results, printed: Table, row: Row, cell: Cell) -> Measure
     notes += mixed(results, printed, cell.column.training, runs)
     values = results.perplexity(name) if name else {}
     digits = cell.column.digits
-    if cell.column.key == "delta":
-        base = printed.rows[0].run
+    if cell.column.key.startswith("delta"):
+        base = printed.rows[0].trained.get(cell.column.training)
         values = relative(values, results.perplexity(base)) if base else {}
         if name == base and values:
             zero = Estimate(0.0, None, None, tuple(values))
@@ -312,18 +312,14 @@ def csv_text(rows: Iterable[dict[str, object]], columns: tuple[str, ...]) -> str
     return text.getvalue()
 
 
+PRINTED = (*(("aero", number) for number in ("2", "3", "4", "5", "6", "7", "8", "9")), ("entropy_guided", "3"))
+"""The printed tables that `table` measures, by paper and number."""
+COST_TABLES = ("4", "5", "6", "7")
+
+
 def files(results: Results) -> dict[Path, str]:
     """Path below the project's root and text of every table file."""
     folder = Path("reports") / "tables"
     return {
-        folder / "aero_table2.csv": cells_csv(table(results, "2")),
-        folder / "aero_table4.csv": cells_csv(table(results, "4")),
-        folder / "aero_table4_costs.csv": costs_csv(cost_rows(results)),
-    } | {
-        folder / f"aero_table{number}{suffix}.csv": text
-        for number in ("5", "6", "7")
-        for suffix, text in (
-            ("", cells_csv(table(results, number))),
-            ("_costs", costs_csv(cost_rows(results, number))),
-        )
-    }
+        folder / f"{short}_table{number}.csv": cells_csv(table(results, number, short)) for short, number in PRINTED
+    } | {folder / f"aero_table{number}_costs.csv": costs_csv(cost_rows(results, number)) for number in COST_TABLES}

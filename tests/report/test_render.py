@@ -23,9 +23,19 @@ from aero.report.readme import headline_markdown, with_headline
 from aero.report.render import Rendered
 from aero.report.results import Results, load
 
+TABLES = (
+    *(f"aero_table{number}" for number in (2, 3, 4, 5, 6, 7, 8, 9)),
+    *(f"aero_table{number}_costs" for number in (4, 5, 6, 7)),
+    "entropy_guided_table3",
+    "entropy_landscape_table1",
+    "variance_sensitivity_table1",
+    "parallel_context_table_main",
+    "parallel_context_table_ablation",
+)
 
-def run_stage(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = dict(os.environ) | {"PYTHONPATH": str(made_results.PROJECT), "OMP_NUM_THREADS": "1"}
+
+def run_stage(root: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = dict(os.environ) | {"PYTHONPATH": str(made_results.PROJECT), "OMP_NUM_THREADS": "1"} | variables
     return subprocess.run(
         [sys.executable, "-m", "stages.report", *arguments],
         cwd=root,
@@ -71,24 +81,23 @@ def test_everything_is_written_and_nothing_half(rendered_root: Path) -> None:
         "report.pdf",
         "claims.csv",
         "metrics.json",
-        "tables/aero_table2.csv",
-        "tables/aero_table4.csv",
-        "tables/aero_table4_costs.csv",
-        "tables/entropy_landscape_table1.csv",
-        "tables/variance_sensitivity_table1.csv",
-        *(f"tables/aero_table{number}{kind}.csv" for number in (5, 6, 7) for kind in ("", "_costs")),
+        *(f"tables/{stem}.{kind}" for stem in TABLES for kind in ("csv", "tex")),
     }
     pdf = (rendered_root / "reports/report.pdf").read_bytes()
     assert pdf.startswith(b"%PDF-") and pdf.rstrip().endswith(b"%%EOF") and len(pdf) > 100_000
 
 
+def addresses(text: str) -> list[tuple[str, str, str]]:
+    """Tag, attribute and address of everything that leads somewhere."""
+    return re.findall(r"<(\w+)[^>]*?\s(src|href|xlink:href|data|poster|srcset)=[\"']([^\"']*)", text)
+
+
 def test_the_page_loads_nothing(text: str) -> None:
     assert text.count("<script") == 2, "the explorer's data and the script that works on them"
     text = render.without_script(text)
-    for tag, name, address in re.findall(
-        r"<(\w+)[^>]*?\s(src|href|xlink:href|data|poster|srcset)=[\"']([^\"']*)", text
-    ):
-        assert address.startswith("#"), f"<{tag} {name}={address}>"
+    for tag, name, address in addresses(text):
+        assert address.startswith("#") or (tag, name) == ("a", "href"), f"<{tag} {name}={address}>"
+        assert not re.match(r"\w+:|//", address), f"<{tag} {name}={address}>"
     assert not re.search(r"<(script|link|iframe|object|embed)\b|@import|url\((?!#|[\"']?#)", text)
 
 
@@ -114,9 +123,57 @@ def test_the_page_has_all_its_parts(text: str) -> None:
         "figure-failures",
     ):
         assert text.count(f'id="{part}"') == 1, part
-    assert text.count("<svg ") == 20 + len(FIGURES) and "<math " in text and "$$" not in text
-    anchors = re.findall(r'<a href="#([^"]+)">', text)
-    assert len(anchors) >= 8 and all(f'id="{anchor}"' in text for anchor in anchors)
+    assert text.count("<svg ") == 23 + len(FIGURES) and "<math " in text and "$$" not in text
+
+
+def test_no_link_is_dead(rendered_root: Path, text: str) -> None:
+    """Anchors lead to an element of the page, files to one of the project: results here, code in the repository."""
+    named = set(re.findall(r'\bid="([^"]+)"', text))
+    links = {address for tag, name, address in addresses(text) if tag == "a"}
+    assert sum(link.startswith("#claim-") for link in links) > 150
+    assert {link for link in links if link.startswith("#") and html.unescape(link[1:]) not in named} == set()
+    files = {link for link in links if not link.startswith("#")}
+    assert len(files) > 100
+    for link in files:
+        below = (rendered_root / "reports" / link).resolve()
+        assert below.is_relative_to(rendered_root), link
+        path = below.relative_to(rendered_root)
+        where = made_results.PROJECT if path.parts[0] == "aero" else rendered_root
+        assert (where / path).is_file(), link
+
+
+def test_every_table_and_figure_names_its_files_code_and_command(text: str) -> None:
+    """Every number stands in a table whose line below, or whose own row, leads to a file."""
+    blocks = re.split(r'(?=<div class="(?:table|figure)[ "])', text)[1:]
+    assert len(blocks) > 80
+    for block in blocks:
+        if block.startswith(('<div class="table dense claims"', '<div class="table dense answers"')):
+            rows = re.findall(r"<tr>.*?</tr>", block[: block.index("</table>")], re.DOTALL)[1:]
+            assert rows and all(re.search(r"<a\b[^>]* href=", row) for row in rows)
+            continue
+        below = re.search(r'<details class="source">.*?</details>', block, re.DOTALL)
+        assert below, block[:200]
+        assert '<dt>code</dt><dd><a href="../aero/' in below.group() and "<code>make report</code>" in below.group()
+        block = block[: below.end()]
+        if re.search(r'class="num (paper_dimensions|smaller_scale)" title="[^"]*(results|runs)/', block):
+            assert re.search(r'<a href="../(results|runs)/', below.group()), block[:200]
+        if 'class="num published"' in block:
+            assert '<a href="../aero/published/' in below.group(), block[:200]
+
+
+def test_no_number_stands_outside_of_what_names_its_source(text: str) -> None:
+    """In running text a number with a decimal point is in a marked number, a formula or the name of a paper."""
+    main = text[text.index("<main>") : text.index("</main>")]
+    main = re.sub(r"<svg\b.*?</svg>|<math\b.*?</math>|<details\b.*?</details>", "", main, flags=re.DOTALL)
+    main = re.sub(r'<div class="caption">.*?</div>', "", main, flags=re.DOTALL)
+    main = re.sub(r'<span class="num [^>]*>(?:<span class="mark">.</span>)?[^<]*</span>', "", main)
+    main = re.sub(r'<a href="#claim-[^>]*>.*?</a>', "", main)  # a claim's name leads to its files
+    main = re.sub(r"<tr><td[^>]*>.*?</td>", "<tr>", main, flags=re.DOTALL)  # what a row is about: a claim, a setting
+    main = re.sub(r'<span class="where">.*?</span>|<code>.*?</code>', "", main, flags=re.DOTALL)
+    for piece in re.findall(r"<(?:p|li|td)\b[^>]*>(.*?)</(?:p|li|td)>", main, re.DOTALL):
+        words = re.sub(r"<[^>]+>", "", piece)
+        loose = re.findall(r"(?<![\w.])\d+\.\d+(?![\w.])", re.sub(r"arXiv \d{4}\.\d{5}|Theorem \d\.\d", "", words))
+        assert not loose, (loose, words[:200])
 
 
 def test_every_number_in_a_table_says_its_class_and_source(text: str) -> None:
@@ -148,8 +205,9 @@ def test_what_is_missing_is_seen(text: str) -> None:
 
 
 def test_a_second_rendering_has_the_same_bytes(rendered_root: Path) -> None:
+    """By another process, with other hashes of strings and another time zone and language."""
     before = {p: p.read_bytes() for p in (rendered_root / "reports").rglob("*") if p.is_file()}
-    assert run_stage(rendered_root).returncode == 0
+    assert run_stage(rendered_root, PYTHONHASHSEED="4711", TZ="Asia/Tokyo", LC_ALL="C").returncode == 0
     for path, data in before.items():
         assert path.read_bytes() == data, path.name
 
@@ -157,8 +215,8 @@ def test_a_second_rendering_has_the_same_bytes(rendered_root: Path) -> None:
 def test_no_number_is_typed_in_the_source() -> None:
     """Digits in prose and captions may only name tables, figures, papers; in formulas they belong to the formula."""
     allowed = re.compile(
-        r"Tables? \d( and \d)?|Figures? \d+[a-c]?( and \d[a-c]?)?|Theorem \d\.\d|LLaMA-1B|GPT-2|P=1|arXiv \d{4}\.\d{5}"
-        r"|ICLR \d{4}|\$\$.*?\$\$|\$.*?\$",
+        r"Tables? \d( (and|to) \d)?|Figures? \d+[a-c]?( and \d[a-c]?)?|Theorem \d\.\d|LLaMA-1B|GPT-2|P=1"
+        r"|arXiv \d{4}\.\d{5}|ICLR \d{4}|\$\$.*?\$\$|\$.*?\$",
         re.DOTALL,
     )
     notebook = jupytext.read(made_results.PROJECT / "reports/aero.py", fmt="py:percent")

@@ -2,7 +2,7 @@
 -- meaning in page.typ.
 local spans = {
   published = "published", paper_dimensions = "paper-dimensions", smaller_scale = "smaller-scale", missing = "missing",
-  none = "none-mark", where = "where", mark = "mark",
+  none = "none-mark", where = "where", mark = "mark", ratio = "ratio", quiet = "where",
 }
 
 local function call(name, content, kind)
@@ -28,9 +28,10 @@ function Span(element)
 end
 
 function Div(element)
-  for _, class in ipairs({ "caption", "legend", "summary", "gaps" }) do
+  for _, class in ipairs({ "caption", "legend", "source", "gaps" }) do
     if element.classes:includes(class) then return call(class, element.content, "block") end
   end
+  if element.classes:includes("outline") then return pandoc.RawBlock("typst", "#contents()") end
   if element.classes:includes("table") then
     return call(element.classes:includes("dense") and "dense" or "plain", element.content, "block")
   end

@@ -1,0 +1,186 @@
+"""LaTeX of every table in reports/tables, to paste into a paper: ASCII, with the packages booktabs and amssymb.
+
+Made from the CSV files' own text, so that the two cannot disagree.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from aero.published import load
+from aero.report.figure_index import PAPERS
+
+_CHARACTERS = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "×": r"$\times$",
+    "Δ": r"$\Delta$",
+    "γ": r"$\gamma$",
+    "σ": r"$\sigma$",
+    "–": "--",
+    "’": "'",
+    "°": r"$^\circ$",
+    "⁹": "$^9$",
+    "₁": "$_1$",
+}
+_MATRIX = re.compile(r"(SM|LN|G|R):(\d+)×R\^\{(\d+)×(\d+)\}")
+_PREAMBLE = "% needs \\usepackage{booktabs,amssymb}; made from the CSV file of the same name by aero.report.latex\n"
+_COSTS = {
+    "row": "configuration",
+    "program": "program",
+    "bytes": "GB",
+    "bytes_over_published": "of published",
+    "latency_wan_min": "WAN, min",
+    "latency_lan_min": "LAN, min",
+    "published_gb": "publ. GB",
+    "published_min": "publ. min",
+    "bound_overlapped_min": "bound, min",
+    "needed_mbit": "Mbit/s needed",
+}
+
+
+def escape(text: str) -> str:
+    """Plain text as LaTeX; ValueError for a character that is neither ASCII nor known here."""
+    found = "".join(_CHARACTERS.get(character, character) for character in text)
+    if not found.isascii():
+        odd = next(character for character in found if not character.isascii())
+        raise ValueError(f"no LaTeX known for {odd!r} in {text!r}")
+    return found
+
+
+def files(texts: Mapping[Path, str]) -> dict[Path, str]:
+    """Path and text of a .tex file beside every CSV file of tables."""
+    return {path.with_suffix(".tex"): table(path.stem, text) for path, text in texts.items() if path.suffix == ".csv"}
+
+
+def table(stem: str, text: str) -> str:
+    """The CSV text of a table as LaTeX; `stem` is its file's name without the ending."""
+    lines = list(csv.DictReader(io.StringIO(text)))
+    if stem.endswith("_costs"):
+        return _costs(stem, lines)
+    return _printed(stem, lines)
+
+
+def _printed(stem: str, lines: Sequence[dict[str, str]]) -> str:
+    """Three lines a row: published, measured, ratio."""
+    columns = list(dict.fromkeys(line["column"] for line in lines))
+    cells = {(line["row"], line["column"]): line for line in lines}
+    digits = {c: max((_digits(line["published"]) for line in lines if line["column"] == c), default=0) for c in columns}
+    body = []
+    for row in dict.fromkeys(line["row"] for line in lines):
+        there = [cells.get((row, column), {}) for column in columns]
+        published = [_quantity(cell.get("published", "")) for cell in there]
+        measured = [_measured(cell, digits[c]) for cell, c in zip(there, columns, strict=True)]
+        ratios = [_ratio(cell) for cell in there]
+        body += [
+            [escape(row), "published", *published],
+            ["", "measured", *measured],
+            *([["", "ratio", *ratios]] if any(text != "--" for text in ratios) else []),
+        ]
+        body.append([])
+    units = {line["column"]: line["unit"] for line in lines}
+    heads = ["configuration", "", *(escape(_with_unit(column, units[column])) for column in columns)]
+    scales = ", ".join(
+        sorted({line["scale"].replace("_", " ") for line in lines if line["measured"] and line["scale"]})
+    )
+    note = f" Measured: {escape(scales or 'nothing yet')}."
+    return _environment(stem, heads, body[:-1], f"{_title(stem)}{note}", "ll" + "r" * len(columns))
+
+
+def _costs(stem: str, lines: Sequence[dict[str, str]]) -> str:
+    body = []
+    for line in lines:
+        gigabytes = f"{float(line['bytes']) / 1e9:.6g}" if line["bytes"] else ""
+        values = line | {"bytes": gigabytes}
+        texts = [_rounded(values[key], 0 if key == "needed_mbit" else 2) for key in list(_COSTS)[2:]]
+        body.append([escape(line["row"]), escape((line["program"] or "--").replace("_", " ")), *texts])
+    caption = f"{_title(stem.removesuffix('_costs'))} Costs of one private forward pass, both directions."
+    return _environment(stem, list(map(escape, _COSTS.values())), body, caption, "ll" + "r" * (len(_COSTS) - 2))
+
+
+def _title(stem: str) -> str:
+    """ "AERO, Table 4: …" of "aero_table4"."""
+    short, _, rest = stem.rpartition("_table")
+    number = rest.removeprefix("_")
+    return escape(f"{PAPERS[short]}, Table {number}: {load(short).tables[number].title}.")
+
+
+def _environment(stem: str, heads: Sequence[str], body: Iterable[Sequence[str]], caption: str, columns: str) -> str:
+    """A float with a booktabs tabular; an empty line of the body is a little space between rows."""
+    wide = "*" if len(heads) > 6 else ""
+    lines = [
+        f"\\begin{{table{wide}}}[t]",
+        "\\centering\\scriptsize\\setlength{\\tabcolsep}{3pt}" if wide else "\\centering\\small",
+        f"\\caption{{{caption}}}",
+        f"\\label{{tab:{stem.replace('_', '-')}}}",
+        f"\\begin{{tabular}}{{@{{}}{columns}@{{}}}}",
+        "\\toprule",
+        f"{' & '.join(heads)} \\\\",
+        "\\midrule",
+        *(f"{' & '.join(row)} \\\\" if row else "\\addlinespace[2pt]" for row in body),
+        "\\bottomrule",
+        "\\end{tabular}",
+        f"\\end{{table{wide}}}",
+    ]
+    return _PREAMBLE + "\n".join(lines) + "\n"
+
+
+def _with_unit(column: str, unit: str) -> str:
+    if not unit or unit in ("operations", "perplexity", "×") or unit in column:
+        return column
+    return f"{column}, {'10⁹' if unit == '1e9 FLOPs' else unit}"
+
+
+def _quantity(text: str) -> str:
+    """A printed cell: a number, NaN, nothing, or nonlinear operations as formulas."""
+    if _MATRIX.search(text):
+        return ", ".join(
+            rf"{kind}: ${count}\times\mathbb{{R}}^{{{rows}\times {width}}}$"
+            for kind, count, rows, width in _MATRIX.findall(text)
+        )
+    return escape(text) if text else "--"
+
+
+def _measured(cell: Mapping[str, str], digits: int) -> str:
+    """What was measured with as many decimals as are printed; operations that are the printed ones in a word."""
+    text = cell.get("measured", "")
+    return "same" if _MATRIX.search(text) and text == cell.get("published") else _rounded(text, digits)
+
+
+def _rounded(text: str, digits: int) -> str:
+    value = _number(text)
+    return _quantity(text) if value is None else "NaN" if math.isnan(value) else f"{value:.{digits}f}"
+
+
+def _ratio(cell: Mapping[str, str]) -> str:
+    published, measured = (_number(cell.get(key, "")) for key in ("published", "measured"))
+    if not published or measured is None or cell.get("unit") == "%" or not math.isfinite(measured / published):
+        return "--"
+    return f"{measured / published:.2f}"
+
+
+def _digits(text: str) -> int:
+    return len(text.partition(".")[2]) if _number(text) is not None else 0
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

@@ -1,0 +1,124 @@
+"""The rendered page in a headless Chromium: no overflow at three widths, no console error, light, dark, and printed.
+
+The page is put in frames of the widths, because a window of a headless browser cannot be as narrow as a phone.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import made_results
+import pytest
+
+from aero.report import claims, render
+from aero.report.results import load
+
+CHROMIUM = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium or google-chrome on this machine")
+WIDTHS = (390, 1024, 1600)
+
+FRAMES = """<!DOCTYPE html><html><body>%s<pre id="found"></pre><script>
+const found = {};
+window.addEventListener('load', () => {
+  for (const frame of document.querySelectorAll('iframe')) {
+    const page = frame.contentDocument, root = page.documentElement, width = frame.clientWidth;
+    const inside = (e) => e.closest('.scroll');
+    const wide = [...page.body.querySelectorAll('*')].filter((e) => !inside(e) && !e.closest('svg, math')
+      && e.getBoundingClientRect().width > 0 && e.getBoundingClientRect().right > width + 1);
+    const style = frame.contentWindow.getComputedStyle(page.body);
+    const scroll = [...page.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth + 1
+      && frame.contentWindow.getComputedStyle(e).overflowX === 'visible');
+    const small = [...page.querySelectorAll('p, td, th, li, summary')].filter((e) => e.textContent.trim()
+      && parseFloat(frame.contentWindow.getComputedStyle(e).fontSize) < 11);
+    found[width] = {
+      scrollWidth: root.scrollWidth, background: style.backgroundColor, colour: style.color,
+      wide: wide.slice(0, 5).map((e) => e.tagName + '.' + e.className), clipped: scroll.length, small: small.length,
+      links: [...page.querySelectorAll('a[href^="#"]')].filter((a) => !page.getElementById(decodeURIComponent(
+        a.getAttribute('href').slice(1)))).map((a) => a.getAttribute('href')),
+    };
+  }
+  document.getElementById('found').textContent = JSON.stringify(found);
+});
+</script></body></html>"""
+
+
+def browser(page: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--allow-file-access-from-files",
+        "--enable-logging=stderr",
+    ]
+    profile = f"--user-data-dir={page.parent / 'profile'}"
+    return subprocess.run(
+        [CHROMIUM, *options, profile, "--virtual-time-budget=20000", *arguments, page.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The whole report on made results, as the stage leaves it in reports/."""
+    root = made_results.project(tmp_path_factory.mktemp("browser"))
+    path = root / "reports" / "report.html"
+    path.write_text(render.compose_html(render.execute(root), "made results"), encoding="utf-8")
+    (path.parent / "claims.csv").write_text(claims.claims_csv(claims.judge(load(root))), encoding="utf-8")
+    return path
+
+
+def look(page: Path, *arguments: str) -> dict[str, dict]:
+    """What the frames of the three widths measured; fails on anything the page wrote to the console."""
+    frames = "".join(f'<iframe src="{page.name}" width="{w}" height="900" style="border:0"></iframe>' for w in WIDTHS)
+    around = page.with_name("frames.html")
+    around.write_text(FRAMES % frames, encoding="utf-8")
+    done = browser(around, "--window-size=1700,1000", "--dump-dom", *arguments)
+    console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    assert not console, console
+    found = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL).group(1)
+    assert found, "the frames were not measured"
+    return json.loads(html.unescape(found))
+
+
+@pytest.fixture(scope="module")
+def light(page: Path) -> dict[str, dict]:
+    return look(page)
+
+
+def test_no_overflow_no_console_error_no_dead_anchor(light: dict[str, dict]) -> None:
+    assert set(light) == {str(width) for width in WIDTHS}
+    for width, seen in light.items():
+        assert seen["scrollWidth"] <= int(width), (width, seen["wide"])
+        assert not seen["wide"] and not seen["clipped"], (width, seen["wide"])
+        assert not seen["links"], (width, seen["links"][:5])
+        assert seen["small"] == 0, (width, "text under 11 px", seen["small"])
+
+
+def test_dark_is_dark_and_readable(page: Path, light: dict[str, dict]) -> None:
+    bright, dark = light["1024"], look(page, "--blink-settings=preferredColorScheme=0")["1024"]
+
+    def luminance(colour: str) -> float:
+        parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    assert luminance(bright["background"]) > 0.8 > 0.1 > luminance(dark["background"])
+    for seen in (bright, dark):
+        high, low = sorted((luminance(seen["background"]), luminance(seen["colour"])), reverse=True)
+        assert (high + 0.05) / (low + 0.05) > 7
+
+
+def test_it_prints(page: Path, tmp_path: Path) -> None:
+    browser(page, f"--print-to-pdf={tmp_path / 'printed.pdf'}", "--no-pdf-header-footer")
+    data = (tmp_path / "printed.pdf").read_bytes()
+    assert data.startswith(b"%PDF-") and len(data) > 200_000

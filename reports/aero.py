@@ -38,6 +38,7 @@ from aero.report import (
     parallel_context_page,
     pareto,
     pipeline,
+    robustness,
     savings,
     scales,
     sensitivity,

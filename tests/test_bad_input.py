@@ -323,6 +323,7 @@ def test_metadata_of_another_kind_are_refused(tmp_path, metadata):
         {"layers": "2"},
         {"width": 10**30},
         {"layer_norm_eps": float("nan")},
+        {"layer_norm_eps": 10**4000},
         {"tied": "no"},
         {"position": ["learned"]},
         {"colour": "red"},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 import os
 import typing
 from collections.abc import Mapping
@@ -85,8 +84,8 @@ def model_config(values: Any) -> ModelConfig:
         wanted = types[name] if isinstance(types[name], type) else str
         if type(value) not in ((int, float) if wanted is float else (wanted,)):
             raise ValueError(f"{name} is {str(value)[:40]!r}, not of type {wanted.__name__}")
-        if wanted is float and not math.isfinite(value):
-            raise ValueError(f"{name} is {value}")
+        if wanted is float and not abs(value) < 1e30:  # also true of NaN, and of an integer beyond floats
+            raise ValueError(f"{name} is {str(value)[:40]}")
         if wanted is int and value > (MOST_LAYERS if name == "layers" else LARGEST_SIZE):
             raise ValueError(f"{name} {str(value)[:40]} is beyond every model of this project")
     return ModelConfig(**values)

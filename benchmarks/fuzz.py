@@ -2,6 +2,8 @@
 
 python -m benchmarks.fuzz [--target "token files"] [--cases N] [--seconds S] [--seed S] [--engine hypothesis|atheris]
 
+With --target or --engine the other figures in the file stay as they are, with the commit they were made at.
+
 Two engines: hypothesis makes cases from the format (`benchmarks.fuzz_targets`), atheris, where it is installed, changes
 bytes and follows which lines of `aero` they reach. Each target runs in a process of its own, with limits on time and
 memory, in a folder with a blank and an umlaut in its name. The same seed gives the same cases by hypothesis. Exits with
@@ -239,7 +241,7 @@ def _run(name: str, engine: str, cases: int, seconds: float, seed: int) -> dict[
         except subprocess.TimeoutExpired:
             process.kill()
             _, said = process.communicate()
-        about = {"target": name, "engine": engine, "seed": seed}
+        about = {"target": name, "engine": engine, "seed": seed, "commit": provenance.commit()}
         if process.returncode == 0 and report.is_file():
             return about | json.loads(report.read_text(encoding="utf-8"))
         case = report.with_suffix(".case")
@@ -273,12 +275,19 @@ def main(arguments: list[str]) -> int:
     if chosen.engine == "atheris" and not installed:
         raise UserError("atheris is not installed; pip install 'aero-reproduced[fuzz]', or --engine hypothesis")
     engines = [chosen.engine] if chosen.engine else list(ENGINES if installed else ENGINES[:1])
-    results: list[dict[str, Any]] = []
-    for name in chosen.target or CASES:
+    names = chosen.target or list(CASES)
+    chosen_alone = len(names) < len(CASES) or chosen.engine is not None
+    results = [
+        found
+        for found in (_kept(chosen.out) if chosen_alone else [])
+        if found["target"] not in names or found["engine"] not in engines
+    ]
+    for name in names:
         for engine in engines:
             cases = chosen.cases or CASES[name][ENGINES.index(engine)]
             found = _run(name, engine, cases, chosen.seconds, chosen.seed)
             results.append(found)
+            results.sort(key=lambda found: (list(CASES).index(found["target"]), ENGINES.index(found["engine"])))
             print(
                 f"{name} by {engine}: {found['cases']} cases in {found['seconds']:g} s, {found['refused']} refused, "
                 f"slowest {found['slowest_s']:g} s, {len(found['failures'])} failures",
@@ -288,6 +297,15 @@ def main(arguments: list[str]) -> int:
                 print(f"  {failure['times']} x {failure['what']}", flush=True)
             _write(chosen.out, results, chosen.seed)
     return int(any(found["failures"] for found in results))
+
+
+def _kept(path: Path) -> list[dict[str, Any]]:
+    """What an earlier run found, each target with the commit it was found at; nothing if there is no such file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return [{"commit": content["provenance"]["commit"]} | found for found in content["targets"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def _write(path: Path, results: list[dict[str, Any]], seed: int) -> None:

@@ -180,7 +180,14 @@ def tokens(tmp_path, whole_tokens):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("vocabulary", float("inf")), ("vocabulary", True), ("vocabulary", "300"), ("vocabulary", -1), ("format", [])],
+    [
+        ("vocabulary", float("inf")),
+        ("vocabulary", True),
+        ("vocabulary", "300"),
+        ("vocabulary", -1),
+        ("vocabulary", 2**31),
+        ("format", []),
+    ],
 )
 def test_a_manifest_with_another_kind_of_number_is_refused(tokens, name, value):
     path = tokens / "manifest.json"
@@ -188,7 +195,7 @@ def test_a_manifest_with_another_kind_of_number_is_refused(tokens, name, value):
     refused(lambda: open_tokens(tokens), path)
 
 
-@pytest.mark.parametrize("count", [-1, 0, 1e999, 3.0])
+@pytest.mark.parametrize("count", [-1, 0, 1e999, 3.0, 10**4000])
 def test_documents_in_a_number_that_is_no_count_are_refused(tokens, count):
     path = tokens / "manifest.json"
     manifest = json.loads(path.read_text())
@@ -316,6 +323,7 @@ def test_metadata_of_another_kind_are_refused(tmp_path, metadata):
         {"layers": "2"},
         {"width": 10**30},
         {"layer_norm_eps": float("nan")},
+        {"layer_norm_eps": 10**4000},
         {"tied": "no"},
         {"position": ["learned"]},
         {"colour": "red"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import signal
 
 import pytest
@@ -107,6 +108,23 @@ def test_the_same_seed_gives_the_same_cases_and_the_number_asked_for():
 
     assert len(cases(1)) == 120
     assert cases(1) == cases(1) != cases(2)
+
+
+def test_one_target_again_leaves_the_others_with_their_commit(tmp_path, monkeypatch):
+    made = {"cases": 5, "accepted": 1, "refused": 4, "slowest_s": 0.0, "seconds": 1.0, "failures": []}
+
+    def run(name, engine, cases, seconds, seed):
+        return made | {"target": name, "engine": engine, "cases": cases, "commit": commit}
+
+    monkeypatch.setattr(fuzz, "_run", run)
+    out, commit = tmp_path / "fuzz.json", "first"
+    assert fuzz.main(["--engine", "hypothesis", "--cases", "5", "--out", str(out)]) == 0
+    commit = "second"
+    fuzz.main(["--target", "token files", "--engine", "hypothesis", "--cases", "7", "--out", str(out)])
+    found = json.loads(out.read_text())
+    assert [target["target"] for target in found["targets"]] == list(fuzz.CASES)
+    assert {t["target"]: t["cases"] for t in found["targets"] if t["commit"] == "second"} == {"token files": 7}
+    assert found["cases"] == 7 + 5 * (len(fuzz.CASES) - 1)
 
 
 def test_a_refusal_is_judged_as_it_is_shown():

@@ -18,6 +18,7 @@ import numpy as np
 
 FORMAT = "aero-tokens-1"
 SPLITS: tuple[Literal["train"], Literal["valid"]] = ("train", "valid")
+LARGEST_VOCABULARY = 65_536  # ids are of 16 bits
 REMEDY = "make the token files again: python -m stages.tokenize, or dvc repro -f tokenize"
 
 _READ_TOKENS = 2**22
@@ -65,7 +66,7 @@ def open_tokens(folder: str | Path, verify: bool = False) -> Tokens:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
             raise ValueError(f"format {manifest['format']!r} instead of {FORMAT!r}")
-        vocabulary = _number(manifest, "vocabulary")
+        vocabulary = _number(manifest, "vocabulary", LARGEST_VOCABULARY)
         streams = {split: _open_split(folder, split, manifest["splits"][split], verify) for split in SPLITS}
     except _Damaged as error:
         raise ValueError(str(error)) from None
@@ -85,10 +86,10 @@ class _Damaged(Exception):
         super().__init__(f"token file {path} is damaged: {reason}; {REMEDY}")
 
 
-def _number(values: dict[str, Any], name: str) -> int:
-    """A count above 0. ValueError for anything else: JSON knows 1e999, true and "12" as well."""
-    if type(number := values[name]) is not int or number < 1:
-        raise ValueError(f"{name} is {str(number)[:40]!r}, not a whole number above 0")
+def _number(values: dict[str, Any], name: str, most: int = 2**60) -> int:
+    """A count from 1 to `most`. ValueError for anything else: JSON knows 1e999, true and "12" as well."""
+    if type(number := values[name]) is not int or not 1 <= number <= most:
+        raise ValueError(f"{name} is {str(number)[:40]!r}, not a whole number from 1 to {most}")
     return number
 
 

@@ -155,7 +155,9 @@ def _missing(title: str, command: str) -> Html:
 
 def _where(found: Mapping[str, Any], name: str) -> str:
     where = found.get("provenance", {})
-    parts: Sequence[str] = [str(where.get("machine", "")), f"commit {str(where.get('commit', 'unknown'))[:10]}"]
+    commits = [target["commit"] for target in found.get("targets", ()) if "commit" in target]
+    names = dict.fromkeys(str(commit)[:10] for commit in commits or [where.get("commit", "unknown")])
+    parts: Sequence[str] = [str(where.get("machine", "")), f"commit {', '.join(names)}"]
     return f"{escape(', '.join(filter(None, parts)))}; <code>{FOLDER}/{name}.json</code>."
 
 

@@ -70,6 +70,13 @@ def test_what_is_not_measured_is_a_visible_gap(results, name, content):
     assert text.count("not measured yet") == 1 and "measures it" in text
 
 
+def test_targets_measured_at_other_commits_are_told(results):
+    path = results.root / robustness.FOLDER / "fuzz.json"
+    targets = [FUZZ["targets"][0] | {"commit": commit} for commit in ("1" * 40, "2" * 40)]
+    path.write_text(json.dumps(FUZZ | {"targets": targets}))
+    assert "commit 1111111111, 2222222222;" in robustness.section(results).text
+
+
 def test_the_figure_has_both_panels(results):
     figure = robustness.figure_server(results)
     assert [panel.get_title(loc="left") for panel in figure.axes] == ["resident memory, MiB", "seconds a question"]

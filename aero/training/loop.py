@@ -22,7 +22,7 @@ from aero.architecture import Architecture
 from aero.attention import causal_mask, frobenius_norm
 from aero.entropy import Reduction, entropy_regularization, headwise
 from aero.model import GPT, ModelConfig
-from aero.training import cross_entropy, state
+from aero.training import state
 from aero.training.log import Observer, Row
 from aero.training.processes import Processes
 from aero.training.products import faster_products
@@ -93,13 +93,7 @@ class Outcome:
 
 
 def next_token_loss(logits: Tensor, ids: Tensor) -> Tensor:
-    """Mean cross-entropy in nats of predicting ids[:, 1:] from logits[:, :-1]; (B, T, V), (B, T).
-
-    Many logits on a CPU hold their gradient after the backward pass, see `aero.training.cross_entropy`.
-    """
-    if logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.numel() >= cross_entropy.LARGE:
-        targets = F.pad(ids[:, 1:], (0, 1), value=-1)
-        return cross_entropy.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    """Mean cross-entropy in nats of predicting ids[:, 1:] from logits[:, :-1]; (B, T, V), (B, T)."""
     logits = logits[:, :-1].flatten(0, 1)
     return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), ids[:, 1:].flatten())
 

@@ -4,7 +4,7 @@
 # make test    install, then every test
 # make nightly the longer tests: every run of the papers at the smoke scale
 # make report  install, then render the report from kept and fresh results, computing nothing
-# make bench   speed comparisons
+# make bench   speed and memory beside what one would use instead; half an hour on a quiet machine of 2 cores
 # make keep    copy fresh results from runs/ into results/, which git keeps
 PYTHON ?= python3.11
 JOBS ?= 2

@@ -18,7 +18,7 @@ TARGET = 1.3
 KINDS = {
     "softmax_plain": ("softmax", "#0072b2", "o"),
     "exponentials": ("softmax, tuned", "#56b4e9", "s"),
-    "scores": ("Q K^T", "#d55e00", "^"),
+    "scores": ("Q Kᵀ", "#d55e00", "^"),
     "mix": ("P V", "#e69f00", "v"),
     "linear": ("linear layer", "#009e73", "D"),
     "layer_norm": ("LayerNorm", "#cc79a7", "P"),
@@ -41,7 +41,7 @@ def bench_training(results: Results) -> Figure:
     with style():
         figure = Figure(figsize=(WIDTH, 3.3))
         left, right = figure.subplots(1, 2, gridspec_kw={"width_ratios": [1.25, 1]})
-        figure.subplots_adjust(left=0.2, right=0.97, top=0.89, bottom=0.15, wspace=0.42)
+        figure.subplots_adjust(left=0.23, right=0.97, top=0.89, bottom=0.15, wspace=0.4)
         if found is None:
             for panel in (left, right):
                 say_missing(panel, "not measured yet")
@@ -54,7 +54,7 @@ def bench_training(results: Results) -> Figure:
             left.text(ratio["high"] + 0.03, place, f"{ratio['median']:.2f}", va="center", fontsize=8)
         left.axvline(1, color=AS_PUBLISHED, linewidth=1)
         left.axvline(TARGET, color=MUTED, linewidth=1, linestyle="--")
-        left.text(TARGET, -0.85, "target", ha="center", va="bottom", fontsize=7.5, color=MUTED)
+        left.text(TARGET + 0.02, -0.55, "target", ha="left", va="center", fontsize=7.5, color=MUTED)
         labels = [f"d={s['width']} T={s['context']} V={s['vocabulary']:,}" for s in steps]
         left.set_yticks(range(len(steps)), labels)
         left.set_ylim(len(steps) - 0.4, -0.9)
@@ -97,7 +97,7 @@ def bench_growth(results: Results) -> Figure:
     with style():
         figure = Figure(figsize=(WIDTH, 5.6))
         panels = figure.subplots(2, 2, sharey="col")
-        figure.subplots_adjust(left=0.09, right=0.84, top=0.94, bottom=0.09, wspace=0.62, hspace=0.42)
+        figure.subplots_adjust(left=0.07, right=0.83, top=0.94, bottom=0.09, wspace=0.85, hspace=0.45)
         lines = [] if found is None else found["growth"]
         for row, (axis, name) in enumerate((("T", "positions T"), ("d", "width d"))):
             for column, quantity in enumerate(("bytes", "seconds")):
@@ -159,8 +159,8 @@ def bench_limits(results: Results) -> Figure:
                         start + minutes / 2, place, f"{minutes:.0f}", ha="center", va="center", fontsize=7, color=PAPER
                     )
                 start += minutes
-        for place, (resource, colour) in enumerate(RESOURCES.items()):
-            panel.text(place * 0.26, 1.06, f"■ {resource}", transform=panel.transAxes, color=colour, fontsize=8)
+        for place, (resource, colour) in zip((0, 0.29, 0.59, 0.8), RESOURCES.items(), strict=True):
+            panel.text(place, 1.06, f"■ {resource}", transform=panel.transAxes, color=colour, fontsize=8)
         panel.set_yticks(range(len(rows)), [f"{row['architecture']}, {row['program']}" for row in rows])
         panel.invert_yaxis()
         panel.set_xlabel("minutes of a private pass on the WAN")

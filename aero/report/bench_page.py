@@ -243,7 +243,7 @@ def table_pipeline(results: Results) -> Html:
     touched = ", ".join(f"{kind} ({len(stages)})" for kind, stages in kinds.items())
     lines = [
         [
-            f"<code>dvc repro</code> with nothing to do, {found['stages']} stages",
+            f"<code>dvc repro -s dvc.yaml</code> with nothing to do, {found['stages']} stages",
             f"{times(idle, source, digits=1)} s",
             f"{against(IDLE, idle['median'], most=True)} ({IDLE:g} s)",
         ],

@@ -24,8 +24,6 @@ from aero.entropy import Reduction, entropy_regularization, headwise
 from aero.model import GPT, ModelConfig
 from aero.training import state
 from aero.training.compiled import as_it_stands, compile_step, tensor_cores
-from aero.training.cross_entropy import LARGE
-from aero.training.cross_entropy import cross_entropy as blockwise_cross_entropy
 from aero.training.log import Observer, Row
 from aero.training.processes import Processes
 from aero.training.products import faster_products
@@ -96,13 +94,7 @@ class Outcome:
 
 
 def next_token_loss(logits: Tensor, ids: Tensor) -> Tensor:
-    """Mean cross-entropy in nats of predicting ids[:, 1:] from logits[:, :-1]; (B, T, V), (B, T).
-
-    Many logits on a CPU hold their gradient after the backward pass, see `aero.training.cross_entropy`.
-    """
-    if logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.numel() >= LARGE:
-        targets = F.pad(ids[:, 1:], (0, 1), value=-1)
-        return blockwise_cross_entropy(logits.flatten(0, 1), targets.flatten())
+    """Mean cross-entropy in nats of predicting ids[:, 1:] from logits[:, :-1]; (B, T, V), (B, T)."""
     logits = logits[:, :-1].flatten(0, 1)
     return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), ids[:, 1:].flatten())
 

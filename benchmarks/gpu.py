@@ -293,6 +293,7 @@ def attention(context: int, sizes: Sizes, device: str) -> list[dict[str, Any]]:
 
     float32 for those that give entropies, bf16 for plain attention, as a training step under autocast runs them.
     """
+    torch._dynamo.reset()  # compiled for this context alone, not for any
     heads, width = sizes.heads, sizes.width // sizes.heads
     shape = (max(1, sizes.tokens // context), heads, context, width)
     draw = torch.Generator(device).manual_seed(0)

@@ -119,6 +119,11 @@ def divergence(run: Run) -> str:
     return "no"
 
 
+def architecture(results: Results, run: str) -> str:
+    """The notation of a run in params.yaml."""
+    return str((results.parameters.get("runs") or {}).get(run, {}).get("architecture", run))
+
+
 def _fraction(run: Run, quarter: Quarter) -> float | None:
     values = None if run.entropy is None else run.entropy.overload if quarter == "top" else run.entropy.collapse
     return None if values is None else float(values["fraction"])
@@ -135,7 +140,7 @@ def table_failures(results: Results) -> Html:
     for failure in FAILURES:
         for scale in results.scales_of(failure.run):
             runs = results.seeds(failure.run, scale)
-            name = row_label(runs[0].architecture if runs else failure.run)
+            name = row_label(architecture(results, failure.run))
             claimed = number(failure.published, "published", failure.where)
             if not runs:
                 rows.append([name, claimed, escape(scale), gap("not run yet"), "", "", "", ""])
@@ -178,7 +183,7 @@ def table_failures(results: Results) -> Html:
         f"the top one for the one that overloads. {escape(sizes)}. {escape(absent)}"
     )
     widths = (0.13, 0.14, 0.06, 0.08, 0.17, 0.09, 0.09, 0.24)
-    return Html(table(heads, rows, caption, "failure-modes", widths, "dense"))
+    return Html(table(heads, rows, caption, "failure-modes", widths, "dense claims"))
 
 
 def figure_failures(results: Results) -> Figure:
@@ -197,7 +202,7 @@ def figure_failures(results: Results) -> Figure:
             for panel, failure in zip(line, FAILURES, strict=True):
                 there = results.at(scale)
                 run = there.first(failure.run)
-                name = run.architecture if run else failure.run
+                name = architecture(results, failure.run)
                 panel.set_title(f"{name}, {scale}", fontsize=8)
                 rows = _logged(run)
                 if run is None or not rows:

@@ -131,10 +131,12 @@ def _perplexity(results: Results, run: str, scale: str, digits: int) -> str:
 
 def _increase(results: Results, run: str, base: str, scale: str) -> str:
     found = estimate(relative(results.perplexity(run, scale), results.perplexity(base, scale)))
-    if found is None:
+    diverged = any(trained.diverged for trained in results.seeds(run, scale))
+    if found is None and not diverged:
         return gap()
     source = ", ".join(trained.path for name in (run, base) for trained in results.seeds(name, scale))
-    return number("baseline" if run == base else found.text(1), training_origin(scale), source)
+    text = "NaN" if found is None else "baseline" if run == base else found.text(1)
+    return number(text, training_origin(scale), source)
 
 
 def _published_increase(cell: Cell, base: Cell, place: str) -> str:

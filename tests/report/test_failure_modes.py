@@ -96,10 +96,10 @@ def test_the_figure_has_a_panel_a_failure_and_scale(tmp_path: Path, full: Result
     titles = [axes.get_title("left") for axes in figure.axes]
     assert titles[:6] == [
         "SM, gpu (NaN at 90)",
-        "sm-scfuffni-7, gpu",
-        "sm-g, gpu",
+        "SM+ScFuFFNi_7, gpu",
+        "SM+G, gpu",
         "SM, laptop (NaN at 180)",
-        "sm-scfuffni-7, laptop",
+        "SM+ScFuFFNi_7, laptop",
         "SM+G, laptop",
     ]
     assert len(figure_failures(full).axes) == 4 and len(figure_failures(empty).axes) == 3

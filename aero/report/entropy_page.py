@@ -215,6 +215,6 @@ def sampling_summary(results: Results) -> Html:
     )
     return Html(
         f"<p>The mean entropy of a head has a standard error of {largest} nats at most for the held-out tokens "
-        f"({len(errors)} runs with blocks of them stored); errors over blocks of consecutive sequences are {ratio} times "
-        "those over sequences taken as independent (median over heads).</p>"
+        f"({len(errors)} runs with blocks of them stored); errors over blocks of consecutive sequences are {ratio} "
+        "times those over sequences taken as independent (median over heads).</p>"
     )

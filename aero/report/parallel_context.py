@@ -229,8 +229,12 @@ def table_correlation(results: Results) -> Html:
                 if found.r is None
                 else number(correlation_text(found), "smaller_scale", models[0].path) + f", {found.points} points"
             )
-        each = ", ".join("–" if c.r is None else f"{c.r:.2f}" for c in correlations(models, task).values())
-        rows.append([*line, escape(each)])
+        paths = {model.seed: model.path for model in models}
+        each = ", ".join(
+            "–" if c.r is None else number(f"{c.r:.2f}", "smaller_scale", paths[seed])
+            for seed, c in correlations(models, task).items()
+        )
+        rows.append([*line, each])
     heads = ["task", "r over P, no remedy", "r over P and remedies", "each seed, no remedy"]
     caption = (
         "<b>Entropy against performance.</b> Pearson's r of the mean attention entropy with what is lost"

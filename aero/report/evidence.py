@@ -279,7 +279,9 @@ def details(fragment: str, code: str, line: int = 0, files: Sequence[str] = (), 
     rows = []
     if papers := papers or papers_in(fragment):
         rows.append(("published", ", ".join(link(f"aero/published/{short}.yaml") for short in papers)))
-    rows.append(("measured", file_links(files, root) if files else "nothing: counted or computed by the code"))
+    rows.append(
+        ("measured", file_links(files, root) if files else "no result file: counted, computed, or not measured yet")
+    )
     if found := commits(files, root):
         rows.append(("measured at", f"commit {', '.join(found)}"))
     rows.append(("code", f"{code_link(code, line)}, at commit {_short(provenance.commit())}"))

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from aero.landscape import entropy_range, wasserstein_1, wasserstein_1_by_layer
 from aero.published import Cell, Row, load
 from aero.report.figure_index import PAPERS
-from aero.report.marks import Html, cell_source, gap, grid, number, published_number, training_caption
+from aero.report.marks import Html, cell_source, gap, grid, number, published_number, ratio, training_caption
 from aero.report.results import Results
 from aero.report.statistics import estimate, sampling_error
 from aero.report.tables import MeasuredCell, cells_csv, table, training_origin
@@ -94,10 +94,10 @@ def table_1(results: Results) -> Html:
         heads += [f"{name}: PPL", "range, nats"] + ([] if training == "baseline" else ["W₁, nats"])
     runs = [run for row in printed.rows for run in row.trained.values()]
     caption = (
-        f"<b>{place.split(';')[0]}.</b> Upper number published, lower measured here. Range: lowest and highest head. "
-        "W₁: of all heads from all heads of the baseline, paired by seed; sampling errors and the mean of the layers' "
-        "own distances are in <code>reports/tables/entropy_landscape_table1.csv</code>. Entropies grow with the "
-        f"context: compare differences, not sizes. {training_caption(results, runs)}"
+        f"<b>{place.split(';')[0]}.</b> From above: published, measured here, their ratio. Range: lowest and highest "
+        "head. W₁: of all heads from all heads of the baseline, paired by seed; sampling errors and the mean of the "
+        "layers' own distances are in <code>reports/tables/entropy_landscape_table1.csv</code>. Entropies grow with "
+        f"the context: compare differences, not sizes. {training_caption(results, runs)}"
     )
     widths = (0.1, 0.08, 0.1) + (0.08, 0.1, 0.06) * 3
     return Html(grid(heads, rows, caption, "landscape-table-1", widths, "dense"))
@@ -110,7 +110,8 @@ def _stacked(by_kind: dict[str, MeasuredCell], kinds: tuple[str, ...], place: st
         return f"{published}<br>{gap('–')}"
     text = " to ".join(cell.text for cell in chosen)
     source = cell_source(chosen[0], results)
-    return f"{published}<br>{number(text, chosen[0].origin, source)}"
+    over = f'<br><span class="ratio">{ratio(chosen[0], results)}</span>' if len(chosen) == 1 else ""
+    return f"{published}<br>{number(text, chosen[0].origin, source)}{over}"
 
 
 def files(results: Results) -> dict[Path, str]:

@@ -118,7 +118,7 @@ def figure_verdicts(judged: Sequence[Judged]) -> Figure:
         axes.invert_yaxis()
         axes.set_xlabel("claims")
         axes.set_xlim(0, axes.get_xlim()[1] * 1.08)
-        for x, kind in zip((0.02, 0.17, 0.37, 0.585, 0.74), VERDICTS, strict=True):
+        for x, kind in zip((0.02, 0.16, 0.385, 0.605, 0.76), VERDICTS, strict=True):
             swatch(figure, x, 0.925, COLOURS[kind])
             figure.text(x + 0.034, 0.938, kind, va="center", fontsize=8)
     return figure

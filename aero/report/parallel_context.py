@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aero.parallel_context.correlation import Correlation, pearson
+from aero.published import Table
 from aero.published import load as load_paper
 from aero.report.marks import Html, gap, grid, number
 from aero.report.results import SCALES, Results
@@ -139,14 +140,23 @@ def table_main(results: Results) -> Html:
         line = [escape(name)]
         for task in TASKS:
             published = number(printed.row(name).cells[task].text, "published", printed.place)
-            line.append(f"{published}<br>{_score(models, task, p, 'naive')}")
+            line.append(f"{published}<br>{_score(models, task, p, 'naive')}{_ratio(models, task, p, printed, name)}")
         rows.append(line)
     heads = ["attention", *(f"{words}, {_unit(task)}" for task, words in TASKS.items())]
     caption = (
-        f"<b>Full against parallel.</b> Upper number published for {escape(str(printed.dimensions['model']))} at 8K"
-        f" tokens ({escape(printed.place)}), lower number measured. {caption_of(models)}"
+        f"<b>Full against parallel.</b> From above: published for {escape(str(printed.dimensions['model']))} at 8K"
+        f" tokens ({escape(printed.place)}), measured, their ratio. {caption_of(models)}"
     )
     return Html(grid(heads, rows, caption, "parallel-main", (0.16, 0.21, 0.21, 0.21, 0.21)))
+
+
+def _ratio(models: Sequence[Measured], task: str, p: int, printed: Table, name: str) -> str:
+    """Measured over published on a line of its own; nothing where one of them is not there or 0."""
+    found, value = estimate(by_seed(models, task, p, "naive")), printed.row(name).cells[task].value
+    if found is None or not value:
+        return ""
+    paths = ", ".join(m.path for m in models)
+    return f'<br><span class="ratio">{number(f"{found.mean / value:.2f}", "smaller_scale", paths)}</span>'
 
 
 def table_methods(results: Results) -> Html:
@@ -219,8 +229,12 @@ def table_correlation(results: Results) -> Html:
                 if found.r is None
                 else number(correlation_text(found), "smaller_scale", models[0].path) + f", {found.points} points"
             )
-        each = ", ".join("–" if c.r is None else f"{c.r:.2f}" for c in correlations(models, task).values())
-        rows.append([*line, escape(each)])
+        paths = {model.seed: model.path for model in models}
+        each = ", ".join(
+            "–" if c.r is None else number(f"{c.r:.2f}", "smaller_scale", paths[seed])
+            for seed, c in correlations(models, task).items()
+        )
+        rows.append([*line, each])
     heads = ["task", "r over P, no remedy", "r over P and remedies", "each seed, no remedy"]
     caption = (
         "<b>Entropy against performance.</b> Pearson's r of the mean attention entropy with what is lost"

@@ -135,7 +135,7 @@ def table_models(results: Results) -> Html:
             rows.append(
                 [
                     core_named(core).title,
-                    f"{(seeds[0].metrics.get('train') or {}).get('learning_rate'):g}",
+                    f"<code>{(seeds[0].metrics.get('train') or {}).get('learning_rate'):g}</code>",
                     _cell(results, name, loss, 3) + (f" {failed} NaN" if failed else ""),
                     _cell(results, name, estimate(late_mean(results, name, "gradient_norm")), 3),
                     _cell(results, name, estimate(change(results, name, "entropy")), 2),

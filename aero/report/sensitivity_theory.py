@@ -100,7 +100,7 @@ def table_derivative(results: Results) -> Html:
                 rows.append(
                     [
                         f"{positions:.0f}",
-                        f"{sigma:g}",
+                        f"<code>{sigma:g}</code>",
                         number(_short(line["theorem_slope_quadrature"]), "published", "Theorem 5.1, evaluated"),
                         number(_short(line["appendix_slope_quadrature"]), "published", "Appendix E.3, evaluated"),
                         _ours(_short(line["slope_quadrature"]), found, "softmax"),

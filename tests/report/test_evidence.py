@@ -11,7 +11,17 @@ from pathlib import Path
 import made_results
 import pytest
 
-from aero.report import evidence, figures, marks, page
+from aero.report import (
+    evidence,
+    figures,
+    marks,
+    page,
+    parallel_context,
+    sensitivity,
+    sensitivity_models,
+    sensitivity_page,
+    sensitivity_theory,
+)
 from aero.report.results import Results, load
 
 PROJECT = made_results.PROJECT
@@ -106,3 +116,26 @@ def test_the_names_in_a_number_are_found() -> None:
         "1", "published", "Entropy Landscape Table 1"
     )
     assert evidence.papers_in(place) == ("aero", "entropy_landscape")
+
+
+def test_tables_of_the_kept_results_mark_every_number() -> None:
+    """Those whose data the made results do not have: decimals stand in marked numbers, or name a setting in code."""
+    kept = load(PROJECT)
+    tables = (
+        sensitivity.table_1,
+        sensitivity_models.table_models,
+        sensitivity_page.search_tables,
+        sensitivity_theory.table_derivative,
+        sensitivity_theory.table_relu,
+        sensitivity_theory.table_bounds,
+        parallel_context.table_main,
+        parallel_context.table_methods,
+        parallel_context.table_correlation,
+    )
+    for table in tables:
+        text = re.sub(r'<div class="caption">.*?</div>', "", table(kept).text, flags=re.DOTALL)
+        assert text.count('class="num ') > 5, table.__name__
+        assert not re.search(r'class="num [^"]*" title="[^":]*: "', text), table.__name__
+        text = re.sub(r'<span class="num [^>]*>(?:<span class="mark">.</span>)?[^<]*</span>', "", text)
+        text = re.sub(r"<tr><td[^>]*>.*?</td>|<code>.*?</code>", "", text, flags=re.DOTALL)
+        assert not re.findall(r">[^<]*\d\.\d[^<]*</td>", text), table.__name__

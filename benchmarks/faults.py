@@ -41,7 +41,7 @@ import yaml
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
-from aero import provenance
+from aero import provenance, whole_dvc  # noqa: F401 - Repo below is DVC as `make` runs it
 from aero.checkpoint import read_tensors
 from aero.errors import UserError, run_main
 from aero.pipeline import ROOT

@@ -21,7 +21,7 @@ ALLOWED = {
     ("aero/training/run.py", "train_run"): "to a temporary name, renamed by write_together",
     ("stages/parallel_context_train.py", "main"): "to a temporary name, renamed by write_together",
     ("aero/checkpoint.py", "write_tensors"): "to a temporary name, then renamed",
-    ("aero/whole_dvc.py", "dump_whole"): "to a temporary name, then renamed",
+    ("aero/whole_dvc.py", "whole"): "to a temporary name, then renamed",
     ("aero/plain_safetensors.py", "save_file"): "called by write_tensors alone",
     ("aero/two_party/ledger.py", "write"): "to a temporary name, then renamed",
     ("aero/two_party/counts.py", "_main"): "to a temporary name, then renamed",

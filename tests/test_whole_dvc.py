@@ -1,4 +1,4 @@
-"""DVC's lock is written beside and renamed, and a kill in that moment leaves the old one."""
+"""DVC's own files are written beside and renamed, and a kill in that moment leaves the old ones."""
 
 from __future__ import annotations
 
@@ -71,3 +71,40 @@ def test_dvc_itself_leaves_a_part(folder):
         assert locked(folder) == ["s0"]
         yaml_of_s0 = yaml.safe_load((folder / "dvc.lock").read_text())["stages"]["s0"]
         assert yaml_of_s0["outs"][0]["md5"] and len(yaml_of_s0["outs"][0]["md5"]) == 32
+
+
+# Dies in the middle of a writing of the list of locks, while a stage holds one.
+KILLED_AMONG_LOCKS = """
+import json, os, signal, sys, types
+{importing}
+from dvc import rwlock
+written = []
+def dump(data, stream):
+    written.append(1)
+    text = json.dumps(data)
+    if len(written) == 2:
+        stream.write(text[: len(text) // 2])
+        stream.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+    stream.write(text)
+rwlock.json = types.SimpleNamespace(load=json.load, JSONDecodeError=json.JSONDecodeError, dump=dump)
+from dvc.cli import main
+sys.exit(main(["repro"]))
+"""
+
+
+def test_killed_while_it_writes_the_list_of_its_locks_it_goes_on(folder):
+    assert dvc(folder, "-c", KILLED_AMONG_LOCKS.format(importing="import aero.whole_dvc")).returncode == -9
+    finished = dvc(folder, "-m", "aero.whole_dvc", "repro")
+    assert finished.returncode == 0 and locked(folder) == ["s0", "s1", "s2"], finished.stderr
+    assert not (folder / ".dvc/tmp/rwlock.tmp").exists()
+
+
+def test_dvc_itself_refuses_its_own_list_and_this_makes_it_anew(folder):
+    """Why the list is looked after: when this fails, DVC does it by itself."""
+    assert dvc(folder, "-c", KILLED_AMONG_LOCKS.format(importing="")).returncode == -9
+    refused = dvc(folder, "-m", "dvc", "repro")
+    assert refused.returncode != 0 and "JSON structure is corrupted" in refused.stderr
+    finished = dvc(folder, "-m", "aero.whole_dvc", "repro")
+    assert finished.returncode == 0 and "half-written by a DVC that was killed" in finished.stderr
+    assert locked(folder) == ["s0", "s1", "s2"]

@@ -165,7 +165,7 @@ class Server:
         if question.get("description") != self._description.sha256:
             raise _refused(tunnel, "the client asks another model than the one published; connect again")
         tokens, new_tokens = question.get("tokens"), question.get("new_tokens")
-        if not (type(tokens) is int and type(new_tokens) is int):
+        if not all(type(number) is int and abs(number) < 2**31 for number in (tokens, new_tokens)):
             raise _refused(tunnel, "the question names no numbers of tokens")
         try:
             check_lengths(self._description.model_config, tokens, new_tokens)

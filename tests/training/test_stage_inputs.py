@@ -120,10 +120,8 @@ def test_a_stage_reads_nothing_that_it_does_not_declare(made, stage):
 @pytest.mark.parametrize(
     ("stage", "missing", "said"),
     [
-        ("configurations", "runs/tokens", "runs/tokens/manifest.json does not exist"),
         ("train", "runs/tokens", "runs/tokens/manifest.json does not exist"),
         ("train", "aero/training/state.py", "cannot import name 'state'"),
-        ("entropy", f"runs/{RUN}/seed_{SEED}/checkpoint.safetensors", "checkpoint.safetensors does not exist"),
     ],
 )
 def test_a_dependency_that_is_not_declared_is_missed(made, tmp_path, stage, missing, said):

@@ -73,7 +73,8 @@ def test_a_client_says_a_few_numbers_and_no_more(server):
 
 
 @pytest.mark.parametrize(
-    "question", [{"tokens": True}, {"tokens": 1e999}, {"tokens": -1}, {"new_tokens": "1"}, {"tokens": 9}]
+    "question",
+    [{"tokens": True}, {"tokens": 1e999}, {"tokens": -1}, {"new_tokens": "1"}, {"tokens": 9}, {"new_tokens": 10**4000}],
 )
 def test_a_question_in_other_numbers_is_refused(server, question):
     asked = {"tokens": 2, "new_tokens": 1, "description": DESCRIPTION.sha256} | question

@@ -20,11 +20,11 @@ from aero.training.schedule import is_large
 
 
 def faster_products(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
-    """Within it, `F.linear` of float32 tensors on a CPU goes through oneDNN if `model` is large; else nothing changes.
-
-    First derivatives only.
+    """Within it, `F.linear` of float32 tensors goes through oneDNN if `model` is large and on a CPU; else nothing
+    changes. First derivatives only.
     """
-    return _Products() if available() and is_large(model) else contextlib.nullcontext()
+    on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
+    return _Products() if on_cpu and available() and is_large(model) else contextlib.nullcontext()
 
 
 def available() -> bool:

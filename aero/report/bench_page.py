@@ -232,7 +232,8 @@ def caption_growth(results: Results) -> str:
         "Two processes, one head of width 64 and rows of width 768 against T; 128 positions, and d/64 heads, against "
         "d. Values over that at the smallest size; behind the name the fitted exponent; dashed, the orders that are "
         "expected: T² of what has an entry for every pair of positions, T of the rest and of the bytes of P V, which "
-        "sends the values and its result only; d² of a linear layer’s computing, d of its bytes and of the rest. Layers repeat the same operations; embedding, vocabulary "
+        "sends the values and its result only; d² of a linear layer’s computing, d of its bytes and of the rest. "
+        "Layers repeat the same operations; embedding, vocabulary "
         f"projection and the shorter last layer of the tuned program keep SM+LN+G from L exactly: {depth}, of L=6 to "
         f"18. {where(found, 'two_party')}"
     )

@@ -64,7 +64,8 @@ def train(root: Path, names: Sequence[str], jobs: int) -> float:
     """Seconds of training all of `names` anew, as the Makefile does it."""
     command = ["xargs", "-P", str(jobs), "-n", "1", "dvc", "--wait-for-lock", "repro", "-q", "-s", "-f"]
     began = time.perf_counter()
-    subprocess.run(command, cwd=root, env=environment(root), input="\n".join(names), text=True, check=True)
+    listed, quiet = "\n".join(names), subprocess.DEVNULL
+    subprocess.run(command, cwd=root, env=environment(root), input=listed, text=True, stdout=quiet, check=True)
     return time.perf_counter() - began
 
 

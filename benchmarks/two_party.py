@@ -189,7 +189,8 @@ def growing() -> list[tuple[str, int, Any, tuple[float, float]]]:
             ("T", t, Operation("softmax_plain", ((1, t, t),)), quadratic),
             ("T", t, Operation("exponentials", ((1, t, t),), (("blocks", 16), ("split", 1))), quadratic),
             ("T", t, Operation("scores", ((1, t, 64), (1, t, 64))), quadratic),
-            ("T", t, Operation("mix", ((1, t, t), (1, t, 64))), quadratic),
+            # Of a product the smaller factor and the result are sent: here both have 64 columns.
+            ("T", t, Operation("mix", ((1, t, t), (1, t, 64))), (1.0, 2.0)),
             ("T", t, Operation("linear", ((t, 768), (768, 768))), linear),
             ("T", t, Operation("layer_norm", ((t, 768), (768,), (768,))), linear),
             ("T", t, Operation("normalise_tiles", ((t, 768),)), linear),

@@ -27,6 +27,7 @@ from aero.architecture import parse
 from aero.families import FAMILIES
 from aero.model import ModelConfig
 from aero.parameters import TrainParameters
+from aero.training import schedule
 from aero.training.loop import Outcome, Regularizer, train
 
 FILE = Path(__file__).parent / "golden" / "losses.csv"
@@ -173,6 +174,20 @@ def test_a_killed_training_goes_on_bit_for_bit(case, tmp_path):
     assert curve(resumed) == curve(whole)
     state, expected = resumed.model.state_dict(), whole.model.state_dict()
     assert state.keys() == expected.keys() and all(torch.equal(state[name], expected[name]) for name in state)
+
+
+@pytest.mark.parametrize("case", ["SM+LN+G", "EReg position_sum"])
+def test_a_large_model_trains_alike_and_goes_on_bit_for_bit(case, tmp_path, monkeypatch):
+    """With the kernels that large models are trained with on a CPU."""
+    monkeypatch.setattr(schedule, "LARGE", 1)
+    whole = trained(case)
+    assert deviation(curve(whole), golden()[case]) <= TOLERANCE
+    with pytest.raises(KeyboardInterrupt):
+        trained(case, Killed(at=13), tmp_path / "state")
+    resumed = trained(case, state_path=tmp_path / "state")
+    assert curve(resumed) == curve(whole)
+    state, expected = resumed.model.state_dict(), whole.model.state_dict()
+    assert all(torch.equal(state[name], expected[name]) for name in state)
 
 
 def renew() -> None:

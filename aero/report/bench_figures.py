@@ -97,7 +97,7 @@ def bench_growth(results: Results) -> Figure:
     with style():
         figure = Figure(figsize=(WIDTH, 5.6))
         panels = figure.subplots(2, 2, sharey="col")
-        figure.subplots_adjust(left=0.07, right=0.83, top=0.94, bottom=0.09, wspace=0.85, hspace=0.45)
+        figure.subplots_adjust(left=0.07, right=0.82, top=0.94, bottom=0.09, wspace=0.85, hspace=0.45)
         lines = [] if found is None else found["growth"]
         for row, (axis, name) in enumerate((("T", "positions T"), ("d", "width d"))):
             for column, quantity in enumerate(("bytes", "seconds")):

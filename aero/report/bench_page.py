@@ -103,27 +103,52 @@ def table_regularized(results: Results) -> Html:
 
 
 def table_gpu(results: Results) -> Html:
-    """Tokens a second and model-FLOPs utilisation on a GPU, as results/bench/gpu.json has them."""
+    """Training steps on a GPU, and one layer's attention by every way, as results/bench/gpu.json has them."""
     found = read(results.root, "gpu")
     if found is None:
-        return Html(missing("Training steps on a CUDA GPU", "benchmarks.gpu"))
+        return Html(missing("Training steps on a CUDA GPU", "benchmarks.gpu --out results/bench"))
     source = file_of("gpu")
+    added = {(one["architecture"], one["context"], one["compiled"]): one["overhead"] for one in found["overhead"]}
     lines = []
-    for step in found.get("steps", ()):
-        overhead = step.get("overhead")
+    for step in found["steps"]:
+        overhead = added.get((step["architecture"], step["context"], step["compiled"]))
+        goal = found["targets"]["utilisation"].get(str(step["context"]))
+        reached = "" if goal is None else f" {against(goal, step['utilisation'])} ({100 * goal:.0f} %)"
         lines.append(
             [
-                f"T={step.get('context')}{', regularised' if step.get('regularized') else ''}",
-                number(f"{step.get('tokens_per_second', float('nan')):,.0f}", "paper_dimensions", source),
-                number(f"{100 * step.get('utilisation', float('nan')):.1f} %", "paper_dimensions", source),
-                "" if overhead is None else number(f"{100 * overhead:.1f} %", "paper_dimensions", source),
+                f"{row_label(step['architecture'])} T={step['context']}{'' if step['compiled'] else ', not compiled'}",
+                number(f"{step['tokens_per_second']:,.0f}", "paper_dimensions", source),
+                number(f"{100 * step['utilisation']:.1f} %", "paper_dimensions", source) + reached,
+                "–"
+                if overhead is None
+                else number(f"{100 * overhead:.1f} %", "paper_dimensions", source)
+                + f" {against(found['targets']['overhead'], overhead, most=True)}"
+                + f" ({100 * found['targets']['overhead']:.0f} %)",
             ]
         )
-    caption = (
-        "<b>The 12-layer model on a GPU</b>: tokens a second, and model FLOPs over the card’s own measured rate of "
-        f"bfloat16 products. {escape(str(found.get('device', '')))}. {where(found, 'gpu')}"
+    made = found["provenance"]
+    rate = found["card"]["matrix_flops"] / 1e12
+    ways = "; ".join(
+        f"{escape(one['way'])} at T={one['context']} {1e3 * one['seconds']:.2f} ms"
+        for one in found["attention"]
+        if not one.get("failed")
     )
-    return Html(grid(["step", "tokens/s", "utilisation", "overhead"], lines, caption, "bench-gpu"))
+    kernels = "; ".join(_kernels(one) for one in found["profile"])
+    caption = (
+        f"<b>The 12-layer model on a GPU</b>, {escape(str(made.get('device', '')))}: tokens a second, and model FLOPs "
+        f"over the card’s own rate of bfloat16 products, measured as {rate:.0f} TFLOP/s; in brackets the target. One "
+        f"layer’s attention, forward and backward: {ways or gap()}. Where the time goes: {kernels or gap()}. "
+        f"{where(found, 'gpu')}"
+    )
+    heads = ["step", "tokens/s", "utilisation", "overhead of the regulariser"]
+    return Html(grid(heads, lines, caption, "bench-gpu"))
+
+
+def _kernels(profile: Mapping[str, Any], most: int = 3) -> str:
+    """The kernels with the largest shares of a profile."""
+    shares = [(100 * one["seconds"] / profile["seconds"], one["kernel"][:40]) for one in profile["kernels"][:most]]
+    told = ", ".join(f"{share:.0f} % <code>{escape(name)}</code>" for share, name in shares)
+    return f"{escape(profile['architecture'])} at T={profile['context']}: {told}"
 
 
 def table_tokenizing(results: Results) -> Html:
@@ -206,8 +231,9 @@ def caption_growth(results: Results) -> str:
     return (
         "Two processes, one head of width 64 and rows of width 768 against T; 128 positions, and d/64 heads, against "
         "d. Values over that at the smallest size; behind the name the fitted exponent; dashed, the orders that are "
-        "expected: T² of what has an entry for every pair of positions, T of the rest; d² of a linear layer’s "
-        "computing, d of its bytes and of the rest. Layers repeat the same operations; embedding, vocabulary "
+        "expected: T² of what has an entry for every pair of positions, T of the rest and of the bytes of P V, which "
+        "sends the values and its result only; d² of a linear layer’s computing, d of its bytes and of the rest. "
+        "Layers repeat the same operations; embedding, vocabulary "
         f"projection and the shorter last layer of the tuned program keep SM+LN+G from L exactly: {depth}, of L=6 to "
         f"18. {where(found, 'two_party')}"
     )

@@ -79,13 +79,10 @@ def training(parameters: Parameters, device: str, measured: float | None = None,
 
 
 def measured_speed(gpu: dict[str, Any] | None, device: str) -> float | None:
-    """FLOP/s of the 12-layer model without the regulariser at T=128, from results/bench/gpu.json, if that is of
-    `device`.
-    """
-    if gpu is None or device.lower() not in str(gpu.get("device", "")).lower():
+    """FLOP/s of the baseline's training steps at T=128, from results/bench/gpu.json, if that was made on `device`."""
+    if gpu is None or device.lower() not in str(gpu.get("provenance", {}).get("device", "")).lower():
         return None
     for line in gpu.get("steps", ()):
-        if line.get("context") == 128 and not line.get("regularized"):
-            speed = line.get("model_flops_per_second")
-            return float(speed) if speed else None
+        if (line.get("architecture"), line.get("context"), line.get("compiled")) == ("SM+LN+G", 128, True):
+            return float(line["flops_per_step"] / line["tokens_per_step"] * line["tokens_per_second"])
     return None

@@ -16,15 +16,14 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
-from aero.training.schedule import is_large
+from aero.training.schedule import takes_faster_kernels
 
 
 def faster_products(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
-    """Within it, `F.linear` of float32 tensors on a CPU goes through oneDNN if `model` is large; else nothing changes.
-
-    First derivatives only.
+    """Within it, `F.linear` of float32 tensors goes through oneDNN if `model` is large and on a CPU; else nothing
+    changes. First derivatives only.
     """
-    return _Products() if available() and is_large(model) else contextlib.nullcontext()
+    return _Products() if available() and takes_faster_kernels(model) else contextlib.nullcontext()
 
 
 def available() -> bool:

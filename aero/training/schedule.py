@@ -56,13 +56,16 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """AdamW (CodeParrot's recipe) or Adam (Languini's, with a weight decay of 0).
 
-    fused: the whole update of a weight is one kernel, which reads and writes memory once; of a large model always.
+    fused: the whole update of a weight is one kernel, which reads and writes memory once; of a large model on a CPU always.
     """
     kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[name]
     groups = parameter_groups(model, weight_decay)
-    return kind(groups, lr=learning_rate, betas=betas, eps=epsilon, fused=fused or is_large(model) or None)
+    fused = fused or takes_faster_kernels(model)
+    return kind(groups, lr=learning_rate, betas=betas, eps=epsilon, fused=fused or None)
 
 
-def is_large(model: nn.Module) -> bool:
-    """Whether `model` has LARGE parameters or more."""
-    return sum(parameter.numel() for parameter in model.parameters()) >= LARGE
+def takes_faster_kernels(model: nn.Module) -> bool:
+    """Whether `model` is on a CPU and has LARGE parameters or more."""
+    parameters = list(model.parameters())
+    on_cpu = all(parameter.device.type == "cpu" for parameter in parameters)
+    return on_cpu and sum(parameter.numel() for parameter in parameters) >= LARGE

@@ -192,8 +192,52 @@ def test_all_trainings_of_the_papers_by_hand() -> None:
     assert faster.hours == pytest.approx(made.hours / 2) and faster.speed_from == "a file"
 
 
+GPU = {
+    "card": {"matrix_flops": 7e14},
+    "targets": {"utilisation": {"128": 0.35, "512": 0.45}, "overhead": 0.1},
+    "steps": [
+        {
+            "architecture": row,
+            "context": 128,
+            "compiled": True,
+            "tokens_per_step": 1000,
+            "flops_per_step": 8e11,
+            "tokens_per_second": 250_000.0,
+            "utilisation": 0.286,
+        }
+        for row in ("SM+LN+G", "EReg(SM(t)+LN+G)")
+    ],
+    "overhead": [{"architecture": "EReg(SM(t)+LN+G)", "context": 128, "compiled": True, "overhead": 0.085}],
+    "attention": [{"way": "matrix", "context": 128, "seconds": 0.0015}],
+    "profile": [
+        {
+            "architecture": "SM+LN+G",
+            "context": 128,
+            "seconds": 2.0,
+            "kernels": [{"kernel": "gemm<1>", "seconds": 1.5, "calls": 3}],
+        }
+    ],
+    "provenance": MADE | {"device": "NVIDIA H200"},
+}
+
+
 def test_a_measured_speed_counts_for_its_own_device_only() -> None:
-    gpu = {"device": "NVIDIA H200", "steps": [{"context": 128, "regularized": False, "model_flops_per_second": 2e14}]}
-    assert bench_projections.measured_speed(gpu, "H200") == 2e14
-    assert bench_projections.measured_speed(gpu, "A100") is None
+    assert bench_projections.measured_speed(GPU, "H200") == pytest.approx(2e14)
+    assert bench_projections.measured_speed(GPU, "A100") is None
     assert bench_projections.measured_speed(None, "H200") is None
+
+
+def test_gpu_steps_are_shown_and_make_the_projection(measured: Results) -> None:
+    (measured.root / "results/bench/gpu.json").write_text(json.dumps(GPU))
+    text = bench_page.section(measured).text
+    for shown in (
+        "250,000",
+        "28.6 %",
+        "missed (35 %)",
+        "8.5 %",
+        "met (10 %)",
+        "matrix at T=128 1.50 ms",
+        "gemm&lt;1&gt;",
+    ):
+        assert shown in text, shown
+    assert "200 T<br>results/bench/gpu.json" in text

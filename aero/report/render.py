@@ -20,7 +20,7 @@ from aero.report.results import SCALE_VARIABLE
 
 ASSETS = Path(__file__).parent / "assets"
 SOURCE = Path("reports") / "aero.py"
-SECONDS = 120
+SECONDS = 600
 """The longest a cell of the source may take."""
 
 _SVG = re.compile(r"<svg\b.*?</svg>", re.DOTALL)

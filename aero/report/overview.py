@@ -69,8 +69,8 @@ def table_questions(judged: Sequence[Judged]) -> Html:
         )
     caption = (
         "<b>What was asked, what holds, what does not.</b> One square a claim; named are the most telling ones, with "
-        "what was found here and, in brackets, what is published. In grey: not seen in models much smaller than the "
-        "papers’. Open: not decided yet."
+        "what was found here and, in brackets, what is published. In grey: not seen in the smaller models that are "
+        "trained here. Open: not decided yet."
     )
     heads = ["what was asked", "claims", "what holds", "what does not", "open"]
     return Html(grid(heads, rows, caption, "questions", (0.27, 0.1, 0.29, 0.29, 0.05), "dense answers", sources=False))

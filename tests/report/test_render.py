@@ -168,7 +168,9 @@ def test_no_number_stands_outside_of_what_names_its_source(text: str) -> None:
     main = re.sub(r'<span class="where">.*?</span>|<code>.*?</code>', "", main, flags=re.DOTALL)
     for piece in re.findall(r"<(?:p|li|td)\b[^>]*>(.*?)</(?:p|li|td)>", main, re.DOTALL):
         words = re.sub(r"<[^>]+>", "", piece)
-        loose = re.findall(r"(?<![\w.])\d+\.\d+(?![\w.])", re.sub(r"arXiv \d{4}\.\d{5}|Theorem \d\.\d", "", words))
+        loose = re.findall(
+            r"(?<![\w.])\d+\.\d+(?![\w.])", re.sub(r"arXiv \d{4}\.\d{5}|(?:Theorem|Proposition) \d\.\d", "", words)
+        )
         assert not loose, (loose, words[:200])
 
 

@@ -18,7 +18,8 @@ from aero.report.results import Results
 MEANINGS = {
     "reproduced": "the effect is there, in the published direction and size",
     "direction reproduced": "the effect is there, its size is another",
-    "not seen at this scale": "absent or opposite in models much smaller than the papers'; says nothing about theirs",
+    "not seen at this scale": "absent or opposite here, in models smaller than the papers' or under settings that they "
+    "do not print; says nothing about theirs",
     "contradicted": "wrong where size does not matter: costs, counts, theory, and what the papers print against it",
     "not testable here": "not decided yet: a run, a second seed or a measurement is missing",
 }

@@ -69,8 +69,8 @@ def table_questions(judged: Sequence[Judged]) -> Html:
         )
     caption = (
         "<b>What was asked, what holds, what does not.</b> One square a claim; named are the most telling ones, with "
-        "what was found here and, in brackets, what is published. In grey: not seen in models much smaller than the "
-        "papers’. Open: not decided yet."
+        "what was found here and, in brackets, what is published. In grey: not seen in the smaller models that are "
+        "trained here. Open: not decided yet."
     )
     heads = ["what was asked", "claims", "what holds", "what does not", "open"]
     return Html(grid(heads, rows, caption, "questions", (0.27, 0.1, 0.29, 0.29, 0.05), "dense answers", sources=False))
@@ -110,7 +110,8 @@ def figure_verdicts(judged: Sequence[Judged]) -> Figure:
                 if not count:
                     continue
                 axes.barh(place, count, 0.62, left=left, color=COLOURS[kind], edgecolor=PAPER, linewidth=1)
-                axes.text(left + count / 2, place, str(count), ha="center", va="center", fontsize=8, color="#10141a")
+                size = 8 if count > 2 else 6
+                axes.text(left + count / 2, place, str(count), ha="center", va="center", fontsize=size, color="#10141a")
                 left += count
             axes.text(left + 0.8, place, f"{len(those)} claims", va="center", color=MUTED, fontsize=7.5)
         axes.set_yticks(range(len(PAPERS)), list(PAPERS.values()))
@@ -144,7 +145,7 @@ def figure_savings(results: Results) -> Figure:
         axes.set_xlim(left=0)
         axes.grid(axis="x")
         axes.set_xlabel("times less communication than SM+LN+G at T=128")
-        for x, (marker, colour, text) in zip((0.03, 0.19, 0.385, 0.755), _MARKERS.values(), strict=True):
+        for x, (marker, colour, text) in zip((0.03, 0.2, 0.355, 0.755), _MARKERS.values(), strict=True):
             figure.text(x, 0.93, marker, color=colour, va="center", fontsize=11)
             figure.text(x + 0.03, 0.93, text, va="center", fontsize=8)
     return figure
@@ -152,7 +153,7 @@ def figure_savings(results: Results) -> Figure:
 
 _MARKERS = {
     "published": ("◇", PUBLISHED, "published"),
-    "as_published": ("●", "#0072b2", "measured as such"),
+    "as_published": ("●", "#0072b2", "measured"),
     "own": ("▲", _OWN, "measured, baseline's GELU made cheap"),
     "tuned": ("■", TUNED, "measured, both tuned"),
 }

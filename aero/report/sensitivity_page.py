@@ -17,25 +17,25 @@ from aero.report.sensitivity_search import table_conclusions, table_influence, t
 FIGURES: tuple[tuple[Callable[[Results], Figure], str, str], ...] = (
     (
         drawn.figure_2,
-        "variance_sensitivity Figure 2, final loss over the learning rate",
+        "Variance Sensitivity Figure 2, final loss over the learning rate",
         "Lines are means, bands the range over seeds. Solid: softmax-based; dashed: entropy-stable.",
     ),
     (
         drawn.figure_5,
-        "variance_sensitivity Figure 5, the same for σReparam, ELU+1 and sigmoid",
+        "Variance Sensitivity Figure 5, the same for σReparam, ELU+1 and sigmoid",
         "Lines are means, bands the range over seeds.",
     ),
     (
         drawn.figure_1_bottom,
-        "variance_sensitivity Figure 1 (bottom), training behaviour",
+        "Variance Sensitivity Figure 1 (bottom), training behaviour",
         "Entropy and ‖P‖_F: means over layers, band ± standard deviation over layers; dotted and dash-dotted: the "
         "bounds of Proposition 5.3. A cross: the last finite value of a training that diverged.",
     ),
-    (drawn.figure_6, "variance_sensitivity Figure 6, σReparam, ELU+1 and sigmoid", "As above."),
-    (drawn.figure_8, "variance_sensitivity Figure 8, QK-LayerNorm by what is done to γ", "As above."),
+    (drawn.figure_6, "Variance Sensitivity Figure 6, σReparam, ELU+1 and sigmoid", "As above."),
+    (drawn.figure_8, "Variance Sensitivity Figure 8, QK-LayerNorm by what is done to γ", "As above."),
     (
         drawn.figure_9,
-        "variance_sensitivity Figure 9, γ layer by layer",
+        "Variance Sensitivity Figure 9, γ layer by layer",
         "Rows: what is done to γ. γ_q and γ_k start equal and enter the logits only by their product, so their "
         "gradients are equal and they stay equal.",
     ),

@@ -62,7 +62,7 @@ def browser(page: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         [CHROMIUM, *options, profile, "--virtual-time-budget=20000", *arguments, page.as_uri()],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=True,
     )
 

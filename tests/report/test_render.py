@@ -42,7 +42,7 @@ def run_stage(root: Path, *arguments: str, **variables: str) -> subprocess.Compl
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=900,
         check=False,
     )
 

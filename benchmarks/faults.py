@@ -5,7 +5,7 @@
 A copy of this project at the smoke scale, with DVC and without git, on a small disk of its own (a tmpfs in a private
 mount namespace; without the right to mount, a folder and a limit on file sizes). `dvc repro` tokenizes, trains,
 measures entropies and sweeps learning rates, again and again for two sets of parameters in turn, and is struck at a
-random moment of each attempt until it has been struck `--moments` times. After every strike:
+random moment (of its processor time) of each attempt until it has been struck `--moments` times. After every strike:
 
 - no result file is half-written, and each is the old one or the new one, those of one training together;
 - DVC's lock can be read, its cache has what the lock names, and `dvc status` says of every output what its hash says.
@@ -51,7 +51,8 @@ FILE = Path("results/robustness/faults.json")
 DISK_BYTES = 64 << 20
 TARGETS = ("entropy@ereg-smt-scfuffn-1337", "sensitivity")
 LATEST_S = 14.0
-"""Strikes come from 0.5 s to this long after `dvc repro` is started."""
+"""Strikes come when `dvc repro` and what it started have taken up to so many seconds of processor time."""
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 END_S = 1800.0
 """After which what was struck, or ran undisturbed, is said to hang; generous, for a busy machine."""
 _CLONE_NEWNS = 0x20000
@@ -245,6 +246,27 @@ def session(leader: int) -> dict[int, str]:
     return found
 
 
+def processor_s(leader: int) -> float:
+    """Processor seconds of the session of `leader`, so that a strike's moment does not depend on what else runs."""
+    total = 0
+    for pid in session(leader):
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            total += sum(map(int, fields[11:15]))  # its own time and that of the children it has waited for
+        except (OSError, ValueError):
+            continue
+    return total * TICK_S
+
+
+def struck_after(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Wait until the session has used so much processor time; False if `dvc repro` ended before."""
+    while process.poll() is None:
+        if processor_s(process.pid) >= seconds:
+            return True
+        time.sleep(0.05)
+    return False
+
+
 def stage_processes(leader: int) -> list[int]:
     return [pid for pid, command in session(leader).items() if "-m stages." in command and "/bin/" not in command[:9]]
 
@@ -401,9 +423,7 @@ def main(arguments: list[str]) -> int:
             process = project.start()
             if struck.total() < chosen.moments:
                 kind = min(kinds, key=lambda kind: (struck[kind], draw.random()))
-                try:
-                    process.wait(draw.uniform(0.5, LATEST_S))
-                except subprocess.TimeoutExpired:
+                if struck_after(process, draw.uniform(0.2, LATEST_S)):
                     kinds[kind](process.pid, project)
             status = ended(process)
             (project.folder / "filler.tmp").unlink(missing_ok=True)

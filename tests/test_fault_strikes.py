@@ -17,16 +17,16 @@ from benchmarks.faults import Project, content_of, md5_of
 
 
 def test_a_struck_pipeline_leaves_whole_results_and_goes_on(tmp_path):
-    """Three strikes of different kinds on one training and its entropy, under DVC."""
+    """Two strikes of different kinds on one training and its entropy, under DVC."""
     out = tmp_path / "faults.json"
-    command = ["-m", "benchmarks.faults", "--moments", "3", "--targets", "entropy@sm-r-1337", "--out", str(out)]
+    command = ["-m", "benchmarks.faults", "--moments", "2", "--targets", "entropy@sm-r-1337", "--out", str(out)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     finished = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280
+        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
     found = json.loads(out.read_text())
-    assert sum(case["count"] for case in found["cases"][:-1]) == 3 and found["failures"] == []
+    assert sum(case["count"] for case in found["cases"][:-1]) == 2 and found["failures"] == []
     assert all(case["passed"] == case["count"] for case in found["cases"]) and found["cases"][-1]["count"] >= 1
     assert set(found["provenance"]) >= {"commit", "machine", "started", "seconds"}
 

@@ -7,6 +7,7 @@ when its parent is gone. What SPU prints goes to a file of the party, of which a
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import errno
 import fcntl
@@ -22,7 +23,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
@@ -418,6 +419,15 @@ def ready() -> None:
                     del os.environ[name]
                 else:
                     os.environ[name] = value
+
+
+@atexit.register
+def _leave() -> None:
+    """End the fork server with this process; by itself it clears PyTorch away first and holds our output meanwhile."""
+    running = forkserver._forkserver._forkserver_pid
+    if running is not None and os.getpid() == _IMPORTED_IN:
+        with suppress(ProcessLookupError):
+            os.kill(running, signal.SIGKILL)
 
 
 def renew() -> None:

@@ -1,11 +1,16 @@
 """Trainings killed with SIGKILL, as processes: the end is the one of a training that was never killed."""
 
 import fcntl
+import json
+import os
 import random
 import time
 
 import pytest
 from small_project import finish, one_line_error, stage, start, timeless, whole_lines, without_seconds
+
+from aero.training.kept import kept_files
+from aero.training.log import write_together
 
 LONG = {"steps": 150, "checkpoint_every": 11, "log_every": 1, "evaluate_every": 40}
 
@@ -90,3 +95,29 @@ def test_keep_copies_to_the_results_of_the_scale(project):
     assert finished.returncode == 0, finished.stderr
     kept = sorted(path.relative_to(folder).as_posix() for path in (folder / "results").rglob("*.*"))
     assert kept == ["results/smoke/sm-r/seed_3/log.csv", "results/smoke/sm-r/seed_3/metrics.json"]
+
+
+def test_entropies_of_an_earlier_training_are_not_kept(tmp_path):
+    origin = {"commit": "a" * 40, "started": "one"}
+    metrics = {"scale": "smoke", "run": "sm-r", "seed": 1337, "provenance": origin}
+    (tmp_path / "metrics.json").write_text(json.dumps(metrics))
+    for started, kept in (("one", ["metrics.json", "entropy.json"]), ("another", ["metrics.json"])):
+        (tmp_path / "entropy.json").write_text(json.dumps({"provenance": origin | {"started": started}}))
+        assert [source.name for source, _ in kept_files(tmp_path, tmp_path / "results")] == kept
+
+
+def test_files_that_belong_together_come_together_or_not_at_all(tmp_path):
+    """The last, which says what the others are, is not there while they come."""
+    one, other, last = (tmp_path / name for name in ("one", "other", "last"))
+    write_together({one: "1", other: b"2", last: "3"})
+    assert [path.read_text() for path in (one, other, last)] == ["1", "2", "3"]
+    with pytest.raises(UnicodeEncodeError):
+        write_together({one: "4", other: "\ud800", last: "5"})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["last", "one", "other"]
+    assert [path.read_text() for path in (one, other, last)] == ["1", "2", "3"]
+    seen = []
+    renamed = os.replace
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "replace", lambda a, b: (seen.append((b.name, last.exists())), renamed(a, b)))
+        write_together({one: "4", other: "5", last: "6"})
+    assert seen == [("one", False), ("other", False), ("last", False)] and last.read_text() == "6"

@@ -17,6 +17,7 @@ import pytest
 from clear_text import found_in_memory
 from test_parties import runs
 
+from aero.pipeline import ROOT
 from aero.two_party import parties
 from aero.two_party.parties import Relay, Settings, TwoPartyError, run_parties
 from aero.two_party.settings import CLIENT
@@ -134,6 +135,12 @@ def test_nothing_is_left_when_the_starter_is_killed(tmp_path):
     while runs(server) and time.monotonic() < killed + 10:  # it takes its leave of PyTorch first
         time.sleep(0.02)
     assert not runs(server)
+
+
+def test_the_fork_server_ends_with_a_starter_that_ends_in_order():
+    code = "from aero.two_party import parties; parties.ready(); print(parties.forkserver._forkserver._forkserver_pid)"
+    finished = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert finished.returncode == 0 and not runs(int(finished.stdout)), finished.stderr
 
 
 def relu_and_product(x, w):

@@ -68,11 +68,10 @@ by_seed.groupby("run", sort=False).agg(["mean", "min", "max"]).round(3)
 # Each regularised run less its plain counterpart, paired by seed.
 
 # %%
-plain = by_seed.rename(index={run: REGULARISED.get(run, run) for run in REGULARISED}, level="run")
-change = (by_seed.loc[by_seed.index.isin(plain.index)] - plain).dropna()
-change.loc[change.index.get_level_values("run").isin(REGULARISED.values())].groupby("run").agg(["mean", "count"]).round(
-    3
-)
+runs_of = by_seed.index.get_level_values("run")
+plain = by_seed[runs_of.isin(REGULARISED)].rename(index=REGULARISED, level="run")
+change = (by_seed[runs_of.isin(REGULARISED.values())] - plain).dropna()
+change.groupby("run").agg(["mean", "count"]).round(3)
 
 # %%
 notebook.trained(results, PARTS, baseline="sm-scfuffn").round(3)

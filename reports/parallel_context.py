@@ -47,15 +47,22 @@ shown.round(2)
 # %% [markdown]
 # ## Does entropy tell what is lost?
 #
-# Rank correlation over $P$, entropy against what is lost, by task: does more entropy go with a worse score at all?
+# Rank correlation over $P$ of entropy and what is lost, by task, over seeds: does more entropy go with a worse score?
+
 
 # %%
+def rank_correlation(part):
+    """Spearman's, NaN where nothing is lost at any P."""
+    ranks = part.rank()
+    return ranks["entropy"].corr(ranks["lost"]) if part["lost"].nunique() > 1 else float("nan")
+
+
 if len(naive):
     lost = naive["score"].where(naive["task"] == "lm", -naive["score"])
-    shown = naive.assign(lost=lost).groupby("task", sort=False)[["entropy", "lost"]]
-    shown = shown.apply(lambda part: part["entropy"].rank().corr(part["lost"].rank())).rename("rank correlation")
+    by_seed = naive.assign(lost=lost).groupby(["task", "seed"], sort=False)[["entropy", "lost"]].apply(rank_correlation)
+    shown = by_seed.groupby("task", sort=False).agg(["mean", "min", "max", "count"])
 else:
-    shown = pd.Series(dtype=float)
+    shown = pd.DataFrame()
 shown.round(3)
 
 # %% [markdown]

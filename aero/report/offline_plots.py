@@ -25,6 +25,10 @@ TEMPLATE = """<!DOCTYPE html>
 <meta charset="utf-8">
 {refresh_tag}
 <title>DVC plots</title>
+<style>
+/* A plot without data, of a run that is not there, leaves no empty frame. */
+.vega-embed:not(:has(.role-mark, canvas)) { display: none; }
+</style>
 <script>%s</script>
 </head>
 <body>

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import jupytext
@@ -54,19 +53,38 @@ def test_it_is_a_notebook_that_runs(name: str, monkeypatch: pytest.MonkeyPatch) 
     assert [cell.source for cell in again.cells] == [cell.source for cell in found.cells]
 
 
-def test_without_results_it_shows_gaps(empty_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = tmp_path / "project"
-    shutil.copytree(empty_root, root)
-    monkeypatch.setenv("PYTHONPATH", str(made_results.PROJECT))
-    monkeypatch.chdir(root)
+def test_without_results_it_shows_gaps(empty_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # In one process, as a script: what a kernel adds is tested above.
     for name in NAMES:
-        code = jupytext.read(FOLDER / f"{name}.py")
-        scope: dict[str, object] = {}
-        for cell in code.cells:
-            if cell.cell_type == "code":
-                exec(compile(cell.source, f"{name}.py", "exec"), scope)  # the notebooks are this project's own
-        assert scope["results"].runs == {}
+        assert scope_of(name, empty_root, monkeypatch)["results"].runs == {}
+
+
+def scope_of(name: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """What a notebook's cells leave, run in this process in the project `root`."""
+    monkeypatch.chdir(root)
+    scope: dict[str, object] = {}
+    for cell in jupytext.read(FOLDER / f"{name}.py").cells:
+        if cell.cell_type == "code":
+            exec(compile(cell.source, f"{name}.py", "exec"), scope)  # the notebooks are this project's own
+    return scope
+
+
+def test_the_change_by_the_regulariser_is_paired_by_seed(full_root: Path, full: Results, monkeypatch) -> None:
+    change = scope_of("entropy_guided", full_root, monkeypatch)["change"]
+    assert len(change) == 6
+    for plain, regularised in (("sm-scfuffn", "ereg-smt-scfuffn"), ("sm-scfuffni-6", "ereg-smt-scfuffni-6")):
+        for own, base in zip(full.seeds(regularised), full.seeds(plain), strict=True):
+            shares = []
+            for run in (own, base):
+                heads = [head for layer in run.entropy.mean for head in layer]
+                shares.append(sum(head >= 0.75 * max(heads) for head in heads) / len(heads))
+            assert change.loc[(regularised, own.seed), "overloaded"] == pytest.approx(shares[0] - shares[1])
+
+
+def test_rank_correlation_by_hand(empty_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = scope_of("parallel_context", empty_root, monkeypatch)["rank_correlation"]
+    assert found(pd.DataFrame({"entropy": [1.0, 2.0, 5.0], "lost": [3.0, 9.0, 4.0]})) == pytest.approx(0.5)
+    assert pd.isna(found(pd.DataFrame({"entropy": [1.0, 2.0], "lost": [7.0, 7.0]})))
 
 
 def test_what_was_trained_is_what_the_files_say(full: Results) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import chromium
 import made_results
 import pytest
+import yaml
 
 from aero.errors import UserError
 from aero.report import offline_plots
@@ -29,12 +31,16 @@ def dvc(root: Path, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A DVC project with one curve, and the page installed."""
+    """A DVC project with two curves in one picture, by the project's own template, and the page installed."""
     folder = tmp_path_factory.mktemp("project with a space")
     dvc(folder, "init", "--no-scm", "-q")
-    (folder / "log.csv").write_text("step,train_loss\n10,5.5\n20,4.5\n30,4.25\n", encoding="utf-8")
-    curve = "plots:\n  - training:\n      x: step\n      y: {log.csv: train_loss}\n"
-    (folder / "dvc.yaml").write_text(curve, encoding="utf-8")
+    for run, losses in (("one", "10,5.5\n20,4.5\n30,4.25"), ("two", "10,5.25\n20,4.25\n30,4.0")):
+        (folder / run).mkdir()
+        (folder / run / "log.csv").write_text(f"step,train_loss\n{losses}\n", encoding="utf-8")
+    shutil.copytree(made_results.PROJECT / ".dvc/plots", folder / ".dvc/plots", dirs_exist_ok=True)
+    curves = {"x": "step", "y": {f"{run}/log.csv": "train_loss" for run in ("one", "two", "absent")}}
+    plots = {"plots": [{"training": curves | {"template": "by_file"}}, {"absent/log.csv": {"x": "step"}}]}
+    (folder / "dvc.yaml").write_text(yaml.safe_dump(plots), encoding="utf-8")
     (folder / "params.yaml").write_text("{}\n", encoding="utf-8")
     assert offline_plots.install(folder) == folder / ".dvc/plots.html"
     return folder
@@ -60,7 +66,13 @@ def test_dvc_draws_without_a_network(root: Path) -> None:
         assert page.run(f"{drawn}.getBoundingClientRect().width") > 100
         outside = [url for url in page.requests if not url.startswith(("file:", "data:", "blob:"))]
         assert page.errors == [] and outside == []
-        assert "training" in page.run("document.body.textContent") and "train_loss" in page.run("JSON.stringify(spec)")
+        written = page.run("document.querySelector('svg').textContent")
+        assert all(text in written for text in ("training", "one/log.csv", "two/log.csv", "step"))
+        lines = page.run("[...document.querySelectorAll('.mark-line path')].map((one) => getComputedStyle(one).stroke)")
+        assert len(set(lines)) == 2
+        # What has no data leaves no empty frame.
+        frames = page.run("[...document.querySelectorAll('.vega-embed')].map((one) => one.checkVisibility())")
+        assert frames.count(True) == 1 and len(frames) > 1
 
 
 def test_outside_a_project_it_is_one_line(tmp_path: Path) -> None:

@@ -56,7 +56,8 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """AdamW (CodeParrot's recipe) or Adam (Languini's, with a weight decay of 0).
 
-    fused: the whole update of a weight is one kernel, which reads and writes memory once; of a large model on a CPU always.
+    fused: the whole update of a weight is one kernel, which reads and writes memory once; so it is of a large model on
+    a CPU.
     """
     kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[name]
     groups = parameter_groups(model, weight_decay)

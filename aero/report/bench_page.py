@@ -335,7 +335,7 @@ def _training_line(made: Training) -> list[str]:
 
     return [
         escape(made.device),
-        f"{made.speed / 1e12:.0f} T<br>{escape(made.speed_from)}",
+        f'{made.speed / 1e12:.0f} T<br><span class="where">{escape(made.speed_from)}</span>',
         f"{made.trainings}; {made.tokens / 1e9:.0f} B; {made.flops:.2g}",
         projected(made.hours, made.cost),
         projected(made.hours_of_eight, made.cost_of_eight),

@@ -183,7 +183,7 @@ def table_failures(results: Results) -> Html:
         f"the top one for the one that overloads. {escape(sizes)}. {escape(absent)}"
     )
     widths = (0.13, 0.14, 0.06, 0.08, 0.17, 0.09, 0.09, 0.24)
-    return Html(table(heads, rows, caption, "failure-modes", widths, "dense claims"))
+    return Html(table(heads, rows, caption, "failure-modes", widths, "dense"))
 
 
 def figure_failures(results: Results) -> Figure:

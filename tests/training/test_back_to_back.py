@@ -137,7 +137,7 @@ def test_the_limit_is_kept_and_the_next_call_ends_as_if_there_had_been_none(insi
     assert [(line["run"], line["how"]) for line in report["trainings"]] == [("sm-r", "unfinished")]
     assert report["left"] == ["sm-r seed 1337", "sm-g seed 1337"] and not (folder / "home/trainings.jsonl").exists()
     state = folder / "runs/scales/smoke/sm-r/seed_1337/resume.safetensors"
-    done = len(whole_lines(state.with_name("log.csv"))) - 1
+    done = len(whole_lines(state.with_name("log.unfinished.csv"))) - 1
     assert state.is_file() and 10 < done < 4000
 
 
@@ -145,14 +145,14 @@ def test_stopped_by_sigterm_the_last_step_is_saved_and_it_goes_on(inside, capsys
     folder = inside(train=LONG | {"steps": 200, "checkpoint_every": 200})
     process = start(folder, "-m", "stages.train_many", "sm-g", "sm-r", "--out", "home")
     trained = folder / "runs/scales/smoke/sm-r/seed_1337"
-    while process.poll() is None and len(whole_lines(trained / "log.csv")) < 30:
+    while process.poll() is None and len(whole_lines(trained / "log.unfinished.csv")) < 30:
         time.sleep(0.002)
     process.send_signal(signal.SIGTERM)
     stopped = finish(process)
     assert stopped.returncode == 130, stopped.stderr
     assert "sm-r seed 1337: not finished, its state is saved" in stopped.stdout
     assert set(trainings(folder / "home")) == {("sm-g", 1337)}
-    done = whole_lines(trained / "log.csv")
+    done = whole_lines(trained / "log.unfinished.csv")
     train_many.main(["sm-g", "sm-r", "--out", "home"])
     said = capsys.readouterr().out
     assert "1 of 2 trainings are done" in said and "all are done" in said and "starting anew" not in said
@@ -166,7 +166,9 @@ def test_stopped_by_sigterm_the_last_step_is_saved_and_it_goes_on(inside, capsys
 def test_killed_at_once_what_is_finished_is_whole(inside, capsys):
     folder = inside(train=LONG | {"steps": 200, "checkpoint_every": 50})
     process = start(folder, "-m", "stages.train_many", "sm-g", "sm-r", "--out", "home")
-    while process.poll() is None and len(whole_lines(folder / "runs/scales/smoke/sm-r/seed_1337/log.csv")) < 60:
+    while (
+        process.poll() is None and len(whole_lines(folder / "runs/scales/smoke/sm-r/seed_1337/log.unfinished.csv")) < 60
+    ):
         time.sleep(0.002)
     process.kill()
     process.communicate()

@@ -240,4 +240,4 @@ def test_gpu_steps_are_shown_and_make_the_projection(measured: Results) -> None:
         "gemm&lt;1&gt;",
     ):
         assert shown in text, shown
-    assert "200 T<br>results/bench/gpu.json" in text
+    assert '200 T<br><span class="where">results/bench/gpu.json</span>' in text

@@ -221,6 +221,7 @@ def rows(shape: Shape, repeats: int, threads: int) -> list[dict[str, Any]]:
                 "flops_ratio": round(flops, 4),
                 "speedup": speedup,
                 "speedup_of_passes": ratio(of(found[BASE], "passes"), of(found[row], "passes")),
+                "cpu_speedup": ratio(of(found[BASE], "cpu_seconds"), of(found[row], "cpu_seconds")),
                 "speedup_over_flops": round(speedup["median"] / flops, 4),
             }
         )

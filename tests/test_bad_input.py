@@ -145,6 +145,18 @@ def test_aliases_that_stand_for_each_other_are_counted_and_not_written_out(tmp_p
     refused(read, "paper.yaml", "parts")
 
 
+def test_brackets_without_end_take_no_time(tmp_path, monkeypatch):
+    """PyYAML's time grows as the square of the depth: 3,000 took 3 s."""
+    path = tmp_path / "params.yaml"
+    path.write_text("a: " + "[" * 3000, encoding="utf-8")
+    read = paper(tmp_path, monkeypatch, lambda v: None)
+    (tmp_path / "paper.yaml").write_text("tables: " + "{a: " * 3000, encoding="utf-8")
+    began = time.process_time()
+    refused(lambda: load(path), path, "nested")
+    refused(read, "paper.yaml", "nested")
+    assert time.process_time() - began < 1
+
+
 def test_a_number_without_end_is_shown_as_such(tmp_path):
     path = tmp_path / "params.yaml"
     text = (ROOT / "params.yaml").read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
-from aero.report import claims, page
+from aero.report import claims, claims_page
 from aero.report.marks import Html
 from aero.report.results import Results
 from aero.report.statistics import estimate, relative
@@ -19,7 +19,7 @@ def claims_of(results: Results, paper: str) -> Html:
     if not judged:
         return Html(f"<p>No claim of {paper} alone is entered.</p>")
     topics = dict.fromkeys(one.claim.topic for one in judged)
-    return Html(page.verdict_summary(judged).text + page.claims_table(judged, *topics).text)
+    return Html(claims_page.count_line(judged).text + claims_page.claims_table(results, judged, *topics).text)
 
 
 def trained(results: Results, runs: Iterable[str], baseline: str = "sm-ln-g") -> pd.DataFrame:

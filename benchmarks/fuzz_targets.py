@@ -143,7 +143,13 @@ def _few_parameters() -> dict[str, Any]:
     """params.yaml with one scale and two runs, so that a case takes milliseconds."""
     values = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     runs = ["sm", "languini-sm-ln-r-1b2"]
-    values |= {"active_runs": runs[:1], "more_runs": runs[1:], "compared_runs": runs[:1], "scale": "smoke"}
+    values |= {
+        "active_runs": runs[:1],
+        "more_runs": runs[1:],
+        "compared_runs": runs[:1],
+        "training_order": {},
+        "scale": "smoke",
+    }
     values["runs"] = {run: values["runs"][run] for run in runs}
     values["scales"] = {"smoke": values["scales"]["smoke"] | {"end_to_end_runs": runs[:1]}}
     values["two_party"]["end_to_end_runs"] = runs[:1]

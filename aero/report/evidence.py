@@ -135,6 +135,9 @@ COMMANDS = (
     ("*/bench/entropy_memory.json", "python -m benchmarks.entropy_memory"),
     ("*/bench/sensitivity.json", "python -m benchmarks.sensitivity"),
     ("*/bench/*", "make bench"),
+    ("*/robustness/fuzz.json", "make fuzz"),
+    ("*/robustness/determinism.json", "python -m benchmarks.determinism"),
+    ("*/robustness/*", "make faults"),
     ("*/scale_search/*", "python -m benchmarks.scale_search"),
 )
 """What makes a result file again, by pattern; trainings have a rule of their own (`commands`)."""

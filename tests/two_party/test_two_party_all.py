@@ -27,7 +27,7 @@ def project(tmp_path_factory):
     """Three runs at the smoke scale: a row of Table 4, one of Table 6, and one of Table 2, which is not asked for."""
     folder = tmp_path_factory.mktemp("project")
     values = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
-    values |= {"scale": "smoke", "active_runs": list(RUNS), "more_runs": [], "compared_runs": []}
+    values |= {"scale": "smoke", "active_runs": list(RUNS), "more_runs": [], "compared_runs": [], "training_order": {}}
     values["runs"] = {name: values["runs"][name] for name in RUNS}
     values["two_party"] |= {"programs": ["tuned"], "end_to_end_runs": []}
     for scale in values["scales"].values():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -90,17 +92,26 @@ def _serve(chosen: argparse.Namespace) -> int:
     security = "mutually authenticated TLS" if context is not None else "plain TCP"
     _say(f"{description} at {listener.address}, {security}; description {description.sha256}")
     answered = failed = 0
+    interrupted = threading.Event()
+
+    def interrupt(*_: Any) -> None:
+        # Noted as well as raised: Python drops what is raised while a finished question's objects are taken away.
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
     try:
-        while True:
+        while not interrupted.is_set():
             good = server.answer(listener, _say)
             answered, failed = answered + good, failed + (not good)
             if chosen.once:
                 return int(not good)
     except KeyboardInterrupt:
-        _say(f"stopped; {answered} answered, {failed} failed")
-        return 0
+        pass
     finally:
         listener.close()
+    _say(f"stopped; {answered} answered, {failed} failed")
+    return 0
 
 
 def _ask(chosen: argparse.Namespace) -> None:

@@ -11,13 +11,11 @@ Writes results/bench/regularized_step.json.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -172,13 +170,7 @@ def compare(shape: Shape, repeats: int, threads: int) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.regularized_step", description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=timing.cores())
-    parser.add_argument("--widths", type=int, nargs="+", default=[128, 768])
-    parser.add_argument("--folder", type=Path, default=timing.FOLDER)
-    parser.add_argument("--side", help=argparse.SUPPRESS)
-    chosen = parser.parse_args(arguments)
+    chosen = timing.step_arguments("regularized_step", __doc__.splitlines()[0]).parse_args(arguments)
     if chosen.side:
         given = json.loads(chosen.side)
         side, shape = given["side"], Shape(**given["shape"])

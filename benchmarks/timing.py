@@ -7,6 +7,7 @@ ratio repeat by repeat.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import resource
@@ -119,6 +120,23 @@ def spread(values: Sequence[float], digits: int = 5) -> dict[str, float]:
 def ratio(over: Sequence[float], under: Sequence[float]) -> dict[str, float]:
     """`over` / `under`, repeat by repeat: median, lowest and highest."""
     return spread([a / b for a, b in zip(over, under, strict=True)], 4)
+
+
+def arguments_of(name: str, purpose: str, repeats: int) -> argparse.ArgumentParser:
+    """The options that benchmarks share whose sides are processes; `--side` is for those processes alone."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=purpose)
+    parser.add_argument("--repeats", type=int, default=repeats)
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--side", help=argparse.SUPPRESS)
+    return parser
+
+
+def step_arguments(name: str, purpose: str) -> argparse.ArgumentParser:
+    """Those of the benchmarks of a training step."""
+    parser = arguments_of(name, purpose, repeats=7)
+    parser.add_argument("--threads", type=int, default=cores())
+    parser.add_argument("--widths", type=int, nargs="+", default=[128, 768])
+    return parser
 
 
 def of(steps: Sequence[Measured], name: str = "seconds") -> list[float]:

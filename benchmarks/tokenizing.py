@@ -10,7 +10,6 @@ learns from the same 20 MB. Writes results/bench/tokenizing.json.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import tempfile
@@ -105,11 +104,8 @@ def measure(vocabulary: int, repeats: int) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tokenizing", description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=3)
+    parser = timing.arguments_of("tokenizing", __doc__.splitlines()[0], repeats=3)
     parser.add_argument("--vocabulary", type=int, nargs="+", default=[257, 50257])
-    parser.add_argument("--folder", type=Path, default=timing.FOLDER)
-    parser.add_argument("--side", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     if chosen.side:
         given = json.loads(chosen.side)

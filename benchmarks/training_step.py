@@ -9,13 +9,11 @@ dropout, as ours. Before anything is timed both sides' losses are compared. Writ
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -230,13 +228,7 @@ def rows(shape: Shape, repeats: int, threads: int) -> list[dict[str, Any]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.training_step", description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=timing.cores())
-    parser.add_argument("--widths", type=int, nargs="+", default=[128, 768])
-    parser.add_argument("--folder", type=Path, default=timing.FOLDER)
-    parser.add_argument("--side", help=argparse.SUPPRESS)
-    chosen = parser.parse_args(arguments)
+    chosen = timing.step_arguments("training_step", __doc__.splitlines()[0]).parse_args(arguments)
     if chosen.side:
         given = json.loads(chosen.side)
         torch.set_num_threads(given["threads"])

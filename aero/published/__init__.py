@@ -176,6 +176,7 @@ class Claim:
     published: str
     topic: str
     parameters: dict[str, Any] = field(default_factory=dict)
+    file: str = ""  # of aero/published, in which it stands
 
 
 @cache
@@ -193,7 +194,7 @@ def load(short: str) -> Paper:
     for claims_path in sorted(_FOLDER.glob(f"{short}_*claims.yaml")):  # aero_claims.yaml, aero_further_claims.yaml
         with _told(claims_path):
             entries = bounded(yaml.safe_load(shallow(claims_path.read_text(encoding="utf-8"))))["claims"]
-            claims += tuple(_claim(entry) for entry in entries)
+            claims += tuple(_claim(entry, claims_path.name) for entry in entries)
             if len({claim.id for claim in claims}) != len(claims):
                 raise ValueError("a claim id occurs twice")
     return Paper(**head, facts=paper, tables=tables, claims=claims)
@@ -211,22 +212,12 @@ def _told(path: Path) -> Iterator[None]:
         raise ValueError(f"{path.name} is no file of published numbers: {' '.join(reason.split())[:500]}") from None
 
 
-def _claim(entry: dict[str, Any]) -> Claim:
-    claim = Claim(**entry)
+def _claim(entry: dict[str, Any], file: str) -> Claim:
+    claim = Claim(**entry, file=file)
     texts = [value for name, value in vars(claim).items() if name != "parameters"]
     if not all(isinstance(text, str) for text in texts) or not isinstance(claim.parameters, dict):
         raise ValueError(f"claim {claim.id}: all but its parameters are texts")
     return claim
-
-
-@cache
-def claim_files(short: str) -> dict[str, str]:
-    """Name of the file in which each claim of the paper stands, by the claim's id."""
-    return {
-        entry["id"]: path.name
-        for path in sorted(_FOLDER.glob(f"{short}_*claims.yaml"))
-        for entry in yaml.safe_load(path.read_text(encoding="utf-8"))["claims"]
-    }
 
 
 def known_papers() -> tuple[str, ...]:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from aero.published import claim_files
 from aero.report import evidence
 from aero.report.claims import VERDICTS, Judged, counts
 from aero.report.decisions import PUBLISHED_ONLY
@@ -75,7 +74,7 @@ def _row(results: Results, j: Judged) -> list[str]:
 
 def _sources(results: Results, j: Judged) -> str:
     """The files a claim was decided on, the printed numbers and the deciding function, folded away."""
-    parts = [("printed", evidence.link(f"aero/published/{claim_files(j.paper)[j.claim.id]}"))]
+    parts = [("printed", evidence.link(f"aero/published/{j.claim.file}"))]
     if j.files:
         parts.append(("measured", evidence.file_links(j.files, Path(results.root))))
     parts.append(("test", evidence.code_link(j.code)))

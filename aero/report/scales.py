@@ -14,7 +14,7 @@ from aero.report.decisions import TESTS, Decision
 from aero.report.marks import Html, gap, grid, number, published_number, row_label, training_caption
 from aero.report.results import LOOK, Results
 from aero.report.statistics import estimate, relative
-from aero.report.tables import COLUMNS, csv_text, training_origin
+from aero.report.tables import cells_csv, table, training_origin
 
 TABLES = ("2", "3", "4", "5", "6", "7", "8", "9")
 BASELINE = "SM+LN+G"
@@ -156,26 +156,12 @@ def files(results: Results) -> dict[Path, str]:
         for scale in results.scales_of(*(run for _, _, run in trained.values())):
             if scale == results.scale:
                 continue
-            rows = []
-            for row, cell, run in trained.values():
-                seeds, value = results.seeds(run, scale), estimate(results.perplexity(run, scale))
-                steps = [f"seed {t.seed} at step {t.diverged_at}" for t in seeds if t.diverged]
-                bounds = (value.low, value.high) if value else (None, None)
-                rows.append(
-                    {
-                        "row": row.name,
-                        "column": cell.column.label,
-                        "published": cell.text,
-                        "measured": f"{value.mean:.6g}" if value else "NaN" if steps else "",
-                        "unit": cell.column.unit,
-                        "scale": scale,
-                        "seeds": " ".join(str(seed) for seed in value.seeds) if value else "",
-                        "ci_low": "" if bounds[0] is None else f"{bounds[0]:.6g}",
-                        "ci_high": "" if bounds[1] is None else f"{bounds[1]:.6g}",
-                        "note": f"diverged: {', '.join(steps)}" if steps else "" if seeds else "not run yet",
-                    }
-                )
-            found[Path("reports") / "tables" / f"aero_table{number_}_{scale}.csv"] = csv_text(rows, COLUMNS)
+            cells = [
+                cell
+                for cell in table(results.at(scale), number_)
+                if cell.published.column.key.startswith("ppl") and cell.row.trained.get(cell.published.column.training)
+            ]
+            found[Path("reports") / "tables" / f"aero_table{number_}_{scale}.csv"] = cells_csv(cells)
     return found
 
 

@@ -1,6 +1,7 @@
 """LaTeX of every table in reports/tables, to paste into a paper: ASCII, with the packages booktabs and amssymb.
 
-Made from the CSV files' own text, so that the two cannot disagree.
+Made from the CSV files' own text, so that the two cannot disagree. No table is wider than the text of the article
+class with margins of an inch: heads are broken into lines, and what has many columns comes in parts.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ import csv
 import io
 import math
 import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 
 from aero.published import load
@@ -40,7 +43,12 @@ _CHARACTERS = {
     "₁": "$_1$",
 }
 _MATRIX = re.compile(r"(SM|LN|G|R):(\d+)×R\^\{(\d+)×(\d+)\}")
+_POWER = re.compile(r"\^\{(.*?)\}")
 _PREAMBLE = "% needs \\usepackage{booktabs,amssymb}; made from the CSV file of the same name by aero.report.latex\n"
+_HEAD = 11  # characters of a line of a column's head, where its words allow
+_SMALL, _SCRIPT = (4.9, 12.0, 225.0), (4.05, 4.8, 469.0)
+"""Points of a character, of the space of a column, of all the width: \\small in one column of two, \\scriptsize with
+narrow spaces over both."""
 _COSTS = {
     "row": "configuration",
     "program": "program",
@@ -95,12 +103,12 @@ def _printed(stem: str, lines: Sequence[dict[str, str]]) -> str:
         ]
         body.append([])
     units = {line["column"]: line["unit"] for line in lines}
-    heads = ["configuration", "", *(escape(_with_unit(column, units[column])) for column in columns)]
+    heads = ["configuration", "", *(_with_unit(column, units[column]) for column in columns)]
     scales = ", ".join(
         sorted({line["scale"].replace("_", " ") for line in lines if line["measured"] and line["scale"]})
     )
     note = f" Measured: {escape(scales or 'nothing yet')}."
-    return _environment(stem, heads, body[:-1], f"{_title(stem)}{note}", "ll" + "r" * len(columns))
+    return _environment(stem, heads, body[:-1], f"{_title(stem)}{note}")
 
 
 def _costs(stem: str, lines: Sequence[dict[str, str]]) -> str:
@@ -111,7 +119,7 @@ def _costs(stem: str, lines: Sequence[dict[str, str]]) -> str:
         texts = [_rounded(values[key], 0 if key == "needed_mbit" else 2) for key in list(_COSTS)[2:]]
         body.append([escape(line["row"]), escape((line["program"] or "--").replace("_", " ")), *texts])
     caption = f"{_title(stem.removesuffix('_costs'))} Costs of one private forward pass, both directions."
-    return _environment(stem, list(map(escape, _COSTS.values())), body, caption, "ll" + "r" * (len(_COSTS) - 2))
+    return _environment(stem, list(_COSTS.values()), body, caption)
 
 
 def _title(stem: str) -> str:
@@ -121,24 +129,70 @@ def _title(stem: str) -> str:
     return escape(f"{PAPERS[short]}, Table {number}: {load(short).tables[number].title}.")
 
 
-def _environment(stem: str, heads: Sequence[str], body: Iterable[Sequence[str]], caption: str, columns: str) -> str:
-    """A float with a booktabs tabular; an empty line of the body is a little space between rows."""
-    wide = "*" if len(heads) > 6 else ""
+def _environment(stem: str, heads: Sequence[str], body: Sequence[Sequence[str]], caption: str) -> str:
+    """A float with one or more booktabs tabulars; an empty line of the body is a little space between rows. The first
+    two columns are names and stand in every part."""
+    widths = [max(map(_characters, column)) for column in zip(map(_head, heads), *filter(None, body), strict=True)]
+    wide = "" if _points(widths, _SMALL) <= _SMALL[2] else "*"
+    tabulars = (_tabular(heads, body, [0, 1, *part]) for part in _parts(heads, widths))
     lines = [
         f"\\begin{{table{wide}}}[t]",
-        "\\centering\\scriptsize\\setlength{\\tabcolsep}{3pt}" if wide else "\\centering\\small",
+        "\\centering\\scriptsize\\setlength{\\tabcolsep}{2.4pt}" if wide else "\\centering\\small",
         f"\\caption{{{caption}}}",
         f"\\label{{tab:{stem.replace('_', '-')}}}",
-        f"\\begin{{tabular}}{{@{{}}{columns}@{{}}}}",
-        "\\toprule",
-        f"{' & '.join(heads)} \\\\",
-        "\\midrule",
-        *(f"{' & '.join(row)} \\\\" if row else "\\addlinespace[2pt]" for row in body),
-        "\\bottomrule",
-        "\\end{tabular}",
+        "\n\\par\\medskip\n".join(tabulars),
         f"\\end{{table{wide}}}",
     ]
     return _PREAMBLE + "\n".join(lines) + "\n"
+
+
+def _parts(heads: Sequence[str], widths: Sequence[float]) -> list[list[int]]:
+    """Places of the columns of each part; columns whose heads begin with the same word stay together."""
+    places = range(2, len(heads))
+    groups = [list(group) for _, group in groupby(places, lambda place: heads[place].split()[0])]
+    parts: list[list[int]] = [[]]
+    for group in groups:
+        if parts[-1] and _points([widths[c] for c in (0, 1, *parts[-1], *group)], _SCRIPT) > _SCRIPT[2]:
+            parts.append([])
+        parts[-1] += group
+    return parts
+
+
+def _points(widths: Sequence[float], size: tuple[float, float, float]) -> float:
+    character, space, _ = size
+    return character * sum(widths) + space * (len(widths) - 1)
+
+
+def _characters(cell: str) -> float:
+    """About as many as the longest line of a cell shows."""
+    lines = re.sub(r"\\shortstack\[.\]\{(.*)\}$", r"\1", cell).split(r"\\")
+    return max(_plain(_POWER.sub("", line)) + 0.7 * sum(map(_plain, _POWER.findall(line))) for line in lines)
+
+
+def _plain(text: str) -> int:
+    return len(re.sub(r"\\mathbb|[{}$]|\\(?=[%&#_])", "", text.replace(r"\times", "x")))
+
+
+def _tabular(heads: Sequence[str], body: Sequence[Sequence[str]], columns: Sequence[int]) -> str:
+    lines = [
+        f"\\begin{{tabular}}{{@{{}}ll{'r' * (len(columns) - 2)}@{{}}}}",
+        "\\toprule",
+        f"{' & '.join(_head(heads[c]) for c in columns)} \\\\",
+        "\\midrule",
+        *(f"{' & '.join(row[c] for c in columns)} \\\\" if row else "\\addlinespace[2pt]" for row in body),
+        "\\bottomrule",
+        "\\end{tabular}",
+    ]
+    return "\n".join(lines)
+
+
+def _head(text: str) -> str:
+    lines = [escape(line) for line in textwrap.wrap(text, _HEAD, break_long_words=False, break_on_hyphens=False)]
+    return _stack("r", lines) if len(lines) > 1 else "".join(lines)
+
+
+def _stack(place: str, lines: Iterable[str]) -> str:
+    return rf"\shortstack[{place}]{{" + r"\\".join(lines) + "}"
 
 
 def _with_unit(column: str, unit: str) -> str:
@@ -150,10 +204,11 @@ def _with_unit(column: str, unit: str) -> str:
 def _quantity(text: str) -> str:
     """A printed cell: a number, NaN, nothing, or nonlinear operations as formulas."""
     if _MATRIX.search(text):
-        return ", ".join(
+        operations = [
             rf"{kind}: ${count}\times\mathbb{{R}}^{{{rows}\times {width}}}$"
             for kind, count, rows, width in _MATRIX.findall(text)
-        )
+        ]
+        return _stack("l", operations) if len(operations) > 1 else operations[0]
     return escape(text) if text else "--"
 
 

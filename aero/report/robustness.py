@@ -24,6 +24,8 @@ def section(results: Results) -> Html:
     parts = [_damaged_input(results), _cases(results, "faults", "Faults while the pipeline runs", "make faults")]
     parts += [_cases(results, "server", "One server, many questions", "make faults"), _server(results)]
     parts.append(_determinism(results))
+    command = "python -m benchmarks.advisories --database DIR"
+    parts.append(_cases(results, "advisories", "Known vulnerabilities of the packages", command))
     return Html("".join(part.text for part in parts))
 
 

@@ -45,6 +45,7 @@ def results(tmp_path):
         ("faults", {"cases": CASES}),
         ("server", SERVER),
         ("determinism", DETERMINISM),
+        ("advisories", {"cases": [{"name": "packages", "count": 190, "passed": 189, "seen": "torch: PYSEC-1"}]}),
     ):
         (folder / f"{name}.json").write_text(json.dumps(content))
     return SimpleNamespace(root=tmp_path)
@@ -52,14 +53,22 @@ def results(tmp_path):
 
 def test_every_file_is_shown_with_its_numbers(results):
     text = robustness.section(results).text
-    for shown in ("1,500", "999", "Seed 7", "29 of 30", "train 20, entropy 10", "40 of 1,000 questions so far"):
+    for shown in (
+        "1,500",
+        "999",
+        "Seed 7",
+        "29 of 30",
+        "train 20, entropy 10",
+        "40 of 1,000 questions so far",
+        "189 of 190",
+    ):
         assert shown in text
     for shown in ("sockets 4 to 4", "2.0e-06", "a &lt;machine&gt;, commit abcdef0123;", "question 3: &lt;lost&gt;"):
         assert shown in text
     assert "<machine>" not in text and "not measured yet" not in text and text.count("<svg") == 1
 
 
-@pytest.mark.parametrize("name", ["fuzz", "faults", "server", "determinism"])
+@pytest.mark.parametrize("name", ["fuzz", "faults", "server", "determinism", "advisories"])
 @pytest.mark.parametrize("content", [None, "", "[]", "{"])
 def test_what_is_not_measured_is_a_visible_gap(results, name, content):
     path = results.root / robustness.FOLDER / f"{name}.json"

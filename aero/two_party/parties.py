@@ -44,7 +44,8 @@ GRACE_S = 1.0
 FREE_PORTS = range(20000, 32000)
 DYING_TRIES, DYING_S = 20, 0.1
 _PR_SET_PDEATHSIG = 1
-PRELOADED = ("numpy", "jax", "torch")
+# The last is what PyTorch computes shapes of weights with, on the device "meta"; every party does.
+PRELOADED = ("numpy", "jax", "torch", "torch._dynamo")
 _IMPORTED_IN = os.getpid()
 # `sys.argv` and the environment are set for the moment in which a process starts.
 _STARTING = threading.Lock()

@@ -136,6 +136,16 @@ def test_connections_of_both_sides_pass_unchanged_and_the_end_is_agreed(folders,
     server.give_up(), client.close()  # without effect
 
 
+@pytest.mark.parametrize("secure", [True, False])
+def test_small_frames_wait_for_no_acknowledgement(folders, secure):
+    contexts = [credentials(folders[0], role).context(server=role == "server") for role in ("server", "client")]
+    sides = joined(*(contexts if secure else (None, None)))
+    connections = [side._writer.get_extra_info("socket") for side in sides]
+    assert all(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for connection in connections)
+    for side in sides:
+        side.close()
+
+
 def test_a_connection_to_a_party_that_does_not_listen_yet_is_closed(folders):
     server, client = joined(None, None)
     with socket.socket() as unused:

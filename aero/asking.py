@@ -80,10 +80,12 @@ def _certificates(chosen: argparse.Namespace) -> None:
 
 
 def _serve(chosen: argparse.Namespace) -> int:
+    from aero.two_party.heap import give_freed_memory_back
     from aero.two_party.serving import Server
     from aero.two_party.tls import context_for
     from aero.two_party.tunnel import Listener
 
+    give_freed_memory_back()
     context = context_for(chosen.listen, _credentials(chosen), chosen.insecure, server=True)
     settings = _settings(chosen)
     description, tokenizer = _published(chosen.checkpoint, chosen.tokenizer, chosen.program, settings)

@@ -76,30 +76,40 @@ def tree(pid: int) -> list[int]:
 
 
 def counted(pid: int, folder: Path) -> dict[str, int]:
-    """What the server holds: of its own process memory (resident), descriptors, sockets and threads; of its tree
-    processes; of its temporary folder files."""
+    """What the server's process tree holds: memory (resident), descriptors, sockets, threads, processes; and files in
+    its temporary folder. Between questions the tree is the server, its fork server and a tracker of resources."""
+    pids = tree(pid)
+    links = [link for one in pids for link in descriptors(one)]
+    page = os.sysconf("SC_PAGE_SIZE")
+    return {
+        "memory_bytes": page * sum(int(Path(f"/proc/{one}/statm").read_text().split()[1]) for one in pids),
+        "descriptors": len(links),
+        "sockets": sum(link.startswith("socket:") for link in links),
+        "threads": sum(len(list(Path(f"/proc/{one}/task").iterdir())) for one in pids),
+        "processes": len(pids),
+        "files": len(list(folder.iterdir())),
+    }
+
+
+def descriptors(pid: int) -> list[str]:
+    """What the open descriptors of a process are."""
     links = []
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         try:
             links.append(os.readlink(descriptor))
         except FileNotFoundError:
             continue
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return {
-        "memory_bytes": pages * os.sysconf("SC_PAGE_SIZE"),
-        "descriptors": len(links),
-        "sockets": sum(link.startswith("socket:") for link in links),
-        "threads": len(list(Path(f"/proc/{pid}/task").iterdir())),
-        "processes": len(tree(pid)),
-        "files": len(list(folder.iterdir())),
-    }
+    return links
 
 
 def idle(pid: int, folder: Path, before: dict[str, int] | None) -> dict[str, int]:
     """What the server holds when its party processes have ended: as few processes as `before`, waited for IDLE_S."""
     until = time.monotonic() + IDLE_S
     while True:
-        found = counted(pid, folder)
+        try:
+            found = counted(pid, folder)
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # a party process ended while it was counted
         if before is None or found["processes"] <= before["processes"] or time.monotonic() > until:
             return found
         time.sleep(0.05)
@@ -198,7 +208,7 @@ def judged(samples: Sequence[Sequence[float]], right: int) -> list[dict[str, Any
     cases = [
         ("questions answered as PyTorch answers", right, f"median {median(seconds):.1f} s a question"),
         (
-            "memory of the server",
+            "memory of the server and its fork server",
             count if grown <= GROWTH else 0,
             f"{memory[min(WARM, count - 1)] / 2**20:.1f} MiB after question {min(WARM + 1, count)}, "
             f"{memory[-1] / 2**20:.1f} MiB at the end; {100 * grown:+.2f} % from first to last tenth",

@@ -62,13 +62,14 @@ def test_what_a_process_holds_is_counted(tmp_path):
     with (
         socket.socket(),
         open(tmp_path / "left"),
-        subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) as child,
+        subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1) as child,
     ):
+        child.stdout.readline()
         more = counted(os.getpid(), tmp_path)
         assert child.pid in tree(os.getpid())
         child.stdin.close()
     go.set()
     thread.join()
     grown = {name: more[name] - before[name] for name in ("descriptors", "sockets", "threads", "processes")}
-    # Its own: a socket, a file, a pipe and a thread; the child's: three descriptors and a thread.
-    assert grown == {"descriptors": 6, "sockets": 1, "threads": 2, "processes": 1}
+    # Its own: a socket, a file, two pipes and a thread; the child's: three descriptors and a thread.
+    assert grown == {"descriptors": 7, "sockets": 1, "threads": 2, "processes": 1}

@@ -5,7 +5,8 @@
 A copy of this project at the smoke scale, with DVC and without git, on a small disk of its own (a tmpfs in a private
 mount namespace; without the right to mount, a folder and a limit on file sizes). `dvc repro` tokenizes, trains,
 measures entropies and sweeps learning rates, again and again for two sets of parameters in turn, and is struck at a
-random moment (of its processor time) of each attempt until it has been struck `--moments` times. After every strike:
+random moment (of the processor time of a whole run), up to three times before it may end, until it has been struck
+`--moments` times. After every strike:
 
 - no result file is half-written, and each is the old one or the new one, those of one training together;
 - DVC's lock can be read, its cache has what the lock names, and `dvc status` says of every output what its hash says.
@@ -22,6 +23,7 @@ import ctypes
 import hashlib
 import io
 import json
+import math
 import os
 import random
 import resource
@@ -50,8 +52,8 @@ from aero.training.log import write_text
 FILE = Path("results/robustness/faults.json")
 DISK_BYTES = 64 << 20
 TARGETS = ("entropy@ereg-smt-scfuffn-1337", "sensitivity")
-LATEST_S = 14.0
-"""Strikes come when `dvc repro` and what it started have taken up to so many seconds of processor time."""
+IN_A_ROW = 3
+"""Strikes before an attempt may end, so that the next ones find every stage outdated again and not the last alone."""
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 END_S = 1800.0
 """After which what was struck, or ran undisturbed, is said to hang; generous, for a busy machine."""
@@ -258,13 +260,13 @@ def processor_s(leader: int) -> float:
     return total * TICK_S
 
 
-def struck_after(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Wait until the session has used so much processor time; False if `dvc repro` ended before."""
-    while process.poll() is None:
-        if processor_s(process.pid) >= seconds:
-            return True
+def used(process: subprocess.Popen[bytes], seconds: float = math.inf) -> float:
+    """Wait until the session has used so much processor time or `dvc repro` ended; what was used by then."""
+    found = 0.0
+    while process.poll() is None and found < seconds:
+        found = max(found, processor_s(process.pid))
         time.sleep(0.05)
-    return False
+    return found
 
 
 def stage_processes(leader: int) -> list[int]:
@@ -378,9 +380,11 @@ def main(arguments: list[str]) -> int:
     with disk(DISK_BYTES) as (name, own_disk), ExitStack() as last:
         project = Project(name / "project" if own_disk else name, chosen.targets)
         last.callback(project.close)
+        latest_s = 0.0
         for variant in VARIANTS:
             project.choose(variant)
             process = project.start()
+            latest_s = used(process)
             if ended(process) != 0:
                 raise UserError(f"the pipeline does not run undisturbed: {project.output()[-400:]}")
             project.expected[variant] = project.contents()
@@ -413,6 +417,7 @@ def main(arguments: list[str]) -> int:
                 "failures": failures,
                 "disk": f"tmpfs of {DISK_BYTES >> 20} MiB" if own_disk else "a folder",
                 "targets": chosen.targets,
+                "processor_seconds_undisturbed": round(latest_s, 1),
                 "seed": chosen.seed,
                 "provenance": origin | {"seconds": round(time.monotonic() - clock, 1)},
             }
@@ -421,16 +426,17 @@ def main(arguments: list[str]) -> int:
         while struck.total() < chosen.moments or chain:
             attempts += 1
             process = project.start()
-            if struck.total() < chosen.moments:
+            if struck.total() < chosen.moments and len(chain) < IN_A_ROW:
                 kind = min(kinds, key=lambda kind: (struck[kind], draw.random()))
-                if struck_after(process, draw.uniform(0.2, LATEST_S)):
+                moment = draw.uniform(0.2, latest_s)
+                if used(process, moment) >= moment:
                     kinds[kind](process.pid, project)
             status = ended(process)
             (project.folder / "filler.tmp").unlink(missing_ok=True)
             if status != 0:
                 wrong = project.problems()
-                if struck.total() >= chosen.moments:
-                    raise UserError(f"cannot go on after the last strike: {project.output()[-400:]}; {wrong}")
+                if struck.total() >= chosen.moments or len(chain) >= IN_A_ROW:
+                    raise UserError(f"cannot go on after a strike: {project.output()[-400:]}; {wrong}")
                 place = running(project.output())
                 struck[kind] += 1
                 places[kind][place] += 1

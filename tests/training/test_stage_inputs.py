@@ -55,7 +55,7 @@ def declared(stage: str) -> tuple[list[str], list[str]]:
     names = [text.replace("${item.run}", RUN).replace("${item.seed}", str(SEED)) for text in STAGES[stage]["deps"]]
     names = [name.replace("${families.languini-gpt2.corpus}", "stdlib_docstrings") for name in names]
     sections = [name.split(".")[0] for name in STAGES[stage].get("params", [])]
-    if any(name.startswith("runs/configurations/") for name in names):
+    if any(name.startswith(("runs/configurations/", "runs/settings/")) for name in names):
         further, more = declared("configurations")
         return [*names, *further], [*sections, *more]
     return names, sections
@@ -64,7 +64,7 @@ def declared(stage: str) -> tuple[list[str], list[str]]:
 def alone(folder: Path, whole: Path, names: list[str]) -> None:
     """Make `folder` hold params.yaml and `names`, code from this source and data from `whole`, nothing else but the
     `__init__.py` that have no code."""
-    shutil.copytree(whole, folder, ignore=lambda path, _: ["runs"] if Path(path) == whole else [])
+    shutil.copytree(whole, folder, ignore=lambda path, _: ["runs", "results"] if Path(path) == whole else [])
     packages = [*(ROOT / "aero").rglob("__init__.py"), ROOT / "stages/__init__.py"]
     for name in [*names, *(path.relative_to(ROOT).as_posix() for path in packages if _is_inert(path))]:
         source = (ROOT if name.split("/")[0] in ("aero", "stages") else whole) / name
@@ -86,8 +86,9 @@ def made(tmp_path_factory, tokens):
     whole = make(tmp_path_factory.mktemp("whole") / "project")
     for name in ("runs/tokens", OTHER_CORPUS):
         shutil.copytree(tokens, whole / name)
+    shutil.copytree(ROOT / "results/two_party", whole / "results/two_party")
     read = {}
-    for stage in ("configurations", "train", "entropy"):
+    for stage in ("configurations", "train", "entropy", "summary"):
         folder = tmp_path_factory.mktemp(stage) / "a folder with blanks"
         alone(folder, whole, declared(stage)[0])
         finished = run(folder, stage)
@@ -98,7 +99,7 @@ def made(tmp_path_factory, tokens):
     return whole, read
 
 
-@pytest.mark.parametrize("stage", ["configurations", "train", "entropy"])
+@pytest.mark.parametrize("stage", ["configurations", "train", "entropy", "summary"])
 def test_a_stage_reads_nothing_that_it_does_not_declare(made, stage):
     names, known = declared(stage)
     opened, sections = made[1][stage]
@@ -110,7 +111,10 @@ def test_a_stage_reads_nothing_that_it_does_not_declare(made, stage):
         for name in inside
         if not name.endswith(own) and not any(name == dep or name.startswith(f"{dep}/") for dep in names)
     ]
-    outs = [next(iter(out)) if isinstance(out, dict) else out for out in STAGES[stage]["outs"]]
+    outs = [
+        next(iter(out)) if isinstance(out, dict) else out
+        for out in STAGES[stage].get("outs") or STAGES[stage]["metrics"]
+    ]
     written = [text.replace("${item.run}", RUN).replace("${item.seed}", str(SEED)) for text in outs]
     odd = [name for name in odd if not any(name.startswith(out.rpartition("/")[0]) for out in written)]
     assert odd == []

@@ -36,11 +36,13 @@ def main(arguments: list[str]) -> None:
         printed
         | latex.files(printed)
         | {Path("reports") / "claims.csv": claims.claims_csv(judged)}
-        | summary.files(results, judged)
     )
     report = render(root, results.scale, f"Rendered from commit {commit()[:10]}, scale {results.scale}")
     pages = {Path("reports") / "report.html": report.html, Path("reports") / "report.pdf": report.pdf}
-    write_together({root / path: content for path, content in (texts | pages).items()})
+    # The metrics come last: they go before the first file is renamed, so a report that was killed among its renames is
+    # one without them, and has its last PDF still.
+    last = summary.files(results, judged)
+    write_together({root / path: content for path, content in (texts | pages | last).items()})
     for path in (root / "reports" / "tables").glob("*.csv"):
         if path.relative_to(root) not in texts:
             path.unlink()  # a table that is made no more

@@ -138,3 +138,18 @@ def test_unsupported_models_are_refused_with_the_reason():
         OwnModel(own(position="learned"))
     with pytest.raises(ValueError, match="temperature belongs to one query position"):
         OwnModel(own("SM(t)+LN+G"))
+
+
+@pytest.mark.parametrize("core", ["relu", "elu", "sigmoid", "window_softmax", "relu_uniform"])
+def test_cores_that_are_no_softmax_are_refused(core):
+    with pytest.raises(ValueError, match=f"computes softmax attention.*'{core}'"):
+        OwnModel(own(f"Core({core})+LN+G"))
+
+
+def test_a_core_that_changes_weights_alone_equals_full_attention():
+    plain = own("Core(sigma_reparam)+LN+G").double()
+    context, query = ids(2, 20).split([14, 6], 1)
+    reading = read(OwnModel(plain), encode(OwnModel(plain), [context]), query)
+    with torch.no_grad():
+        expected = plain(torch.cat([context, query], 1))[:, 14:]
+    assert (reading.logits - expected).abs().max() < 1e-6 and expected.abs().max() > 0.1

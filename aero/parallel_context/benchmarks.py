@@ -69,6 +69,24 @@ def first_line(text: str) -> str:
     return text.lstrip().partition("\n")[0]
 
 
+def files_of(folder: Path, task: str) -> list[tuple[Path, ...]]:
+    """The sets of a task: rag*.json, rag*.jsonl; of classification training and test file, icl_train*, icl_test*.
+
+    UserError for a training file without its test file, or the other way round.
+    """
+    if task != "icl":
+        return [(path,) for path in sorted(folder.glob(f"{task}*.json*"))]
+    parts = {part: {p.stem.removeprefix(f"icl_{part}"): p for p in folder.glob(f"icl_{part}*")} for part in _ICL}
+    alone = sorted(set(parts["train"]) ^ set(parts["test"]))
+    if alone:
+        has, lacks = _ICL if alone[0] in parts["train"] else _ICL[::-1]
+        raise UserError(f"{parts[has][alone[0]]} has no icl_{lacks}{alone[0]}.* beside it; both make a set")
+    return [(parts["train"][name], parts["test"][name]) for name in sorted(parts["train"])]
+
+
+_ICL = ("train", "test")
+
+
 def records(path: Path) -> list[Record]:
     """Objects of a .jsonl file, or of a .json file holding a list or an object with `data`."""
     text = read_text(path)

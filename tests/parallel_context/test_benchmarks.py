@@ -145,3 +145,16 @@ def test_an_answer_ends_with_its_line():
         assert not right[name](encode(" Bob\n\nQuestion: Who is Ada Lovelace?"), ("Ada Lovelace",))
         assert right[name](encode("\nAda Lovelace, I think"), ("Ada Lovelace",)), "an empty line is no answer"
     assert right["icl"](encode(" 12\nlabel: 3"), ("12",)) and not right["icl"](encode(" 12\n3"), ("3",))
+
+
+def test_a_task_takes_several_files(tmp_path):
+    for name in ("rag_nq.jsonl", "rag.json", "synthetic.jsonl", "icl_train_b.txt", "icl_test_b.jsonl", "icl_train.txt"):
+        (tmp_path / name).write_text("", encoding="utf-8")
+    assert benchmarks.files_of(tmp_path, "rag") == [(tmp_path / "rag.json",), (tmp_path / "rag_nq.jsonl",)]
+    assert benchmarks.files_of(tmp_path, "synthetic") == [(tmp_path / "synthetic.jsonl",)]
+    with pytest.raises(UserError, match="icl_train.txt has no icl_test.. beside it"):
+        benchmarks.files_of(tmp_path, "icl")
+    (tmp_path / "icl_test.txt").write_text("", encoding="utf-8")
+    found = [tuple(path.name for path in one) for one in benchmarks.files_of(tmp_path, "icl")]
+    assert found == [("icl_train.txt", "icl_test.txt"), ("icl_train_b.txt", "icl_test_b.jsonl")]
+    assert benchmarks.files_of(tmp_path / "none", "icl") == []

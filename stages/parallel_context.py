@@ -57,7 +57,8 @@ def main(arguments: list[str]) -> None:
     section = settings(parameters)
     usual = section.at(chosen.scale or parameters.scale).segments
     segments = sorted(set(chosen.segments or usual))
-    if chosen.out is None and (set(chosen.tasks) != set(TASKS) or segments != sorted(set(usual))):
+    part = set(chosen.tasks) != set(TASKS) or segments != sorted(set(usual))
+    if chosen.out is None and part:
         raise UserError(
             f"--tasks {' '.join(chosen.tasks)} --segments {' '.join(map(str, segments))} measures a part of what the"
             " report needs: name a file for it with --out"
@@ -78,6 +79,7 @@ def main(arguments: list[str]) -> None:
     full = [r["score"] for r in rows if r["task"] == "synthetic" and r["segments"] == 1 and not r["sink"]]
     result |= {
         "segments": segments,
+        "part": part,
         "selection": section.selection.model_dump(),
         "tasks": {
             task.name: {"units": task.units, "left_out": left_out[task.name], "description": task.description}

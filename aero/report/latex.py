@@ -109,9 +109,10 @@ def _printed(stem: str, lines: Sequence[dict[str, str]]) -> str:
         sorted({line["scale"].replace("_", " ") for line in lines if line["measured"] and line["scale"]})
     )
     apart = [(line["column"], line["note"].partition(";")[0]) for line in lines]
-    apart = [f"{column} {note}" for column, note in dict.fromkeys(apart) if note.startswith(NOT_COMPARABLE)]
+    prefix = f"{NOT_COMPARABLE}: "
+    apart = [f"{c} {note.removeprefix(prefix)}" for c, note in dict.fromkeys(apart) if note.startswith(prefix)]
     note = f" Measured: {escape(scales or 'nothing yet')}."
-    note += f" No ratio: {escape('; '.join(apart))}." if apart else ""
+    note += f" Not comparable, so no ratio: {escape('; '.join(apart))}." if apart else ""
     return _environment(stem, heads, body[:-1], f"{_title(stem)}{note}")
 
 

@@ -285,7 +285,7 @@ def test_impossible_cells_and_other_degrees_of_parallelism_say_so(three: Results
         "not comparable: measured at P=16, published at P=64"
     }
     text = latex.files(files(three))[Path("reports/tables/parallel_context_table_ablation.tex")]
-    assert "ratio &" not in text and "No ratio: ICL not comparable: measured at P=16, published at P=64" in text
+    assert "ratio &" not in text and "no ratio: ICL measured at P=16, published at P=64" in text
     assert "ratio &" in latex.files(files(three))[Path("reports/tables/parallel_context_table_main.tex")]
     caption = table_ablation(three).text
     assert "none for language modelling, HT for in-context classification" in caption and "no ratio is taken" in caption

@@ -117,7 +117,7 @@ def figure_parallel_norms(results: Results) -> Figure:
             for axes, (title, p, method) in zip(line, panels, strict=True):
                 rows = [row for m in models if (row := m.row(task, p, method))]
                 for kind, (_, colour, marker) in kinds.items():
-                    _by_layer(axes, [row[which][kind] for row in rows], color=colour, marker=marker)
+                    _by_layer(axes, [_norms(row, which, kind) for row in rows], color=colour, marker=marker)
                     dashed = [_in_full(row, which, kind) for row in rows]
                     _by_layer(axes, dashed, color=colour, linestyle=(0, (4, 3)), linewidth=0.9)
                 axes.grid(color=GRID)
@@ -147,10 +147,24 @@ def _by_layer(axes: Axes, series: Sequence[list[float] | None], **look: Any) -> 
         axes.plot(range(1, len(mean) + 1), mean, markersize=4, **look)
 
 
+_SAME = {"segment_first": "first", "later": "later"}
+
+
+def _norms(row: dict[str, Any], which: str, kind: str) -> list[float] | None:
+    """Norms a layer, of the tokens that `_in_full` has where it has any, and of all if not."""
+    if kind in _SAME and (same := _same_tokens(row, which)):
+        return same[_SAME[kind]]
+    return row[which][kind]
+
+
 def _in_full(row: dict[str, Any], which: str, kind: str) -> list[float] | None:
     """Norms in full attention of the tokens that are first, or later, in segments of this row; None if not measured."""
-    same = (row.get("same_tokens") or {}).get(which.partition("_")[0] + "s")
-    return None if same is None else same.get({"segment_first": "first_full", "later": "later_full"}.get(kind, ""))
+    same = _same_tokens(row, which)
+    return same[f"{_SAME[kind]}_full"] if same and kind in _SAME else None
+
+
+def _same_tokens(row: dict[str, Any], which: str) -> dict[str, Any] | None:
+    return (row.get("same_tokens") or {}).get(f"{which.partition('_')[0]}s")
 
 
 def figure_parallel_cost(results: Results) -> Figure:

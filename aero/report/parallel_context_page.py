@@ -44,7 +44,7 @@ def section(results: Results) -> Html:
                 "Key and value norms by layer",
                 "Language modelling, mean over heads and episodes; with P=1 the first token is the context's. The first"
                 " layer's norms depend on the token alone. Dashed, where it was measured: the same tokens in full"
-                " attention, but for the first segment's.",
+                " attention; both then without the first segment, which sees the same at any P.",
             ),
             table_methods(results),
             table_ablation(results),

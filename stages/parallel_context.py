@@ -1,7 +1,8 @@
 """Parallel context encoding, measured: `python -m stages.parallel_context [--seed SEED]` for the decoder trained here,
 `--model PATH --data FOLDER` for a Llama, Mistral or Qwen2 (docs/parallel_context.md).
 
-Writes one JSON file, by default runs/parallel_context/seed_SEED/measured.json, or runs/parallel_context/MODEL.json.
+Writes one JSON file, by default runs/parallel_context/seed_SEED/measured.json, or runs/parallel_context/MODEL.json. A
+measurement of some of it (--tasks, --segments) needs --out: it must not take the place of a whole one.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,8 +25,7 @@ from aero.data.tokens import open_tokens, tokens_folder
 from aero.errors import UserError, run_main
 from aero.parallel_context import benchmarks
 from aero.parallel_context.encoding import Model
-from aero.parallel_context.evaluate import contains_answer, first_word_is
-from aero.parallel_context.experiment import Task, rows_of, text_prefix
+from aero.parallel_context.experiment import Task, possible, rows_of, text_prefix
 from aero.parallel_context.own_model import OwnModel
 from aero.parallel_context.settings import TASKS, ParallelContextSettings, settings
 from aero.parallel_context.tasks import Batch, EpisodeTask, TextTask, Vocabulary, make_episode_tasks
@@ -50,10 +51,18 @@ def main(arguments: list[str]) -> None:
     other.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     other.add_argument("--context", type=int, default=8192, help="tokens of context of every task")
     other.add_argument("--predicted", type=int, default=1024, help="scored tokens of language modelling")
-    other.add_argument("--examples", type=int, default=100, help="examples of every task")
+    other.add_argument("--examples", type=int, default=100, help="examples of every file")
     chosen = parser.parse_args(arguments)
     parameters = load()
     section = settings(parameters)
+    usual = section.at(chosen.scale or parameters.scale).segments
+    segments = sorted(set(chosen.segments or usual))
+    part = set(chosen.tasks) != set(TASKS) or segments != sorted(set(usual))
+    if chosen.out is None and part:
+        raise UserError(
+            f"--tasks {' '.join(chosen.tasks)} --segments {' '.join(map(str, segments))} measures a part of what the"
+            " report needs: name a file for it with --out"
+        )
     origin = provenance.provenance(torch=torch.__version__, started=provenance.now())  # the commit that measures
     clock = time.monotonic()
     if chosen.model:
@@ -62,16 +71,20 @@ def main(arguments: list[str]) -> None:
         model, tasks, result, prefixes, default_out = _own_model(chosen, section, chosen.scale or parameters.scale)
     device = result.pop("device")
     tasks = [_on(task, device) for task in tasks if task.name in chosen.tasks]
-    segments = chosen.segments or section.at(chosen.scale or parameters.scale).segments
+    left_out = {task.name: possible(task, segments)[1] for task in tasks}  # refused before anything is measured
     rows = []
     for task in tasks:
         sinks = {name: prefix.to(device) for name, prefix in prefixes[task.name].items()}
         rows += rows_of(model, task, segments, section, sinks.pop("sink"), sinks, partial(print, flush=True))
     full = [r["score"] for r in rows if r["task"] == "synthetic" and r["segments"] == 1 and not r["sink"]]
     result |= {
-        "segments": list(segments),
+        "segments": segments,
+        "part": part,
         "selection": section.selection.model_dump(),
-        "tasks": {task.name: {"units": task.units, "description": task.description} for task in tasks},
+        "tasks": {
+            task.name: {"units": task.units, "left_out": left_out[task.name], "description": task.description}
+            for task in tasks
+        },
         "solves_retrieval": bool(full and full[0] >= 100 * section.required),
         "rows": rows,
         "provenance": origin | {"seconds": round(time.monotonic() - clock, 1), "device": str(device)},
@@ -89,7 +102,7 @@ def _on(task: Task, device: str) -> Task:
         Batch([unit.to(device) for unit in b.units], b.question.to(device), b.answer.to(device), b.accepted)
         for b in task.batches
     ]
-    return Task(task.name, moved, task.metric, task.description, task.judge, task.answer_tokens)
+    return replace(task, batches=moved)
 
 
 Prepared = tuple[Model, list[Task], dict[str, Any], dict[str, dict[str, torch.Tensor]], Path]
@@ -180,25 +193,20 @@ def _benchmark_tasks(chosen: argparse.Namespace, encode: benchmarks.Encode, deco
     if lm is not None and "lm" in chosen.tasks:
         batches = benchmarks.language_modelling(lm, encode, tokens, chosen.predicted, count, 0)
         yield Task("lm", list(batches), METRICS["lm"], f"{lm.name}: {tokens} tokens, {chosen.predicted} scored")
-    train, test = (next(iter(sorted(folder.glob(f"icl_{part}.*"))), None) for part in ("train", "test"))
-    made = {}
-    if train is not None and test is not None:
-        made["icl"] = partial(benchmarks.icl, train, test)
-    for name, loader in (("rag", benchmarks.rag), ("synthetic", benchmarks.synthetic)):
-        found = next(iter(sorted(folder.glob(f"{name}.json*"))), None)
-        if found is not None:
-            made[name] = partial(loader, found)
-    for name, loader in made.items():
-        if name not in chosen.tasks:
+    for name in ("icl", "rag", "synthetic"):
+        files = benchmarks.files_of(folder, name) if name in chosen.tasks else []
+        if not files:
             continue
-        judged = first_word_is if name == "icl" else contains_answer
+        loader = {"icl": benchmarks.icl, "rag": benchmarks.rag, "synthetic": benchmarks.synthetic}[name]
+        loaded = {own[-1].name: list(loader(*own, encode, tokens, count, 0)) for own in files}
         yield Task(
             name,
-            list(loader(encode, tokens, count, 0)),
+            [batch for batches in loaded.values() for batch in batches],
             METRICS[name],
-            f"{name}: up to {tokens} tokens",
-            lambda ids, accepted, judged=judged: judged(decode(ids), accepted),
+            f"{name}: up to {tokens} tokens, {', '.join(f'{len(own)} of {file}' for file, own in loaded.items())}",
+            benchmarks.judge_of(name, decode),
             benchmarks.ANSWER_TOKENS[name],
+            tuple((file, len(own)) for file, own in loaded.items()),
         )
 
 

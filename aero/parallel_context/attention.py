@@ -72,17 +72,17 @@ def attend(
     mask: who attends to whom, (m, n) bool, in place of the causal one. Returns (B, H, m, d_k).
     """
     m, n = query.shape[-2], key.shape[-2]
-    if query_pass is None:
-        grouped = key.shape[1] != query.shape[1]
-        if mask is None and m == n:
-            return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
-        allowed = _causal(m, n, query.device) if mask is None else mask
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=allowed, scale=scale, enable_gqa=grouped)
     repeats = query.shape[1] // key.shape[1]
+    if query_pass is None and mask is None and m == n:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=repeats > 1)
+    # Not enable_gqa: with a mask it leaves CUDA the plain kernel alone, which forms all of (B, H, m, n).
     key, value = (x.repeat_interleave(repeats, 1) if repeats > 1 else x for x in (key, value))
-    logits = torch.matmul(query, key.mT).to(torch.promote_types(query.dtype, torch.float32)) * scale  # (B, H, m, n)
     allowed = _causal(m, n, query.device) if mask is None else mask
-    probabilities = query_pass.probabilities(logits.masked_fill(~allowed, -math.inf))
+    if query_pass is None:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=allowed, scale=scale)
+    logits = torch.matmul(query, key.mT).to(torch.promote_types(query.dtype, torch.float32)) * scale  # (B, H, m, n)
+    logits = logits.masked_fill(~allowed, -math.inf)  # under the same name: of a long query each is a gigabyte
+    probabilities = query_pass.probabilities(logits)
     return probabilities.to(value.dtype) @ value
 
 

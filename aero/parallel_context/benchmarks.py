@@ -8,13 +8,15 @@ icl         labelled examples: JSON Lines with `text` and `label`, or lines "LAB
             of a training file, balanced over labels, which are numbered anew for every question, as HELMET does.
 lm          plain text files, or JSON Lines with `text` (PG-19, Proof-pile). Units are tokens.
 
-Templates are this project's own; numbers that are sensitive to the wording of prompts differ from the paper's.
+Templates are this project's own; numbers that are sensitive to the wording of prompts differ from the paper's. What is
+wrong with a file is told with the file, the line or entry, and the cause.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ import numpy as np
 import torch
 
 from aero.errors import UserError
+from aero.parallel_context.evaluate import contains_answer, first_word_is
 from aero.parallel_context.tasks import Batch
 
 Encode = Callable[[str], list[int]]
@@ -33,37 +36,102 @@ LM_SINK = "Given the following partial context, predict the next sequence of wor
 ANSWER_TOKENS = {"synthetic": 40, "rag": 20, "icl": 10}
 
 
-def records(path: Path) -> list[dict[str, Any]]:
-    """Objects of a .jsonl file, or of a .json file holding a list or an object with `data`. UserError naming what is
-    wrong."""
+@dataclass(frozen=True)
+class Record:
+    """An object of a file, and where it stands: "rag.jsonl, line 3"."""
+
+    values: dict[str, Any]
+    where: str
+
+    def field(self, name: str) -> Any:
+        """UserError naming what the object has instead, if it lacks `name` or it is null."""
+        if self.values.get(name) is None:
+            has = ", ".join(sorted(key for key, value in self.values.items() if value is not None)) or "nothing"
+            raise UserError(f"{self.where} lacks {name!r}; it has {has}")
+        return self.values[name]
+
+    def text(self, name: str) -> str:
+        """A field that is text, or a number taken as such."""
+        return _as_text(self.field(name), f"{self.where}: {name!r}")
+
+
+def judge_of(task: str, decode: Callable[[list[int]], str]) -> Callable[[list[int], tuple[str, ...]], bool]:
+    """Whether generated ids answer a question of `task`: a label by its first word, anything else by substring match.
+
+    Only the first line counts: a model that goes on behind its answer, with questions of its own, is not asked there.
+    """
+    judged = first_word_is if task == "icl" else contains_answer
+    return lambda ids, accepted: judged(first_line(decode(ids)), accepted)
+
+
+def first_line(text: str) -> str:
+    """What stands before the first newline that follows anything."""
+    return text.lstrip().partition("\n")[0]
+
+
+def files_of(folder: Path, task: str) -> list[tuple[Path, ...]]:
+    """The sets of a task: rag*.json, rag*.jsonl; of classification training and test file, icl_train*, icl_test*.
+
+    UserError for a training file without its test file, or the other way round.
+    """
+    if task != "icl":
+        return [(path,) for path in sorted(folder.glob(f"{task}*.json*"))]
+    parts = {part: {p.stem.removeprefix(f"icl_{part}"): p for p in folder.glob(f"icl_{part}*")} for part in _ICL}
+    alone = sorted(set(parts["train"]) ^ set(parts["test"]))
+    if alone:
+        has, lacks = _ICL if alone[0] in parts["train"] else _ICL[::-1]
+        raise UserError(f"{parts[has][alone[0]]} has no icl_{lacks}{alone[0]}.* beside it; both make a set")
+    return [(parts["train"][name], parts["test"][name]) for name in sorted(parts["train"])]
+
+
+_ICL = ("train", "test")
+
+
+def records(path: Path) -> list[Record]:
+    """Objects of a .jsonl file, or of a .json file holding a list or an object with `data`."""
+    text = read_text(path)
+    if path.suffix == ".jsonl":
+        # Not splitlines: JSON allows line separators of Unicode within a text.
+        lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+        found = [(_json(line, f"{path}, line {number}"), f"{path}, line {number}") for number, line in lines]
+    else:
+        whole = _json(text, str(path))
+        whole = whole.get("data") if isinstance(whole, dict) else whole
+        if not isinstance(whole, list):
+            raise UserError(f"{path} must hold a list of objects, or an object with such a list as 'data'")
+        found = [(one, f"{path}, entry {number}") for number, one in enumerate(whole, start=1)]
+    if not found:
+        raise UserError(f"{path} is empty: it must hold one object a line, or a list of objects")
+    for one, where in found:
+        if not isinstance(one, dict):
+            raise UserError(f"{where}: expected an object, got {_kind(one)}")
+    return [Record(*one) for one in found]
+
+
+def read_text(path: Path, encoding: str = "utf-8") -> str:
+    """A file's text; UserError if it is not there or not in that encoding."""
     try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".jsonl":
-            found = [json.loads(line) for line in text.splitlines() if line.strip()]
-        else:
-            found = json.loads(text)
-            found = found["data"] if isinstance(found, dict) else found
+        data = path.read_bytes()
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; docs/parallel_context.md says which files are read") from None
-    except (ValueError, KeyError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not JSON or JSON Lines of the expected form: {error}") from None
-    if not isinstance(found, list) or not found or not all(isinstance(one, dict) for one in found):
-        raise UserError(f"{path} must hold one object a line, or a list of objects")
-    return found
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}, line {line}: byte 0x{data[error.start]:02x} is not {encoding.upper()}") from None
 
 
 def synthetic(path: Path, encode: Encode, tokens: int, count: int, seed: int) -> Iterator[Batch]:
     """Key-value retrieval. A context is cut to the pairs that fit `tokens`, the asked one among them."""
     for record in _some(records(path), count, seed):
-        pairs = _field(record, "context", path)
-        try:
-            pairs = json.loads(pairs) if isinstance(pairs, str) else pairs
-        except ValueError as error:
-            raise UserError(f"{path}: `context` must be a JSON object of keys and values: {error}") from None
-        key, value = str(_field(record, "question", path)), str(_field(record, "answer", path))
+        pairs = record.field("context")
+        pairs = _json(pairs, f"{record.where}: 'context'") if isinstance(pairs, str) else pairs
+        if not isinstance(pairs, dict):
+            raise UserError(f"{record.where}: 'context' must be an object of keys and values, it is {_kind(pairs)}")
+        key, value = record.text("question"), record.text("answer")
         lines = {k: f'"{k}": "{v}"\n' for k, v in pairs.items()}
         if key not in lines:
-            raise UserError(f"{path}: the asked key {key!r} is not in its `context`")
+            raise UserError(f"{record.where}: the asked key {key[:80]!r} is not in its 'context'")
         units = _fitting([encode(line) for line in lines.values()], list(lines).index(key), tokens)
         question = encode(f'\nThe value of the key "{key}" above is: "')
         yield _batch(units, question, (value,))
@@ -72,11 +140,28 @@ def synthetic(path: Path, encode: Encode, tokens: int, count: int, seed: int) ->
 def rag(path: Path, encode: Encode, tokens: int, count: int, seed: int) -> Iterator[Batch]:
     """Questions with retrieved passages, as many of them as fit `tokens`, in the file's order."""
     for record in _some(records(path), count, seed):
-        passages = [f"Title: {c.get('title', '')}\n{c['text']}\n\n" for c in _field(record, "ctxs", path)]
-        units = _fitting([encode(passage) for passage in passages], None, tokens)
-        question = encode(f"Question: {_field(record, 'question', path)}\nAnswer:")
-        answers = _field(record, "answers", path)
-        yield _batch(units, question, tuple([answers] if isinstance(answers, str) else map(str, answers)))
+        units = _fitting([encode(passage) for passage in _passages(record)], None, tokens)
+        question = encode(f"Question: {record.text('question')}\nAnswer:")
+        answers = record.field("answers")
+        if not isinstance(answers, list):
+            answers = [answers]
+        if not answers:
+            raise UserError(f"{record.where}: 'answers' is empty, so nothing could be right")
+        yield _batch(units, question, tuple(_as_text(one, f"{record.where}: one of 'answers'") for one in answers))
+
+
+def _passages(record: Record) -> list[str]:
+    """The texts of `ctxs` with their titles."""
+    given = record.field("ctxs")
+    if not isinstance(given, list) or not given:
+        raise UserError(f"{record.where}: 'ctxs' must be a list of passages, it is {_kind(given)}")
+    passages = []
+    for number, one in enumerate(given, start=1):
+        where = f"{record.where}, passage {number} of 'ctxs'"
+        if not isinstance(one, dict):
+            raise UserError(f"{where}: expected an object with 'text', got {_kind(one)}")
+        passages.append(f"Title: {one.get('title') or ''}\n{Record(one, where).text('text')}\n\n")
+    return passages
 
 
 def icl(train: Path, test: Path, encode: Encode, tokens: int, count: int, seed: int) -> Iterator[Batch]:
@@ -103,9 +188,7 @@ def language_modelling(
     files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
     texts: list[str] = []
     for file in files:
-        texts += [str(_field(r, "text", file)) for r in records(file)] if file.suffix in (".jsonl", ".json") else [
-            file.read_text(encoding="utf-8")
-        ]  # fmt: skip
+        texts += [r.text("text") for r in records(file)] if file.suffix in (".jsonl", ".json") else [read_text(file)]
     windows = 0
     for text in _some(texts, None, seed):
         # Windows are short against books: what is certainly too long need not be tokenized.
@@ -121,14 +204,13 @@ def language_modelling(
 def labelled(path: Path) -> list[tuple[str, str]]:
     """(text, label) of a file of labelled examples. UserError naming what is wrong."""
     if path.suffix in (".jsonl", ".json"):
-        return [(str(_field(r, "text", path)), str(_field(r, "label", path))) for r in records(path)]
-    try:
-        lines = path.read_text(encoding="latin-1").splitlines()  # TREC's own encoding
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist; docs/parallel_context.md says which files are read") from None
+        return [(record.text("text"), record.text("label")) for record in records(path)]
     found = []
-    for number, line in enumerate(filter(None, lines), start=1):
-        label, space, text = line.partition(" ")
+    # TREC's own encoding, in which splitlines would end lines within words.
+    for number, line in enumerate(read_text(path, "latin-1").split("\n"), start=1):
+        if not line.strip():
+            continue
+        label, space, text = line.rstrip("\r").partition(" ")
         if ":" not in label or not space:
             raise UserError(f"{path}, line {number}: expected LABEL:sub and a text, got {line[:40]!r}")
         found.append((text, label))
@@ -137,10 +219,25 @@ def labelled(path: Path) -> list[tuple[str, str]]:
     return found
 
 
-def _field(record: dict[str, Any], name: str, path: Path) -> Any:
-    if name not in record:
-        raise UserError(f"{path}: a record lacks {name!r}; it has {', '.join(sorted(record))}")
-    return record[name]
+def _json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where} is not JSON: {error}") from None
+
+
+_KINDS = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
+
+
+def _kind(value: Any) -> str:
+    """What a JSON value is, in words."""
+    return "an empty list" if value == [] else _KINDS.get(type(value), "a number")
+
+
+def _as_text(value: Any, where: str) -> str:
+    if isinstance(value, str) or (isinstance(value, int | float) and not isinstance(value, bool)):
+        return str(value)
+    raise UserError(f"{where} must be text, it is {_kind(value)}")
 
 
 def _some(values: list[Any], count: int | None, seed: int) -> list[Any]:

@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from aero.errors import UserError
 from aero.parallel_context.encoding import Model
 from aero.parallel_context.evaluate import Measurement, interval, measure
 from aero.parallel_context.selection import Selection
@@ -23,7 +25,8 @@ Judge = Callable[[list[int], tuple[str, ...]], bool]
 class Task:
     """A task ready to be measured. metric: perplexity, accuracy or substring match, as the paper's column has it.
 
-    description: what its contexts are, in words, for whoever reads the result.
+    description: what its contexts are, in words, for whoever reads the result. sets: name and number of episodes of
+    the sets that the batches hold one after the other; empty for one set.
     """
 
     name: TaskName
@@ -32,11 +35,26 @@ class Task:
     description: str
     judge: Judge | None = None
     answer_tokens: int | None = None
+    sets: tuple[tuple[str, int], ...] = ()
 
     @property
     def units(self) -> int:
         """Pieces of the context with the fewest: more segments than that are impossible."""
         return min(len(batch.units) for batch in self.batches)
+
+
+def possible(task: Task, segments: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The P, rising, that a task's contexts have pieces for, and those they have too few for; UserError if all are."""
+    wanted = sorted(set(segments))
+    if wanted[0] < 1:
+        raise UserError(f"P={wanted[0]} segments: there must be at least one")
+    usable = [p for p in wanted if p <= task.units]
+    if not usable:
+        raise UserError(
+            f"{task.name}: none of P={', '.join(map(str, wanted))} is possible, the context has only {task.units}"
+            " pieces; add a smaller P, or leave the task out by --tasks"
+        )
+    return usable, [p for p in wanted if p > task.units]
 
 
 def rows_of(
@@ -50,14 +68,21 @@ def rows_of(
 ) -> list[dict[str, Any]]:
     """All rows of one task: every P with and without sink and selection, the ablations at the largest P.
 
-    prefix: the shared sink. prefixes: others, by name, to be set against it. P beyond the task's units are left out.
+    prefix: the shared sink. prefixes: others, by name, to be set against it. P beyond the task's units are left out,
+    and said to be.
     """
-    usable = [p for p in segments if p <= task.units]
+    usable, left_out = possible(task, segments)
+    if left_out:
+        numbers = ", ".join(map(str, left_out))
+        say(f"{task.name}: P={numbers} left out, the context has only {task.units} pieces to divide")
     selection = section.select(task.name)
     rows: list[dict[str, Any]] = []
+    full: dict[str | None, list[Tensor]] = {}
 
     def add(p: int, sink: str | None, with_prefix: Tensor | None, selections: Sequence[Selection | None]) -> None:
-        found = measure(model, task.batches, p, with_prefix, selections, task.judge, task.answer_tokens)
+        found = measure(model, task.batches, p, with_prefix, selections, task.judge, task.answer_tokens, full.get(sink))
+        if p == 1:
+            full[sink] = found[0].token_norms
         for one, measurement in zip(selections, found, strict=True):
             rows.append(row(task, p, sink, one, measurement))
         say(f"{task.name} P={p} sink={sink}: " + ", ".join(f"{r['score']:.3f}" for r in rows[-len(selections) :]))
@@ -80,10 +105,14 @@ def ablation(section: ParallelContextSettings, task: TaskName, default: Selectio
 
 
 def row(task: Task, p: int, sink: str | None, selection: Selection | None, found: Measurement) -> dict[str, Any]:
-    """One measurement as a line of the result: score (perplexity, or percent) with its 95 % interval over episodes."""
+    """One measurement as a line of the result: score (perplexity, or per cent) with its 95 % interval over episodes.
+
+    Of several sets the score is the mean of theirs, each counting equally; `sets` has them apart."""
     is_loss = task.metric == "perplexity"
-    low, high = interval(found.scores, proportion=not is_loss)
-    mean = float(found.scores.mean())
+    sizes = [count for _, count in task.sets] or [len(found.scores)]
+    parts = np.split(found.scores, np.cumsum(sizes)[:-1])
+    mean = math.fsum(float(part.mean()) for part in parts) / len(parts)
+    low, high = interval(found.scores, proportion=not is_loss, mean=mean)
     score, low, high = (_finite(math.exp(v) if is_loss else 100 * v) for v in (mean, low, high))
     entropy = found.entropies
     return {
@@ -97,12 +126,17 @@ def row(task: Task, p: int, sink: str | None, selection: Selection | None, found
         "score": score,
         "low": low,
         "high": high,
+        "sets": {name: 100 * float(part.mean()) for (name, _), part in zip(task.sets, parts, strict=False)},
         "entropy": float(entropy.mean()),
         "entropy_low": _finite(interval(entropy, proportion=False)[0]),
         "entropy_high": _finite(interval(entropy, proportion=False)[1]),
         "entropy_by_layer": found.entropy_by_layer.tolist(),
         "key_norms": vars(found.key_norms),
         "value_norms": vars(found.value_norms),
+        "same_tokens": {
+            "keys": None if found.same_keys is None else vars(found.same_keys),
+            "values": None if found.same_values is None else vars(found.same_values),
+        },
     }
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from aero.attention import rotate
+from aero.attention import core_named, rotate, softmax_core
 from aero.model import GPT, Attention, merge_heads, split_heads
 from aero.parallel_context.attention import QueryPass, attend
 from aero.parallel_context.encoding import Cache
@@ -48,7 +48,8 @@ class _CachedAttention(nn.Module):
 
 
 class OwnModel:
-    """A `GPT` with rotary positions. ValueError for one whose positions cannot be shared by segments."""
+    """A `GPT` with rotary positions and softmax attention. ValueError for one whose positions cannot be shared by
+    segments, or with another attention core."""
 
     def __init__(self, model: GPT) -> None:
         if model.config.position != "rotary":
@@ -60,6 +61,13 @@ class OwnModel:
             raise ValueError(
                 f"{model.architecture}: a temperature belongs to one query position and would be shared by segments;"
                 " use an architecture without SM(t)"
+            )
+        core = core_named(model.architecture.core)
+        # Only what changes the weights alone (sigmaReparam) leaves the attention the softmax that `attend` computes.
+        if core.probabilities is not softmax_core or core.gains is not None:
+            raise ValueError(
+                f"{model.architecture}: parallel encoding computes softmax attention and has no form of the core"
+                f" {model.architecture.core!r} over cached segments; use SM or Core(sigma_reparam)"
             )
         self.model = model.eval()
         self.context, self.layers = model.config.context, model.config.layers

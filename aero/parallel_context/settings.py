@@ -64,8 +64,8 @@ class ScaleSettings(_Strict):
 
 
 class ParallelContextSettings(_Strict):
-    """The whole section. sink: the shared prefix of the model trained here. required: what full attention must reach on
-    the synthetic task before it is measured; a fraction."""
+    """The whole section. sink: the shared prefix of the model trained here. required: the fraction of the synthetic
+    task that full attention must solve for the result to say `solves_retrieval`; all is measured in any case."""
 
     family: str
     architecture: str

@@ -65,7 +65,7 @@ NEEDS_OF_TEST = (
             "default_k_of_the_ablation",
         )
     }
-    | {"gelu_of_the_baseline": _PRIVATE, "costs_a_share": "one timing at any size"}
+    | {"gelu_of_the_baseline": _PRIVATE, "costs_a_share": "a count, at any size; nothing trained"}
     | dict.fromkeys(("core_entropy_falls", "core_order", "core_loss_spikes"), _TRAINED)
 )
 """The same for tests that need something else than their module's others."""

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from aero.published import load
 from aero.report.figure_index import PAPERS
+from aero.report.tables import NOT_COMPARABLE
 
 _CHARACTERS = {
     "\\": r"\textbackslash{}",
@@ -107,7 +108,11 @@ def _printed(stem: str, lines: Sequence[dict[str, str]]) -> str:
     scales = ", ".join(
         sorted({line["scale"].replace("_", " ") for line in lines if line["measured"] and line["scale"]})
     )
+    apart = [(line["column"], line["note"].partition(";")[0]) for line in lines]
+    prefix = f"{NOT_COMPARABLE}: "
+    apart = [f"{c} {note.removeprefix(prefix)}" for c, note in dict.fromkeys(apart) if note.startswith(prefix)]
     note = f" Measured: {escape(scales or 'nothing yet')}."
+    note += f" Not comparable, so no ratio: {escape('; '.join(apart))}." if apart else ""
     return _environment(stem, heads, body[:-1], f"{_title(stem)}{note}")
 
 
@@ -225,6 +230,8 @@ def _rounded(text: str, digits: int) -> str:
 
 def _ratio(cell: Mapping[str, str]) -> str:
     published, measured = (_number(cell.get(key, "")) for key in ("published", "measured"))
+    if cell.get("note", "").startswith(NOT_COMPARABLE):
+        return "--"
     if not published or measured is None or cell.get("unit") == "%" or not math.isfinite(measured / published):
         return "--"
     return f"{measured / published:.2f}"

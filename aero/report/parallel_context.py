@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -42,6 +43,10 @@ class Measured:
         """The degrees of parallelism that were measured, rising."""
         return sorted({row["segments"] for row in self.values["rows"] if row["task"] == task})
 
+    def units(self, task: str) -> int | None:
+        """Pieces of the task's shortest context, which P cannot exceed; None if the file does not say."""
+        return self.values.get("tasks", {}).get(task, {}).get("units")
+
     def row(self, task: str, segments: int, method: str) -> dict[str, Any] | None:
         """The measurement of one of `METHODS`; None if there is none."""
         selection = self.values["selection"]
@@ -58,7 +63,12 @@ class Measured:
 
 def own_models(results: Results) -> list[Measured]:
     """The decoders trained here at one scale, by seed: the report's scale, else the largest that has results."""
-    found = {(m.values["scale"], m.seed): m for m in _files(results.root) if m.values.get("model") == "own"}
+    found: dict[tuple[str, int], Measured] = {}
+    for measured in _files(results.root):
+        key = (measured.values["scale"], measured.seed)
+        # A measurement of some tasks or some P does not take the place of a whole one.
+        if measured.values.get("model") == "own" and not (measured.values.get("part") and key in found):
+            found[key] = measured
     scales = [results.scale, *SCALES]
     scale = next((s for s in scales if any(key[0] == s for key in found)), None)
     return [found[key] for key in sorted(found) if key[0] == scale]
@@ -90,6 +100,73 @@ def costs(results: Results) -> Measured | None:
             values = json.loads(path.read_text(encoding="utf-8"))
             return Measured(str(path.relative_to(results.root)), values | {"seed": 0})
     return None
+
+
+def largest(models: Sequence[Measured], task: str) -> int | None:
+    """The largest P at which any of the models was measured; None if the task was not."""
+    return max((p for m in models for p in m.segments(task)), default=None)
+
+
+def impossible(models: Sequence[Measured], task: str, segments: int) -> str:
+    """ "only 32 pieces" where the task's contexts have fewer than P; "" where P is possible."""
+    units = [m.units(task) for m in models]
+    most = max((u for u in units if u is not None), default=None)
+    return f"only {most} pieces" if most is not None and segments > most else ""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A mean over seeds with a 95 % interval. episodes: how many the interval is over, None for one over seeds."""
+
+    estimate: Estimate
+    episodes: int | None = None
+
+    def text(self, digits: int, unit: str = "", label: str = "ep.") -> str:
+        """ "99.2 [95.7, 99.9] ep." for an interval over episodes."""
+        return self.estimate.text(digits, unit) + (f" {label}" if self.episodes else "")
+
+
+def summary(rows: Mapping[int, dict[str, Any]], what: str = "score") -> Summary | None:
+    """Of one number of every seed's row; None if there is none.
+
+    The seeds share their episodes: where they all agree, or there is one, the spread over seeds is no interval, and the
+    row's own is taken, Wilson's over episodes for a share of right answers. Per cents end at 0 and 100.
+    """
+    found = estimate({seed: row[what] for seed, row in rows.items()})
+    if found is None:
+        return None
+    first = next(iter(rows.values()))
+    per_cent = what == "score" and first["task"] != "lm"
+    if len(found.seeds) == 1 or (per_cent and len({row[what] for row in rows.values()}) == 1):
+        low, high = (
+            (first[f"{what}_low"], first[f"{what}_high"]) if what == "entropy" else (first["low"], first["high"])
+        )
+        return Summary(Estimate(found.mean, low, high, found.seeds), int(first["episodes"]))
+    if per_cent:
+        low, high = max(0.0, found.low), min(100.0, found.high)
+        found = Estimate(found.mean, low, high, found.seeds)
+    return Summary(found)
+
+
+def lost(pairs: Mapping[int, tuple[dict[str, Any], dict[str, Any]]]) -> Summary | None:
+    """What the first of two rows loses more than the second, of every seed; None for no seed. Points end at ±100.
+
+    Where all seeds agree on per cents, the interval is Newcombe's of the two Wilson intervals over episodes: wider than
+    it need be, since both rows are of the same episodes.
+    """
+    differences = {seed: loss_of(one) - loss_of(other) for seed, (one, other) in pairs.items()}
+    found = estimate(differences)
+    if found is None or not found.has_interval:
+        return None if found is None else Summary(found)
+    one, other = next(iter(pairs.values()))
+    if one["task"] == "lm":
+        return Summary(found)
+    low, high, episodes = found.low, found.high, None
+    if len(set(differences.values())) == 1:
+        low = found.mean - math.hypot(one["high"] - one["score"], other["score"] - other["low"])
+        high = found.mean + math.hypot(one["score"] - one["low"], other["high"] - other["score"])
+        episodes = int(one["episodes"])
+    return Summary(Estimate(found.mean, max(-100.0, low), min(100.0, high), found.seeds), episodes)
 
 
 def by_seed(models: Sequence[Measured], task: str, segments: int, method: str, what: str = "score") -> dict[int, float]:
@@ -140,7 +217,8 @@ def table_main(results: Results) -> Html:
         line = [escape(name)]
         for task in TASKS:
             published = number(printed.row(name).cells[task].text, "published", printed.place)
-            line.append(f"{published}<br>{_score(models, task, p, 'naive')}{_ratio(models, task, p, printed, name)}")
+            ratio = _ratio(models, task, p, printed, name)
+            line.append(f"{published}<br>{_score(models, task, p, 'naive') or _absent(models, task, p)}{ratio}")
         rows.append(line)
     heads = ["attention", *(f"{words}, {_unit(task)}" for task, words in TASKS.items())]
     caption = (
@@ -159,9 +237,10 @@ def _ratio(models: Sequence[Measured], task: str, p: int, printed: Table, name: 
     return f'<br><span class="ratio">{number(f"{found.mean / value:.2f}", "smaller_scale", paths)}</span>'
 
 
-def table_methods(results: Results) -> Html:
-    """The remedies at every P: performance, with the entropy of the query's attention below it."""
-    models = own_models(results)
+def table_methods(results: Results, other: Measured | None = None) -> Html:
+    """The remedies at every P: performance, with the entropy of the query's attention below it; of another model than
+    the one trained here on request."""
+    models = [other] if other else own_models(results)
     if not models:
         return Html("")
     rows = []
@@ -169,7 +248,9 @@ def table_methods(results: Results) -> Html:
         for method, words in METHODS.items():
             line = [f"P={p}" if p > 1 else "full, P=1", escape(words)]
             for task in TASKS:
-                line.append(f"{_score(models, task, p, method)}<br>{_score(models, task, p, method, 'entropy')} nats")
+                score = _score(models, task, p, method)
+                below = f"{score}<br>{_score(models, task, p, method, 'entropy')} nats"
+                line.append(below if score else _absent(models, task, p))
             if p > 1 or method in ("naive", "sink"):
                 rows.append(line)
     heads = ["attention", "remedy", *(f"{words}, {_unit(task)}" for task, words in TASKS.items())]
@@ -177,16 +258,19 @@ def table_methods(results: Results) -> Html:
         "<b>The remedies.</b> Performance and, below it, the mean attention entropy of the query's tokens."
         f" {caption_of(models)}"
     )
-    return Html(grid(heads, rows, caption, "parallel-methods", (0.1, 0.14, 0.19, 0.19, 0.19, 0.19), "dense"))
+    identifier = "parallel-methods" + _suffix(other)
+    return Html(grid(heads, rows, caption, identifier, (0.1, 0.14, 0.19, 0.19, 0.19, 0.19), "dense"))
 
 
-def table_ablation(results: Results) -> Html:
+def table_ablation(results: Results, other: Measured | None = None) -> Html:
     """Selective attention by K and aggregation, and the shared sink by its content, at the largest P of each task."""
-    models, printed = own_models(results), load_paper("parallel_context").tables["ablation"]
+    models = [other] if other else own_models(results)
+    printed = load_paper("parallel_context").tables["ablation"]
     if not models:
         return Html("")
     selection = models[0].values["selection"]
-    largest = {task: max(models[0].segments(task)) for task in TASKS}
+    at = {task: largest(models, task) for task in TASKS}
+    measured = {task: p for task, p in at.items() if p is not None}
     lines: list[list[str]] = []
     for name in (row.name for row in printed.rows):
         kind, _, value = name.partition("=")
@@ -199,24 +283,37 @@ def table_ablation(results: Results) -> Html:
                 aggregation = value or "none"
             cell = printed.row(name).cells.get(task)
             above = "" if cell is None else number(cell.text, "published", printed.place) + "<br>"
-            line.append(above + _exact(models, task, largest[task], None, k, aggregation))
+            found = _exact(models, task, measured[task], None, k, aggregation) if task in measured else gap()
+            # Language modelling is measured at one aggregation: the paper has no column of it.
+            line.append(above + (found or ('<span class="none">–</span>' if task == "lm" else gap())))
         lines.append(line)
     sinks = dict.fromkeys(row["sink"] for m in models for row in m.values["rows"] if row["sink"])
     for sink in (None, *sinks):
         label = "no remedy" if sink is None else f"shared sink: {'default' if sink == 'sink' else sink}"
-        lines.append([escape(label), *(_exact(models, task, largest[task], sink, None, None) for task in TASKS)])
-    heads = ["setting", *(f"{words}, P={largest[task]}, {_unit(task)}" for task, words in TASKS.items())]
+        cells = (_exact(models, task, measured[task], sink, None, None) if task in measured else "" for task in TASKS)
+        lines.append([escape(label), *(cell or gap() for cell in cells)])
+    heads = ["setting", *(f"{words}, P={at[task] or '?'}, {_unit(task)}" for task, words in TASKS.items())]
+    defaults = ", ".join(f"{selection['aggregation'][task]} for {words}" for task, words in TASKS.items())
+    published_at = int(printed.dimensions["segments"])
+    others = [task for task, p in measured.items() if task != "lm" and p != published_at]
+    note = (
+        f" The published cells are at P={published_at}: where the head names another P, sizes do not compare, and no"
+        " ratio is taken."
+        if others
+        else ""
+    )
     caption = (
         "<b>Ablation.</b> Selective attention without a shared sink, K and aggregation varied one at a time from"
-        f" K={selection['top_k']} and HT; then the shared prefix by its content. Upper number published (P=64,"
-        f" {escape(printed.place)}). {caption_of(models)}"
+        f" K={selection['top_k']} and the default aggregation ({escape(defaults)}); then the shared prefix by its"
+        f" content. Upper number published ({escape(printed.place)}).{note} {caption_of(models)}"
     )
-    return Html(grid(heads, lines, caption, "parallel-ablation", (0.2, 0.2, 0.2, 0.2, 0.2), "dense"))
+    identifier = "parallel-ablation" + _suffix(other)
+    return Html(grid(heads, lines, caption, identifier, (0.2, 0.2, 0.2, 0.2, 0.2), "dense"))
 
 
-def table_correlation(results: Results) -> Html:
+def table_correlation(results: Results, other: Measured | None = None) -> Html:
     """Entropy against performance: r over P, with Fisher's interval."""
-    models = own_models(results)
+    models = [other] if other else own_models(results)
     if not models:
         return Html("")
     rows = []
@@ -241,27 +338,25 @@ def table_correlation(results: Results) -> Html:
         " (log-perplexity, per cent wrong), over full attention and every P; brackets: Fisher's 95 % interval over"
         f" those points, which are few and lie on one curve. Published: about 0.95. {caption_of(models)}"
     )
-    return Html(grid(heads, rows, caption, "parallel-correlation", (0.25, 0.27, 0.27, 0.21)))
+    return Html(grid(heads, rows, caption, "parallel-correlation" + _suffix(other), (0.25, 0.27, 0.27, 0.21)))
 
 
 def table_others(results: Results) -> Html:
-    """Models that were not trained here, on the real benchmarks: every P and remedy; how to measure one if none was."""
+    """Models that were not trained here, on the real benchmarks: the tables of the decoder trained here, for each of
+    them; how to measure one if none was."""
     models = other_models(results)
     if not models:
         return Html(
             f"<p>The paper's own models on its benchmarks: {gap()}; they need the weights and the benchmarks' files"
             " (<code>docs/parallel_context.md</code> has the command).</p>"
         )
-    lines = []
-    for model in models:
-        tasks = list(dict.fromkeys(row["task"] for row in model.values["rows"]))
-        for p in sorted({p for task in tasks for p in model.segments(task)}):
-            for method, words in METHODS.items():
-                cells = [_score([model], task, p, method) for task in TASKS]
-                lines.append([escape(model.values["model"]), f"P={p}", escape(words), *cells])
-    heads = ["model", "P", "remedy", *(f"{words}, {_unit(task)}" for task, words in TASKS.items())]
-    caption = "<b>Other models</b> on the user's benchmark files; brackets: 95 % interval over examples."
-    return Html(grid(heads, lines, caption, "parallel-others", (0.16, 0.06, 0.14, 0.16, 0.16, 0.16, 0.16), "dense"))
+    made = [table(results, model) for model in models for table in (table_methods, table_correlation, table_ablation)]
+    return Html("".join(one.text for one in made))
+
+
+def _suffix(other: Measured | None) -> str:
+    """What tells the tables of one model from another's in the page's addresses."""
+    return "" if other is None else "-" + re.sub(r"[^a-z0-9]+", "-", str(other.values["model"]).lower()).strip("-")
 
 
 def table_cost(results: Results) -> Html:
@@ -313,20 +408,29 @@ def correlation_text(found: Correlation) -> str:
 
 
 def caption_of(models: Sequence[Measured]) -> str:
-    """Scale, model, seeds, episodes, commit and machine."""
+    """Model, seeds, episodes, what the brackets are, commit and machine."""
     first = models[0].values
+    episodes = max((row["episodes"] for row in first["rows"]), default=0)
+    commits = ", ".join(sorted({str(m.values["provenance"]["commit"])[:10] for m in models}))
+    origin = f"commit {commits}; machine {first['provenance']['machine']}."
+    unit = "in the column's unit, cut at 0 and 100 %"
+    if first["model"] != "own":
+        return escape(
+            f"Measured: {first['model']} on the user's benchmark files, up to {episodes} examples a task; brackets:"
+            f" 95 % interval over examples (ep.), {unit}; {origin}"
+        )
     training, model = first["training"], first["training"]["model"]
     seeds = ", ".join(str(m.seed) for m in models)
-    episodes = max(row["episodes"] for row in first["rows"])
     brackets = (
-        "brackets: 95 % t-interval over seeds" if len(models) > 1 else "one seed; brackets: 95 % interval over episodes"
+        f"brackets: 95 % t-interval over seeds, {unit}; ep.: the seeds agree, so Wilson's 95 % interval over the"
+        " episodes, which are the same for all"
+        if len(models) > 1
+        else f"one seed; brackets: 95 % interval over episodes (ep.), {unit}"
     )
-    commits = ", ".join(sorted({str(m.values["provenance"]["commit"])[:10] for m in models}))
     return escape(
         f"Measured: a rotary decoder trained here on all four tasks (scale {first['scale']}: L={model['layers']},"
         f" H={model['heads']}, d={model['width']}, T={model['context']}, {training['tokens'] / 1e6:.1f} M tokens),"
-        f" offline forms of the tasks, {episodes} episodes a setting; seeds {seeds}, {brackets}; commit {commits};"
-        f" machine {first['provenance']['machine']}."
+        f" offline forms of the tasks, {episodes} episodes a setting; seeds {seeds}, {brackets}; {origin}"
     )
 
 
@@ -346,14 +450,16 @@ def _exact(
 
 
 def _cell(models: Sequence[Measured], rows: dict[int, dict[str, Any] | None], what: str) -> str:
+    """The number with its interval; "" where no model has one."""
     present = {seed: row for seed, row in rows.items() if row is not None}
-    found = estimate({seed: row[what] for seed, row in present.items()})
+    found = summary(present, what)
     if found is None:
-        return '<span class="none">–</span>'
+        return ""
     digits = 2 if what == "entropy" or next(iter(present.values()))["task"] == "lm" else 1
-    if not found.has_interval:
-        row = next(iter(present.values()))
-        low, high = (row["entropy_low"], row["entropy_high"]) if what == "entropy" else (row["low"], row["high"])
-        found = Estimate(found.mean, low, high, found.seeds)
-    paths = ", ".join(m.path for m in models)
-    return number(found.text(digits), "smaller_scale", paths)
+    return number(found.text(digits), "smaller_scale", ", ".join(m.path for m in models))
+
+
+def _absent(models: Sequence[Measured], task: str, p: int) -> str:
+    """Why a cell is empty: P is impossible, or was not measured."""
+    reason = impossible(models, task, p)
+    return f'<span class="none">{escape(reason)}</span>' if reason else gap()

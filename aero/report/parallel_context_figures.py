@@ -16,6 +16,7 @@ from aero.report.parallel_context import (
     by_seed,
     correlation_text,
     costs,
+    largest,
     loss_of,
     mean_correlation,
     own_models,
@@ -54,7 +55,11 @@ def _four_panels(results: Results, what: str, label: Callable[[str], str]) -> Fi
                     low, high = [min(v) for v in values], [max(v) for v in values]
                     axes.fill_between(usable, low, high, color=COLOURS[method], alpha=0.15, linewidth=0)
             full = list(by_seed(models, task, 1, "naive", what).values())
-            axes.axhline(sum(full) / len(full), color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)))
+            if not ps:
+                say_missing(axes, "not measured")
+                continue
+            if full:
+                axes.axhline(sum(full) / len(full), color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)))
             _over_p(axes, ps)
             axes.set_ylabel(label(task))
             axes.set_title(words)
@@ -93,13 +98,13 @@ def figure_parallel_correlation(results: Results) -> Figure:
 
 
 def figure_parallel_norms(results: Results) -> Figure:
-    """Norms of keys and values, a layer, of the first tokens and of all later ones; key-value retrieval."""
-    models = own_models(results)
-    if not models:
+    """Norms of keys and values, a layer, of the first tokens and of all later ones; language modelling. Dashed, where
+    the files have them: of the same tokens in full attention."""
+    models, task = own_models(results), "lm"
+    p = largest(models, task)
+    if p is None:
         return _missing()
-    task = "synthetic"
-    largest = max(models[0].segments(task))
-    panels = [("full, P=1", 1, "naive"), (f"P={largest}", largest, "naive"), (f"P={largest}, sink", largest, "sink")]
+    panels = [("full, P=1", 1, "naive"), (f"P={p}", p, "naive"), (f"P={p}, sink", p, "sink")]
     kinds = {
         "prefix_first": ("shared prefix", "#0072b2", "s"),
         "segment_first": ("first token of a segment", "#d55e00", "o"),
@@ -112,10 +117,9 @@ def figure_parallel_norms(results: Results) -> Figure:
             for axes, (title, p, method) in zip(line, panels, strict=True):
                 rows = [row for m in models if (row := m.row(task, p, method))]
                 for kind, (_, colour, marker) in kinds.items():
-                    series = [row[which][kind] for row in rows if row[which][kind] is not None]
-                    if series:
-                        mean = [_mean(layer) for layer in zip(*series, strict=True)]
-                        axes.plot(range(1, len(mean) + 1), mean, color=colour, marker=marker, markersize=4)
+                    _by_layer(axes, [_norms(row, which, kind) for row in rows], color=colour, marker=marker)
+                    dashed = [_in_full(row, which, kind) for row in rows]
+                    _by_layer(axes, dashed, color=colour, linestyle=(0, (4, 3)), linewidth=0.9)
                 axes.grid(color=GRID)
                 if which == "key_norms":
                     axes.set_title(title)
@@ -128,8 +132,39 @@ def figure_parallel_norms(results: Results) -> Figure:
             grid[0, 0].plot([], [], color=colour, marker=marker, markersize=4, label=words)[0]
             for words, colour, marker in kinds.values()
         ]
-        figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
+        if any(_in_full(row, "key_norms", "segment_first") for m in models if (row := m.row(task, p, "naive"))):
+            dashed = grid[0, 0].plot([], [], color=MUTED, linestyle=(0, (4, 3)), label="the same in full attention")
+            handles += dashed
+        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
     return figure
+
+
+def _by_layer(axes: Axes, series: Sequence[list[float] | None], **look: Any) -> None:
+    """The mean of several seeds' numbers a layer; nothing where there are none."""
+    there = [layers for layers in series if layers is not None]
+    if there:
+        mean = [_mean(layer) for layer in zip(*there, strict=True)]
+        axes.plot(range(1, len(mean) + 1), mean, markersize=4, **look)
+
+
+_SAME = {"segment_first": "first", "later": "later"}
+
+
+def _norms(row: dict[str, Any], which: str, kind: str) -> list[float] | None:
+    """Norms a layer, of the tokens that `_in_full` has where it has any, and of all if not."""
+    if kind in _SAME and (same := _same_tokens(row, which)):
+        return same[_SAME[kind]]
+    return row[which][kind]
+
+
+def _in_full(row: dict[str, Any], which: str, kind: str) -> list[float] | None:
+    """Norms in full attention of the tokens that are first, or later, in segments of this row; None if not measured."""
+    same = _same_tokens(row, which)
+    return same[f"{_SAME[kind]}_full"] if same and kind in _SAME else None
+
+
+def _same_tokens(row: dict[str, Any], which: str) -> dict[str, Any] | None:
+    return (row.get("same_tokens") or {}).get(f"{which.partition('_')[0]}s")
 
 
 def figure_parallel_cost(results: Results) -> Figure:

@@ -42,7 +42,9 @@ def section(results: Results) -> Html:
                 models,
                 figures.figure_parallel_norms,
                 "Key and value norms by layer",
-                "Key-value retrieval, mean over heads and episodes; with P=1 the first token is the context's.",
+                "Language modelling, mean over heads and episodes; with P=1 the first token is the context's. The first"
+                " layer's norms depend on the token alone. Dashed, where it was measured: the same tokens in full"
+                " attention; both then without the first segment, which sees the same at any P.",
             ),
             table_methods(results),
             table_ablation(results),

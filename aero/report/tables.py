@@ -22,6 +22,8 @@ from aero.report.statistics import Estimate, estimate, relative
 Origin = Literal["paper_dimensions", "smaller_scale", "missing"]
 PAPER_DIMENSIONS = "paper_dimensions"
 COLUMNS = ("row", "column", "published", "measured", "unit", "scale", "seeds", "ci_low", "ci_high", "note")
+NOT_COMPARABLE = "not comparable"
+"""How the note of a cell begins that was measured at another setting than the published number: no ratio is taken."""
 TRAINING = ("ppl", "delta")
 
 

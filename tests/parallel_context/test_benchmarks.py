@@ -77,19 +77,84 @@ def test_text_windows(tmp_path):
         list(benchmarks.language_modelling(tmp_path / "lm", encode, 100, 4, 5, 0))
 
 
+def record(**changes):
+    return json.dumps(PASSAGES | changes)
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("{", "not JSON"),
-        ("[]", "one object a line"),
-        ('{"other": 1}', "lacks 'ctxs'"),
+        ("{", "line 1 is not JSON"),
+        (record() + "\n\n{", "line 3 is not JSON"),
+        ("[]", "line 1: expected an object, got an empty list"),
+        ("\n", "is empty"),
+        ('{"other": 1}', "line 1 lacks 'ctxs'; it has other"),
+        (record(ctxs=[{"text": "one"}, {"title": "B"}]), "line 1, passage 2 of 'ctxs' lacks 'text'; it has title"),
+        (record(ctxs=["one", "two"]), "line 1, passage 1 of 'ctxs': expected an object with 'text', got text"),
+        (record(ctxs=[]), "line 1: 'ctxs' must be a list of passages, it is an empty list"),
+        (record(ctxs=[{"text": ["one"]}]), "passage 1 of 'ctxs': 'text' must be text, it is a list"),
+        (record(answers=None), "line 1 lacks 'answers'; it has ctxs, question"),
+        (record(answers=[]), "'answers' is empty"),
+        (record(answers=["Ada", None]), "line 1: one of 'answers' must be text, it is null"),
+        (record(question={"a": 1}), "line 1: 'question' must be text, it is an object"),
+        ("[" * 100_000, "line 1 is not JSON"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_told(tmp_path, text, named):
     path = tmp_path / "rag.jsonl"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(UserError, match=named) as caught:
+    with pytest.raises(UserError) as caught:
         list(benchmarks.rag(path, encode, 100, 1, 0))
-    assert "rag.jsonl" in str(caught.value)
+    assert "rag.jsonl" in str(caught.value) and named in str(caught.value)
     with pytest.raises(UserError, match="does not exist; docs/parallel_context.md"):
         list(benchmarks.rag(tmp_path / "none.jsonl", encode, 100, 1, 0))
+
+
+@pytest.mark.parametrize("context", ["[1, 2]", [1, 2]])
+def test_pairs_that_are_no_object_are_refused(tmp_path, context):
+    path = lines(tmp_path / "synthetic.jsonl", [{"context": context, "question": "k", "answer": "v"}])
+    with pytest.raises(UserError, match="line 1: 'context' must be an object of keys and values, it is a list"):
+        list(benchmarks.synthetic(path, encode, 100, 1, 0))
+    path = lines(tmp_path / "synthetic.jsonl", [{"context": "{1}", "question": "k", "answer": "v"}])
+    with pytest.raises(UserError, match="line 1: 'context' is not JSON"):
+        list(benchmarks.synthetic(path, encode, 100, 1, 0))
+
+
+def test_bytes_that_are_no_text_are_told_with_their_line(tmp_path):
+    path = tmp_path / "lm.txt"
+    path.write_bytes("fine\nstill fïne\nno\xfft".encode("latin-1").replace(b"\xef", "ï".encode()))
+    with pytest.raises(UserError, match="lm.txt, line 3: byte 0xff is not UTF-8"):
+        list(benchmarks.language_modelling(path, encode, 8, 4, 1, 0))
+
+
+def test_lines_end_at_newlines_alone(tmp_path):
+    path = tmp_path / "rag.jsonl"
+    path.write_text(json.dumps(PASSAGES | {"question": "a\u2028b?"}, ensure_ascii=False) + "\r\n", encoding="utf-8")
+    (batch,) = benchmarks.rag(path, encode, 1000, 1, 0)
+    assert "a\u2028b?" in bytes(batch.question[0].tolist()).decode()
+    path = tmp_path / "icl.txt"
+    path.write_bytes(b"NUM:x a\x85b ?\r\n\nDESC c\n")
+    with pytest.raises(UserError, match="icl.txt, line 3: expected LABEL:sub"):
+        benchmarks.labelled(path)
+
+
+def test_an_answer_ends_with_its_line():
+    right = {name: benchmarks.judge_of(name, lambda ids: bytes(ids).decode()) for name in ("rag", "synthetic", "icl")}
+    for name in ("rag", "synthetic"):
+        assert right[name](encode(" Ada Lovelace\n\nQuestion: Who?"), ("Ada Lovelace",))
+        assert not right[name](encode(" Bob\n\nQuestion: Who is Ada Lovelace?"), ("Ada Lovelace",))
+        assert right[name](encode("\nAda Lovelace, I think"), ("Ada Lovelace",)), "an empty line is no answer"
+    assert right["icl"](encode(" 12\nlabel: 3"), ("12",)) and not right["icl"](encode(" 12\n3"), ("3",))
+
+
+def test_a_task_takes_several_files(tmp_path):
+    for name in ("rag_nq.jsonl", "rag.json", "synthetic.jsonl", "icl_train_b.txt", "icl_test_b.jsonl", "icl_train.txt"):
+        (tmp_path / name).write_text("", encoding="utf-8")
+    assert benchmarks.files_of(tmp_path, "rag") == [(tmp_path / "rag.json",), (tmp_path / "rag_nq.jsonl",)]
+    assert benchmarks.files_of(tmp_path, "synthetic") == [(tmp_path / "synthetic.jsonl",)]
+    with pytest.raises(UserError, match="icl_train.txt has no icl_test.. beside it"):
+        benchmarks.files_of(tmp_path, "icl")
+    (tmp_path / "icl_test.txt").write_text("", encoding="utf-8")
+    found = [tuple(path.name for path in one) for one in benchmarks.files_of(tmp_path, "icl")]
+    assert found == [("icl_train.txt", "icl_test.txt"), ("icl_train_b.txt", "icl_test_b.jsonl")]
+    assert benchmarks.files_of(tmp_path / "none", "icl") == []

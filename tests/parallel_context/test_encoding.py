@@ -4,6 +4,8 @@ import pytest
 import torch
 from tiny_models import CONTEXT, HUGGING_FACE, hugging_face, ids, made, own
 
+from aero.parallel_context import attention
+from aero.parallel_context.attention import attend
 from aero.parallel_context.encoding import answer, encode, in_one_pass, read
 from aero.parallel_context.layout import Layout
 from aero.parallel_context.own_model import OwnModel
@@ -138,3 +140,46 @@ def test_unsupported_models_are_refused_with_the_reason():
         OwnModel(own(position="learned"))
     with pytest.raises(ValueError, match="temperature belongs to one query position"):
         OwnModel(own("SM(t)+LN+G"))
+
+
+@pytest.mark.parametrize("core", ["relu", "elu", "sigmoid", "window_softmax", "relu_uniform"])
+def test_cores_that_are_no_softmax_are_refused(core):
+    with pytest.raises(ValueError, match=f"computes softmax attention.*'{core}'"):
+        OwnModel(own(f"Core({core})+LN+G"))
+
+
+def test_a_core_that_changes_weights_alone_equals_full_attention():
+    plain = own("Core(sigma_reparam)+LN+G").double()
+    context, query = ids(2, 20).split([14, 6], 1)
+    reading = read(OwnModel(plain), encode(OwnModel(plain), [context]), query)
+    with torch.no_grad():
+        expected = plain(torch.cat([context, query], 1))[:, 14:]
+    assert (reading.logits - expected).abs().max() < 1e-6 and expected.abs().max() > 0.1
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_grouped_heads_behind_a_prefix_by_plain_loops(masked, monkeypatch):
+    """With a mask, explicit or for more keys than queries, grouped heads are repeated and `enable_gqa` stays off."""
+    asked = []
+
+    def recorded(*tensors, attn_mask=None, enable_gqa=False, **more):
+        asked.append((attn_mask is not None, enable_gqa))
+        return torch.nn.functional.scaled_dot_product_attention(
+            *tensors, attn_mask=attn_mask, enable_gqa=enable_gqa, **more
+        )
+
+    monkeypatch.setattr(attention, "F", type("F", (), {"scaled_dot_product_attention": staticmethod(recorded)}))
+    random = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, h, n, 4, generator=random).double() for h, n in ((4, 3), (2, 5), (2, 5)))
+    causal = torch.ones(3, 5, dtype=torch.bool).tril(2)
+    mask = causal & (torch.arange(5) != 1) if masked else None
+    found = attend(query, key, value, 0.5, mask)
+    for h in range(4):
+        for i in range(3):
+            row = [j for j in range(i + 3) if not (masked and j == 1)]
+            weights = torch.stack([0.5 * query[0, h, i] @ key[0, h // 2, j] for j in row]).softmax(0)
+            expected = sum(w * value[0, h // 2, j] for w, j in zip(weights, row, strict=True))
+            assert torch.allclose(found[0, h, i], expected)
+    attend(query, query, query, 0.5)
+    attend(query, key[:, :, :3], value[:, :, :3], 0.5)
+    assert asked == [(True, False), (False, False), (False, True)]

@@ -8,11 +8,16 @@ import torch
 import torch.nn.functional as F
 from tiny_models import VOCABULARY, ids, own
 
+from aero.errors import UserError
 from aero.parallel_context.correlation import pearson
+from aero.parallel_context.encoding import encode
 from aero.parallel_context.evaluate import contains_answer, first_word_is, interval, measure
+from aero.parallel_context.experiment import Task, possible, row, rows_of
 from aero.parallel_context.own_model import OwnModel
 from aero.parallel_context.selection import Selection
+from aero.parallel_context.settings import settings
 from aero.parallel_context.tasks import Batch
+from aero.parameters import load
 
 
 def test_language_modelling_loss_and_entropy_are_those_of_the_model():
@@ -68,6 +73,38 @@ def test_norms_are_of_the_tokens_they_say():
     assert each.key_norms.later is None
 
 
+def test_the_same_tokens_are_compared_in_segments_and_in_full_attention():
+    tokens, prefix, model = ids(2, 10), ids(1, 2, seed=4)[0], OwnModel(own())
+    batches = [Batch(list(tokens[:, :8].split(1, 1)), tokens[:, 8:9], tokens[:, 9:])]
+    for head in (None, prefix):
+        full = measure(model, batches, 1, head)[0]
+        assert full.same_keys is None and full.token_norms[0].shape == (2, 2, 8)
+        found = measure(model, batches, 3, head, full=full.token_norms)[0]  # segments of 3, 3, 2 tokens
+        shared = 0 if head is None else 2
+        whole, apart = (
+            [layer[0].norm(dim=-1).mean((0, 1))[shared:].tolist() for layer in encoded.cache]
+            for encoded in (
+                encode(model, [tokens[:, :8]], head),
+                encode(model, [tokens[:, :3], tokens[:, 3:6], tokens[:, 6:8]], head),
+            )
+        )
+        same = found.same_keys
+        for layer in range(2):
+            for name, norms in (("first", apart), ("first_full", whole)):
+                expected = (norms[layer][3] + norms[layer][6]) / 2
+                assert getattr(same, name)[layer] == pytest.approx(expected, abs=1e-5)
+            for name, norms in (("later", apart), ("later_full", whole)):
+                expected = (norms[layer][4] + norms[layer][5] + norms[layer][7]) / 3
+                assert getattr(same, name)[layer] == pytest.approx(expected, abs=1e-5)
+        # The first layer's keys know nothing but their token.
+        assert same.first[0] == pytest.approx(same.first_full[0], abs=1e-5)
+        assert same.first[1] != pytest.approx(same.first_full[1], abs=1e-3)
+        assert found.same_values.first[1] != pytest.approx(same.first[1], abs=1e-3)
+    each = measure(model, batches, 8, full=measure(model, batches, 1)[0].token_norms)[0]
+    assert each.same_keys.later is None and each.same_keys.first is not None
+    assert measure(model, batches, 3)[0].same_keys is None
+
+
 def test_selections_share_one_encoding():
     tokens = ids(2, 9)
     batch = Batch(list(tokens[:, :6].split(1, 1)), tokens[:, 6:8], tokens[:, 8:])
@@ -101,3 +138,39 @@ def test_correlation_by_hand():
     assert pearson([1, 2, 4], [2, 1, 5]).low is None
     with pytest.raises(ValueError, match="pairs"):
         pearson([1, 2], [1])
+
+
+def short_task(**changes):
+    """Two episodes of four units, right and wrong by turns."""
+    tokens = ids(2, 6)
+    batches = [Batch(list(t[None, :4].split(1, 1)), t[None, 4:5], t[None, 5:], [("x",)]) for t in tokens]
+    turns = iter([True, False] * 1000)
+    return Task("icl", batches, "accuracy", "short", lambda given, accepted: next(turns), 1, **changes)
+
+
+def test_impossible_degrees_of_parallelism_are_said_and_left_out():
+    said, section = [], settings(load())
+    rows = rows_of(OwnModel(own()), short_task(), [8, 2, 1, 4, 2], section, ids(1, 2)[0], {}, said.append)
+    assert [r["segments"] for r in rows if not r["sink"] and not r["top_k"]] == [1, 2, 4]
+    assert said[0] == "icl: P=8 left out, the context has only 4 pieces to divide"
+    assert {r["segments"] for r in rows if r["aggregation"] == "LHT"} == {4}, "ablations belong to the largest P"
+    for r in rows:
+        keys = r["same_tokens"]["keys"]
+        assert (keys is None) == (r["segments"] == 1) and (keys is None or keys["first"] != keys["first_full"])
+    assert possible(short_task(), [8, 1]) == ([1], [8])
+    with pytest.raises(UserError, match="icl: none of P=8, 16 is possible, the context has only 4 pieces; .*--tasks"):
+        rows_of(OwnModel(own()), short_task(), [16, 8], section, ids(1, 2)[0], {})
+    with pytest.raises(UserError, match="P=0 segments"):
+        possible(short_task(), [0, 1])
+
+
+def test_sets_count_equally_whatever_their_size():
+    tokens = ids(4, 6)
+    batches = [Batch(list(t[None, :4].split(1, 1)), t[None, 4:5], t[None, 5:], [("x",)]) for t in tokens]
+    answers = iter([True, False, False, False])
+    task = Task("rag", batches, "x", "x", lambda given, accepted: next(answers), 1, (("a", 1), ("b", 3)))
+    (found,) = measure(OwnModel(own()), batches, 1, judge=task.judge, answer_tokens=1)
+    made = row(task, 1, None, None, found)
+    assert made["score"] == 50 and made["sets"] == {"a": 100, "b": 0} and made["low"] < 50 < made["high"]
+    alone = row(short_task(), 1, None, None, found)
+    assert alone["score"] == 25 and alone["sets"] == {}

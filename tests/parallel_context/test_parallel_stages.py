@@ -81,6 +81,24 @@ def test_train_then_measure(project, capsys):
     assert {"commit", "machine", "torch", "started", "seconds"} <= set(measured["provenance"])
 
 
+@pytest.mark.parametrize("part", [["--tasks", "lm"], ["--segments", "1", "2"]])
+def test_a_part_does_not_replace_the_whole(project, part, tmp_path):
+    with pytest.raises(ValueError, match="measures a part of what the report needs: name a file for it with --out"):
+        parallel_context.main(part)
+    parallel_context.main([*part, "--out", str(tmp_path / "part.json")])
+    assert len(json.loads((tmp_path / "part.json").read_text())["rows"]) > 0
+
+
+def test_impossible_segments_are_refused_or_recorded(project, tmp_path, capsys):
+    out = tmp_path / "part.json"
+    with pytest.raises(ValueError, match="synthetic: none of P=32 is possible, the context has only 8 pieces"):
+        parallel_context.main(["--segments", "32", "--tasks", "synthetic", "--out", str(out)])
+    assert not out.exists()
+    parallel_context.main(["--segments", "1", "32", "--tasks", "synthetic", "--out", str(out)])
+    assert "synthetic: P=32 left out, the context has only 8 pieces" in capsys.readouterr().out
+    assert json.loads(out.read_text())["tasks"]["synthetic"]["left_out"] == [32]
+
+
 def test_time_and_memory(project):
     parallel_context_cost.main([])
     rows = json.loads((project / "runs/parallel_context/cost.json").read_text())["rows"]
@@ -138,10 +156,13 @@ def test_another_model_on_benchmark_files(project, llama, data, tmp_path):
     measured = json.loads(out.read_text())
     assert measured["family"] == "llama" and set(measured["tasks"]) == {"lm", "icl", "rag", "synthetic"}
     assert {r["segments"] for r in measured["rows"]} == {1, 2}
+    assert set(next(r for r in measured["rows"] if r["task"] == "rag")["sets"]) == {"rag.jsonl"}
     with pytest.raises(ValueError, match="flash_attention_2.*attention probabilities"):
         run("--model", llama, "--attention", "flash_attention_2", "--out", tmp_path / "no")
     with pytest.raises(ValueError, match="cannot load"):
         run("--model", tmp_path / "nothing", "--out", tmp_path / "no")
+    with pytest.raises(ValueError, match="name a file for it with --out"):
+        run("--model", llama)
     with pytest.raises(ValueError, match="--model needs --data"):
         parallel_context.main(["--model", str(llama)])
     assert not (tmp_path / "no").exists()

@@ -74,6 +74,23 @@ def test_aggregations_share_a_decision_as_they_say():
     assert first.over_layers().shape == (2, 1, 1, 3) and not first.selected
 
 
+def test_layers_that_disagree_decide_together_by_hand():
+    """One key a segment, so a score is a probability: layer 1 is for segment 0, layers 2 and 3 for segment 1."""
+    rows = [[0.50, 0.30, 0.20], [0.10, 0.60, 0.30], [0.20, 0.70, 0.10]]
+    seen = QueryPass(torch.tensor([0, 1, 2]), Selection(top_k=1, aggregation="LHT"))
+    for row in rows:
+        seen.probabilities(torch.tensor(row).log().view(1, 1, 1, 3))
+    # Sums over layers: 0.8, 1.6, 0.6. The first layer alone would keep segment 0.
+    assert seen.over_layers().tolist() == [[[[False, True, False]]]]
+    assert seen.scores[0].argmax() == 0
+
+    # Neither does the last layer alone decide: it is for segment 2, the sums are 1.5, 0.65, 0.85.
+    seen = QueryPass(torch.tensor([0, 1, 2]), Selection(top_k=1, aggregation="LHT"))
+    for row in ([0.80, 0.10, 0.10], [0.40, 0.35, 0.25], [0.30, 0.20, 0.50]):
+        seen.probabilities(torch.tensor(row).log().view(1, 1, 1, 3))
+    assert seen.over_layers().tolist() == [[[[True, False, False]]]]
+
+
 def test_refusals():
     for wrong in ({"top_k": 0}, {"score_top": 0}, {"aggregation": "TH"}, {"aggregate_top": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):

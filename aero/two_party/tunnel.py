@@ -165,7 +165,8 @@ class Tunnel:
         loop, began = asyncio.get_running_loop(), time.monotonic()
         # asyncio does so for sockets that name their protocol, which an accepted one does not: its small frames then
         # wait for the acknowledgement of the last one, 40 ms at a time.
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if connection.family in (socket.AF_INET, socket.AF_INET6):  # others have no such option
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._reader = asyncio.StreamReader(2 * CHUNK_BYTES)
         protocol = asyncio.StreamReaderProtocol(self._reader)
         more: dict[str, Any] = {} if context is None else {"ssl": context, "ssl_handshake_timeout": wait_s}

@@ -549,7 +549,7 @@ def link_server(folder: Path) -> Target:
     from aero.two_party import serving
     from aero.two_party.hello import PROTOCOL, versions
     from aero.two_party.settings import Settings, TwoPartyError
-    from aero.two_party.tunnel import Tunnel
+    from aero.two_party.tunnel import Arrival, Listener
 
     description, tokenizer = _tiny_description()
     server = serving.Server(folder / "none", description, "{}", Settings(), most_tokens=2)
@@ -558,12 +558,14 @@ def link_server(folder: Path) -> Target:
     seeds = [b"".join(frame(MESSAGE, 0, as_json(message)) for message in messages)]
     seeds += [seeds[0] + frame(OPEN, 1, b"") + frame(DATA, 1, b"x") + frame(END, 1, b"")]
 
-    class Door:
-        def wait(self) -> tuple[socket.socket, str]:
-            return self.connection, "here:1"
+    class Door(Listener):
+        """A listener with one connection, which is there already."""
 
-        def establish(self, connection: socket.socket, source: str) -> Tunnel:
-            return Tunnel(connection, None, None, f"the client at {source}")
+        def __init__(self) -> None:
+            self._context = None
+
+        def arrival(self) -> Arrival:
+            return self.greet(self.connection, "here:1")
 
     def read(case: bytes) -> None:
         door, said = Door(), []

@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 import threading
+import unicodedata
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -53,6 +54,9 @@ def add_commands(commands: Any) -> None:
     serve.add_argument("--program", default="tuned", help="tuned (default) or as_published")
     serve.add_argument("--most-tokens", type=int, default=256, metavar="N", help="new tokens a question may ask for")
     serve.add_argument("--once", action="store_true", help="end after one question, with its success as exit status")
+    serve.add_argument(
+        "--total", type=float, default=3600, metavar="S", help="for a whole question, however slow its client (3600)"
+    )
     for command in (ask, serve):
         command.add_argument("--tokenizer", help="the model's tokenizer (default: of the token files beside its run)")
         command.add_argument("--timeout", type=float, default=120, metavar="S", help="wait for the other (default 120)")
@@ -178,7 +182,7 @@ def _answer(
             text = tokenizer.decode(ids)
             # The first bytes of a character: shown when the others have come.
             whole = text.rstrip("\ufffd") if len(ids) < chosen.tokens else text
-            print(whole[len(shown) :], end="", flush=True)
+            print(_harmless(whole[len(shown) :]), end="", flush=True)
             shown = whole
 
     prompt_ids = tokenizer.encode(prompt)
@@ -199,6 +203,12 @@ def _answer(
     )
     setup = answered.setup
     print(f"set-up, once a session: {setup.bytes / 1e6:.1f} MB, {setup.messages} messages, {setup.seconds:.1f} s")
+
+
+def _harmless(text: str) -> str:
+    """Text with control characters but for line feed and tab written out: a server that publishes a tokenizer of its
+    own says what a token looks like, and a terminal obeys what it is told."""
+    return "".join(char if char in "\n\t" or unicodedata.category(char) != "Cc" else repr(char)[1:-1] for char in text)
 
 
 def _rounds(description: Description, tokens: int, passes: int) -> tuple[float | None, str]:
@@ -286,7 +296,9 @@ def _check_vocabulary(tokenizer: Any, description: Description) -> None:
 def _settings(chosen: argparse.Namespace) -> Settings:
     from aero.two_party.settings import Settings
 
-    return Settings(receive_timeout_s=chosen.timeout, connect_timeout_s=min(90.0, chosen.timeout))
+    total = chosen.total if "total" in chosen else None  # who asks can leave at any time
+    connect = min(90.0, chosen.timeout)
+    return Settings(receive_timeout_s=chosen.timeout, connect_timeout_s=connect, total_timeout_s=total)
 
 
 def _credentials(chosen: argparse.Namespace) -> Credentials | None:

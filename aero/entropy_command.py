@@ -120,8 +120,11 @@ def _open_hugging_face(path: Path) -> Reader:
         raise UserError(f"{path} needs transformers: pip install 'aero-reproduced[hf]'") from None
     logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, local_files_only=True, use_safetensors=True)
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        # Unset, trust_remote_code is asked for on the terminal.
+        model = AutoModelForCausalLM.from_pretrained(
+            path, use_safetensors=True, trust_remote_code=False, local_files_only=True
+        )
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise UserError(f"{path} cannot be loaded as a causal language model with its tokenizer: {error}") from None
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:

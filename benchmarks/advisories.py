@@ -11,6 +11,7 @@ knows what its date knows. Writes results/robustness/advisories.json; exit statu
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import re
 import subprocess
@@ -28,6 +29,8 @@ from aero.pipeline import ROOT
 from aero.training.log import write_text
 
 FILE = Path("results/robustness/advisories.json")
+MANY_DAYS = 180
+"""The age from which most of the lock's versions are newer than a copy."""
 ANSWERED: dict[str, str] = {}
 """Advisories that cover a locked version, by id, and why that does no harm here."""
 
@@ -101,6 +104,13 @@ def dated(database: Path) -> tuple[str, str]:
     return commit, date
 
 
+def aged(date: str) -> str:
+    """What a copy that is old cannot know, in words; empty for one of the last months."""
+    if not date or (days := (datetime.date.today() - datetime.date.fromisoformat(date)).days) < MANY_DAYS:
+        return ""
+    return f" ({days} days old, before most locked versions: it knows little of them; pip-audit remains to be run)"
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.advisories", description=__doc__.splitlines()[0])
     parser.add_argument("--database", type=Path, required=True, help="a checkout of PyPA's advisory-database")
@@ -113,7 +123,7 @@ def main(arguments: list[str]) -> int:
         f"{one['package']} {one['version']}: {one['id']}" + (f" ({one['answer']})" if one["answer"] else "")
         for one in found["findings"]
     )
-    read = f"{found['advisories']} advisories on them in PyPA's database of {date or 'an unknown day'}"
+    read = f"{found['advisories']} advisories on them in PyPA's database of {date or 'an unknown day'}{aged(date)}"
     case = {
         "name": "locked packages without an unanswered advisory",
         "count": found["packages"],

@@ -7,6 +7,7 @@ and raises ValueError or OSError if not. `refusal` says whether such an error is
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import math
 import os
@@ -404,6 +405,9 @@ def profiles(folder: Path) -> Target:
 
 def corpora(folder: Path) -> Target:
     """A folder of somebody's files: what is read of it has ids, and they give the text back."""
+    import pyarrow
+    from pyarrow import parquet
+
     from aero.data.local_folder import LocalFolder
     from aero.data.tokenizer import build
 
@@ -414,13 +418,23 @@ def corpora(folder: Path) -> Target:
         b'{"content": "\\ud83d"}\n',
     ]
     seeds = [b"t" + "é text\n  of\ttwo lines <|endoftext|>\n".encode(), *(b"j" + row for row in rows)]
-    names = {"t": "a file.txt", "j": "rows.jsonl"}
+    for more in ({}, {"compression": "NONE", "use_dictionary": False}):
+        sink = io.BytesIO()
+        parquet.write_table(
+            pyarrow.table({"content": ["def f(): pass\n", None, "é" * 80], "n": [1, 2, 3]}), sink, **more
+        )
+        seeds.append(b"p" + sink.getvalue())
+    names = {b"t": "a file.txt", b"j": "rows.jsonl", b"p": "rows.parquet"}
+
+    for split in ("train", "valid"):
+        (place / split).mkdir(parents=True)
 
     def read(case: bytes) -> None:
-        shutil.rmtree(place, ignore_errors=True)
+        name = names.get(case[:1], names[b"t"])
         for split in ("train", "valid"):
-            (place / split).mkdir(parents=True)
-            put(place / split / names["j" if case[:1] == b"j" else "t"], case[1:])
+            for other in {*names.values()} - {name}:
+                (place / split / other).unlink(missing_ok=True)
+            put(place / split / name, case[1:])
         for split in ("train", "valid"):
             corpus = LocalFolder(place)
             texts = list(corpus.documents(split))
@@ -535,7 +549,7 @@ def link_server(folder: Path) -> Target:
     from aero.two_party import serving
     from aero.two_party.hello import PROTOCOL, versions
     from aero.two_party.settings import Settings, TwoPartyError
-    from aero.two_party.tunnel import Tunnel
+    from aero.two_party.tunnel import Arrival, Listener
 
     description, tokenizer = _tiny_description()
     server = serving.Server(folder / "none", description, "{}", Settings(), most_tokens=2)
@@ -544,12 +558,14 @@ def link_server(folder: Path) -> Target:
     seeds = [b"".join(frame(MESSAGE, 0, as_json(message)) for message in messages)]
     seeds += [seeds[0] + frame(OPEN, 1, b"") + frame(DATA, 1, b"x") + frame(END, 1, b"")]
 
-    class Door:
-        def wait(self) -> tuple[socket.socket, str]:
-            return self.connection, "here:1"
+    class Door(Listener):
+        """A listener with one connection, which is there already."""
 
-        def establish(self, connection: socket.socket, source: str) -> Tunnel:
-            return Tunnel(connection, None, None, f"the client at {source}")
+        def __init__(self) -> None:
+            self._context = None
+
+        def arrival(self) -> Arrival:
+            return self.greet(self.connection, "here:1")
 
     def read(case: bytes) -> None:
         door, said = Door(), []
@@ -574,9 +590,11 @@ def link_client(folder: Path) -> Target:
     from aero.two_party import serving
     from aero.two_party.answer import Sampling
     from aero.two_party.hello import PROTOCOL, versions
+    from aero.two_party.parties import ready
     from aero.two_party.settings import Settings
     from aero.two_party.tunnel import Tunnel
 
+    ready()  # a client starts the fork server, whose descriptors stay: they are no leak of a case
     description, tokenizer = _tiny_description()
     text = asking._text_of(tokenizer)
     hello = {"hello": PROTOCOL, "versions": versions(), "description": asdict(description), "tokenizer": text}

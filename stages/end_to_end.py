@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> None:
     seed = parameters.seeds[0] if chosen.seed is None else chosen.seed
     model = checkpoint.load(run_folder(chosen.run, seed) / "checkpoint.safetensors")
     config, count = model.config, parameters.two_party.prompts
-    tokens = open_tokens(chosen.tokens)
+    tokens = open_tokens(chosen.tokens, verify=True)
     held_out = evaluation_batches(
         tokens.valid, config.context, count, count * config.context, parameters.corpus_called(None).packing
     )

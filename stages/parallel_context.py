@@ -156,9 +156,13 @@ def _other_model(chosen: argparse.Namespace, section: ParallelContextSettings) -
     check_implementation(chosen.attention)
     device = default_device()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(chosen.model)
+        tokenizer = AutoTokenizer.from_pretrained(chosen.model, trust_remote_code=False)
         loaded = AutoModelForCausalLM.from_pretrained(
-            chosen.model, attn_implementation=chosen.attention, dtype=getattr(torch, chosen.dtype), use_safetensors=True
+            chosen.model,
+            attn_implementation=chosen.attention,
+            dtype=getattr(torch, chosen.dtype),
+            use_safetensors=True,
+            trust_remote_code=False,
         )
     except OSError as error:
         raise UserError(f"cannot load {chosen.model}: {str(error).splitlines()[0]}") from None

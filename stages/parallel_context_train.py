@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> None:
     here = section.at(scale)
     seed = section.seeds[0] if chosen.seed is None else chosen.seed
     folder = chosen.out or Path(f"runs/parallel_context/seed_{seed}")
-    tokens = open_tokens(chosen.tokens or tokens_folder(None))
+    tokens = open_tokens(chosen.tokens or tokens_folder(None), verify=True)
     vocabulary = Vocabulary(tokens.vocabulary)
     config = section.model_config_for(scale, vocabulary.size)
     tasks = make_episode_tasks(vocabulary, here.units)

@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> None:
     parameters.run(chosen.run)
     if chosen.keep:
         require_committed()
-    tokens = open_tokens(chosen.tokens or tokens_folder(parameters.corpus_name(chosen.run)))
+    tokens = open_tokens(chosen.tokens or tokens_folder(parameters.corpus_name(chosen.run)), verify=True)
     folder = chosen.out or run_folder(chosen.run, seed, chosen.scale)
     observers = []
     if chosen.tracker:

@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> None:
     if chosen.out:
         return one_after_another(chosen, parameters)
     if chosen.tokens:
-        open_tokens(chosen.tokens)
+        open_tokens(chosen.tokens, verify=True)
     trainings = [
         Training(
             run,
@@ -127,7 +127,7 @@ def one_after_another(chosen: argparse.Namespace, parameters: Parameters) -> Non
 
     @functools.cache
     def opened(corpus: str | None) -> Tokens:
-        return open_tokens(chosen.tokens or tokens_folder(corpus, corpora))
+        return open_tokens(chosen.tokens or tokens_folder(corpus, corpora), verify=True)
 
     def tokens_of(run: str) -> Tokens:
         return opened(parameters.corpus_name(run))

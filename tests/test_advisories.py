@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,11 @@ def test_the_lock_is_read_whole_and_a_finding_fails(tmp_path: Path) -> None:
     (case,) = json.loads(out.read_text())["cases"]
     assert case["passed"] == case["count"] - 1 == len(packages) - 1
     assert "torch" in case["seen"] and "PYSEC-1" in case["seen"]
+
+
+def test_an_old_copy_is_said_to_know_little() -> None:
+    assert "before most locked versions: it knows little of them; pip-audit remains" in advisories.aged("2024-10-10")
+    assert advisories.aged(datetime.date.today().isoformat()) == advisories.aged("") == ""
 
 
 def test_a_folder_that_is_no_database_is_told(tmp_path: Path) -> None:

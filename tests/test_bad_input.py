@@ -6,6 +6,8 @@ Found by `make fuzz` and by reading for it. What needs two processes is in tests
 from __future__ import annotations
 
 import copy
+import importlib
+import io
 import json
 import os
 import shutil
@@ -14,9 +16,11 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
 import yaml
+from pyarrow import parquet
 
 from aero import checkpoint, plain_safetensors, published
 from aero.architecture import Architecture, parse
@@ -286,6 +290,55 @@ def test_a_link_out_of_the_folder_is_refused_also_within_a_folder_with_blanks(tm
     (folder / "text.txt").write_text("text")
     (folder / "a link.txt").symlink_to(tmp_path / "elsewhere/secret.txt")
     refused(lambda: list(LocalFolder(folder).documents("train")), "a link.txt", "leads out of")
+
+
+def test_damaged_parquet_is_refused_by_its_name(tmp_path):
+    """Of many kinds of error that pyarrow has for one, few name the file, and not all are its own."""
+    sink = io.BytesIO()
+    parquet.write_table(pyarrow.table({"content": ["def f(): pass\n", None, "é" * 80]}), sink, compression="NONE")
+    whole, kinds = sink.getvalue(), set()
+    path = tmp_path / "train" / "rows.parquet"
+    for split in ("train", "valid"):
+        (tmp_path / split).mkdir()
+        (tmp_path / split / "rows.parquet").write_bytes(whole)
+    assert len(list(LocalFolder(tmp_path).documents("train"))) == 2
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+        try:
+            list(LocalFolder(tmp_path).documents("train"))
+        except ValueError as error:
+            line = one_line(error)
+            assert "corpus 'local'" in line and "train/rows.parquet" in line and len(line) <= LONGEST_LINE, (at, line)
+            kinds.add(line[:60])
+    assert kinds
+    path.write_bytes(whole[:-30])
+    refused(lambda: list(LocalFolder(tmp_path).documents("train")), "train/rows.parquet is not a readable Parquet file")
+
+
+def test_a_pipe_in_a_folder_is_refused_and_not_waited_for(tmp_path):
+    (tmp_path / "text.txt").write_text("text")
+    for name in ("a pipe.txt", "rows.jsonl", "rows.parquet"):
+        os.mkfifo(tmp_path / name)
+        refused(lambda: list(LocalFolder(tmp_path).documents("train")), name, "is a pipe")
+        (tmp_path / name).unlink()
+
+
+@pytest.mark.parametrize("stage", ["train", "train_many --out out", "end_to_end", "parallel_context_train"])
+def test_a_stage_reads_no_ids_that_were_damaged(stage, tokens, tmp_path, monkeypatch):
+    """One bit of one id, which no size and no boundary tells: refused by the name of the file, before any work."""
+    name, *more = stage.split()
+    path = tokens / "valid.bin"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    module = importlib.import_module(f"stages.{name}")  # one of the four above
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ROOT / "params.yaml", "params.yaml")
+    run = [] if name.startswith("parallel") else [load().active.end_to_end_runs[0]]
+    if name == "end_to_end":
+        model = GPT(parse("SM+R"), ModelConfig(vocabulary=300, context=8, layers=1, heads=1, width=4, ffn_width=8))
+        monkeypatch.setattr(module.checkpoint, "load", lambda path: model)
+    refused(lambda: module.main([*run, *more, "--tokens", str(tokens)]), "valid.bin", "SHA-256")
 
 
 # Checkpoints

@@ -1,6 +1,7 @@
 """`aero entropy` on a Hugging Face folder and on a checkpoint of ours; one line for what it cannot measure."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -54,6 +55,28 @@ def own_checkpoint(folder):
 def said(capsys, *arguments):
     cli.main(["entropy", *map(str, arguments)])
     return capsys.readouterr().out
+
+
+def with_code_of_its_own(folder):
+    """A model whose classes come with it, in a file that leaves a trace if it is run."""
+    hugging_face_model(folder)
+    for name in ("config.json", "tokenizer_config.json"):
+        content = json.loads((folder / name).read_text())
+        classes = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model", "AutoTokenizer": ["evil.T", None]}
+        content |= {"auto_map": classes, "model_type": "evil", "tokenizer_class": "T"}
+        (folder / name).write_text(json.dumps(content))
+    (folder / "evil.py").write_text(f"open({str(folder / 'executed')!r}, 'w').close()\nraise SystemExit\n")
+    return folder
+
+
+def test_a_models_own_code_is_not_run_whoever_says_yes(tmp_path, text):
+    folder = with_code_of_its_own(tmp_path / "evil")
+    command = [sys.executable, "-m", "aero.cli", "entropy", str(folder), "--text", str(text)]
+    env = os.environ | {"HF_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, input="y\n" * 9, capture_output=True, text=True, env=env, cwd=tmp_path)
+    assert not (folder / "executed").exists()
+    assert done.returncode == 1 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert "cannot be loaded" in done.stderr
 
 
 def test_a_hugging_face_folder(tmp_path, text, capsys):

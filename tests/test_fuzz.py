@@ -42,6 +42,13 @@ def test_damaged_input_is_refused_in_a_line_that_names_its_cause(name, tmp_path)
     assert tally.refused > tally.cases / 10, "hardly a case is damaged enough"
 
 
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_target_alone_in_a_process_of_its_own(name):
+    """As `make fuzz` runs it: nothing that an earlier target has started or imported is there."""
+    found = fuzz._run(name, "hypothesis", 5, 60, 1)
+    assert found["failures"] == [] and found["cases"] >= 5
+
+
 def test_every_target_has_a_number_of_cases():
     assert set(fuzz.CASES) == set(TARGETS)
     assert sum(by_hypothesis for by_hypothesis, _ in fuzz.CASES.values()) > 100_000

@@ -7,6 +7,7 @@ pinned. The scan reads the syntax tree, so a comment or a string is no finding; 
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import tomllib
 from collections.abc import Iterator
@@ -22,6 +23,21 @@ SOURCES = sorted(path for part in ("aero", "stages", "benchmarks") for path in (
 SOURCES += [ROOT / "reports/aero.py"]
 UNPICKLING = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "jsonpickle"}
 EVALUATING = {"eval", "exec", "compile", "__import__", "input"}
+SHELLS = {"sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh", "fish", "busybox", "cmd", "cmd.exe", "powershell", "pwsh"}
+FORBIDDEN = {
+    *(f"os.{name}" for name in ("system", "popen")),
+    *(f"subprocess.{name}" for name in ("getoutput", "getstatusoutput")),
+    "asyncio.create_subprocess_shell",
+    "pty.spawn",
+    *(f"torch.{name}" for name in ("load", "jit.load", "hub.load", "package.PackageImporter")),
+    *(f"yaml.{name}{many}" for name in ("load", "unsafe_load", "full_load") for many in ("", "_all")),
+    *(f"builtins.{name}" for name in ("eval", "exec")),
+    "tempfile.mktemp",  # a name that another process may take
+    "ssl.CERT_NONE",
+}
+"""Neither called nor imported nor handed on, whatever name it is given here."""
+USUAL = {"np": "numpy"}
+"""What examples take for imported."""
 # multiprocessing pickles between a process and the one it started; that pipe is nobody else's (SECURITY.md).
 MAY_PICKLE = {"aero/two_party/parties.py"}
 # Names of modules that these import are written out in the source.
@@ -34,46 +50,74 @@ def findings(source: str, name: str = "aero/some.py") -> list[str]:
 
 
 def _findings(tree: ast.AST, name: str) -> Iterator[tuple[int, str]]:
+    imported = dict(USUAL)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-            for module in modules:
-                if set(module.split(".")) & UNPICKLING:
-                    yield node.lineno, f"imports {module}"
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if set(alias.name.split(".")) & UNPICKLING:
+                    yield node.lineno, f"imports {alias.name}"
+                imported[alias.asname or alias.name.partition(".")[0]] = (
+                    alias.name if alias.asname else alias.name.partition(".")[0]
+                )
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                whole = f"{node.module or ''}.{alias.name}"
+                if whole in FORBIDDEN:
+                    yield node.lineno, f"imports {whole}"
+                elif set(whole.split(".")) & UNPICKLING or ("pickle" in alias.name.lower() and name not in MAY_PICKLE):
+                    yield node.lineno, f"imports {whole}"
+                else:
+                    imported[alias.asname or alias.name] = whole
+    for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and "pickle" in node.attr.lower() and name not in MAY_PICKLE:
             if node.attr != "allow_pickle":
                 yield node.lineno, f"uses {node.attr}"
-        if not isinstance(node, ast.Call):
-            continue
-        called = ast.unparse(node.func)
-        given = {keyword.arg: keyword.value for keyword in node.keywords}
-        last = called.rpartition(".")[2]
-        if called in EVALUATING:
-            yield node.lineno, f"calls {called}"
-        if called in ("os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput", "pty.spawn"):
-            yield node.lineno, f"calls {called}"
-        if "shell" in given and not (isinstance(given["shell"], ast.Constant) and given["shell"].value is False):
-            yield node.lineno, "gives a string to a shell"
-        if called.startswith("subprocess.") and last in ("run", "Popen", "call", "check_call", "check_output"):
-            if isinstance(node.args[0], ast.Constant | ast.JoinedStr | ast.BinOp):
-                yield node.lineno, "starts a process by one string"
-        if called in ("torch.load", "torch.jit.load", "torch.hub.load", "torch.package.PackageImporter"):
-            yield node.lineno, f"calls {called}: weights are safetensors"
-        if called in ("np.load", "numpy.load", "np.memmap.load") and not _is(given.get("allow_pickle"), False):
-            yield node.lineno, f"calls {called} without allow_pickle=False"
-        if called in ("yaml.load", "yaml.unsafe_load", "yaml.full_load", "yaml.load_all"):
-            yield node.lineno, f"calls {called}: only yaml.safe_load"
-        if called.startswith("AutoModel") and last == "from_pretrained" and not _is(given.get("use_safetensors"), True):
-            yield node.lineno, "loads a model without use_safetensors=True"
-        if "trust_remote_code" in given:
-            yield node.lineno, "trusts remote code"
-        if called == "tempfile.mktemp":
-            yield node.lineno, "makes a name for a temporary file that another process may take"
-        if called.endswith(("_create_unverified_context", "CERT_NONE")) or _is(given.get("verify"), False):
-            yield node.lineno, "leaves a certificate unchecked"
-        if called == "importlib.import_module" and not isinstance(node.args[0], ast.Constant):
-            if name not in MAY_IMPORT_BY_NAME:
-                yield node.lineno, "imports a module by a name that is not written out"
+        if isinstance(node, ast.Attribute | ast.Name) and (whole := _whole(node, imported)) in FORBIDDEN:
+            yield node.lineno, f"uses {whole}"
+        if isinstance(node, ast.List | ast.Tuple):
+            said = [part.value if isinstance(part, ast.Constant) else None for part in node.elts]
+            if any(
+                str(one).rpartition("/")[2] in SHELLS and str(other).lower() in ("-c", "/c", "-lc", "-command")
+                for one, other in itertools.pairwise(said)
+            ):
+                yield node.lineno, "gives a string to a shell"
+        if isinstance(node, ast.Call):
+            yield from ((node.lineno, what) for what in _call(node, _whole(node.func, imported), name))
+
+
+def _call(node: ast.Call, called: str, name: str) -> Iterator[str]:
+    given = {keyword.arg: keyword.value for keyword in node.keywords}
+    *_, owner, last = ["", *called.split(".")]
+    if called.removeprefix("builtins.") in EVALUATING:
+        yield f"calls {called}"
+    if "shell" in given and not _is(given["shell"], False):
+        yield "gives a string to a shell"
+    if called.startswith("subprocess.") and last in ("run", "Popen", "call", "check_call", "check_output"):
+        if isinstance(node.args[0] if node.args else given.get("args"), ast.Constant | ast.JoinedStr | ast.BinOp):
+            yield "starts a process by one string"
+    if called in ("numpy.load", "numpy.memmap.load") and not _is(given.get("allow_pickle"), False):
+        yield f"calls {called} without allow_pickle=False"
+    if last == "from_pretrained":
+        # Left out, trust_remote_code is asked for on the terminal, where a yes runs the model's own code.
+        if not _is(given.get("trust_remote_code"), False) and (
+            owner.startswith("Auto") or "trust_remote_code" in given
+        ):
+            yield "trusts remote code, or asks"
+        elif not re.search("Tokenizer|Config|Processor", owner) and not _is(given.get("use_safetensors"), True):
+            yield "loads a model without use_safetensors=True"
+    elif "trust_remote_code" in given and not _is(given["trust_remote_code"], False):
+        yield "trusts remote code"
+    if called.endswith("_create_unverified_context") or _is(given.get("verify"), False):
+        yield "leaves a certificate unchecked"
+    if called == "importlib.import_module" and name not in MAY_IMPORT_BY_NAME:
+        if not isinstance(node.args[0] if node.args else given.get("name"), ast.Constant):
+            yield "imports a module by a name that is not written out"
+
+
+def _whole(node: ast.AST, imported: dict[str, str]) -> str:
+    """A name as it is written, its first part as it was imported: `sp.run` is subprocess.run after `as sp`."""
+    first, dot, rest = ast.unparse(node).partition(".")
+    return imported.get(first, first) + dot + rest
 
 
 def _is(node: ast.AST | None, value: object) -> bool:
@@ -103,13 +147,46 @@ def _is(node: ast.AST | None, value: object) -> bool:
         "ssl._create_unverified_context()",
         "requests.get(url, verify=False)",
         "importlib.import_module(params['module'])",
+        "importlib.import_module(name=module)",
+        "from torch import load\nload(p)",
+        "from torch import load as read_weights",
+        "import torch as t\nt.load(p)",
+        "reader = torch.load",
+        "from os import system",
+        "from yaml import unsafe_load",
+        "import yaml\nyaml.full_load_all(text)",
+        "from numpy import load\nload(p)",
+        "from multiprocessing.reduction import ForkingPickler",
+        "LlamaForCausalLM.from_pretrained(p)",
+        "transformers.AutoModel.from_pretrained(p, use_safetensors=True)",
+        "AutoTokenizer.from_pretrained(p)",
+        "AutoModel.from_pretrained(p, use_safetensors=True, trust_remote_code=chosen.trust)",
+        "AutoModel.from_config(c, trust_remote_code=True)",
+        "subprocess.run(['sh', '-c', x])",
+        "command = ['env', '/bin/bash', '-c', x]",
+        "from subprocess import run as start\nstart('a ' + name)",
+        "subprocess.run(args=f'train {run}')",
+        "context.verify_mode = ssl.CERT_NONE",
     ],
 )
 def test_the_scan_finds_what_it_is_for(source):
     assert len(findings(source)) == 1, findings(source)
 
 
-@pytest.mark.parametrize("source", ["model.eval()", "# eval(x)", "re.compile(x)", "np.load(p, allow_pickle=False)"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "model.eval()",
+        "# eval(x)",
+        "re.compile(x)",
+        "from re import compile\ncompile(x)",
+        "np.load(p, allow_pickle=False)",
+        "subprocess.run(args=x)",
+        "subprocess.run([*command, '-c'])",
+        "from aero.parameters import load\nload()",
+        "AutoModel.from_pretrained(p, use_safetensors=True, trust_remote_code=False)",
+    ],
+)
 def test_the_scan_finds_nothing_else(source):
     assert findings(source) == []
 

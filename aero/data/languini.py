@@ -30,7 +30,8 @@ class LanguiniBooks:
 
     The folder is laid out as languini-kitchen leaves its `data`: books as `.txt` files anywhere below `books3`, lists
     (`file_list_train.npy`, `file_list_test_iid.npy`, …) in `books`. Both may also lie in the folder itself. Every book
-    of a list must be there. One book at a time is in memory, and the names of all.
+    of a list must be there. One book at a time is in memory, and the names of all. A symbolic link that leads out of
+    the folder is refused.
     """
 
     name = "languini"
@@ -91,6 +92,7 @@ class LanguiniBooks:
                 f"corpus 'languini': {file} is neither in {self.folder} nor in its folder books; Languini's file lists"
                 f" are {LISTS_RECORD}; {WHY}"
             )
+        self._inside(path)
         try:
             rows = np.load(path, mmap_mode="r", allow_pickle=False)
             if rows.ndim != 2 or rows.shape[1] != 2 or rows.dtype.kind != "U" or not len(rows):
@@ -106,16 +108,24 @@ class LanguiniBooks:
         self._listed[split] = {"file": file, "sha256": digest, "books": len(names), "listed_tokens": tokens}
         return names
 
+    def _inside(self, path: Path) -> Path:
+        """The path itself. ValueError if it is a link that leads out of the folder, or a pipe, socket or device."""
+        if not path.resolve().is_relative_to(self.folder.resolve()):
+            raise ValueError(f"corpus 'languini': {path} is a link that leads out of {self.folder}; copy it")
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise ValueError(f"corpus 'languini': {path} is a pipe, socket or device; remove it")
+        return path
+
     def _find(self, wanted: set[str]) -> dict[str, Path]:
         """Where the wanted books lie. ValueError if one is missing, or is there twice."""
-        books3 = self.folder / "books3"
+        books3 = self._inside(self.folder / "books3")
         found: dict[str, Path] = {}
         for parent, folders, files in os.walk(books3 if books3.is_dir() else self.folder, onerror=_raise):
             folders.sort()
             for file in sorted(files):
                 if not file.endswith(".txt") or (name := _stem(file)) not in wanted:
                     continue
-                path = Path(parent, file)
+                path = self._inside(Path(parent, file))
                 if name in found:
                     raise ValueError(
                         f"corpus 'languini': {found[name]} and {path} are both the book {name!r}; keep one"

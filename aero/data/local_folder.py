@@ -58,6 +58,9 @@ class LocalFolder:
                 and not name.startswith(".")
                 and not Path(parent, name).is_symlink()  # a link within the folder would give its file twice
             ]
+        for key in found:
+            if not (self.folder / key).is_file():  # reading a pipe waits for whoever writes to it
+                raise ValueError(f"corpus 'local': {self.folder / key} is a pipe, socket or device; remove it")
         if not found:
             endings = ", ".join(TEXT_ENDINGS + ROW_ENDINGS)
             raise ValueError(f"corpus 'local' is empty: {self.folder} holds no file ending in {endings}")
@@ -159,20 +162,31 @@ class LocalFolder:
                 f"corpus 'local': {key} needs pyarrow ({error}); install it: pip install 'aero-reproduced[corpora]'"
             ) from None
         path = self.folder / key
-        try:
+
+        def lists() -> Iterator[list[Any]]:
+            """The names of the columns, then the entries of ours, some at a time."""
             with parquet.ParquetFile(path, pre_buffer=False, buffer_size=2**20) as file:
-                if self.text_column not in file.schema_arrow.names:
-                    columns = ", ".join(map(repr, file.schema_arrow.names)) or "none"
-                    raise ValueError(self._no_column(key, columns))
-                number = 0
+                yield file.schema_arrow.names
                 for batch in file.iter_batches(batch_size=64, columns=[self.text_column]):
-                    for text in batch.column(0).to_pylist():
-                        yield self._checked(text, f"{key} row {number}")
-                        number += 1
-        except pyarrow.ArrowException as error:
-            raise ValueError(
-                f"corpus 'local': {key} is not a readable Parquet file ({error}); mend or remove it"
-            ) from None
+                    yield batch.column(0).to_pylist()
+
+        def following() -> list[Any] | None:
+            # What is damaged in a file ends in errors of many kinds, few of which name the file.
+            try:
+                return next(read, None)
+            except (pyarrow.ArrowException, OSError, ValueError) as error:
+                raise ValueError(
+                    f"corpus 'local': {key} is not a readable Parquet file ({str(error)[:300]}); mend or remove it"
+                ) from None
+
+        read = lists()
+        names, number = following() or [], 0
+        if self.text_column not in names:
+            raise ValueError(self._no_column(key, ", ".join(map(repr, names)) or "none"))
+        while (texts := following()) is not None:
+            for text in texts:
+                yield self._checked(text, f"{key} row {number}")
+                number += 1
         with open(path, "rb") as file:
             self._digests[key] = hashlib.file_digest(file, "sha256").hexdigest()
 

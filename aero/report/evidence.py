@@ -137,6 +137,7 @@ COMMANDS = (
     ("*/bench/*", "make bench"),
     ("*/robustness/fuzz.json", "make fuzz"),
     ("*/robustness/determinism.json", "python -m benchmarks.determinism"),
+    ("*/robustness/advisories.json", "python -m benchmarks.advisories --database DIR"),
     ("*/robustness/*", "make faults"),
     ("*/scale_search/*", "python -m benchmarks.scale_search"),
 )

@@ -275,7 +275,8 @@ class _Parent:
         now = time.monotonic()
         if total is not None and now >= self._started + total:
             raise TwoPartyError(
-                f"the private run was not done after {total:g} s; raise total_timeout_s or ask for less"
+                f"the private run was not done after {total:g} s; raise total_timeout_s (--total of aero serve) or ask "
+                "for less"
             )
         if now < until:
             return

@@ -17,7 +17,7 @@ from aero.two_party.hello import PROTOCOL, Description, check_lengths, differenc
 from aero.two_party.parties import Task, free_address, ready, renew, run_parties, run_party
 from aero.two_party.relay import Relay
 from aero.two_party.settings import CLIENT, SERVER, Settings, TwoPartyError
-from aero.two_party.tunnel import HANDSHAKE_S, Listener, Tunnel
+from aero.two_party.tunnel import Listener, Tunnel
 
 # The client reads the tokenizer and its prompt meanwhile.
 QUESTION_S = 30.0
@@ -127,15 +127,13 @@ class Server:
 
     def answer(self, listener: Listener, say: Callable[[str], None]) -> bool:
         """Wait for the next client and answer it; say one line on what came of it. Returns whether it was answered."""
-        connection, source = listener.wait()
-        try:
-            tunnel = listener.establish(connection, source)
-        except TwoPartyError as error:
-            say(f"{source}: refused: {one_line(error)}")
+        arrival = listener.arrival()
+        who, tunnel = arrival.who, arrival.tunnel
+        if tunnel is None:
+            say(arrival.failure)
             return False
-        who = source if tunnel.name is None else f"{source} ({tunnel.name})"
         try:
-            question, found = self._serve(tunnel)
+            question, found = self._serve(tunnel, arrival.hello)
         except (ValueError, OSError, RuntimeError) as error:
             tunnel.give_up()
             say(f"{who}: failed: {one_line(error)}")
@@ -151,8 +149,7 @@ class Server:
         )
         return True
 
-    def _serve(self, tunnel: Tunnel) -> tuple[dict[str, Any], dict[str, Any]]:
-        hello = tunnel.receive(HANDSHAKE_S)
+    def _serve(self, tunnel: Tunnel, hello: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         if hello.get("hello") != PROTOCOL:
             raise _refused(tunnel, f"the client speaks {plain(hello.get('hello'))}, the server {PROTOCOL}")
         if wrong := difference(versions(), hello.get("versions")):

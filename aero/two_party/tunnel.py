@@ -19,10 +19,13 @@ import struct
 import threading
 import time
 import zlib
+from collections import deque
 from collections.abc import Coroutine
 from concurrent.futures import TimeoutError as NotInTime
+from dataclasses import dataclass
 from typing import Any
 
+from aero.errors import one_line
 from aero.two_party import tls
 from aero.two_party.hello import plain
 from aero.two_party.settings import TwoPartyError, split_address
@@ -35,6 +38,8 @@ QUESTION_BYTES = 1 << 16  # from a client, which says a few numbers
 CHANNELS = 64  # SPU's parties need 2 each way
 HANDSHAKE_S = 10.0
 GOODBYE_S = 10.0
+HANDSHAKES = 16  # clients that may be on their way to their first word
+WAITING = 32  # clients that may wait for their turn after it; and lines on those that never said one
 
 
 class Tunnel:
@@ -147,7 +152,8 @@ class Tunnel:
             raise TwoPartyError(self._lost(error)) from None
 
     def _silent(self, seconds: float) -> str:
-        return f"{self.peer} did not answer within {seconds:g} s; it may be busy with another question"
+        busy = "; it may be busy with another question" if self._client else ""
+        return f"{self.peer} did not answer within {seconds:g} s{busy}"
 
     def _lost(self, error: Exception) -> str:
         if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
@@ -165,7 +171,8 @@ class Tunnel:
         loop, began = asyncio.get_running_loop(), time.monotonic()
         # asyncio does so for sockets that name their protocol, which an accepted one does not: its small frames then
         # wait for the acknowledgement of the last one, 40 ms at a time.
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if connection.family in (socket.AF_INET, socket.AF_INET6):  # others have no such option
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._reader = asyncio.StreamReader(2 * CHUNK_BYTES)
         protocol = asyncio.StreamReaderProtocol(self._reader)
         more: dict[str, Any] = {} if context is None else {"ssl": context, "ssl_handshake_timeout": wait_s}
@@ -313,8 +320,22 @@ class Tunnel:
             writer.close()
 
 
+@dataclass(frozen=True)
+class Arrival:
+    """A client that has said its first word; or, without a tunnel, the line on one that has not."""
+
+    who: str
+    tunnel: Tunnel | None
+    hello: dict[str, Any]
+    failure: str = ""
+
+
 class Listener:
-    """Where a server waits for clients. TwoPartyError if it cannot listen there."""
+    """Where a server waits for clients. TwoPartyError if it cannot listen there.
+
+    `arrival` has every client do its part of TLS and say its first word in a thread of its own, so that one that stays
+    silent holds up nobody; whoever has said it waits for its turn.
+    """
 
     def __init__(self, address: str, context: ssl.SSLContext | None) -> None:
         host, port = split_address(address)
@@ -326,6 +347,11 @@ class Listener:
                 f"cannot listen at {address}: {error.strerror}; give an address of this machine and a free port"
             ) from None
         self.address = f"{host}:{self._socket.getsockname()[1]}"
+        self._changed = threading.Condition()
+        self._arrived: deque[Arrival] = deque()
+        self._greeted: dict[threading.Thread, socket.socket] = {}  # in the order in which they came
+        self._door: threading.Thread | None = None
+        self._closed = False
 
     def wait(self) -> tuple[socket.socket, str]:
         """The next connection and the address it comes from."""
@@ -337,8 +363,88 @@ class Listener:
         """TwoPartyError if the client does not do its part of TLS in `wait_s`."""
         return Tunnel(connection, self._context, None, f"the client at {source}", wait_s)
 
+    def greet(self, connection: socket.socket, source: str) -> Arrival:
+        """Everything up to the client's first word, within `HANDSHAKE_S` for each of TLS and that word."""
+        try:
+            tunnel = self.establish(connection, source)
+        except (ValueError, OSError, RuntimeError) as error:
+            connection.close()
+            return Arrival(source, None, {}, f"{source}: refused: {one_line(error)}")
+        who = source
+        try:
+            who = source if tunnel.name is None else f"{source} ({tunnel.name})"
+            return Arrival(who, tunnel, tunnel.receive(HANDSHAKE_S))
+        except (ValueError, OSError, RuntimeError) as error:
+            tunnel.give_up()
+            return Arrival(who, None, {}, f"{who}: failed: {one_line(error)}")
+
+    def arrival(self) -> Arrival:
+        """The next client, in the order of their first words, or the line on one that never said it."""
+        if self._door is None:
+            self._door = threading.Thread(target=self._admit, name="aero-door", daemon=True)
+            self._door.start()
+        with self._changed:
+            self._changed.wait_for(lambda: self._arrived or self._closed)
+            if not self._arrived:
+                raise OSError("the listener is closed")
+            return self._arrived.popleft()
+
+    def _admit(self) -> None:
+        while True:
+            try:
+                connection, source = self.wait()
+            except OSError:
+                if self._closed:
+                    return
+                time.sleep(0.1)  # no descriptor is free; others are closed meanwhile
+                continue
+            thread = threading.Thread(target=self._greet, args=(connection, source), name="aero-greeting", daemon=True)
+            with self._changed:
+                if len(self._greeted) >= HANDSHAKES:
+                    # The one that has been silent for longest: its thread sees the end of the connection.
+                    _hang_up(self._greeted.pop(next(iter(self._greeted))))
+                self._greeted[thread] = connection
+                try:
+                    thread.start()
+                except RuntimeError:  # no thread is free
+                    del self._greeted[thread]
+                    connection.close()
+
+    def _greet(self, connection: socket.socket, source: str) -> None:
+        arrival = self.greet(connection, source)
+        with self._changed:
+            self._greeted.pop(threading.current_thread(), None)
+            waiting = sum((one.tunnel is None) == (arrival.tunnel is None) for one in self._arrived)
+            if keep := not self._closed and waiting < WAITING:
+                self._arrived.append(arrival)
+                self._changed.notify_all()
+        if not keep and arrival.tunnel is not None:
+            with contextlib.suppress(TwoPartyError):
+                arrival.tunnel.send({"refused": f"{WAITING} clients are waiting for their turn; ask again later"})
+            arrival.tunnel.close()
+
     def close(self) -> None:
+        """Listen no longer, and let go of all who have not had their turn."""
+        with self._changed:
+            self._closed = True
+            threads, left = list(self._greeted), list(self._arrived)
+            for connection in self._greeted.values():
+                _hang_up(connection)
+            self._arrived.clear()
+            self._changed.notify_all()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # closing alone does not wake the thread that accepts
         self._socket.close()
+        for arrival in left:
+            if arrival.tunnel is not None:
+                arrival.tunnel.give_up()
+        for thread in [*threads, *([self._door] if self._door else [])]:
+            thread.join(GOODBYE_S)
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it has ended already
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def dial(address: str, context: ssl.SSLContext | None, wait_s: float = HANDSHAKE_S) -> Tunnel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import pickle
 import subprocess
 import sys
@@ -199,3 +200,28 @@ def test_memory_does_not_grow_with_the_number_of_books(tmp_path, monkeypatch):
     small, large, size = map(float, run.stdout.split())
     assert size > 8e6
     assert large - small < 4, f"peak grew from {small:.0f} to {large:.0f} MiB"
+
+
+def test_links_out_of_the_folder_and_pipes_are_refused(data, tmp_path):
+    """A book, the folder of books or a list may be a link, but within the folder alone."""
+    book = next((data / "books3").rglob(f"{IID[0]}.txt"))
+    elsewhere = tmp_path / "elsewhere.txt"
+    book.rename(elsewhere)
+    book.symlink_to(elsewhere)
+    with pytest.raises(ValueError, match=r"corpus 'languini': .*Iris.* is a link that leads out of"):
+        texts(LanguiniBooks(data), "valid")
+    book.unlink()
+    os.mkfifo(book)
+    with pytest.raises(ValueError, match=r"corpus 'languini': .*Iris.* is a pipe"):
+        texts(LanguiniBooks(data), "valid")
+    book.unlink()
+    elsewhere.rename(data / "moved")
+    book.symlink_to(data / "moved")
+    assert texts(LanguiniBooks(data), "valid") == ["iris"]
+    for part in (data / "books3", data / "books" / "file_list_train.npy"):
+        part.rename(tmp_path / "away")
+        part.symlink_to(tmp_path / "away")
+        with pytest.raises(ValueError, match="is a link that leads out of"):
+            texts(LanguiniBooks(data), "valid")
+        part.unlink()
+        (tmp_path / "away").rename(part)

@@ -93,6 +93,11 @@ def test_every_kept_result_has_a_command_whose_module_exists() -> None:
             assert f"\n{command.removeprefix('make ')}:" in (PROJECT / "Makefile").read_text(encoding="utf-8"), command
 
 
+def test_the_advisories_name_their_own_command() -> None:
+    found = evidence.commands(["results/robustness/advisories.json"], PROJECT)
+    assert found == ("python -m benchmarks.advisories --database DIR",)
+
+
 def test_commits_come_from_the_files_or_what_stands_beside_them(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps({"provenance": {"commit": "1234567890abcdef+changes"}}))
     (tmp_path / "b.csv").write_text('x,provenance\n1,"{""commit"": ""fedcba9876543210""}"\n')

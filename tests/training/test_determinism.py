@@ -39,7 +39,8 @@ def test_two_processes_give_the_same_bits(project):
 
 
 def test_another_number_of_threads_is_as_close_as_the_documentation_says(project):
-    """Sums are split among threads, so their last bits differ: docs/determinism.md has the measured differences."""
+    """Sums are split among threads, so their last bits differ: docs/determinism.md has the measured
+    differences, a tenth of what is allowed here."""
     folder, losses = project(train={"threads": 1}), []
     for number in (1, 2):
         path = folder / "params.yaml"
@@ -48,4 +49,4 @@ def test_another_number_of_threads_is_as_close_as_the_documentation_says(project
         assert finished.returncode == 0, finished.stderr
         losses.append(json.loads((folder / f"of {number}" / "metrics.json").read_text())["eval_loss"])
     assert all(math.isfinite(loss) for loss in losses)
-    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import random
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -298,6 +300,33 @@ def test_tokens_are_printed_as_they_come_and_then_what_they_cost(path, monkeypat
     assert "3 tokens after 8: 4.5 MB from the client, 7.5 MB from the server, 120 messages, " in out
     assert "rounds" in out and "2.0 s a token" in out
     assert "set-up, once a session: 22.0 MB, 5000 messages, 3.0 s" in out
+
+
+def test_what_a_token_says_to_a_terminal_is_written_out(path, monkeypatch, capsys):
+    """The tokenizer is the server's: a token of its own may clear a screen, or rename a window."""
+
+    def ask_here(path, description, ids, new_tokens, sampling, settings, on_token):
+        for token in b"a\x1b[2J\x9b\x07\r\t\n\x7f":
+            on_token(token, cost)
+        return Answered([1], [cost], cost)
+
+    cost = Cost(1, 1, 1, 0.0)
+    monkeypatch.setattr(serving, "ask_here", ask_here)
+    cli.main(["ask", "--checkpoint", str(path), "--tokens", "2", PROMPT])
+    out = capsys.readouterr().out
+    assert out.startswith("a\\x1b[2J") and "\\x07\\r\t\n\\x7f" in out
+    assert not [char for char in out if unicodedata.category(char) == "Cc" and char not in "\n\t"]
+    assert asking._harmless("é\u2028\u200d\x85\x9b") == "é\u2028\u200d\\x85\\x9b"
+
+
+def test_a_server_gives_a_question_an_hour_unless_told_otherwise():
+    parser = argparse.ArgumentParser()
+    asking.add_commands(parser.add_subparsers())
+    for more, seconds in ([], 3600), (["--total", "7"], 7):
+        assert asking._settings(parser.parse_args(["serve", "--checkpoint", "x", *more])).total_timeout_s == seconds
+    assert asking._settings(parser.parse_args(["ask", "--checkpoint", "x", "y"])).total_timeout_s is None
+    with pytest.raises(ValueError, match="total_timeout_s 0.0 must be"):
+        asking._settings(parser.parse_args(["serve", "--checkpoint", "x", "--total", "0"]))
 
 
 def test_rounds_are_composed_or_said_to_be_unknown(path, tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from aero.two_party.parties import run_parties
 from aero.two_party.serving import run_through
 from aero.two_party.settings import CLIENT, NAMES, SERVER, Settings, TwoPartyError
 from aero.two_party.tls import Credentials, make_certificates
-from aero.two_party.tunnel import Listener, dial
+from aero.two_party.tunnel import DATA, Listener, dial
 
 LONG = 100_000  # runs: more than any test waits for
 
@@ -134,4 +134,49 @@ def test_a_link_between_hosts_that_garbles_or_stalls(tmp_path, fault, said, rece
     for line, at in ended.values():
         assert at - acted[0] < within_s and "\n" not in line
         assert re.search(f"{said}|gave up on this question|is gone", line)
+    assert gone(tmp_path)
+
+
+@pytest.mark.parametrize("rank", [CLIENT, SERVER])
+def test_a_side_whose_frames_are_whole_and_whose_protocol_is_garbage(tmp_path, rank):
+    """Every checksum is right, as no link but only a peer can have it; what SPU is given makes no sense to it."""
+    listener = Listener("127.0.0.1:0", None)
+    settings = Settings(connect_timeout_s=10, receive_timeout_s=10)
+    acted, ended = [], {}
+
+    def garbling(tunnel):
+        write = tunnel._write
+
+        async def garbled(kind, channel, content):
+            if acted and kind == DATA and content:
+                middle = len(content) // 2
+                content = content[:middle] + bytes([content[middle] ^ 0x10]) + content[middle + 1 :]
+            await write(kind, channel, content)
+
+        tunnel._write = garbled
+
+    def act(index):
+        if index == 3:
+            acted.append(time.monotonic())
+
+    def side(own_rank):
+        tunnel = listener.establish(*listener.wait()) if own_rank == SERVER else dial(listener.address, None)
+        if own_rank == rank:
+            garbling(tunnel)
+        try:
+            own = (str(tmp_path), None)
+            ended[own_rank] = run_through(tunnel, own_rank, many_runs, own, settings, act if not own_rank else None)
+        except TwoPartyError as error:
+            tunnel.give_up()
+            ended[own_rank] = (str(error), time.monotonic())
+
+    threads = [threading.Thread(target=side, args=(one,)) for one in (SERVER, CLIENT)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    listener.close()
+    assert acted and set(ended) == {CLIENT, SERVER}
+    for line, at in ended.values():
+        assert at - acted[0] < 10 + 10 and "\n" not in line, line
     assert gone(tmp_path)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
 
 import pytest
 from made_models import random_model
 
-from aero.two_party import serving
+from aero.two_party import serving, tunnel
 from aero.two_party.answer import Cost, Sampling
 from aero.two_party.hello import PROTOCOL, Description, versions
 from aero.two_party.serving import Client, Server
@@ -113,6 +115,63 @@ def test_clients_that_ask_together_are_answered_one_after_the_other(served, cont
     assert [": 1 new after 1 tokens" in line for line in said(lines, 6)] == [True] * 4 + [False, True]
 
 
+def raw(address):
+    host, port = address.split(":")
+    return socket.create_connection((host, int(port)), 10)
+
+
+def test_silent_connections_hold_up_nobody(served, contexts):
+    """Each has its ten seconds, but beside the others; the oldest goes when there are too many."""
+    address, lines, _ = served
+    quiet = [raw(address) for _ in range(tunnel.HANDSHAKES + 1)]
+    began = time.monotonic()
+    assert ask(connect(address, contexts), 3) == [3]
+    assert ask(connect(address, contexts), 4) == [4]
+    assert time.monotonic() - began < 0.8 * tunnel.HANDSHAKE_S
+    assert quiet[0].recv(10) == b"" == quiet[1].recv(10)  # these made room for the last of them and the first who asks
+    assert sum("refused" in line for line in said(lines, 4)) == 2
+    for connection in quiet:
+        connection.close()
+
+
+def test_of_too_many_that_wait_the_last_is_told_so(served, contexts, monkeypatch):
+    address, lines, _ = served
+    monkeypatch.setattr(tunnel, "WAITING", 1)
+    answers = []
+    threads = [threading.Thread(target=lambda: answers.append(ask(connect(address, contexts), 5))) for _ in range(2)]
+    for thread in threads:  # one is answered, one waits
+        thread.start()
+        time.sleep(0.2)
+    with pytest.raises(TwoPartyError, match="1 clients are waiting for their turn; ask again later"):
+        connect(address, contexts)
+    for thread in threads:
+        thread.join(20)
+    assert answers == [[5], [5]]
+
+
+def test_a_listener_that_is_closed_leaves_nothing(contexts):
+    before = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    listener, ended = Listener("127.0.0.1:0", None), []
+
+    def wait():
+        with pytest.raises(OSError, match="the listener is closed"):
+            listener.arrival()
+        ended.append(True)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    silent = raw(listener.address)
+    deadline = time.monotonic() + 5
+    while not listener._greeted and time.monotonic() < deadline:
+        time.sleep(0.01)
+    began = time.monotonic()
+    listener.close()
+    waiting.join(5)
+    silent.close()
+    assert ended and time.monotonic() - began < 5
+    assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == before
+
+
 def test_a_failed_question_ends_the_process_that_its_party_came_from(served, contexts):
     address, lines, wrong = served
     wrong.append(TwoPartyError("the server process ended by signal 11 (SIGSEGV) while running"))
@@ -139,16 +198,16 @@ def test_a_failed_question_ends_the_process_that_its_party_came_from(served, con
 def test_a_hello_or_question_that_is_none(served, contexts, messages, told):
     """Told to the client if it still listens, and on the server's line; the next one is served."""
     address, lines, _ = served
-    tunnel, heard = dial(address, contexts["client"]), {}
+    connection, heard = dial(address, contexts["client"]), {}
     for message in messages:
         if message == "description":
             message = {"hello": PROTOCOL, "versions": versions()}
         elif "description" in heard and "description" not in message:
             message |= {"description": Description.received(heard["description"]).sha256}
-        tunnel.send(message)
+        connection.send(message)
         if message != {"failed": True}:
-            heard = tunnel.receive()
-    tunnel.close()
+            heard = connection.receive()
+    connection.close()
     assert told in heard.get("refused", told)
     assert ask(connect(address, contexts), 3) == [3]
     assert len(said(lines, 2)) == 2 and told in lines[0] and "\n" not in lines[0]

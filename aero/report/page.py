@@ -1,4 +1,4 @@
-"""Fragments of the report's page: tables, claims, figures and lists, which `reports/aero.py` puts together."""
+"""Fragments of the page that `reports/aero_softmax_only.py` puts together: tables, claims, figures and lists."""
 
 from __future__ import annotations
 

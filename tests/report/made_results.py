@@ -280,7 +280,7 @@ def project(
     root.mkdir(parents=True, exist_ok=True)
     parameters = yaml.safe_load((PROJECT / "params.yaml").read_text(encoding="utf-8")) | {"scale": scale}
     (root / "params.yaml").write_text(yaml.safe_dump(parameters), encoding="utf-8")
-    for name in ("dvc.yaml", "reports/aero.py"):
+    for name in ("dvc.yaml", "reports/aero_softmax_only.py"):
         if (PROJECT / name).is_file():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(PROJECT / name, root / name)

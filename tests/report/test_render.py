@@ -76,7 +76,7 @@ def test_everything_is_written_and_nothing_half(rendered_root: Path) -> None:
         if p.is_file()
     }
     assert made == {
-        "aero.py",
+        "aero_softmax_only.py",
         "report.html",
         "report.pdf",
         "claims.csv",
@@ -220,7 +220,7 @@ def test_no_number_is_typed_in_the_source() -> None:
         r"|arXiv \d{4}\.\d{5}|ICLR \d{4}|\$\$.*?\$\$|\$.*?\$",
         re.DOTALL,
     )
-    notebook = jupytext.read(made_results.PROJECT / "reports/aero.py", fmt="py:percent")
+    notebook = jupytext.read(made_results.PROJECT / "reports/aero_softmax_only.py", fmt="py:percent")
     prose = []
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
@@ -244,7 +244,7 @@ def test_an_unknown_scale_is_one_line_and_leaves_the_report_alone(rendered_root:
 
 def test_a_failing_source_is_one_line_and_writes_nothing(tmp_path: Path) -> None:
     root = made_results.project(tmp_path, runs=(), costs=False)
-    (root / "reports/aero.py").write_text("# %%\nraise KeyError('no such thing')\n", encoding="utf-8")
+    (root / "reports/aero_softmax_only.py").write_text("# %%\nraise KeyError('no such thing')\n", encoding="utf-8")
     finished = run_stage(root)
     assert finished.returncode == 1 and len(finished.stderr.strip().splitlines()) == 1
     assert "KeyError: 'no such thing'" in finished.stderr
@@ -252,7 +252,7 @@ def test_a_failing_source_is_one_line_and_writes_nothing(tmp_path: Path) -> None
 
 
 def test_no_source_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="the report's source reports/aero.py is not in"):
+    with pytest.raises(ValueError, match="the report's source reports/aero_softmax_only.py is not in"):
         render.execute(tmp_path)
 
 

@@ -63,8 +63,8 @@ Markdown(f"""# AERO, reproduced
 
 Five papers say which nonlinearities a language model needs to be run privately at a bearable price, and what the
 entropy of its attention has to do with it. This is an audit: {len(judged)} of their claims, each with its place and a
-test that was written down before its result, decided on small models trained here, on private inference between two
-processes at the papers' own dimensions, and on what the papers print themselves.""")
+test, decided on small models trained here, on private inference between two processes at the papers' own dimensions,
+and on what the papers print themselves. By the dates of the commits {claims.stated_words(judged)}.""")
 
 # %%
 claims_page.count_line(judged)

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from aero.report import evidence
-from aero.report.claims import VERDICTS, Judged, counts
+from aero.report.claims import VERDICTS, Judged, group_counts, stated_words
 from aero.report.decisions import PUBLISHED_ONLY
 from aero.report.figure_index import PAPERS
 from aero.report.marks import Html, gap, grid, number
@@ -52,11 +52,13 @@ def _number(judged: Judged, text: str) -> str:
 
 def claims_table(results: Results, judged: Sequence[Judged], *topics: str) -> Html:
     """The claims of the given topics: published, found, verdict, the rule that decides, and the files behind it."""
-    rows = [_row(results, j) for j in judged if j.claim.topic in topics]
+    shown = [j for j in judged if j.claim.topic in topics]
     caption = (
-        'Rules were written before the results; <a href="claims.csv">reports/claims.csv</a> and '
+        f"Of these claims {escape(stated_words(shown))}. "
+        '<a href="claims.csv">reports/claims.csv</a> and '
         '<a href="#every-claim">the list of all claims</a> have them all.'
     )
+    rows = [_row(results, j) for j in shown]
     heads = ["claim", "published", "found here", "verdict", "how it was decided"]
     return Html(grid(heads, rows, caption, "", (0.27, 0.13, 0.17, 0.13, 0.30), "dense claims", sources=False))
 
@@ -79,6 +81,7 @@ def _sources(results: Results, j: Judged) -> str:
         parts.append(("measured", evidence.file_links(j.files, Path(results.root))))
     parts.append(("test", evidence.code_link(j.code)))
     parts.append(("needs", escape(j.needs)))
+    parts.append(("stated", escape(j.claim.stated)))
     body = "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in parts)
     return f'<details class="source"><summary>files and test</summary><dl>{body}</dl></details>'
 
@@ -98,7 +101,8 @@ def every_claim(judged: Sequence[Judged]) -> Html:
             ]
         )
     caption = (
-        f"<b>Every claim.</b> {len(judged)} of them; a claim's name leads to its rule and its files. The same as a "
+        f"<b>Every claim.</b> {len(judged)} of them; a claim's name leads to its rule and its files. By the dates of "
+        f"the commits {escape(stated_words(judged))}. The same as a "
         'table: <a href="claims.csv">reports/claims.csv</a>.'
     )
     heads = ["claim", "verdict", "published", "found here", "measured at"]
@@ -110,9 +114,14 @@ def scale_words(scale: str) -> str:
 
 
 def count_line(judged: Iterable[Judged]) -> Html:
-    """How many claims got each verdict, in a line."""
-    parts = [f"<b>{count}</b> {verdict(kind)}" for kind, count in counts(judged).items() if count]
-    return Html(f'<p class="counts">{" · ".join(f"<span>{part}</span>" for part in parts)}</p>')
+    """How many claims got each verdict, a line for each thing that claims rest on."""
+    lines = []
+    for group, found in group_counts(judged).items():
+        parts = [f"<b>{count}</b> {verdict(kind)}" for kind, count in found.items() if count]
+        if parts:
+            spans = " · ".join(f"<span>{part}</span>" for part in parts)
+            lines.append(f'<p class="counts"><b>{escape(group)}:</b> {spans}</p>')
+    return Html("".join(lines))
 
 
 def answer(j: Judged) -> str:

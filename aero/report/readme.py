@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from aero.errors import run_main
-from aero.report.claims import counts, judge
+from aero.report.claims import group_counts, judge
 from aero.report.marks import MARKS, WORDS, reported_runs, scale_text, training_caption
 from aero.report.page import headline_rows
 from aero.report.render import write
@@ -30,12 +30,16 @@ def headline_markdown(results: Results) -> str:
             cells += [published or "–", _measured(*measured)]
         cells.insert(5, _measured(*row.tuned))
         lines.append("| " + " | ".join(cells) + " |")
-    found = ", ".join(f"{count} {verdict}" for verdict, count in counts(judge(results)).items() if count)
+    found = "; ".join(
+        f"{group.replace('’', chr(39))}: {', '.join(f'{count} {verdict}' for verdict, count in of.items() if count)}"
+        for group, of in group_counts(judge(results)).items()
+        if any(of.values())
+    )
     marks = ", ".join(
         f"{MARKS[origin]} {WORDS[origin].replace('’', chr(39))}" for origin in ("paper_dimensions", "smaller_scale")
     )
     caption = training_caption(results, reported_runs())
-    lines += ["", f"{marks}: {scale_text(results)}. Claims so far: {found}.", "", caption]
+    lines += ["", f"{marks}: {scale_text(results)}. Claims so far, by what they rest on: {found}.", "", caption]
     return "\n".join(lines) + "\n"
 
 

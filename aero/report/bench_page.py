@@ -329,14 +329,20 @@ def projected_training(results: Results) -> Html:
 
 
 def _training_line(made: Training) -> list[str]:
+    source = f"aero/report/bench_projections.py, from params.yaml and {made.speed_from}"
+
+    def marked(text: str) -> str:
+        return number(text, "projected", source, "params.yaml")
+
     def projected(hours: float, cost: float | None) -> str:
         money = "" if cost is None else f", {cost:,.0f} USD"
-        return f"<em>{hours:,.0f} h{money}</em>"
+        return marked(f"{hours:,.0f} h{money}")
 
+    speed = marked(f"{made.speed / 1e12:.0f} T")
     return [
         escape(made.device),
-        f'{made.speed / 1e12:.0f} T<br><span class="where">{escape(made.speed_from)}</span>',
-        f"{made.trainings}; {made.tokens / 1e9:.0f} B; {made.flops:.2g}",
+        f'{speed}<br><span class="where">{escape(made.speed_from)}</span>',
+        marked(f"{made.trainings}; {made.tokens / 1e9:.0f} B; {made.flops:.2g}"),
         projected(made.hours, made.cost),
         projected(made.hours_of_eight, made.cost_of_eight),
     ]
@@ -369,7 +375,7 @@ def _inference_cell(line: Mapping[str, Any]) -> str:
     text = f"{line['bytes'] / GB:.1f} GB; {line['seconds'] / 3600:.2f} h; {line['wan_seconds'] / 3600:.2f} h"
     if line["model"] == "125M":
         return number(text, "paper_dimensions", file_of("two_party"))
-    return f"<em>{text}</em>"
+    return number(text, "projected", file_of("two_party"))
 
 
 def _orders(scaling: Mapping[str, Mapping[str, str]]) -> str:

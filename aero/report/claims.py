@@ -138,6 +138,11 @@ class Judged:
         """Dotted name of the function that decides."""
         return f"{TESTS[self.claim.test].__module__}.{self.claim.test}"
 
+    @property
+    def code_file(self) -> str:
+        """The file of that function."""
+        return TESTS[self.claim.test].__module__.replace(".", "/") + ".py"
+
 
 def needs(test: str) -> str:
     """What the test called `test` needs; KeyError for one that says nothing."""

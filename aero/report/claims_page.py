@@ -47,7 +47,15 @@ def _number(judged: Judged, text: str) -> str:
     scale = judged.decision.scale
     origin = "paper_dimensions" if scale in ("paper_dimensions", "paper") else "smaller_scale"
     source = "; ".join((*judged.files, judged.decision.evidence))
-    return number(text, "published" if scale == PUBLISHED_ONLY else origin, source)
+    printed = f"aero/published/{judged.paper}.yaml"  # of the printed numbers, which are the tables' and not the claims'
+    file = printed if scale == PUBLISHED_ONLY else next(iter(judged.files), judged.code_file)
+    return number(text, "published" if scale == PUBLISHED_ONLY else origin, source, file)
+
+
+def _published(j: Judged) -> str:
+    """What the paper says, which leads to the file that the claim stands in."""
+    place = f"{PAPERS[j.paper]}, {j.claim.where}"
+    return number(j.claim.published, "published", place, f"aero/published/{j.claim.file}")
 
 
 def claims_table(results: Results, judged: Sequence[Judged], *topics: str) -> Html:
@@ -67,7 +75,7 @@ def _row(results: Results, j: Judged) -> list[str]:
     claim, decision = j.claim, j.decision
     return [
         f'<span id="claim-{claim.id}"></span>{escape(claim.claim)}<br><span class="where">{escape(claim.where)}</span>',
-        number(claim.published, "published", f"{PAPERS[j.paper]}, {claim.where}"),
+        _published(j),
         measured(j),
         verdict(decision.verdict),
         f'<span class="where">{escape(decision.rule)}. {escape(decision.evidence)}.</span>{_sources(results, j)}',
@@ -95,7 +103,7 @@ def every_claim(judged: Sequence[Judged]) -> Html:
             [
                 f'{where}<br><span class="where">{escape(PAPERS[j.paper])}, {escape(j.claim.where)}</span>',
                 verdict(j.decision.verdict),
-                number(j.claim.published, "published", f"{PAPERS[j.paper]}, {j.claim.where}"),
+                _published(j),
                 measured(j, short=True),
                 escape(scale_words(j.decision.scale)),
             ]
@@ -132,7 +140,7 @@ def answer(j: Judged) -> str:
     if found and len(found) <= _LONGEST:
         numbers = f": {_number(j, found)}"
         if re.match(r"[-+]?\d[\d.]*(?: ?\S+)?$", j.claim.published) and decision.scale != PUBLISHED_ONLY:
-            numbers += f" ({number(j.claim.published, 'published', f'{PAPERS[j.paper]}, {j.claim.where}')})"
+            numbers += f" ({_published(j)})"
     quiet = " quiet" if decision.verdict == "not seen at this scale" else ""
     return f'<span class="answer{quiet}"><a href="#claim-{j.claim.id}">{escape(j.claim.short)}</a>{numbers}</span>'
 

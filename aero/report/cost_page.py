@@ -52,11 +52,11 @@ def table_costs(results: Results) -> Html:
         "min published",
         "least min those GB allow",
         "as published, GB",
-        "WAN, min",
-        "LAN, min",
+        "WAN, modelled min",
+        "LAN, modelled min",
         "tuned, GB",
-        "WAN, min",
-        "LAN, min",
+        "WAN, modelled min",
+        "LAN, modelled min",
     ]
     bandwidth = load("aero").facts["network"]["bandwidth_mbit"]
     caption = (

@@ -269,6 +269,10 @@ def write_costs(folder: Path) -> None:
     (folder / "end_to_end.json").write_text(json.dumps([entry]), encoding="utf-8")
 
 
+NUMBER = r'<span class="num [^>]*>(?:<a [^>]*>)?(?:<span class="mark">.</span>)?[^<]*(?:</a>)?</span>'
+"""A marked number on the page, as `aero.report.marks.number` writes it."""
+
+
 def project(
     root: Path,
     seeds: tuple[int, ...] = (1337, 1338, 1339),

@@ -166,7 +166,7 @@ def test_no_number_stands_outside_of_what_names_its_source(text: str) -> None:
     main = text[text.index("<main>") : text.index("</main>")]
     main = re.sub(r"<svg\b.*?</svg>|<math\b.*?</math>|<details\b.*?</details>", "", main, flags=re.DOTALL)
     main = re.sub(r'<div class="caption">.*?</div>', "", main, flags=re.DOTALL)
-    main = re.sub(r'<span class="num [^>]*>(?:<span class="mark">.</span>)?[^<]*</span>', "", main)
+    main = re.sub(made_results.NUMBER, "", main)
     main = re.sub(r'<a href="#claim-[^>]*>.*?</a>', "", main)  # a claim's name leads to its files
     main = re.sub(r"<tr><td[^>]*>.*?</td>", "<tr>", main, flags=re.DOTALL)  # what a row is about: a claim, a setting
     main = re.sub(r'<span class="where">.*?</span>|<code>.*?</code>', "", main, flags=re.DOTALL)

@@ -87,6 +87,12 @@ def test_everything_is_written_and_nothing_half(rendered_root: Path) -> None:
     assert pdf.startswith(b"%PDF-") and pdf.rstrip().endswith(b"%%EOF") and len(pdf) > 100_000
 
 
+@pytest.fixture(params=["text", "kept_text"])
+def either(request: pytest.FixtureRequest) -> str:
+    """The page of made results and that of the kept ones, which has sections that the made ones have no data for."""
+    return request.getfixturevalue(request.param)
+
+
 def addresses(text: str) -> list[tuple[str, str, str]]:
     """Tag, attribute and address of everything that leads somewhere."""
     return re.findall(r"<(\w+)[^>]*?\s(src|href|xlink:href|data|poster|srcset)=[\"']([^\"']*)", text)
@@ -161,9 +167,9 @@ def test_every_table_and_figure_names_its_files_code_and_command(text: str) -> N
             assert '<a href="../aero/published/' in below.group(), block[:200]
 
 
-def test_no_number_stands_outside_of_what_names_its_source(text: str) -> None:
+def test_no_number_stands_outside_of_what_names_its_source(either: str) -> None:
     """In running text a number with a decimal point is in a marked number, a formula or the name of a paper."""
-    main = text[text.index("<main>") : text.index("</main>")]
+    main = either[either.index("<main>") : either.index("</main>")]
     main = re.sub(r"<svg\b.*?</svg>|<math\b.*?</math>|<details\b.*?</details>", "", main, flags=re.DOTALL)
     main = re.sub(r'<div class="caption">.*?</div>', "", main, flags=re.DOTALL)
     main = re.sub(made_results.NUMBER, "", main)
@@ -177,16 +183,38 @@ def test_no_number_stands_outside_of_what_names_its_source(text: str) -> None:
         assert not loose, (loose, words[:200])
 
 
-def test_every_number_in_a_table_says_its_class_and_source(text: str) -> None:
+def test_every_number_in_a_table_says_its_class_and_source(either: str) -> None:
     classes = "|".join(marks.WORDS)
-    spans = re.findall(r'<span class="num ([^"]*)"([^>]*)>', text)
+    spans = re.findall(r'<span class="num ([^"]*)"([^>]*)>', either)
     assert len(spans) > 300
     for kind, rest in spans:
         assert re.fullmatch(classes, kind), kind
         title = re.search(r'title="([^"]+)"', rest)
         assert title and html.unescape(title.group(1)).split(": ", 1)[1].strip(), rest
-    loose = re.findall(r"<td[^>]*>\s*([-+]?\d+\.\d+)", text)
+    loose = re.findall(r"<td[^>]*>\s*(?:<em>)?([-+]?\d+\.\d+)", either)
     assert loose == []
+
+
+def test_a_number_leads_to_its_file_in_one_click(kept_text: str) -> None:
+    """Those of the first table and of the list of all claims, and nearly all others."""
+    for identifier in ("questions", "all-claims"):
+        table = kept_text[kept_text.index(f'id="{identifier}"') :]
+        table = table[: table.index("</table>")]
+        numbers = re.findall(r'<span class="num [^>]*>(.{9})', table)
+        assert len(numbers) > 20 and all(start == '<a href="' for start in numbers), identifier
+    # A link in a link is none: the browser ends the outer one.
+    assert not re.search(r"<a\b(?:(?!</a>).)*<a\b", render.without_script(kept_text), re.DOTALL)
+    links = {html.unescape(one) for one in re.findall(r'<span class="num [^>]*><a href="\.\./([^"]+)"', kept_text)}
+    assert len(links) > 60 and [one for one in links if not (made_results.PROJECT / one).is_file()] == []
+    spans = re.findall(r'<span class="num (?!published)[^>]*>(.{9})', kept_text)
+    assert sum(start == '<a href="' for start in spans) > 0.98 * len(spans)
+
+
+def test_a_wide_figure_says_so_on_a_phone(text: str) -> None:
+    narrow = text[text.index("@media (max-width: 40rem) {") :]
+    hint = re.search(r"\.figure > \.scroll::before.*?\{(.*?)\}", narrow, re.DOTALL)
+    assert hint and "scroll sideways" in hint.group(1)
+    assert text.count('<div class="figure"') > 30
 
 
 def test_sources_of_measured_numbers_are_files_of_the_project(rendered_root: Path, text: str) -> None:

@@ -23,6 +23,12 @@ from aero.errors import bounded, shallow
 
 _FOLDER = Path(__file__).parent
 
+STATED = ("before the data", "before the data, corrected after", "after the data", "no data")
+"""When a claim, its parameters and its rule entered git, against the first commit of a result of every run it compares,
+or of the first other result file it is decided on. What could not be decided by the data there were is *before* them.
+*Corrected*: the rule was made stricter afterwards (docs/decisions.md). *No data*: counts, arithmetic, print.
+"""
+
 
 @dataclass(frozen=True)
 class Operation:
@@ -162,7 +168,9 @@ class Paper:
 class Claim:
     """A sentence the paper states or implies, and the function of `aero.report` that decides it.
 
-    kind: "claim" (the paper says so) or "contradiction" (two things the paper says do not fit together).
+    kind: "claim" (the paper says so), "contradiction" (two things the paper says do not fit together) or "own" (no
+    sentence of the paper, but a variation of one that this project adds).
+    stated: whether the claim and its rule stood in this repository before the data it is decided on, see `STATED`.
     short: its subject in a few words; published: the number or order claimed, as the paper gives it; parameters:
     thresholds of the deciding test.
     """
@@ -172,6 +180,7 @@ class Claim:
     claim: str
     where: str
     kind: str
+    stated: str
     test: str
     published: str
     topic: str
@@ -217,6 +226,8 @@ def _claim(entry: dict[str, Any], file: str) -> Claim:
     texts = [value for name, value in vars(claim).items() if name != "parameters"]
     if not all(isinstance(text, str) for text in texts) or not isinstance(claim.parameters, dict):
         raise ValueError(f"claim {claim.id}: all but its parameters are texts")
+    if claim.stated not in STATED:
+        raise ValueError(f"claim {claim.id}: stated is {claim.stated[:40]!r}; known: {'; '.join(STATED)}")
     return claim
 
 

@@ -80,11 +80,11 @@ def table_regularized(results: Results) -> Html:
         share = number(f"{step['memory_ratio']:.2f}", origin, source)
         memory = f"{ours} of {theirs} MB = {share}"
         if step["context"] == 512:
-            memory += f"<br>{against(HALF_MEMORY, step['memory_ratio'], most=True)} ({HALF_MEMORY})"
+            memory += f"<br>{_aim(against(HALF_MEMORY, step['memory_ratio'], most=True), HALF_MEMORY)}"
         lines.append(
             [
                 f"d={step['width']}, T={step['context']}",
-                f"{times(ratio, source, origin)}<br>{against(target, ratio['median'])} ({target})",
+                f"{times(ratio, source, origin)}<br>{_aim(against(target, ratio['median']), target)}",
                 memory,
                 f"{times(percent, source, origin, 0)} %<br>"
                 f"{against(OVERHEAD, overhead['median'], most=True)} ({100 * OVERHEAD:.0f} %)",
@@ -271,17 +271,17 @@ def table_pipeline(results: Results) -> Html:
         [
             f"<code>dvc repro -s dvc.yaml</code> with nothing to do, {found['stages']} stages",
             f"{times(idle, source, digits=1)} s",
-            f"{against(IDLE, idle['median'], most=True)} ({IDLE:g} s)",
+            f"{_aim(against(IDLE, idle['median'], most=True), f'{IDLE:g} s')}",
         ],
         [
             f"two jobs over one, {found['trainings']} trainings at scale {escape(found['scale'])}",
             number(f"{found['speedup_of_two_jobs']:.2f}", "smaller_scale", source),
-            f"{against(JOBS, found['speedup_of_two_jobs'])} ({JOBS:g})",
+            f"{_aim(against(JOBS, found['speedup_of_two_jobs']), f'{JOBS:g}')}",
         ],
         [
             "<code>aero --help</code>",
             f"{times(helped, source)} s",
-            f"{against(HELP, helped['median'], most=True)} ({HELP:g} s)",
+            f"{_aim(against(HELP, helped['median'], most=True), f'{HELP:g} s')}",
         ],
         [
             f"stages that a changed learning rate of {escape(change['run'])} makes outdated",
@@ -329,17 +329,28 @@ def projected_training(results: Results) -> Html:
 
 
 def _training_line(made: Training) -> list[str]:
+    source = f"aero/report/bench_projections.py, from params.yaml and {made.speed_from}"
+
+    def marked(text: str) -> str:
+        return number(text, "projected", source, "params.yaml")
+
     def projected(hours: float, cost: float | None) -> str:
         money = "" if cost is None else f", {cost:,.0f} USD"
-        return f"<em>{hours:,.0f} h{money}</em>"
+        return marked(f"{hours:,.0f} h{money}")
 
+    speed = marked(f"{made.speed / 1e12:.0f} T")
     return [
         escape(made.device),
-        f'{made.speed / 1e12:.0f} T<br><span class="where">{escape(made.speed_from)}</span>',
-        f"{made.trainings}; {made.tokens / 1e9:.0f} B; {made.flops:.2g}",
+        f'{speed}<br><span class="where">{escape(made.speed_from)}</span>',
+        marked(f"{made.trainings}; {made.tokens / 1e9:.0f} B; {made.flops:.2g}"),
         projected(made.hours, made.cost),
         projected(made.hours_of_eight, made.cost_of_eight),
     ]
+
+
+def _aim(words: str, target: object) -> str:
+    """Whether a target is met, and the target: no result, but a number that was asked for."""
+    return f'<span class="where">{words} ({target})</span>'
 
 
 def projected_inference(results: Results) -> Html:
@@ -369,7 +380,7 @@ def _inference_cell(line: Mapping[str, Any]) -> str:
     text = f"{line['bytes'] / GB:.1f} GB; {line['seconds'] / 3600:.2f} h; {line['wan_seconds'] / 3600:.2f} h"
     if line["model"] == "125M":
         return number(text, "paper_dimensions", file_of("two_party"))
-    return f"<em>{text}</em>"
+    return number(text, "projected", file_of("two_party"))
 
 
 def _orders(scaling: Mapping[str, Mapping[str, str]]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from aero.published import Claim, known_papers, load
+from aero.published import STATED, Claim, known_papers, load
 from aero.report import (
     cost_claims,
     entropy_claims,
@@ -34,7 +34,20 @@ MODULES = (
 )
 """Where the tests are; importing them makes them known."""
 
-COLUMNS = ("id", "paper", "claim", "where", "test", "published", "measured", "scale", "verdict", "evidence")
+COLUMNS = (
+    "id",
+    "paper",
+    "claim",
+    "where",
+    "test",
+    "published",
+    "measured",
+    "scale",
+    "verdict",
+    "evidence",
+    "group",
+    "stated",
+)
 
 
 _TRAINED = "two seeds or more, at any size for a direction; the printed number itself needs the papers' size and budget"
@@ -71,6 +84,29 @@ NEEDS_OF_TEST = (
 """The same for tests that need something else than their module's others."""
 
 
+GROUPS = (
+    "trained here",
+    "cost at the papers’ dimensions",
+    "theory and arithmetic",
+    "print against print",
+    "own variations",
+)
+"""What a claim rests on; a count over all of them would put a measured cost beside a sum that comes out right."""
+_PRINT = (
+    "published_bandwidth",
+    "text_bandwidth",
+    "published_ratio",
+    "published_margin",
+    "default_k_of_the_ablation",
+    *(f"printed_{what}" for what in ("alike", "order", "facts_agree", "savings", "growth")),
+    "ranges_widen",
+    "ranges_possible",
+    "best_gain",
+    "column_range",
+)
+"""Tests that hold a printed number or word against another one."""
+
+
 @dataclass(frozen=True)
 class Judged:
     """A claim of the paper called `paper`, its decision, and the result files the test read (where that is traced)."""
@@ -86,9 +122,26 @@ class Judged:
         return needs(self.claim.test)
 
     @property
+    def group(self) -> str:
+        """One of `GROUPS`."""
+        if self.claim.kind == "own":
+            return "own variations"
+        if self.claim.test in _PRINT:
+            return "print against print"
+        if self.needs == _PRIVATE:
+            return "cost at the papers’ dimensions"
+        arithmetic = (_NOTHING, NEEDS[sensitivity_theory_claims])
+        return "theory and arithmetic" if self.needs in arithmetic else "trained here"
+
+    @property
     def code(self) -> str:
         """Dotted name of the function that decides."""
         return f"{TESTS[self.claim.test].__module__}.{self.claim.test}"
+
+    @property
+    def code_file(self) -> str:
+        """The file of that function."""
+        return TESTS[self.claim.test].__module__.replace(".", "/") + ".py"
 
 
 def needs(test: str) -> str:
@@ -114,7 +167,7 @@ def judge(results: Results, *papers: str) -> list[Judged]:
 
 
 def claims_csv(judged: Iterable[Judged]) -> str:
-    """The contract's CSV text."""
+    """The contract's CSV text, and what each claim rests on and when it was stated."""
     rows = [
         {
             "id": j.claim.id,
@@ -127,6 +180,8 @@ def claims_csv(judged: Iterable[Judged]) -> str:
             "scale": j.decision.scale,
             "verdict": j.decision.verdict,
             "evidence": j.decision.evidence,
+            "group": j.group,
+            "stated": j.claim.stated,
         }
         for j in judged
     ]
@@ -137,3 +192,19 @@ def counts(judged: Iterable[Judged]) -> dict[Verdict, int]:
     """How many claims got each verdict."""
     found = [j.decision.verdict for j in judged]
     return {verdict: found.count(verdict) for verdict in VERDICTS}
+
+
+def group_counts(judged: Iterable[Judged]) -> dict[str, dict[Verdict, int]]:
+    """How many claims got each verdict, by what they rest on."""
+    judged = list(judged)
+    return {group: counts(j for j in judged if j.group == group) for group in GROUPS}
+
+
+def stated_words(judged: Iterable[Judged]) -> str:
+    """How many claims and rules stood here before the data that decide them, by the dates of the commits."""
+    found = [j.claim.stated for j in judged]
+    before, corrected, after, none = (found.count(kind) for kind in STATED)
+    return (
+        f"{before} were stated with their rule before the data that decide them were committed, {corrected} so but "
+        f"with a rule made stricter afterwards, {after} after the data; {none} need none"
+    )

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from aero.report import evidence
-from aero.report.claims import VERDICTS, Judged, counts
+from aero.report.claims import VERDICTS, Judged, group_counts, stated_words
 from aero.report.decisions import PUBLISHED_ONLY
 from aero.report.figure_index import PAPERS
 from aero.report.marks import Html, gap, grid, number
@@ -47,16 +47,26 @@ def _number(judged: Judged, text: str) -> str:
     scale = judged.decision.scale
     origin = "paper_dimensions" if scale in ("paper_dimensions", "paper") else "smaller_scale"
     source = "; ".join((*judged.files, judged.decision.evidence))
-    return number(text, "published" if scale == PUBLISHED_ONLY else origin, source)
+    printed = f"aero/published/{judged.paper}.yaml"  # of the printed numbers, which are the tables' and not the claims'
+    file = printed if scale == PUBLISHED_ONLY else next(iter(judged.files), judged.code_file)
+    return number(text, "published" if scale == PUBLISHED_ONLY else origin, source, file)
+
+
+def _published(j: Judged) -> str:
+    """What the paper says, which leads to the file that the claim stands in."""
+    place = f"{PAPERS[j.paper]}, {j.claim.where}"
+    return number(j.claim.published, "published", place, f"aero/published/{j.claim.file}")
 
 
 def claims_table(results: Results, judged: Sequence[Judged], *topics: str) -> Html:
     """The claims of the given topics: published, found, verdict, the rule that decides, and the files behind it."""
-    rows = [_row(results, j) for j in judged if j.claim.topic in topics]
+    shown = [j for j in judged if j.claim.topic in topics]
     caption = (
-        'Rules were written before the results; <a href="claims.csv">reports/claims.csv</a> and '
+        f"Of these claims {escape(stated_words(shown))}. "
+        '<a href="claims.csv">reports/claims.csv</a> and '
         '<a href="#every-claim">the list of all claims</a> have them all.'
     )
+    rows = [_row(results, j) for j in shown]
     heads = ["claim", "published", "found here", "verdict", "how it was decided"]
     return Html(grid(heads, rows, caption, "", (0.27, 0.13, 0.17, 0.13, 0.30), "dense claims", sources=False))
 
@@ -65,7 +75,7 @@ def _row(results: Results, j: Judged) -> list[str]:
     claim, decision = j.claim, j.decision
     return [
         f'<span id="claim-{claim.id}"></span>{escape(claim.claim)}<br><span class="where">{escape(claim.where)}</span>',
-        number(claim.published, "published", f"{PAPERS[j.paper]}, {claim.where}"),
+        _published(j),
         measured(j),
         verdict(decision.verdict),
         f'<span class="where">{escape(decision.rule)}. {escape(decision.evidence)}.</span>{_sources(results, j)}',
@@ -79,6 +89,7 @@ def _sources(results: Results, j: Judged) -> str:
         parts.append(("measured", evidence.file_links(j.files, Path(results.root))))
     parts.append(("test", evidence.code_link(j.code)))
     parts.append(("needs", escape(j.needs)))
+    parts.append(("stated", escape(j.claim.stated)))
     body = "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in parts)
     return f'<details class="source"><summary>files and test</summary><dl>{body}</dl></details>'
 
@@ -92,13 +103,14 @@ def every_claim(judged: Sequence[Judged]) -> Html:
             [
                 f'{where}<br><span class="where">{escape(PAPERS[j.paper])}, {escape(j.claim.where)}</span>',
                 verdict(j.decision.verdict),
-                number(j.claim.published, "published", f"{PAPERS[j.paper]}, {j.claim.where}"),
+                _published(j),
                 measured(j, short=True),
                 escape(scale_words(j.decision.scale)),
             ]
         )
     caption = (
-        f"<b>Every claim.</b> {len(judged)} of them; a claim's name leads to its rule and its files. The same as a "
+        f"<b>Every claim.</b> {len(judged)} of them; a claim's name leads to its rule and its files. By the dates of "
+        f"the commits {escape(stated_words(judged))}. The same as a "
         'table: <a href="claims.csv">reports/claims.csv</a>.'
     )
     heads = ["claim", "verdict", "published", "found here", "measured at"]
@@ -110,9 +122,14 @@ def scale_words(scale: str) -> str:
 
 
 def count_line(judged: Iterable[Judged]) -> Html:
-    """How many claims got each verdict, in a line."""
-    parts = [f"<b>{count}</b> {verdict(kind)}" for kind, count in counts(judged).items() if count]
-    return Html(f'<p class="counts">{" · ".join(f"<span>{part}</span>" for part in parts)}</p>')
+    """How many claims got each verdict, a line for each thing that claims rest on."""
+    lines = []
+    for group, found in group_counts(judged).items():
+        parts = [f"<b>{count}</b> {verdict(kind)}" for kind, count in found.items() if count]
+        if parts:
+            spans = " · ".join(f"<span>{part}</span>" for part in parts)
+            lines.append(f'<p class="counts"><b>{escape(group)}:</b> {spans}</p>')
+    return Html("".join(lines))
 
 
 def answer(j: Judged) -> str:
@@ -123,7 +140,7 @@ def answer(j: Judged) -> str:
     if found and len(found) <= _LONGEST:
         numbers = f": {_number(j, found)}"
         if re.match(r"[-+]?\d[\d.]*(?: ?\S+)?$", j.claim.published) and decision.scale != PUBLISHED_ONLY:
-            numbers += f" ({number(j.claim.published, 'published', f'{PAPERS[j.paper]}, {j.claim.where}')})"
+            numbers += f" ({_published(j)})"
     quiet = " quiet" if decision.verdict == "not seen at this scale" else ""
     return f'<span class="answer{quiet}"><a href="#claim-{j.claim.id}">{escape(j.claim.short)}</a>{numbers}</span>'
 

@@ -210,7 +210,7 @@ def published_ratio(
 @claim_test
 def maximum_entropy(results: Results, paper: Paper, *, contexts: list[int]) -> Decision:
     """The causal bound ln(T!)/T against log T, and every measured head against the bound."""
-    rule = "ln(T!)/T over log T; contradicted if below 1 for every T, and no measured head exceeds ln(T!)/T"
+    rule = "ln(T!)/T over log T; contradicted if below 1 for every T and no measured head exceeds ln(T!)/T"
     ratios = {context: causal_bound(context) / max_entropy(context) for context in contexts}
     heads = [
         (max(max(layer) for layer in run.entropy.mean), run.entropy.maximum["causal_bound"])
@@ -223,9 +223,8 @@ def maximum_entropy(results: Results, paper: Paper, *, contexts: list[int]) -> D
         f"T={context}: {causal_bound(context):.3f} of {max_entropy(context):.3f}" for context in contexts
     )
     evidence = f"row i of a causal mask has at most ln i; {above} of {len(heads)} measured models exceed the bound"
-    return Decision(
-        rule, measured, PUBLISHED_ONLY, "contradicted" if max(ratios.values()) < 1 else "reproduced", evidence
-    )
+    verdict: Verdict = "contradicted" if max(ratios.values()) < 1 and not above else "reproduced"
+    return Decision(rule, measured, PUBLISHED_ONLY, verdict, evidence)
 
 
 @claim_test

@@ -28,8 +28,8 @@ _HEADS = [
     "tuned, GB",
     "of the published",
     "min published",
-    "as published, WAN min",
-    "tuned, WAN min",
+    "as published, WAN min, modelled",
+    "tuned, WAN min, modelled",
 ]
 _WIDTHS = (0.24, 0.09, 0.1, 0.1, 0.09, 0.1, 0.09, 0.1, 0.09)
 

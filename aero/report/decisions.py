@@ -4,8 +4,10 @@ The rules, common to all tests:
 
 - Training claims need at least two seeds of every run in them; the interval is the 95 % t-interval over seeds, of
   paired differences where two runs are compared. With one seed: `not testable here`.
-- `reproduced`: the effect has the published direction and the published number is in the interval (or in the stated
-  tolerance). `direction reproduced`: the interval excludes no effect in the published direction, the size differs.
+- `direction reproduced`: the interval excludes no effect in the published direction. `reproduced`: the published number
+  is in the interval (or in the stated tolerance) besides, in a training of the papers' own size and budget (scale
+  `paper`). A number of a smaller training cannot meet theirs: a wide interval would cover it by its width alone.
+- A statement without a size (an order, a divergence, a curve below another) is `reproduced` at any scale.
 - An effect that is absent or opposite is `not seen at this scale` when the training was smaller than the papers', and
   `contradicted` only at the papers' own size and budget (scale `paper`) or where no training is involved.
 """
@@ -98,4 +100,11 @@ def effect(results: Results, found: Estimate, expected: float, low: float, high:
     """By the common rules, for an effect whose published size `expected` counts as met within [low, high]."""
     if found.excludes(0.0) != (1 if expected > 0 else -1):
         return absent(results)
-    return "reproduced" if found.contains(expected) or low <= found.mean <= high else "direction reproduced"
+    return sized(results, found.contains(expected) or low <= found.mean <= high)
+
+
+def sized(results: Results, met: bool) -> Verdict:
+    """The verdict for a trained quantity whose direction is beyond seed noise: `met` says whether its size is the
+    published one, which counts at the papers' own size and budget alone.
+    """
+    return "reproduced" if met and results.scale == "paper" else "direction reproduced"

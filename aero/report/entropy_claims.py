@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from aero.entropy import causal_bound
 from aero.landscape import entropy_range, gini_by_layer, steepness, steepness_over_orders, wasserstein_1
 from aero.published import Paper
-from aero.report.decisions import Decision, Verdict, absent, claim_test, effect, sources, training_gap, untested
+from aero.report.decisions import Decision, Verdict, absent, claim_test, effect, sized, sources, training_gap, untested
 from aero.report.results import Results, Run
 from aero.report.statistics import Estimate, estimate
 from aero.report.statistics import difference as _difference
@@ -46,9 +46,9 @@ def head_fraction(
     """
     than = f" and that of {above} is smaller beyond seed noise" if above else ""
     rule = (
-        f"fraction of heads in {_QUARTERS[tuple(quarters)]} of the observed maximum; reproduced if the mean is within "
-        f"{tolerance:.2f} of {fraction:.2f}{than}, direction reproduced if the interval lies above an even spread "
-        f"({len(quarters) / 4:.2f}){than}"
+        f"fraction of heads in {_QUARTERS[tuple(quarters)]} of the observed maximum; direction reproduced if the "
+        f"interval lies above an even spread ({len(quarters) / 4:.2f}){than}, reproduced if the mean is within "
+        f"{tolerance:.2f} of {fraction:.2f} besides, at scale paper"
     )
     ours = _fractions(results, run, quarters)
     found = estimate(ours)
@@ -63,13 +63,8 @@ def head_fraction(
         measured += f", {more.text(2)} more than {above}"
         if more.excludes(0) <= 0:
             return Decision(rule, measured, results.scale, absent(results), sources(results, *runs))
-    verdict: Verdict = (
-        "reproduced"
-        if abs(found.mean - fraction) <= tolerance
-        else "direction reproduced"
-        if found.excludes(len(quarters) / 4) > 0
-        else absent(results)
-    )
+    beyond = found.excludes(len(quarters) / 4) > 0
+    verdict: Verdict = sized(results, abs(found.mean - fraction) <= tolerance) if beyond else absent(results)
     return Decision(rule, measured, results.scale, verdict, sources(results, *runs))
 
 
@@ -79,8 +74,9 @@ def head_fraction_difference(
 ) -> Decision:
     """How much larger the fraction of heads in the given quarters is in `run` than in `base`, paired by seed."""
     rule = (
-        f"fraction of heads in {_QUARTERS[tuple(quarters)]} of the observed maximum, {run} - {base}; reproduced if the "
-        f"interval excludes 0 and the mean is within {tolerance:.2f} of {difference:.2f}"
+        f"fraction of heads in {_QUARTERS[tuple(quarters)]} of the observed maximum, {run} - {base}; direction "
+        f"reproduced if the interval lies on the published side of 0, reproduced if the mean is within {tolerance:.2f} "
+        f"of {difference:.2f} besides, at scale paper"
     )
     ours, theirs = _fractions(results, run, quarters), _fractions(results, base, quarters)
     found = estimate(_difference(ours, theirs))
@@ -159,20 +155,15 @@ def few_heads(
 ) -> Decision:
     """Whether hardly any head of `run` is in the given quarters of the observed maximum."""
     rule = (
-        f"fraction of heads in {_QUARTERS[tuple(quarters)]} of the observed maximum; reproduced if the mean is within "
-        f"{tolerance:.2f} of {fraction:.4g}, direction reproduced if the interval lies below an even spread "
-        f"({len(quarters) / 4:.2f})"
+        f"fraction of heads in {_QUARTERS[tuple(quarters)]} of the observed maximum; direction reproduced if the "
+        f"interval lies below an even spread ({len(quarters) / 4:.2f}), reproduced if the mean is within "
+        f"{tolerance:.2f} of {fraction:.4g} besides, at scale paper"
     )
     found = estimate(_fractions(results, run, quarters))
     if gap := training_gap(results, found, (run,), "measured"):
         return untested(rule, results, gap, f"{found.mean:.2f}" if found else "")
-    verdict: Verdict = (
-        "reproduced"
-        if abs(found.mean - fraction) <= tolerance
-        else "direction reproduced"
-        if found.excludes(len(quarters) / 4) < 0
-        else absent(results)
-    )
+    beyond = found.excludes(len(quarters) / 4) < 0
+    verdict: Verdict = sized(results, abs(found.mean - fraction) <= tolerance) if beyond else absent(results)
     return Decision(rule, found.text(3), results.scale, verdict, sources(results, run))
 
 
@@ -324,20 +315,15 @@ def distribution_shift(
     share = distance / causal_bound(context)
     rule = (
         f"Wasserstein-1 distance of the heads of {run} from those of {base} over the causal bound, paired by seed; "
-        f"reproduced if the mean is within {tolerance:.0%} of {distance} nats over {causal_bound(context):.3f} = "
-        f"{share:.3f}, direction reproduced if the interval is above half of it"
+        f"direction reproduced if the interval is above half of {distance} nats over {causal_bound(context):.3f} = "
+        f"{share:.3f}, reproduced if the mean is within {tolerance:.0%} of that besides, at scale paper"
     )
     theirs = {r.seed: r for r in results.seeds(base) if r.entropy}
     found = estimate({r.seed: _shift(r, theirs[r.seed]) for r in results.seeds(run) if r.entropy and r.seed in theirs})
     if gap := training_gap(results, found, (run, base), "measured"):
         return untested(rule, results, gap, f"{found.mean:.3f}" if found else "")
-    verdict: Verdict = (
-        "reproduced"
-        if abs(found.mean - share) <= tolerance * share
-        else "direction reproduced"
-        if found.excludes(share / 2) > 0
-        else absent(results)
-    )
+    beyond = found.excludes(share / 2) > 0
+    verdict: Verdict = sized(results, abs(found.mean - share) <= tolerance * share) if beyond else absent(results)
     return Decision(rule, found.text(3), results.scale, verdict, sources(results, run, base))
 
 

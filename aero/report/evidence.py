@@ -257,6 +257,30 @@ def papers_in(fragment: str) -> tuple[str, ...]:
     return tuple(short for short in known_papers() if short in found)
 
 
+_SOURCE_FILE = re.compile(r"\baero/[\w/]+\.(?:py|yaml)")
+_DOTTED = re.compile(r"\baero(?:\.\w+)+")
+
+
+def file_of(origin: str, source: str) -> str:
+    """The file that a number leads to: the first result file its source names, else the printed numbers of the paper,
+    else the code that counted it; "" where the source names none that is there.
+    """
+    project = Path(__file__).parents[2]
+    for path in _FILE.findall(source):
+        if not _root or (_root[-1] / path).is_file():
+            return path
+    if named := _SOURCE_FILE.search(source):
+        return named.group() if (project / named.group()).is_file() else ""
+    if origin == "published":
+        short = next((short for word, short in _PAPER_WORDS if word in source), "")
+        return f"aero/published/{short}.yaml" if short else ""
+    if dotted := _DOTTED.search(source):
+        parts = dotted.group().split(".")
+        found = ("/".join(parts[:end]) + ".py" for end in range(len(parts), 1, -1))
+        return next((path for path in found if (project / path).is_file()), "")
+    return ""
+
+
 def files_in(fragment: str) -> tuple[str, ...]:
     """The result files that the numbers in a piece of HTML name as their source."""
     titles = re.findall(r'title="([^"]*)"', fragment)

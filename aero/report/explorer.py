@@ -329,6 +329,8 @@ def _claim(one: Judged) -> dict[str, str]:
         "claim": one.claim.claim,
         "where": one.claim.where,
         "published": one.claim.published,
+        "printed": f"aero/published/{one.claim.file}",
+        "file": next(iter(one.files), one.code_file),
         "measured": decision.measured,
         "origin": "paper_dimensions" if at_dimensions else origin,
         "verdict": decision.verdict,

@@ -19,11 +19,12 @@ from aero.report.costs import at_dimensions, cost_files
 from aero.report.results import Results
 from aero.report.tables import MeasuredCell
 
-MARKS = {"published": "", "paper_dimensions": "●", "smaller_scale": "○", "missing": ""}
+MARKS = {"published": "", "paper_dimensions": "●", "smaller_scale": "○", "projected": "", "missing": ""}
 WORDS = {
     "published": "published",
     "paper_dimensions": "measured at the papers’ dimensions",
     "smaller_scale": "measured at a smaller scale",
+    "projected": "projected, not measured",
     "missing": "not measured yet",
 }
 
@@ -38,10 +39,16 @@ class Html:
         return self.text
 
 
-def number(text: str, origin: str, source: str) -> str:
-    """A number with its class as mark, colour and CSS class; `source` is the file or place it comes from."""
+def number(text: str, origin: str, source: str, file: str = "") -> str:
+    """A number with its class as mark, colour and CSS class; `source` is the file or place it comes from.
+
+    file: what the number leads to, if `source` does not name it.
+    """
     mark = f'<span class="mark">{MARKS[origin]}</span>' if MARKS[origin] else ""
-    return f'<span class="num {origin}" title="{escape(WORDS[origin])}: {escape(source)}">{mark}{escape(text)}</span>'
+    shown = f"{mark}{escape(text)}"
+    if file := file or evidence.file_of(origin, source):
+        shown = f'<a href="{evidence.UP}{escape(file)}">{shown}</a>'
+    return f'<span class="num {origin}" title="{escape(WORDS[origin])}: {escape(source)}">{shown}</span>'
 
 
 def gap(text: str = "not measured yet") -> str:

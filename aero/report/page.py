@@ -1,4 +1,4 @@
-"""Fragments of the report's page: tables, claims, figures and lists, which `reports/aero.py` puts together."""
+"""Fragments of the page that `reports/aero_softmax_only.py` puts together: tables, claims, figures and lists."""
 
 from __future__ import annotations
 
@@ -33,6 +33,11 @@ from aero.report.results import Results, Run
 from aero.report.scales import missing_scale
 from aero.report.statistics import estimate, relative
 from aero.report.tables import cost_rows, table, training_origin
+
+MODELLED = (
+    "Latencies are modelled: computing time + bytes that cost time over bandwidth + rounds x RTT; bytes that cross in "
+    "both directions at once cost the larger direction alone, so they are fewer than the bytes of the tables."
+)
 
 # Tables -----------------------------------------------------------------------------------------------------------
 
@@ -188,10 +193,10 @@ def headline(results: Results) -> Html:
         "as published, measured",
         "tuned, measured",
         "latency (WAN), published",
-        "measured",
+        "modelled",
     ]
     runs = [load("aero").tables[table_].row(name).run or "" for table_, name in HEADLINE_ROWS]
-    caption = f"<b>The headline.</b> {training_caption(results, runs)} Costs: {cost_caption(results)}"
+    caption = f"<b>The headline.</b> {training_caption(results, runs)} Costs: {cost_caption(results)} {MODELLED}"
     return Html(grid(heads, rows, caption, "headline", (0.21, 0.1, 0.18, 0.11, 0.1, 0.1, 0.1, 0.1), "dense"))
 
 

@@ -1,8 +1,8 @@
 """From the report's source to a self-contained HTML page and a PDF, with packages from the index alone.
 
-reports/aero.py (jupytext percent) is executed in a kernel, nbconvert makes the body of the page of it, and from that
-body come the HTML, which loads nothing from anywhere, and, through pandoc and Typst, the PDF. The same inputs give the
-same bytes: fixed cell ids, no dates, fixed hash salt in the figures.
+reports/aero_softmax_only.py (jupytext percent) is executed in a kernel, nbconvert makes the body of the page of it, and
+from that body come the HTML, which loads nothing from anywhere, and, through pandoc and Typst, the PDF. The same inputs
+give the same bytes: fixed cell ids, no dates, fixed hash salt in the figures.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from aero.report.results import SCALE_VARIABLE
 from aero.training.log import write_together
 
 ASSETS = Path(__file__).parent / "assets"
-SOURCE = Path("reports") / "aero.py"
+SOURCE = Path("reports") / "aero_softmax_only.py"
+"""Not aero.py: a notebook's kernel starts in its folder, and there that file would hide the package."""
+
 SCRIPT = "explorer.js"
 """The page's one script; the page's own policy lets a browser run no other, and load nothing."""
 

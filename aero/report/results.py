@@ -192,7 +192,8 @@ class Results:
 
     def at(self, scale: str) -> Results:
         """The same results, seen from another training scale."""
-        return dataclasses.replace(self, scale=scale)
+        # A copy reads every field, and what is read counts as evidence where that is noted.
+        return self if scale == self.scale else dataclasses.replace(self, scale=scale)
 
     def scales_of(self, *runs: str) -> tuple[str, ...]:
         """The scales that are shown of the runs, largest first: those with a result of any, and the report's own."""

@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from aero.report.drawing import AS_PUBLISHED, INK, WIDTH, say_missing, style
-from aero.report.marks import Html, gap, grid
+from aero.report.marks import Html, gap, grid, number
 from aero.report.page import shown
 from aero.report.results import Results
 
@@ -38,15 +38,17 @@ def _damaged_input(results: Results) -> Html:
         [
             escape(target["target"]),
             escape(target["engine"]),
-            f"{target['cases']:,}",
-            f"{target['refused']:,}",
-            f"{target['accepted']:,}",
-            f"{len(target['failures'])}",
-            f"{target['slowest_s']:.2f}",
+            _of(f"{target['cases']:,}", "fuzz"),
+            _of(f"{target['refused']:,}", "fuzz"),
+            _of(f"{target['accepted']:,}", "fuzz"),
+            _of(f"{len(target['failures'])}", "fuzz"),
+            _of(f"{target['slowest_s']:.2f}", "fuzz"),
         ]
         for target in found["targets"]
     ]
-    rows.append(["all", "", *(f"{found[key]:,}" for key in ("cases", "refused", "accepted", "failures")), ""])
+    rows.append(
+        ["all", "", *(_of(f"{found[key]:,}", "fuzz") for key in ("cases", "refused", "accepted", "failures")), ""]
+    )
     words = (
         f"<b>{title}.</b> Every case is a damaged file or message. Refused: one line that names its cause. Accepted: "
         "input after all, with what holds of all input checked. A failure would be anything else: a crash, a hang of "
@@ -64,7 +66,11 @@ def _cases(results: Results, name: str, title: str, command: str) -> Html:
     if found is None:
         return _missing(title, command)
     rows = [
-        [escape(case["name"]), f"{case['passed']:,} of {case['count']:,}", escape(str(case["seen"]))]
+        [
+            escape(case["name"]),
+            _of(f"{case['passed']:,} of {case['count']:,}", name),
+            f'<span class="where">{escape(str(case["seen"]))}</span>',
+        ]
         for case in found["cases"]
     ]
     failures = found.get("failures") or []
@@ -148,7 +154,12 @@ def _determinism(results: Results) -> Html:
 
 
 def _difference(value: float | None) -> str:
-    return gap("–") if value is None else "0" if value == 0 else f"{value:.1e}"
+    return gap("–") if value is None else _of("0" if value == 0 else f"{value:.1e}", "determinism")
+
+
+def _of(text: str, name: str) -> str:
+    """A number of one of the files here."""
+    return number(text, "smaller_scale", f"{FOLDER}/{name}.json")
 
 
 def _missing(title: str, command: str) -> Html:

@@ -65,23 +65,18 @@ def rank_correlation(first: list[float], second: list[float]) -> float:
 def sensitivity_conclusion(results: Results, paper: Paper, *, conclusion: str) -> Decision:
     rule = (
         f"reproduced: in every seed of the sweep and in more than {MOST:.0%} of the reasonable settings (lower end of "
-        "the interval); direction reproduced: in the seeds' mean; else not seen at this scale"
+        "the interval); direction reproduced: in every seed of the sweep; else not seen at this scale"
     )
     if (measured := _sweep(results)) is None:
         return untested(rule, results, NOT_RUN)
     holds = CONCLUSIONS[conclusion].holds
     by_seed = [{core: measured.sensitivities(core)[seed] for core in ORDER} for seed in measured.seeds]
     agree = sum(map(holds, by_seed))
-    mean = holds({core: measured.estimate(core).mean for core in ORDER})
     found = search(results)
     shared = share(found, conclusion) if found else None
     everywhere = shared is not None and shared.low > MOST
     verdict: Verdict = (
-        "reproduced"
-        if agree == len(by_seed) and everywhere
-        else "direction reproduced"
-        if mean
-        else "not seen at this scale"
+        "not seen at this scale" if agree < len(by_seed) else "reproduced" if everywhere else "direction reproduced"
     )
     text = f"{agree} of {len(by_seed)} seeds" + (f"; {shared.text} of settings" if shared else "")
     return _decision(measured, rule, text, verdict, f"{found.file}, {len(found.numbers)} settings" if found else "")
@@ -137,7 +132,8 @@ def collapses(results: Results, paper: Paper, *, fall: list[str], stay: list[str
 def _one_seed(measured: Sweep, results: Results, rule: str, text: str, holds: bool, file: str) -> Decision:
     """What is followed over training is so for the first seed alone: said, but no verdict."""
     reason = f"one seed at rate {measured.about['figure_rate']:g}, so no verdict; in it the claim"
-    return untested(rule, results, f"{reason} {'holds' if holds else 'does not hold'}; {measured.folder}/{file}", text)
+    evidence = f"{reason} {'holds' if holds else 'does not hold'}"
+    return _decision(measured, rule, text, "not testable here", f"{file} beside it: {evidence}")
 
 
 @claim_test

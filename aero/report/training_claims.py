@@ -13,6 +13,7 @@ from aero.report.decisions import (
     by_signs,
     claim_test,
     effect,
+    sized,
     sources,
     training_gap,
     untested,
@@ -20,11 +21,17 @@ from aero.report.decisions import (
 from aero.report.results import Results
 from aero.report.statistics import estimate, relative
 
+FAILED_PERCENT = 25
+"""A baseline that lies further than this above what is compared with it has not learnt."""
+
 
 @claim_test
 def relative_perplexity(results: Results, paper: Paper, *, run: str, base: str, percent: float) -> Decision:
     """How many per cent the perplexity of `run` lies above that of `base`, paired by seed."""
-    rule = f"perplexity of {run} over {base} - 1; reproduced if the interval excludes 0 and contains {percent} %"
+    rule = (
+        f"perplexity of {run} over {base} - 1; direction reproduced if the interval lies on the side of 0 that "
+        f"{percent} % does, reproduced if it contains that number besides, at scale paper"
+    )
     found = estimate(relative(results.perplexity(run), results.perplexity(base)))
     if gap := training_gap(results, found, (run, base)):
         return untested(rule, results, gap, f"{found.mean:+.2f} %" if found else "")
@@ -35,23 +42,28 @@ def relative_perplexity(results: Results, paper: Paper, *, run: str, base: str, 
 
 @claim_test
 def no_worse(results: Results, paper: Paper, *, run: str, base: str, margin_percent: float) -> Decision:
-    """Whether the perplexity of `run` stays within `margin_percent` above that of `base`, paired by seed."""
+    """Whether the perplexity of `run` stays within `margin_percent` above that of `base`, paired by seed.
+
+    A baseline that did not learn proves nothing: whatever is put in its place is no worse.
+    """
     rule = (
-        f"perplexity of {run} over {base} - 1; reproduced if the whole interval is below {margin_percent} %, "
-        "not seen if it is wholly above, direction reproduced if the mean is below"
+        f"perplexity of {run} over {base} - 1; direction reproduced if the whole interval is below {margin_percent} %, "
+        f"reproduced so at scale paper, not seen if it is wholly above, undecided if it holds {margin_percent} % or if "
+        f"{base} diverged or lies more than {FAILED_PERCENT} % above {run}"
     )
     found = estimate(relative(results.perplexity(run), results.perplexity(base)))
     if gap := training_gap(results, found, (run, base)):
         return untested(rule, results, gap, f"{found.mean:+.2f} %" if found else "")
-    side = found.excludes(margin_percent)
-    verdict: Verdict = (
-        "reproduced"
-        if side < 0
-        else "direction reproduced"
-        if side == 0 and found.mean < margin_percent
-        else absent(results)
-    )
-    return Decision(rule, found.text(2, "%"), results.scale, verdict, sources(results, run, base))
+    measured, evidence = found.text(2, "%"), sources(results, run, base)
+    own, other = results.perplexity(run), results.perplexity(base)
+    if any(one.diverged for one in results.seeds(base)):
+        return untested(rule, results, f"{evidence}; {base} diverged", measured)
+    if max(relative(other, own).values()) > FAILED_PERCENT:
+        return untested(rule, results, f"{evidence}; {base} did not learn here, so it is no baseline", measured)
+    if not (side := found.excludes(margin_percent)):
+        return untested(rule, results, f"{evidence}; seed noise is wider than the margin", measured)
+    verdict: Verdict = sized(results, True) if side < 0 else absent(results)
+    return Decision(rule, measured, results.scale, verdict, evidence)
 
 
 @claim_test
@@ -82,7 +94,7 @@ def order(results: Results, paper: Paper, *, runs: list[str]) -> Decision:
 def diverges(results: Results, paper: Paper, *, run: str, others: list[str]) -> Decision:
     """Whether every training of `run` diverges; short of that, whether it is worse than every one of `others`."""
     rule = (
-        "share of seeds that diverged; reproduced if all of at least two, direction reproduced if some did, or if none "
+        "share of at least two seeds that diverged; reproduced if all, direction reproduced if some did, or if none "
         f"did and every interval of perplexity over {', '.join(others)} is above 0"
     )
     runs = results.seeds(run)
@@ -92,8 +104,10 @@ def diverges(results: Results, paper: Paper, *, run: str, others: list[str]) -> 
     measured = f"{len(failed)} of {len(runs)} seeds diverged"
     steps = "; ".join(f"seed {r.seed} at step {r.diverged_at}{_where(r.metrics)}" for r in failed)
     evidence = sources(results, run) + (f"; {steps}" if steps else "")
+    if len(runs) < 2:
+        return untested(rule, results, f"{evidence}; one seed", measured)
     if failed:
-        verdict: Verdict = "reproduced" if len(failed) == len(runs) > 1 else "direction reproduced"
+        verdict: Verdict = "reproduced" if len(failed) == len(runs) else "direction reproduced"
         return Decision(rule, measured, results.scale, verdict, evidence)
     own = results.perplexity(run)
     worse = [estimate(relative(own, results.perplexity(other))) for other in others if results.perplexity(other)]

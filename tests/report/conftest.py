@@ -7,6 +7,7 @@ from pathlib import Path
 import made_results
 import pytest
 
+from aero.report import render
 from aero.report import results as results_module
 from aero.report.results import Results
 
@@ -31,3 +32,13 @@ def full(full_root: Path) -> Results:
 @pytest.fixture(scope="session")
 def empty(empty_root: Path) -> Results:
     return results_module.load(empty_root)
+
+
+@pytest.fixture(scope="session")
+def kept_text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of the project's kept results, without fresh ones that a reader may have; rendered once for all."""
+    root = tmp_path_factory.mktemp("kept")
+    (root / "reports").mkdir()
+    for name in ("params.yaml", "dvc.yaml", "results", str(render.SOURCE)):
+        (root / name).symlink_to(made_results.PROJECT / name)
+    return render.compose_html(render.execute(root), "kept results")

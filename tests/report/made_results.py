@@ -269,6 +269,10 @@ def write_costs(folder: Path) -> None:
     (folder / "end_to_end.json").write_text(json.dumps([entry]), encoding="utf-8")
 
 
+NUMBER = r'<span class="num [^>]*>(?:<a [^>]*>)?(?:<span class="mark">.</span>)?[^<]*(?:</a>)?</span>'
+"""A marked number on the page, as `aero.report.marks.number` writes it."""
+
+
 def project(
     root: Path,
     seeds: tuple[int, ...] = (1337, 1338, 1339),
@@ -280,7 +284,7 @@ def project(
     root.mkdir(parents=True, exist_ok=True)
     parameters = yaml.safe_load((PROJECT / "params.yaml").read_text(encoding="utf-8")) | {"scale": scale}
     (root / "params.yaml").write_text(yaml.safe_dump(parameters), encoding="utf-8")
-    for name in ("dvc.yaml", "reports/aero.py"):
+    for name in ("dvc.yaml", "reports/aero_softmax_only.py"):
         if (PROJECT / name).is_file():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(PROJECT / name, root / name)

@@ -148,7 +148,7 @@ def test_the_section_shows_the_files(measured: Results) -> None:
         "train (1), train_again (1)",
         "0.08",
         "L<sup>0.97</sup>",
-        "<em>7.0 GB; 1.00 h; 2.00 h</em>",
+        ">7.0 GB; 1.00 h; 2.00 h</a>",
         "a &lt;machine&gt;",
         "not measured yet",  # the GPU
     ):

@@ -100,10 +100,10 @@ def test_a_row_with_several_trainings_has_each_in_its_column(tmp_path: Path) -> 
 
 def test_the_page_shows_what_is_measured_and_what_is_not(results: Results, empty: Results) -> None:
     text = cost_tables.savings(results).text
-    for shown in (">4.25×</span>", ">1.72×</span>", ">37 %</span>", ">4.23×</span>", ">1.94×</span>"):
+    for shown in (">4.25×<", ">1.72×<", ">37 %<", ">4.23×<", ">1.94×<"):
         assert shown in text, shown
     rows = cost_tables.other_rows(results).text
-    assert ">3.70</span>" in rows and f">{3.7 / 8.83:.2f}</span>" in rows and "not measured yet" in rows
+    assert ">3.70<" in rows and f">{3.7 / 8.83:.2f}<" in rows and "not measured yet" in rows
     assert rows.count('id="costs-') == 4
     assert "paper_dimensions" not in cost_tables.other_rows(empty).text + cost_tables.savings(empty).text
     assert "not measured yet" in cost_tables.cost_model(empty).text

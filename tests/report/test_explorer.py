@@ -142,7 +142,7 @@ def test_the_data_survive_the_page(kept: Results, judged: list[Judged], tmp_path
     text = explorer.section(kept, judged).text.replace("</p>", ' and $t = x$ and "$5"</p>', 1)
     (root / "piece.html").write_text(text, encoding="utf-8")
     source = "# %% [markdown]\n# # t\n\n# %%\nfrom IPython.display import HTML\nHTML(filename='piece.html')\n"
-    (root / "reports/aero.py").write_text(source, encoding="utf-8")
+    (root / "reports/aero_softmax_only.py").write_text(source, encoding="utf-8")
     body = render.execute(root)
     page = render.compose_html(body.replace('"$5"', ""))
     assert page.count("<math") == 1

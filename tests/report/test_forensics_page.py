@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from aero.report import forensics
 from aero.report.results import Results
@@ -24,10 +25,10 @@ def test_the_table_shows_each_row_of_the_best_fit_and_each_rank(full: Results, t
             text += f"{table},{row},{published},{fitted},-0.87,0.{rank}\n"
     (tmp_path / KEPT).write_text(text)
     shown = forensics.table_fits(dataclasses.replace(full, root=tmp_path)).text
-    assert ">25.10</span>" in shown and ">25.32</span>" in shown and ">-0.87</span>" in shown
-    assert ">19.50</span>" not in shown and ">77</td>" in shown  # ranked, but its rows are not listed
-    assert "SPU 1 &lt;a&gt;" in shown and ">0.12</span> GB added" in shown
-    assert ">+0.77</span>" in shown and ">+0.10</span>" not in shown  # of the rank nearest with one amount added
+    assert ">25.10<" in shown and ">25.32<" in shown and ">-0.87<" in shown
+    assert ">19.50<" not in shown and ">77</td>" in shown  # ranked, but its rows are not listed
+    assert "SPU 1 &lt;a&gt;" in shown and re.search(r">0\.12(</a>)?</span> GB added", shown)
+    assert ">+0.77<" in shown and ">+0.10<" not in shown  # of the rank nearest with one amount added
 
 
 def test_no_file_is_a_visible_gap(full: Results, tmp_path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import jupytext
@@ -12,11 +15,12 @@ import pytest
 from nbclient import NotebookClient
 
 from aero.published import known_papers
-from aero.report import notebook, sensitivity
+from aero.report import notebook, render, sensitivity
 from aero.report.results import Results, load
 
 FOLDER = made_results.PROJECT / "reports"
-NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "aero")
+REPORT = render.SOURCE.stem
+NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != REPORT)
 
 
 def outputs(found: nbformat.NotebookNode) -> list[str]:
@@ -35,12 +39,39 @@ def executed(name: str, folder: Path) -> nbformat.NotebookNode:
 
 
 def test_every_paper_has_one() -> None:
-    assert set(known_papers()) == {"aero", *NAMES}
+    assert set(known_papers()) == {"aero", *NAMES} and REPORT.startswith("aero")
+
+
+def test_no_notebook_hides_a_package_from_the_others() -> None:
+    """A kernel starts in the notebook's folder, which stands first on its path."""
+    packages = {path.parent.name for path in made_results.PROJECT.glob("*/__init__.py")} | sys.stdlib_module_names
+    assert "aero" in packages and not packages & {path.stem for path in FOLDER.glob("*.py")}
+
+
+@pytest.mark.parametrize("name", [REPORT, *NAMES])
+def test_it_runs_by_the_command_that_the_readme_gives(name: str, tmp_path: Path) -> None:
+    """From the repository's root, with nothing on the path but what is installed."""
+    command = ["jupytext", "--to", "ipynb", "--execute", f"reports/{name}.py", "--output", str(tmp_path / "own.ipynb")]
+    documents = [made_results.PROJECT / "README.md", made_results.PROJECT / "docs/reading_the_report.md"]
+    assert all(" ".join(command[:4]) + " reports/" in path.read_text(encoding="utf-8") for path in documents)
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    # The kernel of the folder, not of the temporary file.
+    finished = subprocess.run(
+        [sys.executable, "-m", *command, "--run-path", str(FOLDER)],
+        cwd=made_results.PROJECT,
+        env=environment | {"OMP_NUM_THREADS": "1", "JUPYTER_CONFIG_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr[-2000:]
+    found = nbformat.read(tmp_path / "own.ipynb", 4)
+    assert sum("<table" in text for text in outputs(found)) >= 4
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_is_a_notebook_that_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(made_results.PROJECT))
+def test_it_is_a_notebook_that_runs(name: str) -> None:
     found = executed(name, FOLDER)
     assert found.metadata.kernelspec.name == "python3" and found.cells[0].cell_type == "markdown"
     nbformat.validate(found)

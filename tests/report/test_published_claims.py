@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+import subprocess
 from pathlib import Path
 
 import made_results
@@ -11,7 +13,7 @@ import pytest
 import yaml
 
 from aero.published import Paper, known_papers, load
-from aero.report import claims, overview, published_claims
+from aero.report import claims, evidence, overview, published_claims, scales
 from aero.report.decisions import TESTS
 from aero.report.results import Results
 from aero.report.results import load as load_results_of
@@ -155,15 +157,105 @@ def test_every_claim_says_where_what_and_what_it_needs(empty: Results) -> None:
     for judged in claims.judge(empty):
         claim = judged.claim
         assert claim.where and claim.claim and claim.published and claim.short, claim.id
-        assert claim.kind in ("claim", "contradiction"), claim.id
+        assert claim.kind in ("claim", "contradiction", "own"), claim.id
         assert judged.needs and judged.decision.rule, claim.id
     assert {test for test in TESTS if not claims.needs(test)} == set()
+
+
+FIELDS = {"id", "short", "topic", "kind", "where", "claim", "stated", "test", "published", "parameters"}
+
+
+def git(*arguments: str) -> str:
+    return subprocess.run(
+        ["git", *arguments], cwd=made_results.PROJECT, capture_output=True, text=True, check=True
+    ).stdout
+
+
+@pytest.fixture(scope="module")
+def kept() -> Results:
+    return evidence.traced(load_results_of(made_results.PROJECT))
+
+
+def first_commits(path: str) -> dict[str, int]:
+    """When each file below `path` was first committed, in seconds."""
+    found: dict[str, int] = {}
+    time = 0
+    for line in git("log", "--diff-filter=A", "--format=@%at", "--name-only", "--", path).splitlines():
+        if line.startswith("@"):
+            time = int(line[1:])
+        elif line:
+            found[line] = min(time, found.get(line, time))
+    return found
+
+
+def entered() -> dict[str, int]:
+    """When each claim's id first stood in a file of claims."""
+    found: dict[str, int] = {}
+    time = 0
+    for line in git("log", "-p", "-U0", "--no-renames", "--format=@%at", "--", "aero/published").splitlines():
+        if re.fullmatch(r"@\d+", line):
+            time = int(line[1:])
+        elif entry := re.match(r"\+ *- \{id: ([\w.-]+),", line):
+            found[entry.group(1)] = min(time, found.get(entry.group(1), time))
+    return found
+
+
+def test_git_does_not_refute_that_a_claim_was_stated_before_its_data(kept: Results) -> None:
+    """A claim is before the data if it entered git before one of the runs it compares had a kept result, or before
+    every kept file it was decided on.
+    """
+    if not (made_results.PROJECT / ".git").exists() or git("rev-parse", "--is-shallow-repository").strip() == "true":
+        pytest.skip("needs the repository's history")
+    files, entries = first_commits("results"), entered()
+    counted = 0
+    for judged in claims.judge(kept):
+        runs = scales.sides(kept, judged.claim)
+        firsts = [min((t for f, t in files.items() if f.split("/")[2] == run), default=None) for run in runs]
+        if runs and None in firsts or not judged.decision.measured:
+            continue  # a side has no kept result: nothing is known yet
+        known = firsts or [files[file] for file in judged.files if file in files]
+        if judged.claim.stated.startswith("before") and known:
+            data = max(known) if runs else min(known)
+            assert entries[judged.claim.id] < data, (judged.claim.id, judged.files)
+            counted += 1
+    assert counted > 60
+
+
+def test_a_claim_that_came_after_its_data_says_so(kept: Results) -> None:
+    stated = {j.claim.id: j.claim.stated for j in claims.judge(kept)}
+    for name in ("eg-relu-over-gelu", "eg-saving", "eg-thresholds-vary", "c-gelu-of-the-baseline", "t4-own-saving"):
+        assert stated[name] == "after the data"
+    for name in ("f9-regularisation-against-overload", "f11-alpha-grows", "f17-none-pruned-balanced"):
+        assert stated[name] == "after the data"
+    words = claims.stated_words(claims.judge(kept))
+    numbers = [int(n) for n in re.findall(r"\d+", words)]
+    assert sum(numbers) == len(stated) and numbers[2] == list(stated.values()).count("after the data")
+    needless = [j for j in claims.judge(kept) if j.claim.stated == "no data"]
+    assert all(j.group in ("theory and arithmetic", "print against print") for j in needless)
+
+
+def test_counts_by_what_claims_rest_on_add_up(kept: Results) -> None:
+    judged = claims.judge(kept)
+    groups = claims.group_counts(judged)
+    assert {verdict: sum(of[verdict] for of in groups.values()) for verdict in claims.VERDICTS} == claims.counts(judged)
+    own = {j.claim.id for j in judged if j.group == "own variations"}
+    assert len(own) == 7 and "t4-saving-without-the-baseline" in own
+    asked = {name for question in overview.questions() for name in question.claims}
+    assert not asked & own and "l-best-gain" not in asked
+    assert next(j for j in judged if j.claim.id == "l-best-gain").group == "print against print"
+
+
+def test_below_the_papers_size_no_trained_number_is_reproduced(kept: Results) -> None:
+    sized = ("relative_perplexity", "no_worse", "head_fraction", "head_fraction_difference", "distribution_shift")
+    for judged in claims.judge(kept):
+        if judged.claim.test in sized and judged.decision.scale != "paper":
+            assert judged.decision.verdict != "reproduced", judged.claim.id
 
 
 def test_no_verdict_is_typed_in_any_file() -> None:
     for path in sorted((made_results.PROJECT / "aero/published").glob("*_claims.yaml")):
         for entry in yaml.safe_load(path.read_text(encoding="utf-8"))["claims"]:
-            assert set(entry) <= {"id", "short", "topic", "kind", "where", "claim", "test", "published", "parameters"}
+            assert set(entry) <= FIELDS
             for verdict in claims.VERDICTS:
                 assert verdict not in entry["claim"] + entry["short"] + entry["published"], entry["id"]
 
@@ -179,6 +271,6 @@ def test_the_questions_name_claims_that_exist_and_every_paper() -> None:
 
 
 def test_every_topic_is_shown_in_the_report() -> None:
-    source = (made_results.PROJECT / "reports/aero.py").read_text(encoding="utf-8")
+    source = (made_results.PROJECT / "reports/aero_softmax_only.py").read_text(encoding="utf-8")
     topics = {claim.topic for short in known_papers() for claim in load(short).claims}
     assert {topic for topic in topics if f'"{topic}"' not in source} == set()

@@ -11,11 +11,22 @@ import pytest
 import yaml
 
 from aero.parameters import load as load_parameters
+from aero.report import (
+    claims,
+    landscape_tables,
+    latex,
+    parallel_context_tables,
+    scales,
+    sensitivity,
+    summary,
+    tables,
+)
 from aero.report.readme import with_headline
 from aero.report.results import load
-from stages import summary
+from stages.summary import cost
 
 PROJECT = made_results.PROJECT
+REPORTS = PROJECT / "reports"
 README = (PROJECT / "README.md").read_text(encoding="utf-8")
 
 
@@ -31,6 +42,24 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_headline_table_is_that_of_the_results(kept: Path) -> None:
     scale = re.search(r"Measured side: scale (\w+)", README).group(1)
     assert with_headline(README, load(kept, scale)) == README, "run python -m aero.report.readme"
+
+
+def test_the_committed_tables_and_claims_are_those_of_the_results(kept: Path) -> None:
+    """All that the stage writes but the page itself, whose rendering takes half a minute."""
+    scale = re.search(r"Measured side: scale (\w+)", README).group(1)
+    results = load(kept, scale)
+    judged = claims.judge(results)
+    parts = (tables, landscape_tables, scales, sensitivity, parallel_context_tables)
+    printed = {path: text for part in parts for path, text in part.files(results).items()}
+    texts = printed | latex.files(printed) | summary.files(results, judged)
+    texts[Path("reports/claims.csv")] = claims.claims_csv(judged)
+    made = {path.as_posix(): text for path, text in texts.items()}
+    committed = {
+        path.relative_to(PROJECT).as_posix(): path.read_text(encoding="utf-8")
+        for path in (*REPORTS.glob("tables/*"), REPORTS / "claims.csv", REPORTS / "metrics.json")
+    }
+    assert len(made) > 25 and set(made) == set(committed)
+    assert [name for name in sorted(made) if made[name] != committed[name]] == [], "run make report and commit reports/"
 
 
 def test_links_and_files_it_names_exist() -> None:
@@ -61,11 +90,11 @@ def test_its_example_costs_what_the_stage_says(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(PROJECT)
     parameters = load_parameters()
     lines = re.findall(r"summary\.json +(\w+)\.(\w+) +(\S+) +(\S+) +(\S+)\n", README)
-    costs = [summary.cost(parameters, "sm-scfuffn", name) for name in ("SM+ScFuFFN", "EReg(SM(t)+ScFuFFN)")]
+    costs = [cost(parameters, "sm-scfuffn", name) for name in ("SM+ScFuFFN", "EReg(SM(t)+ScFuFFN)")]
     shown = [(program, *rest) for program, *rest in lines if program in costs[0]]
     assert len(shown) == 6
     for program, quantity, before, after, change in shown:
-        assert (float(before), float(after)) == tuple(cost[program][quantity] for cost in costs)
+        assert (float(before), float(after)) == tuple(one[program][quantity] for one in costs)
         assert float(change) == pytest.approx(float(after) - float(before), abs=1e-4)
     looked_up = re.search(r"the ● ([\d.]+) GB of `SM\+LN\+R` above", README).group(1)
     with (PROJECT / "results/two_party/rows.csv").open(encoding="utf-8", newline="") as file:

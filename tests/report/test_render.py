@@ -76,7 +76,7 @@ def test_everything_is_written_and_nothing_half(rendered_root: Path) -> None:
         if p.is_file()
     }
     assert made == {
-        "aero.py",
+        "aero_softmax_only.py",
         "report.html",
         "report.pdf",
         "claims.csv",
@@ -85,6 +85,12 @@ def test_everything_is_written_and_nothing_half(rendered_root: Path) -> None:
     }
     pdf = (rendered_root / "reports/report.pdf").read_bytes()
     assert pdf.startswith(b"%PDF-") and pdf.rstrip().endswith(b"%%EOF") and len(pdf) > 100_000
+
+
+@pytest.fixture(params=["text", "kept_text"])
+def either(request: pytest.FixtureRequest) -> str:
+    """The page of made results and that of the kept ones, which has sections that the made ones have no data for."""
+    return request.getfixturevalue(request.param)
 
 
 def addresses(text: str) -> list[tuple[str, str, str]]:
@@ -161,12 +167,12 @@ def test_every_table_and_figure_names_its_files_code_and_command(text: str) -> N
             assert '<a href="../aero/published/' in below.group(), block[:200]
 
 
-def test_no_number_stands_outside_of_what_names_its_source(text: str) -> None:
+def test_no_number_stands_outside_of_what_names_its_source(either: str) -> None:
     """In running text a number with a decimal point is in a marked number, a formula or the name of a paper."""
-    main = text[text.index("<main>") : text.index("</main>")]
+    main = either[either.index("<main>") : either.index("</main>")]
     main = re.sub(r"<svg\b.*?</svg>|<math\b.*?</math>|<details\b.*?</details>", "", main, flags=re.DOTALL)
     main = re.sub(r'<div class="caption">.*?</div>', "", main, flags=re.DOTALL)
-    main = re.sub(r'<span class="num [^>]*>(?:<span class="mark">.</span>)?[^<]*</span>', "", main)
+    main = re.sub(made_results.NUMBER, "", main)
     main = re.sub(r'<a href="#claim-[^>]*>.*?</a>', "", main)  # a claim's name leads to its files
     main = re.sub(r"<tr><td[^>]*>.*?</td>", "<tr>", main, flags=re.DOTALL)  # what a row is about: a claim, a setting
     main = re.sub(r'<span class="where">.*?</span>|<code>.*?</code>', "", main, flags=re.DOTALL)
@@ -177,16 +183,38 @@ def test_no_number_stands_outside_of_what_names_its_source(text: str) -> None:
         assert not loose, (loose, words[:200])
 
 
-def test_every_number_in_a_table_says_its_class_and_source(text: str) -> None:
+def test_every_number_in_a_table_says_its_class_and_source(either: str) -> None:
     classes = "|".join(marks.WORDS)
-    spans = re.findall(r'<span class="num ([^"]*)"([^>]*)>', text)
+    spans = re.findall(r'<span class="num ([^"]*)"([^>]*)>', either)
     assert len(spans) > 300
     for kind, rest in spans:
         assert re.fullmatch(classes, kind), kind
         title = re.search(r'title="([^"]+)"', rest)
         assert title and html.unescape(title.group(1)).split(": ", 1)[1].strip(), rest
-    loose = re.findall(r"<td[^>]*>\s*([-+]?\d+\.\d+)", text)
+    loose = re.findall(r"<td[^>]*>\s*(?:<em>)?([-+]?\d+\.\d+)", either)
     assert loose == []
+
+
+def test_a_number_leads_to_its_file_in_one_click(kept_text: str) -> None:
+    """Those of the first table and of the list of all claims, and nearly all others."""
+    for identifier in ("questions", "all-claims"):
+        table = kept_text[kept_text.index(f'id="{identifier}"') :]
+        table = table[: table.index("</table>")]
+        numbers = re.findall(r'<span class="num [^>]*>(.{9})', table)
+        assert len(numbers) > 20 and all(start == '<a href="' for start in numbers), identifier
+    # A link in a link is none: the browser ends the outer one.
+    assert not re.search(r"<a\b(?:(?!</a>).)*<a\b", render.without_script(kept_text), re.DOTALL)
+    links = {html.unescape(one) for one in re.findall(r'<span class="num [^>]*><a href="\.\./([^"]+)"', kept_text)}
+    assert len(links) > 60 and [one for one in links if not (made_results.PROJECT / one).is_file()] == []
+    spans = re.findall(r'<span class="num (?!published)[^>]*>(.{9})', kept_text)
+    assert sum(start == '<a href="' for start in spans) > 0.98 * len(spans)
+
+
+def test_a_wide_figure_says_so_on_a_phone(text: str) -> None:
+    narrow = text[text.index("@media (max-width: 40rem) {") :]
+    hint = re.search(r"\.figure > \.scroll::before.*?\{(.*?)\}", narrow, re.DOTALL)
+    assert hint and "scroll sideways" in hint.group(1)
+    assert text.count('<div class="figure"') > 30
 
 
 def test_sources_of_measured_numbers_are_files_of_the_project(rendered_root: Path, text: str) -> None:
@@ -220,7 +248,7 @@ def test_no_number_is_typed_in_the_source() -> None:
         r"|arXiv \d{4}\.\d{5}|ICLR \d{4}|\$\$.*?\$\$|\$.*?\$",
         re.DOTALL,
     )
-    notebook = jupytext.read(made_results.PROJECT / "reports/aero.py", fmt="py:percent")
+    notebook = jupytext.read(made_results.PROJECT / "reports/aero_softmax_only.py", fmt="py:percent")
     prose = []
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
@@ -244,7 +272,7 @@ def test_an_unknown_scale_is_one_line_and_leaves_the_report_alone(rendered_root:
 
 def test_a_failing_source_is_one_line_and_writes_nothing(tmp_path: Path) -> None:
     root = made_results.project(tmp_path, runs=(), costs=False)
-    (root / "reports/aero.py").write_text("# %%\nraise KeyError('no such thing')\n", encoding="utf-8")
+    (root / "reports/aero_softmax_only.py").write_text("# %%\nraise KeyError('no such thing')\n", encoding="utf-8")
     finished = run_stage(root)
     assert finished.returncode == 1 and len(finished.stderr.strip().splitlines()) == 1
     assert "KeyError: 'no such thing'" in finished.stderr
@@ -252,7 +280,7 @@ def test_a_failing_source_is_one_line_and_writes_nothing(tmp_path: Path) -> None
 
 
 def test_no_source_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="the report's source reports/aero.py is not in"):
+    with pytest.raises(ValueError, match="the report's source reports/aero_softmax_only.py is not in"):
         render.execute(tmp_path)
 
 
@@ -313,7 +341,7 @@ def test_other_scales_stand_in_columns_of_their_own(tmp_path: Path) -> None:
     made_results.write_run(root / "results/gpu/sm-ln-g", "sm-ln-g", 1337, "gpu", perplexity=10.0)
     made_results.write_run(root / "results/gpu/sm-r", "sm-r", 1337, "gpu", perplexity=11.0)
     text = page.other_scales(load(root), ["sm-ln-g", "sm-r"]).text
-    assert "<th>gpu</th><th>laptop</th>" in text and ">10.0</span>" in text and "results/gpu/sm-r/metrics.json" in text
+    assert "<th>gpu</th><th>laptop</th>" in text and ">10.0<" in text and "results/gpu/sm-r/metrics.json" in text
 
 
 def test_runs_not_trained_alike_are_told(tmp_path: Path) -> None:

@@ -97,18 +97,18 @@ def test_the_parts_of_a_rows_bytes_add_up(full: Results) -> None:
     )
     text = cost_page.table_parts(full).text
     # 15.3 GB less 0.22 + 0.025 + 0.044 + 0.022
-    assert ">14.989</span>" in text and ">15.300</span>" in text
+    assert ">14.989<" in text and ">15.300<" in text
     assert f"{2.2e8:.0f}" in files(full)[Path("reports/tables/aero_table4_costs.csv")]
 
 
 def test_operations_are_listed_with_bytes_of_both_directions(full: Results, empty: Results) -> None:
-    assert ">230.00</span>" in cost_page.table_operations(full).text
+    assert ">230.00<" in cost_page.table_operations(full).text
     assert "not measured yet" in cost_page.table_operations(empty).text
 
 
 def test_complete_passes_are_listed_with_their_error(full: Results, empty: Results) -> None:
     text = cost_page.end_to_end(full).text
-    assert ">0.004</span>" in text and ">0.992</span>" in text and ">51234</span>" in text and "e+" not in text
+    assert ">0.004<" in text and ">0.992<" in text and ">51234<" in text and "e+" not in text
     assert "No complete private forward pass" in cost_page.end_to_end(empty).text
 
 
@@ -125,7 +125,7 @@ def test_passes_over_shaped_links_are_listed_beside_their_prediction(tmp_path: P
     ]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     text = cost_page.table_shaped(load(root)).text
-    for shown in (">200.0</span>", ">190.0</span>", ">-5.0%</span>", "wan, 100 Mbit/s, 80 ms", "12 layers, d=64, T=64"):
+    for shown in (">200.0<", ">190.0<", ">-5.0%<", "wan, 100 Mbit/s, 80 ms", "12 layers, d=64, T=64"):
         assert shown in text
     path.write_text("\n".join(lines).replace("200.0", "many"), encoding="utf-8")
     assert "not measured yet" in cost_page.table_shaped(load(root)).text

@@ -41,9 +41,11 @@
 
   const fill = (parent, ...children) => parent.replaceChildren(...children.flat());
 
-  function figure(text, origin, about) {
+  // A number leads to its file: the given one, or the first that what is said about it names.
+  function figure(text, origin, about, file = (about.match(/\b(?:results|runs)\/[\w./()+=-]+\.(?:json|csv)/) || [""])[0]) {
     const mark = MARKS[origin] ? element("span", { class: "mark" }, MARKS[origin]) : null;
-    return element("span", { class: `num ${origin}`, title: `${WORDS[origin]}: ${about}` }, mark, text);
+    const shown = file ? [element("a", { href: `../${file}` }, mark, text)] : [mark, text];
+    return element("span", { class: `num ${origin}`, title: `${WORDS[origin]}: ${about}` }, shown);
   }
 
   const gap = (text) => element("span", { class: "missing" }, text);
@@ -190,7 +192,7 @@
   function printed(line, key, unit) {
     const value = line.row.published[key];
     if (value === undefined || value === null || line.program !== "as_published") return null;
-    return aside(figure(value.toFixed(2), "published", line.row.published.place), ` ${unit} published`);
+    return aside(figure(value.toFixed(2), "published", line.row.published.place, "aero/published/aero.yaml"), ` ${unit} published`);
   }
 
   const measured = (line, text) => figure(text, "paper_dimensions", `${line.cost.source}, ${line.cost.how}`);
@@ -375,9 +377,9 @@
   const claims = sortedTable([
     { title: "claim", value: (claim) => claim.claim, cells: claimCells },
     { title: "paper", value: (claim) => claim.paper, cells: (claim) => [element("code", {}, claim.paper.replaceAll("_", "_\u200b"))] },
-    { title: "published", value: null, cells: (claim) => [figure(claim.published, "published", claim.where)] },
+    { title: "published", value: null, cells: (claim) => [figure(claim.published, "published", claim.where, claim.printed)] },
     { title: "found here", value: null,
-      cells: (claim) => [claim.measured ? figure(claim.measured, claim.origin, claim.evidence) : gap("not measured yet")] },
+      cells: (claim) => [claim.measured ? figure(claim.measured, claim.origin, claim.evidence, claim.file) : gap("not measured yet")] },
     { title: "verdict", value: (claim) => data.verdicts.indexOf(claim.verdict), cells: (claim) => [verdict(claim.verdict)] },
     { title: "rule and evidence", value: null, cells: (claim) => [aside(`${claim.rule}. ${claim.evidence}.`)] },
   ], "The claims that pass the filter");

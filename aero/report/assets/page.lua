@@ -2,7 +2,7 @@
 -- meaning in page.typ.
 local spans = {
   published = "published", paper_dimensions = "paper-dimensions", smaller_scale = "smaller-scale", missing = "missing",
-  none = "none-mark", where = "where", mark = "mark", ratio = "ratio", quiet = "where",
+  none = "none-mark", projected = "projected", where = "where", mark = "mark", ratio = "ratio", quiet = "where",
 }
 
 local function call(name, content, kind)
@@ -22,6 +22,10 @@ function Span(element)
     if class == "verdict" then
       local words = element.classes[2] or ""
       return call('verdict("' .. words .. '")', element.content)
+    end
+    -- On paper a number is no link: its table's line below names the file.
+    if element.classes:includes("num") then
+      element = element:walk({ Link = function(link) return link.content end })
     end
     if spans[class] then return call(spans[class], element.content) end
   end

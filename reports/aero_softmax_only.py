@@ -63,8 +63,8 @@ Markdown(f"""# AERO, reproduced
 
 Five papers say which nonlinearities a language model needs to be run privately at a bearable price, and what the
 entropy of its attention has to do with it. This is an audit: {len(judged)} of their claims, each with its place and a
-test that was written down before its result, decided on small models trained here, on private inference between two
-processes at the papers' own dimensions, and on what the papers print themselves.""")
+test, decided on small models trained here, on private inference between two processes at the papers' own dimensions,
+and on what the papers print themselves. By the dates of the commits {claims.stated_words(judged)}.""")
 
 # %%
 claims_page.count_line(judged)
@@ -111,8 +111,8 @@ page.figure_of(
 # ## How to read this
 #
 # Every number belongs to one of three classes, marked wherever it stands. Under every table and figure, *Data, code,
-# command* opens to the files its numbers come from, the code that made it and the command that makes it again; hovering
-# over a number names its file. In the tables of claims the last column has the test and the files. Links lead into the
+# command* opens to the files its numbers come from, the code that made it and the command that makes it again; a
+# number leads to its file. In the tables of claims the last column has the test and the files. Links lead into the
 # repository that this page lies in.
 
 # %%
@@ -255,9 +255,12 @@ claims_page.claims_table(results, judged, "pythia")
 # Two processes compute one forward pass on secret shares: the server holds the weights, the client the prompt, and only
 # the client learns the logits. A row is composed from its operations, each measured in such a run. *As published* is
 # the plain program the authors must have run; *tuned* is the same model with projections merged, linear parts folded
-# into their neighbours and the causal half skipped. The latency on a network is
+# into their neighbours and the causal half skipped. The latency on a network is modelled, not timed:
 #
-# $$t = t_\text{compute} + \frac{\text{bytes}}{\text{bandwidth}} + \text{rounds} \times \text{RTT}.$$
+# $$t = t_\text{compute} + \frac{\text{bytes that cost time}}{\text{bandwidth}} + \text{rounds} \times \text{RTT}.$$
+#
+# Bytes that cross in both directions at once cost the time of the larger direction alone, so those that cost time are
+# fewer than the bytes of the tables, which count both directions.
 
 # %%
 page.figure_of(

@@ -128,7 +128,7 @@ def count_line(judged: Iterable[Judged]) -> Html:
         parts = [f"<b>{count}</b> {verdict(kind)}" for kind, count in found.items() if count]
         if parts:
             spans = " · ".join(f"<span>{part}</span>" for part in parts)
-            lines.append(f'<p class="counts"><b>{escape(group)}:</b> {spans}</p>')
+            lines.append(f'<p class="counts"><span class="of">{escape(group)}</span> {spans}</p>')
     return Html("".join(lines))
 
 

@@ -63,8 +63,9 @@ Markdown(f"""# AERO, reproduced
 
 Five papers say which nonlinearities a language model needs to be run privately at a bearable price, and what the
 entropy of its attention has to do with it. This is an audit: {len(judged)} claims, theirs but for a few variations of
-our own that are counted apart, each with its place and a test, decided on small models trained here, on private inference between two processes at the papers' own dimensions,
-and on what the papers print themselves. By the dates of the commits {claims.stated_words(judged)}.""")
+our own that are counted apart, each with its place and a test, decided on small models trained here, on private
+inference between two processes at the papers' own dimensions, and on what the papers print themselves. By the dates of
+the commits {claims.stated_words(judged)}.""")
 
 # %%
 claims_page.count_line(judged)

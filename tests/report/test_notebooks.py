@@ -34,7 +34,7 @@ def outputs(found: nbformat.NotebookNode) -> list[str]:
 def executed(name: str, folder: Path) -> nbformat.NotebookNode:
     """The notebook as Jupyter runs it: in its own folder, in a kernel of this interpreter."""
     found = jupytext.read(FOLDER / f"{name}.py")
-    NotebookClient(found, timeout=100, resources={"metadata": {"path": str(folder)}}).execute()
+    NotebookClient(found, timeout=900, resources={"metadata": {"path": str(folder)}}).execute()
     return found
 
 
@@ -62,7 +62,7 @@ def test_it_runs_by_the_command_that_the_readme_gives(name: str, tmp_path: Path)
         env=environment | {"OMP_NUM_THREADS": "1", "JUPYTER_CONFIG_DIR": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert finished.returncode == 0, finished.stderr[-2000:]

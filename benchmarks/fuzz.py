@@ -86,7 +86,7 @@ class Tally:
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
         except (ValueError, OSError) as error:
-            from benchmarks.fuzz_targets import refusal
+            from benchmarks.fuzz_target import refusal
 
             wrong, refused = refusal(error, self._cause), True
             if wrong is not None:
@@ -199,7 +199,7 @@ def _child(name: str, engine: str, cases: int, seconds: float, seed: int, report
             by_hypothesis(target, tally, cases, seed, began + seconds)
             finish()
             return
-        from benchmarks.fuzz_targets import put
+        from benchmarks.fuzz_target import put
 
         corpus = Path(folder) / "corpus"
         corpus.mkdir()

@@ -103,14 +103,16 @@ def descriptors(pid: int) -> list[str]:
 
 
 def idle(pid: int, folder: Path, before: dict[str, int] | None) -> dict[str, int]:
-    """What the server holds when its party processes have ended: as few processes as `before`, waited for IDLE_S."""
+    """What the server holds when the question's processes, threads and descriptors have ended, as few as `before`;
+    whatever is still there after IDLE_S is counted."""
     until = time.monotonic() + IDLE_S
     while True:
         try:
             found = counted(pid, folder)
         except (FileNotFoundError, ProcessLookupError):
             continue  # a party process ended while it was counted
-        if before is None or found["processes"] <= before["processes"] or time.monotonic() > until:
+        ended = before is None or all(found[name] <= before[name] for name in ("processes", "threads", "descriptors"))
+        if ended or time.monotonic() > until:
             return found
         time.sleep(0.05)
 

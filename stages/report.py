@@ -32,11 +32,7 @@ def main(arguments: list[str]) -> None:
         | sensitivity.files(results)
         | parallel_context_tables.files(results)
     )
-    texts = (
-        printed
-        | latex.files(printed)
-        | {Path("reports") / "claims.csv": claims.claims_csv(judged)}
-    )
+    texts = printed | latex.files(printed) | {Path("reports") / "claims.csv": claims.claims_csv(judged)}
     report = render(root, results.scale, f"Rendered from commit {commit()[:10]}, scale {results.scale}")
     pages = {Path("reports") / "report.html": report.html, Path("reports") / "report.pdf": report.pdf}
     # The metrics come last: they go before the first file is renamed, so a report that was killed among its renames is

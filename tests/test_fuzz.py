@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks import fuzz
-from benchmarks.fuzz_targets import TARGETS, refusal
+from benchmarks.fuzz_target import refusal
+from benchmarks.fuzz_targets import TARGETS
 
 CASES = {"parameters": 60, "published numbers": 60, "link, server": 60, "link, client": 60}
 MOST = 100

@@ -17,7 +17,7 @@ from aero.errors import LONGEST_LINE, one_line
 from aero.two_party.hello import PROTOCOL, Description, versions
 from aero.two_party.settings import TwoPartyError
 from aero.two_party.tunnel import QUESTION_BYTES
-from benchmarks.fuzz_targets import END, MESSAGE, OPEN, _tiny_description, frame, link_client, link_server, shares
+from benchmarks.fuzz_links import END, MESSAGE, OPEN, _tiny_description, frame, link_client, link_server, shares
 
 DEEP = b"[" * 20_000
 DESCRIPTION, _ = _tiny_description()

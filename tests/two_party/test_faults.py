@@ -44,6 +44,15 @@ def many_runs(party, own):
     return "a stale result"
 
 
+def on_both_sides(side):
+    """Run `side(rank)` for the server and the client at once, each in a thread."""
+    threads = [threading.Thread(target=side, args=(rank,)) for rank in (SERVER, CLIENT)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+
+
 def gone(folder):
     """Whether both party processes have ended."""
     return not any(Path(f"/proc/{(folder / name).read_text()}").exists() for name in NAMES)
@@ -123,11 +132,7 @@ def test_a_link_between_hosts_that_garbles_or_stalls(tmp_path, fault, said, rece
             tunnel.give_up()
             ended[rank] = (str(error), time.monotonic())
 
-    threads = [threading.Thread(target=side, args=(rank,)) for rank in (SERVER, CLIENT)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
+    on_both_sides(side)
     middle.close(), listener.close()
     lines = [ended[rank][0] for rank in (CLIENT, SERVER)]
     assert re.search(said, "; ".join(lines))
@@ -170,11 +175,7 @@ def test_a_side_whose_frames_are_whole_and_whose_protocol_is_garbage(tmp_path, r
             tunnel.give_up()
             ended[own_rank] = (str(error), time.monotonic())
 
-    threads = [threading.Thread(target=side, args=(one,)) for one in (SERVER, CLIENT)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
+    on_both_sides(side)
     listener.close()
     assert acted and set(ended) == {CLIENT, SERVER}
     for line, at in ended.values():

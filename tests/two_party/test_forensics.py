@@ -10,15 +10,12 @@ import sys
 import pytest
 
 from aero.errors import UserError
-from benchmarks import forensics
+from benchmarks import forensics_ops
 from benchmarks.forensics import (
     CHOICES,
-    LARGE,
-    SMALL,
     Composer,
     Configuration,
     Engine,
-    Measured,
     PublishedRow,
     ciphertexts,
     engines_of,
@@ -26,11 +23,10 @@ from benchmarks.forensics import (
     lines,
     product_bytes,
     published_rows,
-    read,
     report,
     search,
-    write,
 )
+from benchmarks.forensics_ops import LARGE, SMALL, Measured, read, write
 
 FEW = CHOICES | {"counted": ("GB", "GB one way"), "final_norm": ("none",), "gains": ("public", "secret")}
 
@@ -174,23 +170,23 @@ def test_lines_tell_each_row_of_each_fit(tmp_path):
 
 
 def test_measuring_takes_two_processes_and_is_resumed(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(forensics, "OPS", tmp_path / "ops.csv")
-    monkeypatch.setattr(forensics, "LARGE", ())
-    monkeypatch.setattr(forensics, "WARM_UP", (("multiply", ((8, 8), (8, 8))),))
-    monkeypatch.setattr(forensics, "SMALL", (("multiply", ((64, 768), (64, 768)), 1),))
+    monkeypatch.setattr(forensics_ops, "OPS", tmp_path / "ops.csv")
+    monkeypatch.setattr(forensics_ops, "LARGE", ())
+    monkeypatch.setattr(forensics_ops, "WARM_UP", (("multiply", ((8, 8), (8, 8))),))
+    monkeypatch.setattr(forensics_ops, "SMALL", (("multiply", ((64, 768), (64, 768)), 1),))
     done: list[Measured] = []
-    forensics.measure(sys.executable, "default", done)
+    forensics_ops.measure(sys.executable, "default", done)
     assert read(tmp_path / "ops.csv") == done and [one.op for one in done] == ["setup", "multiply"]
     assert 1e6 < done[0].bytes < 5e6  # keys and first oblivious transfers
     product = done[1]
     # 221 bytes an entry as results/two_party/ops.csv has it, and perhaps a stock or two of oblivious transfers.
     assert product.bytes == pytest.approx(64 * 768 * 221, rel=0.08)
     assert product.bytes_client == pytest.approx(product.bytes_server, rel=0.2)
-    forensics.measure(sys.executable, "default", done)
+    forensics_ops.measure(sys.executable, "default", done)
     assert len(done) == 2
-    monkeypatch.setattr(forensics, "SMALL", (("no_such_operation", ((8, 8),), 1),))
+    monkeypatch.setattr(forensics_ops, "SMALL", (("no_such_operation", ((8, 8),), 1),))
     with pytest.raises(UserError, match="ended at no_such_operation"):
-        forensics.measure(sys.executable, "default", done)
+        forensics_ops.measure(sys.executable, "default", done)
     assert "KeyError" in capfd.readouterr().err
 
 
@@ -199,4 +195,4 @@ def test_an_interpreter_without_spu_is_told_in_one_line(tmp_path):
     fake.write_text("#!/bin/sh\necho 'ModuleNotFoundError: No module named spu' >&2\nexit 1\n")
     fake.chmod(0o755)
     with pytest.raises(UserError, match="cannot import spu: ModuleNotFoundError.*install it there"):
-        forensics.measure(str(fake), "default", [])
+        forensics_ops.measure(str(fake), "default", [])

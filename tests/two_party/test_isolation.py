@@ -45,11 +45,11 @@ def pickled(prompt):
     return pickle.dumps(prompt, 4)[14:-2]
 
 
-def of_model(model):
+def of_model(model, program="tuned"):
     """{name: bytes} of what gives weights away: a row of Q's matrix as it is in the checkpoint, and of a matrix of the
     first layer as the program takes it, folded."""
     query = model.blocks[0].attention.query.weight.detach().numpy()[3]
-    folded = next(a for name, a in weight_arrays(model, "tuned").items() if name.startswith("0.") and a.ndim == 2)[3]
+    folded = next(a for name, a in weight_arrays(model, program).items() if name.startswith("0.") and a.ndim == 2)[3]
     fixed = np.floor(folded.astype(np.float64) / STEP).astype("<i8")
     return {"query": query.tobytes(), "folded": folded.tobytes(), "folded, fixed point": fixed.tobytes()}
 
@@ -128,20 +128,36 @@ def test_nothing_of_one_party_is_in_the_memory_of_the_other(sessions):
 
 
 def test_nothing_in_the_clear_crosses_the_link(sessions, model):
+    for prompt, session in zip(PROMPTS, sessions, strict=True):
+        nothing_in_the_clear(session, prompt, model, "tuned")
+
+
+def nothing_in_the_clear(session, prompt, model, program):
     attention = model.blocks[0].attention
     weights = unprotected(*(getattr(attention, name).weight.detach().numpy() for name in ("query", "key", "value")))
-    for prompt, session in zip(PROMPTS, sessions, strict=True):
-        for stream in (session.to_server, session.to_client):
-            assert len(stream) > 5e6
-            assert not [name for name, secret in of_prompt(prompt).items() if secret in stream]
-            assert occurrences(weights, stream) == 0
-        # Shares are sent by name. Beside those of made-up numbers that set-up runs on (a0, a1) there is one: that of
-        # the logits, after each pass, to the client.
-        to_server, to_client = (
-            re.findall(rb'"name": "([\w.]+)"', stream) for stream in (session.to_server, session.to_client)
-        )
-        assert set(to_server) <= {b"a0", b"a1"}
-        assert [name for name in to_client if name not in (b"a0", b"a1")] == [b"logits"] * NEW
+    for stream in (session.to_server, session.to_client):
+        assert len(stream) > 5e6
+        assert not [name for name, secret in (of_prompt(prompt) | of_model(model, program)).items() if secret in stream]
+        assert occurrences(weights, stream) == 0
+    # Shares are sent by name. Beside those of made-up numbers that set-up runs on (a0, a1) there is one: that of
+    # the logits, after each pass, to the client.
+    to_server, to_client = (
+        re.findall(rb'"name": "([\w.]+)"', stream) for stream in (session.to_server, session.to_client)
+    )
+    assert set(to_server) <= {b"a0", b"a1"}
+    assert [name for name in to_client if name not in (b"a0", b"a1")] == [b"logits"] * NEW
+
+
+def test_neither_does_it_in_the_published_program_with_gelu_and_layer_norm(tmp_path):
+    """Other protocols run there: SPU's own exponentials, divisions, square roots and comparisons."""
+    model = random_model("SM+LN+G", layers=1, vocabulary=VOCABULARY, context=TOKENS + NEW)
+    path, program, prompt = tmp_path / "checkpoint.safetensors", "as_published", PROMPTS[0]
+    checkpoint.save(path, model)
+    description = Description.of(model.architecture, model.config, program, Settings(), "0" * 64)
+    with pytest.MonkeyPatch.context() as patch:
+        session = Session(model, path, description, prompt, patch, look_into_memory=False)
+    assert session.answered.ids[0] == torch_logits(model, np.array(prompt)).argmax()
+    nothing_in_the_clear(session, prompt, model, program)
 
 
 def test_transcripts_of_two_prompts_of_one_length_have_one_size(sessions):

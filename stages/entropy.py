@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> None:
     device = default_device()
     model = load_checkpoint(folder / "checkpoint.safetensors").to(device)
     torch.set_num_threads(max(1, parameters.active.train.threads or torch.get_num_threads()))
-    tokens = open_tokens(chosen.tokens or tokens_folder(parameters.corpus_name(chosen.run)))
+    tokens = open_tokens(chosen.tokens or tokens_folder(parameters.corpus_name(chosen.run)), verify=True)
     write_entropy(folder / "entropy.json", model, metrics, tokens, parameters, device)
 
 

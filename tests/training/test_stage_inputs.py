@@ -137,6 +137,21 @@ def test_a_dependency_that_is_not_declared_is_missed(made, tmp_path, stage, miss
     assert finished.returncode != 0 and said in finished.stderr
 
 
+@pytest.mark.parametrize("stage", ["train", "entropy"])
+def test_tokens_with_one_flipped_bit_are_refused(made, tmp_path, stage):
+    """They have the right size and are valid tokens: only their checksum tells."""
+    folder = tmp_path / "project"
+    alone(folder, made[0], declared(stage)[0])
+    path = folder / "runs/tokens/valid.bin"
+    content = bytearray(path.read_bytes())
+    content[2000] ^= 1
+    path.unlink()
+    path.write_bytes(content)
+    finished = run(folder, stage)
+    line = finished.stderr.strip().splitlines()[-1]
+    assert finished.returncode != 0 and "valid.bin" in line and "its SHA-256 is not the one in manifest.json" in line
+
+
 @pytest.mark.parametrize("name", ["dvc.yaml", "catalogue/dvc.yaml"])
 def test_the_check_of_code_names_every_file_that_is_left_out(name):
     """Of every stage, all files of code at once."""

@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> None:
     torch.set_flush_denormal(True)  # collapsed attention is full of numbers too small to be worth their time
     look_every = max(1, sizes.steps // LOOKS)
     if chosen.figures_at is not None:
-        figures_at(chosen.figures_at, setting, seeds[:1], look_every, chosen.to)
+        figures_at(chosen.figures_at, setting, seeds, look_every, chosen.to)
         return
     started, trained, seconds = provenance.now(), {}, {}
     for name, core in CORES.items():
@@ -86,8 +86,8 @@ def figures_at(rate: float, setting: Setting, seeds: tuple[int, ...], look_every
     traces, gains = [], []
     for name, core in CORES.items():
         trained = train(core, setting, (rate,), seeds, look_every)
-        traces += trace_rows(name, trained, 0)
-        gains += gain_rows(name, core, trained, 0)
+        traces += trace_rows(name, trained, 0, seeds)
+        gains += gain_rows(name, core, trained, 0, seeds)
     about |= {"figure_rate": rate, "figures_provenance": provenance.provenance(torch=torch.__version__)}
     write_together(
         {
@@ -103,8 +103,8 @@ def texts(trained: dict[str, Trained], rates: tuple[float, ...], seeds: tuple[in
     shown = figure_rate(trained, rates, window)
     place = rates.index(shown) if shown is not None else len(rates) // 2
     losses = [row for name in trained for row in loss_rows(name, trained[name], rates, seeds, window)]
-    traces = [row for name in trained for row in trace_rows(name, trained[name], place)]
-    gains = [row for name in trained for row in gain_rows(name, CORES[name], trained[name], place)]
+    traces = [row for name in trained for row in trace_rows(name, trained[name], place, seeds)]
+    gains = [row for name in trained for row in gain_rows(name, CORES[name], trained[name], place, seeds)]
     tables = {"losses.csv": losses, "traces.csv": traces, "gains.csv": gains}
     return {name: csv_text(list(rows[0]), rows) for name, rows in tables.items()}
 

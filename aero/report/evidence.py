@@ -128,7 +128,7 @@ COMMANDS = (
     ("*/two_party/shaped*.csv", "python -m benchmarks.shaped_network"),
     ("*/two_party/full_passes*", "python -m benchmarks.full_passes"),
     ("*/sensitivity/theory*", "dvc repro -s sensitivity_theory"),
-    ("*/sensitivity/search.csv", "python -m benchmarks.sensitivity"),
+    ("*/sensitivity/search.csv", "python -m stages.sensitivity_search"),
     ("*/sensitivity/*", "dvc repro -s sensitivity"),
     ("*/parallel_context/*cost.json", "python -m stages.parallel_context_cost"),
     ("*/parallel_context*", "make parallel"),
@@ -207,7 +207,7 @@ def _commits(path: Path) -> frozenset[str]:
     elif path.is_file():
         with path.open(encoding="utf-8", newline="") as file:
             for line in csv.DictReader(file):
-                texts.add(_commit_of_line(line.get("provenance") or ""))
+                texts.add(_commit_of_line(line.get("provenance") or line.get("commit") or ""))
     texts.discard("")
     if not texts:
         for beside in ("metrics.json", "sweep.json", "theory.json"):

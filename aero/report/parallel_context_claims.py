@@ -270,7 +270,7 @@ def retrieval_prefers_fewer(results: Results, paper: Paper) -> Decision:
     models, undecided = _models(rule, results, ("icl", "rag", "synthetic"), "select")
     if undecided:
         return undecided
-    best, shown = {}, []
+    best, alike, shown = {}, {}, []
     for task in ("icl", "rag", "synthetic"):
         aggregation = models[0].values["selection"]["aggregation"][task]
         p = _at(models, task)
@@ -280,9 +280,10 @@ def retrieval_prefers_fewer(results: Results, paper: Paper) -> Decision:
             k: _mean({i: row["score"] for i, row in enumerate(rows) if row}) for k, rows in found.items() if all(rows)
         }
         best[task] = max(means, key=lambda k: (means[k], -k))
+        alike[task] = [k for k in ks if means.get(k) == means[best[task]]]
         shown.append(f"{task}: " + ", ".join(f"K={k} {value:.1f}" for k, value in means.items()))
     verdict: Verdict = "direction reproduced" if best["synthetic"] < min(best["icl"], best["rag"]) else _SEEN_HERE
-    measured = ", ".join(f"{task} K={k}" for task, k in best.items())
+    measured = ", ".join(f"{task} K={' or '.join(map(str, ks))}" for task, ks in alike.items())
     return Decision(rule, measured, models[0].values["scale"], verdict, _evidence(models, *shown))
 
 

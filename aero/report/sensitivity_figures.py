@@ -14,7 +14,7 @@ from matplotlib.ticker import NullFormatter
 from aero.attention import CORES
 from aero.report.drawing import INK, MUTED, WIDTH, say_missing, spread, style
 from aero.report.results import Results
-from aero.report.sensitivity import Line, Sweep, folder, read, sweep
+from aero.report.sensitivity import Line, Sweep, sweep
 from aero.sensitivity.metric import clipped
 from aero.sensitivity.setting import LAYERS, TOKENS
 
@@ -57,23 +57,22 @@ def figure_5(results: Results) -> Figure:
 
 def figure_1_bottom(results: Results) -> Figure:
     """Figure 1, bottom row: loss, gradient norm, entropy and ||P||_F over training."""
-    return _behaviours(_traces(results), MAIN)
+    return _behaviours(_first_seed(results, "traces.csv"), MAIN)
 
 
 def figure_6(results: Results) -> Figure:
     """Figure 6: the same for ELU+1, sigmoid and sigmaReparam."""
-    return _behaviours(_traces(results), OTHERS)
+    return _behaviours(_first_seed(results, "traces.csv"), OTHERS)
 
 
 def figure_8(results: Results) -> Figure:
     """Figure 8: the same for QK-LayerNorm with gamma clipped in weight, in gradient, fixed and free."""
-    return _behaviours(_traces(results), GAINS)
+    return _behaviours(_first_seed(results, "traces.csv"), GAINS)
 
 
 def figure_9(results: Results) -> Figure:
     """Figure 9: gamma_q, gamma_k, their product, logits' variance and entropy of every layer, a row a treatment."""
-    place = folder(results)
-    lines = read(results.root / place / "gains.csv") if place else []
+    lines = _first_seed(results, "gains.csv")
     panels_of = (
         ("‖γ_q‖", lambda line: float(line["gain_q"] or "nan")),
         ("‖γ_k‖", lambda line: float(line["gain_k"] or "nan")),
@@ -162,9 +161,9 @@ def _colour(core: str) -> dict[str, str]:
     return {"color": COLOURS.get(core, INK)}
 
 
-def _traces(results: Results) -> list[Line]:
-    place = folder(results)
-    return read(results.root / place / "traces.csv") if place else []
+def _first_seed(results: Results, name: str) -> list[Line]:
+    measured = sweep(results)
+    return measured.first_seed(name, results) if measured is not None else []
 
 
 def _behaviours(lines: Sequence[Line], cores: Sequence[str]) -> Figure:

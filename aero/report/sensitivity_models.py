@@ -35,7 +35,7 @@ CAPTION_1 = (
 )
 CAPTION_7 = "As above, the entropy of the first layer alone. In the paper GPT-2 Large on WikiText-103, N = 200."
 CAPTION_4 = (
-    "Every look at the small model of Figure 1 (bottom), every evaluation of every seed of the decoder; means over "
+    "Every look at the small model of Figure 1 (bottom), every evaluation of the decoder, with every seed; means over "
     "layers, heads and rows. Circles: softmax-based cores; triangles: kernels. The paper draws it for its small model. "
     "N is 20 there; in the decoder a query sees as many keys as stand before it."
 )

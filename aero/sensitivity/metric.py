@@ -28,3 +28,12 @@ def sensitivity(final: Tensor, initial: Tensor | float) -> Tensor:
     """
     losses = clipped(final, initial)
     return (losses - losses.min(0).values).mean(0)  # never below 0, whatever the rounding
+
+
+def sensitivity_of_means(final: Tensor, initial: Tensor | float) -> float:
+    """The sensitivity of final losses (R, K) that are averaged over seeds first, as the paper's Figure 2 shows them.
+
+    l* is then the lowest mean, so the result is never above the mean of `sensitivity` over seeds. It has no interval.
+    """
+    losses = clipped(final, initial).mean(1)
+    return float((losses - losses.min()).mean())

@@ -5,6 +5,7 @@ Shapes: R rates, K seeds, L layers.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -72,41 +73,46 @@ def figure_rate(trained: Mapping[str, Trained], rates: Sequence[float], window: 
     return next((rate for rate, yes in zip(rates, chosen.tolist(), strict=True) if yes), None)
 
 
-def trace_rows(name: str, trained: Trained, rate: int) -> list[Row]:
-    """Training behaviour at one rate (its place in the grid), first seed: a row a look.
+def trace_rows(name: str, trained: Trained, rate: int, seeds: Sequence[int]) -> list[Row]:
+    """Training behaviour at one rate (its place in the grid): a row a seed and look.
 
     loss: the largest since the last look, so that no spike is missed, and gradient_norm likewise. entropy, frobenius,
     variance (of the logits of a row): means over layers; entropy_std over layers.
     """
-    rows, looks = [], [*trained.looked[1:], len(trained.losses)]
-    for look, (step, end) in enumerate(zip(trained.looked, looks, strict=True)):
-        entropy = trained.seen["entropy"][look, rate, 0]
+    rows, ends = [], [*trained.looked[1:], len(trained.losses)]
+    for (k, seed), (look, (step, end)) in itertools.product(
+        enumerate(seeds), enumerate(zip(trained.looked, ends, strict=True))
+    ):
+        entropy = trained.seen["entropy"][look, rate, k]
         rows.append(
             {
                 "core": name,
+                "seed": seed,
                 "step": step,
-                "loss": largest(trained.losses[step:end, rate, 0]),
-                "gradient_norm": largest(trained.gradient_norms[step:end, rate, 0]),
+                "loss": largest(trained.losses[step:end, rate, k]),
+                "gradient_norm": largest(trained.gradient_norms[step:end, rate, k]),
                 "entropy": number(entropy.mean()),
                 "entropy_std": number(entropy.std(correction=0)),
-                "frobenius": number(trained.seen["frobenius"][look, rate, 0].mean()),
-                "variance": number(trained.seen["variance"][look, rate, 0].mean()),
+                "frobenius": number(trained.seen["frobenius"][look, rate, k].mean()),
+                "variance": number(trained.seen["variance"][look, rate, k].mean()),
             }
         )
     return rows
 
 
-def gain_rows(name: str, core: Core, trained: Trained, rate: int) -> list[Row]:
-    """gamma, logits' variance and entropy of every layer at one rate, first seed; none for a core without gains."""
+def gain_rows(name: str, core: Core, trained: Trained, rate: int, seeds: Sequence[int]) -> list[Row]:
+    """gamma, logits' variance and entropy of every layer and seed at one rate; none for a core without gains."""
     if core.gains is None:
         return []
     return [
         {
             "core": name,
+            "seed": seed,
             "step": step,
             "layer": layer,
-            **{key: number(trained.seen[key][look, rate, 0, layer]) for key in GAIN_KEYS},
+            **{key: number(trained.seen[key][look, rate, k, layer]) for key in GAIN_KEYS},
         }
+        for k, seed in enumerate(seeds)
         for look, step in enumerate(trained.looked)
         for layer in range(trained.seen["entropy"].shape[-1])
     ]

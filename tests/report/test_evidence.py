@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import subprocess
@@ -96,6 +97,14 @@ def test_every_kept_result_has_a_command_whose_module_exists() -> None:
 def test_the_advisories_name_their_own_command() -> None:
     found = evidence.commands(["results/robustness/advisories.json"], PROJECT)
     assert found == ("python -m benchmarks.advisories --database DIR",)
+
+
+def test_the_search_over_settings_names_its_own_command_and_commit() -> None:
+    path = "results/sensitivity/search.csv"
+    assert evidence.commands([path], PROJECT) == ("python -m stages.sensitivity_search",)
+    with open(PROJECT / path, encoding="utf-8", newline="") as file:
+        written = {line["commit"][:10] for line in csv.DictReader(file)}
+    assert set(evidence.commits([path], PROJECT)) == written
 
 
 def test_commits_come_from_the_files_or_what_stands_beside_them(tmp_path: Path) -> None:

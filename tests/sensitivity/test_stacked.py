@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from aero.attention import CORES
-from aero.sensitivity.metric import clipped, final_losses, sensitivity
+from aero.sensitivity.metric import clipped, final_losses, sensitivity, sensitivity_of_means
 from aero.sensitivity.regression import Batches, held_out, sequences
 from aero.sensitivity.setting import TOKENS, Setting, learning_rates
 from aero.sensitivity.stacked import Stack, initial, train
@@ -125,6 +125,9 @@ def test_sensitivity_by_hand():
     assert sensitivity(torch.full((3, 2), math.inf), torch.tensor([3.0, 2.0])).tolist() == [0.0, 0.0]
     two = torch.tensor([[1.0, 0.0], [3.0, 9.0]])
     assert sensitivity(two, torch.tensor([2.0, 4.0])).tolist() == [0.5, 2.0]
+    # Clipped [[1, 2], [2, 0]], over seeds [1.5, 1], so (0.5 + 0) / 2; a seed alone has [0.5, 1].
+    two = torch.tensor([[1.0, 2.0], [5.0, 0.0]])
+    assert sensitivity(two, 2.0).tolist() == [0.5, 1.0] and sensitivity_of_means(two, 2.0) == 0.25
 
 
 def test_a_diverging_rate_counts_as_the_loss_at_initialisation():

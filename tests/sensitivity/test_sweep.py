@@ -106,6 +106,6 @@ def test_a_trace_shows_the_spike_between_two_looks():
     found.losses = torch.tensor([1.0, 9.0, 1.0, 2.0])[:, None, None]
     found.gradient_norms, found.looked = found.losses * 10, [0, 2]
     found.seen = {key: torch.ones(2, 1, 1, 5) for key in ("entropy", "frobenius", "variance")}
-    rows = trace_rows("softmax", found, 0)
-    assert [row["loss"] for row in rows] == ["9", "2"] and rows[0]["gradient_norm"] == "90"
+    rows = trace_rows("softmax", found, 0, (7,))
+    assert [(row["seed"], row["loss"]) for row in rows] == [(7, "9"), (7, "2")] and rows[0]["gradient_norm"] == "90"
     assert rows[0]["entropy"] == "1" and rows[0]["entropy_std"] == "0"

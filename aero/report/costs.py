@@ -11,7 +11,7 @@ from aero.architecture import parse
 from aero.flops import Count, Sizes, count
 from aero.published import Paper, Table
 from aero.report.results import Cost, Results
-from aero.two_party.network import Network, implied_bandwidth_mbit, lower_bound_seconds
+from aero.two_party.network import Network, implied_bandwidth_mbit, lower_bound_seconds, wire_bytes
 
 GB = 1e9
 """Bytes of a GB as used here. The papers do not say whether theirs are 1e9 or 2^30 bytes; 1e9 is the smaller claim."""
@@ -145,21 +145,20 @@ def baseline_with_segments(results: Results, table: Table) -> dict[str, float] |
     plain, segments = both
     more = {key: sizes["layers"] * (segments[key] - plain[key]) for key in plain}
     network = Network(wan["bandwidth_mbit"], wan["rtt_ms"])
-    slower = network.latency_seconds(
-        more["seconds"], more["bytes_sent_client"], more["bytes_sent_server"], more["rounds"]
-    )
+    slower = network.latency_seconds(more["seconds"], more["wire_bytes"], 0.0, more["rounds"])
     bytes_ = more["bytes_sent_client"] + more["bytes_sent_server"]
     return {"bytes": base.bytes + bytes_, "latency_wan": base.latency_wan + slower}
 
 
 def operation(results: Results, kind: str, shape: str) -> dict[str, float] | None:
-    """Bytes each way, rounds and seconds of an operation; None if it was not measured."""
+    """Bytes each way and on the wire, rounds and seconds of an operation; None if it was not measured."""
     for line in results.operations:
         if (line.get("op"), line.get("shape")) == (kind, shape):
             try:
-                return {
+                found = {
                     key: float(line[key]) for key in ("bytes_sent_client", "bytes_sent_server", "rounds", "seconds")
                 }
+                return found | {"wire_bytes": wire_bytes(kind, found["bytes_sent_client"], found["bytes_sent_server"])}
             except (KeyError, ValueError):
                 continue
     return None

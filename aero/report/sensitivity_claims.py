@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections.abc import Iterable
 
 from aero.published import Paper
 from aero.report.decisions import Decision, Verdict, claim_test, untested
@@ -130,6 +131,8 @@ def collapses(results: Results, paper: Paper, *, fall: list[str], stay: list[str
     if measured.about.get("figure_rate") is None:
         return untested(rule, results, NO_RATE)
     lines = read(results.root / measured.folder / "traces.csv")
+    if lacking := _lacking(lines, (*fall, *stay), measured, "entropy"):
+        return untested(rule, results, lacking)
     last: dict[str, list[float]] = {core: [] for core in (*fall, *stay)}
     for core, seed in itertools.product(last, measured.seeds):
         own = [float(line["entropy"]) for line in lines if _is(line, core, seed) and line["entropy"]]
@@ -140,6 +143,14 @@ def collapses(results: Results, paper: Paper, *, fall: list[str], stay: list[str
     )
     text = "; ".join(f"{core} {min(found):.2f} to {max(found):.2f}" for core, found in last.items()) + " of log N"
     return _of_seeds(measured, rule, text, agree, "traces.csv")
+
+
+def _lacking(lines: Iterable[Line], cores: Iterable[str], measured: Sweep, column: str) -> str:
+    """Which core and seed was not followed over training, in words; "" if all were."""
+    there = {(line["core"], line.get("seed")) for line in lines if line.get(column)}
+    wanted = itertools.product(cores, measured.seeds)
+    missing = [f"{core} seed {seed}" for core, seed in wanted if (core, str(seed)) not in there]
+    return f"not followed over training: {missing[0]} and {len(missing) - 1} more" if missing else ""
 
 
 def _is(line: Line, core: str, seed: int) -> bool:
@@ -167,6 +178,8 @@ def gains_grow(results: Results, paper: Paper) -> Decision:
     if measured.about.get("figure_rate") is None:
         return untested(rule, results, NO_RATE)
     lines = read(results.root / measured.folder / "gains.csv")
+    if lacking := _lacking(lines, GAINED, measured, "gain_q"):
+        return untested(rule, results, lacking)
     grown: dict[str, list[float]] = {core: [] for core in GAINED}
     agree = 0
     for seed in measured.seeds:

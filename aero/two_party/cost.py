@@ -82,7 +82,10 @@ class Operations:
         return max((row.setup_bytes for row in self.measured.values()), default=0.0)
 
     def cost(self, op: str, shape: str, extrapolate: bool = False) -> OneCost:
-        """The cost of an operation. UserError beyond the measured shapes of its kind, unless `extrapolate`."""
+        """The cost of an operation.
+
+        UserError beyond the measured shapes of its kind, unless `extrapolate`; and with fewer than two of them at all.
+        """
         row = self.measured.get((op, shape))
         if row is not None:
             values = {name: float(getattr(row, name)) for name in QUANTITIES}
@@ -93,6 +96,12 @@ class Operations:
         laws = {name: self.law(wanted.group, name) for name in QUANTITIES}
         if not inside and not (extrapolate and others):
             raise UserError(self._outside(op, shape, wanted, bool(others)))
+        if len(others) < 2:
+            # A law through one point is a constant: the cost of another shape would be that of the measured one.
+            raise UserError(
+                f"{op} {shape} was not measured, and from one measured shape ({others[0][1].shape}) nothing follows "
+                f"for another; {_MEASURE}"
+            )
         unknown = [law for name, law in laws.items() if name != "rounds" and (law is None or law.error is None)]
         if unknown and not extrapolate:
             raise UserError(

@@ -212,6 +212,19 @@ def test_one_seed_that_goes_otherwise_is_counted(measured, tmp_path, claim, file
     assert found.verdict == "not seen at this scale" and "holds in 2 of 3 seeds" in found.evidence
 
 
+def test_a_sweep_that_followed_one_seed_only_decides_nothing(measured, tmp_path):
+    root = tmp_path / "project"
+    shutil.copytree(measured.root, root)
+    for name in ("traces.csv", "gains.csv"):
+        path = root / "results" / "sensitivity" / name
+        lines = path.read_text(encoding="utf-8").splitlines()
+        kept = [lines[0], *(line for line in lines[1:] if line.split(",")[1] == "0")]
+        path.write_text("\n".join(kept) + "\n", encoding="utf-8")
+    found = decisions(load(root))
+    for claim in ("vs-f1-collapse", "vs-f6-collapse", "vs-f9-gains"):
+        assert found[claim].verdict == "not testable here" and "not followed over training: " in found[claim].evidence
+
+
 def test_the_width_is_the_settings_own(measured):
     assert "D=4 (printed: 3;" in sensitivity.caption(sensitivity.sweep(measured))
     about = sensitivity.sweep(measured).about

@@ -117,6 +117,13 @@ def test_too_few_shapes_for_an_error_are_no_law():
     assert two.cost("relu", "128x64").how == "measured"
 
 
+def test_one_measured_shape_tells_nothing_about_another():
+    """A law through it would be a constant, the same cost at four times the size."""
+    one = of([made_costs.made("relu", "128x64")])
+    with pytest.raises(UserError, match=r"from one measured shape \(128x64\) nothing follows for another"):
+        one.cost("relu", "512x64", extrapolate=True)
+
+
 def test_the_error_is_how_wrong_the_law_is():
     """y = x at 1, 2, 4 and 3 x 1.1 in between: without it the law says 3, so it is 1 - 1/1.1 off."""
     points = [((x,), (1.0, x), y) for x, y in ((1, 1.0), (2, 2.0), (4, 4.0))]

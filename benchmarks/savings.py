@@ -4,16 +4,19 @@
     python -m benchmarks.savings errors --run sm-ln-g    private passes of a trained model of params.yaml's scale
 
 Each saving is added to "as_published" alone and left out of "tuned" alone. `bytes` measures the operations that
-results/two_party/ops.csv lacks into savings_ops.csv, going on where it stopped, and writes savings.csv; `errors`
-appends to savings_errors.csv as it goes.
+results/two_party/ops.csv lacks into savings_ops.csv, going on where it stopped, and writes savings.csv; `errors` writes
+savings_errors.csv every few prompts and goes on likewise.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +26,7 @@ from aero.architecture import parse
 from aero.data.batches import evaluation_batches
 from aero.data.tokens import open_tokens
 from aero.errors import UserError, run_main
+from aero.model import GPT
 from aero.parameters import Parameters, load
 from aero.training.log import csv_text, write_text
 from aero.training.run import run_folder
@@ -36,6 +40,9 @@ from aero.two_party.settings import Settings
 
 ROWS = ("SM+LN+G", "SM+LN+R", "SM+ScFuFFN", "EReg(SM(t)+ScFuFFN)", "SOTA(SM+ScFuFFN)")
 FOLDER = Path("results/two_party")
+ERRORS = FOLDER / "savings_errors.csv"
+CHUNK = 20
+"""Prompts of one session: what a kill can lose."""
 ERROR_COLUMNS = (
     "architecture",
     "program",
@@ -99,7 +106,11 @@ def measure_bytes(parameters: Parameters) -> None:
 
 
 def measure_errors(parameters: Parameters, run: str, chosen: list[str], prompts: int, tokens: int) -> None:
-    """Private passes of a trained run by every program, against its PyTorch logits."""
+    """Private passes of a trained run by every program, against its PyTorch logits.
+
+    A line a program, written anew after every `CHUNK` prompts: a killed run leaves what it had measured, and the same
+    command goes on from there if the code, the run and the prompts are the same.
+    """
     model = checkpoint.load(run_folder(run, parameters.seeds[0]) / "checkpoint.safetensors")
     held_out = evaluation_batches(
         open_tokens(Path("runs/tokens")).valid, model.config.context, prompts, prompts * model.config.context
@@ -108,25 +119,55 @@ def measure_errors(parameters: Parameters, run: str, chosen: list[str], prompts:
     with torch.no_grad():
         plain = model(ids)[:, -1].numpy()
     for program in chosen:
-        answers, _ = ask(model, ids.numpy(), program, Settings(**parameters.two_party.settings()))
-        errors = [float(np.abs(answer.logits - logits).max()) for answer, logits in zip(answers, plain, strict=True)]
-        same = sum(answer.next_token == int(p.argmax()) for answer, p in zip(answers, plain, strict=True))
-        line = {
-            "architecture": str(model.architecture),
-            "program": program,
-            "scale": parameters.scale,
-            "prompts": len(answers),
-            "tokens": ids.shape[1],
-            "max_logit_error": f"{max(errors):.5f}",
-            "same_top_token": same,
-            "provenance": json.dumps(provenance.provenance(measured=provenance.now()), separators=(",", ":")),
-        }
-        path = FOLDER / "savings_errors.csv"
-        before = path.read_text(encoding="utf-8") if path.is_file() else ""
-        write_text(path, before + csv_text(ERROR_COLUMNS, [line], header=not before))
-        print(
-            f"{model.architecture} {program}: error {max(errors):.4f}, same top token {same}/{len(answers)}", flush=True
-        )
+        key = (str(model.architecture), program, parameters.scale, str(ids.shape[1]))
+        against_torch(model, ids, plain, key, parameters.two_party.settings())
+
+
+def against_torch(
+    model: GPT, ids: torch.Tensor, plain: np.ndarray, key: tuple[str, ...], settings: Mapping[str, Any]
+) -> None:
+    """Private passes of the prompts (P, T) against the last logits (P, V) of PyTorch, `CHUNK` at a time.
+
+    key: the architecture, the program, the scale and T, by which the file knows the line.
+    """
+    done, worst, same = resumed(key)
+    while done < len(ids):
+        part = slice(done, min(done + CHUNK, len(ids)))
+        answers, _ = ask(model, ids[part].numpy(), key[1], Settings(**settings))
+        for answer, logits in zip(answers, plain[part], strict=True):
+            worst = max(worst, float(np.abs(answer.logits - logits).max()))
+            same += int(answer.next_token == logits.argmax())
+        done += len(answers)
+        keep_errors(key, done, worst, same)
+        print(f"{key[0]} {key[1]}: error {worst:.4f}, same top token {same}/{done}", flush=True)
+
+
+def resumed(key: tuple[str, ...]) -> tuple[int, float, int]:
+    """Prompts, largest error and same top tokens of the line of `key`, if this commit wrote it; else 0, 0, 0."""
+    for line in error_lines():
+        if error_key(line) == key and json.loads(line["provenance"]).get("commit") == provenance.commit():
+            return int(line["prompts"]), float(line["max_logit_error"]), int(line["same_top_token"])
+    return 0, 0.0, 0
+
+
+def keep_errors(key: tuple[str, ...], prompts: int, worst: float, same: int) -> None:
+    """Put the line of `key` into the file, in the place of an earlier one."""
+    made = json.dumps(provenance.provenance(measured=provenance.now()), separators=(",", ":"))
+    values = (*key[:3], prompts, key[3], f"{worst:.5f}", same, made)
+    line = dict(zip(ERROR_COLUMNS, values, strict=True))
+    rest = [one for one in error_lines() if error_key(one) != key]
+    write_text(ERRORS, csv_text(ERROR_COLUMNS, [*rest, line]))
+
+
+def error_lines() -> list[dict[str, str]]:
+    if not ERRORS.is_file():
+        return []
+    with ERRORS.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def error_key(line: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(line[name] for name in ("architecture", "program", "scale", "tokens"))
 
 
 def main(arguments: list[str]) -> None:

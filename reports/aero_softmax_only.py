@@ -310,6 +310,9 @@ cost_tables.other_rows(results)
 cost_page.end_to_end(results)
 
 # %%
+cost_page.table_full_passes(results)
+
+# %%
 cost_page.table_shaped(results)
 
 # %%

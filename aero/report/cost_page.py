@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from aero.published import load
 from aero.report.costs import GB, PARTS, at_dimensions, cost_files, part_bytes, row_costs
@@ -184,6 +185,51 @@ def _end_to_end_value(key: str, value: object) -> str:
         f"{value:.0f}" if isinstance(value, int) or value >= 1000 else f"{value:.3g}" if value < 10 else f"{value:.1f}"
     )
     return number(text, "smaller_scale", f"results/two_party/end_to_end.json, {key}")
+
+
+FULL_PASSES = Path("results/two_party/full_passes.json")
+"""Passes at the papers' own size, as `python -m benchmarks.full_passes` keeps them."""
+
+
+def table_full_passes(results: Results) -> Html:
+    """Complete passes at the papers' own size beside the sums of their operations; a gap if none was measured."""
+    try:
+        entries = json.loads((results.root / FULL_PASSES).read_text(encoding="utf-8"))
+        rows = [_full_pass(entry) for entry in entries]
+    except (OSError, ValueError, KeyError, TypeError):
+        rows = []
+    if not rows:
+        how = "<code>python -m benchmarks.full_passes</code>, 20 to 40 minutes a pass"
+        return Html(f"<p>Complete private passes at the papers' own size: {gap()} ({how}).</p>")
+    sizes = {(entry["layers"], entry["width"], entry["tokens"], entry["vocabulary"]) for entry in entries}
+    sizes_text = "; ".join(f"L={size[0]}, d={size[1]}, T={size[2]}, V={size[3]}" for size in sorted(sizes))
+    caption = (
+        f"<b>Complete private passes at the papers' own size</b>, {sizes_text}: one pass each, between two processes "
+        "on one machine, of a model with random weights (bytes do not depend on them); its last logits beside "
+        "PyTorch's. Composition: the sum of the operations measured alone, over the pass. Load: of the machine, at "
+        "start and end."
+    )
+    heads = ["configuration", "program", "GB", "composition", "minutes", "composition", "logit error", "load"]
+    return Html(grid(heads, rows, caption, "full-passes", (0.2, 0.15, 0.1, 0.13, 0.1, 0.13, 0.1, 0.09), "dense"))
+
+
+def _full_pass(entry: dict[str, Any]) -> list[str]:
+    def measured(text: str) -> str:
+        return number(text, "paper_dimensions", FULL_PASSES.as_posix())
+
+    def ratio(key: str, digits: int) -> str:
+        return gap("–") if entry[key] is None else measured(f"{entry[key]:.{digits}f}")
+
+    return [
+        row_label(entry["architecture"]),
+        escape(entry["computed_as"]),
+        measured(f"{(entry['bytes_client'] + entry['bytes_server']) / 1e9:.2f}"),
+        ratio("composed_over_measured_bytes", 4),
+        measured(f"{entry['seconds'] / 60:.1f}"),
+        ratio("composed_over_measured_seconds", 2),
+        measured(f"{entry['max_logit_error']:.4f}"),
+        measured(f"{entry['load_before']:g}, {entry['load_after']:g}"),
+    ]
 
 
 SHAPED = Path("results/two_party/shaped.csv")

@@ -12,13 +12,19 @@ FILE = "results/two_party/forensics_fits.csv"
 SOURCE = FILE
 
 
+def best_fit(results: Results, table: str, row: str) -> tuple[float, str] | None:
+    """GB of a printed row in the configuration that fits all rows best, and that configuration; None without one."""
+    for line in _lines(results):
+        if (line["rank"], line["table"], line["row"]) == ("1", table, row):
+            return float(line["fitted_gb"]), line["configuration"]
+    return None
+
+
 def table_fits(results: Results) -> Html:
     """Every row of Tables 4-7 beside the best fit, and the best fits ranked; a gap if no search was made."""
-    path = results.root / FILE
-    if not path.exists():
+    found = _lines(results)
+    if not found:
         return Html(f"<p>Where the published bytes come from: {gap()}.</p>")
-    with path.open(encoding="utf-8", newline="") as file:
-        found = list(csv.DictReader(file))
     by_rank: dict[str, list[dict[str, str]]] = {}
     for line in found:
         by_rank.setdefault(line["rank"], []).append(line)
@@ -55,6 +61,14 @@ def table_fits(results: Results) -> Html:
         "together with their neighbours."
     )
     return Html(table + grid(heads, ranked, caption, "forensics-fits", (0.07, 0.57, 0.12, 0.12, 0.12), "dense"))
+
+
+def _lines(results: Results) -> list[dict[str, str]]:
+    path = results.root / FILE
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def _measured(text: str, digits: int, sign: str = "") -> str:

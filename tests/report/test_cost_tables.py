@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import made_results
 import pytest
 
 from aero.published import load as load_paper
-from aero.report import claims, cost_tables
+from aero.report import claims, cost_page, cost_tables, forensics
 from aero.report.costs import audit, row_costs, row_family
 from aero.report.results import Results, load
 from aero.report.tables import files
@@ -107,6 +108,31 @@ def test_the_page_shows_what_is_measured_and_what_is_not(results: Results, empty
     assert rows.count('id="costs-') == 4
     assert "paper_dimensions" not in cost_tables.other_rows(empty).text + cost_tables.savings(empty).text
     assert "not measured yet" in cost_tables.cost_model(empty).text
+
+
+@pytest.mark.parametrize(("fitted", "verdict"), [("25.2", "direction reproduced"), ("15.1", "contradicted")])
+def test_bytes_that_another_configuration_makes(results: Results, fitted: str, verdict: str) -> None:
+    """15.3 GB here where 25.32 are printed; the configuration of rank 1 decides, not that of rank 2."""
+    columns = ("rank", "configuration", "table", "row", "fitted_gb")
+    lines = [("2", "another", "4", "SM+LN+G", "25.3"), ("1", "SPU 0.9.2", "4", "SM+LN+G", fitted)]
+    path = results.root / forensics.FILE
+    path.write_text("\n".join(",".join(line) for line in (columns, *lines)) + "\n", encoding="utf-8")
+    found = next(j.decision for j in claims.judge(results, "aero") if j.claim.id == "t4-bytes-baseline")
+    assert found.verdict == verdict and f"{float(fitted):.2f} GB in the fitted configuration" in found.measured
+
+
+def test_full_passes_are_shown_where_they_are(results: Results) -> None:
+    assert "not measured yet" in cost_page.table_full_passes(results).text
+    entry = {"architecture": "SM+ScFuFFN", "program": "tuned", "computed_as": "tuned@6", "layers": 12, "width": 768}
+    entry |= {"tokens": 128, "vocabulary": 50257, "max_logit_error": 0.01234, "bytes_client": 1e9, "bytes_server": 3e8}
+    entry |= {"composed_over_measured_bytes": 0.9876, "composed_over_measured_seconds": None, "seconds": 660.0}
+    path = results.root / cost_page.FULL_PASSES
+    path.write_text(json.dumps([entry | {"load_before": 0.5, "load_after": 2.0}]), encoding="utf-8")
+    text = cost_page.table_full_passes(results).text
+    for shown in ("L=12, d=768, T=128, V=50257", "tuned@6", "1.30", "0.9876", "11.0", "0.0123", "–"):
+        assert shown in text, shown
+    path.write_text("[{}]", encoding="utf-8")
+    assert "not measured yet" in cost_page.table_full_passes(results).text
 
 
 def test_the_laws_are_those_of_the_kept_measurements() -> None:

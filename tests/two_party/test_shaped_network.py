@@ -34,10 +34,12 @@ def lines(path):
     return list(csv.DictReader(path.open(newline="")))
 
 
-def write_costs(path, counts):
+def write_costs(path, counts, pass_bytes=0.0, refill=True):
+    """Made costs of every operation; their bytes are together those of the pass."""
     columns = [field.name for field in dataclasses.fields(Cost)]
-    costs = [Cost(one.name, one.shape, 0.5, 1e6, 2.0, 2e6, 10.0) for one in counts]
-    costs.append(Cost("refill", "", 1.0, 0.0, 4.0, 266e3, 1281.0))
+    each = pass_bytes / sum(counts.values())
+    costs = [Cost(one.name, one.shape, 0.5, 1e6, 2.0, each, 10.0) for one in counts]
+    costs += [Cost("refill", "", 1.0, 0.0, 4.0, 266e3, 1281.0)] * refill
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow([*columns, "provenance"])
@@ -57,7 +59,7 @@ def test_passes_are_measured_on_each_network_and_predicted(files, monkeypatch):
     keep_predictions()
     assert not (files / "shaped_ops.csv").exists()
     counts = operations(parse("SM"), config, "tuned", config.context)
-    write_costs(files / "shaped_ops.csv", counts)
+    write_costs(files / "shaped_ops.csv", counts, float(lines(files / "shaped.csv")[0]["bytes"]))
     keep_predictions()
     loopback, slow = lines(files / "shaped.csv")
     assert list(loopback) == list(COLUMNS)
@@ -75,7 +77,7 @@ def test_passes_are_measured_on_each_network_and_predicted(files, monkeypatch):
 
 def test_no_prediction_without_all_operations_or_the_open_link(files, capsys):
     counts = operations(parse("SM"), CONFIG, "tuned", CONFIG.context)
-    some = list(counts)[1:]
+    some = dict(list(counts.items())[1:])
     write_costs(files / "shaped_ops.csv", some)
     line = dict.fromkeys(COLUMNS, "") | {
         "architecture": "SM",
@@ -87,15 +89,26 @@ def test_no_prediction_without_all_operations_or_the_open_link(files, capsys):
         "rtt_ms": "80",
         "seconds": "9.0",
         "messages": "100",
+        "bytes": "2e6",
     }
     shaped_network.write(files / "shaped.csv", COLUMNS, [line])
     keep_predictions()
     assert lines(files / "shaped.csv")[0]["predicted"] == ""
     assert "lacks operations (" in capsys.readouterr().out
-    write_costs(files / "shaped_ops.csv", counts)
+    write_costs(files / "shaped_ops.csv", counts, 2e6, refill=False)
+    keep_predictions()
+    assert lines(files / "shaped.csv")[0]["predicted"] == ""
+    assert "lacks operations (refill)" in capsys.readouterr().out
+    write_costs(files / "shaped_ops.csv", counts, 2e6)
     keep_predictions()
     assert lines(files / "shaped.csv")[0]["predicted"] == ""
     assert "lacks its loopback pass" in capsys.readouterr().out
     shaped_network.write(files / "shaped.csv", COLUMNS, [line, line | {"network": "loopback", "bandwidth_mbit": ""}])
     keep_predictions()
     assert float(lines(files / "shaped.csv")[0]["predicted"]) > 0
+    # A pass that an earlier program made: its operations are none that would be asked for now.
+    write_costs(files / "shaped_ops.csv", counts, 1e6)
+    capsys.readouterr()
+    keep_predictions()
+    assert lines(files / "shaped.csv")[0]["predicted"] == ""
+    assert "lacks a pass of today's program, whose bytes are others" in capsys.readouterr().out

@@ -260,6 +260,7 @@ def table_shaped(results: Results) -> Html:
         "configuration",
         "program",
         "link",
+        "MB",
         "s measured",
         "s predicted",
         "computing",
@@ -267,7 +268,7 @@ def table_shaped(results: Results) -> Html:
         "rounds",
         "error",
     ]
-    widths = (0.16, 0.14, 0.18, 0.1, 0.1, 0.09, 0.08, 0.08, 0.07)
+    widths = (0.15, 0.13, 0.16, 0.07, 0.1, 0.1, 0.08, 0.08, 0.07, 0.06)
     return Html(grid(heads, rows, caption, "shaped", widths, "dense"))
 
 
@@ -276,6 +277,7 @@ def _shaped(line: dict[str, str]) -> list[str]:
     if line["bandwidth_mbit"]:
         link += f", {float(line['bandwidth_mbit']):g} Mbit/s, {float(line['rtt_ms']):g} ms"
     cells = [row_label(line["architecture"]), f"<code>{escape(line['program'])}</code>", escape(link)]
+    cells.append(number(f"{float(line['bytes']) / 1e6:.0f}", "smaller_scale", f"{SHAPED}, bytes"))
     for key in ("seconds", "predicted", "compute", "transfer", "rounds"):
         cells.append(number(f"{float(line[key]):.1f}", "smaller_scale", f"{SHAPED}, {key}"))
     return [*cells, number(f"{float(line['error']):+.1%}", "smaller_scale", f"{SHAPED}, error")]

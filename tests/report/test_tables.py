@@ -119,13 +119,13 @@ def test_passes_over_shaped_links_are_listed_beside_their_prediction(tmp_path: P
     names = "architecture program model context network bandwidth_mbit rtt_ms seconds predicted compute transfer rounds"
     model = '"{""layers"":12,""width"":64,""context"":64}"'
     lines = [
-        ",".join([*names.split(), "error"]),
-        f"SM+ScFuFFN,tuned,{model},64,wan,100,80,200.0,190.0,40.0,30.0,120.0,-0.05",
-        f"SM+ScFuFFN,tuned,{model},64,loopback,,,41.0,40.0,40.0,0.0,0.0,-0.0244",
+        ",".join([*names.split(), "error", "bytes"]),
+        f"SM+ScFuFFN,tuned,{model},64,wan,100,80,200.0,190.0,40.0,30.0,120.0,-0.05,211e6",
+        f"SM+ScFuFFN,tuned,{model},64,loopback,,,41.0,40.0,40.0,0.0,0.0,-0.0244,211e6",
     ]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     text = cost_page.table_shaped(load(root)).text
-    for shown in (">200.0<", ">190.0<", ">-5.0%<", "wan, 100 Mbit/s, 80 ms", "12 layers, d=64, T=64"):
+    for shown in (">200.0<", ">190.0<", ">-5.0%<", ">211<", "wan, 100 Mbit/s, 80 ms", "12 layers, d=64, T=64"):
         assert shown in text
     path.write_text("\n".join(lines).replace("200.0", "many"), encoding="utf-8")
     assert "not measured yet" in cost_page.table_shaped(load(root)).text

@@ -18,7 +18,7 @@ from aero.report.entropy_drawing import row_name
 from aero.report.entropy_figures import MARGIN_RUNS, PRUNED_RUNS, STABILISED_RUNS
 from aero.report.figure_index import FIGURES, PAPERS, Drawn
 from aero.report.figures import TABLE_2_RUNS
-from aero.report.marks import Html, gap, grid, number, row_label, training_caption
+from aero.report.marks import Html, figure_caption, gap, grid, number, row_label, training_caption
 from aero.report.page import figure_of
 from aero.report.results import Results, Run
 from aero.report.statistics import estimate, sampling_error
@@ -28,11 +28,6 @@ MODULES = (entropy_figures, diagram_figures, landscape_figures, flops_figures)
 """Where the figures are; importing them makes them known."""
 
 HEAD_RUNS = (*TABLE_2_RUNS, *STABILISED_RUNS, *PRUNED_RUNS, *MARGIN_RUNS.values())
-
-
-def missing(results: Results, runs: Sequence[str]) -> list[str]:
-    """Those of the runs that have no result at the report's scale."""
-    return [run for run in runs if not results.seeds(run)]
 
 
 def figures(results: Results, paper: str) -> Html:
@@ -48,25 +43,29 @@ def _shown(results: Results, drawn: Drawn) -> str:
     parts = [escape(drawn.note)]
     if len(drawn.published) > 1:
         parts.append(f"Stands for {escape(drawn.numbers)}.")
-    if absent := missing(results, drawn.runs):
-        parts.append(f"Not run yet: {escape(', '.join(absent))}.")
+    parts += [f"{escape(said)}." for said in _absent(results, drawn)]
     if drawn.runs:
-        parts.append(training_caption(results, drawn.runs))
+        parts.append(figure_caption(results, drawn.shown(results), drawn.seeds == "first"))
     papers = tuple(dict.fromkeys(published.split("/")[0] for published in drawn.published))
     return figure_of(results, drawn.draw, drawn.title, " ".join(parts), papers).text
 
 
+def _absent(results: Results, drawn: Drawn) -> list[str]:
+    """ "Slopes not logged: sm-leakyr", a sentence a reason, without its full stop."""
+    missing = drawn.missing(results)
+    return [f"{reason[0].upper()}{reason[1:]}: {', '.join(runs)}" for reason, runs in missing.items()]
+
+
 def index(results: Results) -> Html:
-    """Published figure, the function that draws it, its runs, and how many trainings of how many seeds there are."""
+    """Published figure, the function that draws it, its runs, and how many of them it shows with how many seeds."""
     rows = []
     for drawn in sorted(FIGURES, key=lambda d: (not d.published, list(PAPERS).index(_first_paper(d) or "aero"))):
-        seeds = [len(results.seeds(run)) for run in drawn.runs if results.seeds(run)]
-        absent = missing(results, drawn.runs)
-        present = f"{len(drawn.runs) - len(absent)} of {len(drawn.runs)}" if drawn.runs else "counted"
-        lost = gap("not run yet: " + ", ".join(absent)) if absent else ""
-        how_many = (
-            f"{min(seeds)} to {max(seeds)}" if seeds and min(seeds) < max(seeds) else str(seeds[0]) if seeds else ""
-        )
+        whole = {run: trained for run, trained in drawn.whole(results).items() if trained}
+        present = f"{len(whole)} of {len(drawn.runs)}" if drawn.runs else "counted"
+        lost = "<br>".join(gap(said) for said in _absent(results, drawn))
+        how_many = _span([len(results.seeds(run)) if drawn.seeds == "first" else len(whole[run]) for run in whole])
+        if drawn.seeds == "first" and how_many not in ("", "1"):
+            how_many = f"first of {how_many}"
         rows.append(
             [
                 escape(drawn.numbers or "in no paper"),
@@ -80,13 +79,20 @@ def index(results: Results) -> Html:
         grid(
             ["published", "here", "runs", "scale", "seeds a run"],
             rows,
-            "Every figure of the three papers on entropy. AERO's Figures 2 and 8 are diagrams of the same things as "
+            "Every figure of the three papers on entropy; a run counts where all that the figure needs of it is there, "
+            "and seeds are those that are drawn. AERO's Figures 2 and 8 are diagrams of the same things as "
             "Entropy-Guided Attention's 1 and 3.",
             "figure-index",
             (0.24, 0.36, 0.22, 0.1, 0.08),
             "dense",
         )
     )
+
+
+def _span(counts: Sequence[int]) -> str:
+    """ "3", "1 to 3", or nothing of nothing."""
+    ends = sorted(set(counts))
+    return f"{ends[0]} to {ends[-1]}" if len(ends) > 1 else "".join(map(str, ends))
 
 
 def heads_by_rule(results: Results, runs: Sequence[str] = HEAD_RUNS) -> Html:

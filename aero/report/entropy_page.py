@@ -160,8 +160,8 @@ def _label(results: Results, run: str) -> str:
 
 
 def _fraction(results: Results, run: str, maximum: str, quarters: Sequence[int]) -> str:
-    seeds = results.quarters(run, maximum)
-    found = estimate({seed: 100 * math.fsum(values[q] for q in quarters) for seed, values in seeds.items()})
+    seeds = results.share_of_heads(run, quarters, maximum)
+    found = estimate({seed: 100 * share for seed, share in seeds.items()})
     if found is None:
         return gap("–")
     text = found.text(0, "%") if maximum == "observed" else f"{found.mean:.0f} %"
@@ -172,13 +172,16 @@ def _fraction(results: Results, run: str, maximum: str, quarters: Sequence[int])
 
 
 def fraction_error(run: Run, quarters: Sequence[int]) -> float | None:
-    """Standard error, for the held-out tokens, of the fraction of heads in the quarters of the observed maximum; None
-    if the blocks of them are not stored.
+    """Standard error, for the held-out tokens, of the fraction of heads in the quarters of the observed maximum, those
+    that are not finite with the lowest; None if the blocks of them are not stored.
     """
 
     def fraction(heads: NDArray[np.float64]) -> float:
-        top = np.nanmax(heads, initial=0.0)
-        return math.fsum(quarter_fractions(torch.from_numpy(heads), top)[q] for q in quarters) if top > 0 else math.nan
+        if not np.isfinite(heads).any() or (top := np.max(heads[np.isfinite(heads)])) <= 0:
+            return math.nan
+        shares = quarter_fractions(torch.from_numpy(heads), top)
+        broken = float(np.mean(~np.isfinite(heads))) if 0 in quarters else 0.0
+        return math.fsum([*(shares[q] for q in quarters), broken])
 
     found = sampling_error(fraction, np.array(run.entropy.blocks)) if run.entropy.blocks else None
     return None if found is None else float(found)

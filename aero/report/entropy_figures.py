@@ -428,7 +428,8 @@ def _positions(panel: Axes, trained: Run) -> None:
     title="Learned temperatures",
     note="The softmax's logits are divided by t, of a head and query position (Eq. 11); left: mean over positions, "
     "right: mean over a layer's heads at each position, numbers are layers. Dotted: where they start. Nothing keeps a "
-    "temperature above 0; a negative one turns a row's order of attention around.",
+    "temperature above 0; a negative one turns a row's order of attention around. Every seed's by layer and head: "
+    "reports/tables/learned_temperatures.csv.",
     runs=TEMPERATURE_RUNS,
     needs=("temperatures not stored", "temperatures by position not stored"),
 )

@@ -15,14 +15,14 @@ from aero.entropy import quarter_fractions
 from aero.published import load
 from aero.report import diagram_figures, entropy_figures, flops_figures, landscape_figures
 from aero.report.entropy_drawing import row_name
-from aero.report.entropy_figures import MARGIN_RUNS, PRUNED_RUNS, STABILISED_RUNS
+from aero.report.entropy_figures import MARGIN_RUNS, PRUNED_RUNS, STABILISED_RUNS, TEMPERATURE_RUNS
 from aero.report.figure_index import FIGURES, PAPERS, Drawn
 from aero.report.figures import TABLE_2_RUNS
 from aero.report.marks import Html, figure_caption, gap, grid, number, row_label, training_caption
 from aero.report.page import figure_of
 from aero.report.results import Results, Run
 from aero.report.statistics import estimate, sampling_error
-from aero.report.tables import training_origin
+from aero.report.tables import csv_text, training_origin
 
 MODULES = (entropy_figures, diagram_figures, landscape_figures, flops_figures)
 """Where the figures are; importing them makes them known."""
@@ -227,3 +227,27 @@ def sampling_summary(results: Results) -> Html:
         f"({len(errors)} runs with blocks of them stored); errors over blocks of consecutive sequences are {ratio} "
         "times those over sequences taken as independent (median over heads).</p>"
     )
+
+
+def files(results: Results) -> dict[Path, str]:
+    """Path below the project's root and text of the table of learned temperatures: a line a run, seed, layer and head,
+    counted from 1, with the mean over query positions; a line without a number for a run that has none.
+    """
+    columns = ("run", "architecture", "scale", "seed", "layer", "head", "temperature", "note")
+    lines = []
+    for name in TEMPERATURE_RUNS:
+        entry = (results.parameters.get("runs") or {}).get(name) or {}
+        common = {"run": name, "architecture": entry.get("architecture", ""), "scale": results.scale}
+        for trained in results.seeds(name):
+            heads = trained.entropy.learned.get("temperature_mean") if trained.entropy else None
+            if not heads:
+                lines.append(common | {"seed": trained.seed, "note": "temperatures not stored"})
+                continue
+            lines += [
+                common | {"seed": trained.seed, "layer": layer, "head": head, "temperature": f"{value:.6g}"}
+                for layer, values in enumerate(heads, start=1)
+                for head, value in enumerate(values, start=1)
+            ]
+        if not results.seeds(name):
+            lines.append(common | {"note": "not run yet"})
+    return {Path("reports") / "tables" / "learned_temperatures.csv": csv_text(lines, columns)}

@@ -350,3 +350,24 @@ def test_landscape_table_has_every_printed_cell_measured(everything: Results, tm
     assert missing["measured"] == "" and "not run yet" in missing["note"]
     shown = landscape_tables.table_1(everything).text
     assert "2.97" in shown and "results/laptop/ereg-smt-ln-g-gamma-10/metrics.json" in shown
+
+
+def test_learned_temperatures_are_in_a_table(full: Results, everything: Results, tmp_path: Path) -> None:
+    def lines(results: Results) -> list[dict[str, str]]:
+        return list(csv.DictReader(io.StringIO(next(iter(entropy_page.files(results).values())))))
+
+    assert list(entropy_page.files(full)) == [Path("reports/tables/learned_temperatures.csv")]
+    found = [line for line in lines(full) if line["temperature"]]
+    assert len(found) == 3 * 12 * 4 and {line["seed"] for line in found} == {"1337", "1338", "1339"}
+    for line in found:
+        trained = next(r for r in full.seeds(line["run"]) if r.seed == int(line["seed"]))
+        stored = trained.entropy.learned["temperature_mean"][int(line["layer"]) - 1][int(line["head"]) - 1]
+        assert float(line["temperature"]) == pytest.approx(stored, rel=1e-5) and line["scale"] == "laptop"
+    assert [(line["run"], line["note"]) for line in lines(full) if not line["temperature"]] == [
+        ("smt-scfuffn", "not run yet")
+    ]
+    assert {line["architecture"] for line in lines(everything)} == {"EReg(SM(t)+ScFuFFN)", "SM(t)+ScFuFFN"}
+    root = made_results.project(tmp_path, seeds=(1337,), runs=("smt-scfuffn",), costs=False)
+    path = root / "results/laptop/smt-scfuffn/entropy.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"learned": {}}))
+    assert [line["note"] for line in lines(load(root))] == ["not run yet", "temperatures not stored"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from aero.errors import UserError
 if TYPE_CHECKING:
     from torch import nn
 
-    from aero.entropy import EntropyStatistics
+    from aero.entropy import EntropyStatistics, HeadFailures
 
 DESCRIPTION = """The text is cut into sequences of one length, the last short one dropped; every head's entropy is the
 mean over queries and sequences. Nothing is downloaded: MODEL is a folder with a Hugging Face causal language model and
@@ -151,13 +151,38 @@ def _json(chosen: argparse.Namespace, reader: Reader, statistics: EntropyStatist
         "text": str(chosen.text),
         "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
         **statistics.summary(),
+        "of_bound": {
+            **{
+                what: {"fraction": found.fraction, "layers": list(found.layers)}
+                for what, found in _against_bound(statistics).items()
+            },
+            "rule": "the same with the largest mean that the layer's mask allows (entropy_bound, else causal_bound) as "
+            "max",
+        },
         "provenance": provenance.provenance(measured=provenance.now()),
     }
     return json.dumps(content, allow_nan=False)
 
 
+def _against_bound(statistics: EntropyStatistics) -> dict[str, HeadFailures]:
+    """Overload and collapse by the largest mean over queries that each layer's mask allows, ln(T!)/T for a causal one.
+
+    The largest entropy observed, which the papers take, calls some head overloaded in every model.
+    """
+    import torch
+
+    from aero.entropy import causal_bound, collapse, overload
+
+    mean = statistics.mean.double()
+    bound = torch.full_like(mean[:, 0], causal_bound(statistics.by_position.shape[1]))
+    if statistics.bound is not None:
+        bound = statistics.bound.double()
+    share = mean / bound.clamp_min(torch.finfo(torch.float64).tiny)[:, None]  # 0 where a mask shows a single key
+    return {"overload": overload(share, 1.0), "collapse": collapse(share, 1.0)}
+
+
 def _table(chosen: argparse.Namespace, reader: Reader, statistics: EntropyStatistics, text: str, sequences: int) -> str:
-    """A line a layer: mean, lowest and highest head, and heads by quarter of the largest."""
+    """A line a layer: mean, lowest and highest head, and heads by quarter of the largest; failures by two maxima."""
     import torch
 
     from aero.entropy import quarter_fractions
@@ -185,11 +210,18 @@ def _table(chosen: argparse.Namespace, reader: Reader, statistics: EntropyStatis
             + (f"   {heads - len(finite)} not finite" if len(finite) < heads else "")
         )
     lines.append("")
-    for what in ("overload", "collapse"):
+    for what, by_bound in _against_bound(statistics).items():
         found = summary[what]
-        named = f", most heads of layers {', '.join(map(str, found['layers']))}" if found["layers"] else ""
-        lines.append(f"{what}: {100 * found['fraction']:.1f} % of heads{named}")
-    return "\n".join([*lines, f"rule: {summary['rule']}"])
+        lines.append(
+            f"{what}: {_failed(found['fraction'], found['layers'])}; against the bound "
+            f"{_failed(by_bound.fraction, by_bound.layers)}"
+        )
+    return "\n".join([*lines, f"rule: {summary['rule']}; the bound of a layer stands in its line"])
+
+
+def _failed(fraction: float, layers: Sequence[int]) -> str:
+    named = f", most heads of layers {', '.join(map(str, layers))}" if layers else ""
+    return f"{100 * fraction:.1f} % of heads{named}"
 
 
 def _number(value: float | None) -> str:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from aero.entropy import EntropyStatistics, Reduction, entropy_regularization, standard_error
+from aero.entropy import BLOCKS, EntropyStatistics, Reduction, entropy_regularization, standard_error
 from aero.row_entropy import attention_with_entropy
 
 IMPLEMENTATION = "aero_entropy"
@@ -208,11 +208,13 @@ def measure(model: PreTrainedModel, ids: Batch | Iterable[Batch]) -> EntropyStat
 
     ids: token ids (B, T), or a tokenizer's output with `input_ids` and `attention_mask`, or several of either. A
     position is counted from a sequence's first real token, and padding counts nowhere. A head's mean is taken over the
-    queries of a sequence and then over sequences.
+    queries of a sequence and then over sequences; its median is that of all rows, which are held until the end in
+    float32. `sem` is over sequences as if they were independent, `by_position_sem` over blocks of consecutive ones that
+    have the position.
     ValueError if there are no tokens or more than the model has positions, or if it hides its attention weights.
     """
     batches = [ids] if isinstance(ids, Tensor | Mapping) else ids
-    means, bounds, totals, counts, tokens = [], [], [], [], 0
+    means, bounds, positions, lengths, held = [], [], [], [], []
     for batch in batches:
         given = batch if isinstance(batch, Mapping) else {"input_ids": batch}
         with torch.no_grad():
@@ -225,23 +227,50 @@ def measure(model: PreTrainedModel, ids: Batch | Iterable[Batch]) -> EntropyStat
         means.append(entropies.sum(-1) / length[:, None])  # (L, B, H)
         bounds.append(seen.sum(-1) / length)  # (L, B)
         order = (~real).to(torch.uint8).argsort(dim=-1, stable=True)  # real tokens first, in their order
-        by_position = entropies.mean(2).gather(-1, order.expand(len(rows), *order.shape))  # (L, B, T)
-        totals.append(by_position.sum(1))  # (L, T)
-        counts.append((torch.arange(real.shape[1], device=real.device) < length[:, None]).sum(0))  # (T)
-        tokens += int(length.sum())
-    if not tokens:
+        positions.append(entropies.mean(2).gather(-1, order.expand(len(rows), *order.shape)))  # (L, B, T)
+        lengths.append(length)
+        held.append(torch.stack([row.entropies.transpose(1, 2)[real] for row in rows]).float().cpu())  # (L, rows, H)
+    if not lengths:
         raise ValueError("no tokens to measure entropy on")
-    longest = max(int((count > 0).sum()) for count in counts)
-    total = sum(nn.functional.pad(part, (0, longest))[:, :longest] for part in totals)
-    count = sum(nn.functional.pad(part, (0, longest))[:longest] for part in counts)
-    sequences = torch.cat(means, 1)  # (L, N, H)
+    sequences, length = torch.cat(means, 1), torch.cat(lengths)  # (L, N, H), (N)
+    longest = int(length.max())
+    by_position = torch.cat([nn.functional.pad(part, (0, longest))[..., :longest] for part in positions], 1)
+    there = torch.arange(longest, device=length.device) < length[:, None]  # (N, T)
     return EntropyStatistics(
         mean=sequences.mean(1),
         sem=standard_error(sequences, 1),
-        by_position=total / count,
-        tokens=tokens,
+        by_position=by_position.sum(1) / there.sum(0),
+        tokens=int(length.sum()),
+        median=torch.stack([_median([part[layer] for part in held]) for layer in range(len(sequences))]),
+        by_position_sem=_error_over_blocks(by_position, there),
+        blocks=torch.stack([sequences[:, block].mean(1) for block in _blocks(len(length))]),
         bound=torch.cat(bounds, 1).mean(1),
     )
+
+
+def _median(parts: list[Tensor]) -> Tensor:
+    """Median over rows of entropies, each (rows, H): (H,). The mean of both middle ones where their number is even."""
+    values = torch.cat(parts)
+    return (values.median(0).values.double() - (-values).median(0).values.double()) / 2
+
+
+def _blocks(sequences: int) -> tuple[Tensor, ...]:
+    """Indices of up to BLOCKS runs of consecutive sequences, as `aero.entropy.measure` makes them."""
+    return torch.arange(sequences).tensor_split(min(BLOCKS, sequences))
+
+
+def _error_over_blocks(by_position: Tensor, there: Tensor) -> Tensor:
+    """Standard error (L, T) of the mean at each position, over the blocks of sequences that have it.
+
+    by_position: (L, N, T), 0 where a sequence, by there (N, T), has no such position. NaN with fewer than two blocks.
+    """
+    blocks = _blocks(len(there))
+    counts = torch.stack([there[block].sum(0) for block in blocks])  # (K, T)
+    means = torch.stack([by_position[:, block].sum(1) for block in blocks]) / counts.clamp_min(1)[:, None]  # (K, L, T)
+    has = counts[:, None] > 0
+    number = has.sum(0)  # (1, T)
+    squares = torch.where(has, means - means.sum(0) / number, 0.0).square().sum(0)
+    return torch.where(number > 1, (squares / (number - 1).clamp_min(1) / number).sqrt(), math.nan)
 
 
 def _run(model: PreTrainedModel, ids: Tensor, attention_mask: Tensor | None) -> tuple[list[_Rows], Tensor]:
@@ -285,10 +314,18 @@ class EntropyRegularizer:
     (H, context), which divides the logits of its query row. They are trained and saved with the model's own; `load`
     puts them back.
 
-    context: the longest sequence, as temperatures belong to positions. lambda_, gamma, reduction: see
-    `aero.entropy.entropy_regularization`. lambda_positions: `position_sum` adds up over a batch's tokens, so lambda_ is
-    that of a batch of so many (the papers' 128 x 128), whatever the batch; None: as it stands.
+    context: the longest sequence, as temperatures belong to positions; and the T of E_max = log T in every batch, so
+    that neither padding nor the lengths beside it change a sequence's penalty. A batch of nothing but padding has
+    penalty 0. lambda_, gamma, reduction: see `aero.entropy.entropy_regularization`; head_mean takes the mean over all
+    real queries of a batch.
+    lambda_positions: `position_sum` adds up over a batch's tokens, so lambda_ is that of a batch of so many (the
+    papers' 128 x 128), whatever the batch; None: as it stands.
+    threshold_init: of every head, a fraction of log T from 0 to 1.
     temperature_init: 1 leaves a trained model as it is, the papers start new ones at 0.01; None: no temperatures.
+
+    With gradient accumulation a micro-batch weighs by its share of the step's labels, as the loss does: all that it is
+    told of the others is their number. With sequences of one length that is its share of the tokens, and the step's
+    penalty by `position_sum` that of one batch; otherwise, as a sequence has one label fewer than tokens, nearly.
 
     Raises ValueError if the model hides its attention weights, has a regulariser already or a value is out of range.
     """
@@ -306,10 +343,17 @@ class EntropyRegularizer:
     ) -> None:
         if hasattr(model, "reg_threshold_weights"):
             raise ValueError(f"this {type(model).__name__} has an entropy regulariser already")
-        if lambda_ < 0 or gamma < 0 or context < 1 or temperature_init == 0 or reduction not in Reduction.__args__:
+        if not (0 <= lambda_ < math.inf and 0 <= gamma < math.inf and context >= 1 and 0 <= threshold_init <= 1):
             raise ValueError(
                 f"lambda_ {lambda_:g} and gamma {gamma:g} must not be negative, context {context} at least 1, "
-                f"temperature_init {temperature_init} not 0, reduction {reduction!r} one of {Reduction.__args__}"
+                f"threshold_init {threshold_init:g} from 0 to 1"
+            )
+        if temperature_init is not None and not 0 < temperature_init < math.inf:
+            raise ValueError(f"temperature_init {temperature_init:g} must be positive: it divides the logits")
+        if reduction not in Reduction.__args__ or (lambda_positions is not None and lambda_positions < 1):
+            raise ValueError(
+                f"reduction {reduction!r} must be one of {Reduction.__args__}, lambda_positions {lambda_positions} at "
+                "least 1 or None"
             )
         rows, _ = _run(model, torch.zeros(1, 1, dtype=torch.long), None)
         heads = rows[0].entropies.shape[1]
@@ -321,7 +365,8 @@ class EntropyRegularizer:
                 module.register_parameter("entropy_temperature", nn.Parameter(start))
         _switch_attention(model)
         self.model = model
-        self.gamma, self.lambda_, self.reduction, self.lambda_positions = gamma, lambda_, reduction, lambda_positions
+        self.context, self.gamma, self.reduction = context, gamma, reduction
+        self.lambda_, self.lambda_positions = lambda_, lambda_positions
         self.penalty: Tensor | None = None
         """What the last forward pass in training mode added to the loss, nats. If it had no labels, and so no loss:
         what is to be added to yours, with its gradient."""
@@ -411,11 +456,18 @@ class EntropyRegularizer:
 
     def _weighted(self, entropies: Tensor, thresholds: Tensor, attention_mask: Tensor | None) -> Tensor:
         """lambda times the regularisation of entropies (L, B, H, T), without the rows of padding."""
-        context = entropies.shape[-1]
-        rows = entropies.transpose(1, 2).flatten(2)[:, None]  # (L, 1, H, B T)
+        rows, longest = entropies.transpose(1, 2).flatten(2)[:, None], entropies.shape[-1]  # (L, 1, H, B T)
         if attention_mask is not None and attention_mask.ndim == 2:
-            rows = rows[..., attention_mask[:, -context:].flatten().bool()]
+            real = attention_mask[:, -longest:].bool()
+            rows, longest = rows[..., real.flatten()], int(real.sum(-1).max())
+        if longest > self.context:
+            raise ValueError(
+                f"a sequence of {longest} tokens, but the regulariser's context is {self.context}: give "
+                "EntropyRegularizer the longest"
+            )
+        if not rows.shape[-1]:
+            return 0.0 * thresholds.sum()
         weight = self.lambda_
         if self.reduction == "position_sum" and self.lambda_positions is not None:
             weight *= self.lambda_positions / rows.shape[-1]
-        return weight * entropy_regularization(rows, thresholds, self.gamma, self.reduction, context)
+        return weight * entropy_regularization(rows, thresholds, self.gamma, self.reduction, self.context)

@@ -8,7 +8,17 @@ from pathlib import Path
 from aero.errors import run_main
 from aero.parameters import load as load_parameters
 from aero.provenance import commit
-from aero.report import claims, landscape_tables, latex, parallel_context_tables, scales, sensitivity, summary, tables
+from aero.report import (
+    claims,
+    entropy_page,
+    landscape_tables,
+    latex,
+    parallel_context_tables,
+    scales,
+    sensitivity,
+    summary,
+    tables,
+)
 from aero.report.render import render
 from aero.report.results import load
 from aero.training.log import write_together
@@ -32,7 +42,8 @@ def main(arguments: list[str]) -> None:
         | sensitivity.files(results)
         | parallel_context_tables.files(results)
     )
-    texts = printed | latex.files(printed) | {Path("reports") / "claims.csv": claims.claims_csv(judged)}
+    own = entropy_page.files(results)
+    texts = printed | latex.files(printed) | own | {Path("reports") / "claims.csv": claims.claims_csv(judged)}
     report = render(root, results.scale, f"Rendered from commit {commit()[:10]}, scale {results.scale}")
     pages = {Path("reports") / "report.html": report.html, Path("reports") / "report.pdf": report.pdf}
     # The metrics come last: they go before the first file is renamed, so a report that was killed among its renames is

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from aero.attention import shaped_attention, softmax_attention, softmax_with_entropy
@@ -174,6 +174,84 @@ def test_regulariser_refuses_what_does_not_fit():
         entropy_regularization(entropies, torch.zeros(2, 3), reduction="sum")
     with pytest.raises(ValueError, match="gamma"):
         entropy_regularization(entropies, torch.zeros(2, 3), gamma=-1)
+
+
+MARGINS = st.floats(0, 2)
+READINGS = st.sampled_from(["position_sum", "head_mean"])
+
+
+def possible(seed, shape=(2, 3, 2, 7)):
+    """Random entropies (L, B, H, T) between 0 and log i, and thresholds (L, H) between 0 and 1."""
+    generator = torch.Generator().manual_seed(seed)
+    bound = torch.arange(1, shape[-1] + 1, dtype=torch.float64).log()
+    entropies = bound * torch.rand(shape, generator=generator, dtype=torch.float64)
+    return entropies, torch.rand(shape[0], shape[2], generator=generator, dtype=torch.float64)
+
+
+@given(st.integers(0, 10_000), MARGINS, MARGINS, READINGS)
+@settings(max_examples=60, deadline=None)
+def test_the_penalty_is_never_negative_and_never_grows_with_the_margin(seed, gamma, other, reduction):
+    entropies, thresholds = possible(seed)
+    small, large = sorted((gamma, other))
+    narrow, wide = (entropy_regularization(entropies, thresholds, margin, reduction) for margin in (small, large))
+    assert 0 <= wide <= narrow
+    assert entropy_regularization(entropies, thresholds, 1.0, reduction) == 0  # no deviation exceeds log T
+
+
+@given(st.integers(0, 10_000), st.floats(0.01, 0.4), READINGS)
+@settings(max_examples=60, deadline=None)
+def test_the_penalty_is_zero_within_the_margin_and_positive_beyond(seed, gamma, reduction):
+    _, thresholds = possible(seed)
+    maximum = max_entropy(7)
+    deviation = (2 * possible(seed + 1)[0].sigmoid() - 1.5).sign()  # either side
+    centre = (thresholds * maximum)[:, None, :, None].expand(deviation.shape)
+    inside = centre + 0.999 * gamma * maximum * deviation
+    beyond = centre + 1.001 * gamma * maximum
+    assert entropy_regularization(inside, thresholds, gamma, reduction) == 0
+    expected = (1.001 * gamma * maximum) ** 2 * (1 if reduction == "head_mean" else 3 * 7)
+    assert entropy_regularization(beyond, thresholds, gamma, reduction).item() == pytest.approx(expected)
+
+
+@given(st.integers(0, 10_000), st.floats(0.0, 0.3), READINGS)
+@settings(max_examples=30, deadline=None)
+def test_the_gradient_with_respect_to_thresholds_is_that_of_finite_differences(seed, gamma, reduction):
+    entropies, thresholds = possible(seed)
+    maximum, step = max_entropy(7), 1e-6
+    deviations = headwise(entropies) if reduction == "head_mean" else entropies.transpose(1, 2).flatten(2).mT
+    sizes = (deviations - thresholds * maximum if reduction == "head_mean" else
+             deviations - (thresholds * maximum)[:, None]).abs()  # fmt: skip
+    assume((sizes - gamma * maximum).abs().min() > 1e-4)  # at the margin the penalty jumps
+    thresholds.requires_grad_()
+    gradient = torch.autograd.grad(entropy_regularization(entropies, thresholds, gamma, reduction), thresholds)[0]
+    for place in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        moved = torch.zeros(2, 2, dtype=torch.float64)
+        moved[place] = step
+        up, down = (
+            entropy_regularization(entropies, thresholds.detach() + sign * moved, gamma, reduction) for sign in (1, -1)
+        )
+        assert gradient[place].item() == pytest.approx((up - down).item() / (2 * step), rel=1e-5, abs=1e-7)
+
+
+HEADS = st.lists(st.floats(0, 1) | st.just(math.nan) | st.just(math.inf), min_size=1, max_size=24)
+
+
+@given(HEADS, st.integers(-20, 20))
+def test_quarters_are_those_of_the_finite_heads_in_any_unit(values, exponent):
+    heads = torch.tensor([values], dtype=torch.float64)
+    fractions = quarter_fractions(heads, 1.0)
+    finite = torch.isfinite(heads)
+    assert sum(fractions) == pytest.approx(finite.double().mean().item(), abs=1e-12)
+    assert quarter_fractions(heads * 2.0**exponent, 2.0**exponent) == fractions
+    collapsed = fractions[0] + 1 - finite.double().mean().item()
+    assert collapse(heads, 1.0).fraction == pytest.approx(collapsed, abs=1e-12)
+    assert fractions[3] == pytest.approx(overload(torch.where(finite, heads, 0.0), 1.0).fraction, abs=1e-12)
+
+
+@given(st.integers(1, 5000))
+def test_the_causal_bound_is_the_mean_of_the_rows_bounds(context):
+    bound = causal_bound(context)
+    assert bound == pytest.approx(math.fsum(map(math.log, range(1, context + 1))) / context, abs=1e-9)
+    assert max_entropy(context) - 1 <= bound <= max_entropy(context) and bound < causal_bound(context + 1)
 
 
 def test_measured_statistics():

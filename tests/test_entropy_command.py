@@ -92,6 +92,25 @@ def test_a_hugging_face_folder(tmp_path, text, capsys):
     assert [line.split()[0] for line in table[4:7]] == ["0", "1", "2"]
     assert all(sum(map(int, line.split()[5:9])) == 4 for line in table[4:7])
     assert table[-3].startswith("overload: ") and table[-2].startswith("collapse: ") and "3/4 max" in table[-1]
+    own = {"entropy_median", "entropy_by_position_sem", "entropy_blocks", "of_bound"}
+    assert own <= found.keys()
+
+
+def test_failures_are_also_counted_against_the_bound(tmp_path, text, capsys):
+    """Logits 50 times as large leave every head sharp: by the largest one observed some still pass for overloaded."""
+    model, _ = hugging_face_model(tmp_path)
+    with torch.no_grad():
+        for block in model.transformer.h:
+            block.attn.c_attn.weight[:, :32] *= 50
+    model.save_pretrained(tmp_path)
+    found = json.loads(said(capsys, tmp_path, "--text", text, "--json"))
+    shares = torch.tensor(found["entropy_mean"]) / torch.tensor(found["entropy_bound"])[:, None]
+    by_bound = found["of_bound"]
+    assert found["overload"]["fraction"] > 0 and by_bound["overload"] == {"fraction": 0.0, "layers": []}
+    assert by_bound["collapse"]["fraction"] == (shares < 0.25).double().mean() > found["collapse"]["fraction"]
+    assert by_bound["collapse"]["layers"] == (shares < 0.25).double().mean(1).gt(0.5).nonzero().flatten().tolist()
+    line = said(capsys, tmp_path, "--text", text).splitlines()[-3]
+    assert line.startswith("overload: ") and line.endswith("; against the bound 0.0 % of heads")
 
 
 def test_a_checkpoint_of_ours(tmp_path, text, capsys):
@@ -101,6 +120,8 @@ def test_a_checkpoint_of_ours(tmp_path, text, capsys):
     expected = measure(model, ids[: len(ids) // 32 * 32].reshape(-1, 32))
     torch.testing.assert_close(torch.tensor(found["entropy_mean"]).double(), expected.mean, atol=1e-6, rtol=0)
     assert json.loads(said(capsys, tmp_path / "checkpoint.safetensors", *arguments))["tokens"] == found["tokens"]
+    high = (expected.mean >= 0.75 * found["maximum"]["causal_bound"]).double().mean().item()
+    assert found["of_bound"]["overload"]["fraction"] == high
 
 
 def test_a_saved_regularised_model_is_measured_with_its_temperatures(tmp_path, text, capsys):

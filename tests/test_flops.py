@@ -1,6 +1,8 @@
 """FLOPs and nonlinear operations against the published columns of AERO Table 4."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aero.architecture import parse
 from aero.flops import GPT2, PYTHIA, Sizes, count, crossover
@@ -63,6 +65,15 @@ def test_the_crossover_is_where_attention_overtakes_the_ffn():
     tiny = Sizes(layers=3, heads=1, width=2)
     shares = [count(parse("SM+LN+G"), tiny, context).ffn_share for context in (4, 5, 6)]
     assert shares[1] == 0.5 and shares[0] == 64 / (64 + 58) and shares[2] == 64 / (64 + 70)
+
+
+@given(st.integers(1, 40), st.integers(1, 4096), st.integers(1, 20_000))
+def test_the_ffn_has_more_than_half_exactly_below_the_crossover(layers, width, context):
+    share = count(parse("SM+LN+G"), Sizes(layers, 1, width), context).ffn_share
+    assert (share > 0.5) == (context < crossover(width))
+    assert (share == 0.5) == (3 * context == 8 * width - 1)
+    longer = count(parse("SM+LN+G"), Sizes(layers, 1, width), context + 1).ffn_share
+    assert longer < share
 
 
 def test_published_sizes_and_shares_by_hand():

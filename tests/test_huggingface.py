@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from aero import row_entropy
-from aero.entropy import EntropyRegularizer, causal_bound, entropy_regularization, measure
+from aero.entropy import BLOCKS, EntropyRegularizer, causal_bound, entropy_regularization, measure
 from aero.huggingface import row_entropies
 from aero.pipeline import ROOT
 
@@ -122,6 +122,32 @@ def test_measured_statistics_of_padded_sequences_are_those_of_the_sequences():
         in_batches = measure(model, [ids[i : i + 1, -n:] for i, n in enumerate(lengths)])
         torch.testing.assert_close(in_batches.mean, together.mean, atol=1e-6, rtol=0)
         torch.testing.assert_close(in_batches.by_position, together.by_position, atol=1e-6, rtol=0)
+
+
+def test_statistics_are_those_of_a_model_that_gives_its_entropies():
+    """The same keys as for a checkpoint of ours, and the same values."""
+    model, ids = tiny("gpt2"), some_ids(70, 12)
+    found = measure(model, ids.split(16))
+    expected = measure(lambda part, entropy: (None, row_entropies(model, part)), ids.split(16))
+    for name in ("mean", "sem", "by_position", "median", "by_position_sem", "blocks"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), atol=1e-6, rtol=0)
+    assert found.blocks.shape == (BLOCKS, 3, 4) and found.summary().keys() == {*expected.summary(), "entropy_bound"}
+
+
+def test_blocks_and_medians_of_padded_sequences():
+    model, ids, lengths = tiny("gpt2"), some_ids(4), [100, 71, 20, 100]
+    alone = [row_entropies(model, ids[i : i + 1, -n:]).double() for i, n in enumerate(lengths)]  # (L, 1, H, T)
+    found = measure(model, [{"input_ids": ids[:2], "attention_mask": padded("left", lengths[:2])}, *(
+        {"input_ids": ids[i : i + 1], "attention_mask": padded("left", lengths[i : i + 1])} for i in (2, 3)
+    )])  # fmt: skip
+    rows = torch.cat([one[:, 0] for one in alone], -1)  # (L, H, 291)
+    torch.testing.assert_close(found.median, rows.median(-1).values, atol=1e-6, rtol=0)
+    torch.testing.assert_close(found.blocks, torch.stack([one.mean((1, 3)) for one in alone]), atol=1e-6, rtol=0)
+    for position in (0, 50, 99):
+        values = torch.stack([o.mean(2)[:, 0, position] for o in alone if position < o.shape[-1]])
+        expected = values.std(0) / math.sqrt(len(values))
+        torch.testing.assert_close(found.by_position_sem[:, position], expected, atol=1e-6, rtol=0)
+    assert measure(model, ids[:1]).by_position_sem.isnan().all()  # one block has no spread
 
 
 def test_bounds_follow_the_mask():
@@ -270,6 +296,37 @@ def test_padding_does_not_count():
     torch.testing.assert_close(first, expected.detach())
 
 
+@pytest.mark.parametrize("reduction", ["position_sum", "head_mean"])
+def test_the_penalty_is_the_same_whatever_the_padded_length(reduction):
+    model, regularizer = regularised(lambda_=1.0, reduction=reduction)
+    ids, penalties = some_ids(2, 12), []
+    for tokens in (12, 24, 64):
+        for side in ("right", "left"):
+            mask = padded(side, [12, 12], tokens)
+            given = torch.full((2, tokens), 5).masked_scatter(mask.bool(), ids)
+            positions = (mask.cumsum(-1) - 1).clamp_min(0)
+            model(given, attention_mask=mask, position_ids=positions if tokens > 12 else None)
+            penalties.append(regularizer.penalty)
+    assert penalties[0] > 1e-3
+    # Padding on the left moves a token to another position, whose temperature is 1 here as well.
+    torch.testing.assert_close(torch.stack(penalties), penalties[0].expand(6), atol=0, rtol=1e-4)
+
+
+def test_a_batch_of_padding_has_no_penalty():
+    for reduction in ("position_sum", "head_mean"):
+        model, regularizer = regularised(lambda_=1.0, reduction=reduction)
+        model(some_ids(2, 12), attention_mask=torch.zeros(2, 12).long())
+        assert regularizer.penalty == 0
+        assert not torch.autograd.grad(regularizer.penalty, regularizer.thresholds)[0].any()
+
+
+def test_a_sequence_longer_than_the_context_is_refused():
+    model, _ = regularised(temperature_init=None)
+    model(some_ids(1, 120), attention_mask=padded("right", [100], 120))
+    with pytest.raises(ValueError, match="101 tokens, but the regulariser's context is 100"):
+        model(some_ids(1, 101))
+
+
 def test_accumulated_micro_batches_weigh_as_one_batch():
     """Trainer hands the number of all labels of a step to each of its micro-batches."""
     model, _ = regularised(lambda_=1e-2)
@@ -281,6 +338,38 @@ def test_accumulated_micro_batches_weigh_as_one_batch():
         model(part, labels=part, num_items_in_batch=torch.tensor(4 * 99)).loss.backward()
     torch.testing.assert_close(model.reg_threshold_weights.grad, whole[0])
     torch.testing.assert_close(model.transformer.h[0].attn.c_attn.weight.grad, whole[1], atol=1e-5, rtol=1e-3)
+
+
+def after_steps(folder, lengths, micro_batch, accumulated):
+    """Thresholds, temperatures and weights after two steps of the real Trainer on sequences of such lengths."""
+    torch.manual_seed(0)
+    model, regularizer = regularised(lambda_=1e-2, gamma=0.05)
+    mask, ids = padded("right", lengths, 40), some_ids(len(lengths), 40)
+    labels = ids.masked_fill(mask == 0, -100)
+    data = [{"input_ids": i, "attention_mask": m, "labels": y} for i, m, y in zip(ids, mask, labels, strict=True)]
+    arguments = TrainingArguments(
+        str(folder), max_steps=2, per_device_train_batch_size=micro_batch, gradient_accumulation_steps=accumulated,
+        learning_rate=0.1, optim="sgd", lr_scheduler_type="constant", max_grad_norm=0, report_to=[], use_cpu=True,
+        disable_tqdm=True, save_strategy="no", seed=3,
+    )  # fmt: skip
+    start = regularizer.thresholds.detach().clone()
+    Trainer(model, arguments, train_dataset=data).train()
+    weight = model.transformer.h[0].attn.c_attn.weight
+    return [p.detach() for p in (regularizer.thresholds - start, *regularizer.temperatures, weight)]
+
+
+def test_trainer_with_accumulation_takes_the_steps_of_one_batch(tmp_path):
+    one, two = (after_steps(tmp_path, [40] * 8, *shape) for shape in ((4, 1), (2, 2)))
+    assert one[0].abs().max() > 1e-2
+    for whole, accumulated in zip(one, two, strict=True):
+        torch.testing.assert_close(accumulated, whole, atol=1e-5, rtol=1e-3)
+
+
+def test_trainer_with_accumulation_of_unequal_padding_nearly_does(tmp_path):
+    """Weighed by labels, of which a sequence has one fewer than tokens."""
+    one, two = (after_steps(tmp_path, [40, 5, 9, 31, 3, 40, 22, 4], *shape) for shape in ((4, 1), (2, 2)))
+    moved = one[0].norm()
+    assert moved > 1e-2 and (one[0] - two[0]).norm() < 0.1 * moved
 
 
 def test_gradient_checkpointing():
@@ -353,8 +442,28 @@ def test_loading_what_was_not_saved_is_refused(tmp_path):
         EntropyRegularizer.load(_with_settings(model), tmp_path / "plain")
     with pytest.raises(ValueError, match="has an entropy regulariser already"):
         EntropyRegularizer(model, context=100)
-    with pytest.raises(ValueError, match="gamma -1 must not be negative"):
-        EntropyRegularizer(tiny("gpt2"), context=100, gamma=-1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"gamma": -1}, "gamma -1 must not be negative"),
+        ({"gamma": math.nan}, "gamma nan must not be negative"),
+        ({"lambda_": math.inf}, "lambda_ inf"),
+        ({"threshold_init": math.nan}, "threshold_init nan from 0 to 1"),
+        ({"threshold_init": 1.5}, "threshold_init 1.5 from 0 to 1"),
+        ({"temperature_init": -1}, "temperature_init -1 must be positive"),
+        ({"temperature_init": 0}, "temperature_init 0 must be positive"),
+        ({"temperature_init": math.nan}, "temperature_init nan must be positive"),
+        ({"reduction": "sum"}, "reduction 'sum' must be one of"),
+        ({"lambda_positions": 0}, "lambda_positions 0 at least 1"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings, said):
+    model = tiny("gpt2")
+    with pytest.raises(ValueError, match=said):
+        EntropyRegularizer(model, context=100, **settings)
+    assert not hasattr(model, "reg_threshold_weights")
 
 
 def _with_settings(model):

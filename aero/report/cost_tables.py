@@ -69,8 +69,8 @@ def _figure_15(results: Results) -> str:
         rows.append(line)
     heads = ["configuration", "as published, GB", "WAN min", "tuned, GB", "WAN min"]
     caption = (
-        "<b>Figure 15, costs</b>: Pythia-70M, L=6, H=8, d=512, T=256. The printed values are lost from the text that "
-        "is used here, so nothing stands beside them."
+        "<b>AERO Figure 15, costs</b>: Pythia-70M, L=6, H=8, d=512, T=256. The printed values are lost from the text "
+        "that is used here, so nothing stands beside them."
     )
     return grid(heads, rows, caption, "costs-figure-15", (0.32, 0.17, 0.17, 0.17, 0.17), "dense")
 

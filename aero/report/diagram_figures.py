@@ -107,6 +107,7 @@ def _box(panel: Axes, x: float, y: float, width: float, height: float, text: str
     note="One layer before and after, from bottom to top; orange: nonlinear. Counts: applications in GPT-2 small at "
     "T = 128. Ranges: learned values of the first seed, t being its mean over a head's positions.",
     runs=(CHANGED,),
+    needs=("temperatures not stored", "thresholds not stored", "scaling of the FFN not stored"),
 )
 def guided_figure_3(results: Results) -> Figure:
     """Entropy-Guided Attention Figure 3: a layer of SM+LN+G, one of EReg(SM(t)+ScFuFFN) and what that has learned."""

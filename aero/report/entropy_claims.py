@@ -1,7 +1,8 @@
 """Tests of claims about attention entropy: heads per quarter of the maximum, layers, learned values, the landscape.
 
 The quarters are those of AERO Section 3, with its two named rules: a head whose mean entropy is in the highest quarter
-of the maximum is overloaded, one in the lowest has collapsed (`aero.entropy.overload`, `aero.entropy.collapse`).
+of the maximum is overloaded, one in the lowest or not finite has collapsed (`aero.entropy.overload`,
+`aero.entropy.collapse`).
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from aero.report.results import Results, Run
 from aero.report.statistics import Estimate, estimate
 from aero.report.statistics import difference as _difference
 
-
-def _fractions(results: Results, run: str, quarters: list[int]) -> dict[int, float]:
-    return {seed: math.fsum(values[q] for q in quarters) for seed, values in results.quarters(run).items()}
-
-
-_QUARTERS = {(0,): "the lowest quarter", (1, 2): "the two middle quarters", (3,): "the highest quarter"}
+_QUARTERS = {
+    (0,): "the lowest quarter of the observed maximum or not finite",
+    (1, 2): "the two middle quarters of the observed maximum",
+    (3,): "the highest quarter of the observed maximum",
+}
+"""As `Results.share_of_heads` counts them."""
 
 
 @claim_test
@@ -46,18 +47,18 @@ def head_fraction(
     """
     than = f" and that of {above} is smaller beyond seed noise" if above else ""
     rule = (
-        f"fraction of heads in {_QUARTERS[tuple(quarters)]} of the observed maximum; direction reproduced if the "
-        f"interval lies above an even spread ({len(quarters) / 4:.2f}){than}, reproduced if the mean is within "
+        f"fraction of heads in {_QUARTERS[tuple(quarters)]}; direction reproduced if the interval "
+        f"lies above an even spread ({len(quarters) / 4:.2f}){than}, reproduced if the mean is within "
         f"{tolerance:.2f} of {fraction:.2f} besides, at scale paper"
     )
-    ours = _fractions(results, run, quarters)
+    ours = results.share_of_heads(run, quarters)
     found = estimate(ours)
     runs = (run, above) if above else (run,)
     if gap := training_gap(results, found, runs, "measured"):
         return untested(rule, results, gap, f"{found.mean:.2f}" if found else "")
     measured = found.text(2)
     if above:
-        more = estimate(_difference(ours, _fractions(results, above, quarters)))
+        more = estimate(_difference(ours, results.share_of_heads(above, quarters)))
         if gap := training_gap(results, more, runs, "measured"):
             return untested(rule, results, gap, measured)
         measured += f", {more.text(2)} more than {above}"
@@ -74,11 +75,11 @@ def head_fraction_difference(
 ) -> Decision:
     """How much larger the fraction of heads in the given quarters is in `run` than in `base`, paired by seed."""
     rule = (
-        f"fraction of heads in {_QUARTERS[tuple(quarters)]} of the observed maximum, {run} - {base}; direction "
-        f"reproduced if the interval lies on the published side of 0, reproduced if the mean is within {tolerance:.2f} "
+        f"fraction of heads in {_QUARTERS[tuple(quarters)]}, {run} - {base}; direction reproduced "
+        f"if the interval lies on the published side of 0, reproduced if the mean is within {tolerance:.2f} "
         f"of {difference:.2f} besides, at scale paper"
     )
-    ours, theirs = _fractions(results, run, quarters), _fractions(results, base, quarters)
+    ours, theirs = results.share_of_heads(run, quarters), results.share_of_heads(base, quarters)
     found = estimate(_difference(ours, theirs))
     if gap := training_gap(results, found, (run, base), "measured"):
         return untested(rule, results, gap, f"{found.mean:+.2f}" if found else "")
@@ -137,10 +138,10 @@ def early_minus_deep(results: Results, paper: Paper, *, run: str) -> Decision:
 def fewer_heads(results: Results, paper: Paper, *, run: str, base: str, quarters: list[int]) -> Decision:
     """Whether `run` has fewer heads in the given quarters of the observed maximum than `base`, paired by seed."""
     rule = (
-        f"fraction of heads in {_QUARTERS[tuple(quarters)]} of the observed maximum, {run} - {base}; direction "
-        "reproduced if the interval is below 0 (the paper prints no number to compare)"
+        f"fraction of heads in {_QUARTERS[tuple(quarters)]}, {run} - {base}; direction reproduced "
+        "if the interval is below 0 (the paper prints no number to compare)"
     )
-    ours, theirs = _fractions(results, run, quarters), _fractions(results, base, quarters)
+    ours, theirs = results.share_of_heads(run, quarters), results.share_of_heads(base, quarters)
     found = estimate(_difference(ours, theirs))
     if gap := training_gap(results, found, (run, base), "measured"):
         return untested(rule, results, gap, f"{found.mean:+.2f}" if found else "")
@@ -155,11 +156,11 @@ def few_heads(
 ) -> Decision:
     """Whether hardly any head of `run` is in the given quarters of the observed maximum."""
     rule = (
-        f"fraction of heads in {_QUARTERS[tuple(quarters)]} of the observed maximum; direction reproduced if the "
+        f"fraction of heads in {_QUARTERS[tuple(quarters)]}; direction reproduced if the "
         f"interval lies below an even spread ({len(quarters) / 4:.2f}), reproduced if the mean is within "
         f"{tolerance:.2f} of {fraction:.4g} besides, at scale paper"
     )
-    found = estimate(_fractions(results, run, quarters))
+    found = estimate(results.share_of_heads(run, quarters))
     if gap := training_gap(results, found, (run,), "measured"):
         return untested(rule, results, gap, f"{found.mean:.2f}" if found else "")
     beyond = found.excludes(len(quarters) / 4) < 0

@@ -51,10 +51,12 @@ TEMPERATURE_RUNS = (REGULARISED, "smt-scfuffn")
 
 @stands_for(
     "aero/figure3",
-    title="Figure 3a, heads per quarter of the maximum entropy",
+    title="AERO Figure 3a, heads per quarter of the maximum entropy",
     note="Mean over seeds, against three maxima. Triangles: where the published fraction of the last quarter begins, "
     "or of the first ends.",
     runs=TABLE_2_RUNS,
+    seeds="all",
+    needs=("entropies not measured",),
 )
 def figure_3a(results: Results) -> Figure:
     """AERO Figure 3a: fraction of heads per quarter of the maximum entropy, mean over seeds, against three maxima."""
@@ -66,10 +68,11 @@ def figure_3a(results: Results) -> Figure:
 
 @stands_for(
     "aero/figure4",
-    title="Figure 4, learned negative slopes of the leaky ReLU",
+    title="AERO Figure 4, learned negative slopes of the leaky ReLU",
     note="Without LayerNorm; (a) a slope a layer, numbers are layers, (b) one for all. All start at 0.01 and are "
     "weight-decayed, which alone pulls them towards 0.",
     runs=("sm-leakyr", "sm-leakyr-global"),
+    needs=("slopes not logged",),
 )
 def figure_4(results: Results) -> Figure:
     """AERO Figure 4: learned negative slopes of the leaky ReLU over training, (a) layerwise and (b) global."""
@@ -83,9 +86,10 @@ def figure_4(results: Results) -> Figure:
 
 @stands_for(
     "aero/figure5",
-    title="Figure 5, entropy of every head",
+    title="AERO Figure 5, entropy of every head",
     note="Yellow is overload, dark blue collapse.",
     runs=("sm-ln-g", "sm-ln-r", "sm-g", "sm-r"),
+    needs=("entropies not measured",),
 )
 def figure_5(results: Results) -> Figure:
     """AERO Figure 5: entropy of every head, layer by head, with and without LayerNorm, with GELU and ReLU."""
@@ -94,10 +98,11 @@ def figure_5(results: Results) -> Figure:
 
 @stands_for(
     "aero/figure6",
-    title="Figure 6, how the Softmax-only model fails",
+    title="AERO Figure 6, how the Softmax-only model fails",
     note="(a) values of each block's output, on held-out sequences, that are not finite in float16, in which the "
     "papers train; blank: none. (b) entropy of every head after training.",
     runs=("sm",),
+    needs=("counts of overflows not logged", "entropies not measured"),
 )
 def figure_6(results: Results) -> Figure:
     """AERO Figure 6: (a) counts of values that float16 cannot hold in each layer of SM over training, (b) entropies."""
@@ -123,9 +128,10 @@ def figure_6(results: Results) -> Figure:
 
 @stands_for(
     "aero/figure7",
-    title="Figure 7, entropy of the stabilised Softmax-only models",
+    title="AERO Figure 7, entropy of the stabilised Softmax-only models",
     note="Weight or spectral normalisation of the feed-forward matrices, and learnable scaling of their output.",
     runs=STABILISED_RUNS,
+    needs=("entropies not measured",),
 )
 def figure_7(results: Results) -> Figure:
     """AERO Figure 7: entropy of every head of SM with weight norm, spectral norm or scaling in the FFN."""
@@ -134,9 +140,11 @@ def figure_7(results: Results) -> Figure:
 
 @stands_for(
     "aero/figure9",
-    title="Figure 9, heads per quarter of the maximum entropy, stabilised and regularised",
+    title="AERO Figure 9, heads per quarter of the maximum entropy, stabilised and regularised",
     note="Mean over seeds.",
     runs=(*STABILISED_RUNS, REGULARISED),
+    seeds="all",
+    needs=("entropies not measured",),
 )
 def figure_9(results: Results) -> Figure:
     """AERO Figure 9: fraction of heads per quarter of the maximum, stabilised models and the regularised one."""
@@ -146,9 +154,10 @@ def figure_9(results: Results) -> Figure:
 @stands_for(
     "aero/figure10",
     "entropy_guided/figure5",
-    title="Figure 10, learned thresholds of the regulariser",
+    title="AERO Figure 10, learned thresholds of the regulariser",
     note="Fractions of log T, all started at one value (dotted); (b) mean over a layer's heads, and their variance.",
     runs=(REGULARISED,),
+    needs=("thresholds not stored",),
 )
 def figure_10(results: Results) -> Figure:
     """AERO Figure 10: learned thresholds (a) per head, (b) their mean and variance per layer."""
@@ -187,9 +196,11 @@ def figure_10(results: Results) -> Figure:
 
 @stands_for(
     "aero/figure11",
-    title="Figure 11, learned scaling of the feed-forward network",
+    title="AERO Figure 11, learned scaling of the feed-forward network",
     note="Dots are seeds, bars their mean; all start at 1.",
     runs=("sm-scffn",),
+    seeds="all",
+    needs=("scaling of the FFN not stored",),
 )
 def figure_11(results: Results) -> Figure:
     """AERO Figure 11: learned alpha (divides the FFN's output) and beta (scales the residual connection) per layer."""
@@ -215,9 +226,10 @@ def figure_11(results: Results) -> Figure:
 
 @stands_for(
     "aero/figure12",
-    title="Figure 12, entropy of each layer over training, fewer nonlinearities",
+    title="AERO Figure 12, entropy of each layer over training, fewer nonlinearities",
     note="Lines are layers, numbered; dotted: the causal bound, and the step a run became not finite.",
     runs=TABLE_2_RUNS,
+    needs=("entropies not logged",),
 )
 def figure_12(results: Results) -> Figure:
     """AERO Figure 12: entropy of each layer over training as nonlinearities are removed."""
@@ -226,9 +238,10 @@ def figure_12(results: Results) -> Figure:
 
 @stands_for(
     "aero/figure13",
-    title="Figure 13, entropy of each layer over training, leaky ReLU",
+    title="AERO Figure 13, entropy of each layer over training, leaky ReLU",
     note="Without LayerNorm, negative slope learned.",
     runs=("sm-leakyr", "sm-leakyr-global"),
+    needs=("entropies not logged",),
 )
 def figure_13(results: Results) -> Figure:
     """AERO Figure 13: entropy of each layer over training with a learnable negative slope."""
@@ -239,10 +252,11 @@ def figure_13(results: Results) -> Figure:
 
 @stands_for(
     "aero/figure14",
-    title="Figure 14, entropy of each layer over training, stabilised and regularised",
+    title="AERO Figure 14, entropy of each layer over training, stabilised and regularised",
     note="(a) to (c) Softmax-only models that stabilise the feed-forward network, (d) entropy regularisation in a "
     "scaled and fused one.",
     runs=(*STABILISED_RUNS, REGULARISED),
+    needs=("entropies not logged",),
 )
 def figure_14(results: Results) -> Figure:
     """AERO Figure 14: entropy of each layer over training, stabilised in three ways, and regularised."""
@@ -252,9 +266,11 @@ def figure_14(results: Results) -> Figure:
 
 @stands_for(
     "aero/figure16",
-    title="Figure 16, heads per quarter of the maximum entropy by pruned feed-forward networks",
+    title="AERO Figure 16, heads per quarter of the maximum entropy by pruned feed-forward networks",
     note="Mean over seeds; i_x: the x deepest feed-forward networks are replaced by the identity.",
     runs=PRUNED_RUNS,
+    seeds="all",
+    needs=("entropies not measured",),
 )
 def figure_16(results: Results) -> Figure:
     """AERO Figure 16: fraction of heads per quarter of the maximum as the deepest fused FFNs are pruned."""
@@ -264,10 +280,15 @@ def figure_16(results: Results) -> Figure:
 
 @stands_for(
     "aero/figure17",
-    title="Figure 17, seven feed-forward networks pruned, six, and none",
+    title="AERO Figure 17, seven feed-forward networks pruned, six, and none",
     note="(a) values of each block's output that are not finite in float16; (b) to (d) entropy of each layer over "
     "training; (e) to (g) of every head.",
     runs=("sm-scfuffn", "sm-scfuffni-6", "sm-scfuffni-7"),
+    needs={
+        "counts of overflows not logged": ("sm-scfuffni-7",),
+        "entropies not logged": ("sm-scfuffn", "sm-scfuffni-6", "sm-scfuffni-7"),
+        "entropies not measured": ("sm-scfuffn", "sm-scfuffni-6", "sm-scfuffni-7"),
+    },
 )
 def figure_17(results: Results) -> Figure:
     """AERO Figure 17: overflow counts of SM+ScFuFFNi_7, entropies over training and heatmaps of i_7, i_6 and none."""
@@ -306,10 +327,12 @@ def _margins(margins: tuple[float, ...]) -> tuple[list[str], list[str]]:
 @stands_for(
     "aero/figure18",
     "entropy_guided/figure6",
-    title="Figure 18, heads per quarter of the maximum entropy by margin of the regulariser",
+    title="AERO Figure 18, heads per quarter of the maximum entropy by margin of the regulariser",
     note="Mean over seeds; triangles: where the published fraction of the last quarter begins. Published, 0.7 % is one "
     "of 144 heads, and the head with the largest entropy is always in the last quarter of it.",
     runs=tuple(MARGIN_RUNS.values()),
+    seeds="all",
+    needs=("entropies not measured",),
 )
 def figure_18(results: Results) -> Figure:
     """AERO Figure 18: fraction of heads per quarter of the maximum by the margin gamma."""
@@ -321,9 +344,10 @@ def figure_18(results: Results) -> Figure:
 @stands_for(
     "aero/figure19",
     "entropy_guided/figure7",
-    title="Figure 19, entropy of each layer over training by margin of the regulariser",
+    title="AERO Figure 19, entropy of each layer over training by margin of the regulariser",
     note="EReg(SM(t)+ScFuFFN).",
     runs=tuple(run for gamma, run in MARGIN_RUNS.items() if gamma <= 0.25),
+    needs=("entropies not logged",),
 )
 def figure_19(results: Results) -> Figure:
     """AERO Figure 19: entropy of each layer over training by the margin gamma."""
@@ -335,6 +359,7 @@ def figure_19(results: Results) -> Figure:
     title="Entropy-Guided Attention Figure 2, entropy of every head, fewer nonlinearities",
     note="Yellow is overload, dark blue collapse.",
     runs=TABLE_2_RUNS,
+    needs=("entropies not measured",),
 )
 def guided_figure_2(results: Results) -> Figure:
     """Entropy-Guided Attention Figure 2: entropy of every head of the six configurations of Table 2."""
@@ -346,6 +371,7 @@ def guided_figure_2(results: Results) -> Figure:
     title="Entropy-Guided Attention Figure 4, entropy of each layer over training",
     note="(a) baseline, (b) Softmax-only, (c) to (e) stabilised, (f) regularised.",
     runs=("sm-ln-g", "sm", *STABILISED_RUNS, REGULARISED),
+    needs=("entropies not logged",),
 )
 def guided_figure_4(results: Results) -> Figure:
     """Entropy-Guided Attention Figure 4: entropy of each layer over training, from the baseline to the regularised."""
@@ -359,6 +385,7 @@ def guided_figure_4(results: Results) -> Figure:
     note="Mean over heads and held-out sequences at every position, one line a layer, numbered; bands: two standard "
     "errors over blocks of held-out sequences, where they are stored. Dotted: log i, which the causal mask allows.",
     runs=POSITION_RUNS,
+    needs=("entropies not measured by position", "errors by position not stored"),
 )
 def figure_positions(results: Results) -> Figure:
     """Mean entropy at each query position i, layer by layer, against its bound log i."""
@@ -401,8 +428,10 @@ def _positions(panel: Axes, trained: Run) -> None:
     title="Learned temperatures",
     note="The softmax's logits are divided by t, of a head and query position (Eq. 11); left: mean over positions, "
     "right: mean over a layer's heads at each position, numbers are layers. Dotted: where they start. Nothing keeps a "
-    "temperature above 0; a negative one turns a row's order of attention around.",
+    "temperature above 0; a negative one turns a row's order of attention around. Every seed's by layer and head: "
+    "reports/tables/learned_temperatures.csv.",
     runs=TEMPERATURE_RUNS,
+    needs=("temperatures not stored", "temperatures by position not stored"),
 )
 def figure_temperatures(results: Results) -> Figure:
     """Learned temperatures t, with and without the regulariser: by head and by query position."""

@@ -15,24 +15,19 @@ from aero.entropy import quarter_fractions
 from aero.published import load
 from aero.report import diagram_figures, entropy_figures, flops_figures, landscape_figures
 from aero.report.entropy_drawing import row_name
-from aero.report.entropy_figures import MARGIN_RUNS, PRUNED_RUNS, STABILISED_RUNS
+from aero.report.entropy_figures import MARGIN_RUNS, PRUNED_RUNS, STABILISED_RUNS, TEMPERATURE_RUNS
 from aero.report.figure_index import FIGURES, PAPERS, Drawn
 from aero.report.figures import TABLE_2_RUNS
-from aero.report.marks import Html, gap, grid, number, row_label, training_caption
+from aero.report.marks import Html, figure_caption, gap, grid, number, row_label, training_caption
 from aero.report.page import figure_of
 from aero.report.results import Results, Run
 from aero.report.statistics import estimate, sampling_error
-from aero.report.tables import training_origin
+from aero.report.tables import csv_text, training_origin
 
 MODULES = (entropy_figures, diagram_figures, landscape_figures, flops_figures)
 """Where the figures are; importing them makes them known."""
 
 HEAD_RUNS = (*TABLE_2_RUNS, *STABILISED_RUNS, *PRUNED_RUNS, *MARGIN_RUNS.values())
-
-
-def missing(results: Results, runs: Sequence[str]) -> list[str]:
-    """Those of the runs that have no result at the report's scale."""
-    return [run for run in runs if not results.seeds(run)]
 
 
 def figures(results: Results, paper: str) -> Html:
@@ -48,25 +43,29 @@ def _shown(results: Results, drawn: Drawn) -> str:
     parts = [escape(drawn.note)]
     if len(drawn.published) > 1:
         parts.append(f"Stands for {escape(drawn.numbers)}.")
-    if absent := missing(results, drawn.runs):
-        parts.append(f"Not run yet: {escape(', '.join(absent))}.")
+    parts += [f"{escape(said)}." for said in _absent(results, drawn)]
     if drawn.runs:
-        parts.append(training_caption(results, drawn.runs))
+        parts.append(figure_caption(results, drawn.shown(results), drawn.seeds == "first"))
     papers = tuple(dict.fromkeys(published.split("/")[0] for published in drawn.published))
     return figure_of(results, drawn.draw, drawn.title, " ".join(parts), papers).text
 
 
+def _absent(results: Results, drawn: Drawn) -> list[str]:
+    """ "Slopes not logged: sm-leakyr", a sentence a reason, without its full stop."""
+    missing = drawn.missing(results)
+    return [f"{reason[0].upper()}{reason[1:]}: {', '.join(runs)}" for reason, runs in missing.items()]
+
+
 def index(results: Results) -> Html:
-    """Published figure, the function that draws it, its runs, and how many trainings of how many seeds there are."""
+    """Published figure, the function that draws it, its runs, and how many of them it shows with how many seeds."""
     rows = []
     for drawn in sorted(FIGURES, key=lambda d: (not d.published, list(PAPERS).index(_first_paper(d) or "aero"))):
-        seeds = [len(results.seeds(run)) for run in drawn.runs if results.seeds(run)]
-        absent = missing(results, drawn.runs)
-        present = f"{len(drawn.runs) - len(absent)} of {len(drawn.runs)}" if drawn.runs else "counted"
-        lost = gap("not run yet: " + ", ".join(absent)) if absent else ""
-        how_many = (
-            f"{min(seeds)} to {max(seeds)}" if seeds and min(seeds) < max(seeds) else str(seeds[0]) if seeds else ""
-        )
+        whole = {run: trained for run, trained in drawn.whole(results).items() if trained}
+        present = f"{len(whole)} of {len(drawn.runs)}" if drawn.runs else "counted"
+        lost = "<br>".join(gap(said) for said in _absent(results, drawn))
+        how_many = _span([len(results.seeds(run)) if drawn.seeds == "first" else len(whole[run]) for run in whole])
+        if drawn.seeds == "first" and how_many not in ("", "1"):
+            how_many = f"first of {how_many}"
         rows.append(
             [
                 escape(drawn.numbers or "in no paper"),
@@ -80,13 +79,20 @@ def index(results: Results) -> Html:
         grid(
             ["published", "here", "runs", "scale", "seeds a run"],
             rows,
-            "Every figure of the three papers on entropy. AERO's Figures 2 and 8 are diagrams of the same things as "
+            "Every figure of the three papers on entropy; a run counts where all that the figure needs of it is there, "
+            "and seeds are those that are drawn. AERO's Figures 2 and 8 are diagrams of the same things as "
             "Entropy-Guided Attention's 1 and 3.",
             "figure-index",
             (0.24, 0.36, 0.22, 0.1, 0.08),
             "dense",
         )
     )
+
+
+def _span(counts: Sequence[int]) -> str:
+    """ "3", "1 to 3", or nothing of nothing."""
+    ends = sorted(set(counts))
+    return f"{ends[0]} to {ends[-1]}" if len(ends) > 1 else "".join(map(str, ends))
 
 
 def heads_by_rule(results: Results, runs: Sequence[str] = HEAD_RUNS) -> Html:
@@ -154,8 +160,8 @@ def _label(results: Results, run: str) -> str:
 
 
 def _fraction(results: Results, run: str, maximum: str, quarters: Sequence[int]) -> str:
-    seeds = results.quarters(run, maximum)
-    found = estimate({seed: 100 * math.fsum(values[q] for q in quarters) for seed, values in seeds.items()})
+    seeds = results.share_of_heads(run, quarters, maximum)
+    found = estimate({seed: 100 * share for seed, share in seeds.items()})
     if found is None:
         return gap("–")
     text = found.text(0, "%") if maximum == "observed" else f"{found.mean:.0f} %"
@@ -166,13 +172,16 @@ def _fraction(results: Results, run: str, maximum: str, quarters: Sequence[int])
 
 
 def fraction_error(run: Run, quarters: Sequence[int]) -> float | None:
-    """Standard error, for the held-out tokens, of the fraction of heads in the quarters of the observed maximum; None
-    if the blocks of them are not stored.
+    """Standard error, for the held-out tokens, of the fraction of heads in the quarters of the observed maximum, those
+    that are not finite with the lowest; None if the blocks of them are not stored.
     """
 
     def fraction(heads: NDArray[np.float64]) -> float:
-        top = np.nanmax(heads, initial=0.0)
-        return math.fsum(quarter_fractions(torch.from_numpy(heads), top)[q] for q in quarters) if top > 0 else math.nan
+        if not np.isfinite(heads).any() or (top := np.max(heads[np.isfinite(heads)])) <= 0:
+            return math.nan
+        shares = quarter_fractions(torch.from_numpy(heads), top)
+        broken = float(np.mean(~np.isfinite(heads))) if 0 in quarters else 0.0
+        return math.fsum([*(shares[q] for q in quarters), broken])
 
     found = sampling_error(fraction, np.array(run.entropy.blocks)) if run.entropy.blocks else None
     return None if found is None else float(found)
@@ -218,3 +227,27 @@ def sampling_summary(results: Results) -> Html:
         f"({len(errors)} runs with blocks of them stored); errors over blocks of consecutive sequences are {ratio} "
         "times those over sequences taken as independent (median over heads).</p>"
     )
+
+
+def files(results: Results) -> dict[Path, str]:
+    """Path below the project's root and text of the table of learned temperatures: a line a run, seed, layer and head,
+    counted from 1, with the mean over query positions; a line without a number for a run that has none.
+    """
+    columns = ("run", "architecture", "scale", "seed", "layer", "head", "temperature", "note")
+    lines = []
+    for name in TEMPERATURE_RUNS:
+        entry = (results.parameters.get("runs") or {}).get(name) or {}
+        common = {"run": name, "architecture": entry.get("architecture", ""), "scale": results.scale}
+        for trained in results.seeds(name):
+            heads = trained.entropy.learned.get("temperature_mean") if trained.entropy else None
+            if not heads:
+                lines.append(common | {"seed": trained.seed, "note": "temperatures not stored"})
+                continue
+            lines += [
+                common | {"seed": trained.seed, "layer": layer, "head": head, "temperature": f"{value:.6g}"}
+                for layer, values in enumerate(heads, start=1)
+                for head, value in enumerate(values, start=1)
+            ]
+        if not results.seeds(name):
+            lines.append(common | {"note": "not run yet"})
+    return {Path("reports") / "tables" / "learned_temperatures.csv": csv_text(lines, columns)}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
 from matplotlib.figure import Figure
 
-from aero.report.results import Results
+from aero.report.results import Results, Run
 
 Draw = Callable[[Results], Figure]
+Seeds = Literal["first", "all"]
 
 PAPERS = {
     "aero": "AERO",
@@ -21,12 +23,43 @@ PAPERS = {
 """The papers in the order of the report, by the name a reader sees."""
 
 
+def _logged(run: Run, quantity: str) -> bool:
+    rows = getattr(run.log, quantity) if run.log else ()
+    return any(value is not None for row in rows for value in row)
+
+
+def _measured(run: Run, quantity: str) -> bool:
+    return run.entropy is not None and bool(getattr(run.entropy, quantity))
+
+
+def _learned(run: Run, name: str) -> bool:
+    return run.entropy is not None and bool(run.entropy.learned.get(name))
+
+
+NEEDS: dict[str, Callable[[Run], bool]] = {
+    "entropies not measured": lambda run: _measured(run, "mean"),
+    "entropies not measured by position": lambda run: _measured(run, "by_position"),
+    "errors by position not stored": lambda run: _measured(run, "by_position_sem"),
+    "medians not stored": lambda run: _measured(run, "median"),
+    "blocks of held-out sequences not stored": lambda run: _measured(run, "blocks"),
+    "thresholds not stored": lambda run: _learned(run, "thresholds"),
+    "scaling of the FFN not stored": lambda run: _learned(run, "alpha") and _learned(run, "beta"),
+    "temperatures not stored": lambda run: _learned(run, "temperature_mean"),
+    "temperatures by position not stored": lambda run: _learned(run, "temperature_by_position"),
+    "entropies not logged": lambda run: _logged(run, "entropy"),
+    "counts of overflows not logged": lambda run: _logged(run, "overflow"),
+    "slopes not logged": lambda run: _logged(run, "slopes"),
+}
+"""What a figure can need of a training, named by what is said where it is missing. Older files lack some of it."""
+
+
 @dataclass(frozen=True)
 class Drawn:
     """A function that draws a figure, and what it is drawn of.
 
     published: the papers' figures it stands for, as params.yaml writes them ("aero/figure12"); empty for one of ours.
-    note: what the caption says of it. runs: those it is drawn from; none for a figure of counts alone.
+    note: what the caption says of it. runs: those it is drawn from; none for a figure of counts alone. seeds: whether
+    it shows the first seed of each alone. needs: keys of `NEEDS`, with the runs that each is needed of.
     """
 
     draw: Draw
@@ -34,6 +67,8 @@ class Drawn:
     title: str
     note: str
     runs: tuple[str, ...]
+    seeds: Seeds = "first"
+    needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -45,15 +80,57 @@ class Drawn:
         parts = (published.split("/figure") for published in self.published)
         return "; ".join(f"{PAPERS[paper]} Figure {number}" for paper, number in parts)
 
+    def whole(self, results: Results) -> dict[str, tuple[Run, ...]]:
+        """By run, those trainings of the figure's seeds that have all it needs."""
+        return {name: tuple(r for r in self._asked(results, name) if not self._lacks(r)) for name in self.runs}
+
+    def shown(self, results: Results) -> dict[str, tuple[Run, ...]]:
+        """By run, those trainings of the figure's seeds that have something of what it needs."""
+        return {name: tuple(r for r in self._asked(results, name) if self._has_some(r)) for name in self.runs}
+
+    def missing(self, results: Results) -> dict[str, list[str]]:
+        """The runs without a whole training, by what is missing: "not run yet", "slopes not logged"."""
+        reasons: dict[str, list[str]] = {}
+        for name, whole in self.whole(results).items():
+            if not whole:
+                asked = self._asked(results, name)
+                for reason in self._lacks(asked[0]) if asked else ["not run yet"]:
+                    reasons.setdefault(reason, []).append(name)
+        return reasons
+
+    def _asked(self, results: Results, name: str) -> tuple[Run, ...]:
+        first = results.first(name)
+        return results.seeds(name) if self.seeds == "all" or first is None else (first,)
+
+    def _lacks(self, run: Run) -> list[str]:
+        return [what for what, of in self.needs.items() if run.name in of and not NEEDS[what](run)]
+
+    def _has_some(self, run: Run) -> bool:
+        return len(self._lacks(run)) < sum(run.name in of for of in self.needs.values())
+
 
 FIGURES: list[Drawn] = []
 
 
-def stands_for(*published: str, title: str, note: str, runs: Sequence[str] = ()) -> Callable[[Draw], Draw]:
-    """Register the decorated function as the one that draws the published figures, in the order of the report."""
+def stands_for(
+    *published: str,
+    title: str,
+    note: str,
+    runs: Sequence[str] = (),
+    seeds: Seeds = "first",
+    needs: Sequence[str] | Mapping[str, Sequence[str]] = (),
+) -> Callable[[Draw], Draw]:
+    """Register the decorated function as the one that draws the published figures, in the order of the report.
+
+    The arguments are the fields of `Drawn`; needs without runs are those of all.
+    """
+    of = needs if isinstance(needs, Mapping) else dict.fromkeys(needs, runs)
+    if unknown := of.keys() - NEEDS.keys():
+        raise ValueError(f"{', '.join(sorted(unknown))}: not in NEEDS")
 
     def register(draw: Draw) -> Draw:
-        FIGURES.append(Drawn(draw, published, title, note, tuple(runs)))
+        needed = {what: tuple(names) for what, names in of.items()}
+        FIGURES.append(Drawn(draw, published, title, note, tuple(runs), seeds, needed))
         return draw
 
     return register

@@ -27,14 +27,14 @@ def shares(sizes: Sizes) -> dict[int, float]:
     return {context: count(parse("SM+LN+G"), sizes, context).ffn_share for context in CONTEXTS}
 
 
-@stands_for("aero/figure20", title="Figure 20, FLOPs of GPT-2 by context length", note=_NOTE)
+@stands_for("aero/figure20", title="AERO Figure 20, FLOPs of GPT-2 by context length", note=_NOTE)
 def figure_20(results: Results) -> Figure:
     """AERO Figure 20: FLOPs of GPT-2, small to XL, from 128 to 8K tokens."""
     del results
     return _breakdown(GPT2, 2)
 
 
-@stands_for("aero/figure21", title="Figure 21, FLOPs of Pythia by context length", note=_NOTE)
+@stands_for("aero/figure21", title="AERO Figure 21, FLOPs of Pythia by context length", note=_NOTE)
 def figure_21(results: Results) -> Figure:
     """AERO Figure 21: FLOPs of Pythia, 70M to 12B, from 128 to 8K tokens."""
     del results

@@ -52,6 +52,7 @@ def landscape(results: Results, run: str, kind: str = "mean") -> NDArray[np.floa
     title="Entropy Landscape Figure 1, entropy over layers and heads",
     note="Mean over held-out tokens of every head, as a surface, with the regulariser at its margin of 0.20.",
     runs=tuple(SURFACES),
+    needs=("entropies not measured",),
 )
 def landscape_figure_1(results: Results) -> Figure:
     """Entropy Landscape Figure 1: mean entropy as a surface over layers and heads, without and with regulariser."""
@@ -99,6 +100,7 @@ def landscape_figure_1(results: Results) -> Figure:
     "paper's caption) and from their median (its text). Heads have no order, so the share across heads is that of a "
     "numbering that could be any other.",
     runs=tuple(MARGINS),
+    needs=("entropies not measured", "medians not stored"),
 )
 def landscape_figure_2(results: Results) -> Figure:
     """Entropy Landscape Figure 2: gradient magnitude of the mean and of the median entropy, by margin."""
@@ -136,6 +138,7 @@ def landscape_figure_2(results: Results) -> Figure:
     note="18 layers. (a) mean over a layer's heads, (b) Gini coefficient of its heads, (c) Wasserstein-1 distance of "
     "its heads from the baseline's. Bands: standard error for the held-out tokens, where blocks of them are stored.",
     runs=(*DEEP["GELU"], *DEEP["ReLU"]),
+    needs=("entropies not measured", "blocks of held-out sequences not stored"),
 )
 def landscape_figure_3(results: Results) -> Figure:
     """Entropy Landscape Figure 3: by layer, mean entropy, Gini coefficient and W1 to the baseline, for each margin."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
 from aero.published import Cell, Table, load
 from aero.report import evidence
 from aero.report.costs import at_dimensions, cost_files
-from aero.report.results import Results
+from aero.report.results import Results, Run
 from aero.report.tables import MeasuredCell
 
 MARKS = {"published": "", "paper_dimensions": "●", "smaller_scale": "○", "projected": "", "missing": ""}
@@ -190,14 +190,37 @@ def origin(kind: str, kinds: str, values: Iterable[str], most: int = 3) -> str:
 
 
 def training_caption(results: Results, names: Iterable[str]) -> str:
-    """Scale, seeds, corpus, commit and machine of the named runs' trainings."""
-    names = list(names)
-    runs = [run for name in names for run in results.seeds(name)]
+    """Scale, seeds, corpus, commit and machine of the named runs' trainings, all seeds of them, with intervals."""
+    found = {name: results.seeds(name) for name in names}
+    seeds = sorted({run.seed for runs in found.values() for run in runs})
+    counts = [len(runs) for runs in found.values() if runs] or [0]
+    how_many = f"{_seeds(counts)} ({', '.join(map(str, seeds))})"
+    interval = "; brackets: 95 % t-interval over seeds" if max(counts) > 1 else "; one seed has no interval"
+    return _measured_side(results, found, how_many + interval)
+
+
+def figure_caption(results: Results, shown: Mapping[str, Sequence[Run]], first: bool) -> str:
+    """The same of a figure without intervals. shown: by run, the trainings that it shows; first: those of the first
+    seed alone.
+    """
+    listed = ", ".join(map(str, sorted({run.seed for runs in shown.values() for run in runs})))
+    there = _seeds(len(results.seeds(name) if first else runs) for name, runs in shown.items() if runs)
+    which = f"first seed ({listed}) of {there.removesuffix(' seeds')}" if first and there != "one seed" else ""
+    return _measured_side(results, shown, which or f"{there} ({listed})")
+
+
+def _seeds(counts: Iterable[int]) -> str:
+    """How many seeds the runs have that have any: "one seed", "3 seeds", "1 to 3 seeds"."""
+    found = [count for count in counts if count] or [0]
+    fewest, most = min(found), max(found)
+    return "one seed" if most == 1 else f"{most} seeds" if fewest == most else f"{fewest} to {most} seeds"
+
+
+def _measured_side(results: Results, found: Mapping[str, Sequence[Run]], seeds: str) -> str:
+    runs = [run for trained in found.values() for run in trained]
+    size = scale_text(results, names=[name for name, trained in found.items() if trained] or list(found))
     if not runs:
-        return f"Measured side: {escape(scale_text(results))}."
-    seeds = sorted({run.seed for run in runs})
-    fewest, most = (f(len(results.seeds(name)) for name in names if results.seeds(name)) for f in (min, max))
-    how_many = "one seed" if most == 1 else f"{most} seeds" if fewest == most else f"{fewest} to {most} seeds"
+        return f"Measured side: {escape(size)}."
     corpora = origin(
         "corpus",
         "corpora, whose perplexities do not compare",
@@ -205,11 +228,7 @@ def training_caption(results: Results, names: Iterable[str]) -> str:
     )
     commits = origin("commit", "commits", (short_commit(run.provenance.get("commit")) for run in runs))
     machines = origin("machine", "machines", (str(run.provenance.get("machine") or "") for run in runs))
-    interval = "; brackets: 95 % t-interval over seeds" if most > 1 else "; one seed has no interval"
-    return escape(
-        f"Measured side: {scale_text(results, names=names)}; {how_many} ({', '.join(map(str, seeds))}){interval}; "
-        f"{corpora}; {commits}; {machines}."
-    )
+    return escape(f"Measured side: {size}; {seeds}; {corpora}; {commits}; {machines}.")
 
 
 def short_commit(text: object) -> str:

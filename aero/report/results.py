@@ -11,6 +11,7 @@ import dataclasses
 import json
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,12 @@ class Entropy:
     by_position_sem: tuple[tuple[float, ...], ...] = ()
     blocks: tuple[tuple[tuple[float, ...], ...], ...] = ()
     learned: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def not_finite(self) -> float:
+        """Fraction of heads whose mean entropy is not finite; they are in no quarter."""
+        heads = [value for layer in self.mean for value in layer]
+        return sum(not math.isfinite(value) for value in heads) / len(heads)
 
 
 @dataclass(frozen=True)
@@ -180,6 +187,19 @@ class Results:
         return {
             r.seed: r.entropy.quarters[maximum] for r in self.seeds(run) if r.entropy and maximum in r.entropy.quarters
         }
+
+    def share_of_heads(self, run: str, quarters: Sequence[int], maximum: str = "observed") -> dict[int, float]:
+        """Fraction of heads in the given quarters of `maximum`, by seed; heads that are not finite count with the
+        lowest quarter, as `aero.entropy.collapse` has them.
+        """
+        shares = {}
+        for trained in self.seeds(run):
+            found = trained.entropy
+            if found and (maximum in found.quarters or found.not_finite == 1):  # without a finite head, no maximum
+                values = found.quarters.get(maximum, (0.0,) * 4)
+                broken = found.not_finite if 0 in quarters else 0.0
+                shares[trained.seed] = math.fsum([*(values[q] for q in quarters), broken])
+        return shares
 
     def cost(self, architecture: str, program: str, context: int = 128, model: str = "gpt2") -> Cost | None:
         """The cost of one forward pass; an end-to-end measurement is preferred to a composed one."""

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 from aero.published import known_papers
-from aero.report import claims
+from aero.report import claims, entropy_page
 from aero.report.results import Results, load
 
 SEEDS = (1337, 1338, 1339)
 BOUND = made_results.math.lgamma(65) / 64
 
 
-def with_heads(root: Path, **heads: list[float]) -> Results:
+def with_heads(root: Path, **heads: list[float | None]) -> Results:
     """Results of runs whose heads have the given entropies, in fractions of the causal bound; a little apart by seed.
 
-    A list holds the layers; four heads each, equal but for a hundredth.
+    A list holds the layers; four heads each, equal but for a hundredth, or none of them finite (None).
     """
     made_results.project(root, runs=(), costs=False)
     for run, layers in heads.items():
@@ -29,12 +29,17 @@ def with_heads(root: Path, **heads: list[float]) -> Results:
             folder = root / "results/laptop" / name / f"seed_{seed}"
             made_results.write_run(folder, name, seed)
             values = json.loads((folder / "entropy.json").read_text())
-            mean = [[BOUND * (v + 0.01 * h + 1e-4 * place * (i + 1)) for h in range(4)] for i, v in enumerate(layers)]
-            values["entropy_mean"] = mean
-            flat, top = [v for layer in mean for v in layer], max(v for layer in mean for v in layer)
-            values["quarters"]["observed"] = [
-                sum(min(int(v / top * 4), 3) == q for v in flat) / len(flat) for q in range(4)
+            mean = [
+                [None if v is None else BOUND * (v + 0.01 * h + 1e-4 * place * (i + 1)) for h in range(4)]
+                for i, v in enumerate(layers)
             ]
+            values["entropy_mean"] = mean
+            finite = [v for layer in mean for v in layer if v is not None]
+            values["quarters"]["observed"] = [
+                sum(min(int(v / max(finite) * 4), 3) == q for v in finite) / (4 * len(layers)) for q in range(4)
+            ]
+            if not finite:
+                del values["quarters"]["observed"]
             (folder / "entropy.json").write_text(json.dumps(values))
     return load(root)
 
@@ -52,6 +57,21 @@ def test_collapse_prevented(tmp_path: Path, scaled: list[float], verdict: str) -
     found = decide(results, "f7-scaling-prevents-collapse")
     assert found.verdict == verdict
     assert found.measured.startswith("0.00 - 0.33" if verdict != "not seen at this scale" else "0.67 - 0.33")
+
+
+@pytest.mark.parametrize(("broken", "share"), [([0.9, None, None], "0.67"), ([None] * 3, "1.00")])
+def test_heads_that_are_not_finite_have_collapsed(tmp_path: Path, broken: list[float | None], share: str) -> None:
+    """They are in no quarter, and would otherwise pass for heads that collapse was prevented in."""
+    results = with_heads(tmp_path, sm=[0.9, 0.8, 0.05], sm_scffn=broken)
+    found = decide(results, "f7-scaling-prevents-collapse")
+    assert found.verdict == "not seen at this scale" and found.measured.startswith(f"{share} - 0.33")
+    assert "in the lowest quarter of the observed maximum or not finite" in found.rule
+    assert set(results.share_of_heads("sm-scffn", (0,)).values()) == {results.first("sm-scffn").entropy.not_finite}
+    assert sum(results.share_of_heads("sm-scffn", (1, 2, 3)).values()) == pytest.approx(
+        3 * (1 - float(share)), abs=0.02
+    )
+    row = entropy_page.heads_by_rule(results, ("sm-scffn",)).text
+    assert f"{100 * results.first('sm-scffn').entropy.not_finite:.0f} [" in row and "lowest or not finite" in row
 
 
 @pytest.mark.parametrize(

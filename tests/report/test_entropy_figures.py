@@ -25,13 +25,14 @@ from aero.report import (
 )
 from aero.report.drawing import svg
 from aero.report.entropy_drawing import row_name
-from aero.report.figure_index import FIGURES, Drawn
+from aero.report.figure_index import FIGURES, PAPERS, Drawn, stands_for
 from aero.report.results import Results, load
 from aero.report.statistics import sampling_error
 
 DRAWN = {drawn.name: drawn for drawn in FIGURES}
 COUNTED = ("figure_20", "figure_21", "guided_figure_1")
 """Those that are drawn from no run."""
+OTHERS = ("entropy_landscape", "")
 
 
 @pytest.fixture(scope="module")
@@ -240,6 +241,83 @@ def test_page_shows_every_figure_once_and_so_does_the_index(everything: Results)
     assert "one seed" in text and "scale laptop" in text
 
 
+def captions(results: Results) -> dict[str, str]:
+    """By figure, what stands below it."""
+    text = "".join(entropy_page.figures(results, paper).text for paper in ("aero", "entropy_guided", *OTHERS))
+    found = re.findall(r'<div class="figure" id="([^"]+)".*?<div class="caption"><p>(.*?)</p>', text, re.DOTALL)
+    return {identifier.replace("-", "_"): said for identifier, said in found}
+
+
+def indexed(results: Results, name: str) -> str:
+    """A figure's row of the index."""
+    rows = re.findall(r"<tr>.*?</tr>", entropy_page.index(results).text, re.DOTALL)
+    return next(row for row in rows if f".{name}</code>" in row)
+
+
+def test_captions_name_the_seeds_that_are_drawn(full: Results) -> None:
+    averaged = {name for name, drawn in DRAWN.items() if drawn.seeds == "all"}
+    assert averaged == {"figure_3a", "figure_9", "figure_11", "figure_16", "figure_18"}
+    said = captions(full)
+    for name, drawn in DRAWN.items():
+        assert "t-interval" not in said[name], name  # no figure of these draws one
+        if not any(full.seeds(run) for run in drawn.runs):
+            assert "seed (" not in said[name] and "seeds (" not in said[name], name
+        elif name in averaged:
+            assert "; 3 seeds (1337, 1338, 1339);" in said[name], name
+        else:
+            assert "; first seed (1337) of 3;" in said[name] and "1338" not in said[name], name
+    for name in ("figure_5", "figure_10", "figure_17", "guided_figure_4", "figure_positions", "figure_temperatures"):
+        assert DRAWN[name].seeds == "first" and "first seed (1337) of 3" in said[name], name
+    assert ">first of 3</td>" in indexed(full, "figure_12") and ">3</td>" in indexed(full, "figure_3a")
+
+
+def test_a_figure_of_the_first_seed_is_the_same_without_the_others(full: Results, everything: Results) -> None:
+    """What `seeds` says of a figure is what it draws: the others' numbers change only those of all seeds."""
+    both = {run for run in made_results.RUNS if full.seeds(run) and everything.seeds(run)}
+    for name, drawn in DRAWN.items():
+        if drawn.runs and set(drawn.runs) <= both:
+            alone, together = (svg(drawn.draw(results), drawn.title) for results in (everything, full))
+            assert (alone == together) == (drawn.seeds == "first"), name
+
+
+def test_a_run_without_what_a_figure_needs_is_missing(tmp_path: Path) -> None:
+    runs = ("sm-leakyr", "sm-leakyr-global", "sm-ln-g", "ereg-smt-ln-g")
+    root = made_results.project(tmp_path, seeds=(1337, 1338), runs=runs, costs=False)
+    assert "2 of 2" in indexed(load(root), "figure_4") and "not logged" not in captions(load(root))["figure_4"]
+    path = root / "results/laptop/sm-leakyr/log.csv"
+    path.write_text(path.read_text().replace("slope_", "another_"))
+    path = root / "results/laptop/sm-ln-g/entropy.json"
+    values = json.loads(path.read_text())
+    for key in ("entropy_median", "entropy_blocks", "entropy_by_position_sem"):
+        del values[key]
+    path.write_text(json.dumps(values))
+    results = load(root)
+    said = captions(results)
+    assert "1 of 2" in indexed(results, "figure_4") and "Slopes not logged: sm-leakyr<" in indexed(results, "figure_4")
+    assert "Slopes not logged: sm-leakyr." in said["figure_4"]
+    assert "2 of 2" in indexed(results, "figure_13")  # the entropies were logged
+    assert (
+        "1 of 4" in indexed(results, "landscape_figure_2")
+        and "Medians not stored: sm-ln-g." in said["landscape_figure_2"]
+    )
+    assert "Errors by position not stored: sm-ln-g." in said["figure_positions"]
+    assert "first seed (1337) of 2" in said["figure_positions"]  # its means are drawn
+    (root / "results/laptop/ereg-smt-ln-g/entropy.json").unlink()
+    assert "Entropies not measured: ereg-smt-ln-g." in captions(load(root))["landscape_figure_1"]
+    with pytest.raises(ValueError, match="colours: not in NEEDS"):
+        stands_for(title="", note="", needs=("colours",))
+
+
+def test_figures_have_their_papers_name_and_the_sizes_of_their_own_runs(full: Results) -> None:
+    """Several papers have a Figure 4; the made project lacks the 18-layer runs, and so knows no sizes of them."""
+    for drawn in FIGURES:
+        if drawn.published:
+            assert drawn.title.startswith(f"{PAPERS[drawn.published[0].split('/')[0]]} Figure "), drawn.name
+    said = captions(full)
+    assert "L=12" in said["landscape_figure_1"] and "L=" not in said["landscape_figure_3"]
+    assert "Measured side: scale laptop, not run yet." in said["landscape_figure_3"]
+
+
 def test_heads_by_rule_states_published_measured_and_errors(everything: Results, full: Results) -> None:
     text = entropy_page.heads_by_rule(everything).text
     row = text[text.index("<wbr>G</code>") :]
@@ -272,3 +350,24 @@ def test_landscape_table_has_every_printed_cell_measured(everything: Results, tm
     assert missing["measured"] == "" and "not run yet" in missing["note"]
     shown = landscape_tables.table_1(everything).text
     assert "2.97" in shown and "results/laptop/ereg-smt-ln-g-gamma-10/metrics.json" in shown
+
+
+def test_learned_temperatures_are_in_a_table(full: Results, everything: Results, tmp_path: Path) -> None:
+    def lines(results: Results) -> list[dict[str, str]]:
+        return list(csv.DictReader(io.StringIO(next(iter(entropy_page.files(results).values())))))
+
+    assert list(entropy_page.files(full)) == [Path("reports/tables/learned_temperatures.csv")]
+    found = [line for line in lines(full) if line["temperature"]]
+    assert len(found) == 3 * 12 * 4 and {line["seed"] for line in found} == {"1337", "1338", "1339"}
+    for line in found:
+        trained = next(r for r in full.seeds(line["run"]) if r.seed == int(line["seed"]))
+        stored = trained.entropy.learned["temperature_mean"][int(line["layer"]) - 1][int(line["head"]) - 1]
+        assert float(line["temperature"]) == pytest.approx(stored, rel=1e-5) and line["scale"] == "laptop"
+    assert [(line["run"], line["note"]) for line in lines(full) if not line["temperature"]] == [
+        ("smt-scfuffn", "not run yet")
+    ]
+    assert {line["architecture"] for line in lines(everything)} == {"EReg(SM(t)+ScFuFFN)", "SM(t)+ScFuFFN"}
+    root = made_results.project(tmp_path, seeds=(1337,), runs=("smt-scfuffn",), costs=False)
+    path = root / "results/laptop/smt-scfuffn/entropy.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"learned": {}}))
+    assert [line["note"] for line in lines(load(root))] == ["not run yet", "temperatures not stored"]

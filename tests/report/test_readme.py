@@ -13,6 +13,7 @@ import yaml
 from aero.parameters import load as load_parameters
 from aero.report import (
     claims,
+    entropy_page,
     landscape_tables,
     latex,
     parallel_context_tables,
@@ -51,7 +52,7 @@ def test_the_committed_tables_and_claims_are_those_of_the_results(kept: Path) ->
     judged = claims.judge(results)
     parts = (tables, landscape_tables, scales, sensitivity, parallel_context_tables)
     printed = {path: text for part in parts for path, text in part.files(results).items()}
-    texts = printed | latex.files(printed) | summary.files(results, judged)
+    texts = printed | latex.files(printed) | entropy_page.files(results) | summary.files(results, judged)
     texts[Path("reports/claims.csv")] = claims.claims_csv(judged)
     made = {path.as_posix(): text for path, text in texts.items()}
     committed = {

@@ -154,7 +154,7 @@ page.table_2(results)
 page.figure_of(
     results,
     figures.figure_3b,
-    "Figure 3b, evaluation loss",
+    "AERO Figure 3b, evaluation loss",
     "Lines are means, bands the range over seeds; a cross marks where a run became not finite. "
     f"{marks.training_caption(results, table_2_runs)}",
 )
@@ -267,7 +267,7 @@ claims_page.claims_table(results, judged, "pythia")
 page.figure_of(
     results,
     figures.figure_1,
-    "Figure 1, communication and latency along AERO's steps",
+    "AERO Figure 1, communication and latency along AERO's steps",
     marks.cost_caption(results),
     papers=["aero"],
 )
@@ -435,7 +435,7 @@ sensitivity_theory.table_relu(results)
 page.figure_of(
     results,
     sensitivity_theory.sensitivity_figure_3,
-    "Figure 3, attention weights and entropy at a controlled variance",
+    "Variance Sensitivity Figure 3, attention weights and entropy at a controlled variance",
     sensitivity_theory.caption_3(results),
 )
 
@@ -446,7 +446,7 @@ sensitivity_theory.table_bounds(results)
 page.figure_of(
     results,
     sensitivity_theory.sensitivity_figure_10,
-    "Figure 10, entropy and norm of a row",
+    "Variance Sensitivity Figure 10, entropy and norm of a row",
     sensitivity_theory.caption_10(results),
 )
 
@@ -462,7 +462,7 @@ claims_page.claims_table(results, judged, "sensitivity_theory")
 sensitivity_models.figure_of(
     results,
     sensitivity_models.sensitivity_figure_1_top,
-    "Figure 1 (top), training with three attention cores",
+    "Variance Sensitivity Figure 1 (top), training with three attention cores",
     sensitivity_models.CAPTION_1,
 )
 
@@ -470,7 +470,7 @@ sensitivity_models.figure_of(
 sensitivity_models.figure_of(
     results,
     sensitivity_models.sensitivity_figure_7,
-    "Figure 7, softmax and ReLU kernel, first layer",
+    "Variance Sensitivity Figure 7, softmax and ReLU kernel, first layer",
     sensitivity_models.CAPTION_7,
 )
 
@@ -478,7 +478,7 @@ sensitivity_models.figure_of(
 sensitivity_models.figure_of(
     results,
     sensitivity_models.sensitivity_figure_4,
-    "Figure 4, variance of the logits and normalised entropy",
+    "Variance Sensitivity Figure 4, variance of the logits and normalised entropy",
     sensitivity_models.CAPTION_4,
 )
 

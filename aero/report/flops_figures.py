@@ -18,7 +18,7 @@ from aero.report.results import Results
 CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192)
 _NOTE = (
     "FLOPs per token of the whole stack, counted by Appendix E; those of a forward pass are T times as many. Above "
-    "each bar: the feed-forward networks' share. Dotted: T = 8d/3, where both are equal."
+    "each bar: the feed-forward networks' share. Dotted: T = 8d/3, where both are equal to within one part in 8d."
 )
 
 

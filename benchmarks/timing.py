@@ -37,18 +37,16 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * resource.getpagesize()
 
 
-def peak_bytes() -> int:
-    """The most that this process ever had in use."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
 def forget_peak() -> None:
     """Let `peak_since` count from now on. Linux only; OSError elsewhere."""
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
 
 def peak_since() -> int:
-    """The most that this process had in use since `forget_peak`."""
+    """The most that this process had in use since `forget_peak`, or since it started.
+
+    Not getrusage's ru_maxrss, which on Linux begins with what the process that started this one had in use.
+    """
     for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024

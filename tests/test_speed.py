@@ -82,6 +82,25 @@ def test_sides_take_turns_and_tell_of_a_failure(monkeypatch):
             side.wait()
 
 
+PEAK = """
+from benchmarks import timing
+before = timing.peak_since()
+text = bytearray(64 * 2**20)
+text[::4096] = bytes([1]) * len(text[::4096])
+print(before, timing.peak_since())
+"""
+
+
+def test_the_peak_of_a_process_is_not_that_of_the_one_that_started_it():
+    size = 600 * 2**20
+    own = bytearray(size)
+    own[::4096] = bytes([1]) * len(own[::4096])  # every page is in use, and so in what a child's ru_maxrss begins with
+    command = [sys.executable, "-c", PEAK]
+    run = subprocess.run(command, cwd=ROOT, env=pipeline.environment(ROOT), capture_output=True, text=True, check=True)
+    before, after = map(int, run.stdout.split())
+    assert before < size / 2 and 60 * 2**20 < after - before < 100 * 2**20
+
+
 def test_ratios_are_taken_repeat_by_repeat():
     assert timing.ratio([2.0, 9.0, 4.0], [1.0, 3.0, 4.0]) == {"median": 2.0, "low": 1.0, "high": 3.0}
 

@@ -32,6 +32,11 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def load() -> float:
+    """Of the machine over the last minute; its own threads are in it once a benchmark has begun."""
+    return round(os.getloadavg()[0], 2)
+
+
 def resident_bytes() -> int:
     """Memory of this process that is in use now."""
     return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * resource.getpagesize()
@@ -51,6 +56,11 @@ def peak_since() -> int:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     raise OSError("/proc/self/status has no VmHWM")
+
+
+def page_faults() -> int:
+    """Pages that this process has had the system map so far: what an allocator that gives memory back costs."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def serve(step: Callable[[], Measured]) -> None:
@@ -141,9 +151,14 @@ def of(steps: Sequence[Measured], name: str = "seconds") -> list[float]:
     return [step[name] for step in steps]
 
 
+def middle(found: Mapping[str, Sequence[Measured]], name: str) -> dict[str, float]:
+    """The median of a measured value, by side."""
+    return {side: median(of(steps, name)) for side, steps in found.items()}
+
+
 def save(name: str, values: Mapping[str, Any], folder: Path = FOLDER) -> None:
     """results/bench/<name>.json with where it was made; replaced at once."""
     import torch
 
-    made = provenance.provenance(torch=torch.__version__, measured=provenance.now(), load=round(os.getloadavg()[0], 2))
+    made = provenance.provenance(torch=torch.__version__, measured=provenance.now(), load=load())
     write_text(folder / f"{name}.json", json.dumps({**values, "provenance": made}, indent=1) + "\n")

@@ -14,7 +14,7 @@ import torch
 from aero.architecture import parse
 from aero.entropy import entropy_regularization
 from aero.model import GPT, ModelConfig
-from benchmarks import pipeline, timing, tokenizing, training_step, two_party
+from benchmarks import pipeline, regularized_step, timing, tokenizing, training_step, two_party
 from benchmarks.__main__ import ALL
 from benchmarks.regularized_step import algorithm_1
 from benchmarks.timing import Side, in_turn
@@ -30,6 +30,25 @@ def test_both_sides_of_a_training_step_train_the_same_model(monkeypatch):
     losses = {name: [step()["loss"] for _ in range(4)] for name, step in sides.items()}
     assert losses["aero"] == pytest.approx(losses["transformers"], rel=1e-4)
     assert losses["aero"][-1] < losses["aero"][0]
+
+
+def test_every_side_of_a_regularised_step_trains_the_same_model(monkeypatch):
+    monkeypatch.setattr(training_step, "TOKENS", 16)
+    sides = {name: regularized_step.side_of(name, TINY) for name in regularized_step.SIDES}
+    steps = {name: [step() for _ in range(2)] for name, step in sides.items()}
+    losses = {name: [step["loss"] for step in found] for name, found in steps.items()}
+    assert all(found == pytest.approx(losses["aero"], rel=1e-3) for found in losses.values()), losses
+    with_penalty = {name for name, found in steps.items() if found[0]["penalty"]}
+    assert with_penalty <= {"aero", "authors", "authors, allocator as it comes"}
+
+
+def test_both_sides_of_a_ratio_have_the_same_allocator(monkeypatch):
+    kept = []
+    monkeypatch.setattr(training_step, "keep_freed_memory", lambda: kept.append(True))
+    for name in (training_step.OWN, training_step.THEIRS, *regularized_step.SIDES[:-1]):
+        assert training_step.settle(name) == name
+    assert len(kept) == 6
+    assert training_step.settle(regularized_step.SIDES[-1]) == "authors" and len(kept) == 6
 
 
 def test_their_model_has_our_weights(monkeypatch):

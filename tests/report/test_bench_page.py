@@ -13,6 +13,7 @@ from aero import catalogue
 from aero.parameters import load
 from aero.report import bench_figures, bench_page, bench_projections
 from aero.report.drawing import svg
+from aero.report.marks import gap
 from aero.report.results import Results
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,6 +38,8 @@ ROWS = [
     }
     for width in (128, 768)
 ]
+AT_ONCE = {"ratio_as_it_comes": spread(2.2), "allocator_gain": spread(1.23)}
+"""What files of training steps hold since both sides keep freed memory."""
 REGULARIZED = [
     {
         "width": 768,
@@ -154,6 +157,38 @@ def test_the_section_shows_the_files(measured: Results) -> None:
         "not measured yet",  # the GPU
     ):
         assert shown in text, shown
+
+
+def test_files_from_before_both_sides_kept_memory_say_so(measured: Results) -> None:
+    text = bench_page.section(measured).text
+    assert "Here ours kept freed memory and transformers’ did not." in text
+    assert "Here ours alone keeps freed memory." in text
+    assert f"authors’ over plain: {gap()}" in text
+
+
+def test_allocator_and_bound_come_from_the_files(measured: Results) -> None:
+    folder = measured.root / "results/bench"
+    steps = [step | AT_ONCE for step in STEPS]
+    more = {"provenance": MADE, "allocator": "kept"}
+    (folder / "training_step.json").write_text(json.dumps(FILES["training_step"] | more | {"steps": steps}))
+    bound = {"plain_ratio": spread(1.55), "authors_over_transformers": spread(1.12)}
+    steps = [step | bound for step in REGULARIZED]
+    (folder / "regularized_step.json").write_text(json.dumps(FILES["regularized_step"] | more | {"steps": steps}))
+    text = bench_page.section(measured).text
+    for shown in ("1.23 (1.11–1.35)", "ours reaches 1.3 at 2 sizes", "1.55 (1.40–1.71)", "1.12 (1.01–1.23)"):
+        assert shown in text, shown
+    assert "Here ours" not in text
+
+
+def test_a_bound_without_its_own_ratio_is_that_of_medians() -> None:
+    step = {"seconds": {"authors": spread(0.3), "plain": spread(0.2)}}
+    assert "1.50" in bench_page._without(step, "smaller_scale", "a file")
+
+
+def test_fused_rows_are_held_against_the_flops_they_save() -> None:
+    saving = ROWS[0] | {"speedup_of_passes": spread(1.7)}
+    text = bench_page._in_proportion([saving, ROWS[1] | {"flops_ratio": 1.0}])
+    assert "0.80" in text and "(0.85) missed" in text and "d=768" not in text
 
 
 def test_figures_draw_what_the_files_hold(measured: Results) -> None:

@@ -15,7 +15,7 @@ from aero.architecture import parse
 from aero.entropy import entropy_regularization
 from aero.model import GPT, ModelConfig
 from benchmarks import pipeline, regularized_step, timing, tokenizing, training_step, two_party
-from benchmarks.__main__ import ALL
+from benchmarks.__main__ import ALL, of_this_machine
 from benchmarks.regularized_step import algorithm_1
 from benchmarks.timing import Side, in_turn
 from benchmarks.training_step import Shape, batch_of, our_model, side_of, their_model
@@ -179,6 +179,26 @@ def test_every_benchmark_of_the_list_is_a_command_and_wrong_names_are_told():
     assert run.returncode == 1 and run.stderr.startswith(
         "error: unknown benchmark 'trainingstep'; known: training_step"
     )
+
+
+@pytest.mark.parametrize("available", [True, False])
+def test_the_gpu_is_measured_where_there_is_one(monkeypatch, available):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    assert of_this_machine() == [name for name in ALL if available or name != "gpu"]
+
+
+def test_jobs_are_compared_in_pairs_whose_order_alternates(monkeypatch):
+    taken = []
+    monkeypatch.setattr(pipeline, "train", lambda root, names, jobs: taken.append(jobs) or float(jobs))
+    assert pipeline.by_jobs(ROOT, ["a"], 3) == {1: [1.0] * 3, 2: [2.0] * 3}
+    assert taken == [1, 2, 2, 1, 1, 2]
+
+
+@pytest.mark.parametrize("told", ["Running stage 'report':", "Stage 'report' didn't change"])
+def test_a_plain_repro_that_had_something_to_do_is_no_idle_one(monkeypatch, told):
+    monkeypatch.setattr(pipeline, "said", lambda *_: told)
+    with pytest.raises(RuntimeError, match="had something to do"):
+        pipeline.repro_as_typed(ROOT)
 
 
 def test_a_file_says_where_it_was_made(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 
 from aero import catalogue
 from aero.parameters import load
-from aero.report import bench_figures, bench_page, bench_projections
+from aero.report import bench, bench_figures, bench_page, bench_projections
 from aero.report.drawing import svg
 from aero.report.marks import gap
 from aero.report.results import Results
@@ -178,6 +178,46 @@ def test_allocator_and_bound_come_from_the_files(measured: Results) -> None:
     for shown in ("1.23 (1.11–1.35)", "ours reaches 1.3 at 2 sizes", "1.55 (1.40–1.71)", "1.12 (1.01–1.23)"):
         assert shown in text, shown
     assert "Here ours" not in text
+
+
+def test_pairs_of_jobs_and_a_plain_repro_are_shown_where_they_were_measured(measured: Results) -> None:
+    old = bench_page.table_pipeline(measured).text
+    assert "one pair, the one job first" in old and "missed (5 s)" in old and gap() in old
+    more = {"two_jobs_over_one": spread(1.6), "pairs": 3, "plain_repro_seconds": spread(20.0), "further_stages": 588}
+    more["idle_repro_with_catalogue_seconds"] = spread(7.0)
+    made = FILES["pipeline"] | more | {"provenance": MADE}
+    (measured.root / "results/bench/pipeline.json").write_text(json.dumps(made))
+    text = bench_page.table_pipeline(measured).text
+    for shown in ("1.60 (1.44–1.76)", "3 pairs", "20.0 (18.0–22.0)", "588 stages too", "7.0 (6.3–7.7)"):
+        assert shown in text, shown
+    assert gap() not in text
+
+
+def test_the_target_of_the_sweep_is_that_of_its_own_batch(measured: Results) -> None:
+    lines = [{"core": "relu", "threads": 1, "batch": batch, "ratio": ratio} for batch, ratio in ((1, 38.0), (16, 5.5))]
+    values = {"models": 95, "lines": lines, "provenance": MADE}
+    (measured.root / "results/bench/sensitivity.json").write_text(json.dumps(values))
+    text = bench_page.table_sensitivity(measured).text
+    assert "38.0" in text and "with here: not met" in text and "5.5</a></span> missed" in text
+
+
+def test_kept_seconds_say_their_runs_and_days(measured: Results) -> None:
+    assert "is not here" in bench.kept_seconds(measured.root, bench.OPERATIONS)
+    assert bench.kept_kinds(measured.root) == set()
+    assert "37 of 1 run, 2 of 3 runs, measured 20" in bench.kept_seconds(ROOT, bench.OPERATIONS)
+    assert "gelu_plain" in bench.kept_kinds(ROOT)
+
+
+def test_a_fitted_power_makes_a_range_of_hours_by_hand() -> None:
+    found = {
+        "growth": [{"axis": "d", "kind": "linear", "seconds_exponent": 1.5}],
+        "rows": [{"architecture": "SM", "program": "tuned", "parts": PARTS}],
+        "models": [{"layers": 12, "width": 768}],
+    }
+    large = {"architecture": "SM", "program": "tuned", "layers": 24, "width": 4 * 768}
+    assert bench_projections.fitted_seconds_less(found, large) == pytest.approx(600 * 2 * (16 - 8))
+    assert bench_projections.fitted_seconds_less(found | {"growth": []}, large) == 0
+    assert bench_page._hours(3600.0, 7200.0) == "1.00–2.00 h" and bench_page._hours(3600.0, 3600.0) == "1.00 h"
 
 
 def test_a_bound_without_its_own_ratio_is_that_of_medians() -> None:

@@ -8,7 +8,7 @@
 # make faults  strike the pipeline at 100 random moments; 1,000 private questions to one server (hours)
 # make report  install, then render the report from kept and fresh results, computing nothing
 # make readme  write the headline table of README.md from the results
-# make bench   speed and memory beside what one would use instead; half an hour on a quiet machine of 2 cores
+# make bench   speed and memory beside what one would use instead; about an hour on a quiet machine of 2 cores
 # make keep    copy fresh results from runs/ into results/, which git keeps
 PYTHON ?= python3.11
 JOBS ?= 2

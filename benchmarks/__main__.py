@@ -2,7 +2,8 @@
 
     python -m benchmarks [NAME …] [--quick]
 
-Without names every benchmark of `ALL` runs, one after the other, each in a process of its own. --quick: few repeats,
+Without names every benchmark of `ALL` runs, one after the other, each in a process of its own; `gpu` where there is a
+CUDA device. --quick: few repeats,
 into runs/bench/, to see that it works. Ratios, not seconds, are what can be compared with another machine's.
 """
 
@@ -21,11 +22,19 @@ ALL: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "entropy_memory": ((), ("--out", f"{QUICK}/entropy_memory.json")),
     "tokenizing": ((), ("--repeats", "1", "--folder", QUICK)),
     "two_party": (("--measure",), ("--folder", QUICK)),
-    "pipeline": ((), ("--runs", "2", "--repeats", "2", "--folder", QUICK)),
+    "pipeline": ((), ("--runs", "2", "--pairs", "1", "--repeats", "2", "--folder", QUICK)),
+    "gpu": (("--out", "results/bench"), ("--tiny", "--out", QUICK)),
     "sensitivity": ((), ("--batches", "1", "--threads", "1", "--to", f"{QUICK}/sensitivity.json")),
 }
 """Every benchmark of `make bench` with its arguments, and with those for --quick. The longer searches of
 this folder, such as `scale_search` and `forensics`, make results of their own."""
+
+
+def of_this_machine() -> list[str]:
+    """The benchmarks that can run here: all, but `gpu` only where PyTorch has a CUDA device."""
+    import torch
+
+    return [name for name in ALL if name != "gpu" or torch.cuda.is_available()]
 
 
 def main(arguments: list[str]) -> None:
@@ -35,7 +44,7 @@ def main(arguments: list[str]) -> None:
     chosen = parser.parse_args(arguments)
     if unknown := sorted(set(chosen.names) - set(ALL)):
         raise UserError(f"unknown benchmark {unknown[0]!r}; known: {', '.join(ALL)}")
-    for name in chosen.names or ALL:
+    for name in chosen.names or of_this_machine():
         print(f"{name}:", flush=True)
         more = ALL[name][chosen.quick]
         subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *more], check=True)

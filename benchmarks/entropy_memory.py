@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import resource
 import subprocess
 import sys
 import time
@@ -28,6 +27,7 @@ from aero import provenance
 from aero.attention import MATRIX_UP_TO, softmax_with_entropy
 from aero.row_entropy import ROWS, blocked
 from aero.training.log import write_text
+from benchmarks import timing
 
 OUT = Path("results/bench/entropy_memory.json")
 HEADS, WIDTH = 4, 64
@@ -66,9 +66,10 @@ def peak_bytes(way: str, context: int) -> int:
     torch.set_num_threads(1)
     forward_and_backward(way, inputs(1, HEADS, 64, WIDTH))  # libraries are loaded
     given = inputs(1, HEADS, context, WIDTH)
-    resident = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    resident = timing.resident_bytes()
+    timing.forget_peak()
     forward_and_backward(way, given)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - resident
+    return timing.peak_since() - resident
 
 
 def memory() -> list[dict[str, object]]:

@@ -3,10 +3,12 @@
     python -m benchmarks.regularized_step [--repeats N] [--threads N] [--widths 128 768]
 
 Theirs: Hugging Face's GPT-2 with `output_attentions=True`, which takes its eager attention, and Algorithm 1 as it is
-listed, a loop over layers and heads with log(A + 1e-9). Ours: `EReg(SM+LN+G)` with the reading `head_mean`, and the
-same model without the regulariser. Same weights, batch, threads and optimiser; both sides' losses and penalties are
-compared. Memory is what a fresh process needs for one forward and backward pass beyond model and libraries.
-Writes results/bench/regularized_step.json.
+listed, a loop over layers and heads with log(A + 1e-9). Ours: `EReg(SM+LN+G)` with the reading `head_mean`. Beside
+them both without the regulariser: ours, which bounds what a regulariser that costs nothing would reach, and their plain
+GPT-2 with its default attention, which does less than the authors' way. All keep freed memory, but for one more side,
+the authors' way with the allocator as it comes. Same weights, batch, threads and optimiser; both sides' losses and
+penalties are compared. Memory is what a fresh process needs for one forward and backward pass beyond model and
+libraries. Writes results/bench/regularized_step.json.
 """
 
 from __future__ import annotations
@@ -22,26 +24,30 @@ import torch
 from torch import Tensor, nn
 
 from aero.entropy import entropy_regularization
-from aero.training.allocation import keep_freed_memory
 from aero.training.loop import next_token_loss
 from aero.training.products import faster_products
 from aero.training.schedule import make_optimizer
 from benchmarks import timing
 from benchmarks.timing import Measured, Side, in_turn, of, ratio, spread
 from benchmarks.training_step import (
+    ALLOCATOR,
+    AS_IT_COMES,
     BETAS,
     EPSILON,
     LAYERS,
     LEARNING_RATE,
+    THEIRS,
     WEIGHT_DECAY,
     Shape,
     batch_of,
     our_model,
+    settle,
     stepper,
     their_model,
 )
 
 PLAIN, OWN, AUTHORS = "plain", "aero", "authors"
+SIDES = (OWN, AUTHORS, PLAIN, THEIRS, AUTHORS + AS_IT_COMES)
 ARCHITECTURE = {PLAIN: "SM+LN+G", OWN: "EReg(SM+LN+G)"}
 GAMMA, LAMBDA, THRESHOLD = 0.2, 1e-2, 0.5
 SHAPES = tuple(Shape(width, context, 1024) for width in (128, 768) for context in (128, 512))
@@ -69,7 +75,7 @@ def losses_of(side: str, shape: Shape) -> tuple[list[nn.Parameter], Callable[[],
     """Parameters, the loss of a step, and its cross-entropy and penalty for comparison."""
     ids = batch_of(shape)
     # The thresholds draw nothing, so all sides start from the same weights.
-    base = our_model(shape, ARCHITECTURE[PLAIN if side == PLAIN else OWN])
+    base = our_model(shape, ARCHITECTURE[PLAIN if side in (PLAIN, THEIRS) else OWN])
     parts: list[Tensor] = []
     if side == AUTHORS:
         theirs = their_model(shape, base, "eager")
@@ -81,6 +87,15 @@ def losses_of(side: str, shape: Shape) -> tuple[list[nn.Parameter], Callable[[],
             output = theirs(ids, labels=ids, output_attentions=True)
             parts[:] = [output.loss, algorithm_1(output.attentions, thresholds, GAMMA)]
             return parts[0] + LAMBDA * parts[1]
+
+    elif side == THEIRS:
+        plain = their_model(shape, base)
+        del base
+        parameters = list(plain.parameters())
+
+        def loss() -> Tensor:
+            parts[:] = [plain(ids, labels=ids).loss, torch.zeros(())]
+            return parts[0]
 
     else:
         parameters = list(base.parameters())
@@ -99,11 +114,11 @@ def losses_of(side: str, shape: Shape) -> tuple[list[nn.Parameter], Callable[[],
 
 
 def side_of(side: str, shape: Shape) -> Callable[[], Measured]:
+    side = settle(side)
     parameters, loss, parts = losses_of(side, shape)
-    if side == AUTHORS:
+    if side in (AUTHORS, THEIRS):
         optimizer = torch.optim.AdamW(parameters, LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY, fused=True)
     else:
-        keep_freed_memory()
         # `make_optimizer` asks a module for its parameters' names.
         holder = nn.ParameterDict({str(index): parameter for index, parameter in enumerate(parameters)})
         optimizer = make_optimizer(holder, LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY)
@@ -119,9 +134,8 @@ def side_of(side: str, shape: Shape) -> Callable[[], Measured]:
 
 def memory_of(side: str, shape: Shape) -> Measured:
     """What one forward and backward pass needs beyond model and libraries, gradients included."""
-    _, loss, _ = losses_of(side, shape)
-    if side != AUTHORS:
-        keep_freed_memory()
+    _, loss, _ = losses_of(side.removesuffix(AS_IT_COMES), shape)
+    settle(side)  # after the model: what making it has freed is not there to be taken again
     before = timing.resident_bytes()
     timing.forget_peak()
     loss().backward()
@@ -137,12 +151,11 @@ def compare(shape: Shape, repeats: int, threads: int) -> dict[str, Any]:
     def started(running: ExitStack, **more: Any) -> dict[str, Side]:
         settings = {"shape": asdict(shape), "threads": threads, **more}
         return {
-            name: running.enter_context(Side("benchmarks.regularized_step", side=name, **settings))
-            for name in (OWN, AUTHORS, PLAIN)
+            name: running.enter_context(Side("benchmarks.regularized_step", side=name, **settings)) for name in SIDES
         }
 
     with ExitStack() as running:
-        found = in_turn(started(running), repeats, warm_ups=2)
+        found = in_turn(started(running), repeats, warm_ups=3)
     ours, theirs = found[OWN], found[AUTHORS]
     pairs = list(zip(ours, theirs, strict=True))
     apart = {key: max(abs(a[key] / b[key] - 1) for a, b in pairs) for key in ("loss", "penalty")}
@@ -161,6 +174,10 @@ def compare(shape: Shape, repeats: int, threads: int) -> dict[str, Any]:
         "seconds": {name: spread(of(steps)) for name, steps in found.items()},
         "ratio": ratio(of(theirs), of(ours)),
         "cpu_ratio": ratio(of(theirs, "cpu_seconds"), of(ours, "cpu_seconds")),
+        "ratio_as_it_comes": ratio(of(found[AUTHORS + AS_IT_COMES]), of(ours)),
+        "plain_ratio": ratio(of(theirs), of(found[PLAIN])),
+        "authors_over_transformers": ratio(of(theirs), of(found[THEIRS])),
+        "page_faults": timing.middle(found, "page_faults"),
         "overhead": overhead(ours, found[PLAIN], "seconds"),
         "cpu_overhead": overhead(ours, found[PLAIN], "cpu_seconds"),
         "peak_bytes": {name: values[0] for name, values in peaks.items()},
@@ -177,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         torch.set_num_threads(given["threads"])
         timing.serve((lambda: memory_of(side, shape)) if given.get("memory") else side_of(side, shape))
         return
-    steps = []
+    steps, load_before = [], timing.load()
     for shape in SHAPES:
         if shape.width in chosen.widths:
             line = compare(shape, chosen.repeats, chosen.threads)
@@ -187,7 +204,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 f"{100 * line['overhead']['median']:.0f} % slower than without",
                 flush=True,
             )
-    values = {"threads": chosen.threads, "repeats": chosen.repeats, "gamma": GAMMA, "lambda": LAMBDA, "steps": steps}
+    values = {
+        "threads": chosen.threads,
+        "repeats": chosen.repeats,
+        "gamma": GAMMA,
+        "lambda": LAMBDA,
+        "allocator": ALLOCATOR,
+        "load_before": load_before,
+        "steps": steps,
+    }
     timing.save("regularized_step", values, chosen.folder)
 
 

@@ -32,14 +32,14 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def load() -> float:
+    """Of the machine over the last minute; its own threads are in it once a benchmark has begun."""
+    return round(os.getloadavg()[0], 2)
+
+
 def resident_bytes() -> int:
     """Memory of this process that is in use now."""
     return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * resource.getpagesize()
-
-
-def peak_bytes() -> int:
-    """The most that this process ever had in use."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def forget_peak() -> None:
@@ -48,11 +48,19 @@ def forget_peak() -> None:
 
 
 def peak_since() -> int:
-    """The most that this process had in use since `forget_peak`."""
+    """The most that this process had in use since `forget_peak`, or since it started.
+
+    Not getrusage's ru_maxrss, which on Linux begins with what the process that started this one had in use.
+    """
     for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     raise OSError("/proc/self/status has no VmHWM")
+
+
+def page_faults() -> int:
+    """Pages that this process has had the system map so far: what an allocator that gives memory back costs."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def serve(step: Callable[[], Measured]) -> None:
@@ -143,9 +151,14 @@ def of(steps: Sequence[Measured], name: str = "seconds") -> list[float]:
     return [step[name] for step in steps]
 
 
+def middle(found: Mapping[str, Sequence[Measured]], name: str) -> dict[str, float]:
+    """The median of a measured value, by side."""
+    return {side: median(of(steps, name)) for side, steps in found.items()}
+
+
 def save(name: str, values: Mapping[str, Any], folder: Path = FOLDER) -> None:
     """results/bench/<name>.json with where it was made; replaced at once."""
     import torch
 
-    made = provenance.provenance(torch=torch.__version__, measured=provenance.now(), load=round(os.getloadavg()[0], 2))
+    made = provenance.provenance(torch=torch.__version__, measured=provenance.now(), load=load())
     write_text(folder / f"{name}.json", json.dumps({**values, "provenance": made}, indent=1) + "\n")

@@ -4,8 +4,8 @@
 
 The standard library with its tests, once and several times over, is read, encoded, hashed and written on one thread by
 `aero.data.encode.write_tokens`. A core's speed is MB of text over processor seconds, which other work on the machine
-does not lengthen. Memory is a fresh process's high-water mark. Learning the tokenizer is not part of it, as it always
-learns from the same 20 MB. Writes results/bench/tokenizing.json.
+does not lengthen. Memory is a fresh process's high-water mark (VmHWM). Learning the tokenizer is not
+part of it, as it always learns from the same 20 MB. Writes results/bench/tokenizing.json.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def side_of(copies: int, tokenizer_path: str, folder: str) -> Callable[[], Measu
             "cpu_seconds": cpu,
             "bytes": float(sum(split["bytes"] for split in splits)),
             "tokens": float(sum(split["tokens"] for split in splits)),
-            "peak_bytes": float(timing.peak_bytes()),
+            "peak_bytes": float(timing.peak_since()),
         }
 
     return step

@@ -4,7 +4,9 @@
 
 GPT-2's layout with 12 layers, on the same weights, batch and threads: forward and backward pass, clipped gradients,
 AdamW. Theirs is `GPT2LMHeadModel` with its default attention and the AdamW that its Trainer takes by default; without
-dropout, as ours. The sides' losses are compared. Writes results/bench/training_step.json.
+dropout, as ours. Both sides keep freed memory, as trainings of this project do; a third one is theirs with the
+allocator as it comes, so that what the allocator gives is a figure of its own. The sides' losses are compared.
+Writes results/bench/training_step.json.
 """
 
 from __future__ import annotations
@@ -34,6 +36,9 @@ TOKENS = 1024
 """In a batch."""
 LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY, CLIP = 1e-3, (0.9, 0.999), 1e-8, 0.1, 1.0
 OWN, THEIRS = "aero", "transformers"
+AS_IT_COMES = ", allocator as it comes"
+"""Behind the name of a side that gives freed memory back to the system, which then clears every page of the next."""
+ALLOCATOR = f"freed memory is kept on both sides of a ratio; by no side whose name ends in {AS_IT_COMES[2:]!r}"
 BASE = "SM+LN+G"
 ROWS = (BASE, "SM+LN+R", "SM+R", "SM+ScFFN", "SM+ScFuFFN", "SM+ScFuFFNi_6", "SOTA(SM+ScFuFFN)")
 
@@ -134,11 +139,12 @@ def batch_of(shape: Shape) -> Tensor:
 def stepper(
     parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]
 ) -> Callable[[], Measured]:
-    """One training step: seconds of all, of forward and backward pass, processor seconds, its loss and that of the
-    first step."""
+    """One training step: seconds of all, of forward and backward pass, processor seconds, page faults, its loss and
+    that of the first step."""
     first: list[float] = []
 
     def step() -> Measured:
+        faults_before = timing.page_faults()
         began, cpu_began = time.perf_counter(), time.process_time()
         value = loss()
         value.backward()
@@ -154,6 +160,7 @@ def stepper(
             "seconds": seconds,
             "passes": passed,
             "cpu_seconds": cpu_seconds,
+            "page_faults": float(timing.page_faults() - faults_before),
             "loss": value.item(),
             "first_loss": first[0],
         }
@@ -161,11 +168,18 @@ def stepper(
     return step
 
 
+def settle(side: str) -> str:
+    """Set this process's allocator as `side` asks, and the side's name without that."""
+    if not side.endswith(AS_IT_COMES):
+        keep_freed_memory()
+    return side.removesuffix(AS_IT_COMES)
+
+
 def side_of(side: str, shape: Shape, architecture: str = BASE) -> Callable[[], Measured]:
-    """The step of one side, set up as its user would have it."""
+    """The step of one side, set up as its user would have it but for the allocator, which `settle` sets."""
+    side = settle(side)
     ids = batch_of(shape)
     if side == OWN:
-        keep_freed_memory()
         model = our_model(shape, architecture)
         optimizer = make_optimizer(model, LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY)
         with_products = faster_products(model)
@@ -187,10 +201,10 @@ def compare(shape: Shape, repeats: int, threads: int) -> dict[str, Any]:
     with ExitStack() as running:
         sides = {
             name: running.enter_context(Side("benchmarks.training_step", side=name, **settings))
-            for name in (OWN, THEIRS)
+            for name in (OWN, THEIRS, THEIRS + AS_IT_COMES)
         }
-        found = in_turn(sides, repeats, warm_ups=2)
-    ours, theirs = found[OWN], found[THEIRS]
+        found = in_turn(sides, repeats, warm_ups=3)
+    ours, theirs, as_it_comes = found.values()
     first, apart = (
         max(abs(a[name] / b[name] - 1) for a, b in zip(ours, theirs, strict=True)) for name in ("first_loss", "loss")
     )
@@ -207,6 +221,9 @@ def compare(shape: Shape, repeats: int, threads: int) -> dict[str, Any]:
         "batch": shape.batch,
         "tokens_per_second": {name: spread([TOKENS / s for s in of(steps)]) for name, steps in found.items()},
         "ratio": ratio(of(theirs), of(ours)),
+        "ratio_as_it_comes": ratio(of(as_it_comes), of(ours)),
+        "allocator_gain": ratio(of(as_it_comes), of(theirs)),
+        "page_faults": timing.middle(found, "page_faults"),
         "passes_ratio": ratio(of(theirs, "passes"), of(ours, "passes")),
         "cpu_ratio": ratio(of(theirs, "cpu_seconds"), of(ours, "cpu_seconds")),
         "optimizer_seconds": {name: spread(values) for name, values in optimizer.items()},
@@ -226,7 +243,7 @@ def rows(shape: Shape, repeats: int, threads: int) -> list[dict[str, Any]]:
                 name: running.enter_context(Side("benchmarks.training_step", architecture=name, **settings))
                 for name in (BASE, row)
             }
-            found = in_turn(sides, repeats, warm_ups=2)
+            found = in_turn(sides, repeats, warm_ups=3)
         flops = base / shape.flops_per_token(row)
         speedup = ratio(of(found[BASE]), of(found[row]))
         lines.append(
@@ -251,7 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         torch.set_num_threads(given["threads"])
         timing.serve(side_of(given["side"], Shape(**given["shape"]), given.get("architecture", BASE)))
         return
-    steps = []
+    steps, load_before = [], timing.load()
     for shape in SHAPES:
         if shape.width in chosen.widths:
             steps.append(compare(shape, chosen.repeats, chosen.threads))
@@ -262,7 +279,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if shape.width in chosen.widths
         for line in rows(shape, chosen.repeats, chosen.threads)
     ]
-    values = {"tokens": TOKENS, "threads": chosen.threads, "repeats": chosen.repeats, "steps": steps, "rows": lines}
+    values = {
+        "tokens": TOKENS,
+        "threads": chosen.threads,
+        "repeats": chosen.repeats,
+        "allocator": ALLOCATOR,
+        "load_before": load_before,
+        "steps": steps,
+        "rows": lines,
+    }
     timing.save("training_step", values, chosen.folder)
 
 

@@ -14,8 +14,8 @@ import torch
 from aero.architecture import parse
 from aero.entropy import entropy_regularization
 from aero.model import GPT, ModelConfig
-from benchmarks import pipeline, timing, tokenizing, training_step, two_party
-from benchmarks.__main__ import ALL
+from benchmarks import pipeline, regularized_step, timing, tokenizing, training_step, two_party
+from benchmarks.__main__ import ALL, of_this_machine
 from benchmarks.regularized_step import algorithm_1
 from benchmarks.timing import Side, in_turn
 from benchmarks.training_step import Shape, batch_of, our_model, side_of, their_model
@@ -30,6 +30,25 @@ def test_both_sides_of_a_training_step_train_the_same_model(monkeypatch):
     losses = {name: [step()["loss"] for _ in range(4)] for name, step in sides.items()}
     assert losses["aero"] == pytest.approx(losses["transformers"], rel=1e-4)
     assert losses["aero"][-1] < losses["aero"][0]
+
+
+def test_every_side_of_a_regularised_step_trains_the_same_model(monkeypatch):
+    monkeypatch.setattr(training_step, "TOKENS", 16)
+    sides = {name: regularized_step.side_of(name, TINY) for name in regularized_step.SIDES}
+    steps = {name: [step() for _ in range(2)] for name, step in sides.items()}
+    losses = {name: [step["loss"] for step in found] for name, found in steps.items()}
+    assert all(found == pytest.approx(losses["aero"], rel=1e-3) for found in losses.values()), losses
+    with_penalty = {name for name, found in steps.items() if found[0]["penalty"]}
+    assert with_penalty <= {"aero", "authors", "authors, allocator as it comes"}
+
+
+def test_both_sides_of_a_ratio_have_the_same_allocator(monkeypatch):
+    kept = []
+    monkeypatch.setattr(training_step, "keep_freed_memory", lambda: kept.append(True))
+    for name in (training_step.OWN, training_step.THEIRS, *regularized_step.SIDES[:-1]):
+        assert training_step.settle(name) == name
+    assert len(kept) == 6
+    assert training_step.settle(regularized_step.SIDES[-1]) == "authors" and len(kept) == 6
 
 
 def test_their_model_has_our_weights(monkeypatch):
@@ -80,6 +99,25 @@ def test_sides_take_turns_and_tell_of_a_failure(monkeypatch):
     with Side("benchmarks.training_step", side="aero", shape={}, threads=1) as side:
         with pytest.raises(RuntimeError, match="ended with status 1"):
             side.wait()
+
+
+PEAK = """
+from benchmarks import timing
+before = timing.peak_since()
+text = bytearray(64 * 2**20)
+text[::4096] = bytes([1]) * len(text[::4096])
+print(before, timing.peak_since())
+"""
+
+
+def test_the_peak_of_a_process_is_not_that_of_the_one_that_started_it():
+    size = 600 * 2**20
+    own = bytearray(size)
+    own[::4096] = bytes([1]) * len(own[::4096])  # every page is in use, and so in what a child's ru_maxrss begins with
+    command = [sys.executable, "-c", PEAK]
+    run = subprocess.run(command, cwd=ROOT, env=pipeline.environment(ROOT), capture_output=True, text=True, check=True)
+    before, after = map(int, run.stdout.split())
+    assert before < size / 2 and 60 * 2**20 < after - before < 100 * 2**20
 
 
 def test_ratios_are_taken_repeat_by_repeat():
@@ -141,6 +179,26 @@ def test_every_benchmark_of_the_list_is_a_command_and_wrong_names_are_told():
     assert run.returncode == 1 and run.stderr.startswith(
         "error: unknown benchmark 'trainingstep'; known: training_step"
     )
+
+
+@pytest.mark.parametrize("available", [True, False])
+def test_the_gpu_is_measured_where_there_is_one(monkeypatch, available):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    assert of_this_machine() == [name for name in ALL if available or name != "gpu"]
+
+
+def test_jobs_are_compared_in_pairs_whose_order_alternates(monkeypatch):
+    taken = []
+    monkeypatch.setattr(pipeline, "train", lambda root, names, jobs: taken.append(jobs) or float(jobs))
+    assert pipeline.by_jobs(ROOT, ["a"], 3) == {1: [1.0] * 3, 2: [2.0] * 3}
+    assert taken == [1, 2, 2, 1, 1, 2]
+
+
+@pytest.mark.parametrize("told", ["Running stage 'report':", "Stage 'report' didn't change"])
+def test_a_plain_repro_that_had_something_to_do_is_no_idle_one(monkeypatch, told):
+    monkeypatch.setattr(pipeline, "said", lambda *_: told)
+    with pytest.raises(RuntimeError, match="had something to do"):
+        pipeline.repro_as_typed(ROOT)
 
 
 def test_a_file_says_where_it_was_made(tmp_path):

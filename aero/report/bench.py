@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from aero.report.marks import gap, number
+from aero.two_party import ledger
+from aero.two_party.ledger import Measurement
 
 FOLDER = "results/bench"
+OPERATIONS = "results/two_party/ops.csv"
+GROWTH = f"{FOLDER}/two_party_growth.csv"
+"""Measured operations of two parties: those that passes are composed of, and those at growing sizes."""
 
 
 def file_of(name: str) -> str:
@@ -44,6 +50,30 @@ def times(value: Mapping[str, float], source: str, origin: str = "smaller_scale"
 def origin_of(width: int) -> str:
     """The class of a number measured at a width: the papers' own is 768."""
     return "paper_dimensions" if width == 768 else "smaller_scale"
+
+
+def _kept(root: Path, path: str) -> list[Measurement]:
+    return ledger.read(root / path, Measurement) if (root / path).is_file() else []
+
+
+def kept_kinds(root: Path) -> set[str]:
+    """Kinds of the operations that passes are composed of: softmax_plain, linear, …"""
+    return {one.op.partition("(")[0] for one in _kept(root, OPERATIONS)}
+
+
+def kept_seconds(root: Path, path: str) -> str:
+    """Where seconds of two parties come from, of how many runs and when, in a sentence."""
+    kept = _kept(root, path)
+    if not kept:
+        return f"Seconds are those of <code>{path}</code>, which is not here."
+    runs = Counter(one.runs for one in kept)
+    told = ", ".join(f"{many} of {count} run{'s' if count > 1 else ''}" for count, many in sorted(runs.items()))
+    days = sorted({str(json.loads(one.provenance).get("measured", ""))[:10] for one in kept} - {""})
+    when = f", measured {days[0]}" + (f" to {days[-1]}" if len(days) > 1 else "") if days else ""
+    return (
+        f"Seconds are means of <code>{path}</code>, without a range: {told}{when}, one operation after the other, not "
+        "interleaved with what they stand beside."
+    )
 
 
 def missing(what: str, command: str) -> str:

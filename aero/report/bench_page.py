@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
 from aero.errors import UserError
 from aero.parameters import load
 from aero.report import bench_figures, bench_projections
-from aero.report.bench import against, file_of, missing, origin_of, read, times, where
+from aero.report.bench import (
+    GROWTH,
+    OPERATIONS,
+    against,
+    file_of,
+    kept_kinds,
+    kept_seconds,
+    missing,
+    origin_of,
+    read,
+    times,
+    where,
+)
 from aero.report.bench_projections import Training
 from aero.report.costs import GB
 from aero.report.marks import Html, gap, grid, number, row_label
@@ -17,7 +29,12 @@ from aero.report.page import figure_of
 from aero.report.results import Results
 
 STEP, STEP_T512, STEP_T128, HALF_MEMORY, OVERHEAD = 1.3, 2.5, 1.5, 0.5, 0.15
+IN_PROPORTION = 1.0
+"""Speed-up over FLOPs saved, of fused rows without norms."""
 TOKENIZED, IDLE, JOBS, HELP = 10.0, 5.0, 1.5, 0.3
+AT_ONCE, TABLE_BATCH = 20.0, 16
+"""How many times as fast all models of the learning-rate sweep at once should be, and the batch of its table."""
+LIMITS = "What limits a private pass, by part of the program"
 MB = 1e6
 DEVICE = "H200"
 """The GPU that projections name."""
@@ -28,14 +45,24 @@ SHOWN_MODELS = ("SM+LN+G", "SM+ScFuFFN")
 def section(results: Results) -> Html:
     """All of it; gaps where nothing was measured."""
     parts = [
+        Html(
+            "<p>No such medians are the seconds of two parties, which are kept measurements of other sessions, mostly "
+            "of one run, and the projections.</p>"
+        ),
         figure_of(results, bench_figures.bench_training, "A training step", caption_training(results)),
         table_regularized(results),
         table_gpu(results),
         table_tokenizing(results),
         table_parts(results),
         figure_of(results, bench_figures.bench_growth, "How private operations grow", caption_growth(results)),
-        figure_of(results, bench_figures.bench_limits, "What limits a private pass", caption_limits(results)),
+        figure_of(
+            results,
+            bench_figures.bench_limits,
+            "What limits a private pass, by part of the program",
+            caption_limits(results),
+        ),
         table_pipeline(results),
+        table_sensitivity(results),
         projected_training(results),
         projected_inference(results),
     ]
@@ -52,15 +79,44 @@ def caption_training(results: Results) -> str:
         + times(step["passes_ratio"], file_of("training_step"), origin_of(step["width"]))
         for step in found["steps"]
     )
-    over = [row["speedup_over_flops"] for row in found["rows"]]
     return (
         f"12 layers, {found['tokens']:,} tokens a batch, {found['threads']} threads, the same weights; forward and "
         "backward pass, clipping and AdamW, which is the fused one of PyTorch on both sides. Each side in a process "
-        f"of its own, steps in turn; medians of {found['repeats']} with the range of the ratios. At least "
-        f"{STEP} times transformers’ tokens a second at {reached} of {len(found['steps'])} sizes. Forward and backward "
-        f"pass alone: {passes}. Right: the papers’ rows at T=128, V=1,024; a point on the line is faster in proportion "
-        f"to the FLOPs saved, vocabulary projection included; their ratio is {min(over):.2f} to {max(over):.2f}, as "
-        f"clipping, AdamW, embeddings and softmax stay. {where(found, 'training_step')}"
+        f"of its own, steps in turn; medians of {found['repeats']} with the range of the ratios. {_allocator(found)} "
+        f"At least {STEP} times transformers’ tokens a second at {reached} of {len(found['steps'])} sizes. Forward and "
+        f"backward pass alone: {passes}. Right: the papers’ rows at T=128, V=1,024; a point on the line is faster in "
+        "proportion to the FLOPs saved, vocabulary projection included. Speed-up over FLOPs saved, of the rows that "
+        "save any, fused and without norms; in brackets of forward and backward pass alone, without clipping and "
+        f"AdamW: {_in_proportion(found['rows'])}. The FLOPs are those of matrix products; softmax, embedding and what "
+        f"is done element by element stay. {where(found, 'training_step')}"
+    )
+
+
+def _allocator(found: Mapping[str, Any]) -> str:
+    """Which side kept freed memory, and what that gives transformers."""
+    if "allocator" not in found:
+        return "Here ours kept freed memory and transformers’ did not."
+    gains = "; ".join(
+        f"d={step['width']} T={step['context']} V={step['vocabulary']:,} "
+        + times(step["allocator_gain"], file_of("training_step"), origin_of(step["width"]))
+        for step in found["steps"]
+    )
+    over = sum(step["ratio_as_it_comes"]["median"] >= STEP for step in found["steps"])
+    return (
+        f"Both keep freed memory. It makes transformers’ step this many times as fast as with the allocator as it "
+        f"comes: {gains}; against that one ours reaches {STEP} at {over} sizes."
+    )
+
+
+def _in_proportion(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Speed-up over FLOP ratio of the rows that save FLOPs, by width, and whether it reaches 1."""
+    return "; ".join(
+        f"{row_label(row['architecture'])} d={row['width']} "
+        + number(f"{row['speedup_over_flops']:.2f}", origin_of(row["width"]), file_of("training_step"))
+        + (f" ({row['speedup_of_passes']['median'] / row['flops_ratio']:.2f})" if "speedup_of_passes" in row else "")
+        + f" {against(IN_PROPORTION, row['speedup_over_flops'])}"
+        for row in rows
+        if row["flops_ratio"] > 1
     )
 
 
@@ -85,6 +141,7 @@ def table_regularized(results: Results) -> Html:
             [
                 f"d={step['width']}, T={step['context']}",
                 f"{times(ratio, source, origin)}<br>{_aim(against(target, ratio['median']), target)}",
+                _without(step, origin, source),
                 memory,
                 f"{times(percent, source, origin, 0)} %<br>"
                 f"{against(OVERHEAD, overhead['median'], most=True)} ({100 * OVERHEAD:.0f} %)",
@@ -94,12 +151,30 @@ def table_regularized(results: Results) -> Html:
         "<b>A training step with the entropy regulariser</b> against the authors’ way, which is transformers’ GPT-2 "
         "with <code>output_attentions=True</code> and Algorithm 1 as a loop over layers and heads. 12 layers, V=1,024, "
         f"{found['threads']} threads, 1,024 tokens a batch, reading <code>head_mean</code>, gamma {found['gamma']}; "
-        f"medians of {found['repeats']} interleaved repeats with their range. Memory: of a fresh process, for one "
+        f"medians of {found['repeats']} interleaved repeats with their range. "
+        f"{'All sides keep freed memory. ' if 'allocator' in found else 'Here ours alone keeps freed memory. '}"
+        "Without any regulariser: our step without one over the authors’ with theirs, which a regulariser that costs "
+        "nothing would reach; below it the authors’ seconds over those of plain transformers, whose work is part of "
+        "theirs. Memory: of a fresh process, for one "
         "forward and backward pass beyond the model, gradients included. Overhead: over the same step without the "
         f"regulariser. In brackets the target. {where(found, name)}"
     )
-    heads = ["model", "times the authors’ speed", "peak memory, ours of theirs", "overhead of the regulariser"]
-    return Html(grid(heads, lines, caption, "bench-regularized", (0.16, 0.24, 0.34, 0.26)))
+    heads = ["model", "times the authors’ speed", "without any regulariser", "peak memory, ours of theirs", "overhead"]
+    return Html(grid(heads, lines, caption, "bench-regularized", (0.13, 0.2, 0.24, 0.25, 0.18)))
+
+
+def _without(step: Mapping[str, Any], origin: str, source: str) -> str:
+    """Our step without a regulariser over the authors' with it, and theirs over plain transformers'."""
+    if "plain_ratio" in step:
+        bound = times(step["plain_ratio"], source, origin)
+    elif "seconds" in step:
+        medians = {side: step["seconds"][side]["median"] for side in ("authors", "plain")}
+        bound = number(f"{medians['authors'] / medians['plain']:.2f}", origin, source) + " (of medians)"
+    else:
+        bound = gap()
+    name = "authors_over_transformers"
+    check = times(step[name], source, origin) if name in step else gap()
+    return f"{bound}<br>authors’ over plain: {check}"
 
 
 def table_gpu(results: Results) -> Html:
@@ -207,7 +282,7 @@ def table_parts(results: Results) -> Html:
     caption = (
         "<b>Part by part</b>, as published → tuned: GB in both directions and minutes of computing on loopback, of a "
         "forward pass at GPT-2’s dimensions and T=128, set-up left out; a dash where the program has no such part. "
-        f"{where(found, 'two_party')}"
+        f"{kept_seconds(results.root, OPERATIONS)} {where(found, 'two_party')}"
     )
     heads = ["part", *(f"{row_label(row)} {unit}" for row in SHOWN_ROWS for unit in ("GB", "min"))]
     return Html(grid(heads, lines, caption, "bench-parts", (), "dense"))
@@ -233,10 +308,17 @@ def caption_growth(results: Results) -> str:
         "d. Values over that at the smallest size; behind the name the fitted exponent; dashed, the orders that are "
         "expected: T² of what has an entry for every pair of positions, T of the rest and of the bytes of P V, which "
         "sends the values and its result only; d² of a linear layer’s computing, d of its bytes and of the rest. "
-        "Layers repeat the same operations; embedding, vocabulary "
-        f"projection and the shorter last layer of the tuned program keep SM+LN+G from L exactly: {depth}, of L=6 to "
-        f"18. {where(found, 'two_party')}"
+        "Growth with L is composed from the same kept operations, not measured: layers repeat them; embedding, "
+        "vocabulary projection and the shorter last layer of the tuned program keep SM+LN+G from L exactly: "
+        f"{depth}, of L=6 to 18. {_left_out(results, found)}{kept_seconds(results.root, GROWTH)} "
+        f"{where(found, 'two_party')}"
     )
+
+
+def _left_out(results: Results, found: Mapping[str, Any]) -> str:
+    """The kinds of kept operations whose growth was not measured."""
+    kinds = kept_kinds(results.root) - {line["kind"] for line in found["growth"]}
+    return f"Left out: {', '.join(f'<code>{escape(kind)}</code>' for kind in sorted(kinds))}. " if kinds else ""
 
 
 def caption_limits(results: Results) -> str:
@@ -249,11 +331,13 @@ def caption_limits(results: Results) -> str:
         most = max(set(limits), key=limits.count)
         told.append(f"on {network.upper()} {most} of {limits.count(most)} of {len(limits)} rows and programs")
     return (
-        "GPT-2’s dimensions, T=128. Encrypted products: matrices under homomorphic encryption. Nonlinear functions: "
-        "oblivious transfers for comparisons and truncations, and products of shared entries. Bandwidth and round "
+        "GPT-2’s dimensions, T=128, composed. Computing is split by part of the program, not by what the processor "
+        "did: encrypted products are all of the parts that multiply matrices under homomorphic encryption, nonlinear "
+        "functions all others, with oblivious transfers for comparisons and truncations and products of shared "
+        "entries. Bandwidth and round "
         f"trips: {found['networks']['wan']['bandwidth_mbit']:g} Mbit/s, {found['networks']['wan']['rtt_ms']:g} ms. "
         f"Computing is that of two processes on two shared cores, one thread each. The largest share: "
-        f"{'; '.join(told)}. {where(found, 'two_party')}"
+        f"{'; '.join(told)}. {kept_seconds(results.root, OPERATIONS)} {where(found, 'two_party')}"
     )
 
 
@@ -267,16 +351,30 @@ def table_pipeline(results: Results) -> Html:
     for stage in change["then"]:
         kinds.setdefault(stage.rpartition(":")[2].partition("@")[0], []).append(stage)
     touched = ", ".join(f"{kind} ({len(stages)})" for kind, stages in kinds.items())
+    jobs = found.get("two_jobs_over_one")
+    typed, full = found.get("plain_repro_seconds"), found.get("idle_repro_with_catalogue_seconds")
     lines = [
         [
-            f"<code>dvc repro -s dvc.yaml</code> with nothing to do, {found['stages']} stages",
+            f"<code>dvc repro -s dvc.yaml</code> (single stages) with nothing to do, {found['stages']} stages",
             f"{times(idle, source, digits=1)} s",
             f"{_aim(against(IDLE, idle['median'], most=True), f'{IDLE:g} s')}",
         ],
         [
-            f"two jobs over one, {found['trainings']} trainings at scale {escape(found['scale'])}",
-            number(f"{found['speedup_of_two_jobs']:.2f}", "smaller_scale", source),
-            f"{_aim(against(JOBS, found['speedup_of_two_jobs']), f'{JOBS:g}')}",
+            "plain <code>dvc repro</code> with nothing to do"
+            + (f", the catalogue’s {found['further_stages']} stages too" if typed else ", the catalogue’s stages too"),
+            f"{times(typed, source, digits=1)} s" if typed else gap(),
+            f"{_aim(against(IDLE, typed['median'], most=True), f'{IDLE:g} s')}" if typed else "",
+        ],
+        [
+            "<code>dvc repro -s dvc.yaml</code> in such a clone, the catalogue made too",
+            f"{times(full, source, digits=1)} s" if full else gap(),
+            f"{_aim(against(IDLE, full['median'], most=True), f'{IDLE:g} s')}" if full else "",
+        ],
+        [
+            f"two jobs over one, {found['trainings']} trainings at scale {escape(found['scale'])}, "
+            + (f"{found['pairs']} pairs" if jobs else "one pair, the one job first"),
+            times(jobs, source) if jobs else number(f"{found['speedup_of_two_jobs']:.2f}", "smaller_scale", source),
+            f"{_aim(against(JOBS, jobs['median'] if jobs else found['speedup_of_two_jobs']), f'{JOBS:g}')}",
         ],
         [
             "<code>aero --help</code>",
@@ -290,10 +388,43 @@ def table_pipeline(results: Results) -> Html:
         ],
     ]
     caption = (
-        "<b>The pipeline itself</b>, in a clone. For the first line outputs are stood in for by small files, which "
-        f"DVC treats as any others. {where(found, 'pipeline')}"
+        "<b>The pipeline itself</b>, in a clone. For the first three lines outputs are stood in for by small files, "
+        f"which DVC treats as any others. {where(found, 'pipeline')}"
     )
     return Html(grid(["what", "measured", "target"], lines, caption, "bench-pipeline", (0.5, 0.28, 0.22)))
+
+
+def table_sensitivity(results: Results) -> Html:
+    """All small Transformers of the learning-rate sweep at once against one after the other."""
+    name = "sensitivity"
+    found = read(results.root, name)
+    if found is None:
+        return Html(missing("The models of the learning-rate sweep at once", f"benchmarks.{name}"))
+    source = file_of(name)
+    ratios = {(one["core"], one["batch"], one["threads"]): one["ratio"] for one in found["lines"]}
+    threads, batches = ([*dict.fromkeys(one[key] for one in found["lines"])] for key in ("threads", "batch"))
+    lines = []
+    for core in dict.fromkeys(one["core"] for one in found["lines"]):
+        for many in threads:
+            cells = [f"{escape(core)}, {many} thread{'s' if many > 1 else ''}"]
+            for batch in batches:
+                ratio = ratios.get((core, batch, many))
+                cells.append(
+                    gap()
+                    if ratio is None
+                    else number(f"{ratio:.1f}", "paper_dimensions", source) + f" {against(AT_ONCE, ratio)}"
+                )
+            lines.append(cells)
+    of_table = [one["ratio"] for one in found["lines"] if one["batch"] == TABLE_BATCH]
+    told = "not measured" if not of_table else "met" if min(of_table) >= AT_ONCE else "not met"
+    caption = (
+        f"<b>The learning-rate sweep</b>: seconds of {found['models']} models one after the other over those of all at "
+        f"once, a step, by batch. One thread by processor time, more by the clock; medians of interleaved repeats. The "
+        f"target is {AT_ONCE:.0f}; at the batch of {TABLE_BATCH} that Table 1 of <code>variance_sensitivity</code> was "
+        f"made with here: {told}. {where(found, name)}"
+    )
+    heads = ["core", *(f"batch {batch}" for batch in batches)]
+    return Html(grid(heads, lines, caption, "bench-sensitivity"))
 
 
 def projected_training(results: Results) -> Html:
@@ -322,9 +453,10 @@ def projected_training(results: Results) -> Html:
         "<b>Projection: every training of the papers at their scale.</b> hours = FLOPs / FLOP/s / 3600, FLOPs = 3 x "
         "(stack by the papers’ formulas + 2 d V) x tokens of all runs and seeds; eight devices train one run each, "
         "longest first, and are all paid for until the last is done; cost = hours x rent of params.yaml, an "
-        f"assumption. Evaluation, under 1 % of the tokens, is left out. {more}. Nothing of this was run."
+        "assumption. Not counted: evaluation, under 1 % of the tokens, and all stages but the trainings: entropy, "
+        f"two-party measurement, learning-rate sensitivity and parallel context. {more}. Nothing of this was run."
     )
-    heads = ["device", "FLOP/s", "trainings, tokens, FLOPs", "one device", "eight devices"]
+    heads = ["device, rent", "FLOP/s", "trainings, tokens, FLOPs", "one device", "eight devices"]
     return Html(grid(heads, lines, caption, "projection-training", (0.12, 0.24, 0.24, 0.2, 0.2)))
 
 
@@ -339,8 +471,9 @@ def _training_line(made: Training) -> list[str]:
         return marked(f"{hours:,.0f} h{money}")
 
     speed = marked(f"{made.speed / 1e12:.0f} T")
+    rent = gap("rent unknown") if made.usd_per_hour is None else marked(f"{made.usd_per_hour:.2f} USD/h")
     return [
-        escape(made.device),
+        f"{escape(made.device)}<br>{rent}",
         f'{speed}<br><span class="where">{escape(made.speed_from)}</span>',
         marked(f"{made.trainings}; {made.tokens / 1e9:.0f} B; {made.flops:.2g}"),
         projected(made.hours, made.cost),
@@ -365,22 +498,41 @@ def projected_inference(results: Results) -> Html:
         heads = [f"{row_label(line['architecture'])} {line['program']}" for line in of_model]
         first = of_model[0]
         sizes = f"L={first['layers']}, H={first['heads']}, d={first['width']}, V={first['vocabulary']:,}"
-        lines.append([f"{name}<br>{sizes}", *(_inference_cell(line) for line in of_model)])
+        lines.append([f"{name}<br>{sizes}", *(_inference_cell(found, line) for line in of_model)])
     caption = (
         "<b>Projection: one private forward pass of larger models</b>, T=128, GPT-2’s layout: GB in both directions, "
         "hours of computing and on the WAN. Every part of the measured pass of GPT-2 small (125M, first line) times "
-        f"what it is in proportion to: {_orders(found['scaling'])}. Memory, the fixed-point range and larger "
-        "ciphertexts that a wider model may need are not looked at. Only the first line rests on measured operations. "
+        f"what it is in proportion to: {_orders(found['scaling'])}. {_fitted(found)}Memory, the fixed-point range and "
+        "larger ciphertexts that a wider model may need are not looked at. Only the first line rests on measured "
+        "operations. "
         f"{where(found, 'two_party')}"
     )
     return Html(grid(["model", *heads], lines, caption, "projection-inference", (), "dense"))
 
 
-def _inference_cell(line: Mapping[str, Any]) -> str:
-    text = f"{line['bytes'] / GB:.1f} GB; {line['seconds'] / 3600:.2f} h; {line['wan_seconds'] / 3600:.2f} h"
+def _inference_cell(found: Mapping[str, Any], line: Mapping[str, Any]) -> str:
+    less = bench_projections.fitted_seconds_less(found, line)
+    times_ = [_hours(line[name] - less, line[name]) for name in ("seconds", "wan_seconds")]
+    text = f"{line['bytes'] / GB:.1f} GB; {times_[0]}; {times_[1]}"
     if line["model"] == "125M":
         return number(text, "paper_dimensions", file_of("two_party"))
     return number(text, "projected", file_of("two_party"))
+
+
+def _hours(first: float, second: float) -> str:
+    low, high = (f"{seconds / 3600:.2f}" for seconds in sorted((first, second)))
+    return f"{low} h" if low == high else f"{low}–{high} h"
+
+
+def _fitted(found: Mapping[str, Any]) -> str:
+    """What the range of hours is between."""
+    power = bench_projections.fitted_power(found)
+    if power is None:
+        return ""
+    return (
+        f"The hours are a range: linear layers’ seconds as L d², and as L d<sup>{power:.2f}</sup>, which was fitted "
+        "to d of 256 to 1,024. "
+    )
 
 
 def _orders(scaling: Mapping[str, Mapping[str, str]]) -> str:

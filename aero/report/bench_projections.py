@@ -5,7 +5,7 @@ Every function returns numbers with the inputs they follow from; nothing here is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,3 +86,22 @@ def measured_speed(gpu: dict[str, Any] | None, device: str) -> float | None:
         if (line.get("architecture"), line.get("context"), line.get("compiled")) == ("SM+LN+G", 128, True):
             return float(line["flops_per_step"] / line["tokens_per_step"] * line["tokens_per_second"])
     return None
+
+
+def fitted_power(found: Mapping[str, Any]) -> float | None:
+    """The power of d of a linear layer's seconds, as fitted to what was measured; None without."""
+    for line in found["growth"]:
+        if (line["axis"], line["kind"]) == ("d", "linear") and "seconds_exponent" in line:
+            return float(line["seconds_exponent"])
+    return None
+
+
+def fitted_seconds_less(found: Mapping[str, Any], line: Mapping[str, Any]) -> float:
+    """How many seconds less a line of `models` takes if its linear layers grow as L d^fitted instead of L d^2."""
+    power = fitted_power(found)
+    smallest = found["models"][0]
+    rows = (row for row in found["rows"] if all(row[name] == line[name] for name in ("architecture", "program")))
+    if power is None or (row := next(rows, None)) is None:
+        return 0.0
+    deep, wide = line["layers"] / smallest["layers"], line["width"] / smallest["width"]
+    return float(row["parts"]["linear layers"]["seconds"] * deep * (wide**2 - wide**power))

@@ -11,8 +11,9 @@ import pytest
 
 from aero import catalogue
 from aero.parameters import load
-from aero.report import bench_figures, bench_page, bench_projections
+from aero.report import bench, bench_figures, bench_page, bench_projections
 from aero.report.drawing import svg
+from aero.report.marks import gap
 from aero.report.results import Results
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,6 +38,8 @@ ROWS = [
     }
     for width in (128, 768)
 ]
+AT_ONCE = {"ratio_as_it_comes": spread(2.2), "allocator_gain": spread(1.23)}
+"""What files of training steps hold since both sides keep freed memory."""
 REGULARIZED = [
     {
         "width": 768,
@@ -154,6 +157,78 @@ def test_the_section_shows_the_files(measured: Results) -> None:
         "not measured yet",  # the GPU
     ):
         assert shown in text, shown
+
+
+def test_files_from_before_both_sides_kept_memory_say_so(measured: Results) -> None:
+    text = bench_page.section(measured).text
+    assert "Here ours kept freed memory and transformers’ did not." in text
+    assert "Here ours alone keeps freed memory." in text
+    assert f"authors’ over plain: {gap()}" in text
+
+
+def test_allocator_and_bound_come_from_the_files(measured: Results) -> None:
+    folder = measured.root / "results/bench"
+    steps = [step | AT_ONCE for step in STEPS]
+    more = {"provenance": MADE, "allocator": "kept"}
+    (folder / "training_step.json").write_text(json.dumps(FILES["training_step"] | more | {"steps": steps}))
+    bound = {"plain_ratio": spread(1.55), "authors_over_transformers": spread(1.12)}
+    steps = [step | bound for step in REGULARIZED]
+    (folder / "regularized_step.json").write_text(json.dumps(FILES["regularized_step"] | more | {"steps": steps}))
+    text = bench_page.section(measured).text
+    for shown in ("1.23 (1.11–1.35)", "ours reaches 1.3 at 2 sizes", "1.55 (1.40–1.71)", "1.12 (1.01–1.23)"):
+        assert shown in text, shown
+    assert "Here ours" not in text
+
+
+def test_pairs_of_jobs_and_a_plain_repro_are_shown_where_they_were_measured(measured: Results) -> None:
+    old = bench_page.table_pipeline(measured).text
+    assert "one pair, the one job first" in old and "missed (5 s)" in old and gap() in old
+    more = {"two_jobs_over_one": spread(1.6), "pairs": 3, "plain_repro_seconds": spread(20.0), "further_stages": 588}
+    more["idle_repro_with_catalogue_seconds"] = spread(7.0)
+    made = FILES["pipeline"] | more | {"provenance": MADE}
+    (measured.root / "results/bench/pipeline.json").write_text(json.dumps(made))
+    text = bench_page.table_pipeline(measured).text
+    for shown in ("1.60 (1.44–1.76)", "3 pairs", "20.0 (18.0–22.0)", "588 stages too", "7.0 (6.3–7.7)"):
+        assert shown in text, shown
+    assert gap() not in text
+
+
+def test_the_target_of_the_sweep_is_that_of_its_own_batch(measured: Results) -> None:
+    lines = [{"core": "relu", "threads": 1, "batch": batch, "ratio": ratio} for batch, ratio in ((1, 38.0), (16, 5.5))]
+    values = {"models": 95, "lines": lines, "provenance": MADE}
+    (measured.root / "results/bench/sensitivity.json").write_text(json.dumps(values))
+    text = bench_page.table_sensitivity(measured).text
+    assert "38.0" in text and "with here: not met" in text and "5.5</a></span> missed" in text
+
+
+def test_kept_seconds_say_their_runs_and_days(measured: Results) -> None:
+    assert "is not here" in bench.kept_seconds(measured.root, bench.OPERATIONS)
+    assert bench.kept_kinds(measured.root) == set()
+    assert "37 of 1 run, 2 of 3 runs, measured 20" in bench.kept_seconds(ROOT, bench.OPERATIONS)
+    assert "gelu_plain" in bench.kept_kinds(ROOT)
+
+
+def test_a_fitted_power_makes_a_range_of_hours_by_hand() -> None:
+    found = {
+        "growth": [{"axis": "d", "kind": "linear", "seconds_exponent": 1.5}],
+        "rows": [{"architecture": "SM", "program": "tuned", "parts": PARTS}],
+        "models": [{"layers": 12, "width": 768}],
+    }
+    large = {"architecture": "SM", "program": "tuned", "layers": 24, "width": 4 * 768}
+    assert bench_projections.fitted_seconds_less(found, large) == pytest.approx(600 * 2 * (16 - 8))
+    assert bench_projections.fitted_seconds_less(found | {"growth": []}, large) == 0
+    assert bench_page._hours(3600.0, 7200.0) == "1.00–2.00 h" and bench_page._hours(3600.0, 3600.0) == "1.00 h"
+
+
+def test_a_bound_without_its_own_ratio_is_that_of_medians() -> None:
+    step = {"seconds": {"authors": spread(0.3), "plain": spread(0.2)}}
+    assert "1.50" in bench_page._without(step, "smaller_scale", "a file")
+
+
+def test_fused_rows_are_held_against_the_flops_they_save() -> None:
+    saving = ROWS[0] | {"speedup_of_passes": spread(1.7)}
+    text = bench_page._in_proportion([saving, ROWS[1] | {"flops_ratio": 1.0}])
+    assert "0.80" in text and "(0.85) missed" in text and "d=768" not in text
 
 
 def test_figures_draw_what_the_files_hold(measured: Results) -> None:

@@ -1,0 +1,112 @@
+"""Figures that docs/decisions.md states for files of results, held against the files."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TEXT = " ".join((ROOT / "docs/decisions.md").read_text(encoding="utf-8").split())
+FUSED = ("SM+ScFuFFN", "SM+ScFuFFNi_6", "SOTA(SM+ScFuFFN)")
+PUBLISHED = ("softmax", "window_softmax", "sigma_reparam", "sigmoid", "elu", "qk_layernorm", "relu")
+
+
+def read(path: str) -> dict[str, Any]:
+    return json.loads((ROOT / "results" / path).read_text(encoding="utf-8"))
+
+
+def stated(pattern: str) -> list[str]:
+    """The numbers in the one place that `pattern` finds, in order."""
+    (found,) = re.findall(pattern, TEXT)
+    return list(found) if isinstance(found, tuple) else [found]
+
+
+def told(values: list[float], like: list[str]) -> list[str]:
+    """Values with as many digits as the text has for each."""
+    return [f"{v:.{len(text.partition('.')[2])}f}" for v, text in zip(values, like, strict=True)]
+
+
+def rows(width: int) -> list[dict[str, Any]]:
+    by_name = {r["architecture"]: r for r in read("bench/training_step.json")["rows"] if r["width"] == width}
+    return [by_name[name] for name in FUSED]
+
+
+def regularized(name: str, *sizes: tuple[int, int]) -> list[float]:
+    steps = {(s["width"], s["context"]): s for s in read("bench/regularized_step.json")["steps"]}
+
+    def plain(step: dict[str, Any]) -> float:
+        return step["seconds"]["authors"]["median"] / step["seconds"]["plain"]["median"]
+
+    return [steps[size]["ratio"]["median"] if name == "ratio" else plain(steps[size]) for size in sizes]
+
+
+def sensitivity(threads: int) -> Iterator[float]:
+    """Lowest and highest ratio over cores, by batch."""
+    lines = [line for line in read("bench/sensitivity.json")["lines"] if line["threads"] == threads]
+    for batch in (1, 4, 16, 32):
+        ratios = [line["ratio"] for line in lines if line["batch"] == batch]
+        yield from (min(ratios), max(ratios))
+
+
+def pipeline() -> list[float]:
+    found = read("bench/pipeline.json")
+    jobs = found["two_jobs_over_one"]["median"] if "pairs" in found else found["speedup_of_two_jobs"]
+    return [found["idle_repro_seconds"]["median"], jobs, found["help_seconds"]["median"]]
+
+
+N = r"([\d.]*\d)"
+CASES = {
+    "fused rows": (
+        rf"V=1,024\): SM\+ScFuFFN {N} at d=128 and {N} at d=768, SM\+ScFuFFNi_6 {N} and {N}, "
+        rf"SOTA\(SM\+ScFuFFN\) {N} and {N}\.",
+        lambda: [r["speedup_over_flops"] for pair in zip(rows(128), rows(768), strict=True) for r in pair],
+    ),
+    "fused rows, passes": (
+        rf"pass alone give {N}, {N}, {N} at d=128 and {N}, {N}, {N} at d=768",
+        lambda: [r["speedup_of_passes"]["median"] / r["flops_ratio"] for r in (*rows(128), *rows(768))],
+    ),
+    "regularised step": (
+        rf"at T=512 is {N} \(d=128\) and {N} times \(d=768\) as fast as the authors' way, not 2.5; at T=128 {N} "
+        rf"\(1.5 asked\) and {N} ",
+        lambda: regularized("ratio", (128, 512), (768, 512), (128, 128), (768, 128)),
+    ),
+    "bound": (
+        rf"fused attention, is {N} and {N} times as fast as theirs \(medians, T=512\)",
+        lambda: regularized("plain", (128, 512), (768, 512)),
+    ),
+    "idle": (rf"which leaves 10, and {N} s", lambda: pipeline()[:1]),
+    "two jobs": (rf"Two jobs were {N} times", lambda: pipeline()[1:2]),
+    "help": (rf"when it runs: 0.87 to {N} s", lambda: pipeline()[2:]),
+    "sweep, load": (
+        rf"one thread, load {N}\): 95 models",
+        lambda: [read("bench/sensitivity.json")["load_before"]],
+    ),
+    "sweep, one thread": (
+        rf"are {N} to {N} times faster at batch 1, {N} to {N} at batch 4, {N} to {N} at the table's 16, "
+        rf"{N} to {N} at 32",
+        lambda: list(sensitivity(1)),
+    ),
+    "sweep, two threads": (
+        rf"by the clock {N} to {N}, {N} to {N}, {N} to {N} and {N} to {N}\.",
+        lambda: list(sensitivity(2)),
+    ),
+    "sweep, seconds": (
+        rf"published cores took {N} s, all eleven {N} s",
+        lambda: [
+            sum(read("sensitivity/sweep.json")["seconds"][core] for core in PUBLISHED),
+            sum(read("sensitivity/sweep.json")["seconds"].values()),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_figure_in_the_decisions_is_that_of_its_file(case: str) -> None:
+    pattern, values = CASES[case]
+    found = stated(pattern)
+    assert found == told(values(), found)

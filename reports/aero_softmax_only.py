@@ -516,7 +516,8 @@ explorer.section(results, judged)
 # ## How fast it is
 #
 # `make bench` measures this project beside what its user would pick instead, in one run on one machine. Seconds are the
-# machine's; only ratios are claims, medians of interleaved repeats with their range. Projections are set in italics.
+# machine's; only ratios are claims, medians of interleaved repeats with their range, but for the seconds of two parties,
+# which are kept measurements of other days. Projections are set in italics.
 
 # %%
 bench_page.section(results)

@@ -389,8 +389,8 @@ entropy_page.figures(results, "entropy_landscape")
 # $$\mathbb{E}_{\eta}\left[\min(\ell(\mathcal{A}(\eta)), \ell_0) - \ell^*\right] .$$
 #
 # The model is small enough to be trained here, but much of the experiment is not printed. So the table is measured in
-# the setting that came nearest to it among the first 14 of 240 reasonable ones that were searched, in an order drawn at
-# random, and beside it stands what the other settings give that have been run.
+# the setting that came nearest to it among the first few of the reasonable ones that were searched, in an order drawn
+# at random (`docs/decisions.md`), and beside it stands what all settings give that have been run.
 
 # %%
 sensitivity.table_1(results)
@@ -414,8 +414,8 @@ claims_page.claims_table(results, judged, "sensitivity")
 # -\mathbb{E}\Big[\sum_i z_i^2 p_i\Big],$$
 #
 # while its proof ends with $-\mathbb{E}[\text{Var}_p(z)]/(2\sigma^2)$. Both cannot be right. The formulas of the
-# paper's theory were derived anew, but for Eq. 9's bound (`docs/variance_sensitivity.md`), and are set here against
-# entropies that were drawn without them.
+# paper's theory were derived anew, but for its bound of the gradient (`docs/variance_sensitivity.md`), and are set
+# here against entropies that were drawn without them.
 
 # %%
 page.figure_of(
@@ -516,8 +516,8 @@ explorer.section(results, judged)
 # ## How fast it is
 #
 # `make bench` measures this project beside what its user would pick instead, in one run on one machine. Seconds are the
-# machine's; only ratios are claims, medians of interleaved repeats with their range, but for the seconds of two parties,
-# which are kept measurements of other days. Projections are set in italics.
+# machine's; only ratios are claims, medians of interleaved repeats with their range, but for the seconds of two
+# parties, which are kept measurements of other days. Projections are set in italics.
 
 # %%
 bench_page.section(results)

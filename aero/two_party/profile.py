@@ -9,11 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 # At most 18 digits: what SPU counts fits 64 bits, and longer ones are no counts.
 _COUNT = r"(\d{1,18})"
 _NUMBER = r"(\d{1,18}(?:\.\d{1,25})?(?:e[+-]\d{1,2})?)"
-_LINE = re.compile(r"\[[^\]]+\] \[(\w+)\] \[([\w.]+):\d+\] (.*)", re.ASCII)
+_LINE = re.compile(r"\[([^\]]+)\] \[(\w+)\] \[([\w.]+):\d+\] (.*)", re.ASCII)
+_TIME = "%Y-%m-%d %H:%M:%S.%f"
+# SPU prints a run's profile in one go at its end: milliseconds, but for a machine that is very busy.
+_PRINTED_WITHIN = timedelta(seconds=10)
 _EXECUTION = re.compile(
     rf"\[Profiling\] SPU execution .+ completed, input processing took {_NUMBER}s, execution took {_NUMBER}s, "
     rf"output processing took {_NUMBER}s, total time {_NUMBER}s\.",
@@ -83,11 +87,12 @@ def parse(text: str) -> Profile:
     """The profile of the one run whose log lines `text` holds; lines of other parts of SPU are passed over.
 
     Raises ValueError on any line of the profile that does not read as expected, on a missing, doubled or misplaced
-    part, and when the numbers disagree: every level's seconds with its total, the parts of the execution with its own,
-    every level's bytes and messages with the link's. A wrong number is worse than none. HAL operations are left out
-    when they do not account for all bytes, which SPU does not promise of them.
+    part, on lines that were not printed together, and when the numbers disagree: every level's seconds with its total,
+    the parts of the execution with its own, every level's bytes and messages with the link's. A wrong number is worse
+    than none. HAL operations are left out when they do not account for all bytes, which SPU does not promise of them.
     """
     seconds: float | None = None
+    first = last = datetime.min
     total: tuple[int, ...] | None = None
     level = ""
     level_seconds: dict[str, float] = {}
@@ -95,11 +100,11 @@ def parse(text: str) -> Profile:
     # Not splitlines: it also breaks at characters that are no line ends to SPU, and would hide half a line.
     for number, line in enumerate(text.split("\n"), 1):
         parts = _LINE.fullmatch(line.rstrip())
-        if parts is None or parts[2] != "api.cc":
+        if parts is None or parts[3] != "api.cc":
             if _TELLTALE.search(line):
                 raise _unreadable(number, line)
             continue
-        message = parts[3]
+        message, printed = parts[4], _printed(number, line, parts[1])
         if total is not None:
             raise ValueError(
                 f"SPU log line {number} comes after the link totals: is this more than one run? {line[:200]!r}"
@@ -108,6 +113,7 @@ def parse(text: str) -> Profile:
             if seconds is not None:
                 raise ValueError(f"SPU log line {number} begins a second run; give the lines of one run")
             *steps, seconds = map(float, match.groups())
+            first = last = printed
             _check_sum(f"steps of the execution (line {number})", sum(steps), seconds)
         elif seconds is None:
             raise ValueError(f"SPU log line {number} comes before the line of the execution: {line[:200]!r}")
@@ -123,6 +129,11 @@ def parse(text: str) -> Profile:
             total = tuple(map(int, match.groups()))
         else:
             raise _unreadable(number, line)
+        if not last <= printed <= first + _PRINTED_WITHIN:
+            raise ValueError(
+                f"SPU log line {number} was printed at {parts[1]}, the run's first at {first}: of another run?"
+            )
+        last = printed
     if seconds is None or total is None:
         raise ValueError("no complete SPU profile in these log lines; are pphlo and hal profiling switched on?")
     if list(level_seconds) != list(_LEVELS.values()):
@@ -143,6 +154,13 @@ def parse(text: str) -> Profile:
     if level_seconds["mpc"] > seconds * (1 + _ROUNDING) + _CLOSE:
         raise ValueError(f"MPC operations took {level_seconds['mpc']} s, more than the {seconds} s of the whole run")
     return Profile(*total, seconds, tuple(operations))
+
+
+def _printed(number: int, line: str, text: str) -> datetime:
+    try:
+        return datetime.strptime(text, _TIME)
+    except ValueError:
+        raise _unreadable(number, line) from None
 
 
 def _check_sum(what: str, added: float, printed: float) -> None:

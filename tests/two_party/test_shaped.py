@@ -101,7 +101,7 @@ def test_a_failing_party_is_told_and_nothing_is_left():
 def test_what_is_missing_is_named(monkeypatch):
     monkeypatch.setattr(shaped.shutil, "which", lambda tool: None if tool == "tc" else f"/sbin/{tool}")
     assert "no `tc` here" in kernel_lacks(RATE_ONLY)
-    monkeypatch.undo()
+    monkeypatch.setattr(shaped.shutil, "which", lambda tool: f"/sbin/{tool}")
     monkeypatch.setattr(shaped, "_own_namespace", lambda: shaped._command("false because"))
     assert "`false because` failed" in kernel_lacks(RATE_ONLY)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import math
 import os
@@ -16,6 +15,7 @@ from typing import Any
 
 from aero import provenance
 from aero.errors import UserError
+from aero.training.log import csv_text, write_text
 
 OPS = Path("results/two_party/forensics_ops.csv")
 PARTY = Path(__file__).with_name("forensics_party.py")
@@ -167,14 +167,7 @@ def _text(shapes: Iterable[Sequence[int]]) -> str:
 
 def write(path: Path, rows: Iterable[Any], kind: type[Any]) -> None:
     """Write dataclass rows as CSV, atomically."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [field.name for field in fields(kind)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(asdict(row) for row in rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text.getvalue(), encoding="utf-8")
-    os.replace(temporary, path)
+    write_text(path, csv_text([field.name for field in fields(kind)], map(asdict, rows)))
 
 
 def read(path: Path = OPS) -> list[Measured]:

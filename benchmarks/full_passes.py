@@ -2,7 +2,7 @@
 
     python -m benchmarks.full_passes SM+ScFuFFN SM+LN+R SM+LN+G --programs tuned as_published
 
-A pass takes 20 to 40 minutes and its seconds mean something on an otherwise idle machine only; the load at its start
+A pass takes 10 to 40 minutes and its seconds mean something on an otherwise idle machine only; the load at its start
 and end is in the file. The weights are drawn as the recipe draws them before training, embeddings, queries and keys
 wider, so that attention is not uniform and logits spread: bytes do not depend on weights, and errors of trained ones
 are measured at the scales that are trained (`stages.end_to_end`). Appends to results/two_party/full_passes.json after

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from aero.errors import run_main
@@ -20,7 +21,7 @@ from aero.report import (
     tables,
 )
 from aero.report.render import render
-from aero.report.results import load
+from aero.report.results import Results, load
 from aero.training.log import write_together
 
 
@@ -35,15 +36,7 @@ def main(arguments: list[str]) -> None:
     results = load(root, chosen.scale)
     judged = claims.judge(results)
     # Everything is made before anything is written: a failure leaves the last report whole.
-    printed = (
-        tables.files(results)
-        | landscape_tables.files(results)
-        | scales.files(results)
-        | sensitivity.files(results)
-        | parallel_context_tables.files(results)
-    )
-    own = entropy_page.files(results)
-    texts = printed | latex.files(printed) | own | {Path("reports") / "claims.csv": claims.claims_csv(judged)}
+    texts = texts_of(results, judged)
     report = render(root, results.scale, f"Rendered from commit {commit()[:10]}, scale {results.scale}")
     pages = {Path("reports") / "report.html": report.html, Path("reports") / "report.pdf": report.pdf}
     # The metrics come last: they go before the first file is renamed, so a report that was killed among its renames is
@@ -57,6 +50,14 @@ def main(arguments: list[str]) -> None:
     print(f"reports/report.html, reports/report.pdf: scale {results.scale}; claims: {decided}")
     for problem in results.problems:
         print(f"left out: {problem}")
+
+
+def texts_of(results: Results, judged: Sequence[claims.Judged]) -> dict[Path, str]:
+    """Tables, their LaTeX and the claims by their place: what a report is but its pages and metrics."""
+    parts = (tables, landscape_tables, scales, sensitivity, parallel_context_tables)
+    printed = {path: text for part in parts for path, text in part.files(results).items()}
+    listed = {Path("reports") / "claims.csv": claims.claims_csv(judged)}
+    return printed | latex.files(printed) | entropy_page.files(results) | listed
 
 
 if __name__ == "__main__":

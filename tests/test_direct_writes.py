@@ -37,7 +37,6 @@ ALLOWED = {
     ("aero/report/render.py", "compose_pdf"): "into a temporary folder",
     ("aero/report/drawing.py", "svg"): "into memory",
     ("aero/report/pareto.py", "pareto"): "into memory",
-    ("benchmarks/forensics_ops.py", "write"): "to a temporary name, then renamed",
     ("benchmarks/faults.py", "__init__"): "the copy of the project that is struck",
     ("benchmarks/faults.py", "fill_disk"): "what fills the disk",
     ("benchmarks/forensics_party.py", "main"): "standard error",

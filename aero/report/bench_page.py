@@ -45,10 +45,6 @@ SHOWN_MODELS = ("SM+LN+G", "SM+ScFuFFN")
 def section(results: Results) -> Html:
     """All of it; gaps where nothing was measured."""
     parts = [
-        Html(
-            "<p>No such medians are the seconds of two parties, which are kept measurements of other sessions, mostly "
-            "of one run, and the projections.</p>"
-        ),
         figure_of(results, bench_figures.bench_training, "A training step", caption_training(results)),
         table_regularized(results),
         table_gpu(results),
@@ -58,7 +54,7 @@ def section(results: Results) -> Html:
         figure_of(
             results,
             bench_figures.bench_limits,
-            "What limits a private pass, by part of the program",
+            LIMITS,
             caption_limits(results),
         ),
         table_pipeline(results),

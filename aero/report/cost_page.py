@@ -199,7 +199,7 @@ def table_full_passes(results: Results) -> Html:
     except (OSError, ValueError, KeyError, TypeError):
         rows = []
     if not rows:
-        how = "<code>python -m benchmarks.full_passes</code>, 20 to 40 minutes a pass"
+        how = "<code>python -m benchmarks.full_passes</code>, 10 to 40 minutes a pass"
         return Html(f"<p>Complete private passes at the papers' own size: {gap()} ({how}).</p>")
     sizes = {(entry["layers"], entry["width"], entry["tokens"], entry["vocabulary"]) for entry in entries}
     sizes_text = "; ".join(f"L={size[0]}, d={size[1]}, T={size[2]}, V={size[3]}" for size in sorted(sizes))

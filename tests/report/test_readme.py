@@ -13,17 +13,11 @@ import yaml
 from aero.parameters import load as load_parameters
 from aero.report import (
     claims,
-    entropy_page,
-    landscape_tables,
-    latex,
-    parallel_context_tables,
-    scales,
-    sensitivity,
     summary,
-    tables,
 )
 from aero.report.readme import with_headline
 from aero.report.results import load
+from stages.report import texts_of
 from stages.summary import cost
 
 PROJECT = made_results.PROJECT
@@ -50,10 +44,7 @@ def test_the_committed_tables_and_claims_are_those_of_the_results(kept: Path) ->
     scale = re.search(r"Measured side: scale (\w+)", README).group(1)
     results = load(kept, scale)
     judged = claims.judge(results)
-    parts = (tables, landscape_tables, scales, sensitivity, parallel_context_tables)
-    printed = {path: text for part in parts for path, text in part.files(results).items()}
-    texts = printed | latex.files(printed) | entropy_page.files(results) | summary.files(results, judged)
-    texts[Path("reports/claims.csv")] = claims.claims_csv(judged)
+    texts = texts_of(results, judged) | summary.files(results, judged)
     made = {path.as_posix(): text for path, text in texts.items()}
     committed = {
         path.relative_to(PROJECT).as_posix(): path.read_text(encoding="utf-8")

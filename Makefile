@@ -42,7 +42,7 @@ install: .venv/.installed
 # thread, under DVC's locks; then the rest in order. `-s dvc.yaml` keeps to that file: the report depends on all of runs/, and so on the other runs.
 side_by_side = for kind in 'train(_again)?@|sensitivity' 'entropy(_again)?@'; do \
   $(DVC) stage list --name-only $(1) | grep -E "(^|:)($$kind)" | \
-  xargs -P $(JOBS) -n 1 $(DVC) --wait-for-lock repro -s || exit 1; done
+  xargs -r -P $(JOBS) -n 1 $(DVC) --wait-for-lock repro -s || exit 1; done
 
 corpora = printf '%s\n' tokenize tokenize_languini | xargs -P $(JOBS) -n 1 $(DVC) --wait-for-lock repro -s && \
   $(DVC) repro -s configurations
@@ -63,7 +63,7 @@ all: install
 
 parallel: install
 	@python -m aero.parameters
-	@$(DVC) repro -s tokenize && $(DVC) stage list --name-only catalogue/dvc.yaml | grep -E '(^|:)parallel_context' | \
+	@$(corpora) && $(DVC) stage list --name-only catalogue/dvc.yaml | grep -E '(^|:)parallel_context' | \
 	  xargs -n 1 $(DVC) repro -s && python -m stages.report
 
 report: install

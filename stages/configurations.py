@@ -2,8 +2,9 @@
 
 Parameters, the hash of the training's code and that of its token files are resolved into one file here, so that a
 change of either trains again exactly those runs whose own file it changes. What all runs are measured by, their
-entropy and their cost, goes into a file each in a folder beside it: DVC reads params.yaml anew for every stage that
-names a part of it, a tenth of a second each, and a small file's hash at once.
+entropy and their cost, goes into a file each in a folder beside it, and so do the parameters of the stages of parallel
+context encoding, several a seed: DVC reads params.yaml anew for every stage that names a part of it, a tenth of a second
+each, and a small file's hash at once.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def code_hash() -> str:
 
 
 def settings(parameters: Parameters) -> dict[str, Any]:
-    """What the stages `entropy` and `summary` take from the parameters beside a run's own."""
+    """What the stages `entropy`, `summary` and `parallel_context…` take from the parameters, beside a run's own."""
     two_party = ("programs", "field", "fraction_bits", "mul_lsb_error", "networks")
     return {
         "entropy": parameters.active.entropy.model_dump(mode="json"),
@@ -42,6 +43,7 @@ def settings(parameters: Parameters) -> dict[str, Any]:
             "two_party": parameters.two_party.model_dump(mode="json", include=set(two_party)),
             "families": {name: family.model_dump(mode="json") for name, family in parameters.families.items()},
         },
+        "parallel_context": {"scale": parameters.scale, **parameters.parallel_context},
     }
 
 

@@ -119,7 +119,7 @@ def test_the_files_of_the_pipeline_share_the_trainings_without_a_gap():
             (run, seed)
             for stages in (pipeline(name)["stages"] for name in FILES)
             for stage in stages.values()
-            if module in stage["cmd"]
+            if module in str(stage["cmd"])
             for run in lists[stage["matrix"]["run"]]
             for seed in lists[stage["matrix"]["seed"]]
         ]

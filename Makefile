@@ -76,7 +76,7 @@ test: install
 	@python -m pytest -n 2 --dist loadfile
 
 nightly: install
-	@python -m pytest -m nightly
+	@timeout 1200 python -m pytest -m nightly
 
 fuzz: install
 	@python -m benchmarks.fuzz --seed $(SEED) $(if $(CASES),--cases $(CASES))
@@ -87,7 +87,7 @@ audit:
 	  .venv/audit/bin/pip-audit --disable-pip --no-deps -r requirements.lock
 
 faults: install
-	@python -m benchmarks.faults && python -m benchmarks.long_server
+	@failed=0; python -m benchmarks.faults || failed=1; python -m benchmarks.long_server || failed=1; exit $$failed
 
 bench: install
 	@python -m benchmarks

@@ -196,10 +196,17 @@ def _answer(
     count, seconds = len(costs), [cost.seconds for cost in costs]
     megabytes = [sum(getattr(cost, f"bytes_{who}") for cost in costs) / 1e6 for who in ("client", "server")]
     said = f"about {rounds:.0f} rounds (composed)" if rounds is not None else f"rounds unknown ({unknown})"
+    messages = sum(cost.messages for cost in costs)
+    a_token = f"{sum(seconds) / count:.1f} s a token"
+    if count > 1:
+        a_token = (
+            f"a token {sum(megabytes) / count:.1f} MB, {messages / count:.0f} messages, "
+            + (f"about {rounds / count:.0f} rounds, " if rounds is not None else "")
+            + f"{sum(seconds) / count:.1f} s"
+        )
     print(
         f"\n\n{count} token{'s' * (count > 1)} after {len(prompt_ids)}: {megabytes[0]:.1f} MB from the client, "
-        f"{megabytes[1]:.1f} MB from the server, {sum(cost.messages for cost in costs)} messages, {said}; "
-        f"{sum(seconds) / count:.1f} s a token"
+        f"{megabytes[1]:.1f} MB from the server, {messages} messages, {said}; {a_token}"
     )
     setup = answered.setup
     print(f"set-up, once a session: {setup.bytes / 1e6:.1f} MB, {setup.messages} messages, {setup.seconds:.1f} s")

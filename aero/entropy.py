@@ -85,7 +85,8 @@ def entropy_regularization(
 
     reduction="head_mean" is Algorithm 1: the entropy is averaged over queries (and sequences) first, one penalty a
     head. "position_sum" is the authors' listing: a penalty at every query position, summed over sequences and
-    positions. Both are then averaged over heads and layers. `context` is T if the rows are a subset of it.
+    positions. Both are then averaged over heads and layers. `context` is T if the rows are a subset of it. An entropy
+    that is not a number makes the loss one, so that nobody trains on: its gradient would break the model anyway.
     """
     if entropies.ndim != 4:
         raise ValueError(f"entropies must have shape (L, B, H, T), got {tuple(entropies.shape)}")
@@ -97,11 +98,11 @@ def entropy_regularization(
     maximum = max_entropy(context or positions)
     if reduction == "head_mean":
         deviation = headwise(entropies) - thresholds * maximum  # (L, H)
-        penalty = torch.where(deviation.abs() > gamma * maximum, deviation.square(), 0.0)
+        penalty = torch.where(deviation.abs() <= gamma * maximum, 0.0, deviation.square())
         return penalty.mean()
     if reduction == "position_sum":
         deviation = entropies - thresholds[:, None, :, None] * maximum  # (L, B, H, T)
-        penalty = torch.where(deviation.abs() > gamma * maximum, deviation.square(), 0.0)
+        penalty = torch.where(deviation.abs() <= gamma * maximum, 0.0, deviation.square())
         return penalty.sum(dim=(1, 3)).mean()
     raise ValueError(f"unknown reduction {reduction!r}: head_mean or position_sum")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 DESCRIPTION = """The text is cut into sequences of one length, the last short one dropped; every head's entropy is the
 mean over queries and sequences. Nothing is downloaded: MODEL is a folder with a Hugging Face causal language model and
 its tokenizer, or a checkpoint of this project."""
+FIGURES = (".svg", ".png", ".pdf")
 LONGEST = 1024
 """The default sequence length is the model's context, up to this."""
 
@@ -34,6 +36,10 @@ def add_commands(commands: Any) -> None:
     parser.add_argument("--batch", type=int, default=4, metavar="B", help="sequences at once (default 4)")
     parser.add_argument("--tokenizer", type=Path, help="of a checkpoint of ours (default: beside its run)")
     parser.add_argument("--json", action="store_true", help="everything, as one JSON object")
+    parser.add_argument("--baseline", type=Path, metavar="FILE", help="--json of another model: distance of each layer")
+    parser.add_argument(
+        "--figure", type=Path, metavar="FILE", help="draw the heatmap of layers and heads (svg, png, pdf)"
+    )
     parser.set_defaults(run=lambda chosen: print(answer(chosen)))
 
 
@@ -55,7 +61,10 @@ def answer(chosen: argparse.Namespace) -> str:
     for name in ("context", "tokens", "batch"):
         if getattr(chosen, name) is not None and getattr(chosen, name) < 1:
             raise UserError(f"--{name} must be at least 1, got {getattr(chosen, name)}")
+    if chosen.figure is not None and chosen.figure.suffix not in FIGURES:
+        raise UserError(f"--figure {chosen.figure}: the name must end in one of {', '.join(FIGURES)}")
     text = _read(chosen.text)
+    baseline = None if chosen.baseline is None else _baseline(chosen.baseline)
     reader = _open(chosen.model, chosen.tokenizer)
     if reader.context is not None and (chosen.context or 0) > reader.context:
         raise UserError(f"--context {chosen.context} exceeds the model's {reader.context} positions")
@@ -75,7 +84,74 @@ def answer(chosen: argparse.Namespace) -> str:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     sequences = torch.tensor(ids[: count * context], device=device).reshape(count, context)
     statistics = measure(reader.model.to(device).eval(), sequences.split(chosen.batch))
-    return (_json if chosen.json else _table)(chosen, reader, statistics, text, count)
+    landscape = _landscape(chosen, statistics, baseline)
+    if chosen.figure is not None:
+        _draw(chosen, reader, statistics)
+    return (_json if chosen.json else _table)(chosen, reader, statistics, text, count, landscape)
+
+
+def _baseline(path: Path) -> list[list[float]]:
+    """Headwise means (L, H) of another model's --json; NaN for a head that was not finite."""
+    try:
+        mean = json.loads(_read(path))["entropy_mean"]
+        rows = [[math.nan if value is None else float(value) for value in row] for row in mean]
+        if not rows or len({len(row) for row in rows}) != 1 or not rows[0]:
+            raise ValueError("its `entropy_mean` is no table of layers and heads")
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"--baseline {path} is no output of `aero entropy --json` ({error!r})") from None
+    return rows
+
+
+def _landscape(
+    chosen: argparse.Namespace, statistics: EntropyStatistics, baseline: list[list[float]] | None
+) -> dict[str, Any]:
+    """What "Regularizing the Entropy Landscape" makes of the headwise means: its Figures 2 and 3, and Table 1's range.
+
+    None where a number needs a head that was not finite, or, for the Wasserstein-1 distances, a baseline.
+    """
+    from aero.landscape import entropy_range, gini_by_layer, steepness, wasserstein_1_by_layer
+
+    mean = statistics.mean.double().cpu().numpy().clip(min=0.0)  # a collapsed head may be a rounding error below 0
+    found: dict[str, Any] = {
+        "gini_by_layer": [_known(value) for value in gini_by_layer(mean)],
+        "steepness": [[_known(value) for value in row] for row in steepness(mean)],
+        "range": [_known(value) for value in entropy_range(mean)],
+        "wasserstein_1_by_layer": None,
+    }
+    if baseline is not None:
+        try:
+            found["wasserstein_1_by_layer"] = [_known(value) for value in wasserstein_1_by_layer(mean, baseline)]
+        except ValueError as error:
+            raise UserError(f"--baseline {chosen.baseline}: {error}") from None
+    return found
+
+
+def _known(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _draw(chosen: argparse.Namespace, reader: Reader, statistics: EntropyStatistics) -> None:
+    """Heatmap of the headwise means, as AERO's Figures 5, 9 and 14 have them; written beside and renamed."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise UserError("--figure needs matplotlib: pip install 'aero-reproduced[report]'") from None
+    layers, heads = statistics.mean.shape
+    figure = Figure(figsize=(1.8 + 0.32 * heads, 1.4 + 0.26 * layers), layout="constrained")
+    axes = figure.subplots()
+    picture = axes.imshow(statistics.mean.double().cpu().numpy(), cmap="viridis", vmin=0.0, aspect="auto")
+    axes.set(xlabel="head", ylabel="layer", title=f"{type(reader.model).__name__}, T={statistics.by_position.shape[1]}")
+    axes.set_xticks(range(0, heads, max(1, heads // 16)))
+    axes.set_yticks(range(0, layers, max(1, layers // 16)))
+    figure.colorbar(picture, label="mean entropy, nats")
+    temporary = chosen.figure.with_name(f"{chosen.figure.name}.tmp")
+    try:
+        figure.savefig(temporary, format=chosen.figure.suffix[1:], dpi=150)
+        temporary.replace(chosen.figure)
+    except OSError as error:
+        raise UserError(f"--figure {chosen.figure} cannot be written: {error.strerror}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> str:
@@ -137,7 +213,14 @@ def _open_hugging_face(path: Path) -> Reader:
     return Reader(model, lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], context)
 
 
-def _json(chosen: argparse.Namespace, reader: Reader, statistics: EntropyStatistics, text: str, sequences: int) -> str:
+def _json(
+    chosen: argparse.Namespace,
+    reader: Reader,
+    statistics: EntropyStatistics,
+    text: str,
+    sequences: int,
+    landscape: dict[str, Any],
+) -> str:
     from aero import provenance
 
     layers, heads = statistics.mean.shape
@@ -159,6 +242,7 @@ def _json(chosen: argparse.Namespace, reader: Reader, statistics: EntropyStatist
             "rule": "the same with the largest mean that the layer's mask allows (entropy_bound, else causal_bound) as "
             "max",
         },
+        "landscape": landscape,
         "provenance": provenance.provenance(measured=provenance.now()),
     }
     return json.dumps(content, allow_nan=False)
@@ -181,7 +265,14 @@ def _against_bound(statistics: EntropyStatistics) -> dict[str, HeadFailures]:
     return {"overload": overload(share, 1.0), "collapse": collapse(share, 1.0)}
 
 
-def _table(chosen: argparse.Namespace, reader: Reader, statistics: EntropyStatistics, text: str, sequences: int) -> str:
+def _table(
+    chosen: argparse.Namespace,
+    reader: Reader,
+    statistics: EntropyStatistics,
+    text: str,
+    sequences: int,
+    landscape: dict[str, Any],
+) -> str:
     """A line a layer: mean, lowest and highest head, and heads by quarter of the largest; failures by two maxima."""
     import torch
 
@@ -210,6 +301,13 @@ def _table(chosen: argparse.Namespace, reader: Reader, statistics: EntropyStatis
             + (f"   {heads - len(finite)} not finite" if len(finite) < heads else "")
         )
     lines.append("")
+    steep = [value for row in landscape["steepness"] for value in row if value is not None]
+    lines.append(
+        f"landscape: Gini by layer {_series(landscape['gini_by_layer'])}; steepness "
+        f"{_number(sum(steep) / len(steep) if steep else None)} on average, {_number(max(steep, default=None))} at most"
+    )
+    if (distances := landscape["wasserstein_1_by_layer"]) is not None:
+        lines.append(f"Wasserstein-1 to {chosen.baseline} by layer, nats: {_series(distances)}")
     for what, by_bound in _against_bound(statistics).items():
         found = summary[what]
         lines.append(
@@ -217,6 +315,10 @@ def _table(chosen: argparse.Namespace, reader: Reader, statistics: EntropyStatis
             f"{_failed(by_bound.fraction, by_bound.layers)}"
         )
     return "\n".join([*lines, f"rule: {summary['rule']}; the bound of a layer stands in its line"])
+
+
+def _series(values: Sequence[float | None]) -> str:
+    return " ".join("-" if value is None else f"{value:.2f}" for value in values)
 
 
 def _failed(fraction: float, layers: Sequence[int]) -> str:

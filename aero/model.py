@@ -398,9 +398,13 @@ class GPT(nn.Module):
     def forward(self, ids: Tensor, entropy: bool = False) -> Tensor | tuple[Tensor, Tensor]:
         """Logits (B, T, V) of `ids` (B, T); with `entropy`, also the row entropies (L, B, H, T) in nats."""
         states, entropies = self.hidden_states(ids, entropy)
-        head = self.token_embedding.weight if self.lm_head is None else self.lm_head.weight
-        logits = F.linear(self.ln_f(states[-1]), head)
+        logits = self.logits(states[-1])
         return (logits, torch.stack(entropies)) if entropy else logits
+
+    def logits(self, state: Tensor) -> Tensor:
+        """Logits (B, T, V) of the last block's output (B, T, d)."""
+        head = self.token_embedding.weight if self.lm_head is None else self.lm_head.weight
+        return F.linear(self.ln_f(state), head)
 
     def hidden_states(self, ids: Tensor, entropy: bool = False) -> tuple[list[Tensor], list[Tensor]]:
         """The embedding and every block's output, L + 1 tensors (B, T, d), and the row entropies if asked for.

@@ -10,6 +10,7 @@ Shapes: B sequences, H heads, T queries, S keys, d_k and d_v width of a key and 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -33,6 +34,20 @@ FUSED_WIDTHS = range(16, 257)
 JOINT_WIDTH = 128
 """Up to this d_v + d_k, `fused` averages values and keys in one pass; beyond it their tiles crowd a GPU's shared
 memory, and two passes of the usual width do it."""
+
+_compiling = True
+"""Whether torch.compile may be used: `without_compiling` says no."""
+
+
+@contextlib.contextmanager
+def without_compiling() -> Iterator[None]:
+    """In here nothing is fused: FlexAttention is a fused kernel only when compiled, otherwise it holds T x T values."""
+    global _compiling
+    before, _compiling = _compiling, False
+    try:
+        yield
+    finally:
+        _compiling = before
 
 
 def attention_with_entropy(
@@ -146,6 +161,8 @@ def fused(
     attend: (query, key, values, scale) -> averaged values and log-sum-exp (B, H, T); FlexAttention if not given.
     The entropy is a difference of two numbers of the logits' size, so its error is about 1e-7 of the largest logit.
 
+    Where that error takes it below 0, 0 is given and the gradient kept.
+
     The gradient needs none of the log-sum-exp: what lse_i gives to a logit is taken back by the logits themselves in
     sum_j p_ij z_ij. What remains is -sum_j z_ij dp_ij, which `key` and `query` detached outside of p leave.
     """
@@ -157,13 +174,15 @@ def fused(
     else:
         output, _ = attend(query, key, value, scale)
         mean_key, lse = attend(query, key, key.detach(), scale)
-    return output, lse.detach() - scale * (query.detach() * mean_key).sum(-1)
+    entropies = lse.detach() - scale * (query.detach() * mean_key).sum(-1)
+    return output, entropies + (entropies.clamp_min(0.0) - entropies).detach()
 
 
 def can_fuse(query: Tensor, value: Tensor) -> bool:
     """Whether `fused` has a kernel for these: on CUDA, with Triton, of a width that FlexAttention takes, float32."""
     return (
-        query.device.type == "cuda"
+        _compiling
+        and query.device.type == "cuda"
         and query.dtype != torch.float64
         and query.shape[-1] in FUSED_WIDTHS
         and value.shape[-1] in FUSED_WIDTHS

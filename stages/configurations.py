@@ -3,8 +3,8 @@
 Parameters, the hash of the training's code and that of its token files are resolved into one file here, so that a
 change of either trains again exactly those runs whose own file it changes. What all runs are measured by, their
 entropy and their cost, goes into a file each in a folder beside it, and so do the parameters of the stages of parallel
-context encoding, several a seed: DVC reads params.yaml anew for every stage that names a part of it, a tenth of a second
-each, and a small file's hash at once.
+context encoding, several a seed: DVC reads params.yaml anew for every stage that names a part of it, a tenth of a
+second each, and a small file's hash at once.
 """
 
 from __future__ import annotations

@@ -9,11 +9,12 @@ from pathlib import Path
 import torch
 
 from aero.checkpoint import load as load_checkpoint
-from aero.data.tokens import open_tokens, tokens_folder
+from aero.data.tokens import open_tokens, scale_root
 from aero.errors import run_main
 from aero.parameters import load
 from aero.training.processes import default_device
 from aero.training.run import run_folder
+from aero.training.run_tokens import run_tokens
 from aero.training.trained_entropy import write_entropy
 
 
@@ -22,10 +23,13 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("run", help="a name under `runs` in params.yaml")
     parser.add_argument("--seed", type=int, help="default: the first of `seeds`")
     parser.add_argument("--scale", help="another scale than params.yaml names")
-    parser.add_argument("--tokens", type=Path, help="folder of token files (default: that of the run's corpus)")
+    parser.add_argument(
+        "--tokens", type=Path, help="folder of token files (default: that of the run's corpus and scale)"
+    )
     parser.add_argument("--folder", type=Path, help="folder of the run (default: where stages.train writes it)")
     chosen = parser.parse_args(arguments)
     parameters = load()
+    root = scale_root(chosen.scale, parameters.scale)
     if chosen.scale:
         parameters = parameters.at_scale(chosen.scale)
     parameters.run(chosen.run)
@@ -35,7 +39,7 @@ def main(arguments: list[str]) -> None:
     device = default_device()
     model = load_checkpoint(folder / "checkpoint.safetensors").to(device)
     torch.set_num_threads(max(1, parameters.active.train.threads or torch.get_num_threads()))
-    tokens = open_tokens(chosen.tokens or tokens_folder(parameters.corpus_name(chosen.run)), verify=True)
+    tokens = open_tokens(chosen.tokens, verify=True) if chosen.tokens else run_tokens(parameters, chosen.run, root)
     write_entropy(folder / "entropy.json", model, metrics, tokens, parameters, device)
 
 

@@ -59,6 +59,7 @@ def main(arguments: list[str]) -> None:
         "layernorm": layernorm_rows(settings),
         "least_entropy": least_entropy_rows(),
         "matrices": matrix_rows(SMALL_POSITIONS),
+        "ranges": range_rows(settings),
         "relu_scale_difference": relu_scale_difference(settings),
         "provenance": provenance.provenance(
             started=started, seconds=round(time.monotonic() - clock, 1), numpy=np.__version__, torch=torch.__version__
@@ -265,6 +266,45 @@ def matrix_rows(positions: int) -> list[Row]:
         }
         for name, matrix in matrices.items()
     ]
+
+
+def range_rows(settings: SensitivityTheoryParameters) -> list[Row]:
+    """Proposition 5.3 on drawn attention matrices of the small model's size, every core over all sigmas.
+
+    outside: matrices beyond [1, sqrt(N)] or [0, log N], of those without an empty row: the proposition assumes rows that sum to 1.
+    empty: matrices with a row that gives no key a weight; the ReLU kernel's 0/0, which is taken as 0.
+    """
+    positions, dims, matrices = SMALL_POSITIONS, SMALL_WIDTH, 200
+    generator = torch.Generator().manual_seed(settings.seed)
+    drawn = torch.randn(2, matrices, positions, dims, dtype=torch.float64, generator=generator)
+    rows, slack = [], 1e-5  # kernels divide by their sum plus a small number
+    for core in settings.controlled.cores:
+        norms, entropies, whole = [], [], []
+        for sigma in settings.controlled.sigmas:
+            query, key = sigma * drawn
+            _, probabilities = attend(core_named(core), query, key, key)  # (matrices, N, N)
+            norms.append(torch.linalg.matrix_norm(probabilities))
+            entropies.append(row_entropy(probabilities).mean(-1))
+            whole.append(probabilities.sum(-1).amin(-1) > 0.5)
+        norm, entropy, sums = (torch.cat(values) for values in (norms, entropies, whole))
+        inside = (norm >= 1 - slack) & (norm <= math.sqrt(positions) + slack)
+        inside &= (entropy >= -slack) & (entropy <= math.log(positions) + slack)
+        rows.append(
+            {
+                "core": core,
+                "positions": positions,
+                "dimensions": dims,
+                "matrices": len(norm),
+                "outside": int((sums & ~inside).sum()),
+                "empty": int((~sums).sum()),
+                "norm_least": norm[sums].min().item(),
+                "norm_greatest": norm[sums].max().item(),
+                "entropy_least": entropy[sums].min().item() + 0.0,
+                "entropy_greatest": entropy[sums].max().item(),
+                "norm_least_empty": norm[~sums].min().item() if (~sums).any() else None,
+            }
+        )
+    return rows
 
 
 def relu_scale_difference(settings: SensitivityTheoryParameters) -> float:

@@ -15,7 +15,7 @@ from aero.data.corpora import Corpus, open_corpus
 from aero.data.encode import write_tokens
 from aero.data.languini_vocabulary import LanguiniVocabulary
 from aero.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
-from aero.data.tokens import tokens_folder
+from aero.data.tokens import scale_root, tokens_folder
 from aero.errors import UserError, run_main
 from aero.parameters import Parameters
 
@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> None:
     started = time.monotonic()
     chosen = parameters.load()
     if asked.scale:
-        chosen, root = chosen.at_scale(asked.scale), root / "scales" / asked.scale
+        chosen, root = chosen.at_scale(asked.scale), scale_root(asked.scale, chosen.scale)
     corpus = chosen_corpus(chosen, name)
     limits = chosen.active.tokens
     manifest = write_tokens(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import json
 import os
 import signal
@@ -24,7 +23,7 @@ import torch
 from tqdm import tqdm
 
 from aero import catalogue, provenance
-from aero.data.tokens import Tokens, open_tokens, tokens_folder
+from aero.data.tokens import Tokens, open_tokens, scale_root
 from aero.errors import UserError, run_main
 from aero.parameters import Parameters, load
 from aero.training.archive import Archive, finished
@@ -34,6 +33,7 @@ from aero.training.log import write_text
 from aero.training.many import Training, here, on_cluster
 from aero.training.processes import default_device
 from aero.training.run import kept_folder, metrics_of, run_folder
+from aero.training.run_tokens import run_tokens
 
 
 def main(arguments: list[str]) -> None:
@@ -59,6 +59,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--partition", help="SLURM partition")
     chosen = parser.parse_args(arguments)
     parameters = load()
+    corpora = scale_root(chosen.scale, parameters.scale)
     if chosen.scale:
         parameters = parameters.at_scale(chosen.scale)
     chosen.runs = [
@@ -73,7 +74,7 @@ def main(arguments: list[str]) -> None:
     if chosen.keep:
         require_committed()
     if chosen.out:
-        return one_after_another(chosen, parameters)
+        return one_after_another(chosen, parameters, corpora)
     if chosen.tokens:
         open_tokens(chosen.tokens, verify=True)
     trainings = [
@@ -112,25 +113,29 @@ def main(arguments: list[str]) -> None:
         )
 
 
-def one_after_another(chosen: argparse.Namespace, parameters: Parameters) -> None:
-    """Train what is not done yet in this process, within the time, every result also into the archive `--out`."""
+def one_after_another(chosen: argparse.Namespace, parameters: Parameters, corpora: Path) -> None:
+    """Train what is not done yet in this process, within the time, every result also into the archive `--out`.
+
+    corpora: the folder that holds the token files.
+    """
     if chosen.cluster or chosen.keep:
         raise UserError("--out goes with neither --cluster nor --keep; python -m stages.merge_results keeps its files")
     limit = Limit(None if chosen.minutes is None else 60 * chosen.minutes)
     state = chosen.state or Path("runs/scales") / parameters.scale
-    corpora = Path("runs/scales") / chosen.scale if chosen.scale else Path("runs")  # where stages.tokenize puts them
     found = catalogue.results()
     seeds = dict.fromkeys(chosen.seeds or parameters.seeds)
     wanted = [(run, seed) for run in dict.fromkeys(chosen.runs) for seed in seeds]
     if not chosen.runs:
         wanted = [pair for pair in catalogue.in_order(parameters, found) if not chosen.seeds or pair[1] in seeds]
 
-    @functools.cache
-    def opened(corpus: str | None) -> Tokens:
-        return open_tokens(chosen.tokens or tokens_folder(corpus, corpora), verify=True)
+    opened: dict[str | None, Tokens] = {}  # by corpus: reading every byte of one takes seconds
 
     def tokens_of(run: str) -> Tokens:
-        return opened(parameters.corpus_name(run))
+        corpus = parameters.corpus_name(run)
+        if corpus not in opened:
+            given = chosen.tokens
+            opened[corpus] = open_tokens(given, verify=True) if given else run_tokens(parameters, run, corpora)
+        return opened[corpus]
 
     def folder_of(run: str, seed: int) -> Path:
         return state / run / f"seed_{seed}"
@@ -148,7 +153,7 @@ def one_after_another(chosen: argparse.Namespace, parameters: Parameters) -> Non
         "minutes": chosen.minutes,
         "device": torch.cuda.get_device_name() if default_device() == "cuda" else "cpu",
         "provenance": provenance.provenance(torch=torch.__version__, source=source, started=provenance.now()),
-        "corpora": {name or "": _about(opened(name)) for name in {parameters.corpus_name(run) for run, _ in wanted}},
+        "corpora": {parameters.corpus_name(run) or "": _about(tokens_of(run)) for run, _ in wanted},
         "trainings": [],
         "left": [f"{run} seed {seed}" for run, seed in pending],
     }

@@ -232,6 +232,33 @@ def test_the_gradient_with_respect_to_thresholds_is_that_of_finite_differences(s
         assert gradient[place].item() == pytest.approx((up - down).item() / (2 * step), rel=1e-5, abs=1e-7)
 
 
+@given(st.integers(0, 10_000), st.floats(0.0, 0.3), READINGS)
+@settings(max_examples=30, deadline=None)
+def test_the_gradient_with_respect_to_entropies_is_that_of_finite_differences(seed, gamma, reduction):
+    entropies, thresholds = possible(seed)
+    maximum, step = max_entropy(7), 1e-6
+    deviations = headwise(entropies) if reduction == "head_mean" else entropies.transpose(1, 2).flatten(2).mT
+    sizes = (deviations - thresholds * maximum if reduction == "head_mean" else
+             deviations - (thresholds * maximum)[:, None]).abs()  # fmt: skip
+    assume((sizes - gamma * maximum).abs().min() > 1e-4)  # at the margin the penalty jumps
+    entropies.requires_grad_()
+    gradient = torch.autograd.grad(entropy_regularization(entropies, thresholds, gamma, reduction), entropies)[0]
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(4):
+        moved = step * torch.randn(entropies.shape, generator=generator, dtype=torch.float64)
+        up, down = (
+            entropy_regularization(entropies.detach() + sign * moved, thresholds, gamma, reduction) for sign in (1, -1)
+        )
+        assert (gradient * moved).sum().item() == pytest.approx((up - down).item() / 2, rel=1e-4, abs=1e-12)
+
+
+@pytest.mark.parametrize("reduction", ["head_mean", "position_sum"])
+def test_an_entropy_that_is_not_a_number_is_not_hidden(reduction):
+    entropies, thresholds = possible(3)
+    entropies[1, 0, 1, 2] = math.nan
+    assert entropy_regularization(entropies, thresholds, 0.2, reduction).isnan()
+
+
 HEADS = st.lists(st.floats(0, 1) | st.just(math.nan) | st.just(math.inf), min_size=1, max_size=24)
 
 

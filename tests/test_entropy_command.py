@@ -2,15 +2,17 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from aero import checkpoint, cli
+from aero import checkpoint, cli, landscape
 from aero.architecture import parse
 from aero.data.tokenizer import build
 from aero.entropy import EntropyRegularizer, measure
@@ -135,6 +137,32 @@ def test_a_saved_regularised_model_is_measured_with_its_temperatures(tmp_path, t
     assert min(map(min, plain["entropy_mean"])) < flat["maximum"]["causal_bound"] - 0.01
 
 
+def test_the_landscape_of_anybodys_model(tmp_path, text, capsys):
+    """Gini, steepness, distance from another model and the heatmap, against the functions that make the paper's."""
+    model, _ = hugging_face_model(tmp_path / "model")
+    with torch.no_grad():
+        for block in model.transformer.h:
+            block.attn.c_attn.weight[:, :32] *= 20
+    other = tmp_path / "other"
+    shutil.copytree(tmp_path / "model", other)
+    model.save_pretrained(other)
+    base = tmp_path / "base.json"
+    base.write_text(said(capsys, tmp_path / "model", "--text", text, "--json"))
+    figure = tmp_path / "heads.svg"
+    drawn = ["--text", text, "--baseline", base, "--figure", figure]
+    found = json.loads(said(capsys, other, *drawn, "--json"))
+    mean, first = (np.array(one["entropy_mean"]) for one in (found, json.loads(base.read_text())))
+    assert found["landscape"]["gini_by_layer"] == pytest.approx(landscape.gini_by_layer(mean).tolist())
+    assert np.array(found["landscape"]["steepness"]) == pytest.approx(landscape.steepness(mean))
+    assert found["landscape"]["range"] == pytest.approx([mean.min(), mean.max()])
+    distances = landscape.wasserstein_1_by_layer(mean, first).tolist()
+    assert found["landscape"]["wasserstein_1_by_layer"] == pytest.approx(distances) and min(distances) > 0.01
+    assert json.loads(base.read_text())["landscape"]["wasserstein_1_by_layer"] is None
+    assert figure.read_text().count("<image") == 2 and not list(tmp_path.glob("*.tmp"))  # heatmap and colour bar
+    told = said(capsys, other, *drawn)
+    assert "landscape: Gini by layer " in told and f"Wasserstein-1 to {base} by layer, nats: " in told
+
+
 def test_heads_that_are_not_finite_are_told(tmp_path, text, capsys):
     model, _ = own_checkpoint(tmp_path)
     with torch.no_grad():
@@ -142,6 +170,8 @@ def test_heads_that_are_not_finite_are_told(tmp_path, text, capsys):
     checkpoint.save(tmp_path / "checkpoint.safetensors", model)
     table = said(capsys, tmp_path, "--text", text, "--tokenizer", tmp_path / "tokenizer.json").splitlines()
     assert table[5].endswith("1 not finite") and "collapse: " in table[-2]
+    arguments = ["--text", text, "--tokenizer", tmp_path / "tokenizer.json", "--json"]
+    assert None in json.loads(said(capsys, tmp_path, *arguments))["landscape"]["steepness"][1]
 
 
 def test_bad_input_is_one_line(tmp_path, text):
@@ -166,6 +196,9 @@ def test_bad_input_is_one_line(tmp_path, text):
         ([*own, str(tmp_path / "one.txt")], "longer --text"),
         ([*own, str(text), "--context", "33"], "exceeds the model's 32 positions"),
         ([*own, str(text), "--tokens", "0"], "--tokens must be at least 1"),
+        ([*own, str(text), "--figure", "heads.jpg"], "must end in one of .svg, .png, .pdf"),
+        ([*own, str(text), "--baseline", str(text)], "is no output of `aero entropy --json`"),
+        ([*own, str(text), "--figure", str(tmp_path / "no" / "such.svg")], "cannot be written: No such file"),
     ]
     code = "import sys, json; from aero.errors import run_main; from aero.cli import main\n" + (
         "for arguments in json.loads(sys.argv[1]):\n    try: run_main(main, ['entropy', *arguments])\n"

@@ -15,6 +15,7 @@ MKL_CBWR=COMPATIBLE), 1e-6 with two threads. The least of the changes below that
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import os
 from pathlib import Path
@@ -23,10 +24,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from aero.architecture import parse
+from aero.architecture import Architecture, parse
 from aero.families import FAMILIES
 from aero.model import ModelConfig
-from aero.parameters import TrainParameters
+from aero.parameters import TrainParameters, load
 from aero.training import schedule
 from aero.training.loop import Outcome, Regularizer, train
 
@@ -60,6 +61,11 @@ CASES: dict[str, tuple[str, dict[str, object], Regularizer]] = {
     "Core(elu)+LN+G": ("Core(elu)+LN+G", {}, POSITION_SUM),
     "Core(qk_layernorm)+LN+G": ("Core(qk_layernorm)+LN+G", {}, POSITION_SUM),
     "Core(sigma_reparam)+LN+G": ("Core(sigma_reparam)+LN+G", {}, POSITION_SUM),
+    "Core(window_softmax)+LN+G": ("Core(window_softmax)+LN+G", {}, POSITION_SUM),
+    "Core(sigmoid)+LN+G": ("Core(sigmoid)+LN+G", {}, POSITION_SUM),
+    "EReg SM(t)+LN+G": ("EReg(SM(t)+LN+G)", {}, POSITION_SUM),
+    "EReg SM(t)+R": ("EReg(SM(t)+R)", {}, POSITION_SUM),
+    "languini EReg": ("EReg(SM(t)+ScFuFFN)", LANGUINI, POSITION_SUM),
 }
 SETTINGS = TrainParameters(
     steps=20,
@@ -154,6 +160,27 @@ def test_the_file_holds_these_cases_and_they_differ():
     assert all(len(losses) == SETTINGS.steps for losses in curves.values())
     close = [(a, b) for a in CASES for b in CASES if a < b and deviation(curves[a], curves[b]) < 10 * TOLERANCE]
     assert not close, f"too alike to tell one from the other: {close}"
+
+
+def test_every_run_is_made_of_parts_that_a_case_holds():
+    """Each field of each architecture in params.yaml, each family, and EReg with and without LayerNorm."""
+
+    def parts(text, switches):
+        architecture = parse(text)
+        values = {field.name: getattr(architecture, field.name) for field in dataclasses.fields(Architecture)}
+        values["pruned"] = bool(architecture.pruned)
+        values["normed"] = bool(architecture.normed)  # which layers: tests/test_model.py
+        regularized = (architecture.entropy_regularized, architecture.layer_norm)
+        return set(values.items()) | {("family", str(sorted(switches.items()))), ("regularized", regularized)}
+
+    held = set().union(*(parts(text, switches) for text, switches, _ in CASES.values()))
+    parameters = load(Path(__file__).parent.parent / "params.yaml")
+    wanted = {
+        (run, part)
+        for run, settings in parameters.runs.items()
+        for part in parts(settings.architecture, FAMILIES[settings.model].switches)
+    }
+    assert {(run, part) for run, part in wanted if part not in held} == set()
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def test_the_committed_file_is_valid_and_complete():
     parameters = load(ROOT / "params.yaml")
     assert set(parameters.scales) == {"smoke", "laptop", "gpu", "paper"} and parameters.scale == "laptop"
     assert len(parameters.active_runs) == 14 and parameters.seeds[0] == 1337
-    assert len(parameters.runs) == 124 and len(parameters.trainings()) == len(set(parameters.trainings()))
+    assert len(parameters.runs) == 125 and len(parameters.trainings()) == len(set(parameters.trainings()))
     assert parameters.two_party_model()[0].width == 768 and parameters.at_scale("smoke").two_party_model()[1] == 16
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from aero import attention, row_entropy
 from aero.attention import softmax_attention, softmax_with_entropy
 from aero.row_entropy import attention_with_entropy, blocked, causal_blocks, fused
+from aero.training.compiled import as_it_stands
 
 
 def random_inputs(context, width=16, heads=3, size=2.0, dtype=torch.float32, seed=0):
@@ -133,6 +134,37 @@ def test_a_logit_that_is_not_finite_makes_its_row_nan_and_no_other(way):
         query[0, 1, 66, 3] = bad
         entropies = way(query, key, value, 0.25)[1]
         assert entropies[0, 1, 66].isnan() and int((~entropies.isfinite()).sum()) == 1
+
+
+@given(st.integers(0, 10_000), st.integers(1, 40), st.floats(0.0, 100.0), st.floats(-50.0, 50.0))
+@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("way", [blocked, by_fusing])
+def test_entropies_lie_between_0_and_log_i_and_ignore_a_shift_of_all_logits(way, seed, context, size, shift):
+    """In float32, with logits up to some hundreds; all logits of a row are shifted by a part that all keys share."""
+    generator = torch.Generator().manual_seed(seed)
+    query, key, value = (torch.randn(1, 2, context, 4, generator=generator) for _ in range(3))
+    query, key = size**0.5 * query, size**0.5 * key
+    one, common = torch.ones(1, 2, context, 1), torch.full((1, 2, context, 1), shift)
+    bound = torch.arange(1, context + 1).log()
+    largest = 1 + (query @ key.mT).abs().max() + abs(shift)
+    entropies = way(torch.cat([query, one], -1), torch.cat([key, 0 * common], -1), value, 1.0)[1]
+    shifted = way(torch.cat([query, one], -1), torch.cat([key, common], -1), value, 1.0)[1]
+    for found in (entropies, shifted):
+        assert (found >= 0).all() and (found <= bound + 1e-6 * largest).all()
+    torch.testing.assert_close(shifted, entropies, atol=float(2e-6 * largest) + 1e-6, rtol=1e-4)
+
+
+def test_nothing_is_fused_where_nothing_may_be_compiled(monkeypatch):
+    """FlexAttention as it stands holds the T x T matrix."""
+
+    class OnGpu:
+        device, dtype, shape = torch.device("cuda"), torch.float32, (1, 1, 128, 64)
+
+    monkeypatch.setattr(row_entropy, "_TRITON", True)
+    assert row_entropy.can_fuse(OnGpu, OnGpu)
+    with as_it_stands():
+        assert not row_entropy.can_fuse(OnGpu, OnGpu)
+    assert row_entropy.can_fuse(OnGpu, OnGpu)
 
 
 def test_few_bits_are_computed_in_float32(monkeypatch):

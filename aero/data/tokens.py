@@ -52,6 +52,11 @@ def tokens_folder(corpus: str | None = None, root: Path | str = "runs") -> Path:
     return Path(root) / ("tokens" if corpus is None else f"tokens_{corpus}")
 
 
+def scale_root(scale: str | None, active: str) -> Path:
+    """Where the token files of a scale lie: runs/ for the one params.yaml names, runs/scales/SCALE/ for another."""
+    return Path("runs") if scale in (None, active) else Path("runs/scales") / scale
+
+
 def open_tokens(folder: str | Path, verify: bool = False) -> Tokens:
     """The token files in `folder`, memory-mapped.
 

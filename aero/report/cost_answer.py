@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,7 @@ def answer(chosen: argparse.Namespace, parameters: Parameters) -> str:
         from aero.report.pareto import pareto
 
         return pareto(chosen, parameters)
-    from aero.two_party.cost import composition_error, estimate, measured_operations
+    from aero.two_party.cost import composition_error, composition_seconds_error, estimate, measured_operations
 
     network = _network(parameters, chosen.network)
     sizes = _sizes(chosen)
@@ -60,7 +61,8 @@ def answer(chosen: argparse.Namespace, parameters: Parameters) -> str:
         estimate(_parsed(text), sizes, chosen.program, operations, chosen.extrapolate)
         for text in (chosen.compare or [chosen.architecture])
     ]
-    composed = composition_error(_complete_passes())
+    passes = _complete_passes()
+    composed = Composed(composition_error(passes), composition_seconds_error(passes))
     if chosen.json:
         values = [as_json(cost, network, composed) for cost in costs]
         return json.dumps(values if chosen.compare else values[0], indent=1, ensure_ascii=False, allow_nan=False)
@@ -94,18 +96,29 @@ def _network(parameters: Parameters, text: str) -> Network:
     return Network(float(match[1]), float(match[2]))
 
 
+@dataclass(frozen=True)
+class Composed:
+    """By how much compositions have been off complete passes at most, relative; None where no pass tells."""
+
+    bytes: float | None
+    seconds: float | None
+
+
 def _complete_passes(root: Path = Path()) -> list[Mapping[str, Any]]:
-    for folder in ("runs", "results"):
-        path = root / folder / "two_party" / "end_to_end.json"
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
-    return []
+    """Those of models trained here, fresh ones if there are any, and those at the papers' own size."""
+    passes: list[Mapping[str, Any]] = []
+    for name in ("end_to_end.json", "full_passes.json"):
+        for folder in ("runs", "results"):
+            try:
+                found = json.loads((root / folder / "two_party" / name).read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                continue
+            passes += [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+            break
+    return passes
 
 
-def described(cost: PassCost, network: Network, name: str, composed: float | None) -> list[str]:
+def described(cost: PassCost, network: Network, name: str, composed: Composed) -> list[str]:
     """The cost of one architecture in words."""
     parts = ", ".join(f"{part} {amount / GB:.3f}" for part, amount in cost.by_part.items())
     slowest = sorted(cost.seconds_by_kind.items(), key=lambda pair: -pair[1])
@@ -122,7 +135,7 @@ def described(cost: PassCost, network: Network, name: str, composed: float | Non
     ]
 
 
-def _errors(cost: PassCost, composed: float | None) -> list[str]:
+def _errors(cost: PassCost, composed: Composed) -> list[str]:
     count = len(cost.interpolated) + len(cost.extrapolated)
     known = f"{cost.operations - count} of {cost.operations} operations measured at these shapes"
     if cost.interpolated:
@@ -132,15 +145,20 @@ def _errors(cost: PassCost, composed: float | None) -> list[str]:
     by_law = f"bytes {_percent(cost.bytes_error)}, seconds {_percent(cost.seconds_error)} by interpolation"
     if not count:
         by_law = "nothing interpolated"
-    if composed is not None:
-        by_law += f"; bytes of compositions differ from those of complete passes by up to {100 * composed:.1f} %"
+    off = [
+        f"{what} by up to {100 * value:.1f} %"
+        for what, value in (("bytes", composed.bytes), ("seconds", composed.seconds))
+        if value is not None
+    ]
+    if off:
+        by_law += f"; compositions differed from complete passes in {' and '.join(off)}"
     lines = [f"  error      {by_law}", f"  from       {known}"]
     if cost.extrapolated:
         lines.append(f"  EXTRAPOLATED beyond what was measured, no bound: {', '.join(cost.extrapolated)}")
     return lines
 
 
-def compared(costs: Sequence[PassCost], network: Network, name: str, composed: float | None) -> list[str]:
+def compared(costs: Sequence[PassCost], network: Network, name: str, composed: Composed) -> list[str]:
     """Two architectures side by side, and the first over the second."""
     first, second = costs
     lines: list[tuple[str, float, float, str]] = [
@@ -163,7 +181,7 @@ def compared(costs: Sequence[PassCost], network: Network, name: str, composed: f
     return [head, *table, *said]
 
 
-def as_json(cost: PassCost, network: Network, composed: float | None) -> dict[str, Any]:
+def as_json(cost: PassCost, network: Network, composed: Composed) -> dict[str, Any]:
     """Everything about a cost; null where nothing tells."""
     sizes = cost.sizes
     return {
@@ -183,7 +201,8 @@ def as_json(cost: PassCost, network: Network, composed: float | None) -> dict[st
         "latency_s": _finite(cost.latency(network)),
         "bytes_error": _finite(cost.bytes_error),
         "seconds_error": _finite(cost.seconds_error),
-        "composition_error": composed,
+        "composition_error": composed.bytes,
+        "composition_seconds_error": composed.seconds,
         "operations": cost.operations,
         "interpolated": list(cost.interpolated),
         "extrapolated": list(cost.extrapolated),

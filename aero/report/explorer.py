@@ -21,6 +21,7 @@ from aero.families import FAMILIES
 from aero.parameters import TwoPartyParameters
 from aero.published import load
 from aero.report.claims import Judged
+from aero.report.cost_page import full_passes
 from aero.report.costs import GB, PROGRAMS
 from aero.report.decisions import PUBLISHED_ONLY, VERDICTS
 from aero.report.marks import Html, cost_caption, gap, grid, number, row_label, scale_text
@@ -197,7 +198,8 @@ def _operations(results: Results) -> Operations | None:
 
 def _passes(results: Results) -> list[Mapping[str, Any]]:
     passes = results.end_to_end
-    return [entry for entry in passes if isinstance(entry, dict)] if isinstance(passes, list) else []
+    found = [entry for entry in passes if isinstance(entry, dict)] if isinstance(passes, list) else []
+    return [*found, *full_passes(results)]
 
 
 def _cost(

@@ -137,10 +137,9 @@ def table_nearest(results: Results) -> Html:
     cells = [number(f"{printed[core]:.2f}", "published", f"{PAPER} Table 1") for core in ORDER]
     rows = [["published", *cells, ""]]
     if measured is not None and set(ORDER) <= set(measured.final):
-        estimates = {core: measured.estimate(core) for core in ORDER}
-        means = {core: e.mean for core, e in estimates.items() if e is not None}
+        means = {core: measured.of_means(core) for core in ORDER}
         cells = [number(f"{means[core]:.2f}", measured.origin, f"{measured.folder}/losses.csv") for core in ORDER]
-        seeds = f"the sweep of Table 1, {len(measured.seeds)} seeds"
+        seeds = f"the sweep of Table 1, {len(measured.seeds)} seeds averaged"
         rows.append([seeds, *cells, number(f"{distance(means):.2f}", measured.origin, f"{measured.folder}/losses.csv")])
     ranked = sorted(best.items(), key=lambda item: item[1][0])
     shown = ranked[:NEAREST]

@@ -224,9 +224,13 @@ def matrix_ranges(results: Results, paper: Paper, *, mask: str) -> Decision:
     rule = (
         f"ends of ‖P‖_F and H(P) under {mask} attention against [1, √N] and [0, log N]; reproduced if they are the same"
     )
+    if mask == "full":
+        rule += " and no matrix drawn of any core lies outside, of those whose rows sum to 1"
 
     def decide(found: TheoryResults) -> tuple[str, Verdict, str]:
         lines = found.lines("bounds", mask=mask)
+        ranges = found.summary["ranges"] if mask == "full" else []
+        outside = sum(line["outside"] for line in ranges)
         same = all(
             math.isclose(line[key], line[f"{key}_printed"], rel_tol=1e-6)
             for line in lines
@@ -237,7 +241,17 @@ def matrix_ranges(results: Results, paper: Paper, *, mask: str) -> Decision:
             f"[0, {line['entropy_greatest']:.2f}]"
             for line in lines
         ]
-        return "; ".join(words), _holds(same), "attained by uniform and by one-hot rows"
+        if not ranges:
+            return "; ".join(words), _holds(same), "attained by uniform and by one-hot rows"
+        drawn = sum(line["matrices"] for line in ranges)
+        evidence = f"{outside} of {drawn:,} matrices drawn of {len(ranges)} cores lie outside"
+        for line in ranges:
+            if line["empty"]:
+                evidence += (
+                    f"; beside them {line['empty']} of {line['core']} have a row without any weight, which does not "
+                    f"sum to 1, and norms down to {line['norm_least_empty']:.2f}"
+                )
+        return "; ".join(words), _holds(same and not outside), evidence
 
     return _drawn(results, rule, decide)
 

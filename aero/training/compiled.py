@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.utils.parametrize import is_parametrized
 
 from aero.model import GPT
+from aero.row_entropy import without_compiling
 
 TokenLoss = Callable[[Tensor, Tensor], Tensor]
 
@@ -36,11 +37,12 @@ def compile_step(model: GPT, token_loss: TokenLoss, backend: str = "inductor") -
 @contextlib.contextmanager
 def as_it_stands() -> Iterator[None]:
     """Nothing is compiled in here: measuring would compile every block again, for its own mode and precision."""
-    if "torch._dynamo" not in sys.modules:
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
+    with without_compiling():
+        if "torch._dynamo" not in sys.modules:
+            yield
+            return
+        with torch.compiler.set_stance("force_eager"):
+            yield
 
 
 @contextlib.contextmanager

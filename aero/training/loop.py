@@ -77,7 +77,8 @@ class Outcome:
     """What a training left: the model, the log and how it ended.
 
     diverged_at_step: step whose loss or gradient was not finite, None if the run went through.
-    first_nonfinite: {"step", "layer", "where"}; layer None and where "gradient" if every activation was finite.
+    first_nonfinite: {"step", "layer", "where"}. If every activation was finite, `where` says which gradient was not and
+        the layer is the one nearest to the loss, as the backward pass meets it first; `find_nonfinite` has the words.
     cpu_seconds: processor time, which other work on the machine does not lengthen as it does `seconds`.
     float16_overflow: first logged {"step", "layer", "value"} with an activation beyond 65504, where the papers' fp16
         training would have turned infinite; value None if it was not finite here either.
@@ -174,9 +175,20 @@ def attention_statistics(model: GPT, ids: Tensor) -> tuple[list[float], list[flo
 
 
 @torch.no_grad()
-def find_nonfinite(model: GPT, ids: Tensor, step: int, processes: Processes = ALONE) -> dict[str, Any]:
-    """The first layer whose output is not finite on `ids`, of any process; "gradient" if all activations and logits
-    are finite."""
+def find_nonfinite(
+    model: GPT,
+    ids: Tensor,
+    step: int,
+    processes: Processes = ALONE,
+    backward: Callable[[list[Tensor], list[Tensor]], None] | None = None,
+) -> dict[str, Any]:
+    """The first layer whose output is not finite on `ids`, of any process: {"step", "layer", "where"}.
+
+    If all activations and logits are finite, "gradient"; then, given `backward`, where the gradient breaks first, from
+    the loss down: "gradient of block output" or "gradient of weights", with the layer. "gradient" without a layer then
+    means that each is finite and only their norm, a sum of squares, is not.
+    backward: is given the states (L + 1 of (B, T, d)) and row entropies of a pass, and calls backward() on its loss.
+    """
     model.eval()
     with as_it_stands():
         states, _ = model.hidden_states(ids)
@@ -189,7 +201,41 @@ def find_nonfinite(model: GPT, ids: Tensor, step: int, processes: Processes = AL
         return {"step": step, "layer": None, "where": "embedding"}
     if place < len(states):
         return {"step": step, "layer": place - 1, "where": "block output"}
-    return {"step": step, "layer": None, "where": "logits" if place == len(states) else "gradient"}
+    if place == len(states):
+        return {"step": step, "layer": None, "where": "logits"}
+    found = {"step": step, "layer": None, "where": "gradient"}
+    return found if backward is None else found | _nonfinite_gradient(model, ids, backward, processes)
+
+
+@torch.enable_grad()
+def _nonfinite_gradient(
+    model: GPT, ids: Tensor, backward: Callable[[list[Tensor], list[Tensor]], None], processes: Processes
+) -> dict[str, Any]:
+    """Of one more pass over `ids`, its gradients: the layer nearest to the loss with one that is not finite."""
+    model.zero_grad(set_to_none=True)
+    with as_it_stands():
+        states, entropies = model.hidden_states(ids, entropy=model.architecture.entropy_regularized)
+        for state_ in states:
+            state_.retain_grad()
+        backward(states, entropies)
+
+    def broken(tensors: Iterable[Tensor]) -> bool:
+        return any(tensor.grad is not None and not torch.isfinite(tensor.grad).all() for tensor in tensors)
+
+    last = len(model.blocks) - 1
+    # 2 d for what the block d below the last gives on, 2 d + 1 for its weights; beyond them neither
+    places = [
+        place
+        for depth, block in enumerate(reversed(model.blocks))
+        for place, tensors in ((2 * depth, states[last + 1 - depth :][:1]), (2 * depth + 1, block.parameters()))
+        if broken(tensors)
+    ]
+    place = processes.lowest(min(places, default=2 * last + 2))
+    model.zero_grad(set_to_none=True)
+    if place > 2 * last + 1:
+        return {}
+    where = "gradient of weights" if place % 2 else "gradient of block output"
+    return {"layer": last - place // 2, "where": where}
 
 
 def train(
@@ -306,13 +352,23 @@ def train(
                 sum(value / settings.accumulation for value in losses),
                 sum(regularizer.lambda_ * value / settings.accumulation for value in penalties),
             )
-            # Under fp16 the scaler skips a step with an infinite gradient and lowers its scale: no divergence yet.
-            if not math.isfinite(loss) or (not math.isfinite(norm) and not scaler.is_enabled()):
+            # Under fp16 the scaler skips a step with an infinite gradient and halves its scale: no divergence until the
+            # gradient is infinite unscaled.
+            scaled = scaler.is_enabled() and scaler.get_scale() > 1.0
+            if not math.isfinite(loss) or (not math.isfinite(norm) and not scaled):
                 outcome.diverged_at_step = step
                 broken = ids if broken is None else broken
                 row = _row(settings, config, step, loss, penalty, norm, factor, began)
+
+                def backward(states: list[Tensor], entropies: list[Tensor], ids: Tensor = broken) -> None:
+                    value = next_token_loss(model.logits(states[-1]), ids)
+                    if entropies:
+                        rows = torch.stack(entropies).float()
+                        value = value + regularizer.lambda_ * _regularization(rows, model, regularizer, processes)
+                    scaler.scale(value / settings.accumulation).backward()
+
                 with _autocast(settings.precision, device):
-                    outcome.first_nonfinite = find_nonfinite(model, broken, step, processes)
+                    outcome.first_nonfinite = find_nonfinite(model, broken, step, processes, backward)
                     _measure_layers(model, broken, row)
                 overflows = [f"overflow_layer_{layer}" for layer in range(config.layers)]
                 counts = processes.total(*(row[name] for name in overflows))

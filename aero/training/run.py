@@ -21,7 +21,7 @@ from aero.parameters import Parameters
 from aero.training.allocation import keep_freed_memory
 from aero.training.configuration import configuration, regularizer_of
 from aero.training.log import LiveLog, Observer, temporary, text_of, unfinished, write_together
-from aero.training.loop import ALONE, configuration_hash, evaluate, train
+from aero.training.loop import ALONE, configuration_hash, evaluate, find_nonfinite, train
 from aero.training.processes import Processes, default_device
 
 FIRST_SEED = 1337
@@ -119,6 +119,8 @@ def train_run(
         loss = evaluate(outcome.model, held_out(settings.final_evaluation_tokens), device, processes)
         if not math.isfinite(loss):  # the last step itself broke the weights
             loss, outcome.diverged_at_step = None, outcome.steps_done
+            batch = evaluation[0].to(device)
+            outcome.first_nonfinite = find_nonfinite(outcome.model, batch, outcome.steps_done, processes)
     predicted = settings.batch_size * settings.accumulation * config.context
     parameters_count = sum(parameter.numel() for parameter in outcome.model.parameters())
     metrics = {

@@ -319,8 +319,16 @@ def law_errors(operations: Operations) -> list[tuple[str, int, float | None, flo
 def composition_error(passes: Iterable[Mapping[str, object]]) -> float | None:
     """Largest relative difference of bytes between complete passes and the sum of their operations; None without one.
 
-    passes: the entries of end_to_end.json.
+    passes: the entries of end_to_end.json and full_passes.json.
     """
-    ratios = [entry.get("composed_over_measured") for entry in passes]
-    errors = [abs(ratio - 1) for ratio in ratios if isinstance(ratio, int | float)]
-    return max(errors, default=None)
+    return _largest(passes, ("composed_over_measured", "composed_over_measured_bytes"))
+
+
+def composition_seconds_error(passes: Iterable[Mapping[str, object]]) -> float | None:
+    """The same of seconds of computing, which operations measured at another time do not share; None without a pass."""
+    return _largest(passes, ("composed_over_measured_seconds",))
+
+
+def _largest(passes: Iterable[Mapping[str, object]], keys: Sequence[str]) -> float | None:
+    ratios = [entry.get(key) for entry in passes for key in keys]
+    return max((abs(ratio - 1) for ratio in ratios if isinstance(ratio, int | float)), default=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -97,6 +98,7 @@ def test_a_verdict_follows_the_files(
         ("vs-t51-relu-invariant", lambda s: s.update(relu_scale_difference=1e-3)),
         ("vs-figure10", lambda s: s["dirichlet"][0].update(correlation=-0.5)),
         ("vs-layernorm", lambda s: s["layernorm"][-1].update(entropy=1.0)),
+        ("vs-p53", lambda s: s["ranges"][0].update(outside=1)),
     ],
 )
 def test_a_verdict_follows_the_summary(root: Path, claim: str, change: Callable[[dict], None]) -> None:
@@ -243,6 +245,13 @@ def test_the_stage_writes_whole_tables_with_provenance(
     lines = {name: len(table) for name, table in found.tables.items()}
     expected = {"softmax": 4, "curves": 6, "relu": 2, "controlled": 8, "weights": 80, "bounds": 4, "dirichlet": 30}
     assert lines == expected
+    ranges = {line["core"]: line for line in found.summary["ranges"]}
+    assert set(ranges) == set(cores) and all(line["matrices"] == 2 * 200 for line in ranges.values())
+    for core, line in ranges.items():
+        assert line["outside"] == 0 and 1 - 1e-5 <= line["norm_least"] <= line["norm_greatest"] <= math.sqrt(20) + 1e-5
+        assert -1e-9 <= line["entropy_least"] <= line["entropy_greatest"] <= math.log(20) + 1e-9
+        assert (line["empty"] > 0) is (core == "relu") and (line["norm_least_empty"] is not None) is (core == "relu")
+    assert ranges["relu"]["norm_least_empty"] < ranges["relu"]["norm_least"]  # a row without weight adds nothing
     for line in found.tables["softmax"]:
         assert abs(line["entropy"] - line["entropy_quadrature"]) <= ERRORS * line["entropy_error"] + 1e-9
     first = {path.name: path.read_text() for path in tmp_path.glob("runs/sensitivity/theory_*.csv")}

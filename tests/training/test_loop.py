@@ -345,9 +345,79 @@ def test_divergence_ends_in_order_and_names_the_layer():
     assert all(value is None or math.isfinite(value) for row in outcome.rows for value in row.values())
     last = outcome.rows[-1]
     assert last["step"] == outcome.diverged_at_step
-    layer = outcome.first_nonfinite["layer"]
-    if outcome.first_nonfinite["where"] == "block output":
-        assert last[f"overflow_layer_{layer}"] > 0 and (layer == 0 or last["activation_layer_0"] is not None)
+
+
+class Breaks(Source):
+    """From step 3 on, the model it is given is no longer what it was."""
+
+    def __init__(self, how):
+        self.how, self.model = how, None
+
+    def batch(self, step):
+        if step == 3:
+            self.how(self.model)
+        return super().batch(step)
+
+
+def broken_run(monkeypatch, how, architecture="SM", **settings):
+    """The outcome of a training that `how` breaks at step 3."""
+    source = Breaks(how)
+
+    def model(*arguments):
+        source.model = GPT(*arguments)
+        return source.model
+
+    monkeypatch.setattr("aero.training.loop.GPT", model)
+    return run(Settings(**settings), architecture, source)
+
+
+def break_output(model):
+    model.blocks[1].attention.value.weight.data.fill_(math.inf)
+
+
+def break_weights(model):
+    """An infinite gradient that only block 0's own weights see."""
+    model.blocks[0].attention.value.weight.register_hook(lambda gradient: gradient * math.inf)
+
+
+def break_output_gradient(model):
+    """What block 1 gives on to block 0 is not finite, block 1's own gradients are."""
+    model.blocks[1].register_full_backward_hook(
+        lambda module, into, out: tuple(None if g is None else g * math.nan for g in into)
+    )
+
+
+def break_norm(model):
+    """Gradients that are finite, their squares are not."""
+    for weight in model.parameters():
+        weight.register_hook(lambda gradient: gradient.sign() * 1e30)
+
+
+@pytest.mark.parametrize("architecture", ["SM", "EReg(SM(t)+ScFuFFN)"])
+@pytest.mark.parametrize(
+    ("how", "where", "layer"),
+    [
+        (break_output, "block output", 1),
+        (break_weights, "gradient of weights", 0),
+        (break_output_gradient, "gradient of block output", 0),
+        (break_norm, "gradient", None),
+    ],
+)
+def test_the_first_layer_that_is_not_finite_is_named(how, where, layer, architecture, monkeypatch):
+    outcome = broken_run(monkeypatch, how, architecture)
+    assert outcome.diverged_at_step == 3 and outcome.steps_done == 3
+    assert outcome.first_nonfinite == {"step": 3, "layer": layer, "where": where}
+    last = outcome.rows[-1]
+    assert last["step"] == 3
+    broken = where == "block output"
+    assert (last["overflow_layer_1"] > 0) is broken and last["overflow_layer_0"] == 0
+
+
+def test_a_float16_training_whose_gradient_stays_infinite_ends(monkeypatch):
+    """The scaler halves 65,536 sixteen times, skipping the step each time; then it is the gradient itself."""
+    outcome = broken_run(monkeypatch, break_weights, precision="float16", steps=40)
+    assert outcome.diverged_at_step == 3 + 16
+    assert outcome.first_nonfinite == {"step": 19, "layer": 0, "where": "gradient of weights"}
 
 
 def test_divergence_in_an_accumulated_part_is_looked_for_there():

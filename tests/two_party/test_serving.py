@@ -134,6 +134,19 @@ def test_silent_connections_hold_up_nobody(served, contexts):
         connection.close()
 
 
+def test_a_client_that_says_its_first_word_and_asks_nothing_is_let_go(served, contexts, monkeypatch):
+    monkeypatch.setattr(serving, "QUESTION_S", 0.5)
+    address, lines, _ = served
+    quiet = dial(address, contexts["client"])
+    quiet.send({"hello": PROTOCOL, "versions": versions()})
+    assert "description" in quiet.receive()
+    began = time.monotonic()
+    assert ask(connect(address, contexts), 3) == [3]
+    assert time.monotonic() - began < ANSWER_S + 4
+    assert len(said(lines, 2)) == 2 and "did not answer within 0.5 s" in lines[0]
+    quiet.close()
+
+
 def test_of_too_many_that_wait_the_last_is_told_so(served, contexts, monkeypatch):
     address, lines, _ = served
     monkeypatch.setattr(tunnel, "WAITING", 1)

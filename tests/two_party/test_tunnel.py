@@ -327,6 +327,20 @@ def test_a_client_that_connects_and_says_nothing(folders, secure):
     listener.close()
 
 
+def test_a_peer_that_never_says_that_it_is_done(folders, monkeypatch):
+    """Waited for GOODBYE_S, then an error: the session's end was not agreed."""
+    monkeypatch.setattr(tunnel, "GOODBYE_S", 0.5)
+    listener = Listener("127.0.0.1:0", None)
+    client = dial(listener.address, None)
+    server = listener.establish(*listener.wait())
+    began = time.monotonic()
+    with pytest.raises(TwoPartyError, match="did not answer within 0.5 s"):
+        client.finish()
+    assert 0.4 <= time.monotonic() - began < 3
+    server.close()
+    listener.close()
+
+
 def test_a_server_that_is_busy_for_longer_than_the_client_waits(folders):
     """It has taken the connection, as a system does for a busy program, and does nothing for its part of TLS."""
     listener = Listener("127.0.0.1:0", None)

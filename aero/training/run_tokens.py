@@ -1,0 +1,40 @@
+"""Which token files a run is trained and measured on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from aero.data.tokens import Tokens, open_tokens, tokens_folder
+from aero.errors import UserError
+from aero.parameters import Parameters
+
+
+def run_tokens(parameters: Parameters, run: str, root: Path) -> Tokens:
+    """The verified token files below `root` of the run's corpus, `parameters` being those of its scale.
+
+    UserError if they are of another corpus than the scale's, or of a larger vocabulary: the training would run, and
+    its result be called what it is not. ValueError if they are missing or damaged.
+    """
+    name = parameters.corpus_name(run)
+    folder = tokens_folder(name, root)
+    option = "" if name is None else f" --corpus {name}"
+    if root != Path("runs"):
+        option += f" --scale {parameters.scale}"
+    if not (folder / "manifest.json").is_file() and root != Path("runs"):
+        raise UserError(
+            f"token files {folder} of scale {parameters.scale} are missing; make them:"
+            f" python -m stages.tokenize{option}"
+        )
+    tokens = open_tokens(folder, verify=True)
+    corpus, expected = tokens.manifest["corpus"]["name"], parameters.corpus_called(name).name
+    if corpus != expected:
+        raise UserError(
+            f"{folder} is of corpus {corpus}, scale {parameters.scale} wants {expected} for {run};"
+            f" make it again: python -m stages.tokenize{option}"
+        )
+    if tokens.vocabulary > parameters.vocabulary(run):
+        raise UserError(
+            f"{folder} has {tokens.vocabulary} entries, scale {parameters.scale} wants at most"
+            f" {parameters.vocabulary(run)} for {run}; make it again: python -m stages.tokenize{option}"
+        )
+    return tokens

@@ -79,7 +79,22 @@ CASES = {
         rf"fused attention, is {N} and {N} times as fast as theirs \(medians, T=512\)",
         lambda: regularized("plain", (128, 512), (768, 512)),
     ),
-    "idle": (rf"which leaves 10, and {N} s", lambda: pipeline()[:1]),
+    "idle": (rf"which leaves 10, and, with YAML's C parser, {N} s", lambda: pipeline()[:1]),
+    "idle, plain": (
+        rf"as a small file, {N} \(median of five, {N} to {N}\)",
+        lambda: [read("bench/pipeline.json")["plain_repro_seconds"][key] for key in ("median", "low", "high")],
+    ),
+    "regularised step, memory": (
+        rf"and {N} and {N} of their memory at T=512",
+        lambda: [s["memory_ratio"] for s in read("bench/regularized_step.json")["steps"] if s["context"] == 512],
+    ),
+    "plain step": (
+        rf"it is {N} to {N} times",
+        lambda: [
+            choose(s["ratio_as_it_comes"]["median"] for s in read("bench/training_step.json")["steps"])
+            for choose in (min, max)
+        ],
+    ),
     "two jobs": (rf"Two jobs were {N} times", lambda: pipeline()[1:2]),
     "help": (rf"when it runs: 0.87 to {N} s", lambda: pipeline()[2:]),
     "sweep, load": (

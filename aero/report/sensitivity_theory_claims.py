@@ -229,6 +229,8 @@ def matrix_ranges(results: Results, paper: Paper, *, mask: str) -> Decision:
 
     def decide(found: TheoryResults) -> tuple[str, Verdict, str]:
         lines = found.lines("bounds", mask=mask)
+        if mask == "full" and "ranges" not in found.summary:
+            return "", "not testable here", f"{found.folder}/theory.json is of an earlier version: no matrix was drawn"
         ranges = found.summary["ranges"] if mask == "full" else []
         outside = sum(line["outside"] for line in ranges)
         same = all(

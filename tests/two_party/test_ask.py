@@ -298,7 +298,7 @@ def test_tokens_are_printed_as_they_come_and_then_what_they_cost(path, monkeypat
     assert shown == ["n", "", "é"]
     out = capsys.readouterr().out
     assert "3 tokens after 8: 4.5 MB from the client, 7.5 MB from the server, 120 messages, " in out
-    assert "rounds" in out and "2.0 s a token" in out
+    assert "; a token 4.0 MB, 40 messages, about " in out and " rounds, 2.0 s\n" in out
     assert "set-up, once a session: 22.0 MB, 5000 messages, 3.0 s" in out
 
 

@@ -66,6 +66,8 @@ def test_the_lock_is_read_whole_and_a_finding_fails(tmp_path: Path) -> None:
     lock = (ROOT / "requirements.lock").read_text()
     packages = advisories.locked(lock)
     assert len(packages) == lock.count("==") and packages["pyyaml"] and advisories.locked("A_b[x]==1\n") == {"a-b": "1"}
+    kept = json.loads((ROOT / "results/robustness/advisories.json").read_text())
+    assert kept["packages"] == len(packages), "the lock has changed: run benchmarks.advisories again"
     out = tmp_path / "found.json"
     everything = advisory([{"introduced": "0"}])
     everything["affected"][0]["package"]["name"] = "torch"

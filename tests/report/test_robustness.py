@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from aero.pipeline import ROOT
 from aero.report import robustness
 
 ORIGIN = {"commit": "abcdef0123456789", "machine": "a <machine>"}
@@ -91,3 +92,20 @@ def test_the_figure_has_both_panels(results):
     assert [panel.get_title(loc="left") for panel in figure.axes] == ["resident memory, MiB", "seconds a question"]
     line = figure.axes[0].lines[0]
     assert list(line.get_xdata()) == [1, 2] and list(line.get_ydata()) == [100, 101]
+
+
+def test_the_kept_figures_are_what_the_issue_of_robustness_asks():
+    """At least 100,000 cases of damaged input without a failure, 100 strikes survived, 1,000 questions answered."""
+    kept = {
+        name: json.loads((ROOT / robustness.FOLDER / f"{name}.json").read_text())
+        for name in ("fuzz", "faults", "server")
+    }
+    fuzz = kept["fuzz"]
+    assert fuzz["cases"] >= 100_000 and fuzz["failures"] == 0
+    assert fuzz["cases"] == sum(target["cases"] for target in fuzz["targets"])
+    strikes = [case for case in kept["faults"]["cases"] if "struck" in case["name"]]
+    assert sum(case["count"] for case in strikes) >= 100 and not kept["faults"]["failures"]
+    assert all(case["passed"] == case["count"] for case in kept["faults"]["cases"])
+    server = kept["server"]
+    assert server["asked"] == server["of"] == 1000 == len(server["samples"])
+    assert server["cases"][0]["passed"] == 1000 and server["cases"][1]["passed"] == server["cases"][1]["count"]

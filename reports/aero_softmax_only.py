@@ -283,6 +283,9 @@ cost_tables.targets(results)
 # %%
 cost_page.table_parts(results)
 
+# %%
+cost_page.table_kinds(results)
+
 # %% [markdown]
 # How much of a saving is the architecture's, and how much is that of a baseline whose GELU nobody had optimised?
 

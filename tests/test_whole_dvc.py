@@ -108,3 +108,22 @@ def test_dvc_itself_refuses_its_own_list_and_this_makes_it_anew(folder):
     finished = dvc(folder, "-m", "aero.whole_dvc", "repro")
     assert finished.returncode == 0 and "half-written by a DVC that was killed" in finished.stderr
     assert locked(folder) == ["s0", "s1", "s2"]
+
+
+def test_many_jobs_lose_no_result_and_leave_the_lock_whole(folder):
+    """As `make repro JOBS=4` runs them: each stage a process of DVC's, which wait for each other's locks."""
+    stages = [f"train@{index}" for index in range(8)]
+    matrix = {"train": {"matrix": {"run": list(range(8))}, "cmd": "echo ${item.run} > out${item.run}"}}
+    matrix["train"] |= {"outs": ["out${item.run}"]}
+    (folder / "dvc.yaml").write_text(yaml.safe_dump({"stages": matrix}))
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "DVC_SITE_CACHE_DIR": str(folder / "site")}
+    command = ["xargs", "-r", "-P", "4", "-n", "1", sys.executable, "-m", "aero.whole_dvc", "--wait-for-lock", "repro"]
+    names = "".join(f"{name}\n" for name in stages)
+    finished = subprocess.run(
+        [*command, "-s"], cwd=folder, env=environment, input=names, capture_output=True, text=True, timeout=240
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert sorted(locked(folder)) == sorted(stages)
+    assert [(folder / f"out{index}").read_text() for index in range(8)] == [f"{index}\n" for index in range(8)]
+    checked = dvc(folder, "-m", "aero.whole_dvc", "status")
+    assert checked.returncode == 0 and "up to date" in checked.stdout, checked.stdout + checked.stderr

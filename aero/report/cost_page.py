@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aero.published import load
-from aero.report.costs import GB, PARTS, at_dimensions, cost_files, part_bytes, row_costs
+from aero.report.costs import GB, PARTS, PROGRAMS, at_dimensions, cost_files, part_bytes, row_costs, row_family
 from aero.report.marks import Html, cost_caption, gap, grid, number, row_label
 from aero.report.results import Results
 from aero.report.tables import cost_rows
@@ -72,8 +72,20 @@ def table_costs(results: Results) -> Html:
 
 
 def table_parts(results: Results) -> Html:
-    """Where the bytes of each row go: embedding, vocabulary projection, final LayerNorm, set-up, and all the blocks."""
-    table = load("aero").tables["4"]
+    """Where the bytes of each row go: embedding, vocabulary projection, final LayerNorm, set-up, and all the blocks.
+
+    A grid for each of Tables 4 to 7 that has a measured row, with messages, rounds and seconds.
+    """
+    grids = [text for which in COSTED if (text := _parts_of(results, which))]
+    return Html("".join(grids) if grids else f"<p>Where the bytes of a row go: {gap()}.</p>")
+
+
+COSTED = ("4", "5", "6", "7")
+"""AERO's tables with columns of costs."""
+
+
+def _parts_of(results: Results, which: str) -> str:
+    table = load("aero").tables[which]
     rows = []
     for row in table.rows:
         for program, cost in row_costs(results, table, row.name).items():
@@ -81,18 +93,83 @@ def table_parts(results: Results) -> Html:
             if any(value is None for value in parts.values()):
                 continue
             amounts = [cost.bytes - sum(value or 0.0 for value in parts.values()), *parts.values(), cost.bytes]
+            others = [
+                gap("–") if value is None else number(f"{value:,.0f}", "paper_dimensions", cost.path)
+                for value in (cost.messages, cost.rounds, cost.seconds)
+            ]
             rows.append(
                 [row_label(row.name), f"<code>{program}</code>"]
                 + [number(f"{(amount or 0.0) / GB:.3f}", "paper_dimensions", cost.path) for amount in amounts]
+                + others
             )
     if not rows:
-        return Html(f"<p>Where the bytes of a row go: {gap()}.</p>")
+        return ""
     heads = ["configuration", "program", "blocks, GB", *(f"{name}, GB" for name in PARTS.values()), "all, GB"]
+    heads += ["messages", "rounds", "s"]
     caption = (
-        "<b>Where the bytes go.</b> The final LayerNorm is the one that every variant keeps after its last block and "
-        f"that the papers do not count. {cost_caption(results)}"
+        f"<b>Where the bytes go, Table {which}.</b> The final LayerNorm is the one that every variant keeps after its "
+        "last block and that the papers do not count. Seconds are of computing, without a network. "
+        f"{cost_caption(results)}"
     )
-    return Html(grid(heads, rows, caption, "parts", (0.26, 0.14, 0.1, 0.1, 0.14, 0.1, 0.08, 0.08), "dense"))
+    widths = (0.21, 0.11, 0.08, 0.09, 0.1, 0.09, 0.07, 0.07, 0.08, 0.05, 0.05)
+    return grid(heads, rows, caption, "parts" if which == "4" else f"parts-{which}", widths, "dense")
+
+
+LEAST_SHARE = 0.01
+"""Kinds of operations below this share of a row's bytes and of its seconds are added up."""
+
+
+def table_kinds(results: Results) -> Html:
+    """Bytes and seconds of the rows of Tables 4 to 7 by kind of operation, where all_rows.csv has them."""
+    rows: list[list[str]] = []
+    path, lines = _all_rows(results)
+    for which in COSTED:
+        table = load("aero").tables[which]
+        for row in table.rows:
+            family, context = row_family(results, table, row.name), str(table.dimensions["context"])
+            for program in PROGRAMS:
+                if line := lines.get((row.name, family, context, program)):
+                    cells = [_kinds(line, f"{what}_by_kind", unit, path) for what, unit in UNITS.items()]
+                    rows.append([which, row_label(row.name), f"<code>{program}</code>", *cells])
+    if not rows:
+        return Html(f"<p>Costs of the rows by kind of operation: {gap()}.</p>")
+    caption = (
+        "<b>Costs by kind of operation</b>, Tables 4 to 7: GB in both directions and seconds of computing, largest "
+        f"first; kinds below {LEAST_SHARE:.0%} of both are added up as others. {cost_caption(results)}"
+    )
+    heads = ["Table", "configuration", "program", "GB", "s"]
+    return Html(grid(heads, rows, caption, "kinds", (0.05, 0.19, 0.1, 0.33, 0.33), "dense"))
+
+
+UNITS = {"bytes": GB, "seconds": 1.0}
+
+
+def _all_rows(results: Results) -> tuple[str, dict[tuple[str, str, str, str], dict[str, str]]]:
+    """The file of every row's cost, fresh or kept, and its lines by architecture, model, context and program."""
+    for folder in ("runs", "results"):
+        path = Path(folder) / "two_party" / "all_rows.csv"
+        try:
+            with (results.root / path).open(encoding="utf-8", newline="") as file:
+                lines = [line for line in csv.DictReader(file) if line.get("bytes_by_kind")]
+        except OSError:
+            continue
+        keys = ("architecture", "model", "context", "program")
+        return path.as_posix(), {tuple(line[key] for key in keys): line for line in lines}
+    return "", {}
+
+
+def _kinds(line: dict[str, str], column: str, unit: float, path: str) -> str:
+    by_kind = {kind: amount / unit for kind, amount in json.loads(line[column]).items()}
+    whole, parts, rest = sum(by_kind.values()), [], 0.0
+    for kind, amount in sorted(by_kind.items(), key=lambda item: -item[1]):
+        if amount < LEAST_SHARE * whole:
+            rest += amount
+            continue
+        parts.append(f"{kind} {amount:.3g}")
+    if rest:
+        parts.append(f"others {rest:.2g}")
+    # One mark for the cell: its numbers are all of one line of one file.
+    return number("; ".join(parts), "paper_dimensions", f"{path}, {column}", path)
 
 
 def table_operations(results: Results) -> Html:

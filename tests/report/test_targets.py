@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import made_results
@@ -69,3 +70,14 @@ def test_complete_passes_at_full_size_are_within_the_targets_or_said_to_miss_the
     assert text.count(" missed") == sum(off) and text.count(" met") == len(off) - sum(off)
     for entry in entries:
         assert entry["max_logit_error"] < 0.05 and entry["same_top_token"] == 1
+
+
+def test_every_row_has_its_parts_and_its_kinds_of_operations(kept: Results) -> None:
+    parts, kinds = cost_page.table_parts(kept).text, cost_page.table_kinds(kept).text
+    for which in "4567":
+        assert f"<b>Where the bytes go, Table {which}.</b>" in parts
+    rows = sum(len(PAPER.tables[which].rows) for which in "4567")
+    assert parts.count("<tr>") - parts.count("<thead>") == 2 * rows  # two programs
+    assert kinds.count("<tr>") - kinds.count("<thead>") == 2 * rows
+    # SM+LN+G as published: nearly all bytes are the GELU's, the softmax's and LayerNorm's.
+    assert re.search(r"gelu_plain 13\.2; softmax_plain 3\.52; layer_norm 1\.44; linear 0\.736", kinds)

@@ -271,8 +271,8 @@ def matrix_rows(positions: int) -> list[Row]:
 def range_rows(settings: SensitivityTheoryParameters) -> list[Row]:
     """Proposition 5.3 on drawn attention matrices of the small model's size, every core over all sigmas.
 
-    outside: matrices beyond [1, sqrt(N)] or [0, log N], of those without an empty row: the proposition assumes rows that
-    sum to 1. empty: matrices with a row that gives no key a weight; the ReLU kernel's 0/0, which is taken as 0.
+    outside: matrices beyond [1, sqrt(N)] or [0, log N], of those without an empty row, as the proposition assumes rows
+    that sum to 1. empty: matrices with a row that gives no key a weight; the ReLU kernel's 0/0, which is taken as 0.
     """
     positions, dims, matrices = SMALL_POSITIONS, SMALL_WIDTH, 200
     generator = torch.Generator().manual_seed(settings.seed)

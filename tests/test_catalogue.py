@@ -149,6 +149,18 @@ def test_kept_results_are_of_the_configuration_in_params() -> None:
     assert checked >= 14
 
 
+def test_every_run_has_a_kept_result_at_the_laptop_scale() -> None:
+    """With the first seed: its metrics, its log, and its entropy if it did not diverge. (Of the cores of
+    variance_sensitivity in a decoder, which log entropy over training, the log is enough.)"""
+    for run in PARAMETERS.runs:
+        folder = ROOT / "results/laptop" / run
+        metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+        assert (metrics["run"], metrics["scale"], metrics["seed"]) == (run, "laptop", PARAMETERS.seeds[0])
+        assert (folder / "log.csv").is_file()
+        diverged = metrics["diverged_at_step"] is not None
+        assert diverged or run.startswith("core-") or (folder / "entropy.json").is_file(), run
+
+
 def write_metrics(folder: Path, run: str = "sm", seed: int = 1337, **changes: object) -> None:
     values = {"scale": "laptop", "run": run, "seed": seed, "diverged_at_step": None, "architecture": "SM"}
     values |= {"context": 64, "tokens": 1_024_000, "tokens_per_second": 8000.0} | changes

@@ -109,14 +109,14 @@ def _parts_of(results: Results, which: str) -> str:
     caption = (
         f"<b>Where the bytes go, Table {which}.</b> The final LayerNorm is the one that every variant keeps after its "
         "last block and that the papers do not count. Seconds are of computing, without a network. "
-        f"{cost_caption(results)}"
+        f"{cost_caption(results, table)}"
     )
-    widths = (0.21, 0.11, 0.08, 0.09, 0.1, 0.09, 0.07, 0.07, 0.08, 0.05, 0.05)
+    widths = (0.18, 0.1, 0.08, 0.08, 0.09, 0.08, 0.07, 0.08, 0.1, 0.07, 0.07)
     return grid(heads, rows, caption, "parts" if which == "4" else f"parts-{which}", widths, "dense")
 
 
 LEAST_SHARE = 0.01
-"""Kinds of operations below this share of a row's bytes and of its seconds are added up."""
+"""Kinds of operations below this share of a row's bytes, or of its seconds, are added up."""
 
 
 def table_kinds(results: Results) -> Html:
@@ -135,7 +135,8 @@ def table_kinds(results: Results) -> Html:
         return Html(f"<p>Costs of the rows by kind of operation: {gap()}.</p>")
     caption = (
         "<b>Costs by kind of operation</b>, Tables 4 to 7: GB in both directions and seconds of computing, largest "
-        f"first; kinds below {LEAST_SHARE:.0%} of both are added up as others. {cost_caption(results)}"
+        f"first; kinds below {LEAST_SHARE:.0%} of a row's whole are added up as others. Each table's own dimensions; "
+        f"{escape(path)}."
     )
     heads = ["Table", "configuration", "program", "GB", "s"]
     return Html(grid(heads, rows, caption, "kinds", (0.05, 0.19, 0.1, 0.33, 0.33), "dense"))
@@ -165,7 +166,7 @@ def _kinds(line: dict[str, str], column: str, unit: float, path: str) -> str:
         if amount < LEAST_SHARE * whole:
             rest += amount
             continue
-        parts.append(f"{kind} {amount:.3g}")
+        parts.append(f"{kind} {amount:,.0f}" if amount >= 100 else f"{kind} {amount:.3g}")
     if rest:
         parts.append(f"others {rest:.2g}")
     # One mark for the cell: its numbers are all of one line of one file.

@@ -157,6 +157,8 @@ def test_every_run_has_a_kept_result_at_the_laptop_scale() -> None:
         metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
         assert (metrics["run"], metrics["scale"], metrics["seed"]) == (run, "laptop", PARAMETERS.seeds[0])
         assert (folder / "log.csv").is_file()
+        took = metrics["provenance"]  # processor time, where it was noted; at most three minutes a training
+        assert took.get("cpu_seconds", took["seconds"]) <= 180, run
         diverged = metrics["diverged_at_step"] is not None
         assert diverged or run.startswith("core-") or (folder / "entropy.json").is_file(), run
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import io
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -134,6 +135,8 @@ def _draw(chosen: argparse.Namespace, reader: Reader, statistics: EntropyStatist
     """Heatmap of the headwise means, as AERO's Figures 5, 9 and 14 have them; written beside and renamed."""
     try:
         from matplotlib.figure import Figure
+
+        from aero.training.log import write_together
     except ModuleNotFoundError:
         raise UserError("--figure needs matplotlib: pip install 'aero-reproduced[report]'") from None
     layers, heads = statistics.mean.shape
@@ -144,14 +147,14 @@ def _draw(chosen: argparse.Namespace, reader: Reader, statistics: EntropyStatist
     axes.set_xticks(range(0, heads, max(1, heads // 16)))
     axes.set_yticks(range(0, layers, max(1, layers // 16)))
     figure.colorbar(picture, label="mean entropy, nats")
-    temporary = chosen.figure.with_name(f"{chosen.figure.name}.tmp")
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=chosen.figure.suffix[1:], dpi=150)
+    if not chosen.figure.parent.is_dir():
+        raise UserError(f"--figure {chosen.figure} cannot be written: there is no folder {chosen.figure.parent}")
     try:
-        figure.savefig(temporary, format=chosen.figure.suffix[1:], dpi=150)
-        temporary.replace(chosen.figure)
+        write_together({chosen.figure: drawn.getvalue()})
     except OSError as error:
         raise UserError(f"--figure {chosen.figure} cannot be written: {error.strerror}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> str:

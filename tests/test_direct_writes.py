@@ -19,6 +19,7 @@ ALLOWED = {
     ("aero/training/state.py", "lock"): "an empty file to hold a lock on",
     ("aero/training/many.py", "do"): "what a training printed",
     ("aero/training/run.py", "train_run"): "to a temporary name, renamed by write_together",
+    ("aero/entropy_command.py", "_draw"): "into memory, then write_together",
     ("stages/parallel_context_train.py", "main"): "to a temporary name, renamed by write_together",
     ("aero/checkpoint.py", "write_tensors"): "to a temporary name, then renamed",
     ("aero/whole_dvc.py", "whole"): "to a temporary name, then renamed",

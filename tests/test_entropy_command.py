@@ -198,7 +198,7 @@ def test_bad_input_is_one_line(tmp_path, text):
         ([*own, str(text), "--tokens", "0"], "--tokens must be at least 1"),
         ([*own, str(text), "--figure", "heads.jpg"], "must end in one of .svg, .png, .pdf"),
         ([*own, str(text), "--baseline", str(text)], "is no output of `aero entropy --json`"),
-        ([*own, str(text), "--figure", str(tmp_path / "no" / "such.svg")], "cannot be written: No such file"),
+        ([*own, str(text), "--figure", str(tmp_path / "no" / "such.svg")], "cannot be written: there is no folder"),
     ]
     code = "import sys, json; from aero.errors import run_main; from aero.cli import main\n" + (
         "for arguments in json.loads(sys.argv[1]):\n    try: run_main(main, ['entropy', *arguments])\n"

@@ -83,8 +83,10 @@ def targets(results: Results) -> Html:
             if value is None:
                 cells.append(gap("–"))
                 continue
-            said = "" if most is None else f" (≤ {most:.2f}, {'met' if value <= most else 'missed'})"
-            cells.append(number(f"{value:.2f}", "paper_dimensions", line["source"]) + said)
+            shown = number(f"{value:.2f}", "paper_dimensions", line["source"])
+            if most is not None:
+                shown += f' <span class="where">(≤ {most:.2f}, {"met" if value <= most else "missed"})</span>'
+            cells.append(shown)
         rows.append(cells)
     met = {
         key: [line[key] <= line["most"][key] for line in found if line["most"][key] and line[key] is not None]

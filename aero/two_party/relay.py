@@ -152,6 +152,8 @@ class _End(asyncio.Protocol):
         self.line = lines[0]
         self.transport: Any = None
         self.full, self._ended = False, False
+        # Of before the peer is there: Python 3.11 up to .3 starts to read although connection_made paused it.
+        self._early: list[bytes] = []
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
@@ -172,13 +174,19 @@ class _End(asyncio.Protocol):
             self.transport.close()  # the target does not listen yet: the party dials again
             return
         self.peer = peer
+        for data in self._early:
+            self.line.take(data, peer)
+        self._early.clear()
         if self.transport.is_closing():
             peer.transport.close()
         else:
             self.transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        self.line.take(data, self.peer)
+        if self.peer is None:
+            self._early.append(data)
+        else:
+            self.line.take(data, self.peer)
 
     def eof_received(self) -> bool:
         self._end()
@@ -192,8 +200,8 @@ class _End(asyncio.Protocol):
             self.resume_writing()
 
     def _end(self) -> None:
-        if not self._ended and self.peer is not None:
-            self.line.take(b"", self.peer)
+        if not self._ended:
+            self.data_received(b"")
         self._ended = True
 
     def pause_writing(self) -> None:

@@ -205,12 +205,16 @@ class Tunnel:
         self._writer.close()
         with contextlib.suppress(OSError, asyncio.TimeoutError):
             await asyncio.wait_for(self._writer.wait_closed(), 1.0)
-        self._writer.transport.abort()
+        with contextlib.suppress(AttributeError):  # of Python 3.11 up to .3, where TLS is gone already
+            self._writer.transport.abort()
 
     async def _write(self, kind: int, channel: int, content: bytes) -> None:
         head = _HEAD.pack(kind, channel, len(content))
         async with self._lock:
-            self._writer.write(head + _CRC.pack(zlib.crc32(content, zlib.crc32(head))) + content)
+            try:
+                self._writer.write(head + _CRC.pack(zlib.crc32(content, zlib.crc32(head))) + content)
+            except AttributeError:  # as in `_shut`
+                raise ConnectionResetError("the connection is closed") from None
             await self._writer.drain()
 
     async def _frame(self) -> tuple[int, int, bytes]:

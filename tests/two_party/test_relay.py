@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import threading
@@ -61,6 +62,18 @@ def round_trip(door, data):
             assert piece, "the relay closed the connection"
             got += piece
         return time.monotonic() - start, bytes(got)
+
+
+def test_what_comes_before_its_peer_is_there_is_kept(echoes, monkeypatch):
+    """Python 3.11.2 goes on reading a connection that was paused as it was made; here no pause has effect."""
+    kind = asyncio.selector_events._SelectorSocketTransport
+    monkeypatch.setattr(kind, "pause_reading", lambda self: None)
+    monkeypatch.setattr(kind, "resume_reading", lambda self: None)
+    relay = Relay(record=True)
+    doors = relay.open([echo.address for echo in echoes])
+    data = os.urandom(300_000)
+    assert round_trip(doors[SERVER], data)[1] == data and round_trip(doors[CLIENT], b"x")[1] == b"x"
+    relay.close()
 
 
 def test_bytes_pass_unchanged_and_are_counted_and_recorded_by_direction(echoes):

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from aero.two_party.relay import Relay
+from aero.two_party.relay import Relay, _End
 from aero.two_party.settings import CLIENT, SERVER, TwoPartyError
 
 
@@ -69,6 +69,13 @@ def test_what_comes_before_its_peer_is_there_is_kept(echoes, monkeypatch):
     kind = asyncio.selector_events._SelectorSocketTransport
     monkeypatch.setattr(kind, "pause_reading", lambda self: None)
     monkeypatch.setattr(kind, "resume_reading", lambda self: None)
+    dial = _End._dial
+
+    async def late(self, target):
+        await asyncio.sleep(0.3)
+        await dial(self, target)
+
+    monkeypatch.setattr(_End, "_dial", late)
     relay = Relay(record=True)
     doors = relay.open([echo.address for echo in echoes])
     data = os.urandom(300_000)

@@ -53,6 +53,17 @@ class Reader:
     context: int | None
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of a reader's model on so many sequences of `text`. landscape: see `_landscape`."""
+
+    reader: Reader
+    statistics: EntropyStatistics
+    text: str
+    sequences: int
+    landscape: dict[str, Any]
+
+
 def answer(chosen: argparse.Namespace) -> str:
     """The text of `aero entropy`."""
     import torch
@@ -85,10 +96,10 @@ def answer(chosen: argparse.Namespace) -> str:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     sequences = torch.tensor(ids[: count * context], device=device).reshape(count, context)
     statistics = measure(reader.model.to(device).eval(), sequences.split(chosen.batch))
-    landscape = _landscape(chosen, statistics, baseline)
     if chosen.figure is not None:
         _draw(chosen, reader, statistics)
-    return (_json if chosen.json else _table)(chosen, reader, statistics, text, count, landscape)
+    measured = Measured(reader, statistics, text, count, _landscape(chosen, statistics, baseline))
+    return (_json if chosen.json else _table)(chosen, measured)
 
 
 def _baseline(path: Path) -> list[list[float]]:
@@ -133,10 +144,10 @@ def _known(value: float) -> float | None:
 
 def _draw(chosen: argparse.Namespace, reader: Reader, statistics: EntropyStatistics) -> None:
     """Heatmap of the headwise means, as AERO's Figures 5, 9 and 14 have them; written beside and renamed."""
+    from aero.training.log import write_together
+
     try:
         from matplotlib.figure import Figure
-
-        from aero.training.log import write_together
     except ModuleNotFoundError:
         raise UserError("--figure needs matplotlib: pip install 'aero-reproduced[report]'") from None
     layers, heads = statistics.mean.shape
@@ -216,36 +227,29 @@ def _open_hugging_face(path: Path) -> Reader:
     return Reader(model, lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], context)
 
 
-def _json(
-    chosen: argparse.Namespace,
-    reader: Reader,
-    statistics: EntropyStatistics,
-    text: str,
-    sequences: int,
-    landscape: dict[str, Any],
-) -> str:
+def _json(chosen: argparse.Namespace, measured: Measured) -> str:
     from aero import provenance
 
-    layers, heads = statistics.mean.shape
+    layers, heads = measured.statistics.mean.shape
     content = {
         "model": str(chosen.model),
-        "class": type(reader.model).__name__,
+        "class": type(measured.reader.model).__name__,
         "layers": layers,
         "heads": heads,
-        "context": statistics.by_position.shape[1],
-        "sequences": sequences,
+        "context": measured.statistics.by_position.shape[1],
+        "sequences": measured.sequences,
         "text": str(chosen.text),
-        "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
-        **statistics.summary(),
+        "text_sha256": hashlib.sha256(measured.text.encode()).hexdigest(),
+        **measured.statistics.summary(),
         "of_bound": {
             **{
                 what: {"fraction": found.fraction, "layers": list(found.layers)}
-                for what, found in _against_bound(statistics).items()
+                for what, found in _against_bound(measured.statistics).items()
             },
             "rule": "the same with the largest mean that the layer's mask allows (entropy_bound, else causal_bound) as "
             "max",
         },
-        "landscape": landscape,
+        "landscape": measured.landscape,
         "provenance": provenance.provenance(measured=provenance.now()),
     }
     return json.dumps(content, allow_nan=False)
@@ -268,26 +272,19 @@ def _against_bound(statistics: EntropyStatistics) -> dict[str, HeadFailures]:
     return {"overload": overload(share, 1.0), "collapse": collapse(share, 1.0)}
 
 
-def _table(
-    chosen: argparse.Namespace,
-    reader: Reader,
-    statistics: EntropyStatistics,
-    text: str,
-    sequences: int,
-    landscape: dict[str, Any],
-) -> str:
+def _table(chosen: argparse.Namespace, measured: Measured) -> str:
     """A line a layer: mean, lowest and highest head, and heads by quarter of the largest; failures by two maxima."""
     import torch
 
     from aero.entropy import quarter_fractions
 
-    summary, mean = statistics.summary(), statistics.mean.double()
+    summary, mean = measured.statistics.summary(), measured.statistics.mean.double()
     layers, heads = mean.shape
     maxima, quarters = summary["maximum"], summary["quarters"]
     name, largest = next((name, maxima[name]) for name in ("observed", "log_T") if name in quarters)
     lines = [
-        f"{chosen.model}: {type(reader.model).__name__}, {layers} layers x {heads} heads; {sequences} sequences of "
-        f"{statistics.by_position.shape[1]} tokens of {chosen.text}",
+        f"{chosen.model}: {type(measured.reader.model).__name__}, {layers} layers x {heads} heads; "
+        f"{measured.sequences} sequences of {measured.statistics.by_position.shape[1]} tokens of {chosen.text}",
         f"Entropies in nats; maximum observed {_number(maxima['observed'])}, causal bound ln(T!)/T "
         f"{_number(maxima['causal_bound'])}, log T {_number(maxima['log_T'])}.",
         "",
@@ -296,7 +293,7 @@ def _table(
     for layer, values in enumerate(mean):
         finite = values[torch.isfinite(values)]
         least, most = (finite.min().item(), finite.max().item()) if len(finite) else (None, None)
-        bound = maxima["causal_bound"] if statistics.bound is None else statistics.bound[layer].item()
+        bound = maxima["causal_bound"] if measured.statistics.bound is None else measured.statistics.bound[layer].item()
         counts = [round(fraction * heads) for fraction in quarter_fractions(values, largest)]
         lines.append(
             f"{layer:5}  {_number(finite.mean().item() if len(finite) else None):>6}  {_number(least):>6}  "
@@ -304,14 +301,14 @@ def _table(
             + (f"   {heads - len(finite)} not finite" if len(finite) < heads else "")
         )
     lines.append("")
-    steep = [value for row in landscape["steepness"] for value in row if value is not None]
+    steep = [value for row in measured.landscape["steepness"] for value in row if value is not None]
     lines.append(
-        f"landscape: Gini by layer {_series(landscape['gini_by_layer'])}; steepness "
+        f"landscape: Gini by layer {_series(measured.landscape['gini_by_layer'])}; steepness "
         f"{_number(sum(steep) / len(steep) if steep else None)} on average, {_number(max(steep, default=None))} at most"
     )
-    if (distances := landscape["wasserstein_1_by_layer"]) is not None:
+    if (distances := measured.landscape["wasserstein_1_by_layer"]) is not None:
         lines.append(f"Wasserstein-1 to {chosen.baseline} by layer, nats: {_series(distances)}")
-    for what, by_bound in _against_bound(statistics).items():
+    for what, by_bound in _against_bound(measured.statistics).items():
         found = summary[what]
         lines.append(
             f"{what}: {_failed(found['fraction'], found['layers'])}; against the bound "

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from aero.checkpoint import load as load_checkpoint
-from aero.data.tokens import open_tokens, scale_root
+from aero.data.tokens import scale_root
 from aero.errors import run_main
 from aero.parameters import load
 from aero.training.processes import default_device
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> None:
     device = default_device()
     model = load_checkpoint(folder / "checkpoint.safetensors").to(device)
     torch.set_num_threads(max(1, parameters.active.train.threads or torch.get_num_threads()))
-    tokens = open_tokens(chosen.tokens, verify=True) if chosen.tokens else run_tokens(parameters, chosen.run, root)
+    tokens = run_tokens(parameters, chosen.run, root, chosen.tokens)
     write_entropy(folder / "entropy.json", model, metrics, tokens, parameters, device)
 
 

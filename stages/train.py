@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from aero.data.tokens import open_tokens, scale_root
+from aero.data.tokens import scale_root
 from aero.errors import run_main
 from aero.parameters import load
 from aero.training.kept import copy, kept_files, require_committed
@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> None:
     parameters.run(chosen.run)
     if chosen.keep:
         require_committed()
-    tokens = open_tokens(chosen.tokens, verify=True) if chosen.tokens else run_tokens(parameters, chosen.run, root)
+    tokens = run_tokens(parameters, chosen.run, root, chosen.tokens)
     folder = chosen.out or run_folder(chosen.run, seed, chosen.scale)
     observers = []
     if chosen.tracker:

@@ -133,8 +133,7 @@ def one_after_another(chosen: argparse.Namespace, parameters: Parameters, corpor
     def tokens_of(run: str) -> Tokens:
         corpus = parameters.corpus_name(run)
         if corpus not in opened:
-            given = chosen.tokens
-            opened[corpus] = open_tokens(given, verify=True) if given else run_tokens(parameters, run, corpora)
+            opened[corpus] = run_tokens(parameters, run, corpora, chosen.tokens)
         return opened[corpus]
 
     def folder_of(run: str, seed: int) -> Path:
@@ -153,7 +152,10 @@ def one_after_another(chosen: argparse.Namespace, parameters: Parameters, corpor
         "minutes": chosen.minutes,
         "device": torch.cuda.get_device_name() if default_device() == "cuda" else "cpu",
         "provenance": provenance.provenance(torch=torch.__version__, source=source, started=provenance.now()),
-        "corpora": {parameters.corpus_name(run) or "": _about(tokens_of(run)) for run, _ in wanted},
+        "corpora": {
+            corpus or "": _about(tokens_of(run))
+            for corpus, run in {parameters.corpus_name(run): run for run, _ in wanted}.items()
+        },
         "trainings": [],
         "left": [f"{run} seed {seed}" for run, seed in pending],
     }

@@ -212,15 +212,19 @@ def test_the_penalty_is_zero_within_the_margin_and_positive_beyond(seed, gamma, 
     assert entropy_regularization(beyond, thresholds, gamma, reduction).item() == pytest.approx(expected)
 
 
+def assume_off_the_margin(entropies, thresholds, gamma, reduction):
+    """At the margin the penalty jumps, and a difference is no derivative."""
+    centre = thresholds * max_entropy(7)
+    deviations = headwise(entropies) - centre if reduction == "head_mean" else entropies - centre[:, None, :, None]
+    assume((deviations.abs() - gamma * max_entropy(7)).abs().min() > 1e-4)
+
+
 @given(st.integers(0, 10_000), st.floats(0.0, 0.3), READINGS)
 @settings(max_examples=30, deadline=None)
 def test_the_gradient_with_respect_to_thresholds_is_that_of_finite_differences(seed, gamma, reduction):
     entropies, thresholds = possible(seed)
-    maximum, step = max_entropy(7), 1e-6
-    deviations = headwise(entropies) if reduction == "head_mean" else entropies.transpose(1, 2).flatten(2).mT
-    sizes = (deviations - thresholds * maximum if reduction == "head_mean" else
-             deviations - (thresholds * maximum)[:, None]).abs()  # fmt: skip
-    assume((sizes - gamma * maximum).abs().min() > 1e-4)  # at the margin the penalty jumps
+    step = 1e-6
+    assume_off_the_margin(entropies, thresholds, gamma, reduction)
     thresholds.requires_grad_()
     gradient = torch.autograd.grad(entropy_regularization(entropies, thresholds, gamma, reduction), thresholds)[0]
     for place in ((0, 0), (0, 1), (1, 0), (1, 1)):
@@ -236,11 +240,8 @@ def test_the_gradient_with_respect_to_thresholds_is_that_of_finite_differences(s
 @settings(max_examples=30, deadline=None)
 def test_the_gradient_with_respect_to_entropies_is_that_of_finite_differences(seed, gamma, reduction):
     entropies, thresholds = possible(seed)
-    maximum, step = max_entropy(7), 1e-6
-    deviations = headwise(entropies) if reduction == "head_mean" else entropies.transpose(1, 2).flatten(2).mT
-    sizes = (deviations - thresholds * maximum if reduction == "head_mean" else
-             deviations - (thresholds * maximum)[:, None]).abs()  # fmt: skip
-    assume((sizes - gamma * maximum).abs().min() > 1e-4)  # at the margin the penalty jumps
+    step = 1e-6
+    assume_off_the_margin(entropies, thresholds, gamma, reduction)
     entropies.requires_grad_()
     gradient = torch.autograd.grad(entropy_regularization(entropies, thresholds, gamma, reduction), entropies)[0]
     generator = torch.Generator().manual_seed(seed)

@@ -9,12 +9,14 @@ from aero.errors import UserError
 from aero.parameters import Parameters
 
 
-def run_tokens(parameters: Parameters, run: str, root: Path) -> Tokens:
-    """The verified token files below `root` of the run's corpus, `parameters` being those of its scale.
+def run_tokens(parameters: Parameters, run: str, root: Path, given: Path | None = None) -> Tokens:
+    """The verified token files of the run's corpus below `root`, `parameters` being its scale's; or those `given`.
 
     UserError if they are of another corpus than the scale's, or of a larger vocabulary: the training would run, and
     its result be called what it is not. ValueError if they are missing or damaged.
     """
+    if given is not None:
+        return open_tokens(given, verify=True)
     name = parameters.corpus_name(run)
     folder = tokens_folder(name, root)
     option = "" if name is None else f" --corpus {name}"

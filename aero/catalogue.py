@@ -6,9 +6,10 @@ Nothing here loads torch, so that looking things up takes a moment.
 from __future__ import annotations
 
 import json
+import math
 import statistics
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +33,8 @@ class Result:
     tokens: int
     tokens_per_second: float
     perplexity: float | None = None
+    configuration: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Its `model`, `train` and `regularizer` as it was trained; empty where its file does not say."""
 
 
 @dataclass(frozen=True)
@@ -79,25 +82,58 @@ def _read(path: Path, fresh: bool) -> Result:
         int(values["tokens"]),
         speed,
         values.get("eval_perplexity"),
+        {name: dict(values.get(name) or {}) for name in ("model", "train", "regularizer")},
     )
 
 
 def status(parameters: Parameters, run: str, found: Iterable[Result]) -> Status:
     """What there is of `run` at the active scale, `found` being its results there.
 
-    outdated: a result of another architecture, context or number of tokens than params.yaml has now. diverged: every
-    training ended early, by a number that was not finite. fresh: one at least is in runs/.
+    outdated: a result of another architecture, size, recipe or regulariser than params.yaml has now, or one of fewer
+    tokens. diverged: every training ended early, by a number that was not finite. fresh: one at least is in runs/.
     """
     found, expected = tuple(found), tokens(parameters, run)
     if not found:
         return "missing"
     same = str(parameters.architecture(run)), parameters.model(run).context
+    configured = _configuration(parameters, run)
     for result in found:
         if (result.architecture, result.context) != same or (not result.diverged and result.tokens != expected):
+            return "outdated"
+        if any(_differ(given, configured[name]) for name, given in result.configuration.items()):
             return "outdated"
     if all(result.diverged for result in found):
         return "diverged"
     return "fresh" if any(result.fresh for result in found) else "kept"
+
+
+BOOKKEEPING = frozenset({"threads", "compile", "log_every", "checkpoint_every"})
+"""Training settings that change how a run is carried out, not what it is."""
+
+
+def _configuration(parameters: Parameters, run: str) -> dict[str, dict[str, Any]]:
+    """What a result of `run` says of its configuration, of what params.yaml says now."""
+    train, regularizer = parameters.train(run), parameters.run_regularizer(run)
+    sizes, weight = parameters.model(run), regularizer.weight(train.batch_size, parameters.model(run).context)
+    inits = {name: getattr(regularizer, name) for name in ("temperature_init", "threshold_init")}
+    regularized = {"reduction": regularizer.reduction, "gamma": regularizer.gamma, "lambda_": weight}
+    values = {"model": sizes.model_dump() | inits, "train": train.model_dump(), "regularizer": regularized}
+    return {name: _listed(section) for name, section in values.items()}
+
+
+def _differ(given: Mapping[str, Any], configured: Mapping[str, Any]) -> bool:
+    """Whether a result names another value; what it does not name had no other then."""
+
+    def same(one: Any, other: Any) -> bool:
+        numbers = isinstance(one, int | float) and isinstance(other, float)
+        return math.isclose(one, other) if numbers else bool(one == other)
+
+    named = (name for name in configured if name in given and name not in BOOKKEEPING)
+    return any(not same(given[name], configured[name]) for name in named)
+
+
+def _listed(section: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in section.items()}
 
 
 def tokens(parameters: Parameters, run: str) -> int:

@@ -115,7 +115,7 @@ class TrainParameters(_Strict):
     steps: Positive
     batch_size: Positive
     accumulation: Positive = 1
-    learning_rate: float = Field(gt=0)
+    learning_rate: float = Field(gt=0, le=1e30)  # far beyond any that trains, and a float32 still
     betas: tuple[Decay, Decay]
     epsilon: float = Field(gt=0)
     weight_decay: float = Field(ge=0)
@@ -184,9 +184,7 @@ class SensitivityParameters(_Strict):
 
     def experiment(self) -> dict[str, Any]:
         """Fields of `Setting` without its steps, which are the scale's; the others say how its losses are read."""
-        return {
-            name: value for name, value in self.model_dump().items() if name not in ("window", "initial", "threads")
-        }
+        return self.model_dump(exclude={"window", "initial", "threads"})
 
 
 def _only_fields_of(changed: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
@@ -491,8 +489,10 @@ class Parameters(_Strict):
         sizes = self.active.families.get(chosen.model, FamilySizes())
         values = self.active.model.model_dump() | sizes.model | {"context": self.active.length(self.context(run))}
         found = _checked(ModelParameters, values, f"scales.{self.scale}.families.{chosen.model}.model")
-        if (pruned := parse(chosen.architecture).pruned) > found.layers:
-            raise UserError(f"run {run} prunes {pruned} FFNs, {chosen.model} at scale {self.scale} has {found.layers}")
+        try:
+            parse(chosen.architecture).ffn_layers(found.layers)
+        except ValueError as error:
+            raise UserError(f"run {run}, {chosen.model} at scale {self.scale}: {error}") from None
         return found
 
     def train(self, run: str) -> TrainParameters:

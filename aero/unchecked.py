@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -100,8 +100,8 @@ class BaseModel:
     def model_validate(cls, values: dict[str, Any]) -> Self:
         return cls(**values)
 
-    def model_dump(self) -> dict[str, Any]:
-        return {name: _plain(getattr(self, name)) for name in self.model_fields}
+    def model_dump(self, exclude: Collection[str] = ()) -> dict[str, Any]:
+        return {name: _plain(getattr(self, name)) for name in self.model_fields if name not in exclude}
 
     def model_copy(self, update: dict[str, Any]) -> Self:
         other = type(self).__new__(type(self))

@@ -89,11 +89,13 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--run", action="append", help="may be repeated; default: three of them")
     parser.add_argument("--out", type=Path, default=OUT)
     chosen = parser.parse_args(arguments)
-    comparisons = []
-    for scale in chosen.scale or ["smoke"]:
+    comparisons: list[dict[str, Any]] = []
+    scales, runs = chosen.scale or ["smoke"], chosen.run or RUNS
+    planned = len(scales) * len(runs) * (2 + len(OLDER))
+    for scale in scales:
         with tempfile.TemporaryDirectory(prefix="aero-determinism-") as name:
             folder = Path(name)
-            for run in chosen.run or RUNS:
+            for run in runs:
                 first = trained(folder, scale, run, f"{run} first", 1, {})
                 variants = {"the same again": (1, {}), "2 threads": (2, {})}
                 variants |= {what: (1, environment) for what, environment in OLDER.items()}
@@ -102,7 +104,7 @@ def main(arguments: list[str]) -> None:
                     comparisons.append({"scale": scale, "run": run, "compared": what} | compared(first, second))
                     print(comparisons[-1], flush=True)
                     made = provenance.provenance(measured=provenance.now())
-                    content = {"comparisons": comparisons, "provenance": made}
+                    content = {"asked": len(comparisons), "of": planned, "comparisons": comparisons, "provenance": made}
                     write_text(chosen.out, json.dumps(content, indent=1) + "\n")
 
 

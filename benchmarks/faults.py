@@ -5,8 +5,8 @@
 A copy of this project at the smoke scale, with DVC and without git, on a small disk of its own (a tmpfs in a private
 mount namespace; without the right to mount, a folder and a limit on file sizes). `dvc repro` tokenizes, trains,
 measures entropies and sweeps learning rates, again and again for two sets of parameters in turn, and is struck at a
-random moment (of the processor time of a whole run), up to three times before it may end, until it has been struck
-`--moments` times. After every strike:
+random moment (a random part of the processor time of a stage, every stage as likely), up to three times before it may
+end, until it has been struck `--moments` times. After every strike:
 
 - no result file is half-written, and each is the old one or the new one, those of one training together;
 - DVC's lock can be read, its cache has what the lock names, and `dvc status` says of every output what its hash says.
@@ -23,7 +23,6 @@ import ctypes
 import hashlib
 import io
 import json
-import math
 import os
 import random
 import resource
@@ -260,13 +259,30 @@ def processor_s(leader: int) -> float:
     return total * TICK_S
 
 
-def used(process: subprocess.Popen[bytes], seconds: float = math.inf) -> float:
-    """Wait until the session has used so much processor time or `dvc repro` ended; what was used by then."""
-    found = 0.0
-    while process.poll() is None and found < seconds:
-        found = max(found, processor_s(process.pid))
+def undisturbed(process: subprocess.Popen[bytes], project: Project) -> dict[str, float]:
+    """Wait for the end; {stage: processor seconds of the session while it ran}, in the order of the run."""
+    found: dict[str, float] = {}
+    before = 0.0
+    while process.poll() is None:
+        now = max(before, processor_s(process.pid))
+        stage = running(project.output())
+        found[stage] = found.get(stage, 0.0) + now - before
+        before = now
         time.sleep(0.05)
     return found
+
+
+def reached(process: subprocess.Popen[bytes], project: Project, stage: str, seconds: float) -> bool:
+    """Wait until `stage` has run for so much processor time, or has ended before; False once `dvc repro` ended."""
+    begun = None
+    while process.poll() is None:
+        here, now = running(project.output()), processor_s(process.pid)
+        if begun is None and here == stage:
+            begun = now
+        if begun is not None and (here != stage or now >= begun + seconds):
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def stage_processes(leader: int) -> list[int]:
@@ -380,11 +396,11 @@ def main(arguments: list[str]) -> int:
     with disk(DISK_BYTES) as (name, own_disk), ExitStack() as last:
         project = Project(name / "project" if own_disk else name, chosen.targets)
         last.callback(project.close)
-        latest_s = 0.0
+        stages: dict[str, float] = {}
         for variant in VARIANTS:
             project.choose(variant)
             process = project.start()
-            latest_s = used(process)
+            stages = undisturbed(process, project)
             if ended(process) != 0:
                 raise UserError(f"the pipeline does not run undisturbed: {project.output()[-400:]}")
             project.expected[variant] = project.contents()
@@ -394,6 +410,9 @@ def main(arguments: list[str]) -> int:
         places: dict[str, Counter[str]] = {kind: Counter() for kind in kinds}
         failures: list[str] = []
         chain: list[tuple[str, bool]] = []
+        ahead: list[
+            str
+        ] = []  # where the next strikes fall, in the order of the run: a stage that ended is not run again
         ends = right_ends = attempts = 0
         variant = VARIANTS[0]
         project.choose(variant)
@@ -414,10 +433,12 @@ def main(arguments: list[str]) -> int:
             )
             result = {
                 "cases": cases,
+                "asked": struck.total(),
+                "of": chosen.moments,
                 "failures": failures,
                 "disk": f"tmpfs of {DISK_BYTES >> 20} MiB" if own_disk else "a folder",
                 "targets": chosen.targets,
-                "processor_seconds_undisturbed": round(latest_s, 1),
+                "processor_seconds_undisturbed": {stage: round(seconds, 1) for stage, seconds in stages.items()},
                 "seed": chosen.seed,
                 "provenance": origin | {"seconds": round(time.monotonic() - clock, 1)},
             }
@@ -428,8 +449,9 @@ def main(arguments: list[str]) -> int:
             process = project.start()
             if struck.total() < chosen.moments and len(chain) < IN_A_ROW:
                 kind = min(kinds, key=lambda kind: (struck[kind], draw.random()))
-                moment = draw.uniform(0.2, latest_s)
-                if used(process, moment) >= moment:
+                ahead = ahead or sorted(draw.choices(list(stages), k=IN_A_ROW), key=list(stages).index)
+                stage = ahead.pop(0)
+                if reached(process, project, stage, draw.uniform(0, stages[stage])):
                     kinds[kind](process.pid, project)
             status = ended(process)
             (project.folder / "filler.tmp").unlink(missing_ok=True)
@@ -450,7 +472,7 @@ def main(arguments: list[str]) -> int:
                 if not right:
                     failures.append(f"another end after {[kind for kind, _ in chain]}")
                 passed.update(kind for kind, good in chain if good and right)
-                chain = []
+                chain, ahead = [], []
                 print(f"an end {'like' if right else 'unlike'} the undisturbed one", flush=True)
                 variant = VARIANTS[1 - VARIANTS.index(variant)]
                 project.choose(variant)

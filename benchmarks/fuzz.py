@@ -241,7 +241,7 @@ def _run(name: str, engine: str, cases: int, seconds: float, seed: int) -> dict[
         except subprocess.TimeoutExpired:
             process.kill()
             _, said = process.communicate()
-        about = {"target": name, "engine": engine, "seed": seed, "commit": provenance.commit()}
+        about = {"target": name, "engine": engine, "of": cases, "seed": seed, "commit": provenance.commit()}
         if process.returncode == 0 and report.is_file():
             return about | json.loads(report.read_text(encoding="utf-8"))
         case = report.with_suffix(".case")
@@ -295,7 +295,7 @@ def main(arguments: list[str]) -> int:
             )
             for failure in found["failures"]:
                 print(f"  {failure['times']} x {failure['what']}", flush=True)
-            _write(chosen.out, results, chosen.seed)
+            _write(chosen.out, results, chosen.seed, len(CASES) * (2 if installed else 1))
     return int(any(found["failures"] for found in results))
 
 
@@ -308,10 +308,10 @@ def _kept(path: Path) -> list[dict[str, Any]]:
         return []
 
 
-def _write(path: Path, results: list[dict[str, Any]], seed: int) -> None:
+def _write(path: Path, results: list[dict[str, Any]], seed: int, planned: int) -> None:
     total = {key: sum(found[key] for found in results) for key in ("cases", "accepted", "refused")}
     failures = sum(len(found["failures"]) for found in results)
-    limits = {"case_limit_s": CASE_S, "memory_limit_bytes": MEMORY, "seed": seed}
+    limits = {"asked": len(results), "of": planned, "case_limit_s": CASE_S, "memory_limit_bytes": MEMORY, "seed": seed}
     made = provenance.provenance(measured=provenance.now())
     content = total | {"failures": failures} | limits | {"targets": results, "provenance": made}
     write_text(path, json.dumps(content, indent=1, ensure_ascii=True) + "\n")

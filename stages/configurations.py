@@ -2,9 +2,9 @@
 
 Parameters, the hash of the training's code and that of its token files are resolved into one file here, so that a
 change of either trains again exactly those runs whose own file it changes. What all runs are measured by, their
-entropy and their cost, goes into a file each in a folder beside it, and so do the parameters of the stages of parallel
-context encoding, several a seed: DVC reads params.yaml anew for every stage that names a part of it, a tenth of a
-second each, and a small file's hash at once.
+entropy and their cost, goes into a file each in a folder beside it, and so do the parameters of every later stage: DVC
+reads params.yaml anew for every stage that names a part of it, a tenth of a second each, and a small file's hash at
+once.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel
 
 from aero.data.tokens import open_tokens, tokens_folder
 from aero.errors import run_main
@@ -34,17 +37,67 @@ def code_hash() -> str:
     return digest.hexdigest()
 
 
-def settings(parameters: Parameters) -> dict[str, Any]:
-    """What the stages `entropy`, `summary` and `parallel_context…` take from the parameters, beside a run's own."""
-    two_party = ("programs", "field", "fraction_bits", "mul_lsb_error", "networks")
-    return {
-        "entropy": parameters.active.entropy.model_dump(mode="json"),
-        "cost": {
-            "two_party": parameters.two_party.model_dump(mode="json", include=set(two_party)),
-            "families": {name: family.model_dump(mode="json") for name, family in parameters.families.items()},
-        },
-        "parallel_context": {"scale": parameters.scale, **parameters.parallel_context},
-    }
+REPORT = (
+    "scale",
+    "scales",
+    "families",
+    "runs",
+    "active_runs",
+    "compared_runs",
+    "training_order",
+    "seeds",
+    "more_seeds",
+    "two_party",
+    "regularizer",
+    "devices",
+)
+"""Sections of params.yaml that the report reads."""
+
+
+def trained_by(parameters: Parameters, run: str, code: str) -> dict[str, Any]:
+    """What the training of `run` depends on. code: the hash of its code."""
+    folder = tokens_folder(parameters.corpus_name(run))
+    values = configuration(parameters, run, open_tokens(folder).manifest)
+    values["paper_rows"] = list(parameters.run(run).rows)
+    values["tokens_sha256"] = hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()
+    values["code_sha256"] = code
+    return values
+
+
+def _parts(section: BaseModel, *names: str) -> dict[str, Any]:
+    return section.model_dump(mode="json", include=set(names))
+
+
+_PROTOCOL = ("programs", "field", "fraction_bits", "mul_lsb_error")
+_SIZES = ("two_party", "model", "tokens")
+SETTINGS: dict[str, Callable[[Parameters], dict[str, Any]]] = {
+    "entropy": lambda given: given.active.entropy.model_dump(mode="json"),
+    "cost": lambda given: {
+        "two_party": _parts(given.two_party, *_PROTOCOL, "networks"),
+        **_parts(given, "families"),
+    },
+    "parallel_context": lambda given: {"scale": given.scale, **given.parallel_context},
+    "end_to_end": lambda given: {
+        "name": given.scale,
+        "scale": _parts(given.active, "two_party", "end_to_end_runs", "end_to_end_programs"),
+        "seed": given.seeds[0],
+        "packing": given.corpus_called(None).packing,
+        "protocol": _parts(given.two_party, *_PROTOCOL, "timeouts", "prompts"),
+    },
+    "two_party_rows": lambda given: {
+        "architectures": [given.run(run).architecture for run in given.active_runs],
+        "protocol": _parts(given.two_party, *_PROTOCOL, "networks", "end_to_end_runs"),
+        "scale": _parts(given.active, *_SIZES),
+    },
+    "two_party_all": lambda given: {
+        "protocol": _parts(given.two_party, *_PROTOCOL, "timeouts", "networks"),
+        "scale": _parts(given.active, *_SIZES, "families", "contexts"),
+        **_parts(given, "families", "regularizer", "corpora", "runs"),
+    },
+    "report": lambda given: _parts(given, *REPORT),
+}
+"""{file: what a stage takes from the parameters beside a run's own configuration}, for every stage after this one: that
+of the file's name; `cost` is that of `summary`, `parallel_context` that of all three of its name."""
 
 
 def main(arguments: list[str]) -> None:
@@ -55,14 +108,9 @@ def main(arguments: list[str]) -> None:
     parameters, code = load(), code_hash()
     texts = {}
     for run in parameters.runs:
-        folder = tokens_folder(parameters.corpus_name(run))
-        values = configuration(parameters, run, open_tokens(folder).manifest)
-        values["paper_rows"] = list(parameters.run(run).rows)
-        values["tokens_sha256"] = hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()
-        values["code_sha256"] = code
-        texts[chosen.out / f"{run}.json"] = json.dumps(values, indent=1) + "\n"
-    for name, values in settings(parameters).items():
-        texts[chosen.settings / f"{name}.json"] = json.dumps(values, indent=1) + "\n"
+        texts[chosen.out / f"{run}.json"] = json.dumps(trained_by(parameters, run, code), indent=1) + "\n"
+    for name, of in SETTINGS.items():
+        texts[chosen.settings / f"{name}.json"] = json.dumps(of(parameters), indent=1) + "\n"
     for path, text in texts.items():
         write_text(path, text)
     print(f"{len(parameters.runs)} runs at scale {parameters.scale}: {chosen.out}")

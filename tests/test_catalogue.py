@@ -188,6 +188,32 @@ def test_status_is_that_of_the_files(tmp_path: Path) -> None:
     assert found() == "fresh"
 
 
+@pytest.mark.parametrize(
+    ("section", "changed", "expected"),
+    [
+        ("train", {"learning_rate": 1e-3, "betas": [0.9, 0.999]}, "kept"),
+        ("train", {"learning_rate": 2e-3}, "outdated"),
+        ("train", {"betas": [0.9, 0.95]}, "outdated"),
+        ("train", {"threads": 7, "compile": True}, "kept"),  # another way to the same
+        ("model", {"width": 128}, "outdated"),
+        ("model", {"temperature_init": 1.0}, "outdated"),
+        ("regularizer", {"gamma": 0.1}, "outdated"),
+        ("regularizer", None, "kept"),
+    ],
+)
+def test_a_result_of_another_configuration_is_outdated(tmp_path, section, changed, expected) -> None:
+    write_metrics(tmp_path / "results/laptop/sm", **{section: changed})
+    assert status(PARAMETERS, "sm", results(tmp_path)["laptop", "sm"]) == expected
+
+
+def test_every_kept_result_is_of_the_configuration_as_status_reads_it() -> None:
+    found = results(ROOT)
+    for scale in {scale for scale, _ in found}:
+        for run in PARAMETERS.runs:
+            if kept := [result for result in found.get((scale, run), ()) if not result.fresh]:
+                assert status(PARAMETERS.at_scale(scale), run, kept) in ("kept", "diverged"), (scale, run)
+
+
 def test_cost_by_hand(tmp_path: Path) -> None:
     run, laptop = "sm-scfuffn", PARAMETERS.at_scale("laptop")
     assert tokens(laptop, run) == 1000 * 16 * 64

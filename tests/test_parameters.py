@@ -73,7 +73,7 @@ def test_the_committed_file_is_valid_and_complete():
         ("runs.sm.corpus", "book", "unknown corpus 'book'"),
         ("regularizer.gamma", -0.1, "regularizer.gamma"),
         ("seeds", [], "seeds"),
-        ("scales.smoke.model.layers", 5, "prunes 6 FFNs"),
+        ("scales.smoke.model.layers", 5, "cannot prune 6 FFNs of a model with 5 layers"),
     ],
 )
 def test_one_line_names_key_and_remedy(tmp_path, place, value, named):

@@ -40,6 +40,8 @@ USUAL = {"np": "numpy"}
 """What examples take for imported."""
 # multiprocessing pickles between a process and the one it started; that pipe is nobody else's (SECURITY.md).
 MAY_PICKLE = {"aero/two_party/parties.py"}
+# submitit pickles a job into the folder of the one who submits it and unpickles its result from there (SECURITY.md).
+MAY_SUBMIT = {"aero/training/many.py"}
 # Names of modules that these import are written out in the source.
 MAY_IMPORT_BY_NAME = {"aero/entropy.py", "aero/training/tracker.py"}
 
@@ -50,11 +52,11 @@ def findings(source: str, name: str = "aero/some.py") -> list[str]:
 
 
 def _findings(tree: ast.AST, name: str) -> Iterator[tuple[int, str]]:
-    imported = dict(USUAL)
+    imported, unpickling = dict(USUAL), UNPICKLING | (set() if name in MAY_SUBMIT else {"submitit"})
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                if set(alias.name.split(".")) & UNPICKLING:
+                if set(alias.name.split(".")) & unpickling:
                     yield node.lineno, f"imports {alias.name}"
                 imported[alias.asname or alias.name.partition(".")[0]] = (
                     alias.name if alias.asname else alias.name.partition(".")[0]
@@ -64,7 +66,7 @@ def _findings(tree: ast.AST, name: str) -> Iterator[tuple[int, str]]:
                 whole = f"{node.module or ''}.{alias.name}"
                 if whole in FORBIDDEN:
                     yield node.lineno, f"imports {whole}"
-                elif set(whole.split(".")) & UNPICKLING or ("pickle" in alias.name.lower() and name not in MAY_PICKLE):
+                elif set(whole.split(".")) & unpickling or ("pickle" in alias.name.lower() and name not in MAY_PICKLE):
                     yield node.lineno, f"imports {whole}"
                 else:
                     imported[alias.asname or alias.name] = whole
@@ -128,6 +130,8 @@ def _is(node: ast.AST | None, value: object) -> bool:
     "source",
     [
         "import pickle",
+        "import submitit",
+        "from submitit.helpers import DelayedSubmission",
         "from multiprocessing import reduction as r\nr.ForkingPickler.dumps(1)",
         "import os\nos.system(name)",
         "eval(text)",

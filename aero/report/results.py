@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from aero.catalogue import BOOKKEEPING
 from aero.model import ModelConfig
 from aero.parameters import TrainParameters
 
@@ -29,8 +30,6 @@ LOOK = "smoke"
 DEFAULT_SEED = 1337
 SCALE_VARIABLE = "AERO_REPORT_SCALE"
 """How the renderer tells the report's source, which runs in a process of its own, what scale the report is about."""
-_NO_RECIPE = ("threads", "compile", "log_every", "checkpoint_every")
-"""Training settings that change how a run is carried out, not what it is."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ class Run:
 
         A setting that older results do not know counts as its default, which is how they were trained.
         """
-        train = {k: v for k, v in (self.metrics.get("train") or {}).items() if k not in _NO_RECIPE}
+        train = {k: v for k, v in (self.metrics.get("train") or {}).items() if k not in BOOKKEEPING}
         train = _without_defaults(train, {name: f.default for name, f in TrainParameters.model_fields.items()})
         defaults = {f.name: f.default for f in dataclasses.fields(ModelConfig)}
         model = _without_defaults(self.metrics.get("model") or {}, defaults)

@@ -38,7 +38,7 @@ def _damaged_input(results: Results) -> Html:
         [
             escape(target["target"]),
             escape(target["engine"]),
-            _of(f"{target['cases']:,}", "fuzz"),
+            _of(f"{target['cases']:,}", "fuzz") + _of_planned(target),
             _of(f"{target['refused']:,}", "fuzz"),
             _of(f"{target['accepted']:,}", "fuzz"),
             _of(f"{len(target['failures'])}", "fuzz"),
@@ -54,7 +54,7 @@ def _damaged_input(results: Results) -> Html:
         "input after all, with what holds of all input checked. A failure would be anything else: a crash, a hang of "
         f"more than {found['case_limit_s']:g} s, more than {found['memory_limit_bytes'] / 2**30:g} GiB of memory, an "
         f"error without its cause. Seed {found['seed']}. hypothesis makes cases from the format, atheris changes bytes "
-        f"and follows which lines of the source they reach. {_where(found, 'fuzz')}"
+        f"and follows which lines of the source they reach.{_so_far(found)} {_where(found, 'fuzz')}"
     )
     heads = ["reader", "engine", "cases", "refused", "accepted", "failures", "slowest, s"]
     return Html(grid(heads, rows, words, "robustness-fuzz", (0.24, 0.15, 0.13, 0.13, 0.13, 0.11, 0.11)))
@@ -75,10 +75,21 @@ def _cases(results: Results, name: str, title: str, command: str) -> Html:
     ]
     failures = found.get("failures") or []
     told = f" What went wrong: {escape('; '.join(map(str, failures))[:600])}." if failures else ""
-    if found.get("of") and found.get("asked", 0) < found["of"]:
-        told += f" {found['asked']:,} of {found['of']:,} questions so far."
-    words = f"<b>{title}.</b>{told} {_where(found, name)}"
+    words = f"<b>{title}.</b>{told}{_so_far(found)} {_where(found, name)}"
     return Html(grid(["case", "right", "seen"], rows, words, f"robustness-{name}", (0.34, 0.16, 0.5)))
+
+
+def _of_planned(target: Mapping[str, Any]) -> str:
+    """Where time or a failure ended a target early: how many cases it was to have."""
+    planned = target.get("of", target["cases"])
+    return f" {_of(f'of {planned:,}', 'fuzz')}" if target["cases"] < planned else ""
+
+
+def _so_far(found: Mapping[str, Any]) -> str:
+    """How much of what was to be tried has been, if not all: a run that was stopped leaves a file, too."""
+    if found.get("asked", 0) >= found.get("of", 0):
+        return ""
+    return f" {found['asked']:,} of {found['of']:,} so far."
 
 
 def _server(results: Results) -> Html:
@@ -147,7 +158,7 @@ def _determinism(results: Results) -> Html:
         "the largest relative difference of a logged training loss, the relative difference of the evaluation "
         "perplexity, and the largest difference of a head's mean entropy in nats. Older vector instructions, forced on "
         f"one machine, stand for another machine; CUDA was not measured. At scale smoke a training has 12 "
-        f"steps. {_where(found, 'determinism')}"
+        f"steps.{_so_far(found)} {_where(found, 'determinism')}"
     )
     heads = ["scale", "run", "compared with", "equal", "loss", "perplexity", "entropy"]
     return Html(grid(heads, rows, words, "robustness-determinism", (0.09, 0.21, 0.28, 0.12, 0.1, 0.1, 0.1)))

@@ -60,7 +60,7 @@ def test_every_file_is_shown_with_its_numbers(results):
         "Seed 7",
         "29 of 30",
         "train 20, entropy 10",
-        "40 of 1,000 questions so far",
+        "40 of 1,000 so far",
         "189 of 190",
     ):
         assert shown in text
@@ -78,6 +78,21 @@ def test_what_is_not_measured_is_a_visible_gap(results, name, content):
         path.write_text(content)
     text = robustness.section(results).text
     assert text.count("not measured yet") == 1 and "measures it" in text
+
+
+@pytest.mark.parametrize("name", ["fuzz", "faults", "determinism"])
+def test_what_was_not_tried_yet_is_told(results, name):
+    path = results.root / robustness.FOLDER / f"{name}.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"asked": 7, "of": 20}))
+    assert robustness.section(results).text.count("7 of 20 so far") == 1
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"asked": 20}))
+    assert "of 20 so far" not in robustness.section(results).text
+
+
+def test_a_reader_that_ended_early_shows_how_many_cases_it_was_to_have(results):
+    path = results.root / robustness.FOLDER / "fuzz.json"
+    path.write_text(json.dumps(FUZZ | {"targets": [FUZZ["targets"][0] | {"of": 20_000}]}))
+    assert "of 20,000" in robustness.section(results).text
 
 
 def test_targets_measured_at_other_commits_are_told(results):

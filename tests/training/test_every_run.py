@@ -37,3 +37,18 @@ def test_a_run_ends_with_a_loss_or_with_where_it_diverged(run, corpora, tmp_path
     else:
         assert metrics["eval_loss"] is None
         assert set(metrics["first_nonfinite"]) == {"step", "layer", "where"}
+
+
+@pytest.mark.parametrize("run", ["sm-ln-g", "sm-scfuffn", "pythia-sm-g", "ereg-smt-scfuffni-6", "core-relu"])
+def test_a_run_that_is_made_to_diverge_says_in_which_layer(run, corpora, tmp_path):
+    """No run of params.yaml may diverge at this scale, so that the branch above would stay untried: one step of this
+    size leaves no finite number."""
+    changes = {"overrides": {**PARAMETERS.run(run).overrides, "learning_rate": 1e30, "clip": None}}
+    changed = PARAMETERS.runs | {run: PARAMETERS.run(run).model_copy(update=changes)}
+    parameters = PARAMETERS.model_copy(update={"runs": changed})
+    metrics = train_run(parameters, run, 1337, corpora[PARAMETERS.corpus_name(run)], tmp_path, progress=False)
+    assert metrics["eval_loss"] is None and metrics["diverged_at_step"] is not None
+    first = metrics["first_nonfinite"]
+    assert first["step"] <= metrics["diverged_at_step"] and first["where"]
+    layers = PARAMETERS.model(run).layers
+    assert first["layer"] in range(layers) or first["where"] in ("embedding", "logits")

@@ -4,6 +4,9 @@ import fcntl
 import json
 import os
 import random
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -121,3 +124,40 @@ def test_files_that_belong_together_come_together_or_not_at_all(tmp_path):
         patch.setattr(os, "replace", lambda a, b: (seen.append((b.name, last.exists())), renamed(a, b)))
         write_together({one: "4", other: "5", last: "6"})
     assert seen == [("one", False), ("other", False), ("last", False)] and last.read_text() == "6"
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from aero.training.log import write_together
+calls, last = 0, int(sys.argv[2])
+def counted(call):
+    def counting(*given, **named):
+        global calls
+        if calls == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        calls += 1
+        return call(*given, **named)
+    return counting
+for name in ("replace", "unlink", "fsync"):
+    setattr(os, name, counted(getattr(os, name)))
+write_together({Path(sys.argv[1]) / name: "new" for name in ("one", "other", "last")})
+"""
+
+
+def test_killed_between_any_two_of_its_calls_it_leaves_no_mixture_that_looks_whole(tmp_path):
+    """Before every flush, removal and renaming in turn; `last` says what the others are."""
+    ends = []
+    for calls in range(20):
+        folder = tmp_path / str(calls)
+        folder.mkdir()
+        for name in ("one", "other", "last"):
+            (folder / name).write_text("old")
+        done = subprocess.run([sys.executable, "-c", KILLED, folder, str(calls)], timeout=60)
+        found = {name: (folder / name).read_text() for name in ("one", "other", "last") if (folder / name).exists()}
+        ends.append("mixed" if "last" not in found else " ".join(sorted(set(found.values()))))
+        if done.returncode == 0:
+            break
+        assert done.returncode == -signal.SIGKILL
+    # Three flushes, the removal of what says what the others are, three renamings.
+    assert ends == ["old"] * 4 + ["mixed"] * 3 + ["new"]

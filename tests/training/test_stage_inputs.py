@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -15,50 +16,129 @@ from small_project import make
 from aero.pipeline import ROOT, _is_inert, dependency_differences
 
 RUN, SEED = "sm-scfuffni-6", 1337
-STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+PIPELINES = {
+    name: yaml.safe_load((ROOT / name).read_text(encoding="utf-8")) for name in ("dvc.yaml", "catalogue/dvc.yaml")
+}
+STAGES = PIPELINES["dvc.yaml"]["stages"]
+FURTHER = ("two_party_all", "parallel_context_train", "parallel_context", "parallel_context_cost")  # of the catalogue
 OTHER_CORPUS = "runs/tokens_stdlib_docstrings"
-# Follows what a stage opens and which sections of params.yaml it uses, and tells at the end.
+# In the order in which they can run; the report's is in tests/report/, where there is something to report.
+ORDER = (
+    "tokenize",
+    "tokenize_languini",
+    "configurations",
+    "train",
+    "entropy",
+    "summary",
+    "two_party_ops",
+    "end_to_end",
+    "two_party_rows",
+    "sensitivity",
+    "sensitivity_theory",
+    *FURTHER,
+)
+STAGES = STAGES | {name: PIPELINES["catalogue/dvc.yaml"]["stages"][name] for name in FURTHER}
+NAMED = {"scales", "runs", "families", "corpora", "devices"}
+"""Sections of params.yaml whose entries have names, which stand as * in what is followed."""
+# Follows what a stage opens and which values of params.yaml it uses, by their dotted names, and tells at the end.
 FOLLOWED = """
-import os, runpy, sys
-root, told, opened, sections = os.getcwd() + "/", sys.argv.pop(1), set(), set()
+import json, os, runpy, sys
+root, told, opened, values = os.getcwd() + "/", sys.argv.pop(1), set(), set()
 def hook(event, arguments):
     if event == "open" and isinstance(arguments[0], str) and not (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR):
         path = os.path.abspath(arguments[0])
         if path.startswith(root) and os.path.isfile(path):
             opened.add(path[len(root):])
 sys.addaudithook(hook)
+from typing import get_args
 from aero import parameters
-check = parameters.load
+check, places, inside = parameters.load, {}, set()  # inside: the sections of what was loaded, not copies of them
+def place(kind, prefix):
+    places.setdefault(kind, prefix)
+    for name, field in kind.model_fields.items():
+        for part in (field.annotation, *get_args(field.annotation)):
+            if isinstance(part, type) and issubclass(part, parameters.BaseModel):
+                place(part, prefix + name + (".*." if part is not field.annotation else "."))
+def followed(kind):
+    plain, names, prefix = object.__getattribute__, set(kind.model_fields), places[kind]
+    def read(self, name):
+        value = plain(self, name)
+        if id(self) not in inside and kind is not parameters.Parameters:
+            return value
+        if name in names:
+            inner = list(value.values()) if isinstance(value, dict) else [value]
+            if not inner or not all(isinstance(one, parameters.BaseModel) for one in inner):
+                values.add(prefix + name)
+        elif name == "model_dump":
+            return lambda **given: dumped(value, **given)
+        return value
+    def dumped(dump, **given):
+        values.update(prefix + name for name in set(given.get("include") or names) - set(given.get("exclude", ())))
+        return dump(**given)
+    return read
+def enter(value):
+    if isinstance(value, parameters.BaseModel):
+        inside.add(id(value))
+        for name in type(value).model_fields:
+            enter(getattr(value, name))
+    elif isinstance(value, dict):
+        for one in value.values():
+            enter(one)
+kept = []
 def load(*given):
     found = check(*given)
-    kind = type(found)
-    names = set(kind.model_fields)
-    plain = kind.__getattribute__
-    def followed(self, name):
-        if name in names:
-            sections.add(name)
-        return plain(self, name)
-    kind.__getattribute__ = followed
+    kept.append(found)  # so that no other object gets its sections' places in memory
+    now = set(values)
+    enter(found)
+    values.intersection_update(now)
+    if not places:
+        place(parameters.Parameters, "")
+        for kind in places:
+            kind.__getattribute__ = followed(kind)
     return found
 parameters.load = load
+stage = sys.argv.pop(1)
 try:
-    runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+    runpy.run_module(stage, run_name="__main__", alter_sys=True)
 finally:
+    found = {"": sorted(values)}
+    if stage == "stages.configurations":  # what each of its files stands for
+        from stages.configurations import SETTINGS, trained_by
+        given, run = load(), os.environ["FOLLOWED_RUN"]
+        files = {f"runs/settings/{name}.json": lambda of=of: of(given) for name, of in SETTINGS.items()}
+        files[f"runs/configurations/{run}.json"] = lambda: trained_by(given, run, "")
+        for name, make in files.items():
+            values.clear()
+            make()
+            found[name] = sorted(values)
     with open(told, "w") as file:
-        print(*sorted(opened), sep="\\n", file=file)
-        print("sections", *sorted(sections), file=file)
+        json.dump({"opened": sorted(opened), "values": found}, file)
 """
 
 
+def filled(text: str) -> str:
+    """A name or command in dvc.yaml for `RUN` and `SEED`."""
+    for name, value in {
+        "item.run": RUN,
+        "item.seed": SEED,
+        "seeds[0]": SEED,
+        "families.languini-gpt2.corpus": "stdlib_docstrings",
+    }.items():
+        text = text.replace(f"${{{name}}}", str(value))
+    return text
+
+
 def declared(stage: str) -> tuple[list[str], list[str]]:
-    """(dependencies, sections of params.yaml) of the stage, for `RUN`, with what its configuration file stands for."""
-    names = [text.replace("${item.run}", RUN).replace("${item.seed}", str(SEED)) for text in STAGES[stage]["deps"]]
-    names = [name.replace("${families.languini-gpt2.corpus}", "stdlib_docstrings") for name in names]
-    sections = [name.split(".")[0] for name in STAGES[stage].get("params", [])]
+    """(dependencies, values of params.yaml) of the stage, for `RUN`; the dependencies with those of `configurations` if
+    it depends on a file of that stage."""
+    names = [filled(text) for text in STAGES[stage].get("deps", [])]
+    values = []
+    for dotted in STAGES[stage].get("params", []):
+        first, *rest = filled(dotted).replace("${scale}", "*").split(".")
+        values.append(".".join([first, "*", *rest[1:]] if first in NAMED and rest else [first, *rest]))
     if any(name.startswith(("runs/configurations/", "runs/settings/")) for name in names):
-        further, more = declared("configurations")
-        return [*names, *further], [*sections, *more]
-    return names, sections
+        names = list(dict.fromkeys([*names, *declared("configurations")[0]]))
+    return names, values
 
 
 def alone(folder: Path, whole: Path, names: list[str]) -> None:
@@ -73,36 +153,50 @@ def alone(folder: Path, whole: Path, names: list[str]) -> None:
 
 
 def run(folder: Path, stage: str) -> subprocess.CompletedProcess:
-    command = STAGES[stage]["cmd"].replace("${item.run}", RUN).replace("${item.seed}", str(SEED))
-    arguments = [folder / "told.txt", *command.removeprefix("python -m ").split()]
-    env = os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "PATH": "/nonexistent"}
+    arguments = [folder / "told.json", *filled(STAGES[stage]["cmd"]).removeprefix("python -m ").split()]
+    env = os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "PATH": "/nonexistent", "FOLLOWED_RUN": RUN}
     done = [sys.executable, "-c", FOLLOWED, *map(str, arguments)]
-    return subprocess.run(done, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run(done, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory, tokens):
+def made(tmp_path_factory):
     """A project in which the stages have run, each alone with what it declares, and what each of them read."""
     whole = make(tmp_path_factory.mktemp("whole") / "project")
-    for name in ("runs/tokens", OTHER_CORPUS):
-        shutil.copytree(tokens, whole / name)
+    values = yaml.safe_load((whole / "params.yaml").read_text(encoding="utf-8"))
+    every = [*values["active_runs"], *values["more_runs"]]
+    values["active_runs"], values["more_runs"] = [RUN], [run for run in every if run != RUN]
+    values["two_party"]["end_to_end_runs"] = [RUN]
+    for scale in values["scales"].values():
+        scale["end_to_end_runs"] = [RUN]
+    printed = {RUN}  # by `two_party_all`, which at this scale measures each printed architecture in its own sizes
+    for name, run_values in values["runs"].items():
+        if name not in printed:
+            run_values |= {"rows": [], "figures": [], "reason": "a test"}
+    (whole / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
     shutil.copytree(ROOT / "results/two_party", whole / "results/two_party")
     read = {}
-    for stage in ("configurations", "train", "entropy", "summary"):
+    for stage in ORDER:
         folder = tmp_path_factory.mktemp(stage) / "a folder with blanks"
         alone(folder, whole, declared(stage)[0])
         finished = run(folder, stage)
         assert finished.returncode == 0, f"{stage} does not run on what it declares: {finished.stderr}"
-        *opened, sections = (folder / "told.txt").read_text().splitlines()
-        read[stage] = opened, sections.split()[1:]
+        told = json.loads((folder / "told.json").read_text(encoding="utf-8"))
+        read[stage] = told["opened"], told["values"]
         shutil.copytree(folder / "runs", whole / "runs", dirs_exist_ok=True)
     return whole, read
 
 
-@pytest.mark.parametrize("stage", ["configurations", "train", "entropy", "summary"])
+def test_every_stage_of_the_pipelines_is_followed():
+    trainings = {"train", "train_again"}  # the catalogue's, of the same two modules as train and entropy
+    catalogue = set(PIPELINES["catalogue/dvc.yaml"]["stages"]) - trainings
+    assert set(ORDER) | {"report"} == set(PIPELINES["dvc.yaml"]["stages"]) | catalogue
+
+
+@pytest.mark.parametrize("stage", ORDER)
 def test_a_stage_reads_nothing_that_it_does_not_declare(made, stage):
     names, known = declared(stage)
-    opened, sections = made[1][stage]
+    opened, followed = made[1][stage]
     inside = [name for name in opened if name.split("/")[0] in ("aero", "stages", "runs", "results")]
     assert len([name for name in inside if name.endswith(".py")]) > 10, "nothing was followed"
     own = ("__init__.py", ".pyc")
@@ -115,11 +209,23 @@ def test_a_stage_reads_nothing_that_it_does_not_declare(made, stage):
         next(iter(out)) if isinstance(out, dict) else out
         for out in STAGES[stage].get("outs") or STAGES[stage]["metrics"]
     ]
-    written = [text.replace("${item.run}", RUN).replace("${item.seed}", str(SEED)) for text in outs]
-    odd = [name for name in odd if not any(name.startswith(out.rpartition("/")[0]) for out in written)]
+    odd = [name for name in odd if not any(name.startswith(filled(out).rpartition("/")[0]) for out in outs)]
     assert odd == []
-    # Which runs and seeds there are is in the names of the stages; where a run is computed does not change its result.
-    assert set(sections) - {"runs", "seeds", "scale"} <= set(known), sorted(set(sections) - set(known))
+    # Files of `configurations` stand for what was followed while they were made.
+    known += [value for name in names for value in made[1]["configurations"][1].get(name, [])]
+    # Which seeds and scale there are is in the names of the stages; where a run is computed does not change its result.
+    # Of the vocabulary it is asked only whether the token files, a dependency, have it.
+    free = ("seeds", "scale", "scales.*.device", "scales.*.tokens.vocabulary")
+    values = [value for value in followed[""] if value not in free]
+    assert values and [v for v in values if not any(f"{v}.".startswith(f"{name}.") for name in known)] == []
+
+
+@pytest.mark.parametrize(
+    ("stage", "value"), [("two_party_ops", "scales.*.tokens"), ("sensitivity", "scales.*.sensitivity")]
+)
+def test_what_a_stage_uses_of_params_yaml_is_followed_to_its_place(made, stage, value):
+    """The other way round: a value that was not declared would be seen."""
+    assert any(f"{used}.".startswith(f"{value}.") for used in made[1][stage][1][""])
 
 
 @pytest.mark.parametrize(
@@ -168,5 +274,4 @@ def test_the_check_of_code_names_every_file_that_is_left_out(name):
 
 def test_costs_depend_on_the_architecture_of_every_active_run():
     active = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))["active_runs"]
-    for stage in ("two_party_ops", "two_party_rows"):
-        assert {f"runs.{run}.architecture" for run in active} <= set(STAGES[stage]["params"])
+    assert {f"runs.{run}.architecture" for run in active} <= set(STAGES["two_party_ops"]["params"])

@@ -11,13 +11,13 @@ AT_ONCE = 1 << 24
 
 
 def unprotected(*arrays):
-    """What would give values away: two neighbours as float32 (8 bytes), or in 64-bit fixed point rounded either way."""
+    """What would give values away: two neighbours as float32 (8 bytes), or in 64-bit fixed point, however rounded."""
     patterns = set()
     for array in arrays:
-        pairs = array.astype("<f4").reshape(-1, 2)
+        pairs = array.astype("<f4").ravel()[: array.size // 2 * 2].reshape(-1, 2)
         pairs = pairs[(pairs != 0).all(1)]
         scaled = pairs.astype(np.float64) / STEP
-        for encoded in (pairs, np.floor(scaled).astype("<i8"), np.ceil(scaled).astype("<i8")):
+        for encoded in (pairs, *(round_(scaled).astype("<i8") for round_ in (np.floor, np.ceil, np.trunc, np.rint))):
             patterns.update(row.tobytes() for row in encoded)
     return patterns
 
@@ -33,6 +33,30 @@ def occurrences(patterns, stream):
             # One small fixed-point number, mostly zero bytes, stands in any large ciphertext; two in a row do not.
             found += stream[start : start + 8] in patterns or stream[start : start + 16] in patterns
     return found
+
+
+def large_runs(values, smallest=0.1, length=4):
+    """(n, length) neighbours in a vector of which none is small: half of all random bits are a small float32."""
+    runs = np.lib.stride_tricks.sliding_window_view(np.asarray(values, np.float64), length)
+    return runs[(np.abs(runs) > smallest).all(1)]
+
+
+def near(runs, stream, tolerance=0.01):
+    """Whether one of `runs`, (n, length), stands in the stream, each number within the tolerance, as private logits are
+    of the model's; as float32 or in 64-bit fixed point, at whatever offset."""
+    least, most, length = np.abs(runs).min() - tolerance, np.abs(runs).max() + tolerance, runs.shape[1]
+    for dtype, unit in (("<f4", 1.0), ("<i8", STEP)):
+        size = np.dtype(dtype).itemsize
+        for offset in range(size):
+            seen = np.frombuffer(stream, dtype, count=(len(stream) - offset) // size, offset=offset)
+            with np.errstate(invalid="ignore"):
+                fitting = (np.abs(seen) > least / unit) & (np.abs(seen) < most / unit)
+            together = np.lib.stride_tricks.sliding_window_view(fitting, length).all(1)
+            for place in np.flatnonzero(together):
+                found = seen[place : place + length].astype(np.float64) * unit
+                if (np.abs(runs - found) < tolerance).all(1).any():
+                    return True
+    return False
 
 
 def found_in_memory(pid, secrets):

@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 import pytest
-from clear_text import STEP, found_in_memory, occurrences, unprotected
+from clear_text import STEP, found_in_memory, large_runs, near, occurrences, unprotected
 from made_models import random_model, torch_logits
 
 from aero import checkpoint
@@ -22,7 +22,8 @@ from aero.two_party.settings import NAMES, Settings
 from aero.two_party.weights import weight_arrays
 
 TOKENS, NEW, VOCABULARY = 8, 2, 257
-PROMPTS = [np.random.default_rng(seed).integers(1, VOCABULARY, TOKENS).tolist() for seed in (1, 2)]
+# One of random tokens, and as unlike it as can be: the vocabulary's last entry again and again.
+PROMPTS = [np.random.default_rng(1).integers(1, VOCABULARY, TOKENS).tolist(), [VOCABULARY - 1] * TOKENS]
 TEXT = "only the one who asks may know this"
 
 
@@ -133,12 +134,23 @@ def test_nothing_in_the_clear_crosses_the_link(sessions, model):
 
 
 def nothing_in_the_clear(session, prompt, model, program):
-    attention = model.blocks[0].attention
-    weights = unprotected(*(getattr(attention, name).weight.detach().numpy() for name in ("query", "key", "value")))
+    given = [parameter.detach().numpy() for parameter in model.parameters()]
+    weights = unprotected(*given, *weight_arrays(model, program).values())
+    after, logits = list(prompt), []
+    for token in session.answered.ids:
+        logits.append(large_runs(torch_logits(model, np.array(after))))
+        assert len(logits[-1])
+        after.append(token)
+    # The new ids with the two before them: fewer small numbers in a row stand in any large ciphertext.
+    secrets = of_prompt(prompt) | of_model(model, program)
+    for name, dtype in (("new ids", "<i4"), ("new ids, wide", "<i8")):
+        secrets[name] = np.asarray(after[-2 - NEW :], dtype).tobytes()
+    secrets["new ids, text"] = str(session.answered.ids)[1:-1].encode()
     for stream in (session.to_server, session.to_client):
         assert len(stream) > 5e6
-        assert not [name for name, secret in (of_prompt(prompt) | of_model(model, program)).items() if secret in stream]
+        assert not [name for name, secret in secrets.items() if secret in stream]
         assert occurrences(weights, stream) == 0
+        assert not any(near(runs, stream) for runs in logits)
     # Shares are sent by name. Beside those of made-up numbers that set-up runs on (a0, a1) there is one: that of
     # the logits, after each pass, to the client.
     to_server, to_client = (
@@ -158,6 +170,18 @@ def test_neither_does_it_in_the_published_program_with_gelu_and_layer_norm(tmp_p
         session = Session(model, path, description, prompt, patch, look_into_memory=False)
     assert session.answered.ids[0] == torch_logits(model, np.array(prompt)).argmax()
     nothing_in_the_clear(session, prompt, model, program)
+
+
+def test_the_search_finds_weights_and_logits_that_do_cross(sessions, model):
+    """In a stream as recorded, at an odd place, each way they could be written."""
+    stream, cut = sessions[0].to_client, 1_000_003
+    head = model.blocks[0].attention.value.weight.detach().numpy()
+    for secret in (head[3, :2].astype("<f4"), (head[3, :2].astype(np.float64) / STEP).astype("<i8")):
+        assert occurrences(unprotected(head), stream[:cut] + secret.tobytes() + stream[cut:]) == 1
+    runs = large_runs(torch_logits(model, np.array(PROMPTS[0])))
+    # 700 steps: as wrong as fixed point makes them.
+    for secret in (runs[0].astype("<f4"), (runs[-1] / STEP).astype("<i8") + 700):
+        assert near(runs, stream[:cut] + secret.tobytes() + stream[cut:])
 
 
 def test_transcripts_of_two_prompts_of_one_length_have_one_size(sessions):

@@ -446,18 +446,20 @@ def main(arguments: list[str]) -> int:
 
         while struck.total() < chosen.moments or chain:
             attempts += 1
-            process = project.start()
+            process, hit = project.start(), False
             if struck.total() < chosen.moments and len(chain) < IN_A_ROW:
                 kind = min(kinds, key=lambda kind: (struck[kind], draw.random()))
                 ahead = ahead or sorted(draw.choices(list(stages), k=IN_A_ROW), key=list(stages).index)
                 stage = ahead.pop(0)
-                if reached(process, project, stage, draw.uniform(0, stages[stage])):
+                if hit := reached(process, project, stage, draw.uniform(0, stages[stage])):
                     kinds[kind](process.pid, project)
             status = ended(process)
             (project.folder / "filler.tmp").unlink(missing_ok=True)
             if status != 0:
                 wrong = project.problems()
-                if struck.total() >= chosen.moments or len(chain) >= IN_A_ROW:
+                if not hit:
+                    failures.append(f"fails without a strike after {[kind for kind, _ in chain]}: {'; '.join(wrong)}")
+                    write()
                     raise UserError(f"cannot go on after a strike: {project.output()[-400:]}; {wrong}")
                 place = running(project.output())
                 struck[kind] += 1

@@ -245,12 +245,15 @@ def _rounds(description: Description, tokens: int, passes: int) -> tuple[float |
 def _published(path: Path, tokenizer: str | None, program: str, settings: Settings) -> tuple[Description, Any]:
     """What the server says of the checkpoint at `path`, and the checkpoint's tokenizer."""
     from aero import checkpoint
+    from aero.two_party.fixed_point import check
     from aero.two_party.hello import Description
     from aero.two_party.weights import within_budget
 
     architecture, config, header = checkpoint.describe(path)
     found = _load(tokenizer if tokenizer is not None else tokenizer_beside(path, header.get("run")))
-    program = within_budget(checkpoint.load(path), program)
+    model = checkpoint.load(path)
+    program = within_budget(model, program)
+    check(model, program, settings)
     description = Description.of(architecture, config, program, settings, found.sha256)
     _check_vocabulary(found, description)
     return description, found

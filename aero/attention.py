@@ -15,11 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from aero.row_entropy import attention_with_entropy
+from aero.row_entropy import attention_with_entropy, can_fuse
 
 MATRIX_UP_TO = 256
 """Contexts up to this hold the T x T matrix for the entropy. Blocks of rows are slower below 128 and faster beyond, but
-256 is the longest context of the laptop scale, whose kept trainings had the matrix (docs/decisions.md)."""
+256 is the longest context of the laptop scale, whose kept trainings had the matrix (docs/decisions.md). Where there is
+a fused kernel, none holds it."""
 
 
 def softmax_attention(
@@ -30,7 +31,7 @@ def softmax_attention(
     query, key, value: (B, H, T, d_k). temperature: (H, T) divides the logits of its query row, or None for 1;
     ValueError if it is for other heads or positions.
     Returns the output (B, H, T, d_k) and, if `entropy`, the row entropies (B, H, T) in nats (Eq. 12), else None. With
-    entropies, memory grows as T squared up to `MATRIX_UP_TO` positions and as T beyond.
+    entropies, memory grows as T squared up to `MATRIX_UP_TO` positions where there is no fused kernel, else as T.
     """
     if temperature is not None:
         if temperature.shape != query.shape[1:3]:
@@ -40,11 +41,13 @@ def softmax_attention(
         query = query / temperature[..., None]  # (B, H, T, d_k)
     if not entropy:
         return F.scaled_dot_product_attention(query, key, value, is_causal=True), None
-    if query.shape[-2] > MATRIX_UP_TO:
+    if query.shape[-2] > MATRIX_UP_TO or can_fuse(query, value):
         return attention_with_entropy(query, key, value, 1 / math.sqrt(query.shape[-1]))
     if query.device.type == "cpu" and query.dtype.itemsize > 2 and not torch.is_autocast_enabled("cpu"):
         return _MatrixAttention.apply(query, key, value)
-    probabilities, entropies = softmax_with_entropy(query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1]))
+    with torch.autocast(query.device.type, enabled=False):  # logits of half precision leave no digits of an entropy
+        logits = query.float() @ key.float().transpose(-2, -1) / math.sqrt(query.shape[-1])
+    probabilities, entropies = softmax_with_entropy(logits)
     return probabilities.to(value.dtype) @ value, entropies
 
 

@@ -166,7 +166,8 @@ def cost(parameters: Parameters, run: str, found: dict[tuple[str, str], tuple[Re
     if device != MEASURED:
         chosen = parameters.device(device)
         return Cost(seen, flops, device, flops / (chosen.peak_tflops * 1e12 * chosen.utilisation) / 3600)
-    own = [result.tokens_per_second for result in found.get((parameters.scale, run), ())]
+    results_here = found.get((parameters.scale, run), ())  # one that diverged at its first step has no speed
+    own = [result.tokens_per_second for result in results_here if result.tokens_per_second > 0]
     if own:
         return Cost(seen, flops, device, seen / max(own) / 3600)
     speed = achieved_flops(parameters, found)
@@ -180,6 +181,7 @@ def achieved_flops(parameters: Parameters, found: dict[tuple[str, str], tuple[Re
         for (scale, run), of_run in found.items()
         if scale == parameters.scale and run in parameters.runs
         for result in of_run
+        if result.tokens_per_second > 0
     ]
     return statistics.median(speeds) if speeds else None
 

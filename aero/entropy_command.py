@@ -109,7 +109,7 @@ def _baseline(path: Path) -> list[list[float]]:
         rows = [[math.nan if value is None else float(value) for value in row] for row in mean]
         if not rows or len({len(row) for row in rows}) != 1 or not rows[0]:
             raise ValueError("its `entropy_mean` is no table of layers and heads")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"--baseline {path} is no output of `aero entropy --json` ({error!r})") from None
     return rows
 

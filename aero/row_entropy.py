@@ -190,12 +190,18 @@ def can_fuse(query: Tensor, value: Tensor) -> bool:
     )
 
 
+IEEE = {"FLOAT32_PRECISION": "'ieee'"}
+"""FlexAttention's option for products in float32 as they are. Left to itself it takes TF32 where the process allows
+that for products of matrices, and an entropy has three digits."""
+
+
 def _flex_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
     kernel = flex_attention if torch.compiler.is_compiling() else _compiled(flex_attention)
     mask = causal_blocks(query.shape[-2], query.device)
-    output, more = kernel(query, key, value, block_mask=mask, scale=scale, return_aux=AuxRequest(lse=True))
+    how = {"block_mask": mask, "return_aux": AuxRequest(lse=True), "kernel_options": IEEE}
+    output, more = kernel(query, key, value, scale=scale, **how)
     return output, more.lse
 
 

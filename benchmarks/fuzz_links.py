@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import selectors
 import socket
 import struct
 import threading
@@ -11,6 +12,7 @@ import time
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -110,11 +112,42 @@ def _nothing_left(before: tuple[int, int]) -> None:
     assert max(left) <= 0, f"{left} threads and open files were left"
 
 
+@cache
+def _echo() -> str:
+    """Where a party of this process listens, for all cases; it sends back what it gets."""
+    door = socket.create_server(("127.0.0.1", 0), backlog=256)
+
+    waiting = selectors.DefaultSelector()
+    waiting.register(door, selectors.EVENT_READ)
+
+    def serve() -> None:
+        while True:
+            for key, _ in waiting.select():
+                connection: Any = key.fileobj
+                if connection is door:
+                    entered = door.accept()[0]
+                    entered.settimeout(5)
+                    waiting.register(entered, selectors.EVENT_READ)
+                    continue
+                try:
+                    data = connection.recv(1 << 16)
+                    connection.sendall(data)
+                except OSError:
+                    data = b""
+                if not data:
+                    waiting.unregister(connection)
+                    connection.close()
+
+    threading.Thread(target=serve, daemon=True).start()
+    return f"127.0.0.1:{door.getsockname()[1]}"
+
+
 def _carried(tunnel: Any, *_: Any, **__: Any) -> Any:
-    """In the place of a party: carries connections to where nobody listens until the peer is through or lost."""
+    """In the place of a party: carries connections to one that sends back what it gets, until the peer is through or
+    lost."""
     from aero.two_party.end_to_end import Cost
 
-    tunnel.carry("127.0.0.1:9")
+    tunnel.carry(_echo())
     until = time.monotonic() + 5
     while tunnel.failure is None and not tunnel._done.is_set():
         assert time.monotonic() < until, "the loss of the connection was not told"
@@ -131,11 +164,16 @@ def link_server(folder: Path) -> Target:
     from aero.two_party.tunnel import Arrival, Listener
 
     description, tokenizer = _tiny_description()
+    _echo()
     server = serving.Server(folder / "none", description, "{}", Settings(), most_tokens=2)
     question = {"tokens": 2, "new_tokens": 1, "description": description.sha256}
     messages = [{"hello": PROTOCOL, "versions": versions()}, question, {"done": True}]
     seeds = [b"".join(frame(MESSAGE, 0, as_json(message)) for message in messages)]
     seeds += [seeds[0] + frame(OPEN, 1, b"") + frame(DATA, 1, b"x") + frame(END, 1, b"")]
+    # Sent before the last message, while connections are carried.
+    begun, done = b"".join(frame(MESSAGE, 0, as_json(message)) for message in messages[:2]), as_json(messages[2])
+    carried = [frame(OPEN, 1, b""), frame(DATA, 1, b"abc"), frame(DATA, 1, b"d"), frame(END, 1, b"")]
+    seeds += [begun + b"".join(carried) + frame(MESSAGE, 0, done)]
 
     class Door(Listener):
         """A listener with one connection, which is there already."""
@@ -175,6 +213,7 @@ def link_client(folder: Path) -> Target:
 
     ready()  # a client starts the fork server, whose descriptors stay: they are no leak of a case
     description, tokenizer = _tiny_description()
+    _echo()
     text = asking._text_of(tokenizer)
     hello = {"hello": PROTOCOL, "versions": versions(), "description": asdict(description), "tokenizer": text}
     messages = [hello, {"begin": True}, {"done": True}]

@@ -6,6 +6,7 @@ and raises ValueError or OSError if not. `refusal` says whether such an error is
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
@@ -245,8 +246,40 @@ def checkpoints(folder: Path) -> Target:
             about = damaged_tree(draw, about, leaves)
         if level != "outer":
             outer["__metadata__"]["aero"] = json.dumps(about)
+        case = assembled(outer, content[8 + size :])
+        if draw(st.booleans()) and level != "outer":  # who can write a file can write its hash
+            put(path, case)
+            with contextlib.suppress(checkpoint.SafetensorError, ValueError, TypeError, RecursionError):
+                with checkpoint.safe_open(str(path), framework="pt") as file:
+                    tensors = {name: file.get_tensor(name) for name in file.keys()}
+                outer["__metadata__"]["aero"] = json.dumps(about | {"sha256": checkpoint._digest(tensors, about)})
+                case = assembled(outer, content[8 + size :])
+        return case
+
+    def assembled(outer: dict[str, Any], data: bytes) -> bytes:
         text = as_json(outer)
-        return struct.pack("<Q", len(text)) + text + content[8 + size :]
+        return struct.pack("<Q", len(text)) + text + data
+
+    @st.composite
+    def without_a_tensor(draw: Draw) -> bytes:
+        """A state with a tensor left out, made of another form, or called by another's name, under a hash that fits."""
+        put(state_path, states[0])
+        tensors, about = checkpoint.read_tensors(state_path, state.FORMAT)
+        name = draw(st.sampled_from(sorted(tensors)))
+        change = draw(st.sampled_from(["leave out", "cut", "double", "rename", "as it is"]))
+        value = tensors.pop(name) if change in ("leave out", "rename") else tensors[name]
+        if change == "rename":
+            tensors[draw(st.sampled_from(sorted(tensors)))] = value
+        elif change == "cut":
+            tensors[name] = value.reshape(-1)[:1].clone()
+        elif change == "double":
+            tensors[name] = value.double()
+        header = {name: value for name, value in about.items() if name != "sha256"}
+        if draw(st.booleans()):
+            key = draw(st.sampled_from(["rows", "steps_done", "seconds", "scaler", "float16_overflow"]))
+            header[key] = draw(st.sampled_from(["-5", "{}", '{"a": 1}', "[1]", "nan", "[[]]", "1e999", "null", "3"]))
+        checkpoint.write_tensors(state_path, tensors, header)
+        return state_path.read_bytes()
 
     @st.composite
     def flipped(draw: Draw) -> bytes:
@@ -270,6 +303,10 @@ def checkpoints(folder: Path) -> Target:
             assert resumed.steps_done == 0 and not resumed.rows and not other_optimizer.state
             assert all(torch.equal(value, fresh[name]) for name, value in resumed.model.state_dict().items())
             assert refusal(ValueError(said[0]), ("starting anew",)) is None, said[0]
+        else:  # taken over: it can be gone on with
+            assert resumed.steps_done >= 0 and all(isinstance(row, dict) for row in resumed.rows)
+            resumed.model(torch.zeros(1, 4, dtype=torch.long)).sum().backward()
+            other_optimizer.step()
         put(path, case)
         found, errors = [], []
         for reader in (package, ours):
@@ -295,7 +332,7 @@ def checkpoints(folder: Path) -> Target:
         return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
     pieces = [b'"dtype":"F16"', b'"shape":[0]', b'"data_offsets":[0,8]', struct.pack("<Q", 2**40), b"__metadata__"]
-    cases = st.one_of(header(), flipped(), damaged([*seeds, *states], pieces))
+    cases = st.one_of(header(), without_a_tensor(), flipped(), damaged([*seeds, *states], pieces))
     return Target(cases, seeds, read, ("a model.safetensors",))
 
 

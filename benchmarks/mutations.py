@@ -82,6 +82,7 @@ LEAVES = [
     "\0",
     "\x1b[2J",
     "\u202e\u0664",
+    "\ud800",
     "../../etc/passwd",
     "a; touch owned",
     "A" * 5000,

@@ -16,7 +16,7 @@ from aero import provenance
 from aero.errors import UserError, run_main
 from aero.training.archive import Finished, read
 from aero.training.kept import FILES
-from aero.training.log import write_text
+from aero.training.log import write_together
 from aero.training.run import kept_folder
 
 
@@ -86,17 +86,15 @@ def existing(folder: Path) -> dict[str, Any] | None:
     try:
         metrics = json.loads(path.read_text(encoding="utf-8"))
         started(metrics), metrics["config_hash"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{path} is damaged ({type(error).__name__}: {error}); restore or delete it") from None
     return metrics
 
 
 def write(folder: Path, training: Finished) -> None:
     """All files of a training; metrics.json last, and none is left of the one before."""
-    for name in FILES:
-        (folder / name).unlink(missing_ok=True)
-    for name in sorted(training.files, key="metrics.json".__eq__):
-        write_text(folder / name, training.files[name])
+    names = sorted(training.files, key="metrics.json".__eq__)
+    write_together({folder / name: training.files[name] for name in names}, without=[folder / name for name in FILES])
 
 
 if __name__ == "__main__":

@@ -102,7 +102,10 @@ def main(arguments: list[str]) -> None:
     with contextlib.closing(done), tqdm(total=len(trainings), desc="trainings", unit="run", disable=None) as bar:
         for training, failure in done:
             if failure is None and chosen.keep:
-                copy(kept_files(training.folder, Path("results")))
+                try:
+                    copy(kept_files(training.folder, Path("results")))
+                except (UserError, OSError) as error:  # of this one; the others go on
+                    failure = f"trained, and not kept: {error}"
             if failure is not None:
                 failed.append(training.name)
             tqdm.write(f"{training.name}: {ending(training.folder) if failure is None else f'failed: {failure}'}")

@@ -465,7 +465,7 @@ def _read_json(path: Path, root: Path, problems: list[str]) -> Any:
         return None
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         problems.append(f"{path.relative_to(root)}: cannot be read ({error})")
         return None
 

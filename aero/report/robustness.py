@@ -190,6 +190,6 @@ def _read(results: Results, name: str) -> dict[str, Any] | None:
     """None for a file that is not there or cannot be read: the section then says that nothing was measured."""
     try:
         found = json.loads((results.root / FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

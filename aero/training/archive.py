@@ -112,7 +112,7 @@ def _read_line(line: bytes, place: str) -> Finished:
         metrics["config_hash"], metrics["provenance"]["commit"], metrics["provenance"]["started"]
     except UserError:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UserError(f"{place} is no training ({type(error).__name__}: {error})") from None
     if told != (training.run, training.seed, training.scale) or not set(files) <= set(FILES):
         raise UserError(f"{place} is no training: its files are {', '.join(files)} of {told[0]} seed {told[1]}")

@@ -28,5 +28,6 @@ def configuration(parameters: Parameters, run: str, manifest: dict[str, Any]) ->
         "regularizer": None if regularizer is None else dataclasses.asdict(regularizer),
         "corpus": manifest["corpus"]["name"],
         "corpus_sha256": manifest["corpus_sha256"],
+        "tokenizer_sha256": manifest["tokenizer_sha256"],
         "packing": parameters.packing(run),
     }

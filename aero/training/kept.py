@@ -7,10 +7,12 @@ from pathlib import Path
 
 from aero import provenance
 from aero.errors import UserError
-from aero.training.log import write_text
+from aero.training.log import write_together
 from aero.training.run import kept_folder
 
 FILES = ("metrics.json", "entropy.json", "log.csv")
+ABOUT = {"metrics.json": FILES, "sweep.json": ("losses.csv", "traces.csv", "gains.csv", "sweep.json")}
+"""Files that say what others of their folder are, with those; `theory.json` of every `theory*` besides."""
 
 
 def require_committed() -> None:
@@ -38,6 +40,15 @@ def kept_files(folder: Path, results: Path, allow_changes: bool = False) -> list
 
 
 def copy(files: list[tuple[Path, Path]]) -> None:
-    """Copy text files, each in one step."""
+    """Copy text files; those that belong together come together, and none is left of those that were there before."""
+    groups: dict[tuple[Path, str], dict[Path, str]] = {}
     for source, target in files:
-        write_text(target, source.read_text(encoding="utf-8"))
+        about = next((name for name, those in ABOUT.items() if target.name in those), target.name)
+        if target.name.startswith("theory"):
+            about = "theory.json"
+        groups.setdefault((target.parent, about), {})[target] = source.read_text(encoding="utf-8")
+    for (folder, about), contents in groups.items():
+        last = folder / about
+        ordered = sorted(contents, key=last.__eq__)
+        before = [folder / name for name in ABOUT.get(about, ())] if last in contents else []
+        write_together({path: contents[path] for path in ordered}, without=before)

@@ -111,12 +111,15 @@ def write_text(path: Path, text: str) -> None:
     write_together({path: text})
 
 
-def write_together(contents: Mapping[Path, str | bytes], beside: Sequence[Path] = ()) -> None:
+def write_together(
+    contents: Mapping[Path, str | bytes], beside: Sequence[Path] = (), without: Sequence[Path] = ()
+) -> None:
     """Write files that belong together: all beside their places, flushed to disk, before the first one is renamed.
 
     Of several the last says what the others are, so it goes before they come: whoever finds it finds its own files,
     whenever this was killed. If one cannot be written, on a full disk say, all stay as they were. beside: files of the
-    same kind that already lie at `temporary` of their places.
+    same kind that already lie at `temporary` of their places. without: what else may lie there of the ones before, and
+    goes with them.
     """
     paths = [*beside, *contents]
     try:
@@ -130,7 +133,9 @@ def write_together(contents: Mapping[Path, str | bytes], beside: Sequence[Path] 
         for path in paths:
             temporary(path).unlink(missing_ok=True)
         raise
-    if len(paths) > 1:
+    if len(paths) > 1 or without:
         paths[-1].unlink(missing_ok=True)
+    for path in set(without) - set(paths):
+        path.unlink(missing_ok=True)
     for path in paths:
         os.replace(temporary(path), path)

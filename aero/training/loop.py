@@ -343,9 +343,11 @@ def train(
                 if regularization is not None:
                     measured[-1] = regularization.detach().double()
             scaler.unscale_(optimizer)
-            measured.append(torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip or math.inf).double())
+            measured.append(_clip(model, settings.clip).double())
             # One transfer a step: a GPU stands still while the host waits for a number.
             *values, norm = torch.stack(measured).tolist()
+            if not math.isfinite(norm):
+                norm = _clip_in_double(model, settings.clip)
             losses, penalties = values[::2], values[1::2]
             broken = next((part for part, value in zip(parts, losses, strict=True) if not math.isfinite(value)), None)
             loss, penalty = processes.mean(
@@ -358,7 +360,7 @@ def train(
             if not math.isfinite(loss) or (not math.isfinite(norm) and not scaled):
                 outcome.diverged_at_step = step
                 broken = ids if broken is None else broken
-                row = _row(settings, config, step, loss, penalty, norm, factor, began)
+                row = _row(settings, config, step + 1, loss, penalty, norm, factor, began)
 
                 def backward(states: list[Tensor], entropies: list[Tensor], ids: Tensor = broken) -> None:
                     value = next_token_loss(model.logits(states[-1]), ids)
@@ -450,6 +452,27 @@ def _first_overflow(row: Row, layers: int) -> dict[str, Any] | None:
         if row[f"overflow_layer_{layer}"]:
             return {"step": row["step"], "layer": layer, "value": row[f"activation_layer_{layer}"]}
     return None
+
+
+def _clip(model: GPT, most: float | None) -> Tensor:
+    """Clip the gradient to the norm `most`, if there is one, and return the norm it had. A norm that is not finite
+    leaves the gradient as it is."""
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    # A norm of 0 is clipped to nothing; an infinite one would make a finite gradient 0.
+    finite = torch.where(norm.isfinite(), norm, torch.zeros_like(norm))
+    torch.nn.utils.clip_grads_with_norm_(model.parameters(), most or math.inf, finite)
+    return norm
+
+
+def _clip_in_double(model: GPT, most: float | None) -> float:
+    """`_clip` for a gradient whose norm is beyond float32, where squares overflow from entries of 2e19 on, although the
+    entries are finite. If one is not, neither is what this returns."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients))
+    if math.isfinite(norm) and norm > (most or math.inf):
+        for gradient in gradients:
+            gradient.mul_(most / norm)
+    return norm
 
 
 def _row(

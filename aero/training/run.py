@@ -77,7 +77,9 @@ def train_run(
     packing = description["packing"]
     state_hash = configuration_hash(description)
     if unless_done and (metrics := metrics_of(folder, state_hash)):
-        return metrics
+        left = [folder / "log.csv", *([folder / "checkpoint.safetensors"] if checkpoint else [])]
+        if all(path.is_file() for path in left):
+            return metrics
     started, clock = provenance.now(), time.monotonic()
     batches = Batches(tokens.train, config.context, settings.batch_size, seed, packing, device)
 

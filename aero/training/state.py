@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from aero.checkpoint import check_fit, read_tensors, write_tensors
@@ -59,24 +61,42 @@ def restore(
         rows, overflow, scale = (json.loads(header[name]) for name in ("rows", "float16_overflow", "scaler"))
         weights = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
         check_fit(weights, outcome.model.state_dict())
+        if not 0 <= steps_done or not (math.isfinite(seconds) and math.isfinite(cpu_seconds)):
+            raise ValueError(f"{path} counts {steps_done} steps in {seconds} s")
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise ValueError(f"{path} holds no rows of a log")
+        moments = {
+            name: _moments(path, tensors, name, parameter) for name, parameter in outcome.model.named_parameters()
+        }
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         tqdm.write(f"starting anew: {error}")
         return
     outcome.model.load_state_dict(weights)
     for name, parameter in outcome.model.named_parameters():
-        moments = {key: tensors.get(f"optimizer.{key}.{name}") for key in ("step", "exp_avg", "exp_avg_sq")}
-        if moments["step"] is not None:
+        if (kept := moments[name]) is not None:
             # A fused optimiser counts steps where its parameters are, the others on the host.
             place = parameter.device if optimizer.defaults.get("fused") else "cpu"
             optimizer.state[parameter] = {
-                "step": moments["step"].to(place),
-                "exp_avg": moments["exp_avg"].to(parameter.device),
-                "exp_avg_sq": moments["exp_avg_sq"].to(parameter.device),
+                "step": kept["step"].to(place),
+                "exp_avg": kept["exp_avg"].to(parameter.device),
+                "exp_avg_sq": kept["exp_avg_sq"].to(parameter.device),
             }
     if scaler.is_enabled():
         scaler.load_state_dict(scale)
     outcome.steps_done, outcome.rows, outcome.float16_overflow = steps_done, rows, overflow
     outcome.seconds, outcome.cpu_seconds = seconds, cpu_seconds
+
+
+def _moments(path: Path, tensors: Mapping[str, Tensor], name: str, parameter: Tensor) -> dict[str, Tensor] | None:
+    """What the optimiser had of one parameter, None if it had nothing; ValueError if a part of it does not fit."""
+    found = {key: tensors.get(f"optimizer.{key}.{name}") for key in ("step", "exp_avg", "exp_avg_sq")}
+    if all(value is None for value in found.values()):
+        return None
+    for key, value in found.items():
+        shape, dtype = (torch.Size(), torch.float32) if key == "step" else (parameter.shape, parameter.dtype)
+        if value is None or value.shape != shape or value.dtype != dtype:
+            raise ValueError(f"{path}: the optimiser's {key} of {name} is missing or of another form")
+    return found
 
 
 @contextlib.contextmanager

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache
@@ -35,6 +37,8 @@ TRAINING_ONLY = {
     "slope_init",
 }
 MOST_THREADS = 64
+BYTES_A_WEIGHT = 16
+"""What a client takes for each weight of the server's, whose place it keeps: measured, 12 for the largest matrices."""
 AGREED = ("field", "fraction_bits", "mul_lsb_error", "broadcast_denominator", "colocated", "threads")
 
 
@@ -83,7 +87,11 @@ class Description(PublicModel):
                     raise ValueError(f"{name} is not of type {type(usual).__name__}")
             if Settings(**description.protocol).threads > MOST_THREADS:
                 raise ValueError(f"{description.protocol['threads']} threads, more than {MOST_THREADS}")
-            weight_shapes(description.parsed, model_config(description.config), description.program)
+            shapes = weight_shapes(description.parsed, model_config(description.config), description.program)
+            needed = BYTES_A_WEIGHT * sum(math.prod(shape) for shape in shapes.values())
+            if needed > (there := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")):
+                sizes = f"{needed / 2**30:.3g} GiB here, this machine has {there / 2**30:.3g}"
+                raise ValueError(f"the places of its weights alone take {sizes}")
         except (TypeError, ValueError, AttributeError, KeyError, RuntimeError) as error:
             raise TwoPartyError(
                 f"the server published a model that cannot be run here ({plain(error)}); are both of one version?"

@@ -438,11 +438,18 @@ def renew() -> None:
     All parties of one fork server have their memory at the same addresses. A server calls this after a question that
     failed, so that whoever can make a party crash learns nothing by it for the next.
     """
-    with _STARTING:
-        running = forkserver._forkserver._forkserver_pid
-        if running is not None:
+    running = forkserver._forkserver._forkserver_pid
+    if running is not None:
+        # Before the lock: a fork server that hangs keeps whoever waits for it, and that one holds the lock.
+        with suppress(ProcessLookupError):
             os.kill(running, signal.SIGKILL)
+    if not _STARTING.acquire(timeout=START_TIMEOUT_S):
+        raise TwoPartyError(f"no new fork server could be started in {START_TIMEOUT_S:g} s; start the server again")
+    try:
+        if forkserver._forkserver._forkserver_pid is not None and running is not None:
             forkserver._forkserver._stop()
+    finally:
+        _STARTING.release()
     ready()
 
 
@@ -533,6 +540,8 @@ def _party_process(connection: Connection, log_path: str) -> None:
         _report(connection, "link", str(error))
     except (ValueError, OSError) as error:
         _report(connection, "input", f"{error}")
+    except MemoryError:
+        _report(connection, "input", "out of memory; free some, or ask for a smaller model")
     except BaseException:
         _report(connection, "defect", traceback.format_exc())
 

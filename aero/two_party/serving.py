@@ -81,6 +81,8 @@ class Client:
                 raise TwoPartyError(wrong)
             self.description = Description.received(said.get("description"))
             self.tokenizer = str(said.get("tokenizer"))
+            if any("\ud800" <= character <= "\udfff" for character in self.tokenizer):
+                raise TwoPartyError(f"{tunnel.peer} published a tokenizer that is no text; is it this program?")
         except BaseException:
             tunnel.give_up()
             raise

@@ -40,7 +40,7 @@ class Credentials:
             if not Path(path).is_file():
                 raise TwoPartyError(f"{name} {path} does not exist; make certificates with `aero certificates FOLDER`")
         try:
-            context.load_cert_chain(self.certificate, self.key)
+            context.load_cert_chain(self.certificate, self.key, self._no_password)
             context.load_verify_locations(self.ca)
         except ssl.SSLError as error:
             raise TwoPartyError(
@@ -48,6 +48,12 @@ class Credentials:
                 f"({error.reason or error}); they must be PEM files, the key that of the certificate"
             ) from None
         return context
+
+    def _no_password(self) -> str:
+        """Instead of OpenSSL's own question on the terminal, which waits for ever."""
+        raise TwoPartyError(
+            f"--key {self.key} is encrypted, and nothing here asks for passwords; decrypt it (`openssl pkey`)"
+        )
 
 
 def context_for(

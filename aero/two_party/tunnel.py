@@ -66,6 +66,7 @@ class Tunnel:
         self._bell, self._ringer = socket.socketpair()
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._ended: dict[int, int] = {}
+        self._half_closed: set[int] = set()  # channels of which the peer has ended its direction
         self._next = 1 if self._client else 2
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(lambda *_: None)  # what matters is told by `failure`
@@ -293,6 +294,10 @@ class Tunnel:
                         )
                     await self._open(channel)
                 elif (writer := self._writers.get(channel)) is not None:
+                    if channel in self._half_closed:
+                        raise TwoPartyError(f"{self.peer} went on with a connection it had ended; is it this program?")
+                    if kind == END:
+                        self._half_closed.add(channel)
                     with contextlib.suppress(OSError):  # that connection has gone; the others go on
                         if kind == DATA:
                             writer.write(content)
@@ -301,7 +306,7 @@ class Tunnel:
                             writer.write_eof()
                     if kind == END:
                         self._end(channel)
-        except (OSError, EOFError, TwoPartyError) as error:
+        except Exception as error:  # whatever it is: nobody else would tell that the tunnel is lost
             if not self._done.is_set():
                 self.failure = str(error) if isinstance(error, TwoPartyError) else self._lost(error)
                 self._done.set()

@@ -344,7 +344,7 @@ def test_divergence_ends_in_order_and_names_the_layer():
     assert overflow is None or overflow["value"] is None or overflow["value"] > 65504
     assert all(value is None or math.isfinite(value) for row in outcome.rows for value in row.values())
     last = outcome.rows[-1]
-    assert last["step"] == outcome.diverged_at_step
+    assert last["step"] == outcome.diverged_at_step + 1  # rows count steps from 1, the step that broke included
 
 
 class Breaks(Source):
@@ -400,7 +400,6 @@ def break_norm(model):
         (break_output, "block output", 1),
         (break_weights, "gradient of weights", 0),
         (break_output_gradient, "gradient of block output", 0),
-        (break_norm, "gradient", None),
     ],
 )
 def test_the_first_layer_that_is_not_finite_is_named(how, where, layer, architecture, monkeypatch):
@@ -408,9 +407,15 @@ def test_the_first_layer_that_is_not_finite_is_named(how, where, layer, architec
     assert outcome.diverged_at_step == 3 and outcome.steps_done == 3
     assert outcome.first_nonfinite == {"step": 3, "layer": layer, "where": where}
     last = outcome.rows[-1]
-    assert last["step"] == 3
+    assert last["step"] == 4  # the fourth, which broke: every step has at most one row
+    assert len({row["step"] for row in outcome.rows}) == len(outcome.rows)
     broken = where == "block output"
     assert (last["overflow_layer_1"] > 0) is broken and last["overflow_layer_0"] == 0
+
+
+def test_a_gradient_whose_norm_alone_is_not_finite_is_no_divergence(monkeypatch):
+    outcome = broken_run(monkeypatch, break_norm, "SM")
+    assert outcome.diverged_at_step is None and outcome.rows[-1]["gradient_norm"] > 1e30
 
 
 def test_a_float16_training_whose_gradient_stays_infinite_ends(monkeypatch):
@@ -469,6 +474,36 @@ def test_measuring_does_not_train(tmp_path):
     assert model.training
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
+
+
+@pytest.mark.parametrize("most", [1.0, None])
+def test_a_finite_gradient_whose_norm_is_beyond_float32_is_clipped_and_no_divergence(monkeypatch, most):
+    """The square of 1e20 is not a float32; before, the run ended there, and clipping made the gradient 0."""
+    from aero.training import loop
+
+    model = GPT(parse("SM"), CONFIG)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, -1e20)
+    assert loop._clip(model, most) == math.inf
+    assert loop._clip_in_double(model, most) == pytest.approx(1e20 * math.sqrt(count))
+    clipped = {value.item() for p in model.parameters() for value in p.grad.unique()}
+    (value,) = clipped
+    assert value == pytest.approx(-1e20 if most is None else -1 / math.sqrt(count), rel=1e-6)
+    parameter.grad[0] = math.inf
+    assert loop._clip_in_double(model, most) == math.inf
+
+
+def test_an_ordinary_gradient_is_clipped_as_torch_clips_it():
+    from aero.training import loop
+
+    torch.manual_seed(0)
+    one, other = GPT(parse("SM+LN+G"), CONFIG), GPT(parse("SM+LN+G"), CONFIG)
+    for a, b in zip(one.parameters(), other.parameters(), strict=True):
+        a.grad = torch.randn_like(a)
+        b.grad = a.grad.clone()
+    assert loop._clip(one, 0.7) == torch.nn.utils.clip_grad_norm_(other.parameters(), 0.7)
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
 def test_first_nonfinite_layer():

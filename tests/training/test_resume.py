@@ -10,10 +10,16 @@ import sys
 import time
 
 import pytest
+import torch
 from small_project import finish, one_line_error, stage, start, timeless, whole_lines, without_seconds
 
-from aero.training.kept import kept_files
+from aero.architecture import parse
+from aero.checkpoint import read_tensors, write_tensors
+from aero.model import GPT, ModelConfig
+from aero.training import state
+from aero.training.kept import FILES, copy, kept_files
 from aero.training.log import write_together
+from aero.training.loop import Outcome
 
 LONG = {"steps": 150, "checkpoint_every": 11, "log_every": 1, "evaluate_every": 40}
 
@@ -161,3 +167,66 @@ def test_killed_between_any_two_of_its_calls_it_leaves_no_mixture_that_looks_who
         assert done.returncode == -signal.SIGKILL
     # Three flushes, the removal of what says what the others are, three renamings.
     assert ends == ["old"] * 4 + ["mixed"] * 3 + ["new"]
+
+
+def test_copied_results_come_together_with_what_says_what_they_are_last(tmp_path, monkeypatch):
+    """Of the results before nothing stays: neither the old entropy, nor, if it ends midway, the old metrics."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    for folder, names in ((old, FILES), (new, ("metrics.json", "log.csv"))):
+        folder.mkdir()
+        for name in names:
+            (folder / name).write_text(folder.name)
+    renamed = os.replace
+    seen = []
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            os, "replace", lambda a, b: (seen.append((b.name, (old / "metrics.json").exists())), renamed(a, b))
+        )
+        copy([(new / name, old / name) for name in ("metrics.json", "log.csv")])
+    assert seen == [("log.csv", False), ("metrics.json", False)]
+    assert {path.name: path.read_text() for path in old.iterdir()} == {"metrics.json": "new", "log.csv": "new"}
+
+
+def broken_state(path, change):
+    """A state whose hash fits what was changed in it."""
+    tensors, header = read_tensors(path, state.FORMAT)
+    header.pop("sha256")
+    change(tensors, header)
+    write_tensors(path, tensors, header)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda tensors, header: tensors.pop("optimizer.exp_avg.ln_f.weight"), "exp_avg of ln_f.weight is missing"),
+        (lambda tensors, header: tensors.update({"optimizer.step.ln_f.weight": torch.zeros(3)}), "step of ln_f.weight"),
+        (lambda tensors, header: header.update(steps_done="-5"), "counts -5 steps"),
+        (lambda tensors, header: header.update(seconds="nan"), "in nan s"),
+        (lambda tensors, header: header.update(rows='{"a": 1}'), "no rows of a log"),
+        (lambda tensors, header: header.update(rows="[1]"), "no rows of a log"),
+    ],
+)
+def test_a_state_that_was_made_up_is_left_aside_whole(tmp_path, monkeypatch, change, said):
+    """Whoever can write the file can write its hash; nothing is taken over before all of it was looked at."""
+
+    def small():
+        torch.manual_seed(1)
+        model = GPT(parse("SM+LN"), ModelConfig(vocabulary=11, context=4, layers=1, heads=1, width=4, ffn_width=8))
+        return Outcome(model), torch.optim.AdamW(model.parameters()), torch.amp.GradScaler("cpu", enabled=False)
+
+    path = tmp_path / "resume.safetensors"
+    outcome, optimizer, scaler = small()
+    outcome.model(torch.zeros(1, 4, dtype=torch.long)).sum().backward()
+    optimizer.step()
+    outcome.steps_done = 1
+    state.store(path, "hash", outcome, optimizer, scaler)
+    broken_state(path, change)
+    lines = []
+    monkeypatch.setattr(state.tqdm, "write", lines.append)
+    outcome, optimizer, scaler = small()
+    before = {name: value.clone() for name, value in outcome.model.state_dict().items()}
+    state.restore(path, "hash", outcome, optimizer, scaler)
+    (line,) = lines
+    assert line.startswith("starting anew") and said in line
+    assert not optimizer.state and outcome.steps_done == 0 and not outcome.rows
+    assert all(torch.equal(value, before[name]) for name, value in outcome.model.state_dict().items())

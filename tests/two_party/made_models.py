@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch.nn.utils import parametrize
 
 from aero.architecture import parse
 from aero.model import GPT, ModelConfig
@@ -23,7 +24,12 @@ def random_model(architecture: str, seed: int = 0, **changes: object) -> GPT:
                 parameter.copy_(0.8 + 0.8 * torch.rand_like(parameter))
             else:
                 parameter.copy_(parameter + 0.2 * torch.randn_like(parameter))
-    return model
+        model.train()
+        for module in model.modules():
+            if parametrize.is_parametrized(module, "weight"):
+                for _ in range(30):  # reading a spectral norm's weight is a step of its power iteration, as in training
+                    _ = module.weight
+    return model.eval()
 
 
 def torch_logits(model: GPT, ids: np.ndarray) -> np.ndarray:

@@ -66,6 +66,12 @@ def test_json_of_any_depth_is_no_message_at_the_client(client):
     refused(client, message(DEEP), "sent no message where one was due")
 
 
+def test_a_tokenizer_that_is_no_text_is_the_servers_fault(client):
+    """Half of a surrogate pair, which JSON may hold and UTF-8 may not."""
+    hello = {"hello": PROTOCOL, "versions": versions(), "description": asdict(DESCRIPTION), "tokenizer": "{\ud800}"}
+    refused(client, message(hello), "published a tokenizer that is no text")
+
+
 def test_a_client_says_a_few_numbers_and_no_more(server):
     """A message may have 32 MB from the server, which sends a tokenizer; JSON of that size takes a gigabyte."""
     long = message(b'{"hello": "' + b"x" * QUESTION_BYTES + b'"}')
@@ -98,6 +104,7 @@ def published(**changes):
         {"config": {"layers": 10**9}},
         {"config": {"layers": 255.5}},
         {"config": {"width": 2**40}},
+        {"config": {"width": 2**17, "vocabulary": 2**20, "heads": 1}},  # the places of its weights are terabytes
         {"config": {"layer_norm_eps": float("nan")}},
         {"config": {"tied": 1}},
         {"protocol": {"threads": 10**6}},

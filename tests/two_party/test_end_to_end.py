@@ -17,6 +17,7 @@ STOCK_OF_PRODUCTS = 1.2e6  # bytes
 
 
 PYTHIA = {"position": "rotary", "rotary_fraction": 0.25, "parallel_residual": True, "tied": False, "gelu": "exact"}
+BIASES = {"qk_bias": True, "vo_bias": True, "ffn_bias": True}
 
 
 # Every kind of FFN, norm, attention and block, each in both programs or in the one that does more with it.
@@ -29,6 +30,7 @@ PYTHIA = {"position": "rotary", "rotary_fraction": 0.25, "parallel_residual": Tr
         ("SM+LeakyR(global)", "tuned", {}),
         ("EReg(SM(t)+ScFuFFNi_1)", "as_published", {}),
         ("SM+ScFFN+WNorm(QK+FFN)", "tuned", {}),
+        ("SM+LN+R+SNorm(QKVO+FFN)", "tuned", BIASES),
         ("SOTA(SM+ScFuFFN)", "as_published", {}),
         ("SM+LN+G", "as_published", PYTHIA),
         ("SM+LN+R", "tuned", PYTHIA),

@@ -83,19 +83,15 @@ def test_a_party_killed_at_a_random_moment(tmp_path, rank):
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-def test_a_full_disk_under_a_partys_log(tmp_path):
+@pytest.mark.parametrize("rank", [CLIENT, SERVER])
+def test_a_full_disk_under_a_partys_log(tmp_path, rank):
     """SPU goes on without a word when its log cannot be written, so the figures would be missing or old: within 8 s."""
     last = []
+    limits = [(str(tmp_path), 20_000 if party == rank else None) for party in (CLIENT, SERVER)]
     with pytest.raises(
-        TwoPartyError, match="^client: the log cannot be written, .*File too large.*make room in"
+        TwoPartyError, match=f"^{NAMES[rank]}: the log cannot be written, .*File too large.*make room in"
     ) as caught:
-        run_parties(
-            many_runs,
-            (str(tmp_path), 20_000),
-            (str(tmp_path), None),
-            Settings(),
-            on_control=lambda index: last.append(time.monotonic()),
-        )
+        run_parties(many_runs, *limits, Settings(), on_control=lambda index: last.append(time.monotonic()))
     assert time.monotonic() - last[-1] < 8 and "\n" not in str(caught.value)
     assert gone(tmp_path)
 

@@ -90,6 +90,26 @@ def test_renewed_after_a_failure_and_started_again_when_it_was_killed():
     assert not any(map(runs, servers[:2]))
 
 
+def test_a_fork_server_that_hangs_is_renewed(monkeypatch):
+    """Whoever waits for it holds the lock; it is killed before that is asked for."""
+    process, connection = start_one()
+    server = connection.recv()["server"]
+    os.kill(server, signal.SIGSTOP)
+    monkeypatch.setattr(parties, "START_TIMEOUT_S", 1.0)
+    with pytest.raises(TwoPartyError, match="the client process was not up after 1 s"):
+        start_one()
+    monkeypatch.undo()
+    began = time.monotonic()
+    parties.renew()
+    assert time.monotonic() - began < 20 and not runs(server)
+    process.join(10)
+    process, connection = start_one()
+    assert connection.recv()["server"] != server
+    connection.send("end")
+    process.join(10)
+    assert process.exitcode == 0
+
+
 def test_a_thread_in_another_network_starts_its_parties_afresh():
     found = []
 

@@ -294,6 +294,17 @@ def test_certificates_are_private_and_never_overwritten(folders):
         make_certificates(folders[0], ["localhost"])
 
 
+def test_an_encrypted_key_is_refused_and_nobody_asked(folders, tmp_path):
+    """OpenSSL would ask for the password on the terminal, and wait."""
+    key = serialization.load_pem_private_key((folders[0] / "client.key").read_bytes(), None)
+    encrypted = serialization.BestAvailableEncryption(b"secret")
+    text = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encrypted)
+    (tmp_path / "client.key").write_bytes(text)
+    given = Credentials(folders[0] / "client.pem", tmp_path / "client.key", folders[0] / "ca.pem")
+    with pytest.raises(TwoPartyError, match="client.key is encrypted, .*; decrypt it"):
+        given.context(server=False)
+
+
 def test_a_silent_and_an_absent_peer(folders):
     listener = Listener("127.0.0.1:0", None)
     tunnel = dial(listener.address, None)
@@ -370,6 +381,8 @@ def frame(kind, channel, content=b""):
         (tunnel._HEAD.pack(tunnel.MESSAGE, 0, tunnel.MESSAGE_BYTES + 1) + bytes(100), "no part of a private question"),
         (tunnel._HEAD.pack(9, 0, 0) + bytes(100), "no part of a private question"),
         (os.urandom(100_000), "no part of a private question|was changed on the way"),
+        # It once ended the task that delivers without a word: nobody told the cause, or even that the link was lost.
+        (frame(tunnel.OPEN, 1) + frame(tunnel.END, 1) + frame(tunnel.DATA, 1, b"x"), "a connection it had ended"),
         (frame(tunnel.MESSAGE, 0, b"[1]"), "sent no message where one was due"),
         (frame(tunnel.MESSAGE, 0, b"\xff\xfe"), "sent no message where one was due"),
         (frame(tunnel.MESSAGE, 0, b"[" * 60_000), "sent no message where one was due"),

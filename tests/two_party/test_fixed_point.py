@@ -1,0 +1,109 @@
+"""Where SPU's fixed point ends, and that a model beyond it is refused before anybody gets a wrong answer of it."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from made_models import random_model, torch_logits
+
+from aero.two_party.end_to_end import ask
+from aero.two_party.fixed_point import PRODUCTS, check, farthest, limits
+from aero.two_party.parties import run_parties
+from aero.two_party.settings import CLIENT, Settings, TwoPartyError
+
+LIMITS = limits(Settings())
+TOLERANCE = 0.02
+
+
+def reciprocal_root(x):
+    return jax.lax.rsqrt(x)
+
+
+def quotient(x):
+    return x / (x + 1.0)
+
+
+def halves(x):
+    return 0.5 * x
+
+
+def with_exponential(x):
+    return jnp.exp(-x)
+
+
+# What each limit is of: the function, its argument at a magnitude m of what is limited, and the least argument.
+KNOWN = {
+    "rsqrt": (reciprocal_root, 1.0),
+    "div": (quotient, 1.0),
+    "product": (halves, 2.0),
+    "exp": (with_exponential, 1.0),
+}
+
+
+def on_both(party, own):
+    found = {}
+    for name, (function, scale) in KNOWN.items():
+        for side, share in (("below", 0.7), ("beyond", 6.3)):
+            x = np.full(8, scale * share * LIMITS[name], np.float32)
+            party.put("x", x if party.rank == CLIENT else None, x.shape, from_rank=CLIENT)
+            party.run(function, ["x"], ["y"])
+            found[name, side] = party.reveal("y", to=CLIENT)
+    return found
+
+
+def test_spu_computes_below_each_limit_and_something_else_beyond():
+    found, _ = run_parties(on_both, None, None, Settings())
+    for name, (function, scale) in KNOWN.items():
+        for side, share in (("below", 0.7), ("beyond", 6.3)):
+            expected = np.asarray(function(jnp.full(8, scale * share * LIMITS[name])))
+            right = np.allclose(found[name, side], expected, rtol=0.01, atol=1e-3)
+            assert right is (side == "below"), (name, side, found[name, side], expected)
+
+
+@pytest.mark.parametrize("row", ["SM+LN+G", "SM+LN+R", "SM+ScFuFFN", "EReg(SM(t)+ScFFN)", "SOTA(SM+ScFuFFN)"])
+@pytest.mark.parametrize("program", ["as_published", "tuned"])
+def test_ordinary_models_fit(row, program):
+    model = random_model(row, layers=2)
+    check(model, program, Settings())
+    found = farthest(model, program, Settings())
+    # The split exponential multiplies 2^13 and 2^12 by design; nothing else comes near.
+    assert found.value < 0.51 * found.limit
+
+
+def scaled(row, factor):
+    """A model whose residual stream is `factor` times as large after the embedding."""
+    model = random_model(row, layers=2)
+    with torch.no_grad():
+        model.token_embedding.weight.mul_(factor)
+        model.position_embedding.weight.mul_(factor)
+    return model
+
+
+@pytest.mark.parametrize("program", ["as_published", "tuned"])
+def test_a_model_whose_variances_leave_the_fixed_point_is_refused_and_was_wrong(program):
+    """LayerNorm takes any scale; its variance, 1.5 times 2^17 and more, is what SPU's `rsqrt` does not."""
+    prompt = np.random.default_rng(0).integers(0, 41, 12)
+    good, bad = scaled("SM+LN+R", 200.0), scaled("SM+LN+R", 4000.0)
+    check(good, program, Settings())
+    with pytest.raises(TwoPartyError, match="the model's values do not fit fixed point: .* private answers would be"):
+        check(bad, program, Settings())
+    errors = []
+    for model in (good, bad):
+        (answer,), _ = ask(model, prompt, program)
+        errors.append(np.abs(answer.logits - torch_logits(model, prompt)).max())
+    assert errors[0] < TOLERANCE < 10 * TOLERANCE < errors[1]
+
+
+def test_a_value_that_is_not_finite_counts_as_beyond():
+    model = scaled("SM", 1e20)  # its logits' products overflow float32
+    with pytest.raises(TwoPartyError, match="do not fit"):
+        check(model, "tuned", Settings())
+
+
+def test_limits_by_hand():
+    assert limits(Settings()) == {"product": 2.0**26, "rsqrt": 2.0**17, "div": 2.0**18, "exp": 512.0, "value": 2.0**44}
+    assert limits(Settings(field="FM128", fraction_bits=20))["product"] == 2.0**86
+    assert "dot_general" in PRODUCTS

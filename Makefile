@@ -84,7 +84,7 @@ fuzz: install
 # An environment of its own: what audits the packages should not be one of them.
 audit:
 	@$(PYTHON) -m venv .venv/audit && .venv/audit/bin/python -m pip install -q --disable-pip-version-check pip-audit && \
-	  .venv/audit/bin/pip-audit --disable-pip --no-deps -r requirements.lock
+	  .venv/audit/bin/pip-audit --strict --disable-pip --no-deps -r requirements.lock
 
 faults: install
 	@failed=0; python -m benchmarks.faults || failed=1; python -m benchmarks.long_server || failed=1; exit $$failed

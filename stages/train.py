@@ -16,7 +16,7 @@ from aero.parameters import load
 from aero.training.kept import copy, kept_files, require_committed
 from aero.training.log import write_text
 from aero.training.processes import join
-from aero.training.run import run_folder, train_run
+from aero.training.run import run_folder, run_hash, train_run
 from aero.training.run_tokens import run_tokens
 from aero.training.state import lock
 from aero.training.tracker import open_tracker
@@ -74,7 +74,8 @@ def main(arguments: list[str]) -> None:
     folder = chosen.out or run_folder(chosen.run, seed, chosen.scale)
     observers = []
     if chosen.tracker:
-        observers.append(open_tracker(chosen.tracker, folder, chosen.run, seed, parameters.scale))
+        configured = run_hash(parameters, chosen.run, seed, tokens)
+        observers.append(open_tracker(chosen.tracker, folder, chosen.run, seed, parameters.scale, configured))
     state, trained = folder / "resume.safetensors", None
     if folder == run_folder(chosen.run, seed):
         # The state to resume from lies outside the stage's outputs, which DVC deletes before it starts the stage.

@@ -27,12 +27,12 @@ from aero.data.tokens import Tokens, open_tokens, scale_root
 from aero.errors import UserError, run_main
 from aero.parameters import Parameters, load
 from aero.training.archive import Archive, finished
-from aero.training.back_to_back import Ending, Limit, back_to_back, run_hash
+from aero.training.back_to_back import Ending, Limit, back_to_back
 from aero.training.kept import copy, kept_files, require_committed
 from aero.training.log import write_text
 from aero.training.many import Training, here, on_cluster
 from aero.training.processes import default_device
-from aero.training.run import kept_folder, metrics_of, run_folder
+from aero.training.run import kept_folder, metrics_of, run_folder, run_hash
 from aero.training.run_tokens import run_tokens
 
 

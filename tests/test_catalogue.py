@@ -23,6 +23,7 @@ from aero.catalogue import (
 )
 from aero.model import GPT
 from aero.parameters import load
+from aero.training.run import kept_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 PARAMETERS = load(ROOT / "params.yaml")
@@ -106,7 +107,7 @@ def test_every_figure_of_trainings_has_its_runs() -> None:
     assert pruned == set(range(8))
 
 
-@pytest.mark.parametrize("scale", ["smoke", "laptop", "paper"])
+@pytest.mark.parametrize("scale", ["smoke", "laptop", "gpu", "paper"])
 def test_every_run_can_be_built(scale: str) -> None:
     """No run asks for a combination that the model refuses. Without memory: on PyTorch's meta device."""
     at_scale = PARAMETERS.at_scale(scale)
@@ -115,14 +116,32 @@ def test_every_run_can_be_built(scale: str) -> None:
             GPT(at_scale.architecture(run), at_scale.model_config_for(run, at_scale.vocabulary(run)))
 
 
-def test_what_the_claims_compare_has_several_seeds() -> None:
+def compared_by_claims() -> dict[str, set[str]]:
+    """{run: claims} of all runs that a claim of the papers on entropy and of `variance_sensitivity` names."""
+    found: dict[str, set[str]] = {}
+    for paper in ("aero", "entropy_guided", "entropy_landscape", "variance_sensitivity"):
+        for claim in published.load(paper).claims:
+            for value in claim.parameters.values():
+                for name in value if isinstance(value, list) else [value]:
+                    if isinstance(name, str) and name in PARAMETERS.runs:
+                        found.setdefault(name, set()).add(claim.id)
+    return found
+
+
+def test_what_the_claims_compare_has_three_kept_seeds_within_their_time() -> None:
+    """Planned by params.yaml and there, each in at most three minutes of processor time where it was noted."""
     several = {run for run, seed in PARAMETERS.trainings() if seed in PARAMETERS.more_seeds}
-    for claim in published.load("aero").claims:
-        values = claim.parameters
-        named = {v for key in ("run", "base") for v in [values.get(key)] if isinstance(v, str)}
-        named |= {run for key in ("runs", "others") for run in values.get(key, [])}
-        assert named & set(PARAMETERS.runs) <= several, claim.id
-    assert len(PARAMETERS.seeds) + len(PARAMETERS.more_seeds) >= 3
+    compared = compared_by_claims()
+    assert len(compared) >= 60
+    seeds = (*PARAMETERS.seeds, *PARAMETERS.more_seeds)
+    assert len(seeds) >= 3
+    for run, claims in compared.items():
+        assert run in several, claims
+        for seed in seeds:
+            path = kept_folder("laptop", run, seed, ROOT / "results") / "metrics.json"
+            metrics = json.loads(path.read_text(encoding="utf-8"))
+            assert (metrics["run"], metrics["seed"]) == (run, seed)
+            assert metrics["provenance"].get("cpu_seconds", 0) <= 180, path
 
 
 def test_kept_results_are_of_the_configuration_in_params() -> None:

@@ -3,6 +3,7 @@ goes: uncompiled, where it computes the same forward and backward passes through
 """
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -175,6 +176,52 @@ def test_few_bits_are_computed_in_float32(monkeypatch):
     expected = by_matrix(*(x.float() for x in inputs), 0.25)
     torch.testing.assert_close(entropies, expected[1], atol=1e-5, rtol=0)
     torch.testing.assert_close(output, expected[0].bfloat16())
+
+
+@pytest.mark.parametrize(("size", "most"), [(1.0, 1e-5), (4.0, 1e-4), (12.0, 1e-3)])
+def test_the_error_of_the_fused_path_grows_with_the_logits_and_no_faster(size, most):
+    """Against float64, as its docstring says; blocks of rows stay below 1e-4 at all of these."""
+    inputs = [x.detach() for x in random_inputs(256, width=64, size=size)]
+    _, exact = by_matrix(*(x.double() for x in inputs), 0.125)
+    logits = (inputs[0] @ inputs[1].mT * 0.125).abs().max().item()
+    _, found = fused(*inputs, 0.125, matrix_kernel)
+    error = (found - exact).abs().max().item()
+    assert error < min(most, 1e-6 + 1e-6 * logits)
+    _, in_blocks = blocked(*inputs, 0.125)
+    assert (in_blocks - exact).abs().max() < 1e-4
+
+
+def test_the_kernel_is_asked_for_float32_as_it_is(monkeypatch):
+    """It would take TF32 where the process allows that for products, as `Trainer(tf32=True)` does."""
+    asked = []
+
+    def kernel(query, key, value, **given):
+        asked.append(given["kernel_options"])
+        output, lse = matrix_kernel(query, key, value, given["scale"])
+        return output, SimpleNamespace(lse=lse)
+
+    monkeypatch.setattr(row_entropy, "_compiled", lambda function: kernel)
+    fused(*random_inputs(20), 0.25)
+    assert asked == [{"FLOAT32_PRECISION": "'ieee'"}]
+
+
+def test_where_there_is_a_kernel_no_context_holds_the_matrix(monkeypatch):
+    inputs = random_inputs(40)
+    expected = softmax_attention(*inputs, entropy=True)
+    monkeypatch.setattr(attention, "_MatrixAttention", None)  # must not be called
+    monkeypatch.setattr(attention, "softmax_with_entropy", None)
+    monkeypatch.setattr(attention, "can_fuse", lambda query, value: True)
+    for given_, other in zip(softmax_attention(*inputs, entropy=True), expected, strict=True):
+        torch.testing.assert_close(given_, other, atol=1e-5, rtol=1e-5)
+
+
+def test_the_matrix_of_half_precision_has_logits_in_float32():
+    inputs = [x.detach().bfloat16() for x in random_inputs(70, size=3.0)]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _, entropies = softmax_attention(*inputs, entropy=True)
+    scale = 1 / math.sqrt(inputs[0].shape[-1])
+    _, exact = by_matrix(*(x.double() for x in inputs), scale)
+    torch.testing.assert_close(entropies.double(), exact, atol=2e-5, rtol=0)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")

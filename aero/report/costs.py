@@ -15,6 +15,8 @@ from aero.two_party.network import Network, implied_bandwidth_mbit, lower_bound_
 
 GB = 1e9
 """Bytes of a GB as used here. The papers do not say whether theirs are 1e9 or 2^30 bytes; 1e9 is the smaller claim."""
+MIB, GIB = 2**20, 2**30
+"""Bytes of what memory is told in."""
 
 PROGRAMS = ("as_published", "tuned")
 

@@ -6,6 +6,7 @@ import json
 from html import escape
 from typing import Any
 
+from aero.report.costs import GIB
 from aero.report.marks import Html, gap, grid, number, row_label
 from aero.report.results import Results
 
@@ -47,7 +48,7 @@ def _steps(found: dict[str, Any]) -> str:
                 _number(f"{line['tokens_per_second'] / 1e3:,.0f}"),
                 _number(f"{line['utilisation']:.0%}") + (f" (target {target:.0%})" if target else ""),
                 "" if extra is None else _number(f"{extra:+.0%}") + f" (target {targets['overhead']:.0%})",
-                _number(f"{line['peak_bytes'] / 2**30:.1f}") if line["peak_bytes"] else "",
+                _number(f"{line['peak_bytes'] / GIB:.1f}") if line["peak_bytes"] else "",
             ]
         )
     card, made, sizes = found["card"], found["provenance"], found["sizes"]

@@ -14,6 +14,7 @@ from typing import Any
 from aero.parallel_context.correlation import Correlation, pearson
 from aero.published import Table
 from aero.published import load as load_paper
+from aero.report.costs import MIB
 from aero.report.marks import Html, gap, grid, number
 from aero.report.results import SCALES, Results
 from aero.report.statistics import Estimate, estimate
@@ -379,7 +380,7 @@ def table_cost(results: Results) -> Html:
                 cell(f"{row['attention_pairs'] / full['attention_pairs']:.3f}"),
                 cell(f"{row['cpu_s']:.2f} s"),
                 cell(f"{row['cpu_s'] / full['cpu_s']:.2f}"),
-                gap("not told") if peak is None else cell(f"{peak / 2**20:.0f} MiB"),
+                gap("not told") if peak is None else cell(f"{peak / MIB:.0f} MiB"),
                 gap("not told") if peak is None else cell(f"{peak / full['peak_bytes']:.2f}"),
                 cell(f"{row['question_cpu_s']:.3f} s"),
             ]

@@ -117,7 +117,8 @@ class Run:
 
     @property
     def recipe(self) -> tuple[str, ...]:
-        """What must agree before two seeds are put in one mean: architecture, sizes, corpus and its hash, training.
+        """What must agree before two seeds are put in one mean: architecture, sizes, corpus, hashes of its text and of
+        its tokenizer, training.
 
         A setting that older results do not know counts as its default, which is how they were trained.
         """
@@ -126,9 +127,8 @@ class Run:
         defaults = {f.name: f.default for f in dataclasses.fields(ModelConfig)}
         model = _without_defaults(self.metrics.get("model") or {}, defaults)
         values = [self.metrics.get(key) for key in ("architecture", "corpus", "context", "regularizer")]
-        return tuple(
-            json.dumps(v, sort_keys=True) for v in (*values, model, train, self.provenance.get("corpus_sha256"))
-        )
+        tokens = [self.provenance.get(f"{what}_sha256") for what in ("corpus", "tokenizer")]
+        return tuple(json.dumps(v, sort_keys=True) for v in (*values, model, train, *tokens))
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,14 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from aero.report.costs import GIB, MIB
 from aero.report.drawing import AS_PUBLISHED, INK, WIDTH, say_missing, style
 from aero.report.marks import Html, gap, grid, number
 from aero.report.page import shown
 from aero.report.results import Results
 
 FOLDER = "results/robustness"
-SERVER_PANELS = (("memory_bytes", "resident memory, MiB", 2**20), ("seconds", "seconds a question", 1))
+SERVER_PANELS = (("memory_bytes", "resident memory, MiB", MIB), ("seconds", "seconds a question", 1))
 COUNTS = ("descriptors", "sockets", "threads", "processes", "files")
 
 
@@ -52,7 +53,7 @@ def _damaged_input(results: Results) -> Html:
     words = (
         f"<b>{title}.</b> Every case is a damaged file or message. Refused: one line that names its cause. Accepted: "
         "input after all, with what holds of all input checked. A failure would be anything else: a crash, a hang of "
-        f"more than {found['case_limit_s']:g} s, more than {found['memory_limit_bytes'] / 2**30:g} GiB of memory, an "
+        f"more than {found['case_limit_s']:g} s, more than {found['memory_limit_bytes'] / GIB:g} GiB of memory, an "
         f"error without its cause. Seed {found['seed']}. hypothesis makes cases from the format, atheris changes bytes "
         f"and follows which lines of the source they reach.{_so_far(found)} {_where(found, 'fuzz')}"
     )

@@ -95,7 +95,7 @@ def diverges(results: Results, paper: Paper, *, run: str, others: list[str]) -> 
     """Whether every training of `run` diverges; short of that, whether it is worse than every one of `others`."""
     rule = (
         "share of at least two seeds that diverged; reproduced if all, direction reproduced if some did, or if none "
-        f"did and every interval of perplexity over {', '.join(others)} is above 0"
+        f"did and every interval of perplexity over {', '.join(others)} is above 0, none of which diverged throughout"
     )
     runs = results.seeds(run)
     if not runs:
@@ -109,8 +109,16 @@ def diverges(results: Results, paper: Paper, *, run: str, others: list[str]) -> 
     if failed:
         verdict: Verdict = "reproduced" if len(failed) == len(runs) else "direction reproduced"
         return Decision(rule, measured, results.scale, verdict, evidence)
+    if missing := [other for other in others if not results.seeds(other)]:
+        return untested(rule, results, f"not run yet: {', '.join(missing)}", measured)
+    partly = [other for other in others if any(trained.diverged for trained in results.seeds(other))]
+    if partly:
+        told = ", ".join(f"{other} {sum(r.diverged for r in results.seeds(other))} times" for other in partly)
+        evidence += f"; of the others diverged here: {told}"
+    if any(not results.perplexity(other) for other in others):
+        return Decision(rule, measured, results.scale, absent(results), evidence)
     own = results.perplexity(run)
-    worse = [estimate(relative(own, results.perplexity(other))) for other in others if results.perplexity(other)]
+    worse = [estimate(relative(own, results.perplexity(other))) for other in others]
     if not worse or any(e is None or not e.has_interval for e in worse):
         return untested(rule, results, f"{evidence}; one seed or nothing to compare with", measured)
     if all(e.excludes(0) > 0 for e in worse if e):

@@ -20,11 +20,9 @@ from aero.data.tokens import Tokens
 from aero.errors import UserError
 from aero.model import GPT
 from aero.parameters import Parameters
-from aero.training.configuration import configuration
 from aero.training.log import Row
-from aero.training.loop import configuration_hash
 from aero.training.processes import default_device
-from aero.training.run import metrics_of, train_run
+from aero.training.run import metrics_of, run_hash, train_run
 from aero.training.state import lock
 from aero.training.trained_entropy import write_entropy
 
@@ -98,11 +96,6 @@ class _Stopwatch:
 
     def end(self) -> None:
         self.stopped = time.monotonic()
-
-
-def run_hash(parameters: Parameters, run: str, seed: int, tokens: Tokens) -> str:
-    """The configuration hash that the metrics of this training state."""
-    return configuration_hash({"seed": seed} | configuration(parameters, run, tokens.manifest))
 
 
 def back_to_back(

@@ -172,6 +172,11 @@ def train_run(
     return metrics
 
 
+def run_hash(parameters: Parameters, run: str, seed: int, tokens: Tokens) -> str:
+    """The configuration hash that the metrics of this training state."""
+    return configuration_hash({"seed": seed} | configuration(parameters, run, tokens.manifest))
+
+
 def metrics_of(folder: Path, config_hash: str) -> dict[str, Any] | None:
     """The metrics in `folder` if they are of the configuration with this hash."""
     try:

@@ -13,11 +13,12 @@ from aero.training.log import Observer, Row
 Tracker = Literal["tensorboard", "wandb"]
 
 
-def open_tracker(name: Tracker, folder: Path, run: str, seed: int, scale: str) -> Observer:
-    """The tracker called `name`; its files go below `folder`. UserError if its package is not installed."""
+def open_tracker(name: Tracker, folder: Path, run: str, seed: int, scale: str, configuration: str) -> Observer:
+    """The tracker called `name`; its files go below `folder`. configuration: its hash (`aero.training.run.run_hash`).
+    UserError if its package is not installed."""
     if name == "tensorboard":
         return _TensorBoard(_package("torch.utils.tensorboard", name), folder / "tensorboard")
-    return _WeightsAndBiases(_package("wandb", name), folder, run, seed, scale)
+    return _WeightsAndBiases(_package("wandb", name), folder, run, seed, scale, configuration)
 
 
 def _package(module: str, name: Tracker) -> Any:
@@ -48,10 +49,11 @@ class _TensorBoard:
 
 
 class _WeightsAndBiases:
-    """One W&B run a training; resuming goes on with it, under an id made of scale, run and seed."""
+    """One W&B run a training; resuming goes on with it, under an id made of scale, run, seed and configuration: with
+    another one it starts anew, and W&B would drop the steps that it has of the one before."""
 
-    def __init__(self, package: Any, folder: Path, run: str, seed: int, scale: str) -> None:
-        self._package, self._folder = package, folder
+    def __init__(self, package: Any, folder: Path, run: str, seed: int, scale: str, configuration: str) -> None:
+        self._package, self._folder, self._configuration = package, folder, configuration
         self._run, self._seed, self._scale = run, seed, scale
 
     def begin(self, rows: Sequence[Row]) -> None:
@@ -60,7 +62,7 @@ class _WeightsAndBiases:
         self._writer = self._package.init(
             project="aero",
             name=name,
-            id=name,
+            id=f"{name}-{self._configuration[:8]}",
             resume="allow",
             dir=str(self._folder),
             config={"run": self._run, "seed": self._seed, "scale": self._scale},

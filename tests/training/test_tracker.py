@@ -36,7 +36,7 @@ def test_tensorboard_goes_on_behind_what_is_done(monkeypatch, tmp_path):
             calls.append("closed")
 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=SummaryWriter))
-    follow(open_tracker("tensorboard", tmp_path, "sm", 1, "smoke"))
+    follow(open_tracker("tensorboard", tmp_path, "sm", 1, "smoke", "0123456789ab"))
     assert calls == [
         (str(tmp_path / "tensorboard"), 11),
         ("train_loss", 1.5, 20),
@@ -56,9 +56,9 @@ def test_weights_and_biases_goes_on_with_its_run(monkeypatch, tmp_path):
         return writer
 
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
-    follow(open_tracker("wandb", tmp_path, "sm", 1, "smoke"))
+    follow(open_tracker("wandb", tmp_path, "sm", 1, "smoke", "0123456789ab"))
     assert calls == [
-        ("smoke-sm-1", "allow", {"run": "sm", "seed": 1, "scale": "smoke"}),
+        ("smoke-sm-1-01234567", "allow", {"run": "sm", "seed": 1, "scale": "smoke"}),
         ({"train_loss": 1.5, "entropy/layer_3": 0.25}, 20),
         "finished",
     ]
@@ -68,7 +68,7 @@ def test_weights_and_biases_goes_on_with_its_run(monkeypatch, tmp_path):
 def test_a_missing_package_is_named(monkeypatch, tmp_path, name, module):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UserError, match=rf"{name} is not installed; pip install 'aero-reproduced\[{name}\]'"):
-        open_tracker(name, tmp_path, "sm", 1, "smoke")
+        open_tracker(name, tmp_path, "sm", 1, "smoke", "0123456789ab")
 
 
 def test_the_command_asks_for_the_package_before_it_trains(project):

@@ -405,7 +405,7 @@ def main(arguments: list[str]) -> int:
                 raise UserError(f"the pipeline does not run undisturbed: {project.output()[-400:]}")
             project.expected[variant] = project.contents()
         one, other = (project.expected[variant] for variant in VARIANTS)
-        # Else a stage would be struck before the first change and never again, and old results be told from no new ones.
+        # Else a stage would never run again, and old results could not be told from new ones.
         if alike := sorted(name for name in one if one[name] == other.get(name)):
             raise UserError(f"the two sets of parameters give the same {', '.join(alike)}")
         kinds = strikes(own_disk)

@@ -125,10 +125,25 @@ def test_divergence_counts_seeds(tmp_path: Path, diverged: tuple[bool, ...], ver
 
 
 def test_a_model_that_only_trains_worst_reproduces_the_direction(tmp_path: Path) -> None:
-    results = runs_with(tmp_path, sm_ln_g=(1.0, 1.0, 1.0), sm_g=(1.2, 1.21, 1.22), sm=(1.5, 1.52, 1.54))
+    others = {"sm_ln_r": (1.0, 1.0, 1.0), "sm_ln": (1.1, 1.1, 1.1), "sm_g": (1.2, 1.21, 1.22), "sm_r": (1.1, 1.1, 1.1)}
+    results = runs_with(tmp_path, sm_ln_g=(1.0, 1.0, 1.0), **others, sm=(1.5, 1.52, 1.54))
     assert decide(results, "t2-softmax-only-fails").verdict == "direction reproduced"
-    results = runs_with(tmp_path / "other", sm_ln_g=(1.0, 1.0, 1.0), sm_g=(1.2, 1.21, 1.22), sm=(1.1, 1.12, 1.11))
+    results = runs_with(tmp_path / "other", sm_ln_g=(1.0, 1.0, 1.0), **others, sm=(1.1, 1.12, 1.11))
     assert decide(results, "t2-softmax-only-fails").verdict == "not seen at this scale"
+    results = runs_with(tmp_path / "missing", **others, sm=(1.5, 1.52, 1.54))
+    found = decide(results, "t2-softmax-only-fails")
+    assert found.verdict == "not testable here" and "not run yet: sm-ln-g" in found.evidence
+
+
+def test_a_model_is_not_the_worst_where_another_diverged_in_every_seed(tmp_path: Path) -> None:
+    """It was left out without a word, and the rest decided."""
+    others = {"sm_ln_r": (1.0, 1.0, 1.0), "sm_ln": (1.1, 1.1, 1.1), "sm_g": (1.2, 1.21, 1.22), "sm_r": (1.1, 1.1, 1.1)}
+    results = runs_with(tmp_path, **others, sm=(1.5, 1.52, 1.54))
+    for seed in (1337, 1338, 1339):
+        folder = tmp_path / f"results/laptop/sm-ln-g/seed_{seed}"
+        made_results.write_run(folder, "sm-ln-g", seed, diverged_at=180)
+    found = decide(load(results.root), "t2-softmax-only-fails")
+    assert found.verdict == "not seen at this scale" and "diverged here: sm-ln-g 3 times" in found.evidence
 
 
 def with_quarters(root: Path, **fractions: tuple[tuple[float, ...], ...]) -> Results:

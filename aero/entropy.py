@@ -200,22 +200,21 @@ def measure(model: Callable[..., Any], ids: Tensor | Iterable[Any]) -> EntropySt
 
     model: a Hugging Face causal language model (then `ids` may also be a tokenizer's output, with its padding; see
     `aero.huggingface.measure`), or one whose `model(ids, entropy=True)` gives (logits, (L, B, H, T)), as
-    `aero.model.GPT`. Every row's entropy of the latter is held until the end, in float32, for the medians.
+    `aero.model.GPT`. Every row's entropy of the latter is held until the end, in float32, for the medians. Either may
+    be wrapped by torch.compile, by a module that holds it as `module` (DistributedDataParallel), or by PEFT.
     ValueError if there is no batch, batches differ in T, or the model does not tell its attention entropies.
     """
+    model = _unwrapped(model)
     transformers = sys.modules.get("transformers")  # a model of theirs cannot be there before it
     if transformers is not None and isinstance(model, transformers.PreTrainedModel):
         return importlib.import_module("aero.huggingface").measure(model, ids)
     parameters = inspect.signature(getattr(model, "forward", model)).parameters.values()
     if not any(p.name == "entropy" or p.kind is p.VAR_KEYWORD for p in parameters):
-        raise ValueError(
-            f"{type(model).__name__} hides its attention weights: a model must be one of transformers, or give its row "
-            "entropies (L, B, H, T) as the second result of model(ids, entropy=True)"
-        )
+        raise _hidden(model)
     batches = [ids] if isinstance(ids, Tensor) else ids
     per_sequence, by_position, rows, tokens = [], [], [], 0
     for batch in batches:
-        entropies = model(batch, entropy=True)[1].double()  # (L, B, H, T)
+        entropies = _row_entropies(model, batch).double()  # (L, B, H, T)
         per_sequence.append(entropies.mean(-1))  # (L, B, H)
         by_position.append(entropies.mean(2))  # (L, B, T)
         rows.append(entropies.float().cpu())
@@ -233,6 +232,52 @@ def measure(model: Callable[..., Any], ids: Tensor | Iterable[Any]) -> EntropySt
         median=torch.stack([_median([part[layer] for part in rows]) for layer in range(len(sequences))]),
         by_position_sem=standard_error(_blocks(positions), 0),
         blocks=_blocks(sequences),
+    )
+
+
+def _unwrapped(model: Any) -> Any:
+    """The model inside the wrappers that compute what it computes; one that tells its entropies is no wrapper."""
+    while "entropy" not in inspect.signature(getattr(model, "forward", model)).parameters:
+        # With a prompt of PEFT's own in front the model inside sees other rows; sharded, it has no whole weights.
+        prompted = getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
+        if prompted or type(model).__name__ == "FullyShardedDataParallel":
+            raise _hidden(model)
+        if isinstance(inner := getattr(model, "_orig_mod", None), torch.nn.Module):  # torch.compile
+            model = inner
+        elif isinstance(inner := getattr(model, "module", None), torch.nn.Module):
+            model = inner
+        elif callable(base := getattr(model, "get_base_model", None)) and isinstance(inner := base(), torch.nn.Module):
+            if inner is model:
+                break
+            model = inner
+        else:
+            break
+    return model
+
+
+def _row_entropies(model: Callable[..., Any], batch: Any) -> Tensor:
+    """Second result of model(batch, entropy=True), (L, B, H, T). ValueError if it is none: a model that takes any
+    keyword, and so a wrapper of one, may give its cache of keys there.
+    """
+    try:
+        result = model(batch, entropy=True)
+    except TypeError as error:  # what is wrapped takes no such keyword
+        if "'entropy'" not in str(error):
+            raise
+        raise _hidden(model) from error
+    try:
+        found = None if isinstance(result, Tensor) else result[1]
+    except (TypeError, LookupError):
+        found = None
+    if not isinstance(found, Tensor) or found.ndim != 4:
+        raise _hidden(model)
+    return found
+
+
+def _hidden(model: object) -> ValueError:
+    return ValueError(
+        f"{type(model).__name__} hides its attention weights: a model must be one of transformers, or give its row "
+        "entropies (L, B, H, T) as the second result of model(ids, entropy=True)"
     )
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from aero.errors import UserError
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from aero.entropy import EntropyStatistics, HeadFailures
 
@@ -32,7 +32,12 @@ def add_commands(commands: Any) -> None:
     parser = commands.add_parser("entropy", help="attention entropy of a model on a text", description=DESCRIPTION)
     parser.add_argument("model", type=Path, metavar="MODEL", help="a folder, or a checkpoint.safetensors of ours")
     parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="UTF-8 text that the model reads")
-    parser.add_argument("--context", type=int, metavar="T", help=f"tokens a sequence (default: the model's, {LONGEST})")
+    parser.add_argument(
+        "--context",
+        type=int,
+        metavar="T",
+        help=f"tokens a sequence (default: the model's, {LONGEST} or --tokens, the least of them)",
+    )
     parser.add_argument("--tokens", type=int, default=16384, metavar="N", help="at most so many tokens (default 16384)")
     parser.add_argument("--batch", type=int, default=4, metavar="B", help="sequences at once (default 4)")
     parser.add_argument("--tokenizer", type=Path, help="of a checkpoint of ours (default: beside its run)")
@@ -80,19 +85,21 @@ def answer(chosen: argparse.Namespace) -> str:
     reader = _open(chosen.model, chosen.tokenizer)
     if reader.context is not None and (chosen.context or 0) > reader.context:
         raise UserError(f"--context {chosen.context} exceeds the model's {reader.context} positions")
+    if (chosen.context or 0) > chosen.tokens:
+        raise UserError(f"--tokens {chosen.tokens} is less than one sequence of --context {chosen.context}")
     ids = reader.encode(text)
     if not ids:  # transformers makes an empty tokenizer where its files are missing
         raise UserError(
             f"the tokenizer of {chosen.model} makes no token of {chosen.text}: is the text empty, or tokenizer.json "
             "missing?"
         )
-    context = min(chosen.context or min(reader.context or LONGEST, LONGEST), len(ids))
+    context = min(chosen.context or min(reader.context or LONGEST, LONGEST, chosen.tokens), len(ids))
     if context < 2:
         raise UserError(
             f"a sequence of {context} token(s) has entropy 0 by definition, as a token alone sees only itself; give a "
-            "longer --text or --context"
+            "longer --text, --context or --tokens"
         )
-    count = max(1, min(len(ids), chosen.tokens) // context)
+    count = min(len(ids), chosen.tokens) // context
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     sequences = torch.tensor(ids[: count * context], device=device).reshape(count, context)
     statistics = measure(reader.model.to(device).eval(), sequences.split(chosen.batch))
@@ -143,23 +150,33 @@ def _known(value: float) -> float | None:
 
 
 def _draw(chosen: argparse.Namespace, reader: Reader, statistics: EntropyStatistics) -> None:
-    """Heatmap of the headwise means, as AERO's Figures 5, 9 and 14 have them; written beside and renamed."""
+    """Heatmap of the headwise means, as AERO's Figures 5, 6b, 7 and 17e to g have them: layer 1 at the bottom, colours
+    from 0 to the most that the mask of any layer allows; written beside and renamed.
+    """
     from aero.training.log import write_together
 
     try:
+        from matplotlib.colors import Normalize
         from matplotlib.figure import Figure
+
+        from aero.report.drawing import style
+        from aero.report.entropy_drawing import heatmap
     except ModuleNotFoundError:
         raise UserError("--figure needs matplotlib: pip install 'aero-reproduced[report]'") from None
     layers, heads = statistics.mean.shape
-    figure = Figure(figsize=(1.8 + 0.32 * heads, 1.4 + 0.26 * layers), layout="constrained")
-    axes = figure.subplots()
-    picture = axes.imshow(statistics.mean.double().cpu().numpy(), cmap="viridis", vmin=0.0, aspect="auto")
-    axes.set(xlabel="head", ylabel="layer", title=f"{type(reader.model).__name__}, T={statistics.by_position.shape[1]}")
-    axes.set_xticks(range(0, heads, max(1, heads // 16)))
-    axes.set_yticks(range(0, layers, max(1, layers // 16)))
-    figure.colorbar(picture, label="mean entropy, nats")
     drawn = io.BytesIO()
-    figure.savefig(drawn, format=chosen.figure.suffix[1:], dpi=150)
+    with style():
+        figure = Figure(figsize=(1.8 + 0.32 * heads, 1.4 + 0.26 * layers), layout="constrained")
+        axes = figure.subplots()
+        norm = Normalize(0.0, _bounds(statistics).max().item() or 1.0)
+        mesh = heatmap(axes, statistics.mean.double().cpu().numpy(), norm)
+        axes.set(xlabel="head", ylabel="layer")
+        axes.set_title(f"{type(reader.model).__name__}, T={statistics.by_position.shape[1]}", fontsize=8)
+        bar = figure.colorbar(mesh, label="mean entropy, nats")
+        bar.outline.set_visible(False)
+        bar.solids.set(rasterized=False, edgecolor="face")
+        # Outside the report nothing lies behind the figure.
+        figure.savefig(drawn, format=chosen.figure.suffix[1:], dpi=150, facecolor="white")
     if not chosen.figure.parent.is_dir():
         raise UserError(f"--figure {chosen.figure} cannot be written: there is no folder {chosen.figure.parent}")
     try:
@@ -262,22 +279,33 @@ def _against_bound(statistics: EntropyStatistics) -> dict[str, HeadFailures]:
     """
     import torch
 
-    from aero.entropy import causal_bound, collapse, overload
+    from aero.entropy import collapse, overload
 
-    mean = statistics.mean.double()
-    bound = torch.full_like(mean[:, 0], causal_bound(statistics.by_position.shape[1]))
-    if statistics.bound is not None:
-        bound = statistics.bound.double()
-    share = mean / bound.clamp_min(torch.finfo(torch.float64).tiny)[:, None]  # 0 where a mask shows a single key
+    least = torch.finfo(torch.float64).tiny  # the bound is 0 where a mask shows a single key
+    share = statistics.mean.double() / _bounds(statistics).clamp_min(least)[:, None]
     return {"overload": overload(share, 1.0), "collapse": collapse(share, 1.0)}
 
 
+def _bounds(statistics: EntropyStatistics) -> Tensor:
+    """The largest mean over queries that the mask of each layer allows: (L), float64, nats."""
+    import torch
+
+    from aero.entropy import causal_bound
+
+    if statistics.bound is not None:
+        return statistics.bound.double()
+    return torch.full_like(statistics.mean[:, 0].double(), causal_bound(statistics.by_position.shape[1]))
+
+
 def _table(chosen: argparse.Namespace, measured: Measured) -> str:
-    """A line a layer: mean, lowest and highest head, and heads by quarter of the largest; failures by two maxima."""
+    """A line a layer, counted from 1: mean, lowest and highest head, and heads by quarter of the largest; failures by
+    two maxima.
+    """
     import torch
 
     from aero.entropy import quarter_fractions
 
+    bounds = _bounds(measured.statistics).tolist()
     summary, mean = measured.statistics.summary(), measured.statistics.mean.double()
     layers, heads = mean.shape
     maxima, quarters = summary["maximum"], summary["quarters"]
@@ -293,11 +321,10 @@ def _table(chosen: argparse.Namespace, measured: Measured) -> str:
     for layer, values in enumerate(mean):
         finite = values[torch.isfinite(values)]
         least, most = (finite.min().item(), finite.max().item()) if len(finite) else (None, None)
-        bound = maxima["causal_bound"] if measured.statistics.bound is None else measured.statistics.bound[layer].item()
         counts = [round(fraction * heads) for fraction in quarter_fractions(values, largest)]
         lines.append(
-            f"{layer:5}  {_number(finite.mean().item() if len(finite) else None):>6}  {_number(least):>6}  "
-            f"{_number(most):>7}  {_number(bound):>6}  {' '.join(f'{count:3}' for count in counts)}"
+            f"{layer + 1:5}  {_number(finite.mean().item() if len(finite) else None):>6}  {_number(least):>6}  "
+            f"{_number(most):>7}  {_number(bounds[layer]):>6}  {' '.join(f'{count:3}' for count in counts)}"
             + (f"   {heads - len(finite)} not finite" if len(finite) < heads else "")
         )
     lines.append("")
@@ -322,7 +349,7 @@ def _series(values: Sequence[float | None]) -> str:
 
 
 def _failed(fraction: float, layers: Sequence[int]) -> str:
-    named = f", most heads of layers {', '.join(map(str, layers))}" if layers else ""
+    named = f", most heads of layers {', '.join(str(layer + 1) for layer in layers)}" if layers else ""
     return f"{100 * fraction:.1f} % of heads{named}"
 
 

@@ -69,11 +69,12 @@ pd.DataFrame({f"up to {rate:g}": metric(losses, rate) for rate in rates}).round(
 # %% [markdown]
 # ## Where trainings fail
 #
-# The share of seeds at each rate whose final loss is above half of that at initialisation, or not finite.
+# The share of seeds at each rate whose final loss is above half of that of predicting 0, the same bound for every core,
+# or not finite.
 
 # %%
-if len(losses):
-    failed = ~(losses["final_loss"] < losses["initial_loss"] / 2) | losses["diverged_at_step"].notna()
+if len(losses) and measured:
+    failed = ~(losses["final_loss"] < measured.setting.zero_loss / 2) | losses["diverged_at_step"].notna()
     shown = failed.groupby([losses["core"], losses["rate"]], sort=False).mean().unstack()
 else:
     shown = pd.DataFrame()

@@ -10,6 +10,7 @@ import argparse
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,7 +30,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.sensitivity", description=__doc__)
     parser.add_argument("--scale", help="another scale than params.yaml names")
     parser.add_argument(
-        "--figures-at", type=float, metavar="RATE", help="only draw anew how training goes at this rate"
+        "--figures-at", type=float, metavar="RATE", help="only train anew, at this rate, what the figures show"
     )
     parser.add_argument("--to", type=Path, default=FOLDER, help="folder of the results")
     chosen = parser.parse_args(arguments)
@@ -42,8 +43,12 @@ def main(arguments: list[str]) -> None:
     torch.set_num_threads(open_.threads or torch.get_num_threads())
     torch.set_flush_denormal(True)  # collapsed attention is full of numbers too small to be worth their time
     look_every = max(1, sizes.steps // LOOKS)
+    described = {
+        "setting": {**open_.experiment(), "steps": sizes.steps, "window": open_.window, "initial": open_.initial},
+        "seeds": list(seeds),
+    }
     if chosen.figures_at is not None:
-        figures_at(chosen.figures_at, setting, seeds, look_every, chosen.to)
+        figures_at(chosen.figures_at, setting, described, look_every, chosen.to)
         return
     started, trained, seconds = provenance.now(), {}, {}
     for name, core in CORES.items():
@@ -59,13 +64,7 @@ def main(arguments: list[str]) -> None:
         json.dumps(
             {
                 "scale": parameters.scale,
-                "setting": {
-                    **open_.experiment(),
-                    "steps": sizes.steps,
-                    "window": open_.window,
-                    "initial": open_.initial,
-                },
-                "seeds": list(seeds),
+                **described,
                 "figure_rate": shown,
                 "seconds": seconds,
                 "threads": torch.get_num_threads(),
@@ -78,23 +77,42 @@ def main(arguments: list[str]) -> None:
     write_together({chosen.to / name: text for name, text in files.items()})
 
 
-def figures_at(rate: float, setting: Setting, seeds: tuple[int, ...], look_every: int, folder: Path) -> None:
-    """Write traces.csv and gains.csv anew, at another learning rate than the rule chose; UserError without a sweep."""
+def figures_at(rate: float, setting: Setting, described: dict[str, Any], look_every: int, folder: Path) -> None:
+    """Write traces.csv and gains.csv anew, at a learning rate given by hand instead of the one that the rule chose.
+
+    `figure_rate_by_hand` of sweep.json then tells the report so. described: setting and seeds as sweep.json has them;
+    UserError without a sweep, or if its own are others: its losses would be of other trainings than the figures.
+    """
     if not (path := folder / "sweep.json").is_file():
         raise UserError(f"{path} is not there; run python -m stages.sensitivity first")
     about = json.loads(path.read_text(encoding="utf-8"))
+    if others := _differences(about, described):
+        raise UserError(f"{path} is of another sweep than params.yaml describes: {others}")
+    seeds = tuple(described["seeds"])
     traces, gains = [], []
     for name, core in CORES.items():
         trained = train(core, setting, (rate,), seeds, look_every)
         traces += trace_rows(name, trained, 0, seeds)
         gains += gain_rows(name, core, trained, 0, seeds)
-    about |= {"figure_rate": rate, "figures_provenance": provenance.provenance(torch=torch.__version__)}
+    about |= {"figure_rate": rate, "figure_rate_by_hand": True}
+    about |= {"figures_provenance": provenance.provenance(torch=torch.__version__)}
     write_together(
         {
             folder / "traces.csv": csv_text(list(traces[0]), traces),
             folder / "gains.csv": csv_text(list(gains[0]), gains),
             path: json.dumps(about, indent=1) + "\n",
         }
+    )
+
+
+def _differences(there: dict[str, Any], here: dict[str, Any]) -> str:
+    """In what the setting and seeds of sweep.json differ from those of params.yaml, in words; "" if in nothing."""
+    first, second = ({**about["setting"], "seeds": about["seeds"]} for about in (there, here))
+    names = dict.fromkeys([*first, *second])
+    return ", ".join(
+        f"{name} {first.get(name)} there, {second.get(name)} here"
+        for name in names
+        if first.get(name) != second.get(name)
     )
 
 

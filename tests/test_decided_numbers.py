@@ -59,8 +59,40 @@ def pipeline() -> list[float]:
     return [found["idle_repro_seconds"]["median"], jobs, found["help_seconds"]["median"]]
 
 
+def memory(way: str, context: int) -> float:
+    """Peak of one layer of attention with entropy, bytes."""
+    lines = read("bench/entropy_memory.json")["memory"]
+    return next(line["peak_bytes"] for line in lines if (line["way"], line["context"]) == (way, context))
+
+
+def blocks_over_matrix() -> Iterator[float]:
+    """Of the two shapes at T=64, 128 and 256; then the least and the largest repeat at 256."""
+    lines = read("bench/entropy_memory.json")["seconds"]
+    for context in (64, 128, 256):
+        yield from (line["blocks_over_matrix"] for line in lines if line["context"] == context)
+    ranges = [line["range"] for line in lines if line["context"] == 256]
+    yield from (min(low for low, _ in ranges), max(high for _, high in ranges))
+
+
 N = r"([\d.]*\d)"
 CASES = {
+    "entropy by blocks, time": (
+        rf"blocks take {N} and {N} of the matrix's time at T=64, {N} and {N} at T=128, {N} and {N} at T=256 "
+        rf"\(GPT-2's and the laptop scale's shapes; the repeats at 256 range from {N} to {N}\)",
+        lambda: list(blocks_over_matrix()),
+    ),
+    "entropy by blocks, memory at 256": (
+        rf"costs time and memory there \({N} MB against {N}\)",
+        lambda: [memory(way, 256) / 1e6 for way in ("matrix", "blocks")],
+    ),
+    "entropy by blocks, memory at 4,096": (
+        rf"at T=4,096 {N} GB through the matrix, {N} MB by blocks",
+        lambda: [memory("matrix", 4096) / 1e9, memory("blocks", 4096) / 1e6],
+    ),
+    "entropy by blocks, growth": (
+        rf"grows as T\^{N} and T\^{N}\.",
+        lambda: [read("bench/entropy_memory.json")["growth"][way] for way in ("matrix", "blocks")],
+    ),
     "fused rows": (
         rf"V=1,024\): SM\+ScFuFFN {N} at d=128 and {N} at d=768, SM\+ScFuFFNi_6 {N} and {N}, "
         rf"SOTA\(SM\+ScFuFFN\) {N} and {N}\.",

@@ -16,8 +16,10 @@ from aero import checkpoint, cli, landscape
 from aero.architecture import parse
 from aero.data.tokenizer import build
 from aero.entropy import EntropyRegularizer, measure
+from aero.errors import UserError
 from aero.model import GPT, ModelConfig
 from aero.pipeline import ROOT
+from aero.report import entropy_drawing
 
 TEXT = "def add(a, b):\n    return a + b  # naïve\n" * 20
 BYTES = {bytes([byte]): byte for byte in range(256)}
@@ -91,7 +93,7 @@ def test_a_hugging_face_folder(tmp_path, text, capsys):
     assert found["text_sha256"] and found["provenance"]["commit"]
     table = said(capsys, tmp_path / "model", "--text", text, "--context", "16", "--tokens", "160").splitlines()
     assert "3 layers x 4 heads; 10 sequences of 16 tokens" in table[0]
-    assert [line.split()[0] for line in table[4:7]] == ["0", "1", "2"]
+    assert [line.split()[0] for line in table[4:7]] == ["1", "2", "3"]  # as in the report
     assert all(sum(map(int, line.split()[5:9])) == 4 for line in table[4:7])
     assert table[-3].startswith("overload: ") and table[-2].startswith("collapse: ") and "3/4 max" in table[-1]
     own = {"entropy_median", "entropy_by_position_sem", "entropy_blocks", "of_bound"}
@@ -111,8 +113,40 @@ def test_failures_are_also_counted_against_the_bound(tmp_path, text, capsys):
     assert found["overload"]["fraction"] > 0 and by_bound["overload"] == {"fraction": 0.0, "layers": []}
     assert by_bound["collapse"]["fraction"] == (shares < 0.25).double().mean() > found["collapse"]["fraction"]
     assert by_bound["collapse"]["layers"] == (shares < 0.25).double().mean(1).gt(0.5).nonzero().flatten().tolist()
-    line = said(capsys, tmp_path, "--text", text).splitlines()[-3]
-    assert line.startswith("overload: ") and line.endswith("; against the bound 0.0 % of heads")
+    *_, high, low, _ = said(capsys, tmp_path, "--text", text).splitlines()
+    assert high.startswith("overload: ") and high.endswith("; against the bound 0.0 % of heads")
+    majority = [layer + 1 for layer in by_bound["collapse"]["layers"]]  # a reader counts from 1
+    assert majority and low.endswith(f", most heads of layers {', '.join(map(str, majority))}")
+
+
+def test_no_more_tokens_are_read_than_asked(tmp_path, text, capsys):
+    hugging_face_model(tmp_path)  # 64 positions
+    found = json.loads(said(capsys, tmp_path, "--text", text, "--tokens", "40", "--json"))
+    assert (found["tokens"], found["context"], found["sequences"]) == (40, 40, 1)
+    found = json.loads(said(capsys, tmp_path, "--text", text, "--tokens", "100", "--json"))
+    assert (found["tokens"], found["context"], found["sequences"]) == (64, 64, 1)
+    with pytest.raises(UserError, match="--tokens 40 is less than one sequence of --context 41"):
+        said(capsys, tmp_path, "--text", text, "--tokens", "40", "--context", "41")
+
+
+def test_the_heatmap_is_drawn_as_in_the_report(tmp_path, text, capsys, monkeypatch):
+    """Layer 1 at the bottom, colours from 0 to the bound, whatever the largest mean is."""
+    hugging_face_model(tmp_path)
+    drawn = {}
+
+    def draw(panel, values, norm):
+        drawn.update(panel=panel, values=values, norm=norm)
+        return entropy_drawing_heatmap(panel, values, norm)
+
+    entropy_drawing_heatmap = entropy_drawing.heatmap
+    monkeypatch.setattr(entropy_drawing, "heatmap", draw)
+    figure = tmp_path / "heads.png"
+    found = json.loads(said(capsys, tmp_path, "--text", text, "--figure", figure, "--json"))
+    assert drawn["values"].tolist() == found["entropy_mean"]
+    assert (drawn["norm"].vmin, drawn["norm"].vmax) == (0, max(found["entropy_bound"]))
+    assert drawn["norm"].vmax > found["maximum"]["observed"]
+    assert drawn["panel"].get_ylim() == (0.5, 3.5) and list(drawn["panel"].get_yticks()) == [1, 2, 3]
+    assert figure.read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_checkpoint_of_ours(tmp_path, text, capsys):
@@ -158,7 +192,9 @@ def test_the_landscape_of_anybodys_model(tmp_path, text, capsys):
     distances = landscape.wasserstein_1_by_layer(mean, first).tolist()
     assert found["landscape"]["wasserstein_1_by_layer"] == pytest.approx(distances) and min(distances) > 0.01
     assert json.loads(base.read_text())["landscape"]["wasserstein_1_by_layer"] is None
-    assert figure.read_text().count("<image") == 2 and not list(tmp_path.glob("*.tmp"))  # heatmap and colour bar
+    picture = figure.read_text()
+    assert picture.count("QuadMesh") == 2 and "<image" not in picture  # heatmap and colour bar, in vectors
+    assert not list(tmp_path.glob("*.tmp"))
     told = said(capsys, other, *drawn)
     assert "landscape: Gini by layer " in told and f"Wasserstein-1 to {base} by layer, nats: " in told
 

@@ -4,6 +4,7 @@ import copy
 import math
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -213,6 +214,65 @@ def test_a_model_that_hides_its_attention_weights():
         EntropyRegularizer(hidden, context=100)
     with pytest.raises(ValueError, match="Linear hides its attention weights"):
         measure(torch.nn.Linear(2, 2), some_ids())
+
+
+class Around(torch.nn.Module):
+    """A model in a module of another's, which hands on every keyword."""
+
+    def __init__(self, model, name):
+        super().__init__()
+        self.add_module(name, model)
+        self._name = name
+
+    def forward(self, *args, **kwargs):
+        return getattr(self, self._name)(*args, **kwargs)
+
+
+class Tuned(Around):
+    """PEFT's model, as far as it is asked."""
+
+    def get_base_model(self):
+        return getattr(self, self._name)
+
+
+def test_a_wrapped_model_is_measured_as_the_one_inside():
+    model, ids = tiny("gpt2"), some_ids(2, 20)
+    expected = measure(model, ids).mean
+    for wrapped in (Around(model, "module"), Around(model, "_orig_mod"), Tuned(Around(model, "module"), "inner")):
+        assert torch.equal(measure(wrapped, ids).mean, expected)
+
+
+def test_a_model_that_tells_its_entropies_is_asked_whatever_it_holds():
+    class Telling(Around):
+        def forward(self, ids, entropy):
+            return None, torch.full((1, len(ids), 2, ids.shape[1]), 0.25)
+
+    assert measure(Telling(tiny("gpt2"), "module"), some_ids(2, 20)).mean.tolist() == [[0.25, 0.25]]
+
+
+def test_a_wrapper_that_cannot_be_looked_into_says_so():
+    """Its forward takes any keyword, and the second result of what is inside is a cache, a tuple or nothing."""
+    model, ids = tiny("gpt2"), some_ids(1, 20)
+    assert not isinstance(model(ids, entropy=True)[1], torch.Tensor)  # what `measure` must not take for entropies
+    with pytest.raises(ValueError, match="Around hides its attention weights"):
+        measure(Around(model, "network"), ids)
+    with pytest.raises(ValueError, match="Around hides its attention weights"):
+        measure(Around(torch.nn.Embedding(67, 4), "network"), ids)  # takes no `entropy`
+    for result in (torch.zeros(2, 3, 4, 5, 6), (None, torch.zeros(2, 3)), {"logits": None}, (None,)):
+        with pytest.raises(ValueError, match="function hides its attention weights"):
+            measure(lambda ids, entropy, result=result: result, ids)
+    prompted = Tuned(model, "inner")
+    prompted.active_peft_config = SimpleNamespace(is_prompt_learning=True)
+    with pytest.raises(ValueError, match="Tuned hides its attention weights"):
+        measure(prompted, ids)
+
+
+def test_an_error_of_the_models_own_stays_its_own():
+    def broken(ids, entropy):
+        raise TypeError("unsupported operand")
+
+    with pytest.raises(TypeError, match="unsupported operand"):
+        measure(broken, some_ids())
 
 
 def test_dropout_and_changed_logits_are_refused():

@@ -159,7 +159,7 @@ def bench_limits(results: Results) -> Figure:
                         start + minutes / 2, place, f"{minutes:.0f}", ha="center", va="center", fontsize=7, color=PAPER
                     )
                 start += minutes
-        for place, (resource, colour) in zip((0, 0.29, 0.59, 0.8), RESOURCES.items(), strict=True):
+        for place, (resource, colour) in zip((0, 0.31, 0.62, 0.84), RESOURCES.items(), strict=True):
             panel.text(place, 1.06, f"■ {resource}", transform=panel.transAxes, color=colour, fontsize=8)
         panel.set_yticks(range(len(rows)), [f"{row['architecture']}, {row['program']}" for row in rows])
         panel.invert_yaxis()

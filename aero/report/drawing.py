@@ -30,8 +30,11 @@ SERIES = {
     "sm-r": "#009e73",
     "sm": "#cc79a7",
 }
-WIDTH = 7.2
-"""Figure width in inches: the text width of the printed page."""
+PAGE = 174 / 25.4
+"""Text width of the printed page in inches (assets/page.typ): a wider drawing is shrunk to it, with its text."""
+_MARGIN = 0.04
+WIDTH = PAGE - 2 * _MARGIN
+"""Figure width in inches, such that with the margin around it the figure fills the printed page."""
 
 _SETTINGS: dict[str, Any] = {
     "font.family": "DejaVu Sans",
@@ -81,7 +84,7 @@ def svg(figure: Figure, title: str) -> str:
             format="svg",
             metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
             bbox_inches="tight",
-            pad_inches=0.04,
+            pad_inches=_MARGIN,
         )
     text = buffer.getvalue()
     text = text[text.index("<svg") :].strip()

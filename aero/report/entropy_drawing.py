@@ -5,14 +5,17 @@ A panel without its run says so and names it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
+from matplotlib.colorbar import Colorbar
 from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 from numpy.typing import NDArray
 
 from aero.published import load
@@ -31,6 +34,13 @@ DEPTH = LinearSegmentedColormap.from_list("depth", ["#2f6db3", "#7d8a97", "#c997
 
 COUNTS = LinearSegmentedColormap.from_list("counts", ["#f3c9b4", "#d55e00", "#5a1c00"])
 """Few to many numbers that are not finite; none at all is left blank."""
+
+SIGNED = LinearSegmentedColormap.from_list(
+    "signed", [(0, "#8a1c5a"), (0.5, "#efb4cf"), (0.5, "#e3dfb0"), (1, "#0b4f6c")], N=64
+)
+"""Values about 0, which must be the middle of the norm: purple below, yellow to blue above, told apart however near.
+An even number of colours, so that none holds both signs.
+"""
 
 QUARTERS = ("0 to ¼ max", "¼ to ½ max", "½ to ¾ max", "¾ max to max")
 QUARTER_COLOURS = ("#213d6b", "#7b7a77", "#c2b370", "#ffe945")
@@ -101,15 +111,28 @@ def heatmap(panel: Axes, values: NDArray[np.float64], norm: Normalize, colours: 
     return mesh
 
 
-def colour_bar(figure: Figure, mesh: ScalarMappable, place: tuple[float, float, float, float], label: str) -> None:
+def colour_bar(figure: Figure, mesh: ScalarMappable, place: tuple[float, float, float, float], label: str) -> Colorbar:
     """A colour bar at (left, bottom, width, height), fractions of the figure; lying where it is wider than high."""
     axes = figure.add_axes(place)
     bar = figure.colorbar(mesh, cax=axes, orientation="horizontal" if place[2] > place[3] else "vertical")
+    if isinstance(mesh.norm, LogNorm):
+        # matplotlib sets an exponent at 0.7 of the size, too small to read in print.
+        bar.formatter = FuncFormatter(lambda value, _: power_of_ten(value))
+        bar.minorticks_off()
     if bar.solids is not None:
         bar.solids.set_rasterized(False)
         bar.solids.set_edgecolor("face")
     bar.set_label(label, fontsize=7.5)
     bar.outline.set_visible(False)
+    return bar
+
+
+def power_of_ten(value: float) -> str:
+    """A power of ten of at least 1: "1,000", "10⁴"."""
+    exponent = round(math.log10(value))
+    return (
+        f"{value:,.0f}" if exponent < 4 else "10" + str(exponent).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    )
 
 
 def entropy_heatmaps(
@@ -340,7 +363,22 @@ def overflow_map(panel: Axes, results: Results, run: str, title: str) -> ScalarM
     every = max(1, evaluations // 3)
     panel.set_xticks(range(0, evaluations, every), [str(step) for step, _ in kept[::every]])
     panel.set_yticks(range(1, layers + 1) if layers <= 12 else range(1, layers + 1, 3))
-    panel.set_xlabel("training step")
+    precision = (trained.metrics.get("train") or {}).get("precision")
+    panel.set_xlabel(f"training step\n(in {precision})" if precision else "training step")
     panel.set_xlim(-0.5, evaluations - 0.5)
     panel.set_ylim(0.5, layers + 0.5)
     return mesh if most > 0 else None
+
+
+def overflow_label(trained: Run | None) -> str:
+    """What the colour bar of `overflow_map` counts, in two lines: with the number of values of a block's output, B T d
+    of the one held-out batch that is counted, where the training states its sizes.
+    """
+    metrics = trained.metrics if trained else {}
+    train, width = metrics.get("train") or {}, (metrics.get("model") or {}).get("width")
+    sequences, context = train.get("batch_size"), metrics.get("context")
+    if not (sequences and context and width):
+        return "values not finite\nin float16"
+    if tokens := train.get("evaluation_tokens"):
+        sequences = min(sequences, max(1, tokens // context))
+    return f"values not finite in float16,\nof {sequences * context * width:,} a layer"

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm, Normalize
+from matplotlib.cm import ScalarMappable
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from aero.published import load
 from aero.report.drawing import AS_PUBLISHED, INK, MUTED, WIDTH, say_missing, style
 from aero.report.entropy_drawing import (
     DEPTH,
+    SIGNED,
     colour_bar,
     depth_colours,
     entropy_heatmaps,
@@ -23,6 +27,8 @@ from aero.report.entropy_drawing import (
     heatmap,
     layer_lines,
     missing_run,
+    number_lines,
+    overflow_label,
     overflow_map,
     quarter_bars,
     row_name,
@@ -99,8 +105,9 @@ def figure_5(results: Results) -> Figure:
 @stands_for(
     "aero/figure6",
     title="AERO Figure 6, how the Softmax-only model fails",
-    note="(a) values of each block's output, on held-out sequences, that are not finite in float16, in which the "
-    "papers train; blank: none. (b) entropy of every head after training.",
+    note="(a) values of each block's output, on a held-out batch, that are not finite in float16, in which the papers "
+    "train, counted in a training whose precision stands below it; blank: none. (b) entropy of every head after "
+    "training.",
     runs=("sm",),
     needs=("counts of overflows not logged", "entropies not measured"),
 )
@@ -109,11 +116,13 @@ def figure_6(results: Results) -> Figure:
     with style():
         figure = Figure(figsize=(WIDTH, 2.9))
         counts, heads = figure.subplots(1, 2, width_ratios=(2.2, 1))
-        figure.subplots_adjust(left=0.07, right=0.9, top=0.9, bottom=0.16, wspace=0.42)
+        figure.subplots_adjust(left=0.07, right=0.9, top=0.9, bottom=0.2, wspace=0.6)
         mesh = overflow_map(counts, results, "sm", "(a) SM")
         counts.set_ylabel("layer")
         if mesh is not None:
-            colour_bar(figure, mesh, (0.565, 0.2, 0.013, 0.64), "values not finite in float16")
+            colour_bar(
+                figure, mesh, (counts.get_position().x1 + 0.02, 0.24, 0.013, 0.6), overflow_label(results.first("sm"))
+            )
         heads.set_title("(b) SM")
         trained = results.first("sm")
         if trained is None or trained.entropy is None:
@@ -122,7 +131,7 @@ def figure_6(results: Results) -> Figure:
             norm = Normalize(0, trained.entropy.maximum["causal_bound"])
             mesh = heatmap(heads, np.array(trained.entropy.mean), norm)
             heads.set_xlabel("head")
-            colour_bar(figure, mesh, (0.92, 0.2, 0.013, 0.64), "mean entropy, nats")
+            colour_bar(figure, mesh, (0.92, 0.24, 0.013, 0.6), "mean entropy, nats")
     return figure
 
 
@@ -281,7 +290,8 @@ def figure_16(results: Results) -> Figure:
 @stands_for(
     "aero/figure17",
     title="AERO Figure 17, seven feed-forward networks pruned, six, and none",
-    note="(a) values of each block's output that are not finite in float16; (b) to (d) entropy of each layer over "
+    note="(a) values of each block's output, on a held-out batch, that are not finite in float16, in a training whose "
+    "precision stands below it; blank: none; (b) to (d) entropy of each layer over "
     "training; (e) to (g) of every head.",
     runs=("sm-scfuffn", "sm-scfuffni-6", "sm-scfuffni-7"),
     needs={
@@ -300,7 +310,7 @@ def figure_17(results: Results) -> Figure:
         mesh = overflow_map(panels[0, 0], results, runs[0], "(a) 7 pruned")
         panels[0, 0].set_ylabel("layer")
         if mesh is not None:
-            colour_bar(figure, mesh, (0.06, 0.38, 0.16, 0.018), "values not finite in float16")
+            colour_bar(figure, mesh, (0.06, 0.38, 0.16, 0.018), overflow_label(results.first(runs[0])))
         panels[1, 0].set_visible(False)
         found = {run: trained for run in runs if (trained := results.first(run)) is not None and trained.entropy}
         bound = max((run.entropy.maximum["causal_bound"] for run in found.values()), default=1.0)
@@ -382,8 +392,9 @@ def guided_figure_4(results: Results) -> Figure:
 
 @stands_for(
     title="Entropy by query position",
-    note="Mean over heads and held-out sequences at every position, one line a layer, numbered; bands: two standard "
-    "errors over blocks of held-out sequences, where they are stored. Dotted: log i, which the causal mask allows.",
+    note="Mean over heads and held-out sequences at every position, one line a layer, three of them numbered; bands: "
+    "two standard errors over blocks of held-out sequences, where they are stored. Dotted: log i, which the causal "
+    "mask allows.",
     runs=POSITION_RUNS,
     needs=("entropies not measured by position", "errors by position not stored"),
 )
@@ -417,19 +428,20 @@ def _positions(panel: Axes, trained: Run) -> None:
             panel.fill_between(
                 positions, means[layer] - band, means[layer] + band, color=colour, alpha=0.2, linewidth=0
             )
-    for layer in (0, len(means) - 1):
-        panel.annotate(str(layer + 1), (positions[-1] * 1.01, means[layer, -1]), fontsize=7, va="center")
     panel.set_xlim(1, positions[-1] * 1.05)
     panel.set_ylim(bottom=0)
     panel.grid(axis="y")
+    ended = {layer: (list(positions), list(row)) for layer, row in enumerate(means) if np.isfinite(row[-1])}
+    if ended:
+        number_lines(panel, ended, 0.09, positions[-1])
 
 
 @stands_for(
     title="Learned temperatures",
     note="The softmax's logits are divided by t, of a head and query position (Eq. 11); left: mean over positions, "
-    "right: mean over a layer's heads at each position, numbers are layers. Dotted: where they start. Nothing keeps a "
-    "temperature above 0; a negative one turns a row's order of attention around. Every seed's by layer and head: "
-    "reports/tables/learned_temperatures.csv.",
+    "right: mean over a layer's heads at each position, each with its own scale. Purple: t is below 0. Dotted: where "
+    "they start. Nothing keeps a temperature above 0; a negative one turns a row's order of attention around. Every "
+    "seed's by layer and head: reports/tables/learned_temperatures.csv.",
     runs=TEMPERATURE_RUNS,
     needs=("temperatures not stored", "temperatures by position not stored"),
 )
@@ -437,9 +449,9 @@ def figure_temperatures(results: Results) -> Figure:
     """Learned temperatures t, with and without the regulariser: by head and by query position."""
     with style():
         figure = Figure(figsize=(WIDTH, 2.5 * len(TEMPERATURE_RUNS)))
-        panels = figure.subplots(len(TEMPERATURE_RUNS), 2, width_ratios=(1, 2.2))
-        figure.subplots_adjust(left=0.07, right=0.97, top=0.93, bottom=0.1, wspace=0.6, hspace=0.45)
-        for row, (run, (heads, positions)) in enumerate(zip(TEMPERATURE_RUNS, panels, strict=True)):
+        panels = figure.subplots(len(TEMPERATURE_RUNS), 2, width_ratios=(1, 2.6))
+        figure.subplots_adjust(left=0.07, right=0.88, top=0.93, bottom=0.1, wspace=0.55, hspace=0.45)
+        for run, (heads, positions) in zip(TEMPERATURE_RUNS, panels, strict=True):
             name = {REGULARISED: "EReg(SM(t)+ScFuFFN)", "smt-scfuffn": "SM(t)+ScFuFFN"}[run]
             heads.set_title(name, fontsize=8)
             trained = results.first(run)
@@ -448,34 +460,58 @@ def figure_temperatures(results: Results) -> Figure:
                 missing_run(heads, results, run)
                 missing_run(positions, results, run)
                 continue
-            _temperatures(figure, heads, positions, trained, 0.52 if row == 0 else 0.1)
+            start = (trained.metrics.get("model") or {}).get("temperature_init")
+            values = np.array(learned["temperature_mean"], dtype=float)  # (L, H)
+            mesh = heatmap(heads, values, _about_zero(values, start), SIGNED)
+            heads.set_ylabel("layer")
+            heads.set_xlabel("head")
+            _temperature_bar(figure, heads, mesh, values, "mean t", start)
+            if not learned.get("temperature_by_position"):
+                say_missing(positions, f"not stored by position, measure it again:\n{run}")
+                continue
+            rows = np.array(learned["temperature_by_position"], dtype=float)  # (L, T)
+            mesh = _position_map(positions, rows, _about_zero(rows, start))
+            _temperature_bar(figure, positions, mesh, rows, "mean t over heads", start)
     return figure
 
 
-def _temperatures(figure: Figure, heads: Axes, positions: Axes, trained: Run, bottom: float) -> None:
-    learned = trained.entropy.learned
-    values = np.array(learned["temperature_mean"], dtype=float)  # (L, H)
-    shown = np.where(values > 0, values, np.nan)
-    mesh = heatmap(heads, shown, LogNorm(np.nanmin(shown), np.nanmax(shown)))
-    heads.set_ylabel("layer")
-    heads.set_xlabel("head")
-    colour_bar(figure, mesh, (0.3, bottom + 0.02, 0.012, 0.32), "")
-    by_position = learned.get("temperature_by_position")
-    if not by_position:
-        say_missing(positions, f"not stored by position, measure it again:\n{trained.name}")
-        return
-    rows = np.array(by_position, dtype=float)  # (L, T)
-    places = np.arange(1, rows.shape[1] + 1)
-    for layer, colour in enumerate(depth_colours(len(rows))):
-        positions.plot(places, rows[layer], color=colour, linewidth=1.1)
-    for layer in (0, len(rows) - 1):
-        positions.annotate(str(layer + 1), (places[-1] * 1.01, rows[layer, -1]), fontsize=7, va="center")
-    start = (trained.metrics.get("model") or {}).get("temperature_init")
+def _about_zero(values: NDArray[np.float64], start: float | None) -> Normalize:
+    """A linear scale with 0 in its middle that holds the start and every finite value."""
+    reach = np.abs(values[np.isfinite(values)]).max(initial=max(abs(start or 0.0), 1e-6))
+    return Normalize(-reach, reach)
+
+
+def _position_map(panel: Axes, rows: NDArray[np.float64], norm: Normalize) -> ScalarMappable:
+    """Values (L, T) by layer and query position, layer 1 at the bottom; what is not finite stays blank."""
+    layers, positions = rows.shape
+    # Every cell reaches under the next one: where two only touch, a viewer's antialiasing shows a seam.
+    ends = np.minimum(np.arange(positions) + 2.0, positions + 0.5)
+    cells = [
+        [(i + 0.5, layer + 0.52), (ends[i], layer + 0.52), (ends[i], layer + 1.48), (i + 0.5, layer + 1.48)]
+        for layer in range(layers)
+        for i in range(positions)
+    ]
+    mesh = PolyCollection(
+        cells, array=np.ma.masked_invalid(rows).ravel(), cmap=SIGNED, norm=norm, linewidth=0, clip_on=False
+    )
+    panel.add_collection(mesh)
+    panel.set_xlim(0.5, positions + 0.5)
+    panel.set_ylim(0.5, layers + 0.5)
+    panel.set_yticks(range(1, layers + 1) if layers <= 12 else range(1, layers + 1, 3))
+    panel.tick_params(axis="y", length=0)
+    panel.set_xlabel("query position")
+    for spine in panel.spines.values():
+        spine.set_visible(False)
+    return mesh
+
+
+def _temperature_bar(
+    figure: Figure, panel: Axes, mesh: ScalarMappable, values: NDArray[np.float64], label: str, start: float | None
+) -> None:
+    """A colour bar to the right of the panel, of so much of the scale as the values, 0 and the start take."""
+    box = panel.get_position()
+    bar = colour_bar(figure, mesh, (box.x1 + 0.015, box.y0, 0.012, box.height), label)
     if start:
-        positions.axhline(start, color=INK, linewidth=0.8, linestyle=":")
-    positions.set_xlim(1, places[-1] * 1.04)
-    if (rows > 0).all():
-        positions.set_yscale("log")
-    positions.set_xlabel("query position")
-    positions.set_ylabel("mean t over heads")
-    positions.grid(axis="y")
+        bar.ax.axhline(start, color=INK, linewidth=0.9, linestyle=":")
+    finite = values[np.isfinite(values)]
+    bar.ax.set_ylim(finite.min(initial=0.0), finite.max(initial=max(start or 0.0, 1e-6)))

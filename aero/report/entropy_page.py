@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from aero.entropy import quarter_fractions
 from aero.published import load
 from aero.report import diagram_figures, entropy_figures, flops_figures, landscape_figures
+from aero.report import figures as aero_figures
 from aero.report.entropy_drawing import row_name
 from aero.report.entropy_figures import MARGIN_RUNS, PRUNED_RUNS, STABILISED_RUNS, TEMPERATURE_RUNS
 from aero.report.figure_index import FIGURES, PAPERS, Drawn
@@ -26,6 +27,11 @@ from aero.report.tables import csv_text, training_origin
 
 MODULES = (entropy_figures, diagram_figures, landscape_figures, flops_figures)
 """Where the figures are; importing them makes them known."""
+
+ELSEWHERE = (
+    Drawn(aero_figures.figure_3b, ("aero/figure3",), "AERO Figure 3b, evaluation loss", "", TABLE_2_RUNS, seeds="all"),
+)
+"""Figures that the report shows beside their table, not with those of entropy; the index names them too."""
 
 HEAD_RUNS = (*TABLE_2_RUNS, *STABILISED_RUNS, *PRUNED_RUNS, *MARGIN_RUNS.values())
 
@@ -59,7 +65,11 @@ def _absent(results: Results, drawn: Drawn) -> list[str]:
 def index(results: Results) -> Html:
     """Published figure, the function that draws it, its runs, and how many of them it shows with how many seeds."""
     rows = []
-    for drawn in sorted(FIGURES, key=lambda d: (not d.published, list(PAPERS).index(_first_paper(d) or "aero"))):
+    listed = [*FIGURES]
+    for drawn in ELSEWHERE:  # after the last that stands for the same figure
+        same = [place for place, one in enumerate(listed) if set(drawn.published) & set(one.published)]
+        listed.insert(same[-1] + 1 if same else len(listed), drawn)
+    for drawn in sorted(listed, key=lambda d: (not d.published, list(PAPERS).index(_first_paper(d) or "aero"))):
         whole = {run: trained for run, trained in drawn.whole(results).items() if trained}
         present = f"{len(whole)} of {len(drawn.runs)}" if drawn.runs else "counted"
         lost = "<br>".join(gap(said) for said in _absent(results, drawn))
@@ -80,8 +90,8 @@ def index(results: Results) -> Html:
             ["published", "here", "runs", "scale", "seeds a run"],
             rows,
             "Every figure of the three papers on entropy; a run counts where all that the figure needs of it is there, "
-            "and seeds are those that are drawn. AERO's Figures 2 and 8 are diagrams of the same things as "
-            "Entropy-Guided Attention's 1 and 3.",
+            "and seeds are those that are drawn. AERO's Figure 1 is of costs and stands with them; its Figures 2 and 8 "
+            "are diagrams of the same things as Entropy-Guided Attention's 1 and 3.",
             "figure-index",
             (0.24, 0.36, 0.22, 0.1, 0.08),
             "dense",

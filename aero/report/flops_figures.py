@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from aero.architecture import parse
 from aero.flops import GPT2, PYTHIA, Sizes, count, crossover
-from aero.report.drawing import AS_PUBLISHED, INK, PUBLISHED, style, swatch
+from aero.report.drawing import AS_PUBLISHED, INK, PAPER, PUBLISHED, style, swatch
 from aero.report.entropy_drawing import grid
 from aero.report.figure_index import stands_for
 from aero.report.results import Results
@@ -52,7 +52,7 @@ def _breakdown(models: Mapping[str, Sizes], columns: int) -> Figure:
                 f"{name} (L={sizes.layers}, d={sizes.width}), 8d/3 = {8 * sizes.width / 3:,.0f}", fontsize=8
             )
             if place % columns == 0:
-                panel.set_ylabel("10⁹ FLOPs")
+                panel.set_ylabel("10⁹ FLOPs a token")
             if place >= len(models) - columns:
                 panel.set_xlabel("context length T")
         top, unit = 1 - 0.13 / (rows * height), 1 / (rows * height)
@@ -69,8 +69,9 @@ def _bars(panel: Axes, sizes: Sizes) -> None:
     attention = np.array([c.attention / context / 1e9 for c, context in zip(counts, CONTEXTS, strict=True)])
     panel.bar(places, ffn, 0.72, color=AS_PUBLISHED)
     panel.bar(places, attention, 0.72, bottom=ffn, color=PUBLISHED)
+    box = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.6}  # the dotted line passes behind the percentages
     for place, total, counted in zip(places, ffn + attention, counts, strict=True):
-        panel.text(place, total, f"{counted.ffn_share:.0%}", ha="center", va="bottom", fontsize=7)
+        panel.text(place, total, f"{counted.ffn_share:.0%}", ha="center", va="bottom", fontsize=7, bbox=box)
     panel.set_ylim(0, (ffn + attention).max() * 1.16)
     panel.set_xlim(-0.6, len(CONTEXTS) - 0.4)
     equal = float(np.log2(crossover(sizes.width) / CONTEXTS[0]))

@@ -81,7 +81,7 @@ def landscape_figure_1(results: Results) -> Figure:
             panel.view_init(elev=28, azim=-52)
             panel.set_xticks(range(1, heads + 1) if heads <= 6 else range(1, heads + 1, 3))
             panel.set_yticks(range(2, layers + 1, max(2, layers // 3)))
-            panel.tick_params(labelsize=6, pad=-3)
+            panel.tick_params(labelsize=6.5, pad=-3)
             panel.set_xlabel("head", fontsize=7, labelpad=-8)
             panel.set_ylabel("layer", fontsize=7, labelpad=-6)
             for axis in (panel.xaxis, panel.yaxis, panel.zaxis):
@@ -180,7 +180,9 @@ def _by_layer(panels: NDArray[np.object_], results: Results, runs: tuple[str, ..
         panel.xaxis.get_major_locator().set_params(integer=True)
         if absent:
             said = "not run yet:\n" + "\n".join(absent)
-            panel.text(0.5, 0.02, said, transform=panel.transAxes, ha="center", color=MUTED, style="italic", fontsize=6)
+            panel.text(
+                0.5, 0.02, said, transform=panel.transAxes, ha="center", color=MUTED, style="italic", fontsize=6.5
+            )
 
 
 def _blocks(results: Results, run: str) -> list[NDArray[np.float64]]:

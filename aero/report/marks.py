@@ -148,10 +148,16 @@ def reported_runs() -> tuple[str, ...]:
     return tuple(dict.fromkeys(row.run for number in ("2", "4") for row in tables[number].rows if row.run))
 
 
-def scale_text(results: Results, scale: str | None = None, names: Iterable[str] = ()) -> str:
-    """A training scale in words with its sizes, as the files of the named runs state them (default: the reported)."""
+def scale_text(
+    results: Results, scale: str | None = None, names: Iterable[str] = (), runs: Sequence[Run] | None = None
+) -> str:
+    """A training scale in words with its sizes, as the files of the named runs state them (default: the reported).
+
+    runs: the trainings to take instead of all seeds of the named runs, so that no other file is read.
+    """
     scale = scale or results.scale
-    runs = [run for name in names or reported_runs() for run in results.seeds(name, scale)]
+    if runs is None:
+        runs = [run for name in names or reported_runs() for run in results.seeds(name, scale)]
     if not runs:
         return f"scale {scale}, not run yet"
     model = runs[0].metrics.get("model") or {}
@@ -218,9 +224,9 @@ def _seeds(counts: Iterable[int]) -> str:
 
 def _measured_side(results: Results, found: Mapping[str, Sequence[Run]], seeds: str) -> str:
     runs = [run for trained in found.values() for run in trained]
-    size = scale_text(results, names=[name for name, trained in found.items() if trained] or list(found))
     if not runs:
-        return f"Measured side: {escape(size)}."
+        return f"Measured side: {escape(scale_text(results, names=list(found)))}."
+    size = scale_text(results, runs=runs)
     corpora = origin(
         "corpus",
         "corpora, whose perplexities do not compare",

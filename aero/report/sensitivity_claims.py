@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from aero.published import Paper
 from aero.report.decisions import Decision, Verdict, claim_test, untested
 from aero.report.results import Results
-from aero.report.sensitivity import Line, Sweep, read, sweep
+from aero.report.sensitivity import TRAINS, Line, Sweep, read, sweep
 from aero.report.sensitivity_search import published, search, share
 from aero.sensitivity.conclusions import CONCLUSIONS, ORDER
 from aero.sensitivity.metric import clipped
@@ -49,10 +49,10 @@ def _decision(measured: Sweep, rule: str, text: str, verdict: Verdict, evidence:
 @claim_test
 def sensitivity_values(results: Results, paper: Paper) -> Decision:
     rule = (
-        "of losses averaged over seeds first, as the paper averages them; reproduced: every published value lies in "
-        f"the 95 % interval of resampled seeds and within {NEAR:.0%} of the measured one; direction reproduced: the "
-        "measured values have a rank correlation with the published ones of at least 0.8, and so have each seed's "
-        "own means"
+        "of losses clipped and averaged over seeds first; reproduced: every published value lies in the 95 % interval "
+        f"of resampled seeds and is within {NEAR:.0%} of the measured one; direction reproduced: the measured values "
+        "have a rank correlation with the published ones of at least 0.8, and so have those clipped after averaging "
+        "and each seed's own means"
     )
     if (measured := _sweep(results)) is None:
         return untested(rule, results, NOT_RUN)
@@ -61,16 +61,18 @@ def sensitivity_values(results: Results, paper: Paper) -> Decision:
     met = [core for core in near if found[core].contains(printed[core])]
     expected = [printed[core] for core in ORDER]
     rank = rank_correlation(expected, [found[core].mean for core in ORDER])
+    after = rank_correlation(expected, [measured.clipped_after(core) for core in ORDER])
     alone = rank_correlation(expected, [measured.estimate(core).mean for core in ORDER])
     verdict: Verdict = (
         "reproduced"
         if len(met) == len(ORDER)
         else "direction reproduced"
-        if min(rank, alone) >= 0.8
+        if min(rank, after, alone) >= 0.8
         else "not seen at this scale"
     )
     text = ", ".join(f"{found[core].mean:.2f}" for core in ORDER)
-    evidence = f"{len(met)} of 7 met, rank correlation {rank:.2f}, of each seed's own {alone:.2f}"
+    evidence = f"{len(met)} of 7 met, rank correlation {rank:.2f}, clipped after averaging {after:.2f}"
+    evidence += f", of each seed's own {alone:.2f}"
     return _decision(measured, rule, text, verdict, evidence)
 
 
@@ -84,26 +86,29 @@ def rank_correlation(first: list[float], second: list[float]) -> float:
 @claim_test
 def sensitivity_conclusion(results: Results, paper: Paper, *, conclusion: str) -> Decision:
     rule = (
-        "direction reproduced: in the sweep, its losses averaged over seeds first, as the paper averages them, and "
-        f"also in every seed alone; reproduced: in more than {MOST:.0%} of the reasonable settings besides (lower end "
-        "of the interval); else not seen at this scale"
+        "direction reproduced: in the sweep, its losses averaged over seeds first, clipped before or after, and also "
+        f"in every seed alone; reproduced: in more than {MOST:.0%} of the reasonable settings besides (lower end of "
+        "the interval); else not seen at this scale"
     )
     if (measured := _sweep(results)) is None:
         return untested(rule, results, NOT_RUN)
     holds = CONCLUSIONS[conclusion].holds
     by_seed = [{core: measured.sensitivities(core)[seed] for core in ORDER} for seed in measured.seeds]
-    agree, averaged = sum(map(holds, by_seed)), holds({core: measured.of_means(core) for core in ORDER})
+    agree = sum(map(holds, by_seed))
+    averaged = [holds({core: way(core) for core in ORDER}) for way in (measured.of_means, measured.clipped_after)]
     found = search(results)
     shared = share(found, conclusion) if found else None
     everywhere = shared is not None and shared.low > MOST
     verdict: Verdict = (
         "not seen at this scale"
-        if agree < len(by_seed) or not averaged
+        if agree < len(by_seed) or not all(averaged)
         else "reproduced"
         if everywhere
         else "direction reproduced"
     )
-    text = f"{'holds' if averaged else 'does not hold'} of averages, {agree} of {len(by_seed)} seeds"
+    before, after = ("holds" if there else "does not hold" for there in averaged)
+    text = f"{before} of averages{'' if before == after else f' ({after} clipped after)'}"
+    text += f", {agree} of {len(by_seed)} seeds"
     text += f"; {shared.text} of settings" if shared else ""
     return _decision(measured, rule, text, verdict, f"{found.file}, {len(found.numbers)} settings" if found else "")
 
@@ -111,8 +116,9 @@ def sensitivity_conclusion(results: Results, paper: Paper, *, conclusion: str) -
 @claim_test
 def training_range(results: Results, paper: Paper, *, core: str, decades: float, tolerance: float) -> Decision:
     rule = (
-        f"decades between the lowest and the highest rate whose final loss (mean over seeds) is below half of l0; "
-        f"reproduced: at least {decades - tolerance:g}; direction reproduced: more than for softmax"
+        "decades between the lowest and the highest rate whose final loss (clipped, mean over seeds) is below half of "
+        f"that of predicting 0; reproduced: at least {decades - tolerance:g}; direction reproduced: more than for "
+        "softmax"
     )
     if (measured := _sweep(results)) is None:
         return untested(rule, results, NOT_RUN)
@@ -129,19 +135,22 @@ def training_range(results: Results, paper: Paper, *, core: str, decades: float,
 
 def trained_decades(measured: Sweep, core: str) -> float:
     """log10 of the highest over the lowest rate that trains; 0 for one rate or none."""
-    losses, initial = clipped(measured.final[core], measured.initial[core]).mean(1), measured.initial[core].mean()
-    rates = [rate for rate, loss in zip(measured.rates, losses.tolist(), strict=True) if loss < 0.5 * initial]
+    losses, bound = clipped(measured.final[core], measured.initial[core]).mean(1), TRAINS * measured.setting.zero_loss
+    rates = [rate for rate, loss in zip(measured.rates, losses.tolist(), strict=True) if loss < bound]
     return math.log10(max(rates) / min(rates)) if rates else 0.0
 
 
 @claim_test
 def collapses(results: Results, paper: Paper, *, fall: list[str], stay: list[str]) -> Decision:
+    measured = _sweep(results)
+    by_hand = measured is not None and measured.figure_rate_by_hand
+    rate = "a rate given by hand" if by_hand else "the lowest rate where softmax fails and ReLU or QK-LayerNorm trains"
     rule = (
-        "at the lowest rate where softmax fails and ReLU or QK-LayerNorm trains, last finite entropy: "
+        f"at {rate}, last finite entropy: "
         f"below {COLLAPSED:g} log N for {', '.join(fall)}, above {KEPT:g} log N for {', '.join(stay)}; "
         "direction reproduced: in every seed (no number is printed)"
     )
-    if (measured := _sweep(results)) is None:
+    if measured is None:
         return untested(rule, results, NOT_RUN)
     if measured.about.get("figure_rate") is None:
         return untested(rule, results, NO_RATE)
@@ -176,7 +185,9 @@ def _of_seeds(measured: Sweep, rule: str, text: str, agree: int, file: str) -> D
     """A claim on how training goes at the figures' rate, which holds in `agree` seeds."""
     count = len(measured.seeds)
     verdict: Verdict = "direction reproduced" if agree == count else "not seen at this scale"
-    evidence = f"{file} beside it, at rate {measured.about['figure_rate']:g}: holds in {agree} of {count} seeds"
+    by_hand = " (given by hand)" if measured.figure_rate_by_hand else ""
+    rate = f"{measured.about['figure_rate']:g}{by_hand}"
+    evidence = f"{file} beside it, at rate {rate}: holds in {agree} of {count} seeds"
     return _decision(measured, rule, text, verdict, evidence)
 
 
@@ -211,6 +222,8 @@ def gains_grow(results: Results, paper: Paper) -> Decision:
     ends = ", ".join(f"{name} {_diverged(measured, core)}" for core, name in GAINED.items())
     text = f"grows {ranges}-fold ({', '.join(GAINED.values())})"
     made = _of_seeds(measured, rule, text, agree, "gains.csv")
+    if measured.about["figure_rate"] not in measured.rates:
+        return made
     return dataclasses.replace(made, evidence=f"{made.evidence}; of {len(measured.seeds)} trainings diverged: {ends}")
 
 

@@ -15,22 +15,16 @@ from aero.attention import CORES
 from aero.report.drawing import INK, MUTED, WIDTH, say_missing, spread, style
 from aero.report.results import Results
 from aero.report.sensitivity import Line, Sweep, sweep
+from aero.report.sensitivity_theory import CORE_COLOURS
 from aero.sensitivity.metric import clipped
 from aero.sensitivity.setting import LAYERS, TOKENS
 
-COLOURS = {
-    "softmax": "#d55e00",
-    "window_softmax": "#cc79a7",
-    "relu": "#0072b2",
-    "relu_uniform": "#56b4e9",
-    "qk_layernorm": "#009e73",
-    "elu": "#56b4e9",
-    "sigmoid": "#8a6d3b",
-    "sigma_reparam": "#d55e00",
+COLOURS = CORE_COLOURS | {
     "qk_layernorm_free": "#d55e00",
     "qk_layernorm_gradient_clip": "#cc79a7",
     "qk_layernorm_fixed": "#0072b2",
 }
+"""Those of all figures of the paper, and one a treatment of gamma, which Figure 8 has beside each other."""
 DASHED = {"relu", "qk_layernorm", "elu", "sigmoid", "relu_uniform", "qk_layernorm_fixed"}
 """Entropy-stable cores are dashed, as in the paper."""
 SHORT = {
@@ -167,7 +161,9 @@ def _first_seed(results: Results, name: str) -> list[Line]:
 
 
 def _behaviours(lines: Sequence[Line], cores: Sequence[str]) -> Figure:
-    """Loss, gradient norm, entropy with its deviation over layers, ||P||_F; a cross where a training diverged."""
+    """Loss, gradient norm, entropy with its deviation over layers, ||P||_F; a cross where a training diverged, a
+    triangle at the edge where that lies above the panel.
+    """
     with style():
         figure = Figure(figsize=(WIDTH, 2.3))
         panels = figure.subplots(1, 4)
@@ -188,6 +184,7 @@ def _behaviours(lines: Sequence[Line], cores: Sequence[str]) -> Figure:
             if not shown:
                 say_missing(panel, "not measured yet")
                 continue
+            ends = []
             for core in shown:
                 of_core = [line for line in lines if line["core"] == core]
                 steps = np.array([int(line["step"]) for line in of_core])
@@ -205,10 +202,14 @@ def _behaviours(lines: Sequence[Line], cores: Sequence[str]) -> Figure:
                     )
                 finite = np.flatnonzero(np.isfinite(values))
                 if 0 < len(finite) < len(values):
-                    panel.plot(steps[finite[-1]], values[finite[-1]], "x", markersize=6, **_colour(core))
+                    ends.append((core, steps[finite[-1]], values[finite[-1]]))
             panel.set_xlabel("step")
             panel.grid(axis="y")
             _limits(panel, key)
+            top = panel.get_ylim()[1]
+            for core, step, value in ends:
+                mark = "^" if value > top else "x"
+                panel.plot(step, min(value, top), mark, markersize=6, clip_on=False, **_colour(core))
         for place, core in enumerate(shown):
             mark = "- -" if core in DASHED else "—"
             figure.text(0.07 + 0.23 * place, 0.93, f"{mark} {named(core)}", fontsize=8, **_colour(core))

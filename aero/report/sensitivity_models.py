@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from aero.attention import CORES, core_named, window_softmax_core
+from aero.attention import core_named
 from aero.report import sensitivity
 from aero.report.drawing import GRID, MUTED, WIDTH, say_missing, style
 from aero.report.marks import Html, gap, grid, number, training_caption
@@ -20,11 +20,15 @@ from aero.report.sensitivity_theory import CORE_COLOURS
 from aero.report.statistics import Estimate, estimate
 from aero.report.tables import training_origin
 from aero.sensitivity import theory
+from aero.sensitivity.conclusions import SOFTMAX_BASED
 from aero.sensitivity.setting import TOKENS
 from aero.training.log import Row
 from aero.training.log import read as read_log
 
-RATES = (("", "as printed"), ("-hot", "in proportion to width"))
+HOT, HOT_SCALE = "-hot", "laptop"
+"""Runs with a learning rate in proportion to width. params.yaml states it as a number, which is in proportion to the
+width of one scale: at another the same runs are of a rate without that meaning, and are neither drawn nor judged."""
+RATES = (("", "as printed"), (HOT, "in proportion to width"))
 """Suffix of the runs and what sets their learning rates apart; the rate itself comes from their metrics."""
 COMPARED = ("softmax", "relu", "qk_layernorm")
 OTHERS = ("window_softmax", "sigma_reparam", "sigmoid", "elu")
@@ -36,7 +40,8 @@ CAPTION_1 = (
 CAPTION_7 = "As above, the entropy of the first layer alone. In the paper GPT-2 Large on WikiText-103, N = 200."
 CAPTION_4 = (
     "Every look at the small model of Figure 1 (bottom), every evaluation of the decoder, with every seed; means over "
-    "layers, heads and rows. Circles: softmax-based cores; triangles: kernels. The paper draws it for its small model. "
+    "layers, heads and rows. Circles: softmax-based cores (softmax, window, σReparam); triangles: QK-LayerNorm and "
+    "kernels, of which the paper draws the ReLU one. The paper draws it for its small model. "
     "N is 20 there; in the decoder a query sees as many keys as stand before it."
 )
 LATE = 0.5
@@ -49,9 +54,21 @@ def run_name(core: str, suffix: str) -> str:
 
 
 RUNS = tuple(run_name(core, suffix) for suffix, _ in RATES for core in COMPARED) + tuple(
-    run_name(core, "-hot") for core in OTHERS
+    run_name(core, HOT) for core in OTHERS
 )
-"""Every run that this part of the report draws."""
+"""Every run that this part of the report draws at scale `HOT_SCALE`."""
+
+
+def left_out(results: Results, run: str) -> str:
+    """Why a run is not drawn or judged at the report's scale, "" if it is."""
+    if not run.endswith(HOT) or results.scale == HOT_SCALE:
+        return ""
+    return f"{run}: its rate is in proportion to width at scale {HOT_SCALE} only, not at {results.scale}"
+
+
+def seeds_of(results: Results, run: str) -> tuple[Run, ...]:
+    """The seeds of a run, none if it is left out."""
+    return () if left_out(results, run) else results.seeds(run)
 
 
 def rate_text(results: Results, suffix: str) -> str:
@@ -59,7 +76,7 @@ def rate_text(results: Results, suffix: str) -> str:
     rates = {
         (run.metrics.get("train") or {}).get("learning_rate")
         for core in COMPARED + OTHERS
-        for run in results.seeds(run_name(core, suffix))
+        for run in seeds_of(results, run_name(core, suffix))
     }
     return f"learning rate {', '.join(f'{rate:g}' for rate in sorted(filter(None, rates))) or 'not known'}"
 
@@ -125,9 +142,9 @@ def table_models(results: Results) -> Html:
     for suffix, _ in RATES:
         for core in COMPARED + OTHERS:
             name = run_name(core, suffix)
-            seeds = results.seeds(name)
+            seeds = seeds_of(results, name)
             if not seeds:
-                if core in COMPARED:
+                if core in COMPARED and not left_out(results, name):
                     rows.append([core_named(core).title, "", gap(), "", "", "", ""])
                 continue
             failed = sum(run.diverged for run in seeds)
@@ -146,10 +163,17 @@ def table_models(results: Results) -> Html:
     caption = (
         "<b>Attention cores in the decoder.</b> Evaluation loss at the end, nats; gradient norm before clipping, mean "
         "of the second half of training; entropy (nats) and ‖P‖_F of held-out sequences, means over layers, heads and "
-        f"sequences, at the end. {training_caption(results, _names(results))}"
+        f"sequences, at the end.{_scale_words(results)} {training_caption(results, _names(results))}"
     )
     heads = ["core", "rate", "evaluation loss", "gradient norm", "entropy, change", "entropy, end", "‖P‖_F, end"]
     return Html(grid(heads, rows, caption, "core-models", (0.16, 0.08, 0.18, 0.18, 0.16, 0.12, 0.12), "dense"))
+
+
+def _scale_words(results: Results) -> str:
+    """That runs at the rate in proportion to width are left out, "" where they are not."""
+    if not left_out(results, HOT):
+        return ""
+    return f" Rates in proportion to width are stated for scale {HOT_SCALE} and neither drawn nor judged at this one."
 
 
 def _cell(results: Results, run: str, found: Estimate | None, digits: int) -> str:
@@ -160,7 +184,7 @@ def _cell(results: Results, run: str, found: Estimate | None, digits: int) -> st
 
 def _names(results: Results) -> list[str]:
     names = [run_name(core, suffix) for suffix, _ in RATES for core in COMPARED + OTHERS]
-    return [name for name in names if results.seeds(name)]
+    return [name for name in names if seeds_of(results, name)]
 
 
 # Figures ----------------------------------------------------------------------------------------------------------
@@ -183,10 +207,10 @@ def _training(results: Results, cores: Sequence[str], first_layer: bool) -> Figu
         figure.subplots_adjust(left=0.075, right=0.985, top=0.84, bottom=0.11, wspace=0.32, hspace=0.45)
         for row, (suffix, words) in enumerate(RATES):
             names = {core: run_name(core, suffix) for core in cores}
-            trained = {core: results.seeds(name) for core, name in names.items()}
+            trained = {core: seeds_of(results, name) for core, name in names.items()}
             if not any(trained.values()):
                 for panel in panels[row]:
-                    say_missing(panel, "not\nmeasured\nyet")
+                    say_missing(panel, _why_missing(results, suffix, "\n"))
                 continue
             for core, runs in trained.items():
                 logs = [log_of(results, run) for run in runs]
@@ -213,6 +237,12 @@ def _training(results: Results, cores: Sequence[str], first_layer: bool) -> Figu
                 0.075 + 0.2 * index, 0.965, f"—  {core_named(core).title}", color=CORE_COLOURS[core], va="center"
             )
     return figure
+
+
+def _why_missing(results: Results, suffix: str, space: str) -> str:
+    """What an empty panel says, its words apart by `space`."""
+    words = f"only at scale {HOT_SCALE}" if left_out(results, suffix) else "not measured yet"
+    return words.replace(" ", space)
 
 
 def _seeds(panel: Axes, curves: Sequence[tuple[list[int], list[float]]], colour: str) -> None:
@@ -267,19 +297,19 @@ def sensitivity_figure_4(results: Results) -> Figure:
         figure = Figure(figsize=(WIDTH, 3.2))
         panels = figure.subplots(1, 3, sharey=True)
         figure.subplots_adjust(left=0.08, right=0.985, top=0.82, bottom=0.17, wspace=0.08)
+        suffixes = ("", *(suffix for suffix, _ in RATES))
         titles = ("small model", *(f"decoder, {rate_text(results, suffix)}" for suffix, _ in RATES))
         points = (_of_small_model(results), *(_of_decoders(results, suffix) for suffix, _ in RATES))
-        for panel, title, found in zip(panels, titles, points, strict=True):
+        for panel, title, suffix, found in zip(panels, titles, suffixes, points, strict=True):
             panel.set_title(title, fontsize=8.5)
             if not any(found.values()):
-                say_missing(panel, "not measured yet")
+                say_missing(panel, _why_missing(results, suffix, " "))
                 continue
             for core, pairs in found.items():
-                softmax = core_named(core).probabilities in (CORES["softmax"].probabilities, window_softmax_core)
                 panel.scatter(
                     *zip(*pairs, strict=True),
                     s=9,
-                    marker="o" if softmax else "v",
+                    marker="o" if core in SOFTMAX_BASED else "v",
                     color=CORE_COLOURS[core],
                     alpha=0.6,
                     linewidth=0,
@@ -316,7 +346,7 @@ def _of_decoders(results: Results, suffix: str) -> Points:
     """The same at every evaluation of every seed."""
     found: Points = {}
     for core in COMPARED + OTHERS:
-        for run in results.seeds(run_name(core, suffix)):
+        for run in seeds_of(results, run_name(core, suffix)):
             log = log_of(results, run)
             variances, entropies = (series(log, name)[1] for name in ("variance", "entropy"))
             pairs = [(v, _normalised(h, run.metrics["context"])) for v, h in zip(variances, entropies, strict=True)]
@@ -334,4 +364,5 @@ def figure_of(results: Results, draw: Callable[[Results], Figure], title: str, c
     """A figure of this module with the runs it is drawn from."""
     from aero.report import page
 
-    return page.figure_of(results, draw, title, f"{caption} {training_caption(results, _names(results))}")
+    words = f"{caption}{_scale_words(results)} {training_caption(results, _names(results))}"
+    return page.figure_of(results, draw, title, words)

@@ -29,7 +29,8 @@ FIGURES: tuple[tuple[Callable[[Results], Figure], str, str], ...] = (
         drawn.figure_1_bottom,
         "Variance Sensitivity Figure 1 (bottom), training behaviour",
         "Entropy and ‖P‖_F: means over layers, band ± standard deviation over layers; dotted and dash-dotted: the "
-        "bounds of Proposition 5.3. A cross: the last finite value of a training that diverged.",
+        "bounds of Proposition 5.3. A cross: the last finite value of a training that diverged; a triangle at the "
+        "upper edge: the same, above what is shown.",
     ),
     (drawn.figure_6, "Variance Sensitivity Figure 6, σReparam, ELU+1 and sigmoid", "As above."),
     (drawn.figure_8, "Variance Sensitivity Figure 8, QK-LayerNorm by what is done to γ", "As above."),
@@ -40,6 +41,10 @@ FIGURES: tuple[tuple[Callable[[Results], Figure], str, str], ...] = (
         "gradients are equal and they stay equal.",
     ),
 )
+
+
+FIGURE_RATE = "at which most seeds fail with softmax and train with ReLU or QK-LayerNorm"
+"""What `aero.sensitivity.sweep.figure_rate` looks for."""
 
 
 def figures(results: Results) -> Html:
@@ -63,12 +68,13 @@ def where(measured: Sweep | None, over_training: bool) -> str:
     rate = measured.about.get("figure_rate")
     which = f"{len(measured.seeds)} seeds"
     if over_training:
-        which = (
-            f"seed {measured.seeds[0]}, learning rate {rate:g}" if rate else f"seed {measured.seeds[0]}, middle rate"
-        )
-        which += (
-            ", the lowest at which most seeds fail with softmax and train with ReLU or QK-LayerNorm" if rate else ""
-        )
+        if measured.figure_rate_by_hand:
+            how = f"learning rate {rate:g}, given by hand"
+        elif rate:
+            how = f"learning rate {rate:g}, the lowest {FIGURE_RATE}"
+        else:
+            how = f"middle rate, as there is none {FIGURE_RATE}"
+        which = f"seed {measured.seeds[0]}, {how}"
     return escape(f"Scale {measured.scale}, {which}; {setting_text(measured.about)}; {measured.folder}.")
 
 

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from aero.attention import core_named
-from aero.report.drawing import GRID, INK, MUTED, WIDTH, say_missing, spread, style
+from aero.report.drawing import GRID, MUTED, WIDTH, say_missing, spread, style
 from aero.report.marks import Html, gap, grid, number
 from aero.report.results import Results
 from aero.sensitivity import theory
@@ -34,7 +34,9 @@ CORE_COLOURS = {
     "sigmoid": "#8a6d3b",
 }
 """One colour a core in all figures of the paper, warm for the softmax-based ones."""
-PRINTED, DERIVED, DRAWN = "#d55e00", "#0072b2", INK
+DRAWS = {"softmax": ("draws", "draws of z"), "relu": ("rows", "rows")}
+"""Column that counts the independent draws of a cell, and what is drawn, by table."""
+EXPANSION_POSITIONS = (2.0, 20.0, 200.0, 768.0)
 
 Line = dict[str, Any]
 
@@ -110,7 +112,8 @@ def table_derivative(results: Results) -> Html:
     caption = (
         "<b>The derivative ∂H/∂σ² of the softmax’s entropy.</b> Printed formulas are evaluated as they stand. Drawn: "
         "difference quotient of the entropy itself at σ²(1 ± 0.01) on the same normal draws, standard error of the "
-        f"last digits in brackets; it uses no formula for the derivative. {caption_of(found)}"
+        f"last digits in brackets; it uses no formula for the derivative. "
+        f"{caption_of(found, 'softmax', [positions for positions, _ in wanted])}"
     )
     heads = [
         "N",
@@ -158,7 +161,7 @@ def table_relu(results: Results) -> Html:
         f"<b>The ReLU kernel, N = 20</b> (log N = {math.log(20):.4f}). Printed: τ²/μ² of Appendix E.4, and log N minus "
         "half of it over D. Drawn over rows that are defined; the expansions are for large D. The largest change of "
         "the mean entropy when queries and keys are scaled by 0.01 to 1,000 is "
-        f"{_ours(f'{found.summary[scale_key]:.1e}', found, 'json')}. {caption_of(found)}"
+        f"{_ours(f'{found.summary[scale_key]:.1e}', found, 'json')}. {caption_of(found, 'relu', [20.0])}"
     )
     return Html(grid(heads, rows, caption, "theory-relu", (0.06, 0.11, 0.1, 0.14, 0.11, 0.1, 0.16, 0.22), "dense"))
 
@@ -226,11 +229,20 @@ def _ours(text: str, found: TheoryResults, table: str) -> str:
     return number(text, "paper_dimensions", f"{found.folder}/{file}")
 
 
-def caption_of(found: TheoryResults) -> str:
-    """Draws, seed, commit and machine of the theory's results."""
+def caption_of(found: TheoryResults, table: str = "", positions: Sequence[float] = ()) -> str:
+    """Seed, commit and machine of the theory's results, and how many were drawn for a cell.
+
+    table: the one of `DRAWS` that is shown, if any. positions: those N of it that are shown.
+    """
     origin, settings = found.summary["provenance"], found.summary["settings"]
+    drawn = ""
+    if table:
+        column, unit = DRAWS[table]
+        counts = [int(line[column]) for line in found.tables[table] if line["positions"] in positions]
+        few, many = min(counts), max(counts)
+        drawn = f"{few:,} {unit} a cell, " if few == many else f"{few:,} to {many:,} {unit} a cell, "
     return escape(
-        f"Computed here: {settings['normals']:,} normal deviates a cell, seed {settings['seed']}, "
+        f"Computed here: {drawn}seed {settings['seed']}, "
         f"{origin['seconds']:.0f} s; commit {str(origin['commit'])[:10]}; {origin['machine']}."
     )
 
@@ -248,7 +260,7 @@ def sensitivity_expansion(results: Results) -> Figure:
         if found is None:
             say_missing(entropy, "not measured yet"), say_missing(slope, "not measured yet")
             return figure
-        for positions, colour in ((2.0, "#8a6d3b"), (20.0, "#009e73"), (200.0, "#0072b2"), (768.0, "#cc79a7")):
+        for positions, colour in zip(EXPANSION_POSITIONS, ("#8a6d3b", "#009e73", "#0072b2", "#cc79a7"), strict=True):
             lines, curve = (found.lines(table, positions=positions) for table in ("softmax", "curves"))
             sigmas = [line["sigma"] for line in curve]
             for panel, exact, printed in ((entropy, "entropy", "expansion_2"), (slope, "slope", "theorem_slope")):
@@ -268,7 +280,8 @@ def sensitivity_expansion(results: Results) -> Figure:
         for panel in (entropy, slope):
             panel.set_xlabel("σ, standard deviation of the logits")
             panel.grid(color=GRID)
-        _key(figure, (("●", "drawn, ± 2 standard errors"), ("—", "exact, by quadrature"), ("- -", "Theorem 5.1")))
+        entries = (("●", "drawn, ± 2 standard errors"), ("—", "exact, by quadrature"), ("- -", "Theorem 5.1"))
+        _key(figure, entries, gap_=0.3)
     return figure
 
 
@@ -413,7 +426,7 @@ def caption_expansion(results: Results) -> str:
         return "Not measured yet."
     return (
         "Left, the expansion holds for σ² small against 2 log N; right, the printed derivative starts at 0, where the "
-        f"expansion's slope is −(N−1)/2N, and falls without bound. {caption_of(found)}"
+        f"expansion's slope is −(N−1)/2N, and falls without bound. {caption_of(found, 'softmax', EXPANSION_POSITIONS)}"
     )
 
 
@@ -427,7 +440,7 @@ def caption_3(results: Results) -> str:
     return (
         f"N = {settings['positions']}, unit-norm queries, keys from N(0, σ² I), D = {settings['dimensions']}; mean "
         f"over {settings['matrices']} matrices, histograms of one query. The paper prints no D, but an entropy of "
-        "“around 5.0” for the ReLU kernel, which depends on D alone: "
+        "“around 5.0” for the ReLU kernel, which depends on D and N alone: "
         f"{_ours(f'{relu:.2f}', found, 'controlled')} at this one. QK-LayerNorm with γ = 1; its logits have a variance "
         f"of about D whatever σ is. {caption_of(found)}"
     )

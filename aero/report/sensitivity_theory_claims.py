@@ -373,6 +373,11 @@ _QUANTITIES: dict[str, tuple[str, Callable[[Results, str], dict[int, float]]]] =
 }
 
 
+def _left_out(results: Results, *runs: str) -> str:
+    """Why a claim on these runs is not judged at the report's scale, "" if it is."""
+    return next((words for run in runs if (words := models.left_out(results, run))), "")
+
+
 @claim_test
 def core_order(results: Results, paper: Paper, *, runs: list[str], base: str, quantity: str, sign: int) -> Decision:
     """Whether a quantity of every one of `runs` lies above (`sign` 1) or below (-1) that of `base`, paired by seed."""
@@ -382,6 +387,8 @@ def core_order(results: Results, paper: Paper, *, runs: list[str], base: str, qu
         f"{name}, minus that of {base}, paired by seed; reproduced if every interval is {where} 0, direction "
         "reproduced if one is and none is on the other side"
     )
+    if words := _left_out(results, *runs, base):
+        return untested(rule, results, words)
     found = [estimate(difference(read(results, run), read(results, base))) for run in runs]
     for run, one in zip(runs, found, strict=True):
         if missing := training_gap(results, one, (run, base)):
@@ -398,6 +405,8 @@ def core_order(results: Results, paper: Paper, *, runs: list[str], base: str, qu
 def core_entropy_falls(results: Results, paper: Paper, *, run: str) -> Decision:
     """Whether the mean entropy of `run` is lower at the end of training than after its first step."""
     rule = "mean entropy at the end minus that after the first step; reproduced if the interval is below 0"
+    if words := _left_out(results, run):
+        return untested(rule, results, words)
     found = estimate(models.change(results, run, "entropy"))
     if missing := training_gap(results, found, (run,)):
         return untested(rule, results, missing)
@@ -409,6 +418,8 @@ def core_entropy_falls(results: Results, paper: Paper, *, run: str) -> Decision:
 def core_loss_spikes(results: Results, paper: Paper, *, run: str, rise: float) -> Decision:
     """Whether the training loss of `run` ends far above its own minimum, or is not finite."""
     rule = f"last training loss minus the least one, every seed; reproduced if above {rise} nats or not finite in all"
+    if words := _left_out(results, run):
+        return untested(rule, results, words)
     runs = results.seeds(run)
     rises = {}
     for trained in runs:

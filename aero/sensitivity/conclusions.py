@@ -54,7 +54,7 @@ CONCLUSIONS: dict[str, Conclusion] = {
         "Softmax is the most sensitive of all", "Table 1", lambda s: s["softmax"] > _highest(s, ORDER[1:])
     ),
     "window_below_softmax": Conclusion(
-        "A window makes softmax less sensitive, if only slightly",
+        "A window makes softmax less sensitive (the paper: “only slightly”, which is not judged)",
         "Section 5.1",
         lambda s: s["window_softmax"] < s["softmax"],
     ),

@@ -31,9 +31,23 @@ def sensitivity(final: Tensor, initial: Tensor | float) -> Tensor:
 
 
 def sensitivity_of_means(final: Tensor, initial: Tensor | float) -> float:
-    """The sensitivity of final losses (R, K) that are averaged over seeds first, as the paper's Figure 2 shows them.
+    """The sensitivity of final losses (R, K), each clipped at its seed's own l_0 and then averaged over seeds.
 
-    l* is then the lowest mean, so the result is never above the mean of `sensitivity` over seeds. It has no interval.
+    The paper averages the final losses over its five runs (Figure 2) and clips at l_0 (section 4.3), but does not say
+    in which order: `sensitivity_clipped_after` takes the other. l* is the lowest mean, so the result is never above the
+    mean of `sensitivity` over seeds. It has no interval.
     """
-    losses = clipped(final, initial).mean(1)
+    return _above_lowest(clipped(final, initial).mean(1))
+
+
+def sensitivity_clipped_after(final: Tensor, initial: Tensor | float) -> float:
+    """The sensitivity of final losses (R, K) averaged over seeds as they are and then clipped at the mean l_0.
+
+    One diverged seed makes the mean of its rate infinite, so that the rate counts as l_0 whatever the others did.
+    """
+    initial = torch.as_tensor(initial, dtype=final.dtype)
+    return _above_lowest(clipped(final.mean(1), initial.mean()))
+
+
+def _above_lowest(losses: Tensor) -> float:
     return float((losses - losses.min()).mean())

@@ -94,7 +94,11 @@ class Stack:
         return (self.forward(tokens[self.seed_of]) - targets[self.seed_of]).square().mean(-1)
 
     def step(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """One step of SGD of every model at its own rate; losses before it and norms of the gradient, (S,) each."""
+        """One step of SGD of every model at its own rate; losses before it and norms of the gradient, (S,) each.
+
+        A norm is infinite where its square overflows: in float32 from 1.8e19. It stays so because the kept sweep was
+        measured so; a sum in double would turn its gaps into numbers.
+        """
         names, values = list(self.parameters), list(self.parameters.values())
         for value in values:
             value.requires_grad_()

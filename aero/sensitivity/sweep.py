@@ -25,6 +25,7 @@ Row = dict[str, Any]
 def loss_rows(core: str, trained: Trained, rates: Sequence[float], seeds: Sequence[int], window: int) -> list[Row]:
     """A row for every rate and seed; final_loss is empty for a diverged training.
 
+    largest_gradient_norm: of those whose square is finite, in float32 those below 1.8e19 (`Stack.step`).
     entropy, frobenius: at the last look, means over layers, empty for a diverged training.
     """
     final = final_losses(trained.losses, min(window, len(trained.losses)))
@@ -76,8 +77,9 @@ def figure_rate(trained: Mapping[str, Trained], rates: Sequence[float], window: 
 def trace_rows(name: str, trained: Trained, rate: int, seeds: Sequence[int]) -> list[Row]:
     """Training behaviour at one rate (its place in the grid): a row a seed and look.
 
-    loss: the largest since the last look, so that no spike is missed, and gradient_norm likewise. entropy, frobenius,
-    variance (of the logits of a row): means over layers; entropy_std over layers.
+    loss: the largest since the last look, so that no spike is missed, and gradient_norm likewise, which is empty where
+    all of them overflow (`Stack.step`). entropy, frobenius, variance (of the logits of a row): means over layers;
+    entropy_std over layers.
     """
     rows, ends = [], [*trained.looked[1:], len(trained.losses)]
     for (k, seed), (look, (step, end)) in itertools.product(

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import made_results
@@ -13,18 +14,20 @@ import numpy as np
 import pytest
 import yaml
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from aero.landscape import steepness
 from aero.report import (
     diagram_figures,
     entropy_figures,
     entropy_page,
+    evidence,
     flops_figures,
     landscape_figures,
     landscape_tables,
 )
-from aero.report.drawing import svg
-from aero.report.entropy_drawing import row_name
+from aero.report.drawing import PAGE, WIDTH, svg
+from aero.report.entropy_drawing import SIGNED, overflow_label, power_of_ten, row_name
 from aero.report.figure_index import FIGURES, PAPERS, Drawn, stands_for
 from aero.report.results import Results, load
 from aero.report.statistics import sampling_error
@@ -57,7 +60,27 @@ def test_a_figure_with_all_its_runs_misses_nothing_and_is_the_same_twice(drawn: 
     figure = drawn.draw(everything)
     assert not re.search("not (run|measured|logged|stored)|train it again", " ".join(texts(figure)))
     assert svg(figure, drawn.title) == svg(drawn.draw(everything), drawn.title)
-    assert figure.get_size_inches()[0] == pytest.approx(7.2)  # page width: nothing is shrunk to fit
+    assert figure.get_size_inches()[0] == pytest.approx(WIDTH)
+
+
+def test_the_width_is_that_of_the_printed_page() -> None:
+    page = (made_results.PROJECT / "aero/report/assets/page.typ").read_text(encoding="utf-8")
+    (margin,) = re.findall(r'paper: "a4", margin: \(x: (\d+)mm', page)
+    assert pytest.approx((210 - 2 * int(margin)) / 25.4) == PAGE > WIDTH
+
+
+@pytest.mark.parametrize("drawn", FIGURES, ids=lambda d: d.name)
+def test_text_can_be_read_in_print(drawn: Drawn, everything: Results, empty: Results) -> None:
+    """A drawing wider than the page is shrunk to it; what is written must keep 6 points, and 6.5 as it is drawn."""
+    for results in (everything, empty):
+        figure = drawn.draw(results)
+        width = float(re.search(r'<svg [^>]*?\bwidth="([\d.]+)pt"', svg(figure, drawn.title))[1])
+        shown = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
+        assert shown
+        for text in shown:
+            said = text.get_text()
+            size = text.get_fontsize() * (0.7 if re.search(r"\$.*[_^]", said) else 1.0)  # mathtext's exponents
+            assert size >= 6.5 and size * min(1.0, 72 * PAGE / width) >= 6.0, (said, size, width)
 
 
 @pytest.mark.parametrize("drawn", [d for d in FIGURES if d.name not in COUNTED], ids=lambda d: d.name)
@@ -119,6 +142,52 @@ def test_overflows_are_counted_by_layer_and_none_is_blank(everything: Results) -
     assert "none" in texts(entropy_figures.figure_17(everything))
 
 
+def test_overflows_are_given_with_their_total_and_the_precision(everything: Results) -> None:
+    counts, _, bar, _ = entropy_figures.figure_6(everything).axes
+    assert bar.get_ylabel() == "values not finite in float16,\nof 262,144 a layer"  # 32 sequences x 64 tokens x 128
+    assert counts.get_xlabel() == "training step"  # the made files name no precision
+    ticks = [label.get_text() for label in bar.get_yticklabels()]
+    assert {"1", "10", "100"} <= set(ticks) and not any("$" in text for text in ticks)
+    assert [power_of_ten(10**n) for n in (0, 3, 4, 12)] == ["1", "1,000", "10⁴", "10¹²"]
+    run = everything.first("sm")
+    train = run.metrics["train"]
+    told = replace(run, metrics=run.metrics | {"train": train | {"precision": "float32", "evaluation_tokens": 1024}})
+    assert overflow_label(told).endswith("\nof 131,072 a layer")  # 16 sequences are all there are
+    assert overflow_label(replace(run, metrics={})) == "values not finite\nin float16" == overflow_label(None)
+    runs = everything.runs | {key: (told,) for key, trained in everything.runs.items() if trained == (run,)}
+    drawn = entropy_figures.figure_6(replace(everything, runs=runs)).axes[0]
+    assert drawn.get_xlabel() == "training step\n(in float32)"
+
+
+def test_temperatures_are_drawn_with_their_sign(tmp_path: Path) -> None:
+    """A negative temperature has a colour of its own, however near to 0, and none positive is no error."""
+    root = made_results.project(tmp_path, seeds=(1337,), runs=("ereg-smt-scfuffn", "smt-scfuffn"), costs=False)
+    heads, positions = np.full((12, 4), 0.02), np.full((12, 64), 0.03)
+    heads[2, 1], positions[4, 5] = -1e-5, -0.1
+    for run, sign in (("ereg-smt-scfuffn", 1), ("smt-scfuffn", -1)):
+        path = root / f"results/laptop/{run}/entropy.json"
+        values = json.loads(path.read_text())
+        values["learned"]["temperature_mean"] = (sign * np.abs(heads) if sign < 0 else heads).tolist()
+        values["learned"]["temperature_by_position"] = (sign * np.abs(positions) if sign < 0 else positions).tolist()
+        path.write_text(json.dumps(values))
+    figure = entropy_figures.figure_temperatures(load(root))
+    svg(figure, "drawn whole")
+    assert [axes.get_ylabel() for axes in figure.axes if "mean t" in axes.get_ylabel()] == [
+        "mean t",
+        "mean t over heads",
+    ] * 2
+    purple = [tuple(colour) for colour in SIGNED(np.arange(SIGNED.N // 2))]
+    for panels, all_negative in ((figure.axes[:2], False), (figure.axes[2:4], True)):
+        for panel, values in zip(panels, (heads, positions), strict=True):
+            mesh = panel.collections[0]
+            negative = np.full(values.shape, True) if all_negative else values < 0
+            shown = [tuple(colour) in purple for colour in mesh.to_rgba(mesh.get_array().ravel())]
+            assert shown == negative.ravel().tolist()
+    corner = figure.axes[1].collections[0].get_paths()[4 * 64 + 5].vertices  # layer 5, position 6
+    assert corner[0] == pytest.approx([5.5, 4.52]) and corner[:, 0].max() == pytest.approx(7.0)
+    assert "Purple: t is below 0" in DRAWN["figure_temperatures"].note
+
+
 def test_figures_of_learned_values(everything: Results) -> None:
     heads, means, variances = entropy_figures.figure_10(everything).axes[:3]
     thresholds = np.array(everything.first("ereg-smt-scfuffn").entropy.learned["thresholds"])
@@ -175,6 +244,10 @@ def test_entropies_that_cannot_be_are_left_out_and_named(tmp_path: Path) -> None
 
 def test_positions_stay_below_the_bound_that_is_drawn(everything: Results) -> None:
     for panel in entropy_figures.figure_positions(everything).axes:
+        numbers = {text.get_text(): text.get_position()[1] for text in panel.texts}
+        assert list(numbers) == ["1", "7", "12"]
+        places = sorted(numbers.values())  # no number lies on another
+        assert min(np.diff(places)) >= 0.089 * np.diff(panel.get_ylim())[0]
         bound, *layers = (line.get_ydata() for line in panel.lines)
         np.testing.assert_allclose(bound, np.log(np.arange(1, 65)))
         assert len(layers) == 12 and all((line <= bound + 1e-9).all() for line in layers)
@@ -208,6 +281,11 @@ def test_flops_figures_print_the_shares() -> None:
     figure = DRAWN["figure_20"].draw(None)
     assert [text.get_text() for text in figure.axes[0].texts] == ["65%", "64%", "62%", "57%", "50%", "40%", "29%"]
     assert [panel.get_title("left").split()[0] for panel in figure.axes] == ["small", "medium", "large", "XL"]
+    assert [panel.get_ylabel() for panel in figure.axes] == ["10⁹ FLOPs a token", ""] * 2
+    small = figure.axes[0]
+    assert small.patches[0].get_height() == pytest.approx(12 * 16 * 768**2 / 1e9)  # the FFNs' of one token
+    (crossing,) = small.lines
+    assert all(text.get_bbox_patch() and text.get_zorder() > crossing.get_zorder() for text in small.texts)
 
 
 def test_diagrams_hold_measured_numbers(everything: Results, empty: Results) -> None:
@@ -236,7 +314,10 @@ def test_page_shows_every_figure_once_and_so_does_the_index(everything: Results)
     identifiers = re.findall(r'<div class="figure" id="([^"]+)"', text)
     assert sorted(identifiers) == sorted(name.replace("_", "-") for name in DRAWN)
     index = entropy_page.index(everything).text
-    assert set(re.findall(r"<code>aero\.report\.\w+\.(\w+)</code>", index)) == set(DRAWN)
+    listed = re.findall(r"<code>aero\.report\.\w+\.(\w+)</code>", index)
+    assert sorted(listed) == sorted([*DRAWN, "figure_3b"])  # which is shown beside Table 2
+    assert listed.index("figure_3b") == listed.index("figure_3a") + 1
+    assert ">6 of 6</td>" in indexed(everything, "figure_3b")
     assert "AERO Figure 18; Entropy-Guided Attention Figure 6" in index and "not run yet" not in index
     assert "one seed" in text and "scale laptop" in text
 
@@ -269,6 +350,22 @@ def test_captions_name_the_seeds_that_are_drawn(full: Results) -> None:
     for name in ("figure_5", "figure_10", "figure_17", "guided_figure_4", "figure_positions", "figure_temperatures"):
         assert DRAWN[name].seeds == "first" and "first seed (1337) of 3" in said[name], name
     assert ">first of 3</td>" in indexed(full, "figure_12") and ">3</td>" in indexed(full, "figure_3a")
+
+
+def test_the_evidence_of_a_figure_names_the_trainings_that_it_draws(full_root: Path) -> None:
+    results = evidence.traced(load(full_root))
+    try:
+        text = "".join(entropy_page.figures(results, paper).text for paper in ("aero", "entropy_guided", *OTHERS))
+    finally:
+        evidence._root.clear()
+    found = dict(
+        re.findall(r'<div class="figure" id="([^"]+)".*?<details class="source">(.*?)</details>', text, re.DOTALL)
+    )
+    for name, drawn in DRAWN.items():
+        below = found[name.replace("_", "-")]
+        if any(results.seeds(run) for run in drawn.runs):
+            assert "/entropy.json" in below or "/log.csv" in below, name
+            assert ("seed_1338" in below) == (drawn.seeds == "all"), name
 
 
 def test_a_figure_of_the_first_seed_is_the_same_without_the_others(full: Results, everything: Results) -> None:

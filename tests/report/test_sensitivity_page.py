@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
+import itertools
 import json
+import math
 import re
 import shutil
+from operator import itemgetter
 
 import made_results
+import numpy as np
 import pytest
+import torch
 
 from aero.attention import CORES
 from aero.report import claims, sensitivity, sensitivity_figures, sensitivity_page, sensitivity_search
 from aero.report.results import load
-from aero.report.sensitivity_claims import rank_correlation
+from aero.report.sensitivity_claims import rank_correlation, trained_decades
 from aero.sensitivity.conclusions import ORDER
 from aero.sensitivity.search import STEPS, WINDOWS, reasonable
 from aero.sensitivity.setting import learning_rates
@@ -131,9 +137,145 @@ def test_table_1_has_every_core_and_the_published_numbers(measured):
     assert rows[-1]["measured"] == "" and rows[-1]["note"]
 
 
-def test_a_new_core_is_a_row_of_the_table(measured, monkeypatch):
+def test_a_core_that_was_not_swept_is_a_gap_in_the_table(measured, monkeypatch):
     monkeypatch.setitem(CORES, "other", CORES["softmax"].__class__("Another Core", CORES["softmax"].probabilities))
-    assert "Another Core" in sensitivity.table_1(measured).text
+    text = sensitivity.table_1(measured).text
+    assert re.search(r"<td[^>]*>Another Core</td>.*?</tr>", text, re.DOTALL).group().count("not measured yet") == 1
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """The kept sweep and search, without anything that was trained here since."""
+    root = made_results.project(tmp_path_factory.mktemp("kept"), runs=(), costs=False)
+    shutil.copytree(made_results.PROJECT / "results" / "sensitivity", root / "results" / "sensitivity")
+    return load(root)
+
+
+def column(results, file, of, **where):
+    """`of` each line of a kept file, nan where empty, of the lines with the given values."""
+    chosen = [
+        line
+        for line in sensitivity.read(results.root / "results" / "sensitivity" / file)
+        if all(line[key] == str(value) for key, value in where.items())
+    ]
+    assert chosen
+    return np.array([of({key: float(line[key] or "nan") for key in ("step", *NUMBERS[file])}) for line in chosen])
+
+
+NUMBERS = {
+    "traces.csv": ("loss", "gradient_norm", "entropy", "frobenius"),
+    "gains.csv": ("gain_q", "gain_k", "variance", "entropy"),
+}
+BEHAVIOURS = {
+    sensitivity_figures.figure_1_bottom: sensitivity_figures.MAIN,
+    sensitivity_figures.figure_6: sensitivity_figures.OTHERS,
+    sensitivity_figures.figure_8: sensitivity_figures.GAINS,
+}
+
+
+@pytest.mark.parametrize("draw", BEHAVIOURS, ids=lambda f: f.__name__)
+def test_a_figure_over_training_is_the_first_seeds_trace(kept, draw):
+    for panel, key in zip(draw(kept).axes, NUMBERS["traces.csv"], strict=True):
+        for core, line in zip(BEHAVIOURS[draw], panel.get_lines(), strict=False):
+            where = {"core": core, "seed": 0}
+            np.testing.assert_array_equal(line.get_xdata(), column(kept, "traces.csv", itemgetter("step"), **where))
+            np.testing.assert_array_equal(line.get_ydata(), column(kept, "traces.csv", itemgetter(key), **where))
+            assert line.get_color() == sensitivity_figures.COLOURS[core]
+
+
+def test_figure_9_is_the_first_seeds_gains_layer_by_layer(kept):
+    values = (
+        lambda x: x["gain_q"],
+        lambda x: x["gain_k"],
+        lambda x: x["gain_q"] * x["gain_k"],
+        lambda x: x["variance"],
+        lambda x: x["entropy"],
+    )
+    panels = iter(sensitivity_figures.figure_9(kept).axes)
+    for core, value in itertools.product(sensitivity_figures.GAINS, values):
+        lines = next(panels).get_lines()
+        for layer in range(5):
+            expected = column(kept, "gains.csv", value, core=core, seed=0, layer=layer)
+            np.testing.assert_array_equal(lines[layer].get_ydata(), expected)
+    assert next(panels, None) is None
+
+
+def test_where_a_training_diverged_is_marked_also_above_the_panel(kept):
+    """Softmax at 6e19, window softmax at 1.8e5 and ReLU at 4e18 are the last finite losses; the axis ends at 1e6."""
+    for key, marked in (("loss", {"softmax": "^", "window_softmax": "x", "relu": "^"}), ("gradient_norm", None)):
+        panel = sensitivity_figures.figure_1_bottom(kept).axes[NUMBERS["traces.csv"].index(key)]
+        top = panel.get_ylim()[1]
+        assert top <= 1e6
+        ends = {line.get_color(): line for line in panel.get_lines() if line.get_marker() in ("x", "^")}
+        assert len(ends) == 3 and all(not line.get_clip_on() for line in ends.values())
+        for core in ("softmax", "window_softmax", "relu"):
+            line = ends[sensitivity_figures.COLOURS[core]]
+            finite = column(kept, "traces.csv", itemgetter(key), core=core, seed=0)
+            last = finite[np.isfinite(finite)][-1]
+            assert line.get_ydata()[0] == min(last, top)
+            assert line.get_marker() == (marked[core] if marked else "^" if last > top else "x")
+
+
+def test_a_bound_for_all_cores_says_which_rates_train(measured):
+    """A loss of 2.5 is below half of l_0 = 5.8, and hardly better than predicting 0, which gives 3."""
+    found = sensitivity.sweep(measured)
+    (low, *_), seeds = found.rates, len(found.seeds)
+    final, initial = torch.full((len(found.rates), seeds), 2.5), torch.full((seeds,), 5.8)
+    final[0, 1], final[1, 1], final[2, 1] = 1.49, 1.51, float("inf")
+    found = dataclasses.replace(found, final={"sigma_reparam": final}, initial={"sigma_reparam": initial})
+    assert found.setting.zero_loss == 3 and found.training_rates("sigma_reparam") == {0: 0, 1: 1, 2: 0}
+    assert trained_decades(found, "sigma_reparam") == 0
+    final[:3] = 1.4
+    assert trained_decades(found, "sigma_reparam") == pytest.approx(math.log10(found.rates[2] / low))
+
+
+def test_the_readings_of_the_kept_sweep(kept):
+    """Clipped and averaged; averaged and clipped; of each seed. Table 1's l* is that of the first."""
+    found = sensitivity.sweep(kept)
+    ways = (found.of_means, found.clipped_after, lambda core: found.estimate(core).mean)
+    shown = [[f"{way(core):.2f}" for core in ORDER] for way in ways]
+    assert shown == [
+        ["1.39", "1.23", "2.64", "1.15", "1.35", "1.50", "0.92"],
+        ["1.49", "1.25", "2.93", "1.19", "1.11", "1.50", "0.97"],
+        ["1.66", "1.23", "2.74", "1.15", "1.46", "1.58", "1.22"],
+    ]
+    row = re.search(r"<td[^>]*>Softmax</td>.*?</tr>", sensitivity.table_1(kept).text, re.DOTALL).group()
+    numbers = [re.sub("<[^>]+>|●", "", cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL)]
+    assert numbers[4] == f"{found.lowest('softmax'):.2f}" == "1.38" and numbers[5] == "1.49"
+
+
+def test_the_nearest_settings_are_ranked_by_form_of_the_relu_kernel(kept):
+    found = sensitivity_search.search(kept)
+    ranking = {form: sensitivity_search.ranked(found, form) for form in sensitivity_search.FORMS}
+    assert [number for number, _, _ in ranking["relu"][:3]] == [14, 17, 9]
+    assert [number for number, _, _ in ranking["relu_uniform"][:3]] == [9, 14, 17]
+    for form, places in ranking.items():
+        assert [off for _, off, _ in places] == sorted(off for _, off, _ in places) and len(places) == 58
+        assert all(
+            reading.relu == form and off == sensitivity_search.distance(found.found[number, reading])
+            for number, off, reading in places
+        )
+    text = sensitivity_search.table_nearest(kept).text
+    assert "number 3 of 58 where empty rows attend to nothing and number 1 of 58" in text and "single seeds" in text
+
+
+def test_a_rate_given_by_hand_is_named_as_such(measured, tmp_path):
+    root = tmp_path / "project"
+    shutil.copytree(measured.root, root)
+    path = root / "results" / "sensitivity" / "sweep.json"
+    about = json.loads(path.read_text(encoding="utf-8"))
+    by_rule = sensitivity_page.where(sensitivity.sweep(load(root)), True)
+    assert "learning rate 0.05, the lowest at which most seeds fail" in by_rule and "by hand" not in by_rule
+    path.write_text(json.dumps(about | {"figure_rate": 0.02, "figure_rate_by_hand": True}), encoding="utf-8")
+    by_hand = sensitivity_page.where(sensitivity.sweep(load(root)), True)
+    assert "learning rate 0.02, given by hand;" in by_hand and "lowest" not in by_hand
+    found = decisions(load(root))
+    for claim in ("vs-f1-collapse", "vs-f6-collapse"):
+        assert found[claim].rule.startswith("at a rate given by hand,") and "lowest rate" not in found[claim].rule
+    assert "at rate 0.02 (given by hand)" in found["vs-f9-gains"].evidence
+    assert "trainings diverged" not in found["vs-f9-gains"].evidence  # losses.csv has no such rate
+    path.write_text(json.dumps(about | {"figure_rate": None}), encoding="utf-8")
+    assert "middle rate, as there is none at which" in sensitivity_page.where(sensitivity.sweep(load(root)), True)
 
 
 def test_figures_are_drawn_with_and_without_results(measured, empty):

@@ -5,14 +5,17 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import made_results
+import numpy as np
 import pytest
 import yaml
 
+from aero.attention import CORES
 from aero.report import sensitivity_models, sensitivity_theory
 from aero.report.decisions import TESTS, Decision
 from aero.report.results import Results, load
@@ -151,6 +154,24 @@ def test_tables_and_figures_show_what_is_in_the_files(root: Path) -> None:
     assert "σ = 8" in texts(sensitivity_theory.sensitivity_figure_3(results))
 
 
+def test_captions_say_how_much_was_drawn(root: Path) -> None:
+    """By the columns of what is shown: at most 200,000 draws of z and 100,000 rows a cell, fewer where N is large."""
+    results = load(root)
+    found = sensitivity_theory.load_theory(root)
+    draws = {line["positions"]: line["draws"] for line in found.tables["softmax"]}
+    assert draws == {1: 200_000, 2: 200_000, 5: 200_000, 20: 200_000, 200: 30_000, 768: 7_812}
+    assert "30,000 to 200,000 draws of z a cell" in sensitivity_theory.table_derivative(results).text
+    assert "7,812 to 200,000 draws of z a cell" in sensitivity_theory.caption_expansion(results)
+    rows = [int(line["rows"]) for line in found.lines("relu", positions=20.0)]
+    assert f"{min(rows):,} to {max(rows):,} rows a cell" in sensitivity_theory.table_relu(results).text
+    for text in (
+        sensitivity_theory.table_bounds(results).text,
+        sensitivity_theory.caption_3(results),
+        sensitivity_theory.caption_10(results),
+    ):
+        assert "a cell" not in text and "normal deviates" not in text and "seed 20250711" in text
+
+
 @pytest.mark.parametrize(
     ("mean", "error", "text"),
     [(-0.37856, 0.0012, "-0.3786(12)"), (5.25, 0.26, "5.25(26)"), (0.0, 0.0, "0"), (123.4, 12.0, "123(12)")],
@@ -202,9 +223,129 @@ def test_orders_of_cores(tmp_path: Path, turned: bool, verdict: str) -> None:
     assert {decide(results, claim).verdict for claim in ORDERS} == {verdict}
     assert decide(results, "vs-lm-entropy-falls").verdict == "reproduced"
     assert decide(results, "vs-lm-spikes").verdict == "not seen at this scale"
-    assert "softmax" in texts(sensitivity_models.sensitivity_figure_1_top(results)).lower()
-    assert "3.0" in sensitivity_models.table_models(results).text
     assert decide(results, "vs-lm-entropy-hot").verdict == "not testable here"
+
+
+CURVES = ("train_loss", "gradient_norm", "entropy", "norm")
+"""Columns of the log in the panels of Figures 1 (top) and 7, from left to right; the latter two of every layer."""
+
+
+def logged(root: Path, run: str, seed: int, name: str, layers: tuple[int, ...]) -> dict[int, float]:
+    """A column of a log by step, the mean over `layers` of one that has layers; the csv read plainly."""
+    with (root / "results/laptop" / run / f"seed_{seed}/log.csv").open(encoding="utf-8", newline="") as file:
+        lines = list(csv.DictReader(file))
+    names = [name] if name in lines[0] else [f"{name}_layer_{i}" for i in layers]
+    return {int(x["step"]): sum(float(x[n]) for n in names) / len(names) for x in lines if x[names[0]]}
+
+
+def spread_layers(root: Path) -> None:
+    """Add the layer's number to every entropy in the logs, so that layers differ."""
+    for path in root.glob("results/laptop/core-*/*/log.csv"):
+        with path.open(encoding="utf-8", newline="") as file:
+            lines = list(csv.DictReader(file))
+        for line in lines:
+            for i in range(LAYERS):
+                line[f"entropy_layer_{i}"] = line[f"entropy_layer_{i}"] and float(line[f"entropy_layer_{i}"]) + 0.1 * i
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(lines[0]))
+            writer.writeheader()
+            writer.writerows(lines)
+
+
+LOW, HIGH = (1.0, 3.5, 2.0, 3.0), (1.9, 2.5, 1.0, 2.0)
+
+
+@pytest.mark.parametrize("first_layer", [False, True])
+def test_a_training_figure_shows_mean_and_range_of_its_seeds(tmp_path: Path, first_layer: bool) -> None:
+    """Two seeds: the line is their mean, the band reaches from one to the other (over layers: their deviation)."""
+    models(tmp_path, 2, LOW, HIGH)
+    spread_layers(tmp_path)
+    draw = sensitivity_models.sensitivity_figure_7 if first_layer else sensitivity_models.sensitivity_figure_1_top
+    cores = ("softmax", "relu") if first_layer else ("softmax", "relu", "qk_layernorm")
+    panels = draw(load(tmp_path)).axes[:4]
+    for panel, name in zip(panels, CURVES, strict=True):
+        layers = (0,) if first_layer and name == "entropy" else tuple(range(LAYERS))
+        for core, line, band in zip(cores, panel.get_lines(), panel.collections, strict=False):
+            run = sensitivity_models.run_name(core, "")
+            seeds = [logged(tmp_path, run, seed, name, layers) for seed in (0, 1)]
+            steps = sorted(seeds[0])
+            mean = np.array([(seeds[0][step] + seeds[1][step]) / 2 for step in steps])
+            assert list(line.get_xdata()) == steps
+            np.testing.assert_allclose(line.get_ydata(), mean, rtol=1e-9)
+            (path,) = band.get_paths()
+            edges = {step: sorted(path.vertices[path.vertices[:, 0] == step, 1]) for step in steps}
+            if name == "entropy" and not first_layer:
+                low, high = mean - np.std([0, 0.1, 0.2]), mean + np.std([0, 0.1, 0.2])
+            else:
+                low, high = ([pick(seeds[0][step], seeds[1][step]) for step in steps] for pick in (min, max))
+                assert all(a < b for a, b in zip(low, high, strict=True))
+            np.testing.assert_allclose([edges[step][0] for step in steps], low, rtol=1e-9)
+            np.testing.assert_allclose([edges[step][-1] for step in steps], high, rtol=1e-9)
+        assert len(panel.get_lines()) >= len(cores)
+
+
+def test_the_table_of_cores_is_the_mean_of_its_seeds(tmp_path: Path) -> None:
+    """Losses 3 of both seeds; gradient norms 2 and 2.001; entropies 2 to 1, both; norms 3.5 and 3.501."""
+    text = sensitivity_models.table_models(models(tmp_path, 2, LOW, HIGH)).text
+    row = next(row for row in text.split("<tr>") if ">Softmax</td>" in row)
+    cells = [re.sub("<[^>]+>|[●○]", "", cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL)]
+    assert cells[1] == "0.001" and cells[2].startswith("3.000 [3.000, 3.000]")
+    assert cells[3].startswith("2.000 [") or cells[3].startswith("2.001 [")
+    assert [cell.split()[0] for cell in cells[4:]] == ["-0.90", "1.00", "3.50"]
+
+
+def test_figure_4_is_variance_against_normalised_entropy(tmp_path: Path) -> None:
+    """Eq. 8 at every look, of the small model and the decoder; circles for softmax-based cores alone."""
+    models(tmp_path, 2, LOW, HIGH)
+    shutil.copytree(ROOT / "results/sensitivity", tmp_path / "results/sensitivity")
+    small, decoder, _ = sensitivity_models.sensitivity_figure_4(load(tmp_path)).axes
+    with (tmp_path / "results/sensitivity/traces.csv").open(encoding="utf-8", newline="") as file:
+        lines = [line for line in csv.DictReader(file) if line["variance"] and line["entropy"]]
+    expected: dict[str, list[tuple[float, float]]] = {}
+    for line in lines:
+        variance, entropy = float(line["variance"]), float(line["entropy"])
+        point = variance, entropy / (math.log(20) - entropy)
+        if line["core"] in SEVEN and min(point) > 0 and math.isfinite(point[1]):
+            expected.setdefault(line["core"], []).append(point)
+    assert list(expected) == [core for core in CORES if core in SEVEN] and len(small.collections) == len(SEVEN)
+    for (core, points), drawn in zip(expected.items(), small.collections, strict=True):
+        np.testing.assert_allclose(drawn.get_offsets(), points, rtol=1e-9)
+        corners = len(drawn.get_paths()[0].vertices)  # a triangle has four, closed; a circle is a spline of many
+        assert (corners > 10) is (core in ("softmax", "window_softmax", "sigma_reparam")), core
+    for core, drawn in zip(("softmax", "relu", "qk_layernorm"), decoder.collections, strict=True):
+        run, points = sensitivity_models.run_name(core, ""), []
+        for seed in (0, 1):
+            variances, entropies = (logged(tmp_path, run, seed, name, (0, 1, 2)) for name in ("variance", "entropy"))
+            points += [(variances[s], h / (math.log(CONTEXT) - h)) for s, h in entropies.items()]
+        np.testing.assert_allclose(drawn.get_offsets(), points, rtol=1e-9)
+
+
+SEVEN = ("softmax", "window_softmax", "sigma_reparam", "sigmoid", "elu", "qk_layernorm", "relu")
+
+
+@pytest.mark.parametrize("scale", ["laptop", "gpu"])
+def test_rates_in_proportion_to_width_are_of_the_laptop(tmp_path: Path, scale: str) -> None:
+    """Their number is 1e-3 in proportion to that width; elsewhere they are neither drawn nor judged, and it is said."""
+    models(tmp_path, 2, LOW, HIGH)
+    for core in ("softmax", "relu", "qk-layernorm"):
+        for seed in (0, 1):
+            train(tmp_path, f"core-{core}-hot", seed, *(LOW if core == "softmax" else HIGH))
+    if scale != "laptop":
+        (tmp_path / "results/laptop").rename(tmp_path / "results" / scale)
+        for path in (tmp_path / "results" / scale).rglob("metrics.json"):
+            path.write_text(path.read_text(encoding="utf-8").replace('"laptop"', f'"{scale}"'), encoding="utf-8")
+    results, here = load(tmp_path, scale), scale == "laptop"
+    hot = [decide(results, name) for name in CLAIMS if name.startswith("vs-lm-") and name.endswith("-hot")]
+    assert len(hot) == 6 and all((found.verdict != "not testable here") is here for found in hot)
+    assert all(("at scale laptop only, not at gpu" in found.evidence) is not here for found in hot)
+    assert decide(results, "vs-lm-entropy").verdict == "reproduced"
+    table = sensitivity_models.table_models(results).text
+    assert table.count(">Softmax</td>") == (2 if here else 1)
+    assert ("neither drawn nor judged at this one" in table) is not here
+    for draw, panels in ((sensitivity_models.sensitivity_figure_1_top, slice(4, 8)), (FIGURES[4], slice(2, 3))):
+        figure = draw(results)
+        assert all(bool(panel.lines or panel.collections) is here for panel in figure.axes[panels])
+        assert ("scale laptop" in texts(figure).replace("\n", " ")) is not here
 
 
 def test_one_seed_decides_nothing(tmp_path: Path) -> None:

@@ -9,7 +9,15 @@ import pytest
 import torch
 
 from aero.attention import CORES
-from aero.sensitivity.metric import clipped, final_losses, sensitivity, sensitivity_of_means
+from aero.parameters import load
+from aero.sensitivity.conclusions import ORDER
+from aero.sensitivity.metric import (
+    clipped,
+    final_losses,
+    sensitivity,
+    sensitivity_clipped_after,
+    sensitivity_of_means,
+)
 from aero.sensitivity.regression import Batches, held_out, sequences
 from aero.sensitivity.setting import TOKENS, Setting, learning_rates
 from aero.sensitivity.stacked import Stack, initial, train
@@ -47,6 +55,22 @@ def test_trained_together_as_one_by_one(name):
                 assert sane.all() == (single < EXPLODING).all() and sane[0]
                 torch.testing.assert_close(together[sane, r, k], single[sane], atol=1e-6, rtol=1e-6)
         assert (together[:, 0] < EXPLODING).all()
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_trained_together_as_one_by_one_where_the_table_is_measured(name):
+    """The setting of Table 1 itself, its batches and sums, at rates that train; every loss of 20 steps.
+
+    In float64: in float32 rounding is enough to part two trainings with sigmaReparam (docs/decisions.md).
+    """
+    setting, rates = Setting(**load().sensitivity.experiment(), steps=20), (1e-5, 1e-4, 1e-3)
+    together = train(CORES[name], setting, rates, SEEDS, dtype=torch.float64).losses
+    assert together.shape == (20, 3, 2) and together.isfinite().all()
+    assert (together[-1, 0] - together[-1, -1]).abs().min() > 1e-3  # the rates are not all one training
+    for r, rate in enumerate(rates):
+        for k, seed in enumerate(SEEDS):
+            single = torch.tensor(train_single(CORES[name], setting, rate, seed, torch.float64), dtype=torch.float64)
+            torch.testing.assert_close(together[:, r, k], single, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["softmax", "qk_layernorm", "relu", "sigma_reparam"])
@@ -128,6 +152,16 @@ def test_sensitivity_by_hand():
     # Clipped [[1, 2], [2, 0]], over seeds [1.5, 1], so (0.5 + 0) / 2; a seed alone has [0.5, 1].
     two = torch.tensor([[1.0, 2.0], [5.0, 0.0]])
     assert sensitivity(two, 2.0).tolist() == [0.5, 1.0] and sensitivity_of_means(two, 2.0) == 0.25
+
+
+def test_clipping_after_averaging_by_hand():
+    """Clipped first [[1, 2], [2, 0]], means [1.5, 1]; means first [1.5, 1.5], below l_0 = 2. One diverged seed takes
+    the whole rate to the mean l_0 = 3: [1, 3] instead of [1, (2 + 1) / 2]."""
+    two = torch.tensor([[1.0, 2.0], [3.0, 0.0]])
+    assert sensitivity_of_means(two, 2.0) == 0.25 and sensitivity_clipped_after(two, 2.0) == 0
+    diverged, initial = torch.tensor([[1.0, 1.0], [math.inf, 1.0]]), torch.tensor([2.0, 4.0])
+    assert sensitivity_clipped_after(diverged, initial) == 1 and sensitivity_of_means(diverged, initial) == 0.25
+    assert sensitivity_clipped_after(torch.tensor([[1.0], [math.nan]]), 2.0) == 0.5
 
 
 def test_a_diverging_rate_counts_as_the_loss_at_initialisation():

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
+import shutil
 import subprocess
 import sys
 
 import pytest
 import torch
+import yaml
 
-from aero.attention import CORES
+from aero.attention import CORES, Core, kernel_core
 from aero.errors import UserError
 from aero.pipeline import ROOT
 from aero.report.results import load
-from aero.report.sensitivity import sweep
+from aero.report.sensitivity import sweep, table_1_csv
 from aero.sensitivity.setting import LAYERS
 from aero.sensitivity.stacked import Trained
 from aero.sensitivity.sweep import diverged_at, figure_rate, largest, trace_rows
+from stages import sensitivity as stage
 from stages.keep import sensitivity_files
 
 
@@ -62,6 +66,60 @@ def test_diverging_rates_leave_a_number_in_every_row_of_table_1(project):
     for core in CORES:
         found = measured.estimate(core)
         assert math.isfinite(found.mean) and 0 <= found.mean <= measured.initial[core].max()
+
+
+@pytest.fixture
+def in_process(tmp_path, monkeypatch):
+    """A project in which the stage runs in this process, at ten steps and with few cores; the processor as before."""
+    values = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    values["scales"]["smoke"]["sensitivity"] |= {"steps": 10, "seeds": 2}
+    values["sensitivity"] |= {"window": 2}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    for name in set(CORES) - {"softmax", "relu", "qk_layernorm"}:
+        monkeypatch.delitem(CORES, name)
+    yield tmp_path
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(False)
+
+
+def test_a_new_core_is_measured_and_has_its_row(in_process, monkeypatch):
+    """One function and one line: nothing else is told of it."""
+    core = Core("Softplus Kernel", kernel_core(torch.nn.functional.softplus))
+    monkeypatch.setitem(CORES, "softplus", core)
+    stage.main(["--scale", "smoke"])
+    rows = list(csv.DictReader(io.StringIO(table_1_csv(load(in_process, "smoke")))))
+    found = {row["column"]: row for row in rows if row["row"] == "Softplus Kernel"}
+    assert set(found) == {"sensitivity", "sensitivity clipped after", "sensitivity of each seed"}
+    assert all(math.isfinite(float(row["measured"])) for row in found.values())
+    assert float(found["sensitivity"]["measured"]) > 0 and float(found["sensitivity of each seed"]["measured"]) > 0
+    assert all((row["published"], row["seeds"]) == ("", "2") for row in found.values())
+    softmax = next(row for row in rows if row["row"] == "Softmax")
+    assert found["sensitivity"]["measured"] != softmax["measured"]
+
+
+def test_figures_at_a_rate_given_by_hand_say_so(in_process):
+    folder = in_process / "runs" / "sensitivity"
+    stage.main(["--scale", "smoke"])
+    before = {name: (folder / name).read_text(encoding="utf-8") for name in ("losses.csv", "traces.csv")}
+    assert not sweep(load(in_process, "smoke")).figure_rate_by_hand
+    stage.main(["--scale", "smoke", "--figures-at", "0.0002"])
+    measured = sweep(load(in_process, "smoke"))
+    assert measured.figure_rate_by_hand and measured.about["figure_rate"] == 2e-4
+    assert (folder / "losses.csv").read_text(encoding="utf-8") == before["losses.csv"]
+    assert (folder / "traces.csv").read_text(encoding="utf-8") != before["traces.csv"]
+
+
+def test_figures_at_a_rate_are_refused_for_another_sweep(in_process):
+    folder = in_process / "runs" / "sensitivity"
+    with pytest.raises(UserError, match="is not there; run python -m stages.sensitivity first"):
+        stage.main(["--scale", "smoke", "--figures-at", "0.1"])
+    shutil.copytree(ROOT / "results" / "sensitivity", folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(UserError, match="steps 500 there, 10 here, window 50 there, 2 here, seeds .0, 1, 2"):
+        stage.main(["--scale", "smoke", "--figures-at", "0.1"])
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def test_smoke_is_not_kept_and_uncommitted_code_is_refused(project, tmp_path):

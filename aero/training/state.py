@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from aero.checkpoint import check_fit, read_tensors, write_tensors
-from aero.errors import UserError
+from aero.errors import UserError, one_line
 
 if TYPE_CHECKING:
     from aero.training.loop import Outcome
@@ -69,7 +69,7 @@ def restore(
             name: _moments(path, tensors, name, parameter) for name, parameter in outcome.model.named_parameters()
         }
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        tqdm.write(f"starting anew: {error}")
+        tqdm.write(f"starting anew: {one_line(error)[:900]}")  # it may quote what the file says
         return
     outcome.model.load_state_dict(weights)
     for name, parameter in outcome.model.named_parameters():

@@ -15,6 +15,7 @@ from small_project import finish, one_line_error, stage, start, timeless, whole_
 
 from aero.architecture import parse
 from aero.checkpoint import read_tensors, write_tensors
+from aero.errors import LONGEST_LINE
 from aero.model import GPT, ModelConfig
 from aero.training import state
 from aero.training.kept import FILES, copy, kept_files
@@ -202,6 +203,7 @@ def broken_state(path, change):
         (lambda tensors, header: tensors.update({"optimizer.step.ln_f.weight": torch.zeros(3)}), "step of ln_f.weight"),
         (lambda tensors, header: header.update(steps_done="-5"), "counts -5 steps"),
         (lambda tensors, header: header.update(seconds="nan"), "in nan s"),
+        (lambda tensors, header: header.update(seconds="[" * 5000), "could not convert string to float"),
         (lambda tensors, header: header.update(rows='{"a": 1}'), "no rows of a log"),
         (lambda tensors, header: header.update(rows="[1]"), "no rows of a log"),
     ],
@@ -227,6 +229,6 @@ def test_a_state_that_was_made_up_is_left_aside_whole(tmp_path, monkeypatch, cha
     before = {name: value.clone() for name, value in outcome.model.state_dict().items()}
     state.restore(path, "hash", outcome, optimizer, scaler)
     (line,) = lines
-    assert line.startswith("starting anew") and said in line
+    assert line.startswith("starting anew") and said in line and len(line) <= LONGEST_LINE
     assert not optimizer.state and outcome.steps_done == 0 and not outcome.rows
     assert all(torch.equal(value, before[name]) for name, value in outcome.model.state_dict().items())

@@ -111,9 +111,9 @@ CASES = {
         rf"fused attention, is {N} and {N} times as fast as theirs \(medians, T=512\)",
         lambda: regularized("plain", (128, 512), (768, 512)),
     ),
-    "idle": (rf"which leaves 10, and, with YAML's C parser, {N} s", lambda: pipeline()[:1]),
+    "idle": (rf"which leaves 6, and, with YAML's C parser, {N} s", lambda: pipeline()[:1]),
     "idle, plain": (
-        rf"as a small file, {N} \(median of five, {N} to {N}\)",
+        rf"small file, {N} \(median of five, {N} to {N}\)",
         lambda: [read("bench/pipeline.json")["plain_repro_seconds"][key] for key in ("median", "low", "high")],
     ),
     "regularised step, memory": (

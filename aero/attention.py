@@ -45,8 +45,9 @@ def softmax_attention(
         return attention_with_entropy(query, key, value, 1 / math.sqrt(query.shape[-1]))
     if query.device.type == "cpu" and query.dtype.itemsize > 2 and not torch.is_autocast_enabled("cpu"):
         return _MatrixAttention.apply(query, key, value)
-    with torch.autocast(query.device.type, enabled=False):  # logits of half precision leave no digits of an entropy
-        logits = query.float() @ key.float().transpose(-2, -1) / math.sqrt(query.shape[-1])
+    dtype = torch.promote_types(query.dtype, torch.float32)  # logits of half precision leave no digits of an entropy
+    with torch.autocast(query.device.type, enabled=False):
+        logits = query.to(dtype) @ key.to(dtype).transpose(-2, -1) / math.sqrt(query.shape[-1])
     probabilities, entropies = softmax_with_entropy(logits)
     return probabilities.to(value.dtype) @ value, entropies
 

@@ -114,7 +114,8 @@ BOOKKEEPING = frozenset({"threads", "compile", "log_every", "checkpoint_every"})
 def _configuration(parameters: Parameters, run: str) -> dict[str, dict[str, Any]]:
     """What a result of `run` says of its configuration, of what params.yaml says now."""
     train, regularizer = parameters.train(run), parameters.run_regularizer(run)
-    sizes, weight = parameters.model(run), regularizer.weight(train.batch_size, parameters.model(run).context)
+    sizes = parameters.model(run)
+    weight = regularizer.weight(train.batch_size, sizes.context)
     inits = {name: getattr(regularizer, name) for name in ("temperature_init", "threshold_init")}
     regularized = {"reduction": regularizer.reduction, "gamma": regularizer.gamma, "lambda_": weight}
     values = {"model": sizes.model_dump() | inits, "train": train.model_dump(), "regularizer": regularized}

@@ -15,8 +15,7 @@ from typing import Any
 from aero import provenance
 from aero.errors import UserError, run_main
 from aero.training.archive import Finished, read
-from aero.training.kept import FILES
-from aero.training.log import write_together
+from aero.training.kept import replace_group
 from aero.training.run import kept_folder
 
 
@@ -93,8 +92,7 @@ def existing(folder: Path) -> dict[str, Any] | None:
 
 def write(folder: Path, training: Finished) -> None:
     """All files of a training; metrics.json last, and none is left of the one before."""
-    names = sorted(training.files, key="metrics.json".__eq__)
-    write_together({folder / name: training.files[name] for name in names}, without=[folder / name for name in FILES])
+    replace_group(folder, "metrics.json", {folder / name: text for name, text in training.files.items()})
 
 
 if __name__ == "__main__":

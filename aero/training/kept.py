@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from aero import provenance
@@ -48,7 +49,12 @@ def copy(files: list[tuple[Path, Path]]) -> None:
             about = "theory.json"
         groups.setdefault((target.parent, about), {})[target] = source.read_text(encoding="utf-8")
     for (folder, about), contents in groups.items():
-        last = folder / about
-        ordered = sorted(contents, key=last.__eq__)
-        before = [folder / name for name in ABOUT.get(about, ())] if last in contents else []
-        write_together({path: contents[path] for path in ordered}, without=before)
+        replace_group(folder, about, contents)
+
+
+def replace_group(folder: Path, about: str, contents: Mapping[Path, str]) -> None:
+    """Write files that belong together, the one called `about` last if it is among them, which then takes away what
+    else `ABOUT` has of the group before."""
+    last = folder / about
+    before = [folder / name for name in ABOUT.get(about, ())] if last in contents else []
+    write_together({path: contents[path] for path in sorted(contents, key=last.__eq__)}, without=before)

@@ -57,7 +57,9 @@ def limits(settings: Settings) -> dict[str, float]:
     }
 
 
-def watched(kind: str, arrays: tuple[Array, ...], constants: Mapping[str, float], found: list[tuple[str, str, float]]):
+def watched(
+    kind: str, arrays: tuple[Array, ...], constants: Mapping[str, float], found: list[tuple[str, str, float]]
+) -> Array:
     """The operation's result in the clear; adds (limit's name, operation, magnitude) of all that it computes."""
     function = KINDS[kind].function
     closed = jax.make_jaxpr(lambda *given: function(*given, **constants))(*arrays)

@@ -38,7 +38,8 @@ TRAINING_ONLY = {
 }
 MOST_THREADS = 64
 BYTES_A_WEIGHT = 16
-"""What a client takes for each weight of the server's, whose place it keeps: measured, 12 for the largest matrices."""
+"""What a client keeps for each weight of the server's: two shares of a ring of 64 bits, all zeros. While it makes them
+it takes more, for one matrix at a time."""
 AGREED = ("field", "fraction_bits", "mul_lsb_error", "broadcast_denominator", "colocated", "threads")
 
 

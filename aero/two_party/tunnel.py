@@ -308,7 +308,11 @@ class Tunnel:
                         self._end(channel)
         except Exception as error:  # whatever it is: nobody else would tell that the tunnel is lost
             if not self._done.is_set():
-                self.failure = str(error) if isinstance(error, TwoPartyError) else self._lost(error)
+                if isinstance(error, OSError | EOFError):
+                    self.failure = self._lost(error)
+                else:
+                    named = "" if isinstance(error, TwoPartyError) else f"the link to {self.peer} broke here: "
+                    self.failure = f"{named}{error}"
                 self._done.set()
                 self._ringer.send(b"!")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.util
 import inspect
 import sysconfig
 from pathlib import Path
@@ -105,7 +106,9 @@ def test_the_real_library_is_technical_prose_of_megabytes(real):
     corpus, splits = real
     manifest = corpus.manifest()
     size = sum(len(text.encode()) for texts in splits.values() for text in texts)
-    assert size == sum(manifest["bytes"].values()) and 1e6 < size < 5e6
+    # Debian's interpreter comes without IDLE, Tk and others, whose docstrings are part of these megabytes elsewhere.
+    least = 2e6 if importlib.util.find_spec("idlelib") else 1.5e6
+    assert size == sum(manifest["bytes"].values()) and least < size < 5e6
     assert f"technical prose, {size / 1e6:.1f} MB" in manifest["description"]
     assert "not books" in manifest["description"]
     held_out = sum(len(text.encode()) for text in splits["valid"]) / size

@@ -87,7 +87,7 @@ audit:
 	  .venv/audit/bin/pip-audit --strict --disable-pip --no-deps -r requirements.lock
 
 faults: install
-	@failed=0; python -m benchmarks.faults || failed=1; python -m benchmarks.long_server || failed=1; exit $$failed
+	@failed=0; python -m benchmarks.transcript_sizes || failed=1; python -m benchmarks.faults || failed=1; python -m benchmarks.long_server || failed=1; exit $$failed
 
 bench: install
 	@python -m benchmarks

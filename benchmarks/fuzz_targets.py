@@ -247,7 +247,9 @@ def checkpoints(folder: Path) -> Target:
         if level != "outer":
             outer["__metadata__"]["aero"] = json.dumps(about)
         case = assembled(outer, content[8 + size :])
-        if draw(st.booleans()) and level != "outer" and isinstance(about, dict):  # who can write a file can write its hash
+        if (
+            draw(st.booleans()) and level != "outer" and isinstance(about, dict)
+        ):  # who can write a file can write its hash
             put(path, case)
             with contextlib.suppress(checkpoint.SafetensorError, ValueError, TypeError, RecursionError):
                 with checkpoint.safe_open(str(path), framework="pt") as file:

@@ -42,6 +42,7 @@ ALLOWED = {
     ("benchmarks/faults.py", "fill_disk"): "what fills the disk",
     ("benchmarks/forensics_party.py", "main"): "standard error",
     ("benchmarks/long_server.py", "served"): "into a temporary folder",
+    ("benchmarks/transcript_sizes.py", "made"): "into a temporary folder",
     ("aero/training/archive.py", "add"): "a line at the end with its checksum; half a line is cut off when it goes on",
     ("benchmarks/fuzz_target.py", "put"): "into a temporary folder",
     ("benchmarks/pipeline.py", "clone"): "into a temporary folder",

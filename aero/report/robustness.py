@@ -24,6 +24,8 @@ def section(results: Results) -> Html:
     """Tables of all that was measured, and the server's figure; a visible gap for what was not."""
     parts = [_damaged_input(results), _cases(results, "faults", "Faults while the pipeline runs", "make faults")]
     parts += [_cases(results, "server", "One server, many questions", "make faults"), _server(results)]
+    command = "python -m benchmarks.transcript_sizes"
+    parts.append(_cases(results, "transcripts", "What the sizes of transcripts tell", command))
     parts.append(_determinism(results))
     command = "python -m benchmarks.advisories --database DIR"
     parts.append(_cases(results, "advisories", "Known vulnerabilities of the packages", command))

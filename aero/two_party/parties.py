@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import errno
 import fcntl
 import multiprocessing
 import os
-import random
 import re
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -28,6 +25,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
+from aero.two_party.addresses import check_free, listening_addresses
 from aero.two_party.party import Party
 from aero.two_party.profile import Profile
 from aero.two_party.relay import Relay
@@ -40,8 +38,8 @@ START_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 10.0
 # When a party reports a lost peer, the peer's own death or error is the cause to tell, and may be a moment later.
 GRACE_S = 1.0
-# Below the ports that the kernel hands to outgoing connections.
-FREE_PORTS = range(20000, 32000)
+# More than starting a party takes, in this process.
+DESCRIPTORS = 32
 DYING_TRIES, DYING_S = 20, 0.1
 _PR_SET_PDEATHSIG = 1
 # The last is what PyTorch computes shapes of weights with, on the device "meta"; every party does.
@@ -73,7 +71,7 @@ def run_parties(
     that dies (noticed within 2 s) or loses the other, a time-out, wrong input to the task; RuntimeError with the
     party's traceback for any other exception of the task.
     """
-    addresses = _listening_addresses(settings)
+    addresses = listening_addresses(settings)
     dialled = [addresses, addresses]
     doors = relay.open(addresses) if relay is not None else None
     if doors is not None:
@@ -113,17 +111,8 @@ def run_party(
     for name, address in zip(NAMES, settings.addresses, strict=True):
         if split_address(address)[1] == 0:
             raise ValueError(f"the {name}'s address {address} names no port; a party alone needs both")
-    _check_free(settings.addresses[rank], NAMES[rank])
+    check_free(settings.addresses[rank], NAMES[rank])
     return _Parent(task, {rank: own_input}, [settings.addresses] * 2, settings, on_control, alarm).run()[rank]
-
-
-def free_address(host: str = "127.0.0.1", taken: Sequence[str] = ()) -> str:
-    """An address at `host` on which nothing listens, below the ports of outgoing connections, and none of `taken`."""
-    for candidate in random.SystemRandom().sample(FREE_PORTS, 100):
-        address = f"{host}:{candidate}"
-        if address not in taken and _bind_error(host, candidate) is None:
-            return address
-    raise TwoPartyError(f"no free port found on {host}; give an address with a port of your own")
 
 
 class _Child:
@@ -187,14 +176,22 @@ class _Parent:
             self._clear()
 
     def _start(self, rank: int) -> None:
-        log, path = tempfile.mkstemp(prefix="aero-party-", suffix=".log")
-        self._files.append(path)
         context = multiprocessing.get_context(_start_method())
-        ours, theirs = context.Pipe()
+        try:
+            _check_descriptors()
+            ours, theirs = context.Pipe()  # before the log's descriptor: these close themselves
+            log, path = tempfile.mkstemp(prefix="aero-party-", suffix=".log")
+        except OSError as error:
+            raise TwoPartyError(
+                f"the {NAMES[rank]} process could not be started ({error}); make room for it and run again"
+            ) from error
+        self._files.append(path)
         child = context.Process(target=_party_process, args=(theirs, path), name=f"aero-{NAMES[rank]}")
         self._children[rank] = _Child(rank, child, ours, log)
-        _begin(child, NAMES[rank])
-        theirs.close()
+        try:
+            _begin(child, NAMES[rank])
+        finally:
+            theirs.close()
         payload = (rank, self._task, self._inputs[rank], tuple(self._dialled[rank]), self._settings)
         try:
             message = multiprocessing.reduction.ForkingPickler.dumps(payload)
@@ -351,6 +348,18 @@ def _death(child: _Child, alone: bool) -> str:
     return f"the {child.name} process ended by {how} while {child.phase}{said}; {remedy}"
 
 
+def _check_descriptors() -> None:
+    """OSError if this process cannot open as many as a start takes: one that fails half-way loses some for good, in
+    Python's own `multiprocessing.forkserver`, and a server starts many."""
+    held: list[int] = []
+    try:
+        while len(held) < DESCRIPTORS:
+            held.append(os.open(os.devnull, os.O_RDONLY))
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+
+
 def _start_method() -> str:
     """ "forkserver", or "spawn": for a thread that has left the network of its process (`aero.two_party.shaped`), in
     which a fork server stays, and for a process that was itself forked and does not own the fork server.
@@ -470,40 +479,6 @@ def _give(connection: Connection, message: Any) -> None:
         connection.send_bytes(message)
     except (OSError, ValueError):
         pass  # the process is gone; its exit tells more
-
-
-def _listening_addresses(settings: Settings) -> tuple[str, str]:
-    """Where client and server listen; ports 0 replaced by free ones. TwoPartyError if a port is in use."""
-    addresses: list[str] = []
-    for name, address in zip(NAMES, settings.addresses, strict=True):
-        host, port = split_address(address)
-        if port:
-            _check_free(address, name)
-            addresses.append(address)
-            continue
-        addresses.append(free_address(host, addresses))
-    return addresses[0], addresses[1]
-
-
-def _check_free(address: str, name: str) -> None:
-    error = _bind_error(*split_address(address))
-    if error is None:
-        return
-    if error.errno == errno.EADDRINUSE:
-        port = split_address(address)[1]
-        raise TwoPartyError(f"port {port} of the {name}'s address {address} is in use; choose another, or 0 for any")
-    raise TwoPartyError(f"the {name} cannot listen at {address}: {error.strerror}; give an address of this machine")
-
-
-def _bind_error(host: str, port: int) -> OSError | None:
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-            probe.listen(1)
-    except OSError as error:
-        return error
-    return None
 
 
 def _party_process(connection: Connection, log_path: str) -> None:

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from aero.errors import one_line
+from aero.two_party.addresses import free_address
 from aero.two_party.answer import Cost, Sampling, answer_task
 from aero.two_party.hello import PROTOCOL, Description, check_lengths, difference, plain, versions
-from aero.two_party.parties import Task, free_address, ready, renew, run_parties, run_party
+from aero.two_party.parties import Task, ready, renew, run_parties, run_party
 from aero.two_party.relay import Relay
 from aero.two_party.settings import CLIENT, SERVER, Settings, TwoPartyError
 from aero.two_party.tunnel import Listener, Tunnel

@@ -48,6 +48,7 @@ def results(tmp_path):
         ("faults", {"cases": CASES}),
         ("server", SERVER),
         ("determinism", DETERMINISM),
+        ("transcripts", {"cases": [{"name": "sizes", "count": 81, "passed": 80, "seen": "no difference"}]}),
         ("advisories", {"cases": [{"name": "packages", "count": 190, "passed": 189, "seen": "torch: PYSEC-1"}]}),
     ):
         (folder / f"{name}.json").write_text(json.dumps(content))
@@ -64,6 +65,7 @@ def test_every_file_is_shown_with_its_numbers(results):
         "train 20, entropy 10",
         "40 of 1,000 so far",
         "189 of 190",
+        "80 of 81",
     ):
         assert shown in text
     for shown in ("sockets 4 to 4", "2.0e-06", "a &lt;machine&gt;, commit abcdef0123;", "question 3: &lt;lost&gt;"):
@@ -71,7 +73,7 @@ def test_every_file_is_shown_with_its_numbers(results):
     assert "<machine>" not in text and "not measured yet" not in text and text.count("<svg") == 1
 
 
-@pytest.mark.parametrize("name", ["fuzz", "faults", "server", "determinism", "advisories"])
+@pytest.mark.parametrize("name", ["fuzz", "faults", "server", "determinism", "advisories", "transcripts"])
 @pytest.mark.parametrize("content", [None, "", "[]", "{"])
 def test_what_is_not_measured_is_a_visible_gap(results, name, content):
     path = results.root / robustness.FOLDER / f"{name}.json"

@@ -176,4 +176,9 @@ def test_a_side_whose_frames_are_whole_and_whose_protocol_is_garbage(tmp_path, r
     assert acted and set(ended) == {CLIENT, SERVER}
     for line, at in ended.values():
         assert at - acted[0] < 10 + 10 and "\n" not in line, line
+    # The side that notices says what it noticed (SPU stops, or waits in vain), the other that it was left.
+    lines = [line for line, _ in ended.values()]
+    left = [line for line in lines if line.endswith("gave up on this question; its own output says why")]
+    noticed = [line for line in lines if re.search(r"is gone or sent nothing for 10 s|process ended by", line)]
+    assert len(left) <= 1 and len(left) + len(noticed) == 2, lines
     assert gone(tmp_path)

@@ -7,10 +7,12 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
-from benchmarks.long_server import COLUMNS, WARM, counted, growth, judged, tree
+from benchmarks import long_server
+from benchmarks.long_server import COLUMNS, WARM, counted, growth, idle, judged, tree
 
 
 def samples(count, **changes):
@@ -75,3 +77,33 @@ def test_what_a_process_holds_is_counted(tmp_path):
     grown = {name: more[name] - before[name] for name in ("descriptors", "sockets", "threads", "processes")}
     # Its own: a socket, a file, two pipes and a thread; the child's: three descriptors and a thread.
     assert grown == {"descriptors": 7, "sockets": 1, "threads": 2, "processes": 1}
+
+
+WITH_MORE = """
+import sys, threading, time
+def more():
+    held = [open("/dev/null") for _ in range(5)]
+    time.sleep(float(sys.argv[1]))
+threading.Thread(target=more, daemon=True).start()
+time.sleep(0.2)
+print(flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize("stays_s, limit_s, left", [(1.5, 60, (0, 0)), (60, 1, (5, 1))])
+def test_what_ends_soon_is_waited_for_and_what_stays_is_counted(monkeypatch, tmp_path, stays_s, limit_s, left):
+    """A question's thread that lives for a moment more, with five descriptors, and one that never ends."""
+    monkeypatch.setattr(long_server, "IDLE_S", limit_s)
+    command = [sys.executable, "-c", WITH_MORE, str(stays_s)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        now = counted(process.pid, tmp_path)
+        before = now | {"descriptors": now["descriptors"] - 5, "threads": now["threads"] - 1}
+        began = time.monotonic()
+        found = idle(process.pid, tmp_path, before)
+        assert time.monotonic() - began < min(stays_s, limit_s) + 5
+        assert (found["descriptors"] - before["descriptors"], found["threads"] - before["threads"]) == left
+        # The first question has nothing before it: what is there counts, at once.
+        assert idle(process.pid, tmp_path, None)["processes"] == 1
+        process.stdin.close()

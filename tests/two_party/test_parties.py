@@ -5,10 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -18,8 +20,8 @@ import numpy as np
 import pytest
 from clear_text import STEP, occurrences, unprotected
 
-from aero.two_party import parties
-from aero.two_party.parties import CLIENT, SERVER, Relay, Settings, TwoPartyError, run_parties, run_party
+from aero.two_party import parties, party
+from aero.two_party.parties import CLIENT, SERVER, Party, Relay, Settings, TwoPartyError, run_parties, run_party
 from aero.two_party.profile import check_pair
 
 N = 64
@@ -363,6 +365,60 @@ def test_no_orphans_when_the_parent_is_killed(tmp_path):
         assert gone(tmp_path, within_s=0.0) is not True
         parent.kill()
     assert gone(tmp_path) is True
+
+
+def nothing(party, own):
+    return party.name
+
+
+@pytest.mark.parametrize("more", [0, 2, 2 + parties.DESCRIPTORS])
+def test_where_descriptors_run_out_the_reason_is_told_and_none_is_lost(more):
+    """However far it comes: no port, neither party, or the client but not the server."""
+
+    def held():
+        return sorted(os.listdir("/proc/self/fd"))
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    run_parties(nothing, None, None, Settings())  # with what is opened once
+    before, files = held(), set(os.listdir(tempfile.gettempdir()))
+    free = os.open(os.devnull, os.O_RDONLY)
+    os.close(free)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + more, hard))
+        with pytest.raises(
+            TwoPartyError, match=r"(no free port found|process could not be started).*Too many open files"
+        ):
+            run_parties(nothing, None, None, Settings())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert held() == before and not multiprocessing.active_children()
+    assert not {name for name in set(os.listdir(tempfile.gettempdir())) - files if name.startswith("aero-party-")}
+    assert run_parties(nothing, None, None, Settings()) == ("client", "server")
+
+
+def test_a_process_that_never_gets_its_task_is_not_waited_for(monkeypatch):
+    """As on a machine so busy that it never comes so far."""
+    parties.ready()
+    monkeypatch.setattr(parties, "_give", lambda connection, message: None)
+    monkeypatch.setattr(parties, "START_TIMEOUT_S", 3.0)
+    began = time.monotonic()
+    with pytest.raises(TwoPartyError, match="^the client and server process was not up after 3 s; is this machine"):
+        run_parties(nothing, None, None, Settings())
+    assert time.monotonic() - began < 3 + 5
+    assert not multiprocessing.active_children()
+
+
+def test_a_profile_that_never_ends_is_an_error_after_a_while(monkeypatch, tmp_path):
+    monkeypatch.setattr(party, "LOG_WAIT_S", 0.3)
+    log = tmp_path / "log"
+    log.write_bytes(b"[profile] half a li")
+    one = Party.__new__(Party)
+    one._log = os.open(log, os.O_RDONLY)
+    began = time.monotonic()
+    with pytest.raises(ValueError, match="no complete SPU profile"):
+        one._profile(0)
+    os.close(one._log)
+    assert 0.3 <= time.monotonic() - began < 3
 
 
 def test_a_task_that_cannot_be_imported_is_refused():

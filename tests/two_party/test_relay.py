@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from aero.two_party import relay as relay_module
 from aero.two_party.relay import Relay, _End
 from aero.two_party.settings import CLIENT, SERVER, TwoPartyError
 
@@ -160,6 +161,18 @@ def test_closing_frees_the_ports_and_the_relay_can_open_again(echoes):
     assert round_trip(doors[SERVER], b"again")[1] == b"again"
     relay.close()
     relay.close()
+
+
+def test_a_relay_that_never_is_ready_is_not_waited_for(monkeypatch):
+    end = threading.Event()
+    monkeypatch.setattr(relay_module, "OPEN_TIMEOUT_S", 0.3)
+    relay = Relay()
+    monkeypatch.setattr(relay, "_serve", lambda targets, started, ready: end.wait(30))
+    began = time.monotonic()
+    with pytest.raises(TwoPartyError, match="the relay could not start: not ready after 0.3 s"):
+        relay.open(["127.0.0.1:1", "127.0.0.1:2"])
+    assert time.monotonic() - began < 5
+    end.set()
 
 
 @pytest.mark.parametrize("delay, rate", [(-0.1, None), (61, None), (float("nan"), None), (0, 0), (0, -5)])

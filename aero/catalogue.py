@@ -35,6 +35,7 @@ class Result:
     perplexity: float | None = None
     configuration: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Its `model`, `train` and `regularizer` as it was trained; empty where its file does not say."""
+    machine: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ def _read(path: Path, fresh: bool) -> Result:
         speed,
         values.get("eval_perplexity"),
         {name: dict(values.get(name) or {}) for name in ("model", "train", "regularizer")},
+        str(made.get("machine", "")),
     )
 
 
@@ -160,7 +162,8 @@ def cost(parameters: Parameters, run: str, found: dict[tuple[str, str], tuple[Re
 
     On a device of params.yaml the hours are FLOPs over peak x assumed utilisation. On the device `measured` they follow
     from `found`: the run's own best speed at this scale (other work may have slowed the rest), else the median FLOP/s
-    of the other runs there.
+    of the other runs there, else that of the run itself at other scales of this device, which a smaller model may not
+    reach.
     """
     device = device or parameters.active.device
     seen, flops = tokens(parameters, run), training_flops(parameters, run)
@@ -171,19 +174,33 @@ def cost(parameters: Parameters, run: str, found: dict[tuple[str, str], tuple[Re
     own = [result.tokens_per_second for result in results_here if result.tokens_per_second > 0]
     if own:
         return Cost(seen, flops, device, seen / max(own) / 3600)
-    speed = achieved_flops(parameters, found)
+    speed = achieved_flops(parameters, found) or _speed_elsewhere(parameters, run, found)
     return Cost(seen, flops, device, None if speed is None else flops / speed / 3600)
 
 
 def achieved_flops(parameters: Parameters, found: dict[tuple[str, str], tuple[Result, ...]]) -> float | None:
     """Median FLOP/s of the trainings in `found` at the active scale, None if there is none."""
     speeds = [
-        result.tokens_per_second * training_flops(parameters, run) / tokens(parameters, run)
+        speed
         for (scale, run), of_run in found.items()
         if scale == parameters.scale and run in parameters.runs
-        for result in of_run
-        if result.tokens_per_second > 0
+        for speed in _speeds(parameters, run, of_run)
     ]
+    return statistics.median(speeds) if speeds else None
+
+
+def _speeds(parameters: Parameters, run: str, of_run: Iterable[Result]) -> list[float]:
+    """FLOP/s of the results of `run` at the active scale; one that diverged at its first step has none."""
+    flops = training_flops(parameters, run) / tokens(parameters, run)
+    return [flops * result.tokens_per_second for result in of_run if result.tokens_per_second > 0]
+
+
+def _speed_elsewhere(
+    parameters: Parameters, run: str, found: dict[tuple[str, str], tuple[Result, ...]]
+) -> float | None:
+    """Median FLOP/s of `run` at the other scales of the measured device."""
+    others = [name for name, scale in parameters.scales.items() if scale.device == MEASURED]
+    speeds = [speed for name in others for speed in _speeds(parameters.at_scale(name), run, found.get((name, run), ()))]
     return statistics.median(speeds) if speeds else None
 
 

@@ -35,6 +35,12 @@ def headwise(entropies: Tensor) -> Tensor:
     return entropies.mean(dim=(1, 3))
 
 
+def _quarters(values: Tensor, maximum: float) -> Tensor:
+    """The quarter of `maximum` that each value is in, 0 to 3, a boundary with the quarter above it; not finite: -1."""
+    boundaries = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64, device=values.device) * maximum
+    return torch.bucketize(values.double(), boundaries, right=True).masked_fill(~torch.isfinite(values), -1)
+
+
 def quarter_fractions(values: Tensor, maximum: float) -> list[float]:
     """Fractions of heads per quarter of `maximum`: [0, max/4), [max/4, max/2), [max/2, 3max/4), [3max/4, max].
 
@@ -42,10 +48,8 @@ def quarter_fractions(values: Tensor, maximum: float) -> list[float]:
     """
     if maximum <= 0:
         raise ValueError(f"maximum entropy must be positive, got {maximum}")
-    flat = values.flatten().double()
-    quarter = (flat / maximum * 4).clamp(0, 4).nan_to_num(nan=-1.0).long().clamp(max=3)
-    finite = torch.isfinite(flat)
-    return [((quarter == index) & finite).double().mean().item() for index in range(4)]
+    quarters = _quarters(values, maximum)
+    return [(quarters == index).double().mean().item() for index in range(4)]
 
 
 @dataclass(frozen=True)
@@ -63,12 +67,12 @@ def _failures(mask: Tensor) -> HeadFailures:
 
 def overload(values: Tensor, maximum: float) -> HeadFailures:
     """Entropic overload: mean entropy in the top quarter of `maximum` (AERO §3, "between 3max/4 and max")."""
-    return _failures(values >= 0.75 * maximum)
+    return _failures(_quarters(values, maximum) == 3)
 
 
 def collapse(values: Tensor, maximum: float) -> HeadFailures:
     """Entropy collapse: mean entropy in the bottom quarter of `maximum` (AERO Observation 3), or non-finite."""
-    return _failures((values < 0.25 * maximum) | ~torch.isfinite(values))
+    return _failures(_quarters(values, maximum) <= 0)
 
 
 def entropy_regularization(
@@ -135,47 +139,86 @@ class EntropyStatistics:
     bound: Tensor | None = None
 
     def summary(self) -> dict[str, object]:
-        """As JSON-ready values, with maxima, quarter fractions, and overload and collapse by the stated rules."""
+        """As JSON-ready values, with maxima, quarter fractions, and overload and collapse by the stated rules.
+
+        Quarters are of the largest mean observed, of log T and of ln(T!)/T (`causal_bound`). Where `bound` is another
+        than that, each layer's own takes its place (`entropy_bound`), and the largest observed is one of its fractions.
+        """
         context = self.by_position.shape[1]
         if context == 1:
             return self._of_one_position()
-        finite = self.mean[torch.isfinite(self.mean)]
         maxima = {
-            "observed": finite.max().item() if finite.numel() else math.nan,
+            "observed": _largest(self.mean),
             "log_T": max_entropy(context),
             "causal_bound": causal_bound(context),
         }
-        # A model whose heads are all at 0 has no observed maximum to take quarters of.
-        usable = {name: value for name, value in maxima.items() if value > 0}
-        reference = "observed" if "observed" in usable else "log_T"
-        high, low = overload(self.mean, maxima[reference]), collapse(self.mean, maxima[reference])
+        usable, reference, rule = self._compared(maxima)
+        high, low = overload(*usable[reference]), collapse(*usable[reference])
         return {
             "entropy_mean": _json_values(self.mean),
             "entropy_sem": _json_values(self.sem),
             "entropy_by_position": _json_values(self.by_position),
             "tokens": self.tokens,
             "maximum": {name: value if math.isfinite(value) else None for name, value in maxima.items()},
-            "quarters": {name: quarter_fractions(self.mean, value) for name, value in usable.items()},
+            "quarters": {name: quarter_fractions(*of) for name, of in usable.items()},
             "overload": {"fraction": high.fraction, "layers": list(high.layers)},
             "collapse": {"fraction": low.fraction, "layers": list(low.layers)},
-            "rule": f"overload: head mean >= 3/4 max; collapse: head mean < 1/4 max or not finite; max is {reference}; "
-            "a layer is named where more than half of its heads are",
+            "rule": "overload: head mean >= 3/4 max; collapse: head mean < 1/4 max or not finite; max is "
+            f"{rule}; a layer is named where more than half of its heads are",
             **self._for_sampling_errors(),
             **({} if self.bound is None else {"entropy_bound": self.bound.tolist()}),
         }
 
+    def _compared(self, maxima: dict[str, float]) -> tuple[dict[str, tuple[Tensor, float]], str, str]:
+        """By the name of a maximum: heads and what their quarters are of. Also the name that overload and collapse go
+        by, and how the rule puts it.
+
+        Where the masks are not the plain causal one of T positions (windows, padding), heads are compared as fractions
+        of what their layer's mask allows: uniform attention to nine keys is no more focused than to all of them.
+        """
+        # A model whose heads are all at 0 has no observed maximum to take quarters of.
+        usable = {name: (self.mean, value) for name, value in maxima.items() if value > 0}
+        shares = self._shares_of_bound()
+        if shares is None:
+            reference = "observed" if "observed" in usable else "log_T"
+            return usable, reference, reference
+        usable = {"log_T": usable["log_T"], "entropy_bound": (shares, 1.0)}
+        if not (observed := _largest(shares)) > 0:
+            return usable, "entropy_bound", "the layer's entropy_bound"
+        usable = {"observed": (shares, observed), **usable}
+        return usable, "observed", "observed, each head as a fraction of its layer's entropy_bound"
+
+    def _shares_of_bound(self) -> Tensor | None:
+        """`mean` as fractions of `bound`, (L, H) float64; None if that is the plain causal one, alike for all layers. A
+        layer that sees one key has fraction 0.
+        """
+        if self.bound is None:
+            return None
+        bound = self.bound.double()
+        plain = torch.full_like(bound, causal_bound(self.by_position.shape[1]))
+        if torch.allclose(bound, plain, rtol=1e-9, atol=0.0):  # a mean of logarithms here, a log-gamma there
+            return None
+        return torch.where(bound[:, None] > 0, self.mean.double() / bound[:, None], 0.0 * self.mean.double())
+
     def _of_one_position(self) -> dict[str, object]:
-        """The one row has one weight, 1, in every head: entropy 0, no maximum above it, and no rule to apply."""
+        """The one row has one weight, 1, in every head: entropy 0, no maximum above it, and no rule to apply. Where the
+        logit is not finite there is no entropy, and the head counts as collapsed, as in any longer sequence.
+        """
+        rule, collapsed = "none: a sequence of one token has entropy 0 in every head", None
+        broken = _failures(~torch.isfinite(self.mean))
+        if broken.fraction:
+            rule = "collapse: head mean not finite; all else none: a sequence of one token has entropy 0 in other heads"
+            collapsed = {"fraction": broken.fraction, "layers": list(broken.layers)}
         return {
             "entropy_mean": _json_values(self.mean),
             "entropy_sem": _json_values(self.sem),
             "entropy_by_position": _json_values(self.by_position),
             "tokens": self.tokens,
-            "maximum": {"observed": 0.0, "log_T": 0.0, "causal_bound": 0.0},
+            "maximum": {"observed": None if broken.fraction == 1 else 0.0, "log_T": 0.0, "causal_bound": 0.0},
             "quarters": {},
             "overload": None,
-            "collapse": None,
-            "rule": "none: a sequence of one token has entropy 0 in every head",
+            "collapse": collapsed,
+            "rule": rule,
         }
 
     def _for_sampling_errors(self) -> dict[str, object]:
@@ -187,6 +230,12 @@ class EntropyStatistics:
         if self.blocks is not None:
             found["entropy_blocks"] = [_json_values(block, 6) for block in self.blocks]
         return found
+
+
+def _largest(values: Tensor) -> float:
+    """Of the finite ones; NaN without any."""
+    finite = values[torch.isfinite(values)]
+    return finite.max().item() if finite.numel() else math.nan
 
 
 def _json_values(values: Tensor, digits: int = 17) -> list[list[float | None]]:

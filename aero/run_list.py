@@ -6,12 +6,15 @@ import argparse
 import difflib
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from aero import catalogue
 from aero.errors import UserError
 from aero.parameters import MEASURED, Parameters, load
+
+Found = dict[tuple[str, str], tuple[catalogue.Result, ...]]
 
 
 def list_runs(chosen: argparse.Namespace) -> str:
@@ -25,7 +28,7 @@ def list_runs(chosen: argparse.Namespace) -> str:
     entries = [_entry(parameters, name, scales, found) for name in names]
     if chosen.json:
         return json.dumps(entries, indent=1, ensure_ascii=False)
-    return _detailed(parameters, entries) if chosen.scale else _overview(parameters, entries)
+    return _detailed(parameters, entries, found) if chosen.scale else _overview(parameters, entries, found)
 
 
 def _of_table(parameters: Parameters, text: str) -> list[str]:
@@ -49,7 +52,7 @@ def _natural(place: str) -> tuple[str, str, int]:
     return (match[1], match[2], int(match[3])) if match else (place, "", 0)
 
 
-def _entry(parameters: Parameters, name: str, scales: Sequence[str], found: Any) -> dict[str, Any]:
+def _entry(parameters: Parameters, name: str, scales: Sequence[str], found: Found) -> dict[str, Any]:
     run, of_run = parameters.run(name), found.get((parameters.scale, name), ())
     costs = {}
     for scale in scales:
@@ -80,7 +83,7 @@ def _entry(parameters: Parameters, name: str, scales: Sequence[str], found: Any)
     }
 
 
-def _overview(parameters: Parameters, entries: Sequence[dict[str, Any]]) -> str:
+def _overview(parameters: Parameters, entries: Sequence[dict[str, Any]], found: Found) -> str:
     """Every run in a line: state at the active scale, time at every scale."""
     scales = list(parameters.scales)
     head = ["run", "architecture", "model", "T", parameters.scale, "seeds", *scales, "stands for"]
@@ -94,11 +97,11 @@ def _overview(parameters: Parameters, entries: Sequence[dict[str, Any]]) -> str:
         ]
         for entry in entries
     ]
-    devices = "; ".join(f"{scale} {_device(parameters.at_scale(scale))}" for scale in scales)
+    devices = "; ".join(f"{scale} {_device(parameters.at_scale(scale), found)}" for scale in scales)
     return "\n".join([*_aligned(head, lines), "", *_summary(parameters, entries), f"Time of one training: {devices}."])
 
 
-def _detailed(parameters: Parameters, entries: Sequence[dict[str, Any]]) -> str:
+def _detailed(parameters: Parameters, entries: Sequence[dict[str, Any]], found: Found) -> str:
     """Every run in a line: state and cost at the active scale, on every device."""
     scale = parameters.scale
     devices = list(entries[0]["cost"][scale]["hours"])
@@ -116,7 +119,12 @@ def _detailed(parameters: Parameters, entries: Sequence[dict[str, Any]]) -> str:
         for entry in entries
     ]
     return "\n".join(
-        [*_aligned(head, lines), "", *_summary(parameters, entries), f"Time of one training: {_device(parameters)}."]
+        [
+            *_aligned(head, lines),
+            "",
+            *_summary(parameters, entries),
+            f"Time of one training: {_device(parameters, found)}.",
+        ]
     )
 
 
@@ -125,9 +133,11 @@ def _summary(parameters: Parameters, entries: Sequence[dict[str, Any]]) -> list[
     states = {state: sum(entry["status"] == state for entry in entries) for state in catalogue.Status.__args__}
     hours = [_hours(entry, scale) for entry in entries]
     planned = [len(entry["planned_seeds"]) for entry in entries]
+    there = sum(len(set(entry["planned_seeds"]) & set(entry["seeds"])) for entry in entries)
     total = None if None in hours else sum(h * n for h, n in zip(hours, planned, strict=True))
     return [
-        f"{len(entries)} runs, {sum(planned)} trainings with their seeds; at scale {scale} "
+        f"{len(entries)} runs, {sum(planned)} trainings with their seeds; at scale {scale} {there} of them are there, "
+        + "of the runs "
         + ", ".join(f"{number} {state}" for state, number in states.items() if number)
         + f"; all trainings one after the other: {_duration(total)}.",
     ]
@@ -146,17 +156,31 @@ def _hours(entry: dict[str, Any], scale: str) -> float | None:
     return cost["hours"][cost["device"]]
 
 
-def _device(parameters: Parameters) -> str:
+def _device(parameters: Parameters, found: Found) -> str:
     device = parameters.active.device
     if device == MEASURED:
-        return "from the speed of the kept results"
+        there = {scale: _machines(found, scale) for scale in dict.fromkeys(scale for scale, _ in found)}
+        if own := there.get(parameters.scale):
+            return f"from the processor time of its results ({own})"
+        measured = [name for name, scale in parameters.scales.items() if scale.device == MEASURED and there.get(name)]
+        return (
+            f"estimated by FLOPs from the results of {', '.join(measured)}" if measured else "unknown, without results"
+        )
     chosen = parameters.device(device)
     return f"on one {device} (an assumption, not measured: {chosen.peak_tflops:g} TFLOP/s x {chosen.utilisation:g})"
+
+
+def _machines(found: Found, scale: str) -> str:
+    """The machine most results of `scale` come from."""
+    names = Counter(result.machine for (where, _), of_run in found.items() if where == scale for result in of_run)
+    return names.most_common(1)[0][0] if names else ""
 
 
 def _duration(hours: float | None) -> str:
     if hours is None:
         return "?"
+    if hours < 1 / 3600:
+        return "<1 s"
     if hours < 1 / 60:
         return f"{3600 * hours:.0f} s"
     return f"{60 * hours:.1f} min" if hours < 1 else f"{hours:.1f} h"

@@ -3,14 +3,16 @@
 The card's own rates first: a bf16 matrix product and a copy, measured, not looked up. Then tokens a second and model
 FLOPs utilisation (the papers' FLOPs of three forward passes with the vocabulary projection, over the measured rate) of
 steps of the training loop itself, with and without the regulariser, compiled and not; attention with entropy by every
-way this project has; and which kernels a step spends its time in. Writes DIR/gpu.json after every part, so that what
-is done survives the end of the machine. --tiny is the same in small, on any device, for a look at the form.
+way this project has, and how far each is off float64; and which kernels a step spends its time in. Writes DIR/gpu.json
+after every part, so that what is done survives the end of the machine. --tiny is the same in small, on any device, for
+a look at the form.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import math
 import time
@@ -43,6 +45,10 @@ TARGETS = {"utilisation": {"128": 0.35, "512": 0.45}, "overhead": 0.10}
 """What the project set itself, for the model of 12 layers; beside them stands what was measured."""
 
 
+LOGITS = (1.0, 12.0, 100.0)
+"""Standard deviations of the logits at which errors are recorded; the largest logits are about 6 times as large."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Sizes:
     """What is measured: the model, contexts, tokens a step, steps, the side of the matrix product."""
@@ -57,7 +63,7 @@ class Sizes:
     every: int = 5
     matrix: int = 8192
     repeats: int = 10
-    attention: tuple[int, ...] = (128, 256, 512, 1024, 2048)
+    attention: tuple[int, ...] = (128, 256, 512, 1024, 2048, 4096)
 
 
 TINY = Sizes(2, 2, 32, 300, (16, 32), 128, 8, 2, 64, 2, (16, 32))
@@ -104,7 +110,7 @@ def main(arguments: list[str]) -> None:
         measured=provenance.now(),
     )
     found: dict[str, Any] = {"sizes": dataclasses.asdict(sizes), "tiny": chosen.tiny, "targets": TARGETS}
-    found |= {"card": {}, "steps": [], "attention": [], "profile": [], "left_out": [], "provenance": made}
+    found |= {"card": {}, "steps": [], "attention": [], "errors": [], "profile": [], "left_out": [], "provenance": made}
 
     def keep() -> None:
         found["overhead"] = overheads(found["steps"])
@@ -121,6 +127,8 @@ def main(arguments: list[str]) -> None:
                 parts.append(("steps", name, partial(step_speed, row, context, sizes, device, compiled, found["card"])))
     for context in sizes.attention:
         parts.append(("attention", f"attention at T={context}", partial(attention, context, sizes, device)))
+    for context in sizes.attention:
+        parts.append(("errors", f"errors of attention at T={context}", partial(errors, context, sizes, device)))
     for context in sizes.contexts:
         for row in ROWS[1:3]:
             parts.append(("profile", f"profile of {row} at T={context}", partial(profile, row, context, sizes, device)))
@@ -147,6 +155,9 @@ def main(arguments: list[str]) -> None:
 def in_words(line: dict[str, Any]) -> str:
     if "utilisation" in line:
         return f"{line['tokens_per_second']:,.0f} tokens/s, {line['utilisation']:.0%} of the matrix rate"
+    if "errors" in line:
+        off = " ".join(f"{name} {error:.1e}" for name, error in line["errors"].items())
+        return f"{line['way']}, logits up to {line['largest_logit']:.0f}: {off}"
     if "way" in line:
         return f"{line['way']} {1e3 * line['seconds']:.2f} ms"
     return f"{line['steps']} steps, {len(line['kernels'])} kernels"
@@ -278,6 +289,9 @@ def overheads(steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+Way = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+
+
 def _matrix(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     probabilities, entropies = softmax_with_entropy(scale * query @ key.transpose(-2, -1))
     return probabilities.to(value.dtype) @ value, entropies
@@ -286,6 +300,18 @@ def _matrix(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Te
 def _no_entropy(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     output = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
     return output, output[..., 0].float()
+
+
+def _ways(given: Sequence[Tensor]) -> dict[str, Way]:
+    """Every way to an entropy that such a query, key and value have."""
+    ways: dict[str, Way] = {
+        "matrix": _matrix,
+        "matrix, compiled": torch.compile(_matrix) if given[0].device.type == "cuda" else _matrix,
+        "blocks": blocked,
+    }
+    if can_fuse(given[0], given[2]):
+        ways |= {"flex": fused, "flex, compiled": torch.compile(fused)}
+    return ways
 
 
 def attention(context: int, sizes: Sizes, device: str) -> list[dict[str, Any]]:
@@ -300,17 +326,8 @@ def attention(context: int, sizes: Sizes, device: str) -> list[dict[str, Any]]:
     given = [torch.randn(shape, generator=draw, device=device).requires_grad_() for _ in range(3)]
     scale = 1 / math.sqrt(width)
     exact = _matrix(*(x[:1, :1].detach().double() for x in given), scale)[1]
-    ways: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
-        "no entropy, bf16": _no_entropy,
-        "matrix": _matrix,
-        "matrix, compiled": torch.compile(_matrix) if device == "cuda" else _matrix,
-        "blocks": blocked,
-    }
-    if can_fuse(given[0], given[2]):
-        ways["flex"] = fused
-        ways["flex, compiled"] = torch.compile(fused)
     lines = []
-    for name, way in ways.items():
+    for name, way in {"no entropy, bf16": _no_entropy, **_ways(given)}.items():
         inputs = [x.detach().bfloat16().requires_grad_() if "bf16" in name else x for x in given]
 
         def step(way: Any = way, inputs: list[Tensor] = inputs) -> Tensor:
@@ -338,6 +355,58 @@ def attention(context: int, sizes: Sizes, device: str) -> list[dict[str, Any]]:
             }
         )
     return [line if math.isfinite(line["seconds"]) else line | {"seconds": 0.0} for line in lines]
+
+
+def errors(context: int, sizes: Sizes, device: str) -> list[dict[str, Any]]:
+    """Largest error against float64 of one layer's output, entropies and gradients with respect to its inputs, over all
+    heads of two sequences, by every way and at every size of logits; and how large each of these is itself.
+
+    The objective is a random weight of every output and entropy. The float64 matrices are held for one head at a time:
+    128 MiB each at T = 4096.
+    """
+    torch._dynamo.reset()
+    heads, width = sizes.heads, sizes.width // sizes.heads
+    shape, scale = (2, heads, context, width), 1 / math.sqrt(width)
+    draw = torch.Generator(device).manual_seed(0)
+    query, key, value, *weights = (
+        torch.randn(size, generator=draw, device=device) for size in (*4 * (shape,), shape[:-1])
+    )
+    lines = []
+    for size in LOGITS:
+        given = [size * query, key, value]
+        exact, largest = _in_float64(given, weights, scale)
+        for name, way in _ways(given).items():
+            line = {"way": name, "context": context, "shape": list(shape), "logits": size, "largest_logit": largest}
+            try:
+                found = _values_and_gradients(way, given, weights, scale)
+            except Exception as error:  # as in `attention`
+                lines.append(line | {"errors": {}, "failed": f"{type(error).__name__}: {str(error)[:200]}"})
+                continue
+            off = {what: (found[what].double() - exact[what]).abs().max().item() for what in exact}
+            lines.append(line | {"errors": off, "largest": {what: x.abs().max().item() for what, x in exact.items()}})
+    return lines
+
+
+def _values_and_gradients(
+    way: Way, given: Sequence[Tensor], weights: Sequence[Tensor], scale: float
+) -> dict[str, Tensor]:
+    """Output, entropies, and the gradients of their sum by `weights`."""
+    inputs = [x.detach().requires_grad_() for x in given]
+    output, entropies = way(*inputs, scale)
+    gradients = torch.autograd.grad((output * weights[0]).sum() + (entropies * weights[1]).sum(), inputs)
+    names = ("output", "entropy", "d_query", "d_key", "d_value")
+    return dict(zip(names, (output.detach(), entropies.detach(), *gradients), strict=True))
+
+
+def _in_float64(given: Sequence[Tensor], weights: Sequence[Tensor], scale: float) -> tuple[dict[str, Tensor], float]:
+    """`_values_and_gradients` through the matrix, one head after the other, and the largest logit."""
+    found, largest = [], 0.0
+    for place in itertools.product(*map(range, given[0].shape[:2])):
+        one, by = ([x[place][None, None].double() for x in some] for some in (given, weights))
+        found.append(_values_and_gradients(_matrix, one, by, scale))
+        largest = max(largest, (scale * one[0] @ one[1].mT).abs().max().item())
+    heads = given[0].shape[:2]
+    return {what: torch.cat([x[what][0] for x in found]).unflatten(0, heads) for what in found[0]}, largest
 
 
 def profile(architecture: str, context: int, sizes: Sizes, device: str, most: int = 25) -> dict[str, Any]:

@@ -21,21 +21,8 @@ from pydantic import BaseModel
 from aero.data.tokens import open_tokens, tokens_folder
 from aero.errors import run_main
 from aero.parameters import Parameters, load
-from aero.pipeline import ROOT, import_closure
-from aero.training import run as training
-from aero.training.configuration import configuration
+from aero.training.configuration import code_hash, configuration
 from aero.training.log import write_text
-
-
-def code_hash() -> str:
-    """SHA-256 of the library files a training imports, but for those that only read parameters: their result is
-    in the configuration.
-    """
-    digest = hashlib.sha256()
-    for path in sorted(import_closure(training.__name__) - {Path("aero/parameters.py")}):
-        digest.update(f"{path}\n".encode() + (ROOT / path).read_bytes())
-    return digest.hexdigest()
-
 
 REPORT = (
     "scale",

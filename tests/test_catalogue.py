@@ -107,6 +107,43 @@ def test_every_figure_of_trainings_has_its_runs() -> None:
     assert pruned == set(range(8))
 
 
+NORMALISED = {"sm-wnorm-ffn", "sm-snorm-ffn"}
+MARGINS = {"ereg-smt-scfuffn", *(f"ereg-smt-scfuffn-gamma-{margin}" for margin in ("00", "05", "10", "15", "25"))}
+PANELS = {
+    "aero/figure3": {"sm-ln-g", "sm-ln-r", "sm-ln", "sm-g", "sm-r", "sm"},
+    "aero/figure4": {"sm-leakyr", "sm-leakyr-global"},
+    "aero/figure5": {"sm-ln-g", "sm-ln-r", "sm-g", "sm-r"},
+    "aero/figure6": {"sm"},
+    "aero/figure7": {"sm-scffn"} | NORMALISED,
+    "aero/figure9": {"sm-scffn", "ereg-smt-scfuffn"} | NORMALISED,
+    "aero/figure10": {"ereg-smt-scfuffn"},
+    "aero/figure11": {"sm-scffn"},
+    "aero/figure12": {"sm-ln-g", "sm-ln-r", "sm-ln", "sm-g", "sm-r", "sm"},
+    "aero/figure13": {"sm-leakyr", "sm-leakyr-global"},
+    "aero/figure14": {"sm-scffn", "ereg-smt-scfuffn"} | NORMALISED,
+    "aero/figure15": {
+        *("pythia-sm-ln-g-t256", "pythia-sm-ln-r-t256", "pythia-sm-r-t256", "pythia-sota-sm-scffn-t256"),
+        *("pythia-sota-sm-scfuffn-t256", "pythia-sm-scffn-t256", "pythia-sm-scfuffn-t256"),
+        "pythia-ereg-smt-scfuffn-t256",
+    },
+    "aero/figure16": {"sm-scfuffn", *(f"sm-scfuffni-{pruned}" for pruned in range(1, 8))},
+    "aero/figure17": {"sm-scfuffn", "sm-scfuffni-6", "sm-scfuffni-7"},
+    "aero/figure18": MARGINS | {"ereg-smt-scfuffn-gamma-30"},
+    "aero/figure19": MARGINS,  # its panels are those of entropy_guided, Figure 7: up to 0.25
+    "entropy_landscape/figure1": {"sm-ln-g", "sm-ln-r", "ereg-smt-ln-g", "ereg-smt-ln-r"},
+    "entropy_landscape/figure2": {"sm-ln-g", "ereg-smt-ln-g-gamma-00", "ereg-smt-ln-g-gamma-10", "ereg-smt-ln-g"},
+    "entropy_landscape/figure3": {
+        *(f"sm-ln-{activation}-18l" for activation in "gr"),
+        *(f"ereg-smt-ln-{activation}-18l{margin}" for activation in "gr" for margin in ("-gamma-00", "-gamma-10", "")),
+    },
+}
+
+
+@pytest.mark.parametrize("figure", PANELS)
+def test_a_figure_has_the_runs_of_its_caption(figure: str) -> None:
+    assert {run for run, values in PARAMETERS.runs.items() if figure in values.figures} == PANELS[figure]
+
+
 @pytest.mark.parametrize("scale", ["smoke", "laptop", "gpu", "paper"])
 def test_every_run_can_be_built(scale: str) -> None:
     """No run asks for a combination that the model refuses. Without memory: on PyTorch's meta device."""
@@ -142,6 +179,16 @@ def test_what_the_claims_compare_has_three_kept_seeds_within_their_time() -> Non
             metrics = json.loads(path.read_text(encoding="utf-8"))
             assert (metrics["run"], metrics["seed"]) == (run, seed)
             assert metrics["provenance"].get("cpu_seconds", 0) <= 180, path
+
+
+def test_all_trainings_fit_into_six_hours_of_two_processes() -> None:
+    """By the processor time of the kept results, plus what a stage costs beside its training: starting, checking tokens,
+    evaluation and entropies, some 15 s of a processor each."""
+    found = results(ROOT)
+    kept = {key: tuple(result for result in of_run if not result.fresh) for key, of_run in found.items()}
+    laptop = PARAMETERS.at_scale("laptop")
+    hours = [cost(laptop, run, kept).hours for run, _ in laptop.trainings()]
+    assert len(hours) > 300 and sum(hours) + len(hours) * 15 / 3600 <= 2 * 6
 
 
 def test_kept_results_are_of_the_configuration_in_params() -> None:
@@ -249,7 +296,10 @@ def test_cost_by_hand(tmp_path: Path) -> None:
     assert cost(laptop, "sm", found).hours == pytest.approx(1_024_000 / 4000 / 3600)
     speed = 4000 * training_flops(laptop, "sm") / 1_024_000
     assert cost(laptop, run, found).hours == pytest.approx(training_flops(laptop, run) / speed / 3600)
-    assert cost(PARAMETERS.at_scale("smoke"), "sm", found).hours is None
+    # A scale without results of its own: what the run itself reached elsewhere on the measured device.
+    smoke = PARAMETERS.at_scale("smoke")
+    assert cost(smoke, "sm", found).hours == pytest.approx(training_flops(smoke, "sm") / speed / 3600)
+    assert cost(smoke, run, found).hours is None
     # The processor was its own for 100 of the seconds that other work made 256.
     write_metrics(tmp_path / "runs/sm/seed_1337", tokens_per_second=4000.0, provenance={"cpu_seconds": 100.0})
     assert cost(laptop, "sm", results(tmp_path)).hours == pytest.approx(100 / 3600)

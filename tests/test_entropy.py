@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from aero.attention import shaped_attention, softmax_attention, softmax_with_entropy
 from aero.entropy import (
     BLOCKS,
+    EntropyStatistics,
     causal_bound,
     collapse,
     entropy_regularization,
@@ -127,14 +128,16 @@ def listing(attentions, thresholds, seq_len, fraction):
 
 
 def algorithm_1(attentions, thresholds, seq_len, gamma):
-    """Algorithm 1 of AERO, line by line (one sequence)."""
+    """Algorithm 1 of AERO, line by line. It has one sequence; of a batch, a head's entropy is the mean over sequences
+    as well as over rows, and the penalty that of the mean (docs/decisions.md)."""
     loss = 0.0
     e_max = math.log(seq_len)
     margin = gamma * e_max
     for layer, matrices in enumerate(attentions):
         layer_loss = 0.0
         for head in range(matrices.shape[1]):
-            e = sum(-float(p) * math.log(float(p)) for row in matrices[0, head] for p in row if p > 0) / seq_len
+            rows = [row for sequence in range(matrices.shape[0]) for row in matrices[sequence, head]]
+            e = sum(-float(p) * math.log(float(p)) for row in rows for p in row if p > 0) / len(rows)
             delta = e - float(thresholds[layer, head]) * e_max
             layer_loss += delta**2 if abs(delta) > margin else 0.0
         loss += layer_loss / matrices.shape[1]
@@ -150,9 +153,10 @@ def test_regulariser_in_both_readings(gamma):
     matrices, entropies = [p for p, _ in pairs], torch.stack([e for _, e in pairs])
     summed = entropy_regularization(entropies, thresholds, gamma=gamma, reduction="position_sum")
     assert summed.item() == pytest.approx(listing(matrices, thresholds, 6, gamma), rel=1e-5)
-    first = entropies[:, :1]
-    averaged = entropy_regularization(first, thresholds, gamma=gamma, reduction="head_mean")
-    assert averaged.item() == pytest.approx(algorithm_1([m[:1] for m in matrices], thresholds, 6, gamma), rel=1e-9)
+    for count in (1, 2):
+        averaged = entropy_regularization(entropies[:, :count], thresholds, gamma=gamma, reduction="head_mean")
+        expected = algorithm_1([m[:count] for m in matrices], thresholds, 6, gamma)
+        assert averaged.item() == pytest.approx(expected, rel=1e-9)
 
 
 def test_regulariser_by_hand():
@@ -273,6 +277,84 @@ def test_quarters_are_those_of_the_finite_heads_in_any_unit(values, exponent):
     collapsed = fractions[0] + 1 - finite.double().mean().item()
     assert collapse(heads, 1.0).fraction == pytest.approx(collapsed, abs=1e-12)
     assert fractions[3] == pytest.approx(overload(torch.where(finite, heads, 0.0), 1.0).fraction, abs=1e-12)
+
+
+@given(st.floats(1e-6, 1e6), st.lists(st.sampled_from([-1, 0, 1]), min_size=1, max_size=8), st.booleans())
+def test_a_head_at_a_boundary_is_in_one_quarter_by_every_rule(maximum, steps, single):
+    """Half-open intervals, to the last bit: at 3/4 max a head is overloaded and in the highest quarter."""
+    boundaries = np.array([0.25, 0.5, 0.75]) * maximum
+    values = [np.nextafter(x, x + step) if step else x for x in boundaries for step in steps]
+    heads = torch.tensor([values], dtype=torch.float32 if single else torch.float64)
+    fractions = quarter_fractions(heads, maximum)
+    assert fractions[3] == overload(heads, maximum).fraction and fractions[0] == collapse(heads, maximum).fraction
+    assert fractions[3] == np.mean(np.array(heads[0].tolist()) >= boundaries[2])
+    assert fractions[0] == np.mean(np.array(heads[0].tolist()) < boundaries[0])
+
+
+def with_bound(mean, bound, context=40):
+    """Statistics of heads with these means, (L, H)."""
+    mean = torch.tensor(mean, dtype=torch.float64)
+    bound = None if bound is None else torch.tensor(bound, dtype=torch.float64)
+    by_position = torch.zeros(len(mean), context)
+    return EntropyStatistics(mean, torch.zeros_like(mean), by_position, tokens=context, bound=bound)
+
+
+def test_a_layer_that_sees_fewer_keys_is_compared_with_what_it_may_reach():
+    # Fractions of the bound 1/2 and 1, 1/2 and 1, 1/8 and nothing: the largest is 1.
+    summary = with_bound([[1.0, 2.0], [0.25, 0.5], [0.25, math.nan]], [2.0, 0.5, 2.0]).summary()
+    assert summary["quarters"]["entropy_bound"] == summary["quarters"]["observed"] == [1 / 6, 0, 2 / 6, 2 / 6]
+    assert "causal_bound" not in summary["quarters"] and summary["quarters"]["log_T"][3] == 0
+    assert summary["overload"] == {"fraction": 2 / 6, "layers": []}
+    assert summary["collapse"] == {"fraction": 2 / 6, "layers": [2]}
+    assert "observed, each head as a fraction of its layer's entropy_bound" in summary["rule"]
+    assert summary["maximum"]["observed"] == 2.0 and summary["entropy_bound"] == [2.0, 0.5, 2.0]
+    # A window of one key allows nothing, and rounding must not pass for something.
+    summary = with_bound([[0.0, 1e-9]], [0.0]).summary()
+    assert summary["overload"]["fraction"] == 0 and summary["collapse"]["fraction"] == 1
+    assert summary["quarters"].keys() == {"log_T", "entropy_bound"} and "the layer's entropy_bound" in summary["rule"]
+
+
+@given(st.lists(st.floats(0, 2.7) | st.just(math.nan), min_size=4, max_size=4), st.sampled_from([1.0, 1 + 1e-12]))
+def test_the_measured_bound_of_a_plain_causal_mask_changes_nothing(values, rounding):
+    mean = [values[:2], values[2:]]
+    plain = with_bound(mean, None).summary()
+    measured = with_bound(mean, [rounding * causal_bound(40)] * 2).summary()
+    assert measured.pop("entropy_bound") and measured == plain
+
+
+def test_one_token_with_a_logit_that_is_not_finite_has_no_entropy():
+    def model(ids, entropy):
+        return None, torch.tensor([[0.0, math.nan], [math.nan, math.nan]]).reshape(2, 1, 2, 1)
+
+    summary = measure(model, [torch.zeros(1, 1, dtype=torch.int64)]).summary()
+    assert summary["entropy_mean"] == [[0.0, None], [None, None]] and summary["overload"] is None
+    assert summary["collapse"] == {"fraction": 0.75, "layers": [1]} and summary["rule"].startswith("collapse: ")
+    assert summary["maximum"]["observed"] == 0.0
+    alone = with_bound([[math.nan, math.nan]], None, context=1).summary()
+    assert alone["maximum"]["observed"] is None and alone["collapse"]["fraction"] == 1
+    assert with_bound([[0.0, 0.0]], None, context=1).summary()["collapse"] is None
+
+
+@given(st.integers(0, 10_000), st.integers(1, 9), st.floats(0.1, 30), st.floats(0.05, 20), st.floats(1, 10))
+@settings(max_examples=60, deadline=None)
+def test_a_temperature_flattens_its_row_and_is_a_unit_of_its_logits(seed, context, size, temperature, factor):
+    """AERO Eq. 11: entropy never falls as t grows, is log i in the limit, and only logits over t count."""
+    generator = torch.Generator().manual_seed(seed)
+    query, key, value = (torch.randn(1, 2, context, 4, generator=generator, dtype=torch.float64) for _ in range(3))
+    query, t = size * query, temperature * (0.5 + torch.rand(2, context, generator=generator, dtype=torch.float64))
+
+    def entropies(query, t):
+        return softmax_attention(query, key, value, t, entropy=True)[1]
+
+    found = entropies(query, t)
+    assert (entropies(query, factor * t) >= found - 1e-12).all()
+    torch.testing.assert_close(entropies(factor * query, factor * t), found, atol=1e-9, rtol=0)
+    bound = torch.arange(1, context + 1, dtype=torch.float64).log().expand_as(found)
+    torch.testing.assert_close(entropies(query, 1e9 * t), bound, atol=1e-9, rtol=0)
+    one = torch.full_like(t, temperature)
+    one[1, -1] *= factor  # a row's temperature is its own
+    moved = (entropies(query, one) - entropies(query, torch.full_like(t, temperature))).abs() > 0
+    assert not moved[:, 0].any() and not moved[:, 1, :-1].any()
 
 
 @given(st.integers(1, 5000))

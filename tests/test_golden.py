@@ -37,6 +37,7 @@ SIZES = {"vocabulary": 64, "context": 16, "layers": 3, "heads": 2, "width": 16, 
 START = {"init_std": 0.2, "temperature_init": 0.5}  # far enough from 0 for twenty steps to tell the families apart
 PYTHIA = FAMILIES["pythia-70m"].switches
 LANGUINI = FAMILIES["languini-gpt2"].switches
+ROTARY_OR_PARALLEL = ("position", "rotary_fraction", "parallel_residual")  # which the He & Hofmann block has not
 POSITION_SUM, HEAD_MEAN = Regularizer("position_sum", 0.05, 1e-3), Regularizer("head_mean", 0.05, 1.0)
 
 # name: architecture, switches of the model, regulariser
@@ -66,6 +67,12 @@ CASES: dict[str, tuple[str, dict[str, object], Regularizer]] = {
     "EReg SM(t)+LN+G": ("EReg(SM(t)+LN+G)", {}, POSITION_SUM),
     "EReg SM(t)+R": ("EReg(SM(t)+R)", {}, POSITION_SUM),
     "languini EReg": ("EReg(SM(t)+ScFuFFN)", LANGUINI, POSITION_SUM),
+    "pythia SOTA": (
+        "SOTA(SM+ScFFN)",
+        {name: value for name, value in PYTHIA.items() if name not in ROTARY_OR_PARALLEL},
+        POSITION_SUM,
+    ),
+    "languini SOTA": ("SOTA(SM+ScFFN)", LANGUINI, POSITION_SUM),
 }
 SETTINGS = TrainParameters(
     steps=20,
@@ -163,22 +170,25 @@ def test_the_file_holds_these_cases_and_they_differ():
 
 
 def test_every_run_is_made_of_parts_that_a_case_holds():
-    """Each field of each architecture in params.yaml, each family, and EReg with and without LayerNorm."""
+    """Each field of each architecture in params.yaml, each family with each form of block as it is built, and EReg
+    with and without LayerNorm."""
+    names = sorted({name for family in FAMILIES.values() for name in family.switches})
 
-    def parts(text, switches):
+    def parts(text, config):
         architecture = parse(text)
         values = {field.name: getattr(architecture, field.name) for field in dataclasses.fields(Architecture)}
         values["pruned"] = bool(architecture.pruned)
         values["normed"] = bool(architecture.normed)  # which layers: tests/test_model.py
         regularized = (architecture.entropy_regularized, architecture.layer_norm)
-        return set(values.items()) | {("family", str(sorted(switches.items()))), ("regularized", regularized)}
+        family = architecture.block, *(getattr(config, name) for name in names)
+        return set(values.items()) | {("family", family), ("regularized", regularized)}
 
-    held = set().union(*(parts(text, switches) for text, switches, _ in CASES.values()))
+    held = set().union(*(parts(text, ModelConfig(**(SIZES | switches))) for text, switches, _ in CASES.values()))
     parameters = load(Path(__file__).parent.parent / "params.yaml")
     wanted = {
         (run, part)
         for run, settings in parameters.runs.items()
-        for part in parts(settings.architecture, FAMILIES[settings.model].switches)
+        for part in parts(settings.architecture, parameters.model_config_for(run, 257))
     }
     assert {(run, part) for run, part in wanted if part not in held} == set()
 

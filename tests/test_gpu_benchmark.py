@@ -1,11 +1,15 @@
 """The GPU benchmark in small on the CPU: the form of its file, its arithmetic, and the report's tables of it."""
 
 import json
+import math
 import re
 import shutil
+from functools import partial
 
 import pytest
+import torch
 
+from aero import row_entropy
 from aero.architecture import parse
 from aero.errors import UserError
 from aero.report import gpu_speed
@@ -47,6 +51,59 @@ def test_every_part_is_measured_in_small(measured):
         assert line["seconds"] > 0 and (line["entropy_error"] is None or line["entropy_error"] < 1e-5)
     assert {line["way"] for line in found["attention"]} >= {"matrix", "blocks", "no entropy, bf16"}
     assert len(found["overhead"]) == 6 and all(line["kernels"] for line in found["profile"])
+
+
+def test_errors_of_output_entropies_and_gradients_are_recorded(measured):
+    """At every size of logits, and as small as float32's: `assert_as_exact_as_float32` of test_row_entropy.py."""
+    found = json.loads(measured.read_text())
+    assert {(line["context"], line["logits"]) for line in found["errors"]} == {
+        (context, size) for context in (16, 32) for size in (1, 12, 100)
+    }
+    assert gpu.Sizes().attention[-1] == 4096
+    for line in found["errors"]:
+        assert line["errors"].keys() == {"output", "entropy", "d_query", "d_key", "d_value"} and "failed" not in line
+        assert 2 < line["largest_logit"] / line["logits"] < 8
+        for what, error in line["errors"].items():
+            size = 1.0 if what == "entropy" else line["largest"][what]
+            assert error <= 2 * math.sqrt(16) * 1.2e-7 * line["largest_logit"] * size + 1e-6
+
+
+def test_an_error_in_any_head_is_seen(monkeypatch):
+    """Of the fused way and of what it is compiled to, here by a stand-in for the kernel."""
+
+    def kernel(query, key, values, scale):
+        future = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).triu(1)
+        logits = (scale * query @ key.mT).masked_fill(future, -torch.inf)
+        return logits.softmax(-1) @ values, logits.logsumexp(-1)
+
+    def compiled(function):
+        off = torch.zeros(2, 2, 1, 1)
+        off[1, 1] = 0.5  # the last head of the last sequence
+
+        def way(query, key, value, scale):
+            key = key + 0.0
+            key.register_hook(lambda gradient: gradient + off)
+            return function(query, key, value, scale)
+
+        return way
+
+    monkeypatch.setattr(gpu, "can_fuse", lambda query, value: True)
+    monkeypatch.setattr(gpu, "fused", partial(row_entropy.fused, attend=kernel))
+    monkeypatch.setattr(torch, "compile", compiled)
+    by = {line["way"]: line["errors"] for line in gpu.errors(32, gpu.TINY, "cpu") if line["logits"] == 1}
+    assert max(by["flex"].values()) < 1e-5
+    assert by["flex, compiled"]["d_key"] == pytest.approx(0.5, abs=1e-4) and by["flex, compiled"]["d_query"] < 1e-5
+
+
+def test_a_way_that_fails_costs_no_other_its_errors(monkeypatch):
+    def failing(*arguments):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(gpu, "blocked", failing)
+    lines = gpu.errors(16, gpu.TINY, "cpu")
+    assert {line["way"] for line in lines if line["errors"]} == {"matrix", "matrix, compiled"}
+    assert {line["failed"] for line in lines if not line["errors"]} == {"RuntimeError: out of memory"}
+    assert all(gpu.in_words(line) for line in lines)
 
 
 def test_without_a_gpu_and_without_time_it_says_so(tmp_path, monkeypatch):

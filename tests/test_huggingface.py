@@ -8,15 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tiny_models import CONFIGS, GROUPED, padded, some_ids, tiny
 from transformers import (
+    AttentionInterface,
     AutoModelForCausalLM,
     BloomConfig,
     BloomForCausalLM,
-    GPT2Config,
-    GPTNeoXConfig,
-    LlamaConfig,
-    MistralConfig,
-    Qwen2Config,
+    Gemma2Config,
+    GptOssConfig,
     Trainer,
     TrainingArguments,
 )
@@ -25,34 +24,6 @@ from aero import row_entropy
 from aero.entropy import BLOCKS, EntropyRegularizer, causal_bound, entropy_regularization, measure
 from aero.huggingface import row_entropies
 from aero.pipeline import ROOT
-
-SIZES = {"vocab_size": 67, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
-ROPE = SIZES | {"intermediate_size": 64, "max_position_embeddings": 160, "initializer_range": 0.3}
-GROUPED = ROPE | {"num_key_value_heads": 2}
-CONFIGS = {
-    "gpt2": GPT2Config(
-        vocab_size=67, n_embd=32, n_layer=3, n_head=4, n_positions=160, initializer_range=0.3,
-        attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0,
-    ),
-    "gpt_neox": GPTNeoXConfig(**ROPE),
-    "llama": LlamaConfig(**GROUPED),
-    "mistral": MistralConfig(**GROUPED, sliding_window=9),
-    "qwen2": Qwen2Config(**GROUPED, use_sliding_window=True, sliding_window=9, max_window_layers=2),
-}  # fmt: skip
-
-
-def tiny(name, seed=0):
-    torch.manual_seed(seed)
-    return AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[name])).eval()
-
-
-def some_ids(sequences=3, tokens=100, seed=1):
-    return torch.randint(67, (sequences, tokens), generator=torch.Generator().manual_seed(seed))
-
-
-def padded(side, lengths, tokens=100):
-    mask = torch.arange(tokens) < torch.tensor(lengths)[:, None]
-    return (mask if side == "right" else mask.flip(-1)).long()
 
 
 def by_output_attentions(model, ids, mask=None):
@@ -162,6 +133,22 @@ def test_bounds_follow_the_mask():
     assert windowed.summary()["entropy_bound"] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("name", "windowed"), [("mistral", [0, 1, 2]), ("qwen2", [2]), ("gpt2", [])])
+def test_uniform_attention_is_overloaded_under_any_mask(name, windowed):
+    """However few keys a window or a short sequence beside a long one leaves: shares are of what the mask allows."""
+    model = tiny(name)
+    for parameter, weight in model.named_parameters():
+        if any(part in parameter for part in ("c_attn", "q_proj", "k_proj")):
+            torch.nn.init.zeros_(weight)
+    statistics = measure(model, {"input_ids": some_ids(2), "attention_mask": padded("right", [100, 12])})
+    bound = (causal_bound(100) + causal_bound(12)) / 2
+    for layer in range(3):
+        assert (statistics.bound[layer] < bound - 0.5) == (layer in windowed)
+    summary = statistics.summary()
+    assert summary["overload"] == {"fraction": 1.0, "layers": [0, 1, 2]} and summary["collapse"]["fraction"] == 0
+    assert summary["quarters"]["entropy_bound"] == summary["quarters"]["observed"] == [0, 0, 0, 1]
+
+
 def test_uniform_and_one_hot_attention():
     model = tiny("gpt2")
     for block in model.transformer.h:
@@ -188,6 +175,9 @@ def test_one_token_and_logits_that_are_not_finite_have_a_defined_answer():
     assert broken.mean[0].isfinite().all() and broken.mean[1, 0].isnan() and broken.mean[2].isnan().all()
     summary = broken.summary()
     assert summary["entropy_mean"][2] == [None] * 4 and set(summary["collapse"]["layers"]) >= {2}
+    alone = measure(model, some_ids(4, 1)).summary()
+    assert alone["entropy_mean"][2] == [None] * 4 and set(alone["collapse"]["layers"]) >= {2}
+    assert not alone["rule"].startswith("none")
 
 
 @pytest.mark.parametrize(
@@ -287,6 +277,30 @@ def test_dropout_and_changed_logits_are_refused():
     model.set_attn_implementation("aero_entropy")
     with pytest.raises(ValueError, match="adds to the logits"):
         model(some_ids(), attention_mask=bias)
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        (
+            Gemma2Config(**GROUPED, attn_logit_softcapping=50.0),
+            "Gemma2Attention uses softcap, which changes the logits",
+        ),
+        (GptOssConfig(**GROUPED, num_local_experts=2, num_experts_per_tok=1), "GptOssAttention uses s_aux"),
+    ],
+)
+def test_models_that_change_their_logits_are_refused(config, named):
+    with pytest.raises(ValueError, match=named):
+        measure(AutoModelForCausalLM.from_config(config), some_ids())
+
+
+def test_a_bias_by_position_is_refused():
+    """No causal model has one here; the interface hands on whatever a model gives."""
+    attention = AttentionInterface()["aero_entropy"]
+    query = torch.ones(1, 2, 3, 4)
+    with pytest.raises(ValueError, match="Identity uses position_bias, which changes the logits"):
+        attention(torch.nn.Identity(), query, query, query, None, position_bias=torch.zeros(1, 2, 3, 3))
+    attention(torch.nn.Identity(), query, query, query, None, position_bias=None)
 
 
 def regularised(name="gpt2", **settings):
@@ -491,6 +505,23 @@ def test_trainer_learns_saves_and_goes_on(tmp_path):
     )
     resumed_trainer.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
     torch.testing.assert_close(resumed.thresholds, regularizer.thresholds)
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS.keys() - {"gpt2"}))
+def test_trainer_takes_steps_with_every_family(name, tmp_path):
+    """GPT-2 is trained at length above."""
+    model, regularizer = regularised(name, lambda_=1e-2)
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    data = [{"input_ids": row, "labels": row} for row in some_ids(4, 24)]
+    arguments = TrainingArguments(
+        str(tmp_path), max_steps=2, per_device_train_batch_size=2, learning_rate=1e-2, logging_steps=1, report_to=[],
+        use_cpu=True, disable_tqdm=True, save_strategy="no", seed=3,
+    )  # fmt: skip
+    trainer = Trainer(model, arguments, train_dataset=data)
+    trainer.train()
+    losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    assert len(losses) == 2 and all(map(math.isfinite, losses)) and losses[-1] > regularizer.penalty > 0
+    assert all(p.isfinite().all() and (p != start[name]).any() for name, p in model.named_parameters())
 
 
 def test_loading_what_was_not_saved_is_refused(tmp_path):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import networkx
 import pytest
 import yaml
+from dvc.repo import Repo
 
 from aero import published
 from aero.parameters import load
@@ -124,6 +127,17 @@ def test_the_files_of_the_pipeline_share_the_trainings_without_a_gap():
             for seed in lists[stage["matrix"]["seed"]]
         ]
         assert sorted(made) == sorted(parameters.trainings())
+
+
+def test_plain_dvc_repro_reaches_every_training():
+    """It asks for the stages of dvc.yaml and what those need: the report needs all of runs/."""
+    with Repo(ROOT) as repo:
+        graph = repo.index.graph
+        asked = {stage for stage in graph if Path(stage.path) == ROOT / "dvc.yaml"}
+        reached = asked.union(*(networkx.descendants(graph, stage) for stage in asked))
+        commands = "\n".join(str(stage.cmd) for stage in reached)
+    made = re.findall(r"stages\.train (\S+) --seed (\d+)", commands)
+    assert sorted((run, int(seed)) for run, seed in made) == sorted(load(ROOT / "params.yaml").trainings())
 
 
 def test_the_default_file_holds_tables_2_and_4_alone():

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from largest_tensor import Largest
 
 from aero import attention, row_entropy
 from aero.attention import softmax_attention, softmax_with_entropy
@@ -41,7 +42,7 @@ def by_fusing(query, key, value, scale):
 def values_and_gradients(way, inputs, scale=0.25):
     output, entropies = way(*inputs, scale)
     generator = torch.Generator().manual_seed(7)
-    weights = [torch.randn(x.shape, generator=generator, dtype=x.dtype).to(x.device) for x in (output, entropies)]
+    weights = [torch.randn(x.shape, generator=generator).to(x) for x in (output, entropies)]  # alike in any precision
     objective = (output * weights[0]).sum() + (entropies * weights[1]).sum()
     return [output, entropies, *torch.autograd.grad(objective, inputs)]
 
@@ -128,13 +129,50 @@ def test_extremes(way):
     assert one_hot.abs().max() < 1e-5
 
 
+@pytest.fixture
+def flex_on_a_cpu(monkeypatch):
+    """FlexAttention as it stands, which refuses gradients on a CPU, though it has them."""
+    from torch.nn.attention import flex_attention as flex
+
+    monkeypatch.setattr(row_entropy, "_compiled", lambda function: function)
+    monkeypatch.setattr(flex, "_validate_device", lambda *tensors: None)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.parametrize("joint_width", [0, 128])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("where", ["query", "key"])
+@pytest.mark.parametrize("way", [blocked, by_fusing, fused])
+def test_a_logit_that_is_not_finite_makes_its_row_nan_and_no_other(
+    way, where, bad, joint_width, monkeypatch, flex_on_a_cpu
+):
+    """A query's row, or the rows that see a key: all after it where it is NaN, else those whose logit becomes +inf."""
+    monkeypatch.setattr(row_entropy, "JOINT_WIDTH", joint_width)
+    inputs = [x.detach().clone() for x in random_inputs(70)]
+    with_bad = inputs[where == "key"][0, 1]  # (T, d)
+    with_bad[66, 3] = bad
+    query, key, _ = (x.double()[0, 1] for x in inputs)
+    logits = query @ key.mT
+    seen = torch.ones_like(logits, dtype=torch.bool).tril()
+    expected = torch.zeros(2, 3, 70, dtype=torch.bool)
+    expected[0, 1] = ((logits.isnan() | (logits == math.inf)) & seen).any(-1)
+    assert expected.sum() == 1 if where == "query" else 1 <= expected.sum() <= 4
+    expected_entropies = by_matrix(*(x.double() for x in inputs), 0.25)[1]
+    output, entropies, *gradients = values_and_gradients(way, [x.requires_grad_() for x in inputs])
+    assert torch.equal(entropies.isnan(), expected)
+    torch.testing.assert_close(entropies[~expected].double(), expected_entropies[~expected], atol=1e-5, rtol=0)
+    assert output[~expected].isfinite().all()
+    others = torch.ones(2, 3, dtype=torch.bool)
+    others[0, 1] = False
+    for gradient in gradients:
+        assert gradient[others].isfinite().all() and not gradient[0, 1].isfinite().all()
+
+
 @pytest.mark.parametrize("way", [blocked, by_fusing])
-def test_a_logit_that_is_not_finite_makes_its_row_nan_and_no_other(way):
-    for bad in (math.nan, math.inf):
-        query, key, value = (x.detach().clone() for x in random_inputs(70))
-        query[0, 1, 66, 3] = bad
-        entropies = way(query, key, value, 0.25)[1]
-        assert entropies[0, 1, 66].isnan() and int((~entropies.isfinite()).sum()) == 1
+def test_a_row_all_of_whose_logits_are_minus_infinity_is_nan(way):
+    query, key, value = torch.ones(1, 1, 3, 1), torch.full((1, 1, 3, 1), -math.inf), torch.ones(1, 1, 3, 1)
+    key[..., 2, :] = 1.0
+    assert way(query, key, value, 1.0)[1].flatten().isnan().tolist() == [True, True, False]
 
 
 @given(st.integers(0, 10_000), st.integers(1, 40), st.floats(0.0, 100.0), st.floats(-50.0, 50.0))
@@ -226,18 +264,48 @@ def test_the_matrix_of_half_precision_has_logits_in_float32():
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize("joint_width", [0, 128])
-def test_flex_attention_gives_the_same_values_and_gradients(joint_width, monkeypatch):
-    from torch.nn.attention import flex_attention as flex
-
+def test_flex_attention_gives_the_same_values_and_gradients(joint_width, monkeypatch, flex_on_a_cpu):
     monkeypatch.setattr(row_entropy, "JOINT_WIDTH", joint_width)
-    monkeypatch.setattr(row_entropy, "_compiled", lambda function: function)
-    monkeypatch.setattr(
-        flex, "_validate_device", lambda *tensors: None
-    )  # refuses gradients on a CPU, though it has them
     inputs = random_inputs(150)
     found, expected = (values_and_gradients(way, inputs) for way in (fused, by_matrix))
     for given_, other in zip(found, expected, strict=True):
         torch.testing.assert_close(given_, other, atol=1e-5, rtol=0)
+
+
+def compiling_with(backend, monkeypatch):
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **how: compile_(function, backend=backend, **how))
+    row_entropy._compiled.cache_clear()
+
+
+def test_flex_attention_is_one_graph(monkeypatch):
+    """As `_compiled` asks for: what is left out would run as it stands. Inductor has no gradients of it on a CPU."""
+    from torch.nn.attention import flex_attention as flex
+
+    monkeypatch.setattr(flex, "_validate_device", lambda *tensors: None)
+    compiling_with("aot_eager", monkeypatch)
+    inputs = random_inputs(150)
+    found, expected = (values_and_gradients(way, inputs) for way in (fused, by_matrix))
+    row_entropy._compiled.cache_clear()
+    for given_, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(given_, other, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("suppressed", [False, True])
+def test_what_torch_no_longer_compiles_is_an_error(suppressed, monkeypatch):
+    """It would run as it stands, with the T x T matrix; `aero.training.compiled` has errors suppressed."""
+    compiling_with("eager", monkeypatch)
+
+    def kernel(x):
+        return x + 1.0 if torch.compiler.is_compiling() else x + math.nan
+
+    compiled = row_entropy._compiled(kernel)
+    limit = torch._dynamo.config.recompile_limit
+    with torch._dynamo.config.patch(suppress_errors=suppressed):
+        for axes in range(1, limit + 1):
+            assert compiled(torch.ones(axes * (2,))).isfinite().all()
+        with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
+            compiled(torch.ones((limit + 1) * (2,)))
 
 
 def test_the_compiler_traces_it_without_a_break():
@@ -248,20 +316,68 @@ def test_the_compiler_traces_it_without_a_break():
         torch.testing.assert_close(given_, other)
 
 
+def on_a_gpu(inputs):
+    return [x.detach().cuda().requires_grad_() for x in inputs]
+
+
+def in_float64(way, inputs, scale):
+    """Values and gradients on a CPU."""
+    return values_and_gradients(way, [x.detach().cpu().double().requires_grad_() for x in inputs], scale)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the fused kernel needs a GPU")
 @pytest.mark.parametrize("context", [129, 1024, 4096])
 @pytest.mark.parametrize("width", [16, 64, 96, 128])
 def test_the_fused_path_on_a_gpu_is_that_of_the_matrix(width, context):
-    inputs = [x.detach().cuda().requires_grad_() for x in random_inputs(context, width=width, heads=1, size=1.0)]
+    inputs = on_a_gpu(random_inputs(context, width=width, heads=1, size=1.0))
     assert row_entropy.can_fuse(inputs[0], inputs[2])
-
-    def on_cpu(query, key, value, scale):
-        return [x.cuda() for x in by_matrix(*(x.cpu() for x in (query, key, value)), scale)]
-
     found = values_and_gradients(attention_with_entropy, inputs, 1 / math.sqrt(width))
-    expected = values_and_gradients(on_cpu, inputs, 1 / math.sqrt(width))
-    for given_, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(given_, other, atol=1e-5, rtol=1e-5)
+    for given_, other in zip(found, in_float64(by_matrix, inputs, 1 / math.sqrt(width)), strict=True):
+        torch.testing.assert_close(given_.cpu().double(), other, atol=1e-5, rtol=1e-5)
+
+
+def assert_as_exact_as_float32(way, inputs):
+    """Against float64, by the size of the logits, for a width d of 64.
+
+    A sum of d products rounded at random is off by some sqrt(d) units of its last place, so logits by
+    sqrt(d) eps |z|, z the largest. The softmax makes of an error e of its logits one of 2 e of a probability, relative
+    to it. Values and gradients are averages by these probabilities, off by as much of their largest value; so is the
+    entropy, of 1 nat, as dH = -sum_j dp_j log p_j, and where it is a difference of two numbers of size z.
+    """
+    scale = 0.125
+    found, exact = values_and_gradients(way, inputs, scale), in_float64(by_matrix, inputs, scale)
+    largest = (inputs[0] @ inputs[1].mT * scale).abs().max().item()
+    bound = 2 * math.sqrt(64) * torch.finfo(torch.float32).eps * largest
+    for name, given_, other in zip(("output", "entropy", "query", "key", "value"), found, exact, strict=True):
+        size = 1.0 if name == "entropy" else other.abs().max().item()
+        assert (given_.cpu().double() - other).abs().max().item() < bound * size, name
+
+
+SIZES = [1.0, 12.0, 40.0, 100.0]
+"""Standard deviations of logits; the largest are then about 6, 70, 230 and 560."""
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("way", [blocked, by_fusing])
+def test_errors_of_values_and_gradients_at_large_logits(way, size):
+    assert_as_exact_as_float32(way, random_inputs(256, width=64, size=size))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the fused kernel needs a GPU")
+@pytest.mark.parametrize("size", SIZES)
+def test_errors_at_large_logits_on_a_gpu(size):
+    assert_as_exact_as_float32(fused, on_a_gpu(random_inputs(1024, width=64, size=size)))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the fused kernel needs a GPU")
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("where", [0, 1])
+def test_a_logit_that_is_not_finite_on_a_gpu(where, bad):
+    inputs = on_a_gpu(random_inputs(200))
+    with torch.no_grad():
+        inputs[where][0, 1, 150, 3] = bad
+    _, expected = blocked(*inputs, 0.25)
+    assert torch.equal(fused(*inputs, 0.25)[1].isnan(), expected.isnan()) and expected.isnan().any()
 
 
 @pytest.mark.parametrize("context", [1, 100, 128, 129, 700])
@@ -310,18 +426,6 @@ def test_the_matrix_in_place_has_the_same_last_bits(context):
 
 def test_nothing_of_the_size_of_the_matrix_is_kept():
     """The largest tensor of the forward and backward passes holds one block of rows."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Largest(TorchDispatchMode):
-        size = 0
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            result = function(*args, **(kwargs or {}))
-            for x in result if isinstance(result, tuple | list) else [result]:
-                if isinstance(x, torch.Tensor):
-                    self.size = max(self.size, x.numel())
-            return result
-
     inputs = random_inputs(640, width=4, heads=1)
     with Largest() as largest:
         values_and_gradients(attention_with_entropy, inputs)

@@ -27,7 +27,7 @@ ALLOWED = {part: CORE for part in CORE} | {
     "data": {"errors"},
     "published": {"errors"},
     "sensitivity": CORE | {"errors", "provenance"},
-    "training": CORE | {"checkpoint", "data", "errors", "parameters", "provenance"},
+    "training": CORE | {"checkpoint", "data", "errors", "parameters", "pipeline", "provenance"},
     "parallel_context": CORE | {"checkpoint", "data", "errors", "parameters", "provenance", "training"},
     "two_party": CORE | {"checkpoint", "errors", "pipeline", "provenance"},
 }

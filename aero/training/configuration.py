@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
+from pathlib import Path
 from typing import Any
 
 from aero.parameters import Parameters
+from aero.pipeline import ROOT, import_closure
 from aero.training.loop import Regularizer
+
+
+@functools.cache
+def code_hash() -> str:
+    """SHA-256 of the library files a training imports, but for those that only read parameters: their result is
+    in the configuration.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(import_closure("aero.training.run") - {Path("aero/parameters.py")}):
+        digest.update(f"{path}\n".encode() + (ROOT / path).read_bytes())
+    return digest.hexdigest()
 
 
 def regularizer_of(parameters: Parameters, run: str) -> Regularizer:

@@ -284,7 +284,7 @@ def train(
     scaler = torch.amp.GradScaler(torch.device(device).type, enabled=settings.precision == "float16")
     outcome = Outcome(model)
     if state_path is not None and state_path.is_file():
-        state.restore(state_path, state_hash, outcome, optimizer, scaler)
+        state.restore(state_path, state_hash, outcome, optimizer, scaler, settings)
     if not processes.agree(outcome.steps_done):
         raise ValueError(f"the processes read different training states; {state_path} must be in a folder they share")
     token_loss = compile_step(model, next_token_loss) if settings.compile and on_gpu else next_token_loss

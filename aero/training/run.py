@@ -19,7 +19,7 @@ from aero.errors import UserError
 from aero.model import GPT
 from aero.parameters import Parameters
 from aero.training.allocation import keep_freed_memory
-from aero.training.configuration import configuration, regularizer_of
+from aero.training.configuration import code_hash, configuration, regularizer_of
 from aero.training.log import LiveLog, Observer, temporary, text_of, unfinished, write_together
 from aero.training.loop import ALONE, configuration_hash, evaluate, find_nonfinite, train
 from aero.training.processes import Processes, default_device
@@ -100,7 +100,7 @@ def train_run(
             evaluation,
             seed,
             state_path,
-            state_hash,
+            f"{state_hash}.{code_hash()}",  # what older code began is not finished by newer
             device,
             progress,
             f"{run} seed {seed}",

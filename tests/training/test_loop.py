@@ -223,25 +223,12 @@ def test_killed_and_resumed_equals_unkilled(tmp_path, killed_at, settings):
 
 def test_the_loss_scale_of_float16_is_resumed(tmp_path):
     """A scale that had to fall would start high again, and its first steps be skipped once more."""
-
-    class Scaler:
-        def __init__(self, scale):
-            self.scale = scale
-
-        def is_enabled(self):
-            return True
-
-        def state_dict(self):
-            return {"scale": self.scale}
-
-        def load_state_dict(self, values):
-            self.scale = values["scale"]
-
     outcome = run(Settings(steps=1))
-    optimizer, read = torch.optim.AdamW(outcome.model.parameters()), Scaler(65536.0)
-    state.store(tmp_path / "state", "h", outcome, optimizer, Scaler(128.0))
-    state.restore(tmp_path / "state", "h", outcome, optimizer, read)
-    assert read.scale == 128.0
+    optimizer, read = torch.optim.AdamW(outcome.model.parameters()), torch.amp.GradScaler("cpu")
+    state.store(tmp_path / "state", "h", outcome, optimizer, torch.amp.GradScaler("cpu", init_scale=128.0))
+    assert read.get_scale() == 65536.0
+    state.restore(tmp_path / "state", "h", outcome, optimizer, read, Settings(steps=2))
+    assert read.get_scale() == 128.0
 
 
 def test_the_log_is_live_and_written_anew_from_the_state(tmp_path):
@@ -275,16 +262,17 @@ def test_the_steps_of_a_fused_optimiser_are_restored(tmp_path):
     outcome = run(Settings(steps=1))
     optimizers = [make_optimizer(outcome.model, 1e-2, (0.9, 0.99), 1e-8, 0.1, fused=True) for _ in range(2)]
     updated = []
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
     for index, optimizer in enumerate(optimizers):
         if index:
-            state.restore(tmp_path / "state", "h", outcome, optimizer, torch.amp.GradScaler("cpu", enabled=False))
+            state.restore(tmp_path / "state", "h", outcome, optimizer, scaler, Settings(steps=2))
         for seed in range(index, 2):
             for number, parameter in enumerate(outcome.model.parameters()):
                 generator = torch.Generator().manual_seed(100 * seed + number)
                 parameter.grad = torch.randn(parameter.shape, generator=generator)
             optimizer.step()
             if seed == 0:
-                state.store(tmp_path / "state", "h", outcome, optimizer, torch.amp.GradScaler("cpu", enabled=False))
+                state.store(tmp_path / "state", "h", outcome, optimizer, scaler)
         updated.append([parameter.detach().clone() for parameter in outcome.model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*updated, strict=True))
     assert {int(values["step"]) for values in optimizers[1].state.values()} == {2}

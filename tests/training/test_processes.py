@@ -32,7 +32,9 @@ IN_DOUBLE = (Path(__file__).with_name("train_in_double.py"),)
     [
         (IN_DOUBLE, "ereg-smt-scfuffni-6", {"reduction": "position_sum"}, {"accumulation": 2}),
         (IN_DOUBLE, "ereg-smt-scfuffni-6", {"reduction": "head_mean", "lambda_": 0.1, "gamma": 0.0}, {}),
-        pytest.param(("-m", "stages.train"), "sm-ln-g", {}, {"accumulation": 2}, marks=pytest.mark.nightly),
+        (("-m", "stages.train"), "sm-ln-g", {}, {"accumulation": 2}),
+        pytest.param(("-m", "stages.train"), "sm-snorm-qkvo-ffn", {}, {}, marks=pytest.mark.nightly),
+        pytest.param(("-m", "stages.train"), "sm-wnorm-qkvo-ffn", {}, {}, marks=pytest.mark.nightly),
     ],
 )
 def test_two_processes_have_the_losses_of_one(project, script, run, regularizer, train):

@@ -2,12 +2,14 @@
 
 import fcntl
 import json
+import math
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -188,6 +190,42 @@ def test_copied_results_come_together_with_what_says_what_they_are_last(tmp_path
     assert {path.name: path.read_text() for path in old.iterdir()} == {"metrics.json": "new", "log.csv": "new"}
 
 
+OF_SEVEN = SimpleNamespace(steps=7, log_attention=False)
+ROWS = [{"step": 1, "tokens": 4, "train_loss": 2.0, "overflow_layer_0": 1, "eval_loss": None}, {"step": 3}]
+OVERFLOW = {"step": 1, "layer": 0, "value": 7e4}
+
+
+def small():
+    """A model, its optimiser and an enabled scaler, as before the first step."""
+    torch.manual_seed(1)
+    model = GPT(parse("SM+LN"), ModelConfig(vocabulary=11, context=4, layers=1, heads=1, width=4, ffn_width=8))
+    return Outcome(model), torch.optim.AdamW(model.parameters()), torch.amp.GradScaler("cpu")
+
+
+def stored_state(folder):
+    """The state of a training in float16 after 3 of its 7 steps."""
+    path = folder / "resume.safetensors"
+    outcome, optimizer, _ = small()
+    for _ in range(3):
+        outcome.model(torch.zeros(1, 4, dtype=torch.long)).sum().backward()
+        optimizer.step()
+    outcome.steps_done, outcome.seconds, outcome.rows, outcome.float16_overflow = 3, 2.5, ROWS, OVERFLOW
+    state.store(path, "hash", outcome, optimizer, torch.amp.GradScaler("cpu", init_scale=512.0))
+    return path
+
+
+def rows(*several):
+    return lambda tensors, header: header.update(rows=json.dumps(several))
+
+
+def overflow(**more):
+    return lambda tensors, header: header.update(float16_overflow=json.dumps(OVERFLOW | more))
+
+
+def scale(**more):
+    return lambda tensors, header: header.update(scaler=json.dumps(json.loads(header["scaler"]) | more))
+
+
 def broken_state(path, change):
     """A state whose hash fits what was changed in it."""
     tensors, header = read_tensors(path, state.FORMAT)
@@ -204,31 +242,72 @@ def broken_state(path, change):
         (lambda tensors, header: header.update(steps_done="-5"), "counts -5 steps"),
         (lambda tensors, header: header.update(seconds="nan"), "in nan s"),
         (lambda tensors, header: header.update(seconds="[" * 5000), "could not convert string to float"),
+        (lambda tensors, header: header.update(steps_done="1000000000"), "counts 1000000000 steps"),
+        (lambda tensors, header: header.update(steps_done="7"), "counts 7 steps in 2.5 s, of 7"),
+        (lambda tensors, header: header.update(seconds="-1"), "in -1.0 s"),
+        (lambda tensors, header: header.update(cpu_seconds="inf"), "counts 3 steps"),
         (lambda tensors, header: header.update(rows='{"a": 1}'), "no rows of a log"),
         (lambda tensors, header: header.update(rows="[1]"), "no rows of a log"),
+        (lambda tensors, header: header.update(rows='[{"a": 1}]'), "a column 'a', which this training does not have"),
+        (rows({"step": 1, "norm_layer_0": 1.0}), "a column 'norm_layer_0'"),  # of a training that logs attention
+        (rows({"step": 1, "entropy_layer_1": 1.0}), "a column 'entropy_layer_1'"),
+        (rows({"step": 1, "train_loss": "2"}), "train_loss of its log is '2'"),
+        (rows({"step": 1, "train_loss": math.nan}), "train_loss of its log is 'nan'"),
+        (rows({"step": 1, "train_loss": 10**400}), "train_loss of its log is '1000"),
+        (rows({"step": 1, "eval_loss": True}), "eval_loss of its log is 'True'"),
+        (rows({"step": 1, "tokens": 1.5}), "tokens of its log is '1.5'"),
+        (rows({"train_loss": 2.0}), "the steps of its log do not rise from 1 to 3"),
+        (rows({"step": 2}, {"step": 2}), "the steps of its log do not rise from 1 to 3"),
+        (rows({"step": 1}, {"step": 4}), "the steps of its log do not rise from 1 to 3"),
+        (rows({"step": 0}), "the steps of its log do not rise from 1 to 3"),
+        (lambda tensors, header: header.update(float16_overflow="[1]"), "overflow of float16 has no step"),
+        (overflow(value=math.inf), "overflow of float16 is of"),
+        (overflow(step=4), "overflow of float16 is of"),
+        (overflow(layer=1), "overflow of float16 is of"),
+        (lambda tensors, header: header.update(steps_done="2", rows="[]"), "the optimiser counts 3 steps of"),
+        (lambda tensors, header: tensors["optimizer.step.ln_f.weight"].fill_(math.nan), "the optimiser counts nan"),
+        (lambda tensors, header: header.update(scaler="[1]"), "loss scale is of another scaler"),
+        (lambda tensors, header: header.update(scaler="null"), "loss scale is of another scaler"),
+        (scale(more=1), "loss scale is of another scaler"),
+        (scale(scale="1"), "scale of its loss scale is '1'"),
+        (scale(scale=0.0), "scale of its loss scale is '0.0'"),
+        (scale(scale=1e39), "scale of its loss scale is '1e+39'"),
+        (scale(growth_factor=1e300), "growth_factor of its loss scale is '1e+300'"),
+        (scale(growth_interval=0), "growth_interval of its loss scale is '0'"),
+        (scale(_growth_tracker=2000), "_growth_tracker of its loss scale is '2000'"),
     ],
 )
 def test_a_state_that_was_made_up_is_left_aside_whole(tmp_path, monkeypatch, change, said):
     """Whoever can write the file can write its hash; nothing is taken over before all of it was looked at."""
-
-    def small():
-        torch.manual_seed(1)
-        model = GPT(parse("SM+LN"), ModelConfig(vocabulary=11, context=4, layers=1, heads=1, width=4, ffn_width=8))
-        return Outcome(model), torch.optim.AdamW(model.parameters()), torch.amp.GradScaler("cpu", enabled=False)
-
-    path = tmp_path / "resume.safetensors"
-    outcome, optimizer, scaler = small()
-    outcome.model(torch.zeros(1, 4, dtype=torch.long)).sum().backward()
-    optimizer.step()
-    outcome.steps_done = 1
-    state.store(path, "hash", outcome, optimizer, scaler)
+    path = stored_state(tmp_path)
     broken_state(path, change)
     lines = []
     monkeypatch.setattr(state.tqdm, "write", lines.append)
     outcome, optimizer, scaler = small()
     before = {name: value.clone() for name, value in outcome.model.state_dict().items()}
-    state.restore(path, "hash", outcome, optimizer, scaler)
+    state.restore(path, "hash", outcome, optimizer, scaler, OF_SEVEN)
     (line,) = lines
     assert line.startswith("starting anew") and said in line and len(line) <= LONGEST_LINE
-    assert not optimizer.state and outcome.steps_done == 0 and not outcome.rows
+    assert not optimizer.state and outcome.steps_done == 0 and not outcome.rows and outcome.float16_overflow is None
+    assert scaler.state_dict() == small()[2].state_dict()
     assert all(torch.equal(value, before[name]) for name, value in outcome.model.state_dict().items())
+
+
+def test_a_state_as_it_was_stored_is_taken_over_whole(tmp_path, monkeypatch):
+    """The same, unchanged, so that nothing above is refused for another cause than the one it names."""
+    path = stored_state(tmp_path)
+    broken_state(path, lambda tensors, header: None)
+    monkeypatch.setattr(state.tqdm, "write", pytest.fail)
+    outcome, optimizer, scaler = small()
+    state.restore(path, "hash", outcome, optimizer, scaler, OF_SEVEN)
+    assert (outcome.steps_done, outcome.seconds, scaler.get_scale()) == (3, 2.5, 512.0)
+    assert outcome.rows == ROWS and outcome.float16_overflow == OVERFLOW
+    assert {int(values["step"]) for values in optimizer.state.values()} == {3}
+
+
+def test_a_state_of_a_scaler_is_not_for_a_training_without_one(tmp_path, monkeypatch):
+    path, lines = stored_state(tmp_path), []
+    monkeypatch.setattr(state.tqdm, "write", lines.append)
+    outcome, optimizer, _ = small()
+    state.restore(path, "hash", outcome, optimizer, torch.amp.GradScaler("cpu", enabled=False), OF_SEVEN)
+    assert "loss scale is of another scaler" in lines[0] and not optimizer.state and outcome.steps_done == 0

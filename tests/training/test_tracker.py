@@ -1,6 +1,7 @@
 """TensorBoard and Weights & Biases get every logged row, once, also after resuming."""
 
 import sys
+import time
 import types
 
 import pytest
@@ -84,3 +85,35 @@ def test_the_command_asks_for_the_package_before_it_trains(project):
     )
     assert stage(folder, "train", "sm-r", "--tracker", "wandb", "--out", "out").returncode == 0
     assert [int(step) for step in (folder / "seen").read_text().split()] == [1, *range(2, 13, 2)]
+
+
+def test_the_real_tensorboard_holds_every_step_once_after_resuming(tmp_path):
+    """Where the extra is installed: what a killed training wrote beyond its state is not read twice."""
+    pytest.importorskip("torch.utils.tensorboard", exc_type=ImportError)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    first = open_tracker("tensorboard", tmp_path, "sm", 1, "smoke", "0123456789ab")
+    first.begin([])
+    for row in (*DONE, ROW | {"train_loss": 9.0}):  # step 20 is lost with the process: the state is of step 10
+        first.add(row)
+    first.end()
+    follow(open_tracker("tensorboard", tmp_path, "sm", 1, "smoke", "0123456789ab"))
+    found = EventAccumulator(str(tmp_path / "tensorboard"))
+    found.Reload()
+    assert [(event.step, event.value) for event in found.Scalars("train_loss")] == [(1, 3.0), (10, 2.0), (20, 1.5)]
+    assert [(event.step, event.value) for event in found.Scalars("entropy/layer_3")] == [(20, 0.25)]
+
+
+def test_the_real_weights_and_biases_takes_the_rows_offline(monkeypatch, tmp_path):
+    """Where the extra is installed; nothing is sent."""
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    follow(open_tracker("wandb", tmp_path, "sm", 1, "smoke", "0123456789ab"))
+    (file,) = tmp_path.rglob("*.wandb")
+    assert "smoke-sm-1-01234567" in file.name and wandb.run is None
+    until = time.monotonic() + 30  # its service writes on for a moment
+    while b"train_loss" not in file.read_bytes() and time.monotonic() < until:
+        time.sleep(0.1)
+    content = file.read_bytes()
+    assert b"train_loss" in content and b"entropy/layer_3" in content

@@ -78,9 +78,11 @@ notebook.trained(results, PARTS, baseline="sm-scfuffn").round(3)
 
 # %% [markdown]
 # ## The paper's figures
+#
+# Some of them are AERO's too, whose number their title has.
 
 # %%
-entropy_page.figures(results, PAPER)
+entropy_page.all_figures(results, PAPER)
 
 # %% [markdown]
 # ## Its claims

@@ -93,7 +93,7 @@ pd.DataFrame(distances).T.round(3)
 landscape_tables.table_1(results)
 
 # %%
-entropy_page.figures(results, PAPER)
+entropy_page.all_figures(results, PAPER)
 
 # %% [markdown]
 # ## Its claims

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,7 +14,8 @@ from matplotlib.patches import FancyBboxPatch
 from aero.architecture import parse
 from aero.flops import GPT2, count
 from aero.report.drawing import AS_PUBLISHED, GRID, INK, MUTED, TUNED, WIDTH, style
-from aero.report.figure_index import stands_for
+from aero.report.figure_index import Untrained, stands_for
+from aero.report.marks import origin, short_commit
 from aero.report.results import Results
 
 CHANGED = "ereg-smt-scfuffn"
@@ -28,20 +31,68 @@ STEPS = (
 """Steps of a layer, the operation each is measured as, and what it needs; ReLU beside the GELU that it replaces."""
 
 
+def _largest(results: Results, kind: str) -> dict[str, str] | None:
+    """The largest measured operation of a kind at GPT-2's dimensions and T = 128, square ones of products."""
+    found = [
+        line
+        for line in results.operations
+        if (line.get("op"), line.get("model"), line.get("context")) == (kind, "gpt2", "128")
+        and (kind != "linear" or line.get("shape") == "128x768,768x768")
+    ]
+    return max(found, key=_bytes, default=None)
+
+
+def _bytes(operation: dict[str, str]) -> float:
+    return float(operation["bytes_sent_client"]) + float(operation["bytes_sent_server"])
+
+
+def _measured(results: Results) -> list[dict[str, str]]:
+    """The operations that are there, of all that the figure has a bar for."""
+    return [found for _, kind, _ in STEPS if (found := _largest(results, kind)) is not None]
+
+
+def _provenance(operation: dict[str, str]) -> dict[str, Any]:
+    """Of one operation; a bare commit in older files."""
+    text = operation.get("provenance") or "{}"
+    try:
+        return dict(json.loads(text))
+    except (ValueError, TypeError):
+        return {"commit": text}
+
+
+def _measured_at(results: Results) -> str:
+    """What stands in the caption where others have scale and seeds."""
+    if not (found := _measured(results)):
+        return "Measured side: GPT-2 small's dimensions, not measured yet; nothing is trained."
+    origins = [_provenance(operation) for operation in found]
+    commits = origin("commit", "commits", (short_commit(one.get("commit")) for one in origins))
+    machines = origin("machine", "machines", (str(one.get("machine") or "") for one in origins))
+    return (
+        "Measured side: GPT-2 small's dimensions; nothing is trained, so there is no scale and no seed; "
+        f"{commits}; {machines}."
+    )
+
+
 @stands_for(
     "entropy_guided/figure1",
     title="Entropy-Guided Attention Figure 1, who holds what, and what the protocols cost",
     note="Both parties are semi-honest. Bars: MB in both directions of one such operation of GPT-2 small at T = 128, "
     "as published, measured between two processes (results/two_party/ops.csv); X W: one of 768 x 768.",
+    untrained=Untrained(
+        present=lambda results: f"{len(_measured(results))} of {len(STEPS)} operations measured",
+        sizes="GPT-2 small's dimensions",
+        caption=_measured_at,
+    ),
 )
 def guided_figure_1(results: Results) -> Figure:
     """Entropy-Guided Attention Figure 1: threat model and protocols, with the measured bytes of every step."""
     with style():
         figure = Figure(figsize=(WIDTH, 3.3))
-        parties, bars = figure.subplots(1, 2, width_ratios=(1, 1.5))
-        figure.subplots_adjust(left=0.01, right=0.97, top=0.92, bottom=0.14, wspace=0.62)
+        # Between the two panels stand the names of the bars, a quarter of the page wide.
+        parties, bars = (figure.add_axes((x, 0.14, width, 0.78)) for x, width in ((0.01, 0.34), (0.61, 0.36)))
         _parties(parties)
-        sizes = [_megabytes(results, kind) for _, kind, _ in STEPS]
+        found = [_largest(results, kind) for _, kind, _ in STEPS]
+        sizes = [None if operation is None else _bytes(operation) / 1e6 for operation in found]
         places = np.arange(len(STEPS))
         for place, (size, (_, kind, needs)) in enumerate(zip(sizes, STEPS, strict=True)):
             if size is None:
@@ -54,23 +105,11 @@ def guided_figure_1(results: Results) -> Figure:
         bars.invert_yaxis()
         bars.tick_params(axis="y", length=0)
         if any(sizes):
-            bars.set_xlim(0, max(size or 0.0 for size in sizes) * 1.2)
+            bars.set_xlim(0, max(size or 0.0 for size in sizes) * 1.3)
         bars.set_xlabel("MB, both directions")
         bars.set_title("one operation of a layer")
         bars.grid(axis="x")
     return figure
-
-
-def _megabytes(results: Results, kind: str) -> float | None:
-    """The largest measured operation of a kind at GPT-2's dimensions and T = 128, square ones of products."""
-    found = []
-    for line in results.operations:
-        if (line.get("op"), line.get("model"), line.get("context")) != (kind, "gpt2", "128"):
-            continue
-        if kind == "linear" and line.get("shape") != "128x768,768x768":
-            continue
-        found.append(float(line["bytes_sent_client"]) + float(line["bytes_sent_server"]))
-    return max(found) / 1e6 if found else None
 
 
 def _parties(panel: Axes) -> None:
@@ -80,7 +119,7 @@ def _parties(panel: Axes) -> None:
     panel.set_title("two parties")
     _box(panel, 0.0, 0.62, 0.44, 0.3, "client\nprompt", TUNED)
     _box(panel, 0.56, 0.62, 0.44, 0.3, "server\nweights", AS_PUBLISHED)
-    _box(panel, 0.1, 0.1, 0.8, 0.26, "every step on secret shares:\nneither party sees an activation", MUTED)
+    _box(panel, 0.0, 0.1, 1.0, 0.26, "every step on secret shares:\nneither party sees an activation", MUTED)
     for x, text in ((0.22, "shares of\nthe prompt"), (0.78, "its own\nweights")):
         panel.annotate("", (x, 0.37), (x, 0.61), arrowprops={"arrowstyle": "<->", "color": INK, "linewidth": 0.9})
         panel.text(x + 0.03, 0.49, text, fontsize=7, va="center")
@@ -96,6 +135,7 @@ def _box(panel: Axes, x: float, y: float, width: float, height: float, text: str
         facecolor=GRID,
         edgecolor=colour,
         linewidth=1.2,
+        clip_on=False,
     )
     panel.add_patch(shape)
     panel.text(x + width / 2, y + height / 2, text, ha="center", va="center", fontsize=7.5)

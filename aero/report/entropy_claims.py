@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,17 @@ from numpy.typing import NDArray
 from aero.entropy import causal_bound
 from aero.landscape import entropy_range, gini_by_layer, steepness, steepness_over_orders, wasserstein_1
 from aero.published import Paper
-from aero.report.decisions import Decision, Verdict, absent, claim_test, effect, sized, sources, training_gap, untested
+from aero.report.decisions import (
+    Decision,
+    Verdict,
+    absent,
+    by_signs,
+    claim_test,
+    sized,
+    sources,
+    training_gap,
+    untested,
+)
 from aero.report.results import Results, Run
 from aero.report.statistics import Estimate, estimate
 from aero.report.statistics import difference as _difference
@@ -27,6 +38,18 @@ _QUARTERS = {
     (3,): "the highest quarter of the observed maximum",
 }
 """As `Results.share_of_heads` counts them."""
+
+
+def within(found: Estimate | None, low: float, high: float) -> Estimate | None:
+    """The estimate of what cannot leave [low, high], its interval cut there: a t-interval knows no such ends."""
+    if found is None or found.low is None or found.high is None:
+        return found
+    return replace(found, low=max(low, found.low), high=min(high, found.high))
+
+
+def _share(results: Results, run: str, quarters: list[int]) -> Estimate | None:
+    """The fraction of heads in the given quarters, over seeds."""
+    return within(estimate(results.share_of_heads(run, quarters)), 0.0, 1.0)
 
 
 @claim_test
@@ -51,14 +74,14 @@ def head_fraction(
         f"lies above an even spread ({len(quarters) / 4:.2f}){than}, reproduced if the mean is within "
         f"{tolerance:.2f} of {fraction:.2f} besides, at scale paper"
     )
-    ours = results.share_of_heads(run, quarters)
-    found = estimate(ours)
+    found = _share(results, run, quarters)
     runs = (run, above) if above else (run,)
     if gap := training_gap(results, found, runs, "measured"):
         return untested(rule, results, gap, f"{found.mean:.2f}" if found else "")
     measured = found.text(2)
     if above:
-        more = estimate(_difference(ours, results.share_of_heads(above, quarters)))
+        ours, theirs = (results.share_of_heads(name, quarters) for name in runs)
+        more = within(estimate(_difference(ours, theirs)), -1.0, 1.0)
         if gap := training_gap(results, more, runs, "measured"):
             return untested(rule, results, gap, measured)
         measured += f", {more.text(2)} more than {above}"
@@ -76,14 +99,15 @@ def head_fraction_difference(
     """How much larger the fraction of heads in the given quarters is in `run` than in `base`, paired by seed."""
     rule = (
         f"fraction of heads in {_QUARTERS[tuple(quarters)]}, {run} - {base}; direction reproduced "
-        f"if the interval lies on the published side of 0, reproduced if the mean is within {tolerance:.2f} "
-        f"of {difference:.2f} besides, at scale paper"
+        f"if the interval lies on the published side of 0, reproduced if the mean is within {tolerance:.4g} "
+        f"of {difference:.4g} besides, at scale paper"
     )
     ours, theirs = results.share_of_heads(run, quarters), results.share_of_heads(base, quarters)
     found = estimate(_difference(ours, theirs))
     if gap := training_gap(results, found, (run, base), "measured"):
         return untested(rule, results, gap, f"{found.mean:+.2f}" if found else "")
-    verdict = effect(results, found, difference, difference - tolerance, difference + tolerance)
+    beyond = found.excludes(0) == (1 if difference > 0 else -1)
+    verdict: Verdict = sized(results, abs(found.mean - difference) <= tolerance) if beyond else absent(results)
     each = " - ".join(f"{_mean([side[seed] for seed in found.seeds]):.2f}" for side in (ours, theirs)) + " = "
     return Decision(rule, each + found.text(2), results.scale, verdict, sources(results, run, base))
 
@@ -152,19 +176,30 @@ def fewer_heads(results: Results, paper: Paper, *, run: str, base: str, quarters
 
 @claim_test
 def few_heads(
-    results: Results, paper: Paper, *, run: str, quarters: list[int], fraction: float, tolerance: float
+    results: Results,
+    paper: Paper,
+    *,
+    run: str,
+    quarters: list[int],
+    fraction: float,
+    tolerance: float,
+    below: float | None = None,
 ) -> Decision:
-    """Whether hardly any head of `run` is in the given quarters of the observed maximum."""
+    """Whether hardly any head of `run` is in the given quarters of the observed maximum.
+
+    below: what the interval must lie below; an even spread over the quarters unless it is given.
+    """
+    most, named = (len(quarters) / 4, "an even spread") if below is None else (below, "the stated most")
     rule = (
         f"fraction of heads in {_QUARTERS[tuple(quarters)]}; direction reproduced if the "
-        f"interval lies below an even spread ({len(quarters) / 4:.2f}), reproduced if the mean is within "
-        f"{tolerance:.2f} of {fraction:.4g} besides, at scale paper"
+        f"interval lies below {named} ({most:.2f}), reproduced if the mean is within "
+        f"{tolerance:.4g} of {fraction:.4g} besides, at scale paper"
     )
-    found = estimate(results.share_of_heads(run, quarters))
+    found = _share(results, run, quarters)
     if gap := training_gap(results, found, (run,), "measured"):
         return untested(rule, results, gap, f"{found.mean:.2f}" if found else "")
-    beyond = found.excludes(len(quarters) / 4) < 0
-    verdict: Verdict = sized(results, abs(found.mean - fraction) <= tolerance) if beyond else absent(results)
+    met = abs(found.mean - fraction) <= tolerance
+    verdict: Verdict = sized(results, met) if found.excludes(most) < 0 else absent(results)
     return Decision(rule, found.text(3), results.scale, verdict, sources(results, run))
 
 
@@ -233,6 +268,51 @@ def slopes_vanish(results: Results, paper: Paper, *, run: str, near: float) -> D
         else absent(results)
     )
     return Decision(rule, measured, results.scale, verdict, sources(results, run))
+
+
+def _early_slopes(results: Results, run: str, share: float) -> dict[int, NDArray[np.float64]]:
+    """By seed, the slopes (steps, L or 1) that were logged in the first `share` of training, the start's among them."""
+    found = {}
+    for trained in results.seeds(run):
+        logged = zip(trained.log.step, trained.log.slopes, strict=False) if trained.log else ()
+        rows = [(step, row) for step, row in logged if row and all(value is not None for value in row)]
+        early = [row for step, row in rows if step <= share * rows[-1][0]]
+        if len(early) > 1:
+            found[trained.seed] = np.array(early, dtype=float)
+    return found
+
+
+@claim_test
+def slopes_at_first(results: Results, paper: Paper, *, run: str, share: float) -> Decision:
+    """Whether at first the early layers learn a positive slope and the deeper ones a negative one."""
+    rule = (
+        f"learned slopes of {run}, mean over the first {share:.0%} of training; reproduced if the interval of the "
+        "first third of the layers is above 0 and that of the last below, direction reproduced if one is and the other "
+        "is not on the wrong side"
+    )
+    means = {seed: slopes.mean(0) for seed, slopes in _early_slopes(results, run, share).items()}
+    early = estimate({seed: float(v[: len(v) // 3].mean()) for seed, v in means.items()})
+    deep = estimate({seed: float(v[-(len(v) // 3) :].mean()) for seed, v in means.items()})
+    measured = f"first third {early.text(4)}, last third {deep.text(4)}" if early and deep else ""
+    if gap := training_gap(results, early, (run,), "logged"):
+        return untested(rule, results, gap, measured)
+    verdict = by_signs(results, (early.excludes(0), -deep.excludes(0)))
+    return Decision(rule, measured, results.scale, verdict, sources(results, run))
+
+
+@claim_test
+def slope_shifts_up(results: Results, paper: Paper, *, run: str, share: float) -> Decision:
+    """Whether the one slope of all layers shifts to positive at first."""
+    rule = (
+        f"learned slope of {run}, mean over the first {share:.0%} of training minus its start; direction reproduced if "
+        "the interval is above 0 (the paper prints no number to compare)"
+    )
+    slopes = _early_slopes(results, run, share)
+    found = estimate({seed: float(values.mean() - values[0].mean()) for seed, values in slopes.items()})
+    if gap := training_gap(results, found, (run,), "logged"):
+        return untested(rule, results, gap, f"{found.mean:+.4f}" if found else "")
+    verdict: Verdict = "direction reproduced" if found.excludes(0) > 0 else absent(results)
+    return Decision(rule, found.text(4), results.scale, verdict, sources(results, run))
 
 
 Statistic = Callable[[NDArray[np.float64]], float]

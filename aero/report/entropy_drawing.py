@@ -61,9 +61,13 @@ def depth_colours(layers: int) -> list[Any]:
     return [DEPTH(layer / max(layers - 1, 1)) for layer in range(layers)]
 
 
-def missing_run(panel: Axes, results: Results, run: str, what: str = "entropies not measured") -> None:
-    """Say in the panel that `run` is missing, or, if it is there, what of it is."""
+def missing_run(
+    panel: Axes, results: Results, run: str, what: str = "entropies not measured", size: float | None = None
+) -> None:
+    """Say in the panel that `run` is missing, or, if it is there, what of it is. size: of the text, points."""
     say_missing(panel, f"{what if results.seeds(run) else 'not run yet'}:\n{run}")
+    if size is not None:
+        panel.texts[-1].set_fontsize(size)
 
 
 def grid(
@@ -168,7 +172,8 @@ def quarter_bars(
     maxima: Iterable[str] = tuple(MAXIMA),
     printed: Sequence[tuple[str, tuple[int, ...], float]] = (),
 ) -> Figure:
-    """Fraction of heads per quarter of the maximum, mean over seeds, one bar a run, one panel a maximum.
+    """Fraction of heads per quarter of the maximum, mean over seeds, one bar a run with its number of seeds behind it,
+    one panel a maximum.
 
     printed: (run, quarters, fraction) of the paper. A triangle stands where the last quarter would begin, or the first
     end, in the panel of the observed maximum.
@@ -181,7 +186,7 @@ def quarter_bars(
         panels = list(figure.subplots(1, len(maxima), sharey=True, squeeze=False).flat)
         longest = max(len(name) for name in names)
         figure.subplots_adjust(
-            left=0.02 + 0.0095 * longest, right=0.985, top=1 - 0.55 / height, bottom=0.4 / height, wspace=0.07
+            left=0.02 + 0.0095 * longest, right=0.945, top=1 - 0.55 / height, bottom=0.4 / height, wspace=0.07
         )
         for panel, maximum in zip(panels, maxima, strict=True):
             for place, run in enumerate(runs):
@@ -191,6 +196,8 @@ def quarter_bars(
                     panel.text(0.02, place, f"{said}: {run}", va="center", color=MUTED, style="italic", fontsize=6.5)
                     continue
                 _stack(panel, place, np.mean(list(seeds.values()), axis=0))
+                if panel is panels[-1]:
+                    panel.text(1.015, place, f"n={len(seeds)}", va="center", fontsize=7)
             if maximum == "observed":
                 for run, quarters, value in printed:
                     x = {(3,): 1 - value, (0,): value}.get(quarters)

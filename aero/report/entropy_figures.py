@@ -58,7 +58,7 @@ TEMPERATURE_RUNS = (REGULARISED, "smt-scfuffn")
 @stands_for(
     "aero/figure3",
     title="AERO Figure 3a, heads per quarter of the maximum entropy",
-    note="Mean over seeds, against three maxima. Triangles: where the published fraction of the last quarter begins, "
+    note="Mean over n seeds, against three maxima. Triangles: where the published fraction of the last quarter begins, "
     "or of the first ends.",
     runs=TABLE_2_RUNS,
     seeds="all",
@@ -110,6 +110,7 @@ def figure_5(results: Results) -> Figure:
     "training.",
     runs=("sm",),
     needs=("counts of overflows not logged", "entropies not measured"),
+    overflows=("sm",),
 )
 def figure_6(results: Results) -> Figure:
     """AERO Figure 6: (a) counts of values that float16 cannot hold in each layer of SM over training, (b) entropies."""
@@ -150,7 +151,7 @@ def figure_7(results: Results) -> Figure:
 @stands_for(
     "aero/figure9",
     title="AERO Figure 9, heads per quarter of the maximum entropy, stabilised and regularised",
-    note="Mean over seeds.",
+    note="Mean over n seeds.",
     runs=(*STABILISED_RUNS, REGULARISED),
     seeds="all",
     needs=("entropies not measured",),
@@ -239,6 +240,7 @@ def figure_11(results: Results) -> Figure:
     note="Lines are layers, numbered; dotted: the causal bound, and the step a run became not finite.",
     runs=TABLE_2_RUNS,
     needs=("entropies not logged",),
+    overflows=("sm",),
 )
 def figure_12(results: Results) -> Figure:
     """AERO Figure 12: entropy of each layer over training as nonlinearities are removed."""
@@ -276,7 +278,7 @@ def figure_14(results: Results) -> Figure:
 @stands_for(
     "aero/figure16",
     title="AERO Figure 16, heads per quarter of the maximum entropy by pruned feed-forward networks",
-    note="Mean over seeds; i_x: the x deepest feed-forward networks are replaced by the identity.",
+    note="Mean over n seeds; i_x: the x deepest feed-forward networks are replaced by the identity.",
     runs=PRUNED_RUNS,
     seeds="all",
     needs=("entropies not measured",),
@@ -299,6 +301,7 @@ def figure_16(results: Results) -> Figure:
         "entropies not logged": ("sm-scfuffn", "sm-scfuffni-6", "sm-scfuffni-7"),
         "entropies not measured": ("sm-scfuffn", "sm-scfuffni-6", "sm-scfuffni-7"),
     },
+    overflows=("sm-scfuffni-7",),
 )
 def figure_17(results: Results) -> Figure:
     """AERO Figure 17: overflow counts of SM+ScFuFFNi_7, entropies over training and heatmaps of i_7, i_6 and none."""
@@ -338,8 +341,8 @@ def _margins(margins: tuple[float, ...]) -> tuple[list[str], list[str]]:
     "aero/figure18",
     "entropy_guided/figure6",
     title="AERO Figure 18, heads per quarter of the maximum entropy by margin of the regulariser",
-    note="Mean over seeds; triangles: where the published fraction of the last quarter begins. Published, 0.7 % is one "
-    "of 144 heads, and the head with the largest entropy is always in the last quarter of it.",
+    note="Mean over n seeds; triangles: where the published fraction of the last quarter begins. Published, 0.7 % is "
+    "one of 144 heads, and the head with the largest entropy is always in the last quarter of it.",
     runs=tuple(MARGIN_RUNS.values()),
     seeds="all",
     needs=("entropies not measured",),
@@ -370,6 +373,7 @@ def figure_19(results: Results) -> Figure:
     note="Yellow is overload, dark blue collapse.",
     runs=TABLE_2_RUNS,
     needs=("entropies not measured",),
+    overflows=("sm",),
 )
 def guided_figure_2(results: Results) -> Figure:
     """Entropy-Guided Attention Figure 2: entropy of every head of the six configurations of Table 2."""
@@ -382,6 +386,7 @@ def guided_figure_2(results: Results) -> Figure:
     note="(a) baseline, (b) Softmax-only, (c) to (e) stabilised, (f) regularised.",
     runs=("sm-ln-g", "sm", *STABILISED_RUNS, REGULARISED),
     needs=("entropies not logged",),
+    overflows=("sm",),
 )
 def guided_figure_4(results: Results) -> Figure:
     """Entropy-Guided Attention Figure 4: entropy of each layer over training, from the baseline to the regularised."""
@@ -440,8 +445,9 @@ def _positions(panel: Axes, trained: Run) -> None:
     title="Learned temperatures",
     note="The softmax's logits are divided by t, of a head and query position (Eq. 11); left: mean over positions, "
     "right: mean over a layer's heads at each position, each with its own scale. Purple: t is below 0. Dotted: where "
-    "they start. Nothing keeps a temperature above 0; a negative one turns a row's order of attention around. Every "
-    "seed's by layer and head: reports/tables/learned_temperatures.csv.",
+    "they start. Nothing keeps a temperature above 0; a negative one turns a row's order of attention around. Of "
+    "every run that learns them and every seed, with the lowest and highest position of a layer and its share below 0: "
+    "reports/tables/learned_temperatures.csv.",
     runs=TEMPERATURE_RUNS,
     needs=("temperatures not stored", "temperatures by position not stored"),
 )

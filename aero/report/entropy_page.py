@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -11,12 +12,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from aero.architecture import parse
 from aero.entropy import quarter_fractions
 from aero.published import load
-from aero.report import diagram_figures, entropy_figures, flops_figures, landscape_figures
+from aero.report import diagram_figures, entropy_figures, evidence, flops_figures, landscape_figures
 from aero.report import figures as aero_figures
+from aero.report.entropy_claims import within
 from aero.report.entropy_drawing import row_name
-from aero.report.entropy_figures import MARGIN_RUNS, PRUNED_RUNS, STABILISED_RUNS, TEMPERATURE_RUNS
+from aero.report.entropy_figures import MARGIN_RUNS, PRUNED_RUNS, STABILISED_RUNS
+from aero.report.failure_modes import architecture, overflows
 from aero.report.figure_index import FIGURES, PAPERS, Drawn
 from aero.report.figures import TABLE_2_RUNS
 from aero.report.marks import Html, figure_caption, gap, grid, number, row_label, training_caption
@@ -33,27 +37,58 @@ ELSEWHERE = (
 )
 """Figures that the report shows beside their table, not with those of entropy; the index names them too."""
 
+TEMPERATURES = Path("reports/tables/learned_temperatures.csv")
+"""The file of `files`."""
+
 HEAD_RUNS = (*TABLE_2_RUNS, *STABILISED_RUNS, *PRUNED_RUNS, *MARGIN_RUNS.values())
 
 
 def figures(results: Results, paper: str) -> Html:
-    """The figures that stand for the paper's ("": for none), each with its caption, in their order."""
+    """The figures that stand first for one of the paper's ("": for none), each with its caption, in their order: on a
+    page of all papers each stands once.
+    """
     return Html("".join(_shown(results, drawn) for drawn in FIGURES if _first_paper(drawn) == paper))
 
 
+def all_figures(results: Results, paper: str) -> Html:
+    """Every figure that stands for one of the paper's, also where it stands for another paper's first, in the order of
+    that paper.
+    """
+    own = {int(number_): drawn for drawn in FIGURES for number_ in _numbers(drawn, paper)}
+    return Html("".join(_shown(results, own[number_]) for number_ in sorted(own)))
+
+
+def _numbers(drawn: Drawn, paper: str) -> list[str]:
+    """The numbers of the paper's figures that one stands for."""
+    return re.findall(rf"{paper}/figure(\d+)", " ".join(drawn.published))
+
+
 def _first_paper(drawn: Drawn) -> str:
-    return drawn.published[0].split("/")[0] if drawn.published else ""
+    return drawn.papers[0] if drawn.papers else ""
 
 
 def _shown(results: Results, drawn: Drawn) -> str:
-    parts = [escape(drawn.note)]
+    named = str(TEMPERATURES)
+    parts = [escape(drawn.note).replace(named, evidence.link(named))]
     if len(drawn.published) > 1:
         parts.append(f"Stands for {escape(drawn.numbers)}.")
     parts += [f"{escape(said)}." for said in _absent(results, drawn)]
+    parts += [_overflows(results, run) for run in drawn.overflows if results.seeds(run)]
     if drawn.runs:
         parts.append(figure_caption(results, drawn.shown(results), drawn.seeds == "first"))
-    papers = tuple(dict.fromkeys(published.split("/")[0] for published in drawn.published))
-    return figure_of(results, drawn.draw, drawn.title, " ".join(parts), papers).text
+    if drawn.untrained:
+        parts.append(escape(drawn.untrained.caption(results)))
+    return figure_of(results, drawn.draw, drawn.title, " ".join(parts), drawn.papers).text
+
+
+def _overflows(results: Results, run: str) -> str:
+    """In how many of all its seeds a run overflows float16, and whether in the first, which is drawn."""
+    seeds, first = results.seeds(run), results.first(run)
+    count = sum(overflows(trained) for trained in seeds)
+    of_first = "" if count in (0, len(seeds)) else f", the first {'among' if overflows(first) else 'not among'} them"
+    source = f"{first.path}, float16_overflow, and those of its other seeds"
+    told = number(f"{count} of {len(seeds)} seeds", training_origin(results.scale), source)
+    return f"{row_label(architecture(results, run))}: overflow in {told}{of_first}."
 
 
 def _absent(results: Results, drawn: Drawn) -> list[str]:
@@ -71,7 +106,7 @@ def index(results: Results) -> Html:
         listed.insert(same[-1] + 1 if same else len(listed), drawn)
     for drawn in sorted(listed, key=lambda d: (not d.published, list(PAPERS).index(_first_paper(d) or "aero"))):
         whole = {run: trained for run, trained in drawn.whole(results).items() if trained}
-        present = f"{len(whole)} of {len(drawn.runs)}" if drawn.runs else "counted"
+        present = drawn.untrained.present(results) if drawn.untrained else f"{len(whole)} of {len(drawn.runs)}"
         lost = "<br>".join(gap(said) for said in _absent(results, drawn))
         how_many = _span([len(results.seeds(run)) if drawn.seeds == "first" else len(whole[run]) for run in whole])
         if drawn.seeds == "first" and how_many not in ("", "1"):
@@ -80,14 +115,14 @@ def index(results: Results) -> Html:
             [
                 escape(drawn.numbers or "in no paper"),
                 f"{escape(drawn.title)}<br><code>{drawn.draw.__module__}.{drawn.name}</code>",
-                f"{present}{'<br>' + lost if lost else ''}",
-                escape(results.scale) if drawn.runs else "published sizes",
-                how_many,
+                f"{escape(present)}{'<br>' + lost if lost else ''}",
+                escape(drawn.untrained.sizes if drawn.untrained else results.scale),
+                "none" if drawn.untrained else how_many,
             ]
         )
     return Html(
         grid(
-            ["published", "here", "runs", "scale", "seeds a run"],
+            ["published", "here", "runs", "scale or sizes", "seeds a run"],
             rows,
             "Every figure of the three papers on entropy; a run counts where all that the figure needs of it is there, "
             "and seeds are those that are drawn. AERO's Figure 1 is of costs and stands with them; its Figures 2 and 8 "
@@ -131,9 +166,9 @@ def heads_by_rule(results: Results, runs: Sequence[str] = HEAD_RUNS) -> Html:
     caption = (
         "<b>Overload and collapse by rule.</b> A head is overloaded if its mean entropy is in the highest quarter of "
         "the maximum, collapsed if in the lowest or not finite; a layer is named where more than half of its heads "
-        "are. The papers' maximum is the largest entropy observed in the model. Brackets: 95 % t-interval over seeds; "
-        "±: standard error of the first seed for the held-out tokens, by a bootstrap over blocks of them, where they "
-        "are stored. "
+        "are. The papers' maximum is the largest entropy observed in the model. Brackets: 95 % t-interval over seeds, "
+        "cut at 0 and 100 %; ±: standard error of the first seed for the held-out tokens, by a bootstrap over blocks "
+        "of them, where they are stored. "
         f"{training_caption(results, [run for run in runs if results.seeds(run)])}"
     )
     heads = [
@@ -171,7 +206,7 @@ def _label(results: Results, run: str) -> str:
 
 def _fraction(results: Results, run: str, maximum: str, quarters: Sequence[int]) -> str:
     seeds = results.share_of_heads(run, quarters, maximum)
-    found = estimate({seed: 100 * share for seed, share in seeds.items()})
+    found = within(estimate({seed: 100 * share for seed, share in seeds.items()}), 0, 100)
     if found is None:
         return gap("–")
     text = found.text(0, "%") if maximum == "observed" else f"{found.mean:.0f} %"
@@ -240,24 +275,41 @@ def sampling_summary(results: Results) -> Html:
 
 
 def files(results: Results) -> dict[Path, str]:
-    """Path below the project's root and text of the table of learned temperatures: a line a run, seed, layer and head,
-    counted from 1, with the mean over query positions; a line without a number for a run that has none.
+    """Path below the project's root and text of the table of learned temperatures, of every run that learns them.
+
+    A line a run, seed, layer and head, counted from 1: the mean over query positions. A line a layer, `head` "mean":
+    the mean over its heads, which alone is stored by position, with its lowest and highest position and the share of
+    positions where it is below 0. A line without a number for a run that has none.
     """
-    columns = ("run", "architecture", "scale", "seed", "layer", "head", "temperature", "note")
+    columns = ("run", "architecture", "scale", "seed", "layer", "head", "temperature")
     lines = []
-    for name in TEMPERATURE_RUNS:
-        entry = (results.parameters.get("runs") or {}).get(name) or {}
-        common = {"run": name, "architecture": entry.get("architecture", ""), "scale": results.scale}
-        for trained in results.seeds(name):
-            heads = trained.entropy.learned.get("temperature_mean") if trained.entropy else None
-            if not heads:
-                lines.append(common | {"seed": trained.seed, "note": "temperatures not stored"})
-                continue
-            lines += [
-                common | {"seed": trained.seed, "layer": layer, "head": head, "temperature": f"{value:.6g}"}
-                for layer, values in enumerate(heads, start=1)
-                for head, value in enumerate(values, start=1)
-            ]
+    for name, entry in (results.parameters.get("runs") or {}).items():
+        if not parse(entry["architecture"]).temperature:
+            continue
+        common = {"run": name, "architecture": entry["architecture"], "scale": results.scale}
+        lines += [common | line for trained in results.seeds(name) for line in _temperatures(trained)]
         if not results.seeds(name):
             lines.append(common | {"note": "not run yet"})
-    return {Path("reports") / "tables" / "learned_temperatures.csv": csv_text(lines, columns)}
+    return {TEMPERATURES: csv_text(lines, (*columns, "lowest", "highest", "share_below_0", "note"))}
+
+
+def _temperatures(trained: Run) -> list[dict[str, object]]:
+    learned = trained.entropy.learned if trained.entropy else {}
+    seed = {"seed": trained.seed}
+    if not (by_head := learned.get("temperature_mean")):
+        return [seed | {"note": "temperatures not stored"}]
+    by_position = learned.get("temperature_by_position") or [None] * len(by_head)
+    lines: list[dict[str, object]] = []
+    for layer, (heads, positions) in enumerate(zip(by_head, by_position, strict=True), start=1):
+        place = seed | {"layer": layer}
+        lines += [place | {"head": head, "temperature": f"{value:.6g}"} for head, value in enumerate(heads, start=1)]
+        mean = {"head": "mean", "temperature": f"{math.fsum(heads) / len(heads):.6g}"}
+        lines.append(place | mean | _over_positions(positions))
+    return lines
+
+
+def _over_positions(values: Sequence[float] | None) -> dict[str, str]:
+    if values is None:
+        return {"note": "temperatures by position not stored"}
+    found = {"lowest": min(values), "highest": max(values), "share_below_0": np.mean(np.array(values) < 0)}
+    return {name: f"{value:.6g}" for name, value in found.items()}

@@ -119,6 +119,11 @@ def divergence(run: Run) -> str:
     return "no"
 
 
+def overflows(run: Run) -> bool:
+    """Whether a training stopped being finite, or held a value that float16, in which the papers trained, cannot."""
+    return run.metrics.get("diverged_at_step") is not None or bool(run.metrics.get("float16_overflow"))
+
+
 def architecture(results: Results, run: str) -> str:
     """The notation of a run in params.yaml."""
     return str((results.parameters.get("runs") or {}).get(run, {}).get("architecture", run))

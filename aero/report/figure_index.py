@@ -54,12 +54,26 @@ NEEDS: dict[str, Callable[[Run], bool]] = {
 
 
 @dataclass(frozen=True)
+class Untrained:
+    """What a figure is made of that no training is drawn in.
+
+    present: what of it is there, for the index ("counted"); sizes: at which; caption: the sentence that stands where
+    other captions have scale and seeds.
+    """
+
+    present: Callable[[Results], str]
+    sizes: str
+    caption: Callable[[Results], str]
+
+
+@dataclass(frozen=True)
 class Drawn:
     """A function that draws a figure, and what it is drawn of.
 
     published: the papers' figures it stands for, as params.yaml writes them ("aero/figure12"); empty for one of ours.
-    note: what the caption says of it. runs: those it is drawn from; none for a figure of counts alone. seeds: whether
-    it shows the first seed of each alone. needs: keys of `NEEDS`, with the runs that each is needed of.
+    note: what the caption says of it. runs: those it is drawn from; none for a figure that is `untrained`. seeds:
+    whether it shows the first seed of each alone. needs: keys of `NEEDS`, with the runs that each is needed of.
+    overflows: the runs of which the caption says how many of all their seeds overflow, drawn or not.
     """
 
     draw: Draw
@@ -69,6 +83,8 @@ class Drawn:
     runs: tuple[str, ...]
     seeds: Seeds = "first"
     needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    untrained: Untrained | None = None
+    overflows: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -79,6 +95,11 @@ class Drawn:
         """The published figures in words: "AERO Figure 12; Entropy-Guided Attention Figure 2"."""
         parts = (published.split("/figure") for published in self.published)
         return "; ".join(f"{PAPERS[paper]} Figure {number}" for paper, number in parts)
+
+    @property
+    def papers(self) -> tuple[str, ...]:
+        """Whose figures it stands for, each once, the one whose section of the report shows it first."""
+        return tuple(dict.fromkeys(published.split("/")[0] for published in self.published))
 
     def whole(self, results: Results) -> dict[str, tuple[Run, ...]]:
         """By run, those trainings of the figure's seeds that have all it needs."""
@@ -119,18 +140,23 @@ def stands_for(
     runs: Sequence[str] = (),
     seeds: Seeds = "first",
     needs: Sequence[str] | Mapping[str, Sequence[str]] = (),
+    untrained: Untrained | None = None,
+    overflows: Sequence[str] = (),
 ) -> Callable[[Draw], Draw]:
     """Register the decorated function as the one that draws the published figures, in the order of the report.
 
-    The arguments are the fields of `Drawn`; needs without runs are those of all.
+    The arguments are the fields of `Drawn`; needs without runs are those of all. ValueError for needs that are none,
+    and for a figure that neither has runs nor says what it is made of instead.
     """
+    if not runs and untrained is None:
+        raise ValueError(f"{title}: neither runs nor what it is drawn of without them")
     of = needs if isinstance(needs, Mapping) else dict.fromkeys(needs, runs)
     if unknown := of.keys() - NEEDS.keys():
         raise ValueError(f"{', '.join(sorted(unknown))}: not in NEEDS")
 
     def register(draw: Draw) -> Draw:
         needed = {what: tuple(names) for what, names in of.items()}
-        FIGURES.append(Drawn(draw, published, title, note, tuple(runs), seeds, needed))
+        FIGURES.append(Drawn(draw, published, title, note, tuple(runs), seeds, needed, untrained, tuple(overflows)))
         return draw
 
     return register

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aero.architecture import parse
-from aero.flops import GPT2, PYTHIA, count
+from aero.flops import GPT2, PYTHIA, count, crossover
 from aero.published import Paper
 from aero.report.decisions import Decision, Verdict, claim_test
 from aero.report.results import Results
@@ -50,3 +50,30 @@ def ffn_dominates(
     verdict: Verdict = "contradicted" if below else "reproduced"
     evidence = "aero.flops.count" + (f"; not in {', '.join(below)}" if below else "")
     return Decision(rule, measured, "paper_dimensions", verdict, evidence)
+
+
+@claim_test
+def attention_dominates(results: Results, paper: Paper, *, family: str, context: int) -> Decision:
+    """Whether more than half of the FLOPs at `context` are attention's, in all models."""
+    rule = (
+        f"attention's share of the FLOPs by Appendix E at T = {context}; reproduced if it is above 50 %, to a whole "
+        "per cent, in every model"
+    )
+    models = _FAMILIES[family]
+    shares = {name: 1 - count(parse("SM+LN+G"), sizes, context).ffn_share for name, sizes in models.items()}
+    measured = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+    verdict: Verdict = "reproduced" if all(round(share, 2) > 0.5 for share in shares.values()) else "contradicted"
+    return Decision(rule, measured, "paper_dimensions", verdict, "aero.flops.count")
+
+
+@claim_test
+def attention_overtakes_after(results: Results, paper: Paper, *, family: str, context: int) -> Decision:
+    """Whether attention begins to be more than half of the FLOPs only beyond `context`, in all models."""
+    rule = (
+        "context length, about 8d/3, from which attention has more FLOPs than the feed-forward networks by Appendix E; "
+        f"reproduced if it is {context} or more in every model"
+    )
+    lengths = {name: crossover(sizes.width) for name, sizes in _FAMILIES[family].items()}
+    measured = ", ".join(f"{name} {length:,.0f}" for name, length in lengths.items())
+    verdict: Verdict = "reproduced" if min(lengths.values()) >= context else "contradicted"
+    return Decision(rule, measured, "paper_dimensions", verdict, "aero.flops.crossover")

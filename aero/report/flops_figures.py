@@ -12,13 +12,18 @@ from aero.architecture import parse
 from aero.flops import GPT2, PYTHIA, Sizes, count, crossover
 from aero.report.drawing import AS_PUBLISHED, INK, PAPER, PUBLISHED, style, swatch
 from aero.report.entropy_drawing import grid
-from aero.report.figure_index import stands_for
+from aero.report.figure_index import Untrained, stands_for
 from aero.report.results import Results
 
 CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192)
 _NOTE = (
     "FLOPs per token of the whole stack, counted by Appendix E; those of a forward pass are T times as many. Above "
     "each bar: the feed-forward networks' share. Dotted: T = 8d/3, where both are equal to within one part in 8d."
+)
+_COUNTED = Untrained(
+    present=lambda results: "counted",
+    sizes="published sizes",
+    caption=lambda results: "Counted at the published sizes; nothing is trained, so there is no scale and no seed.",
 )
 
 
@@ -27,14 +32,14 @@ def shares(sizes: Sizes) -> dict[int, float]:
     return {context: count(parse("SM+LN+G"), sizes, context).ffn_share for context in CONTEXTS}
 
 
-@stands_for("aero/figure20", title="AERO Figure 20, FLOPs of GPT-2 by context length", note=_NOTE)
+@stands_for("aero/figure20", title="AERO Figure 20, FLOPs of GPT-2 by context length", note=_NOTE, untrained=_COUNTED)
 def figure_20(results: Results) -> Figure:
     """AERO Figure 20: FLOPs of GPT-2, small to XL, from 128 to 8K tokens."""
     del results
     return _breakdown(GPT2, 2)
 
 
-@stands_for("aero/figure21", title="AERO Figure 21, FLOPs of Pythia by context length", note=_NOTE)
+@stands_for("aero/figure21", title="AERO Figure 21, FLOPs of Pythia by context length", note=_NOTE, untrained=_COUNTED)
 def figure_21(results: Results) -> Figure:
     """AERO Figure 21: FLOPs of Pythia, 70M to 12B, from 128 to 8K tokens."""
     del results

@@ -121,7 +121,7 @@ def landscape_figure_2(results: Results) -> Figure:
             for panel, (run, name) in zip(panels[row], MARGINS.items(), strict=True):
                 panel.set_title(f"{name}, {kind}", fontsize=8)
                 if (kind, run) not in maps:
-                    missing_run(panel, results, run, f"{kind} not stored")
+                    missing_run(panel, results, run, f"{kind} not stored", size=7)
                     continue
                 mesh = heatmap(panel, maps[kind, run], norm, ENTROPY)
                 if row:

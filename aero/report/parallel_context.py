@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -11,11 +12,14 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from aero.catalogue import BOOKKEEPING
+from aero.model import ModelConfig
 from aero.parallel_context.correlation import Correlation, pearson
+from aero.parameters import TrainParameters
 from aero.published import Table
 from aero.published import load as load_paper
 from aero.report.costs import MIB
-from aero.report.marks import Html, gap, grid, number
+from aero.report.marks import Html, gap, grid, number, origin, short_commit
 from aero.report.results import SCALES, Results
 from aero.report.statistics import Estimate, estimate
 
@@ -409,18 +413,16 @@ def correlation_text(found: Correlation) -> str:
 
 
 def caption_of(models: Sequence[Measured]) -> str:
-    """Model, seeds, episodes, what the brackets are, commit and machine."""
+    """Model, seeds, episodes, what the brackets are, commits and machines; whether the seeds are not of one recipe."""
     first = models[0].values
-    episodes = max((row["episodes"] for row in first["rows"]), default=0)
-    commits = ", ".join(sorted({str(m.values["provenance"]["commit"])[:10] for m in models}))
-    origin = f"commit {commits}; machine {first['provenance']['machine']}."
+    episodes = max((row["episodes"] for m in models for row in m.values["rows"]), default=0)
+    made = origins(models)
     unit = "in the column's unit, cut at 0 and 100 %"
     if first["model"] != "own":
         return escape(
             f"Measured: {first['model']} on the user's benchmark files, up to {episodes} examples a task; brackets:"
-            f" 95 % interval over examples (ep.), {unit}; {origin}"
+            f" 95 % interval over examples (ep.), {unit}; {made}."
         )
-    training, model = first["training"], first["training"]["model"]
     seeds = ", ".join(str(m.seed) for m in models)
     brackets = (
         f"brackets: 95 % t-interval over seeds, {unit}; ep.: the seeds agree, so Wilson's 95 % interval over the"
@@ -429,10 +431,46 @@ def caption_of(models: Sequence[Measured]) -> str:
         else f"one seed; brackets: 95 % interval over episodes (ep.), {unit}"
     )
     return escape(
-        f"Measured: a rotary decoder trained here on all four tasks (scale {first['scale']}: L={model['layers']},"
-        f" H={model['heads']}, d={model['width']}, T={model['context']}, {training['tokens'] / 1e6:.1f} M tokens),"
-        f" offline forms of the tasks, {episodes} episodes a setting; seeds {seeds}, {brackets}; {origin}"
+        f"Measured: a rotary decoder trained here on all four tasks (scale {first['scale']}: {_trained_as(models)}),"
+        f" offline forms of the tasks, {episodes} episodes a setting; seeds {seeds}, {brackets}; {made}."
     )
+
+
+def origins(models: Sequence[Measured]) -> str:
+    """Commits and machines of the measurements and of the trainings before them, "mixed" where they are several."""
+    parts = [part.get("provenance") or {} for m in models for part in (m.values, m.values.get("training") or {})]
+    commits = origin("commit", "commits", (short_commit(part.get("commit")) for part in parts))
+    return f"{commits}; " + origin("machine", "machines", (str(part.get("machine") or "") for part in parts))
+
+
+def _trained_as(models: Sequence[Measured]) -> str:
+    """Sizes and budget; where the seeds are not of one recipe, every one's, and the settings they differ in."""
+    sizes = []
+    for training in (m.values["training"] for m in models):
+        model = training["model"]
+        stated = ", ".join(
+            f"{letter}={model[key]}"
+            for letter, key in (("L", "layers"), ("H", "heads"), ("d", "width"), ("T", "context"))
+        )
+        sizes.append(f"{stated}, {training['tokens'] / 1e6:.1f} M tokens")
+    recipes = [_recipe(m) for m in models]
+    names = sorted({name for recipe in recipes for name in recipe})
+    differing = [name for name in names if len({recipe.get(name) for recipe in recipes}) > 1]
+    if not differing:
+        return sizes[0]
+    count = len({tuple(recipe.get(name) for name in differing) for recipe in recipes})
+    return f"mixed: {count} recipes, which differ in {', '.join(differing)} ({'; '.join(dict.fromkeys(sizes))})"
+
+
+def _recipe(model: Measured) -> dict[str, str]:
+    """What must agree before two seeds are put in one mean, by its name; as `aero.report.results.Run.recipe`."""
+    values, training = model.values, model.values["training"]
+    train = {name: f.default for name, f in TrainParameters.model_fields.items()} | (training.get("train") or {})
+    sizes = {f.name: f.default for f in dataclasses.fields(ModelConfig)} | training["model"]
+    train = {name: value for name, value in train.items() if name not in BOOKKEEPING}
+    settings = {name: training.get(name) for name in ("architecture", "corpus", "corpus_sha256", "curriculum")}
+    settings |= {"selection": values["selection"], "tokens": training["tokens"]}
+    return {name: json.dumps(value, sort_keys=True, default=str) for name, value in (settings | train | sizes).items()}
 
 
 def _unit(task: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import made_results
 import pytest
 
-from aero.report import render
+from aero.report import diagram_figures, render
 from aero.report import results as results_module
 from aero.report.results import Results
 
@@ -42,3 +42,16 @@ def kept_text(tmp_path_factory: pytest.TempPathFactory) -> str:
     for name in ("params.yaml", "dvc.yaml", "results", str(render.SOURCE)):
         (root / name).symlink_to(made_results.PROJECT / name)
     return render.compose_html(render.execute(root), "kept results")
+
+
+@pytest.fixture(scope="session")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """One seed of every run that a figure of attention entropy needs."""
+    root = tmp_path_factory.mktemp("everything")
+    runs = tuple(made_results.RUNS) + tuple(made_results.MORE_RUNS)
+    made_results.project(root, seeds=(1337,), runs=runs)
+    with (root / "results/two_party/ops.csv").open("a", encoding="utf-8") as file:
+        for megabytes, (_, kind, _) in enumerate(diagram_figures.STEPS, start=1):
+            shape = "128x768,768x768" if kind == "linear" else "made"
+            file.write(f'{kind},"{shape}",gpt2,128,made,{megabytes}000000,{megabytes}000000,9,9,9,1.0,\n')
+    return results_module.load(root)

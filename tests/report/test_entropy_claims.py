@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -77,7 +78,7 @@ def test_heads_that_are_not_finite_have_collapsed(tmp_path: Path, broken: list[f
 @pytest.mark.parametrize(
     ("layers", "verdict"),
     [
-        ([0.9] + [0.3] * 11, "direction reproduced"),  # 4 of 48 heads: within 0.05 of 0.0347, but a small model
+        ([0.9] + [0.3] * 11, "direction reproduced"),  # 4 of 48 heads
         ([0.9] * 2 + [0.3] * 8, "direction reproduced"),  # a fifth, below a quarter
         ([0.9] * 6 + [0.3] * 6, "not seen at this scale"),
     ],
@@ -120,6 +121,54 @@ def test_slopes_come_back_to_zero(tmp_path: Path, last: str, verdict: str) -> No
     found = decide(load(root), "f4-slopes-vanish-global")
     assert found.verdict == verdict and f"at the end {abs(float(last)):.3f}" in found.measured
     assert decide(load(root), "f4-slopes-vanish-layerwise").evidence == "not run yet: sm-leakyr"
+
+
+def with_slopes(root: Path, run: str, at_first: list[list[float]]) -> Results:
+    """Two seeds of a run whose slopes stay as given, one list a seed, from the second logged step to a tenth."""
+    made_results.project(root, runs=(), costs=False)
+    for seed, values in zip(SEEDS, at_first, strict=False):
+        folder = root / "results/laptop" / run / f"seed_{seed}"
+        made_results.write_run(folder, run, seed)
+        with (folder / "log.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        for row in rows:
+            for layer, value in enumerate(values):
+                early = 10 < int(row["step"]) <= made_results.STEPS // 10
+                row[f"slope_{layer}"] = str(value if early else 0.01 if row["step"] == "10" else 9.0)
+        with (folder / "log.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    return load(root)
+
+
+@pytest.mark.parametrize(
+    ("early", "deep", "verdict"),
+    [
+        (0.03, -0.02, "reproduced"),
+        (0.03, None, "direction reproduced"),  # the deeper ones on either side of 0
+        (0.03, 0.02, "not seen at this scale"),  # lower, but positive
+        (-0.03, 0.02, "not seen at this scale"),
+    ],
+)
+def test_slopes_at_first(tmp_path: Path, early: float, deep: float | None, verdict: str) -> None:
+    by_seed = []
+    for place in (0, 1):
+        of_deep = (0.02 - 0.05 * place) if deep is None else deep * (1 + 0.01 * place)
+        by_seed.append([early * (1 + 0.01 * place)] * 4 + [7.0] * 4 + [of_deep] * 4)
+    results = with_slopes(tmp_path, "sm-leakyr", by_seed)
+    found = decide(results, "f4-slopes-at-first-layerwise")
+    assert found.verdict == verdict
+    # The start, 0.01, and four logged steps
+    mean = (0.01 + 4 * early * 1.005) / 5
+    assert found.measured.startswith(f"first third {mean:.4f} [")
+
+
+@pytest.mark.parametrize(("slope", "verdict"), [(0.03, "direction reproduced"), (0.005, "not seen at this scale")])
+def test_the_common_slope_at_first(tmp_path: Path, slope: float, verdict: str) -> None:
+    found = decide(with_slopes(tmp_path, "sm-leakyr-global", [[slope], [slope * 1.01]]), "f4-slope-at-first-global")
+    assert found.verdict == verdict and found.measured.startswith(f"{0.8 * (slope * 1.005 - 0.01):.4f} [")
+    assert decide(load(tmp_path), "f4-slopes-at-first-layerwise").evidence == "not run yet: sm-leakyr"
 
 
 def test_landscape_statistics_by_hand(tmp_path: Path) -> None:

@@ -13,42 +13,31 @@ import made_results
 import numpy as np
 import pytest
 import yaml
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch
 from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 
 from aero.landscape import steepness
 from aero.report import (
     diagram_figures,
     entropy_figures,
     entropy_page,
-    evidence,
     flops_figures,
     landscape_figures,
     landscape_tables,
 )
-from aero.report.drawing import PAGE, WIDTH, svg
+from aero.report.drawing import PAGE, WIDTH, style, svg
 from aero.report.entropy_drawing import SIGNED, overflow_label, power_of_ten, row_name
-from aero.report.figure_index import FIGURES, PAPERS, Drawn, stands_for
+from aero.report.figure_index import FIGURES, Drawn
 from aero.report.results import Results, load
 from aero.report.statistics import sampling_error
 
 DRAWN = {drawn.name: drawn for drawn in FIGURES}
 COUNTED = ("figure_20", "figure_21", "guided_figure_1")
 """Those that are drawn from no run."""
-OTHERS = ("entropy_landscape", "")
-
-
-@pytest.fixture(scope="module")
-def everything(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """One seed of every run that a figure of attention entropy needs."""
-    root = tmp_path_factory.mktemp("everything")
-    runs = tuple(made_results.RUNS) + tuple(made_results.MORE_RUNS)
-    made_results.project(root, seeds=(1337,), runs=runs)
-    with (root / "results/two_party/ops.csv").open("a", encoding="utf-8") as file:
-        for megabytes, (_, kind, _) in enumerate(diagram_figures.STEPS, start=1):
-            shape = "128x768,768x768" if kind == "linear" else "made"
-            file.write(f'{kind},"{shape}",gpt2,128,made,{megabytes}000000,{megabytes}000000,9,9,9,1.0,\n')
-    return load(root)
 
 
 def texts(figure: Figure) -> list[str]:
@@ -288,6 +277,73 @@ def test_flops_figures_print_the_shares() -> None:
     assert all(text.get_bbox_patch() and text.get_zorder() > crossing.get_zorder() for text in small.texts)
 
 
+def written(figure: Figure) -> list[tuple[Axes, Text, Bbox]]:
+    """Every text that is drawn in a panel, with where it stands, pixels."""
+    with style():
+        FigureCanvasAgg(figure).draw()
+    renderer, found = figure.canvas.get_renderer(), []
+    for panel in figure.axes:
+        ticks = []
+        for axis in (panel.xaxis, panel.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            # One beyond the ends is not drawn.
+            ticks += [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+        others = [
+            *panel.texts,
+            panel.title,
+            panel._left_title,
+            panel._right_title,
+            panel.xaxis.label,
+            panel.yaxis.label,
+        ]
+        for text in (*ticks, *others):
+            if panel.get_visible() and text.get_visible() and text.get_text().strip():
+                found.append((panel, text, text.get_window_extent(renderer)))
+    return found
+
+
+def collide(one: Bbox, other: Bbox) -> bool:
+    """Whether two boxes share more than an edge, pixels."""
+    shared = Bbox.intersection(one, other)
+    return shared is not None and min(shared.width, shared.height) > 0.5
+
+
+@pytest.mark.parametrize("drawn", FIGURES, ids=lambda d: d.name)
+def test_no_text_of_a_panel_runs_into_another_panels(drawn: Drawn, everything: Results, empty: Results) -> None:
+    for results in (everything, empty):
+        found = written(drawn.draw(results))
+        for place, (panel, text, box) in enumerate(found):
+            for other, beside, its in found[:place]:
+                assert other is panel or not collide(box, its), (text.get_text(), beside.get_text())
+
+
+@pytest.mark.parametrize("name", ["guided_figure_1", "guided_figure_3"])
+def test_what_is_written_in_a_diagram_stays_in_its_box(name: str, everything: Results) -> None:
+    figure = DRAWN[name].draw(everything)
+    found = written(figure)
+    inside = 0
+    for panel in figure.axes:
+        for box in (patch.get_window_extent() for patch in panel.patches if isinstance(patch, FancyBboxPatch)):
+            for own, text, extent in found:
+                if own is panel and collide(box, extent):
+                    corners = (extent.x0, extent.y0), (extent.x1, extent.y1)
+                    assert all(box.contains(*corner) for corner in corners), text.get_text()
+                    inside += 1
+    assert inside == sum(isinstance(patch, FancyBboxPatch) for panel in figure.axes for patch in panel.patches)
+    for place, (_, text, box) in enumerate(found):
+        for _, beside, its in found[:place]:
+            assert not collide(box, its), (text.get_text(), beside.get_text())
+
+
+def test_every_bar_says_of_how_many_seeds_it_is(tmp_path: Path) -> None:
+    root = made_results.project(tmp_path, seeds=(1337, 1338), runs=("sm-scfuffn", "sm-scfuffni-6"), costs=False)
+    made_results.write_run(root / "results/laptop/sm-scfuffni-7", "sm-scfuffni-7", 1337)
+    figure = entropy_figures.figure_16(load(root))
+    said = {round(t.get_position()[1]): t.get_text() for t in figure.axes[1].texts if t.get_text().startswith("n=")}
+    assert said == {0: "n=2", 6: "n=2", 7: "n=1"} and "n seeds" in DRAWN["figure_16"].note
+    assert not any(text.startswith("n=") for text in texts(figure)[: len(figure.axes[0].texts)])
+
+
 def test_diagrams_hold_measured_numbers(everything: Results, empty: Results) -> None:
     said = texts(diagram_figures.guided_figure_1(everything))
     assert [text for text in said if text.endswith("MB")] == [f"{2 * n} MB" for n in range(1, 8)]
@@ -307,67 +363,6 @@ def test_sampling_error_by_hand_and_paired() -> None:
     assert sampling_error(lambda a, b: a, blocks, blocks[:5]) is None
 
 
-def test_page_shows_every_figure_once_and_so_does_the_index(everything: Results) -> None:
-    text = "".join(
-        entropy_page.figures(everything, paper).text for paper in ("aero", "entropy_guided", "entropy_landscape", "")
-    )
-    identifiers = re.findall(r'<div class="figure" id="([^"]+)"', text)
-    assert sorted(identifiers) == sorted(name.replace("_", "-") for name in DRAWN)
-    index = entropy_page.index(everything).text
-    listed = re.findall(r"<code>aero\.report\.\w+\.(\w+)</code>", index)
-    assert sorted(listed) == sorted([*DRAWN, "figure_3b"])  # which is shown beside Table 2
-    assert listed.index("figure_3b") == listed.index("figure_3a") + 1
-    assert ">6 of 6</td>" in indexed(everything, "figure_3b")
-    assert "AERO Figure 18; Entropy-Guided Attention Figure 6" in index and "not run yet" not in index
-    assert "one seed" in text and "scale laptop" in text
-
-
-def captions(results: Results) -> dict[str, str]:
-    """By figure, what stands below it."""
-    text = "".join(entropy_page.figures(results, paper).text for paper in ("aero", "entropy_guided", *OTHERS))
-    found = re.findall(r'<div class="figure" id="([^"]+)".*?<div class="caption"><p>(.*?)</p>', text, re.DOTALL)
-    return {identifier.replace("-", "_"): said for identifier, said in found}
-
-
-def indexed(results: Results, name: str) -> str:
-    """A figure's row of the index."""
-    rows = re.findall(r"<tr>.*?</tr>", entropy_page.index(results).text, re.DOTALL)
-    return next(row for row in rows if f".{name}</code>" in row)
-
-
-def test_captions_name_the_seeds_that_are_drawn(full: Results) -> None:
-    averaged = {name for name, drawn in DRAWN.items() if drawn.seeds == "all"}
-    assert averaged == {"figure_3a", "figure_9", "figure_11", "figure_16", "figure_18"}
-    said = captions(full)
-    for name, drawn in DRAWN.items():
-        assert "t-interval" not in said[name], name  # no figure of these draws one
-        if not any(full.seeds(run) for run in drawn.runs):
-            assert "seed (" not in said[name] and "seeds (" not in said[name], name
-        elif name in averaged:
-            assert "; 3 seeds (1337, 1338, 1339);" in said[name], name
-        else:
-            assert "; first seed (1337) of 3;" in said[name] and "1338" not in said[name], name
-    for name in ("figure_5", "figure_10", "figure_17", "guided_figure_4", "figure_positions", "figure_temperatures"):
-        assert DRAWN[name].seeds == "first" and "first seed (1337) of 3" in said[name], name
-    assert ">first of 3</td>" in indexed(full, "figure_12") and ">3</td>" in indexed(full, "figure_3a")
-
-
-def test_the_evidence_of_a_figure_names_the_trainings_that_it_draws(full_root: Path) -> None:
-    results = evidence.traced(load(full_root))
-    try:
-        text = "".join(entropy_page.figures(results, paper).text for paper in ("aero", "entropy_guided", *OTHERS))
-    finally:
-        evidence._root.clear()
-    found = dict(
-        re.findall(r'<div class="figure" id="([^"]+)".*?<details class="source">(.*?)</details>', text, re.DOTALL)
-    )
-    for name, drawn in DRAWN.items():
-        below = found[name.replace("_", "-")]
-        if any(results.seeds(run) for run in drawn.runs):
-            assert "/entropy.json" in below or "/log.csv" in below, name
-            assert ("seed_1338" in below) == (drawn.seeds == "all"), name
-
-
 def test_a_figure_of_the_first_seed_is_the_same_without_the_others(full: Results, everything: Results) -> None:
     """What `seeds` says of a figure is what it draws: the others' numbers change only those of all seeds."""
     both = {run for run in made_results.RUNS if full.seeds(run) and everything.seeds(run)}
@@ -375,60 +370,6 @@ def test_a_figure_of_the_first_seed_is_the_same_without_the_others(full: Results
         if drawn.runs and set(drawn.runs) <= both:
             alone, together = (svg(drawn.draw(results), drawn.title) for results in (everything, full))
             assert (alone == together) == (drawn.seeds == "first"), name
-
-
-def test_a_run_without_what_a_figure_needs_is_missing(tmp_path: Path) -> None:
-    runs = ("sm-leakyr", "sm-leakyr-global", "sm-ln-g", "ereg-smt-ln-g")
-    root = made_results.project(tmp_path, seeds=(1337, 1338), runs=runs, costs=False)
-    assert "2 of 2" in indexed(load(root), "figure_4") and "not logged" not in captions(load(root))["figure_4"]
-    path = root / "results/laptop/sm-leakyr/log.csv"
-    path.write_text(path.read_text().replace("slope_", "another_"))
-    path = root / "results/laptop/sm-ln-g/entropy.json"
-    values = json.loads(path.read_text())
-    for key in ("entropy_median", "entropy_blocks", "entropy_by_position_sem"):
-        del values[key]
-    path.write_text(json.dumps(values))
-    results = load(root)
-    said = captions(results)
-    assert "1 of 2" in indexed(results, "figure_4") and "Slopes not logged: sm-leakyr<" in indexed(results, "figure_4")
-    assert "Slopes not logged: sm-leakyr." in said["figure_4"]
-    assert "2 of 2" in indexed(results, "figure_13")  # the entropies were logged
-    assert (
-        "1 of 4" in indexed(results, "landscape_figure_2")
-        and "Medians not stored: sm-ln-g." in said["landscape_figure_2"]
-    )
-    assert "Errors by position not stored: sm-ln-g." in said["figure_positions"]
-    assert "first seed (1337) of 2" in said["figure_positions"]  # its means are drawn
-    (root / "results/laptop/ereg-smt-ln-g/entropy.json").unlink()
-    assert "Entropies not measured: ereg-smt-ln-g." in captions(load(root))["landscape_figure_1"]
-    with pytest.raises(ValueError, match="colours: not in NEEDS"):
-        stands_for(title="", note="", needs=("colours",))
-
-
-def test_figures_have_their_papers_name_and_the_sizes_of_their_own_runs(full: Results) -> None:
-    """Several papers have a Figure 4; the made project lacks the 18-layer runs, and so knows no sizes of them."""
-    for drawn in FIGURES:
-        if drawn.published:
-            assert drawn.title.startswith(f"{PAPERS[drawn.published[0].split('/')[0]]} Figure "), drawn.name
-    said = captions(full)
-    assert "L=12" in said["landscape_figure_1"] and "L=" not in said["landscape_figure_3"]
-    assert "Measured side: scale laptop, not run yet." in said["landscape_figure_3"]
-
-
-def test_heads_by_rule_states_published_measured_and_errors(everything: Results, full: Results) -> None:
-    text = entropy_page.heads_by_rule(everything).text
-    row = text[text.index("<wbr>G</code>") :]
-    assert "58 %" in text and "6.25 %" in text and "about 90 %" in row and "±" in row
-    trained = everything.first("sm-g")
-    blocks = np.array(trained.entropy.blocks)
-    quarters = [
-        np.mean(heads >= 0.75 * heads.max())
-        for chosen in np.random.default_rng(0).integers(0, len(blocks), (400, len(blocks)))
-        for heads in [blocks[chosen].mean(0)]
-    ]
-    assert entropy_page.fraction_error(trained, (3,)) == pytest.approx(np.std(quarters, ddof=1), abs=1e-9)
-    measured = 100 * np.mean([q[3] for q in full.quarters("sm-g").values()])
-    assert f"{measured:.0f} [" in entropy_page.heads_by_rule(full).text
 
 
 def test_landscape_table_has_every_printed_cell_measured(everything: Results, tmp_path: Path) -> None:
@@ -447,24 +388,3 @@ def test_landscape_table_has_every_printed_cell_measured(everything: Results, tm
     assert missing["measured"] == "" and "not run yet" in missing["note"]
     shown = landscape_tables.table_1(everything).text
     assert "2.97" in shown and "results/laptop/ereg-smt-ln-g-gamma-10/metrics.json" in shown
-
-
-def test_learned_temperatures_are_in_a_table(full: Results, everything: Results, tmp_path: Path) -> None:
-    def lines(results: Results) -> list[dict[str, str]]:
-        return list(csv.DictReader(io.StringIO(next(iter(entropy_page.files(results).values())))))
-
-    assert list(entropy_page.files(full)) == [Path("reports/tables/learned_temperatures.csv")]
-    found = [line for line in lines(full) if line["temperature"]]
-    assert len(found) == 3 * 12 * 4 and {line["seed"] for line in found} == {"1337", "1338", "1339"}
-    for line in found:
-        trained = next(r for r in full.seeds(line["run"]) if r.seed == int(line["seed"]))
-        stored = trained.entropy.learned["temperature_mean"][int(line["layer"]) - 1][int(line["head"]) - 1]
-        assert float(line["temperature"]) == pytest.approx(stored, rel=1e-5) and line["scale"] == "laptop"
-    assert [(line["run"], line["note"]) for line in lines(full) if not line["temperature"]] == [
-        ("smt-scfuffn", "not run yet")
-    ]
-    assert {line["architecture"] for line in lines(everything)} == {"EReg(SM(t)+ScFuFFN)", "SM(t)+ScFuFFN"}
-    root = made_results.project(tmp_path, seeds=(1337,), runs=("smt-scfuffn",), costs=False)
-    path = root / "results/laptop/smt-scfuffn/entropy.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"learned": {}}))
-    assert [line["note"] for line in lines(load(root))] == ["not run yet", "temperatures not stored"]

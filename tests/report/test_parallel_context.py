@@ -277,6 +277,28 @@ def test_intervals_where_seeds_agree_and_at_the_ends_of_the_scale() -> None:
     assert (lost(pairs).estimate.low, lost(pairs).estimate.high) == (-100, 100)
 
 
+def test_seeds_of_several_commits_or_recipes_say_so(tmp_path: Path) -> None:
+    alike = project(tmp_path / "alike", *(measured(seed) for seed in (1337, 1338)))
+    assert "mixed" not in table_main(alike).text and "commit abc; machine a machine." in table_main(alike).text
+    other = measured(1338)
+    other["provenance"] = {"commit": "decade" * 7, "machine": "another"}
+    text = table_main(project(tmp_path / "commits", measured(1337), other)).text
+    assert "mixed: 2 commits (abc, decadedeca); mixed: 2 machines (a machine, another)." in text
+    other = measured(1338)
+    other["training"] = {"model": other["training"]["model"] | {"layers": 3}, "tokens": 6_000_000}
+    text = table_main(project(tmp_path / "recipes", measured(1337), other)).text
+    assert (
+        "scale laptop: mixed: 2 recipes, which differ in layers, tokens (L=2, H=2, d=8, T=64, 5.0 M tokens; L=3" in text
+    )
+    other = measured(1338)
+    other["training"] = other["training"] | {"train": {"learning_rate": 0.5}, "provenance": {"commit": "f00d"}}
+    text = table_main(project(tmp_path / "rates", measured(1337), other)).text
+    assert "mixed: 2 recipes, which differ in learning_rate (L=2" in text and "mixed: 2 commits (abc, f00d)" in text
+    # What older files do not state was the default, and threads are none of the recipe.
+    other["training"] |= {"train": {"precision": "float32", "threads": 7}}
+    assert "recipes" not in table_main(project(tmp_path / "older", measured(1337), other)).text
+
+
 def test_impossible_cells_and_other_degrees_of_parallelism_say_so(three: Results) -> None:
     texts = {path.stem: list(csv.DictReader(io.StringIO(text))) for path, text in files(three).items()}
     main = {(line["row"], line["column"]): line for line in texts["parallel_context_table_main"]}

@@ -147,11 +147,7 @@ class EntropyStatistics:
         context = self.by_position.shape[1]
         if context == 1:
             return self._of_one_position()
-        maxima = {
-            "observed": _largest(self.mean),
-            "log_T": max_entropy(context),
-            "causal_bound": causal_bound(context),
-        }
+        maxima = self._maxima()
         usable, reference, rule = self._compared(maxima)
         high, low = overload(*usable[reference]), collapse(*usable[reference])
         return {
@@ -168,6 +164,16 @@ class EntropyStatistics:
             **self._for_sampling_errors(),
             **({} if self.bound is None else {"entropy_bound": self.bound.tolist()}),
         }
+
+    def compared(self) -> tuple[Tensor, float, str]:
+        """Heads, (L, H), the maximum that overload and collapse go by, and how the rule puts it. For T above 1."""
+        usable, reference, rule = self._compared(self._maxima())
+        return *usable[reference], rule
+
+    def _maxima(self) -> dict[str, float]:
+        context = self.by_position.shape[1]
+        bounds = {"log_T": max_entropy(context), "causal_bound": causal_bound(context)}
+        return {"observed": _largest(self.mean), **bounds}
 
     def _compared(self, maxima: dict[str, float]) -> tuple[dict[str, tuple[Tensor, float]], str, str]:
         """By the name of a maximum: heads and what their quarters are of. Also the name that overload and collapse go

@@ -308,8 +308,8 @@ def _table(chosen: argparse.Namespace, measured: Measured) -> str:
     bounds = _bounds(measured.statistics).tolist()
     summary, mean = measured.statistics.summary(), measured.statistics.mean.double()
     layers, heads = mean.shape
-    maxima, quarters = summary["maximum"], summary["quarters"]
-    name, largest = next((name, maxima[name]) for name in ("observed", "log_T") if name in quarters)
+    maxima = summary["maximum"]
+    compared, largest, name = measured.statistics.compared()
     lines = [
         f"{chosen.model}: {type(measured.reader.model).__name__}, {layers} layers x {heads} heads; "
         f"{measured.sequences} sequences of {measured.statistics.by_position.shape[1]} tokens of {chosen.text}",
@@ -321,7 +321,7 @@ def _table(chosen: argparse.Namespace, measured: Measured) -> str:
     for layer, values in enumerate(mean):
         finite = values[torch.isfinite(values)]
         least, most = (finite.min().item(), finite.max().item()) if len(finite) else (None, None)
-        counts = [round(fraction * heads) for fraction in quarter_fractions(values, largest)]
+        counts = [round(fraction * heads) for fraction in quarter_fractions(compared[layer], largest)]
         lines.append(
             f"{layer + 1:5}  {_number(finite.mean().item() if len(finite) else None):>6}  {_number(least):>6}  "
             f"{_number(most):>7}  {_number(bounds[layer]):>6}  {' '.join(f'{count:3}' for count in counts)}"

@@ -1,5 +1,6 @@
 """`aero entropy` on a Hugging Face folder and on a checkpoint of ours; one line for what it cannot measure."""
 
+import copy
 import json
 import os
 import shutil
@@ -9,8 +10,9 @@ import sys
 import numpy as np
 import pytest
 import torch
+from tiny_models import CONFIGS
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from aero import checkpoint, cli, landscape
 from aero.architecture import parse
@@ -117,6 +119,22 @@ def test_failures_are_also_counted_against_the_bound(tmp_path, text, capsys):
     assert high.startswith("overload: ") and high.endswith("; against the bound 0.0 % of heads")
     majority = [layer + 1 for layer in by_bound["collapse"]["layers"]]  # a reader counts from 1
     assert majority and low.endswith(f", most heads of layers {', '.join(map(str, majority))}")
+
+
+def test_quarters_of_a_window_are_of_what_it_allows(tmp_path, text, capsys):
+    """The lines of the table add up to the failures below it: nine keys are all that a head with a window sees."""
+    hugging_face_model(tmp_path)
+    torch.manual_seed(0)
+    config = copy.deepcopy(CONFIGS["qwen2"])  # its third layer has a window of 9
+    config.vocab_size = 300
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    shown = said(capsys, tmp_path, "--text", text, "--context", 64)
+    lines = [line.split() for line in shown.splitlines() if line[:5].strip().isdigit()]
+    overloaded = sum(int(line[-1]) for line in lines)
+    heads = sum(int(count) for line in lines for count in line[-4:])
+    assert float(lines[2][4]) < 2.2 < float(lines[0][4]) and int(lines[2][-1]) > 0
+    assert f"overload: {100 * overloaded / heads:.1f} % of heads" in shown
+    assert "quarter of the maximum (observed, each head as a fraction of its layer's entropy_bound)" in shown
 
 
 def test_no_more_tokens_are_read_than_asked(tmp_path, text, capsys):

@@ -82,9 +82,10 @@ fuzz: install
 	@python -m benchmarks.fuzz --seed $(SEED) $(if $(CASES),--cases $(CASES))
 
 # An environment of its own: what audits the packages should not be one of them.
-audit:
+audit: install
 	@$(PYTHON) -m venv .venv/audit && .venv/audit/bin/python -m pip install -q --disable-pip-version-check pip-audit && \
-	  .venv/audit/bin/pip-audit --strict --disable-pip --no-deps -r requirements.lock
+	  answered=$$(python -m benchmarks.advisories --ignored) && \
+	  .venv/audit/bin/pip-audit --strict --disable-pip --no-deps $$answered -r requirements.lock
 
 faults: install
 	@failed=0; python -m benchmarks.transcript_sizes || failed=1; python -m benchmarks.faults || failed=1; python -m benchmarks.long_server || failed=1; exit $$failed

@@ -92,9 +92,9 @@ def _serve(chosen: argparse.Namespace) -> int:
     give_freed_memory_back()
     context = context_for(chosen.listen, _credentials(chosen), chosen.insecure, server=True)
     settings = _settings(chosen)
-    description, tokenizer = _published(chosen.checkpoint, chosen.tokenizer, chosen.program, settings)
+    description, tokenizer, weights = _published(chosen.checkpoint, chosen.tokenizer, chosen.program, settings)
     listener = Listener(chosen.listen, context)
-    server = Server(chosen.checkpoint, description, _text_of(tokenizer), settings, chosen.most_tokens)
+    server = Server(chosen.checkpoint, description, _text_of(tokenizer), settings, chosen.most_tokens, weights)
     security = "mutually authenticated TLS" if context is not None else "plain TCP"
     _say(f"{description} at {listener.address}, {security}; description {description.sha256}")
     answered = failed = 0
@@ -129,10 +129,10 @@ def _ask(chosen: argparse.Namespace) -> None:
         if chosen.expect or _credentials(chosen) is not None:
             raise UserError("--expect and certificates are for --server; leave them out with --checkpoint")
         program = chosen.program or "tuned"
-        description, tokenizer = _published(chosen.checkpoint, chosen.tokenizer, program, settings)
+        description, tokenizer, weights = _published(chosen.checkpoint, chosen.tokenizer, program, settings)
 
         def ask(*question: Any) -> Answered:
-            return ask_here(chosen.checkpoint, description, *question)
+            return ask_here(chosen.checkpoint, weights, description, *question)
 
         _answer(chosen, prompt, description, tokenizer, settings, ask)
         return
@@ -242,21 +242,24 @@ def _rounds(description: Description, tokens: int, passes: int) -> tuple[float |
     return total, ""
 
 
-def _published(path: Path, tokenizer: str | None, program: str, settings: Settings) -> tuple[Description, Any]:
-    """What the server says of the checkpoint at `path`, and the checkpoint's tokenizer."""
+def _published(path: Path, tokenizer: str | None, program: str, settings: Settings) -> tuple[Description, Any, str]:
+    """What the server says of the checkpoint at `path`, the checkpoint's tokenizer, and the hash of its weights, which
+    the server keeps to itself."""
     from aero import checkpoint
+    from aero.two_party.answer import weights_sha256
     from aero.two_party.fixed_point import check
     from aero.two_party.hello import Description
     from aero.two_party.weights import within_budget
 
-    architecture, config, header = checkpoint.describe(path)
+    *_, header = checkpoint.describe(path)
     found = _load(tokenizer if tokenizer is not None else tokenizer_beside(path, header.get("run")))
     model = checkpoint.load(path)
+    weights = weights_sha256(model)
     program = within_budget(model, program)
     check(model, program, settings)
-    description = Description.of(architecture, config, program, settings, found.sha256)
+    description = Description.of(model.architecture, model.config, program, settings, found.sha256)
     _check_vocabulary(found, description)
-    return description, found
+    return description, found, weights
 
 
 def tokenizer_beside(path: Path, run: str | None) -> Path:

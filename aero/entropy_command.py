@@ -116,8 +116,10 @@ def _baseline(path: Path) -> list[list[float]]:
         rows = [[math.nan if value is None else float(value) for value in row] for row in mean]
         if not rows or len({len(row) for row in rows}) != 1 or not rows[0]:
             raise ValueError("its `entropy_mean` is no table of layers and heads")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(f"--baseline {path} is no output of `aero entropy --json` ({error!r})") from None
+        if any(math.isinf(value) for row in rows for value in row):
+            raise ValueError("an entropy in it is infinite")
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise UserError(f"--baseline {path} is no output of `aero entropy --json` ({error!r:.200})") from None
     return rows
 
 

@@ -7,6 +7,7 @@ import hashlib
 import io
 import os
 import platform
+import re
 import subprocess
 import tarfile
 from functools import cache
@@ -17,13 +18,16 @@ SOURCE = ("aero", "stages", "params.yaml")
 """What makes a result, besides data."""
 COMMIT_VARIABLE = "AERO_COMMIT"
 """Names the commit where the source tree is a copy without its .git; `source_digest` shows whether it is."""
+UNKNOWN = "unknown"
+CHANGES = "+changes"
 _ROOT = Path(__file__).resolve().parent.parent
+_WHOLE = re.compile(r"[0-9a-f]{40}")
 
 
 @cache
 def commit() -> str:
     """Commit of the source tree, with "+changes" if tracked source differs from it. Outside git what AERO_COMMIT says,
-    or "unknown".
+    or "unknown" where that is no whole commit.
 
     Results and reports do not count as source: they change while the pipeline runs.
     """
@@ -31,8 +35,14 @@ def commit() -> str:
         revision = _git(_ROOT, "rev-parse", "HEAD")
         changes = _git(_ROOT, "status", "--porcelain", "--untracked-files=no", "--", *SOURCE)
     except (OSError, subprocess.SubprocessError):
-        return os.environ.get(COMMIT_VARIABLE, "unknown")
-    return revision + ("+changes" if changes else "")
+        said = os.environ.get(COMMIT_VARIABLE, UNKNOWN)
+        return said if is_commit(said) else UNKNOWN
+    return revision + (CHANGES if changes else "")
+
+
+def is_commit(text: Any) -> bool:
+    """Whether this is what `commit` says: a whole commit, perhaps with "+changes", or "unknown"."""
+    return text == UNKNOWN or (isinstance(text, str) and bool(_WHOLE.fullmatch(text.removesuffix(CHANGES))))
 
 
 def source_digest(root: Path = _ROOT) -> str:
@@ -43,10 +53,13 @@ def source_digest(root: Path = _ROOT) -> str:
 
 
 def committed_digest(revision: str, root: Path = _ROOT) -> str:
-    """`source_digest` of a commit. ValueError if the repository at `root` does not have it."""
+    """`source_digest` of a commit, given whole. ValueError if the repository at `root` does not have it."""
+    # It may come from somebody's file of trainings, and git would take `--output=FILE` for an option and write there.
+    if not _WHOLE.fullmatch(revision):
+        raise ValueError(f"{revision[:60]!r} is no commit of 40 hexadecimal digits; give what git rev-parse says")
     try:
         archive = subprocess.run(
-            ["git", "-C", str(root), "archive", "--format=tar", revision, "--", *SOURCE],
+            ["git", "-C", str(root), "archive", "--format=tar", "--end-of-options", revision, *SOURCE],
             capture_output=True,
             check=True,
             timeout=60,

@@ -5,13 +5,14 @@
 
 `make audit` asks a package index about every package; this reads the same advisories (OSV's YAML) from a copy, so it
 knows what its date knows. Writes results/robustness/advisories.json; exit status 1 for a finding that has no answer in
-`ANSWERED`.
+`ANSWERED`. With --ignored it prints the answered ones, as `make audit` gives them to pip-audit.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import hashlib
 import json
 import re
 import subprocess
@@ -32,12 +33,17 @@ FILE = Path("results/robustness/advisories.json")
 MANY_DAYS = 180
 """The age from which most of the lock's versions are newer than a copy."""
 ANSWERED: dict[str, str] = {}
-"""Advisories that cover a locked version, by id, and why that does no harm here."""
+"""Advisories that cover a locked version, by id, and why that does no harm here. `make audit` leaves them out, too."""
 
 
 def locked(text: str) -> dict[str, str]:
     """Version of every package of a lock file, by canonical name."""
     return {canonicalize_name(name): version for name, version in re.findall(r"(?m)^([\w.-]+)(?:\[.*\])?==(\S+)", text)}
+
+
+def lock_digest(packages: Mapping[str, str]) -> str:
+    """SHA-256 of a lock's packages and versions, a line of name==version each: what an audit is of."""
+    return hashlib.sha256("".join(f"{name}=={packages[name]}\n" for name in sorted(packages)).encode()).hexdigest()
 
 
 def covers(advisory: Mapping[str, Any], name: str, version: str) -> bool:
@@ -93,7 +99,12 @@ def audit(packages: Mapping[str, str], database: Path) -> dict[str, Any]:
             if covers(advisory, name, version):
                 answer = ANSWERED.get(advisory["id"], "")
                 findings.append({"package": name, "version": version, "id": advisory["id"], "answer": answer})
-    return {"packages": len(packages), "advisories": read, "findings": findings}
+    return {
+        "packages": len(packages),
+        "lock_sha256": lock_digest(packages),
+        "advisories": read,
+        "findings": findings,
+    }
 
 
 def dated(database: Path) -> tuple[str, str]:
@@ -113,9 +124,14 @@ def aged(date: str) -> str:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.advisories", description=__doc__.splitlines()[0])
-    parser.add_argument("--database", type=Path, required=True, help="a checkout of PyPA's advisory-database")
+    asked = parser.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--database", type=Path, help="a checkout of PyPA's advisory-database")
+    asked.add_argument("--ignored", action="store_true", help="print what pip-audit is to leave out, as its options")
     parser.add_argument("--out", type=Path, default=FILE)
     chosen = parser.parse_args(arguments)
+    if chosen.ignored:
+        print(*(f"--ignore-vuln={name}" for name in sorted(ANSWERED)))
+        return 0
     found = audit(locked((ROOT / "requirements.lock").read_text(encoding="utf-8")), chosen.database)
     commit, date = dated(chosen.database)
     struck = {finding["package"] for finding in found["findings"] if not finding["answer"]}

@@ -14,12 +14,14 @@ import shutil
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import yaml
 from hypothesis import strategies as st
 
-from benchmarks import fuzz_links
+from benchmarks import fuzz_files, fuzz_links
+from benchmarks.fuzz_files import array_file
 from benchmarks.fuzz_target import Target, put, refusal
 from benchmarks.mutations import Draw, as_json, damaged, damaged_tree
 
@@ -155,17 +157,10 @@ def token_files(folder: Path) -> Target:
 
     @st.composite
     def array(draw: Draw) -> bytes:
-        """A .npy file of another type, shape or order."""
-        header = {
-            "descr": draw(st.sampled_from(["<u8", ">u8", "<i8", "<f8", "|O", "<U9", "|V8", "x", 8, [("a", "<u8")]])),
-            "fortran_order": draw(st.sampled_from([False, True, 1, None])),
-            "shape": draw(st.sampled_from([(21,), (3,), (0,), (), (-1,), (2**62,), (2**70,), (21, 1), "x", (True,)])),
-        }
-        text = repr(header).encode() + draw(st.sampled_from([b"", b"\n", b" " * 40, b"(", b"L", b"'", b"\n 0\n\t1"]))
-        version = draw(st.sampled_from([b"\1\0", b"\2\0", b"\3\0", b"\0\0", b"\x09\x09"]))
-        length = struct.pack("<H" if version == b"\1\0" else "<I", len(text))
-        body = draw(st.sampled_from([np.arange(21).tobytes(), b"", b"\xff" * 168, b"\0" * 24]))
-        return bytes([names.index("train.offsets.npy")]) + b"\x93NUMPY" + version + length + text + body
+        kinds = ["<u8", ">u8", "<i8", "<f8", "|O", "<U9", "|V8", "x", 8, [("a", "<u8")]]
+        shapes = [(21,), (3,), (0,), (), (-1,), (2**62,), (2**70,), (21, 1), "x", (True,)]
+        bodies = [np.arange(21).tobytes(), b"", b"\xff" * 168, b"\0" * 24]
+        return bytes([names.index("train.offsets.npy")]) + array_file(draw, kinds, shapes, bodies)
 
     def read(case: bytes) -> None:
         if not case:
@@ -199,8 +194,10 @@ def checkpoints(folder: Path) -> Target:
     from aero.checkpoint import save as save_checkpoint
     from aero.model import GPT, ModelConfig
     from aero.training import state
+    from aero.training.log import text_of
     from aero.training.loop import Outcome
 
+    of_three = SimpleNamespace(steps=3, log_attention=False)
     torch.set_num_threads(1)
     path, state_path = folder / "a model.safetensors", folder / "state.safetensors"
     sizes = {"vocabulary": 11, "context": 4, "layers": 2, "heads": 2, "width": 4, "ffn_width": 8}
@@ -218,7 +215,7 @@ def checkpoints(folder: Path) -> Target:
     def small_outcome() -> tuple[Outcome, torch.optim.Optimizer, torch.amp.GradScaler]:
         torch.manual_seed(1)
         model = GPT(parse("SM+R"), ModelConfig(**sizes | {"layers": 1}))
-        return Outcome(model), torch.optim.AdamW(model.parameters()), torch.amp.GradScaler("cpu", enabled=False)
+        return Outcome(model), torch.optim.AdamW(model.parameters()), torch.amp.GradScaler("cpu")
 
     outcome, optimizer, scaler = small_outcome()
     outcome.model(torch.zeros(1, 4, dtype=torch.long)).sum().backward()
@@ -279,7 +276,9 @@ def checkpoints(folder: Path) -> Target:
         header = {name: value for name, value in about.items() if name != "sha256"}
         if draw(st.booleans()):
             key = draw(st.sampled_from(["rows", "steps_done", "seconds", "scaler", "float16_overflow"]))
-            header[key] = draw(st.sampled_from(["-5", "{}", '{"a": 1}', "[1]", "nan", "[[]]", "1e999", "null", "3"]))
+            header[key] = draw(
+                st.sampled_from(["-5", "{}", '{"a": 1}', '[{"a": 1}]', "[1]", "nan", "[[]]", "1e999", "null", "3", "2"])
+            )
         checkpoint.write_tensors(state_path, tensors, header)
         return state_path.read_bytes()
 
@@ -292,13 +291,13 @@ def checkpoints(folder: Path) -> Target:
         return content[:at] + bytes([content[at] ^ 1 << draw(st.integers(0, 7))]) + content[at + 1 :]
 
     def read(case: bytes) -> None:
-        resumed, other_optimizer, _ = small_outcome()
+        resumed, other_optimizer, scaler = small_outcome()
         fresh = {name: value.clone() for name, value in resumed.model.state_dict().items()}
         put(state_path, case)
         said: list[str] = []
         write, tqdm.write = tqdm.write, said.append
         try:
-            state.restore(state_path, "hash", resumed, other_optimizer, scaler)
+            state.restore(state_path, "hash", resumed, other_optimizer, scaler, of_three)
         finally:
             tqdm.write = write
         if said:  # it starts anew: nothing of the damaged state may be left
@@ -306,9 +305,10 @@ def checkpoints(folder: Path) -> Target:
             assert all(torch.equal(value, fresh[name]) for name, value in resumed.model.state_dict().items())
             assert refusal(ValueError(said[0]), ("starting anew",)) is None, said[0]
         else:  # taken over: it can be gone on with
-            assert resumed.steps_done >= 0 and all(isinstance(row, dict) for row in resumed.rows)
-            resumed.model(torch.zeros(1, 4, dtype=torch.long)).sum().backward()
-            other_optimizer.step()
+            assert 0 <= resumed.steps_done < of_three.steps
+            text_of(resumed.rows, layers=1), json.dumps(resumed.float16_overflow, allow_nan=False)
+            scaler.scale(resumed.model(torch.zeros(1, 4, dtype=torch.long)).sum()).backward()
+            scaler.step(other_optimizer), scaler.update()
         put(path, case)
         found, errors = [], []
         for reader in (package, ours):
@@ -453,6 +453,8 @@ TARGETS: dict[str, Callable[[Path], Target]] = {
     "published numbers": published,
     "profile logs": profiles,
     "local corpora": corpora,
+    "Languini's books": fuzz_files.languini,
+    "files of trainings": fuzz_files.trainings,
     "link, server": fuzz_links.link_server,
     "link, client": fuzz_links.link_client,
     "link, shares": fuzz_links.shares,

@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> None:
 def require_source(training: Finished, path: Path) -> None:
     """UserError unless the training was made by the very source of the commit that it names."""
     revision = training.metrics["provenance"]["commit"]
-    if revision == "unknown" or revision.endswith("+changes"):
+    if revision == provenance.UNKNOWN or revision.endswith(provenance.CHANGES):
         raise UserError(
             f"{path}: {training.name} was trained by source of commit {revision}; train with committed code and "
             f"{provenance.COMMIT_VARIABLE} set, or --allow-changes"

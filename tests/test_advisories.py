@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -67,15 +68,64 @@ def test_the_lock_is_read_whole_and_a_finding_fails(tmp_path: Path) -> None:
     packages = advisories.locked(lock)
     assert len(packages) == lock.count("==") and packages["pyyaml"] and advisories.locked("A_b[x]==1\n") == {"a-b": "1"}
     kept = json.loads((ROOT / "results/robustness/advisories.json").read_text())
-    assert kept["packages"] == len(packages), "the lock has changed: run benchmarks.advisories again"
+    assert kept["packages"] == len(packages)
+    assert kept["lock_sha256"] == advisories.lock_digest(packages), "the lock has changed: run benchmarks.advisories"
     out = tmp_path / "found.json"
     everything = advisory([{"introduced": "0"}])
     everything["affected"][0]["package"]["name"] = "torch"
     database = made(tmp_path / "database", "torch", everything)
     assert advisories.main(["--database", str(database), "--out", str(out)]) == 1
     (case,) = json.loads(out.read_text())["cases"]
+    assert json.loads(out.read_text())["lock_sha256"] == kept["lock_sha256"]
     assert case["passed"] == case["count"] - 1 == len(packages) - 1
     assert "torch" in case["seen"] and "PYSEC-1" in case["seen"]
+
+
+def test_another_version_of_one_package_is_another_lock() -> None:
+    one = advisories.lock_digest({"torch": "2.1", "yaml": "6"})
+    assert (
+        one
+        == advisories.lock_digest({"yaml": "6", "torch": "2.1"})
+        == advisories.lock_digest(advisories.locked("torch==2.1  # a comment\nYAML==6\n"))
+    )
+    assert one != advisories.lock_digest({"torch": "2.1", "yaml": "6.1"})
+
+
+def test_make_audit_leaves_out_what_is_answered(tmp_path: Path) -> None:
+    """In a copy of the Makefile's place, with a pip-audit and an interpreter that do nothing but say what they are
+    asked: the options come from `ANSWERED`, and an answer that cannot be had ends it."""
+    (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
+    for name in ("requirements.lock", "pyproject.toml"):
+        (tmp_path / name).write_text("")
+    answers = "--ignore-vuln=PYSEC-1 --ignore-vuln=PYSEC-2"
+    for name, content in (
+        (".venv/audit/bin/pip-audit", 'echo pip-audit "$@"'),
+        (".venv/audit/bin/python", "exit 0"),
+        (".venv/bin/python", f'[ "$2" = benchmarks.advisories ] && [ "$3" = --ignored ] && echo {answers}'),
+        ("python-of-ours", "exit 0"),
+    ):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{content}\n")
+        path.chmod(0o755)
+    (tmp_path / ".venv/.installed").touch()
+    command = ["make", "-C", str(tmp_path), "audit", "PYTHON=./python-of-ours"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert f"pip-audit --strict --disable-pip --no-deps {answers} -r requirements.lock" in done.stdout
+    (tmp_path / ".venv/bin/python").write_text("#!/bin/sh\nexit 1\n")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0 and "pip-audit" not in done.stdout
+
+
+def test_what_is_answered_is_printed_as_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert advisories.main(["--ignored"]) == 0 and capsys.readouterr().out == "\n"
+    for name in ("PYSEC-2", "GHSA-1"):
+        monkeypatch.setitem(advisories.ANSWERED, name, "its parser is not used")
+    assert advisories.main(["--ignored"]) == 0
+    assert capsys.readouterr().out == "--ignore-vuln=GHSA-1 --ignore-vuln=PYSEC-2\n"
 
 
 def test_an_old_copy_is_said_to_know_little() -> None:

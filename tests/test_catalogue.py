@@ -182,13 +182,13 @@ def test_what_the_claims_compare_has_three_kept_seeds_within_their_time() -> Non
 
 
 def test_all_trainings_fit_into_six_hours_of_two_processes() -> None:
-    """By the processor time of the kept results, plus what a stage costs beside its training: starting, checking tokens,
-    evaluation and entropies, some 15 s of a processor each."""
+    """By the processor time of the kept results, plus what a stage costs beside its training (starting, checking
+    tokens, evaluation, entropies): put at 30 s of a processor each."""
     found = results(ROOT)
     kept = {key: tuple(result for result in of_run if not result.fresh) for key, of_run in found.items()}
     laptop = PARAMETERS.at_scale("laptop")
     hours = [cost(laptop, run, kept).hours for run, _ in laptop.trainings()]
-    assert len(hours) > 300 and sum(hours) + len(hours) * 15 / 3600 <= 2 * 6
+    assert len(hours) > 300 and sum(hours) + len(hours) * 30 / 3600 <= 2 * 6
 
 
 def test_kept_results_are_of_the_configuration_in_params() -> None:

@@ -14,7 +14,7 @@ from tiny_models import CONFIGS
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from aero import checkpoint, cli, landscape
+from aero import checkpoint, cli, entropy_command, landscape
 from aero.architecture import parse
 from aero.data.tokenizer import build
 from aero.entropy import EntropyRegularizer, measure
@@ -226,6 +226,17 @@ def test_heads_that_are_not_finite_are_told(tmp_path, text, capsys):
     assert table[5].endswith("1 not finite") and "collapse: " in table[-2]
     arguments = ["--text", text, "--tokenizer", tmp_path / "tokenizer.json", "--json"]
     assert None in json.loads(said(capsys, tmp_path, *arguments))["landscape"]["steepness"][1]
+
+
+@pytest.mark.parametrize(
+    "mean", ["[[1" + "0" * 400 + "]]", "[[Infinity]]", '[["' + "x" * 10000 + '"]]', "[[1], [1, 2]]", "{}"]
+)
+def test_a_baseline_that_is_no_table_of_numbers_is_one_short_line(tmp_path, mean):
+    path = tmp_path / "other.json"
+    path.write_text(f'{{"entropy_mean": {mean}}}')
+    with pytest.raises(UserError, match="is no output of `aero entropy --json`") as refused:
+        entropy_command._baseline(path)
+    assert len(str(refused.value)) < 300 + len(str(path))
 
 
 def test_bad_input_is_one_line(tmp_path, text):

@@ -18,7 +18,7 @@ import numpy as np
 from aero.data.corpora import Corpus, Split
 from aero.data.languini_vocabulary import LanguiniVocabulary
 from aero.data.tokenizer import Tokenizer
-from aero.data.tokens import FORMAT, SPLITS
+from aero.data.tokens import FORMAT, SPLITS, sha256_of
 
 _BATCH_CHARACTERS = 2**21  # text encoded at once; with its ids about 60 MB
 
@@ -36,13 +36,16 @@ def write_tokens(
 
     train_bytes, validation_bytes: read that much text (UTF-8 bytes) of a split and stop after the document that reaches
     it; None reads all. threads: encoding threads, by default one a core. progress: a bar on a terminal.
-    The folder appears, or is replaced, only when complete; it is built beside, as `<folder>.tmp`. The same text gives
-    the same bytes in every file (no time is kept), so that DVC re-runs nothing after an unchanged tokenization.
+    The folder appears, or is replaced, only when complete; it is built beside, as `<folder>.tmp`. A folder cannot be
+    renamed over another: for a moment the older one is `<folder>.old` alone, and a kill then leaves it there until the
+    next call puts it back. The same text gives the same bytes in every file (no time is kept), so that DVC re-runs
+    nothing after an unchanged tokenization.
     Raises ValueError for a split without text; a full disk surfaces as OSError.
     """
     folder = Path(folder)
-    building = folder.with_name(folder.name + ".tmp")
+    building, older = (folder.with_name(folder.name + ending) for ending in (".tmp", ".old"))
     shutil.rmtree(building, ignore_errors=True)
+    _clear(older, folder, building)
     building.mkdir(parents=True)
     threads = threads or os.cpu_count() or 1
     try:
@@ -66,8 +69,9 @@ def write_tokens(
             "python": platform.python_version(),
         }
         (building / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-        _replace(building, folder)
+        _replace(folder, building, older)
     finally:
+        _clear(older, folder, building)
         shutil.rmtree(building, ignore_errors=True)
     return manifest
 
@@ -108,13 +112,15 @@ def _write_split(
         raise ValueError(
             f"the {split} split of corpus {corpus.name!r} has no text; check corpus.path and corpus.validation_fraction"
         )
-    np.save(folder / f"{split}.offsets.npy", np.frombuffer(offsets, dtype=np.uint64))
+    offsets_path = folder / f"{split}.offsets.npy"
+    np.save(offsets_path, np.frombuffer(offsets, dtype=np.uint64))
     return {
         "documents": len(offsets) - 1,
         "tokens": offsets[-1],
         "bytes": size,
         "text_sha256": text_digest.hexdigest(),
         "sha256": file_digest.hexdigest(),
+        "offsets_sha256": sha256_of(offsets_path),
     }
 
 
@@ -163,11 +169,21 @@ class _Bar:
         self._bar.update(size - self._bar.n)
 
 
-def _replace(building: Path, folder: Path) -> None:
-    """Put the finished folder in the place of an older one. A folder cannot be renamed over one that is not empty."""
-    older = folder.with_name(folder.name + ".old")
-    shutil.rmtree(older, ignore_errors=True)
+def _replace(folder: Path, building: Path, older: Path) -> None:
+    """Put the finished folder in the place of an older one, its files on disk before the older one goes."""
+    for path in building.iterdir():
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
     if folder.exists():
         os.replace(folder, older)
     os.replace(building, folder)
-    shutil.rmtree(older, ignore_errors=True)
+
+
+def _clear(older: Path, folder: Path, building: Path) -> None:
+    """Put the older folder back if nothing has taken its place; if something has, delete it.
+
+    Deleted as `building`, which is not there: half of it, left by a kill, would be taken for the older folder.
+    """
+    if older.exists():
+        os.replace(older, building if folder.exists() else folder)
+        shutil.rmtree(building, ignore_errors=True)

@@ -95,13 +95,16 @@ class LanguiniBooks:
         self._inside(path)
         try:
             rows = np.load(path, mmap_mode="r", allow_pickle=False)
-            if rows.ndim != 2 or rows.shape[1] != 2 or rows.dtype.kind != "U" or not len(rows):
+            if not isinstance(rows, np.ndarray):
+                raise ValueError("it is an archive and no array")
+            if rows.ndim != 2 or rows.shape[1] != 2 or rows.dtype.kind != "U" or not rows.nbytes:
                 raise ValueError(f"{rows.dtype} {rows.shape} instead of rows of path and length as text")
             names = [_stem(row[0]) for row in rows]
             tokens = sum(int(row[1]) for row in rows)
-        except (ValueError, OSError, EOFError) as error:
+        except Exception as error:  # NumPy reads a damaged header as Python source, or the file as a zip archive
+            reason = f"{type(error).__name__}: {str(error)[:200]}"
             raise ValueError(
-                f"corpus 'languini': {path} is not one of Languini's file lists ({error}); take it from {LISTS_RECORD}"
+                f"corpus 'languini': {path} is not one of Languini's file lists ({reason}); take it from {LISTS_RECORD}"
             ) from None
         with open(path, "rb") as content:
             digest = hashlib.file_digest(content, "sha256").hexdigest()
@@ -134,7 +137,7 @@ class LanguiniBooks:
         if missing := wanted - found.keys():
             raise ValueError(
                 f"corpus 'languini': {len(missing):,} of {len(wanted):,} listed books are not below {self.folder},"
-                f" first {min(missing) + '.txt'!r}; {WHY}"
+                f" first {min(missing)[:200] + '.txt'!r}; {WHY}"
             )
         return found
 

@@ -60,8 +60,9 @@ def scale_root(scale: str | None, active: str) -> Path:
 def open_tokens(folder: str | Path, verify: bool = False) -> Tokens:
     """The token files in `folder`, memory-mapped.
 
-    Sizes and boundaries are always held against the manifest; `verify` also reads every byte and checks the SHA-256.
-    Raises ValueError naming the damaged file and what to do.
+    Sizes and boundaries are always held against the manifest; `verify` also reads every byte, checks the SHA-256 of
+    ids and boundaries, and that every document ends with `<|endoftext|>`. Raises ValueError naming the damaged file and
+    what to do.
     """
     folder = Path(folder)
     path = folder / "manifest.json"
@@ -73,16 +74,14 @@ def open_tokens(folder: str | Path, verify: bool = False) -> Tokens:
             raise ValueError(f"format {manifest['format']!r} instead of {FORMAT!r}")
         vocabulary = _number(manifest, "vocabulary", LARGEST_VOCABULARY)
         streams = {split: _open_split(folder, split, manifest["splits"][split], verify) for split in SPLITS}
+        if verify:
+            for split in SPLITS:
+                _verify_ids(folder, split, streams[split], manifest)
     except _Damaged as error:
         raise ValueError(str(error)) from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {str(error)[:200]}"
         raise ValueError(f"token file {path} is damaged ({reason}); {REMEDY}") from None
-    if verify:
-        for split, stream in streams.items():
-            parts = (stream.tokens[i : i + _READ_TOKENS] for i in range(0, len(stream.tokens), _READ_TOKENS))
-            if (largest := max(int(part.max()) for part in parts)) >= vocabulary:
-                raise ValueError(f"token file {folder / split}.bin is damaged: id {largest} of {vocabulary}; {REMEDY}")
     return Tokens(folder, streams["train"], streams["valid"], vocabulary, manifest)
 
 
@@ -91,10 +90,10 @@ class _Damaged(Exception):
         super().__init__(f"token file {path} is damaged: {reason}; {REMEDY}")
 
 
-def _number(values: dict[str, Any], name: str, most: int = 2**60) -> int:
-    """A count from 1 to `most`. ValueError for anything else: JSON knows 1e999, true and "12" as well."""
-    if type(number := values[name]) is not int or not 1 <= number <= most:
-        raise ValueError(f"{name} is {str(number)[:40]!r}, not a whole number from 1 to {most}")
+def _number(values: dict[str, Any], name: str, most: int = 2**60, least: int = 1) -> int:
+    """A number from `least` to `most`. ValueError for anything else: JSON knows 1e999, true and "12" as well."""
+    if type(number := values[name]) is not int or not least <= number <= most:
+        raise ValueError(f"{name} is {str(number)[:40]!r}, not a whole number from {least} to {most}")
     return number
 
 
@@ -116,11 +115,35 @@ def _open_split(folder: Path, split: str, entry: dict[str, Any], verify: bool) -
         raise _Damaged(offsets_path, f"{offsets.dtype} {offsets.shape} instead of uint64 ({documents + 1},)")
     if offsets[0] != 0 or offsets[-1] != count or np.any(offsets[1:] <= offsets[:-1]):
         raise _Damaged(offsets_path, f"the document boundaries do not rise from 0 to {count}")
-    if verify and _sha256(path) != entry["sha256"]:
-        raise _Damaged(path, "its SHA-256 is not the one in manifest.json")
+    hashes = {path: "sha256", offsets_path: "offsets_sha256"} if verify else {}
+    for hashed, name in hashes.items():
+        if (name == "sha256" or name in entry) and sha256_of(hashed) != entry[name]:  # older ones have no other
+            raise _Damaged(hashed, "its SHA-256 is not the one in manifest.json")
     return TokenStream(np.memmap(path, dtype="<u2", mode="r", shape=(count,)), offsets)
 
 
-def _sha256(path: Path) -> str:
+def _verify_ids(folder: Path, split: str, stream: TokenStream, manifest: dict[str, Any]) -> None:
+    """_Damaged unless all ids are of the vocabulary and `<|endoftext|>` ends every document.
+
+    Where the manifest has no hash of the boundaries it may also stand nowhere else: a boundary that was moved from one
+    document's end to another such place is seen by that alone. Languini's vocabulary makes it of `<D>` in a text, too.
+    """
+    vocabulary = manifest["vocabulary"]
+    end, ends = _number(manifest, "end_of_text", vocabulary - 1, least=0), 0
+    for start in range(0, len(stream.tokens), _READ_TOKENS):
+        part = stream.tokens[start : start + _READ_TOKENS]
+        if (largest := int(part.max())) >= vocabulary:
+            raise _Damaged(folder / f"{split}.bin", f"id {largest} of {vocabulary}")
+        ends += int(np.count_nonzero(part == end))
+    moved = "offsets_sha256" not in manifest["splits"][split] and ends != stream.documents
+    for start in range(1, len(stream.offsets), _READ_TOKENS):
+        last = stream.offsets[start : start + _READ_TOKENS] - np.uint64(1)
+        moved = moved or bool(np.any(stream.tokens[last] != end))
+    if moved:
+        raise _Damaged(folder / f"{split}.offsets.npy", f"its documents do not end where id {end}, their end, stands")
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

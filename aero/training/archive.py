@@ -6,6 +6,7 @@ Lines are appended and flushed to disk, so a process killed at any moment leaves
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 import os
@@ -15,13 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aero import provenance
 from aero.errors import UserError
 from aero.training.kept import FILES
 
 FORMAT = "aero-trainings-1"
 LARGEST = 12 * 2**20
 """Bytes after which a file is not added to; a training is below a megabyte."""
-_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 
 @dataclass(frozen=True)
@@ -107,18 +109,34 @@ def _read_line(line: bytes, place: str) -> Finished:
         if values.pop("sha256") != _sha256(values):
             raise UserError(f"{place} is damaged: its SHA-256 does not fit; bring the file home again")
         training = Finished(**values)
-        metrics, files = training.metrics, training.files
-        told = (metrics["run"], metrics["seed"], metrics["scale"])
-        metrics["config_hash"], metrics["provenance"]["commit"], metrics["provenance"]["started"]
+        _check(training, place)
     except UserError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise UserError(f"{place} is no training ({type(error).__name__}: {error})") from None
-    if told != (training.run, training.seed, training.scale) or not set(files) <= set(FILES):
-        raise UserError(f"{place} is no training: its files are {', '.join(files)} of {told[0]} seed {told[1]}")
-    if not (_NAME.fullmatch(training.run) and _NAME.fullmatch(training.scale) and isinstance(training.seed, int)):
-        raise UserError(f"{place}: {training.run!r} at scale {training.scale!r} is no name of a run")
+        raise UserError(f"{place} is no training ({type(error).__name__}: {str(error)[:200]})") from None
     return training
+
+
+def _check(training: Finished, place: str) -> None:
+    """UserError, or another that tells of a part that is missing or of another type, unless it can be merged.
+
+    What could not be written is told here, before a merge has begun to write.
+    """
+    metrics, files = training.metrics, training.files
+    told, origin = (metrics["run"], metrics["seed"], metrics["scale"]), metrics["provenance"]
+    metrics["config_hash"], datetime.datetime.fromisoformat(origin["started"])
+    for text in files.values():
+        text.encode()
+    if told != (training.run, training.seed, training.scale) or not set(files) <= set(FILES):
+        said = f"{', '.join(files):.100} of {told[0]!s:.60} seed {told[1]!s:.60}"
+        raise UserError(f"{place} is no training: its files are {said}")
+    seeded = type(training.seed) is int and 0 <= training.seed < 2**64
+    if not (_NAME.fullmatch(training.run) and _NAME.fullmatch(training.scale) and seeded):
+        said = f"{training.run!r:.60} seed {training.seed!s:.60} at scale {training.scale!r:.60}"
+        raise UserError(f"{place}: {said} is no name of a run; leave the line out")
+    if not provenance.is_commit(origin["commit"]):
+        said = f"{origin['commit']!s:.60}"
+        raise UserError(f"{place}: {said!r} is no commit (40 hexadecimal digits); train it again")
 
 
 def _cut_unfinished_line(path: Path) -> None:

@@ -6,20 +6,25 @@ pass is run over all of it. Prompts are not padded: what the server learns is th
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from aero import checkpoint
+from aero.errors import UserError
+from aero.model import GPT
 from aero.two_party.end_to_end import Cost, Question, one_hot_rows
 from aero.two_party.hello import Description
 from aero.two_party.measure import WARM_UP, place
 from aero.two_party.party import Party
 from aero.two_party.profile import Profile
-from aero.two_party.settings import CLIENT, SERVER, TwoPartyError
+from aero.two_party.settings import CLIENT, SERVER
 from aero.two_party.weights import weight_arrays, weight_shapes
 
 
@@ -50,14 +55,17 @@ class Sampling:
 def answer_task(party: Party, given: Mapping[str, Any]) -> dict[str, Any]:
     """In a party process: place the weights, then one pass for each new token; returns costs, and ids at the client.
 
-    given: "description", "tokens" (the prompt's length), "new_tokens" (both); "checkpoint", a path (server only);
-    "ids" (T,) and "sampling" (client only). The client gives every token to `Party.control` as it comes.
+    given: "description", "tokens" (the prompt's length), "new_tokens" (both); "checkpoint", a path, and
+    "weights_sha256" of what was published from there (server only); "ids" (T,) and "sampling" (client only). The client
+    gives every token to `Party.control` as it comes.
     """
     description: Description = given["description"]
     config = description.model_config
     shapes = weight_shapes(description.parsed, config, description.program)
     names = sorted(shapes)
-    weights = _weights(given["checkpoint"], description) if party.rank == SERVER else None
+    weights = None
+    if party.rank == SERVER:
+        weights = _weights(given["checkpoint"], given["weights_sha256"], description)
     start = time.monotonic()
     # Keys and first oblivious transfers, apart from what a token costs; and below, what the server prepares once.
     setup = _cost(party, [party.run(o.function(), place(party, o), ["y"]) for o in WARM_UP], start)
@@ -83,12 +91,27 @@ def answer_task(party: Party, given: Mapping[str, Any]) -> dict[str, Any]:
     return {"setup": setup, "costs": costs, "ids": None if ids is None else ids[given["tokens"] :]}
 
 
-def _weights(path: str, description: Description) -> dict[str, np.ndarray]:
-    """The server's folded weights, read in its own process. TwoPartyError if they are no longer of that model."""
+def weights_sha256(model: GPT) -> str:
+    """Of architecture, sizes and every tensor of a model as `checkpoint.load` gave it: which weights are published.
+
+    For the server alone: a client that had it could tell a known model from another.
+    """
+    whole = hashlib.sha256(json.dumps([str(model.architecture), asdict(model.config)], sort_keys=True).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        whole.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        whole.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return whole.hexdigest()
+
+
+def _weights(path: str, published: str, description: Description) -> dict[str, np.ndarray]:
+    """The server's folded weights, read in its own process. UserError if they are not those that were `published`.
+
+    Others of the same sizes may leave the fixed point, or need the residual stream put back at other layers than the
+    published program does: their answers could be wrong without a word.
+    """
     model = checkpoint.load(path)
-    changed = any(getattr(model.config, name) != value for name, value in description.config.items())
-    if changed or str(model.architecture.at_inference()) != description.architecture:
-        raise TwoPartyError(f"checkpoint {path} has changed since it was published; start the server again")
+    if weights_sha256(model) != published:
+        raise UserError(f"checkpoint {path} changed since it was published; start the server, or ask, again")
     return weight_arrays(model, description.program)
 
 

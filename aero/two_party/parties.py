@@ -41,11 +41,13 @@ GRACE_S = 1.0
 # More than starting a party takes, in this process.
 DESCRIPTORS = 32
 DYING_TRIES, DYING_S = 20, 0.1
+# How often the way to the other party is looked at while a process starts.
+LOOK_S = 0.2
 _PR_SET_PDEATHSIG = 1
 # The last is what PyTorch computes shapes of weights with, on the device "meta"; every party does.
 PRELOADED = ("numpy", "jax", "torch", "torch._dynamo")
 _IMPORTED_IN = os.getpid()
-# `sys.argv` and the environment are set for the moment in which a process starts.
+# `sys.argv` and the environment are set for the moment in which a process starts. Taken by `_starting` alone.
 _STARTING = threading.Lock()
 # SPU ends a process that cannot send by exit(255), while its other threads still compute: now and then one of those
 # crashes first, in whatever way, and may have the last word in the log.
@@ -189,7 +191,7 @@ class _Parent:
         child = context.Process(target=_party_process, args=(theirs, path), name=f"aero-{NAMES[rank]}")
         self._children[rank] = _Child(rank, child, ours, log)
         try:
-            _begin(child, NAMES[rank])
+            _begin(child, NAMES[rank], self._alarm)
         finally:
             theirs.close()
         payload = (rank, self._task, self._inputs[rank], tuple(self._dialled[rank]), self._settings)
@@ -373,16 +375,22 @@ def _start_method() -> str:
     return "spawn" if moved else "forkserver"
 
 
-def _begin(process: multiprocessing.process.BaseProcess, name: str) -> None:
-    """Start a party's process. TwoPartyError if it cannot be, or not within START_TIMEOUT_S."""
+def _begin(process: multiprocessing.process.BaseProcess, name: str, alarm: Alarm | None = None) -> None:
+    """Start a party's process. TwoPartyError if it cannot be, not within START_TIMEOUT_S, or if `alarm` rings before.
+
+    One that comes up after that finds that nobody is there and ends itself (`_party_process`).
+    """
     if not isinstance(process, multiprocessing.context.ForkServerProcess):
         with _arguments_withheld():
             process.start()
         return
     failures: list[BaseException] = []
+    given_up = threading.Event()
 
     def begin() -> None:
         for left in reversed(range(DYING_TRIES)):
+            if given_up.is_set():
+                return
             try:
                 ready()
                 with _arguments_withheld():
@@ -400,8 +408,13 @@ def _begin(process: multiprocessing.process.BaseProcess, name: str) -> None:
     # The first start waits for the fork server's imports.
     starting = threading.Thread(target=begin, daemon=True)
     starting.start()
-    starting.join(START_TIMEOUT_S)
+    until = time.monotonic() + START_TIMEOUT_S
+    while starting.is_alive() and time.monotonic() < until and (alarm is None or alarm.failure is None):
+        starting.join(min(LOOK_S, max(0.0, until - time.monotonic())))
     if starting.is_alive():
+        given_up.set()
+        if alarm is not None and alarm.failure is not None:
+            raise TwoPartyError(alarm.failure)
         raise TwoPartyError(f"the {name} process was not up after {START_TIMEOUT_S:g} s; is this machine overloaded?")
     for error in failures:
         if isinstance(error, (OSError, EOFError)):
@@ -414,11 +427,12 @@ def ready() -> None:
     """Start the fork server if it is not there, without waiting for it: the next party is then up sooner.
 
     Its libraries compute on one thread, since a process with several must not be forked; SPU's have their own setting.
+    TwoPartyError if another start is under way for START_TIMEOUT_S.
     """
     if _start_method() != "forkserver":
         return
     single = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    with _STARTING:
+    with _starting():
         before = {name: os.environ.get(name) for name in single}
         os.environ.update(single)
         try:
@@ -452,20 +466,30 @@ def renew() -> None:
         # Before the lock: a fork server that hangs keeps whoever waits for it, and that one holds the lock.
         with suppress(ProcessLookupError):
             os.kill(running, signal.SIGKILL)
-    if not _STARTING.acquire(timeout=START_TIMEOUT_S):
-        raise TwoPartyError(f"no new fork server could be started in {START_TIMEOUT_S:g} s; start the server again")
-    try:
+    with _starting():
         if forkserver._forkserver._forkserver_pid is not None and running is not None:
             forkserver._forkserver._stop()
+    ready()
+
+
+@contextmanager
+def _starting() -> Iterator[None]:
+    """Alone in starting processes. TwoPartyError if another start does not end: it may wait for one that hangs."""
+    if not _STARTING.acquire(timeout=START_TIMEOUT_S):
+        raise TwoPartyError(
+            f"no process could be started in {START_TIMEOUT_S:g} s, because an earlier start has not ended; end this "
+            "program and start it again"
+        )
+    try:
+        yield
     finally:
         _STARTING.release()
-    ready()
 
 
 @contextmanager
 def _arguments_withheld() -> Iterator[None]:
     """A new process is sent `sys.argv`, in which a prompt may stand that is not the server's to see."""
-    with _STARTING:
+    with _starting():
         arguments = sys.argv
         sys.argv = arguments[:1]
         try:
@@ -485,7 +509,10 @@ def _party_process(connection: Connection, log_path: str) -> None:
     """What a party process does: redirect its output, take its task, connect, work, close, report."""
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too and ends us
-    log = os.open(log_path, os.O_RDWR | os.O_APPEND)
+    try:
+        log = os.open(log_path, os.O_RDWR | os.O_APPEND)
+    except FileNotFoundError:  # whoever asked for us gave up before we were there, and took it away
+        os._exit(1)
     os.unlink(log_path)
     sys.stdout.flush()
     sys.stderr.flush()

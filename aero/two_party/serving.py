@@ -38,6 +38,7 @@ class Answered:
 
 def ask_here(
     path: Path | str,
+    weights_sha256: str,
     description: Description,
     ids: Sequence[int],
     new_tokens: int,
@@ -48,6 +49,7 @@ def ask_here(
 ) -> Answered:
     """Ask the checkpoint at `path` with a client and a server process on this machine.
 
+    weights_sha256: of the weights that the description was made for (`aero.two_party.answer.weights_sha256`).
     Only the server's process reads the weights, only the client's is given the ids. Raises as `run_parties`.
     """
     check_lengths(description.model_config, len(ids), new_tokens)
@@ -55,7 +57,7 @@ def ask_here(
     client, server = run_parties(
         answer_task,
         common | {"ids": list(ids), "sampling": sampling},
-        common | {"checkpoint": str(path)},
+        common | {"checkpoint": str(path), "weights_sha256": weights_sha256},
         settings,
         relay=relay,
         on_control=lambda said: on_token(*said[1:]),
@@ -72,8 +74,8 @@ class Client:
     def __init__(self, tunnel: Tunnel, wait_s: float) -> None:
         """Exchange versions; wait_s: how long the server may be busy with other questions. TwoPartyError if refused."""
         self._tunnel = tunnel
-        ready()
         try:
+            ready()
             tunnel.send({"hello": PROTOCOL, "versions": versions()})
             said = _not_refused(tunnel, tunnel.receive(wait_s))
             if said.get("hello") != PROTOCOL:
@@ -121,10 +123,18 @@ class Server:
     """A published checkpoint. settings: the protocol's and the time-outs; tokenizer: the text of its file."""
 
     def __init__(
-        self, path: Path | str, description: Description, tokenizer: str, settings: Settings, most_tokens: int
+        self,
+        path: Path | str,
+        description: Description,
+        tokenizer: str,
+        settings: Settings,
+        most_tokens: int,
+        weights_sha256: str = "",
     ) -> None:
-        """most_tokens: new tokens that one question may ask for."""
+        """most_tokens: new tokens that one question may ask for. weights_sha256: as of `ask_here`; it stays here, and
+        without it no question is answered."""
         self._path, self._description, self._tokenizer = str(path), description, tokenizer
+        self._weights_sha256 = weights_sha256
         self._settings, self._most_tokens = settings, most_tokens
         ready()
 
@@ -175,7 +185,7 @@ class Server:
             raise _refused(tunnel, f"{new_tokens} new tokens are asked for, this server gives {self._most_tokens}")
         tunnel.send({"begin": True})
         given = {"description": self._description, "tokens": tokens, "new_tokens": new_tokens}
-        given["checkpoint"] = self._path
+        given |= {"checkpoint": self._path, "weights_sha256": self._weights_sha256}
         try:
             return question, run_through(tunnel, SERVER, answer_task, given, self._settings)
         except Exception:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
-import socket
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from aero.two_party.host_names import looked_up
 from aero.two_party.settings import TwoPartyError, split_address
 
 VALID_DAYS = 365
@@ -71,9 +71,9 @@ def context_for(
 
 
 def is_loopback(host: str) -> bool:
-    """Whether every address of `host` is one of this machine alone."""
+    """Whether every address of `host` is one of this machine alone. TwoPartyError if its name is not found in time."""
     try:
-        found = {entry[4][0] for entry in socket.getaddrinfo(host, None)}
+        found = {entry[4][0] for entry in looked_up(host, None)}
     except OSError as error:
         raise TwoPartyError(f"host {host} is not known ({error.strerror}); give a name or address that is") from None
     return all(ipaddress.ip_address(address).is_loopback for address in found)

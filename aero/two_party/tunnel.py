@@ -20,7 +20,7 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import TimeoutError as NotInTime
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +28,7 @@ from typing import Any
 from aero.errors import one_line
 from aero.two_party import tls
 from aero.two_party.hello import plain
+from aero.two_party.host_names import looked_up
 from aero.two_party.settings import TwoPartyError, split_address
 
 MESSAGE, OPEN, DATA, END = range(4)
@@ -63,10 +64,12 @@ class Tunnel:
         self.peer, self._client = peer, host is not None
         self._secure, self._heard = context is not None, False
         self.failure: str | None = None
+        self._through = False  # the peer has said that all is well on its side
         self._bell, self._ringer = socket.socketpair()
         self._writers: dict[int, asyncio.StreamWriter] = {}
+        # Of channels that are still open in one direction at least, so no more than `_writers` has:
         self._ended: dict[int, int] = {}
-        self._half_closed: set[int] = set()  # channels of which the peer has ended its direction
+        self._half_closed: set[int] = set()  # the peer has ended its direction
         self._next = 1 if self._client else 2
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(lambda *_: None)  # what matters is told by `failure`
@@ -105,12 +108,20 @@ class Tunnel:
         return self._call(self._carry(target), HANDSHAKE_S)
 
     def finish(self) -> None:
-        """Tell the peer that all is well on our side, wait until it says the same, and close. TwoPartyError if not."""
+        """Tell the peer that all is well on our side, wait until it says the same, and close. TwoPartyError if not.
+
+        A peer that has said so may be gone before we get here: both sides are through all the same. If ours is not, the
+        loss is told by `failure`, as of any peer.
+        """
         try:
             if self.failure is None:
-                self.send({"done": True})
+                try:
+                    self.send({"done": True})
+                except TwoPartyError:
+                    if not self._through:
+                        raise
                 self._call(self._done.wait(), GOODBYE_S)
-            if self.failure is not None:
+            if self.failure is not None and not self._through:
                 raise TwoPartyError(self.failure)
         finally:
             self.close()
@@ -278,7 +289,7 @@ class Tunnel:
             pass  # the tunnel is lost, which `_deliver` tells
 
     async def _deliver(self) -> None:
-        """Hand out what comes from the peer, until the tunnel is lost or the peer done."""
+        """Hand out what comes from the peer, until the tunnel is lost."""
         try:
             while True:
                 kind, channel, content = await self._frame()
@@ -286,6 +297,8 @@ class Tunnel:
                     message = self._message(kind, content)
                     if "done" not in message:
                         raise TwoPartyError(f"{self.peer} gave up on this question; its own output says why")
+                    # Its parties' last connections may end after it, and it stays until we have said the same.
+                    self._through = True
                     self._done.set()
                 elif kind == OPEN:
                     if len(self._writers) >= CHANNELS or channel in self._writers:
@@ -307,14 +320,13 @@ class Tunnel:
                     if kind == END:
                         self._end(channel)
         except Exception as error:  # whatever it is: nobody else would tell that the tunnel is lost
-            if not self._done.is_set():
-                if isinstance(error, OSError | EOFError):
-                    self.failure = self._lost(error)
-                else:
-                    named = "" if isinstance(error, TwoPartyError) else f"the link to {self.peer} broke here: "
-                    self.failure = f"{named}{error}"
-                self._done.set()
-                self._ringer.send(b"!")
+            if isinstance(error, OSError | EOFError):
+                self.failure = self._lost(error)
+            else:
+                named = "" if isinstance(error, TwoPartyError) else f"the link to {self.peer} broke here: "
+                self.failure, self._through = f"{named}{error}", False
+            self._done.set()
+            self._ringer.send(b"!")
 
     async def _open(self, channel: int) -> None:
         """The other party dialled ours. If ours does not listen yet, the connection ends at once and it tries again."""
@@ -329,8 +341,11 @@ class Tunnel:
     def _end(self, channel: int) -> None:
         """One direction of a channel is over; after the second its connection is closed."""
         self._ended[channel] = self._ended.get(channel, 0) + 1
-        if self._ended[channel] == 2 and (writer := self._writers.pop(channel, None)) is not None:
-            writer.close()
+        if self._ended[channel] == 2:
+            del self._ended[channel]
+            self._half_closed.discard(channel)
+            if (writer := self._writers.pop(channel, None)) is not None:
+                writer.close()
 
 
 @dataclass(frozen=True)
@@ -354,7 +369,8 @@ class Listener:
         host, port = split_address(address)
         self._context = context
         try:
-            self._socket = socket.create_server((host, port))
+            *_, (place, *_) = looked_up(host, port, socket.AF_INET)[0]
+            self._socket = socket.create_server((place, port))
         except OSError as error:
             raise TwoPartyError(
                 f"cannot listen at {address}: {error.strerror}; give an address of this machine and a free port"
@@ -455,6 +471,22 @@ class Listener:
             thread.join(GOODBYE_S)
 
 
+def _connected(places: Sequence[tuple[Any, ...]]) -> socket.socket:
+    """A connection to the first of `places` (`socket.getaddrinfo`) that takes one. OSError of the last if none does."""
+    failed = OSError("its name has no address")
+    for family, kind, protocol, _, address in places:
+        with contextlib.ExitStack() as unless_connected:
+            try:
+                connection = unless_connected.enter_context(socket.socket(family, kind, protocol))
+                connection.settimeout(HANDSHAKE_S)
+                connection.connect(address)
+                unless_connected.pop_all()
+                return connection
+            except OSError as error:
+                failed = error
+    raise failed
+
+
 def _hang_up(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):  # it has ended already
         connection.shutdown(socket.SHUT_RDWR)
@@ -462,11 +494,11 @@ def _hang_up(connection: socket.socket) -> None:
 
 def dial(address: str, context: ssl.SSLContext | None, wait_s: float = HANDSHAKE_S) -> Tunnel:
     """Connect to the server at `address`, which may be busy with another question for `wait_s` before it does its part
-    of TLS. TwoPartyError if nobody listens or TLS is refused.
+    of TLS. TwoPartyError if its name is not found in time, nobody listens or TLS is refused.
     """
     host, port = split_address(address)
     try:
-        connection = socket.create_connection((host, port), timeout=HANDSHAKE_S)
+        connection = _connected(looked_up(host, port))
     except OSError as error:
         raise TwoPartyError(
             f"no server at {address} ({error.strerror or error}); start one there with `aero serve`, or check address "

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import pickle
+import struct
 import subprocess
 import sys
 
@@ -13,6 +15,7 @@ import pytest
 
 from aero.data.corpora import files_digest, open_corpus
 from aero.data.languini import TEST_SPLITS, LanguiniBooks
+from aero.errors import LONGEST_LINE
 
 TRAIN = ["Zoo - A. Author.epub", "Ant - B. Author (retail).epub", "Mid - C. Author_ Vol. 1.epub"]
 IID = ["Iris - D. Author.epub"]
@@ -137,6 +140,16 @@ class Opened:
         return (open, ("pickle was loaded", "w"))
 
 
+def npy(header: bytes, body: bytes = b"") -> bytes:
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + body
+
+
+def npz() -> bytes:
+    file = io.BytesIO()
+    np.savez(file, a=np.array([["a", "1"]]))
+    return file.getvalue()
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -150,6 +163,15 @@ class Opened:
         np.zeros((2, 2)),
         np.array([[Opened(), 1]], dtype=object),
         pickle.dumps(Opened()),
+        b"PK\x03\x04 no archive",
+        npz(),
+        npy(b"{'descr': '<U9', 'fortran_order': False, 'shape': (2, 2) ("),
+        npy(b"(" * 9000),
+        npy(b"\n 0\n\t1"),
+        *(npy(f"{{'descr': '<U9', 'fortran_order': False, 'shape': ({n}, 2)}}".encode()) for n in (-1, 2**62, 2**70)),
+        npy(b"{'descr': '<U0', 'fortran_order': False, 'shape': (1099511627776, 2)}"),  # rows without end of no bytes
+        npy(b"{'descr': '<U1', 'fortran_order': False, 'shape': (1, 2)}", b"\xff" * 8),  # no character has this number
+        np.array([["a", "9" * 5000]]),
     ],
 )
 def test_lists_of_another_format_are_told_and_nothing_is_unpickled(data, content, tmp_path, monkeypatch):
@@ -161,7 +183,7 @@ def test_lists_of_another_format_are_told_and_nothing_is_unpickled(data, content
         np.save(path, content, allow_pickle=True)
     with pytest.raises(ValueError, match="file_list_train.npy is not one of Languini's file lists.*Zenodo") as told:
         next(LanguiniBooks(data).documents("train"))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(told.value) and len(str(told.value)) <= LONGEST_LINE
     assert not (tmp_path / "pickle was loaded").exists()
 
 

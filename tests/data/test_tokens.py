@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from aero.data.encode import write_tokens
-from aero.data.tokenizer import tokenizer_of, train_tokenizer
+from aero.data.tokenizer import load_tokenizer, tokenizer_of, train_tokenizer
 from aero.data.tokens import open_tokens
 
 
@@ -172,6 +175,142 @@ def test_a_changed_byte_is_seen_on_verification(folder):
     open_tokens(folder)
     with pytest.raises(ValueError, match="train.bin is damaged: its SHA-256.*dvc repro"):
         open_tokens(folder, verify=True)
+
+
+def older(folder):
+    """The folder as it was written before the boundaries had a hash."""
+    edit(folder / "manifest.json", lambda m: [entry.pop("offsets_sha256") for entry in m["splits"].values()])
+
+
+@pytest.mark.parametrize("place", [0, 17, 50])
+@pytest.mark.parametrize("made", [lambda folder: None, older], ids=["now", "before"])
+@pytest.mark.parametrize("by", [-1, 1, 2])
+def test_a_moved_boundary_is_seen_on_verification(folder, made, place, by):
+    """Of a document, by tokens that no size tells; unseen, the training would read other sequences."""
+    made(folder)
+    open_tokens(folder, verify=True)
+    offsets = np.load(folder / "train.offsets.npy")
+    offsets[place + 1] += by
+    np.save(folder / "train.offsets.npy", offsets)
+    open_tokens(folder)
+    with pytest.raises(ValueError, match="train.offsets.npy is damaged: .*dvc repro"):
+        open_tokens(folder, verify=True)
+
+
+def test_a_boundary_that_was_left_out_is_seen_on_verification(folder):
+    """Two documents as one: every document still ends where the end of one stands."""
+    older(folder)
+    offsets = np.load(folder / "train.offsets.npy")
+    np.save(folder / "train.offsets.npy", np.delete(offsets, 5))
+    edit(folder / "manifest.json", lambda m: m["splits"]["train"].update(documents=len(offsets) - 2))
+    open_tokens(folder)
+    with pytest.raises(ValueError, match="train.offsets.npy is damaged: its documents do not end where id 299"):
+        open_tokens(folder, verify=True)
+
+
+@pytest.mark.parametrize("name", ["sha256", "offsets_sha256"])
+def test_a_hash_that_is_none_does_not_count_as_one(folder, name):
+    edit(folder / "manifest.json", lambda m: m["splits"]["valid"].update({name: None}))
+    with pytest.raises(ValueError, match="valid.* is damaged: its SHA-256"):
+        open_tokens(folder, verify=True)
+
+
+def test_the_end_token_written_out_in_a_text_is_no_damage(tmp_path):
+    """Languini's `<D>`, which is the end-of-document token wherever it stands."""
+    vocabulary = load_tokenizer(Path(__file__).with_name("languini_style.vocab"))
+    write_tokens(Documents(["one <D> two", "three"], ["four"]), vocabulary, tmp_path / "tokens", threads=1)
+    stream = open_tokens(tmp_path / "tokens", verify=True).train
+    assert stream.documents == 2 and np.count_nonzero(stream.tokens == vocabulary.end_of_text) == 3
+
+
+def test_boundaries_that_their_hash_fits_are_held_against_the_ids_too(folder):
+    path = folder / "train.offsets.npy"
+    offsets = np.load(path)
+    offsets[3] += 1
+    np.save(path, offsets)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    edit(folder / "manifest.json", lambda m: m["splits"]["train"].update(offsets_sha256=digest))
+    with pytest.raises(ValueError, match="its documents do not end where id"):
+        open_tokens(folder, verify=True)
+
+
+@pytest.mark.parametrize("value", [-1, 300, True, "299", None])
+def test_an_end_of_text_outside_the_vocabulary_is_refused(folder, value):
+    edit(folder / "manifest.json", lambda m: m.update(end_of_text=value))
+    with pytest.raises(ValueError, match="manifest.json is damaged.*end_of_text is"):
+        open_tokens(folder, verify=True)
+
+
+KILLED = """
+import os, shutil, signal, sys
+from aero.data.encode import write_tokens
+from aero.data.tokenizer import load_tokenizer
+
+class Given:
+    name = "given"
+    def documents(self, split):
+        if sys.argv[3] == "broken":
+            raise OSError("No space left on device")
+        return iter([sys.argv[3]] * 3)
+    def manifest(self):
+        return {"name": self.name}
+
+tokenizer = load_tokenizer(sys.argv[2])
+calls, last = 0, int(sys.argv[4])
+def counted(call):
+    def counting(*given, **named):
+        global calls
+        if calls == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        calls += 1
+        return call(*given, **named)
+    return counting
+os.replace, shutil.rmtree = counted(os.replace), counted(shutil.rmtree)
+try:
+    write_tokens(Given(), tokenizer, sys.argv[1], threads=1, progress=False)
+except OSError:
+    sys.exit(3)
+"""
+
+
+def tokenized(folder, tokenizer, text, calls):
+    """How a process ended that tokenizes `text` and is killed before its n-th renaming or removal."""
+    command = [sys.executable, "-c", KILLED, folder, tokenizer, text, str(calls)]
+    return subprocess.run(command, timeout=60).returncode
+
+
+def test_killed_before_any_of_its_renamings_it_loses_no_tokens(tmp_path, tokenizer):
+    """The older folder or the new one is there, or the next call puts the older one back, even if that one fails."""
+    place, folder, between = tmp_path / "a tokenizer.json", tmp_path / "tokens", 0
+    tokenizer.save(place)
+    for calls in range(20):
+        shutil.rmtree(folder, ignore_errors=True)
+        assert tokenized(folder, place, "old", 99) == 0
+        ended = tokenized(folder, place, "new text", calls)
+        assert ended in (0, -signal.SIGKILL)
+        between += not folder.exists()
+        assert tokenized(folder, place, "broken", 99) == 3
+        text = tokenizer.decode(open_tokens(folder, verify=True).train.tokens).split("<|endoftext|>")[0]
+        assert text in ("old", "new text") and (ended or text == "new text")
+        assert {path.name for path in tmp_path.iterdir()} == {"a tokenizer.json", "tokens"}
+        if ended == 0:
+            break
+    assert ended == 0 and between == 1
+
+
+def test_a_folder_that_cannot_take_its_place_leaves_the_older_one(folder, tmp_path, tokenizer, monkeypatch):
+    renamed = os.replace
+
+    def failing(source, target):
+        if str(source).endswith(".tmp") and str(target) == str(folder):
+            raise OSError("No space left on device")
+        renamed(source, target)
+
+    monkeypatch.setattr(os, "replace", failing)
+    with pytest.raises(OSError, match="No space"):
+        write_tokens(Documents(VALID, TRAIN), tokenizer, folder)
+    assert open_tokens(folder, verify=True).train.documents == len(TRAIN)
+    assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
 
 
 def test_another_tokenizer_in_the_folder_is_seen(folder):

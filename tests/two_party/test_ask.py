@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,7 +32,7 @@ from aero.two_party.program import operations
 from aero.two_party.serving import Answered, Client
 from aero.two_party.settings import Settings, TwoPartyError
 from aero.two_party.tls import Credentials, make_certificates
-from aero.two_party.tunnel import Listener, dial
+from aero.two_party.tunnel import Listener, Tunnel, dial
 
 CONTEXT = 12
 PROMPT = "def f():"
@@ -260,7 +261,7 @@ def test_a_server_of_another_kind_is_left_at_once(said, error):
 
 def test_another_model_than_expected(path, tmp_path):
     """A server in this process, which no question ever reaches."""
-    description, tokenizer = asking._published(path, None, "tuned", Settings())
+    description, tokenizer, _ = asking._published(path, None, "tuned", Settings())
     server = serving.Server(path, description, asking._text_of(tokenizer), Settings(), 5)
     listener = Listener("127.0.0.1:0", None)
     lines = []
@@ -281,10 +282,50 @@ def test_another_model_than_expected(path, tmp_path):
     ]
 
 
+def retrained(path):
+    """Writes another model of the same sizes to `path`."""
+    checkpoint.save(path, random_model("EReg(SM(t)+ScFuFFN)", seed=1, layers=1, vocabulary=257, context=CONTEXT))
+
+
+@pytest.fixture
+def own_path(path, tmp_path):
+    """The checkpoint of a folder of runs that this test may write to."""
+    return shutil.copytree(path.parents[2], tmp_path / "runs") / path.relative_to(path.parents[2])
+
+
+def test_weights_that_are_no_longer_the_published_ones_are_not_asked_here(own_path, monkeypatch, capsys):
+    """Nothing else tells them apart: the fixed point was checked and the program chosen for other ones."""
+    published = asking._published
+    monkeypatch.setattr(asking, "_published", lambda *given: (published(*given), retrained(own_path))[0])
+    with pytest.raises(ValueError, match="^server: checkpoint .* changed since it was published; start the server, or"):
+        cli.main(["ask", "--checkpoint", str(own_path), "a"])
+    assert capsys.readouterr().out == ""
+
+
+def test_weights_that_are_no_longer_the_published_ones_are_not_served(own_path, monkeypatch, capsys):
+    """The client is told neither why nor their hash, by which it could tell which of the models it knows is served."""
+    monkeypatch.setattr(serving, "renew", lambda: None)  # both sides' parties are of one fork server here
+    sent, send = [], Tunnel.send
+    monkeypatch.setattr(Tunnel, "send", lambda self, message, *more: (sent.append(message), send(self, message, *more)))
+    description, tokenizer, published = asking._published(own_path, None, "tuned", Settings())
+    server = serving.Server(own_path, description, asking._text_of(tokenizer), Settings(), 5, published)
+    retrained(own_path)
+    listener, lines = Listener("127.0.0.1:0", None), []
+    thread = threading.Thread(target=server.answer, args=(listener, lines.append), daemon=True)
+    thread.start()
+    with pytest.raises(TwoPartyError, match="gave up on this question; its own output says why"):
+        cli.main(["ask", "--server", listener.address, "a"])
+    thread.join(60)
+    listener.close()
+    assert len(lines) == 1 and re.search("failed: server: checkpoint .* changed since it was published", lines[0])
+    assert any("tokenizer" in message for message in sent) and published not in json.dumps(sent)
+    assert capsys.readouterr().out == ""
+
+
 def test_tokens_are_printed_as_they_come_and_then_what_they_cost(path, monkeypatch, capsys):
     shown = []
 
-    def ask_here(path, description, ids, new_tokens, sampling, settings, on_token):
+    def ask_here(path, weights, description, ids, new_tokens, sampling, settings, on_token):
         costs = [Cost(1_500_000, 2_500_000, 40, 2.0)] * new_tokens
         assert ids == list(PROMPT.encode()) and sampling == Sampling(257, 0.0, 0)
         for token in "né".encode():
@@ -305,7 +346,7 @@ def test_tokens_are_printed_as_they_come_and_then_what_they_cost(path, monkeypat
 def test_what_a_token_says_to_a_terminal_is_written_out(path, monkeypatch, capsys):
     """The tokenizer is the server's: a token of its own may clear a screen, or rename a window."""
 
-    def ask_here(path, description, ids, new_tokens, sampling, settings, on_token):
+    def ask_here(path, weights, description, ids, new_tokens, sampling, settings, on_token):
         for token in b"a\x1b[2J\x9b\x07\r\t\n\x7f":
             on_token(token, cost)
         return Answered([1], [cost], cost)
@@ -330,7 +371,7 @@ def test_a_server_gives_a_question_an_hour_unless_told_otherwise():
 
 
 def test_rounds_are_composed_or_said_to_be_unknown(path, tmp_path, monkeypatch):
-    description, _ = asking._published(path, None, "tuned", Settings())
+    description, _, _ = asking._published(path, None, "tuned", Settings())
     monkeypatch.setattr(asking, "OPS", (tmp_path / "none.csv",))
     assert asking._rounds(description, 8, 1) == (None, "no measured operations here")
     passes = [operations(description.parsed, description.model_config, "tuned", length) for length in (8, 9)]

@@ -138,23 +138,33 @@ def test_a_link_between_hosts_that_garbles_or_stalls(tmp_path, fault, said, rece
     assert gone(tmp_path)
 
 
+def garbage(content):
+    """One bit of every frame is another."""
+    middle = len(content) // 2
+    return [content[:middle] + bytes([content[middle] ^ 0x10]) + content[middle + 1 :]]
+
+
+def too_much(content):
+    """Behind every frame comes another of zeros."""
+    return [content, bytes(1000)]
+
+
 @pytest.mark.parametrize("rank", [CLIENT, SERVER])
-def test_a_side_whose_frames_are_whole_and_whose_protocol_is_garbage(tmp_path, rank):
+@pytest.mark.parametrize("instead", [garbage, too_much])
+def test_a_side_whose_frames_are_whole_and_whose_protocol_is_not(tmp_path, rank, instead):
     """Every checksum is right, as no link but only a peer can have it; what SPU is given makes no sense to it."""
     listener = Listener("127.0.0.1:0", None)
     settings = Settings(connect_timeout_s=10, receive_timeout_s=10)
     acted, ended = [], {}
 
-    def garbling(tunnel):
+    def spoiling(tunnel):
         write = tunnel._write
 
-        async def garbled(kind, channel, content):
-            if acted and kind == DATA and content:
-                middle = len(content) // 2
-                content = content[:middle] + bytes([content[middle] ^ 0x10]) + content[middle + 1 :]
-            await write(kind, channel, content)
+        async def spoilt(kind, channel, content):
+            for part in instead(content) if acted and kind == DATA and content else [content]:
+                await write(kind, channel, part)
 
-        tunnel._write = garbled
+        tunnel._write = spoilt
 
     def act(index):
         if index == 3:
@@ -163,7 +173,7 @@ def test_a_side_whose_frames_are_whole_and_whose_protocol_is_garbage(tmp_path, r
     def side(own_rank):
         tunnel = listener.establish(*listener.wait()) if own_rank == SERVER else dial(listener.address, None)
         if own_rank == rank:
-            garbling(tunnel)
+            spoiling(tunnel)
         try:
             own = (str(tmp_path), None)
             ended[own_rank] = run_through(tunnel, own_rank, many_runs, own, settings, act if not own_rank else None)
@@ -182,3 +192,28 @@ def test_a_side_whose_frames_are_whole_and_whose_protocol_is_garbage(tmp_path, r
     noticed = [line for line in lines if re.search(r"is gone or sent nothing for 10 s|process ended by", line)]
     assert len(left) <= 1 and len(left) + len(noticed) == 2, lines
     assert gone(tmp_path)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 8.0])
+def test_a_client_that_says_it_is_done_at_once_and_leaves(tmp_path, after_s):
+    """The server's party has just been started, or waits for the client's: within 4 s of the end, not --timeout."""
+    listener, left = Listener("127.0.0.1:0", None), []
+
+    def leave():
+        client = dial(listener.address, None)
+        client.carry("127.0.0.1:1")
+        client.send({"done": True})
+        time.sleep(after_s)
+        client.close()
+        left.append(time.monotonic())
+
+    client = threading.Thread(target=leave)
+    client.start()
+    server = listener.establish(*listener.wait())
+    with pytest.raises(TwoPartyError, match="^the client at .* is gone: it closed the connection$"):
+        run_through(server, SERVER, many_runs, (str(tmp_path), None), Settings(connect_timeout_s=60))
+    ended = time.monotonic()
+    client.join()
+    server.give_up(), listener.close()
+    assert ended - left[0] < 4
+    assert not [child for child in multiprocessing.active_children() if child.name == "aero-server"]

@@ -7,9 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,9 +20,11 @@ from clear_text import found_in_memory
 from test_parties import runs
 
 from aero.pipeline import ROOT
-from aero.two_party import parties
+from aero.two_party import addresses, parties
 from aero.two_party.parties import Relay, Settings, TwoPartyError, run_parties
+from aero.two_party.serving import Client
 from aero.two_party.settings import CLIENT
+from aero.two_party.tunnel import Listener, dial
 
 
 def look_around(connection):
@@ -108,6 +112,79 @@ def test_a_fork_server_that_hangs_is_renewed(monkeypatch):
     connection.send("end")
     process.join(10)
     assert process.exitcode == 0
+
+
+class Hung:
+    """A fork server that has stopped, and the processes that were to come from it; it goes on at the end."""
+
+    def __init__(self, patch):
+        parties.renew()  # its standard error is then this test's
+        process, connection = start_one()
+        self.server = connection.recv()["server"]
+        connection.send("end")
+        process.join(10)
+        process.close()
+        self.processes, begin = [], parties._begin
+        patch.setattr(parties, "_begin", lambda process, *more: (self.processes.append(process), begin(process, *more)))
+        os.kill(self.server, signal.SIGSTOP)
+
+    def go_on(self):
+        os.kill(self.server, signal.SIGCONT)
+
+    def children(self):
+        return Path(f"/proc/{self.server}/task/{self.server}/children").read_text().split()
+
+
+def held():
+    return sorted(os.listdir("/proc/self/fd")), {
+        name for name in os.listdir(tempfile.gettempdir()) if name.startswith("aero-party-")
+    }
+
+
+def test_a_process_that_starts_after_it_was_given_up_ends_by_itself_and_leaves_nothing(monkeypatch, capfd):
+    hung, before = Hung(monkeypatch), held()
+    monkeypatch.setattr(parties, "START_TIMEOUT_S", 1.0)
+    with pytest.raises(TwoPartyError, match="^the client process was not up after 1 s; is this machine overloaded"):
+        run_parties(same_session, None, None, Settings())
+    (late,) = hung.processes
+    assert late.pid is None and not hung.children()
+    hung.go_on()
+    deadline = time.monotonic() + 10
+    while late.pid is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    pid = late.pid
+    late.join(10)
+    assert late.exitcode == 1 and not runs(pid) and not hung.children()
+    late.close()
+    assert held() == before and not multiprocessing.active_children()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_loss_of_the_peer_is_noticed_while_a_process_starts(monkeypatch):
+    """Not only afterwards: a first start waits for imports, and for up to START_TIMEOUT_S."""
+    hung, lost = Hung(monkeypatch), SimpleNamespace(failure=None)  # nothing waits for its descriptor so early
+    threading.Timer(0.5, lambda: setattr(lost, "failure", "the client at here:1 is gone: it closed")).start()
+    settings, began = Settings(addresses=(addresses.free_address(), addresses.free_address())), time.monotonic()
+    with pytest.raises(TwoPartyError, match="^the client at here:1 is gone: it closed$"):
+        parties.run_party(CLIENT, same_session, None, settings, alarm=lost)
+    assert 0.5 <= time.monotonic() - began < 3
+    hung.go_on()
+
+
+def test_a_start_that_does_not_end_keeps_the_next_one_for_no_longer_than_its_time(monkeypatch):
+    """It holds the lock: the next start, and a client that has connected, say so and let go of their peer."""
+    monkeypatch.setattr(parties, "START_TIMEOUT_S", 0.5)
+    listener = Listener("127.0.0.1:0", None)
+    tunnel = dial(listener.address, None)
+    server = listener.establish(*listener.wait())
+    with parties._STARTING:
+        for start in (parties.ready, lambda: Client(tunnel, 5)):
+            began = time.monotonic()
+            with pytest.raises(TwoPartyError, match="no process could be started in 0.5 s, because an earlier start"):
+                start()
+            assert time.monotonic() - began < 3
+    assert server.receive(3) == {"failed": True}
+    server.close(), listener.close()
 
 
 def test_a_thread_in_another_network_starts_its_parties_afresh():

@@ -14,7 +14,7 @@ from made_models import random_model, torch_logits
 
 from aero import checkpoint
 from aero.two_party import parties
-from aero.two_party.answer import Sampling
+from aero.two_party.answer import Sampling, weights_sha256
 from aero.two_party.hello import Description
 from aero.two_party.relay import Relay
 from aero.two_party.serving import ask_here
@@ -82,7 +82,8 @@ class Session:
                     self.memory[name] = found_in_memory(child.pid, own[name] | others[name])
 
         settings = Settings(receive_timeout_s=300)
-        self.answered = ask_here(path, description, prompt, NEW, Sampling(VOCABULARY), settings, on_token, relay)
+        question = (prompt, NEW, Sampling(VOCABULARY), settings, on_token, relay)
+        self.answered = ask_here(path, weights_sha256(model), description, *question)
         self.to_server, self.to_client = relay.recorded
 
 
@@ -118,6 +119,9 @@ def test_each_process_is_given_only_what_it_owns(sessions, model):
         assert not any(secret in server for secret in of_prompt(prompt).values())
         assert b"checkpoint.safetensors" in server and b"checkpoint" not in client
         assert not any(row in client + server for row in of_model(model).values())
+        # By it a client could tell which of the models it knows is served.
+        known = weights_sha256(model).encode()
+        assert known in server and known not in client + session.to_client + session.to_server
 
 
 def test_nothing_of_one_party_is_in_the_memory_of_the_other(sessions):

@@ -16,7 +16,7 @@ from aero.architecture import parse
 from aero.errors import UserError
 from aero.model import ModelConfig
 from aero.two_party import lookup, packing, party
-from aero.two_party.answer import Sampling
+from aero.two_party.answer import Sampling, weights_sha256
 from aero.two_party.end_to_end import ask, composed_bytes, one_hot_rows
 from aero.two_party.hello import Description
 from aero.two_party.operations import Operation
@@ -304,7 +304,8 @@ def test_a_question_of_two_tokens_with_lookups(tmp_path):
     description = Description.of(model.architecture, model.config, "tuned", Settings(), "0" * 64)
     said = []
     prompt = [5, LARGE - 1, 7]
-    answered = ask_here(path, description, prompt, 2, Sampling(LARGE), Settings(), lambda *token: said.append(token))
+    question = (prompt, 2, Sampling(LARGE), Settings(), lambda *token: said.append(token))
+    answered = ask_here(path, weights_sha256(model), description, *question)
     for token, cost in said:
         assert token == torch_logits(model, np.array(prompt)).argmax()
         assert cost.bytes_client > len(prompt) * LARGE * 6

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from garbling import Middle
 
-from aero.two_party import tls, tunnel
+from aero.two_party import host_names, tls, tunnel
 from aero.two_party.settings import TwoPartyError
 from aero.two_party.tls import Credentials, context_for, make_certificates
 from aero.two_party.tunnel import Listener, dial
@@ -172,6 +172,39 @@ def test_the_end_of_a_peer_is_noticed_at_once(folders, end, said):
     getattr(client, end)()
     assert said in failure(server)
     with pytest.raises(TwoPartyError, match=said):
+        server.finish()
+
+
+def said_done_and_left(within_s=3.0):
+    """The server's end of a tunnel whose client has said that all is well and closed; the loss is known."""
+    server, client = joined(None, None)
+    for side in (server, client):
+        side.carry(Echo().address)
+    client.send({"done": True})
+    client.close()
+    failure(server, within_s)
+    return server
+
+
+def test_a_peer_that_says_it_is_done_and_leaves_is_lost_to_a_party_that_is_not():
+    """It once was no loss: our party then waited for it for --timeout."""
+    server = said_done_and_left()
+    assert "is gone: it closed the connection" in server.failure
+    assert server._bell.recv(1) == b"!"  # what a parent watches
+    server.close()
+
+
+def test_a_peer_that_was_done_and_left_a_moment_before_us_is_no_failure():
+    said_done_and_left().finish()
+
+
+def test_a_peer_that_was_done_and_gave_up_all_the_same_is_a_failure():
+    server, client = joined(None, None)
+    server.carry(Echo().address)
+    client.send({"done": True})
+    client.give_up()
+    assert "gave up on" in failure(server)
+    with pytest.raises(TwoPartyError, match="gave up on"):
         server.finish()
 
 
@@ -349,6 +382,64 @@ def test_a_peer_that_never_says_that_it_is_done(folders, monkeypatch):
         client.finish()
     assert 0.4 <= time.monotonic() - began < 3
     server.close()
+    listener.close()
+
+
+def test_nothing_is_kept_of_channels_that_have_ended():
+    """However many a peer opens one after the other; one that it opens again is a new one."""
+    listener, target = Listener("127.0.0.1:0", None), Echo()
+    with silent(listener) as client, client.makefile("rb") as heard:
+        server = listener.establish(*listener.wait())
+        server.carry(target.address)
+        for index in range(3 * tunnel.CHANNELS):
+            channel = 1 + 2 * (index % (2 * tunnel.CHANNELS))
+            whole = frame(tunnel.DATA, channel, b"x") + frame(tunnel.END, channel)
+            client.sendall(frame(tunnel.OPEN, channel) + whole)
+            assert heard.read(len(whole)) == whole  # sent back
+        deadline = time.monotonic() + 5
+        while server._writers and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert server.failure is None and not (server._writers or server._ended or server._half_closed)
+        server.close()
+    listener.close()
+
+
+@pytest.fixture
+def names_that_hang(monkeypatch):
+    """Lookups that do not end before the test does; the limit is 0.3 s."""
+    over = threading.Event()
+    monkeypatch.setattr(host_names, "LOOKUP_S", 0.3)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: over.wait(60) and [])
+    yield
+    over.set()
+
+
+@pytest.mark.parametrize(
+    "look_up",
+    [
+        lambda: dial("slow.example:9731", None),
+        lambda: Listener("slow.example:9731", None),
+        lambda: context_for("slow.example:9731", None, False, server=False),
+    ],
+)
+def test_a_name_that_is_never_looked_up(names_that_hang, look_up):
+    began = time.monotonic()
+    with pytest.raises(TwoPartyError, match="the name slow.example was not looked up within 0.3 s; give an address"):
+        look_up()
+    assert 0.3 <= time.monotonic() - began < 2
+
+
+def test_names_that_lead_nowhere_and_names_of_several_addresses(monkeypatch):
+    with pytest.raises(TwoPartyError, match="no server at a+.b:9731 .'a+.b' is no name of a host.; start one"):
+        dial("a" * 64 + ".b:9731", None)
+    listener = Listener("127.0.0.1:0", None)
+    port = int(listener.address.rpartition(":")[2])
+    places = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (place, port)) for place in ("127.0.0.2", "127.0.0.1")]
+    monkeypatch.setattr(tunnel, "looked_up", lambda *_: places)
+    dial("two.example:1", None).close()
+    monkeypatch.setattr(tunnel, "looked_up", lambda *_: places[:1])
+    with pytest.raises(TwoPartyError, match="no server at two.example:1 .Connection refused.; start one there"):
+        dial("two.example:1", None)
     listener.close()
 
 

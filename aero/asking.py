@@ -84,7 +84,7 @@ def _certificates(chosen: argparse.Namespace) -> None:
 
 
 def _serve(chosen: argparse.Namespace) -> int:
-    from aero.two_party.heap import give_freed_memory_back
+    from aero.two_party.heap import collect, give_freed_memory_back, keep_what_is_there
     from aero.two_party.serving import Server
     from aero.two_party.tls import context_for
     from aero.two_party.tunnel import Listener
@@ -105,11 +105,13 @@ def _serve(chosen: argparse.Namespace) -> int:
         interrupted.set()
         raise KeyboardInterrupt
 
+    keep_what_is_there()
     signal.signal(signal.SIGINT, interrupt)
     try:
         while not interrupted.is_set():
             good = server.answer(listener, _say)
             answered, failed = answered + good, failed + (not good)
+            collect()
             if chosen.once:
                 return int(not good)
     except KeyboardInterrupt:

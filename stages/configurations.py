@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from aero.data.tokens import open_tokens, tokens_folder
 from aero.errors import run_main
 from aero.parameters import Parameters, load
+from aero.training import run as training
 from aero.training.configuration import code_hash, configuration
 from aero.training.log import write_text
 
@@ -92,7 +93,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/configurations"))
     parser.add_argument("--settings", type=Path, default=Path("runs/settings"))
     chosen = parser.parse_args(arguments)
-    parameters, code = load(), code_hash()
+    parameters, code = load(), code_hash(training.__name__)
     texts = {}
     for run in parameters.runs:
         texts[chosen.out / f"{run}.json"] = json.dumps(trained_by(parameters, run, code), indent=1) + "\n"

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from tiny_models import CONFIGS
+from tiny_hugging_face import CONFIGS
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from largest_tensor import Largest
-from tiny_models import CONFIGS, some_ids
+from tiny_hugging_face import CONFIGS, some_ids
 from transformers import AutoModelForCausalLM
 
 from aero import attention

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_models import CONFIGS, GROUPED, padded, some_ids, tiny
+from tiny_hugging_face import CONFIGS, GROUPED, padded, some_ids, tiny
 from transformers import (
     AttentionInterface,
     AutoModelForCausalLM,

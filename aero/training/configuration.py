@@ -14,12 +14,12 @@ from aero.training.loop import Regularizer
 
 
 @functools.cache
-def code_hash() -> str:
-    """SHA-256 of the library files a training imports, but for those that only read parameters: their result is
-    in the configuration.
+def code_hash(module: str) -> str:
+    """SHA-256 of the library files that `module`, which trains, imports, but for those that only read parameters: their
+    result is in the configuration.
     """
     digest = hashlib.sha256()
-    for path in sorted(import_closure("aero.training.run") - {Path("aero/parameters.py")}):
+    for path in sorted(import_closure(module) - {Path("aero/parameters.py")}):
         digest.update(f"{path}\n".encode() + (ROOT / path).read_bytes())
     return digest.hexdigest()
 

@@ -100,7 +100,7 @@ def train_run(
             evaluation,
             seed,
             state_path,
-            f"{state_hash}.{code_hash()}",  # what older code began is not finished by newer
+            f"{state_hash}.{code_hash(__name__)}",  # what older code began is not finished by newer
             device,
             progress,
             f"{run} seed {seed}",

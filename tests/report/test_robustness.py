@@ -117,7 +117,7 @@ def test_the_kept_figures_are_what_the_issue_of_robustness_asks():
     """At least 100,000 cases of damaged input without a failure, 100 strikes survived, 1,000 questions answered."""
     kept = {
         name: json.loads((ROOT / robustness.FOLDER / f"{name}.json").read_text())
-        for name in ("fuzz", "faults", "server")
+        for name in ("fuzz", "faults", "server", "transcripts", "determinism")
     }
     fuzz = kept["fuzz"]
     assert fuzz["cases"] >= 100_000 and fuzz["failures"] == 0
@@ -134,3 +134,9 @@ def test_the_kept_figures_are_what_the_issue_of_robustness_asks():
     server = kept["server"]
     assert server["asked"] == server["of"] == 1000 == len(server["samples"])
     assert server["cases"][0]["passed"] == 1000 and server["cases"][1]["passed"] == server["cases"][1]["count"]
+    assert server["failures"] == []
+    transcripts = kept["transcripts"]
+    assert transcripts["asked"] == transcripts["of"] == len(transcripts["samples"]) >= 80
+    assert all(case["passed"] == case["count"] for case in transcripts["cases"])
+    again = [line for line in kept["determinism"]["comparisons"] if line["compared"] == "the same again"]
+    assert len(again) >= 3 and all(line["identical"] for line in again)

@@ -165,7 +165,7 @@ def link_server(folder: Path) -> Target:
 
     description, tokenizer = _tiny_description()
     _echo()
-    server = serving.Server(folder / "none", description, "{}", Settings(), most_tokens=2)
+    server = serving.Server(folder / "none", description, "{}", Settings(), 2, "0" * 64)
     question = {"tokens": 2, "new_tokens": 1, "description": description.sha256}
     messages = [{"hello": PROTOCOL, "versions": versions()}, question, {"done": True}]
     seeds = [b"".join(frame(MESSAGE, 0, as_json(message)) for message in messages)]

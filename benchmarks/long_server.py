@@ -147,17 +147,23 @@ class Serving:
             return self.lines[index]
 
 
-@contextmanager
-def served(folder: Path) -> Iterator[tuple[Serving, GPT, Callable[[float], Client], Path]]:
-    """A server of a random model; the model; how a client connects, waiting so long; the server's temporary folder."""
+def made(architecture: str, sizes: ModelConfig, path: Path) -> GPT:
+    """A random model, saved at `path`."""
     torch.manual_seed(1)
-    model = GPT(parse(ARCHITECTURE), MODEL).eval()
+    model = GPT(parse(architecture), sizes).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 2:
                 parameter.copy_(0.25 * torch.randn_like(parameter))
-    path = folder / "runs" / "made" / "seed_1" / "checkpoint.safetensors"
     checkpoint.save(path, model)
+    return model
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[tuple[Serving, GPT, Callable[[float], Client], Path]]:
+    """A server of a random model; the model; how a client connects, waiting so long; the server's temporary folder."""
+    path = folder / "runs" / "made" / "seed_1" / "checkpoint.safetensors"
+    model = made(ARCHITECTURE, MODEL, path)
     build({bytes([byte]): byte for byte in range(256)}, 256).save(folder / "runs" / "tokens" / "tokenizer.json")
     certificates, temporary = folder / "certificates", folder / "temporary"
     make_certificates(certificates, ["127.0.0.1"])

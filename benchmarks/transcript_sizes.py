@@ -27,27 +27,25 @@ import math
 import struct
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-import torch
 
-from aero import checkpoint, provenance
-from aero.architecture import parse
+from aero import provenance
 from aero.errors import run_main
 from aero.model import GPT, ModelConfig
 from aero.training.log import write_text
 from aero.two_party.answer import Sampling, weights_sha256
 from aero.two_party.hello import Description
-from aero.two_party.relay import Relay, _Line
+from aero.two_party.relay import Relay
 from aero.two_party.serving import ask_here
 from aero.two_party.settings import Settings
+from benchmarks.long_server import made
 
 FILE = Path("results/robustness/transcripts.json")
 VOCABULARY, TOKENS = 257, 8
@@ -181,37 +179,6 @@ def _messages(groups: Sequence[Sequence[Session]], place: int) -> dict[str, Any]
     }
 
 
-def made(architecture: str, path: Path) -> GPT:
-    """A random model, saved at `path`."""
-    torch.manual_seed(1)
-    model = GPT(parse(architecture), MODEL).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.copy_(0.25 * torch.randn_like(parameter))
-    checkpoint.save(path, model)
-    return model
-
-
-@contextmanager
-def streams(relay: Relay) -> Iterator[dict[tuple[int, Any], list[bytes]]]:
-    """What passes in the meantime, in pieces by (direction, receiving end): `Relay.recorded` does not keep connections
-    apart."""
-    carried: dict[tuple[int, Any], list[bytes]] = defaultdict(list)
-    take = _Line.take
-
-    def noted(line: _Line, data: bytes, to: Any) -> None:
-        if line in relay._lines:
-            carried[relay._lines.index(line), to].append(data)
-        take(line, data, to)
-
-    _Line.take = noted
-    try:
-        yield carried
-    finally:
-        _Line.take = take
-
-
 def message_sizes(stream: bytes) -> Counter[str]:
     """{name: bytes} of the messages in what one connection carried one way. ValueError if it is not brpc's.
 
@@ -262,14 +229,11 @@ def _fields(stream: bytes, place: int, end: int) -> Iterator[tuple[int, tuple[in
 
 def session(architecture: str, program: str, prompt: str, model: GPT, path: Path) -> Session:
     """One question for one token."""
-    settings, relay = Settings(receive_timeout_s=300), Relay()
+    settings, relay = Settings(receive_timeout_s=300), Relay(record=True)
     description = Description.of(model.architecture, model.config, program, settings, "0" * 64)
     question = (PROMPTS[prompt], 1, Sampling(VOCABULARY), settings, lambda *_: None, relay)
-    with streams(relay) as carried:
-        answered = ask_here(path, weights_sha256(model), description, *question)
-    sizes: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
-    for (direction, _), pieces in carried.items():
-        sizes[direction].update(message_sizes(b"".join(pieces)))
+    answered = ask_here(path, weights_sha256(model), description, *question)
+    sizes = tuple(sum(map(message_sizes, streams), Counter()) for streams in relay.recorded_streams)
     messages = sum(cost.messages for cost in (answered.setup, *answered.costs))
     return Session([f"{architecture}, {program}", prompt, messages, *relay.forwarded], sizes)
 
@@ -295,7 +259,7 @@ def main(arguments: list[str]) -> int:
     origin, clock = provenance.provenance(started=provenance.now()), time.monotonic()
     sessions: list[Session] = []
     with tempfile.TemporaryDirectory(prefix="aero-transcripts-") as name:
-        models = {what: made(what, Path(name, what, "checkpoint.safetensors")) for what, _ in PROGRAMS}
+        models = {what: made(what, MODEL, Path(name, what, "checkpoint.safetensors")) for what, _ in PROGRAMS}
         for index in range(chosen.sessions):
             for architecture, program in PROGRAMS:
                 path = Path(name, architecture, "checkpoint.safetensors")

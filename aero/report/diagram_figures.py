@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,7 +13,7 @@ from aero.architecture import parse
 from aero.flops import GPT2, count
 from aero.report.drawing import AS_PUBLISHED, GRID, INK, MUTED, TUNED, WIDTH, style
 from aero.report.figure_index import Untrained, stands_for
-from aero.report.marks import origin, short_commit
+from aero.report.marks import measured_at
 from aero.report.results import Results
 
 CHANGED = "ereg-smt-scfuffn"
@@ -51,25 +49,13 @@ def _measured(results: Results) -> list[dict[str, str]]:
     return [found for _, kind, _ in STEPS if (found := _largest(results, kind)) is not None]
 
 
-def _provenance(operation: dict[str, str]) -> dict[str, Any]:
-    """Of one operation; a bare commit in older files."""
-    text = operation.get("provenance") or "{}"
-    try:
-        return dict(json.loads(text))
-    except (ValueError, TypeError):
-        return {"commit": text}
-
-
-def _measured_at(results: Results) -> str:
+def _caption(results: Results) -> str:
     """What stands in the caption where others have scale and seeds."""
     if not (found := _measured(results)):
         return "Measured side: GPT-2 small's dimensions, not measured yet; nothing is trained."
-    origins = [_provenance(operation) for operation in found]
-    commits = origin("commit", "commits", (short_commit(one.get("commit")) for one in origins))
-    machines = origin("machine", "machines", (str(one.get("machine") or "") for one in origins))
     return (
         "Measured side: GPT-2 small's dimensions; nothing is trained, so there is no scale and no seed; "
-        f"{commits}; {machines}."
+        f"{measured_at(found)}."
     )
 
 
@@ -81,7 +67,7 @@ def _measured_at(results: Results) -> str:
     untrained=Untrained(
         present=lambda results: f"{len(_measured(results))} of {len(STEPS)} operations measured",
         sizes="GPT-2 small's dimensions",
-        caption=_measured_at,
+        caption=_caption,
     ),
 )
 def guided_figure_1(results: Results) -> Figure:

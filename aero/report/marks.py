@@ -253,18 +253,22 @@ def cost_caption(results: Results, table: Table | None = None) -> str:
     sizes = table.dimensions
     costs, operations = at_dimensions(results, table)
     stated = f"L={sizes['layers']}, H={sizes['heads']}, d={sizes['width']}, T={sizes['context']}"
+    if not costs:
+        return escape(f"Measured side: the papers’ dimensions ({stated}), not measured yet.")
+    methods = some(cost.method for cost in costs)
+    return escape(
+        f"Measured side: the papers’ dimensions ({stated}), SPU Cheetah {settings.get('field', '')}, two processes; "
+        f"{methods}; bytes in both directions, set-up included once; {networks}; {measured_at(operations)}."
+    )
+
+
+def measured_at(operations: Iterable[Mapping[str, str]]) -> str:
+    """Commit and machine of measured operations, "mixed" where they are several; older ones name a bare commit."""
     origins: list[dict[str, object]] = []
     for line in operations:
         try:
             origins.append(json.loads(line.get("provenance") or "{}"))
         except ValueError:
             origins.append({"commit": line.get("provenance")})
-    if not costs:
-        return escape(f"Measured side: the papers’ dimensions ({stated}), not measured yet.")
-    commits = origin("commit", "commits", (short_commit(o.get("commit")) for o in origins))
-    machines = origin("machine", "machines", (str(o.get("machine") or "") for o in origins), 2)
-    methods = some(cost.method for cost in costs)
-    return escape(
-        f"Measured side: the papers’ dimensions ({stated}), SPU Cheetah {settings.get('field', '')}, two processes; "
-        f"{methods}; bytes in both directions, set-up included once; {networks}; {commits}; {machines}."
-    )
+    commits = origin("commit", "commits", (short_commit(one.get("commit")) for one in origins))
+    return f"{commits}; " + origin("machine", "machines", (str(one.get("machine") or "") for one in origins), 2)

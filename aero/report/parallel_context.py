@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import re
@@ -12,15 +11,12 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from aero.catalogue import BOOKKEEPING
-from aero.model import ModelConfig
 from aero.parallel_context.correlation import Correlation, pearson
-from aero.parameters import TrainParameters
 from aero.published import Table
 from aero.published import load as load_paper
 from aero.report.costs import MIB
 from aero.report.marks import Html, gap, grid, number, origin, short_commit
-from aero.report.results import SCALES, Results
+from aero.report.results import SCALES, Results, chosen_settings
 from aero.report.statistics import Estimate, estimate
 
 TASKS = {
@@ -465,9 +461,7 @@ def _trained_as(models: Sequence[Measured]) -> str:
 def _recipe(model: Measured) -> dict[str, str]:
     """What must agree before two seeds are put in one mean, by its name; as `aero.report.results.Run.recipe`."""
     values, training = model.values, model.values["training"]
-    train = {name: f.default for name, f in TrainParameters.model_fields.items()} | (training.get("train") or {})
-    sizes = {f.name: f.default for f in dataclasses.fields(ModelConfig)} | training["model"]
-    train = {name: value for name, value in train.items() if name not in BOOKKEEPING}
+    train, sizes = chosen_settings(training.get("train") or {}, training["model"])
     settings = {name: training.get(name) for name in ("architecture", "corpus", "corpus_sha256", "curriculum")}
     settings |= {"selection": values["selection"], "tokens": training["tokens"]}
     return {name: json.dumps(value, sort_keys=True, default=str) for name, value in (settings | train | sizes).items()}

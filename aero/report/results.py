@@ -122,10 +122,7 @@ class Run:
 
         A setting that older results do not know counts as its default, which is how they were trained.
         """
-        train = {k: v for k, v in (self.metrics.get("train") or {}).items() if k not in BOOKKEEPING}
-        train = _without_defaults(train, {name: f.default for name, f in TrainParameters.model_fields.items()})
-        defaults = {f.name: f.default for f in dataclasses.fields(ModelConfig)}
-        model = _without_defaults(self.metrics.get("model") or {}, defaults)
+        train, model = chosen_settings(self.metrics.get("train") or {}, self.metrics.get("model") or {})
         values = [self.metrics.get(key) for key in ("architecture", "corpus", "context", "regularizer")]
         tokens = [self.provenance.get(f"{what}_sha256") for what in ("corpus", "tokenizer")]
         return tuple(json.dumps(v, sort_keys=True) for v in (*values, model, train, *tokens))
@@ -235,6 +232,15 @@ def find_root(start: Path | None = None) -> Path:
         if (folder / "params.yaml").is_file():
             return folder
     raise ValueError(f"no params.yaml at or above {start}; run from inside the project")
+
+
+def chosen_settings(train: dict[str, Any], model: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings of a training and of its model that are not the default, which is what older results do not name, and
+    no bookkeeping."""
+    recipe = {name: value for name, value in train.items() if name not in BOOKKEEPING}
+    train_defaults = {name: f.default for name, f in TrainParameters.model_fields.items()}
+    model_defaults = {f.name: f.default for f in dataclasses.fields(ModelConfig)}
+    return _without_defaults(recipe, train_defaults), _without_defaults(model, model_defaults)
 
 
 def _without_defaults(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:

@@ -33,6 +33,6 @@ def keep_what_is_there() -> None:
 
 def collect() -> None:
     """Call after a question, which leaves cycles behind: a tunnel, its event loop, buffers of TLS. By itself Python
-    looks for old ones when a quarter as many objects as there are have been made: hundreds of questions, 10 MB later.
+    looks for old ones when a quarter as many objects as there are have been made: hundreds of questions later.
     """
     gc.collect()

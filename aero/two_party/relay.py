@@ -39,7 +39,9 @@ class Relay:
         self.delay_s, self.bandwidth_bytes, self._record = delay_s, bandwidth_bytes, record
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._forwarded, self._recorded = (0, 0), (b"", b"")
+        self._forwarded = (0, 0)
+        # Of the latest finished run, by direction: to which end, and what.
+        self._pieces: tuple[list[tuple[_End, bytes]], ...] = ([], [])
 
     @property
     def delay_s(self) -> float:
@@ -70,8 +72,17 @@ class Relay:
 
     @property
     def recorded(self) -> tuple[bytes, bytes]:
-        """With `record`: the bytes of the latest finished run, (client to server, server to client)."""
-        return self._recorded
+        """With `record`: the bytes of the latest finished run, (client to server, server to client), as they came."""
+        return tuple(b"".join(data for _, data in pieces) for pieces in self._pieces)
+
+    @property
+    def recorded_streams(self) -> tuple[list[bytes], list[bytes]]:
+        """`recorded` by connection, in each direction those that carried something."""
+        found: tuple[dict[_End, list[bytes]], ...] = ({}, {})
+        for streams, pieces in zip(found, self._pieces, strict=True):
+            for connection, data in pieces:
+                streams.setdefault(connection, []).append(data)
+        return tuple([b"".join(parts) for parts in streams.values()] for streams in found)
 
     def open(self, targets: Sequence[str]) -> tuple[str, str]:
         """Start relaying to the addresses where the (client, server) listen; returns the addresses to dial instead."""
@@ -100,7 +111,7 @@ class Relay:
         self._thread = self._loop = None
         self._forwarded = self.forwarded
         if self._lines:
-            self._recorded = tuple(b"".join(line.record) for line in self._lines)
+            self._pieces = tuple(line.record for line in self._lines)
         self._lines = []
 
     def _serve(self, targets: list[str], started: list[Any], ready: threading.Event) -> None:
@@ -236,14 +247,14 @@ class _Line:
         self._held_back = False
         self.sources: set[_End] = set()
         self.bytes = 0
-        self.record: list[bytes] = []
+        self.record: list[tuple[_End, bytes]] = []
 
     def take(self, data: bytes, to: _End) -> None:
         """Queue bytes for `to`: they leave when all before them have, at the rate, and arrive after the delay."""
         relay = self._relay
         self.bytes += len(data)
         if relay._record:
-            self.record.append(data)
+            self.record.append((to, data))
         # The line is busy until `_free_at`; times are computed, so late wake-ups do not add up.
         self._free_at = max(self._free_at, self._clock())
         if relay.bandwidth_bytes is not None:

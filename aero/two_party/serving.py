@@ -129,10 +129,9 @@ class Server:
         tokenizer: str,
         settings: Settings,
         most_tokens: int,
-        weights_sha256: str = "",
+        weights_sha256: str,
     ) -> None:
-        """most_tokens: new tokens that one question may ask for. weights_sha256: as of `ask_here`; it stays here, and
-        without it no question is answered."""
+        """most_tokens: new tokens that one question may ask for. weights_sha256: as of `ask_here`; it stays here."""
         self._path, self._description, self._tokenizer = str(path), description, tokenizer
         self._weights_sha256 = weights_sha256
         self._settings, self._most_tokens = settings, most_tokens

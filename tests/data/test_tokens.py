@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from killed_calls import COUNTED
 
 from aero.data.encode import write_tokens
 from aero.data.tokenizer import load_tokenizer, tokenizer_of, train_tokenizer
@@ -241,8 +242,10 @@ def test_an_end_of_text_outside_the_vocabulary_is_refused(folder, value):
         open_tokens(folder, verify=True)
 
 
-KILLED = """
-import os, shutil, signal, sys
+KILLED = (
+    COUNTED
+    + """
+import shutil, sys
 from aero.data.encode import write_tokens
 from aero.data.tokenizer import load_tokenizer
 
@@ -256,21 +259,14 @@ class Given:
         return {"name": self.name}
 
 tokenizer = load_tokenizer(sys.argv[2])
-calls, last = 0, int(sys.argv[4])
-def counted(call):
-    def counting(*given, **named):
-        global calls
-        if calls == last:
-            os.kill(os.getpid(), signal.SIGKILL)
-        calls += 1
-        return call(*given, **named)
-    return counting
-os.replace, shutil.rmtree = counted(os.replace), counted(shutil.rmtree)
+last = int(sys.argv[4])
+os.replace, shutil.rmtree = counted(os.replace, last), counted(shutil.rmtree, last)
 try:
     write_tokens(Given(), tokenizer, sys.argv[1], threads=1, progress=False)
 except OSError:
     sys.exit(3)
 """
+)
 
 
 def tokenized(folder, tokenizer, text, calls):

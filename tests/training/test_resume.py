@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from killed_calls import COUNTED
 from small_project import finish, one_line_error, stage, start, timeless, whole_lines, without_seconds
 
 from aero.architecture import parse
@@ -135,23 +136,17 @@ def test_files_that_belong_together_come_together_or_not_at_all(tmp_path):
     assert seen == [("one", False), ("other", False), ("last", False)] and last.read_text() == "6"
 
 
-KILLED = """
-import os, signal, sys
+KILLED = (
+    COUNTED
+    + """
+import sys
 from pathlib import Path
 from aero.training.log import write_together
-calls, last = 0, int(sys.argv[2])
-def counted(call):
-    def counting(*given, **named):
-        global calls
-        if calls == last:
-            os.kill(os.getpid(), signal.SIGKILL)
-        calls += 1
-        return call(*given, **named)
-    return counting
 for name in ("replace", "unlink", "fsync"):
-    setattr(os, name, counted(getattr(os, name)))
+    setattr(os, name, counted(getattr(os, name), int(sys.argv[2])))
 write_together({Path(sys.argv[1]) / name: "new" for name in ("one", "other", "last")})
 """
+)
 
 
 def test_killed_between_any_two_of_its_calls_it_leaves_no_mixture_that_looks_whole(tmp_path):

@@ -261,8 +261,8 @@ def test_a_server_of_another_kind_is_left_at_once(said, error):
 
 def test_another_model_than_expected(path, tmp_path):
     """A server in this process, which no question ever reaches."""
-    description, tokenizer, _ = asking._published(path, None, "tuned", Settings())
-    server = serving.Server(path, description, asking._text_of(tokenizer), Settings(), 5)
+    description, tokenizer, weights = asking._published(path, None, "tuned", Settings())
+    server = serving.Server(path, description, asking._text_of(tokenizer), Settings(), 5, weights)
     listener = Listener("127.0.0.1:0", None)
     lines = []
     for arguments, said in [

@@ -94,6 +94,7 @@ def test_bytes_pass_unchanged_and_are_counted_and_recorded_by_direction(echoes):
     relay.close()
     to_server, to_client = relay.recorded
     assert to_server == data + data[:1000] and to_client == data + data[:1000]
+    assert relay.recorded_streams == ([data, data[:1000]], [data, data[:1000]])
     assert relay.forwarded == (3_001_000, 3_001_000)
 
 

@@ -55,7 +55,7 @@ def served(contexts, monkeypatch):
         monkeypatch.setattr(serving, name, lambda name=name: lines.append(name) if name == "renew" else None)
     lines: list[str] = []
     listener = Listener("127.0.0.1:0", contexts["server"])
-    server = Server("none", description, "text", Settings(), 5)
+    server = Server("none", description, "text", Settings(), 5, "0" * 64)
 
     def serve():
         while not over:

@@ -8,14 +8,15 @@ import struct
 import numpy as np
 import pytest
 
+from benchmarks.long_server import made
 from benchmarks.transcript_sizes import (
     LEVEL,
+    MODEL,
     POWER,
     PROMPTS,
     Session,
     judged,
     least,
-    made,
     message_sizes,
     permuted,
     probability,
@@ -134,7 +135,7 @@ def test_messages_are_read_out_of_a_stream():
 
 def test_a_session_is_counted(tmp_path):
     path = tmp_path / "checkpoint.safetensors"
-    model = made("SM+ScFuFFN", path)
+    model = made("SM+ScFuFFN", MODEL, path)
     found = session("SM+ScFuFFN", "tuned", next(iter(PROMPTS)), model, path)
     program, prompt, messages, up, down = found.row
     assert (program, prompt) == ("SM+ScFuFFN, tuned", "random tokens") and messages > 1000

@@ -138,9 +138,13 @@ def test_the_reports_tables(measured, tmp_path):
     path.write_text(measured.read_text().replace('"tiny": true', '"tiny": false'))
     text = gpu_speed.tables(Results).text
     found = json.loads(measured.read_text())
-    shown = re.sub("<[^>]*>", "|", text.replace('<span class="mark">●</span>', ""))  # a number may lead to its file
+    shown = re.sub("(<[^>]*>)+", "|", text.replace('<span class="mark">●</span>', ""))  # a number may lead to its file
     assert f"|{found['steps'][0]['tokens_per_second'] / 1e3:,.0f}|" in shown
-    for shown in ("gpu-steps", "gpu-attention", "gpu-profile", "of the matrix rate", "regulariser adds"):
+    lines = [line for line in found["errors"] if (line["way"], line["logits"]) == ("matrix, compiled", 100.0)]
+    worst = {q: max(line["errors"][q] / line["largest"][q] for line in lines) for q in lines[0]["errors"]}
+    cells = "|".join(f"{error:.1e}" for error in worst.values())
+    assert len(lines) == len(gpu.TINY.contexts) and f"|matrix, compiled|{cells}|" in shown
+    for shown in ("gpu-steps", "gpu-attention", "gpu-errors", "gpu-profile", "of the matrix rate", "regulariser adds"):
         assert shown in text
     path.write_text('{"steps": []}')
     assert "no measurement" in gpu_speed.tables(Results).text

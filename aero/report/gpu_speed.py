@@ -14,7 +14,7 @@ FILE = "results/bench/gpu.json"
 
 
 def tables(results: Results) -> Html:
-    """Steps against the card's measured rate, attention with entropy by way, and where a step's time goes."""
+    """Steps against the card's measured rate, attention with entropy and its errors, and where a step's time goes."""
     path = results.root / FILE
     if not path.is_file():
         how = "<code>python -m benchmarks.gpu</code> measures it where there is a GPU (docs/gpu.md)"
@@ -23,7 +23,7 @@ def tables(results: Results) -> Html:
         found = json.loads(path.read_text(encoding="utf-8"))
         if found["tiny"]:
             raise ValueError("measured with --tiny")
-        return Html(_steps(found) + _attention(found) + _profile(found))
+        return Html(_steps(found) + _attention(found) + _errors(found) + _profile(found))
     except (OSError, ValueError, KeyError, TypeError) as error:
         return Html(f"<p>{gap(f'{FILE} is no measurement ({error})')}</p>")
 
@@ -85,6 +85,29 @@ def _attention(found: dict[str, Any]) -> str:
     )
     heads = ["way", *(f"T={context}" for context in contexts), "error"]
     return grid(heads, rows, caption, "gpu-attention", (), "dense")
+
+
+def _errors(found: dict[str, Any]) -> str:
+    """The largest error over all T, by way and size of the logits, as a share of the quantity's largest value."""
+    if not found["errors"]:
+        return ""  # the caption of the steps says which parts are left out
+    heads = {"output": "output", "entropy": "entropy", "d_query": "dQ", "d_key": "dK", "d_value": "dV"}
+    groups: dict[tuple[float, str], list[dict[str, Any]]] = {}
+    for line in found["errors"]:
+        groups.setdefault((line["logits"], line["way"]), []).append(line)
+    rows = []
+    for (_, way), lines in groups.items():
+        if any("failed" in line for line in lines):
+            cells = [gap("failed")] * len(heads)
+        else:
+            worst = {name: max(line["errors"][name] / line["largest"][name] for line in lines) for name in heads}
+            cells = [_number(f"{error:.1e}") for error in worst.values()]
+        rows.append([f"{max(line['largest_logit'] for line in lines):.0f}", escape(way), *cells])
+    caption = (
+        "<b>Errors of attention with entropy against float64</b>, forward and backward, the largest at any T up to "
+        f"{max(line['context'] for line in found['errors']):,}, as a share of the largest value of each quantity."
+    )
+    return grid(["logits up to", "way", *heads.values()], rows, caption, "gpu-errors", (), "dense")
 
 
 def _profile(found: dict[str, Any]) -> str:

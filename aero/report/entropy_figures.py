@@ -173,8 +173,10 @@ def figure_10(results: Results) -> Figure:
     """AERO Figure 10: learned thresholds (a) per head, (b) their mean and variance per layer."""
     with style():
         figure = Figure(figsize=(WIDTH, 2.8))
-        heads, means, variances = figure.subplots(1, 3, width_ratios=(1, 1.2, 1.2))
-        figure.subplots_adjust(left=0.07, right=0.98, top=0.87, bottom=0.17, wspace=0.75)
+        columns = figure.add_gridspec(
+            1, 4, width_ratios=(1, 0.55, 1.2, 1.2), left=0.07, right=0.98, top=0.87, bottom=0.17, wspace=0.35
+        )
+        heads, means, variances = (figure.add_subplot(columns[column]) for column in (0, 2, 3))  # in 1, the colour bar
         heads.set_title("(a) thresholds")
         means.set_title("(b) mean over heads")
         variances.set_title("variance over heads")
@@ -191,7 +193,7 @@ def figure_10(results: Results) -> Figure:
         mesh = heatmap(heads, thresholds, Normalize(start - reach, start + reach), DEPTH)
         heads.set_ylabel("layer")
         heads.set_xlabel("head")
-        colour_bar(figure, mesh, (0.275, 0.17, 0.013, 0.7), "fraction of log T")
+        colour_bar(figure, mesh, (0.285, 0.17, 0.013, 0.7), "fraction of log T")
         for panel, values in ((means, thresholds.mean(1)), (variances, thresholds.var(1))):
             panel.barh(layers, values, 0.7, color=AS_PUBLISHED)
             panel.set_yticks(layers if len(layers) <= 12 else layers[::3])

@@ -182,20 +182,28 @@ def window_softmax_core(
     return softmax_core(query, key, scale, near if allowed is None else near & allowed)
 
 
-def kernel_core(feature_map: Callable[[Tensor], Tensor], epsilon: float = KERNEL_EPSILON) -> Probabilities:
+@dataclass(frozen=True)
+class Kernel:
     """P = phi(Q) phi(K)^T, its rows divided by their sums (Eq. 5) plus `epsilon`, for phi = `feature_map` (>= 0).
 
     A row without any similarity (ReLU: a query whose components are all negative) attends to nothing, as in the linear
     attention of Katharopoulos et al. (2020) and in cosFormer. A scale of the logits cancels.
     """
 
-    def probabilities(query: Tensor, key: Tensor, scale: float = 1.0, allowed: Tensor | None = None) -> Tensor:
-        similarity = feature_map(_full_precision(query)) @ feature_map(_full_precision(key)).transpose(-2, -1)
+    feature_map: Callable[[Tensor], Tensor]
+    epsilon: float = KERNEL_EPSILON
+
+    def __call__(self, query: Tensor, key: Tensor, scale: float = 1.0, allowed: Tensor | None = None) -> Tensor:
+        similarity = self.feature_map(_full_precision(query)) @ self.feature_map(_full_precision(key)).transpose(-2, -1)
         if allowed is not None:
             similarity = similarity * allowed
-        return similarity / (similarity.sum(-1, keepdim=True) + epsilon)
+        return similarity / (similarity.sum(-1, keepdim=True) + self.epsilon)
 
-    return probabilities
+    def attended(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """P V (..., N, D) without P, where every query sees every key: phi(Q) (phi(K)^T V), in time of N D^2."""
+        features, keys = self.feature_map(_full_precision(query)), self.feature_map(_full_precision(key))
+        sums = features @ keys.sum(-2)[..., None]  # (..., N, 1), of the rows of phi(Q) phi(K)^T
+        return (features @ (keys.transpose(-2, -1) @ value.to(keys.dtype)) / (sums + self.epsilon)).to(value.dtype)
 
 
 def elu_plus_one(x: Tensor) -> Tensor:
@@ -204,7 +212,7 @@ def elu_plus_one(x: Tensor) -> Tensor:
 
 
 def performer_relu(x: Tensor) -> Tensor:
-    """ReLU(x) + 0.001, the features of Choromanski et al.'s Performer: a query without similarity sees all alike."""
+    """ReLU(x) + 0.001, the features of Choromanski et al.'s Performer: no query is without similarity."""
     return F.relu(x) + 1e-3
 
 
@@ -228,15 +236,15 @@ CORES: dict[str, Core] = {
     "softmax": Core("Softmax", softmax_core),
     "window_softmax": Core("Window Softmax", window_softmax_core),
     "sigma_reparam": Core("σReparam", softmax_core, reparametrised=True),
-    "sigmoid": Core("Sigmoid Kernel", kernel_core(torch.sigmoid)),
-    "elu": Core("ELU+1 Kernel", kernel_core(elu_plus_one)),
+    "sigmoid": Core("Sigmoid Kernel", Kernel(torch.sigmoid)),
+    "elu": Core("ELU+1 Kernel", Kernel(elu_plus_one)),
     "qk_layernorm": Core("QK-LayerNorm", softmax_core, gains="weight_clip"),
-    "relu": Core("ReLU Kernel", kernel_core(F.relu)),
+    "relu": Core("ReLU Kernel", Kernel(F.relu)),
     # Not rows of the paper's Table 1: Appendix D's other gains, and the other usual form of the ReLU kernel.
     "qk_layernorm_free": Core("QK-LayerNorm, γ free", softmax_core, gains="free"),
     "qk_layernorm_fixed": Core("QK-LayerNorm, γ = 1", softmax_core, gains="fixed"),
     "qk_layernorm_gradient_clip": Core("QK-LayerNorm, gradient of γ clipped", softmax_core, gains="gradient_clip"),
-    "relu_uniform": Core("ReLU Kernel, empty rows uniform", kernel_core(performer_relu, epsilon=0.0)),
+    "relu_performer": Core("ReLU Kernel, φ + 0.001", Kernel(performer_relu, epsilon=0.0)),
 }
 """Every attention core: a new one is one function and one line here."""
 
@@ -265,6 +273,15 @@ def attend(
     query, key = normalise(core, query, key, gains)
     probabilities = core.probabilities(query, key, scale, allowed)
     return probabilities.to(value.dtype) @ value, probabilities
+
+
+def attended(
+    core: Core, query: Tensor, key: Tensor, value: Tensor, gains: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
+    """P V (..., N, D) as `attend` gives it without a mask, of a kernel without its P (N x N)."""
+    if isinstance(core.probabilities, Kernel):
+        return core.probabilities.attended(*normalise(core, query, key, gains), value)
+    return attend(core, query, key, value, gains)[0]
 
 
 def normalise(

@@ -1,7 +1,8 @@
 """Learning-rate sensitivity of every attention core (`variance_sensitivity`, Table 1): `python -m stages.sensitivity`.
 
 All (rate, seed) pairs of a core are trained at once. Writes to runs/sensitivity: losses.csv, a line a core, rate and
-seed; traces.csv and gains.csv, how training went at the rate that the figures show; sweep.json, setting and provenance.
+seed; traces.csv and gains.csv, how training goes at the rate that the figures show, for which all cores are trained
+once more, looked at before every step; sweep.json, setting and provenance.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from aero.attention import CORES
 from aero.errors import UserError, run_main
 from aero.parameters import load
 from aero.sensitivity.setting import Setting, learning_rates
-from aero.sensitivity.stacked import Trained, train
-from aero.sensitivity.sweep import LOOKS, figure_rate, gain_rows, loss_rows, trace_rows
+from aero.sensitivity.stacked import train
+from aero.sensitivity.sweep import figure_rate, gain_rows, loss_rows, trace_rows
 from aero.training.log import csv_text, write_together
 
 FOLDER = Path("runs/sensitivity")
@@ -42,24 +43,23 @@ def main(arguments: list[str]) -> None:
     rates, seeds = learning_rates(), tuple(range(sizes.seeds))
     torch.set_num_threads(open_.threads or torch.get_num_threads())
     torch.set_flush_denormal(True)  # collapsed attention is full of numbers too small to be worth their time
-    look_every = max(1, sizes.steps // LOOKS)
     described = {
         "setting": {**open_.experiment(), "steps": sizes.steps, "window": open_.window, "initial": open_.initial},
         "seeds": list(seeds),
     }
     if chosen.figures_at is not None:
-        figures_at(chosen.figures_at, setting, described, look_every, chosen.to)
+        figures_at(chosen.figures_at, setting, described, chosen.to)
         return
     started, trained, seconds = provenance.now(), {}, {}
     for name, core in CORES.items():
         began = time.perf_counter()
-        trained[name] = train(core, setting, rates, seeds, look_every)
-        if open_.initial == "zero":
-            trained[name].initial_loss = torch.full_like(trained[name].initial_loss, setting.zero_loss)
+        trained[name] = train(core, setting, rates, seeds, looks=(setting.steps - 1,))
         seconds[name] = round(time.perf_counter() - began, 1)
         print(f"{name}: {len(rates) * len(seeds)} models, {sizes.steps} steps, {seconds[name]} s", flush=True)
-    files = texts(trained, rates, seeds, open_.window)
+    rows = [row for n in trained for row in loss_rows(n, trained[n], rates, seeds, open_.window, open_.initial)]
     shown = figure_rate(trained, rates, open_.window)
+    # Where the rule finds none, the figures show the middle rate.
+    files = {"losses.csv": csv_text(list(rows[0]), rows)} | followed(shown or rates[len(rates) // 2], setting, seeds)
     files["sweep.json"] = (
         json.dumps(
             {
@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> None:
     write_together({chosen.to / name: text for name, text in files.items()})
 
 
-def figures_at(rate: float, setting: Setting, described: dict[str, Any], look_every: int, folder: Path) -> None:
+def figures_at(rate: float, setting: Setting, described: dict[str, Any], folder: Path) -> None:
     """Write traces.csv and gains.csv anew, at a learning rate given by hand instead of the one that the rule chose.
 
     `figure_rate_by_hand` of sweep.json then tells the report so. described: setting and seeds as sweep.json has them;
@@ -88,21 +88,21 @@ def figures_at(rate: float, setting: Setting, described: dict[str, Any], look_ev
     about = json.loads(path.read_text(encoding="utf-8"))
     if others := _differences(about, described):
         raise UserError(f"{path} is of another sweep than params.yaml describes: {others}")
-    seeds = tuple(described["seeds"])
-    traces, gains = [], []
-    for name, core in CORES.items():
-        trained = train(core, setting, (rate,), seeds, look_every)
-        traces += trace_rows(name, trained, 0, seeds)
-        gains += gain_rows(name, core, trained, 0, seeds)
     about |= {"figure_rate": rate, "figure_rate_by_hand": True}
     about |= {"figures_provenance": provenance.provenance(torch=torch.__version__)}
-    write_together(
-        {
-            folder / "traces.csv": csv_text(list(traces[0]), traces),
-            folder / "gains.csv": csv_text(list(gains[0]), gains),
-            path: json.dumps(about, indent=1) + "\n",
-        }
-    )
+    files = followed(rate, setting, tuple(described["seeds"])) | {path.name: json.dumps(about, indent=1) + "\n"}
+    write_together({folder / name: text for name, text in files.items()})
+
+
+def followed(rate: float, setting: Setting, seeds: tuple[int, ...]) -> dict[str, str]:
+    """traces.csv and gains.csv: trainings of every core at one rate, looked at before every step."""
+    traces, gains = [], []
+    for name, core in CORES.items():
+        trained = train(core, setting, (rate,), seeds, looks=range(setting.steps))
+        traces += trace_rows(name, trained, 0, seeds)
+        gains += gain_rows(name, core, trained, 0, seeds)
+    tables = {"traces.csv": traces, "gains.csv": gains}
+    return {name: csv_text(list(rows[0]), rows) for name, rows in tables.items()}
 
 
 def _differences(there: dict[str, Any], here: dict[str, Any]) -> str:
@@ -114,17 +114,6 @@ def _differences(there: dict[str, Any], here: dict[str, Any]) -> str:
         for name in names
         if first.get(name) != second.get(name)
     )
-
-
-def texts(trained: dict[str, Trained], rates: tuple[float, ...], seeds: tuple[int, ...], window: int) -> dict[str, str]:
-    """losses.csv, traces.csv and gains.csv; the latter two show the middle rate where the rule for one finds none."""
-    shown = figure_rate(trained, rates, window)
-    place = rates.index(shown) if shown is not None else len(rates) // 2
-    losses = [row for name in trained for row in loss_rows(name, trained[name], rates, seeds, window)]
-    traces = [row for name in trained for row in trace_rows(name, trained[name], place, seeds)]
-    gains = [row for name in trained for row in gain_rows(name, CORES[name], trained[name], place, seeds)]
-    tables = {"losses.csv": losses, "traces.csv": traces, "gains.csv": gains}
-    return {name: csv_text(list(rows[0]), rows) for name, rows in tables.items()}
 
 
 if __name__ == "__main__":

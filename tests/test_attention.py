@@ -10,6 +10,7 @@ import torch
 from aero.attention import (
     CORES,
     attend,
+    attended,
     causal_mask,
     clip_gain,
     clip_gain_gradient,
@@ -24,7 +25,7 @@ PHI = {
     "relu": lambda x: max(x, 0.0),
     "elu": lambda x: x + 1 if x > 0 else math.exp(x),
     "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
-    "relu_uniform": lambda x: max(x, 0.0) + 1e-3,
+    "relu_performer": lambda x: max(x, 0.0) + 1e-3,
 }
 N, D, WINDOW = 20, 3, 8
 
@@ -80,11 +81,27 @@ def test_every_query_attends_somewhere_but_those_the_relu_kernel_leaves_empty():
 
 
 def test_a_relu_kernel_row_without_similarity():
-    query, key = torch.tensor([[-1.0, -2.0]]), torch.ones(4, 2)
+    """With 0.001 more in phi it attends by the sums of the keys' features: 10.002, 0.002, 1.002, 0.302 of 11.308."""
+    query = torch.tensor([[-1.0, -2.0]])
+    key = torch.tensor([[5.0, 5.0], [-1.0, -1.0], [1.0, -3.0], [0.1, 0.2]])
     assert attend(CORES["relu"], query, key, key)[1].tolist() == [[0.0] * 4]
-    torch.testing.assert_close(
-        attend(CORES["relu_uniform"], query, key, key)[1], torch.full((1, 4), 0.25), atol=1e-3, rtol=0
-    )
+    rows = attend(CORES["relu_performer"], query, key, key)[1]
+    torch.testing.assert_close(rows * 11.308, torch.tensor([[10.002, 0.002, 1.002, 0.302]]), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_attending_without_the_matrix_is_attending_with_it(name):
+    """Values and gradients, also of the last query alone."""
+    query, key, value = torch.randn(3, 4, 2, N, D, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    for queries in (N, 1):
+        inputs = [x.clone().requires_grad_() for x in (query[..., -queries:, :], key, value)]
+        plain, without = (made(CORES[name], *inputs) for made in (lambda *x: attend(*x)[0], attended))
+        assert plain.shape == without.shape == (4, 2, queries, D)
+        torch.testing.assert_close(without, plain, atol=1e-12, rtol=1e-10)
+        weight = torch.randn(plain.shape, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+        gradients = [torch.autograd.grad((made * weight).sum(), inputs) for made in (plain, without)]
+        for first, second in zip(*gradients, strict=True):
+            torch.testing.assert_close(second, first, atol=1e-9, rtol=1e-8)
 
 
 def test_the_softmax_core_is_the_softmax_attention_of_the_decoder():

@@ -59,8 +59,8 @@ def similarity(core, q, k):
     if core == "elu":
         phi = lambda x: x + 1 if x > 0 else torch.exp(x)  # noqa: E731
         return sum(phi(a) * phi(b) for a, b in zip(q, k, strict=True))
-    if core in ("relu", "relu_uniform"):
-        shift = 1e-3 if core == "relu_uniform" else 0.0
+    if core in ("relu", "relu_performer"):
+        shift = 1e-3 if core == "relu_performer" else 0.0
         return sum((max(a, 0) + shift) * (max(b, 0) + shift) for a, b in zip(q, k, strict=True))
     return torch.exp(sum(a * b for a, b in zip(q, k, strict=True)) / math.sqrt(len(q)))
 

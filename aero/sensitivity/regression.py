@@ -47,12 +47,3 @@ class Batches:
         self._step += 1
         tokens, targets = (x[:, start : start + batch] for x in self._set)
         return tokens, targets
-
-
-def held_out(
-    setting: Setting, seeds: Sequence[int], count: int = 1024, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor]:
-    """Sequences that no training sees, (K, `count`, N, d + 1) and (K, `count`): for the loss at initialisation."""
-    drawn = [sequences(setting.dimensions, count, torch.Generator().manual_seed(2**40 + seed)) for seed in seeds]
-    tokens, targets = (torch.stack(parts).to(dtype) for parts in zip(*drawn, strict=True))
-    return tokens, targets

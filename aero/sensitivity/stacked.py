@@ -6,15 +6,15 @@ D width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from aero.attention import Core, attend, clip_gain, clip_gain_gradient, frobenius_norm, normalise, row_entropy
+from aero.attention import Core, attend, attended, clip_gain, clip_gain_gradient, frobenius_norm, normalise, row_entropy
 from aero.attention import sigma_reparam as reparametrise
-from aero.sensitivity.regression import Batches, held_out
+from aero.sensitivity.regression import Batches
 from aero.sensitivity.setting import LAYERS, Setting
 
 FIRST_ITERATIONS = 30
@@ -79,11 +79,13 @@ class Stack:
             if "gains" in p:
                 gamma_q, gamma_k = p["gains"][:, layer].unbind(1)  # (S, D)
                 gains = gamma_q[:, None, None], gamma_k[:, None, None]
-            attended, probabilities = attend(self.core, query, key, value, gains)
-            if look is not None:
+            if look is None:
+                update = attended(self.core, query, key, value, gains)
+            else:
+                update, probabilities = attend(self.core, query, key, value, gains)
                 normal_query, normal_key = normalise(self.core, query, key, gains)
                 look(layer, probabilities, normal_query @ normal_key.mT)
-            x = x + attended if self.setting.residual else attended
+            x = x + update if self.setting.residual else update
         last = x[..., -1, :]  # (S, B, D)
         if "readout" in p:
             return (last @ p["readout"][..., None])[..., 0]
@@ -168,13 +170,15 @@ def initial(core: Core, setting: Setting, seed: int) -> dict[str, Tensor]:
 
 @dataclass
 class Trained:
-    """What a stack did: losses and gradient norms (steps, R, K), loss at initialisation (K,) on held-out sequences,
-    and `Stack.look` at `looked` steps, (looks, R, K, L) each. Not a number once a model has diverged.
+    """What a stack did: losses and gradient norms (steps, R, K); the losses, on the same batches, of the untrained
+    models and of predicting 0, (steps, K) each; and `Stack.look` at `looked` steps, (looks, R, K, L) each. Not a number
+    once a model has diverged.
     """
 
     losses: Tensor
     gradient_norms: Tensor
-    initial_loss: Tensor
+    untrained_losses: Tensor
+    zero_losses: Tensor
     looked: list[int] = field(default_factory=list)
     seen: dict[str, Tensor] = field(default_factory=dict)
 
@@ -184,22 +188,27 @@ def train(
     setting: Setting,
     rates: Sequence[float],
     seeds: Sequence[int],
-    look_every: int | None = None,
+    looks: Container[int] = (),
     dtype: torch.dtype = torch.float32,
 ) -> Trained:
     """Train the models of all pairs of `rates` and `seeds` at once, `setting.steps` steps of SGD.
 
-    A training ends with its first loss that is not finite.
+    A training ends with its first loss that is not finite. looks: steps before which `Stack.look` looks at them.
     """
     stack, batches, shape = Stack(core, setting, rates, seeds, dtype), Batches(setting, seeds, dtype), (-1, len(seeds))
+    untrained = Stack(core, setting, rates[:1], seeds, dtype)
     alive = torch.arange(len(stack.rates))
     losses = torch.full((setting.steps, len(alive)), torch.nan, dtype=dtype)
     norms, looked, seen = losses.clone(), [], []
-    with torch.no_grad():
-        initial_loss = stack.losses(*held_out(setting, seeds, dtype=dtype)).view(shape)[0]
+    untrained_losses, zero_losses = torch.empty(2, setting.steps, len(seeds), dtype=dtype)
     for step in range(setting.steps):
         tokens, targets = batches.next()
-        if look_every and step % look_every == 0:
+        with torch.no_grad():
+            untrained_losses[step] = untrained.losses(tokens, targets)
+            zero_losses[step] = targets.square().mean(-1)
+        if not len(alive):
+            continue
+        if step in looks:
             looked.append(step)
             seen.append({name: _among(alive, value, losses.shape[1]) for name, value in stack.look(tokens).items()})
         losses[step, alive], norms[step, alive] = stack.step(tokens, targets)
@@ -208,10 +217,9 @@ def train(
             if not finite.all():
                 stack.keep(finite)
                 alive = alive[finite]
-            if not len(alive):
-                break
     found = {name: torch.stack([s[name] for s in seen]).unflatten(1, shape) for name in (seen[0] if seen else ())}
-    return Trained(losses.unflatten(1, shape), norms.unflatten(1, shape), initial_loss, looked, found)
+    losses, norms = losses.unflatten(1, shape), norms.unflatten(1, shape)
+    return Trained(losses, norms, untrained_losses, zero_losses, looked, found)
 
 
 def _among(places: Tensor, values: Tensor, count: int) -> Tensor:

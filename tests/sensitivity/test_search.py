@@ -22,7 +22,7 @@ PUBLISHED = dict(zip(ORDER, (2.30, 2.20, 2.18, 1.97, 1.95, 1.14, 1.03), strict=T
 
 def test_reasonable_settings_are_all_different_and_in_a_fixed_order():
     found = reasonable()
-    assert len(found) == len(set(found)) == 240 and found == reasonable() and len(list(readings())) == 16
+    assert len(found) == len(set(found)) == 240 and found == reasonable() and len(list(readings())) == 8
     assert [s.hidden for s in found[:40]].count("embedded") in range(2, 16)  # shuffled, not in order
 
 
@@ -39,30 +39,32 @@ def test_every_conclusion_holds_for_the_published_table_and_fails_for_its_revers
 
 
 def trained(final: float, steps: int, seeds: int = 1) -> Trained:
-    """Losses 3 until the last step, which is `final` at the first rate and diverged at the last."""
+    """Losses 3 until the last step, which is `final` at the first rate and diverged at the last; l_0 of 2 and 4."""
     losses = torch.full((steps, len(learning_rates()), seeds), 3.0)
     losses[-1, 0], losses[-1, -1] = final, math.nan
-    return Trained(losses, losses, torch.full((seeds,), 2.0))
+    return Trained(losses, losses, torch.full((steps, seeds), 2.0), torch.full((steps, seeds), 4.0))
 
 
 def test_rows_read_back_as_sensitivities(monkeypatch):
-    """One rate of 19 ends at 1 with l_0 = 2, so the sensitivity is 18/19 of the difference; by every reading."""
+    """One rate of 19 ends at 1 with l_0 = 2, so the sensitivity is 18/19 of the difference. With l_0 = 4, the loss of
+    predicting 0, 17 rates stay at 3 and one diverges."""
     monkeypatch.setattr(searching, "STEPS", (4, 8))
+    monkeypatch.setattr(searching, "WINDOW", 1)
     setting = Setting("x3+y", True, "slot", "linear", 8, "fresh", "mean", 8)
     rows = []
     for core in SEARCHED_CORES:
-        made = lines(7, setting, core, trained(0.5 if core == "relu_uniform" else 1.0, 8), (0,))
-        assert len(made) == 4  # two numbers of steps, two windows
+        made = lines(7, setting, core, trained(0.5 if core == "relu_performer" else 1.0, 8), (0,))
+        assert len(made) == 2  # numbers of steps
         rows += [{key: str(value) for key, value in row.items()} for row in made]
-    losses = read_losses(next(r for r in rows if r["steps"] == "8" and r["window"] == "1"))
+    losses = read_losses(next(r for r in rows if r["steps"] == "8"))
     assert losses[0] == 1 and math.isinf(losses[-1]) and losses[1] == 3
-    found = sensitivities(rows, {"x3+y": 3.0})
-    values = found[7, Reading(8, 1, "measured", "relu")]
+    found = sensitivities(rows)
+    values = found[7, Reading(8, "measured", "relu")]
     assert set(values) == set(ORDER) and values["softmax"] == pytest.approx(18 / 19)
-    assert found[7, Reading(8, 1, "measured", "relu_uniform")]["relu"] == pytest.approx(1.5 * 18 / 19)
-    assert found[7, Reading(8, 1, "zero", "relu")]["softmax"] == pytest.approx(2 * 18 / 19)
-    assert found[7, Reading(4, 1, "measured", "relu")]["softmax"] == 0
-    assert sensitivities(rows[:-4], {"x3+y": 3.0}).keys() == {k for k in found if k[1].relu == "relu"}
+    assert found[7, Reading(8, "measured", "relu_performer")]["relu"] == pytest.approx(1.5 * 18 / 19)
+    assert found[7, Reading(8, "zero", "relu")]["softmax"] == pytest.approx((17 * 2 + 3) / 19)
+    assert found[7, Reading(4, "measured", "relu")]["softmax"] == 0
+    assert sensitivities(rows[:-2]).keys() == {k for k in found if k[1].relu == "relu"}
 
 
 def test_the_search_goes_on_where_it_stopped(tmp_path):
@@ -81,8 +83,8 @@ def test_the_search_goes_on_where_it_stopped(tmp_path):
             return list(csv.DictReader(file))
 
     first = start(1)
-    assert len(first) == len(SEARCHED_CORES) * 4
-    path.write_text("\n".join(path.read_text(encoding="utf-8").splitlines()[: 1 + 3 * 4]) + "\n", encoding="utf-8")
+    assert len(first) == len(SEARCHED_CORES) * 2
+    path.write_text("\n".join(path.read_text(encoding="utf-8").splitlines()[: 1 + 3 * 2]) + "\n", encoding="utf-8")
     second = start(1)
     without = [{k: v for k, v in row.items() if k not in ("seconds", "commit")} for row in second]
     assert without == [{k: v for k, v in row.items() if k not in ("seconds", "commit")} for row in first]

@@ -18,7 +18,7 @@ from aero.sensitivity.metric import (
     sensitivity_clipped_after,
     sensitivity_of_means,
 )
-from aero.sensitivity.regression import Batches, held_out, sequences
+from aero.sensitivity.regression import Batches, sequences
 from aero.sensitivity.setting import TOKENS, Setting, learning_rates
 from aero.sensitivity.stacked import Stack, initial, train
 from benchmarks.sensitivity import train_single
@@ -46,7 +46,7 @@ def test_trained_together_as_one_by_one(name):
         Setting("x2+y", False, "linear", "linear", 8, "fresh", "mean", 4),  # LayerNorms without residuals are chaotic
     )
     for setting in settings:
-        together = train(CORES[name], setting, RATES, SEEDS, look_every=5, dtype=torch.float64).losses
+        together = train(CORES[name], setting, RATES, SEEDS, range(0, 99, 5), torch.float64).losses
         for r, rate in enumerate(RATES):
             for k, seed in enumerate(SEEDS):
                 single = train_single(CORES[name], setting, rate, seed, torch.float64)
@@ -100,8 +100,25 @@ def test_batches_depend_on_the_seed_alone_and_a_set_comes_round():
 
 
 def test_the_expected_loss_of_predicting_zero_is_d():
-    _, targets = held_out(SETTING, range(40))
+    _, targets = sequences(SETTING.dimensions, 40_000, torch.Generator().manual_seed(1))
     assert targets.square().mean().item() == pytest.approx(SETTING.zero_loss, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["softmax", "sigma_reparam", "elu"])
+def test_losses_before_training_are_of_the_batches_of_training(name):
+    """l_0 of every step: the untrained model on the sequences that the trained ones see, also when all have diverged;
+    and what predicting 0 costs there."""
+    steps = 25
+    trained = train(CORES[name], replace(SETTING, steps=steps), (1e-3, 1e4), SEEDS, dtype=torch.float64)
+    gone = train(CORES[name], replace(SETTING, steps=steps), (1e4,), SEEDS, dtype=torch.float64)
+    still = train_single(CORES[name], replace(SETTING, steps=steps), 0.0, SEEDS[1], torch.float64)
+    assert not gone.losses[-1].isfinite().any()
+    for found in (trained, gone):
+        torch.testing.assert_close(found.untrained_losses[:, 1], torch.tensor(still, dtype=torch.float64))
+        torch.testing.assert_close(found.untrained_losses[0], found.losses[0, 0])
+    batches = Batches(SETTING, SEEDS, torch.float64)
+    zero = torch.stack([batches.next()[1].square().mean(1) for _ in range(steps)])
+    torch.testing.assert_close(trained.zero_losses, zero)
 
 
 def test_cores_share_their_initial_weights():
@@ -137,7 +154,7 @@ def test_what_is_looked_at():
 def test_looking_does_not_change_training():
     for name in ("softmax", "sigma_reparam"):
         plain = train(CORES[name], SETTING, RATES, SEEDS).losses
-        looked = train(CORES[name], SETTING, RATES, SEEDS, look_every=3).losses
+        looked = train(CORES[name], SETTING, RATES, SEEDS, range(0, 99, 3)).losses
         torch.testing.assert_close(looked, plain, rtol=0, atol=0, equal_nan=True)
 
 
@@ -169,10 +186,11 @@ def test_a_diverging_rate_counts_as_the_loss_at_initialisation():
     assert not torch.isfinite(trained.losses[-1, 1]).any()
     final = final_losses(trained.losses, 5)
     assert torch.isinf(final[1]).all() and torch.isfinite(final[0]).all()
-    measured = sensitivity(final, trained.initial_loss)
+    initial = final_losses(trained.untrained_losses, 5)
+    measured = sensitivity(final, initial)
     assert torch.isfinite(measured).all()
-    best = torch.minimum(final[0], trained.initial_loss.double())
-    torch.testing.assert_close(measured, (best + trained.initial_loss) / 2 - best)
+    best = torch.minimum(final[0], initial)
+    torch.testing.assert_close(measured, (best + initial) / 2 - best)
 
 
 def test_settings_that_cannot_be():

@@ -14,7 +14,7 @@ import pytest
 import torch
 import yaml
 
-from aero.attention import CORES, Core, kernel_core
+from aero.attention import CORES, Core, Kernel
 from aero.errors import UserError
 from aero.pipeline import ROOT
 from aero.report.results import load
@@ -88,7 +88,7 @@ def in_process(tmp_path, monkeypatch):
 
 def test_a_new_core_is_measured_and_has_its_row(in_process):
     """One function and one line: nothing else is told of it."""
-    core = Core("Softplus Kernel", kernel_core(torch.nn.functional.softplus))
+    core = Core("Softplus Kernel", Kernel(torch.nn.functional.softplus))
     CORES["softplus"] = core
     stage.main(["--scale", "smoke"])
     rows = list(csv.DictReader(io.StringIO(table_1_csv(load(in_process, "smoke")))))
@@ -144,7 +144,7 @@ def test_smoke_is_not_kept_and_uncommitted_code_is_refused(project, tmp_path):
 def trained(*final):
     """Three seeds at a rate for every value of `final`; l_0 = 2."""
     losses = torch.tensor(final)[None, :, None].repeat(2, 1, 3)
-    return Trained(losses, losses, torch.full((3,), 2.0))
+    return Trained(losses, losses, torch.full((2, 3), 2.0), torch.full((2, 3), 3.0))
 
 
 def test_the_rate_of_the_figures():
@@ -161,11 +161,41 @@ def test_what_is_not_finite_is_empty():
     assert diverged_at(torch.tensor([1.0, math.inf, 3.0])) == 1 and diverged_at(torch.ones(3)) == ""
 
 
+def followed(losses, looked):
+    """A training with these losses, looked at before the steps `looked`; its entropy is the step's number."""
+    losses = torch.tensor(losses)[:, None, None]
+    seen = torch.tensor(looked, dtype=torch.float32)[:, None, None, None].expand(-1, 1, 1, 5)
+    columns = {key: seen.clone() for key in ("entropy", "frobenius", "variance")}
+    return Trained(losses, 10 * losses, losses[:, 0], losses[:, 0], list(looked), columns)
+
+
 def test_a_trace_shows_the_spike_between_two_looks():
-    found = trained(1.0)
-    found.losses = torch.tensor([1.0, 9.0, 1.0, 2.0])[:, None, None]
-    found.gradient_norms, found.looked = found.losses * 10, [0, 2]
-    found.seen = {key: torch.ones(2, 1, 1, 5) for key in ("entropy", "frobenius", "variance")}
+    rows = trace_rows("softmax", followed([1.0, 9.0, 1.0, 2.0], [0, 2]), 0, (7,))
+    assert [(row["seed"], row["step"], row["loss"], row["gradient_norm"]) for row in rows] == [
+        (7, 0, "1", "10"),
+        (7, 2, "9", "90"),
+    ]
+    assert rows[1]["entropy"] == "2" and rows[1]["entropy_std"] == "0"
+
+
+def test_a_trace_shows_the_last_steps_before_a_divergence_and_what_is_at_the_end():
+    """Of 1,000 steps every tenth; besides, the ten that can be seen before a loss is not finite, that step's included.
+    At step 256 the weights are not finite either: no attention to look at."""
+    losses = [3.0] * 254 + [50.0, 1e30, math.inf] + [math.nan] * 743
+    found = followed(losses, range(1000))
+    for values in found.seen.values():
+        values[256] = math.nan
     rows = trace_rows("softmax", found, 0, (7,))
-    assert [(row["seed"], row["loss"]) for row in rows] == [(7, "9"), (7, "2")] and rows[0]["gradient_norm"] == "90"
-    assert rows[0]["entropy"] == "1" and rows[0]["entropy_std"] == "0"
+    assert [row["step"] for row in rows] == [*range(0, 250, 10), *range(246, 256)][: 25 + 10]
+    assert [row["loss"] for row in rows[-3:]] == ["3", "50", "1e+30"] and rows[-1]["entropy"] == "255"
+    ended = trace_rows("softmax", followed([3.0] * 995, range(995)), 0, (7,))
+    assert [row["step"] for row in ended] == [*range(0, 995, 9), 994]
+
+
+def test_losses_at_initialisation_are_of_the_last_batches(project):
+    """Every core of a seed sees the same batches, so predicting 0 costs it the same; its untrained loss is its own."""
+    rows = lines(project / "runs" / "sensitivity" / "losses.csv")
+    zero = {(row["seed"], row["zero_loss"]) for row in rows}
+    untrained = {(row["core"], row["seed"], row["initial_loss"]) for row in rows}
+    assert len(zero) == 2 and len(untrained) == 2 * len(CORES)
+    assert all(0.5 < float(row["zero_loss"]) < 10 for row in rows)

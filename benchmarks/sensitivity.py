@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from aero import provenance
-from aero.attention import CORES, Core, attend, clip_gain, clip_gain_gradient, sigma_reparam
+from aero.attention import CORES, Core, attended, clip_gain, clip_gain_gradient, sigma_reparam
 from aero.parameters import load
 from aero.sensitivity.regression import Batches
 from aero.sensitivity.setting import LAYERS, Setting, learning_rates
@@ -62,7 +62,7 @@ class Layer(nn.Module):
                 weights[i], self.vectors[i] = sigma_reparam(w, self.sigma_gains[i], self.vectors[i])
         query, key, value = (x @ w for w in weights)
         gains = tuple(self.gains) if hasattr(self, "gains") else None
-        return attend(self.core, query, key, value, gains)[0]
+        return attended(self.core, query, key, value, gains)
 
 
 class Single(nn.Module):

@@ -74,7 +74,7 @@ pd.DataFrame({f"up to {rate:g}": metric(losses, rate) for rate in rates}).round(
 
 # %%
 if len(losses) and measured:
-    failed = ~(losses["final_loss"] < measured.setting.zero_loss / 2) | losses["diverged_at_step"].notna()
+    failed = ~(losses["final_loss"] < losses["zero_loss"] / 2) | losses["diverged_at_step"].notna()
     shown = failed.groupby([losses["core"], losses["rate"]], sort=False).mean().unstack()
 else:
     shown = pd.DataFrame()

@@ -135,7 +135,7 @@ def training_range(results: Results, paper: Paper, *, core: str, decades: float,
 
 def trained_decades(measured: Sweep, core: str) -> float:
     """log10 of the highest over the lowest rate that trains; 0 for one rate or none."""
-    losses, bound = clipped(measured.final[core], measured.initial[core]).mean(1), TRAINS * measured.setting.zero_loss
+    losses, bound = clipped(measured.final[core], measured.initial[core]).mean(1), TRAINS * measured.zero.mean()
     rates = [rate for rate, loss in zip(measured.rates, losses.tolist(), strict=True) if loss < bound]
     return math.log10(max(rates) / min(rates)) if rates else 0.0
 
@@ -146,7 +146,7 @@ def collapses(results: Results, paper: Paper, *, fall: list[str], stay: list[str
     by_hand = measured is not None and measured.figure_rate_by_hand
     rate = "a rate given by hand" if by_hand else "the lowest rate where softmax fails and ReLU or QK-LayerNorm trains"
     rule = (
-        f"at {rate}, last finite entropy: "
+        f"at {rate}, last finite entropy of a look before every step: "
         f"below {COLLAPSED:g} log N for {', '.join(fall)}, above {KEPT:g} log N for {', '.join(stay)}; "
         "direction reproduced: in every seed (no number is printed)"
     )

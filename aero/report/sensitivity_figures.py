@@ -25,7 +25,7 @@ COLOURS = CORE_COLOURS | {
     "qk_layernorm_fixed": "#0072b2",
 }
 """Those of all figures of the paper, and one a treatment of gamma, which Figure 8 has beside each other."""
-DASHED = {"relu", "qk_layernorm", "elu", "sigmoid", "relu_uniform", "qk_layernorm_fixed"}
+DASHED = {"relu", "qk_layernorm", "elu", "sigmoid", "relu_performer", "qk_layernorm_fixed"}
 """Entropy-stable cores are dashed, as in the paper."""
 SHORT = {
     "sigma_reparam": "σReparam",

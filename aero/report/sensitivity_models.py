@@ -125,17 +125,6 @@ def late_mean(results: Results, run: str, column: str) -> dict[int, float]:
     return means
 
 
-def largest(results: Results, run: str, column: str) -> dict[int, float]:
-    """Largest logged value of a column after the first tenth of training, which warms up, by seed."""
-    found = {}
-    for trained in results.seeds(run):
-        steps, values = series(log_of(results, trained), column)
-        chosen = [v for step, v in zip(steps, values, strict=True) if step >= 0.1 * steps[-1]]
-        if chosen:
-            found[trained.seed] = max(chosen)
-    return found
-
-
 def table_models(results: Results) -> Html:
     """Every core's evaluation loss, gradient norm, entropy and norm at the end of training."""
     rows = []

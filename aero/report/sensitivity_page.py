@@ -12,7 +12,7 @@ from aero.report.marks import Html
 from aero.report.page import shown
 from aero.report.results import Results
 from aero.report.sensitivity import Sweep, setting_text, sweep
-from aero.report.sensitivity_search import table_conclusions, table_influence, table_nearest
+from aero.report.sensitivity_search import table_conclusions, table_influence, table_nearest, table_ranges
 
 FIGURES: tuple[tuple[Callable[[Results], Figure], str, str], ...] = (
     (
@@ -30,7 +30,9 @@ FIGURES: tuple[tuple[Callable[[Results], Figure], str, str], ...] = (
         "Variance Sensitivity Figure 1 (bottom), training behaviour",
         "Entropy and ‖P‖_F: means over layers, band ± standard deviation over layers; dotted and dash-dotted: the "
         "bounds of Proposition 5.3. A cross: the last finite value of a training that diverged; a triangle at the "
-        "upper edge: the same, above what is shown.",
+        "upper edge: the same, above what is shown. Looked at before every step; drawn at a hundred of them and the "
+        "last ten before a divergence, with the largest loss and gradient norm since the point before. A row of "
+        "the ReLU kernel that attends to nothing counts as entropy 0.",
     ),
     (drawn.figure_6, "Variance Sensitivity Figure 6, σReparam, ELU+1 and sigmoid", "As above."),
     (drawn.figure_8, "Variance Sensitivity Figure 8, QK-LayerNorm by what is done to γ", "As above."),
@@ -79,5 +81,6 @@ def where(measured: Sweep | None, over_training: bool) -> str:
 
 
 def search_tables(results: Results) -> Html:
-    """The nearest settings, each choice's influence, and the conclusions over all reasonable settings."""
-    return Html("".join(table(results).text for table in (table_nearest, table_influence, table_conclusions)))
+    """The nearest settings, each choice's influence, the conclusions over all settings, and where cores train."""
+    tables = (table_nearest, table_influence, table_conclusions, table_ranges)
+    return Html("".join(table(results).text for table in tables))

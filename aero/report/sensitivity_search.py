@@ -1,15 +1,14 @@
 """The search over what `variance_sensitivity` leaves open: the nearest setting, each choice's influence, and how often
 the paper's conclusions hold.
 
-All from search.csv: a line a setting, core, number of steps and window. A setting's sensitivities depend on the reading
+All from search.csv: a line a setting, core and number of steps. A setting's sensitivities depend on the reading
 (`aero.sensitivity.search.Reading`), of which the shares take all.
 """
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from html import escape
@@ -20,33 +19,39 @@ from aero.attention import CORES
 from aero.published import load
 from aero.report.marks import Html, gap, grid, number
 from aero.report.results import Results
-from aero.report.sensitivity import FOLDERS, PAPER, TRAINS, Sweep, sweep
+from aero.report.sensitivity import FOLDERS, PAPER, TRAINS, Sweep, read, sweep
 from aero.sensitivity.conclusions import CONCLUSIONS, ORDER
-from aero.sensitivity.search import REASONABLE, Reading, read_losses, reasonable, sensitivities
-from aero.sensitivity.setting import WIDTH, Setting
+from aero.sensitivity.search import REASONABLE, STEPS, Reading, read_losses, reasonable, sensitivities
+from aero.sensitivity.setting import WIDTH, Setting, learning_rates
 
 NORMAL_975 = 1.959964
 """Quantile of the normal distribution, for the interval of a share."""
 NEAREST = 5
-FORMS = {"relu": "empty rows attend to nothing", "relu_uniform": "empty rows attend to all alike"}
-"""The ReLU kernel's two usual forms, by core, in words."""
+FORMS = {"relu": "φ = ReLU", "relu_performer": "φ = ReLU + 0.001"}
+"""The ReLU kernel's two usual forms, by core: with the first, a row can be empty."""
 
 
 @dataclass(frozen=True)
 class Search:
     """Sensitivities by core of every (setting number, reading) that was run, and the settings' values by number.
 
-    learning: numbers of the settings in which softmax trains at some rate (`aero.report.sensitivity.TRAINS`).
+    decades: by (number, steps) and core, between the lowest and the highest rate that trains
+        (`aero.report.sensitivity.TRAINS`); None where none does.
     """
 
     file: str
     found: dict[tuple[int, Reading], dict[str, float]]
     settings: dict[int, dict[str, str]]
-    learning: frozenset[int]
+    decades: dict[tuple[int, int], dict[str, float | None]]
 
     @property
     def numbers(self) -> list[int]:
         return sorted({number_ for number_, _ in self.found})
+
+    @property
+    def learning(self) -> frozenset[tuple[int, int]]:
+        """(number, steps) of the settings in which softmax trains at some rate."""
+        return frozenset(key for key, of_core in self.decades.items() if of_core.get("softmax") is not None)
 
 
 @dataclass(frozen=True)
@@ -73,17 +78,19 @@ def search(results: Results) -> Search | None:
 
 @cache
 def _read(path: Path, root: Path) -> Search | None:
-    with open(path, encoding="utf-8", newline="") as file:
-        lines = list(csv.DictReader(file))
-    zero = {setting.hidden: setting.zero_loss for setting in reasonable()}
-    found = sensitivities(lines, zero)
+    lines = read(path)
+    found = sensitivities(lines)
     settings = {int(line["number"]): {name: line[name] for name in REASONABLE} for line in lines}
-    learning = {int(line["number"]) for line in lines if line["core"] == "softmax" and _learns(line, zero)}
-    return Search(str(path.relative_to(root)), found, settings, frozenset(learning)) if found else None
+    decades: dict[tuple[int, int], dict[str, float | None]] = {}
+    for line in lines:
+        decades.setdefault((int(line["number"]), int(line["steps"])), {})[line["core"]] = _decades(line)
+    return Search(str(path.relative_to(root)), found, settings, decades) if found else None
 
 
-def _learns(line: Mapping[str, str], zero_loss: Mapping[str, float]) -> bool:
-    return bool((read_losses(line) < TRAINS * zero_loss[line["hidden"]]).any())
+def _decades(line: Mapping[str, str]) -> float | None:
+    losses = zip(learning_rates(), read_losses(line).tolist(), strict=True)
+    rates = [rate for rate, loss in losses if loss < TRAINS * float(line["zero_loss"])]
+    return math.log10(max(rates) / min(rates)) if rates else None
 
 
 def not_run(results: Results) -> str | None:
@@ -105,12 +112,15 @@ def distance(values: Mapping[str, float]) -> float:
     return math.sqrt(sum((values[core] - printed[core]) ** 2 for core in ORDER) / len(ORDER))
 
 
-def share(found: Search, conclusion: str, numbers: Sequence[int] | None = None) -> Share:
-    """How often a conclusion holds: every setting counts alike, with the fraction of its readings that agree."""
+def share(found: Search, conclusion: str, among: Collection[tuple[int, int]] | None = None) -> Share:
+    """How often a conclusion holds: every setting counts alike, with the fraction of its readings that agree.
+
+    among: (number, steps) of the settings and readings that count; None for all.
+    """
     holds = CONCLUSIONS[conclusion].holds
     by_setting: dict[int, list[bool]] = {}
-    for (number_, _), values in found.found.items():
-        if numbers is None or number_ in numbers:
+    for (number_, reading), values in found.found.items():
+        if among is None or (number_, reading.steps) in among:
             by_setting.setdefault(number_, []).append(holds(values))
     fractions = [sum(flags) / len(flags) for flags in by_setting.values()]
     return Share(sum(fractions) / len(fractions), *wilson(sum(fractions) / len(fractions), len(fractions)))
@@ -141,11 +151,11 @@ def table_nearest(results: Results) -> Html:
     for relu, meaning in FORMS.items():
         ranking = ranked(found, relu)
         if measured is not None and (place := _place(found, ranking, measured)) is not None:
-            places.append(f"number {place} of {len(ranking)} where {meaning}")
+            places.append(f"number {place} of {len(ranking)} with {meaning}")
         shown = ranking[:NEAREST]
         if not any(_width(found, number_) == WIDTH for number_, _, _ in shown):
             shown += [item for item in ranking if _width(found, item[0]) == WIDTH][:1]
-        rows.append([f"<i>nearest where {meaning}</i>", *[""] * (len(ORDER) + 1)])
+        rows.append([f"<i>nearest with {meaning}</i>", *[""] * (len(ORDER) + 1)])
         for number_, off, reading in shown:
             values = found.found[number_, reading]
             cells = [number(f"{values[core]:.2f}", "paper_dimensions", found.file) for core in ORDER]
@@ -164,7 +174,7 @@ def table_nearest(results: Results) -> Html:
         f"<b>The nearest settings.</b> Of {len(found.numbers)} settings drawn from {len(reasonable())} reasonable ones "
         "with the reading of each that comes nearest: sensitivities of one seed, and the root mean square of their "
         "differences from the published seven. The two forms of the ReLU kernel are ranked apart; the row of Table 1 "
-        f"and of the sweep is the one where {FORMS['relu']}. "
+        f"and of the sweep is the one with {FORMS['relu']}. "
         + (f"By this ranking the sweep’s setting is {' and '.join(places)}. " if places else "")
         + "It rests on single seeds; the row of the sweep shows how far others can move a setting. "
         f"The paper prints D={WIDTH}; a hidden state of x3+y has 4 numbers. "
@@ -204,10 +214,7 @@ def words(setting: Mapping[str, str], reading: Reading | None = None) -> str:
     made = _setting(setting, reading.steps if reading else reasonable()[0].steps)
     if reading is None:
         return str(made).rsplit(",", 1)[0]
-    extra = f"last {reading.window}, l0 {reading.initial}" + (
-        ", empty rows uniform" if "uniform" in reading.relu else ""
-    )
-    return f"{made}, {extra}"
+    return f"{made}, l0 {reading.initial}, {FORMS[reading.relu]}"
 
 
 def choices(found: Search) -> dict[str, dict[str, list[tuple[int, Reading]]]]:
@@ -215,8 +222,8 @@ def choices(found: Search) -> dict[str, dict[str, list[tuple[int, Reading]]]]:
     grouped: dict[str, dict[str, list[tuple[int, Reading]]]] = {}
     for key in found.found:
         number_, reading = key
-        made = {**found.settings[number_], **{name: str(getattr(reading, name)) for name in ("steps", "window")}}
-        made |= {"l0": reading.initial, "ReLU's empty rows": "all" if "uniform" in reading.relu else "none"}
+        made = {**found.settings[number_], "steps": str(reading.steps)}
+        made |= {"l0": reading.initial, "ReLU": FORMS[reading.relu]}
         for name, value in made.items():
             grouped.setdefault(name, {}).setdefault(value, []).append(key)
     return grouped
@@ -271,7 +278,7 @@ def table_conclusions(results: Results) -> Html:
     found, measured = search(results), sweep(results)
     if found is None:
         return Html("")
-    learning = [number_ for number_ in found.numbers if number_ in found.learning]
+    learning = found.learning
     rows = []
     for name, conclusion in CONCLUSIONS.items():
         in_sweep = gap()
@@ -291,8 +298,38 @@ def table_conclusions(results: Results) -> Html:
         f"<b>Which conclusions survive the choice of setting.</b> Share of {len(found.numbers)} settings drawn at "
         f"random from {len(reasonable())} reasonable ones (one seed each, every setting by the fraction of its "
         "readings), with Wilson's 95 % interval, settings as draws; the same share of the "
-        f"{len(learning)} of them in which softmax trains at some rate (below half of the loss of predicting 0); and "
-        "in the setting of Table 1."
+        f"{len({number_ for number_, _ in learning})} of them in which softmax trains at some rate (below half of the "
+        "loss of predicting 0), by the readings with a number of steps at which it does; and in the setting of Table 1."
     )
     heads = ["conclusion", "share of settings", "share where softmax trains", "in the sweep"]
     return Html(grid(heads, rows, caption, "sensitivity-conclusions", (0.46, 0.19, 0.19, 0.16), "dense"))
+
+
+def table_ranges(results: Results) -> Html:
+    """Over how many decades of the learning rate each core trains, by the number of steps: what Figure 2 is about."""
+    found = search(results)
+    if found is None:
+        return Html("")
+    rows = []
+    for steps in STEPS:
+        chosen = [of_core for key, of_core in found.decades.items() if key[1] == steps and key in found.learning]
+        for core in (*ORDER, "relu_performer"):
+            decades = sorted(of_core.get(core) or 0.0 for of_core in chosen)
+            cells = [f"{median(decades):.1f}", f"{decades[-1]:.1f}"] if decades else []
+            rows.append(
+                [
+                    str(steps),
+                    escape(CORES[core].title),
+                    str(sum(of_core.get(core) is not None for of_core in chosen)),
+                    *(number(text, "paper_dimensions", found.file) for text in cells),
+                ]
+            )
+    counts = " and ".join(f"{sum(of == steps for _, of in found.learning)} at {steps:,} steps" for steps in STEPS)
+    caption = (
+        "<b>Over how many decades of the learning rate a core trains.</b> From the lowest to the highest rate whose "
+        "final loss is below half of that of predicting 0, of the grid's six decades, in the settings of the search in "
+        f"which softmax trains at some rate ({counts}); 0 for one rate or none. In the paper's Figure 2 the ReLU "
+        "kernel trains over “nearly five orders of magnitude”."
+    )
+    heads = ["steps", "re-weighting function", "settings in which it trains", "median decades", "most decades"]
+    return Html(grid(heads, rows, caption, "sensitivity-ranges", (0.1, 0.36, 0.22, 0.16, 0.16), "dense"))

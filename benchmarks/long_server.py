@@ -64,16 +64,16 @@ def tree(pid: int) -> list[int]:
         one = waiting.pop()
         try:
             state = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[0]
-            below = [
-                child
-                for task in Path(f"/proc/{one}/task").iterdir()
-                for child in (task / "children").read_text().split()
-            ]
+            threads = list(Path(f"/proc/{one}/task").iterdir())
         except (FileNotFoundError, ProcessLookupError):
             continue
         if state != "Z":
             found.append(one)
-        waiting += map(int, below)
+        for thread in threads:
+            try:
+                waiting += map(int, (thread / "children").read_text().split())
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # a thread that ends takes none of the others with it
     return found
 
 
@@ -218,26 +218,33 @@ def growth_late(values: Sequence[float]) -> float:
 
 
 def judged(samples: Sequence[Sequence[float]], right: int) -> list[dict[str, Any]]:
-    """The cases as the report shows them: name, count, passed, seen."""
-    columns = {name: [row[place] for row in samples] for place, name in enumerate(COLUMNS)}
-    count = len(samples)
+    """The cases as the report shows them: name, count, passed, seen. A count that saw no process is none."""
+    rows = [row for row in samples if row[COLUMNS.index("processes")]]
+    columns = {name: [row[place] for row in rows] for place, name in enumerate(COLUMNS)}
     seconds, memory = columns["seconds"], columns["memory_bytes"]
     grown, late = growth(memory), growth_late(memory)
+
+    def case(name: str, count: int, passed: int, seen: str) -> dict[str, Any]:
+        return {"name": name, "count": count, "passed": passed, "seen": seen}
+
     cases = [
-        ("questions answered as PyTorch answers", right, f"median {median(seconds):.1f} s a question"),
-        (
+        case(
+            "questions answered as PyTorch answers", len(samples), right, f"median {median(seconds):.1f} s a question"
+        ),
+        case(
             "memory of the server and its fork server",
-            count if grown <= GROWTH and late <= GROWTH_LATE else 0,
-            f"{memory[min(WARM, count - 1)] / 2**20:.1f} MiB after question {min(WARM + 1, count)}, "
+            len(rows),
+            len(rows) if grown <= GROWTH and late <= GROWTH_LATE else 0,
+            f"{memory[min(WARM, len(rows) - 1)] / 2**20:.1f} MiB after question {min(WARM + 1, len(rows))}, "
             f"{memory[-1] / 2**20:.1f} MiB at the end; {100 * grown:+.2f} % from first to last tenth, "
             f"{late / 2**20:+.1f} MiB from the middle to the last",
         ),
     ]
-    for name in ("descriptors", "sockets", "threads", "processes", "files"):
+    for name in COLUMNS[3:]:
         values = columns[name][WARM:] or columns[name]
-        same = sum(value <= values[0] for value in values) + (count - len(values))
-        cases.append((f"{name} of the idle server", same, f"{min(values)} to {max(values)}"))
-    return [{"name": name, "count": count, "passed": passed, "seen": seen} for name, passed, seen in cases]
+        same = sum(value <= values[0] for value in values) + (len(rows) - len(values))
+        cases.append(case(f"{name} of the idle server", len(rows), same, f"{min(values)} to {max(values)}"))
+    return cases
 
 
 def at_once(serving: Serving, model: GPT, connect: Callable[[float], Client]) -> list[dict[str, Any]]:

@@ -136,7 +136,9 @@ def figure_server(results: Results) -> Figure:
 
 
 def _columns(found: Mapping[str, Any]) -> dict[str, list[float]]:
-    return {name: [row[place] for row in found["samples"]] for place, name in enumerate(found["columns"])}
+    """The samples by column, without those whose count saw no process and so no memory (benchmarks/long_server.py)."""
+    rows = [row for row in found["samples"] if row[found["columns"].index("memory_bytes")]]
+    return {name: [row[place] for row in rows] for place, name in enumerate(found["columns"])}
 
 
 def _determinism(results: Results) -> Html:

@@ -56,6 +56,32 @@ def test_a_wrong_answer_is_seen():
     assert failed(samples(100), right=99) == ["questions answered as PyTorch answers"]
 
 
+def test_a_count_that_saw_nothing_passes_for_nothing():
+    rows = samples(100, processes=lambda q: 3 * (q != 50), descriptors=lambda q: 12 * (q != 50))
+    cases = {case["name"]: case for case in judged(rows, 100)}
+    found = cases["descriptors of the idle server"]
+    assert (found["count"], found["passed"], found["seen"]) == (99, 99, "12 to 12")
+    assert cases["questions answered as PyTorch answers"]["count"] == 100
+
+
+def test_threads_that_end_while_they_are_counted_take_no_process_with_them():
+    """A thread's folder can be gone between listing and reading: the process was not seen at all, twice in 1,000."""
+    ended = threading.Event()
+
+    def threads():
+        while not ended.is_set():
+            for made in [threading.Thread(target=time.sleep, args=(1e-4,)) for _ in range(8)]:
+                made.start()
+
+    churn = threading.Thread(target=threads)
+    churn.start()
+    try:
+        assert all(os.getpid() in tree(os.getpid()) for _ in range(300))
+    finally:
+        ended.set()
+        churn.join()
+
+
 def test_what_a_process_holds_is_counted(tmp_path):
     (tmp_path / "left").write_text("")
     before = counted(os.getpid(), tmp_path)

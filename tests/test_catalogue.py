@@ -165,25 +165,19 @@ def compared_by_claims() -> dict[str, set[str]]:
     return found
 
 
-def test_what_the_claims_compare_has_three_kept_seeds_within_their_time() -> None:
-    """Planned by params.yaml and there, each in at most three minutes of processor time where it was noted."""
-    several = {run for run, seed in PARAMETERS.trainings() if seed in PARAMETERS.more_seeds}
+def test_what_the_claims_compare_has_three_seeds() -> None:
+    planned = set(PARAMETERS.trainings())
     compared = compared_by_claims()
     assert len(compared) >= 60
     seeds = (*PARAMETERS.seeds, *PARAMETERS.more_seeds)
     assert len(seeds) >= 3
     for run, claims in compared.items():
-        assert run in several, claims
-        for seed in seeds:
-            path = kept_folder("laptop", run, seed, ROOT / "results") / "metrics.json"
-            metrics = json.loads(path.read_text(encoding="utf-8"))
-            assert (metrics["run"], metrics["seed"]) == (run, seed)
-            assert metrics["provenance"].get("cpu_seconds", 0) <= 180, path
+        assert {(run, seed) for seed in seeds} <= planned, claims
 
 
 def test_all_trainings_fit_into_six_hours_of_two_processes() -> None:
-    """By the processor time of the kept results, plus what a stage costs beside its training (starting, checking
-    tokens, evaluation, entropies): put at 30 s of a processor each."""
+    """By the processor time of the kept results, plus what a stage costs beside its training, put at 30 s of a
+    processor each: starting twice takes 4 s, its entropies 9 s, DVC 5 s a stage."""
     found = results(ROOT)
     kept = {key: tuple(result for result in of_run if not result.fresh) for key, of_run in found.items()}
     laptop = PARAMETERS.at_scale("laptop")
@@ -215,18 +209,21 @@ def test_kept_results_are_of_the_configuration_in_params() -> None:
     assert checked >= 14
 
 
-def test_every_run_has_a_kept_result_at_the_laptop_scale() -> None:
-    """With the first seed: its metrics, its log, and its entropy if it did not diverge. (Of the cores of
-    variance_sensitivity in a decoder, which log entropy over training, the log is enough.)"""
-    for run in PARAMETERS.runs:
-        folder = ROOT / "results/laptop" / run
+@pytest.mark.parametrize("seed", [*PARAMETERS.seeds, *PARAMETERS.more_seeds])
+def test_every_training_has_a_kept_result_at_the_laptop_scale(seed: int) -> None:
+    """Within three minutes of processor time: its metrics, its log, and its entropy if it did not diverge. (Of the
+    cores of variance_sensitivity in a decoder, which log entropy over training, the log is enough.)"""
+    trained = [run for run, of_seed in PARAMETERS.trainings() if of_seed == seed]
+    assert len(trained) > 100
+    for run in trained:
+        folder = kept_folder("laptop", run, seed, ROOT / "results")
         metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-        assert (metrics["run"], metrics["scale"], metrics["seed"]) == (run, "laptop", PARAMETERS.seeds[0])
-        assert (folder / "log.csv").is_file()
-        took = metrics["provenance"]  # processor time, where it was noted; at most three minutes a training
-        assert took.get("cpu_seconds", took["seconds"]) <= 180, run
+        assert (metrics["run"], metrics["scale"], metrics["seed"]) == (run, "laptop", seed)
+        assert (folder / "log.csv").is_file(), folder
+        if seed in PARAMETERS.seeds or "cpu_seconds" in metrics["provenance"]:  # not noted in the oldest further seeds
+            assert 0 < metrics["provenance"]["cpu_seconds"] <= 180, folder
         diverged = metrics["diverged_at_step"] is not None
-        assert diverged or run.startswith("core-") or (folder / "entropy.json").is_file(), run
+        assert diverged or run.startswith("core-") or (folder / "entropy.json").is_file(), folder
 
 
 def write_metrics(folder: Path, run: str = "sm", seed: int = 1337, **changes: object) -> None:
@@ -309,12 +306,12 @@ def test_further_seeds_go_to_what_is_closest(tmp_path: Path) -> None:
     few = PARAMETERS.model_copy(
         update={
             "scale": "laptop",
-            "training_order": {"one": ("sm-ln-g", "sm-ln-r", "sm-g", "sm-r"), "two": ("sm", "sm-scfuffni-2", "sm-ln")},
+            "training_order": {"one": ("sm-ln-g", "sm-ln-r", "sm-g", "sm-r"), "two": ("sm", "core-elu-hot", "sm-ln")},
         }
     )
-    first = [(run, 1337) for run in ("sm-ln-g", "sm-ln-r", "sm-g", "sm-r", "sm", "sm-scfuffni-2", "sm-ln")]
+    first = [(run, 1337) for run in ("sm-ln-g", "sm-ln-r", "sm-g", "sm-r", "sm", "core-elu-hot", "sm-ln")]
     assert in_order(few, {})[:7] == first
-    # sm-scfuffni-2 is not compared; what is, as listed, where nothing is known
+    # core-elu-hot is not compared; what is, as listed, where nothing is known
     listed = ["sm-ln-g", "sm-ln-r", "sm-g", "sm-r", "sm", "sm-ln"]
     assert in_order(few, {})[7:] == [(run, seed) for run in listed for seed in (1338, 1339)]
     for run, perplexity in (("sm-ln-g", 10.0), ("sm-ln-r", 12.0), ("sm-g", 15.0), ("sm-r", 15.1), ("sm", None)):

@@ -32,7 +32,7 @@ def test_all_runs_with_state_and_cost_at_every_scale(capsys: pytest.CaptureFixtu
     assert len(rows) == 125
     assert "kept" in rows["sm-ln-g"] or "fresh" in rows["sm-ln-g"]
     assert "aero/table2/SM+LN+G" in rows["sm-ln-g"] and "the other reading" in rows["ereg-smt-scfuffn-head-mean"]
-    assert "assumption" in said[-1] and "125 runs, 313 trainings" in said[said.index("") + 1]
+    assert "assumption" in said[-1] and "125 runs, 367 trainings" in said[said.index("") + 1]
 
 
 def test_a_table_its_short_form_and_json(capsys: pytest.CaptureFixture[str]) -> None:

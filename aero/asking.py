@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aero.errors import UserError
+from aero.errors import UserError, one_line
 
 if TYPE_CHECKING:
     from aero.two_party.answer import Cost
@@ -29,7 +29,10 @@ it: nothing is kept in between. --checkpoint runs a client and a server process 
 `aero serve` elsewhere."""
 SERVE = """Answers one question after the other, each in a process of its own, and says a line on each. Ctrl-C ends it.
 What it publishes to clients: architecture, sizes, program, protocol settings, tokenizer."""
-OPS = (Path("runs/two_party/ops.csv"), Path("results/two_party/ops.csv"))
+LONGEST_WAIT_S = 1e6
+"""As the time-outs of `Settings`: a clock of the system holds no infinite one."""
+JOINERS = "\u200c\u200d"
+"""Format characters that letters of many scripts, and emoji, are written with; they move and hide nothing."""
 
 
 def add_commands(commands: Any) -> None:
@@ -59,7 +62,13 @@ def add_commands(commands: Any) -> None:
     )
     for command in (ask, serve):
         command.add_argument("--tokenizer", help="the model's tokenizer (default: of the token files beside its run)")
-        command.add_argument("--timeout", type=float, default=120, metavar="S", help="wait for the other (default 120)")
+        command.add_argument(
+            "--timeout",
+            type=float,
+            default=120,
+            metavar="S",
+            help="longest wait for one message of the other party, its computing included, in seconds (default 120)",
+        )
         command.add_argument("--certificate", type=Path, help="of this side, PEM; with --key and --ca")
         command.add_argument("--key", type=Path, help="of the certificate")
         command.add_argument("--ca", type=Path, help="the authority that signed the other side's certificate")
@@ -142,8 +151,8 @@ def _ask(chosen: argparse.Namespace) -> None:
     from aero.two_party.tls import context_for
     from aero.two_party.tunnel import dial
 
-    if not chosen.wait > 0:
-        raise UserError(f"--wait {chosen.wait:g} must be above 0 seconds")
+    if not 0 < chosen.wait < LONGEST_WAIT_S:
+        raise UserError(f"--wait {chosen.wait:g} must be above 0 and below {LONGEST_WAIT_S:,.0f} seconds")
     context = context_for(chosen.server, _credentials(chosen), chosen.insecure, server=False)
     tunnel = dial(chosen.server, context, chosen.wait)
     client = Client(tunnel, chosen.wait)
@@ -192,7 +201,7 @@ def _answer(
     rounds, unknown = _rounds(description, len(prompt_ids), len(answered.costs))
     if chosen.json:
         found = asdict(answered) | {"text": tokenizer.decode(ids), "prompt_tokens": len(prompt_ids), "rounds": rounds}
-        print(json.dumps(found | {"description": asdict(description)}, indent=1))
+        print(json.dumps(found | {"rounds_unknown": unknown, "description": asdict(description)}, indent=1))
         return
     costs = answered.costs
     count, seconds = len(costs), [cost.seconds for cost in costs]
@@ -215,33 +224,33 @@ def _answer(
 
 
 def _harmless(text: str) -> str:
-    """Text with control characters but for line feed and tab written out: a server that publishes a tokenizer of its
-    own says what a token looks like, and a terminal obeys what it is told."""
-    return "".join(char if char in "\n\t" or unicodedata.category(char) != "Cc" else repr(char)[1:-1] for char in text)
+    """Text with control characters but for line feed and tab, and format characters but for `JOINERS`, written out: a
+    server that publishes a tokenizer of its own says what a token looks like, and a terminal obeys what it is told. A
+    format character may turn around the order in which the rest of a line is shown."""
+    plain = f"\n\t{JOINERS}"
+    return "".join(
+        char if char in plain or unicodedata.category(char) not in ("Cc", "Cf") else repr(char)[1:-1] for char in text
+    )
 
 
-def _rounds(description: Description, tokens: int, passes: int) -> tuple[float | None, str]:
-    """Round trips of all passes, composed from those of the operations as they were measured alone; or why not.
-
-    The rounds of a kind of operation hardly depend on its shape, so each takes the mean of what was measured of it.
-    """
-    from aero.two_party import ledger
+def _rounds(
+    description: Description, tokens: int, passes: int, root: Path | str = "."
+) -> tuple[float | None, str | None]:
+    """Round trips of all passes, composed from those of the operations as they were measured alone, which are those of
+    `aero cost`; or None and the reason."""
+    from aero.two_party.cost import measured_operations, variant_of
     from aero.two_party.program import operations
 
-    path = next((path for path in OPS if path.is_file()), None)
-    if path is None:
-        return None, "no measured operations here"
-    measured: dict[str, list[float]] = {}
-    for one in ledger.read(path, ledger.Measurement):
-        measured.setdefault(one.op.partition("(")[0], []).append(one.rounds)
     total = 0.0
-    for length in range(tokens, tokens + passes):
-        counts = operations(description.parsed, description.model_config, description.program, length)
-        for operation, count in counts.items():
-            if operation.kind not in measured:
-                return None, f"{operation.kind} was not measured"
-            total += count * sum(measured[operation.kind]) / len(measured[operation.kind])
-    return total, ""
+    try:
+        measured = measured_operations(variant_of(description.protocol), root)
+        for length in range(tokens, tokens + passes):
+            counts = operations(description.parsed, description.model_config, description.program, length)
+            total += sum(count * measured.rounds(one.name, one.shape) for one, count in counts.items())
+    except Exception as error:
+        # The answer is there and paid for: nothing that a file of measurements holds may keep it back.
+        return None, one_line(error)
+    return total, None
 
 
 def _published(path: Path, tokenizer: str | None, program: str, settings: Settings) -> tuple[Description, Any, str]:

@@ -244,7 +244,7 @@ CORES: dict[str, Core] = {
     "qk_layernorm_free": Core("QK-LayerNorm, γ free", softmax_core, gains="free"),
     "qk_layernorm_fixed": Core("QK-LayerNorm, γ = 1", softmax_core, gains="fixed"),
     "qk_layernorm_gradient_clip": Core("QK-LayerNorm, gradient of γ clipped", softmax_core, gains="gradient_clip"),
-    "relu_performer": Core("ReLU Kernel, φ + 0.001", Kernel(performer_relu, epsilon=0.0)),
+    "relu_performer": Core("ReLU Kernel, φ + ε", Kernel(performer_relu, epsilon=0.0)),
 }
 """Every attention core: a new one is one function and one line here."""
 

@@ -85,8 +85,8 @@ def memory() -> list[dict[str, object]]:
 
 def growth(lines: list[dict[str, object]], way: str) -> float:
     """The exponent of T between the two longest contexts."""
-    (first, small), (last, large) = [(x["context"], x["peak_bytes"]) for x in lines if x["way"] == way][-2:]
-    return math.log(large / small) / math.log(last / first)
+    longest = [line for line in lines if line["way"] == way][-2:]
+    return timing.exponent(*([line[name] for line in longest] for name in ("context", "peak_bytes")))
 
 
 def errors(context: int) -> dict[str, object]:

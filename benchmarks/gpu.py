@@ -279,7 +279,10 @@ def step_speed(
 
 
 def overheads(steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the regulariser adds to a step's time, pair by pair: 1 - tokens/s with over without it, inverted."""
+    """What the regulariser adds to a step's time, pair by pair: tokens/s without it over with it, less 1.
+
+    A ratio of medians: the two trainings ran one after the other, so no repeat of one belongs to one of the other.
+    """
     by = {(line["architecture"], line["context"], line["compiled"]): line["tokens_per_second"] for line in steps}
     return [
         {"architecture": there, "context": t, "compiled": compiled, "overhead": by[plain, t, compiled] / speed - 1}

@@ -6,8 +6,8 @@
 
 Writes what operations cost to results/two_party/shaped_ops.csv and to results/two_party/shaped.csv one line a pass, as
 soon as it is measured, in place of the line of the same architecture, program, context and network; predictions are
-made anew for all lines. "loopback" is the relay without rate and delay. The refills of oblivious transfers that a
-prediction counts are those of the loopback pass.
+made anew for all lines, or for none where one that is there could not be. "loopback" is the relay without rate and
+delay. The refills of oblivious transfers that a prediction counts are those of the loopback pass.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import dataclasses
 import io
 import json
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from aero import checkpoint, provenance
 from aero.architecture import parse
 from aero.data.batches import evaluation_batches
 from aero.data.tokens import open_tokens
-from aero.errors import run_main
+from aero.errors import UserError, run_main
 from aero.model import ModelConfig
 from aero.parameters import load
 from aero.training.log import write_text
@@ -37,6 +38,7 @@ from aero.two_party.latency import REFILL, Cost, error_share, measure_costs, pre
 from aero.two_party.ledger import as_json
 from aero.two_party.measure import WARM_UP, place
 from aero.two_party.network import Network
+from aero.two_party.operations import Operation
 from aero.two_party.parties import Party, run_parties
 from aero.two_party.program import operations
 from aero.two_party.relay import Relay
@@ -49,6 +51,9 @@ PASSES = Path("results/two_party/shaped.csv")
 OPERATIONS = Path("results/two_party/shaped_ops.csv")
 OTHER_PROGRAM = 0.1
 """Share by which the bytes of a pass are off its operations' if another program made it; refills are a few per cent."""
+MOST_NAMED = 3
+"""Operations that an error names; a pass has up to twenty."""
+COMMAND = "python -m benchmarks.shaped_network"
 COLUMNS = (
     "architecture program model context network bandwidth_mbit rtt_ms seconds predicted compute transfer rounds error "
     "bytes messages refills provenance"
@@ -136,6 +141,8 @@ def main(arguments: list[str]) -> None:
         keep_costs(missing, settings, chosen.repeats, made, with_refill=(REFILL, "") not in known)
     if chosen.only in (None, "passes"):
         for model, program in asked:
+            check_predictable(model, program, chosen.networks)
+        for model, program in asked:
             keep_passes(model, program, chosen, {name: networks.get(name) for name in chosen.networks}, settings, made)
     keep_predictions()
 
@@ -195,32 +202,83 @@ def keep_passes(
     )
 
 
-def keep_predictions() -> None:
-    """Add to every pass measured what the model says of it."""
+def known_costs() -> dict[tuple[str, str], Cost]:
+    """The link costs that are there, by (op, shape)."""
     numbers = [field.name for field in dataclasses.fields(Cost)[2:]]
-    costs = {
+    return {
         (line["op"], line["shape"]): Cost(line["op"], line["shape"], *(float(line[name]) for name in numbers))
         for line in read(OPERATIONS)
     }
+
+
+def without_cost(counts: Mapping[Operation, int], costs: Mapping[tuple[str, str], Cost]) -> list[str]:
+    """What a prediction needs that was not measured: operations, or a refill."""
+    missing = [f"{one.name} {one.shape}" for one in counts if (one.name, one.shape) not in costs]
+    return missing if (REFILL, "") in costs else [*missing, REFILL]
+
+
+def check_predictable(model: Any, program: str, networks: Sequence[str]) -> None:
+    """UserError if passes over `networks` would take the place of predicted ones and could not be predicted."""
+    named = {
+        "architecture": str(model.architecture),
+        "program": program,
+        "model": as_json(**dataclasses.asdict(model.config)),
+        "context": str(model.config.context),
+    }
+    same = [line for line in read(PASSES) if all(line[key] == value for key, value in named.items())]
+    if any(line["predicted"] and line["network"] in networks for line in same):
+        counts = operations(model.architecture, model.config, program, model.config.context)
+        if missing := without_cost(counts, known_costs()):
+            raise UserError(_kept_as_they_are({_lacks_costs(missing): {f"{model.architecture} {program}": None}}))
+
+
+Lack = tuple[str, str]
+"""What a prediction lacks, and the command that measures it."""
+
+
+def _lacks_costs(missing: Sequence[str]) -> Lack:
+    more = f" and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
+    return f"operations ({'; '.join(missing[:MOST_NAMED])}{more})", f"{COMMAND} --only operations --missing"
+
+
+def _kept_as_they_are(lacking: Mapping[Lack, Iterable[str]]) -> str:
+    """lacking: names of models and programs by what they lack."""
+    said = "; ".join(
+        f"{', '.join(names)}: without {what}, `{command}` measures it" for (what, command), names in lacking.items()
+    )
+    return f"the predictions in {PASSES} stay as they are, since not all can be made anew: {said}"
+
+
+def keep_predictions() -> None:
+    """Add to every pass measured what the model says of it.
+
+    UserError, and nothing is written, if a pass that has a prediction would lose it.
+    """
+    costs = known_costs()
     lines = read(PASSES)
     if not costs or not lines:
         print("nothing to predict yet: operations and passes are both needed")
         return
+    lost: dict[Lack, dict[str, None]] = {}
+    said = []
     for line in lines:
         config = ModelConfig(**json.loads(line["model"]))
         counts = operations(parse(line["architecture"]), config, line["program"], int(line["context"]))
-        missing = [f"{one.name} {one.shape}" for one in counts if (one.name, one.shape) not in costs]
-        if (REFILL, "") not in costs:
-            missing.append(REFILL)
+        missing = without_cost(counts, costs)
         same = [other for other in lines if all(other[key] == line[key] for key in COLUMNS[:4])]
         open_link = [other for other in same if other["network"] == LOOPBACK]
         composed = sum(count * costs[one.name, one.shape].bytes for one, count in counts.items()) if not missing else 0
         other = bool(open_link) and composed and abs(composed / float(open_link[0]["bytes"]) - 1) > OTHER_PROGRAM
+        name = f"{line['architecture']} {line['program']}"
         if missing or not open_link or other:
-            lacks = f"operations ({'; '.join(missing)})" if missing else f"its {LOOPBACK} pass"
-            lacks = "a pass of today's program, whose bytes are others" if other else lacks
-            print(f"{line['architecture']} {line['program']} {line['network']}: no prediction, it lacks {lacks}")
-            line |= dict.fromkeys(["predicted", "compute", "transfer", "rounds", "error", "refills"], "")
+            lacks, command = f"its {LOOPBACK} pass", f"{COMMAND} --only passes"
+            if missing:
+                lacks, command = _lacks_costs(missing)
+            elif other:
+                lacks = "a pass of today's program, whose bytes are others"
+            if line["predicted"]:
+                lost.setdefault((lacks, command), {})[name] = None
+            said.append(f"{name} {line['network']}: no prediction, it lacks {lacks}")
             continue
         refills = refills_of(counts, costs, float(open_link[0]["messages"]))
         network = Network(float(line["bandwidth_mbit"]), float(line["rtt_ms"])) if line["bandwidth_mbit"] else None
@@ -233,11 +291,14 @@ def keep_predictions() -> None:
             "error": round(error_share(parts.seconds, float(line["seconds"])), 4),
             "refills": refills,
         }
-        print(
-            f"{line['architecture']} {line['program']} {line['network']}: {float(line['seconds']):.1f} s measured, "
+        said.append(
+            f"{name} {line['network']}: {float(line['seconds']):.1f} s measured, "
             f"{parts.seconds:.1f} predicted ({parts.compute:.1f} + {parts.transfer:.1f} + {parts.rounds:.1f}), "
             f"{float(line['error']):+.1%}"
         )
+    if lost:
+        raise UserError(_kept_as_they_are(lost))
+    print("\n".join(said))
     write(PASSES, COLUMNS, lines)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import resource
 import subprocess
@@ -128,6 +129,13 @@ def spread(values: Sequence[float], digits: int = 5) -> dict[str, float]:
 def ratio(over: Sequence[float], under: Sequence[float]) -> dict[str, float]:
     """`over` / `under`, repeat by repeat: median, lowest and highest."""
     return spread([a / b for a, b in zip(over, under, strict=True)], 4)
+
+
+def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """The slope of log value over log size, by least squares: 1 is linear, 0 is flat."""
+    x, y = [math.log(size) for size in sizes], [math.log(value) for value in values]
+    centre = sum(x) / len(x)
+    return sum((a - centre) * b for a, b in zip(x, y, strict=True)) / sum((a - centre) ** 2 for a in x)
 
 
 def arguments_of(name: str, purpose: str, repeats: int) -> argparse.ArgumentParser:

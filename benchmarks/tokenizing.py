@@ -11,7 +11,6 @@ part of it, as it always learns from the same 20 MB. Writes results/bench/tokeni
 from __future__ import annotations
 
 import json
-import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -64,11 +63,6 @@ def side_of(copies: int, tokenizer_path: str, folder: str) -> Callable[[], Measu
     return step
 
 
-def growth(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """The exponent between the smallest and the largest size: 1 is linear, 0 is flat."""
-    return math.log(values[-1] / values[0]) / math.log(sizes[-1] / sizes[0])
-
-
 def measure(vocabulary: int, repeats: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place, ExitStack() as running:
         path = str(Path(place) / "tokenizer.json")
@@ -98,8 +92,8 @@ def measure(vocabulary: int, repeats: int) -> dict[str, Any]:
         "vocabulary": tokenizer.vocabulary,
         "repeats": repeats,
         "sizes": lines,
-        "seconds_exponent": round(growth(sizes, [line["cpu_seconds"]["median"] for line in lines]), 3),
-        "memory_exponent": round(growth(sizes, [line["peak_bytes"] for line in lines]), 3),
+        "seconds_exponent": round(timing.exponent(sizes, [line["cpu_seconds"]["median"] for line in lines]), 3),
+        "memory_exponent": round(timing.exponent(sizes, [line["peak_bytes"] for line in lines]), 3),
     }
 
 

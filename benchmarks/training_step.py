@@ -96,6 +96,7 @@ def their_model(shape: Shape, model: GPT, attention: str | None = None) -> nn.Mo
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,
+        use_cache=False,  # as their Trainer sets it: else every step keeps keys and values for a generation
         bos_token_id=None,
         eos_token_id=None,
         **({} if attention is None else {"attn_implementation": attention}),
@@ -284,6 +285,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "threads": chosen.threads,
         "repeats": chosen.repeats,
         "allocator": ALLOCATOR,
+        "use_cache": False,
         "load_before": load_before,
         "steps": steps,
         "rows": lines,

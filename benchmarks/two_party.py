@@ -8,14 +8,13 @@ results/two_party/ops.csv, written to results/bench/two_party.json:
 
 rows       bytes and seconds of each part of a forward pass, by architecture and program, and where a WAN's latency goes
 growth     exponents of T, d and L, fitted to what was measured, beside the order that is expected
-models     125M, 1B and 8B parameters, projected from GPT-2 small by the orders in `SCALING`
+models     GPT-2 small, and projected from it by the orders in `SCALING` the sizes of two larger models, in its layout
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +66,10 @@ def part_of(op: str) -> str:
 
 @dataclass(frozen=True)
 class Size:
-    """A decoder in GPT-2's layout; `stands_for` says whose sizes they are."""
+    """A decoder in GPT-2's layout; `stands_for` says whose sizes they are.
+
+    The name is that of the model they are from, which may have another layout and other parameters.
+    """
 
     name: str
     layers: int
@@ -165,13 +167,6 @@ def rows(operations: Operations, networks: Mapping[str, Network], context: int =
     return found
 
 
-def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """The slope of log value over log size, by least squares."""
-    x, y = [math.log(size) for size in sizes], [math.log(value) for value in values]
-    centre = sum(x) / len(x)
-    return sum((a - centre) * b for a, b in zip(x, y, strict=True)) / sum((a - centre) ** 2 for a in x)
-
-
 CONTEXTS, WIDTHS = (128, 256, 512), (256, 512, 768, 1024)
 
 
@@ -241,7 +236,7 @@ def growth(measured: Iterable[Measurement]) -> list[dict[str, Any]]:
         sizes = [point["size"] for point in line["points"]]
         if len(sizes) > 1:
             for name in ("bytes", "seconds"):
-                line[f"{name}_exponent"] = round(exponent(sizes, [point[name] for point in line["points"]]), 3)
+                line[f"{name}_exponent"] = round(timing.exponent(sizes, [point[name] for point in line["points"]]), 3)
     return list(lines.values())
 
 
@@ -255,7 +250,7 @@ def by_depth(operations: Operations) -> list[dict[str, Any]]:
             points.append({"size": layers} | {name: sum(part[name] for part in parts) for name in ("bytes", "seconds")})
         line: dict[str, Any] = {"program": program, "points": points}
         for name in ("bytes", "seconds"):
-            line[f"{name}_exponent"] = round(exponent(DEPTHS, [point[name] for point in points]), 3)
+            line[f"{name}_exponent"] = round(timing.exponent(DEPTHS, [point[name] for point in points]), 3)
         lines.append(line)
     return lines
 

@@ -255,10 +255,11 @@ claims_page.claims_table(results, judged, "pythia")
 #
 # Two processes compute one forward pass on secret shares: the server holds the weights, the client the prompt, and only
 # the client learns the logits. A row is composed from its operations, each measured in such a run. *As published* is
-# the plain program the authors must have run; *tuned* is the same model with projections merged, linear parts folded
-# into their neighbours, the causal half skipped, exponentials and GELU approximated (the error in the logits is in the
-# table of complete passes) and tokens looked up under an assumption of lattices instead of a product. The latency on a
-# network is modelled, not timed:
+# the plain program, without any saving, under the version of SPU in `requirements.lock`; what the papers ran seems to
+# be another configuration of an earlier one (below, *Where the published bytes come from*, and `docs/forensics.md`).
+# *Tuned* is the same model with projections merged, linear parts folded into their neighbours, the causal half skipped,
+# exponentials and GELU approximated (the error in the logits is in the table of complete passes) and tokens looked up
+# under an assumption of lattices instead of a product. The latency on a network is modelled, not timed:
 #
 # $$t = t_\text{compute} + \frac{\text{bytes that cost time}}{\text{bandwidth}} + \text{rounds} \times \text{RTT}.$$
 #

@@ -107,7 +107,7 @@ CASES = {
         rf"\(1.5 asked\) and {N} ",
         lambda: regularized("ratio", (128, 512), (768, 512), (128, 128), (768, 128)),
     ),
-    "bound": (
+    "free regulariser": (
         rf"fused attention, is {N} and {N} times as fast as theirs \(medians, T=512\)",
         lambda: regularized("plain", (128, 512), (768, 512)),
     ),

@@ -135,6 +135,7 @@ def test_the_reports_tables(measured, tmp_path):
     path.parent.mkdir(parents=True)
     shutil.copy(measured, path)
     assert "no measurement (measured with --tiny)" in gpu_speed.tables(Results).text
+    assert gpu_speed.measured(tmp_path) is None
     path.write_text(measured.read_text().replace('"tiny": true', '"tiny": false'))
     text = gpu_speed.tables(Results).text
     found = json.loads(measured.read_text())
@@ -146,5 +147,6 @@ def test_the_reports_tables(measured, tmp_path):
     assert len(lines) == len(gpu.TINY.contexts) and f"|matrix, compiled|{cells}|" in shown
     for shown in ("gpu-steps", "gpu-attention", "gpu-errors", "gpu-profile", "of the matrix rate", "regulariser adds"):
         assert shown in text
+    assert gpu_speed.measured(tmp_path) == found | {"tiny": False}
     path.write_text('{"steps": []}')
     assert "no measurement" in gpu_speed.tables(Results).text

@@ -18,6 +18,9 @@ OPERATIONS = "results/two_party/ops.csv"
 GROWTH = f"{FOLDER}/two_party_growth.csv"
 """Measured operations of two parties: those that passes are composed of, and those at growing sizes."""
 
+STEP = 1.3
+"""What a training step should reach of transformers' tokens a second."""
+
 
 def file_of(name: str) -> str:
     return f"{FOLDER}/{name}.json"

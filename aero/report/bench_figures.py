@@ -9,12 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from aero.report.bench import read
+from aero.report.bench import STEP, read
 from aero.report.drawing import AS_PUBLISHED, GRID, INK, MUTED, PAPER, TUNED, WIDTH, say_missing, spread, style
 from aero.report.results import Results
 
-TARGET = 1.3
-"""What a training step should reach of transformers' tokens a second."""
+CUT = 1.5
+"""A range is drawn up to so many times the highest median, so that one outlier does not stretch a figure."""
 KINDS = {
     "softmax_plain": ("softmax", "#0072b2", "o"),
     "exponentials": ("softmax, tuned", "#56b4e9", "s"),
@@ -47,33 +47,47 @@ def bench_training(results: Results) -> Figure:
                 say_missing(panel, "not measured yet")
             return figure
         steps = found["steps"]
+        most = cut([step["ratio"] for step in steps])
         for place, step in enumerate(steps):
             ratio = step["ratio"]
-            left.plot([ratio["low"], ratio["high"]], [place, place], color=TUNED, linewidth=3, alpha=0.45)
+            end = min(ratio["high"], most)
+            left.plot([ratio["low"], end], [place, place], color=TUNED, linewidth=3, alpha=0.45)
+            if ratio["high"] > most:
+                left.plot(most, place, ">", color=TUNED, markersize=5)
             left.plot(ratio["median"], place, "o", color=TUNED, markersize=5)
-            left.text(ratio["high"] + 0.03, place, f"{ratio['median']:.2f}", va="center", fontsize=8)
+            left.text(end + 0.05, place, f"{ratio['median']:.2f}", va="center", fontsize=8)
         left.axvline(1, color=AS_PUBLISHED, linewidth=1)
-        left.axvline(TARGET, color=MUTED, linewidth=1, linestyle="--")
-        left.text(TARGET + 0.02, -0.55, "target", ha="left", va="center", fontsize=7.5, color=MUTED)
+        left.axvline(STEP, color=MUTED, linewidth=1, linestyle="--")
+        left.text(STEP + 0.02, -0.55, "target", ha="left", va="center", fontsize=7.5, color=MUTED)
         labels = [f"d={s['width']} T={s['context']} V={s['vocabulary']:,}" for s in steps]
         left.set_yticks(range(len(steps)), labels)
         left.set_ylim(len(steps) - 0.4, -0.9)
-        left.set_xlim(0.8, max(1.6, max(step["ratio"]["high"] for step in steps) + 0.25))
+        lowest, highest = min(step["ratio"]["low"] for step in steps), max(step["ratio"]["high"] for step in steps)
+        left.set_xlim(min(0.8, lowest - 0.05), max(1.6, min(highest, most) + 0.3))
         left.set_title("step, over transformers’ GPT-2")
         left.set_xlabel("times its tokens a second")
         _rows(right, found["rows"])
     return figure
 
 
+def cut(ranges: Sequence[Mapping[str, float]]) -> float:
+    """Where ranges end that go further."""
+    return CUT * max(one["median"] for one in ranges)
+
+
 def _rows(panel: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     """Speed-up over SM+LN+G against how many times fewer FLOPs; the line is proportion."""
-    largest = max(max(row["flops_ratio"], row["speedup"]["high"]) for row in rows) * 1.08
+    most = cut([row["speedup"] for row in rows])
+    largest = max(max(row["flops_ratio"], min(row["speedup"]["high"], most)) for row in rows) * 1.08
     panel.plot([1, largest], [1, largest], color=AS_PUBLISHED, linewidth=1)
     for width, marker, colour in ((128, "o", TUNED), (768, "s", "#d55e00")):
         of_width = [row for row in rows if row["width"] == width]
         for row in of_width:
             speed = row["speedup"]
-            panel.plot([row["flops_ratio"]] * 2, [speed["low"], speed["high"]], color=colour, linewidth=2, alpha=0.4)
+            ends = [speed["low"], min(speed["high"], most)]
+            panel.plot([row["flops_ratio"]] * 2, ends, color=colour, linewidth=2, alpha=0.4)
+            if speed["high"] > most:
+                panel.plot(row["flops_ratio"], most, "^", color=colour, markersize=4.5)
         panel.plot(
             [row["flops_ratio"] for row in of_width],
             [row["speedup"]["median"] for row in of_width],
@@ -84,7 +98,7 @@ def _rows(panel: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
             markeredgewidth=0.5,
             label=f"d={width}",
         )
-    panel.legend(frameon=False, loc="upper left")
+    panel.legend(frameon=False, loc="upper center")
     panel.set_title("rows, over SM+LN+G")
     panel.set_xlabel("times fewer FLOPs")
     panel.set_ylabel("times faster")

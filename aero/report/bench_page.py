@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
 from aero.errors import UserError
 from aero.parameters import load
-from aero.report import bench_figures, bench_projections
+from aero.report import bench_figures, bench_projections, gpu_speed
 from aero.report.bench import (
     GROWTH,
     OPERATIONS,
+    STEP,
     against,
     file_of,
     kept_kinds,
@@ -27,8 +29,17 @@ from aero.report.costs import GB
 from aero.report.marks import Html, gap, grid, number, row_label
 from aero.report.page import figure_of
 from aero.report.results import Results
+from aero.two_party import packing
 
-STEP, STEP_T512, STEP_T128, HALF_MEMORY, OVERHEAD = 1.3, 2.5, 1.5, 0.5, 0.15
+STEP_T512, STEP_T128, HALF_MEMORY, OVERHEAD = 2.5, 1.5, 0.5, 0.15
+BELOW = 0.25
+"""How far an exponent of seconds lies below its expected order where the report says so."""
+PRODUCTS: Mapping[tuple[str, str], Callable[[int], tuple[int, int, int]]] = {
+    ("T", "scores"): lambda t: (t, 64, t),
+    ("T", "mix"): lambda t: (t, t, 64),
+    ("d", "linear"): lambda d: (128, d, d),
+}
+"""Rows, inner size and columns of the products whose growth is measured, as in `benchmarks.two_party.growing`."""
 IN_PROPORTION = 1.0
 """Speed-up over FLOPs saved, of fused rows without norms."""
 TOKENIZED, IDLE, JOBS, HELP = 10.0, 5.0, 1.5, 0.3
@@ -47,7 +58,6 @@ def section(results: Results) -> Html:
     parts = [
         figure_of(results, bench_figures.bench_training, "A training step", caption_training(results)),
         table_regularized(results),
-        table_gpu(results),
         table_tokenizing(results),
         table_parts(results),
         figure_of(results, bench_figures.bench_growth, "How private operations grow", caption_growth(results)),
@@ -78,7 +88,9 @@ def caption_training(results: Results) -> str:
     return (
         f"12 layers, {found['tokens']:,} tokens a batch, {found['threads']} threads, the same weights; forward and "
         "backward pass, clipping and AdamW, which is the fused one of PyTorch on both sides. Each side in a process "
-        f"of its own, steps in turn; medians of {found['repeats']} with the range of the ratios. {_allocator(found)} "
+        f"of its own, steps in turn; medians of {found['repeats']} with the range of the ratios, "
+        f"which goes on where an arrow ends it. {_allocator(found)} "
+        f"{_cache(found)}"
         f"At least {STEP} times transformers’ tokens a second at {reached} of {len(found['steps'])} sizes. Forward and "
         f"backward pass alone: {passes}. Right: the papers’ rows at T=128, V=1,024; a point on the line is faster in "
         "proportion to the FLOPs saved, vocabulary projection included. Speed-up over FLOPs saved, of the rows that "
@@ -102,6 +114,13 @@ def _allocator(found: Mapping[str, Any]) -> str:
         f"Both keep freed memory. It makes transformers’ step this many times as fast as with the allocator as it "
         f"comes: {gains}; against that one ours reaches {STEP} at {over} sizes."
     )
+
+
+def _cache(found: Mapping[str, Any]) -> str:
+    """That transformers kept what its Trainer would not, in files from before that was left out."""
+    if "use_cache" in found:
+        return ""
+    return "Transformers kept keys and values for a generation here, which its Trainer does not. "
 
 
 def _in_proportion(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -149,9 +168,10 @@ def table_regularized(results: Results) -> Html:
         f"{found['threads']} threads, 1,024 tokens a batch, reading <code>head_mean</code>, gamma {found['gamma']}; "
         f"medians of {found['repeats']} interleaved repeats with their range. "
         f"{'All sides keep freed memory. ' if 'allocator' in found else 'Here ours alone keeps freed memory. '}"
-        "Without any regulariser: our step without one over the authors’ with theirs, which a regulariser that costs "
-        "nothing would reach; below it the authors’ seconds over those of plain transformers, whose work is part of "
-        "theirs. Memory: of a fresh process, for one "
+        f"{_cache(found)}"
+        "Without any regulariser: our step without one over the authors’ with theirs, which is what a free regulariser "
+        "would give with PyTorch’s attention, and no bound, as another attention may be faster; below it the authors’ "
+        "seconds over those of plain transformers, whose work is part of theirs. Memory: of a fresh process, for one "
         "forward and backward pass beyond the model, gradients included. Overhead: over the same step without the "
         f"regulariser. In brackets the target. {where(found, name)}"
     )
@@ -162,64 +182,15 @@ def table_regularized(results: Results) -> Html:
 def _without(step: Mapping[str, Any], origin: str, source: str) -> str:
     """Our step without a regulariser over the authors' with it, and theirs over plain transformers'."""
     if "plain_ratio" in step:
-        bound = times(step["plain_ratio"], source, origin)
+        free = times(step["plain_ratio"], source, origin)
     elif "seconds" in step:
         medians = {side: step["seconds"][side]["median"] for side in ("authors", "plain")}
-        bound = number(f"{medians['authors'] / medians['plain']:.2f}", origin, source) + " (of medians)"
+        free = number(f"{medians['authors'] / medians['plain']:.2f}", origin, source) + " (of medians)"
     else:
-        bound = gap()
+        free = gap()
     name = "authors_over_transformers"
     check = times(step[name], source, origin) if name in step else gap()
-    return f"{bound}<br>authors’ over plain: {check}"
-
-
-def table_gpu(results: Results) -> Html:
-    """Training steps on a GPU, and one layer's attention by every way, as results/bench/gpu.json has them."""
-    found = read(results.root, "gpu")
-    if found is None:
-        return Html(missing("Training steps on a CUDA GPU", "benchmarks.gpu --out results/bench"))
-    source = file_of("gpu")
-    added = {(one["architecture"], one["context"], one["compiled"]): one["overhead"] for one in found["overhead"]}
-    lines = []
-    for step in found["steps"]:
-        overhead = added.get((step["architecture"], step["context"], step["compiled"]))
-        goal = found["targets"]["utilisation"].get(str(step["context"]))
-        reached = "" if goal is None else f" {against(goal, step['utilisation'])} ({100 * goal:.0f} %)"
-        lines.append(
-            [
-                f"{row_label(step['architecture'])} T={step['context']}{'' if step['compiled'] else ', not compiled'}",
-                number(f"{step['tokens_per_second']:,.0f}", "paper_dimensions", source),
-                number(f"{100 * step['utilisation']:.1f} %", "paper_dimensions", source) + reached,
-                "–"
-                if overhead is None
-                else number(f"{100 * overhead:.1f} %", "paper_dimensions", source)
-                + f" {against(found['targets']['overhead'], overhead, most=True)}"
-                + f" ({100 * found['targets']['overhead']:.0f} %)",
-            ]
-        )
-    made = found["provenance"]
-    rate = found["card"]["matrix_flops"] / 1e12
-    ways = "; ".join(
-        f"{escape(one['way'])} at T={one['context']} {1e3 * one['seconds']:.2f} ms"
-        for one in found["attention"]
-        if not one.get("failed")
-    )
-    kernels = "; ".join(_kernels(one) for one in found["profile"])
-    caption = (
-        f"<b>The 12-layer model on a GPU</b>, {escape(str(made.get('device', '')))}: tokens a second, and model FLOPs "
-        f"over the card’s own rate of bfloat16 products, measured as {rate:.0f} TFLOP/s; in brackets the target. One "
-        f"layer’s attention, forward and backward: {ways or gap()}. Where the time goes: {kernels or gap()}. "
-        f"{where(found, 'gpu')}"
-    )
-    heads = ["step", "tokens/s", "utilisation", "overhead of the regulariser"]
-    return Html(grid(heads, lines, caption, "bench-gpu"))
-
-
-def _kernels(profile: Mapping[str, Any], most: int = 3) -> str:
-    """The kernels with the largest shares of a profile."""
-    shares = [(100 * one["seconds"] / profile["seconds"], one["kernel"][:40]) for one in profile["kernels"][:most]]
-    told = ", ".join(f"{share:.0f} % <code>{escape(name)}</code>" for share, name in shares)
-    return f"{escape(profile['architecture'])} at T={profile['context']}: {told}"
+    return f"{free}<br>authors’ over plain: {check}"
 
 
 def table_tokenizing(results: Results) -> Html:
@@ -240,7 +211,7 @@ def table_tokenizing(results: Results) -> Html:
     ]
     told = "; ".join(
         f"{one['vocabulary']:,} entries: time grows as size<sup>{one['seconds_exponent']:.2f}</sup>, memory as "
-        f"size<sup>{one['memory_exponent']:.2f}</sup>, "
+        f"size<sup>{one['memory_exponent']:.2f}</sup>, {_memory_slope(one['sizes'], source)}, "
         f"{against(TOKENIZED, one['sizes'][-1]['mb_per_cpu_second']['median'])} at the largest"
         for one in found["vocabularies"]
     )
@@ -251,6 +222,18 @@ def table_tokenizing(results: Results) -> Html:
     )
     heads = ["vocabulary", "corpus, MB", "MB a core second", "peak memory, MB"]
     return Html(grid(heads, lines, caption, "bench-tokenizing"))
+
+
+def _memory_slope(sizes: Sequence[Mapping[str, float]], source: str) -> str:
+    """Bytes of peak memory that another byte of text takes, between the smallest and the largest corpus.
+
+    The libraries take most of the peak, so its exponent is near 0 whatever the text adds.
+    """
+    if len(sizes) < 2:
+        return gap()
+    first, last = sizes[0], sizes[-1]
+    slope = (last["peak_bytes"] - first["peak_bytes"]) / (last["bytes"] - first["bytes"])
+    return f"{number(f'{slope:.2f}', 'smaller_scale', source)} byte more of it a byte of text"
 
 
 def table_parts(results: Results) -> Html:
@@ -306,8 +289,34 @@ def caption_growth(results: Results) -> str:
         "sends the values and its result only; d² of a linear layer’s computing, d of its bytes and of the rest. "
         "Growth with L is composed from the same kept operations, not measured: layers repeat them; embedding, "
         "vocabulary projection and the shorter last layer of the tuned program keep SM+LN+G from L exactly: "
-        f"{depth}, of L=6 to 18. {_left_out(results, found)}{kept_seconds(results.root, GROWTH)} "
+        f"{depth}, of L=6 to 18. {_below_order(found)}{_left_out(results, found)}{kept_seconds(results.root, GROWTH)} "
         f"{where(found, 'two_party')}"
+    )
+
+
+def _below_order(found: Mapping[str, Any]) -> str:
+    """The kinds whose seconds grow clearly slower than expected over the measured sizes, and what is known of why."""
+    told, packed = [], []
+    for line in found["growth"]:
+        if line.get("seconds_exponent", math.inf) > line["expected_seconds"] - BELOW:
+            continue
+        title = bench_figures.KINDS[line["kind"]][0]
+        power = number(f"{line['seconds_exponent']:.2f}", "paper_dimensions", file_of("two_party"))
+        name = f"{title} against {line['axis']}"
+        told.append(f"{name} (exponent {power}, expected {line['expected_seconds']:.0f})")
+        if product := PRODUCTS.get((line["axis"], line["kind"])):
+            sizes = [point["size"] for point in line["points"]]
+            small, large = (packing.ciphertexts(*product(size)) for size in (min(sizes), max(sizes)))
+            packed.append(f"{name} {large.multiplied / small.multiplied:.0f} and {large.turned / small.turned:.0f}")
+        else:
+            packed.append(f"{name} not explained")
+    if not told:
+        return ""
+    return (
+        f"Seconds below the expected order over the measured range: {'; '.join(told)}. Products of ciphertexts grow in "
+        "that order, automorphisms, by which SPU packs answers, in a lower one, and some of the time does not grow. At "
+        "the largest size there are so many times the products and automorphisms of the smallest, by SPU’s packing "
+        f"(<code>aero/two_party/packing.py</code>): {'; '.join(packed)}. "
     )
 
 
@@ -429,9 +438,9 @@ def projected_training(results: Results) -> Html:
         parameters = load(results.root / "params.yaml")
     except UserError:
         return Html(missing("The cost of all trainings", "aero.parameters"))
-    speed = bench_projections.measured_speed(read(results.root, "gpu"), DEVICE)
+    speed = bench_projections.measured_speed(gpu_speed.measured(results.root), DEVICE)
     lines = [
-        _training_line(bench_projections.training(parameters, DEVICE, speed, file_of("gpu"))),
+        _training_line(bench_projections.training(parameters, DEVICE, speed, gpu_speed.FILE)),
         *(
             _training_line(bench_projections.training(parameters, name))
             for name in parameters.devices
@@ -501,9 +510,19 @@ def projected_inference(results: Results) -> Html:
         f"what it is in proportion to: {_orders(found['scaling'])}. {_fitted(found)}Memory, the fixed-point range and "
         "larger ciphertexts that a wider model may need are not looked at. Only the first line rests on measured "
         "operations. "
+        f"{_names(chosen)}"
         f"{where(found, 'two_party')}"
     )
     return Html(grid(["model", *heads], lines, caption, "projection-inference", (), "dense"))
+
+
+def _names(lines: Sequence[Mapping[str, Any]]) -> str:
+    """How many parameters the larger models have in GPT-2's layout, which are not those of their names."""
+    sizes = {line["model"]: line["parameters"] for line in lines if line["model"] != lines[0]["model"]}
+    told = ", ".join(
+        f"“{name}” {number(f'{many / 1e9:.1f}B', 'projected', file_of('two_party'))}" for name, many in sizes.items()
+    )
+    return f"Names are of the models that depth, width, heads and vocabulary are from; with GPT-2’s layout: {told}. "
 
 
 def _inference_cell(found: Mapping[str, Any], line: Mapping[str, Any]) -> str:

@@ -48,6 +48,7 @@ def answer(chosen: argparse.Namespace, parameters: Parameters) -> str:
         raise UserError("give one architecture, or --compare A B, or --pareto; `aero cost --help` says what there is")
     if not chosen.pareto and (chosen.out or chosen.scale):
         raise UserError(f"{'--out' if chosen.out else '--scale'} belongs to --pareto")
+    _check_program(chosen.program)
     if chosen.pareto:
         from aero.report.pareto import pareto
 
@@ -74,6 +75,16 @@ def answer(chosen: argparse.Namespace, parameters: Parameters) -> str:
 def _parsed(text: str) -> Architecture:
     try:
         return parse(text)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def _check_program(text: str) -> None:
+    """Before anything is traced for it, which takes a minute."""
+    from aero.two_party.savings import chosen
+
+    try:
+        chosen(text)
     except ValueError as error:
         raise UserError(str(error)) from None
 
@@ -131,18 +142,24 @@ def described(cost: PassCost, network: Network, name: str, composed: Composed) -
         f"  computing  {_duration(cost.seconds)} on loopback, s: {seconds}",
         f"  latency    {_duration(cost.latency(network))} on {name} ({network.bandwidth_mbit:g} Mbit/s, "
         f"{network.rtt_ms:g} ms)",
-        *_errors(cost, composed),
+        *_errors(cost, network, composed),
     ]
 
 
-def _errors(cost: PassCost, composed: Composed) -> list[str]:
+def _errors(cost: PassCost, network: Network, composed: Composed) -> list[str]:
     count = len(cost.interpolated) + len(cost.extrapolated)
     known = f"{cost.operations - count} of {cost.operations} operations measured at these shapes"
     if cost.interpolated:
         known += f", {len(cost.interpolated)} interpolated"
     if not cost.counts_kept:
         known += "; counted by tracing, which is slow, as no counts are kept for these sizes and this program"
-    by_law = f"bytes {_percent(cost.bytes_error)}, seconds {_percent(cost.seconds_error)} by interpolation"
+    bounds = {
+        "bytes": cost.bytes_error,
+        "rounds": cost.rounds_error,
+        "seconds": cost.seconds_error,
+        "latency": cost.latency_error(network),
+    }
+    by_law = ", ".join(f"{what} {_percent(error)}" for what, error in bounds.items()) + " by interpolation"
     if not count:
         by_law = "nothing interpolated"
     off = [
@@ -177,7 +194,7 @@ def compared(costs: Sequence[PassCost], network: Network, name: str, composed: C
         ratio = f"{one / other:.2f}" if other else "–"
         table.append(f"{label:{left}}  {one:>{width}{digits}}  {other:>{width}{digits}}  {ratio:>5}")
     head = f"{_sizes_text(first.sizes)}, program {first.program}: one private forward pass"
-    said = [f"{cost.architecture}:\n" + "\n".join(_errors(cost, composed)) for cost in costs]
+    said = [f"{cost.architecture}:\n" + "\n".join(_errors(cost, network, composed)) for cost in costs]
     return [head, *table, *said]
 
 
@@ -200,7 +217,9 @@ def as_json(cost: PassCost, network: Network, composed: Composed) -> dict[str, A
         "network": {"bandwidth_mbit": network.bandwidth_mbit, "rtt_ms": network.rtt_ms},
         "latency_s": _finite(cost.latency(network)),
         "bytes_error": _finite(cost.bytes_error),
+        "rounds_error": _finite(cost.rounds_error),
         "seconds_error": _finite(cost.seconds_error),
+        "latency_error": _finite(cost.latency_error(network)),
         "composition_error": composed.bytes,
         "composition_seconds_error": composed.seconds,
         "operations": cost.operations,

@@ -136,7 +136,7 @@ def own_saving(results: Results, paper: Paper, *, table: str, row: str, quantity
         f"{found.as_published:.2f}× = {found.by_gelu:.2f}× by the GELU x {found.one_gelu:.2f}×: {share:.0%}",
         PAPER_DIMENSIONS,
         verdict,
-        f"gelu_plain and gelu_segments of results/two_party/ops.csv{tuned}",
+        f"{', '.join(found.rows)}; gelu_plain and gelu_segments of {found.gelu}{tuned}",
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aero.published import load
-from aero.report.costs import GB, PARTS, PROGRAMS, at_dimensions, cost_files, part_bytes, row_costs, row_family
+from aero.report.costs import GB, PARTS, PROGRAMS, cost_files, part_bytes, row_costs, row_family
 from aero.report.marks import Html, cost_caption, gap, grid, number, row_label
 from aero.report.results import Results
 from aero.report.tables import cost_rows
@@ -184,7 +184,9 @@ def table_operations(results: Results) -> Html:
         "setup_bytes": "set-up, MB",
         "seconds": "s",
     }
-    _, operations = at_dimensions(results, load("aero").tables["4"])
+    sizes = load("aero").tables["4"].dimensions
+    measured_for = sizes["model"], str(sizes["context"])
+    operations = [line for line in results.operations if (line.get("model"), line.get("context")) == measured_for]
     rows = [_operation(line, columns) for line in operations]
     if not rows:
         return Html(f"<p>Single operations: {gap()}.</p>")
@@ -329,6 +331,9 @@ def _full_pass(entry: dict[str, Any]) -> list[str]:
 
 SHAPED = Path("results/two_party/shaped.csv")
 """Passes over shaped links, as `python -m benchmarks.shaped_network` keeps them."""
+SHAPED_OPERATIONS = Path("results/two_party/shaped_ops.csv")
+REFILL = "refill"
+"""Its line in that file: a new stock of oblivious transfers, as `aero.two_party.latency` measures it."""
 
 
 def table_shaped(results: Results) -> Html:
@@ -348,9 +353,12 @@ def table_shaped(results: Results) -> Html:
     caption = (
         "<b>Latency on shaped links</b>: complete private passes of models trained here, between two processes on one "
         "machine joined by a link of that rate and round-trip time, beside the model: computing + wire bytes / rate + "
-        "rounds x round-trip time, all three measured for each operation alone. Loopback: neither rate nor delay. "
-        "Passes and predictions are of the programs as they were then; today's tuned program sends less, see the "
-        f"complete passes above. {escape(models)}."
+        "rounds x round-trip time, summed over operations. Computing is measured of each operation alone, at its own "
+        "shape; so are wire bytes and rounds, by links that only limit the rate or only delay, but for products of "
+        "matrices: their wire bytes are counted bytes, the larger direction alone where both are used at once, their "
+        f"rounds those of a small product. {_refills(results)} Loopback: neither rate nor delay. Passes and "
+        "predictions are of the programs as they were then; today's tuned program sends less, see the complete passes "
+        f"above. {escape(models)}."
     )
     heads = [
         "configuration",
@@ -366,6 +374,18 @@ def table_shaped(results: Results) -> Html:
     ]
     widths = (0.15, 0.13, 0.16, 0.07, 0.1, 0.1, 0.08, 0.08, 0.07, 0.06)
     return Html(grid(heads, rows, caption, "shaped", widths, "dense"))
+
+
+def _refills(results: Results) -> str:
+    """What a refill is counted at, which the pass's operations leave out."""
+    path = results.root / SHAPED_OPERATIONS
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    if any(line.startswith(f"{REFILL},") for line in lines):
+        return "Refills of oblivious transfers are measured like operations, as many of them as the loopback pass made."
+    return (
+        "Refills of oblivious transfers, as many as the loopback pass made, are counted at what docs/decisions.md says "
+        "was measured of one: typed from there, as no file of results holds that measurement."
+    )
 
 
 def _shaped(line: dict[str, str]) -> list[str]:

@@ -5,9 +5,12 @@ latency.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from aero.architecture import parse
+from aero.families import FAMILIES
 from aero.flops import Count, Sizes, count
 from aero.published import Paper, Table
 from aero.report.results import Cost, Results
@@ -81,11 +84,40 @@ def saving(results: Results, table: Table, row: str, program: str, quantity: str
 
 
 def at_dimensions(results: Results, table: Table) -> tuple[tuple[Cost, ...], tuple[dict[str, str], ...]]:
-    """Costs and operations measured at the table's own model and context; other sizes are left out."""
-    model, context = table.dimensions["model"], table.dimensions["context"]
-    costs = tuple(cost for cost in results.costs if (cost.model, cost.context) == (model, context))
-    operations = tuple(o for o in results.operations if (o.get("model"), o.get("context")) == (model, str(context)))
+    """Costs at the table's own models and context, and the operations in the files that these are composed from; other
+    sizes are left out.
+    """
+    models = {row_family(results, table, row.name) for row in table.rows} or {table.dimensions["model"]}
+    context = table.dimensions["context"]
+    costs = tuple(cost for cost in results.costs if cost.model in models and cost.context == context)
+    # An operation is measured for the first row that needs it, whose model may be one of another depth.
+    widths = [_widths(model) for model in models]
+    files = {cost.operations_path: results.operations_of(cost) for cost in costs}
+    operations = tuple(
+        line
+        for lines in files.values()
+        for line in lines
+        if line.get("context") == str(context) and _widths(line.get("model") or "") in widths
+    )
     return costs, operations
+
+
+def _widths(model: str) -> object:
+    """What the shapes of a model's operations follow from, beside its context; the name where it is no family's."""
+    sizes = FAMILIES[model].sizes if model in FAMILIES else {"name": model}
+    return {key: size for key, size in sizes.items() if key != "layers"}
+
+
+def compared_runs(results: Results) -> dict[str, dict[str, Any]]:
+    """Runs that are compared: those with overrides of the recipe stand for another question, and a private pass
+    computes softmax alone.
+    """
+    runs = results.parameters.get("runs") or {}
+    return {
+        name: run
+        for name, run in runs.items()
+        if not run.get("overrides") and parse(run["architecture"]).core == "softmax"
+    }
 
 
 def cost_files(results: Results, table: Table) -> str:
@@ -98,12 +130,14 @@ class Audit:
     """How many times less of a quantity a row needs than SM+LN+G, and what is left without the baseline's GELU.
 
     as_published, tuned: both rows in that program. one_gelu: the row as published, and the baseline as published but
-    for its GELU, which is the segmented one. None: not measured.
+    for its GELU, which is the segmented one. None: not measured. rows, gelu: the files of the rows, and of both GELUs.
     """
 
     as_published: float | None
     one_gelu: float | None
     tuned: float | None
+    rows: tuple[str, ...] = ()
+    gelu: str = ""
 
     @property
     def by_gelu(self) -> float | None:
@@ -121,19 +155,21 @@ class Audit:
 def audit(results: Results, table: Table, row: str, quantity: str) -> Audit:
     """Savings of `row` of a table in "bytes" or "latency_wan"."""
     found = {program: saving(results, table, row, program, quantity) for program in PROGRAMS}
-    base = row_costs(results, table, table.rows[0].name).get("as_published")
+    first = row_costs(results, table, table.rows[0].name)
+    base = first.get("as_published")
+    files = {cost.path for costs in (first, row_costs(results, table, row)) for cost in costs.values()}
     segmented, both = baseline_with_segments(results, table), found["as_published"]
     one_gelu = None
     if base is not None and segmented is not None and both:
         one_gelu = both * segmented[quantity] / getattr(base, quantity)
-    return Audit(both, one_gelu, found["tuned"])
+    return Audit(both, one_gelu, found["tuned"], tuple(sorted(files)), "" if base is None else base.operations_path)
 
 
 def baseline_with_segments(results: Results, table: Table) -> dict[str, float] | None:
     """Bytes and WAN latency of the table's first row as published but for its GELU, which is the segmented one.
 
-    The row less its GELUs, plus as many of the same shape in segments, each as it was measured alone; None if one of
-    them was not.
+    The row less its GELUs, plus as many of the same shape in segments, each as it was measured alone among the
+    operations that the row is composed from; None if one of them was not.
     """
     base = row_costs(results, table, table.rows[0].name).get("as_published")
     wan = results.parameters.get("two_party", {}).get("networks", {}).get("wan")
@@ -141,7 +177,8 @@ def baseline_with_segments(results: Results, table: Table) -> dict[str, float] |
         return None
     sizes = table.dimensions
     shape = f"{sizes['context']}x{4 * sizes['width']}"
-    both = [operation(results, kind, shape) for kind in ("gelu_plain", "gelu_segments")]
+    measured = results.operations_of(base)
+    both = [operation(measured, kind, shape) for kind in ("gelu_plain", "gelu_segments")]
     if None in both:
         return None
     plain, segments = both
@@ -152,9 +189,9 @@ def baseline_with_segments(results: Results, table: Table) -> dict[str, float] |
     return {"bytes": base.bytes + bytes_, "latency_wan": base.latency_wan + slower}
 
 
-def operation(results: Results, kind: str, shape: str) -> dict[str, float] | None:
-    """Bytes each way and on the wire, rounds and seconds of an operation; None if it was not measured."""
-    for line in results.operations:
+def operation(measured: Iterable[Mapping[str, str]], kind: str, shape: str) -> dict[str, float] | None:
+    """Bytes each way and on the wire, rounds and seconds of an operation; None if it is not among those `measured`."""
+    for line in measured:
         if (line.get("op"), line.get("shape")) == (kind, shape):
             try:
                 found = {

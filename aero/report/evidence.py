@@ -76,6 +76,10 @@ class _NotedResults(Results):
                 _note(str(_root[-1] / folder / "two_party" / file))
         return object.__getattribute__(self, name)
 
+    def operations_of(self, cost: Cost) -> tuple[dict[str, str], ...]:
+        _note(str(_root[-1] / cost.operations_path))
+        return super().operations_of(cost)
+
 
 _TABLES = {"operations": ("ops.csv", "all_ops.csv"), "end_to_end": ("end_to_end.json",)}
 

@@ -22,7 +22,7 @@ from aero.parameters import TwoPartyParameters
 from aero.published import load
 from aero.report.claims import Judged
 from aero.report.cost_page import full_passes
-from aero.report.costs import GB, PROGRAMS
+from aero.report.costs import GB, PROGRAMS, compared_runs
 from aero.report.decisions import PUBLISHED_ONLY, VERDICTS
 from aero.report.marks import Html, cost_caption, gap, grid, number, row_label, scale_text
 from aero.report.results import Cost, Results
@@ -58,6 +58,7 @@ class PassCost:
     rounds: float | None = None
     seconds: float | None = None
     bytes_error: float | None = None
+    rounds_error: float | None = None
     seconds_error: float | None = None
     source: str = ""
     why: str = ""
@@ -122,7 +123,7 @@ def embedded(values: Mapping[str, Any]) -> str:
 def settings(results: Results) -> dict[str, str]:
     """Key and name of every combination of model, context and budget that runs have, in the order of params.yaml."""
     found = {}
-    for run in _runs(results).values():
+    for run in compared_runs(results).values():
         key = _setting(results, run)
         family, context, budget = key.split("/")
         sizes = FAMILIES[family].sizes
@@ -136,7 +137,7 @@ def rows(results: Results) -> list[Row]:
     operations = _operations(results)
     known: dict[tuple[str, str, str], PassCost] = {}
     found = []
-    for name, run in _runs(results).items():
+    for name, run in compared_runs(results).items():
         key = _setting(results, run)
         family, context, _ = key.split("/")
         costs = {}
@@ -147,16 +148,6 @@ def rows(results: Results) -> list[Row]:
             costs[program] = known[about]
         found.append(Row(name, _label(run), key, _perplexity(results, name, key), costs, _published(run)))
     return found
-
-
-def _runs(results: Results) -> dict[str, dict[str, Any]]:
-    """Runs that are compared: those with overrides of the recipe stand for another question."""
-    runs = results.parameters.get("runs") or {}
-    return {
-        name: run
-        for name, run in runs.items()
-        if not run.get("overrides") and parse(run["architecture"]).core == "softmax"
-    }
 
 
 def _setting(results: Results, run: Mapping[str, Any]) -> str:
@@ -216,6 +207,7 @@ def _cost(
             rounds=cost.rounds,
             seconds=cost.seconds,
             bytes_error=0.0,
+            rounds_error=0.0,
             seconds_error=0.0,
             source=cost.path,
         )
@@ -243,6 +235,7 @@ def _estimated(results: Results, found: Any, why: str = "") -> PassCost:
         rounds=_finite(found.rounds),
         seconds=_finite(found.seconds),
         bytes_error=_finite(found.bytes_error),
+        rounds_error=_finite(found.rounds_error),
         seconds_error=_finite(found.seconds_error),
         source=files,
         why=why,
@@ -277,7 +270,7 @@ def _finite(value: float) -> float | None:
 
 def _perplexity(results: Results, name: str, key: str) -> dict[str, Any]:
     """Increase over the setting's baseline in per cent, or why there is none."""
-    runs = _runs(results)
+    runs = compared_runs(results)
     base = next(
         (
             other

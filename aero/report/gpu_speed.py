@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from aero.report.costs import GIB
@@ -11,20 +12,35 @@ from aero.report.marks import Html, gap, grid, number, row_label
 from aero.report.results import Results
 
 FILE = "results/bench/gpu.json"
+UNREADABLE = (OSError, ValueError, KeyError, TypeError)
+"""What a file raises that is missing, cut off or of something else."""
+
+
+def read(root: Path) -> dict[str, Any]:
+    """The measurements; one of `UNREADABLE` if there are none, or if they are of the benchmark in small."""
+    found: dict[str, Any] = json.loads((root / FILE).read_text(encoding="utf-8"))
+    if found["tiny"]:
+        raise ValueError("measured with --tiny")
+    return found
+
+
+def measured(root: Path) -> dict[str, Any] | None:
+    """As `read`, but None where there is nothing that counts."""
+    try:
+        return read(root)
+    except UNREADABLE:
+        return None
 
 
 def tables(results: Results) -> Html:
     """Steps against the card's measured rate, attention with entropy and its errors, and where a step's time goes."""
-    path = results.root / FILE
-    if not path.is_file():
+    if not (results.root / FILE).is_file():
         how = "<code>python -m benchmarks.gpu</code> measures it where there is a GPU (docs/gpu.md)"
         return Html(f"<p>Training speed on a GPU: {gap('not measured yet')}; {how}.</p>")
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if found["tiny"]:
-            raise ValueError("measured with --tiny")
+        found = read(results.root)
         return Html(_steps(found) + _attention(found) + _errors(found) + _profile(found))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except UNREADABLE as error:
         return Html(f"<p>{gap(f'{FILE} is no measurement ({error})')}</p>")
 
 
@@ -57,7 +73,9 @@ def _steps(found: dict[str, Any]) -> str:
         f"<b>Training steps on {escape(made['device'])}.</b> {sizes['layers']} layers, d={sizes['width']}, "
         f"{sizes['tokens']} tokens a step, bf16; model FLOPs by the papers' formulas over the matrix rate measured on "
         f"the same card, {card['matrix_flops'] / 1e12:.0f} TFLOP/s at {card['matrix_side']} x {card['matrix_side']}; a "
-        f"copy moved {card['copy_bytes_per_second'] / 1e12:.2f} TB/s. Medians over logged steps. PyTorch "
+        f"copy moved {card['copy_bytes_per_second'] / 1e12:.2f} TB/s. Medians over logged steps. "
+        "What the regulariser adds is a ratio of such medians, of trainings one after the other, so without a range. "
+        "PyTorch "
         f"{escape(made['torch'])}, commit {escape(made['commit'][:10])}; <code>{FILE}</code>.{left}"
     )
     heads = ["step of", "T", "compiled", "10³ tokens/s", "of the matrix rate", "regulariser adds", "peak GiB"]

@@ -35,6 +35,8 @@ _CHARACTERS = {
     "|": r"\textbar{}",
     "×": r"$\times$",
     "Δ": r"$\Delta$",
+    "φ": r"$\varphi$",
+    "ε": r"$\varepsilon$",
     "γ": r"$\gamma$",
     "σ": r"$\sigma$",
     "–": "--",

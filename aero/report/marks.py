@@ -15,7 +15,7 @@ from html import escape
 
 from aero.published import Cell, Table, load
 from aero.report import evidence
-from aero.report.costs import at_dimensions, cost_files
+from aero.report.costs import at_dimensions
 from aero.report.results import Results, Run
 from aero.report.tables import MeasuredCell
 
@@ -95,7 +95,7 @@ def cell_source(cell: MeasuredCell, results: Results) -> str:
     if cell.scale == "paper_dimensions":
         if cell.note.endswith("Appendix E"):
             return "aero/flops.py, aero.flops.count"
-        return f"{cost_files(results, load('aero').tables['4'])}; {cell.note}"
+        return f"{cell.source}; {cell.note}"
     name = cell.row.trained.get(cell.published.column.training)
     runs = results.seeds(name) if name else ()
     return ", ".join(run.path for run in runs) + (f"; {cell.note}" if cell.note else "")

@@ -17,6 +17,7 @@ from aero.architecture import parse
 from aero.errors import UserError
 from aero.parameters import Parameters
 from aero.published import load as load_paper
+from aero.report.costs import compared_runs
 from aero.report.drawing import AS_PUBLISHED, GRID, INK, MUTED, PAPER, TUNED, WIDTH, say_missing, style, svg
 from aero.report.results import Results, load
 from aero.training.log import write_together
@@ -165,7 +166,7 @@ def figure_pareto(results: Results) -> Figure:
     """The runs of GPT-2 at T=128 whose rows are measured: perplexity at the report's scale against GB, both tuned."""
     sizes = load_paper("aero").tables["4"].dimensions
     found = []
-    for name, run in (results.parameters.get("runs") or {}).items():
+    for name, run in compared_runs(results).items():
         by_seed = results.perplexity(name)
         cost = results.cost(run["architecture"], "tuned", sizes["context"], sizes["model"])
         here = run.get("model", "gpt2") == sizes["model"] and run.get("context", 128) == sizes["context"]

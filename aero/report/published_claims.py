@@ -215,7 +215,7 @@ def gelu_of_the_baseline(results: Results, paper: Paper, *, table: str, gelu: st
     printed = paper.tables[table]
     sizes = printed.dimensions
     shape = f"{sizes['context']}x{4 * sizes['width']}"
-    found = {kind: operation(results, kind, shape) for kind in ("gelu_plain", "gelu_segments", "relu")}
+    found = {kind: operation(results.operations, kind, shape) for kind in ("gelu_plain", "gelu_segments", "relu")}
     if missing := [kind for kind, measured in found.items() if measured is None]:
         return Decision(rule, "", PAPER_DIMENSIONS, "not testable here", f"not measured yet: {', '.join(missing)}")
     gigabytes = {kind: (one["bytes_sent_client"] + one["bytes_sent_server"]) / GB for kind, one in found.items() if one}

@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
@@ -149,16 +149,28 @@ class Cost:
     path: str
     more: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def operations_path(self) -> str:
+        """The file of the operations that it is composed from: ops.csv beside rows.csv, all_ops.csv beside
+        all_rows.csv.
+        """
+        own = PurePosixPath(self.path)
+        return str(own.with_name(own.name.replace("rows", "ops")))
+
 
 @dataclass(frozen=True)
 class Results:
-    """All results under `root`, and the training scale the report is about."""
+    """All results under `root`, and the training scale the report is about.
+
+    operations: each once, from the file that goes first. by_file: all lines of each of those files.
+    """
 
     root: Path
     scale: str
     runs: dict[tuple[str, str], tuple[Run, ...]]
     costs: tuple[Cost, ...]
     operations: tuple[dict[str, str], ...]
+    by_file: dict[str, tuple[dict[str, str], ...]]
     end_to_end: Any
     problems: tuple[str, ...]
     parameters: dict[str, Any]
@@ -205,6 +217,10 @@ class Results:
             if (c.architecture, c.program, c.context, c.model) == (architecture, program, context, model)
         ]
         return min(found, key=lambda c: c.method != "end_to_end", default=None)
+
+    def operations_of(self, cost: Cost) -> tuple[dict[str, str], ...]:
+        """The operations measured in the file that the cost is composed from; none if that is not there."""
+        return self.by_file.get(cost.operations_path, ())
 
     def at(self, scale: str) -> Results:
         """The same results, seen from another training scale."""
@@ -266,12 +282,16 @@ def load(root: Path | str | None = None, scale: str | None = None) -> Results:
         scale = active if active in present else next((s for s in SCALES if s in present), active)
     costs: dict[tuple[str, ...], Cost] = {}
     operations: dict[tuple[str, ...], dict[str, str]] = {}
+    by_file: dict[str, tuple[dict[str, str], ...]] = {}
     for folder in (root / "results" / "two_party", root / "runs" / "two_party"):
         for name in ("all_rows.csv", "rows.csv"):
             for cost in _read_costs(folder / name, root, problems):
                 costs[cost.architecture, cost.model, str(cost.context), cost.program] = cost
         for name in ("all_ops.csv", "ops.csv"):
-            for line in _read_csv(folder / name, root, problems):
+            by_file[(folder / name).relative_to(root).as_posix()] = found_there = tuple(
+                _read_csv(folder / name, root, problems)
+            )
+            for line in found_there:
                 operations[tuple(line.get(key) or "" for key in ("op", "shape", "model", "context", "variant"))] = line
     end_to_end = _read_json(root / "runs" / "two_party" / "end_to_end.json", root, problems)
     if end_to_end is None:
@@ -282,6 +302,7 @@ def load(root: Path | str | None = None, scale: str | None = None) -> Results:
         runs,
         tuple(costs.values()),
         tuple(operations.values()),
+        by_file,
         end_to_end,
         tuple(problems),
         parameters,

@@ -51,17 +51,17 @@ def figure_5(results: Results) -> Figure:
 
 def figure_1_bottom(results: Results) -> Figure:
     """Figure 1, bottom row: loss, gradient norm, entropy and ||P||_F over training."""
-    return _behaviours(_first_seed(results, "traces.csv"), MAIN)
+    return _behaviours(results, MAIN)
 
 
 def figure_6(results: Results) -> Figure:
     """Figure 6: the same for ELU+1, sigmoid and sigmaReparam."""
-    return _behaviours(_first_seed(results, "traces.csv"), OTHERS)
+    return _behaviours(results, OTHERS)
 
 
 def figure_8(results: Results) -> Figure:
     """Figure 8: the same for QK-LayerNorm with gamma clipped in weight, in gradient, fixed and free."""
-    return _behaviours(_first_seed(results, "traces.csv"), GAINS)
+    return _behaviours(results, GAINS)
 
 
 def figure_9(results: Results) -> Figure:
@@ -160,10 +160,12 @@ def _first_seed(results: Results, name: str) -> list[Line]:
     return measured.first_seed(name, results) if measured is not None else []
 
 
-def _behaviours(lines: Sequence[Line], cores: Sequence[str]) -> Figure:
+def _behaviours(results: Results, cores: Sequence[str]) -> Figure:
     """Loss, gradient norm, entropy with its deviation over layers, ||P||_F; a cross where a training diverged, a
     triangle at the edge where that lies above the panel.
     """
+    measured, lines = sweep(results), _first_seed(results, "traces.csv")
+    last = measured.setting.steps - 1 if measured is not None else 0
     with style():
         figure = Figure(figsize=(WIDTH, 2.3))
         panels = figure.subplots(1, 4)
@@ -201,7 +203,7 @@ def _behaviours(lines: Sequence[Line], cores: Sequence[str]) -> Figure:
                         linewidth=0,
                     )
                 finite = np.flatnonzero(np.isfinite(values))
-                if 0 < len(finite) < len(values):
+                if len(finite) and steps[-1] < last:
                     ends.append((core, steps[finite[-1]], values[finite[-1]]))
             panel.set_xlabel("step")
             panel.grid(axis="y")

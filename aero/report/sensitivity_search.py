@@ -27,8 +27,8 @@ from aero.sensitivity.setting import WIDTH, Setting, learning_rates
 NORMAL_975 = 1.959964
 """Quantile of the normal distribution, for the interval of a share."""
 NEAREST = 5
-FORMS = {"relu": "φ = ReLU", "relu_performer": "φ = ReLU + 0.001"}
-"""The ReLU kernel's two usual forms, by core: with the first, a row can be empty."""
+FORMS = {"relu": "φ = ReLU", "relu_performer": "φ = ReLU + ε"}
+"""The ReLU kernel's two usual forms, by core: with the first, a row can be empty; ε is that of Performer."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def table_nearest(results: Results) -> Html:
         f"<b>The nearest settings.</b> Of {len(found.numbers)} settings drawn from {len(reasonable())} reasonable ones "
         "with the reading of each that comes nearest: sensitivities of one seed, and the root mean square of their "
         "differences from the published seven. The two forms of the ReLU kernel are ranked apart; the row of Table 1 "
-        f"and of the sweep is the one with {FORMS['relu']}. "
+        f"and of the sweep is the one with {FORMS['relu']}; Performer’s ε leaves no row without a key to attend to. "
         + (f"By this ranking the sweep’s setting is {' and '.join(places)}. " if places else "")
         + "It rests on single seeds; the row of the sweep shows how far others can move a setting. "
         f"The paper prints D={WIDTH}; a hidden state of x3+y has 4 numbers. "

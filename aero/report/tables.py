@@ -32,7 +32,8 @@ class MeasuredCell:
     """A published cell and what was measured for it.
 
     text: the measured value as shown, "" where nothing was measured. scale: where `origin` is "smaller_scale", the
-    training scale; "paper_dimensions" for costs and counts. estimate: of a training cell, over seeds.
+    training scale; "paper_dimensions" for costs and counts. estimate: of a training cell, over seeds. source: the files
+    of a cost.
     """
 
     row: Row
@@ -43,6 +44,7 @@ class MeasuredCell:
     scale: str
     note: str
     estimate: Estimate | None = None
+    source: str = ""
 
 
 def table(results: Results, number: str, short: str = "aero") -> list[MeasuredCell]:
@@ -147,6 +149,12 @@ def _missing_cost(row: Row, cell: Cell, note: str = "") -> MeasuredCell:
     return MeasuredCell(row, cell, "", None, "missing", PAPER_DIMENSIONS, "; ".join(notes))
 
 
+def _cost_cell(row: Row, cell: Cell, value: float, notes: list[str], source: str) -> MeasuredCell:
+    text = f"{value:.{cell.column.digits}f}"
+    note = "; ".join(notes)
+    return MeasuredCell(row, cell, text, value, "paper_dimensions", PAPER_DIMENSIONS, note, source=source)
+
+
 def _communication(results: Results, paper: Paper, printed: Table, row: Row, cell: Cell) -> MeasuredCell:
     costs = row_costs(results, printed, row.name)
     if "as_published" not in costs:
@@ -156,9 +164,7 @@ def _communication(results: Results, paper: Paper, printed: Table, row: Row, cel
     notes.append(f"as_published, {costs['as_published'].method}")
     if "tuned" in costs:
         notes.append(f"tuned {costs['tuned'].bytes / GB:.2f}")
-    return MeasuredCell(
-        row, cell, f"{value:.{cell.column.digits}f}", value, "paper_dimensions", PAPER_DIMENSIONS, "; ".join(notes)
-    )
+    return _cost_cell(row, cell, value, notes, costs["as_published"].path)
 
 
 def _latency(results: Results, paper: Paper, printed: Table, row: Row, cell: Cell) -> MeasuredCell:
@@ -174,9 +180,7 @@ def _latency(results: Results, paper: Paper, printed: Table, row: Row, cell: Cel
         return _missing_cost(row, cell, note)
     value = cost.latency_wan / 60
     notes = [text for text in (cell.note, f"as_published, {cost.method}", note) if text]
-    return MeasuredCell(
-        row, cell, f"{value:.{cell.column.digits}f}", value, "paper_dimensions", PAPER_DIMENSIONS, "; ".join(notes)
-    )
+    return _cost_cell(row, cell, value, notes, cost.path)
 
 
 def _saving(results: Results, paper: Paper, printed: Table, row: Row, cell: Cell) -> MeasuredCell:
@@ -187,9 +191,8 @@ def _saving(results: Results, paper: Paper, printed: Table, row: Row, cell: Cell
         return _missing_cost(row, cell)
     notes = [cell.note] if cell.note else []
     notes.append("as_published")
-    return MeasuredCell(
-        row, cell, f"{value:.{cell.column.digits}f}", value, "paper_dimensions", PAPER_DIMENSIONS, "; ".join(notes)
-    )
+    both = (row_costs(results, printed, name)["as_published"].path for name in (printed.rows[0].name, row.name))
+    return _cost_cell(row, cell, value, notes, ", ".join(sorted(set(both))))
 
 
 _COSTS: dict[str, Callable[[Results, Paper, Table, Row, Cell], MeasuredCell]] = {

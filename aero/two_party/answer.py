@@ -42,6 +42,8 @@ class Sampling:
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < 1e3:
             raise ValueError(f"temperature {self.temperature} must be 0 (the most likely token) or above")
+        if self.seed < 0:
+            raise ValueError(f"seed {self.seed} must be 0 or above")
 
     def choose(self, logits: np.ndarray, index: int) -> int:
         """The id of the `index`-th new token, after which `logits` (V,) came."""

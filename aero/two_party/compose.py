@@ -36,7 +36,7 @@ def compose(
     """
     counts = operations(architecture, config, program, context)
     client = server = messages = rounds = seconds = setup = wire = 0.0
-    by_part = {"embedding": 0.0, "head": 0.0, "backbone": 0.0}
+    by_part = {"embedding": 0.0, "head": 0.0}
     for operation, count in counts.items():
         one = find(measured, operation)
         client += count * one.bytes_sent_client
@@ -46,7 +46,8 @@ def compose(
         rounds += count * one.rounds
         seconds += count * one.seconds
         setup = max(setup, one.setup_bytes)
-        by_part[PARTS.get(operation.kind, "backbone")] += count * one.bytes
+        if operation.kind in PARTS:
+            by_part[PARTS[operation.kind]] += count * one.bytes
     # Keys and first oblivious transfers go both ways in about equal parts.
     client, server = client + setup / 2, server + setup / 2
     ln_f = 0.0

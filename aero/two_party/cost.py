@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from aero.architecture import Architecture
 from aero.errors import UserError
@@ -30,6 +31,8 @@ PARTS = {
     "vocabulary_slice": "vocabulary projection",
 }
 BLOCKS = "blocks"
+SIDE_BY_SIDE = ("blocks",)
+"""Constants that add no rounds: blocks of rows, whose number follows the rows, are worked on at once in each step."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,7 @@ class Operations:
                 f"{op} {shape} was not measured, and from one measured shape ({others[0][1].shape}) nothing follows "
                 f"for another; {_MEASURE}"
             )
+        # Bytes and seconds are an answer without rounds, which may not have been measured: those get no bound.
         unknown = [law for name, law in laws.items() if name != "rounds" and (law is None or law.error is None)]
         if unknown and not extrapolate:
             raise UserError(
@@ -111,9 +115,37 @@ class Operations:
         values, errors = {}, {}
         for name, law in laws.items():
             values[name] = math.nan if law is None else law(packing.features(wanted)[name])
-            known = inside and law is not None and law.error is not None
+            # Rounds may be measured of fewer shapes than the rest.
+            between = inside and packing.within(wanted.sizes, [sizes for sizes, *_ in self._points(wanted.group, name)])
+            known = between and law is not None and law.error is not None
             errors[name] = law.error if known else math.inf
         return OneCost(values, errors, "interpolated" if inside and not unknown else "extrapolated")
+
+    def rounds(self, op: str, shape: str) -> float:
+        """Rounds of an operation of any size, beyond the measured ones too: for a figure that says "about".
+
+        By the law of all that have its constants, but for `SIDE_BY_SIDE`. UserError if their rounds were not measured.
+        """
+        row = self.measured.get((op, shape))
+        if row is not None and math.isfinite(row.rounds):
+            return row.rounds
+        one = packing.sized(op, shape, SIDE_BY_SIDE)
+        if one.group not in self._rounds_laws:
+            raise UserError(f"{op} was not measured")
+        law = self._rounds_laws[one.group]
+        if law is None:
+            raise UserError(f"the rounds of {op} were not measured")
+        return law(packing.features(one)["rounds"])
+
+    @cached_property
+    def _rounds_laws(self) -> dict[str, Law | None]:
+        points: dict[str, list[Point]] = {}
+        for (op, shape), row in self.measured.items():
+            one = packing.sized(op, shape, SIDE_BY_SIDE)
+            of_group = points.setdefault(one.group, [])
+            if math.isfinite(row.rounds):
+                of_group.append((one.sizes, packing.features(one)["rounds"], row.rounds))
+        return {group: fit(of_group) for group, of_group in points.items()}
 
     def _outside(self, op: str, shape: str, wanted: packing.Sized, any_measured: bool) -> str:
         if not any_measured:
@@ -126,12 +158,16 @@ class Operations:
         """The law of a group of operations, None if nothing is measured or it cannot be fitted."""
         key = group, quantity
         if key not in self._laws:
-            points = [
-                (one.sizes, packing.features(one)[quantity], float(getattr(row, quantity)))
-                for one, row in self.groups.get(group, [])
-            ]
-            self._laws[key] = fit([point for point in points if not math.isnan(point[2])])
+            self._laws[key] = fit(self._points(group, quantity))
         return self._laws[key]
+
+    def _points(self, group: str, quantity: str) -> list[Point]:
+        """Those of a group's operations of which `quantity` was measured."""
+        points = [
+            (one.sizes, packing.features(one)[quantity], float(getattr(row, quantity)))
+            for one, row in self.groups.get(group, [])
+        ]
+        return [point for point in points if not math.isnan(point[2])]
 
 
 _MEASURE = "measure it (python -m stages.two_party_all)"
@@ -200,6 +236,12 @@ def _factors(points: Sequence[tuple[Sequence[float], float]]) -> tuple[float, ..
     return None if best is None else best[2]
 
 
+def variant_of(protocol: Mapping[str, Any]) -> str:
+    """How result files name the fields of `Settings` in `protocol`: as `aero.parameters.TwoPartyParameters.variant`."""
+    exact = "lsb_error" if protocol["mul_lsb_error"] else "exact"
+    return f"cheetah-{protocol['field']}-{protocol['fraction_bits']}-{exact}"
+
+
 def measured_operations(variant: str, root: Path | str = ".", files: Sequence[str] = FILES) -> Operations:
     """What was measured with the protocol's settings `variant`; later `files` replace what earlier ones say.
 
@@ -222,10 +264,11 @@ def measured_operations(variant: str, root: Path | str = ".", files: Sequence[st
 class PassCost:
     """Cost of one private forward pass, set-up included, and the bounds of its errors.
 
-    wire_bytes: those that cost time on a link (`network.wire_bytes`). bytes_error, seconds_error: relative, of what is
-    interpolated; infinite where something is extrapolated. Adds to what a composition is wrong by. by_part: bytes of
-    embedding, blocks, vocabulary projection and set-up. seconds_by_kind: by kind of operation. interpolated,
-    extrapolated: the operations that were not measured themselves.
+    wire_bytes: those that cost time on a link (`network.wire_bytes`). bytes_error, wire_error, rounds_error,
+    seconds_error: relative, of what is interpolated; infinite where something is extrapolated, or was not measured
+    often enough to tell. Adds to what a composition is wrong by. by_part: bytes of embedding, blocks, vocabulary
+    projection and set-up. seconds_by_kind: by kind of operation. interpolated, extrapolated: the operations that were
+    not measured themselves.
     """
 
     architecture: str
@@ -238,6 +281,8 @@ class PassCost:
     rounds: float
     seconds: float
     bytes_error: float
+    wire_error: float
+    rounds_error: float
     seconds_error: float
     by_part: Mapping[str, float]
     seconds_by_kind: Mapping[str, float]
@@ -255,6 +300,25 @@ class PassCost:
         """Seconds on `network`; NaN if rounds were not measured."""
         return network.latency_seconds(self.seconds, self.wire_bytes, 0.0, self.rounds)
 
+    def latency_error(self, network: Network) -> float:
+        """Relative bound of the latency's error: computing, transfer and rounds may all be off to the same side."""
+        parts = (
+            (network.latency_seconds(self.seconds, 0.0, 0.0, 0.0), self.seconds_error),
+            (network.latency_seconds(0.0, self.wire_bytes, 0.0, 0.0), self.wire_error),
+            (network.latency_seconds(0.0, 0.0, 0.0, self.rounds), self.rounds_error),
+        )
+        return _relative(sum(_off(seconds, error) for seconds, error in parts), self.latency(network))
+
+
+def _off(value: float, error: float) -> float:
+    """By how much a value may be off; one of 0 by nothing, whatever its relative error is."""
+    return abs(value) * error if value and error else 0.0
+
+
+def _relative(off: float, value: float) -> float:
+    """Infinite where the value is not known."""
+    return math.inf if math.isnan(off) or math.isnan(value) else off / value if off else 0.0
+
 
 def estimate(
     architecture: Architecture, sizes: Sizes, program: str, operations: Operations, extrapolate: bool = False
@@ -268,17 +332,20 @@ def estimate(
     total, error = dict.fromkeys(QUANTITIES, 0.0), dict.fromkeys(QUANTITIES, 0.0)
     by_part = {"embedding": 0.0, BLOCKS: 0.0, "vocabulary projection": 0.0, "set-up": operations.setup_bytes}
     by_kind: dict[str, float] = {}
-    wire = operations.setup_bytes
+    wire, wire_off = operations.setup_bytes, 0.0
     not_measured: dict[str, list[str]] = {"interpolated": [], "extrapolated": []}
     for (op, shape), count in needed.items():
         one = operations.cost(op, shape, extrapolate)
         for name in QUANTITIES:
             total[name] += count * one.values[name]
-            if one.errors[name]:
-                error[name] += count * one.values[name] * one.errors[name]
-        wire += count * wire_bytes(op, one.values["bytes_sent_client"], one.values["bytes_sent_server"])
+            error[name] += count * _off(one.values[name], one.errors[name])
+        sent = [one.values[f"bytes_sent_{who}"] for who in ("client", "server")]
+        wire += count * wire_bytes(op, *sent)
+        # The larger of two directions is off by no more than the larger of what they are off by.
+        off = [_off(one.values[name], one.errors[name]) for name in ("bytes_sent_client", "bytes_sent_server")]
+        wire_off += count * wire_bytes(op, *off)
         kind = op.partition("(")[0]
-        by_part[PARTS.get(kind, BLOCKS)] += count * (one.values["bytes_sent_client"] + one.values["bytes_sent_server"])
+        by_part[PARTS.get(kind, BLOCKS)] += count * sum(sent)
         by_kind[kind] = by_kind.get(kind, 0.0) + count * one.values["seconds"]
         if one.how in not_measured:
             not_measured[one.how].append(f"{op} {shape}")
@@ -294,8 +361,10 @@ def estimate(
         messages=total["messages"],
         rounds=total["rounds"],
         seconds=total["seconds"],
-        bytes_error=(error["bytes_sent_client"] + error["bytes_sent_server"]) / (client + server),
-        seconds_error=error["seconds"] / total["seconds"] if total["seconds"] else 0.0,
+        bytes_error=_relative(error["bytes_sent_client"] + error["bytes_sent_server"], client + server),
+        wire_error=_relative(wire_off, wire),
+        rounds_error=_relative(error["rounds"], total["rounds"]),
+        seconds_error=_relative(error["seconds"], total["seconds"]),
         by_part=by_part,
         seconds_by_kind=by_kind,
         operations=len(needed),
@@ -305,15 +374,19 @@ def estimate(
     )
 
 
-def law_errors(operations: Operations) -> list[tuple[str, int, float | None, float | None]]:
-    """(group, measured shapes, error of the bytes, of the seconds) of every kind of operation, by leaving one out."""
-    found = []
+LawErrors = tuple[str, int, float | None, float | None, float | None]
+
+
+def law_errors(operations: Operations) -> list[LawErrors]:
+    """(group, measured shapes, error of the bytes, of the rounds, of the seconds) of every kind of operation, by
+    leaving one out."""
+    found: list[LawErrors] = []
     for group, members in operations.groups.items():
-        laws = [operations.law(group, name) for name in ("bytes_sent_client", "bytes_sent_server", "seconds")]
-        sent, answered, seconds = (None if law is None else law.error for law in laws)
+        laws = [operations.law(group, name) for name in ("bytes_sent_client", "bytes_sent_server", "rounds", "seconds")]
+        sent, answered, rounds, seconds = (None if law is None else law.error for law in laws)
         bytes_ = None if sent is None or answered is None else max(sent, answered)
-        found.append((group.rpartition(" ")[0], len(members), bytes_, seconds))
-    return sorted(found)
+        found.append((group.rpartition(" ")[0], len(members), bytes_, rounds, seconds))
+    return sorted(found, key=lambda one: one[:2])
 
 
 def composition_error(passes: Iterable[Mapping[str, object]]) -> float | None:

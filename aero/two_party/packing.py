@@ -44,15 +44,19 @@ class Sized:
         return (*(size for shape in self.shapes for size in shape), *more)
 
 
-def sized(op: str, shape: str) -> Sized:
-    """ "softmax_cover(blocks=8)", "12x128x128" as a `Sized`; ValueError if it is not written so."""
+def sized(op: str, shape: str, without: Sequence[str] = ()) -> Sized:
+    """ "softmax_cover(blocks=8)", "12x128x128" as a `Sized`; ValueError if it is not written so.
+
+    without: further constants that make no other operation of it.
+    """
     match = re.fullmatch(r"(\w+)(?:\((.*)\))?", op)
     if not match:
         raise ValueError(f"operation {op!r} is not kind(constant=value,…)")
     shapes = tuple(tuple(map(int, text.split("x"))) for text in shape.split(","))
     shapes = tuple(() if one == (1,) else one for one in shapes)
     constants = dict(pair.split("=") for pair in match[2].split(",")) if match[2] else {}
-    kept = ",".join(f"{key}={value}" for key, value in constants.items() if key not in (*_SIZE, *_COSTLESS))
+    left_out = (*_SIZE, *_COSTLESS, *without)
+    kept = ",".join(f"{key}={value}" for key, value in constants.items() if key not in left_out)
     ranks = "/".join(str(len(one)) for one in shapes)
     rows = int(constants["rows"]) if "rows" in constants else None
     law = (

@@ -341,12 +341,15 @@ print(small, peak(), manifest["splits"]["train"]["bytes"], time.monotonic() - st
 
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
-    """Ten times the text, 160 MB, within 48 MB of the same peak; an 8 GB corpus is read the same way."""
+    """Ten times the text, 144 MB more, within 30 MiB of the same peak.
+
+    That is 1.8 times what the standard library's text takes (0.12 byte of peak a byte, results/bench/tokenizing.json).
+    """
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
     run = subprocess.run([sys.executable, "-c", MEMORY], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
     small, large, size, seconds = map(float, run.stdout.split())
     assert size > 150e6
-    assert large - small < 48, f"peak grew from {small:.0f} to {large:.0f} MiB"
+    assert large - small < 30, f"peak grew from {small:.0f} to {large:.0f} MiB"
     assert large < 1500
     assert not run.stderr, "the progress bar is for terminals only"

@@ -6,16 +6,17 @@ import csv
 import io
 import json
 import math
+import re
 from pathlib import Path
 
 import made_results
 import pytest
 
 from aero.published import load as load_paper
-from aero.report import claims, cost_page, cost_tables, forensics
+from aero.report import claims, cost_page, cost_tables, evidence, forensics, marks
 from aero.report.costs import audit, row_costs, row_family
 from aero.report.results import Results, load
-from aero.report.tables import files
+from aero.report.tables import files, table
 
 PAPER = load_paper("aero")
 GELUS = {"gelu_plain": (600e6, 500e6, 45, 30.0), "gelu_segments": (200e6, 140e6, 25, 18.0)}
@@ -52,6 +53,77 @@ def test_the_audit_by_hand(results: Results) -> None:
     assert latency.tuned == pytest.approx(
         (0.4 * 15.3e9 / 2e7 + 0.4 * 15.3e9 * 4 / 1e8 + 240) / (0.4 * (row - 240) + 240)
     )
+
+
+@pytest.fixture
+def two_files(results: Results) -> Results:
+    """The same, and Table 6's baseline and row in all_rows.csv, composed from GELUs of all_ops.csv that cost others."""
+    folder = results.root / "results/two_party"
+    head, *lines = (folder / "rows.csv").read_text(encoding="utf-8").splitlines()
+    of_18 = [
+        line.replace(",gpt2,128,", ",gpt2-18l,128,").replace("ScFuFFNi_6,", "ScFuFFNi_4,")
+        for line in lines
+        if line.startswith(("SM+LN+G,", "SM+ScFuFFNi_6,"))
+    ]
+    (folder / "all_rows.csv").write_text("\n".join([head, *of_18, ""]), encoding="utf-8")
+    with (folder / "all_ops.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow((folder / "ops.csv").read_text(encoding="utf-8").splitlines()[0].split(","))
+        for op, (one_way, rounds, seconds) in {
+            "gelu_plain": (400e6, 40, 20.0),
+            "gelu_segments": (200e6, 30, 10.0),
+        }.items():
+            made = [op, "128x3072", "gpt2", 128, "as_published", one_way, one_way, 900, rounds, 0, seconds]
+            writer.writerow([*made, '{"commit": "decade"}'])
+    return load(results.root)
+
+
+def test_a_row_and_its_gelu_are_of_one_file(two_files: Results) -> None:
+    """15.3 GB less 18 x (0.8 - 0.4) GB; with the GELUs of ops.csv, which are Table 4's, it would be 18 x 0.76."""
+    sixth, fourth = PAPER.tables["6"], PAPER.tables["4"]
+    found = audit(two_files, sixth, "SM+ScFuFFNi_4", "bytes")
+    assert found.one_gelu == pytest.approx((15.3 - 18 * 0.4) / 3.6)
+    assert (found.rows, found.gelu) == (("results/two_party/all_rows.csv",), "results/two_party/all_ops.csv")
+    # 765 + 612 + 240 s; a GELU in segments takes 10 s and 10 x 0.08 s less, and 200 MB of the larger direction
+    base = 765 + 612 + 240
+    latency = audit(two_files, sixth, "SM+ScFuFFNi_4", "latency_wan")
+    assert latency.one_gelu == pytest.approx(latency.as_published * (base - 18 * (10 + 0.8 + 16)) / base)
+    assert audit(two_files, fourth, "SM+ScFuFFNi_6", "bytes").gelu == "results/two_party/ops.csv"
+    evidence_of = {j.claim.id: j.decision.evidence for j in claims.judge(two_files, "aero")}
+    assert evidence_of["t6-own-saving"].startswith("results/two_party/all_rows.csv; gelu_plain and gelu_segments of")
+    assert "of results/two_party/all_ops.csv" in evidence_of["t6-own-saving"]
+    assert "of results/two_party/ops.csv" in evidence_of["t4-own-saving"]
+
+
+def test_each_table_of_the_audit_is_captioned_by_its_own_file(two_files: Results) -> None:
+    grids = cost_tables.savings(two_files).text.split('<div class="table ')[1:]
+    captions = [re.search(r'<div class="caption"><p>(.*?)</p>', grid, re.DOTALL).group(1) for grid in grids]
+    for caption, which, sizes in zip(captions, "456", ("L=12, H=12, d=768, T=128", "T=256", "L=18"), strict=True):
+        assert f"Savings against SM+LN+G, Table {which}<" in caption and sizes in caption
+    assert "c0ffee" in captions[0] and "decade" not in captions[0]
+    assert "not measured yet" in captions[1]
+    assert "commit decade" in captions[2] and "c0ffee" not in captions[2]
+    assert "results/two_party/ops.csv" in grids[0] and "all_" not in grids[0]
+    assert "results/two_party/all_ops.csv" in grids[2] and "/rows.csv" not in grids[2]
+
+
+def test_a_cell_leads_to_the_file_of_its_own_row(two_files: Results) -> None:
+    """Those of Tables 5 to 7 led to the file of Table 4."""
+    for number, path in (("4", "rows.csv"), ("6", "all_rows.csv")):
+        measured = [cell for cell in table(two_files, number) if cell.source]
+        assert {cell.published.column.key for cell in measured} >= {"communication", "latency", "savings_latency"}
+        assert {marks.cell_source(cell, two_files).partition(";")[0] for cell in measured} == {
+            f"results/two_party/{path}"
+        }
+
+
+def test_the_operations_of_a_cost_are_noted_where_they_are_read(two_files: Results) -> None:
+    traced = evidence.traced(two_files)
+    try:
+        audit(traced, PAPER.tables["6"], "SM+ScFuFFNi_4", "bytes")
+        assert evidence.take() == ("results/two_party/all_ops.csv", "results/two_party/all_rows.csv")
+    finally:
+        evidence._root.clear()
 
 
 def test_the_claim_about_the_architectures_own_saving(results: Results, full: Results, empty: Results) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -21,7 +22,7 @@ from aero.parameters import TwoPartyParameters
 from aero.report import claims, explorer, render
 from aero.report.claims import Judged
 from aero.report.results import Results, load
-from aero.two_party.cost import estimate, measured_operations
+from aero.two_party.cost import KEPT_FILES, estimate, measured_operations
 from aero.two_party.counts import published_sizes
 from aero.two_party.network import Network
 
@@ -106,6 +107,18 @@ def test_what_is_not_measured_is_told_with_its_reason(full: Results, kept: Resul
             # What carries no error is measured; what is extrapolated has no bound.
             assert (cost.bytes_error == 0) == (cost.how in ("complete pass", "composed")), cost
             assert cost.how != "extrapolated" or cost.bytes_error is None
+
+
+def test_interpolated_rounds_have_their_error(kept: Results) -> None:
+    """They go into the latency of the network that a reader chooses, as bytes and seconds do."""
+    variant = TwoPartyParameters(**kept.parameters["two_party"]).variant()
+    operations = measured_operations(variant, kept.root, files=KEPT_FILES)
+    estimated = estimate(parse("SM+ScFuFFNi_3"), published_sizes("gpt2", 192), "tuned", operations)
+    found = explorer._estimated(kept, estimated)
+    assert found.how == "estimated" and found.rounds_error == estimated.rounds_error > 0
+    assert explorer._estimated(kept, dataclasses.replace(estimated, rounds_error=math.inf)).rounds_error is None
+    script = (made_results.PROJECT / "aero/report/assets/explorer.js").read_text(encoding="utf-8")
+    assert "of the rounds ${percent(cost.rounds_error)}" in script
 
 
 def test_perplexity_is_paired_with_its_own_baseline(tmp_path: Path) -> None:

@@ -6,11 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
+from made_results import PROJECT
 from matplotlib.figure import Figure
 
 from aero.report import figures, pareto, pipeline
 from aero.report.drawing import spread, svg
-from aero.report.results import Results
+from aero.report.results import Results, load
 
 DRAWN = [
     figures.figure_1,
@@ -54,6 +55,18 @@ def test_a_figure_without_results_says_so(draw: object, empty: Results) -> None:
 def test_figure_1_labels_published_and_measured_bars(full: Results) -> None:
     said = texts(figures.figure_1(full))
     assert {"25.32", "15.30", "6.12", "8.21"} <= set(said)
+
+
+def test_the_front_is_of_runs_in_the_common_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run with a learning rate of its own is no SM+LN+G beside the others, though it is one by its architecture."""
+    kept = load(PROJECT)
+    drawn: list[pareto.Point] = []
+    monkeypatch.setattr(pareto, "draw", lambda found, *_: drawn.extend(found))
+    pareto.figure_pareto(kept)
+    hot = kept.parameters["runs"]["core-softmax-hot"]
+    assert hot["overrides"] and kept.perplexity("core-softmax-hot") and hot["architecture"] == "SM+LN+G"
+    assert {point.run for point in drawn} >= {"sm-ln-g", "sm-scfuffn"}
+    assert not [point.run for point in drawn if kept.parameters["runs"][point.run].get("overrides")]
 
 
 def test_figure_3b_marks_a_run_that_became_not_finite(full: Results) -> None:

@@ -16,6 +16,7 @@ from aero.report.costs import LatencyBound
 from aero.report.marks import cost_caption, training_caption
 from aero.report.results import Results, load
 from aero.report.tables import COLUMNS, cost_rows, files, table
+from aero.two_party import latency
 
 
 def lines(results: Results, name: str) -> list[dict[str, str]]:
@@ -127,6 +128,15 @@ def test_passes_over_shaped_links_are_listed_beside_their_prediction(tmp_path: P
     text = cost_page.table_shaped(load(root)).text
     for shown in (">200.0<", ">190.0<", ">-5.0%<", ">211<", "wan, 100 Mbit/s, 80 ms", "12 layers, d=64, T=64"):
         assert shown in text
+    # A prediction's refills come from a file, or from a text that the caption names.
+    typed = "counted at what docs/decisions.md says was measured of one"
+    operations = root / cost_page.SHAPED_OPERATIONS
+    for more, said in (("", True), ("refill,,0.66,266000,4.0,266000,1281.0,{}\n", False)):
+        operations.write_text(f'linear,"64x64,64x64",0.2,452105,0.5,452105.0,4.0,{{}}\n{more}', encoding="utf-8")
+        text = cost_page.table_shaped(load(root)).text
+        assert (typed in text) == said and ("Refills of oblivious transfers are measured" in text) != said
+        assert "all three measured" not in text and "their rounds those of a small product" in text
+    assert cost_page.REFILL == latency.REFILL
     path.write_text("\n".join(lines).replace("200.0", "many"), encoding="utf-8")
     assert "not measured yet" in cost_page.table_shaped(load(root)).text
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import re
@@ -203,6 +204,7 @@ def test_what_is_refused_before_anything_starts(path, certificates, tmp_path, ca
         ([*here, "--tokens", "0", PROMPT], "--tokens 0 must be at least 1"),
         ([*here, "--program", "fast", PROMPT], "unknown program 'fast'"),
         ([*here, "--temperature", "-1", PROMPT], "temperature -1.0 must be 0"),
+        ([*here, "--temperature", "1", "--seed", "-1", PROMPT], "seed -1 must be 0 or above"),
         ([*here, "--timeout", "0", PROMPT], "timeout_s 0"),
         ([*here, "--ca", "x", PROMPT], "belong together"),
         ([*here, *security(certificates, "client"), PROMPT], "are for --server"),
@@ -211,6 +213,13 @@ def test_what_is_refused_before_anything_starts(path, certificates, tmp_path, ca
         (["ask", "--server", "192.0.2.1:9731", PROMPT], "plain TCP between hosts is refused"),
         (["serve", "--checkpoint", str(path), "--listen", "0.0.0.0:0"], "plain TCP between hosts is refused"),
         (["ask", "--server", "nowhere", PROMPT], "is not host:port"),
+        *(
+            (
+                ["ask", "--server", "127.0.0.1:1", "--wait", wait, PROMPT],
+                f"--wait {said} must be above 0 and below 1,000",
+            )
+            for wait, said in (("inf", "inf"), ("nan", "nan"), ("0", "0"), ("1e6", "1e+06"))
+        ),
     ]:
         with pytest.raises(ValueError, match=re.escape(said)) as caught:
             cli.main(arguments)
@@ -358,6 +367,9 @@ def test_what_a_token_says_to_a_terminal_is_written_out(path, monkeypatch, capsy
     assert out.startswith("a\\x1b[2J") and "\\x07\\r\t\n\\x7f" in out
     assert not [char for char in out if unicodedata.category(char) == "Cc" and char not in "\n\t"]
     assert asking._harmless("é\u2028\u200d\x85\x9b") == "é\u2028\u200d\\x85\\x9b"
+    # Bidirectional overrides and isolates, and what is not seen at all; but no joiner of a script or of emoji.
+    assert asking._harmless("a\u202eb\u2066c\u200f\ufeff\U000e0041") == r"a\u202eb\u2066c\u200f\ufeff\U000e0041"
+    assert asking._harmless("\u200c\U0001f469\u200d\U0001f4bb") == "\u200c\U0001f469\u200d\U0001f4bb"
 
 
 def test_a_server_gives_a_question_an_hour_unless_told_otherwise():
@@ -370,18 +382,107 @@ def test_a_server_gives_a_question_an_hour_unless_told_otherwise():
         asking._settings(parser.parse_args(["serve", "--checkpoint", "x", "--total", "0"]))
 
 
-def test_rounds_are_composed_or_said_to_be_unknown(path, tmp_path, monkeypatch):
-    description, _, _ = asking._published(path, None, "tuned", Settings())
-    monkeypatch.setattr(asking, "OPS", (tmp_path / "none.csv",))
-    assert asking._rounds(description, 8, 1) == (None, "no measured operations here")
-    passes = [operations(description.parsed, description.model_config, "tuned", length) for length in (8, 9)]
-    kinds = sorted({operation.kind for counts in passes for operation in counts})
-    rows = [Measurement(kind, "1", "own", 8, "", 0, 0, 0, rounds, 0, 0, 1, "{}") for kind in kinds for rounds in (1, 3)]
-    write(tmp_path / "ops.csv", rows, Measurement)
-    monkeypatch.setattr(asking, "OPS", (tmp_path / "none.csv", tmp_path / "ops.csv"))
-    assert asking._rounds(description, 8, 2) == (2 * sum(map(sum, (counts.values() for counts in passes))), "")
-    write(tmp_path / "ops.csv", rows[2:], Measurement)
-    assert asking._rounds(description, 8, 2) == (None, f"{kinds[0]} was not measured")
+def test_help_says_what_a_time_out_is_of(capsys):
+    """One message: a whole question may take longer."""
+    for command in ("ask", "serve"):
+        with pytest.raises(SystemExit):
+            cli.main([command, "--help"])
+        assert "longest wait for one message of the other party" in " ".join(capsys.readouterr().out.split())
+
+
+VARIANT = "cheetah-FM64-18-exact"
+
+
+def measured(op, shape, rounds, variant=VARIANT):
+    return Measurement(op, shape, "gpt2", 128, variant, 0, 0, 0, rounds, 0, 0, 1, "{}")
+
+
+def keep(root, rows, name="results/two_party/all_ops.csv"):
+    write(root / name, rows, Measurement)
+
+
+def of_program(program):
+    """What a server publishes of a model of two layers."""
+    config = ModelConfig(vocabulary=257, context=CONTEXT, layers=2, heads=2, width=16, ffn_width=64)
+    return Description.of(parse("SM(t)+ScFuFFN"), config, program, Settings(), "0" * 64)
+
+
+def needed(description, length):
+    return operations(description.parsed, description.model_config, description.program, length)
+
+
+def test_rounds_are_composed_or_said_to_be_unknown(tmp_path):
+    """From the files and the protocol of `aero cost`, whatever file of them has the operation."""
+    description = of_program("tuned")
+    rounds, unknown = asking._rounds(description, 8, 1, tmp_path)
+    assert rounds is None and unknown.startswith(
+        "no operation measured with cheetah-FM64-18-exact in results/two_party"
+    )
+    passes = [needed(description, length) for length in (8, 9)]
+    every = {(one.name, one.shape) for counts in passes for one in counts}
+    rows = [measured(*one, 2.0) for one in sorted(every)]
+    other = [measured(*one, 50.0, "cheetah-FM64-18-lsb_error") for one in sorted(every)]
+    keep(tmp_path, [*rows[:5], *other])
+    keep(tmp_path, rows[5:], "runs/two_party/ops.csv")
+    assert asking._rounds(description, 8, 2, tmp_path) == (2 * sum(sum(counts.values()) for counts in passes), None)
+    keep(tmp_path, rows[:5])
+    keep(tmp_path, [row for row in rows[5:] if row.op != "inverse_sums"], "runs/two_party/ops.csv")
+    assert asking._rounds(description, 8, 2, tmp_path) == (None, "inverse_sums was not measured")
+
+
+def test_rounds_of_other_sizes_are_those_of_the_law(tmp_path):
+    """A maximum over twice the entries takes 10 rounds more; the number of its blocks, which follows the rows, none."""
+    description = of_program("tuned")
+    rows = [measured(f"exponentials(blocks={blocks},split=1)", f"12x{blocks}x{n}", 20.0 + 10 * log)
+            for blocks in (1, 16) for log, n in ((7, 128), (8, 256))]  # fmt: skip
+    fixed = {(one.name, one.shape) for one in needed(description, 8) if one.kind != "exponentials"}
+    keep(tmp_path, [*rows, *(measured(*one, 3.0) for one in sorted(fixed))])
+    counts = needed(description, 8)
+    softmax = {one.name: count for one, count in counts.items() if one.kind == "exponentials"}
+    assert softmax == {"exponentials(blocks=8,split=1)": 1, "exponentials(blocks=1,split=1)": 1}
+    found, unknown = asking._rounds(description, 8, 1, tmp_path)
+    assert unknown is None and found == pytest.approx(3 * (sum(counts.values()) - 2) + 2 * (20 + 10 * 3))
+
+
+def test_rounds_are_those_of_the_same_constants(tmp_path):
+    """An exponential of another protocol is another operation, though of the same kind."""
+    description = of_program("tuned-split_exponential")
+    every = sorted({(one.name, one.shape) for one in needed(description, 8)})
+    keep(tmp_path, [measured(name.replace("split=0", "split=1"), shape, 2.0) for name, shape in every])
+    said = "exponentials(blocks=8,split=0) was not measured"
+    assert asking._rounds(description, 8, 1, tmp_path) == (None, said)
+    assert asking._rounds(of_program("tuned"), 8, 1, tmp_path)[1] is None
+
+
+def test_rounds_that_were_not_measured_are_no_number(tmp_path):
+    """As `--no-rounds` leaves them; JSON knows no NaN."""
+    description = of_program("tuned")
+    every = sorted({(one.name, one.shape) for one in needed(description, 8)})
+    keep(tmp_path, [measured(*one, math.nan) for one in every])
+    rounds, unknown = asking._rounds(description, 8, 1, tmp_path)
+    assert rounds is None and re.fullmatch(r"the rounds of \S+ were not measured", unknown)
+
+
+@pytest.mark.parametrize(
+    "damage", ["a,b\n1,2\n", "\x00", "{head}{line}x\n", "{head}" + "x" * 140_000 + "\n", "{head}odd,2x0,"]
+)
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_damaged_file_of_measurements_keeps_no_answer_back(path, tmp_path, monkeypatch, capsys, damage, as_json):
+    """The pass has been made by then, and paid for."""
+    keep(tmp_path, [measured("linear", "8x8,8x8", 1.0)])
+    file = tmp_path / "results/two_party/all_ops.csv"
+    head, line = file.read_text().splitlines(keepends=True)
+    file.write_text(damage.replace("{head}", head).replace("{line}", line.rstrip()))
+    cost = Cost(1, 1, 1, 0.0)
+    monkeypatch.setattr(serving, "ask_here", lambda *given: (given[-1](97, cost), Answered([97], [cost], cost))[1])
+    monkeypatch.chdir(tmp_path)
+    cli.main(["ask", "--checkpoint", str(path), PROMPT, *(["--json"] if as_json else [])])
+    out = capsys.readouterr().out
+    if as_json:
+        answer = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+        assert answer["text"] == "a" and answer["rounds"] is None and answer["rounds_unknown"]
+    else:
+        assert out.startswith("a\n\n1 token after 8: ") and "messages, rounds unknown (" in out
 
 
 def test_the_description_tells_sizes_and_nothing_of_training():

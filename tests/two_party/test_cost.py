@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import subprocess
@@ -13,8 +14,19 @@ import pytest
 
 from aero.architecture import parse
 from aero.errors import UserError
+from aero.parameters import load
+from aero.two_party import cost as cost_module
 from aero.two_party import ledger, packing
-from aero.two_party.cost import Operations, composition_error, estimate, fit, law_errors, measured_operations
+from aero.two_party.cost import (
+    OneCost,
+    Operations,
+    composition_error,
+    estimate,
+    fit,
+    law_errors,
+    measured_operations,
+    variant_of,
+)
 from aero.two_party.counts import counts, published_sizes
 from aero.two_party.measure import measure
 from aero.two_party.network import Network
@@ -76,6 +88,7 @@ def test_a_pass_is_the_sum_of_its_operations_and_one_set_up(three):
     assert sum(cost.by_part.values()) == pytest.approx(cost.bytes, rel=1e-12) and cost.by_part["set-up"] == 21e6
     assert sum(cost.seconds_by_kind.values()) == pytest.approx(cost.seconds, rel=1e-12)
     assert (cost.bytes_error, cost.seconds_error, cost.interpolated, cost.extrapolated) == (0, 0, (), ())
+    assert (cost.wire_error, cost.rounds_error, cost.latency_error(Network(100, 80))) == (0, 0, 0)
     # Q K^T, P V and the division behind them send in both directions at once; nothing else of this row does.
     crossing = [key for key in needed if key[0] in ("scores", "mix", "scale_rows", "scale_row_tiles")]
     saved = sum(needed[key] * min(rows[key].bytes_sent_client, rows[key].bytes_sent_server) for key in crossing)
@@ -104,6 +117,7 @@ def test_beyond_the_measured_shapes_there_is_no_answer(three):
         estimate(parse("SM+R"), sizes, "tuned", three)
     cost = estimate(parse("SM+R"), sizes, "tuned", three, extrapolate=True)
     assert cost.bytes_error == math.inf and "relu 640x3072" in cost.extrapolated
+    assert cost.rounds_error == cost.latency_error(Network(100, 80)) == math.inf
     with pytest.raises(UserError, match="no gelu_plain was measured"):
         few = of(made_costs.operations((128, 256), ("SM+R",)))
         estimate(parse("SM+G"), published_sizes("gpt2", 128), "as_published", few)
@@ -133,6 +147,67 @@ def test_the_error_is_how_wrong_the_law_is():
     assert min(fit([((1,), (1.0, 1.0), 2.0), ((2,), (1.0, 2.0), 1.0)]).factors) >= 0
 
 
+MADE = {
+    "relu": ((100e6, 50e6, 4, 10, 3), (0.1, 0.2, 0, 0.05, 0.5)),
+    "scores": ((80e6, 60e6, 2, 2, 1), (0.1, 0.2, 0, 0, 0)),
+}
+"""What a run costs, in the order of `QUANTITIES`, and the relative errors of that, by hand."""
+
+
+def made_pass(monkeypatch, made=MADE):
+    """A pass of two relu and one product of two secrets, which sends in both directions at once."""
+
+    class Made:
+        setup_bytes = 0.0
+
+        def cost(self, op, shape, extrapolate):
+            values, errors = (dict(zip(cost_module.QUANTITIES, numbers, strict=True)) for numbers in made[op])
+            return OneCost(values, errors, "interpolated")
+
+    needed = {("relu", "3x4"): 2, ("scores", "1x3x4,1x3x4"): 1}
+    monkeypatch.setattr(cost_module, "counts", lambda *_: (needed, True))
+    return estimate(parse("SM+R"), published_sizes("gpt2", 128), "tuned", Made())
+
+
+def test_errors_reach_rounds_and_latency_by_hand(monkeypatch):
+    """Wire bytes 2 x 150 + 80 MB, off by 2 x (10 + 10) + 12 MB; 22 rounds, off by 1; 7 s, off by 3."""
+    cost = made_pass(monkeypatch)
+    assert (cost.wire_bytes, cost.rounds, cost.seconds) == (380e6, 22, 7)
+    assert cost.bytes_error == pytest.approx((2 * 20 + 20) / 440)
+    assert cost.wire_error == pytest.approx(52 / 380)
+    assert cost.rounds_error == pytest.approx(1 / 22) and cost.seconds_error == pytest.approx(3 / 7)
+    # 7 s + 30.4 s + 1.76 s, off by 3 + 4.16 + 0.08
+    assert cost.latency_error(Network(100, 80)) == pytest.approx(7.24 / 39.16)
+    # Without a round trip the rounds' error is none of the latency's.
+    assert cost.latency_error(Network(100, 0)) == pytest.approx(7.16 / 37.4)
+
+
+def test_rounds_without_a_bound_leave_the_latency_without_one(monkeypatch):
+    (values, errors), scores = MADE["relu"], MADE["scores"]
+    unknown = made_pass(monkeypatch, {"relu": (values, (*errors[:3], math.inf, errors[4])), "scores": scores})
+    assert unknown.rounds_error == unknown.latency_error(Network(100, 80)) == math.inf
+    assert unknown.latency(Network(100, 80)) == pytest.approx(39.16) and unknown.bytes_error < 0.2
+    assert unknown.latency_error(Network(100, 0)) == pytest.approx(7.16 / 37.4)
+    # Measured without their rounds: values of nothing, exact or not.
+    for error in (0.0, math.inf):
+        none = (*values[:3], math.nan, values[4]), (*errors[:3], error, errors[4])
+        cost = made_pass(monkeypatch, {"relu": none, "scores": scores})
+        assert math.isnan(cost.rounds) and cost.rounds_error == cost.latency_error(Network(100, 80)) == math.inf
+
+
+def test_the_error_of_rounds_is_that_of_their_law():
+    """10, 11 and 10 rounds at 1, 2 and 4 rows: without the one between, the law says 10, which is 1/11 off."""
+    rounds = {1: 10.0, 2: 11.0, 4: 10.0, 8: math.nan}
+    found = of(made_costs.made("relu", f"{rows}x64", rounds=value) for rows, value in rounds.items())
+    said = found.cost("relu", "3x64")
+    assert said.how == "interpolated" and 10 < said.values["rounds"] < 11
+    assert said.errors["rounds"] == pytest.approx(1 / 11)
+    # Between shapes that are measured, but not of their rounds: bytes have a bound, rounds have none.
+    beyond = found.cost("relu", "6x64")
+    assert beyond.how == "interpolated" and beyond.errors["rounds"] == math.inf
+    assert beyond.errors["bytes_sent_client"] < 0.05
+
+
 def test_a_real_measurement_lies_where_its_neighbours_say():
     """Two real processes: comparisons and three kinds of products, one of each between the others left out.
 
@@ -147,7 +222,7 @@ def test_a_real_measurement_lies_where_its_neighbours_say():
     }
     wanted = [operation for operations in kinds.values() for operation in operations]
     measured = of(measure(wanted, "made", 1, made_costs.VARIANT, Settings(), rounds_runs=0))
-    for group, _, error, _ in law_errors(measured):
+    for group, _, error, *_ in law_errors(measured):
         assert error < 0.03, group
     left_out = [operations[2] for operations in kinds.values()]
     others = of(row for key, row in measured.measured.items() if key not in {(o.name, o.shape) for o in left_out})
@@ -167,6 +242,12 @@ def test_files_of_other_settings_are_left_out_and_fresh_ones_go_first(tmp_path):
     assert list(found.measured) == [("relu", "8x8")] and found.cost("relu", "8x8").values["seconds"] == 7.0
     with pytest.raises(UserError, match="no operation measured with cheetah-FM32"):
         measured_operations("cheetah-FM32-12-exact", tmp_path)
+
+
+@pytest.mark.parametrize("changes", [{}, {"field": "FM128", "fraction_bits": 30}, {"mul_lsb_error": True}])
+def test_a_variant_is_named_as_its_parameters_name_it(changes):
+    parameters = load().two_party.model_copy(update=changes)
+    assert variant_of(dataclasses.asdict(Settings(**parameters.settings()))) == parameters.variant()
 
 
 def test_the_error_of_compositions_is_the_largest_seen():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import resource
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import made_costs
@@ -16,6 +18,8 @@ from aero import cli
 from aero.architecture import parse
 from aero.errors import UserError
 from aero.report.pareto import Point, with_front
+from aero.two_party import counts as counts_module
+from aero.two_party import ledger
 from aero.two_party.cost import estimate, measured_operations
 from aero.two_party.counts import published_sizes
 
@@ -54,6 +58,43 @@ def test_one_architecture(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["composition_error"] == pytest.approx(0.014) and found["interpolated"] == []
     between = json.loads(said(capsys, "SM+ScFuFFN", "--json", "--context", "192"))
     assert cost.bytes < between["bytes"] and between["interpolated"] and between["bytes_error"] < 0.05
+
+
+def test_rounds_and_latency_have_a_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    """Made rounds that are 10 % off at T=256: the law between 128 and 512 does not know of it, the bound does."""
+    rows = [
+        replace(row, rounds=1.1 * row.rounds) if "256" in row.shape and row.op != "relu" else row
+        for row in made_costs.operations((128, 256, 512), ("SM+R",))
+    ]
+    ledger.write(Path("runs/two_party/ops.csv"), rows, ledger.Measurement)
+    try:
+        found = json.loads(said(capsys, "SM+R", "--json", "--context", "192"))
+        text = said(capsys, "SM+R", "--context", "192")
+        both = said(capsys, "--compare", "SM+R", "SM+R", "--context", "192")
+        measured = json.loads(said(capsys, "SM+R", "--json"))
+    finally:
+        Path("runs/two_party/ops.csv").unlink()
+    assert 0.01 < found["rounds_error"] < 0.11 and 0 < found["latency_error"] < 0.11
+    rounds, seconds = found["rounds"] * found["rounds_error"] * 0.08, found["seconds"] * found["seconds_error"]
+    least = (rounds + seconds) / found["latency_s"]
+    assert least < found["latency_error"] < least + found["bytes_error"] + 1e-9
+    bounds = f"rounds ±{100 * found['rounds_error']:.1f} %, seconds"
+    latency = f"latency ±{100 * found['latency_error']:.1f} % by interpolation"
+    assert bounds in text and latency in text and both.count(bounds) == both.count(latency) == 2
+    assert measured["rounds_error"] == measured["latency_error"] == 0
+
+
+def test_rounds_that_were_not_measured_have_no_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [replace(row, rounds=math.nan) for row in made_costs.operations((128, 256, 512), ("SM+R",))]
+    ledger.write(Path("runs/two_party/ops.csv"), rows, ledger.Measurement)
+    try:
+        found = json.loads(said(capsys, "SM+R", "--json", "--context", "192"))
+        text = said(capsys, "SM+R", "--context", "192")
+    finally:
+        Path("runs/two_party/ops.csv").unlink()
+    assert found["rounds"] is found["latency_s"] is found["rounds_error"] is found["latency_error"] is None
+    assert found["bytes_error"] < 0.05 and "rounds unknown, seconds" in text and "latency unknown by inter" in text
+    assert "rounds not measured" in text and "unknown (rounds were not measured)" in text
 
 
 def test_two_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,6 +141,16 @@ def test_the_answer_takes_under_a_second(project: Path) -> None:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert run.returncode == 0, run.stderr
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
+
+
+@pytest.mark.parametrize("arguments", [["SM+R"], ["--compare", "SM+R", "SM+G"], ["--pareto"]])
+def test_an_unknown_program_is_refused_before_anything_is_traced(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counts_module, "traced", lambda *_: pytest.fail("it traces, which takes a minute"))
+    for program, named in (("bogus", "unknown program 'bogus'"), ("tuned-one_qk", "unknown saving 'one_qk': one_qkv")):
+        with pytest.raises(UserError, match=named):
+            cli.main(["cost", *arguments, "--program", program])
 
 
 @pytest.mark.parametrize(

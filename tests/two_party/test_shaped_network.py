@@ -12,13 +12,14 @@ import pytest
 from made_models import SIZES, random_model
 
 from aero.architecture import parse
+from aero.errors import UserError
 from aero.model import ModelConfig
 from aero.two_party.latency import Cost
 from aero.two_party.network import Network
 from aero.two_party.program import operations
 from aero.two_party.settings import Settings
 from benchmarks import shaped_network
-from benchmarks.shaped_network import COLUMNS, keep_passes, keep_predictions
+from benchmarks.shaped_network import COLUMNS, check_predictable, keep_passes, keep_predictions
 
 CONFIG = ModelConfig(**SIZES)
 
@@ -75,11 +76,9 @@ def test_passes_are_measured_on_each_network_and_predicted(files, monkeypatch):
     assert float(loopback["transfer"]) == float(loopback["rounds"]) == 0
 
 
-def test_no_prediction_without_all_operations_or_the_open_link(files, capsys):
-    counts = operations(parse("SM"), CONFIG, "tuned", CONFIG.context)
-    some = dict(list(counts.items())[1:])
-    write_costs(files / "shaped_ops.csv", some)
-    line = dict.fromkeys(COLUMNS, "") | {
+def wan_line():
+    """A pass of `CONFIG` that nothing is predicted of."""
+    return dict.fromkeys(COLUMNS, "") | {
         "architecture": "SM",
         "program": "tuned",
         "model": shaped_network.as_json(**dataclasses.asdict(CONFIG)),
@@ -91,6 +90,13 @@ def test_no_prediction_without_all_operations_or_the_open_link(files, capsys):
         "messages": "100",
         "bytes": "2e6",
     }
+
+
+def test_no_prediction_without_all_operations_or_the_open_link(files, capsys):
+    counts = operations(parse("SM"), CONFIG, "tuned", CONFIG.context)
+    some = dict(list(counts.items())[1:])
+    write_costs(files / "shaped_ops.csv", some)
+    line = wan_line()
     shaped_network.write(files / "shaped.csv", COLUMNS, [line])
     keep_predictions()
     assert lines(files / "shaped.csv")[0]["predicted"] == ""
@@ -103,12 +109,58 @@ def test_no_prediction_without_all_operations_or_the_open_link(files, capsys):
     keep_predictions()
     assert lines(files / "shaped.csv")[0]["predicted"] == ""
     assert "lacks its loopback pass" in capsys.readouterr().out
-    shaped_network.write(files / "shaped.csv", COLUMNS, [line, line | {"network": "loopback", "bandwidth_mbit": ""}])
-    keep_predictions()
-    assert float(lines(files / "shaped.csv")[0]["predicted"]) > 0
-    # A pass that an earlier program made: its operations are none that would be asked for now.
+    both = [line, line | {"network": "loopback", "bandwidth_mbit": ""}]
+    # Passes that an earlier program made: their operations are none that would be asked for now.
     write_costs(files / "shaped_ops.csv", counts, 1e6)
-    capsys.readouterr()
+    shaped_network.write(files / "shaped.csv", COLUMNS, both)
     keep_predictions()
     assert lines(files / "shaped.csv")[0]["predicted"] == ""
     assert "lacks a pass of today's program, whose bytes are others" in capsys.readouterr().out
+    write_costs(files / "shaped_ops.csv", counts, 2e6)
+    keep_predictions()
+    assert float(lines(files / "shaped.csv")[0]["predicted"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("refill", "each", "lack", "measured_by"),
+    [
+        (False, 2e6, r"SM tuned: without operations \(refill\)", "--only operations --missing"),
+        (True, 1e6, "SM tuned: without a pass of today's program, whose bytes are others", "--only passes"),
+    ],
+)
+def test_a_prediction_that_cannot_be_made_anew_stays(files, refill, each, lack, measured_by):
+    """Nothing is written, and the error says once what is missing and what measures it."""
+    counts = operations(parse("SM"), CONFIG, "tuned", CONFIG.context)
+    write_costs(files / "shaped_ops.csv", counts, 2e6)
+    line = wan_line()
+    shaped_network.write(files / "shaped.csv", COLUMNS, [line, line | {"network": "loopback", "bandwidth_mbit": ""}])
+    keep_predictions()
+    before = (files / "shaped.csv").read_bytes()
+    assert all(float(one["predicted"]) > 0 for one in lines(files / "shaped.csv"))
+    write_costs(files / "shaped_ops.csv", counts, each, refill=refill)
+    with pytest.raises(UserError, match=lack) as caught:
+        keep_predictions()
+    assert f"`python -m benchmarks.shaped_network {measured_by}`" in str(caught.value)
+    assert "\n" not in str(caught.value) and str(caught.value).count("SM tuned") == 1
+    assert (files / "shaped.csv").read_bytes() == before
+
+
+def test_a_predicted_pass_is_not_replaced_by_one_without_prediction(files, monkeypatch):
+    """Refused before half an hour of measuring; where nothing was predicted, or all is there, nothing is said."""
+    model = random_model("SM")
+    assert model.config == CONFIG
+    counts = operations(parse("SM"), CONFIG, "tuned", CONFIG.context)
+    write_costs(files / "shaped_ops.csv", counts, 2e6, refill=False)
+    line = wan_line()
+    shaped_network.write(files / "shaped.csv", COLUMNS, [line, line | {"network": "lan", "predicted": "8.0"}])
+    check_predictable(model, "tuned", ["wan"])
+    check_predictable(model, "as_published", ["lan"])
+    with pytest.raises(UserError, match=r"SM tuned: without operations \(refill\), `.* --only operations --missing`"):
+        check_predictable(model, "tuned", ["wan", "lan"])
+    monkeypatch.setattr(shaped_network.checkpoint, "load", lambda path: model)
+    monkeypatch.setattr(shaped_network, "within_budget", lambda model, program: program)
+    monkeypatch.setattr(shaped_network, "keep_passes", lambda *given: pytest.fail("it measures"))
+    with pytest.raises(UserError, match="SM tuned: without"):
+        shaped_network.main(["--only", "passes", "--runs", "sm", "--programs", "tuned", "--networks", "lan"])
+    write_costs(files / "shaped_ops.csv", counts, 2e6)
+    check_predictable(model, "tuned", ["lan"])

@@ -142,7 +142,7 @@ def test_unsupported_models_are_refused_with_the_reason():
         OwnModel(own("SM(t)+LN+G"))
 
 
-@pytest.mark.parametrize("core", ["relu", "elu", "sigmoid", "window_softmax", "relu_uniform"])
+@pytest.mark.parametrize("core", ["relu", "elu", "sigmoid", "window_softmax", "relu_performer"])
 def test_cores_that_are_no_softmax_are_refused(core):
     with pytest.raises(ValueError, match=f"computes softmax attention.*'{core}'"):
         OwnModel(own(f"Core({core})+LN+G"))

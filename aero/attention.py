@@ -15,12 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from aero.row_entropy import attention_with_entropy, can_fuse
+from aero.row_entropy import attention_with_entropy, can_fuse, kept_blocks
 
 MATRIX_UP_TO = 256
 """Contexts up to this hold the T x T matrix for the entropy. Blocks of rows are slower below 128 and faster beyond, but
 256 is the longest context of the laptop scale, whose kept trainings had the matrix (docs/decisions.md). Where there is
 a fused kernel, none holds it."""
+
+KEPT_UP_TO = 512
+"""Longer contexts than `MATRIX_UP_TO` and up to this are attended to in blocks that are kept for the backward pass of a
+training on a CPU (`aero.row_entropy.kept_blocks`), with and without entropies."""
 
 
 def softmax_attention(
@@ -39,6 +43,8 @@ def softmax_attention(
             raise ValueError(f"temperature must hold heads x queries = {expected} values, got {given}")
         # Dividing the query row is the same as dividing its logits, and keeps the fused kernel usable.
         query = query / temperature[..., None]  # (B, H, T, d_k)
+    if _keeps_blocks(query, key, value):
+        return kept_blocks(query, key, value, 1 / math.sqrt(query.shape[-1]), entropy)
     if not entropy:
         return F.scaled_dot_product_attention(query, key, value, is_causal=True), None
     if query.shape[-2] > MATRIX_UP_TO or can_fuse(query, value):
@@ -50,6 +56,17 @@ def softmax_attention(
         logits = query.to(dtype) @ key.to(dtype).transpose(-2, -1) / math.sqrt(query.shape[-1])
     probabilities, entropies = softmax_with_entropy(logits)
     return probabilities.to(value.dtype) @ value, entropies
+
+
+def _keeps_blocks(*inputs: Tensor) -> bool:
+    """Whether a backward pass follows, on a CPU, in float32, for a context that is worth it."""
+    return (
+        MATRIX_UP_TO < inputs[0].shape[-2] <= KEPT_UP_TO
+        and torch.is_grad_enabled()
+        and any(x.requires_grad for x in inputs)
+        and all(x.device.type == "cpu" and x.dtype == torch.float32 for x in inputs)
+        and not torch.is_autocast_enabled("cpu")
+    )
 
 
 class _MatrixAttention(torch.autograd.Function):

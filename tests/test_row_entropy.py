@@ -13,7 +13,7 @@ from largest_tensor import Largest
 
 from aero import attention, row_entropy
 from aero.attention import softmax_attention, softmax_with_entropy
-from aero.row_entropy import attention_with_entropy, blocked, causal_blocks, fused
+from aero.row_entropy import attention_with_entropy, blocked, causal_blocks, fused, kept_blocks
 from aero.training.compiled import as_it_stands
 
 
@@ -35,6 +35,10 @@ def matrix_kernel(query, key, values, scale):
     return logits.softmax(-1) @ values, logits.logsumexp(-1)
 
 
+def by_kept_blocks(query, key, value, scale):
+    return kept_blocks(query, key, value, scale, entropy=True)
+
+
 def by_fusing(query, key, value, scale):
     return fused(query, key, value, scale, attend=matrix_kernel)
 
@@ -49,7 +53,7 @@ def values_and_gradients(way, inputs, scale=0.25):
 
 @pytest.mark.parametrize("context", [1, 2, 63, 64, 65, 200])
 @pytest.mark.parametrize("joint_width", [0, 128])
-@pytest.mark.parametrize("way", [blocked, by_fusing])
+@pytest.mark.parametrize("way", [blocked, by_kept_blocks, by_fusing])
 def test_values_and_gradients_are_those_of_the_matrix(way, joint_width, context, monkeypatch):
     monkeypatch.setattr(row_entropy, "JOINT_WIDTH", joint_width)
     inputs = random_inputs(context)
@@ -436,3 +440,44 @@ def test_queries_and_keys_that_do_not_fit_are_refused():
     query, key, value = (x.detach() for x in random_inputs(6))
     with pytest.raises(ValueError, match="as many queries as keys, got 5 and 6"):
         attention_with_entropy(query[:, :, 1:], key, value, 1.0)
+
+
+@pytest.mark.parametrize("context", [1, 64, 65, 200])
+def test_kept_blocks_without_entropies_are_plain_attention(context):
+    """Values and gradients of torch's own."""
+    inputs = random_inputs(context)
+    weight = torch.randn(inputs[0].shape, generator=torch.Generator().manual_seed(1))
+    found = kept_blocks(*inputs, 0.25, entropy=False)
+    plain = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=True, scale=0.25)
+    assert found[1] is None
+    torch.testing.assert_close(found[0], plain, atol=1e-5, rtol=1e-5)
+    gradients = [torch.autograd.grad((output * weight).sum(), inputs) for output in (found[0], plain)]
+    for first, second in zip(*gradients, strict=True):
+        torch.testing.assert_close(first, second, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+def test_blocks_are_kept_where_a_training_on_a_cpu_is_faster_by_it(entropy, monkeypatch):
+    """Longer than the matrix is held for and up to the limit, for a backward pass in float32; to the same numbers."""
+    taken = []
+
+    def noted(query, *more):
+        taken.append(query.shape[-2])
+        return kept_blocks(query, *more)
+
+    monkeypatch.setattr(attention, "kept_blocks", noted)
+    for context in (256, 257, 512, 513):
+        softmax_attention(*random_inputs(context, heads=1), entropy=entropy)
+    assert taken == [257, 512]
+    inputs = random_inputs(300, heads=1)
+    with torch.no_grad():
+        expected = softmax_attention(*inputs, entropy=entropy)
+    softmax_attention(*(x.detach() for x in inputs), entropy=entropy)
+    softmax_attention(*(x.double() for x in inputs), entropy=entropy)
+    with torch.autocast("cpu", torch.bfloat16):
+        softmax_attention(*inputs, entropy=entropy)
+    assert taken == [257, 512]
+    for found, value in zip(softmax_attention(*inputs, entropy=entropy), expected, strict=True):
+        assert (found is None) == (value is None)
+        if found is not None:
+            torch.testing.assert_close(found, value, atol=1e-5, rtol=1e-5)

@@ -15,8 +15,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("aero", "stages")
 
-CONFIGURATIONS = "runs/configurations"
-"""What the stage `configurations` writes: files that hold the hash of the code it imports, a training's."""
+HASHED_CODE = {
+    "runs/configurations/": ("aero.training.run",),
+    "runs/settings/catalogue.json": ("stages.train", "stages.entropy"),
+}
+"""{file, or all in a folder, that the stage `configurations` writes: modules with the hash of whose code it holds}."""
 
 _STAGE_COMMAND = re.compile(r"-m\s+(stages\.\w+)")
 
@@ -48,8 +51,8 @@ def dependency_differences(pipeline: dict[str, Any], root: Path = ROOT) -> list[
 
     One line a difference, naming stage and file; empty if there is none. A folder among the deps stands for all files
     below it. A script outside `PACKAGES` among the deps (a report's source) is read by its stage, so its imports count
-    too. A stage that depends on a file of `CONFIGURATIONS` depends on the code named there through it. Data files are
-    not looked at, but a file of `PACKAGES` that does not exist is told.
+    too. A stage that depends on a file of `HASHED_CODE` depends on the code named there through it. Data files are not
+    looked at, but a file of `PACKAGES` that does not exist is told.
     """
     differences = []
     for name, stage in pipeline["stages"].items():
@@ -61,8 +64,9 @@ def dependency_differences(pipeline: dict[str, Any], root: Path = ROOT) -> list[
         needed = set().union(
             *(import_closure(module, root) for module in [*_STAGE_COMMAND.findall(commands), *scripts])
         ) - {Path(script) for script in scripts}
-        if any(dep.startswith(f"{CONFIGURATIONS}/") for dep in deps):
-            needed -= import_closure("stages.configurations", root)
+        for place, modules in HASHED_CODE.items():
+            if any(dep.startswith(place) for dep in deps):
+                needed = needed.difference(*(import_closure(module, root) for module in modules))
         for path in sorted(ours):
             if not (root / path).exists():
                 differences.append(f"stage {name}: {path} is among its deps and does not exist")

@@ -4,7 +4,7 @@ Parameters, the hash of the training's code and that of its token files are reso
 change of either trains again exactly those runs whose own file it changes. What all runs are measured by, their
 entropy and their cost, goes into a file each in a folder beside it, and so do the parameters of every later stage: DVC
 reads params.yaml anew for every stage that names a part of it, a tenth of a second each, and a small file's hash at
-once.
+once. The hundreds of stages of the catalogue find the hash of their code there too.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from aero.parameters import Parameters, load
 from aero.training import run as training
 from aero.training.configuration import code_hash, configuration
 from aero.training.log import write_text
+from stages import entropy, train
 
 REPORT = (
     "scale",
@@ -60,6 +61,10 @@ _PROTOCOL = ("programs", "field", "fraction_bits", "mul_lsb_error")
 _SIZES = ("two_party", "model", "tokens")
 SETTINGS: dict[str, Callable[[Parameters], dict[str, Any]]] = {
     "entropy": lambda given: given.active.entropy.model_dump(mode="json"),
+    "catalogue": lambda given: {
+        "entropy": given.active.entropy.model_dump(mode="json"),
+        "code_sha256": {stage.__name__: code_hash(stage.__name__) for stage in (train, entropy)},
+    },
     "cost": lambda given: {
         "two_party": _parts(given.two_party, *_PROTOCOL, "networks"),
         **_parts(given, "families"),
@@ -85,7 +90,8 @@ SETTINGS: dict[str, Callable[[Parameters], dict[str, Any]]] = {
     "report": lambda given: _parts(given, *REPORT),
 }
 """{file: what a stage takes from the parameters beside a run's own configuration}, for every stage after this one: that
-of the file's name; `cost` is that of `summary`, `parallel_context` that of all three of its name."""
+of the file's name; `cost` is that of `summary`, `parallel_context` that of all three of its name, `catalogue` that of
+the trainings there."""
 
 
 def main(arguments: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from dvc.repo import Repo
 
 from aero import published
 from aero.parameters import load
-from aero.pipeline import ROOT, dependency_differences, import_closure, imported_modules
+from aero.pipeline import HASHED_CODE, ROOT, dependency_differences, import_closure, imported_modules
+from stages.configurations import SETTINGS
 
 FILES = ("dvc.yaml", "catalogue/dvc.yaml")
 
@@ -104,12 +106,31 @@ def test_folders_matrix_commands_and_scripts(tree):
 
 
 def test_a_configuration_stands_for_the_code_it_names(tree):
-    (tree / "stages/configurations.py").write_text("from aero.sub import other\n")
-    (tree / "stages/third.py").write_text("import aero.core\nimport aero.unused\n")
-    third = stage("python -m stages.third", "stages/third.py", "runs/configurations/${item.run}.json")
-    assert dependency_differences({"stages": {"c": third}}, tree) == [
+    (tree / "aero/training").mkdir()
+    (tree / "aero/training/run.py").write_text("from aero.sub import other\n")
+    (tree / "stages/train.py").write_text("import aero.training.run\nimport aero.unused\n")
+    (tree / "stages/entropy.py").write_text("import aero.core\n")
+    configured = stage("python -m stages.train", "stages/train.py", "runs/configurations/${item.run}.json")
+    assert dependency_differences({"stages": {"c": configured}}, tree) == [
         "stage c: aero/unused.py is imported and missing from its deps"
     ]
+    both = stage(["python -m stages.train", "python -m stages.entropy"], "runs/settings/catalogue.json")
+    assert dependency_differences({"stages": {"d": both}}, tree) == []
+    both["deps"] = ["runs/settings/entropy.json"]
+    assert len(dependency_differences({"stages": {"d": both}}, tree)) == 9
+
+
+def test_the_settings_of_the_catalogue_hold_the_hash_of_its_code():
+    """Of every file that its two stages read, but for that of the parameters, whose values are in the settings."""
+    held = SETTINGS["catalogue"](load(ROOT / "params.yaml"))["code_sha256"]
+    assert tuple(held) == HASHED_CODE["runs/settings/catalogue.json"]
+    for module, found in held.items():
+        digest = hashlib.sha256()
+        for path in sorted(import_closure(module)):
+            if path.name != "parameters.py":
+                digest.update(f"{path}\n".encode() + (ROOT / path).read_bytes())
+        assert found == digest.hexdigest(), module
+        assert Path("stages", module.removeprefix("stages.")).with_suffix(".py") in import_closure(module)
 
 
 def test_the_files_of_the_pipeline_share_the_trainings_without_a_gap():

@@ -94,10 +94,21 @@ class Outcome:
     float16_overflow: dict[str, Any] | None = None
 
 
+IGNORED = -100
+"""Target of a position that nothing follows."""
+
+
 def next_token_loss(logits: Tensor, ids: Tensor) -> Tensor:
     """Mean cross-entropy in nats of predicting ids[:, 1:] from logits[:, :-1]; (B, T, V), (B, T)."""
-    logits = logits[:, :-1].flatten(0, 1)
-    return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), ids[:, 1:].flatten())
+    # The last position is given a target that is ignored rather than cut off: logits[:, :-1] would copy nearly all
+    # logits, and their gradient once more. The mean is nll_loss's, whose order of summation gives the bits that the
+    # mean over the cut logits has.
+    targets = F.pad(ids[:, 1:], (0, 1), value=IGNORED).flatten()
+    logits = logits.flatten(0, 1)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    losses = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
+    scored = losses.view(ids.shape)[:, :-1].reshape(-1, 1)
+    return F.nll_loss(-scored, targets.new_zeros(len(scored)))
 
 
 def configuration_hash(values: dict[str, Any]) -> str:

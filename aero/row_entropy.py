@@ -112,16 +112,13 @@ class _Blocked(torch.autograd.Function):
         heads = query.shape[:2]
         q, k, v = query.flatten(0, 1) * ctx.scale, key.flatten(0, 1), value.flatten(0, 1)
         d_output, d_entropies = d_output.flatten(0, 1), d_entropies.flatten(0, 1)[..., None]
-        d_query, d_key, d_value = q.new_empty(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
+        gradients = q.new_empty(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
         for rows, keys, p in _probabilities(q, k, heads, ctx.mask):
-            d_value[:, keys].baddbmm_(p.mT, d_output[:, rows])
             # dH/dp_j = -log p_j up to a constant of the row, which the softmax's backward removes.
             d_p = (d_output[:, rows] @ v[:, keys].mT).sub_(_log(p).mul_(d_entropies[:, rows]))
-            d_logits = torch._softmax_backward_data(d_p, p, -1, p.dtype)
-            d_query[:, rows] = d_logits @ k[:, keys]
-            d_key[:, keys].baddbmm_(d_logits.mT, q[:, rows])
-        d_query *= ctx.scale
-        return *(gradient.unflatten(0, heads) for gradient in (d_query, d_key, d_value)), None, None
+            _add_block(gradients, (q, k), rows, keys, p, d_p, d_output)
+        gradients[0].mul_(ctx.scale)
+        return *(gradient.unflatten(0, heads) for gradient in gradients), None, None
 
 
 def kept_blocks(query: Tensor, key: Tensor, value: Tensor, scale: float, entropy: bool) -> tuple[Tensor, Tensor | None]:
@@ -160,21 +157,34 @@ class _KeptBlocks(torch.autograd.Function):
     def backward(ctx: Any, d_output: Tensor, d_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, *kept = ctx.saved_tensors
         d_output = d_output.flatten(0, 1)
-        d_query, d_key, d_value = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        gradients = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         count = -(-q.shape[1] // ROWS)
         blocks, logarithms = kept[:count], kept[count:]
         for number, p in enumerate(blocks):
-            start, keys = number * ROWS, slice(0, p.shape[-1])
-            rows = slice(start, p.shape[-1])
-            d_value[:, keys].baddbmm_(p.mT, d_output[:, rows])
+            rows, keys = slice(number * ROWS, p.shape[-1]), slice(0, p.shape[-1])
             d_p = d_output[:, rows] @ v[:, keys].mT
             if logarithms:  # as in `_Blocked`
                 d_p.addcmul_(logarithms[number], d_entropies.flatten(0, 1)[:, rows, None], value=-1)
-            d_logits = torch._softmax_backward_data(d_p, p, -1, p.dtype)
-            d_query[:, rows] = d_logits @ k[:, keys]
-            d_key[:, keys].baddbmm_(d_logits.mT, q[:, rows])
-        d_query *= ctx.scale
-        return *(gradient.unflatten(0, ctx.heads) for gradient in (d_query, d_key, d_value)), None, None
+            _add_block(gradients, (q, k), rows, keys, p, d_p, d_output)
+        gradients[0].mul_(ctx.scale)
+        return *(gradient.unflatten(0, ctx.heads) for gradient in gradients), None, None
+
+
+def _add_block(
+    gradients: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    rows: slice,
+    keys: slice,
+    p: Tensor,
+    d_p: Tensor,
+    d_output: Tensor,
+) -> None:
+    """Add to the gradients of query, key and value what the block of `rows` and `keys` gives. inputs: query and key."""
+    (d_query, d_key, d_value), (q, k) = gradients, inputs
+    d_value[:, keys].baddbmm_(p.mT, d_output[:, rows])
+    d_logits = torch._softmax_backward_data(d_p, p, -1, p.dtype)
+    d_query[:, rows] = d_logits @ k[:, keys]
+    d_key[:, keys].baddbmm_(d_logits.mT, q[:, rows])
 
 
 def _log(p: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from html import escape
 from pathlib import Path
@@ -29,6 +29,14 @@ PAPER = "variance_sensitivity"
 FOLDERS = ("runs/sensitivity", "results/sensitivity")
 TRAINS = 0.5
 """A rate trains if its final loss is below this part of the loss of predicting 0, one bound for every core."""
+
+
+def trained_decades(rates: Iterable[float], losses: Iterable[float], zero_loss: float) -> float | None:
+    """log10 of the highest over the lowest rate that trains, None if none does. zero_loss: that of predicting 0."""
+    trained = [rate for rate, loss in zip(rates, losses, strict=True) if loss < TRAINS * zero_loss]
+    return math.log10(max(trained) / min(trained)) if trained else None
+
+
 SETTING = tuple(field.name for field in fields(Setting))
 Line = dict[str, str]
 

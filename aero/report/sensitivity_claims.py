@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from aero.published import Paper
 from aero.report.decisions import Decision, Verdict, claim_test, untested
 from aero.report.results import Results
-from aero.report.sensitivity import TRAINS, Line, Sweep, read, sweep
+from aero.report.sensitivity import Line, Sweep, read, sweep, trained_decades
 from aero.report.sensitivity_search import published, search, share
 from aero.sensitivity.conclusions import CONCLUSIONS, ORDER
 from aero.sensitivity.metric import clipped
@@ -122,7 +122,7 @@ def training_range(results: Results, paper: Paper, *, core: str, decades: float,
     )
     if (measured := _sweep(results)) is None:
         return untested(rule, results, NOT_RUN)
-    own, base = (trained_decades(measured, name) for name in (core, "softmax"))
+    own, base = (decades_of(measured, name) for name in (core, "softmax"))
     verdict: Verdict = (
         "reproduced"
         if own >= decades - tolerance
@@ -133,11 +133,10 @@ def training_range(results: Results, paper: Paper, *, core: str, decades: float,
     return _decision(measured, rule, f"{own:.1f} decades, softmax {base:.1f}", verdict)
 
 
-def trained_decades(measured: Sweep, core: str) -> float:
-    """log10 of the highest over the lowest rate that trains; 0 for one rate or none."""
-    losses, bound = clipped(measured.final[core], measured.initial[core]).mean(1), TRAINS * measured.zero.mean()
-    rates = [rate for rate, loss in zip(measured.rates, losses.tolist(), strict=True) if loss < bound]
-    return math.log10(max(rates) / min(rates)) if rates else 0.0
+def decades_of(measured: Sweep, core: str) -> float:
+    """Decades over which a core trains by the clipped mean over seeds; 0 for one rate or none."""
+    losses = clipped(measured.final[core], measured.initial[core]).mean(1)
+    return trained_decades(measured.rates, losses.tolist(), measured.zero.mean().item()) or 0.0
 
 
 @claim_test

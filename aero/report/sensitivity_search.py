@@ -19,7 +19,7 @@ from aero.attention import CORES
 from aero.published import load
 from aero.report.marks import Html, gap, grid, number
 from aero.report.results import Results
-from aero.report.sensitivity import FOLDERS, PAPER, TRAINS, Sweep, read, sweep
+from aero.report.sensitivity import FOLDERS, PAPER, Sweep, read, sweep, trained_decades
 from aero.sensitivity.conclusions import CONCLUSIONS, ORDER
 from aero.sensitivity.search import REASONABLE, STEPS, Reading, read_losses, reasonable, sensitivities
 from aero.sensitivity.setting import WIDTH, Setting, learning_rates
@@ -83,14 +83,9 @@ def _read(path: Path, root: Path) -> Search | None:
     settings = {int(line["number"]): {name: line[name] for name in REASONABLE} for line in lines}
     decades: dict[tuple[int, int], dict[str, float | None]] = {}
     for line in lines:
-        decades.setdefault((int(line["number"]), int(line["steps"])), {})[line["core"]] = _decades(line)
+        trained = trained_decades(learning_rates(), read_losses(line).tolist(), float(line["zero_loss"]))
+        decades.setdefault((int(line["number"]), int(line["steps"])), {})[line["core"]] = trained
     return Search(str(path.relative_to(root)), found, settings, decades) if found else None
-
-
-def _decades(line: Mapping[str, str]) -> float | None:
-    losses = zip(learning_rates(), read_losses(line).tolist(), strict=True)
-    rates = [rate for rate, loss in losses if loss < TRAINS * float(line["zero_loss"])]
-    return math.log10(max(rates) / min(rates)) if rates else None
 
 
 def not_run(results: Results) -> str | None:
@@ -313,7 +308,7 @@ def table_ranges(results: Results) -> Html:
     rows = []
     for steps in STEPS:
         chosen = [of_core for key, of_core in found.decades.items() if key[1] == steps and key in found.learning]
-        for core in (*ORDER, "relu_performer"):
+        for core in (*ORDER, *(core for core in FORMS if core not in ORDER)):
             decades = sorted(of_core.get(core) or 0.0 for of_core in chosen)
             cells = [f"{median(decades):.1f}", f"{decades[-1]:.1f}"] if decades else []
             rows.append(

@@ -33,7 +33,7 @@ REASONABLE: dict[str, tuple[object, ...]] = {
 STEPS = (500, 2000)
 WINDOW = 50
 """Training losses averaged as the final loss. The last one alone is no reading: it is that of 4 or 16 sequences, whose
-labels have a variance of d in their squares, and says more of them than of the model."""
+labels, squared, have a standard deviation of twice their mean, and says more of them than of the model."""
 SEARCHED_CORES = (
     "softmax",
     "window_softmax",

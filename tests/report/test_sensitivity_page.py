@@ -20,7 +20,7 @@ import torch
 from aero.attention import CORES
 from aero.report import claims, sensitivity, sensitivity_figures, sensitivity_page, sensitivity_search
 from aero.report.results import load
-from aero.report.sensitivity_claims import rank_correlation, trained_decades
+from aero.report.sensitivity_claims import decades_of, rank_correlation
 from aero.sensitivity.conclusions import ORDER
 from aero.sensitivity.search import STEPS, reasonable
 from aero.sensitivity.setting import learning_rates
@@ -223,9 +223,9 @@ def test_a_bound_for_all_cores_says_which_rates_train(measured):
     final[0, 1], final[1, 1], final[2, 1] = 1.49, 1.51, float("inf")
     found = dataclasses.replace(found, final={"sigma_reparam": final}, initial={"sigma_reparam": initial})
     assert found.zero.tolist() == [3, 3, 3] and found.training_rates("sigma_reparam") == {0: 0, 1: 1, 2: 0}
-    assert trained_decades(found, "sigma_reparam") == 0
+    assert decades_of(found, "sigma_reparam") == 0
     final[:3] = 1.4
-    assert trained_decades(found, "sigma_reparam") == pytest.approx(math.log10(found.rates[2] / low))
+    assert decades_of(found, "sigma_reparam") == pytest.approx(math.log10(found.rates[2] / low))
 
 
 def test_the_readings_of_the_kept_sweep(kept):

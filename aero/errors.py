@@ -98,3 +98,9 @@ def got(value: Any) -> str:
     except ValueError:  # Python writes no integer of more than 4,300 digits
         text = "a number of thousands of digits"
     return f" (got {text if len(text) <= 100 else text[:100] + '...'})"
+
+
+def cut(text: str, most: int = 600) -> str:
+    """The text, or its beginning and end where it is longer than `most`: a number in it may have thousands of digits."""
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]}...{text[-half:]}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import yaml
 
 from aero.architecture import Architecture, parse
-from aero.errors import UserError, bounded, got, run_main, shallow
+from aero.errors import UserError, bounded, cut, got, run_main, shallow
 from aero.errors import known as _known
 from aero.families import FAMILIES
 
@@ -583,7 +583,7 @@ def _checked(kind: type[Any], values: dict[str, Any], place: Path | str) -> Any:
 def _first_error(error: ValidationError) -> str:
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"])[:200]
-    message = first["msg"].removeprefix("Value error, ")
+    message = cut(first["msg"].removeprefix("Value error, "))
     value = first.get("input")
     shown = "" if isinstance(value, dict | list | BaseModel) else got(value)
     more = f"; and {error.error_count() - 1} more" if error.error_count() > 1 else ""

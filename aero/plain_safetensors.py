@@ -68,7 +68,8 @@ class safe_open:
             self._entries = {name: _entry(name, entry) for name, entry in header.items()}
         except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise SafetensorError(f"header: {error}") from None
-        if not all(isinstance(text, str) for text in (self._metadata or {}).values()):
+        told = {} if self._metadata is None else self._metadata
+        if not isinstance(told, dict) or not all(isinstance(text, str) for text in told.values()):
             raise SafetensorError("header: its metadata are no texts by name")
         self._data = data[8 + length :]
         filled = 0

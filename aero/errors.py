@@ -101,6 +101,6 @@ def got(value: Any) -> str:
 
 
 def cut(text: str, most: int = 600) -> str:
-    """The text, or its beginning and end where it is longer than `most`: a number in it may have thousands of digits."""
+    """The text, or its beginning and end where it is longer than `most`: a number may have thousands of digits."""
     half = most // 2
     return text if len(text) <= most else f"{text[:half]}...{text[-half:]}"

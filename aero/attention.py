@@ -35,7 +35,8 @@ def softmax_attention(
     query, key, value: (B, H, T, d_k). temperature: (H, T) divides the logits of its query row, or None for 1;
     ValueError if it is for other heads or positions.
     Returns the output (B, H, T, d_k) and, if `entropy`, the row entropies (B, H, T) in nats (Eq. 12), else None. With
-    entropies, memory grows as T squared up to `MATRIX_UP_TO` positions where there is no fused kernel, else as T.
+    entropies, memory grows as T squared up to `MATRIX_UP_TO` positions where there is no fused kernel, and up to
+    `KEPT_UP_TO` in a training on a CPU; else as T.
     """
     if temperature is not None:
         if temperature.shape != query.shape[1:3]:

@@ -3,7 +3,8 @@
     H_i = -sum_j p_ij log p_ij = lse_i - sum_j p_ij z_ij,    sum_j p_ij z_ij = scale q_i . (sum_j p_ij k_j)
 
 `blocked` goes through the queries in blocks, and through them again for the gradient; it runs on any device and under
-any mask. `kept_blocks` keeps what the gradient needs of each block instead, which is faster and half of T squared.
+any mask. `kept_blocks` keeps what the gradient needs of each block instead, which is faster: the probabilities of
+the causal half, and with entropies their logarithms, so that memory grows as T squared.
 `fused` takes both sums from a fused kernel, as the keys can be averaged like values; CUDA only.
 
 Shapes: B sequences, H heads, T queries, S keys, d_k and d_v width of a key and a value of one head.

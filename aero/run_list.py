@@ -78,21 +78,23 @@ def _entry(parameters: Parameters, name: str, scales: Sequence[str], found: Foun
         "scale": parameters.scale,
         "status": catalogue.status(parameters, name, of_run),
         "seeds": [result.seed for result in of_run],
+        "diverged_seeds": [result.seed for result in of_run if result.diverged],
         "planned_seeds": [seed for run_, seed in parameters.trainings() if run_ == name],
         "cost": costs,
     }
 
 
 def _overview(parameters: Parameters, entries: Sequence[dict[str, Any]], found: Found) -> str:
-    """Every run in a line: state at the active scale, time at every scale."""
+    """Every run in a line: state at the active scale, cost at every scale."""
     scales = list(parameters.scales)
-    head = ["run", "architecture", "model", "T", parameters.scale, "seeds", *scales, "stands for"]
+    costs = [name for scale in scales for name in (f"{scale}: tokens", "FLOPs", "time")]
+    head = ["run", "architecture", "model", "T", parameters.scale, "seeds", *costs, "stands for"]
     lines = [
         [
             *_who(entry),
             entry["status"],
             _seeds(entry),
-            *(_duration(_hours(entry, scale)) for scale in scales),
+            *(text for scale in scales for text in (*_sizes(entry, scale), _duration(_hours(entry, scale)))),
             "; ".join(entry["rows"] or entry["figures"]) or entry["reason"],
         ]
         for entry in entries
@@ -111,8 +113,7 @@ def _detailed(parameters: Parameters, entries: Sequence[dict[str, Any]], found: 
             *_who(entry),
             entry["status"],
             _seeds(entry),
-            _number(entry["cost"][scale]["tokens"]),
-            _number(entry["cost"][scale]["training_flops"]),
+            *_sizes(entry, scale),
             *(_duration(hours) for hours in entry["cost"][scale]["hours"].values()),
             "; ".join(entry["rows"] or entry["figures"]) or entry["reason"],
         ]
@@ -148,7 +149,14 @@ def _who(entry: dict[str, Any]) -> list[str]:
 
 
 def _seeds(entry: dict[str, Any]) -> str:
-    return f"{len(entry['seeds'])}/{len(entry['planned_seeds'])}"
+    diverged = len(entry["diverged_seeds"])
+    text = f"{len(entry['seeds'])}/{len(entry['planned_seeds'])}"
+    return f"{text}, {diverged} diverged" if diverged else text
+
+
+def _sizes(entry: dict[str, Any], scale: str) -> list[str]:
+    cost = entry["cost"][scale]
+    return [_number(cost["tokens"]), _number(cost["training_flops"])]
 
 
 def _hours(entry: dict[str, Any], scale: str) -> float | None:
@@ -161,7 +169,7 @@ def _device(parameters: Parameters, found: Found) -> str:
     if device == MEASURED:
         there = {scale: _machines(found, scale) for scale in dict.fromkeys(scale for scale, _ in found)}
         if own := there.get(parameters.scale):
-            return f"from the processor time of its results ({own})"
+            return f"from the processor time of each run's fastest result ({own})"
         measured = [name for name, scale in parameters.scales.items() if scale.device == MEASURED and there.get(name)]
         return (
             f"estimated by FLOPs from the results of {', '.join(measured)}" if measured else "unknown, without results"

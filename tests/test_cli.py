@@ -27,10 +27,13 @@ def lines(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
 def test_all_runs_with_state_and_cost_at_every_scale(capsys: pytest.CaptureFixture[str]) -> None:
     said = lines(capsys)
     for name in ("smoke", "laptop", "gpu", "paper"):
-        assert name in said[0].split()
+        assert f"{name}: tokens" in said[0]
+    assert said[0].count("FLOPs") == said[0].count("time") == 4
     rows = {line.split()[0]: line for line in said[1 : said.index("")]}
     assert len(rows) == 125
     assert "kept" in rows["sm-ln-g"] or "fresh" in rows["sm-ln-g"]
+    assert rows["sm-ln-g"].split()[6:10] == ["1.54", "k", "994", "M"] and "2.14 G" in rows["sm-ln-g"]  # tokens, FLOPs
+    assert "3/3, 2 diverged" in rows["sm-wnorm-qkv-ffn"]
     assert "aero/table2/SM+LN+G" in rows["sm-ln-g"] and "the other reading" in rows["ereg-smt-scfuffn-head-mean"]
     assert "assumption" in said[-1] and "125 runs, 367 trainings" in said[said.index("") + 1]
 

@@ -132,6 +132,11 @@ def _serve(chosen: argparse.Namespace) -> int:
 
 
 def _ask(chosen: argparse.Namespace) -> None:
+    from aero.two_party.answer import Sampling
+
+    if chosen.tokens < 1:
+        raise UserError(f"--tokens {chosen.tokens} must be at least 1")
+    Sampling(1, chosen.temperature, chosen.seed)  # refused before anything is connected or loaded
     prompt = sys.stdin.read() if chosen.prompt == "-" else chosen.prompt
     settings = _settings(chosen)
     if chosen.checkpoint is not None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aero.errors import UserError
+from aero.errors import UserError, text_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -80,7 +80,7 @@ def answer(chosen: argparse.Namespace) -> str:
             raise UserError(f"--{name} must be at least 1, got {getattr(chosen, name)}")
     if chosen.figure is not None and chosen.figure.suffix not in FIGURES:
         raise UserError(f"--figure {chosen.figure}: the name must end in one of {', '.join(FIGURES)}")
-    text = _read(chosen.text)
+    text = text_of(chosen.text)
     baseline = None if chosen.baseline is None else _baseline(chosen.baseline)
     reader = _open(chosen.model, chosen.tokenizer)
     if reader.context is not None and (chosen.context or 0) > reader.context:
@@ -112,7 +112,7 @@ def answer(chosen: argparse.Namespace) -> str:
 def _baseline(path: Path) -> list[list[float]]:
     """Headwise means (L, H) of another model's --json; NaN for a head that was not finite."""
     try:
-        mean = json.loads(_read(path))["entropy_mean"]
+        mean = json.loads(text_of(path))["entropy_mean"]
         rows = [[math.nan if value is None else float(value) for value in row] for row in mean]
         if not rows or len({len(row) for row in rows}) != 1 or not rows[0]:
             raise ValueError("its `entropy_mean` is no table of layers and heads")
@@ -185,13 +185,6 @@ def _draw(chosen: argparse.Namespace, reader: Reader, statistics: EntropyStatist
         write_together({chosen.figure: drawn.getvalue()})
     except OSError as error:
         raise UserError(f"--figure {chosen.figure} cannot be written: {error.strerror}") from None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from None
 
 
 def _open(path: Path, tokenizer: Path | None) -> Reader:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
+import stat
 import sys
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
 LONGEST_LINE = 1000
@@ -58,6 +61,24 @@ def known(kind: str, name: str, names: Collection[str]) -> str:
     near = difflib.get_close_matches(name[:100], names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise UserError(f"unknown {kind} {name[:100]!r}; {hint}known: {', '.join(names)}")
+
+
+def text_of(path: Path) -> str:
+    """The text of a file, in UTF-8. UserError for what is no file: a pipe would be waited for, a device read without
+    end. FileNotFoundError if there is nothing.
+    """
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise UserError(f"{path} is a link that leads back to itself; name the file") from None
+    if not stat.S_ISREG(mode):
+        raise UserError(f"{path} is {'a folder' if stat.S_ISDIR(mode) else 'a pipe, socket or device'}; name a file")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from None
 
 
 def shallow(text: str, most: int = 100) -> str:

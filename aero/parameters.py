@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import yaml
 
 from aero.architecture import Architecture, parse
-from aero.errors import UserError, bounded, cut, got, run_main, shallow
+from aero.errors import UserError, bounded, cut, got, run_main, shallow, text_of
 from aero.errors import known as _known
 from aero.families import FAMILIES
 
@@ -560,10 +560,10 @@ def load(path: Path | str = PATH) -> Parameters:
     if not CHECKED:
         print(f"note: pydantic is not installed, so {path} is not fully checked", file=sys.stderr)
     try:
-        values = bounded(yaml.safe_load(shallow(path.read_text(encoding="utf-8"))))
+        values = bounded(yaml.safe_load(shallow(text_of(path))))
     except FileNotFoundError:
         raise UserError(f"{path} not found; run from the repository's root folder") from None
-    except OSError:
+    except (OSError, UserError):
         raise
     except Exception as error:  # a date without a month, a tag of another type: YAML's readers raise anything
         raise UserError(f"{path} is not valid YAML: {type(error).__name__}: {error}") from None

@@ -20,15 +20,15 @@ Found = dict[tuple[str, str], tuple[catalogue.Result, ...]]
 def list_runs(chosen: argparse.Namespace) -> str:
     """The text of `aero runs`."""
     parameters = load()
-    if chosen.scale:
+    if chosen.scale is not None:
         parameters = parameters.at_scale(chosen.scale)
-    names = _of_table(parameters, chosen.table) if chosen.table else list(parameters.runs)
-    scales = [chosen.scale] if chosen.scale else list(parameters.scales)
+    names = _of_table(parameters, chosen.table) if chosen.table is not None else list(parameters.runs)
+    scales = [chosen.scale] if chosen.scale is not None else list(parameters.scales)
     found = catalogue.results()
     entries = [_entry(parameters, name, scales, found) for name in names]
     if chosen.json:
         return json.dumps(entries, indent=1, ensure_ascii=False)
-    return _detailed(parameters, entries, found) if chosen.scale else _overview(parameters, entries, found)
+    return _detailed(parameters, entries, found) if chosen.scale is not None else _overview(parameters, entries, found)
 
 
 def _of_table(parameters: Parameters, text: str) -> list[str]:

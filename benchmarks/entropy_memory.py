@@ -1,4 +1,5 @@
-"""Memory, time and error of attention with entropy: through the T x T matrix and by blocks of rows.
+"""Memory, time and error of attention with entropy: through the T x T matrix, by blocks of rows that are made again for
+the gradient, and by blocks that are kept for it.
 
     python -m benchmarks.entropy_memory
 
@@ -24,14 +25,18 @@ import torch
 from torch import Tensor
 
 from aero import provenance
-from aero.attention import MATRIX_UP_TO, softmax_with_entropy
-from aero.row_entropy import ROWS, blocked
+from aero.attention import KEPT_UP_TO, MATRIX_UP_TO, softmax_with_entropy
+from aero.row_entropy import ROWS, blocked, kept_blocks
 from aero.training.log import write_text
 from benchmarks import timing
 
 OUT = Path("results/bench/entropy_memory.json")
 HEADS, WIDTH = 4, 64
-CONTEXTS = {"matrix": (256, 512, 1024, 2048, 4096), "blocks": (256, 512, 1024, 2048, 4096, 8192, 16384)}
+CONTEXTS = {
+    "matrix": (256, 512, 1024, 2048, 4096),
+    "kept": (256, 512, 1024, 2048, 4096),
+    "blocks": (256, 512, 1024, 2048, 4096, 8192, 16384),
+}
 TIMED = {"GPT-2, batch 2": (2, 12, 64), "laptop scale, batch 16": (16, 4, 16)}  # B, H, d_k
 TIMED_CONTEXTS = (64, 128, 256, 512, 1024)
 REPEATS = 5
@@ -42,8 +47,15 @@ def by_matrix(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[
     return probabilities @ value, entropies
 
 
+def by_kept_blocks(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    output, entropies = kept_blocks(query, key, value, scale, entropy=True)
+    assert entropies is not None
+    return output, entropies
+
+
 WAYS: dict[str, Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]] = {
     "matrix": by_matrix,
+    "kept": by_kept_blocks,
     "blocks": blocked,
 }
 
@@ -114,7 +126,10 @@ def seconds() -> list[dict[str, object]]:
                     forward_and_backward(way, given)
                     if repeat:  # the first of each warms up
                         times[way].append(time.perf_counter() - began)
-            ratios = sorted(b / m for m, b in zip(times["matrix"], times["blocks"], strict=True))
+            ratios = {
+                way: sorted(own / m for m, own in zip(times["matrix"], times[way], strict=True))
+                for way in ("blocks", "kept")
+            }
             lines.append(
                 {
                     "shape": name,
@@ -123,12 +138,15 @@ def seconds() -> list[dict[str, object]]:
                     "width": width,
                     "context": context,
                     "seconds": {way: median(values) for way, values in times.items()},
-                    "blocks_over_matrix": median(ratios),
-                    "range": [ratios[0], ratios[-1]],
+                    "blocks_over_matrix": median(ratios["blocks"]),
+                    "range": [ratios["blocks"][0], ratios["blocks"][-1]],
+                    "kept_over_matrix": median(ratios["kept"]),
+                    "kept_range": [ratios["kept"][0], ratios["kept"][-1]],
                     "repeats": REPEATS,
                 }
             )
-            print(f"{name} T={context}: blocks / matrix {median(ratios):.2f}", flush=True)
+            said = ", ".join(f"{way} / matrix {median(values):.2f}" for way, values in ratios.items())
+            print(f"{name} T={context}: {said}", flush=True)
     return lines
 
 
@@ -146,6 +164,7 @@ def main() -> None:
         "width": WIDTH,
         "rows_of_a_block": ROWS,
         "matrix_up_to": MATRIX_UP_TO,
+        "kept_up_to": KEPT_UP_TO,
         "memory": lines,
         "growth": {way: round(growth(lines, way), 3) for way in WAYS},
         "errors": [errors(context) for context in (256, 1024, 4096)],

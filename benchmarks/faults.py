@@ -5,8 +5,8 @@
 A copy of this project at the smoke scale, with DVC and without git, on a small disk of its own (a tmpfs in a private
 mount namespace; without the right to mount, a folder and a limit on file sizes). `dvc repro` tokenizes, trains,
 measures entropies and sweeps learning rates, again and again for two sets of parameters in turn, and is struck at a
-random moment (a random part of the processor time of a stage, every stage as likely), up to three times before it may
-end, until it has been struck `--moments` times. After every strike:
+random moment (a random part of the processor time of a stage, every stage as likely, by the kind of strike that this
+stage has seen least), up to three times before it may end, until it has been struck `--moments` times. After every strike:
 
 - no result file is half-written, and each is the old one or the new one, those of one training together;
 - DVC's lock can be read, its cache has what the lock names, and `dvc status` says of every output what its hash says.
@@ -452,9 +452,10 @@ def main(arguments: list[str]) -> int:
             attempts += 1
             process, hit = project.start(), False
             if struck.total() < chosen.moments and len(chain) < IN_A_ROW:
-                kind = min(kinds, key=lambda kind: (struck[kind], draw.random()))
                 ahead = ahead or sorted(draw.choices(list(stages), k=IN_A_ROW), key=list(stages).index)
                 stage = ahead.pop(0)
+                # Every kind in every stage, which as many strikes of each alone would leave to chance.
+                kind = min(kinds, key=lambda kind: (places[kind][stage], struck[kind], draw.random()))
                 if hit := reached(process, project, stage, draw.uniform(0, stages[stage])):
                     kinds[kind](process.pid, project)
             status = ended(process)

@@ -4,8 +4,8 @@
 
 Theirs: Hugging Face's GPT-2 with `output_attentions=True`, which takes its eager attention, and Algorithm 1 as it is
 listed, a loop over layers and heads with log(A + 1e-9). Ours: `EReg(SM+LN+G)` with the reading `head_mean`. Beside
-them both without the regulariser: ours, which is what a free regulariser would give with PyTorch's attention (another
-attention may be faster still: no bound), and their plain GPT-2 with its default attention, which does less than the
+them both without the regulariser: ours, which is what a free regulariser would give (another attention may be faster
+still: no bound), and their plain GPT-2 with its default attention, which does less than the
 authors' way. All keep freed memory, but for one more side, the authors' way with the allocator as it comes. Same
 weights, batch, threads and optimiser; both sides' losses and penalties are compared. Memory is what a fresh process
 needs for one forward and backward pass beyond model and libraries. Writes results/bench/regularized_step.json.

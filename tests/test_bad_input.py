@@ -22,13 +22,13 @@ import torch
 import yaml
 from pyarrow import parquet
 
-from aero import checkpoint, plain_safetensors, published
+from aero import checkpoint, cli, plain_safetensors, published
 from aero.architecture import Architecture, parse
 from aero.data.encode import write_tokens
 from aero.data.local_folder import LocalFolder
 from aero.data.tokenizer import load_tokenizer, tokenizer_of, train_tokenizer
 from aero.data.tokens import open_tokens
-from aero.errors import LONGEST_LINE, one_line, run_main
+from aero.errors import LONGEST_LINE, one_line, run_main, text_of
 from aero.model import GPT, ModelConfig
 from aero.parallel_context.settings import settings
 from aero.parameters import load
@@ -120,6 +120,28 @@ def test_parameters_out_of_range_name_their_key(tmp_path, place, value, named):
 def test_a_section_that_is_checked_later_knows_no_nan_either(tmp_path):
     parameters = load(written(tmp_path, "parallel_context.required", float("nan")))
     refused(lambda: settings(parameters), "parallel_context.required")
+
+
+def test_what_is_no_file_is_not_read(tmp_path):
+    """A pipe would be waited for, a device read without end."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "latin").write_bytes(b"caf\xe9")
+    for path, said in (
+        (tmp_path / "pipe", "pipe is a pipe, socket or device; name a file"),
+        (Path("/dev/zero"), "/dev/zero is a pipe, socket or device"),
+        (tmp_path, "is a folder; name a file"),
+        (tmp_path / "loop", "loop is a link that leads back to itself"),
+        (tmp_path / "latin", "latin is not UTF-8 text"),
+    ):
+        refused(lambda path=path: text_of(path), said)
+        refused(lambda path=path: load(path), said)
+        refused(lambda path=path: cli.main(["entropy", str(tmp_path), "--text", str(path)]), said)
+    with pytest.raises(FileNotFoundError):
+        text_of(tmp_path / "none")
+    (tmp_path / "text").write_text("né", encoding="utf-8")
+    (tmp_path / "link").symlink_to("text")
+    assert text_of(tmp_path / "link") == "né"
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,9 @@ def test_one_scale_in_detail(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["runs", "--table", "aero/44"], "no run is of aero/table44; did you mean aero/table4?"),
         (["runs", "--scale", "lap"], "unknown scale 'lap'; did you mean 'laptop'?"),
+        (["runs", "--scale", ""], "unknown scale ''; known: smoke"),
+        (["runs", "--table", ""], "no run is of aero/; did you mean"),
+        (["cost", "SM", "--context", "9" * 23, "--extrapolate"], "context must be at most 10,000,000 (got 999"),
         (["run"], "invalid choice: 'run'"),
         (["runs", "--everything"], "--everything"),
         ([], "COMMAND"),

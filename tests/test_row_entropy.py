@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from largest_tensor import Largest
+from largest_tensor import Kept, Largest
 
 from aero import attention, row_entropy
 from aero.attention import softmax_attention, softmax_with_entropy
@@ -68,7 +68,7 @@ def test_up_to_4096_positions():
         inputs = random_inputs(context, heads=1, size=1.0)
         inputs = [x.detach()[:1].requires_grad_() for x in inputs]
         expected = values_and_gradients(by_matrix, inputs)
-        for way in (blocked, by_fusing):
+        for way in (blocked, by_kept_blocks, by_fusing):
             for given_, other in zip(values_and_gradients(way, inputs), expected, strict=True):
                 torch.testing.assert_close(given_, other, atol=1e-5, rtol=0)
 
@@ -84,6 +84,8 @@ def test_gradients_against_finite_differences(monkeypatch):
     assert torch.autograd.gradcheck(lambda *x: blocked(*x, 0.5), inputs)
     assert torch.autograd.gradcheck(masked, inputs)
     assert torch.autograd.gradcheck(lambda *x: by_fusing(*x, 0.5), inputs)
+    assert torch.autograd.gradcheck(lambda *x: by_kept_blocks(*x, 0.5), inputs)
+    assert torch.autograd.gradcheck(lambda *x: kept_blocks(*x, 0.5, False)[0], inputs)
 
 
 def test_rows_by_hand():
@@ -92,7 +94,7 @@ def test_rows_by_hand():
     key = torch.tensor([math.log(3), 0.0]).reshape(1, 1, 2, 1)
     value = torch.tensor([1.0, 5.0]).reshape(1, 1, 2, 1)
     expected = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
-    for way in (blocked, by_fusing):
+    for way in (blocked, by_kept_blocks, by_fusing):
         output, entropies = way(query, key, value, 1.0)
         torch.testing.assert_close(output.flatten(), torch.tensor([1.0, 2.0]))
         torch.testing.assert_close(entropies.flatten(), torch.tensor([0.0, expected]))
@@ -123,7 +125,7 @@ def test_entropy_under_any_mask_against_loops(seed, context, size, rows):
             torch.testing.assert_close(output[0, h, i], sum(x * v[0, h, j] for x, j in zip(p, keys, strict=True)))
 
 
-@pytest.mark.parametrize("way", [blocked, by_fusing])
+@pytest.mark.parametrize("way", [blocked, by_kept_blocks, by_fusing])
 def test_extremes(way):
     zero, key, value = (x.detach() for x in random_inputs(100, size=0.0))
     uniform = way(zero, key, value, 1.0)[1]
@@ -146,7 +148,7 @@ def flex_on_a_cpu(monkeypatch):
 @pytest.mark.parametrize("joint_width", [0, 128])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", ["query", "key"])
-@pytest.mark.parametrize("way", [blocked, by_fusing, fused])
+@pytest.mark.parametrize("way", [blocked, by_kept_blocks, by_fusing, fused])
 def test_a_logit_that_is_not_finite_makes_its_row_nan_and_no_other(
     way, where, bad, joint_width, monkeypatch, flex_on_a_cpu
 ):
@@ -172,7 +174,7 @@ def test_a_logit_that_is_not_finite_makes_its_row_nan_and_no_other(
         assert gradient[others].isfinite().all() and not gradient[0, 1].isfinite().all()
 
 
-@pytest.mark.parametrize("way", [blocked, by_fusing])
+@pytest.mark.parametrize("way", [blocked, by_kept_blocks, by_fusing])
 def test_a_row_all_of_whose_logits_are_minus_infinity_is_nan(way):
     query, key, value = torch.ones(1, 1, 3, 1), torch.full((1, 1, 3, 1), -math.inf), torch.ones(1, 1, 3, 1)
     key[..., 2, :] = 1.0
@@ -181,7 +183,7 @@ def test_a_row_all_of_whose_logits_are_minus_infinity_is_nan(way):
 
 @given(st.integers(0, 10_000), st.integers(1, 40), st.floats(0.0, 100.0), st.floats(-50.0, 50.0))
 @settings(max_examples=60, deadline=None)
-@pytest.mark.parametrize("way", [blocked, by_fusing])
+@pytest.mark.parametrize("way", [blocked, by_kept_blocks, by_fusing])
 def test_entropies_lie_between_0_and_log_i_and_ignore_a_shift_of_all_logits(way, seed, context, size, shift):
     """In float32, with logits up to some hundreds; all logits of a row are shifted by a part that all keys share."""
     generator = torch.Generator().manual_seed(seed)
@@ -362,7 +364,7 @@ SIZES = [1.0, 12.0, 40.0, 100.0]
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("way", [blocked, by_fusing])
+@pytest.mark.parametrize("way", [blocked, by_kept_blocks, by_fusing])
 def test_errors_of_values_and_gradients_at_large_logits(way, size):
     assert_as_exact_as_float32(way, random_inputs(256, width=64, size=size))
 
@@ -429,11 +431,24 @@ def test_the_matrix_in_place_has_the_same_last_bits(context):
 
 
 def test_nothing_of_the_size_of_the_matrix_is_kept():
-    """The largest tensor of the forward and backward passes holds one block of rows."""
+    """The largest tensor of the forward and backward passes holds one block of rows, and only the inputs are kept."""
     inputs = random_inputs(640, width=4, heads=1)
     with Largest() as largest:
         values_and_gradients(attention_with_entropy, inputs)
     assert largest.size <= 2 * row_entropy.ROWS * 640
+    with Kept() as kept:
+        attention_with_entropy(*inputs, 0.25)
+    assert kept.bytes == sum(x.untyped_storage().nbytes() for x in inputs)
+
+
+def test_kept_blocks_keep_the_causal_half_and_its_logarithms():
+    """Beside query, key and value: of 640 positions 10 blocks of 64 rows, 64 to 640 keys each."""
+    inputs = random_inputs(640, width=4, heads=1)
+    half = 2 * 4 * 64 * 64 * sum(range(1, 11))  # two sequences, 4 bytes
+    for entropy, parts in ((False, 1), (True, 2)):
+        with Kept() as kept:
+            kept_blocks(*inputs, 0.25, entropy)
+        assert kept.bytes == parts * half + sum(x.untyped_storage().nbytes() for x in inputs)
 
 
 def test_queries_and_keys_that_do_not_fit_are_refused():

@@ -170,7 +170,7 @@ def table_regularized(results: Results) -> Html:
         f"{'All sides keep freed memory. ' if 'allocator' in found else 'Here ours alone keeps freed memory. '}"
         f"{_cache(found)}"
         "Without any regulariser: our step without one over the authors’ with theirs, which is what a free regulariser "
-        "would give with PyTorch’s attention, and no bound, as another attention may be faster; below it the authors’ "
+        "would give, and no bound, as another attention may be faster; below it the authors’ "
         "seconds over those of plain transformers, whose work is part of theirs. Memory: of a fresh process, for one "
         "forward and backward pass beyond the model, gradients included. Overhead: over the same step without the "
         f"regulariser. In brackets the target. {where(found, name)}"

@@ -186,6 +186,8 @@ def pareto(chosen: argparse.Namespace, parameters: Parameters) -> str:
     out = chosen.out or Path("pareto.svg")
     if out.suffix not in (".svg", ".png"):
         raise UserError(f"--out {out}: the figure must end in .svg or .png")
+    if not out.parent.is_dir():
+        raise UserError(f"--out {out} cannot be written: there is no folder {out.parent}")
     if chosen.scale:
         parameters = parameters.at_scale(chosen.scale)
     results = load(Path(), chosen.scale)

@@ -103,9 +103,11 @@ def _server(results: Results) -> Html:
     counts = "; ".join(
         f"{name} {min(values):g} to {max(values):g}" for name, values in columns.items() if name in COUNTS
     )
+    empty = len(found["samples"]) - len(columns["question"])
+    without = f" ({empty} counts saw no process and are left out)" if empty else ""
     caption = (
-        f"One server process over {len(found['samples']):,} questions, measured after each when it is idle; dotted: "
-        f"after the first. Over all of them: {counts}. {_where(found, 'server')}"
+        f"One server process over {len(found['samples']):,} questions, measured after each when it is idle{without}; "
+        f"dotted: after the first. Over all of them: {counts}. {_where(found, 'server')}"
     )
     source = f"{__name__}.{figure_server.__name__}"
     return shown(figure_server(results), "figure-server", "Memory and time of a long-running server", caption, source)

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aero.architecture import Architecture, parse
-from aero.errors import UserError, run_main
+from aero.errors import UserError, got, run_main
 from aero.families import FAMILIES
 from aero.pipeline import ROOT, import_closure
 
@@ -50,6 +50,11 @@ _NOT_LEARNED = ("position", "rotary_fraction", "parallel_residual")
 # Contexts that no other size of a shape happens to equal.
 _TRACED_CONTEXTS = (176, 304)
 _CHECKED = ((128, 6, 2), (384, 9, 4))  # (T, L, x)
+
+MOST = dict.fromkeys(("layers", "heads"), 10_000) | dict.fromkeys(
+    ("width", "ffn_width", "vocabulary", "context"), 10**7
+)
+"""Sizes that a decoder can be asked for, far beyond any; larger ones are typing errors."""
 
 Counts = dict[tuple[str, str], int]
 """Count by operation and shape, both as in ops.csv."""
@@ -82,9 +87,11 @@ def published_sizes(family: str, context: int, **changes: int) -> Sizes:
     found = replace(found, **changes)
     if "width" in changes and "ffn_width" not in changes:
         found = replace(found, ffn_width=4 * found.width)
-    for name in ("layers", "heads", "width", "ffn_width", "vocabulary", "context"):
+    for name, most in MOST.items():
         if getattr(found, name) < 1:
             raise UserError(f"{name} {getattr(found, name)} must be at least 1")
+        if getattr(found, name) > most:
+            raise UserError(f"{name} must be at most {most:,}{got(getattr(found, name))}")
     if found.width % found.heads:
         raise UserError(f"width {found.width} is not divisible by {found.heads} heads; choose other --heads")
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import re
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -100,7 +101,7 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> list[Path]:
     """Write a certificate authority and certificates for a server at `hosts` and for a client, with keys, to `folder`.
 
     hosts: names and addresses under which clients reach the server. Valid for a year. Keys are readable by their owner
-    only. TwoPartyError if one of the files is already there.
+    only. TwoPartyError if a host is neither a name nor an address, or one of the files is already there.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -108,6 +109,10 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> list[Path]:
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
     folder = Path(folder)
+    for host in hosts:
+        _check_host(host)
+    if folder.exists() and not folder.is_dir():
+        raise TwoPartyError(f"{folder} is a file; name a folder for the certificates")
     if there := [name for name in FILES if (folder / name).exists()]:
         raise TwoPartyError(f"{folder / there[0]} is already there; choose another folder, nothing was written")
     start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=5)  # clocks of two hosts differ
@@ -160,6 +165,23 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> list[Path]:
             path.unlink(missing_ok=True)
         raise
     return written
+
+
+_LABEL = r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)"
+_HOST = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*")
+
+
+def _check_host(host: str) -> None:
+    """TwoPartyError if no client could reach a server under it."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        # A name whose last part is a number is an address with a mistake in it.
+        if not _HOST.fullmatch(host) or host.rpartition(".")[2].isdigit():
+            raise TwoPartyError(
+                f"--host {host[:100]!r} is neither a name nor an address of a host; of a name with other letters give "
+                "the ASCII form (xn--...)"
+            ) from None
 
 
 def _name(x509, host: str):

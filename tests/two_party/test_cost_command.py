@@ -166,6 +166,7 @@ def test_an_unknown_program_is_refused_before_anything_is_traced(
         (["SM+R", "--program", "fast"], "unknown program"),
         (["SM", "--out", "a.svg"], "--out belongs to --pareto"),
         (["--pareto", "--out", "a.gif"], "must end in .svg or .png"),
+        (["--pareto", "--out", "no such folder/a.svg"], "there is no folder no such folder"),
         (["--pareto", "--model", "pythia-70m"], "not trained yet"),
         (["SM+ScFuFFNi_13"], "cannot prune 13"),
     ],

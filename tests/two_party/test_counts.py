@@ -68,6 +68,8 @@ def test_sizes_that_cannot_be():
     for arguments, changes, text in (
         (("gpt3", 128), {}, "unknown model family 'gpt3'; known: gpt2"),
         (("gpt2", 0), {}, "context 0 must be at least 1"),
+        (("gpt2", 10**23), {}, r"context must be at most 10,000,000 \(got 1000"),
+        (("gpt2", 128), {"layers": 10**50}, "layers must be at most 10,000 "),
         (("gpt2", 128), {"heads": 7}, "width 768 is not divisible by 7 heads"),
     ):
         with pytest.raises(UserError, match=text):

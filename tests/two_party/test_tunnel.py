@@ -327,6 +327,27 @@ def test_certificates_are_private_and_never_overwritten(folders):
         make_certificates(folders[0], ["localhost"])
 
 
+@pytest.mark.parametrize(
+    "host", ["", "a\nb", "a b", "*", "é☃", "1.2.3.999", "x" * 3000, "-a", "a..b", "a.", "10.0.0.1:80", "host\n"]
+)
+def test_a_host_that_nobody_can_reach_gets_no_certificate(host, tmp_path):
+    with pytest.raises(TwoPartyError, match="is neither a name nor an address of a host") as caught:
+        make_certificates(tmp_path / "made", ["localhost", host])
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+    assert not (tmp_path / "made").exists()
+
+
+def test_names_and_addresses_get_one(tmp_path):
+    hosts = ["a-b.example.org", "my_box", "10.0.0.1", "::1", "xn--bcher-kva.example", "3com.com"]
+    make_certificates(tmp_path / "made", hosts)
+    certificate = x509.load_pem_x509_certificate((tmp_path / "made/server.pem").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert [str(name.value) for name in names] == hosts
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(TwoPartyError, match="file is a file; name a folder"):
+        make_certificates(tmp_path / "file", hosts)
+
+
 def test_an_encrypted_key_is_refused_and_nobody_asked(folders, tmp_path):
     """OpenSSL would ask for the password on the terminal, and wait."""
     key = serialization.load_pem_private_key((folders[0] / "client.key").read_bytes(), None)

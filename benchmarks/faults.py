@@ -6,7 +6,8 @@ A copy of this project at the smoke scale, with DVC and without git, on a small 
 mount namespace; without the right to mount, a folder and a limit on file sizes). `dvc repro` tokenizes, trains,
 measures entropies and sweeps learning rates, again and again for two sets of parameters in turn, and is struck at a
 random moment (a random part of the processor time of a stage, every stage as likely, by the kind of strike that this
-stage has seen least), up to three times before it may end, until it has been struck `--moments` times. After every strike:
+stage has seen least), up to three times before it may end, until it has been struck `--moments` times. After every
+strike:
 
 - no result file is half-written, and each is the old one or the new one, those of one training together;
 - DVC's lock can be read, its cache has what the lock names, and `dvc status` says of every output what its hash says.

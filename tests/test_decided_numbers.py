@@ -82,8 +82,8 @@ CASES = {
         lambda: [memory(way, 256) / 1e6 for way in ("matrix", "blocks")],
     ),
     "entropy by blocks, memory at 4,096": (
-        rf"at T=4,096 {N} GB through the matrix, {N} MB by blocks",
-        lambda: [memory("matrix", 4096) / 1e9, memory("blocks", 4096) / 1e6],
+        rf"at T=4,096 {N} GB through the matrix, {N} MB by blocks and {N} MB by kept blocks",
+        lambda: [memory("matrix", 4096) / 1e9, memory("blocks", 4096) / 1e6, memory("kept", 4096) / 1e6],
     ),
     "entropy by blocks, growth": (
         rf"grows as T\^{N} and T\^{N}\.",
@@ -117,7 +117,8 @@ CASES = {
         lambda: [s["memory_ratio"] for s in read("bench/regularized_step.json")["steps"] if s["context"] == 512],
     ),
     "plain step": (
-        rf"{N} to {N} times Hugging Face's tokens in all eight shapes \(1.3 asked\), {N} and {N} of them at d=128, T=512",
+        rf"{N} to {N} times Hugging Face's tokens in all eight shapes \(1.3 asked\), "
+        rf"{N} and {N} of them at d=128, T=512",
         lambda: (
             [
                 choose(step["ratio"]["median"] for step in read("bench/training_step.json")["steps"])

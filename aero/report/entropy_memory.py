@@ -1,21 +1,27 @@
-"""Figure of the report: what attention with entropy needs in memory, through the T x T matrix and by blocks of rows."""
+"""Figure of the report: what attention with entropy needs in memory, through the matrix and by blocks of rows."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from aero.report.drawing import AS_PUBLISHED, TUNED, WIDTH, say_missing, style
+from aero.report.drawing import AS_PUBLISHED, MUTED, TUNED, WIDTH, say_missing, style
 from aero.report.marks import Html
 from aero.report.page import shown
 from aero.report.results import Results
 
 FILE = "results/bench/entropy_memory.json"
-_WAYS = {"matrix": ("T x T matrix", AS_PUBLISHED), "blocks": ("blocks of rows", TUNED)}
+_KEPT = "#d55e00"
+_WAYS = {
+    "matrix": ("T x T matrix", AS_PUBLISHED),
+    "kept": ("blocks of rows, kept", _KEPT),
+    "blocks": ("blocks of rows, made again", TUNED),
+}
 
 
 def entropy_memory(results: Results) -> Html:
@@ -25,15 +31,19 @@ def entropy_memory(results: Results) -> Html:
     if found is not None:
         longest = max(found["errors"], key=lambda line: line["context"])
         where = found["provenance"]
+        growths = _listed(f"T<sup>{found['growth'][way]:.2f}</sup>" for way in _WAYS)
+
+        def errors_of(what: str) -> str:
+            return _listed(f"{longest[f'{way}_{what}']:.1e}" for way in _WAYS)
+
         caption = (
             f"One attention layer of {found['heads']} heads of width {found['width']}, forward and backward, float32: "
             "what a fresh process needs beyond its inputs. Between the two longest contexts it grows as "
-            f"T<sup>{found['growth']['matrix']:.2f}</sup> and T<sup>{found['growth']['blocks']:.2f}</sup>. At "
-            f"T={longest['context']} the largest error against float64 is {longest['matrix_values']:.1e} through the "
-            f"matrix and {longest['blocks_values']:.1e} by blocks for outputs and entropies, "
-            f"{longest['matrix_gradients']:.1e} and {longest['blocks_gradients']:.1e} for gradients. Times are medians "
-            "of interleaved repeats on one thread, on a machine with other work; the file has their ranges. Training "
-            f"takes the matrix up to T={found['matrix_up_to']}. {escape(where['machine'])}, PyTorch "
+            f"{growths}. At T={longest['context']} the largest errors against float64 are {errors_of('values')} for "
+            f"outputs and entropies, {errors_of('gradients')} for gradients (matrix, kept blocks, blocks made again). "
+            "Times are medians of interleaved repeats on one thread; the file has their ranges. Training takes the "
+            f"matrix up to T={found['matrix_up_to']}, on a CPU kept blocks from there to "
+            f"T={found['kept_up_to']}, and blocks made again beyond. {escape(where['machine'])}, PyTorch "
             f"{escape(where['torch'])}, commit {escape(where['commit'][:10])}; <code>{FILE}</code>."
         )
     return shown(
@@ -59,30 +69,23 @@ def figure_entropy_memory(results: Results) -> Figure:
         for way, (name, colour) in _WAYS.items():
             points = [(line["context"], line["peak_bytes"] / 1e6) for line in found["memory"] if line["way"] == way]
             left.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=3)
-            at, above = (points[-2], True) if way == "matrix" else (points[-3], False)
-            left.annotate(
-                name,
-                at,
-                xytext=(-6, 4) if above else (4, -6),
-                textcoords="offset points",
-                ha="right" if above else "left",
-                va="bottom" if above else "top",
-                color=colour,
-            )
+            left.plot([], [], color=colour, marker="o", markersize=3, label=name)
+        left.legend(frameon=False, loc="upper left")
         left.set_title("peak memory, MB")
         left.set_yscale("log")
         left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         for shape, (marker, line_style) in zip(
             dict.fromkeys(line["shape"] for line in found["seconds"]), (("o", "-"), ("s", "--")), strict=False
         ):
-            points = [
-                (line["context"], line["blocks_over_matrix"]) for line in found["seconds"] if line["shape"] == shape
-            ]
-            right.plot(*zip(*points, strict=True), color=TUNED, marker=marker, markersize=3, linestyle=line_style)
-            right.plot([], [], color=TUNED, marker=marker, markersize=3, linestyle=line_style, label=shape)
+            how = {"marker": marker, "markersize": 3, "linestyle": line_style}
+            of_shape = [line for line in found["seconds"] if line["shape"] == shape]
+            contexts = [line["context"] for line in of_shape]
+            for way in ("kept", "blocks"):
+                right.plot(contexts, [line[f"{way}_over_matrix"] for line in of_shape], color=_WAYS[way][1], **how)
+            right.plot([], [], color=MUTED, label=shape, **how)
         right.axhline(1, color=AS_PUBLISHED, linewidth=1)
         right.legend(frameon=False, loc="upper right")
-        right.set_title("time, by blocks / through the matrix")
+        right.set_title("time / time through the matrix")
         right.set_ylim(0)
         for panel, key in ((left, "memory"), (right, "seconds")):
             contexts = sorted({line["context"] for line in found[key]})
@@ -93,6 +96,11 @@ def figure_entropy_memory(results: Results) -> Figure:
             panel.set_xlabel("positions T")
             panel.grid()
     return figure
+
+
+def _listed(texts: Iterable[str]) -> str:
+    *before, last = texts
+    return f"{', '.join(before)} and {last}"
 
 
 def _read(root: Path) -> dict | None:

@@ -72,6 +72,18 @@ class _Linear(torch.autograd.Function):
         rows = d_output.flatten(0, -2)  # (rows, m)
         return (
             _product(d_output, weight.mT) if wanted_x else None,
-            _product(rows.mT, x.flatten(0, -2).mT) if wanted_weight else None,
+            _of_weight(rows, x.flatten(0, -2)) if wanted_weight else None,
             rows.sum(0) if wanted_bias else None,
         )
+
+
+def _of_weight(rows: Tensor, x: Tensor) -> Tensor:
+    """rows^T x, (rows, m) and (rows, n) -> (m, n): the same numbers by either order of the factors.
+
+    The operator copies its first factor where that is transposed, and the turned product is copied into the layout of
+    the weight. Of a vocabulary's projection the first of these copies would be as large as the logits.
+    """
+    (count, m), n = rows.shape, x.shape[1]
+    if count * (m - n) > 2 * m * n:
+        return _product(x.mT, rows.mT).mT.contiguous()
+    return _product(rows.mT, x.mT)

@@ -14,20 +14,23 @@ from aero.report.results import Results
 from benchmarks import entropy_memory as benchmark
 
 LINES = [{"way": "matrix", "context": t, "peak_bytes": t * t * 10} for t in (256, 512, 1024)]
+LINES += [{"way": "kept", "context": t, "peak_bytes": t * t * 6} for t in (256, 512, 1024)]
 LINES += [{"way": "blocks", "context": t, "peak_bytes": t * 3000} for t in (256, 512, 1024, 2048)]
 MADE = {
     "heads": 4,
     "width": 64,
     "rows_of_a_block": 64,
-    "matrix_up_to": 512,
+    "matrix_up_to": 256,
+    "kept_up_to": 512,
     "memory": LINES,
-    "growth": {"matrix": 2.0, "blocks": 1.0},
+    "growth": {"matrix": 2.0, "kept": 1.9, "blocks": 1.0},
     "errors": [
         {"context": t, "matrix_values": 1e-6, "matrix_gradients": 2e-6, "blocks_values": 3e-6, "blocks_gradients": 4e-6}
+        | {"kept_values": 5e-6, "kept_gradients": 6e-6}
         for t in (256, 4096)
     ],
     "seconds": [
-        {"shape": shape, "context": t, "blocks_over_matrix": 600 / t}
+        {"shape": shape, "context": t, "blocks_over_matrix": 600 / t, "kept_over_matrix": 300 / t}
         for shape in ("GPT-2, batch 2", "laptop scale, batch 16")
         for t in (256, 1024)
     ],
@@ -48,11 +51,21 @@ def test_the_figure_and_its_caption_show_the_file(measured: Results) -> None:
     left, right = figure.axes
     assert [tuple(line.get_ydata()) for line in left.lines] == [
         tuple(t * t * 1e-5 for t in (256, 512, 1024)),
+        (),
+        pytest.approx(tuple(t * t * 6e-6 for t in (256, 512, 1024))),
+        (),
         pytest.approx(tuple(t * 3e-3 for t in (256, 512, 1024, 2048))),
+        (),
     ]
-    assert [list(line.get_ydata()) for line in right.lines if len(line.get_ydata()) == 2][0] == [600 / 256, 600 / 1024]
+    ratios = [list(line.get_ydata()) for line in right.lines if len(line.get_ydata()) == 2]
+    assert ratios[:2] == [[300 / 256, 300 / 1024], [600 / 256, 600 / 1024]]
     text = str(entropy_memory.entropy_memory(measured))
-    assert "T<sup>2.00</sup>" in text and "4.0e-06" in text and "a &lt;machine&gt;" in text
+    assert "T<sup>2.00</sup>, T<sup>1.90</sup> and T<sup>1.00</sup>" in text
+    assert (
+        "1.0e-06, 5.0e-06 and 3.0e-06 for outputs" in text
+        and "up to T=256, on a CPU kept" in text
+        and "a &lt;machine&gt;" in text
+    )
     assert svg(figure, "t") == svg(entropy_memory.figure_entropy_memory(measured), "t")
 
 

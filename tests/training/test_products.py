@@ -33,6 +33,20 @@ def test_values_and_gradients_are_those_of_linear(shape, biased):
         torch.testing.assert_close(given, other, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("m", "n", "turned"), [(40, 3, True), (3, 40, False), (20, 18, False)])
+def test_the_gradient_of_a_weight_by_either_order_of_the_factors(m, n, turned, monkeypatch):
+    """The smaller factor is copied; the gradient lies as its weight does, whichever it was."""
+    torch.manual_seed(0)
+    rows, x = torch.randn(2, 60, m), torch.randn(2, 60, n)
+    firsts = []
+    product = products._product
+    monkeypatch.setattr(products, "_product", lambda first, *more: firsts.append(first.shape) or product(first, *more))
+    weight = torch.nn.Parameter(torch.randn(m, n))
+    (products.linear(x, weight) * rows).sum().backward()
+    assert firsts[1:] == [(n if turned else m, 120)] and weight.grad.is_contiguous()
+    torch.testing.assert_close(weight.grad, torch.einsum("brm,brn->mn", rows, x), atol=1e-4, rtol=1e-5)
+
+
 def test_views_that_are_not_contiguous():
     torch.manual_seed(0)
     whole, weight = random(3, 7, 5), random(9, 7)

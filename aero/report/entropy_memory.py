@@ -70,7 +70,7 @@ def figure_entropy_memory(results: Results) -> Figure:
             points = [(line["context"], line["peak_bytes"] / 1e6) for line in found["memory"] if line["way"] == way]
             left.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=3)
             left.plot([], [], color=colour, marker="o", markersize=3, label=name)
-        left.legend(frameon=False, loc="upper left")
+        left.legend(frameon=False, loc="lower right")
         left.set_title("peak memory, MB")
         left.set_yscale("log")
         left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -5,10 +5,11 @@
 Theirs: Hugging Face's GPT-2 with `output_attentions=True`, which takes its eager attention, and Algorithm 1 as it is
 listed, a loop over layers and heads with log(A + 1e-9). Ours: `EReg(SM+LN+G)` with the reading `head_mean`. Beside
 them both without the regulariser: ours, which is what a free regulariser would give (another attention may be faster
-still: no bound), and their plain GPT-2 with its default attention, which does less than the
-authors' way. All keep freed memory, but for one more side, the authors' way with the allocator as it comes. Same
-weights, batch, threads and optimiser; both sides' losses and penalties are compared. Memory is what a fresh process
-needs for one forward and backward pass beyond model and libraries. Writes results/bench/regularized_step.json.
+still: no bound), and their plain GPT-2 with its default attention, which does less than the authors' way. One more side
+is the matrix products of our step alone (`benchmarks.products`): what would be left if all else were free. All keep
+freed memory, but for the authors' way once more with the allocator as it comes. Same weights, batch, threads and
+optimiser; both sides' losses and penalties are compared. Memory is what a fresh process needs for one forward and
+backward pass beyond model and libraries. Writes results/bench/regularized_step.json.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from aero.entropy import entropy_regularization
 from aero.training.loop import next_token_loss
 from aero.training.products import faster_products
 from aero.training.schedule import make_optimizer
-from benchmarks import timing
+from benchmarks import products, timing
 from benchmarks.timing import Measured, Side, in_turn, of, ratio, spread
 from benchmarks.training_step import (
     ALLOCATOR,
@@ -47,7 +48,7 @@ from benchmarks.training_step import (
 )
 
 PLAIN, OWN, AUTHORS = "plain", "aero", "authors"
-SIDES = (OWN, AUTHORS, PLAIN, THEIRS, AUTHORS + AS_IT_COMES)
+TRAINING = (OWN, AUTHORS, PLAIN, THEIRS, AUTHORS + AS_IT_COMES)
 ARCHITECTURE = {PLAIN: "SM+LN+G", OWN: "EReg(SM+LN+G)"}
 GAMMA, LAMBDA, THRESHOLD = 0.2, 1e-2, 0.5
 SHAPES = tuple(Shape(width, context, 1024) for width in (128, 768) for context in (128, 512))
@@ -115,6 +116,8 @@ def losses_of(side: str, shape: Shape) -> tuple[list[nn.Parameter], Callable[[],
 
 def side_of(side: str, shape: Shape) -> Callable[[], Measured]:
     side = settle(side)
+    if side == products.NAME:
+        return products.stepper(our_model(shape), batch_of(shape))
     parameters, loss, parts = losses_of(side, shape)
     if side in (AUTHORS, THEIRS):
         optimizer = torch.optim.AdamW(parameters, LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY, fused=True)
@@ -148,14 +151,14 @@ def overhead(ours: Sequence[Measured], plain: Sequence[Measured], name: str) -> 
 
 
 def compare(shape: Shape, repeats: int, threads: int) -> dict[str, Any]:
-    def started(running: ExitStack, **more: Any) -> dict[str, Side]:
+    def started(running: ExitStack, sides: Sequence[str], **more: Any) -> dict[str, Side]:
         settings = {"shape": asdict(shape), "threads": threads, **more}
         return {
-            name: running.enter_context(Side("benchmarks.regularized_step", side=name, **settings)) for name in SIDES
+            name: running.enter_context(Side("benchmarks.regularized_step", side=name, **settings)) for name in sides
         }
 
     with ExitStack() as running:
-        found = in_turn(started(running), repeats, warm_ups=3)
+        found = in_turn(started(running, (*TRAINING, products.NAME)), repeats, warm_ups=3)
     ours, theirs = found[OWN], found[AUTHORS]
     pairs = list(zip(ours, theirs, strict=True))
     apart = {key: max(abs(a[key] / b[key] - 1) for a, b in pairs) for key in ("loss", "penalty")}
@@ -164,7 +167,7 @@ def compare(shape: Shape, repeats: int, threads: int) -> dict[str, Any]:
     with ExitStack() as running:
         peaks = {
             name: [step["peak_bytes"] for step in steps]
-            for name, steps in in_turn(started(running, memory=True), 1, warm_ups=0).items()
+            for name, steps in in_turn(started(running, TRAINING, memory=True), 1, warm_ups=0).items()
         }
     return {
         **asdict(shape),
@@ -176,6 +179,7 @@ def compare(shape: Shape, repeats: int, threads: int) -> dict[str, Any]:
         "cpu_ratio": ratio(of(theirs, "cpu_seconds"), of(ours, "cpu_seconds")),
         "ratio_as_it_comes": ratio(of(found[AUTHORS + AS_IT_COMES]), of(ours)),
         "plain_ratio": ratio(of(theirs), of(found[PLAIN])),
+        "products_ratio": ratio(of(theirs), of(found[products.NAME])),
         "authors_over_transformers": ratio(of(theirs), of(found[THEIRS])),
         "page_faults": timing.middle(found, "page_faults"),
         "overhead": overhead(ours, found[PLAIN], "seconds"),

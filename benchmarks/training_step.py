@@ -5,7 +5,8 @@
 GPT-2's layout with 12 layers, on the same weights, batch and threads: forward and backward pass, clipped gradients,
 AdamW. Theirs is `GPT2LMHeadModel` with its default attention and the AdamW that its Trainer takes by default; without
 dropout, as ours. Both sides keep freed memory, as trainings of this project do; a third one is theirs with the
-allocator as it comes, so that what the allocator gives is a figure of its own. The sides' losses are compared.
+allocator as it comes, so that what the allocator gives is a figure of its own, and a fourth one the matrix products of
+our step alone (`benchmarks.products`). The sides' losses are compared.
 Writes results/bench/training_step.json.
 """
 
@@ -28,7 +29,7 @@ from aero.training.allocation import keep_freed_memory
 from aero.training.loop import next_token_loss
 from aero.training.products import faster_products
 from aero.training.schedule import make_optimizer
-from benchmarks import timing
+from benchmarks import products, timing
 from benchmarks.timing import Measured, Side, in_turn, of, ratio, spread
 
 LAYERS = 12
@@ -180,6 +181,8 @@ def side_of(side: str, shape: Shape, architecture: str = BASE) -> Callable[[], M
     """The step of one side, set up as its user would have it but for the allocator, which `settle` sets."""
     side = settle(side)
     ids = batch_of(shape)
+    if side == products.NAME:
+        return products.stepper(our_model(shape, architecture), ids)
     if side == OWN:
         model = our_model(shape, architecture)
         optimizer = make_optimizer(model, LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY)
@@ -202,10 +205,10 @@ def compare(shape: Shape, repeats: int, threads: int) -> dict[str, Any]:
     with ExitStack() as running:
         sides = {
             name: running.enter_context(Side("benchmarks.training_step", side=name, **settings))
-            for name in (OWN, THEIRS, THEIRS + AS_IT_COMES)
+            for name in (OWN, THEIRS, THEIRS + AS_IT_COMES, products.NAME)
         }
         found = in_turn(sides, repeats, warm_ups=3)
-    ours, theirs, as_it_comes = found.values()
+    ours, theirs, as_it_comes, alone = found.values()
     first, apart = (
         max(abs(a[name] / b[name] - 1) for a, b in zip(ours, theirs, strict=True)) for name in ("first_loss", "loss")
     )
@@ -214,7 +217,11 @@ def compare(shape: Shape, repeats: int, threads: int) -> dict[str, Any]:
             f"{shape}: the sides' losses differ by {first:.1e} at first and by {apart:.1e} later, "
             "so they do not train the same model"
         )
-    optimizer = {name: [step["seconds"] - step["passes"] for step in steps] for name, steps in found.items()}
+    optimizer = {
+        name: [step["seconds"] - step["passes"] for step in steps]
+        for name, steps in found.items()
+        if name != products.NAME
+    }
     return {
         **asdict(shape),
         "heads": shape.heads,
@@ -223,6 +230,7 @@ def compare(shape: Shape, repeats: int, threads: int) -> dict[str, Any]:
         "tokens_per_second": {name: spread([TOKENS / s for s in of(steps)]) for name, steps in found.items()},
         "ratio": ratio(of(theirs), of(ours)),
         "ratio_as_it_comes": ratio(of(as_it_comes), of(ours)),
+        "products_ratio": ratio(of(theirs), of(alone)),
         "allocator_gain": ratio(of(as_it_comes), of(theirs)),
         "page_faults": timing.middle(found, "page_faults"),
         "passes_ratio": ratio(of(theirs, "passes"), of(ours, "passes")),
@@ -235,16 +243,20 @@ def compare(shape: Shape, repeats: int, threads: int) -> dict[str, Any]:
 
 def rows(shape: Shape, repeats: int, threads: int) -> list[dict[str, Any]]:
     """Our step of every row of `ROWS` against that of the first."""
-    settings = {"side": OWN, "shape": asdict(shape), "threads": threads}
+    settings = {"shape": asdict(shape), "threads": threads}
     base = shape.flops_per_token(BASE)
     lines = []
     for row in ROWS[1:]:
         with ExitStack() as running:
             sides = {
-                name: running.enter_context(Side("benchmarks.training_step", architecture=name, **settings))
+                f"{side} {name}": running.enter_context(
+                    Side("benchmarks.training_step", side=side, architecture=name, **settings)
+                )
+                for side in (OWN, products.NAME)
                 for name in (BASE, row)
             }
-            found = in_turn(sides, repeats, warm_ups=3)
+            steps = in_turn(sides, repeats, warm_ups=3)
+        found, alone = ({name: steps[f"{side} {name}"] for name in (BASE, row)} for side in (OWN, products.NAME))
         flops = base / shape.flops_per_token(row)
         speedup = ratio(of(found[BASE]), of(found[row]))
         lines.append(
@@ -255,6 +267,7 @@ def rows(shape: Shape, repeats: int, threads: int) -> list[dict[str, Any]]:
                 "speedup": speedup,
                 "speedup_of_passes": ratio(of(found[BASE], "passes"), of(found[row], "passes")),
                 "cpu_speedup": ratio(of(found[BASE], "cpu_seconds"), of(found[row], "cpu_seconds")),
+                "products_speedup": ratio(of(alone[BASE]), of(alone[row])),
                 "speedup_over_flops": round(speedup["median"] / flops, 4),
             }
         )

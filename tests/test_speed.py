@@ -14,7 +14,7 @@ import torch
 from aero.architecture import parse
 from aero.entropy import entropy_regularization
 from aero.model import GPT, ModelConfig
-from benchmarks import pipeline, regularized_step, timing, tokenizing, training_step, two_party
+from benchmarks import pipeline, products, regularized_step, timing, tokenizing, training_step, two_party
 from benchmarks.__main__ import ALL, of_this_machine
 from benchmarks.regularized_step import algorithm_1
 from benchmarks.timing import Side, in_turn
@@ -36,7 +36,7 @@ def test_every_side_of_a_regularised_step_trains_the_same_model(monkeypatch):
     monkeypatch.setattr(training_step, "TOKENS", 16)
     # An untrained head is at ln(8!) / 8, 0.14 ln 8 above its threshold: beyond this margin, within the benchmark's own.
     monkeypatch.setattr(regularized_step, "GAMMA", 0.05)
-    sides = {name: regularized_step.side_of(name, TINY) for name in regularized_step.SIDES}
+    sides = {name: regularized_step.side_of(name, TINY) for name in regularized_step.TRAINING}
     steps = {name: [step() for _ in range(2)] for name, step in sides.items()}
     losses = {name: [step["loss"] for step in found] for name, found in steps.items()}
     assert all(found == pytest.approx(losses["aero"], rel=1e-3) for found in losses.values()), losses
@@ -51,10 +51,10 @@ def test_every_side_of_a_regularised_step_trains_the_same_model(monkeypatch):
 def test_both_sides_of_a_ratio_have_the_same_allocator(monkeypatch):
     kept = []
     monkeypatch.setattr(training_step, "keep_freed_memory", lambda: kept.append(True))
-    for name in (training_step.OWN, training_step.THEIRS, *regularized_step.SIDES[:-1]):
+    for name in (training_step.OWN, training_step.THEIRS, *regularized_step.TRAINING[:-1]):
         assert training_step.settle(name) == name
     assert len(kept) == 6
-    assert training_step.settle(regularized_step.SIDES[-1]) == "authors" and len(kept) == 6
+    assert training_step.settle(regularized_step.TRAINING[-1]) == "authors" and len(kept) == 6
 
 
 def test_their_model_has_our_weights(monkeypatch):
@@ -214,3 +214,14 @@ def test_a_file_says_where_it_was_made(tmp_path):
     timing.save("made", {"x": 1}, tmp_path)
     found = json.loads((tmp_path / "made.json").read_text())
     assert found["x"] == 1 and {"commit", "machine", "torch", "measured"} <= set(found["provenance"])
+
+
+def test_the_products_of_a_step_are_those_of_its_model():
+    """Four products of width d and one of the fused FFN in a layer, or two of d x 4 d; and that of the vocabulary."""
+    ids = torch.randint(0, 40, (3, 9))
+    layer, vocabulary = (27, 8, 8), (27, 8, 40)
+    for text, ffn in (("SM+ScFuFFN", [layer]), ("SM+LN+G", [(27, 8, 32), (27, 32, 8)])):
+        model = GPT(parse(text), ModelConfig(40, 9, 2, 2, 8, 32))
+        assert products.linears(model, ids) == 2 * (4 * [layer] + ffn) + [vocabulary]
+        measured = products.stepper(model, ids)()
+        assert measured["seconds"] == measured["passes"] > 0

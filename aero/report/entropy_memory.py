@@ -73,6 +73,7 @@ def figure_entropy_memory(results: Results) -> Figure:
         left.legend(frameon=False, loc="lower right")
         left.set_title("peak memory, MB")
         left.set_yscale("log")
+        left.set_ylim(bottom=0.5)  # room for the names below the curves
         left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         for shape, (marker, line_style) in zip(
             dict.fromkeys(line["shape"] for line in found["seconds"]), (("o", "-"), ("s", "--")), strict=False

@@ -52,7 +52,7 @@ def _plain(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     )
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
@@ -61,7 +61,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         x = x.contiguous()
         ctx.save_for_backward(x, weight)
-        return _product(x, weight, bias)
+        return product(x, weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -71,13 +71,13 @@ class _Linear(torch.autograd.Function):
         wanted_x, wanted_weight, wanted_bias = ctx.needs_input_grad
         rows = d_output.flatten(0, -2)  # (rows, m)
         return (
-            _product(d_output, weight.mT) if wanted_x else None,
-            _of_weight(rows, x.flatten(0, -2)) if wanted_weight else None,
+            product(d_output, weight.mT) if wanted_x else None,
+            of_weight(rows, x.flatten(0, -2)) if wanted_weight else None,
             rows.sum(0) if wanted_bias else None,
         )
 
 
-def _of_weight(rows: Tensor, x: Tensor) -> Tensor:
+def of_weight(rows: Tensor, x: Tensor) -> Tensor:
     """rows^T x, (rows, m) and (rows, n) -> (m, n): the same numbers by either order of the factors.
 
     The operator copies its first factor where that is transposed, and the turned product is copied into the layout of
@@ -85,5 +85,5 @@ def _of_weight(rows: Tensor, x: Tensor) -> Tensor:
     """
     (count, m), n = rows.shape, x.shape[1]
     if count * (m - n) > 2 * m * n:
-        return _product(x.mT, rows.mT).mT.contiguous()
-    return _product(rows.mT, x.mT)
+        return product(x.mT, rows.mT).mT.contiguous()
+    return product(rows.mT, x.mT)

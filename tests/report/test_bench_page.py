@@ -230,13 +230,18 @@ def test_a_fitted_power_makes_a_range_of_hours_by_hand() -> None:
 
 def test_a_free_regulariser_without_its_own_ratio_is_that_of_medians() -> None:
     step = {"seconds": {"authors": spread(0.3), "plain": spread(0.2)}}
-    assert "1.50" in bench_page._without(step, "smaller_scale", "a file")
+    text = bench_page._without(step, "smaller_scale", "a file")
+    assert "1.50" in text and f"products alone: {gap()}" in text
+    text = bench_page._without(step | {"products_ratio": spread(2.4)}, "smaller_scale", "a file")
+    assert "products alone: <span" in text and "2.40" in text
 
 
 def test_fused_rows_are_held_against_the_flops_they_save() -> None:
     saving = ROWS[0] | {"speedup_of_passes": spread(1.7)}
     text = bench_page._in_proportion([saving, ROWS[1] | {"flops_ratio": 1.0}])
     assert "0.80" in text and "(0.85) missed" in text and "d=768" not in text
+    text = bench_page._in_proportion([saving | {"products_speedup": spread(1.8)}])
+    assert "(0.85, 0.90) missed" in text
 
 
 def test_figures_draw_what_the_files_hold(measured: Results) -> None:

@@ -51,14 +51,17 @@ def dependency_differences(pipeline: dict[str, Any], root: Path = ROOT) -> list[
 
     One line a difference, naming stage and file; empty if there is none. A folder among the deps stands for all files
     below it. A script outside `PACKAGES` among the deps (a report's source) is read by its stage, so its imports count
-    too. A stage that depends on a file of `HASHED_CODE` depends on the code named there through it. Data files are not
-    looked at, but a file of `PACKAGES` that does not exist is told.
+    too. A stage that depends on a file of `HASHED_CODE` depends on the code named there through it, and one that writes
+    it reads that code. Data files are not looked at, but a file of `PACKAGES` that does not exist is told.
     """
     differences = []
     for name, stage in pipeline["stages"].items():
         stage = stage.get("do", stage)
         commands = stage["cmd"] if isinstance(stage["cmd"], str) else "\n".join(stage["cmd"])
-        deps = [next(iter(dep)) if isinstance(dep, dict) else dep for dep in stage.get("deps", [])]
+        deps, outs = (
+            [next(iter(path)) if isinstance(path, dict) else path for path in stage.get(kind, [])]
+            for kind in ("deps", "outs")
+        )
         ours = {Path(dep) for dep in deps if Path(dep).parts[0] in PACKAGES}
         scripts = [dep for dep in deps if dep.endswith(".py") and Path(dep) not in ours]
         needed = set().union(
@@ -67,6 +70,8 @@ def dependency_differences(pipeline: dict[str, Any], root: Path = ROOT) -> list[
         for place, modules in HASHED_CODE.items():
             if any(dep.startswith(place) for dep in deps):
                 needed = needed.difference(*(import_closure(module, root) for module in modules))
+            if any(place.startswith(out) for out in outs):
+                needed = needed.union(*(import_closure(module, root) for module in modules))
         for path in sorted(ours):
             if not (root / path).exists():
                 differences.append(f"stage {name}: {path} is among its deps and does not exist")

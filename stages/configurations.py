@@ -21,10 +21,10 @@ from pydantic import BaseModel
 from aero.data.tokens import open_tokens, tokens_folder
 from aero.errors import run_main
 from aero.parameters import Parameters, load
+from aero.pipeline import HASHED_CODE
 from aero.training import run as training
 from aero.training.configuration import code_hash, configuration
 from aero.training.log import write_text
-from stages import entropy, train
 
 REPORT = (
     "scale",
@@ -63,7 +63,7 @@ SETTINGS: dict[str, Callable[[Parameters], dict[str, Any]]] = {
     "entropy": lambda given: given.active.entropy.model_dump(mode="json"),
     "catalogue": lambda given: {
         "entropy": given.active.entropy.model_dump(mode="json"),
-        "code_sha256": {stage.__name__: code_hash(stage.__name__) for stage in (train, entropy)},
+        "code_sha256": {module: code_hash(module) for module in HASHED_CODE["runs/settings/catalogue.json"]},
     },
     "cost": lambda given: {
         "two_party": _parts(given.two_party, *_PROTOCOL, "networks"),

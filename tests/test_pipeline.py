@@ -118,6 +118,11 @@ def test_a_configuration_stands_for_the_code_it_names(tree):
     assert dependency_differences({"stages": {"d": both}}, tree) == []
     both["deps"] = ["runs/settings/entropy.json"]
     assert len(dependency_differences({"stages": {"d": both}}, tree)) == 9
+    (tree / "stages/configurations.py").write_text("")
+    writer = stage("python -m stages.configurations", "stages/configurations.py") | {"outs": ["runs/settings"]}
+    assert len(dependency_differences({"stages": {"e": writer}}, tree)) == 9
+    writer["outs"] = ["runs/tokens"]
+    assert dependency_differences({"stages": {"e": writer}}, tree) == []
 
 
 def test_the_settings_of_the_catalogue_hold_the_hash_of_its_code():

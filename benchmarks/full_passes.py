@@ -1,12 +1,14 @@
 """Complete private passes at the papers' own size (GPT-2 small, 12 layers, T = 128), beside their composition.
 
     python -m benchmarks.full_passes SM+ScFuFFN SM+LN+R SM+LN+G --programs tuned as_published
+    python -m benchmarks.full_passes                        # compositions alone, from today's ops.csv
 
 A pass takes 10 to 40 minutes and its seconds mean something on an otherwise idle machine only; the load at its start
 and end is in the file. The weights are drawn as the recipe draws them before training, embeddings, queries and keys
 wider, so that attention is not uniform and logits spread: bytes do not depend on weights, and errors of trained ones
 are measured at the scales that are trained (`stages.end_to_end`). Appends to results/two_party/full_passes.json after
-every pass; a row and program that is there already is passed over.
+every pass; a row and program that is there already is passed over. The compositions of all entries are those of
+results/two_party/ops.csv as it is then.
 """
 
 from __future__ import annotations
@@ -52,23 +54,16 @@ def random_model(row: str, parameters: Parameters) -> GPT:
 
 
 def full_pass(row: str, named: str, parameters: Parameters) -> dict[str, Any]:
-    """One pass of `row` by the program `named`, against PyTorch and against the operations measured alone."""
+    """One pass of `row` by the program `named`, against PyTorch."""
     config, context = parameters.two_party_model()
     model = random_model(row, parameters)
     prompt = np.random.default_rng(SEED).integers(0, config.vocabulary, (1, context))
     with torch.no_grad():
         plain = model(torch.from_numpy(prompt))[0, -1].numpy()
     program = within_budget(model, named)
-    counts = operations(model.architecture, config, program, context)
-    measured = ledger.by_operation(ledger.read(PATH.with_name("ops.csv"), ledger.Measurement))
-    # What the composed row is made of; layers put back into their own basis add products that ops.csv may lack.
-    missing = [operation for operation in counts if (operation.name, operation.shape) not in measured]
     load_before = os.getloadavg()[1]
     settings = Settings(**parameters.two_party.settings() | {"receive_timeout_s": RECEIVE_TIMEOUT_S})
     (answer,), _ = ask(model, prompt, program, settings)
-    parts = [] if missing else [(count, ledger.find(measured, operation)) for operation, count in counts.items()]
-    composed = sum(count * one.bytes for count, one in parts) if parts else None
-    seconds = sum(count * one.seconds for count, one in parts) if parts else None
     return {
         "architecture": row,
         "program": named,
@@ -84,20 +79,43 @@ def full_pass(row: str, named: str, parameters: Parameters) -> dict[str, Any]:
         "bytes_server": answer.bytes_server,
         "messages": answer.messages,
         "seconds": answer.seconds,
-        "composed_bytes": composed,
-        "composed_over_measured_bytes": composed and composed / answer.bytes,
-        "composed_seconds": seconds,
-        "composed_over_measured_seconds": seconds and seconds / answer.seconds,
-        "not_measured_alone": [f"{operation.name} {operation.shape}" for operation in missing],
         "load_before": round(load_before, 2),
         "load_after": round(os.getloadavg()[2], 2),
         "provenance": provenance.provenance(measured=provenance.now(), settings=parameters.two_party.variant()),
     }
 
 
+def composed(entry: dict[str, Any], parameters: Parameters) -> dict[str, Any]:
+    """`entry` with the sum of its operations measured alone, and that over the pass; None where one was not measured.
+
+    Layers put back into their own basis add products that ops.csv may lack.
+    """
+    config, context = parameters.two_party_model()
+    counts = operations(parse(entry["architecture"]), config, entry["computed_as"], context)
+    measured = ledger.by_operation(ledger.read(PATH.with_name("ops.csv"), ledger.Measurement))
+    missing = [f"{one.name} {one.shape}" for one in counts if (one.name, one.shape) not in measured]
+    parts = [] if missing else [(count, ledger.find(measured, one)) for one, count in counts.items()]
+    whole = entry | {"bytes": entry["bytes_client"] + entry["bytes_server"]}
+    found: dict[str, Any] = {"not_measured_alone": missing}
+    for what in ("bytes", "messages", "seconds"):
+        value = round(sum(count * getattr(one, what) for count, one in parts), 3) if parts else None
+        found |= {f"composed_{what}": value, f"composed_over_measured_{what}": value and value / whole[what]}
+    times = sorted(json.loads(one.provenance).get("measured", "") for _, one in parts)
+    return entry | found | {"operations_measured": [times[0], times[-1]] if times else []}
+
+
+def kept() -> list[dict[str, Any]]:
+    return json.loads(PATH.read_text(encoding="utf-8")) if PATH.is_file() else []
+
+
+def keep(entries: list[dict[str, Any]], parameters: Parameters) -> None:
+    lines = [composed(entry, parameters) for entry in entries]
+    write_text(PATH, json.dumps(lines, indent=1, allow_nan=False) + "\n")
+
+
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.full_passes", description=__doc__.splitlines()[0])
-    parser.add_argument("rows", nargs="+", help='such as "SM+ScFuFFN"')
+    parser.add_argument("rows", nargs="*", help='such as "SM+ScFuFFN"; none: compose the kept passes anew')
     parser.add_argument("--programs", nargs="+", default=["tuned", "as_published"])
     given = parser.parse_args(arguments)
     parameters = load().at_scale("laptop")
@@ -105,17 +123,19 @@ def main(arguments: list[str]) -> None:
         parse(row)
     for row in given.rows:
         for program in given.programs:
-            done = json.loads(PATH.read_text(encoding="utf-8")) if PATH.is_file() else []
+            done = kept()
             if any((one["architecture"], one["program"]) == (row, program) for one in done):
                 print(f"{row} {program}: kept already")
                 continue
             entry = full_pass(row, program, parameters)
-            write_text(PATH, json.dumps([*done, entry], indent=1, allow_nan=False) + "\n")
+            keep([*done, entry], parameters)
             print(
                 f"{row} {program}: error {entry['max_logit_error']:.4f}, "
                 f"{(entry['bytes_client'] + entry['bytes_server']) / 1e9:.3f} GB, {entry['seconds']:.0f} s",
                 flush=True,
             )
+    if kept():
+        keep(kept(), parameters)
 
 
 if __name__ == "__main__":

@@ -297,6 +297,9 @@ cost_tables.savings(results)
 savings.table_savings(results.root, SAVINGS)
 
 # %%
+savings.table_errors(results.root, SAVINGS)
+
+# %%
 forensics.table_fits(results)
 
 # %%
@@ -314,6 +317,9 @@ page.figure_of(
 
 # %%
 cost_tables.other_rows(results)
+
+# %%
+cost_tables.on_networks(results)
 
 # %%
 cost_page.end_to_end(results)

@@ -108,7 +108,8 @@ def _parts_of(results: Results, which: str) -> str:
     heads += ["messages", "rounds", "s"]
     caption = (
         f"<b>Where the bytes go, Table {which}.</b> The final LayerNorm is the one that every variant keeps after its "
-        "last block and that the papers do not count. Seconds are of computing, without a network. "
+        "last block and that the papers do not count. Seconds are of computing, without a network; messages and rounds "
+        "without refills of the stock of oblivious transfers. "
         f"{cost_caption(results, table)}"
     )
     widths = (0.18, 0.1, 0.08, 0.08, 0.09, 0.08, 0.07, 0.08, 0.1, 0.07, 0.07)
@@ -301,10 +302,14 @@ def table_full_passes(results: Results) -> Html:
         "on one machine, of a model with random weights (bytes do not depend on them); its last logits beside "
         "PyTorch's. Composition: the sum of the operations measured alone, over the pass; the targets are 1 within "
         f"{COMPOSED_WITHIN['bytes']:g} for bytes and within {COMPOSED_WITHIN['seconds']:g} for time. Operations and "
-        "passes were measured hours apart. Load: of the machine, at start and end."
+        "passes were measured at different times. Messages of a pass are more than their composition's by the refills "
+        "of the stock of oblivious transfers, 1,281 messages and 4 rounds each, which are left out of every operation. "
+        "Load: of the machine, at start and end."
     )
-    heads = ["configuration", "program", "GB", "composition", "minutes", "composition", "logit error", "load"]
-    return Html(grid(heads, rows, caption, "full-passes", (0.2, 0.15, 0.1, 0.13, 0.1, 0.13, 0.1, 0.09), "dense"))
+    heads = ["configuration", "program", "GB", "composition", "minutes", "composition", "messages", "composition"]
+    heads += ["logit error", "load"]
+    widths = (0.18, 0.13, 0.07, 0.12, 0.09, 0.12, 0.08, 0.09, 0.07, 0.07)
+    return Html(grid(heads, rows, caption, "full-passes", widths, "dense"))
 
 
 def _full_pass(entry: dict[str, Any]) -> list[str]:
@@ -324,6 +329,10 @@ def _full_pass(entry: dict[str, Any]) -> list[str]:
         ratio("bytes"),
         measured(f"{entry['seconds'] / 60:.1f}"),
         ratio("seconds"),
+        measured(f"{entry['messages']:,}"),
+        measured(f"{entry['composed_over_measured_messages']:.3f}")
+        if entry.get("composed_over_measured_messages")
+        else gap("–"),
         measured(f"{entry['max_logit_error']:.4f}"),
         measured(f"{entry['load_before']:g}, {entry['load_after']:g}"),
     ]

@@ -203,6 +203,22 @@ def operation(measured: Iterable[Mapping[str, str]], kind: str, shape: str) -> d
     return None
 
 
+_AGREE = 1e-3
+"""How far the latencies of a file, relative, may be from those of its own bytes and rounds: what its digits allow."""
+
+
+def wire_bytes_of(results: Results, cost: Cost) -> float | None:
+    """The bytes that cost time, from a row's own latencies; None where they are not those of params.yaml's networks."""
+    networks = results.parameters.get("two_party", {}).get("networks", {})
+    if None in (cost.seconds, cost.rounds, cost.latency_wan, cost.latency_lan) or not {"wan", "lan"} <= set(networks):
+        return None
+    wan, lan = (Network(networks[name]["bandwidth_mbit"], networks[name]["rtt_ms"]) for name in ("wan", "lan"))
+    transfer = cost.latency_wan - cost.seconds - cost.rounds * wan.rtt_ms / 1e3
+    wire = transfer * wan.bytes_per_second
+    agrees = math.isclose(lan.latency_seconds(cost.seconds, wire, 0.0, cost.rounds), cost.latency_lan, rel_tol=_AGREE)
+    return wire if agrees and wire >= 0 else None
+
+
 PARTS = {
     "embedding_bytes": "embedding",
     "head_bytes": "vocabulary projection",

@@ -22,10 +22,10 @@ from aero.parameters import TwoPartyParameters
 from aero.published import load
 from aero.report.claims import Judged
 from aero.report.cost_page import full_passes
-from aero.report.costs import GB, PROGRAMS, compared_runs
+from aero.report.costs import GB, PROGRAMS, compared_runs, wire_bytes_of
 from aero.report.decisions import PUBLISHED_ONLY, VERDICTS
 from aero.report.marks import Html, cost_caption, gap, grid, number, row_label, scale_text
-from aero.report.results import Cost, Results
+from aero.report.results import Results
 from aero.report.statistics import estimate, relative
 from aero.report.tables import training_origin
 from aero.two_party.cost import FILES, Operations, composition_error, measured_operations
@@ -39,8 +39,6 @@ BASELINE = "SM+LN+G"
 START = (BASELINE, "SM+LN+R", "SM+ScFuFFN", "EReg(SM(t)+ScFuFFN)")
 """What stands side by side before the reader chooses."""
 FAMILY_NAMES = {"gpt2": "GPT-2", "gpt2-18l": "GPT-2", "pythia-70m": "Pythia-70M", "languini-gpt2": "GPT-2 on Languini"}
-_AGREE = 1e-3
-"""How far the latencies of a file, relative, may be from those of its own bytes and rounds: what its digits allow."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +200,7 @@ def _cost(
         return PassCost(
             how=COMPLETE if cost.method == "end_to_end" else COMPOSED,
             bytes=cost.bytes,
-            wire_bytes=_wire_bytes(results, cost),
+            wire_bytes=wire_bytes_of(results, cost),
             messages=cost.messages,
             rounds=cost.rounds,
             seconds=cost.seconds,
@@ -250,18 +248,6 @@ def _extrapolated(
     except UserError:
         return PassCost(MISSING, why=why)
     return found if found.bytes is not None else PassCost(MISSING, why=why)
-
-
-def _wire_bytes(results: Results, cost: Cost) -> float | None:
-    """The bytes that cost time, from a row's own latencies; None where they are not those of params.yaml's networks."""
-    networks = results.parameters.get("two_party", {}).get("networks", {})
-    if None in (cost.seconds, cost.rounds, cost.latency_wan, cost.latency_lan) or not {"wan", "lan"} <= set(networks):
-        return None
-    wan, lan = (Network(networks[name]["bandwidth_mbit"], networks[name]["rtt_ms"]) for name in ("wan", "lan"))
-    transfer = cost.latency_wan - cost.seconds - cost.rounds * wan.rtt_ms / 1e3
-    wire = transfer * wan.bytes_per_second
-    agrees = math.isclose(lan.latency_seconds(cost.seconds, wire, 0.0, cost.rounds), cost.latency_lan, rel_tol=_AGREE)
-    return wire if agrees and wire >= 0 else None
 
 
 def _finite(value: float) -> float | None:

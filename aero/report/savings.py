@@ -23,13 +23,12 @@ def table_savings(root: Path, savings: dict[str, str]) -> Html:
     shown = [row for row in dict.fromkeys(row for row, _ in sizes) if {(row, end) for end in ENDS} <= sizes.keys()]
     lines = [["all or none", *(_sizes(sizes, row, *ENDS) for row in shown)]]
     for name, what in savings.items():
-        alone = f"as_published+{'folded_ffn+' if name == 'absorbed_ffn' else ''}{name}"
-        cells = [_sizes(sizes, row, alone, f"tuned-{name}") for row in shown]
+        cells = [_sizes(sizes, row, *_single(name)) for row in shown]
         lines.append([f"<code>{escape(name)}</code><br>{escape(what)}", *cells])
     caption = (
         "<b>The savings one by one</b>, GB of a forward pass at GPT-2's dimensions: with this saving alone | with all "
         "but this one; the first line with none | with all. A dash: it does nothing for the row. Composed from "
-        f"operations measured in two processes; {_errors(root)}"
+        "operations measured in two processes."
     )
     width = 0.66 / max(1, len(shown))
     heads = ["saving", *(row_label(row) for row in shown)]
@@ -41,33 +40,56 @@ def _sizes(sizes: dict[tuple[str, str], float], row: str, *programs: str) -> str
     return " | ".join("–" if v is None else number(f"{v:.2f}", "paper_dimensions", FILES[0]) for v in found)
 
 
-def _errors(root: Path) -> str:
-    """The errors of complete passes in a sentence: both ends, and the worst of all single changes."""
+def table_errors(root: Path, savings: dict[str, str]) -> Html:
+    """Largest logit error of complete private passes with one saving alone and with one left out, beside both ends.
+
+    A column for each row, scale and length of the prompts, so that none stands beside passes of other prompts; how
+    many were asked is in brackets. savings: as `table_savings` takes them.
+    """
     lines = _read(root / FILES[1])
     if not lines:
-        return f"their logit errors: {gap()}."
+        return Html(f"<p>The logit errors of the savings: {gap()}.</p>")
+    groups: dict[tuple[str, str, str], dict[str, dict[str, str]]] = {}
+    for line in lines:
+        groups.setdefault((line["architecture"], line["scale"], line["tokens"]), {})[line["program"]] = line
+    rows = [["none or all", *(_pair(found, *ENDS) for found in groups.values())]]
+    for name in savings:
+        programs = _single(name)
+        # Groups of the two ends alone have nothing to say here.
+        cells = [_pair(found, *programs) for found in groups.values()]
+        if any(program in found for found in groups.values() for program in programs):
+            rows.append([f"<code>{escape(name)}</code>", *cells])
     texts = []
-    for row in dict.fromkeys(line["architecture"] for line in lines):
-        of_row = {line["program"]: line for line in lines if line["architecture"] == row}
-        ends = [
-            f"<code>{end}</code> {number(_error(of_row[end]), 'smaller_scale', FILES[1])}"
-            for end in ENDS
-            if end in of_row
-        ]
-        others = [line for program, line in of_row.items() if program not in ENDS]
-        if others:
-            worst = max(others, key=lambda line: float(line["max_logit_error"]))
-            ends.append(
-                f"at most {number(_error(worst), 'smaller_scale', FILES[1])} with one saving alone or left out "
-                f"(<code>{escape(worst['program'])}</code>)"
-            )
-        same, asked = (sum(int(line[key]) for line in of_row.values()) for key in ("same_top_token", "prompts"))
-        texts.append(f"{row_label(row)} {', '.join(ends)}, the same top token for {same} of {asked} prompts")
-    return "largest logit errors of complete private passes of trained models: " + "; ".join(texts) + "."
+    for (row, scale, tokens), found in groups.items():
+        same, asked = (sum(int(line[key]) for line in found.values()) for key in ("same_top_token", "prompts"))
+        texts.append(f"{row_label(row)}, scale {escape(scale)}, T={tokens}: {same} of {asked}")
+    caption = (
+        "<b>Logit errors of the savings</b>: the largest difference of a logit from PyTorch's in complete private "
+        "passes of a model trained here, with this saving alone | with all but this one; in brackets the prompts that "
+        "were asked. A saving that does nothing for a row leaves the program as it is: what differs there is how far "
+        "the same program's error varies from pass to pass, by random truncations. Same top token as PyTorch's: "
+        f"{'; '.join(texts)}."
+    )
+    width = 0.8 / len(groups)
+    heads = ["saving", *(f"{row_label(row)}<br>T={tokens}" for row, _, tokens in groups)]
+    return Html(grid(heads, rows, caption, "savings-errors", (0.2, *(width for _ in groups)), "dense"))
 
 
-def _error(line: dict[str, str]) -> str:
-    return f"{float(line['max_logit_error']):.4f}"
+def _single(name: str) -> tuple[str, str]:
+    """The programs with saving `name` alone and with all but it; absorbing needs the FFN folded."""
+    return f"as_published+{'folded_ffn+' if name == 'absorbed_ffn' else ''}{name}", f"tuned-{name}"
+
+
+def _pair(found: dict[str, dict[str, str]], *programs: str) -> str:
+    cells = []
+    for program in programs:
+        line = found.get(program)
+        if line is None:
+            cells.append("–")
+            continue
+        error = f"{float(line['max_logit_error']):.4f}"
+        cells.append(number(error, "smaller_scale", FILES[1]) + f' <span class="where">({int(line["prompts"])})</span>')
+    return " | ".join(cells)
 
 
 def _read(path: Path) -> list[dict[str, str]]:

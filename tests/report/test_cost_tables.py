@@ -198,13 +198,30 @@ def test_full_passes_are_shown_where_they_are(results: Results) -> None:
     entry = {"architecture": "SM+ScFuFFN", "program": "tuned", "computed_as": "tuned@6", "layers": 12, "width": 768}
     entry |= {"tokens": 128, "vocabulary": 50257, "max_logit_error": 0.01234, "bytes_client": 1e9, "bytes_server": 3e8}
     entry |= {"composed_over_measured_bytes": 0.9876, "composed_over_measured_seconds": None, "seconds": 660.0}
+    entry |= {"messages": 45785, "composed_over_measured_messages": 0.5505}
     path = results.root / cost_page.FULL_PASSES
     path.write_text(json.dumps([entry | {"load_before": 0.5, "load_after": 2.0}]), encoding="utf-8")
     text = cost_page.table_full_passes(results).text
-    for shown in ("L=12, d=768, T=128, V=50257", "tuned@6", "1.30", "0.9876", "11.0", "0.0123", "–"):
+    for shown in ("L=12, d=768, T=128, V=50257", "tuned@6", "1.30", "0.9876", "11.0", "0.0123", "45,785", "0.550", "–"):
         assert shown in text, shown
     path.write_text("[{}]", encoding="utf-8")
     assert "not measured yet" in cost_page.table_full_passes(results).text
+
+
+def test_latencies_on_every_network_are_computing_transfer_and_rounds(results: Results) -> None:
+    """By hand from the row's own WAN latency: what is left of it after computing and rounds is transfer."""
+    text = cost_tables.on_networks(results).text
+    cost = results.cost("SM+LN+G", "as_published", 128, "gpt2")
+    transfer = cost.latency_wan - cost.seconds - cost.rounds * 0.080  # at 100 Mbit/s
+    expected = {"wan": cost.latency_wan, "lan": cost.seconds + transfer / 10 + cost.rounds * 0.001}
+    expected["implied"] = cost.seconds + transfer / 10 + cost.rounds * 0.080
+    grid = next(part for part in text.split('<div class="table ')[1:] if "AERO Table 4</b>" in part)
+    line = next(row for row in grid.split("<tr>") if "SM+<wbr>LN+<wbr>G<" in row and ">as_published<" in row)
+    shown = dict(re.findall(r'data-label="([^"]*)">.*?([\d.,]+)</a>', line))
+    for name, seconds in expected.items():
+        assert float(shown[f"{name}, min"]) == pytest.approx(seconds / 60, abs=0.051)
+    assert shown["rounds"] == f"{cost.rounds:,.0f}"
+    assert "1,281 messages and 4 rounds" in grid
 
 
 def test_the_laws_are_those_of_the_kept_measurements() -> None:

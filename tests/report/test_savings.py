@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from aero.report.savings import table_savings
+import re
+
+from aero.report.savings import table_errors, table_savings
 
 BYTES = """architecture,program,bytes
 SM+LN+G,as_published,19.5e9
@@ -25,6 +27,25 @@ def test_both_directions_stand_side_by_side_and_gaps_are_seen(tmp_path):
     (folder / "savings.csv").write_text(BYTES)
     (folder / "savings_errors.csv").write_text(ERRORS)
     html = table_savings(tmp_path, savings)._repr_html_()
-    for text in ("19.50", "6.40", "19.10", "6.90", "– | –", "0.0040", "11 of 12 prompts", "last row only"):
+    for text in ("19.50", "6.40", "19.10", "6.90", "– | –", "last row only"):
         assert text in html
     assert "SM+<wbr>ScFuFFN" not in html  # not measured, so not shown
+
+
+def test_errors_of_other_prompts_never_stand_side_by_side(tmp_path):
+    """A line of the same program with longer prompts has a column of its own."""
+    folder = tmp_path / "results/two_party"
+    folder.mkdir(parents=True)
+    savings = {"one_qkv": "one product", "absorbed_ffn": "absorbed", "last_row": "last row only"}
+    assert "not measured yet" in table_errors(tmp_path, savings)._repr_html_()
+    longer = "SM+LN+G,tuned,laptop,200,64,0.00900,199,{}\n"
+    absorbed = "SM+LN+G,as_published+folded_ffn+absorbed_ffn,laptop,4,32,0.00700,4,{}\n"
+    (folder / "savings_errors.csv").write_text(ERRORS + longer + absorbed)
+    html = table_errors(tmp_path, savings)._repr_html_()
+    lines = [re.sub(r"<[^>]*>|○", "", line) for line in html.split("<tr>")]
+    ends, one_qkv, absorbed_line = lines[2:]  # before them what precedes the grid and its head
+    assert "0.0120 (4) | 0.0030 (4)" in ends and "– | 0.0090 (200)" in ends
+    assert "– | 0.0040 (4)" in one_qkv and "0.0090" not in one_qkv
+    assert "0.0070 (4) | –" in absorbed_line
+    said = re.sub(r"<[^>]*>", "", html)
+    assert "T=32: 15 of 16; SM+LN+G, scale laptop, T=64: 199 of 200" in said

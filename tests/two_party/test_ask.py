@@ -194,6 +194,34 @@ def test_a_server_survives_its_clients_and_answers(server, certificates, model):
     assert server.process.wait(10) == 0 and server.process.stderr.read() == ""
 
 
+@pytest.mark.parametrize("victim", ["server", "its party"])
+def test_a_server_killed_at_a_random_moment_ends_the_question(victim, path, certificates):
+    """SIGKILL of `aero serve`, or of the party that it started: one line of the client's, no answer, nothing left."""
+    server = Serving("--checkpoint", path, *security(certificates, "server"))
+    arguments = ("--server", server.address, *security(certificates, "client"))
+    try:
+        with started("ask", *arguments, "--tokens", CONTEXT - 1, "--json", "a") as asking_:
+            while not (parties_of(server.process.pid) and parties_of(asking_.pid)):
+                assert asking_.poll() is None, asking_.communicate()
+                time.sleep(0.05)
+            delay = random.uniform(0, 15)
+            time.sleep(delay)
+            parties, own = parties_of(server.process.pid), parties_of(asking_.pid)
+            os.kill(server.process.pid if victim == "server" else int(parties[0]), signal.SIGKILL)
+            killed = time.monotonic()
+            out, error = asking_.communicate(timeout=20)
+        assert (asking_.returncode, out) == (1, ""), (delay, error)
+        assert error.startswith("error: ") and error.count("\n") == 1, (delay, error)
+        while any(Path(f"/proc/{pid}").exists() for pid in (*parties, *own)):
+            assert time.monotonic() - killed < 20, delay
+            time.sleep(0.05)
+        if victim == "its party":  # the server tells which question failed, and takes the next
+            assert "failed: " in server.line(1, 20) and server.process.poll() is None
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
 def test_what_is_refused_before_anything_starts(path, certificates, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(serving, "run_parties", None)
     here = ["ask", "--checkpoint", str(path)]

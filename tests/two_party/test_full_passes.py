@@ -1,0 +1,66 @@
+"""Compositions that complete passes at the papers' own size are held against."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from aero.architecture import parse
+from aero.parameters import load
+from aero.pipeline import ROOT
+from aero.two_party import ledger
+from aero.two_party.compose import compose
+from aero.two_party.network import Network
+from benchmarks import full_passes
+
+ENTRY = {"architecture": "SM+LN+R", "computed_as": "tuned", "bytes_client": 1_500_000_000, "bytes_server": 1e9}
+ENTRY |= {"messages": 80_000, "seconds": 1400.0, "max_logit_error": 0.01}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The kept operations, and no pass yet."""
+    (tmp_path / "ops.csv").write_bytes((ROOT / "results/two_party/ops.csv").read_bytes())
+    monkeypatch.setattr(full_passes, "PATH", tmp_path / "full_passes.json")
+    return tmp_path
+
+
+def test_a_composition_is_that_of_the_row_without_its_set_up(folder: Path) -> None:
+    parameters = load(ROOT / "params.yaml").at_scale("laptop")
+    config, context = parameters.two_party_model()
+    measured = ledger.by_operation(ledger.read(folder / "ops.csv", ledger.Measurement))
+    networks = {"wan": Network(100, 80), "lan": Network(1000, 1)}
+    row = compose(parse("SM+LN+R"), config, "gpt2", "tuned", context, measured, networks)
+    found = full_passes.composed(ENTRY, parameters)
+    assert found["max_logit_error"] == 0.01 and found["not_measured_alone"] == []
+    expected = {"bytes": row.bytes - row.setup_bytes, "messages": row.messages, "seconds": row.seconds}
+    over = {"bytes": 2.5e9, "messages": 80_000, "seconds": 1400.0}
+    for what, value in expected.items():
+        assert found[f"composed_{what}"] == pytest.approx(value, abs=0.01)
+        assert found[f"composed_over_measured_{what}"] == pytest.approx(value / over[what], rel=1e-6)
+    assert found["operations_measured"] == sorted(found["operations_measured"])
+
+
+def test_an_operation_that_was_not_measured_leaves_no_composition_and_is_named(folder: Path) -> None:
+    path = folder / "ops.csv"
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if not line.startswith("relu,")), encoding="utf-8")
+    parameters = load(ROOT / "params.yaml").at_scale("laptop")
+    found = full_passes.composed(ENTRY | {"composed_over_measured_seconds": 1.2}, parameters)
+    assert {one.split()[0] for one in found["not_measured_alone"]} == {"relu"}
+    for what in ("bytes", "messages", "seconds"):
+        assert found[f"composed_{what}"] is None and found[f"composed_over_measured_{what}"] is None
+
+
+def test_without_rows_the_kept_passes_are_composed_anew(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    full_passes.main([])
+    assert not full_passes.PATH.exists()
+    full_passes.PATH.write_text(json.dumps([ENTRY | {"composed_bytes": 1.0}]), encoding="utf-8")
+    full_passes.main([])
+    (entry,) = json.loads(full_passes.PATH.read_text(encoding="utf-8"))
+    assert entry["composed_bytes"] > 2e9 and entry["messages"] == 80_000

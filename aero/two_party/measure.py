@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -170,6 +171,7 @@ def measure(
 
     The order of `operations` is kept. on_measured: called with each measurement as soon as it is there; what it was
     given stands only if `measure` returns, because the two parties' profiles are held against each other at the end.
+    runs: of each operation: bytes and messages are those of the run with the fewest bytes, seconds the median.
     rounds_runs: repetitions at each delay; the fewer, the more noise by refills. 0 leaves rounds out (NaN).
     rounds: of each operation, if they are known already.
     Raises TwoPartyError if a party fails, ValueError if the two parties' profiles do not agree.
@@ -197,7 +199,7 @@ def measure(
                 messages=best.messages_sent + best.messages_received,
                 rounds=round(rounds[operation], 1),
                 setup_bytes=_setup_bytes(warm),
-                seconds=round(min(profile.seconds for profile in profiles), 4),
+                seconds=round(median(profile.seconds for profile in profiles), 4),
                 runs=len(profiles),
                 provenance=source,
             )

@@ -51,6 +51,10 @@ class Law:
         return sum(factor * value for factor, value in zip(self.factors, features, strict=True))
 
 
+LEAST_APART = 4
+"""Operations that a law of their own needs: of three one lies between the others, and may be met by chance."""
+
+
 @dataclass(frozen=True)
 class OneCost:
     """What one run of an operation costs, by `QUANTITIES`, and how it is known: measured, interpolated or extrapolated.
@@ -69,7 +73,7 @@ class Operations:
 
     measured: Mapping[tuple[str, str], ledger.Measurement]
     variant: str
-    _laws: dict[tuple[str, str], Law | None] = field(default_factory=dict)
+    _laws: dict[tuple[str, str, bool | None], Law | None] = field(default_factory=dict)
 
     @cached_property
     def groups(self) -> dict[str, list[tuple[packing.Sized, ledger.Measurement]]]:
@@ -96,7 +100,8 @@ class Operations:
         wanted = packing.sized(op, shape)
         others = self.groups.get(wanted.group, [])
         inside = packing.within(wanted.sizes, [one.sizes for one, _ in others])
-        laws = {name: self.law(wanted.group, name) for name in QUANTITIES}
+        chosen = {name: self.law_for(wanted.group, name, wanted.one_row) for name in QUANTITIES}
+        laws = {name: law for name, (law, _) in chosen.items()}
         if not inside and not (extrapolate and others):
             raise UserError(self._outside(op, shape, wanted, bool(others)))
         if len(others) < 2:
@@ -116,7 +121,8 @@ class Operations:
         for name, law in laws.items():
             values[name] = math.nan if law is None else law(packing.features(wanted)[name])
             # Rounds may be measured of fewer shapes than the rest.
-            between = inside and packing.within(wanted.sizes, [sizes for sizes, *_ in self._points(wanted.group, name)])
+            of_law = self._points(wanted.group, name, chosen[name][1])
+            between = inside and packing.within(wanted.sizes, [sizes for sizes, *_ in of_law])
             known = between and law is not None and law.error is not None
             errors[name] = law.error if known else math.inf
         return OneCost(values, errors, "interpolated" if inside and not unknown else "extrapolated")
@@ -154,18 +160,35 @@ class Operations:
         nearest = ", ".join(row.shape for _, row in near[:3])
         return f"{op} {shape} lies outside what was measured, the nearest is {nearest}; {_REMEDY}"
 
-    def law(self, group: str, quantity: str) -> Law | None:
-        """The law of a group of operations, None if nothing is measured or it cannot be fitted."""
-        key = group, quantity
+    def law(self, group: str, quantity: str, one_row: bool | None = None) -> Law | None:
+        """The law of a group of operations, None if nothing is measured or it cannot be fitted.
+
+        one_row: of those on a single row alone, of those on more, or (None) of both.
+        """
+        key = group, quantity, one_row
         if key not in self._laws:
-            self._laws[key] = fit(self._points(group, quantity))
+            self._laws[key] = fit(self._points(group, quantity, one_row))
         return self._laws[key]
 
-    def _points(self, group: str, quantity: str) -> list[Point]:
-        """Those of a group's operations of which `quantity` was measured."""
+    def law_for(self, group: str, quantity: str, one_row: bool) -> tuple[Law | None, bool | None]:
+        """The law that operations of a group on one row, or on more, are interpolated by, and which ones it is of.
+
+        That of operations alike in this, if `LEAST_APART` are measured, or that of both, whichever is nearer to what
+        it was fitted without.
+        """
+        own, both = self.law(group, quantity, one_row), self.law(group, quantity)
+        if own is None or own.error is None or own.points < LEAST_APART:
+            return both, None
+        if both is not None and both.error is not None and both.error < own.error:
+            return both, None
+        return own, one_row
+
+    def _points(self, group: str, quantity: str, one_row: bool | None = None) -> list[Point]:
+        """Those of a group's operations of which `quantity` was measured; one_row: as `law` takes it."""
         points = [
             (one.sizes, packing.features(one)[quantity], float(getattr(row, quantity)))
             for one, row in self.groups.get(group, [])
+            if one_row in (None, one.one_row)
         ]
         return [point for point in points if not math.isnan(point[2])]
 
@@ -379,13 +402,20 @@ LawErrors = tuple[str, int, float | None, float | None, float | None]
 
 def law_errors(operations: Operations) -> list[LawErrors]:
     """(group, measured shapes, error of the bytes, of the rounds, of the seconds) of every kind of operation, by
-    leaving one out."""
+    leaving one out; operations on a single row apart where more are measured too.
+    """
     found: list[LawErrors] = []
     for group, members in operations.groups.items():
-        laws = [operations.law(group, name) for name in ("bytes_sent_client", "bytes_sent_server", "rounds", "seconds")]
-        sent, answered, rounds, seconds = (None if law is None else law.error for law in laws)
-        bytes_ = None if sent is None or answered is None else max(sent, answered)
-        found.append((group.rpartition(" ")[0], len(members), bytes_, rounds, seconds))
+        both = len({one.one_row for one, _ in members}) == 2
+        for one_row in sorted({one.one_row for one, _ in members}):
+            sent, answered, rounds, seconds = (
+                None if law is None else law.error
+                for name in ("bytes_sent_client", "bytes_sent_server", "rounds", "seconds")
+                for law, _ in (operations.law_for(group, name, one_row),)
+            )
+            name = group.rpartition(" ")[0] + (" of one row" if both and one_row else "")
+            bytes_ = None if sent is None or answered is None else max(sent, answered)
+            found.append((name, sum(one.one_row is one_row for one, _ in members), bytes_, rounds, seconds))
     return sorted(found, key=lambda one: one[:2])
 
 

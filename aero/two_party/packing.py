@@ -43,6 +43,11 @@ class Sized:
         more = () if self.rows is None else (self.rows,)
         return (*(size for shape in self.shapes for size in shape), *more)
 
+    @property
+    def one_row(self) -> bool:
+        """Whether it works on a last query row alone: few entries, of which SPU computes some by other protocols."""
+        return len(self.shapes[0]) > 1 and self.shapes[0][-2] == 1
+
 
 def sized(op: str, shape: str, without: Sequence[str] = ()) -> Sized:
     """ "softmax_cover(blocks=8)", "12x128x128" as a `Sized`; ValueError if it is not written so.

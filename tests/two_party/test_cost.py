@@ -232,6 +232,28 @@ def test_a_real_measurement_lies_where_its_neighbours_say():
         assert said.how == "interpolated" and both == pytest.approx(true.bytes, rel=0.03), operation
 
 
+def test_a_single_row_does_not_bend_the_law_of_many():
+    """The kept measurements: what a last query row costs is of another protocol, so others are told without it."""
+    kept = measured_operations("cheetah-FM64-18-exact", ROOT)
+    for op, shape in (
+        ("mix", "12x256x256,12x256x64"),
+        ("scores", "12x256x64,12x256x64"),
+        ("gelu_segments", "256x3072"),
+    ):
+        true = kept.measured[op, shape]
+        others = Operations({key: row for key, row in kept.measured.items() if key != (op, shape)}, kept.variant)
+        one = packing.sized(op, shape)
+        sides = [f"bytes_sent_{who}" for who in ("client", "server")]
+        laws = [others.law(one.group, side, one_row=False) for side in sides]
+        told = sum(law(packing.features(one)[side]) for law, side in zip(laws, sides, strict=True))
+        assert told == pytest.approx(true.bytes, rel=0.04), op
+        assert kept.law_for(one.group, sides[0], one_row=False)[1] is False, op
+    errors = {(name, count): error for name, count, error, *_ in law_errors(kept)}
+    assert errors["mix", 4] < 0.01 and errors["mix of one row", 4] < 0.01
+    # Too few shapes of one row for a law of their own: that of all, with its larger error.
+    assert errors["gelu_segments", 4] < 0.01 < 0.3 < errors["gelu_segments of one row", 2]
+
+
 def test_files_of_other_settings_are_left_out_and_fresh_ones_go_first(tmp_path):
     kept, fresh = made_costs.made("relu", "8x8"), made_costs.made("relu", "8x8", seconds=7.0)
     other = made_costs.made("relu", "16x8", variant="cheetah-FM64-18-lsb_error")

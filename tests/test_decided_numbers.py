@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Iterator
@@ -282,3 +283,18 @@ def test_a_figure_in_the_decisions_is_that_of_its_file(case: str) -> None:
     pattern, values = CASES[case]
     found = stated(pattern)
     assert found == told(values(), found)
+
+
+def test_the_table_of_shaped_passes_is_that_of_the_file() -> None:
+    text = (ROOT / "docs/decisions.md").read_text(encoding="utf-8")
+    with (ROOT / "results/two_party/shaped.csv").open(encoding="utf-8", newline="") as file:
+        lines = [line for line in csv.DictReader(file) if line["predicted"]]
+    for line in lines:
+        measured, predicted, *parts = (
+            f"{float(line[key]):.1f}" for key in ("seconds", "predicted", "compute", "transfer", "rounds")
+        )
+        cells = [line["architecture"], line["program"], line["network"], measured, predicted, " + ".join(parts)]
+        assert f"| {' | '.join(cells)} | {100 * float(line['error']):+.1f} % |\n" in text
+    worst = max(abs(float(line["error"])) for line in lines)
+    assert f"All {len(lines)} are within {100 * worst:.1f} %" in text and worst < 0.1
+    assert text.count("| loopback |") == sum(line["network"] == "loopback" for line in lines)

@@ -303,7 +303,7 @@ def table_full_passes(results: Results) -> Html:
         "PyTorch's. Composition: the sum of the operations measured alone, over the pass; the targets are 1 within "
         f"{COMPOSED_WITHIN['bytes']:g} for bytes and within {COMPOSED_WITHIN['seconds']:g} for time. Operations and "
         "passes were measured at different times. Messages of a pass are more than their composition's by the refills "
-        "of the stock of oblivious transfers, 1,281 messages and 4 rounds each, which are left out of every operation. "
+        "of the stock of oblivious transfers, 1,281 messages and some rounds each, which no operation has. "
         "Load: of the machine, at start and end."
     )
     heads = ["configuration", "program", "GB", "composition", "minutes", "composition", "messages", "composition"]
@@ -365,9 +365,9 @@ def table_shaped(results: Results) -> Html:
         "rounds x round-trip time, summed over operations. Computing is measured of each operation alone, at its own "
         "shape; so are wire bytes and rounds, by links that only limit the rate or only delay, but for products of "
         "matrices: their wire bytes are counted bytes, the larger direction alone where both are used at once, their "
-        f"rounds those of a small product. {_refills(results)} Loopback: neither rate nor delay. Passes and "
-        "predictions are of the programs as they were then; today's tuned program sends less, see the complete passes "
-        f"above. {escape(models)}."
+        f"rounds those of a small product. {_refills(results)} Loopback: neither rate nor delay. A program's @ names "
+        "the layers before which the residual stream is put back into its own basis; implied is the link that the "
+        f"papers' printed latencies allow at the least. {escape(models)}."
     )
     heads = [
         "configuration",

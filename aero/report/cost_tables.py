@@ -206,8 +206,8 @@ def _on_networks(results: Results, place: str, costs: dict[str, dict[str, Cost]]
         f"<b>On every network, AERO {place}</b>: computing and latency of a forward pass by the model computing + wire "
         "bytes / rate + rounds × round-trip time. <i>implied</i> is what the papers' printed latencies allow at the "
         f"least. {escape(links)}. Messages, rounds and seconds are sums over operations in their steady state: the "
-        "refills of the stock of oblivious transfers that a pass makes between them, 1,281 messages and 4 rounds each, "
-        "come on top; the complete passes at the papers' own size say how many messages that is."
+        "refills of the stock of oblivious transfers between them, 1,281 messages and some rounds each, come on top; "
+        "the complete passes at the papers' own size say how many messages that is."
     )
     identifier = f"networks-{place.split()[1]}"
     width = 0.3 / max(1, len(networks))

@@ -221,7 +221,7 @@ def test_latencies_on_every_network_are_computing_transfer_and_rounds(results: R
     for name, seconds in expected.items():
         assert float(shown[f"{name}, min"]) == pytest.approx(seconds / 60, abs=0.051)
     assert shown["rounds"] == f"{cost.rounds:,.0f}"
-    assert "1,281 messages and 4 rounds" in grid
+    assert "1,281 messages and some rounds" in grid
 
 
 def test_the_laws_are_those_of_the_kept_measurements() -> None:

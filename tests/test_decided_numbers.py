@@ -127,8 +127,35 @@ def laws(column: int, *names: str) -> list[float]:
     return [100 * found[name][column] for name in names]
 
 
+def logit_errors(row: str) -> dict[str, float]:
+    """By program, of passes of 16 tokens."""
+    with (ROOT / "results/two_party/savings_errors.csv").open(encoding="utf-8", newline="") as file:
+        lines = [line for line in csv.DictReader(file) if (line["architecture"], line["tokens"]) == (row, "16")]
+    assert len(lines) == 24 and all(line["same_top_token"] == line["prompts"] == "2" for line in lines)
+    return {line["program"]: float(line["max_logit_error"]) for line in lines}
+
+
+def errors_of_savings() -> Iterator[float]:
+    found, other = logit_errors("SM+LN+G"), logit_errors("SM+ScFuFFN")
+    yield from (found["as_published"], found["tuned"], other["as_published"], other["tuned"])
+    two = ("split_exponential", "segmented_gelu")
+    yield from (found[f"tuned-{name}"] for name in two)
+    yield from (found[f"as_published+{name}"] for name in two)
+    yield found["as_published"]
+    for end in ("as_published", "tuned"):
+        rest = [error for name, error in found.items() if name.startswith(end) and not name.endswith(two)]
+        yield from (min(rest), max(rest))
+
+
 N = r"([\d.]*\d)"
 CASES = {
+    "two parties, errors of savings": (
+        rf"SM\+LN\+G as published {N}, tuned {N}; SM\+ScFuFFN {N} and {N}\. Two savings make the difference, split "
+        rf"exponentials and the segmented GELU: without the one or the other SM\+LN\+G tuned has {N} and {N}, with one "
+        rf"alone {N} and {N} instead of {N}\. The others move nothing beyond what repetition does: {N} to {N} with any "
+        rf"of them alone, {N} to {N} with any left out",
+        lambda: list(errors_of_savings()),
+    ),
     "two parties, complete passes": (
         rf"SM\+LN\+G 1,{N} s, SM\+LN\+R 1,{N}, SM\+ScFuFFN {N}\. Sums",
         lambda: [passes("seconds")[row] % 1000 for row in ("SM+LN+G", "SM+LN+R", "SM+ScFuFFN")],

@@ -108,7 +108,8 @@ def test_only_what_is_missing_is_added(tmp_path, monkeypatch, capsys):
     ledger.write(path, [there], ledger.Measurement)
     asked = []
 
-    def made(operations, model, context, variant, settings, on_measured, rounds_runs):
+    def made(operations, model, context, variant, settings, runs, on_measured, rounds_runs):
+        assert runs == two_party_ops.RUNS
         asked.extend(operations)
         for operation in operations:
             values = {"op": operation.name, "shape": operation.shape, "provenance": '{"commit":"new"}'}

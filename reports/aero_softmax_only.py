@@ -294,10 +294,7 @@ cost_page.table_kinds(results)
 cost_tables.savings(results)
 
 # %%
-savings.table_savings(results.root, SAVINGS)
-
-# %%
-savings.table_errors(results.root, SAVINGS)
+savings.ablation(results.root, SAVINGS)
 
 # %%
 forensics.table_fits(results)

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -114,6 +115,33 @@ def over_as_published() -> Iterator[float]:
     yield from (min(found), max(found))
 
 
+def two_party_file(name: str) -> list[dict[str, str]]:
+    with (ROOT / "results/two_party" / name).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def measured_twice() -> Iterator[float]:
+    """Bytes of rows in both files, per cent apart; seconds of all_ops.csv over ops.csv: least, most, median."""
+    rows = {(r["architecture"], r["model"], r["context"], r["program"]): r for r in two_party_file("rows.csv")}
+    pairs = [
+        (float(r["bytes"]), float(rows[key]["bytes"]))
+        for r in two_party_file("all_rows.csv")
+        if (key := (r["architecture"], r["model"], r["context"], r["program"])) in rows
+    ]
+    assert len(pairs) == 20
+    yield 100 * max(abs(a / b - 1) for a, b in pairs)
+    once = {(r["op"], r["shape"]): float(r["seconds"]) for r in two_party_file("all_ops.csv")}
+    ops = {(r["op"], r["shape"]): float(r["seconds"]) for r in two_party_file("ops.csv")}
+    ratios = [once[key] / ops[key] for key in once.keys() & ops]
+    yield from (min(ratios), max(ratios), median(ratios))
+
+
+def sliced(column: str) -> float:
+    """An embedding of 128 tokens of 50,257 x 768 in slices."""
+    found = {r["shape"]: float(r[column]) for r in two_party_file("ops.csv") if r["op"] == "embedding_slice"}
+    return 49 * found["128x1024,1024x768"] + found["128x81,81x768"]
+
+
 def whose_saving() -> Iterator[float]:
     table = published("aero").tables["4"]
     for quantity in ("bytes", "latency_wan"):
@@ -129,8 +157,9 @@ def laws(column: int, *names: str) -> list[float]:
 
 def logit_errors(row: str) -> dict[str, float]:
     """By program, of passes of 16 tokens."""
-    with (ROOT / "results/two_party/savings_errors.csv").open(encoding="utf-8", newline="") as file:
-        lines = [line for line in csv.DictReader(file) if (line["architecture"], line["tokens"]) == (row, "16")]
+    lines = [
+        line for line in two_party_file("savings_errors.csv") if (line["architecture"], line["tokens"]) == (row, "16")
+    ]
     assert len(lines) == 24 and all(line["same_top_token"] == line["prompts"] == "2" for line in lines)
     return {line["program"]: float(line["max_logit_error"]) for line in lines}
 
@@ -191,6 +220,15 @@ CASES = {
     "two parties, laws": (
         rf"now {N}, {N} and {N} % \({N} % for Q K\^T of one row\)",
         lambda: laws(2, "mix", "scores", "gelu_segments", "scores of one row"),
+    ),
+    "two parties, rows measured twice": (
+        rf"agree within {N} % of bytes\. Of single operations the seconds are {N} to {N} of those in `ops.csv`, {N} in "
+        rf"the median",
+        lambda: list(measured_twice()),
+    ),
+    "two parties, embeddings": (
+        rf"1,{N} \| {N}; processor some 480",
+        lambda: [sliced("messages") % 1000, sliced("seconds")],
     ),
     "two parties, law of seconds": (
         rf"automorphisms \(1.2 ms\): within {N} %",
@@ -314,8 +352,7 @@ def test_a_figure_in_the_decisions_is_that_of_its_file(case: str) -> None:
 
 def test_the_table_of_shaped_passes_is_that_of_the_file() -> None:
     text = (ROOT / "docs/decisions.md").read_text(encoding="utf-8")
-    with (ROOT / "results/two_party/shaped.csv").open(encoding="utf-8", newline="") as file:
-        lines = [line for line in csv.DictReader(file) if line["predicted"]]
+    lines = [line for line in two_party_file("shaped.csv") if line["predicted"]]
     for line in lines:
         measured, predicted, *parts = (
             f"{float(line[key]):.1f}" for key in ("seconds", "predicted", "compute", "transfer", "rounds")

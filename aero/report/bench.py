@@ -74,8 +74,8 @@ def kept_seconds(root: Path, path: str) -> str:
     days = sorted({str(json.loads(one.provenance).get("measured", ""))[:10] for one in kept} - {""})
     when = f", measured {days[0]}" + (f" to {days[-1]}" if len(days) > 1 else "") if days else ""
     return (
-        f"Seconds are medians of <code>{path}</code>, without a range: {told}{when}, one operation after the other, not "
-        "interleaved with what they stand beside."
+        f"Seconds are medians of <code>{path}</code>, without a range: {told}{when}, one operation after the other, "
+        "not interleaved with what they stand beside."
     )
 
 

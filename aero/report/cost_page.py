@@ -320,6 +320,8 @@ def _full_pass(entry: dict[str, Any]) -> list[str]:
         value = entry[f"composed_over_measured_{what}"]
         if value is None:
             return gap("–")
+        if what not in COMPOSED_WITHIN:
+            return measured(f"{value:.4f}")
         return measured(f"{value:.4f}") + (" met" if abs(value - 1) <= COMPOSED_WITHIN[what] else " missed")
 
     return [
@@ -330,9 +332,7 @@ def _full_pass(entry: dict[str, Any]) -> list[str]:
         measured(f"{entry['seconds'] / 60:.1f}"),
         ratio("seconds"),
         measured(f"{entry['messages']:,}"),
-        measured(f"{entry['composed_over_measured_messages']:.3f}")
-        if entry.get("composed_over_measured_messages")
-        else gap("–"),
+        ratio("messages"),
         measured(f"{entry['max_logit_error']:.4f}"),
         measured(f"{entry['load_before']:g}, {entry['load_after']:g}"),
     ]

@@ -12,6 +12,11 @@ ENDS = ("as_published", "tuned")
 FILES = ("results/two_party/savings.csv", "results/two_party/savings_errors.csv")
 
 
+def ablation(root: Path, savings: dict[str, str]) -> Html:
+    """What every saving is worth in bytes, and below it in logit error."""
+    return Html(table_savings(root, savings).text + table_errors(root, savings).text)
+
+
 def table_savings(root: Path, savings: dict[str, str]) -> Html:
     """GB of every row with one saving alone (of "as_published") and with one left out (of "tuned").
 

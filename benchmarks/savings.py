@@ -31,6 +31,7 @@ from aero.parameters import Parameters, load
 from aero.training.log import csv_text, write_text
 from aero.training.run import run_folder
 from aero.two_party import ledger
+from aero.two_party.answer import weights_sha256
 from aero.two_party.end_to_end import ask
 from aero.two_party.measure import measure
 from aero.two_party.operations import Operation
@@ -130,7 +131,8 @@ def against_torch(
 
     key: the architecture, the program, the scale and T, by which the file knows the line.
     """
-    done, worst, same = resumed(key)
+    weights = weights_sha256(model)
+    done, worst, same = resumed(key, weights)
     while done < len(ids):
         part = slice(done, min(done + CHUNK, len(ids)))
         answers, _ = ask(model, ids[part].numpy(), key[1], Settings(**settings))
@@ -138,21 +140,24 @@ def against_torch(
             worst = max(worst, float(np.abs(answer.logits - logits).max()))
             same += int(answer.next_token == logits.argmax())
         done += len(answers)
-        keep_errors(key, done, worst, same)
+        keep_errors(key, weights, done, worst, same)
         print(f"{key[0]} {key[1]}: error {worst:.4f}, same top token {same}/{done}", flush=True)
 
 
-def resumed(key: tuple[str, ...]) -> tuple[int, float, int]:
-    """Prompts, largest error and same top tokens of the line of `key`, if this commit wrote it; else 0, 0, 0."""
+def resumed(key: tuple[str, ...], weights: str) -> tuple[int, float, int]:
+    """Prompts, largest error and same top tokens of the line of `key`, if this commit wrote it of these weights (the
+    same training on another kind of processor has others); else 0, 0, 0.
+    """
     for line in error_lines():
-        if error_key(line) == key and json.loads(line["provenance"]).get("commit") == provenance.commit():
+        made = json.loads(line["provenance"])
+        if error_key(line) == key and (made.get("commit"), made.get("weights")) == (provenance.commit(), weights):
             return int(line["prompts"]), float(line["max_logit_error"]), int(line["same_top_token"])
     return 0, 0.0, 0
 
 
-def keep_errors(key: tuple[str, ...], prompts: int, worst: float, same: int) -> None:
-    """Put the line of `key` into the file, in the place of an earlier one."""
-    made = json.dumps(provenance.provenance(measured=provenance.now()), separators=(",", ":"))
+def keep_errors(key: tuple[str, ...], weights: str, prompts: int, worst: float, same: int) -> None:
+    """Put the line of `key` into the file, in the place of an earlier one. weights: `weights_sha256` of the model."""
+    made = json.dumps(provenance.provenance(weights=weights, measured=provenance.now()), separators=(",", ":"))
     values = (*key[:3], prompts, key[3], f"{worst:.5f}", same, made)
     line = dict(zip(ERROR_COLUMNS, values, strict=True))
     rest = [one for one in error_lines() if error_key(one) != key]

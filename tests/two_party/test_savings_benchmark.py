@@ -12,6 +12,7 @@ from made_models import random_model
 from aero.two_party.settings import TwoPartyError
 from benchmarks import savings
 
+WEIGHTS = "c" * 64
 KEY = ("SM+ScFuFFN", "tuned", "laptop", "4")
 
 
@@ -49,13 +50,15 @@ def test_passes_of_one_program_are_measured_in_parts_and_gone_on_with(kept, monk
 
 
 def test_a_line_takes_the_place_of_its_own_and_of_no_other(kept, monkeypatch):
-    savings.keep_errors(KEY, 20, 0.01, 20)
-    savings.keep_errors((KEY[0], "as_published", *KEY[2:]), 20, 0.02, 19)
-    savings.keep_errors(KEY, 40, 0.03, 40)
+    savings.keep_errors(KEY, WEIGHTS, 20, 0.01, 20)
+    savings.keep_errors((KEY[0], "as_published", *KEY[2:]), WEIGHTS, 20, 0.02, 19)
+    savings.keep_errors(KEY, WEIGHTS, 40, 0.03, 40)
     with kept.open(encoding="utf-8", newline="") as file:
         lines = {line["program"]: line for line in csv.DictReader(file)}
     assert (lines["tuned"]["prompts"], lines["as_published"]["prompts"]) == ("40", "20")
-    assert savings.resumed(KEY) == (40, 0.03, 40) and savings.resumed(("SM", *KEY[1:])) == (0, 0.0, 0)
+    assert savings.resumed(KEY, WEIGHTS) == (40, 0.03, 40)
+    assert savings.resumed(("SM", *KEY[1:]), WEIGHTS) == (0, 0.0, 0)
+    assert savings.resumed(KEY, "d" * 64) == (0, 0.0, 0)  # other weights: measured anew
     monkeypatch.setattr(savings.provenance, "commit", lambda: "b" * 40)
-    assert savings.resumed(KEY) == (0, 0.0, 0)  # other code: measured anew
+    assert savings.resumed(KEY, WEIGHTS) == (0, 0.0, 0)  # other code: measured anew
     assert np.isfinite(float(lines["tuned"]["max_logit_error"]))

@@ -20,6 +20,8 @@ COMMIT_VARIABLE = "AERO_COMMIT"
 """Names the commit where the source tree is a copy without its .git; `source_digest` shows whether it is."""
 UNKNOWN = "unknown"
 CHANGES = "+changes"
+_VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX"}
+"""Widest first: the flag in /proc/cpuinfo, and its name."""
 _ROOT = Path(__file__).resolve().parent.parent
 _WHOLE = re.compile(r"[0-9a-f]{40}")
 
@@ -90,17 +92,27 @@ def _git(root: Path, *arguments: str) -> str:
 
 
 def machine() -> str:
-    """Processor, core count and memory in words; no host name."""
+    """Processor with its widest vector instructions, core count and memory in words; no host name.
+
+    The instructions are named because trainings differ with them (docs/determinism.md), and a rented machine's
+    processor may hide its model.
+    """
     model = platform.processor() or platform.machine()
     try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                model = line.partition(":")[2].strip()
-                break
+        model = _processor(Path("/proc/cpuinfo").read_text(encoding="utf-8")) or model
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
         return f"{model}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB, {platform.system()}"
     except (OSError, ValueError, AttributeError):
         return f"{model}, {os.cpu_count()} cores, {platform.system()}"
+
+
+def _processor(cpuinfo: str) -> str:
+    """Model and vector instructions of the first processor in the text of /proc/cpuinfo; "" if it names no model."""
+    lines = (line.partition(":") for line in reversed(cpuinfo.splitlines()))
+    stated = {name.strip(): value.strip() for name, _, value in lines}
+    flags = stated.get("flags", "").split()
+    widest = next((f" with {name}" for flag, name in _VECTORS.items() if flag in flags), "")
+    return stated["model name"] + widest if "model name" in stated else ""
 
 
 def now() -> str:

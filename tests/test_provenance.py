@@ -155,3 +155,14 @@ def test_without_git_the_commit_is_what_the_variable_says():
         environment |= {} if variable is None else {provenance.COMMIT_VARIABLE: variable}
         finished = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
         assert finished.stdout.strip() == expected, finished.stderr
+
+
+def test_the_machine_is_named_with_its_vector_instructions():
+    first, second = (
+        "processor\t: 0\nmodel name\t: A\nflags\t\t: fpu avx avx2\n\n",
+        "model name\t: B\nflags\t: avx512f\n",
+    )
+    assert provenance._processor(first + second) == "A with AVX2"
+    assert provenance._processor(second) == "B with AVX-512" and provenance._processor("model name : C\n") == "C"
+    assert provenance._processor("Features : fp asimd\n") == ""
+    assert re.fullmatch(r".+, \d+ cores, .+", provenance.machine())

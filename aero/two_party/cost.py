@@ -176,8 +176,12 @@ class Operations:
         That of operations alike in this, if `LEAST_APART` are measured, or that of both, whichever is nearer to what
         it was fitted without.
         """
-        own, both = self.law(group, quantity, one_row), self.law(group, quantity)
-        if own is None or own.error is None or own.points < LEAST_APART:
+        both = self.law(group, quantity)
+        alike = self._points(group, quantity, one_row)
+        if len(alike) < LEAST_APART or len(alike) == len(self._points(group, quantity)):
+            return both, None
+        own = self.law(group, quantity, one_row)
+        if own is None or own.error is None:
             return both, None
         if both is not None and both.error is not None and both.error < own.error:
             return both, None
@@ -211,52 +215,59 @@ def fit(points: Sequence[Point]) -> Law | None:
     Its error is that of points between the others, as only such are asked for; where there is none between, that of
     the outer ones, which is larger.
     """
-    factors = _factors([(features, value) for _, features, value in points])
-    if factors is None:
+    whole, *without_one = _factors([(features, value) for _, features, value in points])
+    if whole is None:
         return None
     between: list[float] = []
     outer: list[float] = []
     for index, (sizes, features, value) in enumerate(points):
         others = [*points[:index], *points[index + 1 :]]
-        without = _factors([(other, measured) for _, other, measured in others])
+        without = without_one[index]
         if without is None or value <= 0 or len(others) < 2:
             continue
         inside = packing.within(sizes, [other for other, _, _ in others])
         error = abs(Law(without, None, 0)(features) / value - 1)
         (between if inside else outer).append(error)
     errors = between or outer
-    return Law(factors, max(errors) if errors else None, len(points))
+    return Law(whole, max(errors) if errors else None, len(points))
 
 
-def _factors(points: Sequence[tuple[Sequence[float], float]]) -> tuple[float, ...] | None:
-    """Factors, none negative, with the least sum of squared relative errors."""
+def _factors(points: Sequence[tuple[Sequence[float], float]]) -> list[tuple[float, ...] | None]:
+    """Factors, none negative, with the least sum of squared relative errors: of all points, then without each of them.
+
+    Points that are not above 0 have no relative error and are left out. None where nothing can be fitted.
+    """
     import numpy as np
 
-    points = [(features, value) for features, value in points if value > 0]
-    if not points:
-        return None
-    values = np.array([value for _, value in points])
-    matrix = np.array([features for features, _ in points]) / values[:, None]
+    positive = [value > 0 for _, value in points]
+    # One fit of all and one without each point, stacked: a row of zeros weighs nothing.
+    weights = np.concatenate([np.ones((1, len(points))), 1 - np.eye(len(points))])[:, positive]
+    if not any(positive):
+        return [None] * len(weights)
+    values = np.array([value for _, value in points])[positive]
+    matrix = np.array([features for features, _ in points], dtype=float)[positive] / values[:, None]
     width = matrix.shape[1]
-    best: tuple[float, int, tuple[float, ...]] | None = None
+    best: list[tuple[float, int, tuple[float, ...]] | None] = [None] * len(weights)
     # With so few factors, trying each subset is the plainest way to keep them from being negative.
-    for size in range(1, min(width, len(points)) + 1):
+    for size in range(1, min(width, len(values)) + 1):
         for chosen in itertools.combinations(range(width), size):
-            part = matrix[:, chosen]
-            scale = np.abs(part).max(0)
-            if not scale.all():
-                continue
-            solved = np.linalg.lstsq(part / scale, np.ones(len(points)), rcond=1e-9)[0] / scale
-            if (solved < 0).any():
-                continue
-            residual = float(((part @ solved - 1) ** 2).sum())
-            # A further factor must earn its place.
-            if best is None or residual < best[0] * (1 - 1e-3 * (size - best[1])) - 1e-14:
-                full = [0.0] * width
-                for place, factor in zip(chosen, solved.tolist(), strict=True):
-                    full[place] = factor
-                best = residual, size, tuple(full)
-    return None if best is None else best[2]
+            part = weights[:, :, None] * matrix[:, chosen]
+            scale = np.abs(part).max(1)
+            places = np.flatnonzero(scale.all(1) & (weights.sum(1) >= size))
+            part, scale, ones = part[places], scale[places], weights[places, :, None]
+            solved = np.linalg.pinv(part / scale[:, None, :], rcond=1e-9) @ ones / scale[:, :, None]
+            residuals = ((part @ solved - ones) ** 2).sum((1, 2)).tolist()
+            for place, factors, residual in zip(places.tolist(), solved[:, :, 0].tolist(), residuals, strict=True):
+                if min(factors) < 0:
+                    continue
+                # A further factor must earn its place.
+                known = best[place]
+                if known is None or residual < known[0] * (1 - 1e-3 * (size - known[1])) - 1e-14:
+                    full = [0.0] * width
+                    for column, factor in zip(chosen, factors, strict=True):
+                        full[column] = factor
+                    best[place] = residual, size, tuple(full)
+    return [None if one is None else one[2] for one in best]
 
 
 def variant_of(protocol: Mapping[str, Any]) -> str:

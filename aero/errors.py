@@ -81,6 +81,20 @@ def text_of(path: Path) -> str:
         raise UserError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from None
 
 
+def yaml_of(text: str, longest: int = 2000) -> Any:
+    """What a text in YAML says. ValueError for one that is nested too deeply or has too many parts; PyYAML's own
+    errors, of whatever type, for one that is not valid.
+
+    By libyaml where PyYAML has it, in a tenth of the time, unless a line is longer than `longest` characters: its stack
+    ends at some 10^5 levels of `- - -`, and the process with it, and every level begins to the right of the last.
+    """
+    import yaml
+
+    safe = any(len(line) > longest for line in text.splitlines())
+    loader = yaml.SafeLoader if safe else getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return bounded(yaml.load(shallow(text), Loader=loader))
+
+
 def shallow(text: str, most: int = 100) -> str:
     """`text` if it opens at most `most` brackets that it does not close; ValueError for more. PyYAML takes a time that
     grows as the square of the depth, seconds for 3,000."""

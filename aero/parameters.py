@@ -9,10 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import yaml
-
 from aero.architecture import Architecture, parse
-from aero.errors import UserError, bounded, cut, got, run_main, shallow, text_of
+from aero.errors import UserError, cut, got, run_main, text_of, yaml_of
 from aero.errors import known as _known
 from aero.families import FAMILIES
 
@@ -560,7 +558,7 @@ def load(path: Path | str = PATH) -> Parameters:
     if not CHECKED:
         print(f"note: pydantic is not installed, so {path} is not fully checked", file=sys.stderr)
     try:
-        values = bounded(yaml.safe_load(shallow(text_of(path))))
+        values = yaml_of(text_of(path))
     except FileNotFoundError:
         raise UserError(f"{path} not found; run from the repository's root folder") from None
     except (OSError, UserError):

@@ -184,6 +184,18 @@ def test_brackets_without_end_take_no_time(tmp_path, monkeypatch):
     assert time.process_time() - began < 1
 
 
+@pytest.mark.parametrize("level", ["- ", "? ", "a: - ? "])
+def test_blocks_without_end_do_not_end_the_process(level, tmp_path, monkeypatch):
+    """libyaml's stack ended at 200,000 levels, by a signal. On one line, and as many as many lines can have."""
+    path, rows = tmp_path / "params.yaml", range(0, 1999, 10)
+    read = paper(tmp_path, monkeypatch, lambda v: None)
+    for text in level * 200_000, "\n".join(" " * row + (level * 2000)[: 2000 - row] for row in rows):
+        for file in path, tmp_path / "paper.yaml":
+            file.write_text(text, encoding="utf-8")
+        refused(lambda: load(path), path, "not valid YAML")
+        refused(read, "paper.yaml", "paper.yaml")
+
+
 def test_a_number_without_end_is_shown_as_such(tmp_path):
     path = tmp_path / "params.yaml"
     text = (ROOT / "params.yaml").read_text(encoding="utf-8")

@@ -1,9 +1,10 @@
 """How equal trainings of the same commit, seed and corpus are: results/robustness/determinism.json.
 
-python -m benchmarks.determinism [--scale smoke] [--run RUN]...
+python -m benchmarks.determinism [--scale SCALE[:RUN,RUN...]]...
 
-Each training runs in a process of its own. Compared with the first: the same again, two threads, and older vector
-instructions of PyTorch, MKL and oneDNN, which stand for another machine. The corpus is made once for all.
+Each training runs in a process of its own. Compared with the first: the same again, two threads, older vector
+instructions of PyTorch, MKL and oneDNN, which stand for another machine, and the result of this very training that
+results/ keeps, which may be of another machine indeed. The corpus is made once for all.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,7 @@ OLDER = {
         "ONEDNN_MAX_CPU_ISA": "SSE41",
     },
 }
+KEPT = "the kept result"
 Found = tuple[list[float], float | None, list[float], bytes]
 
 
@@ -59,10 +62,29 @@ def trained(folder: Path, scale: str, run: str, name: str, threads: int, environ
         done = subprocess.run([sys.executable, "-m", *command], cwd=folder, env=env, capture_output=True, text=True)
         if done.returncode:
             raise UserError(f"{run} at scale {scale} with {name} failed: {done.stderr.strip()[-300:]}")
-    losses = [row["train_loss"] for row in read(out / "log.csv") if row["train_loss"] is not None]
-    metrics, entropy = (json.loads((out / f"{part}.json").read_text()) for part in ("metrics", "entropy"))
+    return results_in(out)
+
+
+def results_in(folder: Path) -> Found:
+    """What a training and its entropies left in `folder`; no bytes where no checkpoint is kept."""
+    losses = [row["train_loss"] for row in read(folder / "log.csv") if row["train_loss"] is not None]
+    metrics, entropy = (json.loads((folder / f"{part}.json").read_text()) for part in ("metrics", "entropy"))
     heads = [value for layer in entropy["entropy_mean"] for value in layer if value is not None]
-    return losses, metrics["eval_perplexity"], heads, (out / "checkpoint.safetensors").read_bytes()
+    weights = folder / "checkpoint.safetensors"
+    return losses, metrics["eval_perplexity"], heads, weights.read_bytes() if weights.is_file() else b""
+
+
+def others(folder: Path, scale: str, run: str) -> Iterator[tuple[str, Found]]:
+    """What the first training in `folder` is compared with, and its name."""
+    first, keep = folder / f"{run} first", ROOT / "results" / scale / run
+    if (keep / "entropy.json").is_file():
+        ours, theirs = (json.loads((one / "metrics.json").read_text()) for one in (first, keep))
+        if ours["config_hash"] == theirs["config_hash"]:  # the very training, not one by another recipe
+            yield f"{KEPT} of {theirs['provenance']['started'][:10]}", results_in(keep)
+    variants = {"the same again": (1, {}), "2 threads": (2, {})}
+    variants |= {what: (1, environment) for what, environment in OLDER.items()}
+    for what, (threads, environment) in variants.items():
+        yield what, trained(folder, scale, run, f"{run} {what}", threads, environment)
 
 
 def difference(one: list[float], other: list[float], relative: bool) -> float | None:
@@ -75,7 +97,7 @@ def difference(one: list[float], other: list[float], relative: bool) -> float | 
 def compared(first: Found, second: Found) -> dict[str, Any]:
     perplexities = [[found[1]] if found[1] is not None else [] for found in (first, second)]
     return {
-        "identical": first == second,
+        "identical": first[:3] == second[:3] and (first[3] == second[3] or not second[3]),
         "loss": difference(first[0], second[0], True),
         "perplexity": difference(*perplexities, True),
         "entropy": difference(first[2], second[2], False),
@@ -85,26 +107,24 @@ def compared(first: Found, second: Found) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.determinism", description=__doc__.splitlines()[0])
-    parser.add_argument("--scale", action="append", help="may be repeated; default: smoke")
-    parser.add_argument("--run", action="append", help="may be repeated; default: three of them")
+    parser.add_argument("--scale", action="append", help="SCALE or SCALE:RUN,RUN; may be repeated (default: smoke)")
     parser.add_argument("--out", type=Path, default=OUT)
     chosen = parser.parse_args(arguments)
     comparisons: list[dict[str, Any]] = []
-    scales, runs = chosen.scale or ["smoke"], chosen.run or RUNS
-    planned = len(scales) * len(runs) * (2 + len(OLDER))
-    for scale in scales:
+    wanted = [text.partition(":") for text in chosen.scale or ["smoke"]]
+    scales = {scale: names.split(",") if names else RUNS for scale, _, names in wanted}
+    planned = sum(map(len, scales.values())) * (2 + len(OLDER))
+    for scale, runs in scales.items():
         with tempfile.TemporaryDirectory(prefix="aero-determinism-") as name:
             folder = Path(name)
             for run in runs:
                 first = trained(folder, scale, run, f"{run} first", 1, {})
-                variants = {"the same again": (1, {}), "2 threads": (2, {})}
-                variants |= {what: (1, environment) for what, environment in OLDER.items()}
-                for what, (threads, environment) in variants.items():
-                    second = trained(folder, scale, run, f"{run} {what}", threads, environment)
+                for what, second in others(folder, scale, run):
                     comparisons.append({"scale": scale, "run": run, "compared": what} | compared(first, second))
                     print(comparisons[-1], flush=True)
                     made = provenance.provenance(measured=provenance.now())
-                    content = {"asked": len(comparisons), "of": planned, "comparisons": comparisons, "provenance": made}
+                    asked = sum(not line["compared"].startswith(KEPT) for line in comparisons)
+                    content = {"asked": asked, "of": planned, "comparisons": comparisons, "provenance": made}
                     write_text(chosen.out, json.dumps(content, indent=1) + "\n")
 
 

@@ -7,7 +7,11 @@ import os
 import random
 import re
 import resource
+import shlex
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -93,6 +97,47 @@ def test_a_full_disk_under_a_partys_log(tmp_path, rank):
     ) as caught:
         run_parties(many_runs, *limits, Settings(), on_control=lambda index: last.append(time.monotonic()))
     assert time.monotonic() - last[-1] < 8 and "\n" not in str(caught.value)
+    assert gone(tmp_path)
+
+
+ON_A_DISK = """
+import time
+from aero.two_party.parties import run_parties
+from aero.two_party.settings import Settings, TwoPartyError
+from test_faults import many_runs
+if __name__ == "__main__":
+    own, last = (FOLDER, None), []
+    try:
+        run_parties(many_runs, own, own, Settings(), on_control=lambda index: last.append(time.monotonic()))
+    except TwoPartyError as error:
+        print(f"{time.monotonic() - last[-1]:.1f} s, {len(last)} runs: {error}")
+"""
+
+
+def test_a_disk_that_is_full(tmp_path):
+    """A disk of 200 kB of its own, in a mount namespace: nothing is left on it either."""
+    disk, script = tmp_path / "disk", tmp_path / "on_a_disk.py"
+    disk.mkdir()
+    script.write_text(ON_A_DISK.replace("FOLDER", repr(str(tmp_path))))
+    mount = f"mount -t tmpfs -o size=200k tmpfs {shlex.quote(str(disk))}"
+    inside = ["unshare", "--mount", "sh", "-c"]
+    if shutil.which("unshare") is None or subprocess.run([*inside, mount], capture_output=True).returncode:
+        pytest.skip("needs the right to mount a disk")
+    then = f"{shlex.join([sys.executable, str(script)])}; find {shlex.quote(str(disk))} -type f"
+    paths = os.pathsep.join(map(str, (Path(__file__).parent, Path(__file__).parents[2])))
+    done = subprocess.run(
+        [*inside, f"{mount} && {{ {then}; }}"],
+        env=os.environ | {"TMPDIR": str(disk), "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    told = re.fullmatch(
+        r"([0-9.]+) s, \d+ runs: (client|server): the log cannot be written, "
+        r".*No space left on device.*make room in .*\n",
+        done.stdout,
+    )
+    assert told and float(told[1]) < 8, done.stdout + done.stderr
     assert gone(tmp_path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
@@ -360,7 +361,6 @@ def train(
             if not math.isfinite(norm):
                 norm = _clip_in_double(model, settings.clip)
             losses, penalties = values[::2], values[1::2]
-            broken = next((part for part, value in zip(parts, losses, strict=True) if not math.isfinite(value)), None)
             loss, penalty = processes.mean(
                 sum(value / settings.accumulation for value in losses),
                 sum(regularizer.lambda_ * value / settings.accumulation for value in penalties),
@@ -370,10 +370,9 @@ def train(
             scaled = scaler.is_enabled() and scaler.get_scale() > 1.0
             if not math.isfinite(loss) or (not math.isfinite(norm) and not scaled):
                 outcome.diverged_at_step = step
-                broken = ids if broken is None else broken
                 row = _row(settings, config, step + 1, loss, penalty, norm, factor, began)
 
-                def backward(states: list[Tensor], entropies: list[Tensor], ids: Tensor = broken) -> None:
+                def backward(states: list[Tensor], entropies: list[Tensor], ids: Tensor) -> None:
                     value = next_token_loss(model.logits(states[-1]), ids)
                     if entropies:
                         rows = torch.stack(entropies).float()
@@ -381,7 +380,13 @@ def train(
                     scaler.scale(value / settings.accumulation).backward()
 
                 with _autocast(settings.precision, device):
-                    outcome.first_nonfinite = find_nonfinite(model, broken, step, processes, backward)
+                    # Every process takes as many turns, those with a part whose loss is not finite begin with it.
+                    for turn in sorted(range(len(parts)), key=lambda index: math.isfinite(losses[index])):
+                        broken = parts[turn]
+                        found = find_nonfinite(model, broken, step, processes, functools.partial(backward, ids=broken))
+                        if found["where"] != "gradient":
+                            break
+                    outcome.first_nonfinite = found
                     _measure_layers(model, broken, row)
                 overflows = [f"overflow_layer_{layer}" for layer in range(config.layers)]
                 counts = processes.total(*(row[name] for name in overflows))

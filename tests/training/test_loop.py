@@ -436,6 +436,26 @@ def test_divergence_in_an_accumulated_part_is_looked_for_there():
     assert [outcome.rows[-1][f"overflow_layer_{layer}"] for layer in range(2)] == [4 * 8 * 16] * 2
 
 
+@pytest.mark.parametrize("part", [0, 1])
+def test_a_gradient_that_breaks_in_an_accumulated_part_is_looked_for_there(part, monkeypatch):
+    """Losses are finite; the weights of block 1 have an infinite gradient for token 31, which one micro-batch has."""
+
+    class Half(Source):
+        def batch(self, step):
+            return torch.full((4, 8), 31 if step % 2 == part else 0)
+
+    def model(*arguments):
+        built, seen = GPT(*arguments), []
+        built.token_embedding.register_forward_hook(lambda module, ids, out: seen.append(bool((ids[0] == 31).any())))
+        weight = built.blocks[1].attention.value.weight
+        weight.register_hook(lambda gradient: gradient * math.inf if seen[-1] else gradient)
+        return built
+
+    monkeypatch.setattr("aero.training.loop.GPT", model)
+    outcome = run(Settings(accumulation=2), "SM", Half())
+    assert outcome.first_nonfinite == {"step": 0, "layer": 1, "where": "gradient of weights"}
+
+
 def test_overflows_are_counted_by_layer():
     model = GPT(parse("SM"), CONFIG)
     model.position_embedding.weight.data.zero_()

@@ -130,6 +130,12 @@ PANELS = {
     "aero/figure17": {"sm-scfuffn", "sm-scfuffni-6", "sm-scfuffni-7"},
     "aero/figure18": MARGINS | {"ereg-smt-scfuffn-gamma-30"},
     "aero/figure19": MARGINS,  # its panels are those of entropy_guided, Figure 7: up to 0.25
+    "entropy_guided/figure2": {"sm-ln-g", "sm-ln-r", "sm-ln", "sm-g", "sm-r", "sm"},
+    "entropy_guided/figure3": {"ereg-smt-scfuffn"},
+    "entropy_guided/figure4": {"sm-ln-g", "sm", "sm-wnorm-ffn", "sm-snorm-ffn", "sm-scffn", "ereg-smt-scfuffn"},
+    "entropy_guided/figure5": {"ereg-smt-scfuffn"},
+    "entropy_guided/figure6": MARGINS | {"ereg-smt-scfuffn-gamma-30"},
+    "entropy_guided/figure7": MARGINS,
     "entropy_landscape/figure1": {"sm-ln-g", "sm-ln-r", "ereg-smt-ln-g", "ereg-smt-ln-r"},
     "entropy_landscape/figure2": {"sm-ln-g", "ereg-smt-ln-g-gamma-00", "ereg-smt-ln-g-gamma-10", "ereg-smt-ln-g"},
     "entropy_landscape/figure3": {

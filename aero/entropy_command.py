@@ -227,15 +227,22 @@ def _open_hugging_face(path: Path) -> Reader:
             path, use_safetensors=True, trust_remote_code=False, local_files_only=True
         )
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+    except Exception as error:  # transformers checks sizes with errors of its own, or divides by them
         raise UserError(f"{path} cannot be loaded as a causal language model with its tokenizer: {error}") from None
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
         raise UserError(f"the tokenizer in {path} has {len(tokenizer)} entries, more than the model: it is another's")
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if getattr(model.config, "entropy_regularizer", None) is not None:
         from aero.entropy import EntropyRegularizer
 
-        EntropyRegularizer.load(model, path)  # its temperatures are part of the model
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        try:
+            regularizer = EntropyRegularizer.load(model, path)  # its temperatures are part of the model
+        except TypeError as error:  # config.json says what it likes
+            raise UserError(
+                f"the entropy_regularizer in {path}/config.json is none of this project's: {error}"
+            ) from None
+        for temperatures in regularizer.temperatures:  # one a position, of which the model may have more
+            context = min(temperatures.shape[-1], context or temperatures.shape[-1])
     return Reader(model, lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], context)
 
 

@@ -121,6 +121,15 @@ def test_failures_are_also_counted_against_the_bound(tmp_path, text, capsys):
     assert majority and low.endswith(f", most heads of layers {', '.join(map(str, majority))}")
 
 
+@pytest.mark.parametrize("change", [{"n_layer": 1e9}, {"n_embd": "8"}, {"vocab_size": None}, {"n_head": 0}])
+def test_sizes_that_transformers_refuses_in_its_own_way(change, tmp_path, text):
+    hugging_face_model(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(UserError, match="cannot be loaded as a causal language model"):
+        cli.main(["entropy", str(tmp_path), "--text", str(text)])
+
+
 def test_quarters_of_a_window_are_of_what_it_allows(tmp_path, text, capsys):
     """The lines of the table add up to the failures below it: nine keys are all that a head with a window sees."""
     hugging_face_model(tmp_path)
@@ -187,6 +196,20 @@ def test_a_saved_regularised_model_is_measured_with_its_temperatures(tmp_path, t
     flat = json.loads(said(capsys, tmp_path, "--text", text, "--json"))
     assert min(map(min, flat["entropy_mean"])) == pytest.approx(flat["maximum"]["causal_bound"], abs=1e-3)
     assert min(map(min, plain["entropy_mean"])) < flat["maximum"]["causal_bound"] - 0.01
+
+
+def test_a_regulariser_of_fewer_positions_or_of_none(tmp_path, text, capsys):
+    """Temperatures for 32 positions of 64: they are what is measured. And a config.json that says nonsense of one."""
+    hugging_face_model(tmp_path)
+    model = GPT2LMHeadModel.from_pretrained(tmp_path)
+    EntropyRegularizer(model, context=32, temperature_init=2.0)
+    model.save_pretrained(tmp_path)
+    found = json.loads(said(capsys, tmp_path, "--text", text, "--json"))
+    assert found["context"] == 32
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"entropy_regularizer": {"foo": 1}}))
+    with pytest.raises(UserError, match="entropy_regularizer in .*config.json is none of this project's"):
+        cli.main(["entropy", str(tmp_path), "--text", str(text)])
 
 
 def test_the_landscape_of_anybodys_model(tmp_path, text, capsys):

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from aero.errors import yaml_of
+from aero.errors import text_of, yaml_of
 
 _FOLDER = Path(__file__).parent
 
@@ -194,13 +194,13 @@ def load(short: str) -> Paper:
         raise ValueError(f"no published numbers for paper {short!r}; known papers: {', '.join(known_papers())}")
     claims: tuple[Claim, ...] = ()
     with _told(path):
-        values = yaml_of(path.read_text(encoding="utf-8"))
+        values = yaml_of(text_of(path))
         tables = {str(number): _table(str(number), table, path) for number, table in values["tables"].items()}
         paper = dict(values["paper"])
         head = {key: str(paper.pop(key)) for key in ("short", "title", "cite")}
     for claims_path in sorted(_FOLDER.glob(f"{short}_*claims.yaml")):  # aero_claims.yaml, aero_further_claims.yaml
         with _told(claims_path):
-            entries = yaml_of(claims_path.read_text(encoding="utf-8"))["claims"]
+            entries = yaml_of(text_of(claims_path))["claims"]
             claims += tuple(_claim(entry, claims_path.name) for entry in entries)
             if len({claim.id for claim in claims}) != len(claims):
                 raise ValueError("a claim id occurs twice")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aero.architecture import Architecture, parse
-from aero.errors import UserError
+from aero.errors import UserError, cut
 from aero.two_party.network import Network
 
 if TYPE_CHECKING:  # `aero --help` reads this module for its arguments alone
@@ -101,10 +101,13 @@ def _network(parameters: Parameters, text: str) -> Network:
     known = parameters.two_party.networks
     if text in known:
         return Network(known[text].bandwidth_mbit, known[text].rtt_ms)
-    match = re.fullmatch(r"(\d+(?:\.\d+)?),(\d+(?:\.\d+)?)", text)
-    if not match or float(match[1]) <= 0:
-        raise UserError(f"unknown network {text!r}; give {', '.join(known)} or Mbit/s and ms, such as 100,80")
-    return Network(float(match[1]), float(match[2]))
+    match = re.fullmatch(r"([0-9]{1,20}(?:\.[0-9]{1,20})?),([0-9]{1,20}(?:\.[0-9]{1,20})?)", text)
+    rate, delay = map(float, match.groups()) if match else (0.0, 0.0)
+    if not 1e-6 <= rate <= 1e9 or delay > 1e9:
+        raise UserError(
+            f"unknown network {cut(text)!r}; give {', '.join(known)} or Mbit/s and ms, such as 100,80, up to 1e9 each"
+        )
+    return Network(rate, delay)
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,7 @@ def _complete_passes(root: Path = Path()) -> list[Mapping[str, Any]]:
         for folder in ("runs", "results"):
             try:
                 found = json.loads((root / folder / "two_party" / name).read_text(encoding="utf-8"))
-            except (OSError, ValueError):
+            except (OSError, ValueError, RecursionError):
                 continue
             passes += [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
             break

@@ -164,8 +164,8 @@ def _determinism(results: Results) -> Html:
         f"<b>{title}.</b> The same commit, seed and corpus, each training in a process of its own, against the first: "
         "the largest relative difference of a logged training loss, the relative difference of the evaluation "
         "perplexity, and the largest difference of a head's mean entropy in nats. Older vector instructions, forced on "
-        f"one machine, stand for another machine; CUDA was not measured. At scale smoke a training has 12 "
-        f"steps.{_so_far(found)} {_where(found, 'determinism')}"
+        f"one machine, stand for another machine; a kept result may be of another indeed. CUDA was not measured. At "
+        f"scale smoke a training has 12 steps.{_so_far(found)} {_where(found, 'determinism')}"
     )
     heads = ["scale", "run", "compared with", "equal", "loss", "perplexity", "entropy"]
     return Html(grid(heads, rows, words, "robustness-determinism", (0.09, 0.21, 0.28, 0.12, 0.1, 0.1, 0.1)))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import re
 
+from aero.pipeline import ROOT
 from aero.report.savings import table_errors, table_savings
 
 BYTES = """architecture,program,bytes
@@ -17,6 +19,18 @@ SM+LN+G,as_published,laptop,4,32,0.01200,4,{}
 SM+LN+G,tuned,laptop,4,32,0.00300,4,{}
 SM+LN+G,tuned-one_qkv,laptop,4,32,0.00400,3,{}
 """
+
+
+def test_what_is_kept_is_what_the_issue_of_private_inference_asks():
+    """The same top token on 200 held-out prompts, and in no line an error above that of the row as published."""
+    with (ROOT / "results/two_party/savings_errors.csv").open(encoding="utf-8", newline="") as file:
+        lines = {(line["architecture"], line["program"], line["tokens"]): line for line in csv.DictReader(file)}
+    many = lines["SM+ScFuFFN", "tuned", "24"]
+    assert int(many["prompts"]) >= 200 and many["same_top_token"] == many["prompts"]
+    for row in "SM+ScFuFFN", "SM+LN+G":
+        published = float(lines[row, "as_published", "16"]["max_logit_error"])
+        assert float(lines[row, "tuned", "16"]["max_logit_error"]) < published
+    assert float(many["max_logit_error"]) < float(lines["SM+ScFuFFN", "as_published", "16"]["max_logit_error"])
 
 
 def test_both_directions_stand_side_by_side_and_gaps_are_seen(tmp_path):

@@ -199,6 +199,7 @@ def row_entropies(model: PreTrainedModel, ids: Tensor, attention_mask: Tensor | 
     ids: (B, T); attention_mask: (B, T), 0 where a token is padding, at either end. L: layers with attention. The model
     is run in evaluation mode and left as it was. ValueError as `measure`.
     """
+    _check_whole(model)
     rows, real = _run(model, ids, attention_mask)
     return torch.stack([torch.where(real[:, None], row.entropies, 0.0) for row in rows])
 
@@ -211,8 +212,10 @@ def measure(model: PreTrainedModel, ids: Batch | Iterable[Batch]) -> EntropyStat
     queries of a sequence and then over sequences; its median is that of all rows, which are held until the end in
     float32. `sem` is over sequences as if they were independent, `by_position_sem` over blocks of consecutive ones that
     have the position.
-    ValueError if there are no tokens or more than the model has positions, or if it hides its attention weights.
+    ValueError if there are no tokens or more than the model has positions, if it hides its attention weights, or if it
+    was saved with a regulariser that was not loaded.
     """
+    _check_whole(model)
     batches = [ids] if isinstance(ids, Tensor | Mapping) else ids
     means, bounds, positions, lengths, held = [], [], [], [], []
     for batch in batches:
@@ -271,6 +274,15 @@ def _error_over_blocks(by_position: Tensor, there: Tensor) -> Tensor:
     number = has.sum(0)  # (1, T)
     squares = torch.where(has, means - means.sum(0) / number, 0.0).square().sum(0)
     return torch.where(number > 1, (squares / (number - 1).clamp_min(1) / number).sqrt(), math.nan)
+
+
+def _check_whole(model: PreTrainedModel) -> None:
+    """ValueError for a model saved with temperatures, which `from_pretrained` does not know and leaves out."""
+    if getattr(model.config, "entropy_regularizer", None) is not None and not hasattr(model, "reg_threshold_weights"):
+        raise ValueError(
+            f"this {type(model).__name__} was saved with an entropy regulariser, whose temperatures it is measured "
+            "with: EntropyRegularizer.load(model, folder) first"
+        )
 
 
 def _run(model: PreTrainedModel, ids: Tensor, attention_mask: Tensor | None) -> tuple[list[_Rows], Tensor]:

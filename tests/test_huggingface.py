@@ -492,6 +492,8 @@ def test_trainer_learns_saves_and_goes_on(tmp_path):
     trainer.save_model(str(tmp_path / "saved"))
 
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    with pytest.raises(ValueError, match="saved with an entropy regulariser"):
+        measure(loaded, some_ids(2, 32, seed=9))
     again = EntropyRegularizer.load(loaded, tmp_path / "saved")
     assert (again.lambda_, again.gamma, again.reduction) == (1e-3, 0.20, "position_sum")
     for mine, theirs in zip(again.named_parameters(), regularizer.named_parameters(), strict=True):

@@ -172,18 +172,6 @@ def test_aliases_that_stand_for_each_other_are_counted_and_not_written_out(tmp_p
     refused(read, "paper.yaml", "parts")
 
 
-def test_brackets_without_end_take_no_time(tmp_path, monkeypatch):
-    """PyYAML's time grows as the square of the depth: 3,000 took 3 s."""
-    path = tmp_path / "params.yaml"
-    path.write_text("a: " + "[" * 3000, encoding="utf-8")
-    read = paper(tmp_path, monkeypatch, lambda v: None)
-    (tmp_path / "paper.yaml").write_text("tables: " + "{a: " * 3000, encoding="utf-8")
-    began = time.process_time()
-    refused(lambda: load(path), path, "nested")
-    refused(read, "paper.yaml", "nested")
-    assert time.process_time() - began < 1
-
-
 def test_a_number_without_end_is_shown_as_such(tmp_path):
     path = tmp_path / "params.yaml"
     text = (ROOT / "params.yaml").read_text(encoding="utf-8")
@@ -562,11 +550,11 @@ def test_a_file_that_is_no_mapping_is_refused_by_name(tmp_path, monkeypatch, tex
 
 def test_a_line_without_end_takes_no_time_and_is_not_repeated():
     """`executed … times` was looked for from every `executed` to the end of its line."""
-    began = time.process_time()
+    began = time.monotonic()
     parse_error = refused(lambda: parse_profile("executed " * 200_000), "SPU")
     line = "[2026-11-21 10:00:00.000] [info] [api.cc:1] Link details: " + "x" * 100_000
     refused(lambda: parse_profile(line), "SPU log line 1")
-    assert time.process_time() - began < 5 and len(parse_error) < LONGEST_LINE
+    assert time.monotonic() - began < 5 and len(parse_error) < LONGEST_LINE
 
 
 # Shares

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import unicodedata
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -113,8 +114,14 @@ def connected(server, certificates):
 
 
 def below(pid):
-    """Ids of the children of process `pid`, whichever of its threads started them."""
-    return [child for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+    """Ids of the children of process `pid`, whichever of its threads started them. A thread, or the process, that ends
+    while it is looked at has none: its children go to another thread of the process."""
+    children = []
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                children += (task / "children").read_text().split()
+    return children
 
 
 def parties_of(pid):

@@ -134,17 +134,13 @@ def test_the_front_by_hand() -> None:
 
 
 def test_the_answer_takes_under_a_second(project: Path) -> None:
-    """Processor time of the whole command, the interpreter's start included, the least of up to three: other work on
-    the same core does not count, but slows what does."""
+    """Processor time of the whole command, the interpreter's start included; another's work does not count."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "aero.cli", "cost", "SM+ScFuFFNi_3", "--context", "192"]
-    taken: list[float] = []
-    while len(taken) < 3 and min(taken, default=1.0) >= 1.0:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        run = subprocess.run(command, capture_output=True, text=True, timeout=60, env={"PYTHONPATH": str(ROOT)})
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert run.returncode == 0, run.stderr
-        taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(taken) < 1.0, taken
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, env={"PYTHONPATH": str(ROOT)})
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert run.returncode == 0, run.stderr
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
 
 
 @pytest.mark.parametrize("arguments", [["SM+R"], ["--compare", "SM+R", "SM+G"], ["--pareto"]])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aero.published import load
-from aero.report.costs import GB, PARTS, PROGRAMS, cost_files, part_bytes, row_costs, row_family
+from aero.report.costs import GB, PARTS, PROGRAMS, cost_files, costs_by_kind, part_bytes, row_costs, row_family
 from aero.report.marks import Html, cost_caption, gap, grid, number, row_label
 from aero.report.results import Results
 from aero.report.tables import cost_rows
@@ -123,7 +123,7 @@ LEAST_SHARE = 0.01
 def table_kinds(results: Results) -> Html:
     """Bytes and seconds of the rows of Tables 4 to 7 by kind of operation, where all_rows.csv has them."""
     rows: list[list[str]] = []
-    path, lines = _all_rows(results)
+    path, lines = costs_by_kind(results)
     for which in COSTED:
         table = load("aero").tables[which]
         for row in table.rows:
@@ -144,20 +144,6 @@ def table_kinds(results: Results) -> Html:
 
 
 UNITS = {"bytes": GB, "seconds": 1.0}
-
-
-def _all_rows(results: Results) -> tuple[str, dict[tuple[str, str, str, str], dict[str, str]]]:
-    """The file of every row's cost, fresh or kept, and its lines by architecture, model, context and program."""
-    for folder in ("runs", "results"):
-        path = Path(folder) / "two_party" / "all_rows.csv"
-        try:
-            with (results.root / path).open(encoding="utf-8", newline="") as file:
-                lines = [line for line in csv.DictReader(file) if line.get("bytes_by_kind")]
-        except OSError:
-            continue
-        keys = ("architecture", "model", "context", "program")
-        return path.as_posix(), {tuple(line[key] for key in keys): line for line in lines}
-    return "", {}
 
 
 def _kinds(line: dict[str, str], column: str, unit: float, path: str) -> str:

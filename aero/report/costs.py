@@ -4,9 +4,12 @@ latency.
 
 from __future__ import annotations
 
+import csv
+import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from aero.architecture import parse
@@ -72,6 +75,41 @@ def row_family(results: Results, table: Table, row: str) -> str:
     runs = results.parameters.get("runs") or {}
     named = [run for printed in table.rows if printed.name == row for run in printed.trained.values() if run in runs]
     return str(runs[named[0]].get("model", "gpt2") if named else table.dimensions["model"])
+
+
+def costs_by_kind(results: Results) -> tuple[str, dict[tuple[str, str, str, str], dict[str, str]]]:
+    """The file of every row's cost, fresh or kept, and its lines by architecture, model, context and program."""
+    for folder in ("runs", "results"):
+        path = Path(folder) / "two_party" / "all_rows.csv"
+        try:
+            with (results.root / path).open(encoding="utf-8", newline="") as file:
+                lines = [line for line in csv.DictReader(file) if line.get("bytes_by_kind")]
+        except OSError:
+            continue
+        keys = ("architecture", "model", "context", "program")
+        return path.as_posix(), {tuple(line[key] for key in keys): line for line in lines}
+    return "", {}
+
+
+ROW_FACTORS = ("scale_row_tiles", "scale_row_tiles_by_server", "inverse_sums")
+PRODUCTS = ("linear", "scores", "mix")
+
+
+def least_seconds(results: Results, table: Table, row: str) -> dict[str, float]:
+    """What no exchange of bytes for seconds takes from the tuned row, over the seconds as published: "factors" with the
+    division of rows and the temperatures for nothing, "products" with all else for nothing. Both programs from
+    all_rows.csv, measured in one session; empty where that file has not got them.
+    """
+    _, lines = costs_by_kind(results)
+    key = row, row_family(results, table, row), str(table.dimensions["context"])
+    if not all((*key, program) in lines for program in PROGRAMS):
+        return {}
+    plain, tuned = (json.loads(lines[*key, program]["seconds_by_kind"]) for program in PROGRAMS)
+    whole = sum(plain.values())
+    return {
+        "factors": sum(seconds for kind, seconds in tuned.items() if kind not in ROW_FACTORS) / whole,
+        "products": sum(tuned.get(kind, 0.0) for kind in PRODUCTS) / whole,
+    }
 
 
 def saving(results: Results, table: Table, row: str, program: str, quantity: str) -> float | None:

@@ -54,7 +54,9 @@ def add_commands(commands: Any) -> None:
     serve.set_defaults(run=_serve)
     serve.add_argument("--checkpoint", type=Path, required=True, help="the model")
     serve.add_argument("--listen", default="127.0.0.1:9731", metavar="HOST:PORT", help="default 127.0.0.1:9731")
-    serve.add_argument("--program", default="tuned", help="tuned (default) or as_published")
+    serve.add_argument(
+        "--program", default="tuned", help="tuned (default), as_published, or one saving more or less: tuned-row_tiles"
+    )
     serve.add_argument("--most-tokens", type=int, default=256, metavar="N", help="new tokens a question may ask for")
     serve.add_argument("--once", action="store_true", help="end after one question, with its success as exit status")
     serve.add_argument(

@@ -30,7 +30,11 @@ def add_arguments(cost: argparse.ArgumentParser) -> None:
     cost.add_argument("--model", default="gpt2", help="model family (default gpt2)")
     cost.add_argument("--context", type=int, default=128, help="tokens of the prompt, T (default 128)")
     cost.add_argument("--network", default="wan", help="a name of two_party.networks, or MBIT,RTT_MS such as 300,20")
-    cost.add_argument("--program", default="tuned", help="tuned (default) or as_published")
+    cost.add_argument(
+        "--program",
+        default="tuned",
+        help="tuned (default), as_published, or one saving more or less: as_published+one_qkv",
+    )
     for name in SIZES:
         cost.add_argument(f"--{name}", type=int, help="another size than the family's published one")
     cost.add_argument("--compare", nargs=2, metavar=("A", "B"), help="two architectures side by side")

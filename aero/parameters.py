@@ -317,7 +317,7 @@ class TimeoutParameters(_Strict):
 
 class TwoPartyParameters(_Strict):
     programs: tuple[Literal["as_published", "tuned"], ...]
-    field: Literal["FM32", "FM64", "FM128"]
+    field: Literal["FM64", "FM128"]  # SPU cannot divide in FM32
     fraction_bits: Positive
     mul_lsb_error: bool
     networks: dict[str, NetworkParameters]
@@ -401,6 +401,8 @@ class Parameters(_Strict):
     @model_validator(mode="after")
     def _names_exist(self) -> Parameters:
         _known("scale", self.scale, self.scales)
+        if self.two_party.field != "FM64" and "tuned" in self.two_party.programs:
+            raise ValueError("two_party.field must be FM64 for the program tuned, which computes on shares of 64 bits")
         ordered = sum(self.training_order.values(), ())
         for run in (*self.active_runs, *self.more_runs, *self.two_party.end_to_end_runs, *self.compared_runs, *ordered):
             _known("run", run, self.runs)

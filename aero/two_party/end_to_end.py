@@ -20,7 +20,7 @@ from aero.two_party.operations import Operation, call
 from aero.two_party.parties import Party, run_parties
 from aero.two_party.profile import check_pair
 from aero.two_party.program import forward, operations
-from aero.two_party.settings import CLIENT, SERVER, Settings
+from aero.two_party.settings import CLIENT, SERVER, Settings, TwoPartyError
 from aero.two_party.weights import weight_arrays, weight_shapes, within_budget
 
 # An operation of fewer bytes is dear where it makes a refill, 0.3 to 1.2 MB.
@@ -158,6 +158,9 @@ def ask(
         raise ValueError(f"a prompt needs 1 to {config.context} tokens, got {prompts.shape[1]}; shorten it")
     if prompts.min() < 0 or prompts.max() >= config.vocabulary:
         raise ValueError(f"token ids must lie in 0 to {config.vocabulary - 1}; use the model's own tokenizer")
+    settings = settings or Settings()
+    if settings.field == "FM32":
+        raise TwoPartyError("SPU cannot divide in the ring FM32, and every softmax divides; use FM64")
     question = Question(str(model.architecture), dataclasses.asdict(config), program, prompts.shape[1])
     counts = operations(model.architecture, config, program, prompts.shape[1]) if operation_runs else {}
     common = {"question": question, "prompts": len(prompts), "operations": sorted(counts), "runs": operation_runs}
@@ -165,7 +168,7 @@ def ask(
         forward_task,
         common | {"ids": prompts},
         common | {"weights": weight_arrays(model, program)},
-        settings or Settings(),
+        settings,
     )
     if any(value is not None for value in server["logits"]):
         raise AssertionError("the server learnt logits")

@@ -248,6 +248,11 @@ class Party:
             results = step.of_shares(hand, *clear, prepared, shapes)
         else:
             bits = FIELD_BITS[self.settings.field]
+            if bits > 64:
+                raise TwoPartyError(
+                    f"the step {part.step} computes on shares of 64 bits at most, not on {self.settings.field}; "
+                    "use FM64, or a program without split_exponential and lattice_lookup"
+                )
             results = step.of_shares(hand, *(ring_elements(self._runtime.get_var(n), bits) for n in part.inputs))
         for output, values, shape, (dtype, owner) in zip(
             part.outputs, results, step.shapes(*shapes), step.results, strict=True

@@ -9,6 +9,7 @@ from made_models import random_model, torch_logits
 from aero import checkpoint
 from aero.two_party.end_to_end import ask, composed_bytes
 from aero.two_party.program import operations
+from aero.two_party.settings import Settings, TwoPartyError
 from aero.two_party.weights import within_budget
 
 # Logit errors of fixed point with 18 fraction bits (as_published: also of SPU's exponential and GELU).
@@ -84,3 +85,13 @@ def test_a_checkpoint_answers_and_bad_prompts_are_told(tmp_path):
         ask(model, prompt, "fast")
     with pytest.raises(ValueError, match="does not exist"):
         ask(tmp_path / "nothing.safetensors", prompt)
+
+
+def test_other_rings_compute_the_same_or_are_refused():
+    model, prompt = random_model("SM+ScFuFFN", layers=1), np.array([3, 1, 4, 1, 5])
+    (answer,), _ = ask(model, prompt, "as_published", Settings(field="FM128"))
+    np.testing.assert_allclose(answer.logits, torch_logits(model, prompt), atol=TOLERANCE, rtol=0)
+    for program, field, named in (("tuned", "FM128", "64 bits at most"), ("as_published", "FM32", "cannot divide")):
+        with pytest.raises(TwoPartyError, match=named) as caught:
+            ask(model, prompt, program, Settings(field=field, fraction_bits=12))
+        assert "use FM64" in str(caught.value) and "\n" not in str(caught.value)

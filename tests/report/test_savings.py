@@ -31,6 +31,8 @@ def test_what_is_kept_is_what_the_issue_of_private_inference_asks():
         published = float(lines[row, "as_published", "16"]["max_logit_error"])
         assert float(lines[row, "tuned", "16"]["max_logit_error"]) < published
     assert float(many["max_logit_error"]) < float(lines["SM+ScFuFFN", "as_published", "16"]["max_logit_error"])
+    published = lines["SM+ScFuFFN", "as_published", "24"]  # the first of the same prompts
+    assert float(many["max_logit_error"]) < float(published["max_logit_error"]) and int(published["prompts"]) == 20
 
 
 def test_both_directions_stand_side_by_side_and_gaps_are_seen(tmp_path):

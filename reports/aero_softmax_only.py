@@ -46,6 +46,7 @@ from aero.report import (
     sensitivity_page,
     sensitivity_theory,
 )
+from aero.report.differences import differences_table
 from aero.report.figure_index import FIGURES
 from aero.report.printed_tables import printed_table
 from aero.report.results import load_for_report
@@ -205,7 +206,13 @@ entropy_page.figures(results, "aero")
 printed_table(results, "3")
 
 # %%
+differences_table(results, "3")
+
+# %%
 printed_table(results, "9")
+
+# %%
+differences_table(results, "9")
 
 # %%
 claims_page.claims_table(results, judged, "tables_3_9")
@@ -221,6 +228,9 @@ claims_page.claims_table(results, judged, "tables_3_9")
 printed_table(results, "4")
 
 # %%
+differences_table(results, "4")
+
+# %%
 scales.side_by_side(results)
 
 # %%
@@ -233,10 +243,19 @@ claims_page.claims_table(results, judged, "table4")
 printed_table(results, "5")
 
 # %%
+differences_table(results, "5")
+
+# %%
 printed_table(results, "6")
 
 # %%
+differences_table(results, "6")
+
+# %%
 printed_table(results, "7")
+
+# %%
+differences_table(results, "7")
 
 # %%
 claims_page.claims_table(results, judged, "scaling")
@@ -361,6 +380,9 @@ claims_page.claims_table(results, judged, "contradictions")
 printed_table(results, "3", "entropy_guided")
 
 # %%
+differences_table(results, "3", "entropy_guided")
+
+# %%
 claims_page.claims_table(results, judged, "entropy_guided")
 
 # %%
@@ -381,6 +403,9 @@ entropy_page.figures(results, "")
 
 # %%
 landscape_tables.table_1(results)
+
+# %%
+differences_table(results, "1", "entropy_landscape")
 
 # %%
 claims_page.claims_table(results, judged, "landscape")

@@ -11,6 +11,7 @@ from aero.parameters import load as load_parameters
 from aero.provenance import commit
 from aero.report import (
     claims,
+    differences,
     entropy_page,
     landscape_tables,
     latex,
@@ -57,7 +58,7 @@ def texts_of(results: Results, judged: Sequence[claims.Judged]) -> dict[Path, st
     parts = (tables, landscape_tables, scales, sensitivity, parallel_context_tables)
     printed = {path: text for part in parts for path, text in part.files(results).items()}
     listed = {Path("reports") / "claims.csv": claims.claims_csv(judged)}
-    return printed | latex.files(printed) | entropy_page.files(results) | listed
+    return printed | latex.files(printed) | differences.files(results) | entropy_page.files(results) | listed
 
 
 if __name__ == "__main__":

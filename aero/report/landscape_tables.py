@@ -97,7 +97,7 @@ def table_1(results: Results) -> Html:
         f"<b>{place.split(';')[0]}.</b> From above: published, measured here, their ratio. Range: lowest and highest "
         "head. W₁: of all heads from all heads of the baseline, paired by seed; sampling errors and the mean of the "
         "layers' own distances are in <code>reports/tables/entropy_landscape_table1.csv</code>. Entropies grow with "
-        f"the context: compare differences, not sizes. {training_caption(results, runs)}"
+        f"the context: compare differences, not sizes. {training_caption(results, runs, brackets=False)}"
     )
     widths = (0.1, 0.08, 0.1) + (0.08, 0.1, 0.06) * 3
     return Html(grid(heads, rows, caption, "landscape-table-1", widths, "dense"))

@@ -62,13 +62,13 @@ def published_number(cell: Cell, place: str) -> str:
     return number(cell.text, "published", place)
 
 
-def measured_number(cell: MeasuredCell, results: Results, interval: bool = True) -> str:
-    """What was measured for a cell, with its interval over seeds on request; a visible gap if nothing was."""
+def measured_number(cell: MeasuredCell, results: Results) -> str:
+    """What was measured for a cell, with its interval over seeds; a visible gap if nothing was."""
     if cell.origin == "missing":
         return gap()
     text = cell.text
     found = cell.estimate
-    if interval and found is not None and found.has_interval:
+    if found is not None and found.has_interval:
         digits = min(cell.published.column.digits, 2)
         text = f"{found.mean:.{digits}f} [{found.low:.{digits}f}, {found.high:.{digits}f}]"
     return number(text, cell.origin, cell_source(cell, results))
@@ -195,13 +195,17 @@ def origin(kind: str, kinds: str, values: Iterable[str], most: int = 3) -> str:
     return f"{kind} {named}" if len(distinct) < 2 else f"mixed: {len(distinct)} {kinds} ({named})"
 
 
-def training_caption(results: Results, names: Iterable[str]) -> str:
-    """Scale, seeds, corpus, commit and machine of the named runs' trainings, all seeds of them, with intervals."""
+def training_caption(results: Results, names: Iterable[str], brackets: bool = True) -> str:
+    """Scale, seeds, corpus, commit and machine of the named runs' trainings, all seeds of them, with intervals.
+
+    brackets: whether what the caption is of shows the intervals; else its CSV file has them.
+    """
     found = {name: results.seeds(name) for name in names}
     seeds = sorted({run.seed for runs in found.values() for run in runs})
     counts = [len(runs) for runs in found.values() if runs] or [0]
     how_many = f"{_seeds(counts)} ({', '.join(map(str, seeds))})"
-    interval = "; brackets: 95 % t-interval over seeds" if max(counts) > 1 else "; one seed has no interval"
+    where = "brackets: 95 % t-interval over seeds" if brackets else "95 % t-intervals over seeds: in the CSV file"
+    interval = f"; {where}" if max(counts) > 1 else "; one seed has no interval"
     return _measured_side(results, found, how_many + interval)
 
 

@@ -60,7 +60,7 @@ def _cell(cell: MeasuredCell, place: str, results: Results) -> str:
     above = published_number(cell.published, place)
     if cell.origin == "missing":
         return f"{above}<br>{gap('not yet')}"
-    below = measured_number(cell, results, interval=False)
+    below = measured_number(cell, results)
     over = ratio(cell, results)
     return f"{above}<br>{below}" + ("" if "none" in over else f'<br><span class="ratio">{over}</span>')
 
@@ -77,9 +77,10 @@ def _counted(text: str) -> str:
 
 def _widths(columns: Mapping[str, object]) -> tuple[float, ...]:
     first, operations = 0.19, 0.17 if "nonlinear" in columns else 0.0
-    others = len(columns) - ("nonlinear" in columns)
-    each = (1 - first - operations) / others
-    return (first, *(operations if key == "nonlinear" else each for key in columns))
+    # A perplexity has an interval beside it.
+    shares = {key: 1.5 if key.startswith("ppl") else 1.0 for key in columns if key != "nonlinear"}
+    each = (1 - first - operations) / sum(shares.values())
+    return (first, *(operations if key == "nonlinear" else each * shares[key] for key in columns))
 
 
 def _caption(results: Results, printed: Table, short: str) -> str:

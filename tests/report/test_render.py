@@ -83,6 +83,7 @@ def test_everything_is_written_and_nothing_half(rendered_root: Path) -> None:
         "metrics.json",
         *(f"tables/{stem}.{kind}" for stem in TABLES for kind in ("csv", "tex")),
         "tables/learned_temperatures.csv",
+        "tables/differences.csv",
     }
     pdf = (rendered_root / "reports/report.pdf").read_bytes()
     assert pdf.startswith(b"%PDF-") and pdf.rstrip().endswith(b"%%EOF") and len(pdf) > 100_000

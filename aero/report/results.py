@@ -459,14 +459,14 @@ def _read_costs(path: Path, root: Path, problems: list[str]) -> tuple[Cost, ...]
                     model=row["model"],
                     context=int(row["context"]),
                     program=row["program"],
-                    bytes=_number(row["bytes"]),
-                    messages=_optional(row.get("messages")),
-                    rounds=_optional(row.get("rounds")),
-                    seconds=_optional(row.get("seconds")),
-                    latency_wan=_optional(row.get("latency_wan_s")),
-                    latency_lan=_optional(row.get("latency_lan_s")),
+                    bytes=_amount(row, "bytes", needed=True),
+                    messages=_amount(row, "messages"),
+                    rounds=_amount(row, "rounds"),
+                    seconds=_amount(row, "seconds"),
+                    latency_wan=_amount(row, "latency_wan_s"),
+                    latency_lan=_amount(row, "latency_lan_s"),
                     method=row.get("method", ""),
-                    max_logit_error=_optional(row.get("max_logit_error")),
+                    max_logit_error=_amount(row, "max_logit_error"),
                     path=str(path.relative_to(root)),
                     more={k: v for k, v in row.items() if k not in known},
                 )
@@ -522,3 +522,11 @@ def _number(value: Any) -> float:
 def _optional(value: Any) -> float | None:
     number = _number(value)
     return None if math.isnan(number) else number
+
+
+def _amount(row: dict[str, str], name: str, needed: bool = False) -> float | None:
+    """The field of a line, None where nothing was measured; ValueError if it is below 0, without end, or needed."""
+    value = _optional(row[name] if needed else row.get(name))
+    if (needed and value is None) or (value is not None and not 0 <= value < math.inf):
+        raise ValueError(f"{name} is {row[name][:100] or 'missing'}, which it cannot be")
+    return value

@@ -5,11 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from aero.errors import cut, text_of
 
 if TYPE_CHECKING:  # reading results needs no JAX
     from aero.two_party.operations import Operation
@@ -113,27 +116,63 @@ def write(path: Path, rows: Iterable[Measurement | Row], kind: type[Measurement]
 
 
 def read(path: Path, kind: type[Any]) -> list[Any]:
-    """Rows of a file written by `write`. ValueError naming the file and line if it is not one."""
+    """Rows of a file written by `write`. ValueError naming the file, line and field for what is not one: columns that
+    are missing or too many, text for a number, an amount below 0 or without end, a provenance that is no JSON object.
+    NaN is read in `UNMEASURED` alone.
+    """
     types = {field.name: str(field.type) for field in fields(kind)}
-    with open(path, encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        if reader.fieldnames != list(types):
-            raise ValueError(f"{path}: columns are {reader.fieldnames}, expected {list(types)}; measure again")
-        rows = []
-        for number, line in enumerate(reader, 2):
-            try:
-                rows.append(kind(**{name: _value(types[name], text) for name, text in line.items()}))
-            except (ValueError, TypeError) as error:
-                raise ValueError(f"{path}, line {number}: {error}; measure again") from None
+    reader = csv.DictReader(io.StringIO(text_of(path), newline=""))
+    try:
+        columns, lines = reader.fieldnames, [(reader.line_num, line) for line in reader]
+    except csv.Error as error:
+        raise ValueError(f"{path}, line {reader.reader.line_num}: {error}; measure again") from None
+    if columns != list(types):
+        raise ValueError(f"{path}: columns are {cut(str(columns))}, expected {list(types)}; measure again")
+    rows = []
+    for number, line in lines:
+        try:
+            if None in line or None in line.values():
+                raise ValueError(f"not {len(types)} fields, as the first line has")
+            rows.append(kind(**{name: _value(name, types[name], text) for name, text in line.items()}))
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}; measure again") from None
     return rows
 
 
-def _value(kind: str, text: str) -> Any:
+UNMEASURED = frozenset({"rounds", "latency_wan_s", "latency_lan_s"})
+"""Fields that may be NaN: what was measured without rounds (`measure(rounds_runs=0)`) and latencies composed of it."""
+_AT_LEAST_ONE = frozenset({"context", "runs"})
+_OBJECTS = frozenset({"provenance", "bytes_by_kind", "seconds_by_kind"})
+
+
+def _value(name: str, kind: str, text: str) -> Any:
+    """The field called `name`; ValueError, without file and line, for what cannot be there."""
     if "None" in kind and text == "":
         return None
-    if kind == "int":
-        return int(text)
-    return float(text) if kind.startswith("float") else text
+    if kind == "str":
+        if name in _OBJECTS:
+            _check_object(name, text)
+        return text
+    # Other scripts' digits and underscores, which int and float read, `write` does not write.
+    if not text.isascii() or "_" in text:
+        raise ValueError(f"{name} is {cut(repr(text))}, no number")
+    try:
+        number = int(text) if kind == "int" else float(text)
+    except ValueError as error:
+        raise ValueError(f"{cut(str(error))} ({name})") from None
+    least = 1 if name in _AT_LEAST_ONE else 0
+    if not least <= number < math.inf and not (name in UNMEASURED and math.isnan(number)):
+        raise ValueError(f"{name} is {cut(text)}, which it cannot be: a number of at least {least} is due")
+    return number
+
+
+def _check_object(name: str, text: str) -> None:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f"{name} is {cut(repr(text))}, no JSON object")
 
 
 def by_operation(measurements: Iterable[Measurement]) -> dict[tuple[str, str], Measurement]:

@@ -62,6 +62,21 @@ def test_a_diverged_run_has_no_perplexity(full_root: Path) -> None:
         ("results/laptop/sm-r/entropy.json", '{"entropy_mean": [[1], [1, 2]]}', "not the entropies of a run"),
         ("results/laptop/sm-r/log.csv", "step,eval_loss\nx,1\n", "not a training log"),
         ("results/two_party/rows.csv", "architecture,bytes\nSM,many\n", "line 2: not a cost"),
+        *(
+            (
+                "results/two_party/rows.csv",
+                f"architecture,model,context,program,bytes,seconds\nSM,gpt2,128,tuned,{values}\n",
+                f"line 2: not a cost (ValueError: {said}",
+            )
+            for values, said in {
+                "inf,1": "bytes is inf",
+                "-1,1": "bytes is -1",
+                "nan,1": "bytes is nan",
+                ",1": "bytes is missing",
+                "7,inf": "seconds is inf",
+                "7,-1e9": "seconds is -1e9",
+            }.items()
+        ),
     ],
 )
 def test_a_broken_file_is_named_and_left_out(tmp_path: Path, name: str, text: str, problem: str) -> None:

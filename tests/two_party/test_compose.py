@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import asdict
+
 import pytest
 
 from aero.architecture import parse
 from aero.model import ModelConfig
+from aero.pipeline import ROOT
 from aero.two_party.compose import compose
-from aero.two_party.ledger import Measurement, Row, by_operation, find, read, write
+from aero.two_party.ledger import UNMEASURED, DetailedRow, Measurement, Row, by_operation, find, read, write
 from aero.two_party.network import BOTH_WAYS_AT_ONCE, Network
 from aero.two_party.operations import Operation
 from aero.two_party.program import operations
@@ -75,6 +79,66 @@ def test_files_come_back_as_written(tmp_path):
     path.write_text(path.read_text().replace("123456789.5", "many"))
     with pytest.raises(ValueError, match="line 2: could not convert"):
         read(path, Measurement)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("bytes_sent_client", "inf", "bytes_sent_client is inf"),
+        ("bytes_sent_server", "nan", "bytes_sent_server is nan"),
+        ("messages", "-1", "messages is -1"),
+        ("setup_bytes", "1e999", "setup_bytes is 1e999"),
+        ("seconds", "-0.25", "seconds is -0.25"),
+        ("seconds", "\u0663", "seconds is '\u0663', no number"),
+        ("seconds", "1_0", "seconds is '1_0', no number"),
+        ("seconds", "", r"could not convert string to float: '' \(seconds\)"),
+        ("rounds", "-0.5", "rounds is -0.5"),
+        ("rounds", "inf", "rounds is inf"),
+        ("context", "0", "context is 0"),
+        ("context", "16.5", r"'16.5' \(context\)"),
+        ("context", "9" * 5000, r"\(context\)"),
+        ("runs", "0", "runs is 0"),
+        ("provenance", "", "provenance is '', no JSON object"),
+        ("provenance", "[1]", "provenance is '\\[1\\]', no JSON object"),
+        ("provenance", "[" * 100_000, "no JSON object"),
+        ("provenance", "x" * 200_000, "field larger than field limit"),
+        ("provenance", "{},more", "not 13 fields"),
+    ],
+)
+def test_what_cannot_have_been_measured_is_named(field, value, said, tmp_path):
+    path = tmp_path / "ops.csv"
+    fields = list(Measurement.__dataclass_fields__)
+    lines = [",".join(fields)]
+    for changed in (value, None):
+        there = asdict(made(Operation("relu", ((16, 64),))))
+        there = {name: str(value) for name, value in there.items()}
+        lines.append(",".join((there | ({field: changed} if changed is not None else {})).values()))
+    path.write_text("\n".join([lines[0], lines[2], lines[1]]) + "\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=said) as error:
+        read(path, Measurement)
+    assert str(error.value).startswith(f"{path}, line 3: ") and str(error.value).endswith("; measure again")
+    assert len(str(error.value)) < 1000
+
+
+def test_rounds_that_were_not_measured_are_nan(tmp_path):
+    """And so are the latencies of a row composed of them; nothing else is."""
+    unmeasured = [made(Operation("relu", ((16, 64),)), rounds=math.nan)]
+    write(tmp_path / "ops.csv", unmeasured, Measurement)
+    assert math.isnan(read(tmp_path / "ops.csv", Measurement)[0].rounds)
+    architecture = parse("SM")
+    measured = by_operation(made(o, rounds=math.nan) for o in operations(architecture, TINY, "tuned", 16))
+    row = compose(architecture, TINY, "tiny", "tuned", 16, measured, NETWORKS)
+    write(tmp_path / "rows.csv", [row], Row)
+    (found,) = read(tmp_path / "rows.csv", Row)
+    assert {name for name, value in asdict(found).items() if value != value} == UNMEASURED
+
+
+def test_every_kept_file_is_read():
+    kinds = {"ops": Measurement, "all_ops": Measurement, "savings_ops": Measurement}
+    kinds |= {"rows": Row, "all_rows": DetailedRow}
+    found = {name: read(ROOT / f"results/two_party/{name}.csv", kind) for name, kind in kinds.items()}
+    found["growth"] = read(ROOT / "results/bench/two_party_growth.csv", Measurement)
+    assert all(len(rows) > 10 for rows in found.values())
 
 
 def test_a_row_with_unknown_values_comes_back(tmp_path):

@@ -188,9 +188,8 @@ def test_the_search_finds_weights_and_logits_that_do_cross(sessions, model):
         assert near(runs, stream[:cut] + secret.tobytes() + stream[cut:])
 
 
-def test_transcripts_of_two_prompts_of_one_length_have_one_size(sessions):
+def of_one_size(one, other):
     """The same messages, and the same bytes but for the compression of ciphertexts, which varies by some bytes."""
-    one, other = sessions
     for a, b in zip(
         [one.answered.setup, *one.answered.costs], [other.answered.setup, *other.answered.costs], strict=True
     ):
@@ -199,3 +198,18 @@ def test_transcripts_of_two_prompts_of_one_length_have_one_size(sessions):
         assert a.bytes_server == pytest.approx(b.bytes_server, rel=1e-3)
     assert len(one.to_server) == pytest.approx(len(other.to_server), rel=1e-3)
     assert len(one.to_client) == pytest.approx(len(other.to_client), rel=1e-3)
+
+
+def test_transcripts_of_two_prompts_of_one_length_have_one_size(sessions):
+    of_one_size(*sessions)
+
+
+def test_neither_do_the_two_ends_of_the_vocabulary_differ(sessions, model, tmp_path):
+    """Its first entry again and again: ids of 0 alone, and one-hot rows with their ones at the other end."""
+    path = tmp_path / "checkpoint.safetensors"
+    checkpoint.save(path, model)
+    description = Description.of(model.architecture, model.config, "tuned", Settings(), "0" * 64)
+    with pytest.MonkeyPatch.context() as patch:
+        first = Session(model, path, description, [0] * TOKENS, patch, look_into_memory=False)
+    for session in sessions:
+        of_one_size(first, session)

@@ -8,6 +8,8 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -92,43 +94,140 @@ def yaml_of(text: str) -> Any:
 
     kind = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     check_events(yaml.parse(text, Loader=kind))
-    loader = kind(text)
+    loader = _checking(kind)(text)
     try:
         return bounded(loader.get_single_data())
     finally:
         loader.dispose()
 
 
-def check_events(events: Iterable[Any], most: int = 100) -> None:
-    """ValueError for PyYAML's events of a text that is nested more than `most` deep, gives a key twice, of which one
-    would be lost, or merges lists of mappings, which can double what it means with every line."""
+def yaml_file(path: Path) -> dict[Any, Any]:
+    """The mapping that a file in YAML holds. UserError, naming the file, for anything else; OSError as for any file."""
+    try:
+        values = yaml_of(text_of(path))
+    except (OSError, UserError):
+        raise
+    except Exception as error:  # a date without a month, a tag of another type: YAML's readers raise anything
+        raise UserError(f"{path} is not valid YAML: {type(error).__name__}: {error}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path} must hold a mapping of parameters")
+    return values
+
+
+_MERGE = "tag:yaml.org,2002:merge"
+
+
+@dataclass
+class _Part:
+    """A list, mapping, scalar or alias of a YAML text, as far as it has been read.
+
+    keys: of a mapping's own. parts: of a mapping, its own and merged. height: levels of collections in it. merges: the
+    key that was read last is the one that merges (`<<`).
+    """
+
+    value: str | None = None
+    merge_key: bool = False
+    keys: set[str] | None = None
+    parts: int = 0
+    height: int = 0
+    key_next: bool = True
+    merges: bool = False
+    anchor: str | None = None
+
+
+def check_events(events: Iterable[Any], most: int = 100, merged: int = 10**5) -> None:
+    """ValueError for PyYAML's events of a text that is nested more than `most` deep, with what its aliases stand for;
+    gives a key twice, of which one would be lost; merges lists of mappings, which can double what it means with every
+    line; or merges more than `merged` keys."""
     import yaml
 
-    mappings: list[set[str] | None] = []  # of each open collection the keys so far, None in a list
-    keys_next: list[bool] = []
-    merges = False
+    opened: list[_Part] = []
+    anchors: dict[str, _Part] = {}
     for event in events:
         if isinstance(event, yaml.CollectionEndEvent):
-            mappings.pop(), keys_next.pop()
+            part = opened.pop()
+            if part.anchor is not None:
+                anchors[part.anchor] = part
+        elif isinstance(event, yaml.AliasEvent):
+            if any(part.anchor == event.anchor for part in opened):
+                raise ValueError(f"line {event.start_mark.line + 1}: a part of it contains itself")
+            part = anchors.get(event.anchor) or _Part()
+        elif isinstance(event, yaml.ScalarEvent):
+            plain = event.tag is None and event.implicit[0]
+            part = _Part(event.value, event.tag == _MERGE or plain and event.value == "<<")
+            if event.anchor is not None:
+                anchors[event.anchor] = part
+        elif isinstance(event, yaml.CollectionStartEvent):
+            keys: set[str] | None = set() if isinstance(event, yaml.MappingStartEvent) else None
+            anchors.pop(event.anchor, None)
+            opened.append(_Part(merge_key=event.tag == _MERGE, keys=keys, height=1, anchor=event.anchor))
+            if opened[1:] and opened[-2].merges and keys is None:
+                raise ValueError(f"line {event.start_mark.line + 1} merges a list of mappings; merge one")
+            if len(opened) > most:
+                raise ValueError(f"line {event.start_mark.line + 1} is nested more than {most} deep")
             continue
-        if not isinstance(event, yaml.NodeEvent):
+        else:
             continue
-        line = event.start_mark.line + 1
-        if mappings and (keys := mappings[-1]) is not None:
-            if not keys_next[-1]:
-                if merges and isinstance(event, yaml.SequenceStartEvent):
-                    raise ValueError(f"line {line} merges a list of mappings; merge one")
-            elif isinstance(event, yaml.ScalarEvent):
-                if event.value in keys:
-                    raise ValueError(f"line {line} has the key {cut(event.value, 100)!r} a second time")
-                keys.add(event.value)
-            merges = keys_next[-1] and isinstance(event, yaml.ScalarEvent) and event.value == "<<"
-            keys_next[-1] = not keys_next[-1]
-        if isinstance(event, yaml.CollectionStartEvent):
-            mappings.append(set() if isinstance(event, yaml.MappingStartEvent) else None)
-            keys_next.append(True)
-            if len(mappings) > most:
-                raise ValueError(f"line {line} is nested more than {most} deep")
+        if opened:
+            merged -= _add(opened[-1], part, event.start_mark.line + 1)
+            if merged < 0:
+                raise ValueError(f"line {event.start_mark.line + 1} merges more keys than there is room for")
+            if len(opened) - 1 + opened[-1].height > most:
+                raise ValueError(f"line {event.start_mark.line + 1} is nested more than {most} deep")
+
+
+def _add(holder: _Part, part: _Part, line: int) -> int:
+    """Add a whole part to the list or mapping that it stands in; how many keys that merged."""
+    holder.height = max(holder.height, part.height + 1)
+    if holder.keys is None:
+        return 0
+    holder.key_next = not holder.key_next
+    if not holder.key_next:  # `part` was the key
+        if part.value is not None:
+            if part.value in holder.keys:
+                raise ValueError(f"line {line} has the key {cut(part.value, 100)!r} a second time")
+            holder.keys.add(part.value)
+        holder.merges, holder.parts = part.merge_key, holder.parts + 1
+        return 0
+    if not holder.merges:
+        return 0
+    if part.keys is None and part.height:
+        raise ValueError(f"line {line} merges a list of mappings; merge one")
+    holder.merges, holder.parts = False, holder.parts + part.parts
+    return part.parts
+
+
+_DIGITS = 10_000
+"""Characters of a whole number in YAML. PyYAML reads 1:30:00, to the base 60, in a time that grows as their square."""
+
+
+@cache
+def _checking(kind: type[Any]) -> type[Any]:
+    """PyYAML's loader `kind` with a bound on the length of numbers, and no keys that are equal when they are read."""
+
+    class Checking(kind):
+        def flatten_mapping(self, node: Any) -> None:
+            if not hasattr(node, "own_keys"):  # the first time: others that merge this one may do so before its turn
+                node.own_keys = [key for key, _ in node.value if key.tag != _MERGE]
+            super().flatten_mapping(node)
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            found = super().construct_mapping(node, deep)
+            seen = set()
+            for key in node.own_keys:
+                value = self.construct_object(key, deep=True)
+                if value in seen:
+                    raise ValueError(f"line {key.start_mark.line + 1} has the key {cut(str(value), 100)} a second time")
+                seen.add(value)
+            return found
+
+        def construct_int(self, node: Any) -> int:
+            if len(node.value) > _DIGITS:
+                raise ValueError(f"line {node.start_mark.line + 1} has a number of {len(node.value)} characters")
+            return self.construct_yaml_int(node)
+
+    Checking.add_constructor("tag:yaml.org,2002:int", Checking.construct_int)
+    return Checking
 
 
 def bounded(tree: Any, most: int = 10**6) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from aero.architecture import Architecture, parse
-from aero.errors import UserError, cut, got, run_main, text_of, yaml_of
+from aero.errors import UserError, cut, got, run_main, yaml_file
 from aero.errors import known as _known
 from aero.families import FAMILIES
 
@@ -560,15 +560,9 @@ def load(path: Path | str = PATH) -> Parameters:
     if not CHECKED:
         print(f"note: pydantic is not installed, so {path} is not fully checked", file=sys.stderr)
     try:
-        values = yaml_of(text_of(path))
+        values = yaml_file(path)
     except FileNotFoundError:
         raise UserError(f"{path} not found; run from the repository's root folder") from None
-    except (OSError, UserError):
-        raise
-    except Exception as error:  # a date without a month, a tag of another type: YAML's readers raise anything
-        raise UserError(f"{path} is not valid YAML: {type(error).__name__}: {error}") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path} must hold a mapping of parameters")
     return _checked(Parameters, values, path)
 
 

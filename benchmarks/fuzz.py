@@ -38,10 +38,10 @@ OUT = Path("results/robustness/fuzz.json")
 # Cases by hypothesis and by atheris: more of what takes microseconds.
 CASES = {
     "notation": (20_000, 50_000),
-    "parameters": (2_000, 2_000),
+    "parameters": (12_000, 10_000),
     "token files": (10_000, 5_000),
     "checkpoints": (5_000, 4_000),
-    "published numbers": (5_000, 2_000),
+    "published numbers": (12_000, 10_000),
     "profile logs": (25_000, 50_000),
     "local corpora": (10_000, 10_000),
     "Languini's books": (10_000, 5_000),

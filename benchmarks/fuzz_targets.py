@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from benchmarks import fuzz_files, fuzz_links
 from benchmarks.fuzz_files import array_file
 from benchmarks.fuzz_target import Target, put, refusal
-from benchmarks.mutations import Draw, as_json, damaged, damaged_tree
+from benchmarks.mutations import YAML_PIECES, Draw, as_json, damaged, damaged_tree, hostile_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -70,7 +70,9 @@ def parameters(folder: Path) -> Target:
     from aero.parameters import load
 
     values = _few_parameters()
-    seeds = [yaml.safe_dump(values, sort_keys=False).encode(), as_json(values)]
+    plain = yaml.safe_dump(values, sort_keys=False).encode()
+    merging = _with_a_merge(values)
+    seeds = [plain, merging, as_json(values)]
     path = folder / "params.yaml"
 
     @st.composite
@@ -99,8 +101,17 @@ def parameters(folder: Path) -> Target:
         b"!!bool x",
         b"? ",
         b"|",
+        *YAML_PIECES,
     ]
-    return Target(st.one_of(changed(), changed(), damaged(seeds, pieces)), seeds, read, ("params.yaml",))
+    cases = st.one_of(changed(), changed(), damaged(seeds, pieces), hostile_yaml([plain, merging]))
+    return Target(cases, seeds, read, ("params.yaml",))
+
+
+def _with_a_merge(values: dict[str, Any]) -> bytes:
+    """The parameters with a comment and a network that is another one but for its round-trip time."""
+    networks = values["two_party"]["networks"] | {"far": {"<<": "merged", "rtt_ms": 150}}
+    text = yaml.safe_dump(values | {"two_party": values["two_party"] | {"networks": networks}}, sort_keys=False)
+    return text.replace("    wan:\n", "    wan: &a  # of the papers\n").replace("'<<': merged", "<<: *a").encode()
 
 
 def _few_parameters() -> dict[str, Any]:
@@ -378,7 +389,10 @@ def published(folder: Path) -> Target:
         for claim in paper.claims:
             assert paper.claim(claim.id) is claim
 
-    return Target(st.one_of(changed(), changed(), damaged(seeds)), seeds, read, ("paper.yaml", "paper_claims.yaml"))
+    texts = {b"0": seeds[0][1:], b"1": yaml.safe_dump({"claims": claims}).encode()}
+    hostile = st.one_of(*(hostile_yaml([text]).map(kind.__add__) for kind, text in texts.items()))
+    cases = st.one_of(changed(), changed(), damaged(seeds, YAML_PIECES), hostile)
+    return Target(cases, seeds, read, ("paper.yaml", "paper_claims.yaml"))
 
 
 def profiles(folder: Path) -> Target:

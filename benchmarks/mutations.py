@@ -93,6 +93,19 @@ LEAVES = [
     {"": 0},
     [[[[[[[[[[]]]]]]]]]],
 ]
+YAML_PIECES = [
+    *(level * 200 for level in (b"[ #]\n ", b"{a: #}\n ", b"[ ']',\n ", b"? ", b"? - ", b"- ", b"{a: ")),
+    b"<<: [*a, *a]",
+    b"<<: *a\n",
+    b"!!merge x: *a\n",
+    b"&a {x: 1}",
+    b"&a ",
+    b"*a",
+    b"*a : ",
+    b"# ",
+    b"1" + b":1" * 20_000,
+]
+"""What PyYAML, or an earlier form of `aero.errors.yaml_of`, took all time or memory for, or lost a part of."""
 _NUMBER = re.compile(rb"\d+")
 
 
@@ -131,6 +144,52 @@ def _changed(draw: Draw, content: bytes, pieces: Sequence[bytes], seeds: Sequenc
         return content[:first] + draw(st.sampled_from(pieces)) + content[last:]
     other = draw(st.sampled_from(list(seeds)))
     return content[:at] + other[draw(st.integers(0, len(other))) :]
+
+
+def hostile_yaml(seeds: Sequence[bytes]) -> st.SearchStrategy[bytes]:
+    """One of `seeds`, texts in YAML, with lines put in that nest, merge or name again what is there: up to 300 lines
+    that each merge, or hold, the line before them once or twice, one way of those that YAML has; deep nesting whose
+    brackets a comment or quote seems to close; a number to the base 60; one of its own lines again."""
+    first = st.sampled_from([b"a0: &a0 {x: 1}", b"a0: &a0 [1]", b"a0: &a0 1", b"a0: &a0 {&k <<: {x: 1}}"])
+    part = st.sampled_from(
+        [b"*a%d", b"[*a%d, *a%d]", b"{<<: *a%d}", b"[{<<: *a%d}, {<<: *a%d}]", b"{x: *a%d, y: *a%d}"]
+    )
+    key = st.sampled_from(
+        [b"<<", b"!!merge x", b"!!merge y", b"? !!merge [x] ", b"'<<'", b"? <<\n ", b"*k ", b"x", b"y"]
+    )
+    level = st.sampled_from(
+        [b"[ #]\n ", b"{a: #}\n ", b"[ ']',\n ", b"? ", b"? - ", b"- ", b"{a: ", b"&b [", b"!!set {? "]
+    )
+
+    @st.composite
+    def case(draw: Draw) -> bytes:
+        content = draw(st.sampled_from(list(seeds)))
+        lines = content.splitlines(keepends=True)
+        # A line of the text's own depth may stand there, as most of what is put elsewhere may not.
+        whole = [place for place, line in enumerate(lines) if not line.startswith((b" ", b"-"))] + [len(lines)]
+        at = draw(st.one_of(st.sampled_from(whole), st.integers(0, len(lines))))
+        kind = draw(st.sampled_from(["chain", "chain", "chain", "nest", "again", "number"]))
+        if kind == "chain":
+            keys, parts = draw(st.lists(key, max_size=2)), draw(st.lists(part, min_size=2, max_size=2))
+            pairs = [b"%s: %s" % pair for pair in zip(keys, parts[: len(keys)], strict=True)]
+            put = [draw(first)]
+            for number in range(1, draw(st.sampled_from([2, 3, 25, 99, 101, 300]))):
+                line = b", ".join(pairs) if pairs else parts[0][1:-1] if parts[0][:1] == b"[" else parts[0]
+                brackets = b"{%s}" if pairs else b"[%s]"
+                before = (number - 1,) * line.count(b"%d")
+                put.append(b"a%d: &a%d %s" % (number, number, brackets % (line % before)))
+        elif kind == "nest":
+            put = [b"n: " + draw(level) * draw(st.sampled_from([1, 50, 99, 100, 101, 3000]))]
+        elif kind == "number":
+            tag, parts = draw(st.sampled_from([b"", b"!!int ", b"!!float "])), draw(st.sampled_from([2, 4000, 20_000]))
+            put = [b"n: " + tag + b"1" + b":1" * parts]
+        else:
+            put = [draw(st.sampled_from(lines)).rstrip(b"\n")] if lines else [b""]
+        follows = lines[at] if at < len(lines) else b""
+        indent = follows[: len(follows) - len(follows.lstrip(b" "))]
+        return b"".join([*lines[:at], *(indent + line + b"\n" for line in put), *lines[at:]])
+
+    return case()
 
 
 def damaged_tree(draw: Draw, tree: Any, leaves: Sequence[Any] = ()) -> Any:

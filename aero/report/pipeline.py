@@ -13,6 +13,7 @@ import yaml
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
+from aero.errors import yaml_file
 from aero.report.drawing import INK, MUTED, PAPER, WIDTH, say_missing, style
 
 _KINDS = {
@@ -51,9 +52,7 @@ def stages(root: Path) -> tuple[Stage, ...]:
     values = yaml.safe_load(path.read_text(encoding="utf-8"))
     if not isinstance(values, dict) or not isinstance(values.get("stages"), dict):
         raise ValueError(f"{path.name} has no mapping called stages")
-    parameters = (
-        yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8")) if (root / "params.yaml").is_file() else {}
-    )
+    parameters = yaml_file(root / "params.yaml") if (root / "params.yaml").is_file() else {}
     found: dict[str, Stage] = {}
     for name, body in values["stages"].items():
         stage = _stage(name, body, parameters)

@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import yaml
-
 from aero.catalogue import BOOKKEEPING
+from aero.errors import yaml_file
 from aero.model import ModelConfig
 from aero.parameters import TrainParameters
 
@@ -269,7 +268,7 @@ def load(root: Path | str | None = None, scale: str | None = None) -> Results:
     The report is about `scale`: the one given, else params.yaml's if it has results, else the largest that has.
     """
     root = Path(root) if root is not None else find_root()
-    parameters = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))
+    parameters = yaml_file(root / "params.yaml")
     problems: list[str] = []
     found: dict[tuple[str, str, int], Run] = {}
     for path, fresh in _metrics_files(root):

@@ -8,6 +8,7 @@ from pathlib import Path
 import made_results
 import pytest
 
+from aero.errors import UserError
 from aero.report.results import find_root, load
 
 
@@ -100,6 +101,13 @@ def test_the_scale_is_the_active_one_if_it_has_results_else_the_largest(tmp_path
 def test_no_project_is_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no params.yaml at or above"):
         find_root(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["a: [", "[1]", "scale: laptop\nscale: smoke\n", "? " * 1000])
+def test_parameters_that_are_none_are_one_clear_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "params.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=r"params\.yaml (is not valid YAML|must hold a mapping)"):
+        load(tmp_path)
 
 
 def test_fresh_costs_replace_kept_ones_row_by_row(tmp_path: Path) -> None:

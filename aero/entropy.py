@@ -257,7 +257,8 @@ def measure(model: Callable[..., Any], ids: Tensor | Iterable[Any]) -> EntropySt
     `aero.huggingface.measure`), or one whose `model(ids, entropy=True)` gives (logits, (L, B, H, T)), as
     `aero.model.GPT`. Every row's entropy of the latter is held until the end, in float32, for the medians. Either may
     be wrapped by torch.compile, by a module that holds it as `module` (DistributedDataParallel), or by PEFT.
-    ValueError if there is no batch, batches differ in T, or the model does not tell its attention entropies.
+    ValueError if there is no batch, batches differ in T, ids are no token ids of the model, or it does not tell its
+    attention entropies.
     """
     model = _unwrapped(model)
     transformers = sys.modules.get("transformers")  # a model of theirs cannot be there before it
@@ -267,8 +268,12 @@ def measure(model: Callable[..., Any], ids: Tensor | Iterable[Any]) -> EntropySt
     if not any(p.name == "entropy" or p.kind is p.VAR_KEYWORD for p in parameters):
         raise _hidden(model)
     batches = [ids] if isinstance(ids, Tensor) else ids
+    if not isinstance(batches, Iterable):
+        check_ids(batches, None)
+    vocabulary = getattr(getattr(model, "config", None), "vocabulary", None)
     per_sequence, by_position, rows, tokens = [], [], [], 0
     for batch in batches:
+        check_ids(batch, vocabulary)
         entropies = _row_entropies(model, batch).double()  # (L, B, H, T)
         per_sequence.append(entropies.mean(-1))  # (L, B, H)
         by_position.append(entropies.mean(2))  # (L, B, T)
@@ -288,6 +293,27 @@ def measure(model: Callable[..., Any], ids: Tensor | Iterable[Any]) -> EntropySt
         by_position_sem=standard_error(_blocks(positions), 0),
         blocks=_blocks(sequences),
     )
+
+
+def check_ids(ids: object, vocabulary: int | None) -> None:
+    """ValueError unless `ids` are token ids (B, T), at least one, int64 or int32, each from 0 to below `vocabulary`.
+
+    vocabulary None: not known, and not looked at.
+    """
+    if not isinstance(ids, Tensor) or ids.ndim != 2 or not ids.numel():
+        given = f"shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
+        raise ValueError(f"ids must be a tensor of shape (sequences, tokens), and there must be some; got {given}")
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise ValueError(
+            f"ids must be token ids, int64 or int32; got {ids.dtype}: `ids.long()`, if they are whole numbers"
+        )
+    if vocabulary is not None:
+        low, high = ids.min().item(), ids.max().item()
+        if low < 0 or high >= vocabulary:
+            raise ValueError(
+                f"ids must be from 0 to {vocabulary - 1}, as the model has {vocabulary} tokens; got {low} to {high}: "
+                "are they another tokenizer's, or labels with their -100?"
+            )
 
 
 def _unwrapped(model: Any) -> Any:

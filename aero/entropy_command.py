@@ -231,7 +231,9 @@ def _open_hugging_face(path: Path) -> Reader:
         raise UserError(f"{path} cannot be loaded as a causal language model with its tokenizer: {error}") from None
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
         raise UserError(f"the tokenizer in {path} has {len(tokenizer)} entries, more than the model: it is another's")
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    from aero.huggingface import positions_of
+
+    context = positions_of(model)
     if getattr(model.config, "entropy_regularizer", None) is not None:
         from aero.entropy import EntropyRegularizer
 

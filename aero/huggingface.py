@@ -2,7 +2,9 @@
 
 Both go through transformers' public attention interface: a model is switched to an attention function of ours, which
 returns the same output and knows the entropy of every row, a layer at a time and never as a T x T matrix. Any model
-works whose attention goes through that interface, with grouped queries, a sliding window or padding.
+works whose attention goes through that interface, with grouped queries, a sliding window or padding. The regulariser
+needs it; measuring falls back on the weights that a model gives away (aero.given_attentions), in memory that grows as
+T squared.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from aero.entropy import BLOCKS, EntropyStatistics, Reduction, entropy_regularization, standard_error
+from aero.entropy import BLOCKS, EntropyStatistics, Reduction, check_ids, entropy_regularization, standard_error
+from aero.given_attentions import row_entropies_given
+from aero.padding import check_mask, check_padding, real_of
 from aero.row_entropy import attention_with_entropy
 
 IMPLEMENTATION = "aero_entropy"
@@ -72,9 +76,10 @@ def _seen_keys(**arguments: Any) -> SeenKeys | None:
 
 @dataclass(frozen=True)
 class _Rows:
-    """What one attention module did: entropies (B, H, T) and how many keys each query saw, (B, T)."""
+    """What one attention module did: entropies (B, H, T) and how many keys each query saw, (B, T). module: None where
+    only the weights it gave away are known."""
 
-    module: nn.Module
+    module: nn.Module | None
     entropies: Tensor
     seen: Tensor
 
@@ -168,7 +173,8 @@ def recording(model: PreTrainedModel) -> Iterator[list[_Rows]]:
     ValueError if the model's attention does not go through transformers' interface.
     """
     before = model.config._attn_implementation
-    _switch_attention(model)
+    if not _switch_attention(model):
+        raise _unswitched(model)
     rows: list[_Rows] = []
     token = _recorded.set(rows)
     try:
@@ -178,18 +184,35 @@ def recording(model: PreTrainedModel) -> Iterator[list[_Rows]]:
         model.set_attn_implementation(before)
 
 
-def _switch_attention(model: PreTrainedModel) -> None:
-    model.set_attn_implementation(IMPLEMENTATION)
-    if model.config._attn_implementation != IMPLEMENTATION:
-        raise _hides(model)
+def _switch_attention(model: PreTrainedModel) -> bool:
+    """Whether `model` now uses our attention function: its attention goes through transformers' interface."""
+    # transformers' own flag first, as it logs a warning where it cannot be switched; it is a heuristic, so look after.
+    if model._can_set_attn_implementation():
+        model.set_attn_implementation(IMPLEMENTATION)
+    return model.config._attn_implementation == IMPLEMENTATION
+
+
+def _unswitched(model: nn.Module) -> ValueError:
+    return ValueError(
+        f"the attention of {type(model).__name__} cannot be switched to one that knows its entropies: it does not go "
+        "through transformers' attention interface; use a model whose attention does (GPT-2, GPT-NeoX, Llama, Mistral, "
+        "Qwen2 and most newer ones)"
+    )
 
 
 def _hides(model: nn.Module) -> ValueError:
     return ValueError(
-        f"{type(model).__name__} hides its attention weights: it does not compute them through transformers' attention "
-        "interface, so there is nothing to take an entropy of; use a model that does (GPT-2, GPT-NeoX, Llama, Mistral, "
-        "Qwen2 and most newer ones)"
+        f"{type(model).__name__} hides its attention weights, or has none: it neither computes them through "
+        "transformers' attention interface nor gives any with output_attentions=True, so there is nothing to take an "
+        "entropy of"
     )
+
+
+def positions_of(model: PreTrainedModel) -> int | None:
+    """The most tokens that the configuration of `model` says it takes; None if it says nothing."""
+    config = model.config.get_text_config()
+    said = (getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len"))
+    return next((most for most in said if isinstance(most, int) and most > 0), None)
 
 
 @torch.no_grad()
@@ -212,16 +235,19 @@ def measure(model: PreTrainedModel, ids: Batch | Iterable[Batch]) -> EntropyStat
     queries of a sequence and then over sequences; its median is that of all rows, which are held until the end in
     float32. `sem` is over sequences as if they were independent, `by_position_sem` over blocks of consecutive ones that
     have the position.
-    ValueError if there are no tokens or more than the model has positions, if it hides its attention weights, or if it
+    ValueError if there are no tokens or more than the model has positions, if ids are no token ids of the model or the
+    mask is not (B, T) of 0 and 1, if the model hides its attention weights or has an encoder and a decoder, or if it
     was saved with a regulariser that was not loaded.
     """
     _check_whole(model)
     batches = [ids] if isinstance(ids, Tensor | Mapping) else ids
+    if not isinstance(batches, Iterable):
+        check_ids(batches, None)
     means, bounds, positions, lengths, held = [], [], [], [], []
     for batch in batches:
         given = batch if isinstance(batch, Mapping) else {"input_ids": batch}
         with torch.no_grad():
-            rows, real = _run(model, given["input_ids"], given.get("attention_mask"))
+            rows, real = _run(model, given.get("input_ids"), given.get("attention_mask"))
         length = real.sum(-1)  # (B)
         if not length.all():
             raise ValueError("a sequence without a token has no entropy: every row of the attention mask needs a 1")
@@ -285,27 +311,47 @@ def _check_whole(model: PreTrainedModel) -> None:
         )
 
 
-def _run(model: PreTrainedModel, ids: Tensor, attention_mask: Tensor | None) -> tuple[list[_Rows], Tensor]:
-    """What the attention of every layer does on `ids` (B, T), and which of them are real, (B, T) bool."""
-    if not isinstance(ids, Tensor) or ids.ndim != 2 or not ids.numel():
-        given = tuple(ids.shape) if isinstance(ids, Tensor) else type(ids).__name__
-        raise ValueError(f"ids must be a tensor of shape (sequences, tokens), and there must be some; got {given}")
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+def _check_kind(model: PreTrainedModel) -> None:
+    """ValueError for a model that takes no token ids or has more than one kind of attention."""
+    name = type(model).__name__
+    if model.main_input_name != "input_ids":
+        raise ValueError(f"{name} takes no token ids: it is no language model")
+    if model.config.is_encoder_decoder:
+        raise ValueError(
+            f"{name} has an encoder and a decoder, whose attention is of three kinds (its own in both, and from one to "
+            "the other) that no table of layers and heads holds: use a model of one stack"
+        )
+
+
+def _run(
+    model: PreTrainedModel, ids: Tensor, attention_mask: Tensor | None, switched: bool = False
+) -> tuple[list[_Rows], Tensor]:
+    """What the attention of every layer does on `ids` (B, T), and which of them are real, (B, T) bool.
+
+    switched: only by our own attention function; ValueError if the model cannot be switched to it.
+    """
+    _check_kind(model)
+    check_ids(ids, _vocabulary(model))
+    positions = positions_of(model)
     if positions is not None and ids.shape[1] > positions:
         raise ValueError(f"{ids.shape[1]} tokens exceed the {positions} positions of {type(model).__name__}")
     given = {"input_ids": ids.to(model.device), "use_cache": False}
     real = torch.ones_like(given["input_ids"], dtype=torch.bool)
     if attention_mask is not None:
+        check_mask(attention_mask, ids)
         given["attention_mask"] = attention_mask.to(model.device)
         real = given["attention_mask"].bool()
         if "position_ids" in inspect.signature(model.base_model.forward).parameters:
             given["position_ids"] = (real.cumsum(-1) - 1).clamp_min(0)  # the first real token is the first
-    training = model.training
+    training, rows = model.training, []
     model.eval()
     try:
-        with recording(model) as rows:
-            # Without the vocabulary projection, whose T x V logits are not needed.
-            model.base_model(**given)
+        if switched or model._can_set_attn_implementation():
+            with recording(model) as rows:
+                # Without the vocabulary projection, whose T x V logits are not needed.
+                model.base_model(**given)
+        if not rows and not switched:
+            rows = [_Rows(None, *row) for row in row_entropies_given(model, given, real)]
     finally:
         model.train(training)
     if not rows:
@@ -313,6 +359,20 @@ def _run(model: PreTrainedModel, ids: Tensor, attention_mask: Tensor | None) -> 
     if len({row.entropies.shape for row in rows}) > 1:
         raise ValueError(f"the layers of {type(model).__name__} differ in their number of heads: not supported")
     return rows, real
+
+
+def _vocabulary(model: PreTrainedModel) -> int | None:
+    """How many tokens the model embeds; None if it does not say."""
+    try:
+        return getattr(model.get_input_embeddings(), "num_embeddings", None)
+    except NotImplementedError:
+        return None
+
+
+def _bound(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of `model` by their names."""
+    given = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    return {**given, **given.get("kwargs", {})}
 
 
 class EntropyRegularizer:
@@ -339,7 +399,11 @@ class EntropyRegularizer:
     told of the others is their number. With sequences of one length that is its share of the tokens, and the step's
     penalty by `position_sum` that of one batch; otherwise, as a sequence has one label fewer than tokens, nearly.
 
-    Raises ValueError if the model hides its attention weights, has a regulariser already or a value is out of range.
+    Raises ValueError if the model's attention cannot be switched to ours, it has a regulariser already or a value is
+    out of range; in training, if ids are no token ids of the model or a mask tells no padding.
+
+    A mask of padding is (B, T); one that a caller made for every pair, (B, 1, T, S), bool or to be added to the logits,
+    tells padding too: a token that no query sees, not even its own, is left out of the penalty.
     """
 
     def __init__(
@@ -367,7 +431,7 @@ class EntropyRegularizer:
                 f"reduction {reduction!r} must be one of {Reduction.__args__}, lambda_positions {lambda_positions} at "
                 "least 1 or None"
             )
-        rows, _ = _run(model, torch.zeros(1, 1, dtype=torch.long), None)
+        rows, _ = _run(model, torch.zeros(1, 1, dtype=torch.long), None, switched=True)
         heads = rows[0].entropies.shape[1]
         thresholds = torch.full((len(rows), heads), threshold_init, device=model.device)
         model.register_parameter("reg_threshold_weights", nn.Parameter(thresholds))
@@ -437,6 +501,13 @@ class EntropyRegularizer:
 
     def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         _recorded.set([])
+        if not model.training:
+            return
+        given = _bound(model, args, kwargs)
+        if (ids := given.get("input_ids")) is not None:
+            check_ids(ids, _vocabulary(model))
+        if (mask := given.get("attention_mask")) is not None:
+            check_padding(mask, ids)
 
     def _after(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """`output` with the penalty in its loss. model: a replica of `self.model` where torch makes some."""
@@ -444,8 +515,7 @@ class EntropyRegularizer:
         _recorded.set(None)
         if output is None or not model.training:  # None: the forward pass failed
             return None
-        given = inspect.signature(model.forward).bind(*args, **kwargs).arguments
-        given = {**given, **given.get("kwargs", {})}
+        given = _bound(model, args, kwargs)
         entropies = torch.stack([row.entropies for row in rows])  # (L, B, H, T)
         if torch.is_grad_enabled() and model.is_activation_checkpointing and not entropies.requires_grad:
             raise ValueError(
@@ -469,8 +539,8 @@ class EntropyRegularizer:
     def _weighted(self, entropies: Tensor, thresholds: Tensor, attention_mask: Tensor | None) -> Tensor:
         """lambda times the regularisation of entropies (L, B, H, T), without the rows of padding."""
         rows, longest = entropies.transpose(1, 2).flatten(2)[:, None], entropies.shape[-1]  # (L, 1, H, B T)
-        if attention_mask is not None and attention_mask.ndim == 2:
-            real = attention_mask[:, -longest:].bool()
+        if attention_mask is not None:
+            real = real_of(attention_mask)[:, -longest:].expand(entropies.shape[1], -1)
             rows, longest = rows[..., real.flatten()], int(real.sum(-1).max())
         if longest > self.context:
             raise ValueError(

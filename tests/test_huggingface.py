@@ -16,6 +16,8 @@ from transformers import (
     BloomForCausalLM,
     Gemma2Config,
     GptOssConfig,
+    MambaConfig,
+    MambaForCausalLM,
     Trainer,
     TrainingArguments,
 )
@@ -197,11 +199,14 @@ def test_ids_that_cannot_be_measured(ids, named):
 
 
 def test_a_model_that_hides_its_attention_weights():
+    without = MambaForCausalLM(MambaConfig(vocab_size=67, hidden_size=32, num_hidden_layers=2))
+    with pytest.raises(ValueError, match="MambaForCausalLM hides its attention weights, or has none"):
+        measure(without, some_ids())
     hidden = BloomForCausalLM(BloomConfig(vocab_size=67, hidden_size=32, n_layer=2, n_head=4))
-    with pytest.raises(ValueError, match="BloomForCausalLM hides its attention weights"):
-        measure(hidden, some_ids())
-    with pytest.raises(ValueError, match="BloomForCausalLM hides its attention weights"):
-        EntropyRegularizer(hidden, context=100)
+    for model, why in ((without, "hides"), (hidden, "cannot be switched to one that knows its entropies")):
+        with pytest.raises(ValueError, match=f"ForCausalLM {why}"):
+            EntropyRegularizer(model, context=100)
+        assert not hasattr(model, "reg_threshold_weights")
     with pytest.raises(ValueError, match="Linear hides its attention weights"):
         measure(torch.nn.Linear(2, 2), some_ids())
 

@@ -302,8 +302,8 @@ def _bounds(statistics: EntropyStatistics) -> Tensor:
 
 
 def _table(chosen: argparse.Namespace, measured: Measured) -> str:
-    """A line a layer, counted from 1: mean, lowest and highest head, and heads by quarter of the largest; failures by
-    two maxima.
+    """A line a layer, counted from 1: mean with its sampling error, lowest and highest head, and heads by quarter
+    of the largest; failures by two maxima.
     """
     import torch
 
@@ -318,16 +318,16 @@ def _table(chosen: argparse.Namespace, measured: Measured) -> str:
         f"{chosen.model}: {type(measured.reader.model).__name__}, {layers} layers x {heads} heads; "
         f"{measured.sequences} sequences of {measured.statistics.by_position.shape[1]} tokens of {chosen.text}",
         f"Entropies in nats; maximum observed {_number(maxima['observed'])}, causal bound ln(T!)/T "
-        f"{_number(maxima['causal_bound'])}, log T {_number(maxima['log_T'])}.",
+        f"{_number(maxima['causal_bound'])}, log T {_number(maxima['log_T'])}.{_of_errors(measured.statistics)}",
         "",
-        f"layer    mean  lowest  highest   bound  heads per quarter of the maximum ({name})",
+        f"layer  {'mean':>12}  lowest  highest   bound  heads per quarter of the maximum ({name})",
     ]
     for layer, values in enumerate(mean):
         finite = values[torch.isfinite(values)]
         least, most = (finite.min().item(), finite.max().item()) if len(finite) else (None, None)
         counts = [round(fraction * heads) for fraction in quarter_fractions(compared[layer], largest)]
         lines.append(
-            f"{layer + 1:5}  {_number(finite.mean().item() if len(finite) else None):>6}  {_number(least):>6}  "
+            f"{layer + 1:5}  {_with_error(measured.statistics, layer):>12}  {_number(least):>6}  "
             f"{_number(most):>7}  {_number(bounds[layer]):>6}  {' '.join(f'{count:3}' for count in counts)}"
             + (f"   {heads - len(finite)} not finite" if len(finite) < heads else "")
         )
@@ -346,6 +346,31 @@ def _table(chosen: argparse.Namespace, measured: Measured) -> str:
             f"{_failed(by_bound.fraction, by_bound.layers)}"
         )
     return "\n".join([*lines, f"rule: {summary['rule']}; the bound of a layer stands in its line"])
+
+
+def _with_error(statistics: EntropyStatistics, layer: int) -> str:
+    """Mean of the layer's finite heads, and its standard error where there are two blocks of sequences or more.
+
+    Heads of one model read the same sequences, so their own errors do not make that of their mean: blocks do.
+    """
+    import torch
+
+    from aero.entropy import standard_error
+
+    mean = statistics.mean[layer].double()
+    finite = torch.isfinite(mean)
+    if not finite.any():
+        return "-"
+    shown = _number(mean[finite].mean().item())
+    if statistics.blocks is None or len(statistics.blocks) < 2:
+        return shown
+    return f"{shown}±{_number(standard_error(statistics.blocks[:, layer, finite].double().mean(1), 0).item())}"
+
+
+def _of_errors(statistics: EntropyStatistics) -> str:
+    if statistics.blocks is None or len(statistics.blocks) < 2:
+        return " One block of sequences: no sampling error."
+    return f" ±: standard error of the mean, over {len(statistics.blocks)} blocks of consecutive sequences."
 
 
 def _series(values: Sequence[float | None]) -> str:

@@ -15,12 +15,14 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colorbar import Colorbar
 from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure
+from matplotlib.patheffects import Normal, Stroke
 from matplotlib.ticker import FuncFormatter
 from numpy.typing import NDArray
 
 from aero.published import load
 from aero.report.drawing import INK, MUTED, PAPER, WIDTH, say_missing, spread, style, swatch
-from aero.report.results import Results, Run
+from aero.report.results import Entropy, Results, Run
+from aero.report.statistics import sampling_error
 
 ENTROPY = LinearSegmentedColormap.from_list(
     "entropy", ["#00204c", "#213d6b", "#555b6c", "#7b7a77", "#a59c74", "#d3c064", "#ffe945"]
@@ -176,11 +178,13 @@ def quarter_bars(
     one panel a maximum.
 
     printed: (run, quarters, fraction) of the paper. A triangle stands where the last quarter would begin, or the first
-    end, in the panel of the observed maximum.
+    end, in the panel of the observed maximum. Whiskers: two standard errors of where a quarter ends, for the held-out
+    tokens; of runs whose blocks of them are stored, and where heads come near the end of a quarter.
     """
     names = list(names or [row_name(run) for run in runs])
     maxima = list(maxima)
     height = 0.75 + 0.36 * len(runs)
+    errors = {run: quarter_errors(results.seeds(run), maxima) for run in runs}
     with style():
         figure = Figure(figsize=(WIDTH, height))
         panels = list(figure.subplots(1, len(maxima), sharey=True, squeeze=False).flat)
@@ -195,7 +199,10 @@ def quarter_bars(
                     said = "not measured yet" if results.seeds(run) else "not run yet"
                     panel.text(0.02, place, f"{said}: {run}", va="center", color=MUTED, style="italic", fontsize=6.5)
                     continue
-                _stack(panel, place, np.mean(list(seeds.values()), axis=0))
+                fractions = np.mean(list(seeds.values()), axis=0)
+                _stack(panel, place, fractions)
+                if (found := errors[run].get(maximum)) is not None:
+                    _whiskers(panel, place + 0.25, np.cumsum(fractions)[:3], 2 * found)
                 if panel is panels[-1]:
                     panel.text(1.015, place, f"n={len(seeds)}", va="center", fontsize=7)
             if maximum == "observed":
@@ -218,6 +225,42 @@ def quarter_bars(
         if printed:
             figure.text(0.82, top, "▼ published", va="center")
     return figure
+
+
+def quarter_errors(seeds: Sequence[Run], maxima: Sequence[str]) -> dict[str, NDArray[np.float64]]:
+    """By maximum, the standard errors (3,), for the held-out tokens, of the fractions of heads below a quarter, a half
+    and three quarters of it, means over the seeds; without those of which blocks of the tokens are not all stored.
+
+    The observed maximum is found again in every resample, as it is one of the heads measured.
+    """
+    measured = [run.entropy for run in seeds if run.entropy]
+    known = [m for m in maxima if all(m in entropy.quarters and m in entropy.maximum for entropy in measured)]
+    if not measured or not known:
+        return {}
+
+    def below(*heads: NDArray[np.float64]) -> NDArray[np.float64]:  # each (L, H), the result (maxima, 3)
+        return np.mean([_below(entropy, own, known) for entropy, own in zip(measured, heads, strict=True)], axis=0)
+
+    found = sampling_error(below, *(entropy.blocks for entropy in measured))
+    return {} if found is None else dict(zip(known, found, strict=True))
+
+
+def _below(entropy: Entropy, heads: NDArray[np.float64], maxima: Sequence[str]) -> list[list[float]]:
+    """Fractions of `heads` below a quarter, a half and three quarters of each maximum; NaN without a finite head."""
+    finite = heads[np.isfinite(heads)]
+    if not finite.size:
+        return [[np.nan] * 3] * len(maxima)
+    tops = [finite.max() if maximum == "observed" else entropy.maximum[maximum] for maximum in maxima]
+    return [[(heads < part * top).mean() for part in (0.25, 0.5, 0.75)] for top in tops]
+
+
+def _whiskers(panel: Axes, place: float, ends: NDArray[np.float64], errors: NDArray[np.float64]) -> None:
+    """A line about each end, with a rim that tells it from any colour behind it; no caps, as some are that short."""
+    rim = [Stroke(linewidth=3.2, foreground=PAPER), Normal()]
+    for end, error in zip(ends, errors, strict=True):
+        if error > 0:
+            reach = np.clip([end - error, end + error], 0, 1)
+            panel.plot(reach, [place, place], color=INK, linewidth=1.8, solid_capstyle="butt", path_effects=rim)
 
 
 def _stack(panel: Axes, place: float, fractions: NDArray[np.float64]) -> None:

@@ -53,16 +53,21 @@ MARGIN_RUNS = {
 REGULARISED = "ereg-smt-scfuffn"
 POSITION_RUNS = ("sm-ln-g", "sm-g", "sm", REGULARISED)
 TEMPERATURE_RUNS = (REGULARISED, "smt-scfuffn")
+WHISKERS = (
+    "Whiskers: two standard errors of where a quarter ends, for the held-out tokens, by a bootstrap over blocks of "
+    "them; none where no head comes near. Seeds differ by more: the table of overload and collapse has both."
+)
+"""What the captions of `quarter_bars` say of its whiskers."""
 
 
 @stands_for(
     "aero/figure3",
     title="AERO Figure 3a, heads per quarter of the maximum entropy",
     note="Mean over n seeds, against three maxima. Triangles: where the published fraction of the last quarter begins, "
-    "or of the first ends.",
+    f"or of the first ends. {WHISKERS}",
     runs=TABLE_2_RUNS,
     seeds="all",
-    needs=("entropies not measured",),
+    needs=("entropies not measured", "blocks of held-out sequences not stored"),
 )
 def figure_3a(results: Results) -> Figure:
     """AERO Figure 3a: fraction of heads per quarter of the maximum entropy, mean over seeds, against three maxima."""
@@ -151,10 +156,10 @@ def figure_7(results: Results) -> Figure:
 @stands_for(
     "aero/figure9",
     title="AERO Figure 9, heads per quarter of the maximum entropy, stabilised and regularised",
-    note="Mean over n seeds.",
+    note=f"Mean over n seeds. {WHISKERS}",
     runs=(*STABILISED_RUNS, REGULARISED),
     seeds="all",
-    needs=("entropies not measured",),
+    needs=("entropies not measured", "blocks of held-out sequences not stored"),
 )
 def figure_9(results: Results) -> Figure:
     """AERO Figure 9: fraction of heads per quarter of the maximum, stabilised models and the regularised one."""
@@ -280,10 +285,10 @@ def figure_14(results: Results) -> Figure:
 @stands_for(
     "aero/figure16",
     title="AERO Figure 16, heads per quarter of the maximum entropy by pruned feed-forward networks",
-    note="Mean over n seeds; i_x: the x deepest feed-forward networks are replaced by the identity.",
+    note=f"Mean over n seeds; i_x: the x deepest feed-forward networks are replaced by the identity. {WHISKERS}",
     runs=PRUNED_RUNS,
     seeds="all",
-    needs=("entropies not measured",),
+    needs=("entropies not measured", "blocks of held-out sequences not stored"),
 )
 def figure_16(results: Results) -> Figure:
     """AERO Figure 16: fraction of heads per quarter of the maximum as the deepest fused FFNs are pruned."""
@@ -344,10 +349,10 @@ def _margins(margins: tuple[float, ...]) -> tuple[list[str], list[str]]:
     "entropy_guided/figure6",
     title="AERO Figure 18, heads per quarter of the maximum entropy by margin of the regulariser",
     note="Mean over n seeds; triangles: where the published fraction of the last quarter begins. Published, 0.7 % is "
-    "one of 144 heads, and the head with the largest entropy is always in the last quarter of it.",
+    f"one of 144 heads, and the head with the largest entropy is always in the last quarter of it. {WHISKERS}",
     runs=tuple(MARGIN_RUNS.values()),
     seeds="all",
-    needs=("entropies not measured",),
+    needs=("entropies not measured", "blocks of held-out sequences not stored"),
 )
 def figure_18(results: Results) -> Figure:
     """AERO Figure 18: fraction of heads per quarter of the maximum by the margin gamma."""

@@ -43,8 +43,9 @@ def entropy_memory(results: Results) -> Html:
             f"outputs and entropies, {errors_of('gradients')} for gradients (matrix, kept blocks, blocks made again). "
             "Times are medians of interleaved repeats on one thread; the file has their ranges. Training takes the "
             f"matrix up to T={found['matrix_up_to']}, on a CPU kept blocks from there to "
-            f"T={found['kept_up_to']}, and blocks made again beyond. {escape(where['machine'])}, PyTorch "
-            f"{escape(where['torch'])}, commit {escape(where['commit'][:10])}; <code>{FILE}</code>."
+            f"T={found['kept_up_to']}, and blocks made again beyond. {_taken(results, found)}"
+            f"{escape(where['machine'])}, PyTorch {escape(where['torch'])}, "
+            f"commit {escape(where['commit'][:10])}; <code>{FILE}</code>."
         )
     return shown(
         figure_entropy_memory(results),
@@ -97,6 +98,22 @@ def figure_entropy_memory(results: Results) -> Figure:
             panel.set_xlabel("positions T")
             panel.grid()
     return figure
+
+
+def _taken(results: Results, found: dict) -> str:
+    """Which way the trainings here took to their entropies, by their contexts: a sentence with a space behind it, or
+    nothing without any. On a CPU, since a fused kernel needs no matrix at any length.
+    """
+    trained = [run for (scale, _), runs in results.runs.items() if scale == results.scale for run in runs]
+    contexts = [(run.metrics.get("model") or {}).get("context") for run in trained]
+    contexts = [context for context in contexts if context is not None]
+    if not contexts:
+        return ""
+    here = f"The trainings shown here (scale {escape(results.scale)}) have up to T={max(contexts)} positions: on a CPU "
+    if max(contexts) <= found["matrix_up_to"]:
+        return f"{here}all have their entropies from the matrix, and none from a way whose memory grows as T. "
+    made_again = sum(context > found["kept_up_to"] for context in contexts)
+    return f"{here}{made_again} of {len(contexts)} have them from the way whose memory grows as T. "
 
 
 def _listed(texts: Iterable[str]) -> str:

@@ -69,6 +69,25 @@ def test_the_figure_and_its_caption_show_the_file(measured: Results) -> None:
     assert svg(figure, "t") == svg(entropy_memory.figure_entropy_memory(measured), "t")
 
 
+def test_the_caption_says_which_way_the_trainings_took(measured: Results, full: Results) -> None:
+    """The made trainings have 64 positions; with one of 257, and with one beyond the kept blocks too."""
+    assert "The trainings shown here" not in str(entropy_memory.entropy_memory(measured))
+    short = replace(measured, runs=full.runs, scale=full.scale)
+    said = str(entropy_memory.entropy_memory(short))
+    assert "have up to T=64 positions: on a CPU all have their entropies from the matrix" in said
+    (first, *others) = full.seeds("sm")
+    count = sum(len(runs) for (scale, _), runs in full.runs.items() if scale == full.scale)
+    for context, took in ((256, None), (257, 0), (512, 0), (513, 1)):
+        longer = replace(first, metrics={**first.metrics, "model": {"context": context}})
+        changed = replace(short, runs={**full.runs, (full.scale, "sm"): (longer, *others)})
+        said = str(entropy_memory.entropy_memory(changed))
+        assert f"up to T={context} positions" in said
+        assert ("all have their entropies from the matrix" in said) == (took is None)
+        assert (f"on a CPU {took} of {count} have them from the way whose memory grows as T." in said) == (
+            took is not None
+        )
+
+
 def test_without_the_file_it_says_so(empty: Results) -> None:
     figure = entropy_memory.figure_entropy_memory(empty)
     assert [axes.texts[0].get_text() for axes in figure.axes] == ["not measured yet"] * 2

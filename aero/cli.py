@@ -1,6 +1,6 @@
 """The command `aero`.
 
-aero runs [--table aero/4] [--scale laptop] [--json]    every training of the papers: rows, state, cost
+aero runs [RUN] [--table aero/4] [--scale gpu] [--json] every training of the papers: rows, state, cost
 aero cost ARCHITECTURE | --compare A B | --pareto       what a private forward pass costs, from measured operations
 aero ask --checkpoint CKPT | --server HOST:PORT PROMPT  a private question: the client's prompt, the server's weights
 aero serve --checkpoint CKPT --listen HOST:PORT         answer private questions from other hosts, over TLS
@@ -26,7 +26,14 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: list[str]) -> int | None:
     parser = _Parser(prog="aero", description="Private language models, reproduced: parts of the artifact as commands.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
-    runs = commands.add_parser("runs", help="list the runs with their table rows, state and cost")
+    runs = commands.add_parser(
+        "runs",
+        help="list the runs with their table rows, state and cost",
+        description="Every run of the papers, one a line: its state at the active scale, what a training costs at "
+        "every scale, the rows it stands for. State: missing; outdated (a result of other settings than params.yaml "
+        "has now); diverged; kept (in results/); fresh (in runs/). Seeds: trainings there of those planned.",
+    )
+    runs.add_argument("runs", nargs="*", metavar="RUN", help="only these runs: sm-ln-g")
     runs.add_argument("--scale", help="the scale whose state and cost are shown (default: params.yaml's; cost: all)")
     runs.add_argument("--table", help="only runs of one table or figure: aero/4, aero/table4, aero/figure18")
     runs.add_argument("--json", action="store_true", help="everything, as JSON")

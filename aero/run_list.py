@@ -6,13 +6,18 @@ import argparse
 import difflib
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from aero import catalogue
+from aero import catalogue, published
 from aero.errors import UserError
 from aero.parameters import MEASURED, Parameters, load
+from aero.published import Table
+
+ELSEWHERE = {"variance_sensitivity": "docs/variance_sensitivity.md", "parallel_context": "docs/parallel_context.md"}
+"""Papers whose own models are no runs of params.yaml, and the page about them."""
 
 Found = dict[tuple[str, str], tuple[catalogue.Result, ...]]
 
@@ -22,29 +27,62 @@ def list_runs(chosen: argparse.Namespace) -> str:
     parameters = load()
     if chosen.scale is not None:
         parameters = parameters.at_scale(chosen.scale)
-    names = _of_table(parameters, chosen.table) if chosen.table is not None else list(parameters.runs)
+    names, place, remark = list(parameters.runs), "", ""
+    if chosen.table is not None:
+        place = _place(chosen.table)
+        names, remark = _of_place(parameters, place)
+    for name in chosen.runs:
+        parameters.run(name)  # an unknown one is refused with its nearest
+    if chosen.runs and not (names := [name for name in names if name in chosen.runs]):
+        raise UserError(f"{place} has none of {', '.join(chosen.runs)}")
     scales = [chosen.scale] if chosen.scale is not None else list(parameters.scales)
     found = catalogue.results()
     entries = [_entry(parameters, name, scales, found) for name in names]
     if chosen.json:
+        if remark:
+            print(remark, file=sys.stderr)
         return json.dumps(entries, indent=1, ensure_ascii=False)
-    return _detailed(parameters, entries, found) if chosen.scale is not None else _overview(parameters, entries, found)
+    stated = _detailed if chosen.scale is not None else _overview
+    return "\n".join(filter(None, [stated(parameters, entries, found, place), remark]))
 
 
-def _of_table(parameters: Parameters, text: str) -> list[str]:
-    """Runs of the table or figure called `text`, in the order of params.yaml; UserError with the known ones if none."""
+def _place(text: str) -> str:
+    """The table or figure called `text`: "4" and "aero/4" are "aero/table4"."""
     paper, _, place = text.rpartition("/")
-    wanted = f"{paper or 'aero'}/{'table' if place.isdigit() else ''}{place}"
+    return f"{paper or 'aero'}/{'table' if place.isdigit() else ''}{place}"
+
+
+def _of_place(parameters: Parameters, wanted: str) -> tuple[list[str], str]:
+    """Runs of a table or figure in the order of params.yaml, and a line about them if its rows are lost; UserError with
+    the known ones if none is of it.
+    """
     places = {
         name: {"/".join(place.split("/")[:2]) for place in (*run.rows, *run.figures)}
         for name, run in parameters.runs.items()
     }
     if names := [name for name in parameters.runs if wanted in places[name]]:
-        return names
-    known = sorted({place for of_run in places.values() for place in of_run}, key=_natural)
-    near = difflib.get_close_matches(wanted, known, n=1)
+        return names, ""
+    if table := _lost_tables().get(wanted):
+        of_sibling = [name for name in parameters.runs if table.same_models in places[name]]
+        return of_sibling, f"{wanted} itself names no run: {table.note}, whose runs these are."
+    known = sorted({place for of_run in places.values() for place in of_run} | set(_lost_tables()), key=_natural)
+    paper = wanted.partition("/")[0]
+    if paper in ELSEWHERE:
+        there = ", ".join(place for place in known if place.startswith(f"{paper}/")) or "none"
+        raise UserError(f"no run is of {wanted}; what this paper trains apart is in {ELSEWHERE[paper]}; known: {there}")
+    near = difflib.get_close_matches(wanted.lower().replace(" ", ""), known, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     raise UserError(f"no run is of {wanted}; {hint}known: {', '.join(known)}")
+
+
+def _lost_tables() -> dict[str, Table]:
+    """Tables whose rows are not in the sources, but which are about the models of another: "entropy_guided/table2"."""
+    return {
+        f"{short}/table{number}": table
+        for short in published.known_papers()
+        for number, table in published.load(short).tables.items()
+        if table.same_models
+    }
 
 
 def _natural(place: str) -> tuple[str, str, int]:
@@ -84,7 +122,7 @@ def _entry(parameters: Parameters, name: str, scales: Sequence[str], found: Foun
     }
 
 
-def _overview(parameters: Parameters, entries: Sequence[dict[str, Any]], found: Found) -> str:
+def _overview(parameters: Parameters, entries: Sequence[dict[str, Any]], found: Found, place: str) -> str:
     """Every run in a line: state at the active scale, cost at every scale."""
     scales = list(parameters.scales)
     costs = [name for scale in scales for name in (f"{scale}: tokens", "FLOPs", "time")]
@@ -95,7 +133,7 @@ def _overview(parameters: Parameters, entries: Sequence[dict[str, Any]], found: 
             entry["status"],
             _seeds(entry),
             *(text for scale in scales for text in (*_sizes(entry, scale), _duration(_hours(entry, scale)))),
-            "; ".join(entry["rows"] or entry["figures"]) or entry["reason"],
+            _stands_for(entry, place),
         ]
         for entry in entries
     ]
@@ -103,7 +141,7 @@ def _overview(parameters: Parameters, entries: Sequence[dict[str, Any]], found: 
     return "\n".join([*_aligned(head, lines), "", *_summary(parameters, entries), f"Time of one training: {devices}."])
 
 
-def _detailed(parameters: Parameters, entries: Sequence[dict[str, Any]], found: Found) -> str:
+def _detailed(parameters: Parameters, entries: Sequence[dict[str, Any]], found: Found, place: str) -> str:
     """Every run in a line: state and cost at the active scale, on every device."""
     scale = parameters.scale
     devices = list(entries[0]["cost"][scale]["hours"])
@@ -115,7 +153,7 @@ def _detailed(parameters: Parameters, entries: Sequence[dict[str, Any]], found: 
             _seeds(entry),
             *_sizes(entry, scale),
             *(_duration(hours) for hours in entry["cost"][scale]["hours"].values()),
-            "; ".join(entry["rows"] or entry["figures"]) or entry["reason"],
+            _stands_for(entry, place),
         ]
         for entry in entries
     ]
@@ -146,6 +184,13 @@ def _summary(parameters: Parameters, entries: Sequence[dict[str, Any]]) -> list[
 
 def _who(entry: dict[str, Any]) -> list[str]:
     return [entry["run"], entry["architecture"], entry["model"], str(entry["context"])]
+
+
+def _stands_for(entry: dict[str, Any], place: str) -> str:
+    """The rows of a run, and the figure that was asked for; its figures if it has no rows; else why it exists."""
+    places = entry["rows"] or entry["figures"]
+    asked = [place] if place in entry["figures"] and place not in places else []
+    return "; ".join([*places, *asked]) or str(entry["reason"])
 
 
 def _seeds(entry: dict[str, Any]) -> str:

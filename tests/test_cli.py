@@ -49,6 +49,28 @@ def test_a_table_its_short_form_and_json(capsys: pytest.CaptureFixture[str]) -> 
     assert len(margins) == 7
 
 
+@pytest.mark.parametrize(("lost", "sibling"), [("2", "4"), ("4", "9"), ("5", "3"), ("6", "5"), ("7", "6")])
+def test_a_lost_table_lists_the_runs_of_its_sibling_and_says_so(
+    lost: str, sibling: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    *said, remark = lines(capsys, "--table", f"entropy_guided/{lost}")
+    assert said == lines(capsys, "--table", f"aero/{sibling}")
+    assert remark.startswith(f"entropy_guided/table{lost} itself names no run: the cells are not in the sources")
+    cli.main(["runs", "--table", f"entropy_guided/{lost}", "--json"])
+    found = capsys.readouterr()
+    assert {entry["run"] for entry in json.loads(found.out)} == {line.split()[0] for line in said[1 : said.index("")]}
+    assert found.err == remark + "\n"
+
+
+def test_runs_by_name_and_the_figure_that_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    named = lines(capsys, "sm-g", "sm-ln-g", "--table", "aero/table2")
+    assert [line.split()[0] for line in named[: named.index("")]] == ["run", "sm-ln-g", "sm-g"]
+    assert "2 runs, 6 trainings" in named[named.index("") + 1]
+    figure = lines(capsys, "--table", "aero/figure18")
+    assert all("aero/figure18" in line for line in figure[1 : figure.index("")])
+    assert "aero/table4/EReg(SM(t)+ScFuFFN); aero/figure18" in figure[1]
+
+
 def test_one_scale_in_detail(capsys: pytest.CaptureFixture[str]) -> None:
     said = lines(capsys, "--table", "2", "--scale", "paper")
     assert {"H200", "A100"} <= set(said[0].split()) and "2.14 G" in said[1] and "missing" in said[1]
@@ -61,6 +83,10 @@ def test_one_scale_in_detail(capsys: pytest.CaptureFixture[str]) -> None:
         (["runs", "--scale", "lap"], "unknown scale 'lap'; did you mean 'laptop'?"),
         (["runs", "--scale", ""], "unknown scale ''; known: smoke"),
         (["runs", "--table", ""], "no run is of aero/; did you mean"),
+        (["runs", "--table", "aero/Table 4"], "no run is of aero/Table 4; did you mean aero/table4?"),
+        (["runs", "--table", "variance_sensitivity/1"], "what this paper trains apart is in docs/variance_sensitivity"),
+        (["runs", "smlng"], "unknown run 'smlng'; did you mean 'sm-ln-g'?"),
+        (["runs", "sm-g", "--table", "aero/4"], "aero/table4 has none of sm-g"),
         (["cost", "SM", "--context", "9" * 23, "--extrapolate"], "context must be at most 10,000,000 (got 999"),
         (["run"], "invalid choice: 'run'"),
         (["runs", "--everything"], "--everything"),

@@ -116,6 +116,7 @@ class Table:
     tokens; `trainings` what differs for each training of a row with several.
 
     note: what is lost of the table in the sources used here; such a table may have no rows.
+    same_models: the table whose rows are of the same models, where this one's are lost: "aero/table4".
     """
 
     number: str
@@ -126,6 +127,7 @@ class Table:
     rows: tuple[Row, ...]
     trainings: dict[str, dict[str, Any]] = field(default_factory=dict)
     note: str = ""
+    same_models: str = ""
 
     def setting(self, row: Row, training: str = "") -> dict[str, Any]:
         """What was trained for `row`: the dimensions, the architecture in notation, and gamma where one is printed."""
@@ -284,6 +286,7 @@ def _table(number: str, values: dict[str, Any], path: Path) -> Table:
         rows,
         trainings,
         str(values.get("note", "")),
+        str(values.get("same_models", "")),
     )
     for row in rows:
         for training in row.trained:

@@ -171,6 +171,11 @@ def test_tables_are_trained_whole_in_the_order_of_a_visit():
         assert rows <= set(listed), number
     landscape = {run for run, values in parameters.runs.items() if any("landscape/table1" in r for r in values.rows)}
     assert landscape <= set(listed)
+    # Every other run too, but those that need further token files, which docs/gpu.md names.
+    apart = {run for run in parameters.runs if parameters.corpus_name(run) is not None}
+    assert set(listed) == set(parameters.runs) - apart
+    page = (ROOT / "docs/gpu.md").read_text(encoding="utf-8")
+    assert all(run.startswith("languini-") for run in apart) and f"the {len(apart)} runs `languini-…`" in page
     gpu = parameters.at_scale("gpu")
     for name, table in parameters.training_order.items():
         budgets = {

@@ -188,11 +188,10 @@ def _sides(results: Results, one: Comparison | None, is_base: bool, place: str) 
         printed = published_number(one.cell if one.cell.value is None else one.base_cell, place)
     found = difference(results, one.run, one.base_run, one.base)
     source = ", ".join(run.path for name in (one.run, one.base_run) for run in results.seeds(name))
-    if found.estimate is None:
-        if found.diverged:
-            return [printed, number("NaN", training_origin(results.scale), f"{source}; {found.note}")]
+    if found.estimate is None and not found.diverged:
         return [printed, gap(found.note)]
-    shown = number(_signed(found.estimate), training_origin(results.scale), source)
+    text = "NaN" if found.estimate is None else _signed(found.estimate)
+    shown = number(text, training_origin(results.scale), source)
     return [printed, shown + (f'<br><span class="where">{escape(found.note)}</span>' if found.note else "")]
 
 

@@ -107,16 +107,17 @@ def test_no_difference_says_why(tmp_path: Path) -> None:
     trained(root, "sm-snorm-ffn", s1338=11.0)
     trained(root, "sm-wnorm-ffn", s1337=None, s1338=None)
     results = load(root)
-    apart = difference(results, "sm-snorm-ffn", "sm-scffn")
-    assert apart.estimate is None and apart.note == "seed 1337 not run; sm-scffn seed 1338 not run"
-    diverged = difference(results, "sm-wnorm-ffn", "sm-scffn")
+    apart = difference(results, "sm-snorm-ffn", "sm-scffn", "Scaled")
+    assert apart.estimate is None and apart.note == "seed 1337 not run; Scaled seed 1338 not run"
+    diverged = difference(results, "sm-wnorm-ffn", "sm-scffn", "Scaled")
     assert diverged.diverged and "seed 1337 diverged at step 180; seed 1338 diverged" in diverged.note
     assert difference(results, "sm-scffn", "sm-wnorm-ffn").diverged is False
     assert difference(results, "sm-scffn", "sm-r").note == "sm-r not run yet"
     by_row = {x["row"]: x for x in lines(results) if x["table"] == "3"}
     assert (by_row["WNorm"]["measured"], by_row["WNorm"]["seeds"], by_row["SNorm"]["measured"]) == ("NaN", "", "")
     text = differences_table(results, "3").text
-    assert "NaN</" in text and f'<span class="missing">{apart.note.replace("sm-scffn", "Scaled")}</span>' in text
+    assert f'<span class="missing">{apart.note}</span>' in text
+    assert "NaN</" in text and f'<span class="where">{diverged.note}</span>' in text
 
 
 def test_one_seed_and_another_corpus_are_told(tmp_path: Path) -> None:

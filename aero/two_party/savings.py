@@ -28,19 +28,19 @@ SAVINGS: dict[str, str] = {
 """Exact but for the fixed point: all but split_exponential, which is nearer to exp than SPU's, and segmented_gelu.
 lattice_lookup rests on the hardness of learning with errors in rings, as SPU's own products do."""
 
-_PROGRAM = re.compile(r"(as_published|tuned)((?:[+-][a-z_]+)*)(?:@(\d+(?:,\d+)*))?")
+_PROGRAM = re.compile(r"(as_published|tuned)((?:[+-][a-z_]+)*)(?:@([0-9]{1,4}(?:,[0-9]{1,4})*))?")
 
 
 def chosen(program: str) -> tuple[Savings, tuple[int, ...]]:
     """The savings of `program`, and the layers it rebases at. ValueError for a program that cannot be."""
     match = _PROGRAM.fullmatch(program)
     if match is None:
-        raise ValueError(f"unknown program {program!r}: as_published, tuned, as_published+SAVING or tuned-SAVING")
+        raise ValueError(f"unknown program {program[:100]!r}: as_published, tuned, as_published+SAVING or tuned-SAVING")
     savings = set() if match[1] == "as_published" else set(SAVINGS)
     for sign, name in re.findall(r"([+-])([a-z_]+)", match[2]):
         if name not in SAVINGS:
-            near = difflib.get_close_matches(name, SAVINGS, n=1)
-            raise ValueError(f"unknown saving {name!r}: {near[0] + '?' if near else ', '.join(SAVINGS)}")
+            near = difflib.get_close_matches(name[:100], SAVINGS, n=1)
+            raise ValueError(f"unknown saving {name[:100]!r}: {near[0] + '?' if near else ', '.join(SAVINGS)}")
         (savings.add if sign == "+" else savings.discard)(name)
     if "folded_ffn" not in savings:
         savings.discard("absorbed_ffn")

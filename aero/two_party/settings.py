@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aero.errors import UserError
+from aero.errors import UserError, cut
 
 CLIENT, SERVER = 0, 1
 NAMES = ("client", "server")
@@ -18,8 +18,9 @@ class TwoPartyError(UserError):
 def split_address(address: str) -> tuple[str, int]:
     """ "host:port" as (host, port); ValueError if it is anything else. Port 0 means: one that is free."""
     host, colon, port = address.rpartition(":")
-    if not (colon and host and port.isdigit() and int(port) < 65536):
-        raise ValueError(f"address {address!r} is not host:port; write for example 127.0.0.1:9731")
+    # `isdigit` alone takes digits of other scripts, and a superscript two that `int` does not read.
+    if not (colon and host and port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 65536):
+        raise ValueError(f"address {cut(repr(address), 200)} is not host:port; write for example 127.0.0.1:9731")
     return host, int(port)
 
 

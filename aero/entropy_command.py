@@ -216,16 +216,16 @@ def _open_checkpoint(path: Path, tokenizer: Path | None) -> Reader:
 
 def _open_hugging_face(path: Path) -> Reader:
     try:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoTokenizer
         from transformers.utils import logging
     except ModuleNotFoundError:
         raise UserError(f"{path} needs transformers: pip install 'aero-reproduced[hf]'") from None
+    from aero.given_models import load_model
+
     logging.disable_progress_bar()
     try:
         # Unset, trust_remote_code is asked for on the terminal.
-        model = AutoModelForCausalLM.from_pretrained(
-            path, use_safetensors=True, trust_remote_code=False, local_files_only=True
-        )
+        model = load_model(path, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # transformers checks sizes with errors of its own, or divides by them
         raise UserError(f"{path} cannot be loaded as a causal language model with its tokenizer: {error}") from None

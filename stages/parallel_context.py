@@ -147,8 +147,9 @@ def _own_model(chosen: argparse.Namespace, section: ParallelContextSettings, sca
 
 def _other_model(chosen: argparse.Namespace, section: ParallelContextSettings) -> Prepared:
     """A Hugging Face model and the benchmarks of the data folder."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
+    from aero.given_models import load_model
     from aero.parallel_context.hugging_face import HuggingFaceModel, check_implementation
 
     if chosen.data is None:
@@ -157,15 +158,10 @@ def _other_model(chosen: argparse.Namespace, section: ParallelContextSettings) -
     device = default_device()
     try:
         tokenizer = AutoTokenizer.from_pretrained(chosen.model, trust_remote_code=False)
-        loaded = AutoModelForCausalLM.from_pretrained(
-            chosen.model,
-            attn_implementation=chosen.attention,
-            dtype=getattr(torch, chosen.dtype),
-            use_safetensors=True,
-            trust_remote_code=False,
-        )
-    except OSError as error:
-        raise UserError(f"cannot load {chosen.model}: {str(error).splitlines()[0]}") from None
+        dtype = getattr(torch, chosen.dtype)
+        loaded = load_model(chosen.model, attn_implementation=chosen.attention, dtype=dtype)
+    except Exception as error:  # transformers checks sizes with errors of its own, or divides by them
+        raise UserError(f"cannot load {chosen.model}: {next(iter(str(error).splitlines()), repr(error))}") from None
     model = HuggingFaceModel(loaded.to(device))
     encode = partial(tokenizer.encode, add_special_tokens=False)
     decode = partial(tokenizer.decode, skip_special_tokens=True)

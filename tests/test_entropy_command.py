@@ -85,6 +85,44 @@ def test_a_models_own_code_is_not_run_whoever_says_yes(tmp_path, text):
     assert "cannot be loaded" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"n_layer": 10**7}, "n_layer in .* is 10000000, more than any model has and more than the 41 tensors"),
+        ({"n_layer": 1e300}, "n_layer in .* is 1e.300, more than any"),
+        ({"n_layer": -3}, "n_layer in .* is -3, a model has one layer at least"),
+        ({"num_labels": 10**9}, "num_labels in .* is 1000000000, more than any"),
+        ({"model_type": "gpt_neo", "attention_types": [[["global"], 10**9]]}, "attention_types in .* is 1000000000"),
+        ({"vocab_size": 10**12}, r"describes a model of 3.2e\+13 numbers; its weights, of .* can be 2.7e\+08 at most"),
+        ({"n_embd": 10**8}, r"describes a model of .* numbers"),
+        ({"n_layer": 4}, "lack 12 tensors that its config.json asks for, such as 'transformer.h.3.attn.c_attn.bias'"),
+        ({"n_positions": 128}, r"'transformer.wpe.weight' is \(64, 32\), not \(128, 32\)"),
+        ({"n_head": 0}, "integer division or modulo by zero"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_the_weights_cannot_hold_is_refused(changes, said, tmp_path, text, capfd):
+    """Each of the first took all time or memory before a weight was looked at; a missing layer was measured as drawn at
+    random. Nothing of transformers' own report, which quotes names as they stand in the file, is shown."""
+    hugging_face_model(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(UserError, match=f"cannot be loaded as a causal language model with its tokenizer: .*{said}"):
+        cli.main(["entropy", str(tmp_path), "--text", str(text)])
+    assert "LOAD REPORT" not in "".join(capfd.readouterr())
+
+
+def test_a_projection_that_is_missing_does_not_matter(tmp_path, text, capsys):
+    """Of a model saved without its head, as its base class saves it: entropies do not depend on it."""
+    model, _ = hugging_face_model(tmp_path)
+    expected = said(capsys, tmp_path, "--text", text, "--json")
+    model.transformer.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": False}))
+    found = said(capsys, tmp_path, "--text", text, "--json")
+    assert json.loads(found)["entropy_mean"] == json.loads(expected)["entropy_mean"]
+
+
 def test_a_hugging_face_folder(tmp_path, text, capsys):
     model, ids = hugging_face_model(tmp_path / "model")
     found = json.loads(said(capsys, tmp_path / "model", "--text", text, "--json"))

@@ -25,6 +25,7 @@ ALLOWED = {part: CORE for part in CORE} | {
     "given_attentions": set(),
     "padding": set(),
     "huggingface": CORE | {"given_attentions", "padding"},
+    "given_models": {"errors"},
     "parameters": CORE | {"errors", "unchecked"},
     "data": {"errors"},
     "published": {"errors"},

@@ -76,6 +76,7 @@ def _check_sizes(folder: Path, options: dict[str, Any]) -> None:
         raise UserError(f"{path} is no configuration ({type(error).__name__}: {cut(str(error), 200)})") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} is no configuration: it holds no JSON object")
+    _check_index(folder / "model.safetensors.index.json")
     files = sorted(file for file in folder.glob("*.safetensors") if file.is_file())
     tensors, size = sum(map(_tensors, files)), sum(file.stat().st_size for file in files)
     for key, number in _numbers("", values):
@@ -92,6 +93,18 @@ def _check_sizes(folder: Path, options: dict[str, Any]) -> None:
             f"{path} describes a model of {numbers:.3g} numbers; its weights, of {size:.3g} bytes, and tables that "
             f"are computed can be {most:.3g} at most"
         )
+
+
+def _check_index(path: Path) -> None:
+    """UserError for an index, where there is one, that names files of weights elsewhere than beside it."""
+    if not path.is_file():
+        return
+    try:
+        named = set(json.loads(text_of(path))["weight_map"].values())
+        if other := sorted(name for name in named if name != Path(name).name):
+            raise ValueError(f"it names {cut(repr(other[0]), 100)}, which is no file beside it")
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise UserError(f"{path} is no index of weights ({type(error).__name__}: {cut(str(error), 200)})") from None
 
 
 def _tensors(path: Path) -> int:

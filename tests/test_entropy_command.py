@@ -112,6 +112,18 @@ def test_what_the_weights_cannot_hold_is_refused(changes, said, tmp_path, text, 
     assert "LOAD REPORT" not in "".join(capfd.readouterr())
 
 
+@pytest.mark.parametrize("place", ["../other/model.safetensors", "/etc/model.safetensors", 7, None])
+def test_an_index_names_files_beside_it_alone(place, tmp_path, text):
+    """It could have weights read from anywhere."""
+    for name in ("model", "other"):
+        hugging_face_model(tmp_path / name)
+    (tmp_path / "model" / "model.safetensors").unlink()
+    index = {"metadata": {}, "weight_map": {"transformer.wte.weight": place}}
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match="model.safetensors.index.json is no index of weights"):
+        cli.main(["entropy", str(tmp_path / "model"), "--text", str(text)])
+
+
 def test_a_projection_that_is_missing_does_not_matter(tmp_path, text, capsys):
     """Of a model saved without its head, as its base class saves it: entropies do not depend on it."""
     model, _ = hugging_face_model(tmp_path)

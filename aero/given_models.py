@@ -78,7 +78,8 @@ def _check_sizes(folder: Path, options: dict[str, Any]) -> None:
         raise UserError(f"{path} is no configuration: it holds no JSON object")
     _check_index(folder / "model.safetensors.index.json")
     files = sorted(file for file in folder.glob("*.safetensors") if file.is_file())
-    tensors, size = sum(map(_tensors, files)), sum(file.stat().st_size for file in files)
+    headers = {file: _header(file) for file in files}
+    tensors, size = sum(map(len, headers.values())), sum(file.stat().st_size for file in files)
     for key, number in _numbers("", values):
         if number < 1 and key in _LAYERS:
             raise UserError(f"{key} in {path} is {number}, a model has one layer at least")
@@ -87,6 +88,12 @@ def _check_sizes(folder: Path, options: dict[str, Any]) -> None:
                 f"{cut(key, 100)} in {path} is {cut(repr(number), 100)}, more than any model has and more than the "
                 f"{tensors} tensors of its weights"
             )
+    if "quantization_config" not in values:  # transformers would convert them without a word
+        for file, header in headers.items():
+            for name, about in header.items():
+                dtype = about.get("dtype") if isinstance(about, dict) else None
+                if name.endswith(".weight") and str(dtype).startswith(("I", "U", "BOOL")):
+                    raise UserError(f"{cut(repr(name), 100)} in {file} is of type {dtype}, weights are floating-point")
     numbers = _numbers_of(folder, options)
     if numbers > (most := _NUMBERS_A_BYTE * size + _SPARE):
         raise UserError(
@@ -107,14 +114,15 @@ def _check_index(path: Path) -> None:
         raise UserError(f"{path} is no index of weights ({type(error).__name__}: {cut(str(error), 200)})") from None
 
 
-def _tensors(path: Path) -> int:
-    """How many tensors a file of safetensors says it has; 0 if it is none, which transformers tells."""
+def _header(path: Path) -> dict[str, Any]:
+    """{name: what a file of safetensors says of that tensor}; empty if it is none, which transformers tells."""
     try:
         with open(path, "rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
-            return len(json.loads(file.read(length))) if length <= _HEADER_BYTES else 0
-    except (OSError, struct.error, ValueError, TypeError, RecursionError):
-        return 0
+            found = json.loads(file.read(length)) if length <= _HEADER_BYTES else {}
+    except (OSError, struct.error, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _numbers(key: str, part: Any) -> Iterator[tuple[str, int]]:

@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_hugging_face import CONFIGS
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
@@ -122,6 +123,16 @@ def test_an_index_names_files_beside_it_alone(place, tmp_path, text):
     (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(UserError, match="model.safetensors.index.json is no index of weights"):
         cli.main(["entropy", str(tmp_path / "model"), "--text", str(text)])
+
+
+def test_weights_of_whole_numbers_are_refused(tmp_path, text):
+    """They were converted, and measured: most of them are 0 then."""
+    hugging_face_model(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["transformer.h.1.attn.c_attn.weight"] = weights["transformer.h.1.attn.c_attn.weight"].long()
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match="c_attn.weight' in .*model.safetensors is of type I64, weights are floating"):
+        cli.main(["entropy", str(tmp_path), "--text", str(text)])
 
 
 def test_a_projection_that_is_missing_does_not_matter(tmp_path, text, capsys):

@@ -94,6 +94,8 @@ def _check_sizes(folder: Path, options: dict[str, Any]) -> None:
                 dtype = about.get("dtype") if isinstance(about, dict) else None
                 if name.endswith(".weight") and str(dtype).startswith(("I", "U", "BOOL")):
                     raise UserError(f"{cut(repr(name), 100)} in {file} is of type {dtype}, weights are floating-point")
+    if not files:  # transformers says so before it builds anything
+        return
     numbers = _numbers_of(folder, options)
     if numbers > (most := _NUMBERS_A_BYTE * size + _SPARE):
         raise UserError(

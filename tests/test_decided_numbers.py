@@ -15,6 +15,7 @@ import pytest
 from aero.architecture import parse
 from aero.parameters import load
 from aero.published import load as published
+from aero.report import sensitivity_search
 from aero.report.cost_tables import target_rows
 from aero.report.costs import audit
 from aero.report.results import load as results
@@ -124,6 +125,25 @@ def out_of_reach() -> Iterator[float]:
     yield from (len(missed), len(still), min(still), max(still), min(products), max(products))
 
 
+def searched() -> Iterator[float]:
+    """The search of variance_sensitivity: its settings, those where softmax trains by steps, most decades of ReLU, of
+    softmax and of QK-LayerNorm by steps, shares in per cent with their intervals, and the nearest settings."""
+    found = sensitivity_search.search(results(ROOT))
+    yield len(found.numbers)
+    yield from (sum(of == steps for _, of in found.learning) for steps in (500, 2000))
+    for core in ("relu", "softmax", "qk_layernorm"):
+        for steps in (500, 2000):
+            yield max(found.decades[key].get(core) or 0.0 for key in found.learning if key[1] == steps)
+    for name, among in (
+        ("stable_below_softmax", None),
+        *((f"{name}_below_softmax", found.learning) for name in ("stable", "relu", "qk", "window")),
+    ):
+        share = sensitivity_search.share(found, name, among)
+        yield from (100 * value for value in (share.value, share.low, share.high))
+    for form in ("relu", "relu_performer"):
+        yield from (off for _, off, _ in sensitivity_search.ranked(found, form)[:3])
+
+
 def two_party_file(name: str) -> list[dict[str, str]]:
     with (ROOT / "results/two_party" / name).open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
@@ -228,6 +248,15 @@ CASES = {
         rf"Half the seconds is reached by SM\+ScFFN \({N} to {N}\), and by SOTA\(SM\+ScFFN\) nearly \({N} to {N}\); "
         rf"the other rows of AERO take {N} to {N} of them",
         lambda: list(over_as_published()),
+    ),
+    "search of variance_sensitivity": (
+        rf"What the {N} say\. Softmax trains at some rate in {N} of them within 500 steps and in {N} within 2,000\. "
+        rf"Where it does, the ReLU kernel trains over at most {N} and {N} decades, softmax {N} and {N}, QK-LayerNorm "
+        rf"{N} and {N}: .*? core in {N}% \[{N}%, {N}%\] of all settings and {N}% \[{N}%, {N}%\] of those where "
+        rf"softmax trains, ReLU below softmax in {N}% \[{N}%, {N}%\] of the latter, QK-LayerNorm in "
+        rf"{N}% \[{N}%, {N}%\], the window in {N}% \[{N}%, {N}%\]\. The nearest settings are {N}, {N}, {N} off "
+        rf"\(root mean square\) with phi = ReLU and {N}, {N}, {N} with",
+        lambda: list(searched()),
     ),
     "two parties, held-out prompts": (
         rf"On {N} held-out prompts of 24 tokens SM\+ScFuFFN tuned has PyTorch's top token {N} times and an error of "

@@ -249,13 +249,13 @@ def test_the_nearest_settings_are_ranked_by_form_of_the_relu_kernel(kept):
     assert [number for number, _, _ in ranking["relu"][:3]] == [41, 37, 42]
     assert [number for number, _, _ in ranking["relu_performer"][:3]] == [41, 10, 9]
     for form, places in ranking.items():
-        assert [off for _, off, _ in places] == sorted(off for _, off, _ in places) and len(places) == 60
+        assert [off for _, off, _ in places] == sorted(off for _, off, _ in places) and len(places) == 70
         assert all(
             reading.relu == form and off == sensitivity_search.distance(found.found[number, reading])
             for number, off, reading in places
         )
     text = sensitivity_search.table_nearest(kept).text
-    assert "number 6 of 60 with φ = ReLU and number 3 of 60 with φ = ReLU + ε" in text and "single seeds" in text
+    assert "number 6 of 70 with φ = ReLU and number 3 of 70 with φ = ReLU + ε" in text and "single seeds" in text
 
 
 def test_a_rate_given_by_hand_is_named_as_such(measured, tmp_path):

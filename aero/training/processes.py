@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from aero.errors import UserError
+from aero.errors import UserError, cut
 
 # Long enough for the first process to write a checkpoint while the others wait.
 TIMEOUT = datetime.timedelta(minutes=10)
@@ -102,10 +102,14 @@ def default_device() -> str:
 def join() -> Iterator[Processes]:
     """Join the processes that `torchrun` started, or be alone; on GPUs each process has its own.
 
-    UserError if there are fewer GPUs than processes, or if another process is lost on the way.
+    UserError if its variables are none of torchrun's, if there are fewer GPUs than processes, or if another process is
+    lost on the way.
     """
-    count, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-    local = int(os.environ.get("LOCAL_RANK", "0"))
+    count, rank, local = _number("WORLD_SIZE", 1), _number("RANK", 0), _number("LOCAL_RANK", 0)
+    if count < 1 or rank >= count:
+        raise UserError(
+            f"RANK {rank} of WORLD_SIZE {count} is no process: start by torchrun, which sets both, or unset both"
+        )
     gpus = torch.cuda.device_count()
     if count == 1:
         yield Processes(device=default_device())
@@ -133,6 +137,16 @@ def join() -> Iterator[Processes]:
         # The group is left as it is: taking it down properly would wait for the lost process.
         raise lost from None
     dist.destroy_process_group()
+
+
+def _number(variable: str, default: int) -> int:
+    """The whole number that torchrun has put into `variable`."""
+    text = os.environ.get(variable, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise UserError(
+            f"{variable} is {cut(repr(text), 100)}, no whole number: torchrun sets it; without torchrun, unset it"
+        )
+    return int(text)
 
 
 def _lost(error: RuntimeError) -> bool:

@@ -1,6 +1,7 @@
 """One training on two processes: the losses of one process, one writer, and an end when a process dies."""
 
 import os
+import re
 import signal
 import socket
 import time
@@ -11,6 +12,8 @@ import pytest
 import torch
 from small_project import children, finish, start, whole_lines
 
+from aero.errors import UserError
+from aero.training import processes
 from aero.training.log import read
 from aero.training.loop import Regularizer, _regularization
 from aero.training.processes import Processes
@@ -116,3 +119,23 @@ def test_regularisers_of_shares_average_to_that_of_the_batch(reduction):
     torch.testing.assert_close(sum(half[0] for half in halves) / 2, whole[0])
     torch.testing.assert_close(torch.cat([half[1] for half in halves], dim=1) / 2, whole[1])
     torch.testing.assert_close(sum(half[2] for half in halves) / 2, whole[2])
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', no whole number"),
+        ({"WORLD_SIZE": "\u0662"}, "WORLD_SIZE is"),
+        ({"RANK": "-1"}, "RANK is '-1'"),
+        ({"LOCAL_RANK": "9" * 5000}, "LOCAL_RANK is '999"),
+        ({"WORLD_SIZE": "0"}, "RANK 0 of WORLD_SIZE 0 is no process"),
+        ({"WORLD_SIZE": "2", "RANK": "2"}, "RANK 2 of WORLD_SIZE 2 is no process"),
+        ({"RANK": "1"}, "RANK 1 of WORLD_SIZE 1 is no process"),
+    ],
+)
+def test_variables_that_are_none_of_torchruns_are_refused(variables, named, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=re.escape(named)) as caught, processes.join():
+        pass
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300

@@ -225,7 +225,7 @@ def _open_hugging_face(path: Path) -> Reader:
     logging.disable_progress_bar()
     try:
         # Unset, trust_remote_code is asked for on the terminal.
-        model = load_model(path, local_files_only=True)
+        model = load_model(path, head_needed=False, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # transformers checks sizes with errors of its own, or divides by them
         raise UserError(f"{path} cannot be loaded as a causal language model with its tokenizer: {error}") from None

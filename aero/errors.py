@@ -153,7 +153,7 @@ def check_events(events: Iterable[Any], most: int = 100, merged: int = 10**5) ->
                 raise ValueError(f"line {event.start_mark.line + 1}: a part of it contains itself")
             part = anchors.get(event.anchor) or _Part()
         elif isinstance(event, yaml.ScalarEvent):
-            plain = event.tag is None and event.implicit[0]
+            plain = event.tag in (None, "!") and event.implicit[0]  # `! <<` is what it is without `!`
             part = _Part(event.value, event.tag == _MERGE or plain and event.value == "<<")
             if event.anchor is not None:
                 anchors[event.anchor] = part
@@ -236,7 +236,7 @@ def bounded(tree: Any, most: int = 10**6) -> Any:
     sizes: dict[int, int | None] = {}
 
     def size(part: Any) -> int:
-        if not isinstance(part, dict | list):
+        if not isinstance(part, dict | list | tuple):  # tuples: of `!!pairs` and `!!omap`
             return 1
         if id(part) not in sizes:
             sizes[id(part)] = None

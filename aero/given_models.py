@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import struct
@@ -27,36 +28,35 @@ _NUMBERS_A_BYTE = 8
 """Of a quantized weight, at one bit each."""
 
 
-def load_model(name: Path | str, **options: Any) -> PreTrainedModel:
+def load_model(name: Path | str, head_needed: bool = True, **options: Any) -> PreTrainedModel:
     """The causal language model called `name`, or in that folder, of safetensors alone, with none of its own code.
 
-    UserError for a config.json that is none or claims what the weights beside it cannot hold, before anything is built,
-    and for weights that are missing or of other sizes: transformers would draw them at random. Else transformers' own
-    errors, of any type.
+    head_needed: whether the projection onto the vocabulary must be among the weights; entropies do not depend on it,
+    and models without their own are saved so. UserError for weights that are missing or of other sizes, which
+    transformers would draw at random, and, of a folder, for a config.json that is none or claims what the weights
+    beside it cannot hold, before anything is built. Else transformers' own errors, of any type.
     """
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
     folder = Path(name)
-    if (folder / "config.json").is_file():
-        _check_sizes(folder, options)
-    logging.set_verbosity_error()  # its report of a model quotes names of tensors as they are, escapes too
-    model, found = AutoModelForCausalLM.from_pretrained(
-        name,
-        use_safetensors=True,
-        trust_remote_code=False,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,  # told below; its own error refers to the report
-        **options,
-    )
+    with _quiet():
+        if (folder / "config.json").is_file():
+            _check_sizes(folder, options)
+        model, found = AutoModelForCausalLM.from_pretrained(
+            name,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # told below; its own error refers to the report
+            **options,
+        )
     if found["mismatched_keys"]:
         key, there, wanted = min(found["mismatched_keys"])
         raise UserError(
             f"the weights of {name} are not of the sizes in its config.json: {cut(repr(key), 100)} is {tuple(there)}, "
             f"not {tuple(wanted)}; are both of one model?"
         )
-    # Entropies do not depend on the vocabulary's projection; models without their own are saved so.
-    head = model.get_output_embeddings()
+    head = None if head_needed else model.get_output_embeddings()
     unneeded = {id(parameter) for parameter in head.parameters()} if head is not None else set()
     named = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     if missing := sorted(key for key in found["missing_keys"] if id(named.get(key)) not in unneeded):
@@ -65,6 +65,19 @@ def load_model(name: Path | str, **options: Any) -> PreTrainedModel:
             f"{cut(repr(missing[0]), 100)}; are both of one model?"
         )
     return model
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' report of a model, which quotes names of tensors as they are, escapes too."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def _check_sizes(folder: Path, options: dict[str, Any]) -> None:
@@ -76,8 +89,9 @@ def _check_sizes(folder: Path, options: dict[str, Any]) -> None:
         raise UserError(f"{path} is no configuration ({type(error).__name__}: {cut(str(error), 200)})") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} is no configuration: it holds no JSON object")
-    _check_index(folder / "model.safetensors.index.json")
-    files = sorted(file for file in folder.glob("*.safetensors") if file.is_file())
+    if "transformers_weights" in values:  # its index may name files anywhere
+        raise UserError(f"{path} says where its weights are (transformers_weights); they are read beside it alone")
+    files = _files(folder)
     headers = {file: _header(file) for file in files}
     tensors, size = sum(map(len, headers.values())), sum(file.stat().st_size for file in files)
     for key, number in _numbers("", values):
@@ -104,16 +118,19 @@ def _check_sizes(folder: Path, options: dict[str, Any]) -> None:
         )
 
 
-def _check_index(path: Path) -> None:
-    """UserError for an index, where there is one, that names files of weights elsewhere than beside it."""
-    if not path.is_file():
-        return
+def _files(folder: Path) -> list[Path]:
+    """The files of weights that transformers reads: one, or those of the index. UserError for an index that names files
+    elsewhere than beside it."""
+    single, path = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file() or not path.is_file():
+        return [single] if single.is_file() else []
     try:
-        named = set(json.loads(text_of(path))["weight_map"].values())
-        if other := sorted(name for name in named if name != Path(name).name):
+        named = sorted(set(json.loads(text_of(path))["weight_map"].values()))
+        if other := [name for name in named if name != Path(name).name]:
             raise ValueError(f"it names {cut(repr(other[0]), 100)}, which is no file beside it")
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise UserError(f"{path} is no index of weights ({type(error).__name__}: {cut(str(error), 200)})") from None
+    return [folder / name for name in named if (folder / name).is_file()]
 
 
 def _header(path: Path) -> dict[str, Any]:
@@ -144,9 +161,7 @@ def _numbers_of(folder: Path, options: dict[str, Any]) -> int:
     so, which is told, if it is an error, where it is built."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.utils import logging
 
-    logging.set_verbosity_error()
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         with torch.device("meta"):

@@ -152,10 +152,13 @@ def hostile_yaml(seeds: Sequence[bytes]) -> st.SearchStrategy[bytes]:
     brackets a comment or quote seems to close; a number to the base 60; one of its own lines again."""
     first = st.sampled_from([b"a0: &a0 {x: 1}", b"a0: &a0 [1]", b"a0: &a0 1", b"a0: &a0 {&k <<: {x: 1}}"])
     part = st.sampled_from(
-        [b"*a%d", b"[*a%d, *a%d]", b"{<<: *a%d}", b"[{<<: *a%d}, {<<: *a%d}]", b"{x: *a%d, y: *a%d}"]
+        [
+            *(b"*a%d", b"[*a%d, *a%d]", b"{<<: *a%d}", b"[{<<: *a%d}, {<<: *a%d}]", b"{x: *a%d, y: *a%d}"),
+            *(b"!!pairs [x: *a%d, y: *a%d]", b"!!omap [x: *a%d]"),
+        ]
     )
     key = st.sampled_from(
-        [b"<<", b"!!merge x", b"!!merge y", b"? !!merge [x] ", b"'<<'", b"? <<\n ", b"*k ", b"x", b"y"]
+        [b"<<", b"! <<", b"!!merge x", b"!!merge y", b"? !!merge [x] ", b"'<<'", b"? <<\n ", b"*k ", b"x", b"y"]
     )
     level = st.sampled_from(
         [b"[ #]\n ", b"{a: #}\n ", b"[ ']',\n ", b"? ", b"? - ", b"- ", b"{a: ", b"&b [", b"!!set {? "]

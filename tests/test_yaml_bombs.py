@@ -58,6 +58,8 @@ KEY = "z: {&k <<: {y: 1}}\n" + A0
     [
         (each_line(A0, "aI: &aI {!!merge z: [*aJ, *aJ]}", 40), "line 2 merges a list of mappings"),
         (each_line(A0, "aI: &aI {? !!merge [z] : [*aJ, *aJ]}", 40), "line 2 merges a list of mappings"),
+        (each_line(A0, "aI: &aI {! <<: [*aJ, *aJ]}", 40), "line 2 merges a list of mappings"),
+        (each_line(A0, "aI: &aI !!pairs [x: *aJ, y: *aJ]", 40), "parts"),
         (each_line(A0, "lI: &lI [*aJ, *aJ]\naI: &aI {<<: *lI}", 40), "line 3 merges a list of mappings"),
         (each_line(KEY, "aI: &aI {*k : [*aJ, *aJ]}", 40), "line 3 merges a list of mappings"),
         (each_line(KEY, "aI: &aI {*k : *aJ, <<: *aJ}", 40), "line 3 has the key '<<' a second time"),

@@ -91,25 +91,36 @@ def costs_by_kind(results: Results) -> tuple[str, dict[tuple[str, str, str, str]
     return "", {}
 
 
-ROW_FACTORS = ("scale_row_tiles", "scale_row_tiles_by_server", "inverse_sums")
+ROW_FACTORS = ("scale_row_tiles", "scale_row_tiles_by_server", "normalise_tiles", "inverse_sums")
+"""Kinds of operations that divide rows: by their sums, by temperatures, by their standard deviation."""
 PRODUCTS = ("linear", "scores", "mix")
 
 
-def least_seconds(results: Results, table: Table, row: str) -> dict[str, float]:
-    """What no exchange of bytes for seconds takes from the tuned row, over the seconds as published: "factors" with the
-    division of rows and the temperatures for nothing, "products" with all else for nothing. Both programs from
-    all_rows.csv, measured in one session; empty where that file has not got them.
+@dataclass(frozen=True)
+class Least:
+    """What no exchange of bytes for seconds takes from a tuned row, over the seconds as published of the same file.
+
+    factors: with all that divides rows (`ROW_FACTORS`) for nothing; products: with all but the products for nothing.
     """
-    _, lines = costs_by_kind(results)
+
+    factors: float
+    products: float
+    path: str
+
+
+def least_seconds(results: Results, table: Table, row: str) -> Least | None:
+    """From all_rows.csv, where both programs are from one session; None where that file has not got them."""
+    path, lines = costs_by_kind(results)
     key = row, row_family(results, table, row), str(table.dimensions["context"])
     if not all((*key, program) in lines for program in PROGRAMS):
-        return {}
+        return None
     plain, tuned = (json.loads(lines[*key, program]["seconds_by_kind"]) for program in PROGRAMS)
     whole = sum(plain.values())
-    return {
-        "factors": sum(seconds for kind, seconds in tuned.items() if kind not in ROW_FACTORS) / whole,
-        "products": sum(tuned.get(kind, 0.0) for kind in PRODUCTS) / whole,
-    }
+    return Least(
+        sum(seconds for kind, seconds in tuned.items() if kind not in ROW_FACTORS) / whole,
+        sum(tuned.get(kind, 0.0) for kind in PRODUCTS) / whole,
+        path,
+    )
 
 
 def saving(results: Results, table: Table, row: str, program: str, quantity: str) -> float | None:

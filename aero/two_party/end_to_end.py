@@ -20,6 +20,7 @@ from aero.two_party.operations import Operation, call
 from aero.two_party.parties import Party, run_parties
 from aero.two_party.profile import check_pair
 from aero.two_party.program import forward, operations
+from aero.two_party.savings import chosen
 from aero.two_party.settings import CLIENT, SERVER, Settings, TwoPartyError
 from aero.two_party.weights import weight_arrays, weight_shapes, within_budget
 
@@ -88,6 +89,16 @@ class Question(PublicModel):
             return forward(call, architecture, config, program, dict(zip(names, arrays[:-1], strict=True)), arrays[-1])
 
         return whole_model
+
+
+def check_ring(field: str, program: str) -> None:
+    """TwoPartyError for a program that cannot be computed in the ring `field`, ValueError for one that is none."""
+    if field == "FM32":
+        raise TwoPartyError("SPU cannot divide in the ring FM32, and every softmax divides; use FM64")
+    if field != "FM64" and "split_exponential" in chosen(program)[0]:
+        raise TwoPartyError(
+            f"program {program} computes on shares of 64 bits at most, not on {field}; use FM64, or as_published"
+        )
 
 
 def one_hot_rows(ids: Sequence[int] | np.ndarray, vocabulary: int) -> np.ndarray:
@@ -159,8 +170,7 @@ def ask(
     if prompts.min() < 0 or prompts.max() >= config.vocabulary:
         raise ValueError(f"token ids must lie in 0 to {config.vocabulary - 1}; use the model's own tokenizer")
     settings = settings or Settings()
-    if settings.field == "FM32":
-        raise TwoPartyError("SPU cannot divide in the ring FM32, and every softmax divides; use FM64")
+    check_ring(settings.field, program)
     question = Question(str(model.architecture), dataclasses.asdict(config), program, prompts.shape[1])
     counts = operations(model.architecture, config, program, prompts.shape[1]) if operation_runs else {}
     common = {"question": question, "prompts": len(prompts), "operations": sorted(counts), "runs": operation_runs}

@@ -22,7 +22,7 @@ from typing import Any
 from aero.architecture import Architecture
 from aero.checkpoint import model_config
 from aero.model import ModelConfig
-from aero.two_party.end_to_end import PublicModel
+from aero.two_party.end_to_end import PublicModel, check_ring
 from aero.two_party.settings import Settings, TwoPartyError
 from aero.two_party.weights import weight_shapes
 
@@ -62,7 +62,8 @@ class Description(PublicModel):
     def of(
         cls, architecture: Architecture, config: ModelConfig, program: str, settings: Settings, tokenizer_sha256: str
     ) -> Description:
-        """ValueError for a model that the programs cannot run."""
+        """ValueError for a model that the programs cannot run, or not with these settings."""
+        check_ring(settings.field, program)
         weight_shapes(architecture, config, program)
         return cls(
             str(architecture.at_inference()),
@@ -88,6 +89,7 @@ class Description(PublicModel):
                     raise ValueError(f"{name} is not of type {type(usual).__name__}")
             if Settings(**description.protocol).threads > MOST_THREADS:
                 raise ValueError(f"{description.protocol['threads']} threads, more than {MOST_THREADS}")
+            check_ring(description.protocol["field"], description.program)
             shapes = weight_shapes(description.parsed, model_config(description.config), description.program)
             needed = BYTES_A_WEIGHT * sum(math.prod(shape) for shape in shapes.values())
             if needed > (there := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")):

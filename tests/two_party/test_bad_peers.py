@@ -110,6 +110,8 @@ def published(**changes):
         {"protocol": {"threads": 10**6}},
         {"protocol": {"threads": True}},
         {"protocol": {"mul_lsb_error": "no"}},
+        {"protocol": {"field": "FM32", "fraction_bits": 12}},  # in which SPU cannot divide
+        {"protocol": {"field": "FM128"}, "program": "tuned"},
         {"program": 3},
         {"program": "tuned@" + "9" * 5000},
         {"architecture": "SM+ScFuFFNi_" + "9" * 5000},

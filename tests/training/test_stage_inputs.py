@@ -100,7 +100,7 @@ def load(*given):
 parameters.load = load
 stage = sys.argv.pop(1)
 if stage == "stages.report":  # it takes sections of params.yaml as they stand
-    import yaml
+    from aero import errors
     class Sections(dict):
         def __getitem__(self, name):
             values.add(name)
@@ -108,13 +108,11 @@ if stage == "stages.report":  # it takes sections of params.yaml as they stand
         def get(self, name, other=None):
             values.add(name)
             return super().get(name, other)
-    safe_load = yaml.safe_load
-    def sections(text):
-        found = safe_load(text)
-        followed_itself = sys._getframe(1).f_globals["__name__"] == "aero.parameters"
-        plain = followed_itself or not isinstance(found, dict) or "training_order" not in found
-        return found if plain else Sections(found)
-    yaml.safe_load = sections
+    yaml_file = errors.yaml_file  # of parameters too, which follows its values itself and has its own name for it
+    def sections(path):
+        found = yaml_file(path)
+        return Sections(found) if "training_order" in found else found
+    errors.yaml_file = sections
 try:
     runpy.run_module(stage, run_name="__main__", alter_sys=True)
 finally:

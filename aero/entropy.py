@@ -49,7 +49,8 @@ def quarter_fractions(values: Tensor, maximum: float) -> list[float]:
     if maximum <= 0:
         raise ValueError(f"maximum entropy must be positive, got {maximum}")
     quarters = _quarters(values, maximum)
-    return [(quarters == index).double().mean().item() for index in range(4)]
+    counts = torch.bincount(quarters.flatten() + 1, minlength=5)[1:]
+    return (counts.double() / quarters.numel()).tolist()
 
 
 @dataclass(frozen=True)

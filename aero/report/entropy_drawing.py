@@ -245,13 +245,14 @@ def quarter_errors(seeds: Sequence[Run], maxima: Sequence[str]) -> dict[str, NDA
     return {} if found is None else dict(zip(known, found, strict=True))
 
 
-def _below(entropy: Entropy, heads: NDArray[np.float64], maxima: Sequence[str]) -> list[list[float]]:
+def _below(entropy: Entropy, heads: NDArray[np.float64], maxima: Sequence[str]) -> NDArray[np.float64]:
     """Fractions of `heads` below a quarter, a half and three quarters of each maximum; NaN without a finite head."""
     finite = heads[np.isfinite(heads)]
     if not finite.size:
-        return [[np.nan] * 3] * len(maxima)
+        return np.full((len(maxima), 3), np.nan)
     tops = [finite.max() if maximum == "observed" else entropy.maximum[maximum] for maximum in maxima]
-    return [[(heads < part * top).mean() for part in (0.25, 0.5, 0.75)] for top in tops]
+    ends = np.outer(tops, (0.25, 0.5, 0.75))  # (maxima, 3)
+    return (heads.ravel() < ends[..., None]).mean(-1)
 
 
 def _whiskers(panel: Axes, place: float, ends: NDArray[np.float64], errors: NDArray[np.float64]) -> None:

@@ -16,10 +16,14 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
+from typing import TYPE_CHECKING
 
 from aero.report import drawing
 from aero.report.results import SCALE_VARIABLE
 from aero.training.log import write_together
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
 
 ASSETS = Path(__file__).parent / "assets"
 SOURCE = Path("reports") / "aero_softmax_only.py"
@@ -76,12 +80,9 @@ def without_script(page: str) -> str:
 def execute(root: Path, scale: str | None = None) -> str:
     """Execute the source with `root` as working directory; the body as HTML, code hidden, formulas still as $…$."""
     import jupytext
-    import nbformat
     from jupyter_client import KernelManager
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError
-    from nbconvert import HTMLExporter
-    from traitlets.config import Config
 
     path = root / SOURCE
     if not path.is_file():
@@ -117,6 +118,15 @@ def execute(root: Path, scale: str | None = None) -> str:
             if manager.has_kernel:
                 manager.shutdown_kernel(now=True)
             manager.cleanup_resources()
+    return body_of(notebook)
+
+
+def body_of(notebook: NotebookNode) -> str:
+    """What an executed notebook shows, as the body of an HTML page; the notebook's outputs are changed."""
+    import nbformat
+    from nbconvert import HTMLExporter
+    from traitlets.config import Config
+
     figures: list[str] = []
     for cell in notebook.cells:
         _drop_chatter(cell)

@@ -96,7 +96,7 @@ def sampling_error(
     draw = np.random.default_rng(seed)
     count = len(arrays[0])
     found = [
-        np.asarray(statistic(*(array[chosen].mean(0) for array in arrays)), dtype=float)
+        np.asarray(statistic(*(np.add.reduce(array[chosen]) / count for array in arrays)), dtype=float)
         for chosen in draw.integers(0, count, (resamples, count))
     ]
     return np.std(found, axis=0, ddof=1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -55,6 +56,32 @@ def softmax_moments(sigma: float, positions: int) -> SoftmaxMoments:
     ValueError for a sigma that is not positive or fewer than one position.
     """
     _check(sigma, positions)
+    one = _one_position(sigma)
+    others = one.survival ** (positions - 1)
+    pairs = positions * (positions - 1) * one.survival ** max(positions - 2, 0) * one.first**2
+    mean = positions * np.sum(others * one.first) * 0.1  # E[sum_i z_i p_i]
+    log_sum = np.sum(np.exp(-np.exp(np.minimum(one.u, 700.0))) - one.survival**positions) * 0.1  # E[log S]
+    return SoftmaxMoments(
+        sigma,
+        float(log_sum - mean),
+        float(positions * np.sum(others * one.second) * 0.1),
+        float(np.sum(positions * others * one.doubled + pairs) * 0.1),
+    )
+
+
+@dataclass(frozen=True)
+class _OnePosition:
+    """At every u = log t, with x = t exp(z): E[exp(-x)], E[z x exp(-x)], E[z^2 x exp(-x)] and E[z^2 x^2 exp(-x)]."""
+
+    u: NDArray[np.float64]
+    survival: NDArray[np.float64]
+    first: NDArray[np.float64]
+    second: NDArray[np.float64]
+    doubled: NDArray[np.float64]
+
+
+@lru_cache(maxsize=64)  # the same for every N
+def _one_position(sigma: float) -> _OnePosition:
     step = 0.02
     g = np.arange(-12, 12 + step / 2, step)
     weight = np.exp(-g * g / 2) * step / math.sqrt(2 * math.pi)
@@ -64,19 +91,13 @@ def softmax_moments(sigma: float, positions: int) -> SoftmaxMoments:
     x = u[:, None] + z  # log(t exp(z))
     tail = np.exp(np.minimum(x, 700.0))
     log_term = x - tail  # of t exp(z) exp(-t exp(z)); exp(-tail) alone where x does not count
-    survival = np.exp(-tail) @ weight  # E[exp(-t exp(z))]
     once = np.exp(log_term)
-    first, second = once @ (z * weight), once @ (z * z * weight)
-    doubled = np.exp(x + log_term) @ (z * z * weight)
-    others = survival ** (positions - 1)
-    pairs = positions * (positions - 1) * survival ** max(positions - 2, 0) * first**2
-    mean = positions * np.sum(others * first) * 0.1  # E[sum_i z_i p_i]
-    log_sum = np.sum(np.exp(-np.exp(np.minimum(u, 700.0))) - survival**positions) * 0.1  # E[log S]
-    return SoftmaxMoments(
-        sigma,
-        float(log_sum - mean),
-        float(positions * np.sum(others * second) * 0.1),
-        float(np.sum(positions * others * doubled + pairs) * 0.1),
+    return _OnePosition(
+        u,
+        np.exp(-tail) @ weight,
+        once @ (z * weight),
+        once @ (z * z * weight),
+        np.exp(x + log_term) @ (z * z * weight),
     )
 
 

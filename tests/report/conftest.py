@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import executed_notebook
 import made_results
+import nbformat
 import pytest
 
 from aero.report import diagram_figures, render
@@ -36,12 +38,14 @@ def empty(empty_root: Path) -> Results:
 
 @pytest.fixture(scope="session")
 def kept_text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The page of the project's kept results, without fresh ones that a reader may have; rendered once for all."""
+    """The page of the project's kept results, without fresh ones that a reader may have; rendered once for all, of a
+    notebook that was executed by the README's command."""
     root = tmp_path_factory.mktemp("kept")
     (root / "reports").mkdir()
     for name in ("params.yaml", "dvc.yaml", "results", str(render.SOURCE)):
         (root / name).symlink_to(made_results.PROJECT / name)
-    return render.compose_html(render.execute(root), "kept results")
+    executed_notebook.by_command(render.SOURCE.stem, root / "own.ipynb", root)
+    return render.compose_html(render.body_of(nbformat.read(root / "own.ipynb", 4)), "kept results")
 
 
 @pytest.fixture(scope="session")

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
+import executed_notebook
 import jupytext
 import made_results
 import nbformat
 import pandas as pd
 import pytest
-from nbclient import NotebookClient
 
 from aero.published import known_papers
 from aero.report import notebook, render, sensitivity
@@ -31,13 +29,6 @@ def outputs(found: nbformat.NotebookNode) -> list[str]:
     ]
 
 
-def executed(name: str, folder: Path) -> nbformat.NotebookNode:
-    """The notebook as Jupyter runs it: in its own folder, in a kernel of this interpreter."""
-    found = jupytext.read(FOLDER / f"{name}.py")
-    NotebookClient(found, timeout=900, resources={"metadata": {"path": str(folder)}}).execute()
-    return found
-
-
 def test_every_paper_has_one() -> None:
     assert set(known_papers()) == {"aero", *NAMES} and REPORT.startswith("aero")
 
@@ -48,38 +39,25 @@ def test_no_notebook_hides_a_package_from_the_others() -> None:
     assert "aero" in packages and not packages & {path.stem for path in FOLDER.glob("*.py")}
 
 
-@pytest.mark.parametrize("name", [REPORT, *NAMES])
-def test_it_runs_by_the_command_that_the_readme_gives(name: str, tmp_path: Path) -> None:
-    """From the repository's root, with nothing on the path but what is installed."""
-    command = ["jupytext", "--to", "ipynb", "--execute", f"reports/{name}.py", "--output", str(tmp_path / "own.ipynb")]
-    documents = [made_results.PROJECT / "README.md", made_results.PROJECT / "docs/reading_the_report.md"]
-    assert all(" ".join(command[:4]) + " reports/" in path.read_text(encoding="utf-8") for path in documents)
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    # The kernel of the folder, not of the temporary file.
-    finished = subprocess.run(
-        [sys.executable, "-m", *command, "--run-path", str(FOLDER)],
-        cwd=made_results.PROJECT,
-        env=environment | {"OMP_NUM_THREADS": "1", "JUPYTER_CONFIG_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr[-2000:]
-    found = nbformat.read(tmp_path / "own.ipynb", 4)
-    assert sum("<table" in text for text in outputs(found)) >= 4
+@pytest.fixture(scope="module", params=NAMES)
+def executed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A notebook's name and where it is, executed by the README's command."""
+    path = tmp_path_factory.mktemp("executed") / "own.ipynb"
+    executed_notebook.by_command(request.param, path, made_results.PROJECT)
+    return request.param, path
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_it_is_a_notebook_that_runs(name: str) -> None:
-    found = executed(name, FOLDER)
+def test_it_is_a_notebook_that_runs_by_the_command_that_the_readme_gives(executed: tuple[str, Path]) -> None:
+    name, path = executed
+    found = nbformat.read(path, 4)
+    shown = outputs(found)
+    assert sum("<table" in text for text in shown) >= 4
+    assert not any(output.get("output_type") == "error" for cell in found.cells for output in cell.get("outputs", []))
     assert found.metadata.kernelspec.name == "python3" and found.cells[0].cell_type == "markdown"
     nbformat.validate(found)
-    shown = outputs(found)
-    assert not any(output.get("output_type") == "error" for cell in found.cells for output in cell.get("outputs", []))
-    assert sum("<table" in text for text in shown) >= 4 and any(
-        "verdict" in text or "No claim" in text for text in shown
-    )
+    assert any("verdict" in text or "No claim" in text for text in shown)
+    source = jupytext.read(FOLDER / f"{name}.py")
+    assert [cell.source for cell in source.cells] == [cell.source for cell in found.cells]
     again = jupytext.reads(jupytext.writes(found, fmt="py:percent"), fmt="py:percent")
     assert [cell.source for cell in again.cells] == [cell.source for cell in found.cells]
 

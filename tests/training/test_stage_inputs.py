@@ -181,7 +181,8 @@ def made(tmp_path_factory):
     values = yaml.safe_load((whole / "params.yaml").read_text(encoding="utf-8"))
     every = [*values["active_runs"], *values["more_runs"]]
     values["active_runs"], values["more_runs"] = [RUN], [run for run in every if run != RUN]
-    values["two_party"]["end_to_end_runs"] = [RUN]
+    values["two_party"] |= {"end_to_end_runs": [RUN], "programs": ["tuned"]}
+    values["sensitivity_theory"]["controlled"]["positions"] = 50
     for scale in values["scales"].values():
         scale["end_to_end_runs"] = [RUN]
     printed = {RUN}  # by `two_party_all`, which at this scale measures each printed architecture in its own sizes

@@ -88,7 +88,7 @@ audit: install
 	  .venv/audit/bin/pip-audit --strict --disable-pip --no-deps $$answered -r requirements.lock
 
 faults: install
-	@failed=0; python -m benchmarks.transcript_sizes || failed=1; python -m benchmarks.faults || failed=1; python -m benchmarks.long_server || failed=1; exit $$failed
+	@failed=0; python -m benchmarks.transcript_sizes || failed=1; python -m benchmarks.faults || failed=1; python -m benchmarks.faults --targets report --moments 40 --out results/robustness/faults_report.json || failed=1; python -m benchmarks.long_server || failed=1; exit $$failed
 
 bench: install
 	@python -m benchmarks

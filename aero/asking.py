@@ -100,6 +100,8 @@ def _serve(chosen: argparse.Namespace) -> int:
     from aero.two_party.tls import context_for
     from aero.two_party.tunnel import Listener
 
+    if chosen.most_tokens < 1:
+        raise UserError(f"--most-tokens must be at least 1, got {chosen.most_tokens}")
     give_freed_memory_back()
     context = context_for(chosen.listen, _credentials(chosen), chosen.insecure, server=True)
     settings = _settings(chosen)

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from aero.errors import cut
 from aero.flops import count
 from aero.parameters import MEASURED, Parameters
+from aero.result_checks import check_metrics
 
 Status = Literal["missing", "outdated", "diverged", "kept", "fresh"]
 
@@ -48,16 +50,21 @@ class Cost:
     hours: float | None
 
 
-def results(root: Path | str = ".") -> dict[tuple[str, str], tuple[Result, ...]]:
-    """Finished trainings by scale and run, fresh ones in the place of kept ones; files of another form are left out."""
+def results(root: Path | str = ".", problems: list[str] | None = None) -> dict[tuple[str, str], tuple[Result, ...]]:
+    """Finished trainings by scale and run, fresh ones in the place of kept ones; files of another form are left out,
+    and told in `problems`.
+    """
     root = Path(root)
     kept = (*root.glob("results/*/*/metrics.json"), *root.glob("results/*/*/seed_*/metrics.json"))
     found: dict[tuple[str, str, int], Result] = {}
     by_hand = root.glob("runs/scales/*/*/seed_*/metrics.json")  # at a scale that was named on the command line
     for path in (*sorted(kept), *sorted(by_hand), *sorted(root.glob("runs/*/seed_*/metrics.json"))):
         try:
-            result = _read(path, path.is_relative_to(root / "runs"))
-        except (OSError, ValueError, KeyError, TypeError):
+            result = _read(path, path.relative_to(root))
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            if problems is not None:
+                said = f"has no {error}" if isinstance(error, KeyError) else cut(str(error), 200)
+                problems.append(f"{path.relative_to(root)}: left out, {said}")
             continue
         found[result.scale, result.run, result.seed] = result
     by_run: dict[tuple[str, str], tuple[Result, ...]] = {}
@@ -66,9 +73,11 @@ def results(root: Path | str = ".") -> dict[tuple[str, str], tuple[Result, ...]]
     return by_run
 
 
-def _read(path: Path, fresh: bool) -> Result:
+def _read(path: Path, place: Path) -> Result:
+    """The metrics in `path`, which lies at `place` below the project's root."""
     values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    made = values.get("provenance", {})
+    check_metrics(values, place)
+    made = values.get("provenance") or {}
     speed, cpu_seconds = float(values["tokens_per_second"]), made.get("cpu_seconds")
     if cpu_seconds and made.get("device", "cpu") == "cpu":  # on one thread: what it does on a machine of its own
         speed = max(speed, int(values["tokens"]) / cpu_seconds)
@@ -76,7 +85,7 @@ def _read(path: Path, fresh: bool) -> Result:
         values["scale"],
         values["run"],
         int(values["seed"]),
-        fresh,
+        place.parts[0] == "runs",
         values["diverged_at_step"] is not None,
         values["architecture"],
         int(values["context"]),

@@ -27,6 +27,10 @@ LONGEST = 1024
 """The default sequence length is the model's context, up to this."""
 
 
+TEXT_BYTES = 2**28
+"""The longest text that is read: it is tokenized whole, whatever part of it is measured."""
+
+
 def add_commands(commands: Any) -> None:
     """Add the parser of `aero entropy` to the subparsers of `aero`; it sets `run`."""
     parser = commands.add_parser("entropy", help="attention entropy of a model on a text", description=DESCRIPTION)
@@ -80,7 +84,7 @@ def answer(chosen: argparse.Namespace) -> str:
             raise UserError(f"--{name} must be at least 1, got {getattr(chosen, name)}")
     if chosen.figure is not None and chosen.figure.suffix not in FIGURES:
         raise UserError(f"--figure {chosen.figure}: the name must end in one of {', '.join(FIGURES)}")
-    text = text_of(chosen.text)
+    text = text_of(chosen.text, TEXT_BYTES)
     baseline = None if chosen.baseline is None else _baseline(chosen.baseline)
     reader = _open(chosen.model, chosen.tokenizer)
     if reader.context is not None and (chosen.context or 0) > reader.context:
@@ -102,7 +106,7 @@ def answer(chosen: argparse.Namespace) -> str:
     count = min(len(ids), chosen.tokens) // context
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     sequences = torch.tensor(ids[: count * context], device=device).reshape(count, context)
-    statistics = measure(reader.model.to(device).eval(), sequences.split(chosen.batch))
+    statistics = measure(reader.model.to(device).eval(), sequences.split(min(chosen.batch, count)))
     if chosen.figure is not None:
         _draw(chosen, reader, statistics)
     measured = Measured(reader, statistics, text, count, _landscape(chosen, statistics, baseline))

@@ -65,22 +65,40 @@ def known(kind: str, name: str, names: Collection[str]) -> str:
     raise UserError(f"unknown {kind} {name[:100]!r}; {hint}known: {', '.join(names)}")
 
 
-def text_of(path: Path) -> str:
-    """The text of a file, in UTF-8. UserError for what is no file: a pipe would be waited for, a device read without
-    end. FileNotFoundError if there is nothing.
+def check_file(path: Path, most: int | None = None) -> None:
+    """UserError for what is no file, where a pipe would be waited for and a device read without end, and for one of
+    more than `most` bytes. FileNotFoundError if there is nothing.
     """
     try:
-        mode = path.stat().st_mode
+        found = path.stat()
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
         raise UserError(f"{path} is a link that leads back to itself; name the file") from None
-    if not stat.S_ISREG(mode):
-        raise UserError(f"{path} is {'a folder' if stat.S_ISDIR(mode) else 'a pipe, socket or device'}; name a file")
+    if not stat.S_ISREG(found.st_mode):
+        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, socket or device"
+        raise UserError(f"{path} is {kind}; name a file")
+    if most is not None and found.st_size > most:
+        raise UserError(f"{path} has {found.st_size:,} bytes, more than the {most:,} that are read; give a part of it")
+
+
+def text_of(path: Path, most: int | None = None) -> str:
+    """The text of a file, in UTF-8; errors as `check_file`."""
+    check_file(path, most)
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from None
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise UserError(f"{path} cannot be read ({error.strerror})") from None
+
+
+def check_minutes(minutes: float | None) -> None:
+    """UserError unless a time limit is None or a number of minutes above 0: NaN would end nothing."""
+    if minutes is not None and not 0 < minutes < 1e9:
+        raise UserError(f"--minutes {minutes:g}: more than 0, and a number")
 
 
 def yaml_of(text: str) -> Any:

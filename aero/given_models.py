@@ -20,6 +20,8 @@ _REPEATED = re.compile(r"(^|_)(layers?|blocks?|experts?|groups|depth|stages|labe
 _LAYERS = ("n_layer", "num_layers", "num_hidden_layers")
 REPEATS = 1000
 """What any model may repeat; more than that needs as many tensors."""
+LAYERS_TIMES_EXPERTS = 30_000
+"""Likewise of experts in every layer: the largest models that are published have 61 x 384."""
 _HEADER_BYTES = 100_000_000
 """The most that the safetensors format allows of a header."""
 _SPARE = 2**28
@@ -94,7 +96,12 @@ def _check_sizes(folder: Path, options: dict[str, Any]) -> None:
     files = _files(folder)
     headers = {file: _header(file) for file in files}
     tensors, size = sum(map(len, headers.values())), sum(file.stat().st_size for file in files)
+    most_layers = most_experts = 1
     for key, number in _numbers("", values):
+        if key.endswith("experts"):
+            most_experts = max(most_experts, number)
+        elif key.endswith(("layer", "layers")):
+            most_layers = max(most_layers, number)
         if number < 1 and key in _LAYERS:
             raise UserError(f"{key} in {path} is {number}, a model has one layer at least")
         if number > max(REPEATS, tensors) and _REPEATED.search(key):
@@ -102,6 +109,11 @@ def _check_sizes(folder: Path, options: dict[str, Any]) -> None:
                 f"{cut(key, 100)} in {path} is {cut(repr(number), 100)}, more than any model has and more than the "
                 f"{tensors} tensors of its weights"
             )
+    if most_layers * most_experts > max(LAYERS_TIMES_EXPERTS, tensors):
+        raise UserError(
+            f"{path} asks for {most_experts:g} experts in {most_layers:g} layers, more than any model has and more "
+            f"than the {tensors} tensors of its weights"
+        )
     if "quantization_config" not in values:  # transformers would convert them without a word
         for file, header in headers.items():
             for name, about in header.items():

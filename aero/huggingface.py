@@ -170,11 +170,11 @@ AttentionMaskInterface.register(IMPLEMENTATION, _seen_keys)
 def recording(model: PreTrainedModel) -> Iterator[list[_Rows]]:
     """Within it, `model` uses our attention function, which appends what every attention module does to the list.
 
-    ValueError if the model's attention does not go through transformers' interface.
+    NotSwitched if the model's attention does not go through transformers' interface.
     """
     before = model.config._attn_implementation
     if not _switch_attention(model):
-        raise _unswitched(model)
+        raise NotSwitched(model)
     rows: list[_Rows] = []
     token = _recorded.set(rows)
     try:
@@ -192,12 +192,15 @@ def _switch_attention(model: PreTrainedModel) -> bool:
     return model.config._attn_implementation == IMPLEMENTATION
 
 
-def _unswitched(model: nn.Module) -> ValueError:
-    return ValueError(
-        f"the attention of {type(model).__name__} cannot be switched to one that knows its entropies: it does not go "
-        "through transformers' attention interface; use a model whose attention does (GPT-2, GPT-NeoX, Llama, Mistral, "
-        "Qwen2 and most newer ones)"
-    )
+class NotSwitched(ValueError):
+    """The model's attention does not go through transformers' interface."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(
+            f"the attention of {type(model).__name__} cannot be switched to one that knows its entropies: it does not "
+            "go through transformers' attention interface; use a model whose attention does (GPT-2, GPT-NeoX, Llama, "
+            "Mistral, Qwen2 and most newer ones)"
+        )
 
 
 def _hides(model: nn.Module) -> ValueError:
@@ -241,8 +244,11 @@ def measure(model: PreTrainedModel, ids: Batch | Iterable[Batch]) -> EntropyStat
     """
     _check_whole(model)
     batches = [ids] if isinstance(ids, Tensor | Mapping) else ids
-    if not isinstance(batches, Iterable):
+    try:
+        batches = iter(batches)  # of what can be indexed alone, too
+    except TypeError:
         check_ids(batches, None)
+        raise
     means, bounds, positions, lengths, held = [], [], [], [], []
     for batch in batches:
         given = batch if isinstance(batch, Mapping) else {"input_ids": batch}
@@ -346,10 +352,13 @@ def _run(
     training, rows = model.training, []
     model.eval()
     try:
-        if switched or model._can_set_attn_implementation():
+        try:
             with recording(model) as rows:
                 # Without the vocabulary projection, whose T x V logits are not needed.
                 model.base_model(**given)
+        except NotSwitched:
+            if switched:
+                raise
         if not rows and not switched:
             rows = [_Rows(None, *row) for row in row_entropies_given(model, given, real)]
     finally:
@@ -505,7 +514,8 @@ class EntropyRegularizer:
             return
         given = _bound(model, args, kwargs)
         if (ids := given.get("input_ids")) is not None:
-            check_ids(ids, _vocabulary(model))
+            # On a GPU their values are not looked at: every step would wait for it, and there it refuses them itself.
+            check_ids(ids, _vocabulary(model) if ids.device.type == "cpu" else None)
         if (mask := given.get("attention_mask")) is not None:
             check_padding(mask, ids)
 

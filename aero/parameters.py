@@ -409,8 +409,9 @@ class Parameters(_Strict):
         for run in self.runs:
             if (listed := (*self.active_runs, *self.more_runs).count(run)) != 1:
                 raise ValueError(f"run {run} must stand once in active_runs or more_runs, not {listed} times")
-        if twice := set(self.seeds) & set(self.more_seeds):
-            raise ValueError(f"seed {min(twice)} is in seeds and in more_seeds: a run would be trained twice with it")
+        seeds = (*self.seeds, *self.more_seeds)
+        if twice := {seed for seed in seeds if seeds.count(seed) > 1}:
+            raise ValueError(f"seed {min(twice)} is in seeds and more_seeds twice: a run would be trained so")
         for scale, chosen in self.scales.items():
             if extra := set(chosen.end_to_end_runs) - set(self.two_party.end_to_end_runs):
                 raise ValueError(

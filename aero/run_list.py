@@ -36,7 +36,9 @@ def list_runs(chosen: argparse.Namespace) -> str:
     if chosen.runs and not (names := [name for name in names if name in chosen.runs]):
         raise UserError(f"{place} has none of {', '.join(chosen.runs)}")
     scales = [chosen.scale] if chosen.scale is not None else list(parameters.scales)
-    found = catalogue.results()
+    found = catalogue.results(problems=(left_out := []))
+    for problem in left_out:
+        print(problem, file=sys.stderr)
     entries = [_entry(parameters, name, scales, found) for name in names]
     if chosen.json:
         if remark:

@@ -14,15 +14,18 @@ strike:
 
 An attempt that is not stopped must end with the very results of an undisturbed run. Figures go to
 results/robustness/faults.json after every strike.
+
+    python -m benchmarks.faults --targets report --moments 40 --out results/robustness/faults_report.json
+
+does so with every stage of dvc.yaml, from one training over private passes in two processes to the rendered page. What
+differs from one measurement to the next (seconds, rounds, errors) is left out there, and pages only have to be whole,
+all of one rendering: `reports/metrics.json`, which goes first and comes last, says that they are.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import ctypes
-import hashlib
-import io
 import json
 import os
 import random
@@ -37,20 +40,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, chdir, contextmanager
 from pathlib import Path
-from typing import Any
 
 import yaml
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
 from aero import provenance, whole_dvc  # noqa: F401 - Repo below is DVC as `make` runs it
-from aero.checkpoint import read_tensors
 from aero.errors import UserError, run_main
 from aero.pipeline import ROOT
 from aero.training.log import write_text
+from benchmarks.fault_results import content_of, md5_of
 
 FILE = Path("results/robustness/faults.json")
 DISK_BYTES = 64 << 20
+WHOLE_DISK_BYTES = 512 << 20  # DVC's cache keeps every rendered page
 TARGETS = ("entropy@ereg-smt-scfuffn-1337", "sensitivity")
 IN_A_ROW = 3
 """Strikes before an attempt may end, so that the next ones find every stage outdated again and not the last alone."""
@@ -59,8 +62,12 @@ END_S = 1800.0
 """After which what was struck, or ran undisturbed, is said to hang; generous, for a busy machine."""
 _CLONE_NEWNS = 0x20000
 VARIANTS = ("one", "other")
-# What differs between two runs of the same code on the same data.
-TIMES = {"provenance", "measured", "tokens_per_second", "seconds"}
+WHOLE = "report"
+"""The target that needs every stage of dvc.yaml: of one training, with real private passes, to the rendered page."""
+WHOLE_RUN = "sm-scfuffn"
+METRICS = "reports/metrics.json"
+SAME = {"runs/sensitivity/theory_curves.csv", "runs/sensitivity/theory_bounds.csv"}
+"""Results that depend on no parameter that differs."""
 
 
 @contextmanager
@@ -87,6 +94,12 @@ class Project:
     def __init__(self, folder: Path, targets: Sequence[str]) -> None:
         self.folder, self.targets = folder, targets
         self.runs = [target[len("entropy@") : -len("-1337")] for target in targets if target.startswith("entropy@")]
+        self.whole = WHOLE in targets
+        if self.whole:
+            self.runs = self.runs or [WHOLE_RUN]
+            shutil.copytree(ROOT / "results" / "two_party", folder / "results" / "two_party")
+            (folder / "reports").mkdir()
+            shutil.copy(ROOT / "reports" / "aero_softmax_only.py", folder / "reports")
         self._output = tempfile.TemporaryFile()
         for name in ("aero", "stages"):
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -96,6 +109,8 @@ class Project:
         config = (ROOT / ".dvc" / "config").read_text(encoding="utf-8")
         (folder / ".dvc" / "config").write_text(config.replace("[core]\n", "[core]\n    no_scm = true\n"))
         self.expected: dict[str, dict[str, str]] = {}
+        self.rendered: dict[str, str] = {}
+        """The report's files as the last attempt left them that nobody stopped, by their hashes."""
         self._latest: subprocess.Popen[bytes] | None = None
         os.environ["DVC_SITE_CACHE_DIR"] = str(folder / ".dvc" / "site")
         self.environment = os.environ | {
@@ -115,6 +130,11 @@ class Project:
         # Its steps alone leave gains.csv as it is, whose trainings end earlier than either.
         sweep = {"one": {"steps": 20, "seeds": 2}, "other": {"steps": 18, "seeds": 1}}[variant]
         values["scales"]["smoke"]["sensitivity"] |= sweep
+        if self.whole:
+            bits = {"one": 18, "other": 17}[variant]
+            values["two_party"] |= {"end_to_end_runs": self.runs, "programs": ["tuned"], "fraction_bits": bits}
+            values["scales"]["smoke"] |= {"end_to_end_runs": self.runs}
+            values["sensitivity_theory"]["seed"] = bits
         write_text(self.folder / "params.yaml", yaml.safe_dump(values, sort_keys=False))
 
     def start(self) -> subprocess.Popen[bytes]:
@@ -141,7 +161,11 @@ class Project:
 
     def results(self) -> list[Path]:
         """Result files, relative to the folder; what is being written or is only made for others is none."""
-        files = [*(self.folder / "runs").glob("*/seed_*/*.*"), *(self.folder / "runs" / "sensitivity").glob("*.*")]
+        runs, reports = self.folder / "runs", self.folder / "reports"
+        files = [*runs.glob("*/seed_*/*.*"), *(runs / "sensitivity").glob("*.*")]
+        if self.whole:
+            files += [*(runs / "two_party").glob("*.*"), *(runs / "two_party" / "passes").glob("*.*")]
+            files += [path for path in reports.rglob("*.*") if path.suffix != ".py"]
         names = {path.relative_to(self.folder) for path in files}
         return sorted(path for path in names if path.suffix != ".tmp" and not path.stem.endswith(".unfinished"))
 
@@ -155,7 +179,9 @@ class Project:
         allowed = {name: {contents[name] for contents in self.expected.values()} for name in self.expected["one"]}
         for name, values in allowed.items():
             if name not in contents:
-                found.append(f"{name} is gone")
+                # The report's own sign that its files are of two renderings: it comes last, and goes first.
+                if name != METRICS:
+                    found.append(f"{name} is gone")
             elif contents[name] not in values:
                 found.append(f"{name}: {contents[name]}, neither the old nor the new one")
         found += [f"{name} is no result" for name in contents.keys() - allowed.keys()]
@@ -163,7 +189,22 @@ class Project:
             trained = [f"runs/{run}/seed_1337/{name}" for name in ("checkpoint.safetensors", "log.csv", "metrics.json")]
             if not any(all(contents.get(n) == expected[n] for n in trained) for expected in self.expected.values()):
                 found.append(f"{run}: the files are not of one training")
+        now = self.report()
+        if now and now.get(METRICS) == self.rendered.get(METRICS) and now != self.rendered:
+            found.append(f"{METRICS} is of the last report, others beside it are not")
         return found + self._lock_problems()
+
+    def report(self) -> dict[str, str]:
+        """{path: hash} of the report's files as they are; empty where none is made."""
+        return {str(path): str(md5_of(self.folder / path)) for path in self.results() if path.parts[0] == "reports"}
+
+    def _uncached(self) -> set[str]:
+        """Outputs that dvc.yaml leaves out of the cache."""
+        stages = yaml.safe_load((self.folder / "dvc.yaml").read_text(encoding="utf-8"))["stages"].values()
+        outs = [out for stage in stages for out in (*stage.get("outs", []), *stage.get("metrics", []))]
+        return {
+            name for out in outs if isinstance(out, dict) for name, about in out.items() if about.get("cache") is False
+        }
 
     def _lock_problems(self) -> list[str]:
         """Where DVC's lock, its cache, its own status and the files disagree."""
@@ -177,7 +218,7 @@ class Project:
                 status = repo.status()
         except DvcException as error:
             return [f"dvc status fails: {' '.join(str(error).split())[:200]}"]
-        found = []
+        found, uncached = [], self._uncached()
         for stage, entry in stages.items():
             said: dict[str, str] = {}
             for one in status.get(stage, []):
@@ -190,44 +231,12 @@ class Project:
                     found.append(
                         f"{name}: dvc status says {said.get(name)}, its hash {'differs' if differs else 'agrees'}"
                     )
+                if name in uncached:
+                    continue
                 cached = self.folder / ".dvc" / "cache" / "files" / "md5" / out["md5"][:2] / out["md5"][2:]
                 if not cached.is_file() or md5_of(cached) != out["md5"].removesuffix(".dir"):
                     found.append(f"{name}: DVC's cache lacks what its lock names")
         return found
-
-
-def md5_of(path: Path) -> str | None:
-    """As DVC hashes: a file's content; a folder's sorted list of paths and hashes, with ".dir" behind."""
-    if path.is_dir():
-        files = sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
-        listed = [{"md5": md5_of(path / file), "relpath": file} for file in files]
-        return hashlib.md5(json.dumps(listed, sort_keys=True).encode()).hexdigest() + ".dir"
-    return hashlib.md5(path.read_bytes()).hexdigest() if path.is_file() else None
-
-
-def content_of(path: Path) -> str:
-    """A hash of what a result file says, times and provenance left out; or why it is not whole."""
-    try:
-        if path.suffix == ".json":
-            values: Any = json.loads(path.read_text(encoding="utf-8"))
-            values = {key: value for key, value in values.items() if key not in TIMES}
-            if path.name == "entropy.json":
-                values.pop("measured", None)
-        elif path.suffix == ".csv":
-            text = path.read_text(encoding="utf-8")
-            rows = list(csv.reader(io.StringIO(text)))
-            if not text.endswith("\n") or len({len(row) for row in rows}) != 1:
-                return "damaged: a row is not whole"
-            keep = [index for index, name in enumerate(rows[0]) if name not in TIMES]
-            values = [[row[index] for index in keep] for row in rows]
-        elif path.suffix == ".safetensors":
-            read_tensors(path, "aero-checkpoint-1", header_only=True)
-            values = hashlib.sha256(path.read_bytes()).hexdigest()
-        else:
-            values = hashlib.sha256(path.read_bytes()).hexdigest()
-    except (ValueError, OSError) as error:
-        return f"damaged: {' '.join(str(error).split())[:120]}"
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 # Strikes: each takes the process that runs `dvc repro`, the leader of a session of its own, and the project.
@@ -390,13 +399,17 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--moments", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0, help="of the random moments")
     parser.add_argument(
-        "--targets", nargs="+", default=TARGETS, help="stages of dvc.yaml: sensitivity, entropy@RUN-1337"
+        "--targets",
+        nargs="+",
+        default=TARGETS,
+        help="stages of dvc.yaml: sensitivity, entropy@RUN-1337, or report, which needs all of them",
     )
     parser.add_argument("--out", type=Path, default=FILE)
     chosen = parser.parse_args(arguments)
     draw, origin, clock = random.Random(chosen.seed), provenance.provenance(started=provenance.now()), time.monotonic()
     out = chosen.out.resolve()
-    with disk(DISK_BYTES) as (name, own_disk), ExitStack() as last:
+    size = WHOLE_DISK_BYTES if WHOLE in chosen.targets else DISK_BYTES
+    with disk(size) as (name, own_disk), ExitStack() as last:
         project = Project(name / "project" if own_disk else name, chosen.targets)
         last.callback(project.close)
         stages: dict[str, float] = {}
@@ -407,9 +420,11 @@ def main(arguments: list[str]) -> int:
             if ended(process) != 0:
                 raise UserError(f"the pipeline does not run undisturbed: {project.output()[-400:]}")
             project.expected[variant] = project.contents()
+            project.rendered = project.report()
         one, other = (project.expected[variant] for variant in VARIANTS)
         # Else a stage would never run again, and old results could not be told from new ones.
-        if alike := sorted(name for name in one if one[name] == other.get(name)):
+        alike = [name for name in one if one[name] == other.get(name) and one[name] != "whole"]
+        if alike := sorted(set(alike) - SAME):
             raise UserError(f"the two sets of parameters give the same {', '.join(alike)}")
         kinds = strikes(own_disk)
         struck: Counter[str] = Counter()
@@ -443,7 +458,7 @@ def main(arguments: list[str]) -> int:
                 "asked": struck.total(),
                 "of": chosen.moments,
                 "failures": failures,
-                "disk": f"tmpfs of {DISK_BYTES >> 20} MiB" if own_disk else "a folder",
+                "disk": f"tmpfs of {size >> 20} MiB" if own_disk else "a folder",
                 "targets": chosen.targets,
                 "processor_seconds_undisturbed": {stage: round(seconds, 1) for stage, seconds in stages.items()},
                 "seed": chosen.seed,
@@ -479,6 +494,7 @@ def main(arguments: list[str]) -> int:
                 ends += 1
                 right = project.contents() == project.expected[variant] and not project.problems()
                 right_ends += right
+                project.rendered = project.report()
                 if not right:
                     failures.append(f"another end after {[kind for kind, _ in chain]}")
                 passed.update(kind for kind, good in chain if good and right)

@@ -46,6 +46,8 @@ CASES = {
     "local corpora": (10_000, 10_000),
     "Languini's books": (10_000, 5_000),
     "files of trainings": (3_000, 2_000),
+    "results": (8_000, 4_000),
+    "measured costs": (10_000, 10_000),
     "link, server": (8_000, 4_000),
     "link, client": (8_000, 4_000),
     "link, shares": (20_000, 20_000),

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 from hypothesis import strategies as st
 
-from benchmarks import fuzz_files, fuzz_links
+from benchmarks import fuzz_files, fuzz_links, fuzz_results
 from benchmarks.fuzz_files import array_file
 from benchmarks.fuzz_target import Target, put, refusal
 from benchmarks.mutations import YAML_PIECES, Draw, as_json, damaged, damaged_tree, hostile_yaml
@@ -469,6 +469,8 @@ TARGETS: dict[str, Callable[[Path], Target]] = {
     "local corpora": corpora,
     "Languini's books": fuzz_files.languini,
     "files of trainings": fuzz_files.trainings,
+    "results": fuzz_results.trained,
+    "measured costs": fuzz_results.measured_costs,
     "link, server": fuzz_links.link_server,
     "link, client": fuzz_links.link_client,
     "link, shares": fuzz_links.shares,

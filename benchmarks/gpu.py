@@ -30,7 +30,7 @@ from aero.architecture import parse
 from aero.attention import softmax_with_entropy
 from aero.data.batches import Batches
 from aero.data.tokens import TokenStream
-from aero.errors import UserError, run_main
+from aero.errors import UserError, check_minutes, run_main
 from aero.flops import count
 from aero.model import ModelConfig
 from aero.row_entropy import blocked, can_fuse, fused
@@ -100,6 +100,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--minutes", type=float, default=5.0, help="start nothing new after this (default 5)")
     parser.add_argument("--tiny", action="store_true", help="in small, on the CPU too")
     chosen = parser.parse_args(arguments)
+    check_minutes(chosen.minutes)
     device = default_device()
     if device != "cuda" and not chosen.tiny:
         raise UserError("no CUDA device here; --tiny shows the form of the result on a CPU")

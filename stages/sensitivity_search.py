@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from aero.errors import UserError, run_main
+from aero.errors import UserError, check_minutes, run_main
 from aero.provenance import commit
 from aero.sensitivity.search import SEARCHED_CORES, reasonable, run
 from aero.training.log import csv_text, write_text
@@ -27,6 +27,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--to", type=Path, default=Path("runs/sensitivity/search.csv"))
     chosen = parser.parse_args(arguments)
+    check_minutes(chosen.minutes)
     settings = reasonable()
     if not 0 <= chosen.first < len(settings):
         raise UserError(f"--first must be 0 to {len(settings) - 1}, got {chosen.first}")

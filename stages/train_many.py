@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from aero import catalogue, provenance
 from aero.data.tokens import Tokens, open_tokens, scale_root
-from aero.errors import UserError, run_main
+from aero.errors import UserError, check_minutes, run_main
 from aero.parameters import Parameters, load
 from aero.training.archive import Archive, finished
 from aero.training.back_to_back import Ending, Limit, back_to_back
@@ -67,8 +67,7 @@ def main(arguments: list[str]) -> None:
     ]
     if chosen.jobs < 1:
         raise UserError(f"--jobs {chosen.jobs}: at least 1")
-    if chosen.minutes is not None and chosen.minutes <= 0:
-        raise UserError(f"--minutes {chosen.minutes:g}: more than 0")
+    check_minutes(chosen.minutes)
     if chosen.state and not chosen.out:
         raise UserError("--state is for trainings in one process; give --out too")
     if chosen.keep:

@@ -23,7 +23,7 @@ import numpy as np
 from tqdm import tqdm
 
 from aero.architecture import Architecture, parse
-from aero.errors import UserError, run_main
+from aero.errors import UserError, check_minutes, run_main
 from aero.model import ModelConfig
 from aero.parameters import Parameters, load
 from aero.two_party import ledger
@@ -137,6 +137,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--minutes", type=float, help="stop after about so long, between two sessions")
     parser.add_argument("--no-rounds", action="store_true", help="leave rounds out (they need further sessions)")
     chosen = parser.parse_args(arguments)
+    check_minutes(chosen.minutes)
     started = time.monotonic()
     parameters = load()
     rows, programs = printed_rows(parameters), parameters.two_party.programs

@@ -420,3 +420,22 @@ def test_the_table_of_shaped_passes_is_that_of_the_file() -> None:
     worst = max(abs(float(line["error"])) for line in lines)
     assert f"All {len(lines)} are within {100 * worst:.1f} %" in text and worst < 0.1
     assert text.count("| loopback |") == sum(line["network"] == "loopback" for line in lines)
+
+
+def test_the_table_of_forensics_has_todays_bytes_of_as_published():
+    where = {"4": ("rows", "gpt2", "128"), "5": ("all_rows", "gpt2", "256"), "6": ("all_rows", "gpt2-18l", "128")}
+    where["7"] = ("all_rows", "languini-gpt2", "512")
+    files = {}
+    for name in ("rows", "all_rows"):
+        with open(ROOT / f"results/two_party/{name}.csv", encoding="utf-8", newline="") as file:
+            files[name] = [row for row in csv.DictReader(file) if row["program"] == "as_published"]
+    lines = re.findall(
+        r"(?m)^\| ([4-7]) \| (\S+) \| [\d.]+ \|.*\| ([\d.]+) \|$", (ROOT / "docs/forensics.md").read_text("utf-8")
+    )
+    assert len(lines) == 27
+    for table, architecture, gigabytes in lines:
+        name, model, context = where[table]
+        (row,) = [
+            r for r in files[name] if (r["architecture"], r["model"], r["context"]) == (architecture, model, context)
+        ]
+        assert gigabytes == f"{float(row['bytes']) / 1e9:.2f}", (table, architecture)

@@ -13,7 +13,8 @@ import torch
 
 from aero.checkpoint import write_tensors
 from aero.pipeline import ROOT
-from benchmarks.faults import Project, content_of, md5_of
+from benchmarks.fault_results import content_of, md5_of
+from benchmarks.faults import Project
 
 
 def test_a_struck_pipeline_leaves_whole_results_and_goes_on(tmp_path):
@@ -41,9 +42,17 @@ def test_a_struck_pipeline_leaves_whole_results_and_goes_on(tmp_path):
         ("log.csv", "step,loss,seconds\n1,2,3\n2,", True),
         ("log.csv", "step,loss,seconds\n1,2,3", True),
         ("checkpoint.safetensors", "x" * 100, True),
+        ("reports/report.html", "<html><p>1</p></html>\n", False),
+        ("reports/report.html", "<html><p>1</p>", True),
+        ("reports/report.pdf", "%PDF-1.7 …", True),
+        ("reports/claims.csv", "id,verdict\na,b\nc", True),
+        ("reports/metrics.json", '{"reproduced": ', True),
+        ("ops.csv", "op,shape\nsoftmax,2x2\n", True),
+        ("passes/sm.json", '[{"run": "sm"}]', True),
     ],
 )
 def test_what_is_half_written_is_seen(tmp_path, name, text, damaged):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text(text)
     assert content_of(tmp_path / name).startswith("damaged") == damaged
 
@@ -60,6 +69,49 @@ def test_times_do_not_count_and_everything_else_does(tmp_path):
         write_tensors(path, {"w": torch.tensor([value])}, {"format": "aero-checkpoint-1"})
         seen.append(content_of(path))
     assert seen[3] == seen[4] != seen[5]
+
+
+def test_of_what_is_measured_the_settings_and_the_bytes_count(tmp_path):
+    entry = {"run": "sm", "program": "tuned", "scale": "smoke", "prompts": 2, "tokens": 8, "max_logit_error": 0.1}
+    path = tmp_path / "passes" / "sm.json"
+    path.parent.mkdir()
+    seen = []
+    for changed, settings in (({}, "18"), ({"max_logit_error": 0.2}, "18"), ({"tokens": 9}, "18"), ({}, "17")):
+        path.write_text(json.dumps([entry | changed | {"provenance": {"settings": settings}}]))
+        seen.append(content_of(path))
+    assert seen[0] == seen[1] and len(set(seen)) == 3
+    kept = ROOT / "results/two_party/rows.csv"
+    text = kept.read_text()
+    path = tmp_path / "rows.csv"
+    seen = []
+    for changed in (text, text.replace("Linux", "another"), text.replace("19571976930.0", "19571976931.0")):
+        path.write_text(changed)
+        seen.append(content_of(path))
+    assert seen[0] == seen[1] != seen[2] and not seen[2].startswith("damaged")
+
+
+def test_a_report_of_two_renderings_is_told(tmp_path, monkeypatch):
+    project = Project(tmp_path, ["report"])
+    assert project.runs == ["sm-scfuffn"]
+    project.runs = []  # trainings are another test's
+    monkeypatch.setattr(project, "_lock_problems", list)
+    folder = tmp_path / "reports"
+
+    def write(text, *names):
+        for name in names:
+            (folder / name).write_text(text)
+
+    write("<html>1</html>", "report.html")
+    write("{}", "metrics.json")
+    project.expected = dict.fromkeys(("one", "other"), project.contents())
+    project.rendered = project.report()
+    assert project.problems() == [] and set(project.rendered) == {"reports/report.html", "reports/metrics.json"}
+    write("<html>2</html>", "report.html")
+    assert "others beside it are not" in project.problems()[0]
+    (folder / "metrics.json").unlink()
+    assert project.problems() == []
+    (folder / "report.html").unlink()
+    assert project.problems() == ["reports/report.html is gone"]
 
 
 def test_a_folder_is_hashed_as_dvc_does(tmp_path):

@@ -168,3 +168,21 @@ def test_models_that_can_be_switched_give_no_matrix_away():
         block.attn.register_forward_hook(lambda module, args, output: given.append(output[1]))
     row_entropies(model, some_ids(2, 12))
     assert given == [None] * 3
+
+
+def test_a_switch_that_does_not_take_leaves_the_weights_given(monkeypatch):
+    """transformers' flag says that it can be switched, and it is not."""
+    model, ids = of_family("gptj"), some_ids(2, 40)
+    monkeypatch.setattr(type(model), "_can_set_attn_implementation", lambda *_: True)
+    monkeypatch.setattr(model, "set_attn_implementation", lambda *_: None)
+    torch.testing.assert_close(row_entropies(model, ids).double(), by_one_sequence("gptj", ids), rtol=0, atol=2e-5)
+
+
+def test_batches_that_can_only_be_indexed_are_measured():
+    class Batches:
+        def __getitem__(self, index):
+            return (some_ids(2, 40), some_ids(3, 40))[index]
+
+    model = tiny("gpt2")
+    together = measure(model, [some_ids(2, 40), some_ids(3, 40)])
+    torch.testing.assert_close(measure(model, Batches()).mean, together.mean, rtol=0, atol=0)

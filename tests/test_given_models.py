@@ -70,3 +70,13 @@ def test_an_index_of_another_name_is_not_followed(model, tmp_path):
     changed(tmp_path / "here", transformers_weights="x.safetensors.index.json")
     with pytest.raises(UserError, match="says where its weights are"):
         load_model(tmp_path / "here")
+
+
+def test_experts_in_every_layer_are_bounded_together(model, tmp_path):
+    """Each number alone is a model's, together they take transformers half an hour."""
+    model.save_pretrained(tmp_path)
+    changed(tmp_path, num_hidden_layers=900, num_local_experts=800)
+    with pytest.raises(UserError, match="asks for 800 experts in 900 layers"):
+        load_model(tmp_path)
+    changed(tmp_path, num_hidden_layers=2, num_local_experts=800, num_labels=1000)  # Llama knows no experts
+    load_model(tmp_path)

@@ -166,3 +166,17 @@ def test_the_machine_is_named_with_its_vector_instructions():
     assert provenance._processor(second) == "B with AVX-512" and provenance._processor("model name : C\n") == "C"
     assert provenance._processor("Features : fp asimd\n") == ""
     assert re.fullmatch(r".+, \d+ cores, .+", provenance.machine())
+
+
+def test_kept_results_name_commits_of_this_history():
+    """A reader can check out what measured a number."""
+    if not (ROOT / ".git").exists() or git(ROOT, "rev-parse", "--is-shallow-repository") == "true":
+        pytest.skip("needs the whole history")
+    here = set(git(ROOT, "log", "--format=%H").split())
+    elsewhere = {}
+    for path in sorted((ROOT / "results").rglob("*.*")):
+        if path.suffix in (".json", ".jsonl", ".csv") and path.name != "advisories.json":  # that names a database's
+            named = set(re.findall(r"commit\W+([0-9a-f]{40})\b(?!\+)", path.read_text(encoding="utf-8")))
+            if unknown := named - here:
+                elsewhere[str(path.relative_to(ROOT))] = sorted(unknown)
+    assert len(here) > 1 and elsewhere == {}

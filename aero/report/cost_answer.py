@@ -57,7 +57,13 @@ def answer(chosen: argparse.Namespace, parameters: Parameters) -> str:
         from aero.report.pareto import pareto
 
         return pareto(chosen, parameters)
-    from aero.two_party.cost import composition_error, composition_seconds_error, estimate, measured_operations
+    from aero.two_party.cost import (
+        composition_error,
+        composition_messages_error,
+        composition_seconds_error,
+        estimate,
+        measured_operations,
+    )
 
     network = _network(parameters, chosen.network)
     sizes = _sizes(chosen)
@@ -67,7 +73,8 @@ def answer(chosen: argparse.Namespace, parameters: Parameters) -> str:
         for text in (chosen.compare or [chosen.architecture])
     ]
     passes = _complete_passes()
-    composed = Composed(composition_error(passes), composition_seconds_error(passes))
+    errors = (composition_error, composition_seconds_error, composition_messages_error)
+    composed = Composed(*(error(passes) for error in errors))
     if chosen.json:
         values = [as_json(cost, network, composed) for cost in costs]
         return json.dumps(values if chosen.compare else values[0], indent=1, ensure_ascii=False, allow_nan=False)
@@ -120,6 +127,8 @@ class Composed:
 
     bytes: float | None
     seconds: float | None
+    messages: float | None
+    """Refills of the protocol's correlations are messages of a complete pass alone."""
 
 
 def _complete_passes(root: Path = Path()) -> list[Mapping[str, Any]]:
@@ -171,11 +180,15 @@ def _errors(cost: PassCost, network: Network, composed: Composed) -> list[str]:
         by_law = "nothing interpolated"
     off = [
         f"{what} by up to {100 * value:.1f} %"
-        for what, value in (("bytes", composed.bytes), ("seconds", composed.seconds))
+        for what, value in (
+            ("bytes", composed.bytes),
+            ("seconds", composed.seconds),
+            ("messages", composed.messages),
+        )
         if value is not None
     ]
     if off:
-        by_law += f"; compositions differed from complete passes in {' and '.join(off)}"
+        by_law += f"; compositions differed from complete passes in {', '.join(off)}"
     lines = [f"  error      {by_law}", f"  from       {known}"]
     if cost.extrapolated:
         lines.append(f"  EXTRAPOLATED beyond what was measured, no bound: {', '.join(cost.extrapolated)}")
@@ -229,6 +242,7 @@ def as_json(cost: PassCost, network: Network, composed: Composed) -> dict[str, A
         "latency_error": _finite(cost.latency_error(network)),
         "composition_error": composed.bytes,
         "composition_seconds_error": composed.seconds,
+        "composition_messages_error": composed.messages,
         "operations": cost.operations,
         "interpolated": list(cost.interpolated),
         "extrapolated": list(cost.extrapolated),

@@ -1,5 +1,5 @@
 """How many per cent the perplexity of a table's row lies above that of the row it is compared with, paired by seed: a
-table below each printed one, and `reports/tables/differences.csv`.
+table below each printed one but AERO's Tables 2 and 8, and of all in `reports/tables/differences.csv`.
 
 A difference is the mean over the seeds that both sides have, with its 95 % t-interval. Where there is none, the cell
 says which training is missing; a seed that one side lacks, or that diverged, is named.
@@ -71,7 +71,7 @@ class Comparison:
         own, other = self.cell.value, self.base_cell.value
         if self.cell.diverged or self.base_cell.diverged:
             return "NaN"
-        return "" if own is None or other is None else f"{100 * (own / other - 1):+.1f}"
+        return "" if own is None or other is None else f"{100 * (own / other - 1):+z.1f}"
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,9 @@ def difference(results: Results, run: str, base: str, base_name: str = "") -> Di
         return Difference(None, "not run yet")
     if not other:
         return Difference(None, f"{base_name} not run yet")
-    corpora = {str(one.provenance.get("corpus_sha256")) for one in (*own, *other)}
+    corpora = {one.provenance.get("corpus_sha256") for one in (*own, *other)}
+    if None in corpora and len(corpora) > 1:
+        return Difference(None, "not every training says which corpus it had: not comparable")
     if len(corpora) > 1:
         return Difference(None, f"trained on another corpus than {base_name}: not comparable")
     found = estimate(relative(results.perplexity(run), results.perplexity(base)))
@@ -164,7 +166,8 @@ def differences_table(results: Results, number_: str, short: str = "aero") -> Ht
     caption = (
         f"<b>{PAPERS[short]} Table {number_}, differences.</b> Perplexity over that of the baseline, minus one, in per "
         "cent. Published: of the printed perplexities. Measured: mean over seeds, each paired with the same seed of "
-        f"the baseline. {training_caption(results, dict.fromkeys(runs))}"
+        "the baseline; where seeds differ by more than the mean does, the 95 % t-interval of so few can reach below "
+        f"-100 %, which no perplexity can. {training_caption(results, dict.fromkeys(runs))}"
     )
     first = 0.2 if len(heads) <= 6 else 0.16
     each = (1 - first) / len(heads)
@@ -196,8 +199,8 @@ def _sides(results: Results, one: Comparison | None, is_base: bool, place: str) 
 
 
 def _signed(found: Estimate) -> str:
-    text = f"{found.mean:+.1f}"
-    return f"{text} [{found.low:+.1f}, {found.high:+.1f}]" if found.has_interval else text
+    text = f"{found.mean:+z.1f}"
+    return f"{text} [{found.low:+z.1f}, {found.high:+z.1f}]" if found.has_interval else text
 
 
 # The file ----------------------------------------------------------------------------------------------------------

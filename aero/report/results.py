@@ -11,15 +11,16 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from aero.catalogue import BOOKKEEPING
-from aero.errors import yaml_file
+from aero.errors import cut, yaml_file
 from aero.model import ModelConfig
 from aero.parameters import TrainParameters
+from aero.result_checks import check_entropies, check_metrics
 
 SCALES = ("paper", "gpu", "laptop", "smoke")
 """Largest first: the order in which a scale is chosen when the asked one has no results."""
@@ -273,7 +274,11 @@ def load(root: Path | str | None = None, scale: str | None = None) -> Results:
     found: dict[tuple[str, str, int], Run] = {}
     for path, fresh in _metrics_files(root):
         if (run := _read_run(path, root, fresh, problems)) is not None:
-            found[run.scale, run.name, run.seed] = run
+            other = found.setdefault((run.scale, run.name, run.seed), run)
+            if other is not run and other.fresh is run.fresh:
+                problems.append(f"{run.path}: left out, {other.path} is of the same seed; delete one of them")
+            else:
+                found[run.scale, run.name, run.seed] = run
     runs = _by_recipe(found, problems)
     present = {s for s, _ in runs}
     if scale is None:
@@ -327,6 +332,7 @@ def _read_run(path: Path, root: Path, fresh: bool, problems: list[str]) -> Run |
         return None
     name = str(path.relative_to(root))
     try:
+        check_metrics(metrics, path.relative_to(root))
         scale = metrics.get("scale") or path.relative_to(root / "results").parts[0]
         diverged = metrics["diverged_at_step"]
         run = Run(
@@ -341,10 +347,10 @@ def _read_run(path: Path, root: Path, fresh: bool, problems: list[str]) -> Run |
             path=name,
             fresh=fresh,
             log=_read_log(path.with_name("log.csv"), root, problems, int(metrics["context"])),
-            entropy=_read_entropy(path.with_name("entropy.json"), root, problems, metrics.get("provenance")),
+            entropy=_read_entropy(path.with_name("entropy.json"), root, problems, metrics),
         )
-    except (KeyError, TypeError, ValueError) as error:
-        problems.append(f"{name}: not the metrics of a run ({type(error).__name__}: {error})")
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        problems.append(f"{name}: not the metrics of a run ({_said(error)})")
         return None
     return run
 
@@ -394,17 +400,17 @@ def _read_log(path: Path, root: Path, problems: list[str], context: int) -> Log 
             slopes=table("slope_"),
         )
     except (KeyError, TypeError, ValueError) as error:
-        problems.append(f"{path.relative_to(root)}: not a training log ({type(error).__name__}: {error})")
+        problems.append(f"{path.relative_to(root)}: not a training log ({_said(error)})")
         return None
 
 
-def _read_entropy(path: Path, root: Path, problems: list[str], trained: Any) -> Entropy | None:
-    """Entropies of the training whose provenance is `trained`; those of an earlier one in its place are left out."""
+def _read_entropy(path: Path, root: Path, problems: list[str], metrics: Mapping[str, Any]) -> Entropy | None:
+    """Entropies of the training of `metrics`; those of an earlier one in its place are left out."""
     values = _read_json(path, root, problems)
     if values is None:
         return None
     try:
-        if values["provenance"] != trained:
+        if values["provenance"] != metrics.get("provenance"):
             problems.append(f"{path.relative_to(root)}: left out, measured on an earlier training; measure it again")
             return None
         mean = _rows(values["entropy_mean"])
@@ -414,6 +420,7 @@ def _read_entropy(path: Path, root: Path, problems: list[str], trained: Any) -> 
         if wrong := _impossible(values.get("entropy_by_position", [])):
             problems.append(f"{path.relative_to(root)}: left out, {wrong}; measure it again")
             return None
+        check_entropies(values, mean, metrics)
         return Entropy(
             mean=mean,
             by_position=_rows(values.get("entropy_by_position", [])),
@@ -429,8 +436,8 @@ def _read_entropy(path: Path, root: Path, problems: list[str], trained: Any) -> 
             blocks=tuple(_rows(block) for block in values.get("entropy_blocks", [])),
             learned=dict(values.get("learned") or {}),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        problems.append(f"{path.relative_to(root)}: not the entropies of a run ({type(error).__name__}: {error})")
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        problems.append(f"{path.relative_to(root)}: not the entropies of a run ({_said(error)})")
         return None
 
 
@@ -471,7 +478,7 @@ def _read_costs(path: Path, root: Path, problems: list[str]) -> tuple[Cost, ...]
                 )
             )
         except (KeyError, TypeError, ValueError) as error:
-            problems.append(f"{path.relative_to(root)}, line {number}: not a cost ({type(error).__name__}: {error})")
+            problems.append(f"{path.relative_to(root)}, line {number}: not a cost ({_said(error)})")
     return tuple(costs)
 
 
@@ -482,7 +489,7 @@ def _read_csv(path: Path, root: Path, problems: list[str]) -> list[dict[str, str
         with path.open(encoding="utf-8", newline="") as file:
             return list(csv.DictReader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        problems.append(f"{path.relative_to(root)}: cannot be read ({error})")
+        problems.append(f"{path.relative_to(root)}: cannot be read ({cut(str(error), 300)})")
         return []
 
 
@@ -490,10 +497,17 @@ def _read_json(path: Path, root: Path, problems: list[str]) -> Any:
     if not path.is_file():
         return None
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        problems.append(f"{path.relative_to(root)}: cannot be read ({error})")
+        problems.append(f"{path.relative_to(root)}: cannot be read ({cut(str(error), 300)})")
         return None
+    if values is None:
+        problems.append(f"{path.relative_to(root)}: holds nothing (null)")
+    return values
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {cut(str(error), 300)}"
 
 
 _ENTROPY_TOLERANCE = 1e-3

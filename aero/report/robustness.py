@@ -23,6 +23,8 @@ COUNTS = ("descriptors", "sockets", "threads", "processes", "files")
 def section(results: Results) -> Html:
     """Tables of all that was measured, and the server's figure; a visible gap for what was not."""
     parts = [_damaged_input(results), _cases(results, "faults", "Faults while the pipeline runs", "make faults")]
+    title = "Faults while every stage runs, private passes and this report as well"
+    parts.append(_cases(results, "faults_report", title, "make faults"))
     parts += [_cases(results, "server", "One server, many questions", "make faults"), _server(results)]
     command = "python -m benchmarks.transcript_sizes"
     parts.append(_cases(results, "transcripts", "What the sizes of transcripts tell", command))

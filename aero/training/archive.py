@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from aero import provenance
-from aero.errors import UserError
+from aero.errors import UserError, check_file
 from aero.training.kept import FILES
 
 FORMAT = "aero-trainings-1"
@@ -92,6 +92,7 @@ def read(path: Path) -> tuple[list[Finished], bool]:
     UserError, naming the line, for anything that is damaged or was not written here.
     """
     try:
+        check_file(path, 16 * LARGEST)
         content = path.read_bytes()
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror})") from None

@@ -443,6 +443,11 @@ def composition_seconds_error(passes: Iterable[Mapping[str, object]]) -> float |
     return _largest(passes, ("composed_over_measured_seconds",))
 
 
+def composition_messages_error(passes: Iterable[Mapping[str, object]]) -> float | None:
+    """The same of messages, of which a complete pass has more; None without a pass at the papers' own size."""
+    return _largest(passes, ("composed_over_measured_messages",))
+
+
 def _largest(passes: Iterable[Mapping[str, object]], keys: Sequence[str]) -> float | None:
     ratios = [entry.get(key) for entry in passes for key in keys]
     return max((abs(ratio - 1) for ratio in ratios if isinstance(ratio, int | float)), default=None)

@@ -46,6 +46,7 @@ def results(tmp_path):
     for name, content in (
         ("fuzz", FUZZ),
         ("faults", {"cases": CASES}),
+        ("faults_report", {"cases": [CASES[0] | {"count": 9, "passed": 8}]}),
         ("server", SERVER),
         ("determinism", DETERMINISM),
         ("transcripts", {"cases": [{"name": "sizes", "count": 81, "passed": 80, "seen": "no difference"}]}),
@@ -62,6 +63,7 @@ def test_every_file_is_shown_with_its_numbers(results):
         "999",
         "Seed 7",
         "29 of 30",
+        "8 of 9",
         "train 20, entropy 10",
         "40 of 1,000 so far",
         "189 of 190",
@@ -73,7 +75,9 @@ def test_every_file_is_shown_with_its_numbers(results):
     assert "<machine>" not in text and "not measured yet" not in text and text.count("<svg") == 1
 
 
-@pytest.mark.parametrize("name", ["fuzz", "faults", "server", "determinism", "advisories", "transcripts"])
+@pytest.mark.parametrize(
+    "name", ["fuzz", "faults", "faults_report", "server", "determinism", "advisories", "transcripts"]
+)
 @pytest.mark.parametrize("content", [None, "", "[]", "{"])
 def test_what_is_not_measured_is_a_visible_gap(results, name, content):
     path = results.root / robustness.FOLDER / f"{name}.json"

@@ -1,0 +1,111 @@
+"""Whether what a finished training left can be: numbers that cannot are named and left out, not reported."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from aero.errors import cut
+
+TOLERANCE = 1e-3
+"""Nats by which rounding may carry a mean entropy beyond what is possible, and share by which a perplexity may differ
+from the exponential of its loss."""
+OBSERVED = 1e-6
+"""Share by which the largest mean may differ from what the file calls it."""
+
+
+_KINDS = {"run": str, "scale": str, "architecture": str, "seed": int, "tokens": int, "context": int}
+_SECTIONS = ("provenance", "model", "train", "regularizer", "first_nonfinite", "float16_overflow")
+_TOLD = ("commit", "machine", "corpus_sha256", "tokenizer_sha256")
+
+
+def check_metrics(values: Any, path: Path) -> None:
+    """ValueError unless `values` are the metrics of the training whose place `path` is, below the project's root.
+
+    path: results/SCALE/RUN/[seed_SEED/]metrics.json, runs/RUN/[seed_SEED/]metrics.json or
+    runs/scales/SCALE/RUN/seed_SEED/metrics.json. The file's own run, scale and seed must be those; a perplexity must be
+    exp(loss), nats a token, and both be there where the training did not diverge.
+    """
+    if not isinstance(values, Mapping):
+        raise ValueError(f"it holds {cut(repr(values), 40)}, not the metrics of a training")
+    for name, kind in _KINDS.items():
+        if not isinstance(values[name], kind) or isinstance(values[name], bool):
+            raise ValueError(f"{name} is {cut(repr(values[name]), 40)}, not {'a name' if kind is str else 'a number'}")
+    for name in _SECTIONS:
+        if not isinstance(values.get(name), Mapping | None):
+            raise ValueError(f"{name} is {cut(repr(values[name]), 40)}, no mapping")
+    made = values.get("provenance") or {}
+    for name in _TOLD:
+        if not isinstance(said := made.get(name), str | None):
+            raise ValueError(f"provenance.{name} is {cut(repr(said), 40)}, no text")
+    if not _finite(speed := values["tokens_per_second"]) or speed < 0:
+        raise ValueError(f"tokens_per_second is {cut(repr(speed), 40)}, which it cannot be")
+    for name, here in _place(path).items():
+        if (said := values[name]) != here:
+            raise ValueError(f"{name} is {cut(repr(said), 40)}, but it lies in the place of {here}")
+    step, loss, perplexity = (values[name] for name in ("diverged_at_step", "eval_loss", "eval_perplexity"))
+    if step is not None and (not isinstance(step, int) or isinstance(step, bool) or step < 0):
+        raise ValueError(f"diverged_at_step is {cut(repr(step), 40)}, which is no step")
+    if not _finite(loss) or not _finite(perplexity):
+        if step is None:
+            raise ValueError(
+                f"eval_loss is {cut(repr(loss), 40)} and eval_perplexity {cut(repr(perplexity), 40)}, though it names "
+                "no step at which the training diverged"
+            )
+    elif not math.isclose(math.log(perplexity) if perplexity > 0 else -math.inf, loss, abs_tol=TOLERANCE):
+        raise ValueError(f"eval_perplexity {perplexity:.6g} is not the exponential of eval_loss {loss:.6g}")
+    for name, least in (("tokens", 0), ("context", 1)):
+        if not least <= values[name] < 2**63:
+            raise ValueError(f"{name} is {cut(repr(values[name]), 40)}, which it cannot be")
+
+
+def check_entropies(values: Mapping[str, Any], mean: Sequence[Sequence[float]], metrics: Mapping[str, Any]) -> None:
+    """ValueError unless `mean`, the mean entropy of every head (L, H) in nats, NaN where not finite, can be of the
+    training of `metrics`: of its layers and heads, within what its causal mask allows, and what the rest of the file
+    says of it.
+    """
+    sizes = metrics.get("model") if isinstance(metrics.get("model"), Mapping) else {}
+    shape = len(mean), len(mean[0])
+    asked = sizes.get("layers", shape[0]), sizes.get("heads", shape[1])
+    if shape != asked:
+        raise ValueError(f"entropy_mean is of {shape[0]} layers x {shape[1]} heads, the training of {asked}")
+    context = int(metrics["context"])
+    bound = math.lgamma(context + 1) / context  # the largest mean over queries that a causal mask allows
+    heads = [head for layer in mean for head in layer if not math.isnan(head)]
+    if wrong := [head for head in heads if not -TOLERANCE <= head <= bound + TOLERANCE]:
+        raise ValueError(f"a head's entropy is {wrong[0]:.4g} nats, where 0 to {bound:.4g} can be")
+    said = values["maximum"]
+    if "causal_bound" in said and not math.isclose(float(said["causal_bound"]), bound, rel_tol=OBSERVED):
+        raise ValueError(
+            f"its causal bound is {cut(repr(said['causal_bound']), 40)}, that of {context} tokens {bound:.6g}"
+        )
+    largest = max(heads, default=0.0)
+    if "observed" in said and not math.isclose(float(said["observed"]), largest, rel_tol=OBSERVED, abs_tol=OBSERVED):
+        raise ValueError(f"the largest entropy is called {cut(repr(said['observed']), 40)}, but is {largest:.6g}")
+    by_position = values.get("entropy_by_position") or []
+    if by_position and len(by_position) != len(mean):
+        raise ValueError(f"entropy_by_position is of {len(by_position)} layers, entropy_mean of {len(mean)}")
+    for layer, (positions, of_heads) in enumerate(zip(by_position, mean, strict=False), start=1):
+        if all(map(_finite, (*positions, *of_heads))) and len(positions) == context:
+            one, other = math.fsum(positions) / len(positions), math.fsum(of_heads) / len(of_heads)
+            if abs(one - other) > TOLERANCE:
+                raise ValueError(f"layer {layer} has a mean of {one:.4g} nats by position and of {other:.4g} by head")
+
+
+def _place(path: Path) -> dict[str, Any]:
+    """What the folders of a metrics file say it is: `run`, and `scale` and `seed` where they do."""
+    *folders, _ = path.parts
+    found: dict[str, Any] = {}
+    if folders and folders[-1].startswith("seed_") and folders[-1][5:].isdecimal():
+        found["seed"] = int(folders.pop()[5:])
+    if len(folders) >= 2:
+        found["run"] = folders[-1]
+        if folders[0] == "results" or folders[:2] == ["runs", "scales"]:
+            found["scale"] = folders[-2]
+    return found
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300

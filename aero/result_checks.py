@@ -18,7 +18,7 @@ OBSERVED = 1e-6
 
 _KINDS = {"run": str, "scale": str, "architecture": str, "seed": int, "tokens": int, "context": int}
 _SECTIONS = ("provenance", "model", "train", "regularizer", "first_nonfinite", "float16_overflow")
-_TOLD = ("commit", "machine", "corpus_sha256", "tokenizer_sha256")
+_TOLD = ("commit", "machine", "device", "corpus_sha256", "tokenizer_sha256")
 
 
 def check_metrics(values: Any, path: Path) -> None:
@@ -40,8 +40,10 @@ def check_metrics(values: Any, path: Path) -> None:
     for name in _TOLD:
         if not isinstance(said := made.get(name), str | None):
             raise ValueError(f"provenance.{name} is {cut(repr(said), 40)}, no text")
-    if not _finite(speed := values["tokens_per_second"]) or speed < 0:
-        raise ValueError(f"tokens_per_second is {cut(repr(speed), 40)}, which it cannot be")
+    amounts = {name: made[name] for name in ("seconds", "cpu_seconds") if made.get(name) is not None}
+    for name, amount in ({"tokens_per_second": values["tokens_per_second"]} | amounts).items():
+        if not _finite(amount) or amount < 0:
+            raise ValueError(f"{name} is {cut(repr(amount), 40)}, which it cannot be")
     for name, here in _place(path).items():
         if (said := values[name]) != here:
             raise ValueError(f"{name} is {cut(repr(said), 40)}, but it lies in the place of {here}")
@@ -56,7 +58,7 @@ def check_metrics(values: Any, path: Path) -> None:
             )
     elif not math.isclose(math.log(perplexity) if perplexity > 0 else -math.inf, loss, abs_tol=TOLERANCE):
         raise ValueError(f"eval_perplexity {perplexity:.6g} is not the exponential of eval_loss {loss:.6g}")
-    for name, least in (("tokens", 0), ("context", 1)):
+    for name, least in (("seed", 0), ("tokens", 0), ("context", 1)):
         if not least <= values[name] < 2**63:
             raise ValueError(f"{name} is {cut(repr(values[name]), 40)}, which it cannot be")
 

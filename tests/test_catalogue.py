@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from pathlib import Path
 
@@ -245,7 +246,10 @@ def test_every_training_has_a_kept_result_at_the_laptop_scale(seed: int) -> None
 
 def write_metrics(folder: Path, run: str = "sm", seed: int = 1337, **changes: object) -> None:
     values = {"scale": "laptop", "run": run, "seed": seed, "diverged_at_step": None, "architecture": "SM"}
-    values |= {"context": 64, "tokens": 1_024_000, "tokens_per_second": 8000.0} | changes
+    values |= {"context": 64, "tokens": 1_024_000, "tokens_per_second": 8000.0, "eval_perplexity": 8.0} | changes
+    if (perplexity := values["eval_perplexity"]) is None:
+        values["diverged_at_step"] = 3
+    values["eval_loss"] = None if perplexity is None else math.log(perplexity)
     folder.mkdir(parents=True)
     (folder / "metrics.json").write_text(json.dumps(values), encoding="utf-8")
 

@@ -8,6 +8,7 @@ import math
 import random
 import shutil
 from pathlib import Path
+from statistics import fmean
 
 import yaml
 
@@ -182,7 +183,11 @@ def write_run(
         "entropy_mean": mean,
         "entropy_sem": [[0.01] * HEADS] * layers,
         "entropy_median": [[1.1 * value for value in layer] for layer in mean],
-        "entropy_by_position": [[math.log(t + 1) * 0.8 for t in range(CONTEXT)]] * layers,
+        # Of every layer with the mean of its heads, as log i, the most that there can be.
+        "entropy_by_position": [
+            [math.log(t + 1) * fmean(layer) / (math.lgamma(CONTEXT + 1) / CONTEXT) for t in range(CONTEXT)]
+            for layer in mean
+        ],
         "entropy_by_position_sem": [[0.02] * CONTEXT] * layers,
         "entropy_blocks": [
             [[value + 0.01 * draw.gauss(0, 1) for value in layer] for layer in mean] for _ in range(BLOCKS)

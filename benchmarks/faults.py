@@ -133,7 +133,8 @@ class Project:
         if self.whole:
             bits = {"one": 18, "other": 17}[variant]
             values["two_party"] |= {"end_to_end_runs": self.runs, "programs": ["tuned"], "fraction_bits": bits}
-            values["scales"]["smoke"] |= {"end_to_end_runs": self.runs}
+            for scale in values["scales"].values():
+                scale["end_to_end_runs"] = self.runs
             values["sensitivity_theory"]["seed"] = bits
         write_text(self.folder / "params.yaml", yaml.safe_dump(values, sort_keys=False))
 
@@ -492,11 +493,14 @@ def main(arguments: list[str]) -> int:
                 print(f"{struck.total()}: {kind} in {place}: {'; '.join(wrong) or 'as it should be'}", flush=True)
             else:
                 ends += 1
-                right = project.contents() == project.expected[variant] and not project.problems()
+                now, then = project.contents(), project.expected[variant]
+                others = sorted(name for name in now.keys() | then.keys() if now.get(name) != then.get(name))
+                others += project.problems()
+                right = not others
                 right_ends += right
                 project.rendered = project.report()
                 if not right:
-                    failures.append(f"another end after {[kind for kind, _ in chain]}")
+                    failures.append(f"another end after {[kind for kind, _ in chain]}: {'; '.join(others)}")
                 passed.update(kind for kind, good in chain if good and right)
                 chain, ahead = [], []
                 print(f"an end {'like' if right else 'unlike'} the undisturbed one", flush=True)

@@ -58,6 +58,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--cpus", type=int, default=4, help="cores of a cluster job")
     parser.add_argument("--partition", help="SLURM partition")
     chosen = parser.parse_args(arguments)
+    check_minutes(chosen.minutes)
     parameters = load()
     corpora = scale_root(chosen.scale, parameters.scale)
     if chosen.scale:
@@ -67,7 +68,6 @@ def main(arguments: list[str]) -> None:
     ]
     if chosen.jobs < 1:
         raise UserError(f"--jobs {chosen.jobs}: at least 1")
-    check_minutes(chosen.minutes)
     if chosen.state and not chosen.out:
         raise UserError("--state is for trainings in one process; give --out too")
     if chosen.keep:

@@ -241,6 +241,7 @@ def test_a_checkpoint_of_ours(tmp_path, text, capsys):
     model, ids = own_checkpoint(tmp_path)
     arguments = ["--text", text, "--tokenizer", tmp_path / "tokenizer.json", "--json"]
     found = json.loads(said(capsys, tmp_path, *arguments))
+    assert json.loads(said(capsys, tmp_path, *arguments, "--batch", 10**20))["tokens"] == found["tokens"]
     expected = measure(model, ids[: len(ids) // 32 * 32].reshape(-1, 32))
     torch.testing.assert_close(torch.tensor(found["entropy_mean"]).double(), expected.mean, atol=1e-6, rtol=0)
     assert json.loads(said(capsys, tmp_path / "checkpoint.safetensors", *arguments))["tokens"] == found["tokens"]
@@ -328,6 +329,8 @@ def test_bad_input_is_one_line(tmp_path, text):
     (tmp_path / "empty").mkdir()
     (tmp_path / "one.txt").write_text("x")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with open(tmp_path / "large.txt", "wb") as file:
+        file.truncate(3 << 30)
     for name, content in (("damaged", "{"), ("unknown", '{"model_type": "no such"}')):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(content)
@@ -342,6 +345,7 @@ def test_bad_input_is_one_line(tmp_path, text):
         ([str(tmp_path / "untold"), "--text", str(text)], "is the text empty, or tokenizer.json missing"),
         ([*own, str(tmp_path / "none.txt")], "none.txt"),
         ([*own, str(tmp_path / "binary")], "not UTF-8"),
+        ([*own, str(tmp_path / "large.txt")], "more than the 268,435,456 that are read; give a part of it"),
         ([*own, str(tmp_path / "one.txt")], "longer --text"),
         ([*own, str(text), "--context", "33"], "exceeds the model's 32 positions"),
         ([*own, str(text), "--tokens", "0"], "--tokens must be at least 1"),

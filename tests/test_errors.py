@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import math
+import os
+from pathlib import Path
+
 import pytest
 
-from aero.errors import UserError, run_main
+from aero.errors import UserError, check_file, run_main, text_of
+from aero.training import archive
 
 
 @pytest.mark.parametrize(
@@ -29,3 +35,36 @@ def test_an_error_is_one_line_and_a_status(capsys, error, status, said):
 def test_a_defect_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError):
         run_main(lambda _: 1 // 0, [])
+
+
+@pytest.mark.parametrize("minutes", [0, -1, math.nan, math.inf])
+@pytest.mark.parametrize("module", ["train_many", "sensitivity_search", "two_party_all"])
+def test_a_time_limit_that_ends_nothing_is_refused_before_anything_starts(module, minutes, tmp_path, monkeypatch):
+    """NaN is later than no moment, so a limit of NaN was none."""
+    monkeypatch.chdir(tmp_path)
+    run = ["sm-r", "--out", "home"] if module == "train_many" else []
+    with pytest.raises(UserError, match=f"--minutes {minutes:g}: more than 0, and a number"):
+        importlib.import_module(f"stages.{module}").main([*run, "--minutes", str(minutes)])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_none_or_too_large(tmp_path):
+    pipe, large = tmp_path / "pipe", tmp_path / "large"
+    os.mkfifo(pipe)
+    with open(large, "wb") as file:
+        file.truncate(3 << 30)
+    for path, said in (
+        (pipe, "pipe is a pipe, socket or device"),
+        (tmp_path, "is a folder"),
+        (large, "3,221,225,472 b"),
+    ):
+        with pytest.raises(UserError, match=said):
+            check_file(path, 1 << 20)
+        with pytest.raises(UserError, match=said):
+            text_of(path, 1 << 20)
+    with pytest.raises(UserError, match=r"^/proc/self/mem cannot be read \(Input/output error\)$"):
+        text_of(Path("/proc/self/mem"))
+    with pytest.raises(UserError, match="pipe is a pipe"):
+        archive.read(pipe)
+    with pytest.raises(UserError, match="large has 3,221,225,472 bytes"):
+        archive.read(large)

@@ -247,6 +247,7 @@ def test_what_is_refused_before_anything_starts(path, certificates, tmp_path, ca
         ([*here, "--server", "127.0.0.1:1", PROMPT], "not allowed with argument"),
         (["ask", "--server", "192.0.2.1:9731", PROMPT], "plain TCP between hosts is refused"),
         (["serve", "--checkpoint", str(path), "--listen", "0.0.0.0:0"], "plain TCP between hosts is refused"),
+        (["serve", "--checkpoint", str(path), "--most-tokens", "0"], "--most-tokens must be at least 1, got 0"),
         (["ask", "--server", "nowhere", PROMPT], "is not host:port"),
         (["ask", "--server", "127.0.0.1:1", "--tokens", "-5", PROMPT], "--tokens -5 must be at least 1"),
         (["ask", "--server", "127.0.0.1:1", "--temperature", "nan", PROMPT], "temperature nan must be 0"),

@@ -36,6 +36,11 @@ def with_heads(root: Path, **heads: list[float | None]) -> Results:
             ]
             values["entropy_mean"] = mean
             finite = [v for layer in mean for v in layer if v is not None]
+            values["maximum"]["observed"] = max(finite, default=0.0)
+            del values["entropy_by_position"]  # which is of other heads
+            metrics = json.loads((folder / "metrics.json").read_text())
+            metrics["model"]["layers"] = len(layers)
+            (folder / "metrics.json").write_text(json.dumps(metrics))
             values["quarters"]["observed"] = [
                 sum(min(int(v / max(finite) * 4), 3) == q for v in finite) / (4 * len(layers)) for q in range(4)
             ]

@@ -234,7 +234,7 @@ def test_entropies_that_cannot_be_are_left_out_and_named(tmp_path: Path) -> None
 def test_positions_stay_below_the_bound_that_is_drawn(everything: Results) -> None:
     for panel in entropy_figures.figure_positions(everything).axes:
         numbers = {text.get_text(): text.get_position()[1] for text in panel.texts}
-        assert list(numbers) == ["1", "7", "12"]
+        assert set(numbers) == {"1", "7", "12"}
         places = sorted(numbers.values())  # no number lies on another
         assert min(np.diff(places)) >= 0.089 * np.diff(panel.get_ylim())[0]
         bound, *layers = (line.get_ydata() for line in panel.lines)

@@ -100,7 +100,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--minutes", type=float, default=5.0, help="start nothing new after this (default 5)")
     parser.add_argument("--tiny", action="store_true", help="in small, on the CPU too")
     chosen = parser.parse_args(arguments)
-    check_minutes(chosen.minutes)
+    check_minutes(chosen.minutes or None)  # 0: what is there, and nothing new
     device = default_device()
     if device != "cuda" and not chosen.tiny:
         raise UserError("no CUDA device here; --tiny shows the form of the result on a CPU")

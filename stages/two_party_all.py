@@ -137,7 +137,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--minutes", type=float, help="stop after about so long, between two sessions")
     parser.add_argument("--no-rounds", action="store_true", help="leave rounds out (they need further sessions)")
     chosen = parser.parse_args(arguments)
-    check_minutes(chosen.minutes)
+    check_minutes(chosen.minutes or None)  # 0: what is there, and nothing new
     started = time.monotonic()
     parameters = load()
     rows, programs = printed_rows(parameters), parameters.two_party.programs

@@ -127,7 +127,7 @@ def read(path: Path, kind: type[Any]) -> list[Any]:
     except csv.Error as error:
         raise ValueError(f"{path}, line {reader.reader.line_num}: {error}; measure again") from None
     if columns != list(types):
-        raise ValueError(f"{path}: columns are {cut(str(columns))}, expected {list(types)}; measure again")
+        raise ValueError(f"{path}: columns are {cut(str(columns), 200)}, expected {list(types)}; measure again")
     rows = []
     for number, line in lines:
         try:

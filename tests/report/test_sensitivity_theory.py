@@ -190,7 +190,8 @@ def train(root: Path, run: str, seed: int, entropy: float, norm: float, gradient
     folder = root / "results/laptop" / run / f"seed_{seed}"
     folder.mkdir(parents=True)
     metrics = {"run": run, "seed": seed, "scale": "laptop", "architecture": "SM+LN+G", "context": CONTEXT}
-    metrics |= {"eval_loss": loss, "eval_perplexity": 2.0, "diverged_at_step": None, "tokens": 1000}
+    metrics |= {"eval_loss": loss, "eval_perplexity": math.exp(loss), "diverged_at_step": None, "tokens": 1000}
+    metrics["tokens_per_second"] = 100.0
     metrics |= {"model": {"layers": LAYERS, "context": CONTEXT}, "train": {"learning_rate": 0.001}}
     (folder / "metrics.json").write_text(json.dumps(metrics), encoding="utf-8")
     names = [f"{name}_layer_{i}" for name in ("entropy", "norm", "variance") for i in range(LAYERS)]

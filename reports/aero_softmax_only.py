@@ -19,6 +19,7 @@ from IPython.display import Markdown
 from aero.published import load as published
 from aero.report import (
     bench_page,
+    best_fit,
     claims,
     claims_page,
     cost_page,
@@ -317,6 +318,9 @@ savings.ablation(results.root, SAVINGS)
 
 # %%
 forensics.table_fits(results)
+
+# %%
+best_fit.best_fit(results)
 
 # %%
 claims_page.claims_table(results, judged, "figure1")

@@ -14,12 +14,11 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
-import numpy as np
 from tqdm import tqdm
 
 from aero.architecture import Architecture, parse
@@ -104,8 +103,7 @@ def _elements(operation: Operation) -> int:
 
 def signature(operation: Operation, variant: str) -> str:
     """What a measurement of `operation` depends on, hashed: the traced computation, the settings, SPU's version."""
-    arrays = [jax.ShapeDtypeStruct(shape, np.float32) for shape in operation.shapes]
-    computation = str(jax.make_jaxpr(operation.function())(*arrays))
+    computation = str(jax.make_jaxpr(operation.function())(*operation.arrays))
     parts = (computation, repr(operation.owners), variant, importlib.metadata.version("spu"))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
@@ -138,39 +136,59 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--no-rounds", action="store_true", help="leave rounds out (they need further sessions)")
     chosen = parser.parse_args(arguments)
     check_minutes(chosen.minutes or None)  # 0: what is there, and nothing new
-    started = time.monotonic()
     parameters = load()
-    rows, programs = printed_rows(parameters), parameters.two_party.programs
+    measure_rows(parameters, printed_rows(parameters), parameters.two_party.programs, "all", chosen)
+
+
+def measure_rows(
+    parameters: Parameters,
+    rows: Sequence[PrintedRow],
+    programs: Sequence[str],
+    name: str,
+    chosen: argparse.Namespace,
+    repeats: Mapping[int, int] | None = None,
+) -> None:
+    """Measure what `rows` need and is not there yet, and write "NAME_ops.csv" and "NAME_rows.csv" of chosen.folder.
+
+    chosen: folder, minutes, no_rounds as the command takes them. repeats: how often the operations of a context are run
+    where that is more than once. UserError if something is left or failed.
+    """
+    started = time.monotonic()
     todo, refused = wanted(rows, programs)
     for row, reason in refused.items():
         print(f"left out: {row}: {reason}", file=sys.stderr)
     variant, settings = parameters.two_party.variant(), Settings(**parameters.two_party.settings())
     signatures = {(o.name, o.shape): signature(o, variant) for o in (one.operation for one in todo)}
-    path = chosen.folder / "all_ops.csv"
+    path, rows_path = chosen.folder / f"{name}_ops.csv", chosen.folder / f"{name}_rows.csv"
     done = ledger.by_operation(usable(path, signatures))
     if not chosen.no_rounds:
         done = {key: row for key, row in done.items() if not math.isnan(row.rounds)}
     left = [one for one in todo if (one.operation.name, one.operation.shape) not in done]
     failed: list[str] = []
+    by_context: dict[int, list[Wanted]] = {}
+    for one in left:
+        by_context.setdefault(one.context, []).append(one)
 
     def write() -> None:
         ledger.write(path, sorted(done.values(), key=lambda row: row.key), ledger.Measurement)
-        ledger.write(chosen.folder / "all_rows.csv", composed(parameters, rows, done), ledger.DetailedRow)
+        ledger.write(rows_path, composed(parameters, rows, programs, done), ledger.DetailedRow)
 
     def out_of_time() -> bool:
         return chosen.minutes is not None and time.monotonic() - started > 60 * chosen.minutes
 
     known = {shrink(o): done[o.name, o.shape].rounds for o in (w.operation for w in todo) if (o.name, o.shape) in done}
-    runs = 1 if parameters.active.two_party == "own" else 3
+    rounds_runs = 1 if parameters.active.two_party == "own" else 3
     with tqdm(total=len(todo), initial=len(todo) - len(left), desc="operations", unit="op", disable=None) as bar:
 
         def take(batch: Sequence[Wanted]) -> None:
             of_batch = [one.operation for one in batch]
             new = [] if chosen.no_rounds else [operation for operation in of_batch if shrink(operation) not in known]
             if new:
-                known.update({shrink(o): found for o, found in measure_rounds(new, settings, runs).items()})
+                known.update({shrink(o): found for o, found in measure_rounds(new, settings, rounds_runs).items()})
             rounds = {operation: known.get(shrink(operation), math.nan) for operation in of_batch}
-            measured = measure(of_batch, batch[0].family, batch[0].context, variant, settings, rounds=rounds)
+            family, context = batch[0].family, batch[0].context
+            repeated = (repeats or {}).get(context, 1)
+            measured = measure(of_batch, family, context, variant, settings, repeated, rounds=rounds)
             for one, row in zip(batch, measured, strict=True):
                 source = json.loads(row.provenance) | {"computation": signatures[row.key]}
                 done[row.key] = replace(row, model=one.family, context=one.context, provenance=ledger.as_json(**source))
@@ -178,7 +196,7 @@ def main(arguments: list[str]) -> None:
                 bar.update()
             write()
 
-        for batch in batches(left):
+        for batch in (batch for context in sorted(by_context) for batch in batches(by_context[context])):
             if out_of_time():
                 break
             try:
@@ -196,10 +214,10 @@ def main(arguments: list[str]) -> None:
             if len(failed) > 2 and not done:
                 raise TwoPartyError(f"no operation could be measured: {failed[0]}")
     write()
-    complete = composed(parameters, rows, done)
+    complete = composed(parameters, rows, programs, done)
     print(
         f"{len(done)} of {len(todo)} operations, {len(complete)} of {len(rows) * len(programs)} rows: "
-        f"{path}, {chosen.folder / 'all_rows.csv'}"
+        f"{path}, {rows_path}"
     )
     if failed:
         raise UserError(f"{len(failed)} operations failed, the first {failed[0]}; the same command tries them again")
@@ -208,7 +226,10 @@ def main(arguments: list[str]) -> None:
 
 
 def composed(
-    parameters: Parameters, rows: Sequence[PrintedRow], measured: dict[tuple[str, str], ledger.Measurement]
+    parameters: Parameters,
+    rows: Sequence[PrintedRow],
+    programs: Sequence[str],
+    measured: dict[tuple[str, str], ledger.Measurement],
 ) -> list[ledger.DetailedRow]:
     """Costs of the rows whose operations are all measured."""
     networks = {
@@ -216,7 +237,7 @@ def composed(
     }
     found = []
     for row in rows:
-        for program in parameters.two_party.programs:
+        for program in programs:
             try:
                 found.append(
                     compose_detailed(

@@ -19,13 +19,13 @@ import torch
 from aero import checkpoint
 from aero.errors import UserError
 from aero.model import GPT
-from aero.two_party.end_to_end import Cost, Question, one_hot_rows
+from aero.two_party.end_to_end import Cost, Question, put_prompt, put_weights
 from aero.two_party.hello import Description
 from aero.two_party.measure import WARM_UP, place
 from aero.two_party.party import Party
 from aero.two_party.profile import Profile
 from aero.two_party.settings import CLIENT, SERVER
-from aero.two_party.weights import weight_arrays, weight_shapes
+from aero.two_party.weights import weight_arrays
 
 
 @dataclass(frozen=True)
@@ -62,26 +62,21 @@ def answer_task(party: Party, given: Mapping[str, Any]) -> dict[str, Any]:
     gives every token to `Party.control` as it comes.
     """
     description: Description = given["description"]
-    config = description.model_config
-    shapes = weight_shapes(description.parsed, config, description.program)
-    names = sorted(shapes)
     weights = None
     if party.rank == SERVER:
         weights = _weights(given["checkpoint"], given["weights_sha256"], description)
     start = time.monotonic()
     # Keys and first oblivious transfers, apart from what a token costs; and below, what the server prepares once.
     setup = _cost(party, [party.run(o.function(), place(party, o), ["y"]) for o in WARM_UP], start)
-    for name in names:
-        party.put(f"w.{name}", weights[name] if weights else None, shapes[name], owner=SERVER, from_rank=SERVER)
+    names = put_weights(party, description, weights)
     ids = [int(i) for i in given["ids"]] if party.rank == CLIENT else None
     costs = []
     for index in range(given["new_tokens"]):
         start = time.monotonic()
         tokens = given["tokens"] + index
         question = Question(description.architecture, dict(description.config), description.program, tokens)
-        one_hot = None if ids is None else one_hot_rows(ids, config.vocabulary)
-        party.put("one_hot", one_hot, (tokens, config.vocabulary), owner=CLIENT, from_rank=CLIENT)
-        function, inputs = question.function(names), [*(f"w.{name}" for name in names), "one_hot"]
+        put_prompt(party, question, ids)
+        function, inputs = question.function(names), [*(f"w.{name}" for name in names), "prompt"]
         prepared = party.prepare(function, inputs, ["logits"])
         setup, start = replace(setup, seconds=setup.seconds + prepared), start + prepared
         profile = party.run(function, inputs, ["logits"])

@@ -11,12 +11,14 @@ from aero.architecture import Architecture
 from aero.model import ModelConfig
 from aero.two_party.ledger import DetailedRow, Measurement, Row, as_json, find
 from aero.two_party.network import Network, wire_bytes
+from aero.two_party.operations import SHARED
 from aero.two_party.program import operations
 
 Measured = Mapping[tuple[str, str], Measurement]
 
 
-PARTS = {"embedding_slice": "embedding", "embedding_lookup": "embedding", "vocabulary_slice": "head"}
+PARTS = dict.fromkeys(("embedding_slice", "embedding_lookup", "id_lookup"), "embedding")
+PARTS |= dict.fromkeys(("vocabulary_slice", "vocabulary_slice" + SHARED), "head")
 
 
 def compose(
@@ -53,7 +55,7 @@ def compose(
     ln_f = 0.0
     if config.ln_f:
         rows, kind = (1, "normalise") if program == "tuned" else (context, "layer_norm")
-        norms = [operation for operation in counts if operation.kind == kind and operation.shapes[0][0] == rows]
+        norms = [o for o in counts if o.kind.removesuffix(SHARED) == kind and o.shapes[0][0] == rows]
         ln_f = find(measured, norms[0]).bytes
     latency = {name: networks[name].latency_seconds(seconds, wire + setup, 0.0, rounds) for name in ("wan", "lan")}
     return Row(

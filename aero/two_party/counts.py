@@ -43,13 +43,13 @@ OWN = "own"
 """How the model of a measurement is called that is no family's at its published sizes but a small scale's own."""
 VOCABULARY = {"languini-gpt2": 16384}
 """Entries of the papers' tokenizers, where it is not GPT-2's 50,257."""
-STEP = 16
-"""Contexts a rule is for: multiples of this, because the programs cut the causal triangle into equal blocks."""
+LEAST_CONTEXT = 16
+"""Contexts a rule is for: from here on, because the programs cut shorter ones into fewer blocks."""
 LEAST_LAYERS = 4
 _NOT_LEARNED = ("position", "rotary_fraction", "parallel_residual")
 # Contexts that no other size of a shape happens to equal.
 _TRACED_CONTEXTS = (176, 304)
-_CHECKED = ((128, 6, 2), (384, 9, 4))  # (T, L, x)
+_CHECKED = ((LEAST_CONTEXT, 6, 2), (391, 9, 4))  # (T, L, x)
 
 MOST = dict.fromkeys(("layers", "heads"), 10_000) | dict.fromkeys(
     ("width", "ffn_width", "vocabulary", "context"), 10**7
@@ -200,7 +200,7 @@ def _kept(architecture: Architecture, sizes: Sizes, program: str) -> Counts | No
     exact = rules.get("exact", {}).get(f"{sizes.layers},{architecture.pruned},{sizes.context}")
     if exact is not None:
         return {_key(text): count for text, count in exact.items()}
-    if "rule" not in rules or sizes.context % STEP or sizes.layers < LEAST_LAYERS:
+    if "rule" not in rules or sizes.context < LEAST_CONTEXT or sizes.layers < LEAST_LAYERS:
         return None
     return evaluate(rules["rule"], sizes.layers, architecture.pruned, sizes.context)
 
@@ -216,14 +216,14 @@ def _key(text: str) -> tuple[str, str]:
 
 
 Rule = list[list[Any]]
-"""Lines [operation and shape with "<p,b>" for a size p T / 16 + b, count for L = x = 0, per layer, per pruned FFN]."""
+"""Lines [operation and shape with "<p,b>" for a size p T + b, count for L = x = 0, per layer, per pruned FFN]."""
 
 
 def evaluate(rule: Rule, layers: int, pruned: int, context: int) -> Counts:
-    """The counts of `rule` at L = layers, x = pruned, T = context, a multiple of 16."""
+    """The counts of `rule` at L = layers, x = pruned, T = context, at least LEAST_CONTEXT."""
     found: Counter[tuple[str, str]] = Counter()
     for text, base, per_layer, per_pruned in rule:
-        filled = re.sub(r"<(-?\d+),(-?\d+)>", lambda m: str(int(m[1]) * context // STEP + int(m[2])), text)
+        filled = re.sub(r"<(-?\d+),(-?\d+)>", lambda m: str(int(m[1]) * context + int(m[2])), text)
         if count := base + per_layer * layers + per_pruned * pruned:
             found[_key(filled)] += count
     return dict(found)
@@ -245,8 +245,8 @@ def _one_text(low: str, high: str) -> str:
         if one == other or not one.isdigit() or not other.isdigit():
             pieces.append(one)
             continue
-        slope = Fraction(int(other) - int(one), _TRACED_CONTEXTS[1] - _TRACED_CONTEXTS[0]) * STEP
-        offset = int(one) - slope * _TRACED_CONTEXTS[0] / STEP
+        slope = Fraction(int(other) - int(one), _TRACED_CONTEXTS[1] - _TRACED_CONTEXTS[0])
+        offset = int(one) - slope * _TRACED_CONTEXTS[0]
         pieces.append(f"<{slope},{offset}>" if slope.denominator == offset.denominator == 1 else one)
     return "".join(pieces)
 

@@ -19,8 +19,8 @@ from aero.two_party.measure import WARM_UP, place
 from aero.two_party.operations import Operation, call
 from aero.two_party.parties import Party, run_parties
 from aero.two_party.profile import check_pair
-from aero.two_party.program import forward, operations
-from aero.two_party.savings import chosen
+from aero.two_party.program import forward, operations, prompt_array, prompt_type
+from aero.two_party.savings import AS_FITTED, chosen
 from aero.two_party.settings import CLIENT, SERVER, Settings, TwoPartyError
 from aero.two_party.weights import weight_arrays, weight_shapes, within_budget
 
@@ -82,7 +82,7 @@ class Question(PublicModel):
     tokens: int
 
     def function(self, names: Sequence[str]) -> Callable[..., Array]:
-        """The program as a function of the weights in the order of `names`, then the one-hot prompt."""
+        """The program as a function of the weights in the order of `names`, then the prompt."""
         architecture, config, program = self.parsed, self.model_config, self.program
 
         def whole_model(*arrays: Array) -> Array:
@@ -101,11 +101,21 @@ def check_ring(field: str, program: str) -> None:
         )
 
 
-def one_hot_rows(ids: Sequence[int] | np.ndarray, vocabulary: int) -> np.ndarray:
-    """One row (V,) for each of `ids` (T,), 1 at the token and 0 elsewhere."""
-    one_hot = np.zeros((len(ids), vocabulary), np.float32)
-    one_hot[np.arange(len(ids)), ids] = 1.0
-    return one_hot
+def put_weights(party: Party, model: PublicModel, weights: Mapping[str, np.ndarray] | None) -> list[str]:
+    """Place the server's folded weights, None at the client, as the program has them; returns the inputs' names."""
+    shapes = weight_shapes(model.parsed, model.model_config, model.program)
+    owner = None if model.program == AS_FITTED else SERVER
+    for name in sorted(shapes):
+        party.put(f"w.{name}", weights[name] if weights else None, shapes[name], owner=owner, from_rank=SERVER)
+    return sorted(shapes)
+
+
+def put_prompt(party: Party, question: Question, ids: Sequence[int] | np.ndarray | None) -> None:
+    """Place the client's `ids` (T,), None at the server, as input "prompt"."""
+    vocabulary, program = question.model_config.vocabulary, question.program
+    values = None if ids is None else prompt_array(ids, vocabulary, program)
+    shape, dtype = prompt_type(question.tokens, vocabulary, program)
+    party.put("prompt", values, shape, dtype, owner=None if program == AS_FITTED else CLIENT, from_rank=CLIENT)
 
 
 def forward_task(party: Party, given: dict[str, Any]) -> dict[str, Any]:
@@ -116,23 +126,14 @@ def forward_task(party: Party, given: dict[str, Any]) -> dict[str, Any]:
     three times as often, unless it is once). Their mean bytes in both directions are returned under "alone".
     """
     question: Question = given["question"]
-    shapes = weight_shapes(question.parsed, question.model_config, question.program)
-    names = sorted(shapes)
-    weights = given.get("weights")
     if given.get("warm_up", True):
         for operation in WARM_UP:
             party.run(operation.function(), place(party, operation), ["y"])
-    for name in names:
-        held = weights[name] if party.rank == SERVER else None
-        party.put(f"w.{name}", held, shapes[name], owner=SERVER, from_rank=SERVER)
-    function, inputs = question.function(names), [*(f"w.{name}" for name in names), "one_hot"]
+    names = put_weights(party, question, given["weights"] if party.rank == SERVER else None)
+    function, inputs = question.function(names), [*(f"w.{name}" for name in names), "prompt"]
     profiles, logits = [], []
     for index in range(given["prompts"]):
-        one_hot = None
-        if party.rank == CLIENT:
-            one_hot = one_hot_rows(given["ids"][index], question.model_config.vocabulary)
-        shape = (question.tokens, question.model_config.vocabulary)
-        party.put("one_hot", one_hot, shape, owner=CLIENT, from_rank=CLIENT)
+        put_prompt(party, question, given["ids"][index] if party.rank == CLIENT else None)
         party.prepare(function, inputs, ["logits"])
         profiles.append(party.run(function, inputs, ["logits"]))
         logits.append(party.reveal("logits", to=CLIENT))

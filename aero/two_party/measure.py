@@ -12,7 +12,7 @@ import numpy as np
 
 from aero import provenance
 from aero.two_party.ledger import Measurement, as_json
-from aero.two_party.operations import Operation
+from aero.two_party.operations import SHARED, Operation
 from aero.two_party.parties import Party, run_parties
 from aero.two_party.profile import Profile, check_pair
 from aero.two_party.relay import Relay
@@ -40,6 +40,9 @@ def arguments(operation: Operation, seed: int = 0) -> list[np.ndarray]:
     generator = np.random.default_rng(seed)
     values = []
     for shape, owner in zip(operation.shapes, operation.owners, strict=True):
+        if owner == "ids":
+            values.append(generator.integers(0, operation.shapes[1][0], shape, dtype=np.int32))
+            continue
         if owner == "client":
             value = np.zeros(shape)
             value[np.arange(shape[0]), generator.integers(0, shape[1], shape[0])] = 1.0
@@ -59,8 +62,9 @@ def place(party: Party, operation: Operation) -> list[str]:
             f"a{index}",
             values[index] if party.rank == source else None,
             shape,
-            owner={"secret": None, "server": SERVER, "client": CLIENT}[owner],
+            owner={"server": SERVER, "client": CLIENT}.get(owner),
             from_rank=source,
+            dtype=values[index].dtype,
         )
         names.append(f"a{index}")
     return names
@@ -126,6 +130,8 @@ def shrink(operation: Operation) -> Operation:
     is taken does set the depth, so the last axis of a softmax stays too.
     """
     kind, shapes = operation.kind, operation.shapes
+    if kind == "id_lookup":
+        return Operation(kind, (shapes[0], tuple(map(min, shapes[1], (1024, 64)))))
     if kind.startswith(("softmax", "exponentials")):
         heads, rows, columns = shapes[0]
         heads = max(1, min(heads, SAME_PROTOCOL // (rows * columns)))
@@ -134,7 +140,7 @@ def shrink(operation: Operation) -> Operation:
         return Operation(kind, ((heads, rows, columns),), constants)
     if kind in ("scores", "mix"):
         return Operation(kind, tuple((1, min(rows, 8), min(columns, 8)) for _, rows, columns in shapes))
-    if kind in ("linear", "embedding_slice", "embedding_lookup", "vocabulary_slice"):
+    if kind.removesuffix(SHARED) in ("linear", "embedding_slice", "embedding_lookup", "vocabulary_slice"):
         (rows, inner), (_, columns) = shapes
         inner = min(inner, 64)
         return Operation(kind, ((min(rows, 8), inner), (inner, min(columns, 64))))

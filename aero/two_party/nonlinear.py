@@ -18,6 +18,7 @@ from jax import Array
 from aero.two_party.shares import CLIENT_SCALE, OCTAVES, SERVER_SCALE, split_powers
 
 MASKED = -1000.0
+CLIPPED = 14.0
 LOG2_E = math.log2(math.e)
 UNIT = 2.0**-18
 TILE = 128
@@ -40,6 +41,16 @@ def softmax_plain(logits: Array) -> Array:
     shifted = shifted - jnp.max(shifted, -1, keepdims=True)
     # The secure exponential of a hugely negative number is not 0: select after it, not before.
     exponentials = jnp.where(mask, jnp.exp(shifted), 0.0)
+    return exponentials / jnp.sum(exponentials, -1, keepdims=True)
+
+
+def softmax_clipped(logits: Array) -> Array:
+    """`softmax_plain` as SPU's examples have it: what lies CLIPPED below the maximum counts as 0, by a comparison and a
+    product of every entry. That clears what is masked too.
+    """
+    shifted = jnp.where(causal_mask(*logits.shape[-2:]), logits, MASKED)
+    shifted = shifted - jnp.max(shifted, -1, keepdims=True)
+    exponentials = jnp.exp(shifted) * (shifted > -CLIPPED)
     return exponentials / jnp.sum(exponentials, -1, keepdims=True)
 
 

@@ -20,13 +20,16 @@ from jax import Array
 
 from aero.two_party import lookup, nonlinear, shares
 
-Owner = Literal["secret", "server", "client"]
+Owner = Literal["secret", "server", "client", "ids"]
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of operation: its JAX function, and for each array argument who holds it ("secret": both, in shares)."""
+    """A kind of operation: its JAX function, and for each array argument who holds it.
+
+    "secret": both, in shares; "ids": so too, integers of the client's.
+    """
 
     function: Callable[..., Array]
     owners: tuple[Owner, ...]
@@ -47,6 +50,13 @@ def _kind(*owners: Owner) -> Callable[[Callable[..., Array]], Callable[..., Arra
 def embedding_slice(one_hot: Array, table: Array) -> Array:
     """Rows of a slice of the embedding table: one-hot (T, v) times (v, d)."""
     return one_hot @ table
+
+
+@_kind("ids", "secret")
+def id_lookup(ids: Array, table: Array) -> Array:
+    """Rows of the table (V, d) by secret ids (n,), both shared, as Flax's `Embed` has it: SPU compares every id with
+    all numbers below V, and multiplies."""
+    return jnp.take(table, ids, axis=0)
 
 
 @_kind("client", "server")
@@ -112,6 +122,11 @@ def causal_mean(x: Array, rows: int) -> Array:
 @_kind("secret")
 def softmax_plain(logits: Array) -> Array:
     return nonlinear.softmax_plain(logits)
+
+
+@_kind("secret")
+def softmax_clipped(logits: Array) -> Array:
+    return nonlinear.softmax_clipped(logits)
 
 
 @_kind("secret")
@@ -200,6 +215,12 @@ def relu(x: Array) -> Array:
     return nonlinear.relu(x)
 
 
+SHARED = "_shared"
+for _name in ("linear", "vocabulary_slice", "scale", "layer_norm", "leaky_relu"):
+    # The same with the server's arguments in shares, as what is nobody's own.
+    KINDS[_name + SHARED] = Kind(KINDS[_name].function, ("secret",) * len(KINDS[_name].owners))
+
+
 @dataclass(frozen=True, order=True)
 class Operation:
     """One distinct operation: kind, argument shapes, and constants of the kind (e.g. the blocks of a cover)."""
@@ -223,6 +244,12 @@ class Operation:
     def owners(self) -> tuple[Owner, ...]:
         return KINDS[self.kind].owners
 
+    @property
+    def arrays(self) -> list[jax.ShapeDtypeStruct]:
+        """Its arguments without values."""
+        types = (np.int32 if owner == "ids" else np.float32 for owner in self.owners)
+        return [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(self.shapes, types, strict=True)]
+
     def function(self) -> Callable[..., Array]:
         """The JAX function of the operation's arrays."""
         kind, constants = KINDS[self.kind], dict(self.constants)
@@ -237,8 +264,7 @@ def call(kind: str, *arrays: Array, **constants: float) -> Array:
 @cache
 def _result_shape(operation: Operation) -> Shape:
     """The shape of the operation's result; a network repeats its operations, and tracing one takes milliseconds."""
-    arrays = [jax.ShapeDtypeStruct(shape, np.float32) for shape in operation.shapes]
-    return tuple(jax.eval_shape(operation.function(), *arrays).shape)
+    return tuple(jax.eval_shape(operation.function(), *operation.arrays).shape)
 
 
 def trace(program: Callable[..., Any], *shapes: Any) -> Counter[Operation]:

@@ -3,13 +3,15 @@
 T: tokens of the prompt, V: vocabulary, d: width, H: heads, d_k = d / H.
 
 "as_published" computes the network as it is written, with `jax.nn`'s functions and one product a weight matrix.
-"tuned" computes the same function with the savings of `aero.two_party.savings`, each of which is a switch.
+"tuned" computes the same function with the savings of `aero.two_party.savings`, each of which is a switch. "as_fitted"
+is what the published bytes were measured with, as far as is known.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +21,8 @@ from jax import Array
 from aero.architecture import Architecture
 from aero.model import ModelConfig
 from aero.two_party.lookup import LEAST_VOCABULARY
-from aero.two_party.operations import Operation, call, trace
-from aero.two_party.savings import Savings, chosen
+from aero.two_party.operations import KINDS, SHARED, Operation, call, trace
+from aero.two_party.savings import AS_FITTED, Savings, chosen
 from aero.two_party.weights import weight_shapes
 
 # Encoded weights need memory, some 4 kB each when many rows are multiplied: 12 GB in one party for 4,096 entries of the
@@ -28,18 +30,25 @@ from aero.two_party.weights import weight_shapes
 SLICE = 1024
 HEAD_SLICE = 16384
 WEIGHTS_AT_ONCE = 800_000
+IDS_AT_ONCE = 2
 COVER_BLOCKS = 16
 Call = Callable[..., Array]
 Named = Mapping[str, Array]
 
 
 def forward(
-    run: Call, architecture: Architecture, config: ModelConfig, program: str, weights: Named, one_hot: Array
+    run: Call, architecture: Architecture, config: ModelConfig, program: str, weights: Named, prompt: Array
 ) -> Array:
-    """Logits (V,) after the last of the T tokens in `one_hot` (T, V). `run` computes or records each operation."""
+    """Logits (V,) after the last of the T tokens of `prompt`, as `prompt_array` gives it.
+
+    `run` computes or records each operation.
+    """
     savings, _ = chosen(program)
-    tokens = one_hot.shape[0]
-    x = embed(run, savings, weights["token_embedding"], one_hot)  # (T, d)
+    fitted = AS_FITTED in savings
+    if fitted:
+        run = _of_shared_weights(run)
+    tokens = prompt.shape[0]
+    x = embed(run, savings, weights["token_embedding"], prompt)  # (T, d)
     if "position_embedding" in weights:
         x = x + weights["position_embedding"][:tokens]
     block = _he_hofmann if architecture.block == "he_hofmann" else _pre_ln
@@ -50,26 +59,39 @@ def forward(
     if "last_row" in savings:
         x = x[-1:]
     if "basis" in weights:
-        x = product(run, x[-1:], weights["basis"])
+        x = product(run, x if fitted else x[-1:], weights["basis"])
     if config.ln_f:
         if "folded_norms" in savings:
             return project(run, _normalise(run, savings, x)[-1:], weights["head"]) + weights["head_bias"]
         x = run("layer_norm", x, weights["ln_f.weight"], weights["ln_f.bias"])
-    return project(run, x[-1:], weights["head"])
+    return project(run, x if fitted else x[-1:], weights["head"])
+
+
+def _of_shared_weights(run: Call) -> Call:
+    """`run` for weights that no party has in the clear."""
+
+    def shared(kind: str, *arrays: Array, **constants: float) -> Array:
+        return run(kind + SHARED if "server" in KINDS[kind].owners else kind, *arrays, **constants)
+
+    return shared
 
 
 def project(run: Call, x: Array, head: Array) -> Array:
-    """Logits (V,) of the last position's state (1, d), in slices of the vocabulary."""
-    edges = [*range(0, head.shape[1], HEAD_SLICE), head.shape[1]]
+    """Logits (V,) of the last row of states x (rows, d), in slices of the vocabulary."""
+    size = HEAD_SLICE if x.shape[0] == 1 else SLICE
+    edges = [*range(0, head.shape[1], size), head.shape[1]]
     parts = [run("vocabulary_slice", x, head[:, low:high]) for low, high in zip(edges, edges[1:], strict=False)]
-    return jnp.concatenate(parts, 1)[0]
+    return jnp.concatenate(parts, 1)[-1]
 
 
 def embed(run: Call, savings: Savings, table: Array, one_hot: Array) -> Array:
     """One-hot (T, V) times the table (V, d): a lookup, or in slices of the vocabulary; whole, it needs too much memory.
 
-    A lookup is cheaper from LEAST_VOCABULARY entries on, whatever T and d.
+    A lookup is cheaper from LEAST_VOCABULARY entries on, whatever T and d. "as_fitted" has ids (T,) in place of rows.
     """
+    if AS_FITTED in savings:
+        few = range(0, one_hot.shape[0], IDS_AT_ONCE)
+        return jnp.concatenate([run("id_lookup", one_hot[low : low + IDS_AT_ONCE], table) for low in few])
     if "lattice_lookup" in savings and table.shape[0] >= LEAST_VOCABULARY:
         return run("embedding_lookup", one_hot, table)
     edges = [*range(0, table.shape[0], SLICE), table.shape[0]]
@@ -181,6 +203,8 @@ def _exponentials(run: Call, savings: Savings, logits: Array) -> Array:
 
 
 def _probabilities(run: Call, savings: Savings, logits: Array) -> Array:
+    if AS_FITTED in savings:
+        return run("softmax_clipped", logits)
     if "split_exponential" in savings:
         return run("divide_by_sums", _exponentials(run, savings, logits))
     if "causal_cover" in savings:
@@ -256,20 +280,37 @@ def _he_hofmann(
     return attended + run("scale", n, w["b_ff"])
 
 
+def one_hot_rows(ids: Sequence[int] | np.ndarray, vocabulary: int) -> np.ndarray:
+    """One row (V,) for each of `ids` (T,), 1 at the token and 0 elsewhere."""
+    one_hot = np.zeros((len(ids), vocabulary), np.float32)
+    one_hot[np.arange(len(ids)), ids] = 1.0
+    return one_hot
+
+
+def prompt_array(ids: Sequence[int] | np.ndarray, vocabulary: int, program: str) -> np.ndarray:
+    """What `program` takes of the client for `ids` (T,): their one-hot rows (T, V), or "as_fitted" the ids."""
+    return np.asarray(ids, np.int32) if program == AS_FITTED else one_hot_rows(ids, vocabulary)
+
+
+def prompt_type(tokens: int, vocabulary: int, program: str) -> tuple[tuple[int, ...], Any]:
+    """Shape and type of `prompt_array`."""
+    return ((tokens,), np.int32) if program == AS_FITTED else ((tokens, vocabulary), np.float32)
+
+
 def operations(architecture: Architecture, config: ModelConfig, program: str, context: int) -> Counter[Operation]:
     """Distinct operations of a forward pass over `context` tokens, with their counts."""
     shapes = {
         name: jax.ShapeDtypeStruct(shape, np.float32)
         for name, shape in weight_shapes(architecture, config, program).items()
     }
-    one_hot = jax.ShapeDtypeStruct((context, config.vocabulary), np.float32)
-    return trace(lambda run, *arrays: forward(run, architecture, config, program, *arrays), shapes, one_hot)
+    prompt = jax.ShapeDtypeStruct(*prompt_type(context, config.vocabulary, program))
+    return trace(lambda run, *arrays: forward(run, architecture, config, program, *arrays), shapes, prompt)
 
 
 def plaintext(
     architecture: Architecture, config: ModelConfig, program: str, weights: Mapping[str, np.ndarray], ids: np.ndarray
 ) -> np.ndarray:
     """The same program in float32 in the clear: logits (V,) after the last of `ids` (T,)."""
-    one_hot = jax.nn.one_hot(jnp.asarray(ids), config.vocabulary, dtype=jnp.float32)
+    prompt = jnp.asarray(prompt_array(ids, config.vocabulary, program))
     with jax.default_matmul_precision("highest"):
-        return np.asarray(forward(call, architecture, config, program, weights, one_hot))
+        return np.asarray(forward(call, architecture, config, program, weights, prompt))

@@ -16,7 +16,7 @@ from torch import Tensor
 from aero.architecture import Architecture
 from aero.model import GPT, ModelConfig, fold_weight_norm
 from aero.two_party import lookup
-from aero.two_party.savings import Savings, chosen, named
+from aero.two_party.savings import AS_FITTED, Savings, chosen, named
 
 Weights = dict[str, Tensor]
 CONDITION_BUDGET = 100.0
@@ -58,6 +58,8 @@ def folded(architecture: Architecture, config: ModelConfig, state: Mapping[str, 
     if architecture.core != "softmax":
         raise ValueError(f"{architecture}: a private pass computes softmax attention only; take an SM architecture")
     savings, rebased = chosen(program)
+    if AS_FITTED in savings and architecture.block == "he_hofmann":
+        raise ValueError(f"{architecture}: {program} would make its gains public, which are weights; take as_published")
     s = {name: value.detach().double() for name, value in state.items()}
     weights: Weights = {"token_embedding": _token_embedding(s, config)}
     if config.position == "learned":
@@ -157,6 +159,12 @@ def _query_key(block: Mapping[str, Tensor], config: ModelConfig, scaled: bool) -
     }
 
 
+def _divide(w: Weights, name: str, basis: Tensor) -> None:
+    """Put the inverse of `basis` behind the matrix `name` and its bias."""
+    inverse = torch.linalg.inv(basis)
+    w[name], w[f"{name}_bias"] = w[name] @ inverse, w[f"{name}_bias"] @ inverse
+
+
 def linear_ffn(architecture: Architecture) -> bool:
     """Whether the residual stream goes through nothing but matrices between two attentions."""
     return not architecture.layer_norm and architecture.ffn in ("linear", "fused")
@@ -238,9 +246,18 @@ def _pre_ln(
             inverse = torch.linalg.inv(basis)
             output, bias = output @ inverse, bias @ inverse
         return w | {"from_attention": output, "block_bias": bias}, basis
+    ffn = _ffn(architecture, config, block) if has_ffn else {}
+    if AS_FITTED in savings and architecture.scaled and not norm:
+        # X = c Z with a number c in place of the matrix N: beta x costs nothing, the matrices take up the numbers.
+        before = _identity(w["output"]) if basis is None else basis
+        basis = ffn.pop("beta", 1.0) * before
+        _divide(w, "output", basis if config.parallel_residual else before)
+        if has_ffn:
+            first, last = ("fused", "fused") if "fused" in ffn else ("up", "down")
+            ffn[first] = before @ ffn[first]
+            _divide(ffn, last, basis)
     if not has_ffn:
         return w, basis
-    ffn = _ffn(architecture, config, block)
     if norm and "folded_norms" in savings:
         first = "fused" if "fused" in ffn else "up"
         ffn[f"{first}_bias"] = ffn[f"{first}_bias"] + block["ln_2.bias"] @ ffn[first]

@@ -26,6 +26,9 @@ from aero.two_party.counts import counts, evaluate, published_sizes, traced
         ("SM+LN+LeakyR", "pythia-70m", {}, 256),
         ("SM+WNorm(QK)", "languini-gpt2", {"layers": 6}, 64),
         ("SM+ScFFN", "gpt2", {"heads": 6, "width": 192}, 100),
+        ("SM+LN+G", "gpt2", {"layers": 5}, 200),
+        ("SM(t)+ScFuFFNi_2", "pythia-70m", {}, 99),
+        ("SM", "gpt2", {"layers": 4}, 15),  # too short for a rule
     ],
 )
 @pytest.mark.parametrize("program", ["as_published", "tuned"])
@@ -39,8 +42,9 @@ def test_the_file_is_of_this_code_and_answers_without_tracing(monkeypatch):
     assert json.loads(module.PATH.read_text(encoding="utf-8"))["code"] == module.code()
     monkeypatch.setattr(module, "traced", None)
     for text in (text.replace("i_x", "i_2") for text in module.every_architecture()):
-        found, kept = counts(parse(text), published_sizes("gpt2", 384, layers=9), "tuned")
-        assert kept and found
+        for context in (module.LEAST_CONTEXT, 201, 384):
+            found, kept = counts(parse(text), published_sizes("gpt2", context, layers=9), "tuned")
+            assert kept and found
 
 
 def test_what_the_file_holds_of_other_code_is_not_believed(tmp_path, monkeypatch):
@@ -57,10 +61,10 @@ def test_what_the_file_holds_of_other_code_is_not_believed(tmp_path, monkeypatch
 
 
 def test_a_rule_by_hand():
-    rule = [["mix 12x<16,0>x<16,0>,12x<16,0>x64", 0, 1, 0], ["linear <1,2>x8,8x8", 3, 2, -1], ["scale 4,4", 0, 0, 0]]
+    rule = [["mix 12x<1,0>x<1,0>,12x<1,0>x64", 0, 1, 0], ["linear <1,2>x8,8x8", 3, 2, -1], ["scale 4,4", 0, 0, 0]]
     assert evaluate(rule, layers=5, pruned=2, context=48) == {
         ("mix", "12x48x48,12x48x64"): 5,
-        ("linear", "5x8,8x8"): 3 + 10 - 2,
+        ("linear", "50x8,8x8"): 3 + 10 - 2,
     }
 
 

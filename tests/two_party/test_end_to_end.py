@@ -36,6 +36,8 @@ BIASES = {"qk_bias": True, "vo_bias": True, "ffn_bias": True}
         ("SM+LN+G", "as_published", PYTHIA),
         ("SM+LN+R", "tuned", PYTHIA),
         ("SM+ScFFN", "tuned", PYTHIA),
+        ("SM+LN+G", "as_fitted", {}),
+        ("EReg(SM(t)+ScFuFFNi_1)", "as_fitted", {}),
     ],
 )
 def test_private_logits_are_those_of_torch(row, program, switches):

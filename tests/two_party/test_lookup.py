@@ -17,11 +17,11 @@ from aero.errors import UserError
 from aero.model import ModelConfig
 from aero.two_party import lookup, packing, party
 from aero.two_party.answer import Sampling, weights_sha256
-from aero.two_party.end_to_end import ask, composed_bytes, one_hot_rows
+from aero.two_party.end_to_end import ask, composed_bytes
 from aero.two_party.hello import Description
 from aero.two_party.operations import Operation
 from aero.two_party.parties import run_parties
-from aero.two_party.program import operations
+from aero.two_party.program import one_hot_rows, operations
 from aero.two_party.relay import Relay
 from aero.two_party.serving import ask_here
 from aero.two_party.settings import CLIENT, SERVER, Settings, TwoPartyError

@@ -73,6 +73,36 @@ def test_tuned_folding_is_exact(row, switches):
     np.testing.assert_allclose(exact_logits(model, program), torch_logits(model, IDS), atol=1e-4, rtol=0)
 
 
+SCALED = ("SM+ScFFN", "EReg(SM(t)+ScFuFFNi_2)")
+
+
+@pytest.mark.parametrize(
+    ("row", "switches"),
+    [("SM+LN+G", {}), ("SM+LeakyR", {"ffn_bias": True}), ("SM", {"vo_bias": True})]
+    + [(row, switches) for row in SCALED for switches in ({}, {"vo_bias": True, "ffn_bias": True, "ln_f": False})]
+    + [(row, PYTHIA) for row in SCALED],
+)
+def test_as_fitted_in_the_clear_agrees_with_torch(row, switches):
+    model = random_model(row, **switches)
+    logits = plaintext(model.architecture, model.config, "as_fitted", weight_arrays(model, "as_fitted"), IDS)
+    np.testing.assert_allclose(logits, torch_logits(model, IDS), atol=1e-4, rtol=0)
+
+
+def test_as_fitted_is_the_best_fit_of_the_published_bytes():
+    fitted, plain = (operations(parse("SM+ScFuFFN"), GPT2, program, 128) for program in ("as_fitted", "as_published"))
+    count = {kind: sum(n for o, n in fitted.items() if o.kind == kind) for kind in {o.kind for o in fitted}}
+    # No party owns an argument, and beta costs nothing; one more product takes the stream back before ln_f.
+    assert all(set(o.owners) <= {"secret", "ids"} for o in fitted) and not {"scale", "scale_shared"} & count.keys()
+    assert count["softmax_clipped"] == 12 and count["id_lookup"] * 2 == 128 and count["linear_shared"] == 12 * 5 + 1
+    slices = [o for o in fitted if o.kind == "vocabulary_slice_shared"]
+    assert {o.shapes[0][0] for o in slices} == {128}
+    assert sum(o.shapes[1][1] * fitted[o] for o in slices) == 50257
+    same = {o.kind for o in fitted} & {o.kind for o in plain}
+    assert same == {"scores", "mix", "scale_public"} and all(fitted[o] == plain[o] for o in fitted if o.kind in same)
+    with pytest.raises(ValueError, match="SOTA.*gains public.*take as_published"):
+        operations(parse("SOTA(SM+ScFuFFN)"), GPT2, "as_fitted", 128)
+
+
 @pytest.mark.parametrize("saving", SAVINGS)
 @pytest.mark.parametrize(
     ("row", "switches"),
@@ -106,12 +136,13 @@ def test_programs_by_name():
     assert chosen("tuned") == (frozenset(SAVINGS), ())
     assert chosen("as_published+last_row@1,2") == (frozenset({"last_row"}), (1, 2))
     assert "absorbed_ffn" not in chosen("tuned-folded_ffn")[0]
-    for text in ("tuned", "as_published", "tuned-one_qkv", "as_published+last_row", "tuned@3,7"):
+    for text in ("tuned", "as_published", "as_fitted", "tuned-one_qkv", "as_published+last_row", "tuned@3,7"):
         assert named(*chosen(text)) == text
     with pytest.raises(ValueError, match="last_row"):
         chosen("tuned-last_rows")
-    with pytest.raises(ValueError, match="unknown program"):
-        chosen("turned")
+    for text in ("turned", "as_fitted+last_row"):
+        with pytest.raises(ValueError, match="unknown program"):
+            chosen(text)
 
 
 def test_the_residual_stream_is_put_back_where_the_condition_number_exceeds_the_budget():

@@ -1,0 +1,58 @@
+"""What AERO's rows cost as published, as the best fit of docs/forensics.md has them, and tuned, in one session.
+
+    python -m benchmarks.as_fitted [--minutes M]
+
+The rows of Tables 4 to 7 that "as_fitted" can compute (`aero.two_party.savings`), at their own sizes. Every operation
+of the three programs is measured by the same command, three times at T=128 and once beyond: seconds are compared with
+each other, so they must not be of different days. It writes results/two_party/fitted_ops.csv and fitted_rows.csv after
+every few operations and goes on where it was killed. Rounds are not measured. About an hour and a half on 2 cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from aero.errors import UserError, check_minutes, run_main
+from aero.parameters import Parameters, load
+from aero.two_party.program import operations
+from aero.two_party.savings import AS_FITTED
+from stages.two_party_all import PrintedRow, measure_rows, printed_rows
+
+PROGRAMS = ("as_published", AS_FITTED, "tuned")
+FOLDER = Path("results/two_party")
+TABLES = ("aero/table4", "aero/table5", "aero/table6", "aero/table7")
+REPEATS = {128: 3}
+
+
+def fitted_rows(parameters: Parameters) -> list[PrintedRow]:
+    """The rows of TABLES that "as_fitted" can compute."""
+    found = []
+    for row in printed_rows(parameters):
+        if not any(place.startswith(TABLES) for place in row.places):
+            continue
+        try:
+            operations(row.architecture, row.config, AS_FITTED, row.context)
+        except ValueError as error:
+            print(f"left out: {error}", file=sys.stderr)
+            continue
+        found.append(row)
+    return found
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.as_fitted", description=__doc__)
+    parser.add_argument("--minutes", type=float, help="stop after about so long, between two sessions")
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    chosen = parser.parse_args(arguments)
+    check_minutes(chosen.minutes or None)
+    chosen.no_rounds = True
+    parameters = load()
+    if parameters.active.two_party != "gpt2":
+        raise UserError(f"scale {parameters.scale} has operations of its own sizes; take scale: laptop in params.yaml")
+    measure_rows(parameters, fitted_rows(parameters), PROGRAMS, "fitted", chosen, REPEATS)
+
+
+if __name__ == "__main__":
+    run_main(main)

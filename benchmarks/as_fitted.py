@@ -1,9 +1,9 @@
-"""What AERO's rows cost as published, as the best fit of docs/forensics.md has them, and tuned, in one session.
+"""What AERO's rows cost as published, as the best fit of docs/forensics.md has them, and tuned, measured together.
 
     python -m benchmarks.as_fitted [--minutes M]
 
 The rows of Tables 4 to 7 that "as_fitted" can compute (`aero.two_party.savings`), at their own sizes. Every operation
-of the three programs is measured by the same command, three times at T=128 and once beyond: seconds are compared with
+of the programs is measured by the same command, three times at T=128 and once beyond: seconds are compared with
 each other, so they must not be of different days. It writes results/two_party/fitted_ops.csv and fitted_rows.csv after
 every few operations and goes on where it was killed. Rounds are not measured. About an hour and a half on 2 cores.
 """
@@ -20,7 +20,7 @@ from aero.two_party.program import operations
 from aero.two_party.savings import AS_FITTED
 from stages.two_party_all import PrintedRow, measure_rows, printed_rows
 
-PROGRAMS = ("as_published", AS_FITTED, "tuned")
+PROGRAMS = ("as_published", AS_FITTED, "tuned", "tuned-row_tiles")
 FOLDER = Path("results/two_party")
 TABLES = ("aero/table4", "aero/table5", "aero/table6", "aero/table7")
 REPEATS = {128: 3}

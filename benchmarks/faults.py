@@ -5,7 +5,7 @@
 A copy of this project at the smoke scale, with DVC and without git, on a small disk of its own (a tmpfs in a private
 mount namespace; without the right to mount, a folder and a limit on file sizes). `dvc repro` tokenizes, trains,
 measures entropies and sweeps learning rates, again and again for two sets of parameters in turn, and is struck at a
-random moment (a random part of the processor time of a stage, every stage as likely, by the kind of strike that this
+random moment (a random part of the time of a stage, every stage as likely, by the kind of strike that this
 stage has seen least), up to three times before it may end, until it has been struck `--moments` times. After every
 strike:
 
@@ -272,12 +272,21 @@ def processor_s(leader: int) -> float:
     return total * TICK_S
 
 
+def seconds_now(leader: int, project: Project) -> float:
+    """What moments are drawn from: processor seconds, but with private passes those of the wall.
+
+    The processor time of SPU's parties goes when they end (they are nobody's children that anyone waits for), and they
+    wait for each other for much of theirs.
+    """
+    return time.monotonic() if project.whole else processor_s(leader)
+
+
 def undisturbed(process: subprocess.Popen[bytes], project: Project) -> dict[str, float]:
-    """Wait for the end; {stage: processor seconds of the session while it ran}, in the order of the run."""
+    """Wait for the end; {stage: seconds by `seconds_now` while it ran}, in the order of the run."""
     found: dict[str, float] = {}
-    before = 0.0
+    before = time.monotonic() if project.whole else 0.0
     while process.poll() is None:
-        now = max(before, processor_s(process.pid))
+        now = max(before, seconds_now(process.pid, project))
         stage = running(project.output())
         found[stage] = found.get(stage, 0.0) + now - before
         before = now
@@ -286,10 +295,10 @@ def undisturbed(process: subprocess.Popen[bytes], project: Project) -> dict[str,
 
 
 def reached(process: subprocess.Popen[bytes], project: Project, stage: str, seconds: float) -> bool:
-    """Wait until `stage` has run for so much processor time, or has ended before; False once `dvc repro` ended."""
+    """Wait until `stage` has run for `seconds` by `seconds_now`, or has ended before; False once `dvc repro` ended."""
     begun = None
     while process.poll() is None:
-        here, now = running(project.output()), processor_s(process.pid)
+        here, now = running(project.output()), seconds_now(process.pid, project)
         if begun is None and here == stage:
             begun = now
         if begun is not None and (here != stage or now >= begun + seconds):
@@ -461,7 +470,9 @@ def main(arguments: list[str]) -> int:
                 "failures": failures,
                 "disk": f"tmpfs of {size >> 20} MiB" if own_disk else "a folder",
                 "targets": chosen.targets,
-                "processor_seconds_undisturbed": {stage: round(seconds, 1) for stage, seconds in stages.items()},
+                f"{'' if project.whole else 'processor_'}seconds_undisturbed": {
+                    stage: round(seconds, 1) for stage, seconds in stages.items()
+                },
                 "seed": chosen.seed,
                 "provenance": origin | {"seconds": round(time.monotonic() - clock, 1)},
             }

@@ -54,7 +54,7 @@ def compose(
     client, server = client + setup / 2, server + setup / 2
     ln_f = 0.0
     if config.ln_f:
-        rows, kind = (1, "normalise") if program == "tuned" else (context, "layer_norm")
+        rows, kind = (1, "normalise") if program.startswith("tuned") else (context, "layer_norm")
         norms = [o for o in counts if o.kind.removesuffix(SHARED) == kind and o.shapes[0][0] == rows]
         ln_f = find(measured, norms[0]).bytes
     latency = {name: networks[name].latency_seconds(seconds, wire + setup, 0.0, rounds) for name in ("wan", "lan")}

@@ -147,7 +147,8 @@ def read_tensors(
             raise ValueError("its SHA-256 is not the one that was written with it")
     except (SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:
         reason = " ".join(str(error).split())[:300]
-        raise ValueError(f"checkpoint {path} is damaged ({reason}); delete it and train the run again") from None
+        remedy = "if a run left it, train that run again"
+        raise ValueError(f"checkpoint {path} is damaged, or none ({reason}); {remedy}") from None
     if found != expected_format:
         raise ValueError(f"{path} is no {expected_format} file; it says {str(found)[:40]!r}")
     return tensors, header

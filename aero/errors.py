@@ -30,12 +30,12 @@ def run_main(main: Callable[[list[str]], int | None], arguments: list[str] | Non
     """
     try:
         status = main(sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()  # later, Python only complains of what could not be written
     except KeyboardInterrupt:
         print("error: interrupted; a run can be resumed by the same command", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
-        # Whoever read our output has seen enough (`| head`); what is still buffered must not be flushed into nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # whoever read it has seen enough (`| head`)
         sys.exit(1)
     except MemoryError as error:
         said = " ".join(str(error).split())
@@ -44,9 +44,25 @@ def run_main(main: Callable[[list[str]], int | None], arguments: list[str] | Non
         )
         sys.exit(1)
     except (ValueError, OSError) as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
+        print(f"error: {one_line(error)}{_where(error)}", file=sys.stderr)
+        _drop_output()
         sys.exit(1)
     sys.exit(status or 0)
+
+
+def _drop_output() -> None:
+    """Standard output leads nowhere from here on, if what is still buffered for it cannot be written."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _where(error: ValueError | OSError) -> str:
+    """What a full disk that names no file leaves open."""
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+        return ": a file that was being written, or where standard output goes; make room there"
+    return ""
 
 
 def one_line(error: BaseException) -> str:

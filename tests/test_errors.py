@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,8 @@ from aero.training import archive
     ("error", "status", "said"),
     [
         (UserError("no such\n thing"), 1, "error: no such thing\n"),
-        (OSError(28, "No space left on device"), 1, "error: [Errno 28] No space left on device\n"),
+        (OSError(28, "No space left on device", "/a/log"), 1, "error: [Errno 28] No space left on device: '/a/log'\n"),
+        (OSError(5, "Input/output error"), 1, "error: [Errno 5] Input/output error\n"),
         (MemoryError(), 1, "error: out of memory; free some, or ask for less at once\n"),
         (MemoryError("8 GiB"), 1, "error: out of memory (8 GiB); free some, or ask for less at once\n"),
         (KeyboardInterrupt(), 130, "error: interrupted; a run can be resumed by the same command\n"),
@@ -30,6 +33,22 @@ def test_an_error_is_one_line_and_a_status(capsys, error, status, said):
     with pytest.raises(SystemExit) as ended:
         run_main(main, [])
     assert ended.value.code == status and capsys.readouterr() == ("", said)
+
+
+@pytest.mark.parametrize("lines", [1, 100_000])
+def test_output_that_finds_no_room_or_no_reader(lines):
+    """With one line nothing is written until the end."""
+    text = f"from aero.errors import run_main; run_main(lambda _: print('line\\n' * {lines}), [])"
+    command = [sys.executable, "-c", text]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == 1 and ended.stderr.count("\n") == 1
+    assert "No space left on device: a file that was being written, or where standard output goes" in ended.stderr
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (1, "")
 
 
 def test_a_defect_keeps_its_traceback():

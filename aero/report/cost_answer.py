@@ -92,12 +92,17 @@ def _parsed(text: str) -> Architecture:
 
 def _check_program(text: str) -> None:
     """Before anything is traced for it, which takes a minute."""
-    from aero.two_party.savings import chosen
+    from aero.two_party.savings import AS_FITTED, chosen
 
     try:
         chosen(text)
     except ValueError as error:
         raise UserError(str(error)) from None
+    if text == AS_FITTED:
+        raise UserError(
+            f"{AS_FITTED} has costs for the rows of AERO's Tables 4 to 7 alone, in results/two_party/fitted_rows.csv; "
+            "take as_published"
+        )
 
 
 def _sizes(chosen: argparse.Namespace) -> Sizes:

@@ -1,11 +1,10 @@
-"""The best fit of the published bytes as a program ("as_fitted"), beside both programs of the same measurement."""
+"""The best fit of the published bytes as a program ("as_fitted"), beside the programs measured together with it."""
 
 from __future__ import annotations
 
 import csv
 import math
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 
 from aero.published import load
@@ -16,14 +15,24 @@ from aero.report.results import Results
 
 PATH = Path("results/two_party/fitted_rows.csv")
 """As `python -m benchmarks.as_fitted` keeps it."""
-PROGRAMS = ("as_fitted", "as_published", "tuned")
-BASES = PROGRAMS[:2]
+PROGRAMS = ("as_fitted", "as_published", "tuned", "tuned-row_tiles")
 QUANTITIES = ("bytes", "seconds", "backbone_seconds")
+COLUMNS = (
+    ("tuned", "as_fitted", "bytes"),
+    ("tuned", "as_fitted", "seconds"),
+    ("tuned", "as_fitted", "backbone_seconds"),
+    ("tuned", "as_published", "bytes"),
+    ("tuned", "as_published", "seconds"),
+    ("tuned-row_tiles", "as_published", "bytes"),
+    ("tuned-row_tiles", "as_published", "seconds"),
+)
+"""Program, over which one, quantity."""
+UNITS = {"bytes": "GB", "seconds": "s", "backbone_seconds": "s of blocks"}
 
 
 @dataclass(frozen=True)
 class FittedRow:
-    """A row of AERO Tables 4 to 7 in the three programs.
+    """A row of AERO Tables 4 to 7 in `PROGRAMS`.
 
     published: GB as printed. amounts: by program and quantity of `QUANTITIES`, bytes in both directions and seconds;
     the backbone is what is neither embedding nor vocabulary projection.
@@ -34,9 +43,9 @@ class FittedRow:
     published: float
     amounts: dict[str, dict[str, float]]
 
-    def over(self, base: str, quantity: str) -> float:
-        """What tuned takes of what `base` takes."""
-        return self.amounts["tuned"][quantity] / self.amounts[base][quantity]
+    def over(self, program: str, base: str, quantity: str) -> float:
+        """What `program` takes of what `base` takes."""
+        return self.amounts[program][quantity] / self.amounts[base][quantity]
 
     @property
     def own(self) -> bool:
@@ -45,7 +54,7 @@ class FittedRow:
 
 
 def fitted_rows(results: Results) -> list[FittedRow]:
-    """The rows that are measured in all three programs; none if there is no readable file."""
+    """The rows that are measured in all of `PROGRAMS`; none if there is no readable file."""
     try:
         with (results.root / PATH).open(encoding="utf-8", newline="") as file:
             lines = {
@@ -83,39 +92,29 @@ def best_fit(results: Results) -> Html:
         gigabytes = row.amounts["as_fitted"]["bytes"] / GB
         line = [row.table, row_label(row.name), number(f"{row.published:.2f}", "published", f"AERO Table {row.table}")]
         line += [shown(f"{gigabytes:.2f}"), shown(f"{gigabytes / row.published:.2f}")]
-        for base in BASES:
-            for quantity in QUANTITIES:
-                value = row.over(base, quantity)
-                mark = ("met" if value <= OWN_TARGET else "missed") if row.own and quantity != QUANTITIES[2] else ""
-                line.append(shown(f"{value:.2f}") + (f' <span class="where">{mark}</span>' if mark else ""))
+        for column in COLUMNS:
+            value = row.over(*column)
+            mark = f' <span class="where">{"met" if value <= OWN_TARGET else "missed"}</span>' if row.own else ""
+            line.append(shown(f"{value:.2f}") + mark)
         lines.append(line)
     own = [row for row in rows if row.own]
-    met = {
-        (base, quantity): sum(row.over(base, quantity) <= OWN_TARGET for row in own)
-        for base in BASES
-        for quantity in QUANTITIES
-    }
-
-    def told(base: str) -> str:
-        return ", ".join(
-            f"{met[base, quantity]} of {len(own)} {what}"
-            for quantity, what in zip(QUANTITIES, ("by bytes", "by seconds", "by those of the blocks"), strict=True)
-        )
-
+    counted = {column: f"{sum(row.over(*column) <= OWN_TARGET for row in own)} of {len(own)}" for column in COLUMNS}
+    met = "; ".join(
+        f"<code>{program}</code> over <code>{base}</code> by {UNITS[quantity]} {counted[program, base, quantity]}"
+        for program, base, quantity in COLUMNS
+    )
     caption = (
-        "<b>The best fit of the published bytes as a program</b>, <code>as_fitted</code>, beside <code>as_published"
-        "</code> and <code>tuned</code>, every operation of the three measured in two processes by one command. It is "
-        "what docs/forensics.md finds to explain the printed bytes: weights secret-shared, exponentials clipped by a "
+        "<b>The best fit of the published bytes as a program</b>, <code>as_fitted</code>, beside the programs of this "
+        "artifact, every operation of all of them measured in two processes by one command. It is what "
+        "docs/forensics.md finds to explain the printed bytes: weights secret-shared, exponentials clipped by a "
         "comparison, token ids looked up in secret, logits of all positions, beta folded. Two things of that fit are "
         "not in it: SPU is today’s, whose product of two secrets takes fewer bytes, and Q, K and V are three products. "
-        "The He &amp; Hofmann rows have no such program, because it would make their gains public. What tuned takes of "
-        "each: bytes in both directions, seconds of computing, and seconds of the blocks alone, without embedding and "
-        f"vocabulary projection, on which the fit spends most of its time. At most {OWN_TARGET:g} was aimed at for "
-        f"AERO’s rows: met over the fit by {told(BASES[0])}; over <code>as_published</code> by {told(BASES[1])}. "
+        "The He &amp; Hofmann rows have no such program, because it would make their gains public. GB are bytes in "
+        "both directions, s seconds of computing; the blocks are all but embedding and vocabulary projection, on which "
+        f"the fit spends most of its time. At most {OWN_TARGET:g} was aimed at for AERO’s rows, met: {met}. "
         "Operations of T=128 are medians of three runs, others were timed once."
     )
     heads = ["Table", "configuration", "GB published", "as fitted, GB", "of the published"]
-    for base in BASES:
-        heads += [f"tuned over {escape(base.replace('_', ' '))}: {what}" for what in ("GB", "s", "s of blocks")]
-    widths = (0.05, 0.21, 0.08, 0.08, 0.08, *(0.5 / 6,) * 6)
+    heads += [f"{program} over {base}: {UNITS[quantity]}".replace("_", " ") for program, base, quantity in COLUMNS]
+    widths = (0.05, 0.19, 0.075, 0.075, 0.075, *(0.535 / len(COLUMNS),) * len(COLUMNS))
     return Html(grid(heads, lines, caption, "best-fit", widths, "dense"))

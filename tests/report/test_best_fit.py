@@ -1,0 +1,65 @@
+"""The table of the best fit as a program: ratios by hand, gaps, and the kept measurements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import made_results
+import pandas as pd
+import pytest
+
+from aero.pipeline import ROOT
+from aero.published import load as load_paper
+from aero.report import best_fit
+from aero.report.results import load
+
+AMOUNTS = {
+    "as_fitted": {"bytes": 5e9, "seconds": 1000.0, "backbone_seconds": 600.0},
+    "as_published": {"bytes": 4e9, "seconds": 800.0, "backbone_seconds": 500.0},
+    "tuned": {"bytes": 1e9, "seconds": 480.0, "backbone_seconds": 450.0},
+    "tuned-row_tiles": {"bytes": 1.2e9, "seconds": 392.0, "backbone_seconds": 380.0},
+}
+
+
+def write(folder: Path, amounts: dict[str, dict[str, float]]) -> None:
+    path = folder / best_fit.PATH
+    path.parent.mkdir(parents=True, exist_ok=True)
+    frame = pd.DataFrame([{"program": program, **found} for program, found in amounts.items()])
+    frame.assign(architecture="SM+ScFuFFN", model="gpt2", context=128).to_csv(path, index=False)
+
+
+def test_ratios_and_targets_by_hand(tmp_path: Path) -> None:
+    made_results.project(tmp_path, runs=())
+    write(tmp_path, AMOUNTS)
+    results = load(tmp_path)
+    (row,) = best_fit.fitted_rows(results)
+    assert (row.table, row.name, row.published, row.own) == ("4", "SM+ScFuFFN", 6.43, True)
+    assert [row.over(*column) for column in best_fit.COLUMNS] == pytest.approx([0.2, 0.48, 0.75, 0.25, 0.6, 0.3, 0.49])
+    text = best_fit.best_fit(results).text
+    fitted = "<code>tuned</code> over <code>as_fitted</code> by"
+    assert f"met: {fitted} GB 1 of 1; {fitted} s 1 of 1; {fitted} s of blocks 0 of 1; " in text
+    assert "<code>tuned</code> over <code>as_published</code> by s 0 of 1; " in text
+    assert "<code>tuned-row_tiles</code> over <code>as_published</code> by s 1 of 1. " in text
+    assert text.count(">met<") == 5 and text.count(">missed<") == 2
+
+
+@pytest.mark.parametrize("fault", ["program", "nan", "zero", "text", "column"])
+def test_what_is_not_measured_is_a_gap(tmp_path: Path, fault: str) -> None:
+    made_results.project(tmp_path, runs=())
+    assert "not measured yet" in best_fit.best_fit(load(tmp_path)).text
+    amounts = {program: dict(found) for program, found in AMOUNTS.items()}
+    if fault == "program":
+        del amounts["as_fitted"]
+    elif fault == "column":
+        for found in amounts.values():
+            del found["backbone_seconds"]
+    else:
+        amounts["tuned"]["seconds"] = {"nan": float("nan"), "zero": 0.0, "text": "much"}[fault]
+    write(tmp_path, amounts)
+    assert "not measured yet" in best_fit.best_fit(load(tmp_path)).text
+
+
+def test_kept_rows_are_those_that_the_fit_can_compute() -> None:
+    paper = load_paper("aero")
+    printed = [(which, row.name) for which in "4567" for row in paper.tables[which].rows if row.name[:4] != "SOTA"]
+    assert [(row.table, row.name) for row in best_fit.fitted_rows(load(ROOT))] == printed

@@ -40,7 +40,17 @@ def test_ratios_and_targets_by_hand(tmp_path: Path) -> None:
     assert f"met: {fitted} GB 1 of 1; {fitted} s 1 of 1; {fitted} s of blocks 0 of 1; " in text
     assert "<code>tuned</code> over <code>as_published</code> by s 0 of 1; " in text
     assert "<code>tuned-row_tiles</code> over <code>as_published</code> by s 1 of 1. " in text
+    assert ">40 to 40 %<" in text
     assert text.count(">met<") == 5 and text.count(">missed<") == 2
+
+
+def test_what_is_just_missed_does_not_look_met(tmp_path: Path) -> None:
+    made_results.project(tmp_path, runs=())
+    amounts = {program: dict(found) for program, found in AMOUNTS.items()}
+    amounts["tuned"]["seconds"] = 402.0
+    write(tmp_path, amounts)
+    text = best_fit.best_fit(load(tmp_path)).text
+    assert ">0.502<" in text and ">0.40<" in text
 
 
 @pytest.mark.parametrize("fault", ["program", "nan", "zero", "text", "column"])

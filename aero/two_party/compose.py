@@ -13,6 +13,7 @@ from aero.two_party.ledger import DetailedRow, Measurement, Row, as_json, find
 from aero.two_party.network import Network, wire_bytes
 from aero.two_party.operations import SHARED
 from aero.two_party.program import operations
+from aero.two_party.savings import chosen
 
 Measured = Mapping[tuple[str, str], Measurement]
 
@@ -54,8 +55,10 @@ def compose(
     client, server = client + setup / 2, server + setup / 2
     ln_f = 0.0
     if config.ln_f:
-        rows, kind = (1, "normalise") if program.startswith("tuned") else (context, "layer_norm")
-        norms = [o for o in counts if o.kind.removesuffix(SHARED) == kind and o.shapes[0][0] == rows]
+        savings, _ = chosen(program)
+        rows = 1 if "last_row" in savings else context
+        kinds = ("normalise", "normalise_tiles") if "folded_norms" in savings else ("layer_norm",)
+        norms = [o for o in counts if o.kind.removesuffix(SHARED) in kinds and o.shapes[0][0] == rows]
         ln_f = find(measured, norms[0]).bytes
     latency = {name: networks[name].latency_seconds(seconds, wire + setup, 0.0, rounds) for name in ("wan", "lan")}
     return Row(

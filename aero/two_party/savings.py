@@ -31,6 +31,7 @@ SAVINGS: dict[str, str] = {
 """Exact but for the fixed point: all but split_exponential, which is nearer to exp than SPU's, and segmented_gelu.
 lattice_lookup rests on the hardness of learning with errors in rings, as SPU's own products do."""
 
+# The feed-forward's products and the logits are in slices too, for the same reason, and ids are looked up in pairs.
 AS_FITTED = "as_fitted"
 """The best fit of docs/forensics.md as a program, over "as_published": weights secret-shared between the parties,
 exponentials below e^-14 set to 0 by a comparison, token ids looked up in the table by secret comparisons, logits of all

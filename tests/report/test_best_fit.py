@@ -25,6 +25,8 @@ def write(folder: Path, amounts: dict[str, dict[str, float]]) -> None:
     path = folder / best_fit.PATH
     path.parent.mkdir(parents=True, exist_ok=True)
     frame = pd.DataFrame([{"program": program, **found} for program, found in amounts.items()])
+    kinds = {"as_fitted": '{"id_lookup": 300.0, "linear_shared": 600.0}', "as_published": '{"embedding_slice": 100.0}'}
+    frame["seconds_by_kind"] = [kinds.get(program, "{}") for program in frame["program"]]
     frame.assign(architecture="SM+ScFuFFN", model="gpt2", context=128).to_csv(path, index=False)
 
 
@@ -35,7 +37,9 @@ def test_ratios_and_targets_by_hand(tmp_path: Path) -> None:
     (row,) = best_fit.fitted_rows(results)
     assert (row.table, row.name, row.published, row.own) == ("4", "SM+ScFuFFN", 6.43, True)
     assert [row.over(*column) for column in best_fit.COLUMNS] == pytest.approx([0.2, 0.48, 0.75, 0.25, 0.6, 0.3, 0.49])
+    assert row.over_plain_embedding() == pytest.approx(480 / (1000 - 300 + 100))
     text = best_fit.best_fit(results).text
+    assert ">0 of 1<" in text
     fitted = "<code>tuned</code> over <code>as_fitted</code> by"
     assert f"met: {fitted} GB 1 of 1; {fitted} s 1 of 1; {fitted} s of blocks 0 of 1; " in text
     assert "<code>tuned</code> over <code>as_published</code> by s 0 of 1; " in text

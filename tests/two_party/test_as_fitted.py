@@ -96,9 +96,10 @@ def test_its_bytes_are_those_that_the_search_composes_from_operations_of_its_own
     assert compared == 28
 
 
-def test_all_operations_of_the_file_are_of_one_commit_and_one_day():
+def test_all_operations_of_the_file_are_of_one_commit_one_machine_and_one_day():
     rows = ledger.read(ROOT / "results/two_party/fitted_ops.csv", ledger.Measurement)
     sources = [json.loads(row.provenance) for row in rows]
     assert len({source["commit"] for source in sources}) == 1
     assert len({source["machine"] for source in sources}) == 1
+    assert len({source["measured"][:10] for source in sources}) == 1
     assert {row.runs for row in rows if row.context == 128} <= {3, 4, 5}

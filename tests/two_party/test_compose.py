@@ -39,6 +39,15 @@ def made(operation: Operation, **changes: object) -> Measurement:
     return Measurement(**(values | changes))
 
 
+@pytest.mark.parametrize(
+    "program", ["as_published", "as_fitted", "tuned", "tuned-row_tiles", "tuned-folded_norms", "tuned-last_row"]
+)
+def test_the_final_layer_norm_is_found_in_every_program(program):
+    counts = operations(parse("SM+LN+R"), TINY, program, 16)
+    measured = by_operation(made(o) for o in counts)
+    assert compose(parse("SM+LN+R"), TINY, "tiny", program, 16, measured, NETWORKS).ln_f_bytes == 5
+
+
 @pytest.mark.parametrize("program", ["as_published", "tuned"])
 def test_a_row_is_the_sum_of_its_operations_and_one_set_up(program):
     architecture = parse("SM+LN+R")

@@ -77,7 +77,8 @@ def test_rows_are_measured_and_an_interrupted_measurement_goes_on(project, monke
 
 
 def test_an_operation_that_fails_stops_no_other(project, monkeypatch, tmp_path, capsys):
-    def measured(wanted, model, context, variant, settings, rounds):
+    def measured(wanted, model, context, variant, settings, runs, rounds):
+        assert runs == 1
         if any(operation.kind == "mix" for operation in wanted):
             raise TwoPartyError("the server process died (signal 9)")
         return [

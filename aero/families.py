@@ -26,6 +26,9 @@ class Family:
     switches: dict[str, Any] = field(default_factory=dict)
 
 
+CHANGEABLE = ("layers", "heads", "width", "vocabulary")
+"""Sizes that commands take as options, --layers and so on; the FFN's width follows from `width`."""
+
 FAMILIES = {
     "gpt2": Family({"layers": 12, "heads": 12, "width": 768, "ffn_width": 3072}),
     "gpt2-18l": Family({"layers": 18, "heads": 12, "width": 768, "ffn_width": 3072}),

@@ -47,11 +47,20 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--folder", type=Path, default=FOLDER)
     chosen = parser.parse_args(arguments)
     check_minutes(chosen.minutes or None)
-    chosen.no_rounds = True
     parameters = load()
     if parameters.active.two_party != "gpt2":
         raise UserError(f"scale {parameters.scale} has operations of its own sizes; take scale: laptop in params.yaml")
-    measure_rows(parameters, fitted_rows(parameters), PROGRAMS, "fitted", chosen, REPEATS)
+    ops_file, rows_file = (chosen.folder / f"fitted_{what}.csv" for what in ("ops", "rows"))
+    measure_rows(
+        parameters,
+        fitted_rows(parameters),
+        PROGRAMS,
+        ops_file,
+        rows_file,
+        chosen.minutes,
+        rounds=False,
+        repeats=REPEATS,
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Measure the operations of every row of AERO Tables 4-7 and Figure 15 at their own sizes, and compose the rows.
+"""Measure the operations of every row of AERO Tables 4-7 and Figure 15 at their own sizes, and compose the rows; or
+those of the architectures that are given, at the sizes that are given, for `aero cost` (asked_ops.csv).
 
-At GPT-2's published sizes this takes hours, most of them for T=512. Every few operations both files are written;
+At GPT-2's published sizes all rows take hours, most of them for T=512. Every few operations the files are written;
 killed, or stopped by --minutes, the same command goes on where it was. A measurement stands as long as what its
 operation computes, the protocol's settings and SPU's version are the same, whatever else changed in the code.
 """
@@ -23,6 +24,7 @@ from tqdm import tqdm
 
 from aero.architecture import Architecture, parse
 from aero.errors import UserError, check_minutes, run_main
+from aero.families import CHANGEABLE
 from aero.model import ModelConfig
 from aero.parameters import Parameters, load
 from aero.two_party import ledger
@@ -134,24 +136,68 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/two_party"))
     parser.add_argument("--minutes", type=float, help="stop after about so long, between two sessions")
     parser.add_argument("--no-rounds", action="store_true", help="leave rounds out (they need further sessions)")
+    parser.add_argument("architectures", nargs="*", help="in the papers' notation; default: every printed row")
+    parser.add_argument("--model", help="model family of given architectures (default gpt2)")
+    parser.add_argument("--context", type=int, help="their tokens, T (default 128)")
+    parser.add_argument("--program", help="program of given architectures (default tuned)")
+    for name in CHANGEABLE:
+        parser.add_argument(f"--{name}", type=int, help="their other size than the family's published one")
     chosen = parser.parse_args(arguments)
     check_minutes(chosen.minutes or None)  # 0: what is there, and nothing new
+    for name in ("model", "context", "program", *CHANGEABLE):
+        if not chosen.architectures and getattr(chosen, name) is not None:
+            raise UserError(f"--{name} belongs to given architectures; name one, such as SM+ScFuFFN")
     parameters = load()
-    measure_rows(parameters, printed_rows(parameters), parameters.two_party.programs, "all", chosen)
+    rows, programs = printed_rows(parameters), parameters.two_party.programs
+    others: list[ledger.Measurement] = []
+    ops_file = chosen.folder / "all_ops.csv"
+    rows_file: Path | None = chosen.folder / "all_rows.csv"
+    if chosen.architectures:
+        program = chosen.program or "tuned"
+        rows, programs = asked_rows(chosen, program), [program]
+        ops_file, rows_file = chosen.folder / "asked_ops.csv", None
+        others = ledger.read(ops_file, ledger.Measurement) if ops_file.exists() else []
+    measure_rows(
+        parameters, rows, programs, ops_file, rows_file, chosen.minutes, rounds=not chosen.no_rounds, others=others
+    )
+
+
+def asked_rows(chosen: argparse.Namespace, program: str) -> list[PrintedRow]:
+    """The architectures of the command line, printed nowhere. UserError if one is none, or its sizes cannot be."""
+    changes = {name: getattr(chosen, name) for name in CHANGEABLE if getattr(chosen, name) is not None}
+    found, family = [], chosen.model or "gpt2"
+    context = 128 if chosen.context is None else chosen.context
+    for text in chosen.architectures:
+        try:
+            architecture = parse(text)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        config = model_config(architecture, family, context, **changes)
+        try:
+            operations(architecture, config, program, context)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        found.append(PrintedRow(architecture, family, config, context, ()))
+    return found
 
 
 def measure_rows(
     parameters: Parameters,
     rows: Sequence[PrintedRow],
     programs: Sequence[str],
-    name: str,
-    chosen: argparse.Namespace,
+    ops_file: Path,
+    rows_file: Path | None,
+    minutes: float | None,
+    *,
+    rounds: bool,
     repeats: Mapping[int, int] | None = None,
+    others: Sequence[ledger.Measurement] = (),
 ) -> None:
-    """Measure what `rows` need and is not there yet, and write "NAME_ops.csv" and "NAME_rows.csv" of chosen.folder.
+    """Measure the operations that `rows` need and `ops_file` lacks, and write it and the rows composed of them.
 
-    chosen: folder, minutes, no_rounds as the command takes them. repeats: how often the operations of a context are run
-    where that is more than once. UserError if something is left or failed.
+    minutes: stop after about so long, between two sessions. rounds: whether to measure them. repeats: how often the
+    operations of a context are run where that is more than once. others: measurements that `ops_file` keeps though
+    `rows` do not need them. UserError if something is left or failed.
     """
     started = time.monotonic()
     todo, refused = wanted(rows, programs)
@@ -159,9 +205,8 @@ def measure_rows(
         print(f"left out: {row}: {reason}", file=sys.stderr)
     variant, settings = parameters.two_party.variant(), Settings(**parameters.two_party.settings())
     signatures = {(o.name, o.shape): signature(o, variant) for o in (one.operation for one in todo)}
-    path, rows_path = chosen.folder / f"{name}_ops.csv", chosen.folder / f"{name}_rows.csv"
-    done = ledger.by_operation(usable(path, signatures))
-    if not chosen.no_rounds:
+    done = ledger.by_operation(usable(ops_file, signatures))
+    if rounds:
         done = {key: row for key, row in done.items() if not math.isnan(row.rounds)}
     left = [one for one in todo if (one.operation.name, one.operation.shape) not in done]
     failed: list[str] = []
@@ -170,11 +215,13 @@ def measure_rows(
         by_context.setdefault(one.context, []).append(one)
 
     def write() -> None:
-        ledger.write(path, sorted(done.values(), key=lambda row: row.key), ledger.Measurement)
-        ledger.write(rows_path, composed(parameters, rows, programs, done), ledger.DetailedRow)
+        kept = {row.key: row for row in others if row.key not in signatures} | done
+        ledger.write(ops_file, sorted(kept.values(), key=lambda row: row.key), ledger.Measurement)
+        if rows_file:
+            ledger.write(rows_file, composed(parameters, rows, programs, done), ledger.DetailedRow)
 
     def out_of_time() -> bool:
-        return chosen.minutes is not None and time.monotonic() - started > 60 * chosen.minutes
+        return minutes is not None and time.monotonic() - started > 60 * minutes
 
     known = {shrink(o): done[o.name, o.shape].rounds for o in (w.operation for w in todo) if (o.name, o.shape) in done}
     rounds_runs = 1 if parameters.active.two_party == "own" else 3
@@ -182,13 +229,13 @@ def measure_rows(
 
         def take(batch: Sequence[Wanted]) -> None:
             of_batch = [one.operation for one in batch]
-            new = [] if chosen.no_rounds else [operation for operation in of_batch if shrink(operation) not in known]
+            new = [operation for operation in of_batch if rounds and shrink(operation) not in known]
             if new:
                 known.update({shrink(o): found for o, found in measure_rounds(new, settings, rounds_runs).items()})
-            rounds = {operation: known.get(shrink(operation), math.nan) for operation in of_batch}
+            of_rounds = {operation: known.get(shrink(operation), math.nan) for operation in of_batch}
             family, context = batch[0].family, batch[0].context
             repeated = (repeats or {}).get(context, 1)
-            measured = measure(of_batch, family, context, variant, settings, repeated, rounds=rounds)
+            measured = measure(of_batch, family, context, variant, settings, repeated, rounds=of_rounds)
             for one, row in zip(batch, measured, strict=True):
                 source = json.loads(row.provenance) | {"computation": signatures[row.key]}
                 done[row.key] = replace(row, model=one.family, context=one.context, provenance=ledger.as_json(**source))
@@ -217,7 +264,7 @@ def measure_rows(
     complete = composed(parameters, rows, programs, done)
     print(
         f"{len(done)} of {len(todo)} operations, {len(complete)} of {len(rows) * len(programs)} rows: "
-        f"{path}, {rows_path}"
+        f"{', '.join(str(path) for path in (ops_file, rows_file) if path)}"
     )
     if failed:
         raise UserError(f"{len(failed)} operations failed, the first {failed[0]}; the same command tries them again")

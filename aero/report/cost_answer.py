@@ -6,7 +6,6 @@ import argparse
 import json
 import math
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from aero.architecture import Architecture, parse
 from aero.errors import UserError, cut
+from aero.families import CHANGEABLE
 from aero.two_party.network import Network
 
 if TYPE_CHECKING:  # `aero --help` reads this module for its arguments alone
@@ -22,7 +22,6 @@ if TYPE_CHECKING:  # `aero --help` reads this module for its arguments alone
     from aero.two_party.counts import Sizes
 
 GB = 1e9
-SIZES = ("layers", "heads", "width", "vocabulary")
 
 
 def add_arguments(cost: argparse.ArgumentParser) -> None:
@@ -36,7 +35,7 @@ def add_arguments(cost: argparse.ArgumentParser) -> None:
         default="tuned",
         help="tuned (default), as_published, or one saving more or less: as_published+one_qkv",
     )
-    for name in SIZES:
+    for name in CHANGEABLE:
         cost.add_argument(f"--{name}", type=int, help="another size than the family's published one")
     cost.add_argument("--compare", nargs=2, metavar=("A", "B"), help="two architectures side by side")
     cost.add_argument("--pareto", action="store_true", help="perplexity against communication of all trained runs")
@@ -54,13 +53,6 @@ def answer(chosen: argparse.Namespace, parameters: Parameters) -> str:
     if not chosen.pareto and (chosen.out or chosen.scale):
         raise UserError(f"{'--out' if chosen.out else '--scale'} belongs to --pareto")
     _check_program(chosen.program)
-    if chosen.context is not None and chosen.context % 16:
-        # Measured once at T=200: 118 MB where the law, fitted at multiples of 16, tells 97.
-        print(
-            f"warning: context {chosen.context} is no multiple of 16: tuned compares more than its law tells, whose "
-            "exponentials can be a fifth too cheap",
-            file=sys.stderr,
-        )
     if chosen.pareto:
         from aero.report.pareto import pareto
 
@@ -116,7 +108,7 @@ def _check_program(text: str) -> None:
 def _sizes(chosen: argparse.Namespace) -> Sizes:
     from aero.two_party.counts import published_sizes
 
-    changes = {name: getattr(chosen, name) for name in SIZES if getattr(chosen, name) is not None}
+    changes = {name: getattr(chosen, name) for name in CHANGEABLE if getattr(chosen, name) is not None}
     return published_sizes(chosen.model, chosen.context, **changes)
 
 

@@ -23,8 +23,9 @@ from aero.two_party.counts import OWN, Sizes, counts
 from aero.two_party.network import Network, wire_bytes
 
 QUANTITIES = ("bytes_sent_client", "bytes_sent_server", "messages", "rounds", "seconds")
-KEPT_FILES = ("results/two_party/all_ops.csv", "results/two_party/ops.csv")
-FILES = (*KEPT_FILES, "runs/two_party/all_ops.csv", "runs/two_party/ops.csv")
+_MEASURED = ("asked_ops.csv", "all_ops.csv", "ops.csv")
+KEPT_FILES = tuple(f"results/two_party/{name}" for name in _MEASURED)
+FILES = (*KEPT_FILES, *(f"runs/two_party/{name}" for name in _MEASURED))
 PARTS = {
     "embedding_slice": "embedding",
     "embedding_lookup": "embedding",
@@ -197,7 +198,7 @@ class Operations:
         return [point for point in points if not math.isnan(point[2])]
 
 
-_MEASURE = "measure it (python -m stages.two_party_all)"
+_MEASURE = "measure it (python -m stages.two_party_all ARCHITECTURE, with the options given here)"
 _REMEDY = f"{_MEASURE} or see --extrapolate"
 
 

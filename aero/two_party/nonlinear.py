@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from aero.two_party.cover import Cover
 from aero.two_party.shares import CLIENT_SCALE, OCTAVES, SERVER_SCALE, split_powers
 
 MASKED = -1000.0
@@ -86,14 +87,16 @@ def _on_cover(logits: Array, blocks: int, split: bool) -> list[Array]:
     heads, rows, columns = logits.shape
     mask = causal_mask(rows, columns)
     shifted = jnp.where(mask, logits, MASKED)
-    edges = [round(index * rows / blocks) for index in range(blocks + 1)]
-    spans = [(low, high, columns - rows + high) for low, high in zip(edges, edges[1:], strict=False)]
-    below = _cover_maximum(shifted, blocks) - shifted
+    cover = Cover(rows, columns, blocks)
+    below = _cover_maximum(shifted, cover) - shifted
     # All blocks at once, in each step: the rounds of one.
-    flat = _flatten([below[:, low:high, :width] for low, high, width in spans])
+    flat = _flatten([below[:, low:high, :width] for low, high, width in cover.spans])
     flat = _split_exponential(flat) if split else jnp.exp(-flat)
-    parts = _unflatten(flat, [(heads, high - low, width) for low, high, width in spans])
-    return [jnp.where(mask[low:high, :width], part, 0.0) for part, (low, high, width) in zip(parts, spans, strict=True)]
+    parts = _unflatten(flat, [(heads, high - low, width) for low, high, width in cover.spans])
+    return [
+        jnp.where(mask[low:high, :width], part, 0.0)
+        for part, (low, high, width) in zip(parts, cover.spans, strict=True)
+    ]
 
 
 def _side_by_side(parts: Sequence[Array], columns: int) -> Array:
@@ -135,16 +138,17 @@ def rotate(x: Array, dims: int, first: int) -> Array:
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, rest], -1)
 
 
-def _cover_maximum(shifted: Array, blocks: int) -> Array:
+def _cover_maximum(shifted: Array, cover: Cover) -> Array:
     """Maxima of the rows of (H, rows, columns), (H, rows, 1), where what lies above the diagonal is MASKED.
 
-    For a square that `blocks` divides, first within the square tiles of the cover, then over a row's tiles: about half
-    of the comparisons, and one after the other no more than over the whole row.
+    In `Cover.comparisons` comparisons a head.
     """
-    heads, rows, columns = shifted.shape
-    if rows != columns or rows % blocks or blocks == 1:
+    if not cover.tiled:
         return jnp.max(shifted, -1, keepdims=True)
-    side = rows // blocks
+    side, blocks = cover.side, len(cover.spans)
+    missing = side * blocks - cover.rows
+    if missing:
+        shifted = jnp.pad(shifted, ((0, 0), (0, missing), (0, missing)), constant_values=MASKED)
     tiles = [
         shifted[:, row * side : (row + 1) * side, column * side : (column + 1) * side]
         for row in range(blocks)
@@ -157,7 +161,8 @@ def _cover_maximum(shifted: Array, blocks: int) -> Array:
         by_row.append(jnp.pad(within[first : first + count], absent, constant_values=MASKED))
         first += count
     maxima = jnp.max(jnp.stack(by_row), 1)  # (blocks, H, side)
-    return jnp.swapaxes(maxima, 0, 1).reshape(heads, rows, 1)
+    of_rows = jnp.swapaxes(maxima, 0, 1).reshape(len(shifted), side * blocks, 1)
+    return of_rows[:, : cover.rows] if missing else of_rows
 
 
 def _flatten(parts: Sequence[Array]) -> Array:

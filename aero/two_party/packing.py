@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from aero.two_party import lookup
+from aero.two_party.cover import Cover
 
 SLOTS = 8192
 _MAXIMUM = ("softmax", "exponentials")
@@ -37,6 +38,7 @@ class Sized:
     kind: str
     shapes: tuple[Shape, ...]
     rows: int | None
+    blocks: int | None = None
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -63,11 +65,11 @@ def sized(op: str, shape: str, without: Sequence[str] = ()) -> Sized:
     left_out = (*_SIZE, *_COSTLESS, *without)
     kept = ",".join(f"{key}={value}" for key, value in constants.items() if key not in left_out)
     ranks = "/".join(str(len(one)) for one in shapes)
-    rows = int(constants["rows"]) if "rows" in constants else None
+    rows, blocks = (int(constants[name]) if name in constants else None for name in ("rows", "blocks"))
     law = (
         "product with the server's matrix" if match[1] in _ONE_PRODUCT else f"{match[1]}({kept})" if kept else match[1]
     )
-    return Sized(f"{law} {ranks}", match[1], shapes, rows)
+    return Sized(f"{law} {ranks}", match[1], shapes, rows, blocks)
 
 
 def features(operation: Sized) -> dict[str, tuple[float, ...]]:
@@ -97,6 +99,11 @@ def features(operation: Sized) -> dict[str, tuple[float, ...]]:
     entries = _entries(operation)
     batches = math.ceil(entries / SLOTS)
     rows = entries / (operation.shapes[0][-1] if operation.shapes[0] else 1)
+    if operation.blocks is not None:  # on a cover
+        heads, *square = operation.shapes[0]
+        cover = Cover(*square, operation.blocks)
+        entries, rows = heads * cover.entries, heads * cover.comparisons
+        batches = math.ceil(entries / SLOTS)
     deep = math.log2(operation.shapes[0][-1]) if operation.kind.startswith(_MAXIMUM) else 0.0
     bytes_ = (1.0, batches, entries, rows)
     return {

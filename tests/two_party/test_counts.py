@@ -8,6 +8,7 @@ import pytest
 
 from aero.architecture import parse
 from aero.errors import UserError
+from aero.pipeline import ROOT
 from aero.two_party import counts as module
 from aero.two_party.counts import counts, evaluate, published_sizes, traced
 
@@ -39,7 +40,10 @@ def test_counts_are_those_of_the_program(text, family, changes, context, program
 
 def test_the_file_is_of_this_code_and_answers_without_tracing(monkeypatch):
     """If this fails the programs were changed: `python -m aero.two_party.counts` traces them again."""
-    assert json.loads(module.PATH.read_text(encoding="utf-8"))["code"] == module.code()
+    values = json.loads(module.PATH.read_text(encoding="utf-8"))
+    assert values["code"] == module.code()
+    # Of other text of the same code the file is believed too, after half a second of reading that code.
+    assert values["files"] == {str(path): module._sha256(ROOT / path) for path in module._files()}
     monkeypatch.setattr(module, "traced", None)
     for text in (text.replace("i_x", "i_2") for text in module.every_architecture()):
         for context in (module.LEAST_CONTEXT, 201, 384):

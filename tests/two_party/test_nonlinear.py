@@ -22,7 +22,9 @@ def exact_softmax(logits: np.ndarray) -> np.ndarray:
     return result
 
 
-@pytest.mark.parametrize(("rows", "columns", "blocks"), [(16, 16, 8), (16, 16, 1), (13, 13, 5), (1, 16, 1)])
+@pytest.mark.parametrize(
+    ("rows", "columns", "blocks"), [(16, 16, 8), (16, 16, 1), (13, 13, 5), (17, 17, 16), (9, 12, 4), (1, 16, 1)]
+)
 @pytest.mark.parametrize("spread", [0.1, 3.0, 60.0])
 def test_softmax(rows, columns, blocks, spread):
     logits = spread * np.random.default_rng(0).standard_normal((2, rows, columns)).astype(np.float32)

@@ -16,12 +16,11 @@ from pathlib import Path
 
 from aero.errors import UserError, check_minutes, run_main
 from aero.parameters import Parameters, load
+from aero.report.best_fit import PATH, PROGRAMS
 from aero.two_party.program import operations
 from aero.two_party.savings import AS_FITTED
 from stages.two_party_all import PrintedRow, measure_rows, printed_rows
 
-PROGRAMS = ("as_published", AS_FITTED, "tuned", "tuned-row_tiles")
-FOLDER = Path("results/two_party")
 TABLES = ("aero/table4", "aero/table5", "aero/table6", "aero/table7")
 REPEATS = {128: 3}
 
@@ -44,7 +43,7 @@ def fitted_rows(parameters: Parameters) -> list[PrintedRow]:
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.as_fitted", description=__doc__)
     parser.add_argument("--minutes", type=float, help="stop after about so long, between two sessions")
-    parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--folder", type=Path, default=PATH.parent)
     chosen = parser.parse_args(arguments)
     check_minutes(chosen.minutes or None)
     parameters = load()

@@ -22,8 +22,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from aero import checkpoint, provenance
 from aero.architecture import parse
 from aero.data.batches import evaluation_batches
@@ -33,7 +31,7 @@ from aero.model import ModelConfig
 from aero.parameters import load
 from aero.training.log import write_text
 from aero.training.run import run_folder
-from aero.two_party.end_to_end import Question
+from aero.two_party.end_to_end import Question, put_prompt, put_weights
 from aero.two_party.latency import REFILL, Cost, error_share, measure_costs, predict, refills_of
 from aero.two_party.ledger import as_json
 from aero.two_party.measure import WARM_UP, place
@@ -44,7 +42,7 @@ from aero.two_party.program import operations
 from aero.two_party.relay import Relay
 from aero.two_party.settings import CLIENT, SERVER, Settings
 from aero.two_party.shaped import relay_of
-from aero.two_party.weights import weight_arrays, weight_shapes, within_budget
+from aero.two_party.weights import weight_arrays, within_budget
 
 LOOPBACK = "loopback"
 PASSES = Path("results/two_party/shaped.csv")
@@ -63,17 +61,12 @@ COLUMNS = (
 def pass_task(party: Party, given: dict[str, Any]) -> None:
     """In a party process: one pass on each network, from the placed question to the logits that the client holds."""
     question: Question = given["question"]
-    shapes = weight_shapes(question.parsed, question.model_config, question.program)
-    names = sorted(shapes)
     for operation in WARM_UP:
         party.run(operation.function(), place(party, operation), ["y"])
-    for name in names:
-        held = given["weights"][name] if party.rank == SERVER else None
-        party.put(f"w.{name}", held, shapes[name], owner=SERVER, from_rank=SERVER)
-    one_hot = given["one_hot"] if party.rank == CLIENT else None
-    party.put("one_hot", one_hot, (question.tokens, question.model_config.vocabulary), owner=CLIENT, from_rank=CLIENT)
+    names = put_weights(party, question, given["weights"] if party.rank == SERVER else None)
+    put_prompt(party, question, given["ids"] if party.rank == CLIENT else None)
     function = question.function(names)
-    inputs = [*(f"w.{name}" for name in names), "one_hot"]
+    inputs = [*(f"w.{name}" for name in names), "prompt"]
     # Compiles the program and gets the memory; measured passes begin after it.
     party.run(function, inputs, ["logits"])
     for network in given["networks"]:
@@ -194,7 +187,7 @@ def keep_passes(
 
     run_parties(
         pass_task,
-        common | {"one_hot": np.eye(config.vocabulary, dtype=np.float32)[ids]},
+        common | {"ids": ids},
         common | {"weights": weight_arrays(model, program)},
         settings,
         relay=relay,

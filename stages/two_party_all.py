@@ -125,7 +125,7 @@ def batches(left: Sequence[Wanted]) -> Iterator[list[Wanted]]:
 def usable(path: Path, signatures: dict[tuple[str, str], str]) -> list[ledger.Measurement]:
     """Rows of an earlier measurement that are still what would be measured now."""
     try:
-        rows = ledger.read(path, ledger.Measurement)
+        rows = ledger.read(path, ledger.Measurement, ledger.NO_SECONDS)
         return [row for row in rows if json.loads(row.provenance).get("computation") == signatures.get(row.key, 0)]
     except (OSError, ValueError):
         return []
@@ -136,6 +136,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/two_party"))
     parser.add_argument("--minutes", type=float, help="stop after about so long, between two sessions")
     parser.add_argument("--no-rounds", action="store_true", help="leave rounds out (they need further sessions)")
+    parser.add_argument("--no-seconds", action="store_true", help="leave seconds out, on a machine that is not quiet")
     parser.add_argument("architectures", nargs="*", help="in the papers' notation; default: every printed row")
     parser.add_argument("--model", help="model family of given architectures (default gpt2)")
     parser.add_argument("--context", type=int, help="their tokens, T (default 128)")
@@ -144,9 +145,9 @@ def main(arguments: list[str]) -> None:
         parser.add_argument(f"--{name}", type=int, help="their other size than the family's published one")
     chosen = parser.parse_args(arguments)
     check_minutes(chosen.minutes or None)  # 0: what is there, and nothing new
-    for name in ("model", "context", "program", *CHANGEABLE):
-        if not chosen.architectures and getattr(chosen, name) is not None:
-            raise UserError(f"--{name} belongs to given architectures; name one, such as SM+ScFuFFN")
+    for name in ("no_seconds", "model", "context", "program", *CHANGEABLE):
+        if not chosen.architectures and getattr(chosen, name) not in (None, False):
+            raise UserError(f"--{name.replace('_', '-')} belongs to given architectures; name one, such as SM+ScFuFFN")
     parameters = load()
     rows, programs = printed_rows(parameters), parameters.two_party.programs
     others: list[ledger.Measurement] = []
@@ -156,10 +157,9 @@ def main(arguments: list[str]) -> None:
         program = chosen.program or "tuned"
         rows, programs = asked_rows(chosen, program), [program]
         ops_file, rows_file = chosen.folder / "asked_ops.csv", None
-        others = ledger.read(ops_file, ledger.Measurement) if ops_file.exists() else []
-    measure_rows(
-        parameters, rows, programs, ops_file, rows_file, chosen.minutes, rounds=not chosen.no_rounds, others=others
-    )
+        others = ledger.read(ops_file, ledger.Measurement, ledger.NO_SECONDS) if ops_file.exists() else []
+    kept = {"rounds": not chosen.no_rounds, "seconds": not chosen.no_seconds, "others": others}
+    measure_rows(parameters, rows, programs, ops_file, rows_file, chosen.minutes, **kept)
 
 
 def asked_rows(chosen: argparse.Namespace, program: str) -> list[PrintedRow]:
@@ -190,14 +190,15 @@ def measure_rows(
     minutes: float | None,
     *,
     rounds: bool,
+    seconds: bool = True,
     repeats: Mapping[int, int] | None = None,
     others: Sequence[ledger.Measurement] = (),
 ) -> None:
     """Measure the operations that `rows` need and `ops_file` lacks, and write it and the rows composed of them.
 
-    minutes: stop after about so long, between two sessions. rounds: whether to measure them. repeats: how often the
-    operations of a context are run where that is more than once. others: measurements that `ops_file` keeps though
-    `rows` do not need them. UserError if something is left or failed.
+    minutes: stop after about so long, between two sessions. rounds: whether to measure them. seconds: whether to keep
+    them. repeats: how often the operations of a context are run where that is more than once. others: measurements that
+    `ops_file` keeps though `rows` do not need them. UserError if something is left or failed.
     """
     started = time.monotonic()
     todo, refused = wanted(rows, programs)
@@ -206,6 +207,8 @@ def measure_rows(
     variant, settings = parameters.two_party.variant(), Settings(**parameters.two_party.settings())
     signatures = {(o.name, o.shape): signature(o, variant) for o in (one.operation for one in todo)}
     done = ledger.by_operation(usable(ops_file, signatures))
+    if seconds:
+        done = {key: row for key, row in done.items() if not math.isnan(row.seconds)}
     if rounds:
         done = {key: row for key, row in done.items() if not math.isnan(row.rounds)}
     left = [one for one in todo if (one.operation.name, one.operation.shape) not in done]
@@ -215,6 +218,8 @@ def measure_rows(
         by_context.setdefault(one.context, []).append(one)
 
     def write() -> None:
+        if not seconds:
+            done.update({key: replace(row, seconds=math.nan) for key, row in done.items()})
         kept = {row.key: row for row in others if row.key not in signatures} | done
         ledger.write(ops_file, sorted(kept.values(), key=lambda row: row.key), ledger.Measurement)
         if rows_file:

@@ -294,7 +294,7 @@ CASES = {
     "two parties, best fit": (
         rf"over {N} rows of Tables 4 to 7: {N} to {N} of the printed bytes .*? Of AERO's {N} rows tuned takes {N} to "
         rf"{N} of its bytes and {N} to {N} of its seconds, .*? it takes {N} to {N}: {N} of the {N} s of SM\+ScFuFFN at "
-        rf"T = 128 are lookups of token ids and {N} logits .*? hours, {N} of them take half the seconds at most, and "
+        rf"T = 128 are lookups of token ids and {N} logits .*? with it, {N} of them take half the seconds at most, and "
         rf"{N} without tiles",
         lambda: list(fitted()),
     ),

@@ -10,15 +10,16 @@ from pathlib import Path
 
 from aero.published import load
 from aero.report.cost_tables import BASELINE_TARGETS, NUMBERS, OWN_TARGET
-from aero.report.costs import GB, row_family
+from aero.report.costs import GB, lines_by_row, row_family
 from aero.report.marks import Html, gap, grid, number, row_label
 from aero.report.results import Results
+from aero.two_party.packing import EMBEDDINGS
 
 PATH = Path("results/two_party/fitted_rows.csv")
 """As `python -m benchmarks.as_fitted` keeps it."""
 PROGRAMS = ("as_fitted", "as_published", "tuned", "tuned-row_tiles")
 QUANTITIES = ("bytes", "seconds", "backbone_seconds")
-EMBEDDING, EMBEDDINGS = "embedding_seconds", ("id_lookup", "embedding_slice", "embedding_lookup")
+EMBEDDING = "embedding_seconds"
 COLUMNS = (
     ("tuned", "as_fitted", "bytes"),
     ("tuned", "as_fitted", "seconds"),
@@ -63,14 +64,13 @@ class FittedRow:
 def fitted_rows(results: Results) -> list[FittedRow]:
     """The rows that are measured in all of `PROGRAMS`; none if there is no readable file."""
     try:
-        with (results.root / PATH).open(encoding="utf-8", newline="") as file:
-            lines = {
-                (line["architecture"], line["model"], line["context"], line["program"]): {
-                    **{quantity: float(line[quantity]) for quantity in QUANTITIES},
-                    EMBEDDING: sum(json.loads(line["seconds_by_kind"]).get(kind, 0.0) for kind in EMBEDDINGS),
-                }
-                for line in csv.DictReader(file)
+        lines = {
+            key: {
+                **{quantity: float(line[quantity]) for quantity in QUANTITIES},
+                EMBEDDING: sum(json.loads(line["seconds_by_kind"]).get(kind, 0.0) for kind in EMBEDDINGS),
             }
+            for key, line in lines_by_row(results.root / PATH).items()
+        }
     except (OSError, ValueError, KeyError, TypeError, csv.Error):
         return []
     every = [(key, amount) for line in lines.values() for key, amount in line.items()]
@@ -129,8 +129,8 @@ def best_fit(results: Results) -> Html:
         f"the fit spends {shown(elsewhere)} of its seconds. At most {OWN_TARGET:g} was aimed at for AERO’s rows, "
         f"met: {met}. "
         "The lookup of ids is the least certain part of the fit: with the embedding of <code>as_published</code> in "
-        f"its place tuned takes at most half of its seconds in {shown(plainer)} rows. Compare seconds in this table: "
-        "the machine was slower than when the others were measured (docs/decisions.md). Operations of T=128 are "
+        f"its place tuned takes at most half of its seconds in {shown(plainer)} rows. Compare seconds in this table "
+        "alone: the machine was slower than when the others were measured (docs/decisions.md). Operations of T=128 are "
         "medians of three runs, others were timed once."
     )
     heads = ["Table", "configuration", "GB published", "as fitted, GB", "of the published"]

@@ -77,17 +77,26 @@ def row_family(results: Results, table: Table, row: str) -> str:
     return str(runs[named[0]].get("model", "gpt2") if named else table.dimensions["model"])
 
 
-def costs_by_kind(results: Results) -> tuple[str, dict[tuple[str, str, str, str], dict[str, str]]]:
-    """The file of every row's cost, fresh or kept, and its lines by architecture, model, context and program."""
+LinesByRow = dict[tuple[str, str, str, str], dict[str, str]]
+"""Lines of a file of rows by architecture, model, context and program."""
+
+
+def lines_by_row(path: Path) -> LinesByRow:
+    """Those lines of a file with the columns of all_rows.csv that are told by kind of operation; OSError without it."""
+    with path.open(encoding="utf-8", newline="") as file:
+        lines = [line for line in csv.DictReader(file) if line.get("bytes_by_kind")]
+    keys = ("architecture", "model", "context", "program")
+    return {tuple(line[key] for key in keys): line for line in lines}
+
+
+def costs_by_kind(results: Results) -> tuple[str, LinesByRow]:
+    """The file of every row's cost, fresh or kept, and its lines."""
     for folder in ("runs", "results"):
         path = Path(folder) / "two_party" / "all_rows.csv"
         try:
-            with (results.root / path).open(encoding="utf-8", newline="") as file:
-                lines = [line for line in csv.DictReader(file) if line.get("bytes_by_kind")]
+            return path.as_posix(), lines_by_row(results.root / path)
         except OSError:
             continue
-        keys = ("architecture", "model", "context", "program")
-        return path.as_posix(), {tuple(line[key] for key in keys): line for line in lines}
     return "", {}
 
 

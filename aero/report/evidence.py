@@ -125,6 +125,7 @@ COMMANDS = (
     ("*/two_party/ops.csv", "dvc repro -s two_party_ops"),
     ("*/two_party/rows.csv", "dvc repro -s two_party_rows"),
     ("*/two_party/end_to_end.json", "dvc repro -s two_party_rows"),
+    ("*/two_party/asked_ops.csv", "python -m stages.two_party_all ARCHITECTURE --context T --no-seconds"),
     ("*/two_party/all_*.csv", "python -m stages.two_party_all"),
     ("*/two_party/forensics_*.csv", "python -m benchmarks.forensics"),
     ("*/two_party/fitted_*.csv", "python -m benchmarks.as_fitted"),

@@ -12,14 +12,14 @@ from aero.model import ModelConfig
 from aero.two_party.ledger import DetailedRow, Measurement, Row, as_json, find
 from aero.two_party.network import Network, wire_bytes
 from aero.two_party.operations import SHARED
+from aero.two_party.packing import EMBEDDINGS, VOCABULARY_PROJECTIONS
 from aero.two_party.program import operations
 from aero.two_party.savings import chosen
 
 Measured = Mapping[tuple[str, str], Measurement]
 
 
-PARTS = dict.fromkeys(("embedding_slice", "embedding_lookup", "id_lookup"), "embedding")
-PARTS |= dict.fromkeys(("vocabulary_slice", "vocabulary_slice" + SHARED), "head")
+PARTS = dict.fromkeys(EMBEDDINGS, "embedding") | dict.fromkeys(VOCABULARY_PROJECTIONS, "head")
 
 
 def compose(

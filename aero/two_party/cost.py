@@ -26,11 +26,8 @@ QUANTITIES = ("bytes_sent_client", "bytes_sent_server", "messages", "rounds", "s
 _MEASURED = ("asked_ops.csv", "all_ops.csv", "ops.csv")
 KEPT_FILES = tuple(f"results/two_party/{name}" for name in _MEASURED)
 FILES = (*KEPT_FILES, *(f"runs/two_party/{name}" for name in _MEASURED))
-PARTS = {
-    "embedding_slice": "embedding",
-    "embedding_lookup": "embedding",
-    "vocabulary_slice": "vocabulary projection",
-}
+PARTS = dict.fromkeys(packing.EMBEDDINGS, "embedding")
+PARTS |= dict.fromkeys(packing.VOCABULARY_PROJECTIONS, "vocabulary projection")
 BLOCKS = "blocks"
 SIDE_BY_SIDE = ("blocks",)
 """Constants that add no rounds: blocks of rows, whose number follows the rows, are worked on at once in each step."""
@@ -90,13 +87,14 @@ class Operations:
         return max((row.setup_bytes for row in self.measured.values()), default=0.0)
 
     def cost(self, op: str, shape: str, extrapolate: bool = False) -> OneCost:
-        """The cost of an operation.
+        """The cost of an operation; of one that was measured without its seconds, those by their law.
 
         UserError beyond the measured shapes of its kind, unless `extrapolate`; and with fewer than two of them at all.
         """
         row = self.measured.get((op, shape))
-        if row is not None:
-            values = {name: float(getattr(row, name)) for name in QUANTITIES}
+        found = {name: float(getattr(row, name)) for name in QUANTITIES} if row is not None else {}
+        if found and not math.isnan(found["seconds"]):
+            values = found
             return OneCost(values, dict.fromkeys(QUANTITIES, 0.0), "measured")
         wanted = packing.sized(op, shape)
         others = self.groups.get(wanted.group, [])
@@ -126,6 +124,8 @@ class Operations:
             between = inside and packing.within(wanted.sizes, [sizes for sizes, *_ in of_law])
             known = between and law is not None and law.error is not None
             errors[name] = law.error if known else math.inf
+            if not math.isnan(found.get(name, math.nan)):
+                values[name], errors[name] = found[name], 0.0
         return OneCost(values, errors, "interpolated" if inside and not unknown else "extrapolated")
 
     def rounds(self, op: str, shape: str) -> float:
@@ -286,7 +286,7 @@ def measured_operations(variant: str, root: Path | str = ".", files: Sequence[st
     for name in files:
         path = Path(root) / name
         if path.is_file():
-            rows = ledger.read(path, ledger.Measurement)
+            rows = ledger.read(path, ledger.Measurement, ledger.NO_SECONDS)
             found |= ledger.by_operation(
                 row for row in rows if row.variant == variant and not row.model.startswith(OWN)
             )

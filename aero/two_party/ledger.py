@@ -7,7 +7,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,10 +115,16 @@ def write(path: Path, rows: Iterable[Measurement | Row], kind: type[Measurement]
         raise
 
 
-def read(path: Path, kind: type[Any]) -> list[Any]:
+UNMEASURED = frozenset({"rounds", "latency_wan_s", "latency_lan_s"})
+"""Fields that may be NaN: what was measured without rounds (`measure(rounds_runs=0)`) and latencies composed of it."""
+NO_SECONDS = UNMEASURED | {"seconds"}
+"""Those of operations whose bytes were asked for on a machine that was not quiet (`asked_ops.csv`)."""
+
+
+def read(path: Path, kind: type[Any], unmeasured: Collection[str] = UNMEASURED) -> list[Any]:
     """Rows of a file written by `write`. ValueError naming the file, line and field for what is not one: columns that
     are missing or too many, text for a number, an amount below 0 or without end, a provenance that is no JSON object.
-    NaN is read in `UNMEASURED` alone.
+    NaN is read in the fields `unmeasured` alone.
     """
     types = {field.name: str(field.type) for field in fields(kind)}
     reader = csv.DictReader(io.StringIO(text_of(path), newline=""))
@@ -133,19 +139,17 @@ def read(path: Path, kind: type[Any]) -> list[Any]:
         try:
             if None in line or None in line.values():
                 raise ValueError(f"not {len(types)} fields, as the first line has")
-            rows.append(kind(**{name: _value(name, types[name], text) for name, text in line.items()}))
+            rows.append(kind(**{name: _value(name, types[name], text, unmeasured) for name, text in line.items()}))
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}; measure again") from None
     return rows
 
 
-UNMEASURED = frozenset({"rounds", "latency_wan_s", "latency_lan_s"})
-"""Fields that may be NaN: what was measured without rounds (`measure(rounds_runs=0)`) and latencies composed of it."""
 _AT_LEAST_ONE = frozenset({"context", "runs"})
 _OBJECTS = frozenset({"provenance", "bytes_by_kind", "seconds_by_kind"})
 
 
-def _value(name: str, kind: str, text: str) -> Any:
+def _value(name: str, kind: str, text: str, unmeasured: Collection[str]) -> Any:
     """The field called `name`; ValueError, without file and line, for what cannot be there."""
     if "None" in kind and text == "":
         return None
@@ -161,7 +165,7 @@ def _value(name: str, kind: str, text: str) -> Any:
     except ValueError as error:
         raise ValueError(f"{cut(str(error))} ({name})") from None
     least = 1 if name in _AT_LEAST_ONE else 0
-    if not least <= number < math.inf and not (name in UNMEASURED and math.isnan(number)):
+    if not least <= number < math.inf and not (name in unmeasured and math.isnan(number)):
         raise ValueError(f"{name} is {cut(text)}, which it cannot be: a number of at least {least} is due")
     return number
 

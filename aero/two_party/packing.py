@@ -18,6 +18,10 @@ from aero.two_party import lookup
 from aero.two_party.cover import Cover
 
 SLOTS = 8192
+EMBEDDINGS = ("embedding_slice", "embedding_lookup", "id_lookup")
+VOCABULARY_PROJECTIONS = ("vocabulary_slice", "vocabulary_slice_shared")
+"""Kinds of operations that are no part of a block."""
+
 _MAXIMUM = ("softmax", "exponentials")
 _ONE_PRODUCT = ("linear", "embedding_slice", "vocabulary_slice")
 # Sizes that stand in a name, and constants that change no cost; other constants make another operation of it.

@@ -254,6 +254,23 @@ def test_a_single_row_does_not_bend_the_law_of_many():
     assert errors["gelu_segments", 4] < 0.01 < 0.3 < errors["gelu_segments of one row", 2]
 
 
+def test_bytes_without_seconds_count_and_seconds_come_from_the_law(three):
+    """Measured where the machine was not quiet: more bytes than the law tells, and no seconds."""
+    op, shape = "exponentials(blocks=16,split=1)", "12x200x200"
+    law = three.cost(op, shape)
+    quiet = made_costs.made(op, shape, bytes_sent_client=1.2 * law.values["bytes_sent_client"], seconds=math.nan)
+    found = of([*three.measured.values(), quiet]).cost(op, shape)
+    assert found.values["bytes_sent_client"] == quiet.bytes_sent_client and found.errors["bytes_sent_client"] == 0
+    assert (
+        found.values["seconds"] == pytest.approx(law.values["seconds"])
+        and found.errors["seconds"] == law.errors["seconds"]
+    )
+    assert (found.how, found.errors["rounds"]) == ("interpolated", 0)
+    # Elsewhere the law has heard of it.
+    near = of([*three.measured.values(), quiet]).cost(op, "12x201x201")
+    assert 0.05 < near.errors["bytes_sent_client"] < 0.25
+
+
 def test_files_of_other_settings_are_left_out_and_fresh_ones_go_first(tmp_path):
     kept, fresh = made_costs.made("relu", "8x8"), made_costs.made("relu", "8x8", seconds=7.0)
     other = made_costs.made("relu", "16x8", variant="cheetah-FM64-18-lsb_error")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
 from pathlib import Path
 
 import made_costs
@@ -13,6 +15,8 @@ from aero.architecture import parse
 from aero.errors import UserError
 from aero.parameters import load
 from aero.two_party import ledger
+from aero.two_party.cost import measured_operations
+from aero.two_party.counts import counts, published_sizes
 from aero.two_party.operations import Operation
 from aero.two_party.program import operations
 from aero.two_party.settings import TwoPartyError
@@ -100,6 +104,52 @@ def test_an_operation_that_fails_stops_no_other(project, monkeypatch, tmp_path, 
     monkeypatch.setattr("stages.two_party_all.measure_rounds", lambda *arguments: 1 / 0)
     with pytest.raises(ZeroDivisionError):  # what failed is tried again
         main(["--folder", str(tmp_path)])
+
+
+def test_architectures_that_are_asked_for_are_measured_and_add_up(project, monkeypatch, tmp_path, capsys):
+    """`aero cost` knows their bytes then; seconds of a machine that is not quiet are left to the law."""
+    monkeypatch.chdir(project)
+    small = ["--layers", "2", "--heads", "2", "--width", "16", "--vocabulary", "64", "--no-rounds", "--folder", "."]
+    changes = {"layers": 2, "heads": 2, "width": 16, "vocabulary": 64}
+    monkeypatch.chdir(tmp_path)
+    shutil.copyfile(project / "params.yaml", "params.yaml")
+    main(["SM+R", "--context", "24", "--no-seconds", *small])
+    first = ledger.read(Path("asked_ops.csv"), ledger.Measurement, ledger.NO_SECONDS)
+    main(["SM+R", "SM+ScFuFFN", "--context", "17", "--no-seconds", *small])
+    both = ledger.read(Path("asked_ops.csv"), ledger.Measurement, ledger.NO_SECONDS)
+    kept = {row.key: repr(row) for row in both}
+    assert kept | {row.key: repr(row) for row in first} == kept and len(both) > len(first)
+    assert all(math.isnan(row.seconds) for row in both) and not Path("asked_rows.csv").exists()
+    assert capsys.readouterr().out.count("1 of 1 rows: asked_ops.csv") == 1
+    found = measured_operations(made_costs.VARIANT, files=["asked_ops.csv"])
+    needed = counts(parse("SM+R"), published_sizes("gpt2", 17, **changes), "tuned")[0]
+    assert needed.keys() <= found.measured.keys()
+    # Seconds are wanted now: what has none is measured again.
+    main(["SM+R", "--context", "24", *small])
+    timed = ledger.by_operation(ledger.read(Path("asked_ops.csv"), ledger.Measurement, ledger.NO_SECONDS))
+    assert timed.keys() == {row.key for row in both} and all(timed[row.key].seconds > 0 for row in first)
+    with pytest.raises(ValueError, match="seconds is nan"):
+        ledger.read(Path("asked_ops.csv"), ledger.Measurement)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--context", "64"], "--context belongs to given architectures"),
+        (["--no-seconds"], "--no-seconds belongs to given architectures"),
+        (["SM+X"], "unknown part 'X'"),
+        (["SM", "--program", "fast"], "unknown program 'fast'"),
+        (["SM", "--model", "gpt9"], "unknown model family 'gpt9'"),
+        (["SM", "--heads", "7"], "width 768 is not divisible by 7 heads"),
+        (["SM+ScFuFFNi_13"], "cannot prune 13 FFNs"),
+        (["Core(sigmoid)"], "softmax"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_one_line_and_no_file(arguments, said, project, monkeypatch, tmp_path):
+    monkeypatch.chdir(project)
+    with pytest.raises(UserError, match=said) as found:
+        main([*arguments, "--folder", str(tmp_path / "new")])
+    assert "\n" not in str(found.value) and not (tmp_path / "new").exists()
 
 
 def test_a_signature_is_of_what_is_computed():

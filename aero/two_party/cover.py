@@ -1,4 +1,4 @@
-"""The block-lower-triangular cover of causal attention: which entries a private softmax works on.
+"""How private programs cut what they work on: the block-lower-triangular cover of causal attention, tiles of rows.
 
 Without JAX, because the cost of the programs that `aero.two_party.nonlinear` writes by it is told from it too.
 """
@@ -7,6 +7,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+
+TILE = 128
+
+
+def tile_side(rows: int) -> int:
+    """Rows of the diagonal matrices that `aero.two_party.nonlinear.row_tiles` multiplies by."""
+    return TILE if rows % TILE == 0 else rows
+
+
+def tree_levels(entries: int) -> int:
+    """Comparisons one after the other for the maximum of `entries` (at least 1): SPU halves them, and compares what is
+    left over of an odd number at the end, one after the other (`TreeReduce` of its `reduce.cc`).
+    """
+    return entries.bit_length() - 1 + entries.bit_count() - 1
 
 
 @dataclass(frozen=True)
@@ -49,3 +63,8 @@ class Cover:
             return self.rows * (self.columns - 1)
         across = len(self.spans)
         return across * (across + 1) // 2 * self.side * (self.side - 1) + across * self.side * (across - 1)
+
+    @property
+    def levels(self) -> int:
+        """Comparisons one after the other for the maxima of all rows, which are worked on at once."""
+        return tree_levels(self.side) + tree_levels(len(self.spans)) if self.tiled else tree_levels(self.columns)

@@ -15,14 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from aero.two_party.cover import Cover
+from aero.two_party.cover import Cover, tile_side
 from aero.two_party.shares import CLIENT_SCALE, OCTAVES, SERVER_SCALE, split_powers
 
 MASKED = -1000.0
 CLIPPED = 14.0
 LOG2_E = math.log2(math.e)
 UNIT = 2.0**-18
-TILE = 128
 GELU_TAIL = 3.5
 GELU_DEGREE = 6
 
@@ -121,7 +120,7 @@ def row_tiles(x: Array, factors: Array) -> Array:
     One product of secret matrices sends half of what T d single products do.
     """
     *lead, rows, width = x.shape
-    side = TILE if rows % TILE == 0 else rows
+    side = tile_side(rows)
     tiles = x.reshape(-1, side, width)
     diagonal = jnp.where(np.eye(side, dtype=bool), factors.reshape(-1, side, 1), 0.0)
     return jnp.einsum("nij,njd->nid", diagonal, tiles).reshape(x.shape)

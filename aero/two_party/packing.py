@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from aero.two_party import lookup
-from aero.two_party.cover import Cover
+from aero.two_party.cover import Cover, tile_side, tree_levels
 
 SLOTS = 8192
 EMBEDDINGS = ("embedding_slice", "embedding_lookup", "id_lookup")
@@ -24,6 +24,8 @@ VOCABULARY_PROJECTIONS = ("vocabulary_slice", "vocabulary_slice_shared")
 
 _MAXIMUM = ("softmax", "exponentials")
 _ONE_PRODUCT = ("linear", "embedding_slice", "vocabulary_slice")
+_ROW_TILES = ("scale_row_tiles", "scale_row_tiles_by_server", "normalise_tiles")
+_BY_SERVER = (*_ONE_PRODUCT, "scale_row_tiles_by_server")
 # Sizes that stand in a name, and constants that change no cost; other constants make another operation of it.
 _SIZE, _COSTLESS = ("rows",), ("factor", "first")
 
@@ -79,7 +81,7 @@ def sized(op: str, shape: str, without: Sequence[str] = ()) -> Sized:
 def features(operation: Sized) -> dict[str, tuple[float, ...]]:
     """What each quantity of `aero.two_party.cost.QUANTITIES` is a sum of, with factors that are not negative.
 
-    The rounds of a maximum grow with the logarithm of the entries it is taken over; all others have a fixed number.
+    The rounds of a maximum grow with its comparisons one after the other; all others have a fixed number.
     """
     if operation.kind == "embedding_lookup":
         return _lookup_features(operation)
@@ -91,7 +93,7 @@ def features(operation: Sized) -> dict[str, tuple[float, ...]]:
         sending, answering = (many * one.sent, 0, 0), (0, many * one.packed, many * one.bare)
         both = tuple(a + b for a, b in zip(sending, answering, strict=True))
         client, server = (sending, answering) if one.left else (answering, sending)
-        if operation.kind not in _ONE_PRODUCT:  # two secrets: each party sends and answers
+        if operation.kind not in _BY_SERVER:  # two secrets: each party sends and answers
             client = server = both
         return {
             "bytes_sent_client": (1.0, *client, results),
@@ -101,21 +103,20 @@ def features(operation: Sized) -> dict[str, tuple[float, ...]]:
             "rounds": (1.0,),
         }
     entries = _entries(operation)
-    batches = math.ceil(entries / SLOTS)
     rows = entries / (operation.shapes[0][-1] if operation.shapes[0] else 1)
-    if operation.blocks is not None:  # on a cover
+    levels = tree_levels(operation.shapes[0][-1]) if operation.kind.startswith(_MAXIMUM) else 0
+    if operation.blocks is not None:
         heads, *square = operation.shapes[0]
         cover = Cover(*square, operation.blocks)
-        entries, rows = heads * cover.entries, heads * cover.comparisons
-        batches = math.ceil(entries / SLOTS)
-    deep = math.log2(operation.shapes[0][-1]) if operation.kind.startswith(_MAXIMUM) else 0.0
+        entries, rows, levels = heads * cover.entries, heads * cover.comparisons, cover.levels
+    batches = math.ceil(entries / SLOTS)
     bytes_ = (1.0, batches, entries, rows)
     return {
         "bytes_sent_client": bytes_,
         "bytes_sent_server": bytes_,
         "messages": bytes_,
         "seconds": (1.0, entries, rows),
-        "rounds": (1.0, deep),
+        "rounds": (1.0, float(levels)),
     }
 
 
@@ -145,6 +146,10 @@ def _products(operation: Sized) -> tuple[int, int, int, int] | None:
         return *shapes[0], shapes[1][1]
     if operation.kind == "mix":
         return *shapes[0], shapes[1][2]
+    if operation.kind in _ROW_TILES:
+        *lead, rows, width = shapes[0]
+        side = tile_side(rows)
+        return math.prod(lead) * rows // side, side, side, width
     return None
 
 

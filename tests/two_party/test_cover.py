@@ -12,7 +12,7 @@ import pytest
 from jax.extend import core
 
 from aero.two_party import nonlinear
-from aero.two_party.cover import Cover
+from aero.two_party.cover import Cover, tree_levels
 
 
 def equations(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
@@ -59,6 +59,8 @@ def test_by_hand() -> None:
     cover = Cover(5, 5, 3)
     assert (cover.side, cover.spans) == (2, ((0, 2, 2), (2, 4, 4), (4, 5, 5)))
     assert (cover.entries, cover.comparisons) == (4 + 8 + 5, 6 * 2 * 1 + 3 * 2 * 2)
+    assert (tree_levels(1), tree_levels(2), tree_levels(8), tree_levels(13), tree_levels(300)) == (0, 1, 3, 5, 11)
+    assert (cover.levels, Cover(200, 200, 16).levels, Cover(1, 300, 1).levels) == (1 + 2, 5 + 4, 11)
     assert Cover(1, 16, 1).comparisons == 15 and Cover(1, 16, 1).entries == 16
 
 

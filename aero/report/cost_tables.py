@@ -298,7 +298,7 @@ def cost_model(results: Results) -> Html:
         operations = measured_operations(settings.variant(), results.root)
     except (KeyError, ValueError):
         return Html(f"<p>Laws between measured shapes: {gap()}.</p>")
-    source = "results/two_party/ops.csv and all_ops.csv, aero.two_party.cost.law_errors"
+    source = "results/two_party/ops.csv, all_ops.csv and asked_ops.csv, aero.two_party.cost.law_errors"
     rows = []
     for group, points, *of_laws in law_errors(operations):
         errors = [
@@ -311,7 +311,8 @@ def cost_model(results: Results) -> Html:
     heads = ["operation", "shapes measured", "error of the bytes", "error of the rounds", "error of the seconds"]
     caption = (
         "<b>What <code>aero cost</code> interpolates by.</b> Bytes are sums over ciphertexts and entries, as SPU packs "
-        "them; the error is the largest at a measured shape between others when the law is fitted without it. Where "
+        "them; the error is the largest at a measured shape between others when the law is fitted without it, and an "
+        "answer’s bound more where other factors tell the measured shapes as well and that shape otherwise. Where "
         "too few shapes are measured to tell, only those shapes have an answer; where that is so of the rounds alone, "
         "rounds and latency have no bound."
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -38,15 +38,27 @@ class Law:
     """quantity = sum of factor x feature, fitted to the measured operations of a group.
 
     error: largest relative error at a measured operation that the law was fitted without; None if too few are measured
-    to tell. points: how many are measured.
+    to tell. points: how many are measured. others: factors that tell the measured ones as well as the law says of
+    itself, and may tell something else where nothing is measured: what grows in proportion cannot be told apart.
     """
 
     factors: tuple[float, ...]
     error: float | None
     points: int
+    others: tuple[tuple[float, ...], ...] = ()
 
     def __call__(self, features: Sequence[float]) -> float:
         return sum(factor * value for factor, value in zip(self.factors, features, strict=True))
+
+    def bound(self, features: Sequence[float]) -> float:
+        """How far the law may be off there, relative: its error, or what sets it apart from `others` if that is more.
+
+        Infinite where nothing tells.
+        """
+        if self.error is None:
+            return math.inf
+        told = self(features)
+        return max([self.error, *(_relative(abs(Law(one, None, 0)(features) - told), told) for one in self.others)])
 
 
 LEAST_APART = 4
@@ -123,7 +135,7 @@ class Operations:
             of_law = self._points(wanted.group, name, chosen[name][1])
             between = inside and packing.within(wanted.sizes, [sizes for sizes, *_ in of_law])
             known = between and law is not None and law.error is not None
-            errors[name] = law.error if known else math.inf
+            errors[name] = law.bound(packing.features(wanted)[name]) if known else math.inf
             if not math.isnan(found.get(name, math.nan)):
                 values[name], errors[name] = found[name], 0.0
         return OneCost(values, errors, "interpolated" if inside and not unknown else "extrapolated")
@@ -216,7 +228,7 @@ def fit(points: Sequence[Point]) -> Law | None:
     Its error is that of points between the others, as only such are asked for; where there is none between, that of
     the outer ones, which is larger.
     """
-    whole, *without_one = _factors([(features, value) for _, features, value in points])
+    (whole, *without_one), possible = _factors([(features, value) for _, features, value in points])
     if whole is None:
         return None
     between: list[float] = []
@@ -230,11 +242,27 @@ def fit(points: Sequence[Point]) -> Law | None:
         error = abs(Law(without, None, 0)(features) / value - 1)
         (between if inside else outer).append(error)
     errors = between or outer
-    return Law(whole, max(errors) if errors else None, len(points))
+    law = Law(whole, max(errors) if errors else None, len(points))
+    if law.error is None:
+        return law
+    allowed = max(law.error, ALIKE)
+    others = (
+        one
+        for one in possible
+        if all(abs(Law(one, None, 0)(features) / value - 1) <= allowed for _, features, value in points if value > 0)
+    )
+    return replace(law, others=tuple(others))
 
 
-def _factors(points: Sequence[tuple[Sequence[float], float]]) -> list[tuple[float, ...] | None]:
-    """Factors, none negative, with the least sum of squared relative errors: of all points, then without each of them.
+ALIKE = 1e-3
+"""Relative errors that are no reason to prefer one law to another: bytes vary by less from run to run."""
+
+Factors = tuple[float, ...]
+
+
+def _factors(points: Sequence[tuple[Sequence[float], float]]) -> tuple[list[Factors | None], list[Factors]]:
+    """Factors, none negative, with the least sum of squared relative errors: of all points, then without each of them;
+    and those by which each subset of the features tells all points best, if none is negative.
 
     Points that are not above 0 have no relative error and are left out. None where nothing can be fitted.
     """
@@ -244,11 +272,12 @@ def _factors(points: Sequence[tuple[Sequence[float], float]]) -> list[tuple[floa
     # One fit of all and one without each point, stacked: a row of zeros weighs nothing.
     weights = np.concatenate([np.ones((1, len(points))), 1 - np.eye(len(points))])[:, positive]
     if not any(positive):
-        return [None] * len(weights)
+        return [None] * len(weights), []
     values = np.array([value for _, value in points])[positive]
     matrix = np.array([features for features, _ in points], dtype=float)[positive] / values[:, None]
     width = matrix.shape[1]
-    best: list[tuple[float, int, tuple[float, ...]] | None] = [None] * len(weights)
+    best: list[tuple[float, int, Factors] | None] = [None] * len(weights)
+    possible: list[Factors] = []
     # With so few factors, trying each subset is the plainest way to keep them from being negative.
     for size in range(1, min(width, len(values)) + 1):
         for chosen in itertools.combinations(range(width), size):
@@ -261,14 +290,16 @@ def _factors(points: Sequence[tuple[Sequence[float], float]]) -> list[tuple[floa
             for place, factors, residual in zip(places.tolist(), solved[:, :, 0].tolist(), residuals, strict=True):
                 if min(factors) < 0:
                     continue
+                full = [0.0] * width
+                for column, factor in zip(chosen, factors, strict=True):
+                    full[column] = factor
+                if place == 0:
+                    possible.append(tuple(full))
                 # A further factor must earn its place.
                 known = best[place]
                 if known is None or residual < known[0] * (1 - 1e-3 * (size - known[1])) - 1e-14:
-                    full = [0.0] * width
-                    for column, factor in zip(chosen, factors, strict=True):
-                        full[column] = factor
                     best[place] = residual, size, tuple(full)
-    return [None if one is None else one[2] for one in best]
+    return [None if one is None else one[2] for one in best], possible
 
 
 def variant_of(protocol: Mapping[str, Any]) -> str:

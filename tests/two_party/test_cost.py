@@ -101,12 +101,27 @@ def test_a_pass_is_the_sum_of_its_operations_and_one_set_up(three):
 @pytest.mark.parametrize("program", made_costs.PROGRAMS)
 def test_between_measured_shapes_a_planted_law_is_found(three, program):
     """Depth and context that were never measured, from a law with no noise: exact, and the error says so."""
-    sizes = published_sizes("gpt2", 320, layers=15)
-    cost = estimate(parse("SM+LN+R"), sizes, program, three)
-    needed = counts(parse("SM+LN+R"), sizes, program)[0]
-    exact = sum(n * made_costs.made(*key).bytes for key, n in needed.items()) + 21e6
-    assert abs(cost.bytes / exact - 1) <= cost.bytes_error < 0.05
-    assert cost.interpolated and not cost.extrapolated and math.isfinite(cost.seconds_error)
+    for context in (320, 384):
+        sizes = published_sizes("gpt2", context, layers=15)
+        cost = estimate(parse("SM+LN+R"), sizes, program, three)
+        needed = counts(parse("SM+LN+R"), sizes, program)[0]
+        exact = sum(n * made_costs.made(*key).bytes for key, n in needed.items()) + 21e6
+        assert abs(exact / cost.bytes - 1) <= cost.bytes_error
+        assert cost.interpolated and not cost.extrapolated and math.isfinite(cost.seconds_error)
+        # In T = 128, 256, 512 and 384 alone rows are tiles of 128, so that what a tile costs elsewhere is not known.
+        assert cost.bytes_error < (0.05 if context == 384 or program == "as_published" else 0.2)
+
+
+def test_what_cannot_be_told_apart_is_in_the_error():
+    """Ciphertexts sent and answered were measured in one proportion alone: any share of the cost may be of either."""
+    law = fit([((n,), (0.0, n, 2.0 * n), 6.0 * n) for n in (1.0, 2.0, 3.0, 4.0)])
+    assert law.error == pytest.approx(0, abs=1e-12) and law((0, 5, 10)) == pytest.approx(30)
+    assert law.bound((0, 5, 10)) == pytest.approx(0, abs=1e-12)
+    told = {law((0, 4, 4))} | {6.0 * 4, 3.0 * 4}
+    assert law.bound((0, 4, 4)) * law((0, 4, 4)) == pytest.approx(max(told) - min(told))
+    apart = fit([((n,), (0.0, n, a), n + a) for n, a in ((1.0, 2.0), (2.0, 4.0), (3.0, 1.0), (4.0, 3.0))])
+    assert apart.bound((0, 4, 4)) == pytest.approx(0, abs=1e-9) and apart((0, 4, 4)) == pytest.approx(8)
+    assert fit([((1.0,), (1.0,), 2.0)]).bound((1.0,)) == math.inf
 
 
 def test_beyond_the_measured_shapes_there_is_no_answer(three):

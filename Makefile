@@ -1,7 +1,8 @@
 # make repro   install, then train, measure and render the default set: AERO Tables 2 and 4 (SCALE=smoke for a quick look)
 # make all     the same for every run of the papers; JOBS=N trainings at once, here and there
 # make parallel  parallel context encoding: train its small model, measure it, render the report (not part of repro)
-# make test    install, then every test
+# make test    install, then the tests
+# make slow    the tests that run longer than that: further rows in two processes, every stage followed, kills
 # make nightly the longer tests: every run of the papers at the smoke scale
 # make fuzz    damaged input for every reader of files and messages; CASES=N of each, SEED=N
 # make audit   look the packages of the lock up in a database of known vulnerabilities; needs the network
@@ -21,7 +22,7 @@ DVC := python -m aero.whole_dvc
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYTHONHASHSEED := 0
 
-.PHONY: repro all parallel test nightly faults fuzz audit bench report readme keep install lint
+.PHONY: repro all parallel test slow nightly faults fuzz audit bench report readme keep install lint
 install: .venv/.installed
 
 # uv when it is there, pip otherwise. The stamp is written last, so that a broken installation is tried again.
@@ -74,6 +75,9 @@ readme: install
 
 test: install
 	@python -m pytest -n 2 --dist loadfile
+
+slow: install
+	@python -m pytest -n 2 --dist loadfile -m "slow and not nightly"
 
 nightly: install
 	@timeout 1200 python -m pytest -m nightly

@@ -151,7 +151,9 @@ def test_a_figure_has_the_runs_of_its_caption(figure: str) -> None:
     assert {run for run, values in PARAMETERS.runs.items() if figure in values.figures} == PANELS[figure]
 
 
-@pytest.mark.parametrize("scale", ["smoke", "laptop", "gpu", "paper"])
+@pytest.mark.parametrize(
+    "scale", ["smoke", "laptop", *(pytest.param(scale, marks=pytest.mark.slow) for scale in ("gpu", "paper"))]
+)
 def test_every_run_can_be_built(scale: str) -> None:
     """No run asks for a combination that the model refuses. Without memory: on PyTorch's meta device."""
     at_scale = PARAMETERS.at_scale(scale)

@@ -17,6 +17,7 @@ from benchmarks.fault_results import content_of, md5_of
 from benchmarks.faults import Project
 
 
+@pytest.mark.slow
 def test_a_struck_pipeline_leaves_whole_results_and_goes_on(tmp_path):
     """Two strikes of different kinds on one training and its entropy, under DVC."""
     out = tmp_path / "faults.json"

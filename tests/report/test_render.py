@@ -236,6 +236,7 @@ def test_what_is_missing_is_seen(text: str) -> None:
     assert "not testable here" in text
 
 
+@pytest.mark.slow
 def test_a_second_rendering_has_the_same_bytes(rendered_root: Path) -> None:
     """By another process, with other hashes of strings and another time zone and language."""
     before = {p: p.read_bytes() for p in (rendered_root / "reports").rglob("*") if p.is_file()}

@@ -89,6 +89,7 @@ def test_tokens_training_and_entropy_without_the_other_packages(tmp_path):
         assert torch.equal(checkpoint[name], tensor), name
 
 
+@pytest.mark.slow
 def test_a_visit_without_the_other_packages(tmp_path):
     """Tokens of the scale `gpu` from the installed packages, trainings back to back, their merging."""
     folder = make(tmp_path / "project")

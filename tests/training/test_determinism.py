@@ -38,6 +38,7 @@ def test_two_processes_give_the_same_bits(project):
         assert one == other, name
 
 
+@pytest.mark.slow
 def test_another_number_of_threads_is_as_close_as_the_documentation_says(project):
     """Sums are split among threads, so their last bits differ: docs/determinism.md has the measured
     differences, a tenth of what is allowed here."""

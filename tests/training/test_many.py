@@ -45,6 +45,7 @@ def test_one_failing_stops_no_other_and_what_is_done_is_not_done_again(project):
     assert contents(trained) == before
 
 
+@pytest.mark.slow
 def test_stopped_it_stops_its_trainings_and_goes_on_later(project):
     folder = project(train={"steps": 400, "checkpoint_every": 10, "log_every": 1})
     process = start(folder, "-m", "stages.train_many", "sm-r", "--jobs", "1")
@@ -92,6 +93,7 @@ def test_without_submitit_it_says_what_to_install(monkeypatch, tmp_path):
         next(on_cluster([], tmp_path, "local", 1))
 
 
+@pytest.mark.slow
 def test_jobs_of_a_cluster_merge_into_the_results(project):
     folder = project()
     finished = stage(folder, "train_many", "sm-r", "impossible", "--cluster", "local", "--keep", "--minutes", "5")
@@ -100,6 +102,7 @@ def test_jobs_of_a_cluster_merge_into_the_results(project):
     assert results(folder) == [f"results/smoke/sm-r/{name}" for name in ("entropy.json", "log.csv", "metrics.json")]
 
 
+@pytest.mark.slow
 def test_an_interrupted_job_is_submitted_again_and_resumes(project, monkeypatch):
     import submitit
 

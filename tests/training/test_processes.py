@@ -34,8 +34,14 @@ IN_DOUBLE = (Path(__file__).with_name("train_in_double.py"),)
     ("script", "run", "regularizer", "train"),
     [
         (IN_DOUBLE, "ereg-smt-scfuffni-6", {"reduction": "position_sum"}, {"accumulation": 2}),
-        (IN_DOUBLE, "ereg-smt-scfuffni-6", {"reduction": "head_mean", "lambda_": 0.1, "gamma": 0.0}, {}),
-        (("-m", "stages.train"), "sm-ln-g", {}, {"accumulation": 2}),
+        pytest.param(
+            IN_DOUBLE,
+            "ereg-smt-scfuffni-6",
+            {"reduction": "head_mean", "lambda_": 0.1, "gamma": 0.0},
+            {},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(("-m", "stages.train"), "sm-ln-g", {}, {"accumulation": 2}, marks=pytest.mark.slow),
         pytest.param(("-m", "stages.train"), "sm-snorm-qkvo-ffn", {}, {}, marks=pytest.mark.nightly),
         pytest.param(("-m", "stages.train"), "sm-wnorm-qkvo-ffn", {}, {}, marks=pytest.mark.nightly),
     ],
@@ -59,6 +65,7 @@ def test_two_processes_have_the_losses_of_one(project, script, run, regularizer,
         assert alone[0]["regularization"] > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dying", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_a_dead_process_ends_the_other_and_the_training_resumes(project, dying):
     folder = project(train={"steps": 120, "log_every": 1, "checkpoint_every": 5})

@@ -28,7 +28,10 @@ from aero.training.loop import Outcome
 LONG = {"steps": 150, "checkpoint_every": 11, "log_every": 1, "evaluate_every": 40}
 
 
-@pytest.mark.parametrize("run", ["ereg-smt-scfuffni-6", pytest.param("sm-ln-g", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "run",
+    [pytest.param("ereg-smt-scfuffni-6", marks=pytest.mark.slow), pytest.param("sm-ln-g", marks=pytest.mark.nightly)],
+)
 def test_killed_at_random_steps_ends_as_if_never_killed(project, run):
     folder = project(train=LONG)
     assert stage(folder, "train", run, "--out", "whole").returncode == 0

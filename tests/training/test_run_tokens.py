@@ -76,6 +76,7 @@ def test_tokenize_train_and_entropy_of_another_scale(project):
     assert json.loads((project / "runs/tokens/manifest.json").read_text())["vocabulary"] == 512
 
 
+@pytest.mark.slow
 def test_a_training_by_the_pipeline_is_repeated_when_its_configuration_changes_and_only_then(project):
     """--unless-trained: entropy's settings are no reason, the hash of the code is, and a training by hand forgets."""
     configuration = project / "runs/configurations/sm-scfuffni-6.json"

@@ -212,6 +212,7 @@ def test_every_stage_of_the_pipelines_is_followed():
     assert set(ORDER) == set(PIPELINES["dvc.yaml"]["stages"]) | catalogue
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ORDER)
 def test_a_stage_reads_nothing_that_it_does_not_declare(made, stage):
     names, known = declared(stage)
@@ -241,6 +242,7 @@ def test_a_stage_reads_nothing_that_it_does_not_declare(made, stage):
     assert values and [v for v in values if not any(f"{v}.".startswith(f"{name}.") for name in known)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "value"), [("two_party_ops", "scales.*.tokens"), ("sensitivity", "scales.*.sensitivity")]
 )
@@ -249,6 +251,7 @@ def test_what_a_stage_uses_of_params_yaml_is_followed_to_its_place(made, stage, 
     assert any(f"{used}.".startswith(f"{value}.") for used in made[1][stage][1][""])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "missing", "said"),
     [
@@ -264,6 +267,7 @@ def test_a_dependency_that_is_not_declared_is_missed(made, tmp_path, stage, miss
     assert finished.returncode != 0 and said in finished.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["train", "entropy"])
 def test_tokens_with_one_flipped_bit_are_refused(made, tmp_path, stage):
     """They have the right size and are valid tokens: only their checksum tells."""

@@ -201,7 +201,7 @@ def test_a_server_survives_its_clients_and_answers(server, certificates, model):
     assert server.process.wait(10) == 0 and server.process.stderr.read() == ""
 
 
-@pytest.mark.parametrize("victim", ["server", "its party"])
+@pytest.mark.parametrize("victim", [pytest.param("server", marks=pytest.mark.slow), "its party"])
 def test_a_server_killed_at_a_random_moment_ends_the_question(victim, path, certificates):
     """SIGKILL of `aero serve`, or of the party that it started: one line of the client's, no answer, nothing left."""
     server = Serving("--checkpoint", path, *security(certificates, "server"))

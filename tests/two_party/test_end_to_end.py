@@ -25,18 +25,18 @@ BIASES = {"qk_bias": True, "vo_bias": True, "ffn_bias": True}
 @pytest.mark.parametrize(
     ("row", "program", "switches"),
     [
-        ("SM+LN", "tuned", {}),
-        ("SM+R", "tuned", {}),
-        ("SM+LeakyR", "as_published", {}),
+        pytest.param("SM+LN", "tuned", {}, marks=pytest.mark.slow),
+        pytest.param("SM+R", "tuned", {}, marks=pytest.mark.slow),
+        pytest.param("SM+LeakyR", "as_published", {}, marks=pytest.mark.slow),
         ("SM+LeakyR(global)", "tuned", {}),
-        ("EReg(SM(t)+ScFuFFNi_1)", "as_published", {}),
-        ("SM+ScFFN+WNorm(QK+FFN)", "tuned", {}),
-        ("SM+LN+R+SNorm(QKVO+FFN)", "tuned", BIASES),
+        pytest.param("EReg(SM(t)+ScFuFFNi_1)", "as_published", {}, marks=pytest.mark.slow),
+        pytest.param("SM+ScFFN+WNorm(QK+FFN)", "tuned", {}, marks=pytest.mark.slow),
+        pytest.param("SM+LN+R+SNorm(QKVO+FFN)", "tuned", BIASES, marks=pytest.mark.slow),
         ("SOTA(SM+ScFuFFN)", "as_published", {}),
-        ("SM+LN+G", "as_published", PYTHIA),
+        pytest.param("SM+LN+G", "as_published", PYTHIA, marks=pytest.mark.slow),
         ("SM+LN+R", "tuned", PYTHIA),
-        ("SM+ScFFN", "tuned", PYTHIA),
-        ("SM+LN+G", "as_fitted", {}),
+        pytest.param("SM+ScFFN", "tuned", PYTHIA, marks=pytest.mark.slow),
+        pytest.param("SM+LN+G", "as_fitted", {}, marks=pytest.mark.slow),
         ("EReg(SM(t)+ScFuFFNi_1)", "as_fitted", {}),
     ],
 )
@@ -50,10 +50,10 @@ def test_private_logits_are_those_of_torch(row, program, switches):
 @pytest.mark.parametrize(
     ("row", "program"),
     [
-        ("SM+LN+G", "as_published"),
+        pytest.param("SM+LN+G", "as_published", marks=pytest.mark.slow),
         ("SM+LN+G", "tuned"),
         ("EReg(SM(t)+ScFuFFNi_1)", "tuned"),
-        ("SOTA(SM+ScFFN)", "tuned"),
+        pytest.param("SOTA(SM+ScFFN)", "tuned", marks=pytest.mark.slow),
     ],
 )
 def test_private_logits_are_those_of_torch_and_bytes_those_of_the_operations(row, program):

@@ -169,6 +169,7 @@ def test_lines_tell_each_row_of_each_fit(tmp_path):
     assert "SPU 1 default; weights shared; gelu gelu_tanh" in first["configuration"]
 
 
+@pytest.mark.slow
 def test_measuring_takes_two_processes_and_is_resumed(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(forensics_ops, "OPS", tmp_path / "ops.csv")
     monkeypatch.setattr(forensics_ops, "LARGE", ())

@@ -164,6 +164,7 @@ def nothing_in_the_clear(session, prompt, model, program):
     assert [name for name in to_client if name not in (b"a0", b"a1")] == [b"logits"] * NEW
 
 
+@pytest.mark.slow
 def test_neither_does_it_in_the_published_program_with_gelu_and_layer_norm(tmp_path):
     """Other protocols run there: SPU's own exponentials, divisions, square roots and comparisons."""
     model = random_model("SM+LN+G", layers=1, vocabulary=VOCABULARY, context=TOKENS + NEW)

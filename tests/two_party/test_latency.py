@@ -97,6 +97,7 @@ def test_a_refill_is_what_it_adds_and_must_have_been_seen():
         refill_cost(profiles)
 
 
+@pytest.mark.slow
 def test_costs_of_operations_in_two_processes():
     seen = []
     product = Operation("linear", ((16, 64), (64, 32)))

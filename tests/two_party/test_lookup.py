@@ -297,6 +297,7 @@ def test_a_private_pass_with_a_lookup_is_torchs_and_its_bytes_those_of_the_opera
     assert composed_bytes(counts, alone) == pytest.approx(measured, abs=0.03 * measured + 1.2e6)
 
 
+@pytest.mark.slow
 def test_a_question_of_two_tokens_with_lookups(tmp_path):
     model = random_model("SM+ScFuFFN", layers=1, width=16, vocabulary=LARGE)
     path = tmp_path / "checkpoint.safetensors"

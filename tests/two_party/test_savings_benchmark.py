@@ -23,6 +23,7 @@ def kept(tmp_path, monkeypatch):
     return tmp_path / "errors.csv"
 
 
+@pytest.mark.slow
 def test_passes_of_one_program_are_measured_in_parts_and_gone_on_with(kept, monkeypatch):
     """Two real processes; the second session of four breaks, and the next call asks what is left and nothing else."""
     model = random_model("SM+ScFuFFN", layers=1, vocabulary=32, context=4)

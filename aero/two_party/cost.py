@@ -315,7 +315,8 @@ def measured_operations(variant: str, root: Path | str = ".", files: Sequence[st
     """
     found: dict[tuple[str, str], ledger.Measurement] = {}
     for name in files:
-        path = Path(root) / name
+        # A report's root is a path that notes what is read below it.
+        path = (root if isinstance(root, Path) else Path(root)) / name
         if path.is_file():
             rows = ledger.read(path, ledger.Measurement, ledger.NO_SECONDS)
             found |= ledger.by_operation(

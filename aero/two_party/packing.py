@@ -106,8 +106,8 @@ def features(operation: Sized) -> dict[str, tuple[float, ...]]:
     rows = entries / (operation.shapes[0][-1] if operation.shapes[0] else 1)
     levels = tree_levels(operation.shapes[0][-1]) if operation.kind.startswith(_MAXIMUM) else 0
     if operation.blocks is not None:
-        heads, *square = operation.shapes[0]
-        cover = Cover(*square, operation.blocks)
+        *lead, height, width = operation.shapes[0]
+        cover, heads = Cover(height, width, operation.blocks), math.prod(lead)
         entries, rows, levels = heads * cover.entries, heads * cover.comparisons, cover.levels
     batches = math.ceil(entries / SLOTS)
     bytes_ = (1.0, batches, entries, rows)

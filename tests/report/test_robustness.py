@@ -144,6 +144,13 @@ def test_the_kept_figures_are_what_the_issue_of_robustness_asks():
     assert min(of_run[stage] for stage in stages) >= 10, of_run
     for case in strikes:  # and, in the newer one, every stage by every kind
         assert stages <= set(re.findall(r"([a-z_ ]+?) \d+(?:, |$)", case["seen"])), case
+    # The whole pipeline, private passes and the rendered page included: every stage was struck.
+    whole = json.loads((ROOT / robustness.FOLDER / "faults_report.json").read_text())
+    strikes = [case for case in whole["cases"] if "struck" in case["name"]]
+    assert whole["asked"] == whole["of"] == sum(case["count"] for case in strikes) >= 40 and not whole["failures"]
+    assert all(case["passed"] == case["count"] for case in whole["cases"])
+    seen = set(re.findall(r"([a-z_ ]+?) \d+(?:, |$)", ", ".join(case["seen"] for case in strikes)))
+    assert seen == set(whole["seconds_undisturbed"])
     server = kept["server"]
     assert server["asked"] == server["of"] == 1000 == len(server["samples"])
     assert all(case["passed"] == case["count"] for case in server["cases"]) and server["failures"] == []

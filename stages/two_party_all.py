@@ -146,7 +146,8 @@ def main(arguments: list[str]) -> None:
     chosen = parser.parse_args(arguments)
     check_minutes(chosen.minutes or None)  # 0: what is there, and nothing new
     for name in ("no_seconds", "model", "context", "program", *CHANGEABLE):
-        if not chosen.architectures and getattr(chosen, name) not in (None, False):
+        given = getattr(chosen, name)
+        if not chosen.architectures and given is not None and given is not False:
             raise UserError(f"--{name.replace('_', '-')} belongs to given architectures; name one, such as SM+ScFuFFN")
     parameters = load()
     rows, programs = printed_rows(parameters), parameters.two_party.programs
@@ -157,7 +158,10 @@ def main(arguments: list[str]) -> None:
         program = chosen.program or "tuned"
         rows, programs = asked_rows(chosen, program), [program]
         ops_file, rows_file = chosen.folder / "asked_ops.csv", None
-        others = ledger.read(ops_file, ledger.Measurement, ledger.NO_SECONDS) if ops_file.exists() else []
+        try:
+            others = ledger.read(ops_file, ledger.Measurement, ledger.NO_SECONDS) if ops_file.exists() else []
+        except ValueError as error:
+            raise UserError(f"{error} into a new file, after this one is moved away") from None
     kept = {"rounds": not chosen.no_rounds, "seconds": not chosen.no_seconds, "others": others}
     measure_rows(parameters, rows, programs, ops_file, rows_file, chosen.minutes, **kept)
 
@@ -206,11 +210,12 @@ def measure_rows(
         print(f"left out: {row}: {reason}", file=sys.stderr)
     variant, settings = parameters.two_party.variant(), Settings(**parameters.two_party.settings())
     signatures = {(o.name, o.shape): signature(o, variant) for o in (one.operation for one in todo)}
-    done = ledger.by_operation(usable(ops_file, signatures))
-    if seconds:
-        done = {key: row for key, row in done.items() if not math.isnan(row.seconds)}
-    if rounds:
-        done = {key: row for key, row in done.items() if not math.isnan(row.rounds)}
+    earlier = ledger.by_operation(usable(ops_file, signatures))
+    done = {
+        key: row
+        for key, row in earlier.items()
+        if not (seconds and math.isnan(row.seconds)) and not (rounds and math.isnan(row.rounds))
+    }
     left = [one for one in todo if (one.operation.name, one.operation.shape) not in done]
     failed: list[str] = []
     by_context: dict[int, list[Wanted]] = {}
@@ -218,9 +223,7 @@ def measure_rows(
         by_context.setdefault(one.context, []).append(one)
 
     def write() -> None:
-        if not seconds:
-            done.update({key: replace(row, seconds=math.nan) for key, row in done.items()})
-        kept = {row.key: row for row in others if row.key not in signatures} | done
+        kept = {row.key: row for row in others if row.key not in signatures} | earlier | done
         ledger.write(ops_file, sorted(kept.values(), key=lambda row: row.key), ledger.Measurement)
         if rows_file:
             ledger.write(rows_file, composed(parameters, rows, programs, done), ledger.DetailedRow)
@@ -228,22 +231,27 @@ def measure_rows(
     def out_of_time() -> bool:
         return minutes is not None and time.monotonic() - started > 60 * minutes
 
-    known = {shrink(o): done[o.name, o.shape].rounds for o in (w.operation for w in todo) if (o.name, o.shape) in done}
+    rounds_of = {key: row.rounds for key, row in earlier.items() if not math.isnan(row.rounds)}
+    known = {
+        shrink(o): rounds_of[o.name, o.shape] for o in (w.operation for w in todo) if (o.name, o.shape) in rounds_of
+    }
     rounds_runs = 1 if parameters.active.two_party == "own" else 3
     with tqdm(total=len(todo), initial=len(todo) - len(left), desc="operations", unit="op", disable=None) as bar:
 
         def take(batch: Sequence[Wanted]) -> None:
             of_batch = [one.operation for one in batch]
-            new = [operation for operation in of_batch if rounds and shrink(operation) not in known]
-            if new:
-                known.update({shrink(o): found for o, found in measure_rounds(new, settings, rounds_runs).items()})
+            unknown = [operation for operation in of_batch if rounds and shrink(operation) not in known]
+            if unknown:
+                known.update({shrink(o): found for o, found in measure_rounds(unknown, settings, rounds_runs).items()})
             of_rounds = {operation: known.get(shrink(operation), math.nan) for operation in of_batch}
             family, context = batch[0].family, batch[0].context
             repeated = (repeats or {}).get(context, 1)
             measured = measure(of_batch, family, context, variant, settings, repeated, rounds=of_rounds)
             for one, row in zip(batch, measured, strict=True):
                 source = json.loads(row.provenance) | {"computation": signatures[row.key]}
-                done[row.key] = replace(row, model=one.family, context=one.context, provenance=ledger.as_json(**source))
+                new = replace(row, model=one.family, context=one.context, provenance=ledger.as_json(**source))
+                new = new if seconds else replace(new, seconds=math.nan)
+                done[row.key] = ledger.filled(new, earlier.get(row.key))
                 bar.set_postfix_str(f"{row.op} {row.shape}: {row.bytes / 1e6:.1f} MB in {row.seconds:.1f} s")
                 bar.update()
             write()

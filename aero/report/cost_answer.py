@@ -170,6 +170,8 @@ def described(cost: PassCost, network: Network, name: str, composed: Composed) -
 def _errors(cost: PassCost, network: Network, composed: Composed) -> list[str]:
     count = len(cost.interpolated) + len(cost.extrapolated)
     known = f"{cost.operations - count} of {cost.operations} operations measured at these shapes"
+    if cost.timed_by_law:
+        known += f", {len(cost.timed_by_law)} of them without seconds, which are interpolated"
     if cost.interpolated:
         known += f", {len(cost.interpolated)} interpolated"
     if not cost.counts_kept:
@@ -181,7 +183,7 @@ def _errors(cost: PassCost, network: Network, composed: Composed) -> list[str]:
         "latency": cost.latency_error(network),
     }
     by_law = ", ".join(f"{what} {_percent(error)}" for what, error in bounds.items()) + " by interpolation"
-    if not count:
+    if not count and not cost.timed_by_law:
         by_law = "nothing interpolated"
     off = [
         f"{what} by up to {100 * value:.1f} %"
@@ -249,6 +251,7 @@ def as_json(cost: PassCost, network: Network, composed: Composed) -> dict[str, A
         "composition_seconds_error": composed.seconds,
         "composition_messages_error": composed.messages,
         "operations": cost.operations,
+        "timed_by_law": list(cost.timed_by_law),
         "interpolated": list(cost.interpolated),
         "extrapolated": list(cost.extrapolated),
     }

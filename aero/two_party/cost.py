@@ -67,7 +67,8 @@ LEAST_APART = 4
 
 @dataclass(frozen=True)
 class OneCost:
-    """What one run of an operation costs, by `QUANTITIES`, and how it is known: measured, interpolated or extrapolated.
+    """What one run of an operation costs, by `QUANTITIES`, and how it is known: measured, timed by law (measured, but
+    for its seconds, which are interpolated), interpolated or extrapolated.
 
     errors: relative bound by quantity: 0 for measured ones, infinite where nothing tells.
     """
@@ -110,9 +111,18 @@ class Operations:
             return OneCost(values, dict.fromkeys(QUANTITIES, 0.0), "measured")
         wanted = packing.sized(op, shape)
         others = self.groups.get(wanted.group, [])
-        inside = packing.within(wanted.sizes, [one.sizes for one, _ in others])
-        chosen = {name: self.law_for(wanted.group, name, wanted.one_row) for name in QUANTITIES}
+        told = {name: value for name, value in found.items() if not math.isnan(value)}
+        chosen = {name: self.law_for(wanted.group, name, wanted.one_row) for name in QUANTITIES if name not in told}
         laws = {name: law for name, (law, _) in chosen.items()}
+        # Bytes and seconds are an answer without rounds, which may not have been measured: those get no bound.
+        needed = ["seconds"] if found else [name for name in QUANTITIES if name != "rounds"]
+        sizes = {name: [one for one, *_ in self._points(wanted.group, name)] for name in needed}
+        inside = all(packing.within(wanted.sizes, of_quantity) for of_quantity in sizes.values())
+        if found and not (inside and len(sizes["seconds"]) > 1) and not extrapolate:
+            raise UserError(
+                f"{op} {shape} was measured without seconds, which other shapes do not tell; measure it again on a "
+                "quiet machine, without --no-seconds, or see --extrapolate"
+            )
         if not inside and not (extrapolate and others):
             raise UserError(self._outside(op, shape, wanted, bool(others)))
         if len(others) < 2:
@@ -121,24 +131,24 @@ class Operations:
                 f"{op} {shape} was not measured, and from one measured shape ({others[0][1].shape}) nothing follows "
                 f"for another; {_MEASURE}"
             )
-        # Bytes and seconds are an answer without rounds, which may not have been measured: those get no bound.
-        unknown = [law for name, law in laws.items() if name != "rounds" and (law is None or law.error is None)]
+        unknown = [name for name in needed if (law := laws[name]) is None or law.error is None]
         if unknown and not extrapolate:
+            few = min(map(len, sizes.values()))
             raise UserError(
-                f"{op} {shape} was not measured, and {len(others)} measured shapes of its kind are too few to "
-                f"interpolate with a known error; {_REMEDY}"
+                f"{op} {shape} was not {'timed' if found else 'measured'}, and {few} measured shapes of its kind are "
+                f"too few to interpolate with a known error; {_REMEDY}"
             )
-        values, errors = {}, {}
+        values, errors = dict(told), dict.fromkeys(told, 0.0)
         for name, law in laws.items():
             values[name] = math.nan if law is None else law(packing.features(wanted)[name])
             # Rounds may be measured of fewer shapes than the rest.
             of_law = self._points(wanted.group, name, chosen[name][1])
-            between = inside and packing.within(wanted.sizes, [sizes for sizes, *_ in of_law])
+            between = inside and packing.within(wanted.sizes, [one for one, *_ in of_law])
             known = between and law is not None and law.error is not None
             errors[name] = law.bound(packing.features(wanted)[name]) if known else math.inf
-            if not math.isnan(found.get(name, math.nan)):
-                values[name], errors[name] = found[name], 0.0
-        return OneCost(values, errors, "interpolated" if inside and not unknown else "extrapolated")
+        if unknown or not inside:
+            return OneCost(values, errors, "extrapolated")
+        return OneCost(values, errors, "timed by law" if found else "interpolated")
 
     def rounds(self, op: str, shape: str) -> float:
         """Rounds of an operation of any size, beyond the measured ones too: for a figure that says "about".
@@ -210,7 +220,7 @@ class Operations:
         return [point for point in points if not math.isnan(point[2])]
 
 
-_MEASURE = "measure it (python -m stages.two_party_all ARCHITECTURE, with the options given here)"
+_MEASURE = "measure it (python -m stages.two_party_all ARCHITECTURE, with the sizes and the program given here)"
 _REMEDY = f"{_MEASURE} or see --extrapolate"
 
 
@@ -239,7 +249,8 @@ def fit(points: Sequence[Point]) -> Law | None:
         if without is None or value <= 0 or len(others) < 2:
             continue
         inside = packing.within(sizes, [other for other, _, _ in others])
-        error = abs(Law(without, None, 0)(features) / value - 1)
+        # As bounds are used: of what the law tells.
+        error = _relative(abs(value - (told := Law(without, None, 0)(features))), told)
         (between if inside else outer).append(error)
     errors = between or outer
     law = Law(whole, max(errors) if errors else None, len(points))
@@ -278,27 +289,28 @@ def _factors(points: Sequence[tuple[Sequence[float], float]]) -> tuple[list[Fact
     width = matrix.shape[1]
     best: list[tuple[float, int, Factors] | None] = [None] * len(weights)
     possible: list[Factors] = []
-    # With so few factors, trying each subset is the plainest way to keep them from being negative.
+    # With so few factors, trying each subset is the plainest way to keep them from being negative. Those of one size
+    # are solved in one stack: (subsets, fits, points, size).
     for size in range(1, min(width, len(values)) + 1):
-        for chosen in itertools.combinations(range(width), size):
-            part = weights[:, :, None] * matrix[:, chosen]
-            scale = np.abs(part).max(1)
-            places = np.flatnonzero(scale.all(1) & (weights.sum(1) >= size))
-            part, scale, ones = part[places], scale[places], weights[places, :, None]
-            solved = np.linalg.pinv(part / scale[:, None, :], rcond=1e-9) @ ones / scale[:, :, None]
-            residuals = ((part @ solved - ones) ** 2).sum((1, 2)).tolist()
-            for place, factors, residual in zip(places.tolist(), solved[:, :, 0].tolist(), residuals, strict=True):
-                if min(factors) < 0:
-                    continue
-                full = [0.0] * width
-                for column, factor in zip(chosen, factors, strict=True):
-                    full[column] = factor
-                if place == 0:
-                    possible.append(tuple(full))
-                # A further factor must earn its place.
-                known = best[place]
-                if known is None or residual < known[0] * (1 - 1e-3 * (size - known[1])) - 1e-14:
-                    best[place] = residual, size, tuple(full)
+        subsets = list(itertools.combinations(range(width), size))
+        part = weights[None, :, :, None] * np.moveaxis(matrix[:, subsets], 1, 0)[:, None]
+        scale = np.abs(part).max(2)
+        usable = scale.all(-1) & (weights.sum(1) >= size)
+        scale = np.where(scale > 0, scale, 1)
+        ones = weights[None, :, :, None]
+        solved = (np.linalg.pinv(part / scale[:, :, None, :], rcond=1e-9) @ ones)[..., 0] / scale
+        residuals = ((part @ solved[..., None] - ones) ** 2).sum((2, 3))
+        usable &= (solved >= 0).all(-1)
+        for which, place in np.argwhere(usable).tolist():
+            factors = np.zeros(width)
+            factors[list(subsets[which])] = solved[which, place]
+            residual, full = float(residuals[which, place]), tuple(factors.tolist())
+            if place == 0:
+                possible.append(full)
+            # A further factor must earn its place.
+            known = best[place]
+            if known is None or residual < known[0] * (1 - 1e-3 * (size - known[1])) - 1e-14:
+                best[place] = residual, size, full
     return [None if one is None else one[2] for one in best], possible
 
 
@@ -319,9 +331,9 @@ def measured_operations(variant: str, root: Path | str = ".", files: Sequence[st
         path = (root if isinstance(root, Path) else Path(root)) / name
         if path.is_file():
             rows = ledger.read(path, ledger.Measurement, ledger.NO_SECONDS)
-            found |= ledger.by_operation(
-                row for row in rows if row.variant == variant and not row.model.startswith(OWN)
-            )
+            kept = ledger.by_operation(row for row in rows if row.variant == variant and not row.model.startswith(OWN))
+            # One without seconds adds to what is known, and takes the place of none that has them.
+            found |= {key: row for key, row in kept.items() if key not in found or not math.isnan(row.seconds)}
     if not found:
         raise UserError(f"no operation measured with {variant} in {', '.join(files)}; {_MEASURE}")
     return Operations(found, variant)
@@ -334,8 +346,8 @@ class PassCost:
     wire_bytes: those that cost time on a link (`network.wire_bytes`). bytes_error, wire_error, rounds_error,
     seconds_error: relative, of what is interpolated; infinite where something is extrapolated, or was not measured
     often enough to tell. Adds to what a composition is wrong by. by_part: bytes of embedding, blocks, vocabulary
-    projection and set-up. seconds_by_kind: by kind of operation. interpolated, extrapolated: the operations that were
-    not measured themselves.
+    projection and set-up. seconds_by_kind: by kind of operation. timed_by_law: the operations that were measured but
+    for their seconds. interpolated, extrapolated: those that were not measured themselves.
     """
 
     architecture: str
@@ -354,6 +366,7 @@ class PassCost:
     by_part: Mapping[str, float]
     seconds_by_kind: Mapping[str, float]
     operations: int
+    timed_by_law: tuple[str, ...]
     interpolated: tuple[str, ...]
     extrapolated: tuple[str, ...]
     counts_kept: bool
@@ -384,7 +397,9 @@ def _off(value: float, error: float) -> float:
 
 def _relative(off: float, value: float) -> float:
     """Infinite where the value is not known."""
-    return math.inf if math.isnan(off) or math.isnan(value) else off / value if off else 0.0
+    if math.isnan(off) or math.isnan(value) or (off and not value):
+        return math.inf
+    return off / value if off else 0.0
 
 
 def estimate(
@@ -400,7 +415,7 @@ def estimate(
     by_part = {"embedding": 0.0, BLOCKS: 0.0, "vocabulary projection": 0.0, "set-up": operations.setup_bytes}
     by_kind: dict[str, float] = {}
     wire, wire_off = operations.setup_bytes, 0.0
-    not_measured: dict[str, list[str]] = {"interpolated": [], "extrapolated": []}
+    not_measured: dict[str, list[str]] = {"interpolated": [], "extrapolated": [], "timed by law": []}
     for (op, shape), count in needed.items():
         one = operations.cost(op, shape, extrapolate)
         for name in QUANTITIES:
@@ -435,6 +450,7 @@ def estimate(
         by_part=by_part,
         seconds_by_kind=by_kind,
         operations=len(needed),
+        timed_by_law=tuple(not_measured["timed by law"]),
         interpolated=tuple(not_measured["interpolated"]),
         extrapolated=tuple(not_measured["extrapolated"]),
         counts_kept=kept,

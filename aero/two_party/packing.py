@@ -24,6 +24,7 @@ VOCABULARY_PROJECTIONS = ("vocabulary_slice", "vocabulary_slice_shared")
 
 _MAXIMUM = ("softmax", "exponentials")
 _ONE_PRODUCT = ("linear", "embedding_slice", "vocabulary_slice")
+_OF_TWO_SECRETS = ("gelu", "softmax", "layer_norm", "exponentials", "divide_by_sums", "scale_rows")
 _ROW_TILES = ("scale_row_tiles", "scale_row_tiles_by_server", "normalise_tiles")
 _BY_SERVER = (*_ONE_PRODUCT, "scale_row_tiles_by_server")
 # Sizes that stand in a name, and constants that change no cost; other constants make another operation of it.
@@ -78,6 +79,7 @@ def sized(op: str, shape: str, without: Sequence[str] = ()) -> Sized:
     return Sized(f"{law} {ranks}", match[1], shapes, rows, blocks)
 
 
+@cache
 def features(operation: Sized) -> dict[str, tuple[float, ...]]:
     """What each quantity of `aero.two_party.cost.QUANTITIES` is a sum of, with factors that are not negative.
 
@@ -109,7 +111,7 @@ def features(operation: Sized) -> dict[str, tuple[float, ...]]:
         *lead, height, width = operation.shapes[0]
         cover, heads = Cover(height, width, operation.blocks), math.prod(lead)
         entries, rows, levels = heads * cover.entries, heads * cover.comparisons, cover.levels
-    batches = math.ceil(entries / SLOTS)
+    batches = _batches(entries) if operation.kind.startswith(_OF_TWO_SECRETS) else math.ceil(entries / SLOTS)
     bytes_ = (1.0, batches, entries, rows)
     return {
         "bytes_sent_client": bytes_,
@@ -118,6 +120,13 @@ def features(operation: Sized) -> dict[str, tuple[float, ...]]:
         "seconds": (1.0, entries, rows),
         "rounds": (1.0, float(levels)),
     }
+
+
+def _batches(entries: int) -> int:
+    """Batches of entrywise products of two secrets: from two of them on as two halves, one evaluated by each party
+    (`arith/cheetah_mul.cc`).
+    """
+    return 2 * math.ceil(math.ceil(entries / 2) / SLOTS) if entries >= 2 * SLOTS else math.ceil(entries / SLOTS)
 
 
 def _lookup_features(operation: Sized) -> dict[str, tuple[float, ...]]:

@@ -211,12 +211,12 @@ def test_rounds_without_a_bound_leave_the_latency_without_one(monkeypatch):
 
 
 def test_the_error_of_rounds_is_that_of_their_law():
-    """10, 11 and 10 rounds at 1, 2 and 4 rows: without the one between, the law says 10, which is 1/11 off."""
+    """10, 11 and 10 rounds at 1, 2 and 4 rows: without the one between, the law says 10, and a tenth of it lacks."""
     rounds = {1: 10.0, 2: 11.0, 4: 10.0, 8: math.nan}
     found = of(made_costs.made("relu", f"{rows}x64", rounds=value) for rows, value in rounds.items())
     said = found.cost("relu", "3x64")
     assert said.how == "interpolated" and 10 < said.values["rounds"] < 11
-    assert said.errors["rounds"] == pytest.approx(1 / 11)
+    assert said.errors["rounds"] == pytest.approx(1 / 10)
     # Between shapes that are measured, but not of their rounds: bytes have a bound, rounds have none.
     beyond = found.cost("relu", "6x64")
     assert beyond.how == "interpolated" and beyond.errors["rounds"] == math.inf
@@ -270,6 +270,27 @@ def test_a_single_row_does_not_bend_the_law_of_many():
     assert errors["gelu_segments", 4] < 0.01 < 0.3 < errors["gelu_segments of one row", 2]
 
 
+def test_bytes_at_contexts_that_the_laws_have_not_seen_are_within_their_bounds():
+    """Laws of T = 128, 256 and 512 against what was measured at 136, 200 and 300. Three kinds are told worse than their
+    bounds say (docs/decisions.md): by so much.
+    """
+    names = [name for name in cost_module.KEPT_FILES if not name.endswith("asked_ops.csv")]
+    elsewhere = measured_operations("cheetah-FM64-18-exact", ROOT, names)
+    asked = ledger.read(ROOT / "results/two_party/asked_ops.csv", ledger.Measurement, ledger.NO_SECONDS)
+    beyond = {"exponentials": 0.033, "inverse_sums": 0.166, "relu": 0.002}
+    seen = set()
+    for row in asked:
+        if row.key in elsewhere.measured:
+            continue
+        told = elsewhere.cost(*row.key, extrapolate=True)
+        for side in ("bytes_sent_client", "bytes_sent_server"):
+            off = abs(getattr(row, side) / told.values[side] - 1)
+            excess = off - told.errors[side]
+            assert excess < 0.0015 or off < beyond[packing.sized(*row.key).kind], (row.key, side, off)
+            seen |= {packing.sized(*row.key).kind} if excess >= 0.0015 else set()
+    assert seen == beyond.keys()
+
+
 def test_bytes_without_seconds_count_and_seconds_come_from_the_law(three):
     """Measured where the machine was not quiet: more bytes than the law tells, and no seconds."""
     op, shape = "exponentials(blocks=16,split=1)", "12x200x200"
@@ -281,7 +302,7 @@ def test_bytes_without_seconds_count_and_seconds_come_from_the_law(three):
         found.values["seconds"] == pytest.approx(law.values["seconds"])
         and found.errors["seconds"] == law.errors["seconds"]
     )
-    assert (found.how, found.errors["rounds"]) == ("interpolated", 0)
+    assert (found.how, found.errors["rounds"]) == ("timed by law", 0)
     # Elsewhere the law has heard of it.
     near = of([*three.measured.values(), quiet]).cost(op, "12x201x201")
     assert 0.05 < near.errors["bytes_sent_client"] < 0.25

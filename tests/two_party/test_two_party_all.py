@@ -124,10 +124,17 @@ def test_architectures_that_are_asked_for_are_measured_and_add_up(project, monke
     found = measured_operations(made_costs.VARIANT, files=["asked_ops.csv"])
     needed = counts(parse("SM+R"), published_sizes("gpt2", 17, **changes), "tuned")[0]
     assert needed.keys() <= found.measured.keys()
-    # Seconds are wanted now: what has none is measured again.
+    # Seconds are wanted now: what has none is measured again, and stays until it is.
+    with pytest.raises(UserError, match="are left after --minutes"):
+        main(["SM+R", "--context", "24", "--minutes", "0", *small])
+    still = ledger.read(Path("asked_ops.csv"), ledger.Measurement, ledger.NO_SECONDS)
+    assert list(map(repr, still)) == list(map(repr, both))
     main(["SM+R", "--context", "24", *small])
     timed = ledger.by_operation(ledger.read(Path("asked_ops.csv"), ledger.Measurement, ledger.NO_SECONDS))
     assert timed.keys() == {row.key for row in both} and all(timed[row.key].seconds > 0 for row in first)
+    main(["SM+R", "--context", "24", "--no-seconds", *small])
+    again = ledger.by_operation(ledger.read(Path("asked_ops.csv"), ledger.Measurement, ledger.NO_SECONDS))
+    assert all(again[row.key] == timed[row.key] for row in first)
     with pytest.raises(ValueError, match="seconds is nan"):
         ledger.read(Path("asked_ops.csv"), ledger.Measurement)
 
@@ -135,6 +142,7 @@ def test_architectures_that_are_asked_for_are_measured_and_add_up(project, monke
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["--context", "0"], "--context belongs to given architectures"),
         (["--context", "64"], "--context belongs to given architectures"),
         (["--no-seconds"], "--no-seconds belongs to given architectures"),
         (["SM+X"], "unknown part 'X'"),

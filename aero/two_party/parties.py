@@ -427,7 +427,8 @@ def ready() -> None:
     """Start the fork server if it is not there, without waiting for it: the next party is then up sooner.
 
     Its libraries compute on one thread, since a process with several must not be forked; SPU's have their own setting.
-    TwoPartyError if another start is under way for START_TIMEOUT_S.
+    TwoPartyError if another start is under way for START_TIMEOUT_S, or if the folder for temporary files has too long a
+    name for a socket in it.
     """
     if _start_method() != "forkserver":
         return
@@ -438,6 +439,13 @@ def ready() -> None:
         try:
             forkserver.set_forkserver_preload(list(PRELOADED))
             forkserver.ensure_running()
+        except OSError as error:
+            if "too long" not in str(error):
+                raise
+            raise TwoPartyError(
+                f"the path of a socket in {tempfile.gettempdir()} would be longer than the system takes (some 100 "
+                "bytes); set TMPDIR to a folder with a shorter one"
+            ) from error
         finally:
             for name, value in before.items():
                 if value is None:

@@ -286,3 +286,15 @@ def test_a_party_that_cannot_be_started_is_one_line(monkeypatch):
     with pytest.raises(TwoPartyError, match="the client process could not be started .Too many open files.; run again"):
         run_parties(same_session, None, None, Settings())
     assert not multiprocessing.active_children()
+
+
+def test_a_folder_whose_name_is_too_long_for_a_socket_is_told(tmp_path):
+    folder = tmp_path / ("long" * 25)
+    folder.mkdir()
+    code = (
+        "from aero.errors import run_main\nfrom aero.two_party import parties\nrun_main(lambda _: parties.ready(), [])"
+    )
+    environment = os.environ | {"TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
+    assert run.returncode == 1 and run.stderr.count("\n") == 1
+    assert str(folder) in run.stderr and "set TMPDIR to a folder with a shorter one" in run.stderr

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,9 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2
 
 @pytest.mark.slow
 def test_a_question_whose_log_cannot_be_written_has_no_answer_and_costs(tmp_path):
-    disk, runs = tmp_path / "disk", tmp_path / "runs"
-    disk.mkdir()
+    runs = tmp_path / "runs"
+    # Not below tmp_path: a socket's path must be short.
+    disk = Path(tempfile.mkdtemp(prefix="aero-full-"))
     mount = f"mount -t tmpfs -o size=1m tmpfs '{disk}'"
     if shutil.which("unshare") is None or subprocess.run(["unshare", "--mount", "sh", "-c", mount]).returncode:
         pytest.skip("needs the right to mount a disk")
@@ -67,3 +69,4 @@ def test_a_question_whose_log_cannot_be_written_has_no_answer_and_costs(tmp_path
     finally:
         server.kill()
         server.wait()
+        disk.rmdir()

@@ -138,10 +138,13 @@ def _serve(chosen: argparse.Namespace) -> int:
 def _ask(chosen: argparse.Namespace) -> None:
     from aero.two_party.answer import Sampling
 
+    # Refused before anything is connected or loaded.
     if chosen.tokens < 1:
         raise UserError(f"--tokens {chosen.tokens} must be at least 1")
-    Sampling(1, chosen.temperature, chosen.seed)  # refused before anything is connected or loaded
+    Sampling(1, chosen.temperature, chosen.seed)
     prompt = sys.stdin.read() if chosen.prompt == "-" else chosen.prompt
+    if not prompt:
+        raise UserError("the prompt is empty; a private question needs at least one token")
     settings = _settings(chosen)
     if chosen.checkpoint is not None:
         from aero.two_party.serving import ask_here

@@ -302,6 +302,9 @@ cost_page.table_costs(results)
 cost_tables.targets(results)
 
 # %%
+savings.table_held_out(results.root)
+
+# %%
 cost_page.table_parts(results)
 
 # %%

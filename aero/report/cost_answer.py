@@ -6,7 +6,7 @@ import argparse
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,7 +74,7 @@ def answer(chosen: argparse.Namespace, parameters: Parameters) -> str:
     ]
     passes = _complete_passes()
     errors = (composition_error, composition_seconds_error, composition_messages_error)
-    composed = Composed(*(error(passes) for error in errors))
+    composed = Composed(*(error(passes) for error in errors), _longest(passes))
     if chosen.json:
         values = [as_json(cost, network, composed) for cost in costs]
         return json.dumps(values if chosen.compare else values[0], indent=1, ensure_ascii=False, allow_nan=False)
@@ -134,6 +134,13 @@ class Composed:
     seconds: float | None
     messages: float | None
     """Refills of the protocol's correlations are messages of a complete pass alone."""
+    tokens: int | None
+    """Of the longest of those passes."""
+
+
+def _longest(passes: Iterable[Mapping[str, Any]]) -> int | None:
+    lengths = (entry.get("tokens") for entry in passes)
+    return max((length for length in lengths if isinstance(length, int)), default=None)
 
 
 def _complete_passes(root: Path = Path()) -> list[Mapping[str, Any]]:
@@ -195,11 +202,18 @@ def _errors(cost: PassCost, network: Network, composed: Composed) -> list[str]:
         if value is not None
     ]
     if off:
-        by_law += f"; compositions differed from complete passes in {', '.join(off)}"
+        by_law += f"; compositions differed from complete passes{_passes_text(composed)} in {', '.join(off)}"
+    once = cost.seconds_timed_once / cost.seconds if cost.seconds else 0.0
+    if once >= 0.005:
+        by_law += f"; {100 * once:.0f} % of the seconds are single timings, which no complete pass was held against"
     lines = [f"  error      {by_law}", f"  from       {known}"]
     if cost.extrapolated:
         lines.append(f"  EXTRAPOLATED beyond what was measured, no bound: {', '.join(cost.extrapolated)}")
     return lines
+
+
+def _passes_text(composed: Composed) -> str:
+    return f" (of at most {composed.tokens} tokens)" if composed.tokens is not None else ""
 
 
 def compared(costs: Sequence[PassCost], network: Network, name: str, composed: Composed) -> list[str]:
@@ -250,6 +264,8 @@ def as_json(cost: PassCost, network: Network, composed: Composed) -> dict[str, A
         "composition_error": composed.bytes,
         "composition_seconds_error": composed.seconds,
         "composition_messages_error": composed.messages,
+        "composition_tokens": composed.tokens,
+        "seconds_timed_once": cost.seconds_timed_once,
         "operations": cost.operations,
         "timed_by_law": list(cost.timed_by_law),
         "interpolated": list(cost.interpolated),

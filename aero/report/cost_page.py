@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from aero.published import load
-from aero.report.costs import GB, PARTS, PROGRAMS, cost_files, costs_by_kind, part_bytes, row_costs, row_family
+from aero.report.costs import FIGURE_15_SIZES, GB, PARTS, cost_files, costs_by_kind, costs_by_place, part_bytes
 from aero.report.marks import Html, cost_caption, gap, grid, number, row_label
-from aero.report.results import Results
+from aero.report.results import Cost, Results
 from aero.report.tables import cost_rows
 
 
@@ -74,21 +74,16 @@ def table_costs(results: Results) -> Html:
 def table_parts(results: Results) -> Html:
     """Where the bytes of each row go: embedding, vocabulary projection, final LayerNorm, set-up, and all the blocks.
 
-    A grid for each of Tables 4 to 7 that has a measured row, with messages, rounds and seconds.
+    A grid for each of Tables 4 to 7 and Figure 15 that has a measured row, with messages, rounds and seconds.
     """
-    grids = [text for which in COSTED if (text := _parts_of(results, which))]
+    grids = [text for place, costs in costs_by_place(results).items() if (text := _parts_of(results, place, costs))]
     return Html("".join(grids) if grids else f"<p>Where the bytes of a row go: {gap()}.</p>")
 
 
-COSTED = ("4", "5", "6", "7")
-"""AERO's tables with columns of costs."""
-
-
-def _parts_of(results: Results, which: str) -> str:
-    table = load("aero").tables[which]
+def _parts_of(results: Results, place: str, costs: dict[str, dict[str, Cost]]) -> str:
     rows = []
-    for row in table.rows:
-        for program, cost in row_costs(results, table, row.name).items():
+    for name, programs in costs.items():
+        for program, cost in programs.items():
             parts = {part: part_bytes(cost, part) for part in PARTS}
             if any(value is None for value in parts.values()):
                 continue
@@ -98,7 +93,7 @@ def _parts_of(results: Results, which: str) -> str:
                 for value in (cost.messages, cost.rounds, cost.seconds)
             ]
             rows.append(
-                [row_label(row.name), f"<code>{program}</code>"]
+                [row_label(name), f"<code>{program}</code>"]
                 + [number(f"{(amount or 0.0) / GB:.3f}", "paper_dimensions", cost.path) for amount in amounts]
                 + others
             )
@@ -106,11 +101,12 @@ def _parts_of(results: Results, which: str) -> str:
         return ""
     heads = ["configuration", "program", "blocks, GB", *(f"{name}, GB" for name in PARTS.values()), "all, GB"]
     heads += ["messages", "rounds", "s"]
+    which = place.split()[1]
+    measured = f"{FIGURE_15_SIZES}." if place == "Figure 15" else cost_caption(results, load("aero").tables[which])
     caption = (
-        f"<b>Where the bytes go, Table {which}.</b> The final LayerNorm is the one that every variant keeps after its "
+        f"<b>Where the bytes go, {place}.</b> The final LayerNorm is the one that every variant keeps after its "
         "last block and that the papers do not count. Seconds are of computing, without a network; messages and rounds "
-        "without refills of the stock of oblivious transfers. "
-        f"{cost_caption(results, table)}"
+        f"mostly without refills of the stock of oblivious transfers. {measured}"
     )
     widths = (0.18, 0.1, 0.08, 0.08, 0.09, 0.08, 0.07, 0.08, 0.1, 0.07, 0.07)
     return grid(heads, rows, caption, "parts" if which == "4" else f"parts-{which}", widths, "dense")
@@ -121,26 +117,24 @@ LEAST_SHARE = 0.01
 
 
 def table_kinds(results: Results) -> Html:
-    """Bytes and seconds of the rows of Tables 4 to 7 by kind of operation, where all_rows.csv has them."""
+    """Bytes and seconds of all published rows by kind of operation, where all_rows.csv has them."""
     rows: list[list[str]] = []
     path, lines = costs_by_kind(results)
-    for which in COSTED:
-        table = load("aero").tables[which]
-        for row in table.rows:
-            family, context = row_family(results, table, row.name), str(table.dimensions["context"])
-            for program in PROGRAMS:
-                if line := lines.get((row.name, family, context, program)):
+    for place, costs in costs_by_place(results).items():
+        for name, programs in costs.items():
+            for program, cost in programs.items():
+                if line := lines.get((name, cost.model, str(cost.context), program)):
                     cells = [_kinds(line, f"{what}_by_kind", unit, path) for what, unit in UNITS.items()]
-                    rows.append([which, row_label(row.name), f"<code>{program}</code>", *cells])
+                    rows.append([place, row_label(name), f"<code>{program}</code>", *cells])
     if not rows:
         return Html(f"<p>Costs of the rows by kind of operation: {gap()}.</p>")
     caption = (
-        "<b>Costs by kind of operation</b>, Tables 4 to 7: GB in both directions and seconds of computing, largest "
-        f"first; kinds below {LEAST_SHARE:.0%} of a row's whole are added up as others. Each table's own dimensions; "
-        f"{escape(path)}."
+        "<b>Costs by kind of operation</b>, Tables 4 to 7 and Figure 15: GB in both directions and seconds of "
+        f"computing, largest first; kinds below {LEAST_SHARE:.0%} of a row's whole are added up as others. Each "
+        f"place's own dimensions; {escape(path)}."
     )
-    heads = ["Table", "configuration", "program", "GB", "s"]
-    return Html(grid(heads, rows, caption, "kinds", (0.05, 0.19, 0.1, 0.33, 0.33), "dense"))
+    heads = ["place", "configuration", "program", "GB", "s"]
+    return Html(grid(heads, rows, caption, "kinds", (0.07, 0.18, 0.1, 0.32, 0.33), "dense"))
 
 
 UNITS = {"bytes": GB, "seconds": 1.0}
@@ -287,15 +281,26 @@ def table_full_passes(results: Results) -> Html:
         f"<b>Complete private passes at the papers' own size</b>, {sizes_text}: one pass each, between two processes "
         "on one machine, of a model with random weights (bytes do not depend on them); its last logits beside "
         "PyTorch's. Composition: the sum of the operations measured alone, over the pass; the targets are 1 within "
-        f"{COMPOSED_WITHIN['bytes']:g} for bytes and within {COMPOSED_WITHIN['seconds']:g} for time. Operations and "
-        "passes were measured at different times. Messages of a pass are more than their composition's by the refills "
-        "of the stock of oblivious transfers, 1,281 messages and some rounds each, which no operation has. "
+        f"{COMPOSED_WITHIN['bytes']:g} for bytes and within {COMPOSED_WITHIN['seconds']:g} for time. Measured, of the "
+        f"pass and of its operations: {_when(entries)}. Seconds of other days compare less well (docs/decisions.md, "
+        "Private inference). Messages of a pass are more than their composition's by refills of the stock of oblivious "
+        "transfers, 1,281 messages and some rounds each, which most operations were measured without. "
         "Load: of the machine, at start and end."
     )
     heads = ["configuration", "program", "GB", "composition", "minutes", "composition", "messages", "composition"]
     heads += ["logit error", "load"]
     widths = (0.18, 0.13, 0.07, 0.12, 0.09, 0.12, 0.08, 0.09, 0.07, 0.07)
     return Html(grid(heads, rows, caption, "full-passes", widths, "dense"))
+
+
+def _when(entries: list[dict[str, Any]]) -> str:
+    """The hours of passes and of the last of their operations, as YYYY-MM-DD HH."""
+    said = []
+    for entry in entries:
+        times = (entry.get("provenance", {}).get("measured"), (entry.get("operations_measured") or [None])[-1])
+        hours = ("unknown" if time is None else f"{time[:13].replace('T', ' ')} h" for time in times)
+        said.append(f"{row_label(entry['architecture'])} {' and '.join(hours)}")
+    return "; ".join(said)
 
 
 def _full_pass(entry: dict[str, Any]) -> list[str]:
@@ -353,7 +358,9 @@ def table_shaped(results: Results) -> Html:
         "matrices: their wire bytes are counted bytes, the larger direction alone where both are used at once, their "
         f"rounds those of a small product. {_refills(results)} Loopback: neither rate nor delay. A program's @ names "
         "the layers before which the residual stream is put back into its own basis; implied is the link that the "
-        f"papers' printed latencies allow at the least. {escape(models)}."
+        "papers' printed latencies allow at the least. Operations and passes are of one session; with operations of "
+        "another day the same model told some passes too short by a quarter (docs/decisions.md, What a link costs). "
+        f"{escape(models)}."
     )
     heads = [
         "configuration",

@@ -7,14 +7,25 @@ from typing import Any
 
 from aero.parameters import TwoPartyParameters
 from aero.published import Table, load
-from aero.report.costs import GB, PROGRAMS, audit, least_seconds, row_costs, saving, wire_bytes_of
+from aero.report.costs import (
+    COSTED,
+    FIGURE_15_SIZES,
+    GB,
+    PROGRAMS,
+    audit,
+    costs_by_place,
+    figure_15_costs,
+    least_seconds,
+    row_costs,
+    saving,
+    wire_bytes_of,
+)
 from aero.report.marks import Html, cost_caption, gap, grid, number, row_label
 from aero.report.results import Cost, Results
 from aero.two_party.cost import law_errors, measured_operations
 from aero.two_party.network import Network
 
 NUMBERS = ("5", "6", "7")
-FIGURE_15 = "aero/figure15"
 
 
 def other_rows(results: Results) -> Html:
@@ -44,7 +55,7 @@ def target_rows(results: Results) -> list[dict[str, Any]]:
     targets of the three, None where there is none. least: `least_seconds`, None where there are none.
     """
     lines = []
-    for which in ("4", *NUMBERS):
+    for which in COSTED:
         table = load("aero").tables[which]
         for row in table.rows:
             costs = row_costs(results, table, row.name)
@@ -107,7 +118,8 @@ def targets(results: Results) -> Html:
         "if dividing rows (by their sums, temperatures, standard deviations) cost nothing, which is where bytes can be "
         "exchanged for seconds; then if all but the products did. It is from one session, of single timings, which for "
         "Table 4 is not that of the column before: a few per cent tell nothing, but where the first is far above the "
-        "target no switch there is reaches it."
+        "target no switch there is reaches it. It is no bound for other ways to look up, to exponentiate or to "
+        "multiply, of which none is known that takes fewer seconds at these bytes."
     )
     heads = ["Table", "configuration", "GB, over published", "GB, over as published", "seconds, over as published"]
     heads += ["least seconds: dividing rows for nothing; products alone"]
@@ -156,21 +168,10 @@ def _figure_15(results: Results) -> str:
         rows.append(line)
     heads = ["configuration", "as published, GB", "WAN min", "tuned, GB", "WAN min"]
     caption = (
-        "<b>AERO Figure 15, costs</b>: Pythia-70M, L=6, H=8, d=512, T=256. The printed values are lost from the text "
+        f"<b>AERO Figure 15, costs</b>: {FIGURE_15_SIZES}. The printed values are lost from the text "
         "that is used here, so nothing stands beside them."
     )
     return grid(heads, rows, caption, "costs-figure-15", (0.32, 0.17, 0.17, 0.17, 0.17), "dense")
-
-
-def figure_15_costs(results: Results) -> dict[str, dict[str, Cost]]:
-    """The measured costs of Figure 15's architectures by program, those that there are."""
-    found: dict[str, dict[str, Cost]] = {}
-    for run in (results.parameters.get("runs") or {}).values():
-        if FIGURE_15 in run.get("figures", ()):
-            place = (run.get("context", 128), run.get("model", "gpt2"))
-            costs = {program: results.cost(run["architecture"], program, *place) for program in PROGRAMS}
-            found[run["architecture"]] = {program: cost for program, cost in costs.items() if cost is not None}
-    return found
 
 
 def on_networks(results: Results) -> Html:
@@ -182,11 +183,7 @@ def on_networks(results: Results) -> Html:
         name: Network(network["bandwidth_mbit"], network["rtt_ms"])
         for name, network in (results.parameters.get("two_party", {}).get("networks") or {}).items()
     }
-    places: dict[str, dict[str, dict[str, Cost]]] = {}
-    for which in ("4", *NUMBERS):
-        table = load("aero").tables[which]
-        places[f"Table {which}"] = {row.name: row_costs(results, table, row.name) for row in table.rows}
-    places["Figure 15"] = figure_15_costs(results)
+    places = costs_by_place(results)
     grids = [text for place, costs in places.items() if (text := _on_networks(results, place, costs, networks))]
     return Html("".join(grids) if grids else f"<p>Latencies on the networks: {gap()}.</p>")
 
@@ -215,9 +212,11 @@ def _on_networks(results: Results, place: str, costs: dict[str, dict[str, Cost]]
     caption = (
         f"<b>On every network, AERO {place}</b>: computing and latency of a forward pass by the model computing + wire "
         "bytes / rate + rounds × round-trip time. <i>implied</i> is what the papers' printed latencies allow at the "
-        f"least. {escape(links)}. Messages, rounds and seconds are sums over operations in their steady state: the "
-        "refills of the stock of oblivious transfers between them, 1,281 messages and some rounds each, come on top; "
-        "the complete passes at the papers' own size say how many messages that is."
+        f"least. {escape(links)}. Messages, rounds and seconds are sums over operations, most without and a few with a "
+        "refill of the stock of oblivious transfers, 1,281 messages and some rounds each, so that messages are too few "
+        "and files differ in them; the complete passes at the papers' own size say by how much. Passes over shaped "
+        "links (below) held the model against operations of their own session and shapes; these latencies take the "
+        "rounds of most operations from smaller ones and were held against no pass."
     )
     identifier = f"networks-{place.split()[1]}"
     width = 0.3 / max(1, len(networks))

@@ -15,7 +15,7 @@ from typing import Any
 from aero.architecture import parse
 from aero.families import FAMILIES
 from aero.flops import Count, Sizes, count
-from aero.published import Paper, Table
+from aero.published import Paper, Table, load
 from aero.report.results import Cost, Results
 from aero.two_party.network import Network, implied_bandwidth_mbit, lower_bound_seconds, wire_bytes
 
@@ -68,6 +68,32 @@ def row_costs(results: Results, table: Table, row: str) -> dict[str, Cost]:
     family, context = row_family(results, table, row), table.dimensions["context"]
     found = {program: results.cost(row, program, context, family) for program in PROGRAMS}
     return {program: cost for program, cost in found.items() if cost is not None}
+
+
+COSTED = ("4", "5", "6", "7")
+"""AERO's tables with columns of costs."""
+FIGURE_15 = "aero/figure15"
+FIGURE_15_SIZES = "Pythia-70M, L=6, H=8, d=512, T=256"
+
+
+def costs_by_place(results: Results) -> dict[str, dict[str, dict[str, Cost]]]:
+    """The measured costs by place (Tables 4 to 7, Figure 15), row and program; those that there are."""
+    places = {}
+    for which in COSTED:
+        table = load("aero").tables[which]
+        places[f"Table {which}"] = {row.name: row_costs(results, table, row.name) for row in table.rows}
+    return places | {"Figure 15": figure_15_costs(results)}
+
+
+def figure_15_costs(results: Results) -> dict[str, dict[str, Cost]]:
+    """The measured costs of Figure 15's architectures by program, those that there are."""
+    found: dict[str, dict[str, Cost]] = {}
+    for run in (results.parameters.get("runs") or {}).values():
+        if FIGURE_15 in run.get("figures", ()):
+            place = (run.get("context", 128), run.get("model", "gpt2"))
+            costs = {program: results.cost(run["architecture"], program, *place) for program in PROGRAMS}
+            found[run["architecture"]] = {program: cost for program, cost in costs.items() if cost is not None}
+    return found
 
 
 def row_family(results: Results, table: Table, row: str) -> str:

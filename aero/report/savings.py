@@ -49,18 +49,18 @@ def table_errors(root: Path, savings: dict[str, str]) -> Html:
     """Largest logit error of complete private passes with one saving alone and with one left out, beside both ends.
 
     A column for each row, scale and length of the prompts, so that none stands beside passes of other prompts; how
-    many were asked is in brackets. savings: as `table_savings` takes them.
+    many were asked is in brackets. Where no saving was tried alone is `table_held_out`'s. savings: as `table_savings`
+    takes them.
     """
     lines = _read(root / FILES[1])
     if not lines:
         return Html(f"<p>The logit errors of the savings: {gap()}.</p>")
-    groups: dict[tuple[str, str, str], dict[str, dict[str, str]]] = {}
-    for line in lines:
-        groups.setdefault((line["architecture"], line["scale"], line["tokens"]), {})[line["program"]] = line
+    groups = {key: found for key, found in _groups(lines).items() if not found.keys() <= set(ENDS)}
+    if not groups:
+        return Html(f"<p>The logit errors of the savings: {gap()}.</p>")
     rows = [["none or all", *(_pair(found, *ENDS) for found in groups.values())]]
     for name in savings:
         programs = _single(name)
-        # Groups of the two ends alone have nothing to say here.
         cells = [_pair(found, *programs) for found in groups.values()]
         if any(program in found for found in groups.values() for program in programs):
             rows.append([f"<code>{escape(name)}</code>", *cells])
@@ -78,6 +78,68 @@ def table_errors(root: Path, savings: dict[str, str]) -> Html:
     width = 0.8 / len(groups)
     heads = ["saving", *(f"{row_label(row)}<br>T={tokens}" for row, _, tokens in groups)]
     return Html(grid(heads, rows, caption, "savings-errors", (0.2, *(width for _ in groups)), "dense"))
+
+
+HELD_OUT = 200
+"""Held-out prompts that a tuned row's top token is to be PyTorch's of."""
+
+
+def table_held_out(root: Path) -> Html:
+    """The tuned program on held-out prompts against its target: PyTorch's top token, no larger error than as published.
+
+    A line for each row, scale and length of the prompts of which both ends were asked, or one of them; a target is met
+    by `HELD_OUT` prompts with the same top token and an error no larger than that as published, of as many or fewer of
+    the same prompts.
+    """
+    lines = [
+        (key, [found.get(end) for end in ENDS])
+        for key, found in _groups(_read(root / FILES[1])).items()
+        if found.keys() <= set(ENDS)
+    ]
+    if not lines:
+        return Html(f"<p>The tuned program on {HELD_OUT} held-out prompts: {gap()}.</p>")
+    rows = []
+    for (row, scale, tokens), (plain, tuned) in lines:
+        cells = [row_label(row), escape(scale), tokens]
+        for line in (tuned, plain):
+            if line is None:
+                cells += [gap("–"), gap("–")]
+                continue
+            asked = f"{line['same_top_token']} of {line['prompts']}"
+            cells += [
+                number(asked, "smaller_scale", FILES[1]),
+                number(f"{float(line['max_logit_error']):.4f}", "smaller_scale", FILES[1]),
+            ]
+        rows.append([*cells, _verdict(plain, tuned)])
+    caption = (
+        f"<b>The same answer on held-out prompts</b>: the target is PyTorch's top token on {HELD_OUT} prompts and an "
+        "error no larger than as published. Complete private passes of models trained here; the largest difference of "
+        "a logit. As published answers the first of the same prompts, as many as are said: the largest error of "
+        "few is smaller than that of many, so the comparison favours it. Rows that are not listed were not asked; the "
+        "models are of the scale named, not of the papers' width."
+    )
+    heads = ["configuration", "scale", "T", "tuned, same top token", "error", "as published, same top token", "error"]
+    return Html(grid([*heads, "target"], rows, caption, "held-out", (0.22, 0.1, 0.06, 0.14, 0.1, 0.16, 0.1, 0.12)))
+
+
+def _verdict(plain: dict[str, str] | None, tuned: dict[str, str] | None) -> str:
+    if tuned is None:
+        return gap("–")
+    if tuned["same_top_token"] != tuned["prompts"]:
+        return "missed"
+    if plain is not None and float(tuned["max_logit_error"]) > float(plain["max_logit_error"]):
+        return "missed"
+    if int(tuned["prompts"]) < HELD_OUT:
+        return f"{HELD_OUT - int(tuned['prompts'])} prompts to go"
+    return "met" if plain is not None else "no error as published"
+
+
+def _groups(lines: list[dict[str, str]]) -> dict[tuple[str, str, str], dict[str, dict[str, str]]]:
+    """Lines by program of every row, scale and length of the prompts."""
+    groups: dict[tuple[str, str, str], dict[str, dict[str, str]]] = {}
+    for line in lines:
+        groups.setdefault((line["architecture"], line["scale"], line["tokens"]), {})[line["program"]] = line
+    return groups
 
 
 def _single(name: str) -> tuple[str, str]:

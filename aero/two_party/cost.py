@@ -347,7 +347,8 @@ class PassCost:
     seconds_error: relative, of what is interpolated; infinite where something is extrapolated, or was not measured
     often enough to tell. Adds to what a composition is wrong by. by_part: bytes of embedding, blocks, vocabulary
     projection and set-up. seconds_by_kind: by kind of operation. timed_by_law: the operations that were measured but
-    for their seconds. interpolated, extrapolated: those that were not measured themselves.
+    for their seconds. seconds_timed_once: those of operations that were timed in a single run, which repeats worse than
+    the median of several. interpolated, extrapolated: those that were not measured themselves.
     """
 
     architecture: str
@@ -367,6 +368,7 @@ class PassCost:
     seconds_by_kind: Mapping[str, float]
     operations: int
     timed_by_law: tuple[str, ...]
+    seconds_timed_once: float
     interpolated: tuple[str, ...]
     extrapolated: tuple[str, ...]
     counts_kept: bool
@@ -414,7 +416,7 @@ def estimate(
     total, error = dict.fromkeys(QUANTITIES, 0.0), dict.fromkeys(QUANTITIES, 0.0)
     by_part = {"embedding": 0.0, BLOCKS: 0.0, "vocabulary projection": 0.0, "set-up": operations.setup_bytes}
     by_kind: dict[str, float] = {}
-    wire, wire_off = operations.setup_bytes, 0.0
+    wire, wire_off, timed_once = operations.setup_bytes, 0.0, 0.0
     not_measured: dict[str, list[str]] = {"interpolated": [], "extrapolated": [], "timed by law": []}
     for (op, shape), count in needed.items():
         one = operations.cost(op, shape, extrapolate)
@@ -431,6 +433,8 @@ def estimate(
         by_kind[kind] = by_kind.get(kind, 0.0) + count * one.values["seconds"]
         if one.how in not_measured:
             not_measured[one.how].append(f"{op} {shape}")
+        elif operations.measured[op, shape].runs == 1:
+            timed_once += count * one.values["seconds"]
     # Keys and first oblivious transfers go both ways in about equal parts.
     client, server = (total[f"bytes_sent_{who}"] + operations.setup_bytes / 2 for who in ("client", "server"))
     return PassCost(
@@ -451,6 +455,7 @@ def estimate(
         seconds_by_kind=by_kind,
         operations=len(needed),
         timed_by_law=tuple(not_measured["timed by law"]),
+        seconds_timed_once=timed_once,
         interpolated=tuple(not_measured["interpolated"]),
         extrapolated=tuple(not_measured["extrapolated"]),
         counts_kept=kept,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import re
 
+import pytest
+
 from aero.pipeline import ROOT
-from aero.report.savings import table_errors, table_savings
+from aero.report.savings import table_errors, table_held_out, table_savings
 
 BYTES = """architecture,program,bytes
 SM+LN+G,as_published,19.5e9
@@ -60,8 +62,34 @@ def test_errors_of_other_prompts_never_stand_side_by_side(tmp_path):
     html = table_errors(tmp_path, savings)._repr_html_()
     lines = [re.sub(r"<[^>]*>|○", "", line) for line in html.split("<tr>")]
     ends, one_qkv, absorbed_line = lines[2:]  # before them what precedes the grid and its head
-    assert "0.0120 (4) | 0.0030 (4)" in ends and "– | 0.0090 (200)" in ends
+    assert "0.0120 (4) | 0.0030 (4)" in ends and "0.0090" not in html  # which is of a table of its own
     assert "– | 0.0040 (4)" in one_qkv and "0.0090" not in one_qkv
     assert "0.0070 (4) | –" in absorbed_line
     said = re.sub(r"<[^>]*>", "", html)
-    assert "T=32: 15 of 16; SM+LN+G, scale laptop, T=64: 199 of 200" in said
+    assert "T=32: 15 of 16." in said
+
+
+@pytest.mark.parametrize(
+    ("tuned", "plain", "said"),
+    [
+        ((200, 200, 0.003), (20, 20, 0.012), "met"),
+        ((200, 199, 0.003), (20, 20, 0.012), "missed"),
+        ((200, 200, 0.013), (20, 20, 0.012), "missed"),
+        ((40, 40, 0.003), (20, 20, 0.012), "160 prompts to go"),
+        ((200, 200, 0.003), None, "no error as published"),
+    ],
+)
+def test_held_out_prompts_against_their_target(tmp_path, tuned, plain, said):
+    folder = tmp_path / "results/two_party"
+    folder.mkdir(parents=True)
+    assert "not measured yet" in table_held_out(tmp_path)._repr_html_()
+    lines = [
+        f"SM+LN+R,{program},laptop,{asked},24,{error},{same},{{}}\n"
+        for program, line in (("tuned", tuned), ("as_published", plain))
+        if line is not None
+        for asked, same, error in (line,)
+    ]
+    (folder / "savings_errors.csv").write_text(ERRORS + "".join(lines))
+    html = table_held_out(tmp_path)._repr_html_()
+    (line,) = [re.sub(r"<[^>]*>|○", "", one) for one in html.split("<tr>")[2:]]  # of the ends alone: not SM+LN+G
+    assert line.partition("The same answer")[0].strip().endswith(said) and f"{tuned[1]} of {tuned[0]}" in line

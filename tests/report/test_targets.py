@@ -112,7 +112,9 @@ def test_every_row_has_its_parts_and_its_kinds_of_operations(kept: Results) -> N
     for which in "4567":
         assert f"<b>Where the bytes go, Table {which}.</b>" in parts
     rows = sum(len(PAPER.tables[which].rows) for which in "4567")
+    rows += 8  # Figure 15
     assert parts.count("<tr>") - parts.count("<thead>") == 2 * rows  # two programs
+    assert "<b>Where the bytes go, Figure 15.</b>" in parts
     assert kinds.count("<tr>") - kinds.count("<thead>") == 2 * rows
     # SM+LN+G as published: nearly all bytes are the GELU's, the softmax's and LayerNorm's.
     assert re.search(r"gelu_plain 13\.2; softmax_plain 3\.52; layer_norm 1\.44; linear 0\.736", kinds)

@@ -61,6 +61,7 @@ def test_the_four_packages_leave_the_others_out():
     assert not {"torch", "numpy", "tiktoken", "tokenizers", "yaml", "tqdm"} & foreign
 
 
+@pytest.mark.slow
 def test_tokens_training_and_entropy_without_the_other_packages(tmp_path):
     """At the scale `gpu`, with its precision and switches, in small."""
     folder = make(tmp_path / "project")

@@ -27,6 +27,7 @@ def contents(folder):
     return found
 
 
+@pytest.mark.slow
 def test_one_failing_stops_no_other_and_what_is_done_is_not_done_again(project):
     folder = project()
     command = ("train_many", "sm-r", "impossible", "--seeds", "1337", "4", "--jobs", "2", "--keep")

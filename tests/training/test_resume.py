@@ -78,6 +78,7 @@ def test_unless_done_knows_its_own_configuration(project):
     assert (folder / "out/metrics.json").read_bytes() != before
 
 
+@pytest.mark.slow
 def test_results_of_an_earlier_training_stay_until_the_new_ones_are_there(project):
     """Killed while it trains, and ended by a disk that is full when it writes: then all is as it was before."""
     folder = project()

@@ -250,6 +250,7 @@ def test_what_is_refused_before_anything_starts(path, certificates, tmp_path, ca
         (["serve", "--checkpoint", str(path), "--most-tokens", "0"], "--most-tokens must be at least 1, got 0"),
         (["ask", "--server", "nowhere", PROMPT], "is not host:port"),
         (["ask", "--server", "127.0.0.1:1", "--tokens", "-5", PROMPT], "--tokens -5 must be at least 1"),
+        (["ask", "--server", "127.0.0.1:1", ""], "the prompt is empty"),
         (["ask", "--server", "127.0.0.1:1", "--temperature", "nan", PROMPT], "temperature nan must be 0"),
         *(
             (
@@ -320,9 +321,11 @@ def test_another_model_than_expected(path, tmp_path):
     ]:
         thread = threading.Thread(target=server.answer, args=(listener, lines.append), daemon=True)
         thread.start()
+        began = time.monotonic()
         with pytest.raises(ValueError, match=re.escape(said)):
             cli.main(["ask", "--server", listener.address, *arguments, "a"])
         thread.join(10)
+        assert not thread.is_alive() and time.monotonic() - began < 5, said
     listener.close()
     assert [line.partition(": ")[2] for line in lines] == ["failed: the client left without a question"] * 3 + [
         "failed: 6 new tokens are asked for, this server gives 5"

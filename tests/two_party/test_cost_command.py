@@ -18,6 +18,7 @@ from aero import cli
 from aero.architecture import parse
 from aero.errors import UserError
 from aero.report.pareto import Point, with_front
+from aero.two_party import cost as cost_module
 from aero.two_party import counts as counts_module
 from aero.two_party import ledger
 from aero.two_party.cost import estimate, measured_operations
@@ -95,6 +96,27 @@ def test_rounds_that_were_not_measured_have_no_bound(capsys: pytest.CaptureFixtu
     assert found["rounds"] is found["latency_s"] is found["rounds_error"] is found["latency_error"] is None
     assert found["bytes_error"] < 0.05 and "rounds unknown, seconds" in text and "latency unknown by inter" in text
     assert "rounds not measured" in text and "unknown (rounds were not measured)" in text
+
+
+def test_single_timings_are_told(
+    project: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of two operations of the pass; the others are medians of three runs."""
+    shutil.copytree(project, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    (path,) = [tmp_path / name for name in cost_module.FILES if (tmp_path / name).is_file()]
+    rows = ledger.read(path, ledger.Measurement)
+    needed, _ = cost_module.counts(parse("SM+ScFuFFN"), published_sizes("gpt2", 128), "tuned")
+    single = sorted(needed)[:2]
+    ledger.write(path, [replace(row, runs=1 if row.key in single else 3) for row in rows], ledger.Measurement)
+    seconds = {row.key: row.seconds for row in rows}
+    expected = sum(needed[key] * seconds[key] for key in single)
+    found = json.loads(said(capsys, "SM+ScFuFFN", "--json"))
+    assert found["seconds_timed_once"] == pytest.approx(expected) and expected > 0
+    share = f"{100 * expected / found['seconds']:.0f} % of the seconds are single timings"
+    assert share in said(capsys, "SM+ScFuFFN")
+    ledger.write(path, [replace(row, runs=3) for row in rows], ledger.Measurement)
+    assert "single timings" not in said(capsys, "SM+ScFuFFN")
 
 
 def test_two_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:

@@ -106,6 +106,7 @@ def test_an_operation_that_fails_stops_no_other(project, monkeypatch, tmp_path, 
         main(["--folder", str(tmp_path)])
 
 
+@pytest.mark.slow
 def test_architectures_that_are_asked_for_are_measured_and_add_up(project, monkeypatch, tmp_path, capsys):
     """`aero cost` knows their bytes then; seconds of a machine that is not quiet are left to the law."""
     monkeypatch.chdir(project)

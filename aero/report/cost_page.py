@@ -108,7 +108,7 @@ def _parts_of(results: Results, place: str, costs: dict[str, dict[str, Cost]]) -
         "last block and that the papers do not count. Seconds are of computing, without a network; messages and rounds "
         f"mostly without refills of the stock of oblivious transfers. {measured}"
     )
-    widths = (0.18, 0.1, 0.08, 0.08, 0.09, 0.08, 0.07, 0.08, 0.1, 0.07, 0.07)
+    widths = (0.15, 0.09, 0.07, 0.1, 0.1, 0.1, 0.07, 0.07, 0.09, 0.08, 0.08)
     return grid(heads, rows, caption, "parts" if which == "4" else f"parts-{which}", widths, "dense")
 
 

@@ -269,7 +269,7 @@ def _savings_of(results: Results, which: str) -> str:
         f"{cost_caption(results, table)}"
     )
     identifier = "savings-audit" if which == "4" else f"savings-audit-{which}"
-    return grid(heads, rows, caption, identifier, (0.25, *(0.075,) * 10), "dense")
+    return grid(heads, rows, caption, identifier, (0.21, *(0.075, 0.08, 0.095, 0.07, 0.075) * 2), "dense")
 
 
 def _saving_cells(results: Results, table: Table, row: str, key: str, quantity: str) -> list[str]:

@@ -119,7 +119,9 @@ def table_held_out(root: Path) -> Html:
         "models are of the scale named, not of the papers' width."
     )
     heads = ["configuration", "scale", "T", "tuned, same top token", "error", "as published, same top token", "error"]
-    return Html(grid([*heads, "target"], rows, caption, "held-out", (0.22, 0.1, 0.06, 0.14, 0.1, 0.16, 0.1, 0.12)))
+    return Html(
+        grid([*heads, "target"], rows, caption, "held-out", (0.22, 0.1, 0.06, 0.14, 0.1, 0.16, 0.1, 0.12), "dense")
+    )
 
 
 def _verdict(plain: dict[str, str] | None, tuned: dict[str, str] | None) -> str:

@@ -291,6 +291,22 @@ def test_bytes_at_contexts_that_the_laws_have_not_seen_are_within_their_bounds()
     assert seen == beyond.keys()
 
 
+def test_bytes_at_a_context_measured_afterwards_are_within_their_bounds():
+    """T = 184, which no law was made for, by the laws of all other contexts: their bounds, or 0.1 % (`ALIKE`)."""
+    variant = "cheetah-FM64-18-exact"
+    kept = measured_operations(variant, ROOT)
+    others = Operations({key: row for key, row in kept.measured.items() if row.context != 184}, variant)
+    afterwards = [row for key, row in kept.measured.items() if key not in others.measured]
+    kinds = {packing.sized(*row.key).kind for row in afterwards}
+    assert {"exponentials", "gelu_segments", "inverse_sums", "linear", "mix", "normalise_tiles", "relu"} <= kinds
+    sides = ("bytes_sent_client", "bytes_sent_server")
+    for row in afterwards:
+        told = others.cost(*row.key)
+        off = abs(sum(told.values[side] for side in sides) - row.bytes)
+        bound = sum(told.values[side] * told.errors[side] for side in sides)
+        assert off < max(bound, cost_module.ALIKE * row.bytes), (row.key, off, bound)
+
+
 def test_bytes_without_seconds_count_and_seconds_come_from_the_law(three):
     """Measured where the machine was not quiet: more bytes than the law tells, and no seconds."""
     op, shape = "exponentials(blocks=16,split=1)", "12x200x200"

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -276,6 +276,7 @@ def _published(path: Path, tokenizer: str | None, program: str, settings: Settin
 
     *_, header = checkpoint.describe(path)
     found = _load(tokenizer if tokenizer is not None else tokenizer_beside(path, header.get("run")))
+    check_tokenizer(found.sha256, header, path)
     model = checkpoint.load(path)
     weights = weights_sha256(model)
     program = within_budget(model, program)
@@ -283,6 +284,14 @@ def _published(path: Path, tokenizer: str | None, program: str, settings: Settin
     description = Description.of(model.architecture, model.config, program, settings, found.sha256)
     _check_vocabulary(found, description)
     return description, found, weights
+
+
+def check_tokenizer(sha256: str, header: Mapping[str, str], path: Path) -> None:
+    """UserError if the checkpoint at `path` names another tokenizer in its `header`: one of as many entries would do,
+    and answer in other words. Checkpoints of earlier versions name none.
+    """
+    if header.get("tokenizer_sha256", sha256) != sha256:
+        raise UserError(f"{path} was trained with another tokenizer than this one; give its own as --tokenizer")
 
 
 def tokenizer_beside(path: Path, run: str | None) -> Path:

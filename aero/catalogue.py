@@ -5,7 +5,6 @@ Nothing here loads torch, so that looking things up takes a moment.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from aero.errors import cut
+from aero.errors import cut, json_file
 from aero.flops import count
 from aero.parameters import MEASURED, Parameters
 from aero.result_checks import check_metrics
@@ -75,7 +74,7 @@ def results(root: Path | str = ".", problems: list[str] | None = None) -> dict[t
 
 def _read(path: Path, place: Path) -> Result:
     """The metrics in `path`, which lies at `place` below the project's root."""
-    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    values = json_file(path)
     check_metrics(values, place)
     made = values.get("provenance") or {}
     speed, cpu_seconds = float(values["tokens_per_second"]), made.get("cpu_seconds")

@@ -204,12 +204,13 @@ def _open(path: Path, tokenizer: Path | None) -> Reader:
 
 def _open_checkpoint(path: Path, tokenizer: Path | None) -> Reader:
     from aero import checkpoint
-    from aero.asking import tokenizer_beside
+    from aero.asking import check_tokenizer, tokenizer_beside
     from aero.data.tokenizer import load_tokenizer
 
     model = checkpoint.load(path)
     _, _, header = checkpoint.describe(path)
     found = load_tokenizer(tokenizer or tokenizer_beside(path, header.get("run")))
+    check_tokenizer(found.sha256, header, path)
     if found.vocabulary > model.config.vocabulary:
         raise UserError(
             f"the tokenizer has {found.vocabulary} entries, the model {model.config.vocabulary}; give the model's own "

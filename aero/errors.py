@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import errno
+import json
 import os
+import re
+import signal
 import stat
 import sys
 from collections.abc import Callable, Collection, Iterable
@@ -21,6 +25,17 @@ class UserError(ValueError):
     """Input a person can mend; its text names the cause and the remedy in one line."""
 
 
+def tell_interrupts_while_loading() -> None:
+    """Until `run_main` sees to it, Ctrl-C ends the process with one line: libraries take seconds to load."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupted_while_loading)
+
+
+def _interrupted_while_loading(*_: object) -> None:
+    os.write(2, b"error: interrupted before it began\n")
+    os._exit(130)
+
+
 def run_main(main: Callable[[list[str]], int | None], arguments: list[str] | None = None) -> None:
     """Run `main(arguments)` and leave the process.
 
@@ -28,6 +43,8 @@ def run_main(main: Callable[[list[str]], int | None], arguments: list[str] | Non
     interrupt), and so does a lack of memory that Python notices. Anything else is a defect of this project and keeps
     its traceback.
     """
+    if signal.getsignal(signal.SIGINT) is _interrupted_while_loading:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         status = main(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()  # later, Python only complains of what could not be written
@@ -111,6 +128,13 @@ def text_of(path: Path, most: int | None = None) -> str:
         raise UserError(f"{path} cannot be read ({error.strerror})") from None
 
 
+def seed_number(text: str) -> int:
+    """What `--seed` takes, as argparse's `type`: a whole number from 0, below 2^63 as PyTorch takes them."""
+    if not re.fullmatch("[0-9]{1,19}", text) or int(text) >= 2**63:
+        raise argparse.ArgumentTypeError(f"{cut(text, 40)!r} must be a whole number from 0 to {2**63 - 1}")
+    return int(text)
+
+
 def check_minutes(minutes: float | None) -> None:
     """UserError unless a time limit is None or a number of minutes above 0: NaN would end nothing."""
     if minutes is not None and not 0 < minutes < 1e9:
@@ -145,6 +169,19 @@ def yaml_file(path: Path) -> dict[Any, Any]:
         raise UserError(f"{path} is not valid YAML: {type(error).__name__}: {error}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold a mapping of parameters")
+    return values
+
+
+def json_file(path: Path) -> dict[str, Any]:
+    """The mapping that a file in JSON holds. UserError, naming the file, for anything else; OSError as for any file."""
+    try:
+        values = json.loads(text_of(path))
+    except UserError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not valid JSON ({cut(str(error), 200)}); restore it or make it again") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path} must hold a mapping, not {got(values)}; restore it or make it again")
     return values
 
 

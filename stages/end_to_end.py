@@ -12,7 +12,7 @@ import torch
 from aero import checkpoint, provenance
 from aero.data.batches import evaluation_batches
 from aero.data.tokens import open_tokens
-from aero.errors import UserError, run_main
+from aero.errors import UserError, run_main, seed_number
 from aero.parameters import load
 from aero.training.log import write_text
 from aero.training.run import run_folder
@@ -25,7 +25,7 @@ from aero.two_party.weights import within_budget
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.end_to_end", description=__doc__)
     parser.add_argument("run", help="a name under `runs` in params.yaml")
-    parser.add_argument("--seed", type=int, help="default: the first of `seeds`")
+    parser.add_argument("--seed", type=seed_number, help="default: the first of `seeds`")
     parser.add_argument("--tokens", type=Path, default=Path("runs/tokens"), help="folder of token files")
     parser.add_argument("--out", type=Path, help="default: runs/two_party/passes/RUN.json")
     chosen = parser.parse_args(arguments)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import torch
 
 from aero.checkpoint import load as load_checkpoint
 from aero.data.tokens import scale_root
-from aero.errors import run_main
+from aero.errors import json_file, run_main, seed_number
 from aero.parameters import load
 from aero.training.processes import default_device
 from aero.training.run import run_folder
@@ -21,7 +20,7 @@ from aero.training.trained_entropy import write_entropy
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.entropy", description=__doc__)
     parser.add_argument("run", help="a name under `runs` in params.yaml")
-    parser.add_argument("--seed", type=int, help="default: the first of `seeds`")
+    parser.add_argument("--seed", type=seed_number, help="default: the first of `seeds`")
     parser.add_argument("--scale", help="another scale than params.yaml names")
     parser.add_argument(
         "--tokens", type=Path, help="folder of token files (default: that of the run's corpus and scale)"
@@ -35,7 +34,7 @@ def main(arguments: list[str]) -> None:
     parameters.run(chosen.run)
     seed = parameters.seeds[0] if chosen.seed is None else chosen.seed
     folder = chosen.folder or run_folder(chosen.run, seed, chosen.scale)
-    metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    metrics = json_file(folder / "metrics.json")
     device = default_device()
     model = load_checkpoint(folder / "checkpoint.safetensors").to(device)
     torch.set_num_threads(max(1, parameters.active.train.threads or torch.get_num_threads()))

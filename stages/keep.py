@@ -1,16 +1,21 @@
 """Keep fresh results: copy the small result files of runs/ into results/, which git keeps (`make keep`).
 
-Refuses results whose source tree had uncommitted changes, because nobody could run that code again.
+Refuses results whose source tree had uncommitted changes, because nobody could run that code again, and costs that lack
+some of those that are kept, which would be lost.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from aero.errors import UserError, run_main
-from aero.training.kept import copy, kept_files
+from aero.errors import UserError, json_file, run_main, text_of
+from aero.training.kept import check_name, copy, kept_files, refuse_changes
+from aero.two_party.counts import OWN
 
 
 def main(arguments: list[str]) -> None:
@@ -22,15 +27,62 @@ def main(arguments: list[str]) -> None:
     plan: list[tuple[Path, Path]] = []
     for metrics in sorted(chosen.source.glob("*/seed_*/metrics.json")):
         plan += kept_files(metrics.parent, chosen.target, chosen.allow_changes)
-    for path in sorted((chosen.source / "two_party").glob("*")):
-        if path.suffix in (".csv", ".json"):
-            plan.append((path, chosen.target / "two_party" / path.name))
+    plan += two_party_files(chosen.source / "two_party", chosen.target / "two_party", chosen.allow_changes)
     plan += sensitivity_files(chosen.source / "sensitivity", chosen.target / "sensitivity", chosen.allow_changes)
     plan += _parallel_context(chosen.source, chosen.target, chosen.allow_changes)
     if not plan:
         raise UserError(f"no results in {chosen.source}; run `make repro` first")
     copy(plan)
     print(f"kept {len(plan)} files in {chosen.target}")
+
+
+KEYS = (("op", "shape", "variant"), ("architecture", "model", "context", "program"))
+"""Columns that name a line of a file of costs: of operations, of rows."""
+
+
+def two_party_files(source: Path, target: Path, allow_changes: bool) -> list[tuple[Path, Path]]:
+    """Measured costs, each file with its place; none of scale smoke, whose operations are of its own small models.
+
+    UserError for a file that is damaged, of uncommitted code, or without a line that the kept one has.
+    """
+    plan = []
+    for path in sorted(source.glob("*")):
+        if path.suffix not in (".csv", ".json"):
+            continue
+        lines = _lines(path)
+        for line in lines.values():
+            refuse_changes(line, path, allow_changes)
+        if not lines or any(_of_smoke(line) for line in lines.values()):
+            continue
+        kept = target / path.name
+        if kept.is_file() and (lacking := len(_lines(kept).keys() - lines.keys())):
+            raise UserError(
+                f"{path} lacks {lacking} of the lines that {kept} has, which would be lost; measure those too, or "
+                "remove that file first"
+            )
+        plan.append((path, kept))
+    return plan
+
+
+def _of_smoke(line: Mapping[str, Any]) -> bool:
+    return str(line.get("model", "")).startswith(OWN) or line.get("scale") == "smoke"
+
+
+def _lines(path: Path) -> dict[tuple[str, ...], Mapping[str, Any]]:
+    """The lines of a file of costs by their names, with their provenance as a mapping."""
+    text = text_of(path)
+    try:
+        if path.suffix == ".json":
+            entries = json.loads(text)
+            names: tuple[str, ...] = ("run", "architecture", "program", "tokens", "layers", "width")
+        else:
+            entries = list(csv.DictReader(text.splitlines()))
+            columns = entries[0] if entries else ()
+            names = next(names for names in KEYS if set(names) <= set(columns)) if entries else ()
+            entries = [entry | {"provenance": json.loads(entry["provenance"])} for entry in entries]
+        return {tuple(str(entry.get(name)) for name in names): dict(entry) for entry in entries}
+    except (ValueError, TypeError, KeyError, AttributeError, StopIteration, RecursionError, csv.Error) as error:
+        raise UserError(f"{path} is no file of costs ({type(error).__name__}: {error}); measure it again") from None
 
 
 def sensitivity_files(source: Path, target: Path, allow_changes: bool) -> list[tuple[Path, Path]]:
@@ -43,11 +95,8 @@ def sensitivity_files(source: Path, target: Path, allow_changes: bool) -> list[t
     for about, those in made.items():
         if not (source / about).is_file():
             continue
-        values = json.loads((source / about).read_text(encoding="utf-8"))
-        if values["provenance"]["commit"].endswith("+changes") and not allow_changes:
-            raise UserError(
-                f"{source / about} was made by uncommitted code; commit and run it again, or --allow-changes"
-            )
+        values = json_file(source / about)
+        refuse_changes(values, source / about, allow_changes)
         if values.get("scale") != "smoke":
             files += those
     return [(path, target / path.name) for path in files]
@@ -57,11 +106,12 @@ def _parallel_context(source: Path, target: Path, allow_changes: bool) -> list[t
     """Measurements of parallel context encoding, each with its place: models trained here by scale and seed."""
     plan = []
     for path in sorted((source / "parallel_context").rglob("*.json")):
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json_file(path)
         if "rows" not in values:
             continue
-        if values["provenance"]["commit"].endswith("+changes") and not allow_changes:
-            raise UserError(f"{path} was made by uncommitted code; commit and run it again, or --allow-changes")
+        refuse_changes(values, path, allow_changes)
+        if path.name in ("measured.json", "cost.json"):
+            check_name(values.get("scale"), "scale", path)
         folder = target / "parallel_context"
         if path.name == "measured.json":
             plan.append((path, folder / values["scale"] / f"{path.parent.name}.json"))

@@ -22,7 +22,7 @@ from aero import provenance
 from aero.checkpoint import load as load_checkpoint
 from aero.data.tokenizer import tokenizer_of
 from aero.data.tokens import open_tokens, tokens_folder
-from aero.errors import UserError, run_main
+from aero.errors import UserError, json_file, run_main, seed_number
 from aero.parallel_context import benchmarks
 from aero.parallel_context.encoding import Model
 from aero.parallel_context.experiment import Task, possible, rows_of, text_prefix
@@ -38,7 +38,7 @@ METRICS = {"lm": "perplexity", "icl": "accuracy", "rag": "substring match", "syn
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.parallel_context", description=__doc__)
-    parser.add_argument("--seed", type=int, help="default: the first of parallel_context.seeds")
+    parser.add_argument("--seed", type=seed_number, help="default: the first of parallel_context.seeds")
     parser.add_argument("--scale", help="another scale than params.yaml names")
     parser.add_argument("--tokens", type=Path, help="folder of token files (default: the corpus's)")
     parser.add_argument("--out", type=Path, help="file to write")
@@ -114,7 +114,7 @@ def _own_model(chosen: argparse.Namespace, section: ParallelContextSettings, sca
     folder, here, device = Path(f"runs/parallel_context/seed_{seed}"), section.at(scale), default_device()
     if not (folder / "training.json").is_file():
         raise UserError(f"{folder}/training.json is missing; run python -m stages.parallel_context_train first")
-    training = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+    training = json_file(folder / "training.json")
     torch.set_num_threads(max(1, here.train.threads or torch.get_num_threads()))
     tokens = open_tokens(chosen.tokens or tokens_folder(None))
     model = OwnModel(load_checkpoint(folder / "checkpoint.safetensors").to(device))

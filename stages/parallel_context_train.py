@@ -18,7 +18,7 @@ from aero import provenance
 from aero.architecture import parse
 from aero.checkpoint import save
 from aero.data.tokens import open_tokens, tokens_folder
-from aero.errors import run_main
+from aero.errors import run_main, seed_number
 from aero.model import GPT
 from aero.parallel_context.settings import settings
 from aero.parallel_context.tasks import Mixture, Vocabulary, make_episode_tasks
@@ -30,7 +30,7 @@ from aero.training.processes import default_device
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.parallel_context_train", description=__doc__)
-    parser.add_argument("--seed", type=int, help="default: the first of parallel_context.seeds")
+    parser.add_argument("--seed", type=seed_number, help="default: the first of parallel_context.seeds")
     parser.add_argument("--scale", help="another scale than params.yaml names")
     parser.add_argument("--tokens", type=Path, help="folder of token files (default: the corpus's)")
     parser.add_argument("--out", type=Path, help="folder to write to (default: runs/parallel_context/seed_SEED)")

@@ -31,6 +31,8 @@ def main(arguments: list[str]) -> None:
     settings = reasonable()
     if not 0 <= chosen.first < len(settings):
         raise UserError(f"--first must be 0 to {len(settings) - 1}, got {chosen.first}")
+    if not 1 <= chosen.threads <= 1024:
+        raise UserError(f"--threads {chosen.threads} must be 1 to 1024")
     torch.set_num_threads(chosen.threads)
     torch.set_flush_denormal(True)
     rows = read(chosen.to)

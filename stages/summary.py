@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from aero.architecture import parse
-from aero.errors import UserError, run_main
+from aero.errors import UserError, json_file, run_main, seed_number
 from aero.parameters import Parameters, load
 from aero.training.log import write_text
 from aero.two_party.cost import KEPT_FILES, estimate, measured_operations
@@ -25,7 +25,7 @@ from aero.two_party.network import Network
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.summary", description=__doc__)
     parser.add_argument("run", help="a name under `runs` in params.yaml")
-    parser.add_argument("--seed", type=int, help="default: the first of `seeds`")
+    parser.add_argument("--seed", type=seed_number, help="default: the first of `seeds`")
     parser.add_argument("--folder", type=Path, help="folder of the run (default: runs/RUN/seed_SEED)")
     chosen = parser.parse_args(arguments)
     parameters = load()
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> None:
 
 def _read(path: Path, training: str) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json_file(path)
     except FileNotFoundError:
         raise UserError(f"{path} is not there; train and measure it first: dvc repro summary@{training}") from None
 

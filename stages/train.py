@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 from aero.data.tokens import scale_root
-from aero.errors import run_main
+from aero.errors import run_main, seed_number
 from aero.parameters import load
 from aero.training.kept import copy, kept_files, require_committed
 from aero.training.log import write_text
@@ -47,7 +47,7 @@ class TrainedWith:
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.train", description=__doc__)
     parser.add_argument("run", help="a name under `runs` in params.yaml")
-    parser.add_argument("--seed", type=int, help="default: the first of `seeds`")
+    parser.add_argument("--seed", type=seed_number, help="default: the first of `seeds`")
     parser.add_argument("--scale", help="another scale than params.yaml names")
     parser.add_argument(
         "--tokens", type=Path, help="folder of token files (default: that of the run's corpus and scale)"

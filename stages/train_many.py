@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from aero import catalogue, provenance
 from aero.data.tokens import Tokens, open_tokens, scale_root
-from aero.errors import UserError, check_minutes, run_main
+from aero.errors import UserError, check_minutes, json_file, run_main
 from aero.parameters import Parameters, load
 from aero.training.archive import Archive, finished
 from aero.training.back_to_back import Ending, Limit, back_to_back
@@ -226,7 +226,7 @@ def _elapsed(limit: Limit) -> float:
 
 def ending(folder: Path) -> str:
     """How the finished training in `folder` ended, in words."""
-    return in_words(json.loads((folder / "metrics.json").read_text(encoding="utf-8")))
+    return in_words(json_file(folder / "metrics.json"))
 
 
 def in_words(metrics: dict[str, Any]) -> str:

@@ -14,7 +14,8 @@ FOLDERS = ("aero", "stages", "benchmarks", "reports")
 WRITERS = {"write_text", "write_bytes", "savefig", "to_csv", "to_json", "save_file", "tofile", "savez", "save"}
 # What writes all the same: file and function, and why that is no result half-written.
 ALLOWED = {
-    ("aero/training/log.py", "write_together"): "the writer: to a temporary name, then renamed",
+    ("aero/training/log.py", "_write"): "the writer: to a temporary name, then renamed",
+    ("aero/two_party/ledger.py", "write"): "to a temporary name, then renamed",
     ("aero/training/log.py", "begin"): "the log of a training that runs, log.unfinished.csv",
     ("aero/training/state.py", "lock"): "an empty file to hold a lock on",
     ("aero/training/many.py", "do"): "what a training printed",
@@ -24,7 +25,6 @@ ALLOWED = {
     ("aero/checkpoint.py", "write_tensors"): "to a temporary name, then renamed",
     ("aero/whole_dvc.py", "whole"): "to a temporary name, then renamed",
     ("aero/plain_safetensors.py", "save_file"): "called by write_tensors alone",
-    ("aero/two_party/ledger.py", "write"): "to a temporary name, then renamed",
     ("aero/two_party/counts.py", "_main"): "to a temporary name, then renamed",
     ("aero/two_party/tls.py", "make_certificates"): "never over a file; all are taken away if one fails",
     ("aero/data/encode.py", "write_tokens"): "into the folder that is built beside, then renamed",

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from aero.errors import UserError, check_file, run_main, text_of
+from aero.errors import UserError, check_file, json_file, run_main, seed_number, text_of
+from aero.pipeline import ROOT
 from aero.training import archive
 
 
@@ -89,3 +90,41 @@ def test_a_file_that_is_none_or_too_large(tmp_path):
         archive.read(pipe)
     with pytest.raises(UserError, match="large has 3,221,225,472 bytes"):
         archive.read(large)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("[]", "must hold a mapping, not"), ("[" * 100_000, "is not valid JSON"), ("x", "is not valid JSON")],
+)
+def test_json_that_is_none_names_its_file(tmp_path, text, said):
+    path = tmp_path / "metrics.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=f"^{path} {said}") as caught:
+        json_file(path)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+    path.write_text('{"a": 1}')
+    assert json_file(path) == {"a": 1}
+
+
+@pytest.mark.parametrize("text", ["-1", str(2**63), "1e3", "x", "\u0663", "1" * 5000])
+def test_seeds_that_no_generator_takes(text, capsys):
+    with pytest.raises(SystemExit):
+        importlib.import_module("stages.train").main(["sm", f"--seed={text}"])
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.endswith(f"must be a whole number from 0 to {2**63 - 1}") and len(said) < 200
+    assert seed_number(str(2**63 - 1)) == 2**63 - 1
+
+
+def test_an_interrupt_while_libraries_load_is_one_line():
+    """Of a stage, before its `main` is reached; the module is not there before Python looks for it."""
+    code = "import os, signal, sys; sys.argv = ['-m']; import stages; os.kill(os.getpid(), signal.SIGINT); print('on')"
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "error: interrupted before it began\n")
+    code = (
+        "import os, signal, sys; sys.argv = ['-m']; import stages; from aero.errors import run_main; "
+        "run_main(lambda _: os.kill(os.getpid(), signal.SIGINT), [])"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 130 and ended.stderr.startswith("error: interrupted; a run can be resumed")
+    code = "import signal, stages; assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -194,7 +194,8 @@ def test_missing_and_corrupt_inputs(project, tmp_path):
 def test_keep_refuses_uncommitted_results_and_copies_small_files(project, tmp_path):
     runs = tmp_path / "runs/sm/seed_1338"
     runs.mkdir(parents=True)
-    metrics = {"scale": "smoke", "run": "sm", "seed": 1338, "provenance": {"commit": "abc+changes"}}
+    metrics = json.loads((ROOT / "results/laptop/sm/metrics.json").read_text(encoding="utf-8"))
+    metrics |= {"scale": "smoke", "seed": 1338, "provenance": {"commit": "abc+changes"}}
     (runs / "metrics.json").write_text(json.dumps(metrics))
     (runs / "checkpoint.safetensors").write_bytes(b"large")
     arguments = ("--from", str(tmp_path / "runs"), "--to", str(tmp_path / "results"))

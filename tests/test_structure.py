@@ -31,7 +31,7 @@ ALLOWED = {part: CORE for part in CORE} | {
     "data": {"errors"},
     "published": {"errors"},
     "sensitivity": CORE | {"errors", "provenance"},
-    "training": CORE | {"checkpoint", "data", "errors", "parameters", "pipeline", "provenance"},
+    "training": CORE | {"checkpoint", "data", "errors", "parameters", "pipeline", "provenance", "result_checks"},
     "parallel_context": CORE | {"checkpoint", "data", "errors", "parameters", "provenance", "training"},
     "two_party": CORE | {"checkpoint", "errors", "pipeline", "provenance"},
 }

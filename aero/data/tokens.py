@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -73,6 +74,9 @@ def open_tokens(folder: str | Path, verify: bool = False) -> Tokens:
         if manifest["format"] != FORMAT:
             raise ValueError(f"format {manifest['format']!r} instead of {FORMAT!r}")
         vocabulary = _number(manifest, "vocabulary", LARGEST_VOCABULARY)
+        for name in ("corpus_sha256", "tokenizer_sha256"):
+            if not (isinstance(said := manifest[name], str) and re.fullmatch("[0-9a-f]{64}", said)):
+                raise ValueError(f"{name} is {str(said)[:40]!r}, no SHA-256")
         streams = {split: _open_split(folder, split, manifest["splits"][split], verify) for split in SPLITS}
         if verify:
             for split in SPLITS:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from aero import provenance
-from aero.errors import UserError
+from aero.errors import UserError, cut, json_file
+from aero.result_checks import check_metrics
 from aero.training.log import write_together
 from aero.training.run import kept_folder
 
@@ -25,19 +27,42 @@ def require_committed() -> None:
 def kept_files(folder: Path, results: Path, allow_changes: bool = False) -> list[tuple[Path, Path]]:
     """What of the finished run in `folder` is kept, each file with its place below `results`.
 
-    UserError if the run was made by a source tree with uncommitted changes, because nobody could run that code again.
+    UserError if the run was made by a source tree with uncommitted changes, because nobody could run that code again,
+    and for what are no metrics of a training, or those of another run or seed than the folder is called after.
     """
     metrics = folder / "metrics.json"
-    values = json.loads(metrics.read_text(encoding="utf-8"))
-    if values["provenance"]["commit"].endswith("+changes") and not allow_changes:
-        raise UserError(f"{metrics} was made by uncommitted code; commit and run it again, or --allow-changes")
+    values = json_file(metrics)
+    refuse_changes(values, metrics, allow_changes)
+    try:
+        check_metrics(values, metrics if folder.name.startswith("seed_") else Path(metrics.name))
+    except (ValueError, KeyError) as error:
+        said = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise UserError(f"{metrics} cannot be kept: {said}; train the run again") from None
+    for name in ("scale", "run"):
+        check_name(values[name], name, metrics)
     target = kept_folder(values["scale"], values["run"], values["seed"], results)
     entropy = folder / "entropy.json"
-    if entropy.is_file() and json.loads(entropy.read_text(encoding="utf-8"))["provenance"] != values["provenance"]:
+    if entropy.exists() and json_file(entropy).get("provenance") != values["provenance"]:
         names = [name for name in FILES if name != entropy.name]  # measured on an earlier training
     else:
         names = list(FILES)
     return [(folder / name, target / name) for name in names if (folder / name).is_file()]
+
+
+def refuse_changes(values: Mapping[str, Any], path: Path, allow_changes: bool) -> None:
+    """UserError unless `values`, what `path` holds, name the commit that made them; with `allow_changes` any."""
+    made = values.get("provenance")
+    commit = made.get("commit") if isinstance(made, Mapping) else None
+    if not isinstance(commit, str):
+        raise UserError(f"{path} does not say which commit made it; make it again")
+    if commit.endswith("+changes") and not allow_changes:
+        raise UserError(f"{path} was made by uncommitted code; commit and run it again, or --allow-changes")
+
+
+def check_name(name: Any, what: str, path: Path) -> None:
+    """UserError unless `name` is a plain one: a result file must not choose where it is kept."""
+    if not isinstance(name, str) or not re.fullmatch(r"[\w-]{1,100}", name):
+        raise UserError(f"{path}: its {what} is {cut(repr(name), 100)}, which is no name; make it again")
 
 
 def copy(files: list[tuple[Path, Path]]) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import io
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol, TextIO
 
@@ -122,9 +124,29 @@ def write_together(
     goes with them.
     """
     paths = [*beside, *contents]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with _alone_in({path.parent for path in paths}):
+        _write(paths, contents, without)
+
+
+@contextmanager
+def _alone_in(folders: Collection[Path]) -> Iterator[None]:
+    """Of all processes that write here, this one alone writes into `folders`: what lies beside a place until it is
+    renamed has one name, and would be another's half. In one order, so that none waits for one that waits for it.
+    """
+    with ExitStack() as held:
+        for folder in sorted({folder.resolve() for folder in folders}):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            held.callback(os.close, descriptor)
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+
+
+def _write(paths: Sequence[Path], contents: Mapping[Path, str | bytes], without: Sequence[Path]) -> None:
     try:
         for path, content in contents.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
             with open(temporary(path), "wb") as file:
                 file.write(content.encode() if isinstance(content, str) else content)
                 file.flush()

@@ -15,7 +15,7 @@ from aero import provenance
 from aero.checkpoint import save
 from aero.data.batches import Batches, evaluation_batches
 from aero.data.tokens import Tokens
-from aero.errors import UserError
+from aero.errors import UserError, json_file
 from aero.model import GPT
 from aero.parameters import Parameters
 from aero.training.allocation import keep_freed_memory
@@ -74,7 +74,7 @@ def train_run(
     if device == "cpu":
         keep_freed_memory()
     description = {"seed": seed} | configuration(parameters, run, tokens.manifest)
-    packing = description["packing"]
+    packing, tokenizer = description["packing"], description["tokenizer_sha256"]
     state_hash = configuration_hash(description)
     if unless_done and (metrics := metrics_of(folder, state_hash)):
         left = [folder / "log.csv", *([folder / "checkpoint.safetensors"] if checkpoint else [])]
@@ -149,7 +149,7 @@ def train_run(
             device=torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu",
             processes=processes.count,
             corpus_sha256=description["corpus_sha256"],
-            tokenizer_sha256=tokens.manifest["tokenizer_sha256"],
+            tokenizer_sha256=tokenizer,
             started=started,
             seconds=round(time.monotonic() - clock, 1),
             cpu_seconds=round(outcome.cpu_seconds, 1),
@@ -158,7 +158,14 @@ def train_run(
     if processes.first:
         place = folder / "checkpoint.safetensors"
         if checkpoint:
-            save(temporary(place), outcome.model, run=run, seed=str(seed), config_hash=state_hash)
+            save(
+                temporary(place),
+                outcome.model,
+                run=run,
+                seed=str(seed),
+                config_hash=state_hash,
+                tokenizer_sha256=tokenizer,
+            )
         if after is not None:
             after(outcome.model, metrics)
         texts = {
@@ -180,7 +187,7 @@ def run_hash(parameters: Parameters, run: str, seed: int, tokens: Tokens) -> str
 def metrics_of(folder: Path, config_hash: str) -> dict[str, Any] | None:
     """The metrics in `folder` if they are of the configuration with this hash."""
     try:
-        metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+        metrics = json_file(folder / "metrics.json")
     except (OSError, ValueError):
         return None
-    return metrics if isinstance(metrics, dict) and metrics.get("config_hash") == config_hash else None
+    return metrics if metrics.get("config_hash") == config_hash else None

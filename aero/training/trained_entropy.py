@@ -12,6 +12,7 @@ from aero import provenance
 from aero.data.batches import evaluation_batches
 from aero.data.tokens import Tokens
 from aero.entropy import measure
+from aero.errors import UserError
 from aero.model import GPT
 from aero.parameters import Parameters
 from aero.training.compiled import as_it_stands
@@ -24,8 +25,17 @@ SEQUENCES = 32
 def write_entropy(
     path: Path, model: GPT, metrics: dict[str, Any], tokens: Tokens, parameters: Parameters, device: str
 ) -> None:
-    """Measure the trained `model` of `metrics` at the active scale's number of tokens, and write the result."""
-    run = metrics["run"]
+    """Measure the trained `model` of `metrics` at the active scale's number of tokens, and write the result.
+
+    UserError if `tokens` are of another corpus or tokenizer than the training's: their entropies would be told as its.
+    """
+    run, made = metrics["run"], metrics["provenance"]
+    for name in ("corpus_sha256", "tokenizer_sha256"):
+        if made.get(name, tokens.manifest[name]) != tokens.manifest[name]:
+            raise UserError(
+                f"{tokens.folder} holds other tokens than {run} was trained on ({name}); give its own as --tokens, or "
+                "train it again"
+            )
     batches = evaluation_batches(
         tokens.valid, model.config.context, SEQUENCES, parameters.active.entropy.tokens, parameters.packing(run)
     )

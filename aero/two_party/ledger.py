@@ -121,9 +121,15 @@ NO_SECONDS = UNMEASURED | {"seconds"}
 """Those of operations whose bytes were asked for on a machine that was not quiet (`asked_ops.csv`)."""
 
 
+_ROW = ("architecture", "model", "context", "program")
+KEYS = {"Measurement": ("op", "shape", "model", "context", "variant"), "Row": _ROW, "DetailedRow": _ROW}
+"""Columns that name a line: what two lines of the same name say, one of them would say in vain."""
+
+
 def read(path: Path, kind: type[Any], unmeasured: Collection[str] = UNMEASURED) -> list[Any]:
     """Rows of a file written by `write`. ValueError naming the file, line and field for what is not one: columns that
-    are missing or too many, text for a number, an amount below 0 or without end, a provenance that is no JSON object.
+    are missing or too many, text for a number, an amount below 0 or without end, a provenance that is no JSON object,
+    the name of an earlier line.
     NaN is read in the fields `unmeasured` alone.
     """
     types = {field.name: str(field.type) for field in fields(kind)}
@@ -134,12 +140,16 @@ def read(path: Path, kind: type[Any], unmeasured: Collection[str] = UNMEASURED) 
         raise ValueError(f"{path}, line {reader.reader.line_num}: {error}; measure again") from None
     if columns != list(types):
         raise ValueError(f"{path}: columns are {cut(str(columns), 200)}, expected {list(types)}; measure again")
-    rows = []
+    rows: list[Any] = []
+    seen: dict[tuple[str, ...], int] = {}
     for number, line in lines:
         try:
             if None in line or None in line.values():
                 raise ValueError(f"not {len(types)} fields, as the first line has")
             rows.append(kind(**{name: _value(name, types[name], text, unmeasured) for name, text in line.items()}))
+            if (name := tuple(line[column] for column in KEYS[kind.__name__])) in seen:
+                raise ValueError(f"{' '.join(name)[:200]} stands in line {seen[name]} too")
+            seen[name] = number
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}; measure again") from None
     return rows

@@ -1,0 +1,147 @@
+"""`make keep`: what of runs/ is copied to results/, and what is refused before anything is touched."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from aero.errors import UserError
+from aero.two_party import ledger
+from stages import keep
+
+ROOT = Path(__file__).resolve().parents[1]
+METRICS = json.loads((ROOT / "results/laptop/sm-r/metrics.json").read_text(encoding="utf-8"))
+ENTROPY = json.loads((ROOT / "results/laptop/sm-r/entropy.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def inside(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def placed(name: str, content: object) -> Path:
+    path = Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return path
+
+
+def refused(said: str, *arguments: str) -> None:
+    before = sorted(path.as_posix() for path in Path("results").rglob("*"))
+    with pytest.raises(UserError, match=said) as caught:
+        keep.main(list(arguments))
+    assert "\n" not in str(caught.value)
+    assert sorted(path.as_posix() for path in Path("results").rglob("*")) == before
+
+
+def test_a_training_is_kept_with_its_own_entropies(inside):
+    placed("runs/sm-r/seed_1337/metrics.json", METRICS)
+    placed("runs/sm-r/seed_1337/entropy.json", ENTROPY | {"provenance": {"commit": "another"}})
+    keep.main([])
+    assert [path.name for path in Path("results/laptop/sm-r").iterdir()] == ["metrics.json"]
+    placed("runs/sm-r/seed_1337/entropy.json", ENTROPY)
+    keep.main([])
+    assert {path.name for path in Path("results/laptop/sm-r").iterdir()} == {"metrics.json", "entropy.json"}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        ({}, "does not say which commit made it"),
+        ("[]", "must hold a mapping"),
+        ("[" * 100_000, "metrics.json is not valid JSON"),
+        ("x", "metrics.json is not valid JSON"),
+        (METRICS | {"scale": "../../elsewhere"}, "its scale is '../../elsewhere', which is no name"),
+        (METRICS | {"run": "sm"}, "run is 'sm', but it lies in the place of sm-r"),
+        (METRICS | {"seed": 5}, "seed is 5, but it lies in the place of 1337"),
+        (METRICS | {"eval_perplexity": 1.5}, "not the exponential of eval_loss"),
+        ({key: value for key, value in METRICS.items() if key != "tokens"}, "it has no 'tokens'"),
+        (METRICS | {"provenance": METRICS["provenance"] | {"commit": "0" * 40 + "+changes"}}, "uncommitted code"),
+    ],
+)
+def test_what_is_no_result_of_its_place_is_refused(inside, metrics, said):
+    placed("runs/sm-r/seed_1337/metrics.json", metrics)
+    refused(said)
+    assert not Path("results").exists() and not (inside.parent / "elsewhere").exists()
+
+
+def test_a_pipe_is_not_waited_for(inside):
+    placed("runs/sm-r/seed_1337/metrics.json", METRICS).unlink()
+    os.mkfifo("runs/sm-r/seed_1337/metrics.json")
+    refused("is a pipe, socket or device")
+
+
+def costs(name: str = "ops") -> list[ledger.Measurement]:
+    return ledger.read(ROOT / f"results/two_party/{name}.csv", ledger.Measurement, ledger.NO_SECONDS)
+
+
+def test_costs_replace_those_that_they_contain_and_no_others(inside):
+    target, fresh = Path("results/two_party/ops.csv"), Path("runs/two_party/ops.csv")
+    target.parent.mkdir(parents=True)
+    shutil.copyfile(ROOT / target, target)
+    rows = costs()
+    ledger.write(fresh, rows[:-1], ledger.Measurement)
+    refused(f"lacks 1 of the lines that {target} has")
+    assert target.read_bytes() == (ROOT / target).read_bytes()
+    slower = [replace(row, seconds=2 * row.seconds) for row in rows]
+    ledger.write(fresh, slower, ledger.Measurement)
+    keep.main([])
+    assert ledger.read(target, ledger.Measurement) == slower
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("rows.csv", "garbage", "no results in runs"),
+        ("rows.csv", "garbage\nmore\n", "rows.csv is no file of costs"),
+        ("ops.csv", "op,shape,variant\na,b,c\n", "ops.csv is no file of costs"),
+        ("ops.csv", "op,shape,variant,provenance\na,b,c,{}\n", "does not say which commit"),
+        ("end_to_end.json", '[{"scale": "laptop"}, 3]', "end_to_end.json is no file of costs"),
+        ("end_to_end.json", "[" * 100_000, "end_to_end.json is no file of costs"),
+    ],
+)
+def test_damaged_costs_are_refused(inside, name, text, said):
+    placed(f"runs/two_party/{name}", text)
+    refused(said)
+
+
+def test_costs_of_uncommitted_code_are_refused_and_those_of_small_models_left(inside):
+    fresh = Path("runs/two_party/ops.csv")
+    (first, *_) = costs()
+    made = json.loads(first.provenance)
+    changed = replace(first, provenance=json.dumps(made | {"commit": made["commit"] + "+changes"}))
+    ledger.write(fresh, [changed], ledger.Measurement)
+    refused("uncommitted code")
+    keep.main(["--allow-changes"])
+    assert ledger.read(Path("results/two_party/ops.csv"), ledger.Measurement) == [changed]
+    ledger.write(fresh, [replace(first, model="own-gpt2")], ledger.Measurement)
+    refused("no results in runs")
+    fresh.unlink()
+    entry = {"run": "sm", "scale": "smoke", "provenance": made}
+    placed("runs/two_party/end_to_end.json", [entry])
+    refused("no results in runs")
+    placed("runs/two_party/end_to_end.json", [entry | {"scale": "laptop"}])
+    keep.main([])
+    assert json.loads(Path("results/two_party/end_to_end.json").read_text())[0]["scale"] == "laptop"
+
+
+def test_a_line_that_stands_twice_is_refused(tmp_path):
+    rows, path = costs(), tmp_path / "ops.csv"
+    ledger.write(path, [*rows, replace(rows[3], bytes_sent_client=1.0)], ledger.Measurement)
+    with pytest.raises(ValueError, match=rf"line {len(rows) + 2}: .* stands in line 5 too; measure again"):
+        ledger.read(path, ledger.Measurement)
+
+
+def test_parallel_context_chooses_no_place(inside):
+    entry = {"rows": [], "scale": "../../elsewhere", "provenance": METRICS["provenance"]}
+    placed("runs/parallel_context/seed_1337/measured.json", entry)
+    refused("its scale is '../../elsewhere', which is no name")
+    placed("runs/parallel_context/seed_1337/measured.json", entry | {"scale": "laptop"})
+    keep.main([])
+    assert Path("results/parallel_context/laptop/seed_1337.json").is_file()

@@ -268,7 +268,7 @@ def test_a_manifest_without_the_tokenizers_hash_is_refused(tokens):
     manifest = json.loads(path.read_text())
     del manifest["tokenizer_sha256"]
     path.write_text(json.dumps(manifest))
-    refused(lambda: tokenizer_of(open_tokens(tokens)), "tokenizer.json")
+    refused(lambda: open_tokens(tokens), path, "tokenizer_sha256")
 
 
 def test_a_tokenizer_with_a_number_without_end_is_refused(tokens):

@@ -122,10 +122,10 @@ def test_one_target_again_leaves_the_others_with_their_commit(tmp_path, monkeypa
     made = {"cases": 5, "accepted": 1, "refused": 4, "slowest_s": 0.0, "seconds": 1.0, "failures": []}
 
     def run(name, engine, cases, seconds, seed):
-        return made | {"target": name, "engine": engine, "cases": cases, "commit": commit}
+        return made | {"target": name, "engine": engine, "of": cases, "cases": cases - short, "commit": commit}
 
     monkeypatch.setattr(fuzz, "_run", run)
-    out, commit = tmp_path / "fuzz.json", "first"
+    out, commit, short = tmp_path / "fuzz.json", "first", 0
     assert fuzz.main(["--engine", "hypothesis", "--cases", "5", "--out", str(out)]) == 0
     commit = "second"
     fuzz.main(["--target", "token files", "--engine", "hypothesis", "--cases", "7", "--out", str(out)])
@@ -133,6 +133,8 @@ def test_one_target_again_leaves_the_others_with_their_commit(tmp_path, monkeypa
     assert [target["target"] for target in found["targets"]] == list(fuzz.CASES)
     assert {t["target"]: t["cases"] for t in found["targets"] if t["commit"] == "second"} == {"token files": 7}
     assert found["cases"] == 7 + 5 * (len(fuzz.CASES) - 1)
+    short = 1  # time ran out: no success
+    assert fuzz.main(["--target", "token files", "--engine", "hypothesis", "--cases", "7", "--out", str(out)]) == 1
 
 
 def test_a_refusal_is_judged_as_it_is_shown():

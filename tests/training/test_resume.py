@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from killed_calls import COUNTED
-from small_project import finish, one_line_error, stage, start, timeless, whole_lines, without_seconds
+from small_project import ROOT, finish, one_line_error, stage, start, timeless, whole_lines, without_seconds
 
 from aero.architecture import parse
 from aero.checkpoint import read_tensors, write_tensors
@@ -116,7 +116,7 @@ def test_keep_copies_to_the_results_of_the_scale(project):
 
 def test_entropies_of_an_earlier_training_are_not_kept(tmp_path):
     origin = {"commit": "a" * 40, "started": "one"}
-    metrics = {"scale": "smoke", "run": "sm-r", "seed": 1337, "provenance": origin}
+    metrics = json.loads((ROOT / "results/laptop/sm-r/metrics.json").read_text()) | {"provenance": origin}
     (tmp_path / "metrics.json").write_text(json.dumps(metrics))
     for started, kept in (("one", ["metrics.json", "entropy.json"]), ("another", ["metrics.json"])):
         (tmp_path / "entropy.json").write_text(json.dumps({"provenance": origin | {"started": started}}))

@@ -265,9 +265,13 @@ def logit_errors(row: str) -> dict[str, float]:
     return {line["program"]: float(line["max_logit_error"]) for line in lines}
 
 
-def held_out() -> Iterator[float]:
-    """Prompts, same top tokens and error of SM+ScFuFFN tuned; the same of as_published, on the first of the prompts."""
-    lines = {line["program"]: line for line in two_party_file("savings_errors.csv") if line["tokens"] == "24"}
+def held_out(row: str) -> Iterator[float]:
+    """Prompts, same top tokens and error of a row tuned; the same of as_published, on the first of the prompts."""
+    lines = {
+        line["program"]: line
+        for line in two_party_file("savings_errors.csv")
+        if (line["architecture"], line["tokens"]) == (row, "24")
+    }
     weights = {json.loads(line["provenance"])["weights"] for line in lines.values()}
     assert len(lines) == 2 and len(weights) == 1
     for line in (lines["tuned"], lines["as_published"]):
@@ -333,7 +337,7 @@ CASES = {
     "two parties, held-out prompts": (
         rf"On {N} held-out prompts of 24 tokens SM\+ScFuFFN tuned has PyTorch's top token {N} times and an error of "
         rf"{N} at most; `as_published` has it on the first {N} of them {N} times, with an error of {N}",
-        lambda: list(held_out()),
+        lambda: list(held_out("SM+ScFuFFN")),
     ),
     "two parties, costs at other contexts": (
         rf"{N} % for P V of one row and {N} % for the exponentials, .*? --context 192` has its bytes within {N} % with "

@@ -273,8 +273,8 @@ def held_out(row: str) -> Iterator[float]:
         if (line["architecture"], line["tokens"]) == (row, "24")
     }
     weights = {json.loads(line["provenance"])["weights"] for line in lines.values()}
-    assert len(lines) == 2 and len(weights) == 1
-    for line in (lines["tuned"], lines["as_published"]):
+    assert "tuned" in lines and len(weights) == 1
+    for line in (lines[program] for program in ("tuned", "as_published") if program in lines):
         yield from (float(line[name]) for name in ("prompts", "same_top_token", "max_logit_error"))
 
 
@@ -338,6 +338,11 @@ CASES = {
         rf"On {N} held-out prompts of 24 tokens SM\+ScFuFFN tuned has PyTorch's top token {N} times and an error of "
         rf"{N} at most; `as_published` has it on the first {N} of them {N} times, with an error of {N}",
         lambda: list(held_out("SM+ScFuFFN")),
+    ),
+    "two parties, held-out prompts of the baselines": (
+        rf"SM\+LN\+G tuned was asked {N} and has it {N} times, with an error of {N} at most \(as published on the "
+        rf"first {N}: {N} times, {N}\), SM\+LN\+R tuned {N}, {N} times, {N}\.",
+        lambda: [*held_out("SM+LN+G"), *held_out("SM+LN+R")],
     ),
     "two parties, costs at other contexts": (
         rf"{N} % for P V of one row and {N} % for the exponentials, .*? --context 192` has its bytes within {N} % with "

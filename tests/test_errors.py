@@ -117,14 +117,18 @@ def test_seeds_that_no_generator_takes(text, capsys):
 
 def test_an_interrupt_while_libraries_load_is_one_line():
     """Of a stage, before its `main` is reached; the module is not there before Python looks for it."""
-    code = "import os, signal, sys; sys.argv = ['-m']; import stages; os.kill(os.getpid(), signal.SIGINT); print('on')"
-    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "error: interrupted before it began\n")
-    code = (
-        "import os, signal, sys; sys.argv = ['-m']; import stages; from aero.errors import run_main; "
-        "run_main(lambda _: os.kill(os.getpid(), signal.SIGINT), [])"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ended.returncode == 130 and ended.stderr.startswith("error: interrupted; a run can be resumed")
-    code = "import signal, stages; assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+    asked = "import os, signal, sys; signal.signal(signal.SIGINT, signal.{}); sys.argv = ['-m']; import stages; "
+    struck = "os.kill(os.getpid(), signal.SIGINT); print('on')"
+
+    def ended(code):
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    assert ended(asked.format("default_int_handler") + struck) == (130, "", "error: interrupted before it began\n")
+    assert ended(asked.format("SIG_IGN") + struck) == (0, "on\n", "")  # as a shell starts what runs behind
+    inside = "from aero.errors import run_main; run_main(lambda _: os.kill(os.getpid(), signal.SIGINT), [])"
+    status, _, said = ended(asked.format("default_int_handler") + inside)
+    assert status == 130 and said.startswith("error: interrupted; a run can be resumed")
+    imported = "import signal; before = signal.getsignal(signal.SIGINT); import stages; "
+    assert ended(imported + "assert signal.getsignal(signal.SIGINT) is before")[0] == 0

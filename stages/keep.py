@@ -7,14 +7,15 @@ some of those that are kept, which would be lost.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from aero.errors import UserError, json_file, run_main, text_of
 from aero.training.kept import check_name, copy, kept_files, refuse_changes
+from aero.two_party import ledger
 from aero.two_party.counts import OWN
 
 
@@ -34,10 +35,6 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"no results in {chosen.source}; run `make repro` first")
     copy(plan)
     print(f"kept {len(plan)} files in {chosen.target}")
-
-
-KEYS = (("op", "shape", "variant"), ("architecture", "model", "context", "program"))
-"""Columns that name a line of a file of costs: of operations, of rows."""
 
 
 def two_party_files(source: Path, target: Path, allow_changes: bool) -> list[tuple[Path, Path]]:
@@ -68,20 +65,18 @@ def _of_smoke(line: Mapping[str, Any]) -> bool:
     return str(line.get("model", "")).startswith(OWN) or line.get("scale") == "smoke"
 
 
+PASS = ("run", "architecture", "program", "tokens", "layers", "width")
+"""What names a complete pass in a file of such."""
+
+
 def _lines(path: Path) -> dict[tuple[str, ...], Mapping[str, Any]]:
     """The lines of a file of costs by their names, with their provenance as a mapping."""
-    text = text_of(path)
     try:
-        if path.suffix == ".json":
-            entries = json.loads(text)
-            names: tuple[str, ...] = ("run", "architecture", "program", "tokens", "layers", "width")
-        else:
-            entries = list(csv.DictReader(text.splitlines()))
-            columns = entries[0] if entries else ()
-            names = next(names for names in KEYS if set(names) <= set(columns)) if entries else ()
-            entries = [entry | {"provenance": json.loads(entry["provenance"])} for entry in entries]
-        return {tuple(str(entry.get(name)) for name in names): dict(entry) for entry in entries}
-    except (ValueError, TypeError, KeyError, AttributeError, StopIteration, RecursionError, csv.Error) as error:
+        if path.suffix == ".csv":
+            rows = {ledger.name_of(row): asdict(row) for row in ledger.read_any(path)}
+            return {name: row | {"provenance": json.loads(row["provenance"])} for name, row in rows.items()}
+        return {tuple(str(entry.get(name)) for name in PASS): dict(entry) for entry in json.loads(text_of(path))}
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} is no file of costs ({type(error).__name__}: {error}); measure it again") from None
 
 

@@ -202,7 +202,8 @@ def _errors(cost: PassCost, network: Network, composed: Composed) -> list[str]:
         if value is not None
     ]
     if off:
-        by_law += f"; compositions differed from complete passes{_passes_text(composed)} in {', '.join(off)}"
+        tokens = f" (of at most {composed.tokens} tokens)" if composed.tokens is not None else ""
+        by_law += f"; compositions differed from complete passes{tokens} in {', '.join(off)}"
     once = cost.seconds_timed_once / cost.seconds if cost.seconds else 0.0
     if once >= 0.005:
         by_law += f"; {100 * once:.0f} % of the seconds are single timings, which no complete pass was held against"
@@ -210,10 +211,6 @@ def _errors(cost: PassCost, network: Network, composed: Composed) -> list[str]:
     if cost.extrapolated:
         lines.append(f"  EXTRAPOLATED beyond what was measured, no bound: {', '.join(cost.extrapolated)}")
     return lines
-
-
-def _passes_text(composed: Composed) -> str:
-    return f" (of at most {composed.tokens} tokens)" if composed.tokens is not None else ""
 
 
 def compared(costs: Sequence[PassCost], network: Network, name: str, composed: Composed) -> list[str]:

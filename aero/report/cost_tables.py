@@ -25,7 +25,8 @@ from aero.report.results import Cost, Results
 from aero.two_party.cost import law_errors, measured_operations
 from aero.two_party.network import Network
 
-NUMBERS = ("5", "6", "7")
+NUMBERS = COSTED[1:]
+"""Those that stand beside Table 4."""
 
 
 def other_rows(results: Results) -> Html:
@@ -119,7 +120,7 @@ def targets(results: Results) -> Html:
         "exchanged for seconds; then if all but the products did. It is from one session, of single timings, which for "
         "Table 4 is not that of the column before: a few per cent tell nothing, but where the first is far above the "
         "target no switch there is reaches it. It is no bound for other ways to look up, to exponentiate or to "
-        "multiply, of which none is known that takes fewer seconds at these bytes."
+        "multiply."
     )
     heads = ["Table", "configuration", "GB, over published", "GB, over as published", "seconds, over as published"]
     heads += ["least seconds: dividing rows for nothing; products alone"]

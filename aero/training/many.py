@@ -6,7 +6,6 @@ it, and one that was killed goes on from its last saved state when it is started
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import subprocess
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aero.errors import UserError
+from aero.errors import UserError, json_file
 
 if TYPE_CHECKING:
     import submitit
@@ -95,11 +94,9 @@ class Training:
 def has_entropy(folder: Path) -> bool:
     """Whether the entropy in `folder` was measured on the very training whose metrics lie there."""
     try:
-        metrics, entropy = (
-            json.loads((folder / name).read_text(encoding="utf-8")) for name in ("metrics.json", "entropy.json")
-        )
+        metrics, entropy = (json_file(folder / name) for name in ("metrics.json", "entropy.json"))
         return entropy["provenance"] == metrics["provenance"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError):
         return False
 
 

@@ -74,7 +74,7 @@ def train_run(
     if device == "cpu":
         keep_freed_memory()
     description = {"seed": seed} | configuration(parameters, run, tokens.manifest)
-    packing, tokenizer = description["packing"], description["tokenizer_sha256"]
+    packing = description["packing"]
     state_hash = configuration_hash(description)
     if unless_done and (metrics := metrics_of(folder, state_hash)):
         left = [folder / "log.csv", *([folder / "checkpoint.safetensors"] if checkpoint else [])]
@@ -149,7 +149,7 @@ def train_run(
             device=torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu",
             processes=processes.count,
             corpus_sha256=description["corpus_sha256"],
-            tokenizer_sha256=tokenizer,
+            tokenizer_sha256=description["tokenizer_sha256"],
             started=started,
             seconds=round(time.monotonic() - clock, 1),
             cpu_seconds=round(outcome.cpu_seconds, 1),
@@ -164,7 +164,7 @@ def train_run(
                 run=run,
                 seed=str(seed),
                 config_hash=state_hash,
-                tokenizer_sha256=tokenizer,
+                tokenizer_sha256=description["tokenizer_sha256"],
             )
         if after is not None:
             after(outcome.model, metrics)

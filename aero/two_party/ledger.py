@@ -27,6 +27,8 @@ class Measurement:
     runs: how many steady-state runs the means are over. provenance: JSON.
     """
 
+    named_by = ("op", "shape", "model", "context", "variant")
+
     op: str
     shape: str
     model: str
@@ -58,6 +60,8 @@ class Row:
     embedding_bytes, head_bytes, ln_f_bytes: parts of bytes. setup_bytes: once a session, part of a composed row's bytes
     too, not of a complete pass's. None: not measured.
     """
+
+    named_by = ("architecture", "model", "context", "program")
 
     architecture: str
     model: str
@@ -121,9 +125,16 @@ NO_SECONDS = UNMEASURED | {"seconds"}
 """Those of operations whose bytes were asked for on a machine that was not quiet (`asked_ops.csv`)."""
 
 
-_ROW = ("architecture", "model", "context", "program")
-KEYS = {"Measurement": ("op", "shape", "model", "context", "variant"), "Row": _ROW, "DetailedRow": _ROW}
-"""Columns that name a line: what two lines of the same name say, one of them would say in vain."""
+def read_any(path: Path) -> list[Any]:
+    """Rows of a file of operations, of rows or of detailed ones, whichever its columns say. ValueError as `read`."""
+    first = text_of(path).partition("\n")[0]
+    kinds = (kind for kind in (Measurement, Row, DetailedRow) if first == ",".join(one.name for one in fields(kind)))
+    return read(path, next(kinds, Measurement), NO_SECONDS)
+
+
+def name_of(row: Measurement | Row) -> tuple[str, ...]:
+    """What a line is called: of two lines of one name, one would be said in vain."""
+    return tuple(str(getattr(row, column)) for column in row.named_by)
 
 
 def read(path: Path, kind: type[Any], unmeasured: Collection[str] = UNMEASURED) -> list[Any]:
@@ -146,8 +157,9 @@ def read(path: Path, kind: type[Any], unmeasured: Collection[str] = UNMEASURED) 
         try:
             if None in line or None in line.values():
                 raise ValueError(f"not {len(types)} fields, as the first line has")
-            rows.append(kind(**{name: _value(name, types[name], text, unmeasured) for name, text in line.items()}))
-            if (name := tuple(line[column] for column in KEYS[kind.__name__])) in seen:
+            row = kind(**{name: _value(name, types[name], text, unmeasured) for name, text in line.items()})
+            rows.append(row)
+            if (name := name_of(row)) in seen:
                 raise ValueError(f"{' '.join(name)[:200]} stands in line {seen[name]} too")
             seen[name] = number
         except ValueError as error:

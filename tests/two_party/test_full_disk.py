@@ -21,11 +21,16 @@ from aero.data.tokenizer import build
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
 
 
+@pytest.fixture
+def disk():
+    """A folder to mount on, not below tmp_path: a socket's path must be short."""
+    with tempfile.TemporaryDirectory(prefix="aero-full-") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.slow
-def test_a_question_whose_log_cannot_be_written_has_no_answer_and_costs(tmp_path):
+def test_a_question_whose_log_cannot_be_written_has_no_answer_and_costs(tmp_path, disk):
     runs = tmp_path / "runs"
-    # Not below tmp_path: a socket's path must be short.
-    disk = Path(tempfile.mkdtemp(prefix="aero-full-"))
     mount = f"mount -t tmpfs -o size=1m tmpfs '{disk}'"
     if shutil.which("unshare") is None or subprocess.run(["unshare", "--mount", "sh", "-c", mount]).returncode:
         pytest.skip("needs the right to mount a disk")
@@ -69,4 +74,3 @@ def test_a_question_whose_log_cannot_be_written_has_no_answer_and_costs(tmp_path
     finally:
         server.kill()
         server.wait()
-        disk.rmdir()

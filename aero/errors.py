@@ -268,6 +268,8 @@ def _add(holder: _Part, part: _Part, line: int) -> int:
     return part.parts
 
 
+_EXPONENT = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$")
+"""Numbers such as 1e-5, which are text to YAML 1.1, PyYAML's, and numbers to 1.2, DVC's."""
 _DIGITS = 10_000
 """Characters of a whole number in YAML. PyYAML reads 1:30:00, to the base 60, in a time that grows as their square."""
 
@@ -298,6 +300,7 @@ def _checking(kind: type[Any]) -> type[Any]:
             return self.construct_yaml_int(node)
 
     Checking.add_constructor("tag:yaml.org,2002:int", Checking.construct_int)
+    Checking.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
     return Checking
 
 

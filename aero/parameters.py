@@ -13,37 +13,32 @@ from aero.architecture import Architecture, parse
 from aero.errors import UserError, cut, got, run_main, yaml_file
 from aero.errors import known as _known
 from aero.families import FAMILIES
+from aero.sections import (
+    CHECKED,
+    BaseModel,
+    CorpusKey,
+    Decay,
+    Field,
+    Name,
+    NotNegative,
+    Positive,
+    Strict,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 if TYPE_CHECKING:  # `aero runs` reads the parameters without waiting for torch
     from aero.model import ModelConfig
-
-try:
-    from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-
-    CHECKED = True
-except ModuleNotFoundError:
-    from aero.unchecked import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-
-    CHECKED = False
 
 PATH = Path("params.yaml")
 PAPER_CONTEXT = 128
 """The context length T that a scale's own `model.context` stands for; `contexts` has the others."""
 MEASURED = "measured"
 """Device of a scale whose speed is taken from the results that are kept for it."""
-LARGEST = 10**15  # beyond it counts would leave the range of floats and of NumPy's integers
-Positive = Annotated[int, Field(gt=0, le=LARGEST)]
-NotNegative = Annotated[int, Field(ge=0, le=LARGEST)]
-CorpusKey = Annotated[str, Field(pattern="^[a-z0-9_]+$")]  # names a folder and a pipeline stage
-Name = Annotated[str, Field(pattern="^[a-z0-9][a-z0-9-]*$", max_length=100)]  # stands in commands of dvc.yaml
-Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class CorpusParameters(_Strict):
+class CorpusParameters(Strict):
     name: Literal["python_stdlib", "installed_python", "stdlib_docstrings", "codeparrot", "languini", "local"]
     path: str | None = None
     text_column: str = "content"
@@ -66,12 +61,12 @@ class FurtherCorpusParameters(CorpusParameters):
     vocabulary: int | None = Field(None, ge=257, le=65536)
 
 
-class TokenizerParameters(_Strict):
+class TokenizerParameters(Strict):
     path: str | None = None
     training_bytes: Positive = 20_000_000
 
 
-class RegularizerParameters(_Strict):
+class RegularizerParameters(Strict):
     reduction: Literal["head_mean", "position_sum"]
     gamma: float = Field(ge=0, le=1)
     lambda_: float = Field(ge=0)
@@ -86,13 +81,13 @@ class RegularizerParameters(_Strict):
         return self.lambda_ * self.lambda_positions / (batch_size * context)
 
 
-class TokensParameters(_Strict):
+class TokensParameters(Strict):
     vocabulary: int = Field(ge=257, le=65536)
     train_bytes: Positive | None
     validation_bytes: Positive | None
 
 
-class ModelParameters(_Strict):
+class ModelParameters(Strict):
     layers: Positive
     heads: Positive
     width: Positive
@@ -109,7 +104,7 @@ class ModelParameters(_Strict):
         return self
 
 
-class TrainParameters(_Strict):
+class TrainParameters(Strict):
     steps: Positive
     batch_size: Positive
     accumulation: Positive = 1
@@ -154,11 +149,11 @@ class TrainParameters(_Strict):
         return {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
 
 
-class EntropyParameters(_Strict):
+class EntropyParameters(Strict):
     tokens: Positive
 
 
-class SensitivitySizes(_Strict):
+class SensitivitySizes(Strict):
     """Steps of SGD and number of seeds of the learning-rate sweep; normals: instead of `sensitivity_theory.normals`."""
 
     steps: Positive
@@ -166,7 +161,7 @@ class SensitivitySizes(_Strict):
     normals: Positive | None = None
 
 
-class SensitivityParameters(_Strict):
+class SensitivityParameters(Strict):
     """What `variance_sensitivity` leaves open of its small experiment; fields as in `aero.sensitivity.setting`."""
 
     hidden: Literal["x3+y", "x2+y", "embedded"]
@@ -192,7 +187,7 @@ def _only_fields_of(changed: type[BaseModel], values: dict[str, Any]) -> dict[st
     return values
 
 
-class _TrainChanges(_Strict):
+class _TrainChanges(Strict):
     train: dict[str, Any] = {}
 
     @field_validator("train")
@@ -220,7 +215,7 @@ class ContextParameters(_TrainChanges):
     length: int = Field(ge=2)
 
 
-class ScaleParameters(_Strict):
+class ScaleParameters(Strict):
     device: str
     corpus: dict[str, Any] = {}  # what it changes in the section `corpus`
     tokens: TokensParameters
@@ -241,7 +236,7 @@ class ScaleParameters(_Strict):
         return self.contexts[_known("context", str(context), self.contexts)].length
 
 
-class _RegularizerChanges(_Strict):
+class _RegularizerChanges(Strict):
     regularizer: dict[str, Any] = {}
 
     @field_validator("regularizer")
@@ -297,7 +292,7 @@ class RunParameters(_RegularizerChanges):
         return self
 
 
-class DeviceParameters(_Strict):
+class DeviceParameters(Strict):
     """A machine that costs are estimated for: its peak, the share that trainings are assumed to reach, its rent."""
 
     peak_tflops: float = Field(gt=0)
@@ -305,17 +300,17 @@ class DeviceParameters(_Strict):
     usd_per_hour: float | None = Field(default=None, ge=0)
 
 
-class NetworkParameters(_Strict):
+class NetworkParameters(Strict):
     bandwidth_mbit: float = Field(gt=0)
     rtt_ms: float = Field(ge=0)
 
 
-class TimeoutParameters(_Strict):
+class TimeoutParameters(Strict):
     connect_s: float = Field(gt=0)
     receive_s: float = Field(gt=0)
 
 
-class TwoPartyParameters(_Strict):
+class TwoPartyParameters(Strict):
     programs: tuple[Literal["as_published", "tuned"], ...]
     field: Literal["FM64", "FM128"]  # SPU cannot divide in FM32
     fraction_bits: Positive
@@ -340,17 +335,17 @@ class TwoPartyParameters(_Strict):
         return f"cheetah-{self.field}-{self.fraction_bits}-{'lsb_error' if self.mul_lsb_error else 'exact'}"
 
 
-class SoftmaxGrid(_Strict):
+class SoftmaxGrid(Strict):
     positions: tuple[Positive, ...] = Field(min_length=1)
     sigmas: tuple[Annotated[float, Field(gt=0)], ...] = Field(min_length=1)
 
 
-class ReluGrid(_Strict):
+class ReluGrid(Strict):
     positions: tuple[Positive, ...] = Field(min_length=1)
     dimensions: tuple[Positive, ...] = Field(min_length=1)
 
 
-class ControlledExperiment(_Strict):
+class ControlledExperiment(Strict):
     positions: Positive
     dimensions: Positive
     matrices: int = Field(ge=2)
@@ -358,13 +353,13 @@ class ControlledExperiment(_Strict):
     cores: tuple[str, ...] = Field(min_length=1)
 
 
-class DirichletRows(_Strict):
+class DirichletRows(Strict):
     positions: Positive
     alphas: tuple[Annotated[float, Field(gt=0)], ...] = Field(min_length=1)
     rows: int = Field(ge=2)
 
 
-class SensitivityTheoryParameters(_Strict):
+class SensitivityTheoryParameters(Strict):
     """Grids and draws of the checks of `variance_sensitivity`'s theory."""
 
     seed: NotNegative
@@ -375,7 +370,7 @@ class SensitivityTheoryParameters(_Strict):
     dirichlet: DirichletRows
 
 
-class Parameters(_Strict):
+class Parameters(Strict):
     """The whole of params.yaml."""
 
     scale: str

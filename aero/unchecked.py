@@ -1,7 +1,7 @@
 """What `aero.parameters` uses of pydantic, for a machine without it, such as a borrowed one with PyTorch alone.
 
-Values take the declared types, unknown keys are refused and the models' own validators run; ranges and choices are not
-checked. Where pydantic is installed this module is not loaded.
+Values must have the declared types, unknown keys are refused and the models' own validators run; ranges and choices are
+not checked. Where pydantic is installed this module is not loaded.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 _REQUIRED: Any = object()
+_EXACT = {int: (int,), float: (int, float), bool: (bool,), str: (str,)}
 
 
 @dataclass(frozen=True)
@@ -48,21 +49,22 @@ class ValidationError(ValueError):
 @dataclass(frozen=True)
 class _Validator:
     function: Callable[..., Any]
-    fields: tuple[str, ...]  # none: the whole model
+    fields: tuple[str, ...] = ()  # none: the whole model
+    before: bool = False
 
 
 def field_validator(*fields: str) -> Callable[[Any], _Validator]:
     return lambda method: _Validator(method.__func__, fields)
 
 
-def model_validator(mode: Literal["after"]) -> Callable[[Callable[..., Any]], _Validator]:
-    if mode != "after":
-        raise ValueError(f"model_validator(mode={mode!r}): only 'after' is known without pydantic")
-    return lambda method: _Validator(method, ())
+def model_validator(mode: Literal["before", "after"]) -> Callable[[Any], _Validator]:
+    if mode == "before":
+        return lambda method: _Validator(method.__func__, before=True)
+    return lambda method: _Validator(method)
 
 
 class BaseModel:
-    """Values by name, converted to the types of the class's annotations."""
+    """Values by name, of the types of the class's annotations."""
 
     model_fields: typing.ClassVar[dict[str, FieldInfo]] = {}
     _validators: typing.ClassVar[list[_Validator]] = []
@@ -78,6 +80,9 @@ class BaseModel:
         ]
 
     def __init__(self, **values: Any) -> None:
+        for validator in self._validators:
+            if validator.before:
+                values = _told(validator.function, (), type(self), values)
         for name in values:
             if name not in self.model_fields:
                 raise ValidationError((name,), "Extra inputs are not permitted", values[name])
@@ -93,7 +98,7 @@ class BaseModel:
                         value = _told(validator.function, (name,), type(self), value)
             self.__dict__[name] = value
         for validator in self._validators:
-            if not validator.fields:
+            if not validator.fields and not validator.before:
                 _told(validator.function, (), self)
 
     @classmethod
@@ -127,6 +132,8 @@ def _convert(hint: Any, value: Any, place: tuple[str | int, ...]) -> Any:
         inner = tuple(part for part in inner if part is not types.NoneType)
         return value if value is None or len(inner) > 1 else _convert(inner[0], value, place)
     try:
+        if origin is tuple and isinstance(value, str):
+            raise ValidationError(place, "Input should be a valid tuple", value)
         if origin is tuple:
             parts = enumerate(value)
             repeated = len(inner) == 2 and inner[1] is ...
@@ -137,7 +144,9 @@ def _convert(hint: Any, value: Any, place: tuple[str | int, ...]) -> Any:
             return {key: _convert(inner[1], part, (*place, key)) for key, part in value.items()}
         if isinstance(hint, type) and issubclass(hint, BaseModel):
             return value if isinstance(value, hint) else _nested(hint, value, place)
-        return hint(value) if hint in (int, float) and not isinstance(value, bool) else value
+        if hint in _EXACT and type(value) not in _EXACT[hint]:
+            raise ValidationError(place, f"Input should be a valid {hint.__name__}", value)
+        return hint(value) if hint is float else value
     except ValidationError:
         raise
     except (TypeError, ValueError, AttributeError, IndexError):

@@ -4,6 +4,7 @@ import copy
 from pathlib import Path
 
 import pytest
+import ruamel.yaml
 import yaml
 
 from aero.parameters import Parameters, load
@@ -75,6 +76,16 @@ def test_the_committed_file_is_valid_and_complete():
         ("families.languini-gpt2.corpus", "stdlib_docstring", "did you mean 'stdlib_docstrings'"),
         ("runs.sm.corpus", "book", "unknown corpus 'book'"),
         ("regularizer.gamma", -0.1, "regularizer.gamma"),
+        ("regularizer.gamma", "0.2", "regularizer.gamma: Input should be a valid number (got '0.2')"),
+        ("regularizer.gamma", True, "regularizer.gamma: Input should be a valid number (got True)"),
+        ("seeds", [1, "2"], "seeds.1: Input should be a valid integer (got '2')"),
+        ("seeds", [True], "seeds.0: Input should be a valid integer (got True)"),
+        ("seeds", 1337, "seeds: Input should be a valid tuple (got 1337)"),
+        ("corpus.packing", 1, "corpus.packing: Input should be a valid boolean (got 1)"),
+        ("corpus.packing", "yes", "corpus.packing: Input should be a valid boolean (got 'yes')"),
+        ("scales.laptop.train.steps", 400.0, "scales.laptop.train.steps: Input should be a valid integer (got 400.0)"),
+        ("scales.laptop.train.betas", [0.9, "0.99"], "scales.laptop.train.betas.1: Input should be a valid number"),
+        ("runs.sm.overrides", {"steps": "5"}, "steps: Input should be a valid integer"),
         ("seeds", [], "seeds"),
         ("scales.smoke.model.layers", 5, "cannot prune 6 FFNs of a model with 5 layers"),
     ],
@@ -83,6 +94,16 @@ def test_one_line_names_key_and_remedy(tmp_path, place, value, named):
     with pytest.raises(ValueError) as caught:
         load(changed(tmp_path, place, value))
     assert named in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_numbers_are_those_that_dvc_reads(tmp_path):
+    text = (ROOT / "params.yaml").read_text(encoding="utf-8")
+    path = tmp_path / "params.yaml"
+    for written, meant in [("2e-1", 0.2), ("2.5E-1", 0.25), ("+5.e-1", 0.5), ("1", 1.0)]:
+        path.write_text(text.replace("gamma: 0.20 ", f"gamma: {written} "), encoding="utf-8")
+        assert load(path).regularizer.gamma == meant
+        with path.open(encoding="utf-8") as opened:
+            assert ruamel.yaml.YAML(typ="safe").load(opened)["regularizer"]["gamma"] == meant
 
 
 def test_missing_or_broken_file(tmp_path):

@@ -27,12 +27,13 @@ ALLOWED = {part: CORE for part in CORE} | {
     "padding": set(),
     "huggingface": CORE | {"given_attentions", "padding"},
     "given_models": {"errors"},
-    "parameters": CORE | {"errors", "unchecked"},
+    "sections": {"unchecked"},
+    "parameters": CORE | {"errors", "sections"},
     "data": {"errors"},
     "published": {"errors"},
     "sensitivity": CORE | {"errors", "provenance"},
     "training": CORE | {"checkpoint", "data", "errors", "parameters", "pipeline", "provenance", "result_checks"},
-    "parallel_context": CORE | {"checkpoint", "data", "errors", "parameters", "provenance", "training"},
+    "parallel_context": CORE | {"checkpoint", "data", "errors", "parameters", "provenance", "sections", "training"},
     "two_party": CORE | {"checkpoint", "errors", "pipeline", "provenance"},
 }
 ANYTHING = {"report", "cli", "run_list", "asking", "entropy_command"}

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
 from aero import families
 from aero.errors import UserError
 from aero.model import ModelConfig
 from aero.parallel_context.selection import Aggregation, Selection
 from aero.parameters import ModelParameters, Parameters, TrainParameters
+from aero.sections import Field, Strict, ValidationError
 
 TASKS = ("lm", "icl", "rag", "synthetic")
 TaskName = Literal["lm", "icl", "rag", "synthetic"]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class SelectionSettings(_Strict):
+class SelectionSettings(Strict):
     """The defaults of selective attention: K, the numbers of largest values, and the aggregation of each task."""
 
     top_k: int = Field(ge=1)
@@ -29,7 +24,7 @@ class SelectionSettings(_Strict):
     aggregation: dict[TaskName, Aggregation]
 
 
-class AblationSettings(_Strict):
+class AblationSettings(Strict):
     """What is varied, each from the default, at the largest P of a task."""
 
     top_k: tuple[int, ...]
@@ -37,7 +32,7 @@ class AblationSettings(_Strict):
     sinks: dict[str, str]
 
 
-class CostSettings(_Strict):
+class CostSettings(Strict):
     """Sizes of the random model whose time and memory are measured, and its context in tokens."""
 
     layers: int = Field(ge=1)
@@ -48,7 +43,7 @@ class CostSettings(_Strict):
     repeats: int = Field(ge=1)
 
 
-class ScaleSettings(_Strict):
+class ScaleSettings(Strict):
     """units: of a context, a task. predicted: scored tokens of language modelling. episodes: measured, a setting."""
 
     model: ModelParameters
@@ -63,7 +58,7 @@ class ScaleSettings(_Strict):
     cost: CostSettings
 
 
-class ParallelContextSettings(_Strict):
+class ParallelContextSettings(Strict):
     """The whole section. sink: the shared prefix of the model trained here. required: the fraction of the synthetic
     task that full attention must solve for the result to say `solves_retrieval`; all is measured in any case."""
 

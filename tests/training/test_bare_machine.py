@@ -144,6 +144,11 @@ def test_parameters_are_the_same_without_pydantic():
         (("runs", "sm", "architecture"), "SM+X", "runs.sm.architecture"),
         (("scale",), "huge", "huge"),
         (("seeds",), None, "seeds"),
+        (("seeds",), "1337", "seeds: Input should be a valid tuple"),
+        (("seeds",), [1337, True], "seeds.1: Input should be a valid int"),
+        (("regularizer", "gamma"), "0.2", "regularizer.gamma: Input should be a valid float"),
+        (("corpus", "packing"), 1, "corpus.packing: Input should be a valid bool"),
+        (("corpus", "text_column"), 7, "corpus.text_column: Input should be a valid str"),
     ],
 )
 def test_bad_parameters_are_told_without_pydantic_too(tmp_path, place, value, told):

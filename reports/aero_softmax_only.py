@@ -46,6 +46,7 @@ from aero.report import (
     sensitivity_models,
     sensitivity_page,
     sensitivity_theory,
+    targets,
 )
 from aero.report.differences import differences_table
 from aero.report.figure_index import FIGURES
@@ -299,7 +300,7 @@ page.figure_of(
 cost_page.table_costs(results)
 
 # %%
-cost_tables.targets(results)
+targets.targets(results)
 
 # %%
 savings.table_held_out(results.root)

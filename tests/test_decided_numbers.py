@@ -16,9 +16,9 @@ from aero.architecture import parse
 from aero.parameters import load
 from aero.published import load as published
 from aero.report import best_fit, sensitivity_search
-from aero.report.cost_tables import target_rows
 from aero.report.costs import audit
 from aero.report.results import load as results
+from aero.report.targets import target_rows
 from aero.two_party import ledger
 from aero.two_party.cost import KEPT_FILES, Operations, estimate, law_errors, measured_operations
 from aero.two_party.counts import published_sizes

@@ -5,16 +5,27 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from aero.published import load
-from aero.report.costs import FIGURE_15_SIZES, GB, PARTS, cost_files, costs_by_kind, costs_by_place, part_bytes
+from aero.report.costs import (
+    FIGURE_15_SIZES,
+    GB,
+    PARTS,
+    cost_files,
+    costs_by_kind,
+    costs_by_place,
+    exchanges_by_kind,
+    part_bytes,
+)
 from aero.report.marks import Html, cost_caption, gap, grid, number, row_label
 from aero.report.results import Cost, Results
 from aero.report.tables import cost_rows
+from aero.two_party import ledger
+from aero.two_party.packing import EMBEDDINGS, VOCABULARY_PROJECTIONS
 
 
 def table_costs(results: Results) -> Html:
@@ -117,41 +128,64 @@ LEAST_SHARE = 0.01
 
 
 def table_kinds(results: Results) -> Html:
-    """Bytes and seconds of all published rows by kind of operation, where all_rows.csv has them."""
-    rows: list[list[str]] = []
+    """Bytes and seconds of all published rows by kind of operation, where all_rows.csv has them, and in a second grid
+    their messages and rounds."""
+    amounts: list[list[str]] = []
+    exchanges: list[list[str]] = []
     path, lines = costs_by_kind(results)
+    operations = f"{path.rpartition('/')[0]}/all_ops.csv"
+    try:
+        measured = {one.key: one for one in ledger.read(results.root / operations, ledger.Measurement)}
+    except (OSError, ValueError):
+        measured = {}
     for place, costs in costs_by_place(results).items():
         for name, programs in costs.items():
             for program, cost in programs.items():
                 if line := lines.get((name, cost.model, str(cost.context), program)):
-                    cells = [_kinds(line, f"{what}_by_kind", unit, path) for what, unit in UNITS.items()]
-                    rows.append([place, row_label(name), f"<code>{program}</code>", *cells])
-    if not rows:
+                    start = [place, row_label(name), f"<code>{program}</code>"]
+                    cells = [_kinds(json.loads(line[f"{what}_by_kind"]), unit, path) for what, unit in UNITS.items()]
+                    amounts.append([*start, *cells])
+                    found = exchanges_by_kind(line, measured)
+                    exchanges.append([*start, *(_kinds(by_kind, 1.0, operations) for by_kind in found.values())])
+    if not amounts:
         return Html(f"<p>Costs of the rows by kind of operation: {gap()}.</p>")
+    rule = (
+        f"largest first; kinds below {LEAST_SHARE:.0%} of a row's whole are added up as others, but for those of the "
+        "embedding and the vocabulary projection, which are always told. Each place's own dimensions; "
+    )
     caption = (
         "<b>Costs by kind of operation</b>, Tables 4 to 7 and Figure 15: GB in both directions and seconds of "
-        f"computing, largest first; kinds below {LEAST_SHARE:.0%} of a row's whole are added up as others. Each "
-        f"place's own dimensions; {escape(path)}."
+        f"computing, {rule}{escape(path)}, of one session: its seconds add up to other totals than those of Table 4 "
+        "above, which are medians of another."
     )
-    heads = ["place", "configuration", "program", "GB", "s"]
-    return Html(grid(heads, rows, caption, "kinds", (0.07, 0.18, 0.1, 0.32, 0.33), "dense"))
+    heads, widths = ["place", "configuration", "program"], (0.07, 0.18, 0.1, 0.32, 0.33)
+    text = grid([*heads, "GB", "s"], amounts, caption, "kinds", widths, "dense")
+    exchanges = [row for row in exchanges if len(row) == len(widths)]
+    if exchanges:
+        caption = (
+            f"<b>Messages and rounds by kind of operation</b>, {rule}{escape(operations)}, mostly without refills of "
+            "the stock of oblivious transfers."
+        )
+        text += grid([*heads, "messages", "rounds"], exchanges, caption, "kinds-exchanges", widths, "dense")
+    return Html(text)
 
 
 UNITS = {"bytes": GB, "seconds": 1.0}
+APART = {*EMBEDDINGS, *VOCABULARY_PROJECTIONS}
 
 
-def _kinds(line: dict[str, str], column: str, unit: float, path: str) -> str:
-    by_kind = {kind: amount / unit for kind, amount in json.loads(line[column]).items()}
+def _kinds(amounts: Mapping[str, float], unit: float, path: str) -> str:
+    by_kind = {kind: amount / unit for kind, amount in amounts.items()}
     whole, parts, rest = sum(by_kind.values()), [], 0.0
     for kind, amount in sorted(by_kind.items(), key=lambda item: -item[1]):
-        if amount < LEAST_SHARE * whole:
+        if amount < LEAST_SHARE * whole and kind not in APART:
             rest += amount
             continue
         parts.append(f"{kind} {amount:,.0f}" if amount >= 100 else f"{kind} {amount:.3g}")
     if rest:
         parts.append(f"others {rest:.2g}")
     # One mark for the cell: its numbers are all of one line of one file.
-    return number("; ".join(parts), "paper_dimensions", f"{path}, {column}", path)
+    return number("; ".join(parts), "paper_dimensions", path)
 
 
 def table_operations(results: Results) -> Html:

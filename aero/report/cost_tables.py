@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import json
+import math
 from html import escape
-from typing import Any
 
 from aero.parameters import TwoPartyParameters
 from aero.published import Table, load
@@ -13,9 +15,9 @@ from aero.report.costs import (
     GB,
     PROGRAMS,
     audit,
+    costs_by_kind,
     costs_by_place,
     figure_15_costs,
-    least_seconds,
     row_costs,
     saving,
     wire_bytes_of,
@@ -25,6 +27,8 @@ from aero.report.results import Cost, Results
 from aero.two_party.cost import law_errors, measured_operations
 from aero.two_party.network import Network
 
+FORENSICS_OPERATIONS = "results/two_party/forensics_ops.csv"
+"""Single operations under two versions of SPU, as `python -m benchmarks.forensics_ops` keeps them."""
 NUMBERS = COSTED[1:]
 """Those that stand beside Table 4."""
 
@@ -47,84 +51,6 @@ def target(table: Table, row: str) -> float | None:
     The He & Hofmann rows (SOTA) have none.
     """
     return None if row.startswith("SOTA") else BASELINE_TARGETS.get(row, ROW_TARGETS[table.number])
-
-
-def target_rows(results: Results) -> list[dict[str, Any]]:
-    """A line a row of Tables 4 to 7 that is measured in both programs: what was aimed at, and what came out.
-
-    published: tuned bytes over the published ones; bytes, seconds: over those as published, measured here. most: the
-    targets of the three, None where there is none. least: `least_seconds`, None where there are none.
-    """
-    lines = []
-    for which in COSTED:
-        table = load("aero").tables[which]
-        for row in table.rows:
-            costs = row_costs(results, table, row.name)
-            if not set(PROGRAMS) <= set(costs):
-                continue
-            plain, tuned = costs["as_published"], costs["tuned"]
-            most, own = target(table, row.name), None
-            if row.name not in BASELINE_TARGETS and not row.name.startswith("SOTA"):
-                own = OWN_TARGET
-            timed = tuned.seconds is not None and plain.seconds
-            lines.append(
-                {
-                    "table": which,
-                    "row": row.name,
-                    "published": tuned.bytes / GB / row.cells["communication"].value,
-                    "bytes": tuned.bytes / plain.bytes,
-                    "seconds": tuned.seconds / plain.seconds if timed else None,
-                    "most": {"published": most, "bytes": own, "seconds": own},
-                    "least": least_seconds(results, table, row.name),
-                    "source": ", ".join(sorted({plain.path, tuned.path})),
-                }
-            )
-    return lines
-
-
-def targets(results: Results) -> Html:
-    """What the tuned program was to reach, row by row, and whether it does."""
-    found = target_rows(results)
-    if not found:
-        return Html(f"<p>Targets of the tuned program: {gap()}.</p>")
-    rows = []
-    for line in found:
-        cells = [line["table"], row_label(line["row"])]
-        for key, most in line["most"].items():
-            value = line[key]
-            if value is None:
-                cells.append(gap("–"))
-                continue
-            shown = number(f"{value:.2f}", "paper_dimensions", line["source"])
-            if most is not None:
-                shown += f' <span class="where">(≤ {most:.2f}, {"met" if value <= most else "missed"})</span>'
-            cells.append(shown)
-        least = line["least"]
-        cells.append(
-            number(f"{least.factors:.2f}; {least.products:.2f}", "paper_dimensions", least.path) if least else gap("–")
-        )
-        rows.append(cells)
-    met = {
-        key: [line[key] <= line["most"][key] for line in found if line["most"][key] and line[key] is not None]
-        for key in ("published", "bytes", "seconds")
-    }
-    counted = {key: f"{sum(values)} of {len(values)}" for key, values in met.items()}
-    caption = (
-        "<b>The tuned program against its targets</b>, which this project set itself. Bytes over the printed ones: met "
-        f"by {counted['published']} rows with a target; over those as published, measured here: {counted['bytes']}; "
-        f"seconds of computing over those as published: {counted['seconds']}. Each operation of Tables 5 to 7 was "
-        "timed once, beside other work at the lowest priority. What is left of the seconds is arithmetic on "
-        "ciphertexts: products with the server's matrices, which encode them anew in every pass, and products of two "
-        "shared tensors. The last column is the least that this program could take of the seconds as published: first "
-        "if dividing rows (by their sums, temperatures, standard deviations) cost nothing, which is where bytes can be "
-        "exchanged for seconds; then if all but the products did. It is from one session, of single timings, which for "
-        "Table 4 is not that of the column before: a few per cent tell nothing, but where the first is far above the "
-        "target no switch there is reaches it. It is no bound for other ways to look up, to exponentiate or to "
-        "multiply."
-    )
-    heads = ["Table", "configuration", "GB, over published", "GB, over as published", "seconds, over as published"]
-    heads += ["least seconds: dividing rows for nothing; products alone"]
-    return Html(grid(heads, rows, caption, "targets", (0.06, 0.25, 0.17, 0.17, 0.17, 0.18), "dense"))
 
 
 _HEADS = [
@@ -170,9 +96,37 @@ def _figure_15(results: Results) -> str:
     heads = ["configuration", "as published, GB", "WAN min", "tuned, GB", "WAN min"]
     caption = (
         f"<b>AERO Figure 15, costs</b>: {FIGURE_15_SIZES}. The printed values are lost from the text "
-        "that is used here, so nothing stands beside them."
+        f"that is used here, so nothing stands beside them.{_exact_gelu(results)}"
     )
     return grid(heads, rows, caption, "costs-figure-15", (0.32, 0.17, 0.17, 0.17, 0.17), "dense")
+
+
+def _exact_gelu(results: Results) -> str:
+    """What of the baseline's bytes is SPU's erf, which another version computes with a third of them."""
+    path, lines = costs_by_kind(results)
+    try:
+        by_kind = json.loads(lines["SM+LN+G", "pythia-70m", "256", "as_published"]["bytes_by_kind"])
+        here, then = (_erf_bytes(results, spu) for spu in ("0.9.5", "0.9.2b0"))
+        amounts = [f"{by_kind['gelu_exact'] / GB:.1f}", f"{sum(by_kind.values()) / GB:.1f}"]
+    except (OSError, ValueError, KeyError, TypeError, csv.Error):
+        return ""
+    gelu, whole = (number(amount, "paper_dimensions", path) for amount in amounts)
+    entry, before = (number(f"{amount:,.0f}", "paper_dimensions", FORENSICS_OPERATIONS) for amount in (here, then))
+    return (
+        f" Pythia’s GELU is the exact one: {gelu} of the {whole} GB of SM+LN+G as published, because SPU 0.9.5 takes "
+        f"{entry} bytes an entry for erf; 0.9.2b0, of which the papers’ bytes seem to be (docs/forensics.md), takes "
+        f"{before}. Most of what lies between SM+LN+G and the other rows here is that."
+    )
+
+
+def _erf_bytes(results: Results, spu: str) -> float:
+    """Bytes in both directions of an entry of an exact GELU under that version of SPU; KeyError if not measured."""
+    with (results.root / FORENSICS_OPERATIONS).open(encoding="utf-8", newline="") as file:
+        for line in csv.DictReader(file):
+            if (line["spu"], line["op"], line["settings"]) == (spu, "gelu_erf", "default"):
+                entries = math.prod(map(int, line["shape"].split("x")))
+                return (float(line["bytes_client"]) + float(line["bytes_server"])) / entries
+    raise KeyError(spu)
 
 
 def on_networks(results: Results) -> Html:

@@ -17,6 +17,7 @@ from aero.families import FAMILIES
 from aero.flops import Count, Sizes, count
 from aero.published import Paper, Table, load
 from aero.report.results import Cost, Results
+from aero.two_party.counts import counts, published_sizes
 from aero.two_party.network import Network, implied_bandwidth_mbit, lower_bound_seconds, wire_bytes
 
 GB = 1e9
@@ -124,6 +125,23 @@ def costs_by_kind(results: Results) -> tuple[str, LinesByRow]:
         except OSError:
             continue
     return "", {}
+
+
+def exchanges_by_kind(line: Mapping[str, str], measured: Mapping[tuple[str, str], Any]) -> dict[str, dict[str, float]]:
+    """Messages and rounds by kind of operation of a line that is told by kind, from the `measured` operations by name
+    and shape; none unless they add up to the bytes that it says."""
+    sizes = published_sizes(line["model"], int(line["context"]))
+    needed, _ = counts(parse(line["architecture"]), sizes, line["program"])
+    found: dict[str, dict[str, float]] = {what: {} for what in ("bytes", "messages", "rounds")}
+    for key, times in needed.items():
+        if key not in measured:
+            return {}
+        kind = key[0].partition("(")[0]
+        for what, by_kind in found.items():
+            by_kind[kind] = by_kind.get(kind, 0.0) + times * getattr(measured[key], what)
+    told, summed = json.loads(line["bytes_by_kind"]), found.pop("bytes")
+    agree = set(summed) == set(told) and all(math.isclose(summed[kind], told[kind], rel_tol=1e-6) for kind in told)
+    return found if agree else {}
 
 
 ROW_FACTORS = ("scale_row_tiles", "scale_row_tiles_by_server", "normalise_tiles", "inverse_sums")

@@ -119,6 +119,24 @@ def test_single_timings_are_told(
     assert "single timings" not in said(capsys, "SM+ScFuFFN")
 
 
+def test_what_the_latency_model_was_held_against(
+    project: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(project, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    shaped = tmp_path / "results/two_party/shaped.csv"
+    shaped.parent.mkdir(parents=True, exist_ok=True)
+    shaped.unlink(missing_ok=True)
+    for lines, error, told in [
+        ((), None, "held against no pass"),
+        (("SM,0.02", "SM,-0.081", "SM,", "SM,nan"), 0.081, "over shaped links by up to 8.1 %"),
+        (("SM,none",), None, "held against no pass"),
+    ]:
+        shaped.write_text("\n".join(("architecture,error", *lines)))
+        assert told in said(capsys, "SM+ScFuFFN")
+        assert json.loads(said(capsys, "SM+ScFuFFN", "--json"))["latency_model_error"] == error
+
+
 def test_two_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, "--compare", "SM+LN+G", "SM+ScFuFFN", "--program", "as_published")
     first, second = json.loads(

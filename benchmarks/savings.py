@@ -1,4 +1,4 @@
-"""What every saving of `aero.two_party.savings` is worth, alone and together, in bytes and in logit error.
+"""What every saving of `aero.two_party.savings` is worth, alone and together: bytes, seconds, logit error.
 
     python -m benchmarks.savings bytes                   operations at GPT-2's dimensions, composed to rows
     python -m benchmarks.savings errors --run sm-ln-g    private passes of a trained model of params.yaml's scale
@@ -94,14 +94,14 @@ def measure_bytes(parameters: Parameters) -> None:
         settings = Settings(**parameters.two_party.settings())
         measure(cheap_first, "gpt2", context, variant, settings, on_measured=keep, rounds_runs=0)
     measured = ledger.by_operation([*own, *ledger.read(FOLDER / "ops.csv", ledger.Measurement)])
-    lines = ["architecture,program,bytes"]
+    lines = ["architecture,program,bytes,seconds"]
     for (row, program), counts in wanted.items():
         try:
             parts = [(count, ledger.find(measured, operation)) for operation, count in counts.items()]
         except ValueError:
             continue
         sent = sum(count * part.bytes for count, part in parts) + max(part.setup_bytes for _, part in parts)
-        lines.append(f"{row},{program},{sent:.0f}")
+        lines.append(f"{row},{program},{sent:.0f},{sum(count * part.seconds for count, part in parts):.1f}")
     write_text(FOLDER / "savings.csv", "\n".join(lines) + "\n")
     print(f"{len(lines) - 1} of {len(wanted)} rows: {FOLDER / 'savings.csv'}")
 

@@ -276,6 +276,8 @@ def _end_to_end_value(key: str, value: object) -> str:
         return gap("–")
     if not isinstance(value, int | float):
         return row_label(str(value))
+    if key == "composed_over_measured":
+        return number(f"{value:.4f}", "smaller_scale", f"results/two_party/end_to_end.json, {key}")
     text = (
         f"{value:.0f}" if isinstance(value, int) or value >= 1000 else f"{value:.3g}" if value < 10 else f"{value:.1f}"
     )

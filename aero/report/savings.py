@@ -1,4 +1,4 @@
-"""The ablation of the private programs: what every saving is worth alone and left out, in bytes and in logit error."""
+"""The ablation of the private programs: what each saving is worth alone and left out in bytes, seconds, logit error."""
 
 from __future__ import annotations
 
@@ -13,36 +13,58 @@ FILES = ("results/two_party/savings.csv", "results/two_party/savings_errors.csv"
 
 
 def ablation(root: Path, savings: dict[str, str]) -> Html:
-    """What every saving is worth in bytes, and below it in logit error."""
+    """What every saving is worth in bytes and seconds, and below them in logit error."""
     return Html(table_savings(root, savings).text + table_errors(root, savings).text)
 
 
 def table_savings(root: Path, savings: dict[str, str]) -> Html:
-    """GB of every row with one saving alone (of "as_published") and with one left out (of "tuned").
+    """GB and seconds, a grid each, of every row with one saving alone (of "as_published") and with one left out (of
+    "tuned").
 
     savings: names and descriptions. A number is missing where the saving does nothing for the row.
     """
-    sizes = {(line["architecture"], line["program"]): float(line["bytes"]) / 1e9 for line in _read(root / FILES[0])}
-    if not sizes:
+    lines = _read(root / FILES[0])
+    if not lines:
         return Html(f"<p>The savings one by one: {gap()}.</p>")
-    shown = [row for row in dict.fromkeys(row for row, _ in sizes) if {(row, end) for end in ENDS} <= sizes.keys()]
-    lines = [["all or none", *(_sizes(sizes, row, *ENDS) for row in shown)]]
-    for name, what in savings.items():
-        cells = [_sizes(sizes, row, *_single(name)) for row in shown]
-        lines.append([f"<code>{escape(name)}</code><br>{escape(what)}", *cells])
+    amounts = {(line["architecture"], line["program"]): line for line in lines}
+    how = "with this saving alone | with all but this one; the first line with none | with all. A dash: it does nothing"
     caption = (
-        "<b>The savings one by one</b>, GB of a forward pass at GPT-2's dimensions: with this saving alone | with all "
-        "but this one; the first line with none | with all. A dash: it does nothing for the row. Composed from "
+        f"<b>The savings one by one</b>, GB of a forward pass at GPT-2's dimensions: {how} for the row. Composed from "
         "operations measured in two processes."
     )
-    width = 0.66 / max(1, len(shown))
-    heads = ["saving", *(row_label(row) for row in shown)]
-    return Html(grid(heads, lines, caption, "savings", (0.34, *(width for _ in shown)), "dense"))
+    text = _alone_and_left_out(amounts, savings, "bytes", 1e9, 2, caption, "savings")
+    caption = (
+        f"<b>The savings one by one, seconds</b> of computing on loopback: {how} for the row. Those of operations that "
+        "stand in neither program whole were timed once, on another day than the others, which are medians: a few per "
+        "cent tell nothing."
+    )
+    return Html(text + _alone_and_left_out(amounts, savings, "seconds", 1.0, 0, caption, "savings-seconds"))
 
 
-def _sizes(sizes: dict[tuple[str, str], float], row: str, *programs: str) -> str:
-    found = [sizes.get((row, program)) for program in programs]
-    return " | ".join("–" if v is None else number(f"{v:.2f}", "paper_dimensions", FILES[0]) for v in found)
+def _alone_and_left_out(
+    amounts: dict[tuple[str, str], dict[str, str]],
+    savings: dict[str, str],
+    column: str,
+    unit: float,
+    digits: int,
+    caption: str,
+    identifier: str,
+) -> str:
+    def shown(row: str, *programs: str) -> str:
+        found = [amounts[row, program][column] if (row, program) in amounts else None for program in programs]
+        texts = [None if text is None else f"{float(text) / unit:,.{digits}f}" for text in found]
+        return " | ".join("–" if text is None else number(text, "paper_dimensions", FILES[0]) for text in texts)
+
+    known = {key for key, line in amounts.items() if line.get(column)}
+    rows = [row for row in dict.fromkeys(row for row, _ in amounts) if {(row, end) for end in ENDS} <= known]
+    if not rows:
+        return ""
+    lines = [["all or none", *(shown(row, *ENDS) for row in rows)]]
+    for name, what in savings.items():
+        cells = [shown(row, *_single(name)) for row in rows]
+        lines.append([f"<code>{escape(name)}</code><br>{escape(what)}", *cells])
+    heads, width = ["saving", *(row_label(row) for row in rows)], 0.66 / len(rows)
+    return grid(heads, lines, caption, identifier, (0.34, *(width for _ in rows)), "dense")
 
 
 def table_errors(root: Path, savings: dict[str, str]) -> Html:

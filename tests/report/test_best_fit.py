@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import made_results
@@ -78,3 +79,21 @@ def test_kept_rows_are_those_that_the_fit_can_compute() -> None:
     paper = load_paper("aero")
     printed = [(which, row.name) for which in "4567" for row in paper.tables[which].rows if row.name[:4] != "SOTA"]
     assert [(row.table, row.name) for row in best_fit.fitted_rows(load(ROOT))] == printed
+
+
+def test_how_much_more_the_baseline_sends_by_the_fit() -> None:
+    """Kept measurements against the table's own columns, row by row."""
+    results = load(ROOT)
+    rows = {row.name: row for row in best_fit.fitted_rows(results) if row.table == "4"}
+    base = rows.pop("SM+LN+G")
+    printed = [25.32 / rows[name].published for name in rows if name != "SM+LN+R"]
+    fitted = [
+        base.amounts["as_fitted"]["bytes"] / row.amounts["as_fitted"]["bytes"]
+        for row in rows.values()
+        if row.name != "SM+LN+R"
+    ]
+    text = re.sub("<[^>]+>|●", "", best_fit.best_fit(results).text)
+    said = (
+        f"Table 4 {min(printed):.2f} to {max(printed):.2f} printed, {min(fitted):.2f} to {max(fitted):.2f} by the fit"
+    )
+    assert said in text and said.startswith("Table 4 3.64 to 4.03 printed")

@@ -10,11 +10,11 @@ import pytest
 from aero.pipeline import ROOT
 from aero.report.savings import table_errors, table_held_out, table_savings
 
-BYTES = """architecture,program,bytes
-SM+LN+G,as_published,19.5e9
-SM+LN+G,as_published+one_qkv,19.1e9
-SM+LN+G,tuned-one_qkv,6.9e9
-SM+LN+G,tuned,6.4e9
+BYTES = """architecture,program,bytes,seconds
+SM+LN+G,as_published,19.5e9,2010.4
+SM+LN+G,as_published+one_qkv,19.1e9,1990.6
+SM+LN+G,tuned-one_qkv,6.9e9,1400
+SM+LN+G,tuned,6.4e9,1300
 """
 ERRORS = """architecture,program,scale,prompts,tokens,max_logit_error,same_top_token,provenance
 SM+LN+G,as_published,laptop,4,32,0.01200,4,{}
@@ -50,8 +50,10 @@ def test_both_directions_stand_side_by_side_and_gaps_are_seen(tmp_path):
     (folder / "savings.csv").write_text(BYTES)
     (folder / "savings_errors.csv").write_text(ERRORS)
     html = table_savings(tmp_path, savings)._repr_html_()
-    for text in ("19.50", "6.40", "19.10", "6.90", "– | –", "last row only"):
-        assert text in html
+    shown = re.sub("<[^>]*>|●", "|", html)
+    for text in ("19.50", "6.40", "19.10", "6.90", "2,010", "1,300", "1,991", "1,400"):
+        assert len(re.findall(rf"\|{text}\|", shown)) == 1, text
+    assert html.count("– | –") == html.count("last row only") == 2
     assert "SM+<wbr>ScFuFFN" not in html  # not measured, so not shown
 
 

@@ -109,7 +109,7 @@ def test_operations_are_listed_with_bytes_of_both_directions(full: Results, empt
 
 def test_complete_passes_are_listed_with_their_error(full: Results, empty: Results) -> None:
     text = cost_page.end_to_end(full).text
-    assert ">0.004<" in text and ">0.992<" in text and ">51234<" in text and "e+" not in text
+    assert ">0.004<" in text and ">0.9920<" in text and ">51234<" in text and "e+" not in text
     assert "No complete private forward pass" in cost_page.end_to_end(empty).text
 
 

@@ -76,8 +76,8 @@ def targets(results: Results) -> Html:
     caption = (
         "<b>The tuned program against its targets</b>, which this project set itself. Bytes over the printed ones, "
         "which an older SPU with dearer products seems to have sent (docs/forensics.md): met by "
-        f"{counted['published']} rows with a target; over those as published, measured here: {counted['bytes']}; seconds of computing over "
-        f"those as published: {counted['seconds']}. Each operation of Tables 5 to 7 was "
+        f"{counted['published']} rows with a target; over those as published, measured here: {counted['bytes']}; "
+        f"seconds of computing over those as published: {counted['seconds']}. Each operation of Tables 5 to 7 was "
         "timed once, beside other work at the lowest priority. What is left of the seconds is arithmetic on "
         "ciphertexts: products with the server's matrices, which encode them anew in every pass, and products of two "
         "shared tensors. The last column is the least that this program could take of the seconds as published: first "

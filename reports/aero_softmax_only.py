@@ -31,6 +31,7 @@ from aero.report import (
     failure_modes,
     figures,
     forensics,
+    full_links,
     gpu_speed,
     landscape_tables,
     marks,
@@ -353,6 +354,9 @@ cost_page.table_full_passes(results)
 
 # %%
 cost_page.table_shaped(results)
+
+# %%
+full_links.table(results)
 
 # %%
 cost_page.table_operations(results)

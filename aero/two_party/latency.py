@@ -22,6 +22,7 @@ from typing import Any
 from aero.two_party.measure import WARM_UP, place, shrink
 from aero.two_party.network import Network, wire_bytes
 from aero.two_party.operations import Operation
+from aero.two_party.packing import MATRICES
 from aero.two_party.parties import Party, run_parties
 from aero.two_party.profile import Profile
 from aero.two_party.relay import Relay
@@ -43,7 +44,6 @@ REFILL = "refill"
 REFILL_MESSAGES = 1281
 """Messages of one new stock of oblivious transfers: SPU's Ferret sends one for each of 1,280 trees, and one more."""
 
-_MATRICES = frozenset({"linear", "embedding_slice", "embedding_lookup", "vocabulary_slice", "scores", "mix"})
 # Comparisons that use up a stock in three or four runs.
 _USES_TRANSFERS = Operation("relu", ((64, 256),))
 _REFILL_RUNS = 10
@@ -115,7 +115,7 @@ def cost_task(party: Party, request: dict[str, Any]) -> None:
     for operation in request["operations"]:
         wanted = request["runs"]
         profiles: dict[str, list[Profile]] = {}
-        if operation.kind in _MATRICES:
+        if operation.kind in MATRICES:
             _run_on(party, operation, ("open",), wanted, profiles)
             small: dict[str, list[Profile]] = {}
             _run_on(party, shrink(operation), ("open", "delayed"), wanted, small)
@@ -165,7 +165,7 @@ def cost_of(operation: Operation, profiles: Mapping[str, Sequence[Profile]]) -> 
     """
     plain = _without_refills({link: runs for link, runs in profiles.items() if link in LINKS})
     one = min(plain["open"], key=_messages)
-    if operation.kind in _MATRICES:
+    if operation.kind in MATRICES:
         small = _without_refills({link.removeprefix("small, "): runs for link, runs in profiles.items() if "," in link})
         rounds = (_least(small["delayed"]) - _least(small["open"])) / (2 * DELAYED)
         wire = wire_bytes(operation.kind, one.bytes_sent, one.bytes_received)

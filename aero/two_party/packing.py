@@ -23,6 +23,8 @@ VOCABULARY_PROJECTIONS = ("vocabulary_slice", "vocabulary_slice_shared")
 """Kinds of operations that are no part of a block."""
 
 _MAXIMUM = ("softmax", "exponentials")
+MATRICES = frozenset({"linear", "embedding_slice", "embedding_lookup", "vocabulary_slice", "scores", "mix"})
+"""Products of matrices: few bytes and a round or two beside seconds of computing."""
 _ONE_PRODUCT = ("linear", "embedding_slice", "vocabulary_slice")
 _OF_TWO_SECRETS = ("gelu", "softmax", "layer_norm", "exponentials", "divide_by_sums", "scale_rows")
 _ROW_TILES = ("scale_row_tiles", "scale_row_tiles_by_server", "normalise_tiles")

@@ -61,7 +61,7 @@ def run_main(main: Callable[[list[str]], int | None], arguments: list[str] | Non
         )
         sys.exit(1)
     except (ValueError, OSError) as error:
-        print(f"error: {one_line(error)}{_where(error)}", file=sys.stderr)
+        print(f"error: {one_line(error)}{_remedy(error)}", file=sys.stderr)
         _drop_output()
         sys.exit(1)
     sys.exit(status or 0)
@@ -75,11 +75,24 @@ def _drop_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _where(error: ValueError | OSError) -> str:
-    """What a full disk that names no file leaves open."""
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
-        return ": a file that was being written, or where standard output goes; make room there"
-    return ""
+REMEDIES = {
+    errno.ENOENT: "check the path, or run what makes it (`dvc repro`: all that a stage needs)",
+    errno.ENOTDIR: "a part of that path is a file; give another path",
+    errno.EISDIR: "that is a folder; name a file",
+    errno.EACCES: "give a path that you may read and write, or change its permissions",
+    errno.EROFS: "give a path on a disk that can be written",
+    errno.ENOSPC: "make room there",
+    errno.EMFILE: "allow more open files (`ulimit -n`)",
+}
+"""What helps where the system refuses a file, by its number of the error."""
+
+
+def _remedy(error: ValueError | OSError) -> str:
+    if not isinstance(error, OSError) or (remedy := REMEDIES.get(error.errno or 0)) is None:
+        return ""
+    if error.errno == errno.ENOSPC and error.filename is None:
+        return f": a file that was being written, or where standard output goes; {remedy}"
+    return f"; {remedy}"
 
 
 def one_line(error: BaseException) -> str:

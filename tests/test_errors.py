@@ -20,7 +20,22 @@ from aero.training import archive
     ("error", "status", "said"),
     [
         (UserError("no such\n thing"), 1, "error: no such thing\n"),
-        (OSError(28, "No space left on device", "/a/log"), 1, "error: [Errno 28] No space left on device: '/a/log'\n"),
+        (
+            OSError(28, "No space left on device", "/a/log"),
+            1,
+            "error: [Errno 28] No space left on device: '/a/log'; make room there\n",
+        ),
+        (
+            FileNotFoundError(2, "No such file or directory", "/a/ops.csv"),
+            1,
+            "error: [Errno 2] No such file or directory: '/a/ops.csv'; check the path, or run what makes it "
+            "(`dvc repro`: all that a stage needs)\n",
+        ),
+        (
+            NotADirectoryError(20, "Not a directory", "/dev/null/x"),
+            1,
+            "error: [Errno 20] Not a directory: '/dev/null/x'; a part of that path is a file; give another path\n",
+        ),
         (OSError(5, "Input/output error"), 1, "error: [Errno 5] Input/output error\n"),
         (MemoryError(), 1, "error: out of memory; free some, or ask for less at once\n"),
         (MemoryError("8 GiB"), 1, "error: out of memory (8 GiB); free some, or ask for less at once\n"),

@@ -18,6 +18,7 @@ from aero.published import load as published
 from aero.report import best_fit, sensitivity_search
 from aero.report.costs import audit
 from aero.report.results import load as results
+from aero.report.sensitivity import sweep
 from aero.report.targets import target_rows
 from aero.two_party import ledger
 from aero.two_party.cost import KEPT_FILES, Operations, estimate, law_errors, measured_operations
@@ -187,6 +188,13 @@ def searched() -> Iterator[float]:
         yield from (100 * value for value in (share.value, share.low, share.high))
     for form in ("relu", "relu_performer"):
         yield from (off for _, off, _ in sensitivity_search.ranked(found, form)[:3])
+    printed = sensitivity_search.published()
+    yield sensitivity_search.distance(dict.fromkeys(printed, sum(printed.values()) / len(printed)))
+    swept = sweep(results(ROOT))
+    yield from (sensitivity_search.place_of(found, form, swept) for form in ("relu", "relu_performer"))
+    yield len(found.numbers) - len({number for number, _ in found.trained})
+    for steps in (500, 2000):
+        yield max(found.decades[key].get("sigma_reparam") or 0.0 for key in found.learning if key[1] == steps)
 
 
 def two_party_file(name: str) -> list[dict[str, str]]:
@@ -331,7 +339,9 @@ CASES = {
         rf"{N} and {N}: .*? core in {N}% \[{N}%, {N}%\] of all settings and {N}% \[{N}%, {N}%\] of those where "
         rf"softmax trains, ReLU below softmax in {N}% \[{N}%, {N}%\] of the latter, QK-LayerNorm in "
         rf"{N}% \[{N}%, {N}%\], the window in {N}% \[{N}%, {N}%\]\. The nearest settings are {N}, {N}, {N} off "
-        rf"\(root mean square\) with phi = ReLU and {N}, {N}, {N} with",
+        rf"\(root mean square\) with phi = ReLU and {N}, {N}, {N} with 0\.001 more; .*? mean, is {N} off\. At "
+        rf"the sweep's own steps and l_0 its setting is number {N} and {N} of the 70 .*? In {N} of the 70 no core "
+        rf"trains at any rate\. The widest range of all is σReparam's, {N} and {N} decades",
         lambda: list(searched()),
     ),
     "two parties, held-out prompts": (
@@ -541,3 +551,12 @@ def test_the_table_of_forensics_has_todays_bytes_of_as_published():
             r for r in files[name] if (r["architecture"], r["model"], r["context"]) == (architecture, model, context)
         ]
         assert gigabytes == f"{float(row['bytes']) / 1e9:.2f}", (table, architecture)
+
+
+def test_the_least_norm_of_relu_is_that_of_the_sweep():
+    with (ROOT / "results/sensitivity/traces.csv").open(encoding="utf-8", newline="") as file:
+        norms = [
+            float(line["frobenius"]) for line in csv.DictReader(file) if line["core"] == "relu" and line["frobenius"]
+        ]
+    page = (ROOT / "docs/variance_sensitivity.md").read_text(encoding="utf-8")
+    assert f"falls below 1, to {min(norms):.2f} in the sweep" in page

@@ -275,8 +275,8 @@ def table_1(results: Results) -> Html:
         "is narrow for so few; l* is its lowest average. Clipped after: averaged, then clipped, a rate at which any "
         "seed diverged counting as the mean l<sub>0</sub>. Of each seed: of its own losses and its own l*, then "
         "averaged, with a t-interval. A rate trains if its final loss is below half of that of predicting 0, one bound "
-        "for every core. In single precision rounding decides σReparam’s losses at its lowest rates: its row is one "
-        "realisation. Rows without a published number are not the paper's. "
+        "for every core. Rounding decides σReparam’s losses, so its row is one realisation (docs/decisions.md). Rows "
+        "without a published number are not in the paper’s table. "
     )
     return Html(
         grid(

@@ -76,8 +76,9 @@ def figure_9(results: Results) -> Figure:
     )
     with style():
         figure = Figure(figsize=(WIDTH, 6.2))
-        panels = figure.subplots(len(GAINS), len(panels_of), squeeze=False, sharex=True)
-        figure.subplots_adjust(left=0.07, right=0.99, top=0.9, bottom=0.07, wspace=0.42, hspace=0.42)
+        # A treatment that diverges ends within a few steps: each row has the length of its own training.
+        panels = figure.subplots(len(GAINS), len(panels_of), squeeze=False, sharex="row")
+        figure.subplots_adjust(left=0.07, right=0.98, top=0.9, bottom=0.07, wspace=0.42, hspace=0.42)
         for row, core in enumerate(GAINS):
             of_core = [line for line in lines if line["core"] == core]
             for column, (title, value) in enumerate(panels_of):
@@ -93,6 +94,9 @@ def figure_9(results: Results) -> Figure:
                         color=_LAYER_COLOURS[layer],
                         linewidth=1.0,
                     )
+                if column == 3:
+                    panel.set_yscale("log")
+                    _plain(panel.yaxis)
                 if column == 4:
                     panel.axhline(math.log(TOKENS), color=MUTED, linewidth=0.8, linestyle=":")
                     panel.set_ylim(0, 1.08 * math.log(TOKENS))
@@ -128,7 +132,9 @@ def _final_losses(measured: Sweep | None, cores: Sequence[str]) -> Figure:
         if measured is None:
             say_missing(panel, "not measured yet")
             return figure
-        ends, shown = [], [core for core in cores if core in measured.final]
+        ends: list[float] = []
+        tops: list[float] = []
+        shown = [core for core in cores if core in measured.final]
         for core in shown:
             losses = clipped(measured.final[core], measured.initial[core]).numpy()
             panel.fill_between(
@@ -136,12 +142,12 @@ def _final_losses(measured: Sweep | None, cores: Sequence[str]) -> Figure:
             )
             panel.plot(measured.rates, losses.mean(1), marker="o", markersize=2.5, **_line(core))
             ends.append(float(losses.mean(1)[-1]))
-        start = float(np.mean([measured.initial[core].mean().item() for core in shown]))
-        panel.axhline(start, color=MUTED, linewidth=0.8, linestyle=":")
-        panel.text(measured.rates[0], start, " l₀, untrained (mean)", va="bottom", color=MUTED, fontsize=7.5)
+            tops.append(float(losses.max()))
+            panel.axhline(measured.initial[core].mean().item(), linewidth=0.8, linestyle=":", **_colour(core))
+        panel.text(0.01, 0.02, "dotted: l₀ of each, untrained", transform=panel.transAxes, color=MUTED, fontsize=7.5)
         panel.set_xscale("log")
         _plain(panel.xaxis)
-        top = 1.1 * max([start, *(clipped(measured.final[c], measured.initial[c]).mean(1).max().item() for c in shown)])
+        top = 1.05 * max(tops, default=1.0)
         panel.set_ylim(0, top)
         panel.set_xlabel("learning rate")
         panel.set_ylabel("final loss, at most l₀")

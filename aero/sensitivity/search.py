@@ -1,7 +1,8 @@
 """The search over what the paper leaves open: which settings are reasonable, and what each of them gives.
 
 A setting is what a training depends on (`Setting`); a reading is what is made of its losses afterwards (`Reading`).
-The reasonable settings are the product of REASONABLE, fixed before any of them was run (docs/decisions.md). The search
+The reasonable settings are the product of REASONABLE, fixed before any of them was run; how their losses are read was
+mended after a first search (docs/decisions.md tells what and why). The search
 draws from them without replacement in an order that a seed fixes, so whatever part of it has been run is a random
 sample, and the share of settings for which a conclusion holds has an interval.
 """

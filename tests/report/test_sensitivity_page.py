@@ -255,7 +255,19 @@ def test_the_nearest_settings_are_ranked_by_form_of_the_relu_kernel(kept):
             for number, off, reading in places
         )
     text = sensitivity_search.table_nearest(kept).text
-    assert "number 6 of 70 with φ = ReLU and number 3 of 70 with φ = ReLU + ε" in text and "single seeds" in text
+    assert "number 2 of 70 with φ = ReLU and number 3 of 70 with φ = ReLU + ε" in text and "single seeds" in text
+    # By hand: of the search's own lines at the sweep's steps and l_0, those that are nearer than its setting, number 9.
+    for form, place in (("relu", 2), ("relu_performer", 3)):
+        offs = {
+            number: sensitivity_search.distance(values)
+            for (number, reading), values in found.found.items()
+            if (reading.steps, reading.initial, reading.relu) == (500, "measured", form)
+        }
+        assert len(offs) == 70 and sorted(offs.values()).index(offs[9]) == place - 1
+    printed = [2.30, 2.20, 2.18, 1.97, 1.95, 1.14, 1.03]
+    mean = sum(printed) / 7
+    flat = (sum((value - mean) ** 2 for value in printed) / 7) ** 0.5
+    assert re.search(rf"all seven alike.*?{mean:.2f}.*?{flat:.2f}", text, re.DOTALL)
 
 
 def test_a_rate_given_by_hand_is_named_as_such(measured, tmp_path):
@@ -283,8 +295,8 @@ def test_figures_are_drawn_with_and_without_results(measured, empty):
         for name in ("2", "5", "1-bottom", "6", "8", "9"):
             assert f'id="variance-sensitivity-figure-{name}"' in text
         assert "mathdefault" not in text  # TeX of tick labels would be counted among the page's formulas
-    assert len(sensitivity_figures.figure_2(measured).axes[0].lines) == 4 + 1  # four cores and l_0
-    assert len(sensitivity_figures.figure_5(measured).axes[0].lines) == 3 + 1
+    assert len(sensitivity_figures.figure_2(measured).axes[0].lines) == 4 + 4  # four cores, each with its l_0
+    assert len(sensitivity_figures.figure_5(measured).axes[0].lines) == 3 + 3
     assert len(sensitivity_figures.figure_9(measured).axes) == 4 * 5
 
 

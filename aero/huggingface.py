@@ -313,7 +313,8 @@ def _check_whole(model: PreTrainedModel) -> None:
     if getattr(model.config, "entropy_regularizer", None) is not None and not hasattr(model, "reg_threshold_weights"):
         raise ValueError(
             f"this {type(model).__name__} was saved with an entropy regulariser, whose temperatures it is measured "
-            "with: EntropyRegularizer.load(model, folder) first"
+            "with: EntropyRegularizer.load(model, folder) first (or it shares the configuration of a model that has "
+            "one: give it a copy)"
         )
 
 
@@ -428,6 +429,8 @@ class EntropyRegularizer:
     ) -> None:
         if hasattr(model, "reg_threshold_weights"):
             raise ValueError(f"this {type(model).__name__} has an entropy regulariser already")
+        if type(context) is not int:
+            raise ValueError(f"context {context!r} must be a whole number of tokens")
         if not (0 <= lambda_ < math.inf and 0 <= gamma < math.inf and context >= 1 and 0 <= threshold_init <= 1):
             raise ValueError(
                 f"lambda_ {lambda_:g} and gamma {gamma:g} must not be negative, context {context} at least 1, "
@@ -509,9 +512,14 @@ class EntropyRegularizer:
         return [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
 
     def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        _recorded.set([])
+        if model.config._attn_implementation != IMPLEMENTATION:
+            raise ValueError(
+                f"the attention of this {type(model).__name__} was switched to {model.config._attn_implementation}, "
+                f"which knows no temperatures and no entropies: model.set_attn_implementation('{IMPLEMENTATION}') first"
+            )
         if not model.training:
-            return
+            return  # whatever records now (`recording`) goes on
+        _recorded.set([])
         given = _bound(model, args, kwargs)
         if (ids := given.get("input_ids")) is not None:
             # On a GPU their values are not looked at: every step would wait for it, and there it refuses them itself.
@@ -521,9 +529,11 @@ class EntropyRegularizer:
 
     def _after(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """`output` with the penalty in its loss. model: a replica of `self.model` where torch makes some."""
+        if not model.training:
+            return None
         rows = _recorded.get()
         _recorded.set(None)
-        if output is None or not model.training:  # None: the forward pass failed
+        if output is None:  # the forward pass failed
             return None
         given = _bound(model, args, kwargs)
         entropies = torch.stack([row.entropies for row in rows])  # (L, B, H, T)

@@ -564,9 +564,10 @@ explorer.section(results, judged)
 # %% [markdown]
 # ## How fast it is
 #
-# `make bench` measures this project beside what its user would pick instead, in one run on one machine. Seconds are the
-# machine's; only ratios are claims, medians of interleaved repeats with their range, but for the seconds of two
-# parties, which are kept measurements of other days. Projections are set in italics.
+# `make bench` measures this project beside what its user would pick instead, in one run on one machine. What is kept
+# here is of several such runs: every caption says of which commit. Seconds are the machine's; only ratios are claims,
+# medians of interleaved repeats with their range, but for the seconds of two parties, which are kept measurements of
+# other days. Projections are set in italics.
 
 # %%
 bench_page.section(results)

@@ -405,7 +405,8 @@ def distribution_shift(
         return untested(rule, results, gap, f"{found.mean:.3f}" if found else "")
     beyond = found.excludes(share / 2) > 0
     verdict: Verdict = sized(results, abs(found.mean - share) <= tolerance * share) if beyond else absent(results)
-    return Decision(rule, found.text(3), results.scale, verdict, sources(results, run, base))
+    text = f"{found.text(3)} of the causal bound (printed: {share:.3f})"
+    return Decision(rule, text, results.scale, verdict, sources(results, run, base))
 
 
 def _shift(run: Run, base: Run) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import replace
@@ -333,3 +334,13 @@ def test_gpu_steps_make_the_projection_unless_measured_in_small(measured: Result
     from_file = re.search(r'>200 T<.*?<br><span class="where">results/bench/gpu.json</span>', text)
     assert bool(from_file) is not tiny and ("results/bench/gpu.json" in text) is not tiny
     assert "bench-gpu" not in text  # the GPU's tables are those of aero.report.gpu_speed
+
+
+def test_kept_figures_of_two_parties_are_those_of_the_kept_measurements() -> None:
+    """`benchmarks.two_party` computes them from other files of results: run it again whenever one of them changes."""
+    sources = json.loads((ROOT / "results/bench/two_party.json").read_text(encoding="utf-8"))["sources"]
+    assert {"results/two_party/ops.csv", "results/two_party/all_ops.csv"} <= sources.keys()
+    for name, digest in sources.items():
+        assert hashlib.sha256((ROOT / name).read_bytes()).hexdigest() == digest, (
+            f"{name}: python -m benchmarks.two_party"
+        )

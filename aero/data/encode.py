@@ -1,4 +1,4 @@
-"""From a corpus to token files (`aero.data.tokens`), streaming: memory does not grow with the corpus."""
+"""From a corpus to token files (`aero.data.tokens`), streaming: of the corpus 8 bytes a document are held, no more."""
 
 from __future__ import annotations
 

@@ -25,6 +25,9 @@ KINDS = {
     "normalise_tiles": ("LayerNorm, tuned", "#8a6d3b", "X"),
     "gelu_segments": ("GELU, tuned", "#000000", "h"),
     "relu": ("ReLU", "#6b7480", "*"),
+    # Whole passes, against L.
+    "as_published": ("as published", "#0072b2", "o"),
+    "tuned": ("tuned", "#56b4e9", "s"),
 }
 RESOURCES = {
     "encrypted products": "#0072b2",
@@ -106,14 +109,15 @@ def _rows(panel: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def bench_growth(results: Results) -> Figure:
-    """Bytes and seconds of operations between two parties against T and d, over those at 128 positions or 256 wide."""
+    """Bytes and seconds between two parties over those at the smallest size: operations against T and d, passes
+    against L."""
     found = read(results.root, "two_party")
     with style():
-        figure = Figure(figsize=(WIDTH, 5.6))
-        panels = figure.subplots(2, 2, sharey="col")
-        figure.subplots_adjust(left=0.07, right=0.82, top=0.94, bottom=0.09, wspace=0.85, hspace=0.45)
-        lines = [] if found is None else found["growth"]
-        for row, (axis, name) in enumerate((("T", "positions T"), ("d", "width d"))):
+        figure = Figure(figsize=(WIDTH, 8.2))
+        panels = figure.subplots(3, 2)
+        figure.subplots_adjust(left=0.06, right=0.79, top=0.96, bottom=0.06, wspace=0.85, hspace=0.45)
+        lines = [] if found is None else [*found["growth"], *map(_in_proportion, found["depth"])]
+        for row, (axis, name) in enumerate((("T", "positions T"), ("d", "width d"), ("L", "layers L, of SM+LN+G"))):
             for column, quantity in enumerate(("bytes", "seconds")):
                 panel = panels[row][column]
                 of_axis = [line for line in lines if line["axis"] == axis and len(line["points"]) > 1]
@@ -124,6 +128,11 @@ def bench_growth(results: Results) -> Figure:
                 panel.set_title(f"{quantity} against {axis}")
                 panel.set_xlabel(name)
     return figure
+
+
+def _in_proportion(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Passes by depth as lines of the growth with L."""
+    return {"axis": "L", "kind": line["program"], "expected_bytes": 1, "expected_seconds": 1, **line}
 
 
 def _growth(panel: Axes, lines: Sequence[Mapping[str, Any]], quantity: str) -> None:

@@ -302,8 +302,8 @@ def caption_growth(results: Results) -> str:
         "d. Values over that at the smallest size; behind the name the fitted exponent; dashed, the orders that are "
         "expected: T² of what has an entry for every pair of positions, T of the rest and of the bytes of P V, which "
         "sends the values and its result only; d² of a linear layer’s computing, d of its bytes and of the rest. "
-        "Growth with L is composed from the same kept operations, not measured: layers repeat them; embedding, "
-        "vocabulary projection and the shorter last layer of the tuned program keep SM+LN+G from L exactly: "
+        "Growth with L is composed from the same kept operations, not measured: layers repeat them, so L is expected; "
+        "embedding, vocabulary projection and the shorter last layer of the tuned program keep SM+LN+G from it: "
         f"{depth}, of L=6 to 18. {_below_order(found)}{_left_out(results, found)}{kept_seconds(results.root, GROWTH)} "
         f"{where(found, 'two_party')}"
     )

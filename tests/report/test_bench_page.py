@@ -80,7 +80,14 @@ TWO_PARTY = {
         }
         for axis in ("T", "d")
     ],
-    "depth": [{"program": "tuned", "bytes_exponent": 0.97, "seconds_exponent": 0.9}],
+    "depth": [
+        {
+            "program": "tuned",
+            "bytes_exponent": 0.97,
+            "seconds_exponent": 0.9,
+            "points": [{"size": layers, "bytes": layers * 1e9, "seconds": layers * 60.0} for layers in (6, 12, 18)],
+        }
+    ],
     "networks": {"wan": {"bandwidth_mbit": 100, "rtt_ms": 80}},
     "scaling": {"linear layers": {"bytes": "L d", "seconds": "L d^2"}, "softmax": {"bytes": "L H", "seconds": "L H"}},
     "models": [
@@ -251,6 +258,8 @@ def test_figures_draw_what_the_files_hold(measured: Results) -> None:
     assert [list(line.get_xdata()) for line in right.lines if line.get_marker() in "os"] == [[2.0], [2.0]]
     growth = bench_figures.bench_growth(measured)
     assert [text.get_text() for text in growth.axes[1].texts] == ["linear layer 1.96"]
+    assert [text.get_text() for text in growth.axes[4].texts] == ["tuned 0.97"]
+    assert [list(line.get_ydata()) for line in growth.axes[5].lines] == [[1.0, 2.0, 3.0]] * 2  # expected and composed
     limits = bench_figures.bench_limits(measured)
     assert {bar.get_width() for bar in limits.axes[0].patches} == {5.0}
     for function in (bench_figures.bench_training, bench_figures.bench_growth, bench_figures.bench_limits):

@@ -505,7 +505,7 @@ claims_page.claims_table(results, judged, "sensitivity_theory")
 # %% [markdown]
 # The paper then trains LLaMA-1B and GPT-2 Large with three of its attention cores. Here the GPT-2 block stands in for
 # both, on the code corpus and at two learning rates: the printed one, which is gentle for a model this narrow, and one
-# in proportion to width.
+# in proportion to width. What is not trained at a larger scale is said under What is missing.
 
 # %%
 sensitivity_models.figure_of(

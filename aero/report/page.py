@@ -10,7 +10,7 @@ from html import escape
 from matplotlib.figure import Figure
 
 from aero.published import load
-from aero.report import drawing, evidence, sensitivity_search
+from aero.report import drawing, evidence, sensitivity_models, sensitivity_search
 from aero.report.costs import GB, row_costs
 from aero.report.marks import (
     WORDS,
@@ -376,8 +376,9 @@ def gaps(results: Results, names: Iterable[str], further: Iterable[str] = ()) ->
         lines.append(f"compared although not trained alike: {described}")
     if results.end_to_end is None:
         lines.append("no complete private forward pass measured")
-    if (left := sensitivity_search.not_run(results)) is not None:
-        lines.append(left)
+    for left in (sensitivity_search.not_run(results), sensitivity_models.not_trained(results)):
+        if left is not None:
+            lines.append(left)
     lines += results.problems
     if not lines:
         return Html("<p>Nothing is missing: every run, entropy and cost of this report is there.</p>")

@@ -48,6 +48,16 @@ LATE = 0.5
 """The part of training whose gradient norms are compared: the second half."""
 
 
+def not_trained(results: Results) -> str | None:
+    """What the larger scale still lacks, in a line; None if every core is there."""
+    lacking = [
+        run_name(core, "")
+        for core in COMPARED
+        if not any((results.root / f"results/gpu/{run_name(core, '')}").glob("*.json"))
+    ]
+    return f"attention cores in the decoder at scale gpu: {', '.join(lacking)} not trained" if lacking else None
+
+
 def run_name(core: str, suffix: str) -> str:
     """The run of an attention core: "core-qk-layernorm-hot"."""
     return f"core-{core.replace('_', '-')}{suffix}"

@@ -18,7 +18,14 @@ import pytest
 import torch
 
 from aero.attention import CORES
-from aero.report import claims, sensitivity, sensitivity_figures, sensitivity_page, sensitivity_search
+from aero.report import (
+    claims,
+    sensitivity,
+    sensitivity_figures,
+    sensitivity_models,
+    sensitivity_page,
+    sensitivity_search,
+)
 from aero.report.results import load
 from aero.report.sensitivity_claims import decades_of, rank_correlation
 from aero.sensitivity.conclusions import ORDER
@@ -390,6 +397,9 @@ def test_the_width_is_the_settings_own(measured):
 
 def test_what_the_search_lacks_is_said(measured, empty):
     assert sensitivity_search.not_run(measured).endswith(": 224 of 240 not run")
+    assert sensitivity_models.not_trained(empty) == (
+        "attention cores in the decoder at scale gpu: core-softmax, core-relu, core-qk-layernorm not trained"
+    )
     assert sensitivity_search.not_run(empty).endswith(": 240 of 240 not run")
 
 

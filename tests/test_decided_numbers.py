@@ -351,7 +351,7 @@ CASES = {
     ),
     "two parties, held-out prompts of the baselines": (
         rf"SM\+LN\+G tuned was asked {N} and has it {N} times, with an error of {N} at most \(as published on the "
-        rf"first {N}: {N} times, {N}\), SM\+LN\+R tuned {N}, {N} times, {N}\.",
+        rf"first {N}: {N} times, {N}\), SM\+LN\+R tuned {N}, {N} times, {N} \(on the first {N}: {N} times, {N}\)\.",
         lambda: [*held_out("SM+LN+G"), *held_out("SM+LN+R")],
     ),
     "two parties, costs at other contexts": (

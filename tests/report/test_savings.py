@@ -33,9 +33,9 @@ def test_what_is_kept_is_what_the_issue_of_private_inference_asks():
         published = float(lines[row, "as_published", "16"]["max_logit_error"])
         assert float(lines[row, "tuned", "16"]["max_logit_error"]) < published
     assert float(many["max_logit_error"]) < float(lines["SM+ScFuFFN", "as_published", "16"]["max_logit_error"])
-    for row, prompts in ("SM+LN+G", 180), ("SM+LN+R", 200), ("SM+ScFuFFN", 200):
+    for row in "SM+LN+G", "SM+LN+R", "SM+ScFuFFN":
         asked, published = lines[row, "tuned", "24"], lines[row, "as_published", "24"]
-        assert int(asked["prompts"]) >= prompts and asked["same_top_token"] == asked["prompts"]
+        assert int(asked["prompts"]) >= 200 and asked["same_top_token"] == asked["prompts"]
         # As published on the first of the same prompts.
         assert int(published["prompts"]) == 20 and published["same_top_token"] == "20"
         assert float(asked["max_logit_error"]) < float(published["max_logit_error"])

@@ -25,10 +25,9 @@ KINDS = {
     "normalise_tiles": ("LayerNorm, tuned", "#8a6d3b", "X"),
     "gelu_segments": ("GELU, tuned", "#000000", "h"),
     "relu": ("ReLU", "#6b7480", "*"),
-    # Whole passes, against L.
-    "as_published": ("as published", "#0072b2", "o"),
-    "tuned": ("tuned", "#56b4e9", "s"),
 }
+PASSES = {"as_published": ("as published", "#0072b2", "o"), "tuned": ("tuned", "#56b4e9", "s")}
+"""Programs of whole passes, which are drawn against L."""
 RESOURCES = {
     "encrypted products": "#0072b2",
     "nonlinear functions": "#d55e00",
@@ -142,7 +141,7 @@ def _growth(panel: Axes, lines: Sequence[Mapping[str, Any]], quantity: str) -> N
         panel.plot(sizes, [(size / first) ** order for size in sizes], "--", color=GRID, linewidth=2.2, zorder=0)
     ends = []
     for line in lines:
-        title, colour, marker = KINDS[line["kind"]]
+        title, colour, marker = (KINDS | PASSES)[line["kind"]]
         values = [point[quantity] / line["points"][0][quantity] for point in line["points"]]
         panel.plot(sizes, values, marker=marker, color=colour, markersize=4, linewidth=1.2)
         ends.append((values[-1], f"{title} {line[f'{quantity}_exponent']:.2f}", colour))

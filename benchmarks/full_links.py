@@ -4,9 +4,10 @@
 
 The latencies of AERO's tables take rounds from smaller operations, because a delayed link makes large ones slow, and
 count bytes that cost time by a rule (`aero.two_party.network.wire_bytes`). Here every operation of `ROWS` but products
-of matrices, and a GELU of the exact kind, runs over links that only pass on, only delay, or only limit the rate: half
-an hour on a quiet machine. Written to results/two_party/full_links.csv as they are measured, cheapest first; what has
-a line is not measured again.
+of matrices, and a GELU of the exact kind, runs over links that only pass on, only delay, or only limit the rate: an
+hour or more on a quiet machine, three runs each (of single ones, tiles of rows that compute for seconds showed fewer
+bytes than none). Written to results/two_party/full_links.csv as they are measured, cheapest first; what has a line is
+not measured again.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def kept() -> dict[tuple[str, str], dict[str, str]]:
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, help="begin no operation later than this")
-    parser.add_argument("--repeats", type=int, default=1, help="runs of an operation on each link")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of an operation on each link")
     chosen = parser.parse_args(arguments)
     check_minutes(chosen.minutes)
     if chosen.repeats < 1:

@@ -89,7 +89,7 @@ def table(results: Results) -> Html:
         "<b>What the tables’ latencies leave out, AERO Table 4</b>: rounds as they take them, from smaller shapes, and "
         "of every operation at its own shape over a delayed link; bytes that cost time by their rule, and as a link of "
         "limited rate shows them; and the latency on the WAN either way, with the same seconds of computing. Products "
-        f"of matrices are in both as the tables have them.{_exact_gelu(results)} Single runs on each link."
+        f"of matrices are in both as the tables have them.{_exact_gelu(results)} The least of three runs on each link."
     )
     heads = ["configuration", "program", "rounds, tables", "own shapes", "GB that cost time, tables", "measured"]
     heads += ["WAN min, tables", "own shapes", "difference"]

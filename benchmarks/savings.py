@@ -92,7 +92,7 @@ def measure_bytes(parameters: Parameters) -> None:
     if missing:
         cheap_first = sorted(missing, key=lambda op: (sum(math.prod(shape) for shape in op.shapes), op))
         settings = Settings(**parameters.two_party.settings())
-        measure(cheap_first, "gpt2", context, variant, settings, on_measured=keep, rounds_runs=0)
+        measure(cheap_first, "gpt2", context, variant, settings, runs=3, on_measured=keep, rounds_runs=0)
     measured = ledger.by_operation([*own, *ledger.read(FOLDER / "ops.csv", ledger.Measurement)])
     lines = ["architecture,program,bytes,seconds"]
     for (row, program), counts in wanted.items():

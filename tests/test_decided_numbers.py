@@ -298,8 +298,23 @@ def errors_of_savings() -> Iterator[float]:
         yield from (min(rest), max(rest))
 
 
+def seconds_of_savings() -> Iterator[float]:
+    """Of SM+ScFuFFN: as published, less what the lattice look-up leaves, tuned, and tuned without two, which agree."""
+    lines = [line for line in two_party_file("savings.csv") if line["architecture"] == "SM+ScFuFFN"]
+    seconds = {line["program"]: float(line["seconds"]) for line in lines}
+    plain = seconds["as_published"]
+    assert abs(seconds["tuned-late_division"] - seconds["tuned-row_tiles"]) < 1
+    yield from (plain - 1000, plain - seconds["as_published+lattice_lookup"])
+    yield from (seconds["tuned"], seconds["tuned-row_tiles"])
+
+
 N = r"([\d.]*\d)"
 CASES = {
+    "two parties, seconds of savings": (
+        rf"Of SM\+ScFuFFN's 1,0{N} s as published `lattice_lookup` alone takes {N} away; tuned has {N} s, and {N} without "
+        r"either `late_division` or `row_tiles`",
+        lambda: list(seconds_of_savings()),
+    ),
     "two parties, errors of savings": (
         rf"SM\+LN\+G as published {N}, tuned {N}; SM\+ScFuFFN {N} and {N}\. Two savings make the difference, split "
         rf"exponentials and the segmented GELU: without the one or the other SM\+LN\+G tuned has {N} and {N}, with one "

@@ -35,8 +35,8 @@ def table_savings(root: Path, savings: dict[str, str]) -> Html:
     text = _alone_and_left_out(amounts, savings, "bytes", 1e9, 2, caption, "savings")
     caption = (
         f"<b>The savings one by one, seconds</b> of computing on loopback: {how} for the row. Those of operations that "
-        "stand in neither program whole were timed once, on another day than the others, which are medians: a few per "
-        "cent tell nothing."
+        "stand in neither program whole were timed on another day than the others, the median of three runs on either: "
+        "differences below a tenth tell nothing."
     )
     return Html(text + _alone_and_left_out(amounts, savings, "seconds", 1.0, 0, caption, "savings-seconds"))
 

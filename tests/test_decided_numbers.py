@@ -311,8 +311,8 @@ def seconds_of_savings() -> Iterator[float]:
 N = r"([\d.]*\d)"
 CASES = {
     "two parties, seconds of savings": (
-        rf"Of SM\+ScFuFFN's 1,0{N} s as published `lattice_lookup` alone takes {N} away; tuned has {N} s, and {N} without "
-        r"either `late_division` or `row_tiles`",
+        rf"Of SM\+ScFuFFN's 1,0{N} s as published `lattice_lookup` alone takes {N} away; tuned has {N} s, and {N} "
+        r"without either `late_division` or `row_tiles`",
         lambda: list(seconds_of_savings()),
     ),
     "two parties, errors of savings": (

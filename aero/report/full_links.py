@@ -105,5 +105,5 @@ def _exact_gelu(results: Results) -> str:
         return ""
     return (
         f" An exact GELU of {line['shape'].replace('x', ' × ')}, as Pythia’s, costs the time of {share} of its bytes; "
-        "the rule counts all of them."
+        "the rule counts the larger direction."
     )

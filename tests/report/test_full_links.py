@@ -12,9 +12,10 @@ import pytest
 
 import benchmarks.full_links
 from aero.report import full_links
+from aero.report.full_links import PROGRAMS
 from aero.report.results import load
 from aero.two_party import ledger
-from aero.two_party.network import Network
+from aero.two_party.network import BOTH_WAYS_AT_ONCE, Network
 from aero.two_party.operations import Operation
 
 LINEAR, GELU = ("linear", "8x16,16x16"), ("gelu_plain", "8x64")
@@ -75,6 +76,47 @@ def test_what_is_measured_is_kept_and_not_measured_again(
     monkeypatch.setattr(benchmark, "measure_costs", None)
     benchmark.main([])
     assert path.read_bytes() == first
+
+
+def test_the_rule_of_both_directions_is_what_the_kept_links_show() -> None:
+    """Of operations that move for seconds; a rule that counts whole what crosses both ways would flatter savings.
+
+    LayerNorm and what computes as long as it moves (ReLU, tiles, exponentials) lie between and are counted whole.
+    """
+    kept = Path(__file__).parents[2] / full_links.PATH
+    with kept.open(encoding="utf-8", newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert {(line["op"], line["shape"]) for line in lines} == {
+        (one.name, one.shape) for one in benchmarks.full_links.wanted()
+    }
+    large = {
+        line["op"]: float(line["wire_bytes"]) / float(line["bytes"]) for line in lines if float(line["bytes"]) > 1e8
+    }
+    assert set(large) == {"softmax_plain", "gelu_plain", "gelu_segments", "gelu_exact"}
+    assert set(large) <= BOTH_WAYS_AT_ONCE and max(large.values()) < 0.65
+    (whole,) = [line for line in lines if line["op"] == "scale"]
+    assert 0.9 < float(whole["wire_bytes"]) / float(whole["bytes"]) < 1.1 and "scale" not in BOTH_WAYS_AT_ONCE
+
+
+def test_the_decisions_have_the_figures_of_the_kept_links() -> None:
+    """The least and largest latency beside the tables', and rounds and shares of bytes of some operations."""
+    root = Path(__file__).parents[2]
+    text = " ".join((root / "docs/decisions.md").read_text(encoding="utf-8").split())
+    found = [full_links.both_ways(root, row, program) for row in benchmarks.full_links.ROWS for program in PROGRAMS]
+    ratios = [own.minutes(Network(100, 80)) / told.minutes(Network(100, 80)) for told, own in filter(None, found)]
+    assert len(ratios) == 6
+    assert f"rows and two programs are {min(ratios):.2f} to {max(ratios):.2f} times the tables'" in text
+    lines = full_links.lines(root)
+    shares = {key: float(line["wire_bytes"]) / float(line["bytes"]) for key, line in lines.items()}
+    rounds = {key: float(line["rounds"]) for key, line in lines.items()}
+    softmax, gelu, norm = ("softmax_plain", "12x128x128"), ("gelu_plain", "128x3072"), "128x768,768,768"
+    relu, tiles = shares["relu", "128x3072"], shares["normalise_tiles", "128x768"]
+    assert (
+        f"a softmax has {rounds[softmax]:.0f} rounds and the time of {shares[softmax]:.2f} of its bytes, a GELU 128 x "
+        f"3,072 {rounds[gelu]:.0f} and {shares[gelu]:.2f}; a LayerNorm 128 x 768 has {rounds['layer_norm', norm]:.0f} "
+        f"and {shares['layer_norm', norm]:.2f}, a ReLU {relu:.2f}, tiles {tiles:.2f}, all counted whole. An exact GELU of "
+        f"16 x 1,024 costs the time of {shares['gelu_exact', '16x1024']:.2f} of its bytes"
+    ) in text
 
 
 def test_products_of_matrices_are_left_out_and_cheap_ones_come_first() -> None:

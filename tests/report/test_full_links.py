@@ -114,8 +114,8 @@ def test_the_decisions_have_the_figures_of_the_kept_links() -> None:
     assert (
         f"a softmax has {rounds[softmax]:.0f} rounds and the time of {shares[softmax]:.2f} of its bytes, a GELU 128 x "
         f"3,072 {rounds[gelu]:.0f} and {shares[gelu]:.2f}; a LayerNorm 128 x 768 has {rounds['layer_norm', norm]:.0f} "
-        f"and {shares['layer_norm', norm]:.2f}, a ReLU {relu:.2f}, tiles {tiles:.2f}, all counted whole. An exact GELU of "
-        f"16 x 1,024 costs the time of {shares['gelu_exact', '16x1024']:.2f} of its bytes"
+        f"and {shares['layer_norm', norm]:.2f}, a ReLU {relu:.2f}, tiles {tiles:.2f}, all counted whole. An exact GELU "
+        f"of 16 x 1,024 costs the time of {shares['gelu_exact', '16x1024']:.2f} of its bytes"
     ) in text
 
 

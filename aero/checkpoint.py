@@ -133,6 +133,10 @@ def read_tensors(
     With the tensors, the SHA-256 that `write_tensors` put there is checked too.
     """
     path = Path(path)
+    if path.is_dir():
+        raise ValueError(
+            f"{path} is a folder: give the checkpoint.safetensors of a run trained here, as runs/RUN/seed_S has"
+        )
     if not path.is_file():
         raise ValueError(f"checkpoint {path} does not exist; train the run first (python -m stages.train RUN)")
     try:

@@ -1,7 +1,7 @@
 """Attention entropy: bounds, distributions, overload and collapse, and the regulariser (AERO §3, §4.3, Algorithm 1).
 
 Entropies are in nats throughout. `measure` also takes Hugging Face models, and `EntropyRegularizer` is for them; their
-code is in aero.huggingface and loaded when it is asked for, as it needs transformers.
+code is in aero.huggingface and aero.entropy_regularizer, loaded when it is asked for, as it needs transformers.
 """
 
 from __future__ import annotations
@@ -384,7 +384,7 @@ def standard_error(values: Tensor, dim: int) -> Tensor:
 def __getattr__(name: str) -> Any:
     if name == "EntropyRegularizer":
         try:
-            return importlib.import_module("aero.huggingface").EntropyRegularizer
+            return importlib.import_module("aero.entropy_regularizer").EntropyRegularizer
         except ModuleNotFoundError as error:
-            raise ImportError(f"{name} needs {error.name}: pip install 'aero-reproduced[hf]'") from None
+            raise ImportError(f"{name} needs {error.name}: pip install -e '.[hf]' in your clone") from None
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -27,6 +27,7 @@ LONGEST = 1024
 """The default sequence length is the model's context, up to this."""
 
 
+DTYPES = ("float32", "auto", "bfloat16", "float16")
 TEXT_BYTES = 2**28
 """The longest text that is read: it is tokenized whole, whatever part of it is measured."""
 
@@ -44,6 +45,15 @@ def add_commands(commands: Any) -> None:
     )
     parser.add_argument("--tokens", type=int, default=16384, metavar="N", help="at most so many tokens (default 16384)")
     parser.add_argument("--batch", type=int, default=4, metavar="B", help="sequences at once (default 4)")
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default=DTYPES[0],
+        help="what a Hugging Face model computes in; auto: what it was saved in (default float32)",
+    )
+    parser.add_argument(
+        "--bos", action="store_true", help="begin every sequence with the tokenizer's token for that (default: none)"
+    )
     parser.add_argument("--tokenizer", type=Path, help="of a checkpoint of ours (default: beside its run)")
     parser.add_argument("--json", action="store_true", help="everything, as one JSON object")
     parser.add_argument("--baseline", type=Path, metavar="FILE", help="--json of another model: distance of each layer")
@@ -55,11 +65,13 @@ def add_commands(commands: Any) -> None:
 
 @dataclass(frozen=True)
 class Reader:
-    """A model with its tokenizer. context: the most tokens it takes; None: not said."""
+    """A model with its tokenizer. context: the most tokens it takes; None: not said. bos: the token that begins every
+    sequence; None: none does."""
 
     model: nn.Module
     encode: Callable[[str], list[int]]
     context: int | None
+    bos: int | None = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +98,7 @@ def answer(chosen: argparse.Namespace) -> str:
         raise UserError(f"--figure {chosen.figure}: the name must end in one of {', '.join(FIGURES)}")
     text = text_of(chosen.text, TEXT_BYTES)
     baseline = None if chosen.baseline is None else _baseline(chosen.baseline)
-    reader = _open(chosen.model, chosen.tokenizer)
+    reader = _open(chosen)
     if reader.context is not None and (chosen.context or 0) > reader.context:
         raise UserError(f"--context {chosen.context} exceeds the model's {reader.context} positions")
     if (chosen.context or 0) > chosen.tokens:
@@ -97,15 +109,18 @@ def answer(chosen: argparse.Namespace) -> str:
             f"the tokenizer of {chosen.model} makes no token of {chosen.text}: is the text empty, or tokenizer.json "
             "missing?"
         )
-    context = min(chosen.context or min(reader.context or LONGEST, LONGEST, chosen.tokens), len(ids))
+    begun = reader.bos is not None
+    context = min(chosen.context or min(reader.context or LONGEST, LONGEST, chosen.tokens), len(ids) + begun)
     if context < 2:
         raise UserError(
             f"a sequence of {context} token(s) has entropy 0 by definition, as a token alone sees only itself; give a "
             "longer --text, --context or --tokens"
         )
-    count = min(len(ids), chosen.tokens) // context
+    count = min(len(ids) // (context - begun), chosen.tokens // context)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    sequences = torch.tensor(ids[: count * context], device=device).reshape(count, context)
+    sequences = torch.tensor(ids[: count * (context - begun)], device=device).reshape(count, context - begun)
+    if begun:
+        sequences = torch.nn.functional.pad(sequences, (1, 0), value=reader.bos)
     statistics = measure(reader.model.to(device).eval(), sequences.split(min(chosen.batch, count)))
     if chosen.figure is not None:
         _draw(chosen, reader, statistics)
@@ -168,7 +183,7 @@ def _draw(chosen: argparse.Namespace, reader: Reader, statistics: EntropyStatist
         from aero.report.drawing import style
         from aero.report.entropy_drawing import heatmap
     except ModuleNotFoundError:
-        raise UserError("--figure needs matplotlib: pip install 'aero-reproduced[report]'") from None
+        raise UserError("--figure needs matplotlib: pip install -e '.[report]' in your clone") from None
     layers, heads = statistics.mean.shape
     drawn = io.BytesIO()
     with style():
@@ -191,15 +206,19 @@ def _draw(chosen: argparse.Namespace, reader: Reader, statistics: EntropyStatist
         raise UserError(f"--figure {chosen.figure} cannot be written: {error.strerror}") from None
 
 
-def _open(path: Path, tokenizer: Path | None) -> Reader:
+def _open(chosen: argparse.Namespace) -> Reader:
+    path = chosen.model
     if (path / "config.json").is_file():
-        return _open_hugging_face(path)
+        return _open_hugging_face(path, chosen.dtype, chosen.bos)
     checkpoint = path / "checkpoint.safetensors" if path.is_dir() else path
     if not checkpoint.is_file():
         raise UserError(
-            f"{path} is neither a folder with a Hugging Face model (config.json) nor a checkpoint of this project"
+            f"{path} is neither a folder with a Hugging Face model (config.json) nor a checkpoint of this project; "
+            "of a hub, give the folder that huggingface_hub.snapshot_download returns: nothing is downloaded here"
         )
-    return _open_checkpoint(checkpoint, tokenizer)
+    if chosen.bos or chosen.dtype != DTYPES[0]:
+        raise UserError("--bos and --dtype are for Hugging Face models; checkpoints of this project have neither")
+    return _open_checkpoint(checkpoint, chosen.tokenizer)
 
 
 def _open_checkpoint(path: Path, tokenizer: Path | None) -> Reader:
@@ -219,23 +238,25 @@ def _open_checkpoint(path: Path, tokenizer: Path | None) -> Reader:
     return Reader(model, found.encode, model.config.context)
 
 
-def _open_hugging_face(path: Path) -> Reader:
+def _open_hugging_face(path: Path, dtype: str, begin: bool) -> Reader:
     try:
         from transformers import AutoTokenizer
         from transformers.utils import logging
     except ModuleNotFoundError:
-        raise UserError(f"{path} needs transformers: pip install 'aero-reproduced[hf]'") from None
+        raise UserError(f"{path} needs transformers: pip install -e '.[hf]' in your clone") from None
     from aero.given_models import load_model
 
     logging.disable_progress_bar()
     try:
         # Unset, trust_remote_code is asked for on the terminal.
-        model = load_model(path, head_needed=False, local_files_only=True)
+        model = load_model(path, head_needed=False, local_files_only=True, dtype=dtype)
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # transformers checks sizes with errors of its own, or divides by them
         raise UserError(f"{path} cannot be loaded as a causal language model with its tokenizer: {error}") from None
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
         raise UserError(f"the tokenizer in {path} has {len(tokenizer)} entries, more than the model: it is another's")
+    if begin and tokenizer.bos_token_id is None:
+        raise UserError(f"the tokenizer in {path} has no token that begins a sequence: leave --bos out")
     from aero.huggingface import positions_of
 
     context = positions_of(model)
@@ -250,7 +271,11 @@ def _open_hugging_face(path: Path) -> Reader:
             ) from None
         for temperatures in regularizer.temperatures:  # one a position, of which the model may have more
             context = min(temperatures.shape[-1], context or temperatures.shape[-1])
-    return Reader(model, lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], context)
+
+    def encode(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+
+    return Reader(model, encode, context, tokenizer.bos_token_id if begin else None)
 
 
 def _json(chosen: argparse.Namespace, measured: Measured) -> str:
@@ -264,6 +289,9 @@ def _json(chosen: argparse.Namespace, measured: Measured) -> str:
         "heads": heads,
         "context": measured.statistics.by_position.shape[1],
         "sequences": measured.sequences,
+        "bos": measured.reader.bos is not None,
+        "dtype": _dtype(measured.reader.model),
+        "device": next(measured.reader.model.parameters()).device.type,
         "text": str(chosen.text),
         "text_sha256": hashlib.sha256(measured.text.encode()).hexdigest(),
         **measured.statistics.summary(),
@@ -279,6 +307,11 @@ def _json(chosen: argparse.Namespace, measured: Measured) -> str:
         "provenance": provenance.provenance(measured=provenance.now()),
     }
     return json.dumps(content, allow_nan=False)
+
+
+def _dtype(model: nn.Module) -> str:
+    """What most numbers of the model are in, as torch calls it."""
+    return str(max(model.parameters(), key=lambda one: one.numel()).dtype).removeprefix("torch.")
 
 
 def _against_bound(statistics: EntropyStatistics) -> dict[str, HeadFailures]:
@@ -321,7 +354,9 @@ def _table(chosen: argparse.Namespace, measured: Measured) -> str:
     compared, largest, name = measured.statistics.compared()
     lines = [
         f"{chosen.model}: {type(measured.reader.model).__name__}, {layers} layers x {heads} heads; "
-        f"{measured.sequences} sequences of {measured.statistics.by_position.shape[1]} tokens of {chosen.text}",
+        f"{measured.sequences} sequences of {measured.statistics.by_position.shape[1]} tokens of {chosen.text}"
+        f"{', the first of them ' + repr(measured.reader.bos) if measured.reader.bos is not None else ''}; "
+        f"{_dtype(measured.reader.model)} on {next(measured.reader.model.parameters()).device.type}",
         f"Entropies in nats; maximum observed {_number(maxima['observed'])}, causal bound ln(T!)/T "
         f"{_number(maxima['causal_bound'])}, log T {_number(maxima['log_T'])}.{_of_errors(measured.statistics)}",
         "",

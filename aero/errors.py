@@ -21,6 +21,17 @@ LONGEST_LINE = 1000
 """Characters of an error that are shown: what a damaged file holds could go on for megabytes."""
 
 
+EXTRAS = {
+    **dict.fromkeys(("spu", "jax", "jaxlib", "cryptography"), "two-party"),
+    **dict.fromkeys(("datasets", "pyarrow"), "corpora"),
+    **dict.fromkeys(("transformers", "accelerate"), "hf"),
+    **dict.fromkeys(("matplotlib", "nbconvert", "pandas"), "report"),
+    "dvc": "pipeline",
+    "submitit": "cluster",
+}
+"""Packages that only a part of this project needs, and the extra of pyproject.toml that installs each."""
+
+
 class UserError(ValueError):
     """Input a person can mend; its text names the cause and the remedy in one line."""
 
@@ -40,8 +51,8 @@ def run_main(main: Callable[[list[str]], int | None], arguments: list[str] | Non
     """Run `main(arguments)` and leave the process.
 
     `ValueError`, `OSError` and `KeyboardInterrupt` become one line on standard error and exit status 1 (130 for an
-    interrupt), and so does a lack of memory that Python notices. Anything else is a defect of this project and keeps
-    its traceback.
+    interrupt), and so do a lack of memory that Python notices and a package of `EXTRAS` that is not installed. Anything
+    else is a defect of this project and keeps its traceback.
     """
     if signal.getsignal(signal.SIGINT) is _interrupted_while_loading:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -58,6 +69,14 @@ def run_main(main: Callable[[list[str]], int | None], arguments: list[str] | Non
         said = " ".join(str(error).split())
         print(
             f"error: out of memory{f' ({said})' if said else ''}; free some, or ask for less at once", file=sys.stderr
+        )
+        sys.exit(1)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in EXTRAS:
+            raise
+        print(
+            f"error: {missing} is not installed: pip install -e '.[{EXTRAS[missing]}]' in your clone", file=sys.stderr
         )
         sys.exit(1)
     except (ValueError, OSError) as error:

@@ -1,10 +1,10 @@
-"""Attention entropy of Hugging Face's causal language models, and the entropy regulariser for them.
+"""Attention entropy of Hugging Face's causal language models.
 
-Both go through transformers' public attention interface: a model is switched to an attention function of ours, which
+It goes through transformers' public attention interface: a model is switched to an attention function of ours, which
 returns the same output and knows the entropy of every row, a layer at a time and never as a T x T matrix. Any model
-works whose attention goes through that interface, with grouped queries, a sliding window or padding. The regulariser
-needs it; measuring falls back on the weights that a model gives away (aero.given_attentions), in memory that grows as
-T squared.
+works whose attention goes through that interface, with grouped queries, a sliding window or padding. Measuring falls
+back on the weights that a model gives away (aero.given_attentions), in memory that grows as T squared; the regulariser
+(aero.entropy_regularizer) needs the interface.
 """
 
 from __future__ import annotations
@@ -16,18 +16,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from aero.entropy import BLOCKS, EntropyStatistics, Reduction, check_ids, entropy_regularization, standard_error
+from aero.entropy import BLOCKS, EntropyStatistics, check_ids, standard_error
 from aero.given_attentions import row_entropies_given
-from aero.padding import check_mask, check_padding, real_of
+from aero.padding import check_mask
 from aero.row_entropy import attention_with_entropy
 
 IMPLEMENTATION = "aero_entropy"
@@ -48,6 +46,12 @@ class SeenKeys:
         return sdpa_mask(
             **self.arguments | {"q_length": stop - start, "q_offset": self.query_offset + start}
         )  # (B, 1, stop - start, S)
+
+    def contiguous(self) -> Tensor:
+        """All of it as one tensor (B, 1, T, S): what `generate` asks of the masks that it makes for a static cache."""
+        mask = self(0, self.arguments["q_length"]).contiguous()
+        mask.query_offset = int(self.query_offset)  # such a cache's keys do not tell how many are filled
+        return mask
 
     @cached_property
     def counts(self) -> Tensor:
@@ -75,7 +79,7 @@ def _seen_keys(**arguments: Any) -> SeenKeys | None:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class Rows:
     """What one attention module did: entropies (B, H, T) and how many keys each query saw, (B, T). module: None where
     only the weights it gave away are known."""
 
@@ -84,7 +88,7 @@ class _Rows:
     seen: Tensor
 
 
-_recorded: ContextVar[list[_Rows] | None] = ContextVar("recorded", default=None)
+recorded_rows: ContextVar[list[Rows] | None] = ContextVar("recorded", default=None)
 
 
 def _attention(
@@ -121,9 +125,9 @@ def _attention(
         1 / math.sqrt(query.shape[-1]) if scaling is None else scaling,
         seen,
     )
-    if (recorded := _recorded.get()) is not None:
+    if (recorded := recorded_rows.get()) is not None:
         counts = torch.arange(1, query.shape[-2] + 1, device=query.device)[None] if seen is None else seen.counts
-        recorded.append(_Rows(module, entropies, counts.expand(len(query), -1)))
+        recorded.append(Rows(module, entropies, counts.expand(len(query), -1)))
     return output.transpose(1, 2).contiguous(), None
 
 
@@ -139,11 +143,13 @@ def _at_queries(temperature: Tensor, seen: SeenKeys | _GivenMask | None, queries
 
 
 class _GivenMask:
-    """A mask (B, 1, T, S) that the caller made: bool, or 0 where a key is seen and hugely negative where not."""
+    """A mask (B, 1, T, S) that the caller made: bool, or 0 where a key is seen and hugely negative where not.
 
-    query_offset = 0
+    query_offset: the position of the first query.
+    """
 
-    def __init__(self, mask: Tensor) -> None:
+    def __init__(self, mask: Tensor, query_offset: int) -> None:
+        self.query_offset = query_offset
         if mask.dtype != torch.bool:
             seen = mask == 0
             if not (seen | (mask <= -1e4)).all():
@@ -159,7 +165,9 @@ class _GivenMask:
 def _as_mask(given: SeenKeys | Tensor | None, queries: int, keys: int) -> SeenKeys | _GivenMask | None:
     if given is None and queries != keys:
         raise ValueError(f"the model gave no mask for {queries} queries and {keys} keys")
-    return _GivenMask(given[..., :keys]) if isinstance(given, Tensor) else given
+    if isinstance(given, Tensor):  # the queries are the last of the keys, but in a cache that is not full
+        return _GivenMask(given[..., :keys], getattr(given, "query_offset", keys - queries))
+    return given
 
 
 AttentionInterface.register(IMPLEMENTATION, _attention)
@@ -167,24 +175,24 @@ AttentionMaskInterface.register(IMPLEMENTATION, _seen_keys)
 
 
 @contextlib.contextmanager
-def recording(model: PreTrainedModel) -> Iterator[list[_Rows]]:
+def recording(model: PreTrainedModel) -> Iterator[list[Rows]]:
     """Within it, `model` uses our attention function, which appends what every attention module does to the list.
 
     NotSwitched if the model's attention does not go through transformers' interface.
     """
     before = model.config._attn_implementation
-    if not _switch_attention(model):
+    if not switch_attention(model):
         raise NotSwitched(model)
-    rows: list[_Rows] = []
-    token = _recorded.set(rows)
+    rows: list[Rows] = []
+    token = recorded_rows.set(rows)
     try:
         yield rows
     finally:
-        _recorded.reset(token)
+        recorded_rows.reset(token)
         model.set_attn_implementation(before)
 
 
-def _switch_attention(model: PreTrainedModel) -> bool:
+def switch_attention(model: PreTrainedModel) -> bool:
     """Whether `model` now uses our attention function: its attention goes through transformers' interface."""
     # transformers' own flag first, as it logs a warning where it cannot be switched; it is a heuristic, so look after.
     if model._can_set_attn_implementation():
@@ -226,7 +234,7 @@ def row_entropies(model: PreTrainedModel, ids: Tensor, attention_mask: Tensor | 
     is run in evaluation mode and left as it was. ValueError as `measure`.
     """
     _check_whole(model)
-    rows, real = _run(model, ids, attention_mask)
+    rows, real = run(model, ids, attention_mask)
     return torch.stack([torch.where(real[:, None], row.entropies, 0.0) for row in rows])
 
 
@@ -237,7 +245,7 @@ def measure(model: PreTrainedModel, ids: Batch | Iterable[Batch]) -> EntropyStat
     position is counted from a sequence's first real token, and padding counts nowhere. A head's mean is taken over the
     queries of a sequence and then over sequences; its median is that of all rows, which are held until the end in
     float32. `sem` is over sequences as if they were independent, `by_position_sem` over blocks of consecutive ones that
-    have the position.
+    have the position. All of it lies on the CPU, wherever the model is.
     ValueError if there are no tokens or more than the model has positions, if ids are no token ids of the model or the
     mask is not (B, T) of 0 and 1, if the model hides its attention weights or has an encoder and a decoder, or if it
     was saved with a regulariser that was not loaded.
@@ -253,10 +261,12 @@ def measure(model: PreTrainedModel, ids: Batch | Iterable[Batch]) -> EntropyStat
     for batch in batches:
         given = batch if isinstance(batch, Mapping) else {"input_ids": batch}
         with torch.no_grad():
-            rows, real = _run(model, given.get("input_ids"), given.get("attention_mask"))
+            rows, real = run(model, given.get("input_ids"), given.get("attention_mask"))
         length = real.sum(-1)  # (B)
         if not length.all():
             raise ValueError("a sequence without a token has no entropy: every row of the attention mask needs a 1")
+        real = real.cpu()  # as all of it: not every accelerator knows float64
+        rows = [Rows(row.module, row.entropies.cpu(), row.seen.cpu()) for row in rows]
         entropies = torch.stack([torch.where(real[:, None], row.entropies.double(), 0.0) for row in rows])
         seen = torch.stack([row.seen.clamp_min(1).double().log() * real for row in rows])  # (L, B, T)
         means.append(entropies.sum(-1) / length[:, None])  # (L, B, H)
@@ -318,7 +328,7 @@ def _check_whole(model: PreTrainedModel) -> None:
         )
 
 
-def _check_kind(model: PreTrainedModel) -> None:
+def check_kind(model: PreTrainedModel) -> None:
     """ValueError for a model that takes no token ids or has more than one kind of attention."""
     name = type(model).__name__
     if model.main_input_name != "input_ids":
@@ -330,15 +340,15 @@ def _check_kind(model: PreTrainedModel) -> None:
         )
 
 
-def _run(
+def run(
     model: PreTrainedModel, ids: Tensor, attention_mask: Tensor | None, switched: bool = False
-) -> tuple[list[_Rows], Tensor]:
+) -> tuple[list[Rows], Tensor]:
     """What the attention of every layer does on `ids` (B, T), and which of them are real, (B, T) bool.
 
     switched: only by our own attention function; ValueError if the model cannot be switched to it.
     """
-    _check_kind(model)
-    check_ids(ids, _vocabulary(model))
+    check_kind(model)
+    check_ids(ids, vocabulary(model))
     positions = positions_of(model)
     if positions is not None and ids.shape[1] > positions:
         raise ValueError(f"{ids.shape[1]} tokens exceed the {positions} positions of {type(model).__name__}")
@@ -361,215 +371,20 @@ def _run(
             if switched:
                 raise
         if not rows and not switched:
-            rows = [_Rows(None, *row) for row in row_entropies_given(model, given, real)]
+            rows = [Rows(None, *row) for row in row_entropies_given(model, given, real)]
     finally:
         model.train(training)
     if not rows:
         raise _hides(model)
     if len({row.entropies.shape for row in rows}) > 1:
         raise ValueError(f"the layers of {type(model).__name__} differ in their number of heads: not supported")
-    return rows, real
+    # The layers of one model may lie on several devices.
+    return [Rows(row.module, row.entropies.to(real.device), row.seen.to(real.device)) for row in rows], real
 
 
-def _vocabulary(model: PreTrainedModel) -> int | None:
+def vocabulary(model: PreTrainedModel) -> int | None:
     """How many tokens the model embeds; None if it does not say."""
     try:
         return getattr(model.get_input_embeddings(), "num_embeddings", None)
     except NotImplementedError:
         return None
-
-
-def _bound(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call of `model` by their names."""
-    given = inspect.signature(model.forward).bind(*args, **kwargs).arguments
-    return {**given, **given.get("kwargs", {})}
-
-
-class EntropyRegularizer:
-    """AERO's entropy regulariser on a Hugging Face model, with learnable thresholds and temperatures (Algorithm 1).
-
-        regularizer = EntropyRegularizer(model, context=128)
-        Trainer(model=model, ...).train()
-
-    The model then adds lambda times the regularisation to the loss it returns in training mode. Its new parameters are
-    `reg_threshold_weights` (L, H), fractions of log T, and in every attention module `entropy_temperature`
-    (H, context), which divides the logits of its query row. They are trained and saved with the model's own; `load`
-    puts them back.
-
-    context: the longest sequence, as temperatures belong to positions; and the T of E_max = log T in every batch, so
-    that neither padding nor the lengths beside it change a sequence's penalty. A batch of nothing but padding has
-    penalty 0. lambda_, gamma, reduction: see `aero.entropy.entropy_regularization`; head_mean takes the mean over all
-    real queries of a batch.
-    lambda_positions: `position_sum` adds up over a batch's tokens, so lambda_ is that of a batch of so many (the
-    papers' 128 x 128), whatever the batch; None: as it stands.
-    threshold_init: of every head, a fraction of log T from 0 to 1.
-    temperature_init: 1 leaves a trained model as it is, the papers start new ones at 0.01; None: no temperatures.
-
-    With gradient accumulation a micro-batch weighs by its share of the step's labels, as the loss does: all that it is
-    told of the others is their number. With sequences of one length that is its share of the tokens, and the step's
-    penalty by `position_sum` that of one batch; otherwise, as a sequence has one label fewer than tokens, nearly.
-
-    Raises ValueError if the model's attention cannot be switched to ours, it has a regulariser already or a value is
-    out of range; in training, if ids are no token ids of the model or a mask tells no padding.
-
-    A mask of padding is (B, T); one that a caller made for every pair, (B, 1, T, S), bool or to be added to the logits,
-    tells padding too: a token that no query sees, not even its own, is left out of the penalty.
-    """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        context: int,
-        lambda_: float = 1e-5,
-        gamma: float = 0.20,
-        reduction: Reduction = "position_sum",
-        lambda_positions: int | None = 16384,
-        threshold_init: float = 0.5,
-        temperature_init: float | None = 1.0,
-    ) -> None:
-        if hasattr(model, "reg_threshold_weights"):
-            raise ValueError(f"this {type(model).__name__} has an entropy regulariser already")
-        if type(context) is not int:
-            raise ValueError(f"context {context!r} must be a whole number of tokens")
-        if not (0 <= lambda_ < math.inf and 0 <= gamma < math.inf and context >= 1 and 0 <= threshold_init <= 1):
-            raise ValueError(
-                f"lambda_ {lambda_:g} and gamma {gamma:g} must not be negative, context {context} at least 1, "
-                f"threshold_init {threshold_init:g} from 0 to 1"
-            )
-        if temperature_init is not None and not 0 < temperature_init < math.inf:
-            raise ValueError(f"temperature_init {temperature_init:g} must be positive: it divides the logits")
-        if reduction not in Reduction.__args__ or (lambda_positions is not None and lambda_positions < 1):
-            raise ValueError(
-                f"reduction {reduction!r} must be one of {Reduction.__args__}, lambda_positions {lambda_positions} at "
-                "least 1 or None"
-            )
-        rows, _ = _run(model, torch.zeros(1, 1, dtype=torch.long), None, switched=True)
-        heads = rows[0].entropies.shape[1]
-        thresholds = torch.full((len(rows), heads), threshold_init, device=model.device)
-        model.register_parameter("reg_threshold_weights", nn.Parameter(thresholds))
-        if temperature_init is not None:
-            for module in {id(row.module): row.module for row in rows}.values():
-                start = torch.full((heads, context), temperature_init, device=next(module.parameters()).device)
-                module.register_parameter("entropy_temperature", nn.Parameter(start))
-        _switch_attention(model)
-        self.model = model
-        self.context, self.gamma, self.reduction = context, gamma, reduction
-        self.lambda_, self.lambda_positions = lambda_, lambda_positions
-        self.penalty: Tensor | None = None
-        """What the last forward pass in training mode added to the loss, nats. If it had no labels, and so no loss:
-        what is to be added to yours, with its gradient."""
-        model.config.entropy_regularizer = {
-            "context": context,
-            "lambda_": lambda_,
-            "gamma": gamma,
-            "reduction": reduction,
-            "lambda_positions": lambda_positions,
-            "temperature_init": temperature_init,
-        }
-        model.register_forward_pre_hook(self._before, with_kwargs=True)
-        model.register_forward_hook(self._after, with_kwargs=True, always_call=True)
-
-    @classmethod
-    def load(cls, model: PreTrainedModel, folder: Path | str) -> EntropyRegularizer:
-        """The regulariser of `model`, which was saved with one in `folder` and loaded from there.
-
-        ValueError if it was saved without one, or its parameters are not in the folder's safetensors files.
-        """
-        settings = getattr(model.config, "entropy_regularizer", None)
-        if settings is None:
-            raise ValueError(f"the model in {folder} was saved without an entropy regulariser")
-        regularizer = cls(model, **settings)
-        waiting = dict(regularizer.named_parameters())
-        for path in sorted(Path(folder).glob("*.safetensors")):
-            with safe_open(path, framework="pt") as file:
-                for name in waiting.keys() & set(file.keys()):
-                    waiting.pop(name).data.copy_(file.get_tensor(name))
-        if waiting:
-            raise ValueError(f"{folder} has no {', '.join(sorted(waiting))} in a safetensors file")
-        return regularizer
-
-    @property
-    def thresholds(self) -> Tensor:
-        """`reg_threshold_weights` (L, H)."""
-        return self.model.reg_threshold_weights
-
-    @property
-    def temperatures(self) -> list[Tensor]:
-        """The temperatures (H, context) of every attention module; empty if it has none."""
-        return [value for name, value in self.named_parameters() if name.endswith("entropy_temperature")]
-
-    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """The regulariser's own parameters under their names in the model."""
-        own = ("reg_threshold_weights", "entropy_temperature")
-        return ((name, value) for name, value in self.model.named_parameters() if name.split(".")[-1] in own)
-
-    def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
-        """All of the model's parameters for an optimizer: decay on matrices, none on biases, norms, and our own."""
-        own = {name for name, _ in self.named_parameters()}
-        decayed, others = [], []
-        for name, value in self.model.named_parameters():
-            (decayed if value.ndim > 1 and name not in own else others).append(value)
-        return [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
-
-    def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if model.config._attn_implementation != IMPLEMENTATION:
-            raise ValueError(
-                f"the attention of this {type(model).__name__} was switched to {model.config._attn_implementation}, "
-                f"which knows no temperatures and no entropies: model.set_attn_implementation('{IMPLEMENTATION}') first"
-            )
-        if not model.training:
-            return  # whatever records now (`recording`) goes on
-        _recorded.set([])
-        given = _bound(model, args, kwargs)
-        if (ids := given.get("input_ids")) is not None:
-            # On a GPU their values are not looked at: every step would wait for it, and there it refuses them itself.
-            check_ids(ids, _vocabulary(model) if ids.device.type == "cpu" else None)
-        if (mask := given.get("attention_mask")) is not None:
-            check_padding(mask, ids)
-
-    def _after(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """`output` with the penalty in its loss. model: a replica of `self.model` where torch makes some."""
-        if not model.training:
-            return None
-        rows = _recorded.get()
-        _recorded.set(None)
-        if output is None:  # the forward pass failed
-            return None
-        given = _bound(model, args, kwargs)
-        entropies = torch.stack([row.entropies for row in rows])  # (L, B, H, T)
-        if torch.is_grad_enabled() and model.is_activation_checkpointing and not entropies.requires_grad:
-            raise ValueError(
-                "gradient checkpointing keeps the entropies' gradient back: use it with "
-                "gradient_checkpointing_kwargs={'use_reentrant': False}"
-            )
-        self.penalty = penalty = self._weighted(entropies, model.reg_threshold_weights, given.get("attention_mask"))
-        if given.get("labels") is None:
-            return None
-        if (together := given.get("num_items_in_batch")) is not None:
-            # The loss is then this micro-batch's share of one over all accumulated micro-batches; so must this be.
-            labels = given.get("shift_labels")
-            labels = given["labels"][..., 1:] if labels is None else labels
-            penalty = penalty * (labels.ne(-100).sum() / together)
-        self.penalty = penalty.detach()
-        if isinstance(output, tuple):
-            return output[0] + penalty, *output[1:]
-        output.loss = output.loss + penalty
-        return output
-
-    def _weighted(self, entropies: Tensor, thresholds: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """lambda times the regularisation of entropies (L, B, H, T), without the rows of padding."""
-        rows, longest = entropies.transpose(1, 2).flatten(2)[:, None], entropies.shape[-1]  # (L, 1, H, B T)
-        if attention_mask is not None:
-            real = real_of(attention_mask)[:, -longest:].expand(entropies.shape[1], -1)
-            rows, longest = rows[..., real.flatten()], int(real.sum(-1).max())
-        if longest > self.context:
-            raise ValueError(
-                f"a sequence of {longest} tokens, but the regulariser's context is {self.context}: give "
-                "EntropyRegularizer the longest"
-            )
-        if not rows.shape[-1]:
-            return 0.0 * thresholds.sum()
-        weight = self.lambda_
-        if self.reduction == "position_sum" and self.lambda_positions is not None:
-            weight *= self.lambda_positions / rows.shape[-1]
-        return weight * entropy_regularization(rows, thresholds, self.gamma, self.reduction, self.context)

@@ -120,8 +120,16 @@ def _entry(parameters: Parameters, name: str, scales: Sequence[str], found: Foun
         "seeds": [result.seed for result in of_run],
         "diverged_seeds": [result.seed for result in of_run if result.diverged],
         "planned_seeds": [seed for run_, seed in parameters.trainings() if run_ == name],
+        "stages": [_stage(parameters, name, seed) for run_, seed in parameters.trainings() if run_ == name],
         "cost": costs,
     }
+
+
+def _stage(parameters: Parameters, name: str, seed: int) -> str:
+    """The stage that makes a training, as `dvc repro` and `dvc exp run` take it."""
+    if seed not in parameters.seeds:
+        return f"catalogue/dvc.yaml:train_again@{name}-{seed}"
+    return f"{'' if name in parameters.active_runs else 'catalogue/dvc.yaml:'}train@{name}-{seed}"
 
 
 def _overview(parameters: Parameters, entries: Sequence[dict[str, Any]], found: Found, place: str) -> str:

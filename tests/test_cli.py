@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from dvc.repo import Repo
 
 from aero import cli
-
-ROOT = Path(__file__).resolve().parents[1]
+from aero.pipeline import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +47,25 @@ def test_a_table_its_short_form_and_json(capsys: pytest.CaptureFixture[str]) -> 
     assert entry["cost"]["paper"]["tokens"] == 32600 * 512 * 128 and entry["cost"]["paper"]["hours"]["H200"] > 0
     margins = json.loads("\n".join(lines(capsys, "--table", "aero/figure18", "--json")))
     assert len(margins) == 7
+
+
+def test_every_training_names_the_stage_that_makes_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    entries = json.loads("\n".join(lines(capsys, "--json")))
+    with Repo(ROOT) as repo:
+        made = {
+            stage.addressing: match.groups()
+            for stage in repo.index.stages
+            if (match := re.search(r"stages\.train (\S+) --seed (\d+)", str(stage.cmd)))
+        }
+    told = {
+        stage: (entry["run"], str(seed))
+        for entry in entries
+        for stage, seed in zip(entry["stages"], entry["planned_seeds"], strict=True)
+    }
+    assert told == made and len(told) == 367
 
 
 @pytest.mark.parametrize(("lost", "sibling"), [("2", "4"), ("4", "9"), ("5", "3"), ("6", "5"), ("7", "6")])

@@ -366,3 +366,40 @@ def test_bad_input_is_one_line(tmp_path, text):
     assert len(lines) == len(cases), finished.stderr
     for line, (_, named) in zip(lines, cases, strict=True):
         assert line.startswith("error: ") and named in line
+
+
+def test_a_saved_half_is_measured_in_float32_unless_asked(tmp_path, text, capsys):
+    model, ids = hugging_face_model(tmp_path / "m")
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "m")
+    found = {}
+    for dtype in ("float32", "auto"):
+        asked = (tmp_path / "m", "--text", text, "--context", 16, "--tokens", 64, "--dtype", dtype)
+        found[dtype] = json.loads(said(capsys, *asked, "--json"))
+        named = {"float32": "float32", "auto": "bfloat16"}[dtype]
+        assert (found[dtype]["dtype"], found[dtype]["device"], found[dtype]["bos"]) == (named, "cpu", False)
+        assert f"; {named} on cpu\n" in said(capsys, *asked)
+    exact = measure(model.float(), ids[:64].reshape(4, 16)).mean
+    torch.testing.assert_close(torch.tensor(found["float32"]["entropy_mean"]), exact.float(), atol=1e-5, rtol=0)
+    assert found["auto"]["entropy_mean"] != found["float32"]["entropy_mean"]
+
+
+def test_a_sequence_begins_with_the_tokenizers_token_if_asked(tmp_path, text, capsys):
+    model, ids = hugging_face_model(tmp_path / "m")
+    asked = (tmp_path / "m", "--text", text, "--context", 16, "--tokens", 64, "--bos")
+    with pytest.raises(UserError, match="has no token that begins a sequence: leave --bos out"):
+        cli.main(["entropy", *map(str, asked)])
+    path = tmp_path / "m" / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"bos_token": "Z"}))
+    found = json.loads(said(capsys, *asked, "--json"))
+    begun = torch.nn.functional.pad(ids[:60].reshape(4, 15), (1, 0), value=ord("Z") - 33)
+    expected = measure(model, begun).mean
+    assert found["bos"] is True and found["sequences"] == 4
+    torch.testing.assert_close(torch.tensor(found["entropy_mean"]), expected.float(), atol=1e-5, rtol=0)
+    assert f"4 sequences of 16 tokens of {text}, the first of them {ord('Z') - 33}; float32" in said(capsys, *asked)
+
+
+def test_a_checkpoint_of_ours_has_neither_dtype_nor_first_token(tmp_path, text):
+    own_checkpoint(tmp_path)
+    for option in (("--bos",), ("--dtype", "bfloat16")):
+        with pytest.raises(UserError, match="--bos and --dtype are for Hugging Face models"):
+            cli.main(["entropy", str(tmp_path), "--text", str(text), *option])

@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from aero.errors import UserError, check_file, json_file, run_main, seed_number, text_of
+from aero.errors import EXTRAS, UserError, check_file, json_file, run_main, seed_number, text_of
 from aero.pipeline import ROOT
 from aero.training import archive
 
@@ -70,6 +72,23 @@ def test_output_that_finds_no_room_or_no_reader(lines):
 def test_a_defect_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError):
         run_main(lambda _: 1 // 0, [])
+    with pytest.raises(ModuleNotFoundError):
+        run_main(lambda _: importlib.import_module("nowhere_at_all"), [])
+
+
+def test_a_package_that_is_not_installed_names_its_extra(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "spu", None)
+    with pytest.raises(SystemExit) as ended:
+        run_main(lambda _: importlib.import_module("spu"), [])
+    said = "error: spu is not installed: pip install -e '.[two-party]' in your clone\n"
+    assert ended.value.code == 1 and capsys.readouterr() == ("", said)
+
+
+def test_extras_are_those_of_the_project():
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        extras = tomllib.load(file)["project"]["optional-dependencies"]
+    for package, extra in EXTRAS.items():
+        assert any(re.match(rf"{package}\b", wanted) for wanted in extras[extra]), package
 
 
 @pytest.mark.parametrize("minutes", [0, -1, math.nan, math.inf])

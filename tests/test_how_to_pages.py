@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from aero.architecture import parse
 from aero.pipeline import ROOT
 
 COMMAND = f'aero() {{ "{sys.executable}" -m aero.cli "$@"; }}\n'
@@ -30,3 +31,12 @@ def test_examples_run(page, tmp_path, monkeypatch):
         assert done.returncode == 0, done.stderr
         if "--figure heads.svg" in example:
             assert "Wasserstein-1 to entropy.json" in done.stdout and (tmp_path / "heads.svg").stat().st_size > 1000
+
+
+def test_the_notation_that_is_explained_is_the_one_that_is_read():
+    page = (ROOT / "docs/reading_the_report.md").read_text(encoding="utf-8").partition("## Notation")[2]
+    cells = [line.split("|")[1:3] for line in page.splitlines() if line.startswith("| `")]
+    written = [name for cell in cells for part in cell for name in re.findall(r"`(\S+)`", part)]
+    assert len(written) > len(cells) > 10
+    for name in written:
+        assert str(parse(name)) == name

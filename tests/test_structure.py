@@ -26,6 +26,7 @@ ALLOWED = {part: CORE for part in CORE} | {
     "given_attentions": set(),
     "padding": set(),
     "huggingface": CORE | {"given_attentions", "padding"},
+    "entropy_regularizer": CORE | {"huggingface", "padding"},
     "given_models": {"errors"},
     "sections": {"unchecked"},
     "parameters": CORE | {"errors", "sections"},

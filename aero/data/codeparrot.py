@@ -67,7 +67,7 @@ class CodeParrot:
         except ImportError as error:
             raise ValueError(
                 f"corpus 'codeparrot' needs the package datasets ({error});"
-                " install it: pip install 'aero-reproduced[corpora]'"
+                " install it: pip install -e '.[corpora]' in your clone"
             ) from None
         try:
             data_set = datasets.load_dataset(name, split=HUB_SPLITS[split])

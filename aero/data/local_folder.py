@@ -159,7 +159,7 @@ class LocalFolder:
             from pyarrow import parquet
         except ImportError as error:
             raise ValueError(
-                f"corpus 'local': {key} needs pyarrow ({error}); install it: pip install 'aero-reproduced[corpora]'"
+                f"corpus 'local': {key} needs pyarrow ({error}); install it: pip install -e '.[corpora]' in your clone"
             ) from None
         path = self.folder / key
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from aero.architecture import Architecture, parse
 from aero.errors import UserError, cut
-from aero.families import CHANGEABLE
+from aero.families import CHANGEABLE, FAMILIES
 from aero.two_party.network import Network
 
 if TYPE_CHECKING:  # `aero --help` reads this module for its arguments alone
@@ -27,10 +27,16 @@ GB = 1e9
 
 def add_arguments(cost: argparse.ArgumentParser) -> None:
     """The arguments of `aero cost`."""
-    cost.add_argument("architecture", nargs="?", help="in the papers' notation, for example SM+ScFuFFNi_3")
-    cost.add_argument("--model", default="gpt2", help="model family (default gpt2)")
+    cost.add_argument(
+        "architecture",
+        nargs="?",
+        help="in the papers' notation, for example SM+ScFuFFNi_3; all of it is in docs/reading_the_report.md",
+    )
+    cost.add_argument("--model", default="gpt2", help=f"model family: {', '.join(FAMILIES)} (default gpt2)")
     cost.add_argument("--context", type=int, default=128, help="tokens of the prompt, T (default 128)")
-    cost.add_argument("--network", default="wan", help="a name of two_party.networks, or MBIT,RTT_MS such as 300,20")
+    cost.add_argument(
+        "--network", default="wan", help="wan, lan or another name of two_party.networks, or MBIT,RTT_MS: 300,20"
+    )
     cost.add_argument(
         "--program",
         default="tuned",

@@ -151,7 +151,7 @@ def on_cluster(
     try:
         import submitit
     except ModuleNotFoundError:
-        raise UserError("submitit is not installed; pip install 'aero-reproduced[cluster]'") from None
+        raise UserError("submitit is not installed; pip install -e '.[cluster]' in your clone") from None
     try:
         executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
         executor.update_parameters(name="aero", slurm_array_parallelism=jobs, **resources)

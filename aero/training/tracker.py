@@ -26,7 +26,7 @@ def _package(module: str, name: Tracker) -> Any:
         return importlib.import_module(module)
     except ImportError:
         raise UserError(
-            f"{name} is not installed; pip install 'aero-reproduced[{name}]' or leave --tracker out"
+            f"{name} is not installed; pip install -e '.[{name}]' in your clone or leave --tracker out"
         ) from None
 
 

@@ -244,6 +244,7 @@ def test_what_is_refused_before_anything_starts(path, certificates, tmp_path, ca
         ([*here, "--ca", "x", PROMPT], "belong together"),
         ([*here, *security(certificates, "client"), PROMPT], "are for --server"),
         (["ask", "--checkpoint", str(tmp_path / "none"), PROMPT], "does not exist; train the run first"),
+        (["ask", "--checkpoint", str(tmp_path), PROMPT], "is a folder: give the checkpoint.safetensors of a run"),
         ([*here, "--server", "127.0.0.1:1", PROMPT], "not allowed with argument"),
         (["ask", "--server", "192.0.2.1:9731", PROMPT], "plain TCP between hosts is refused"),
         (["serve", "--checkpoint", str(path), "--listen", "0.0.0.0:0"], "plain TCP between hosts is refused"),

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from aero.data.tokens import scale_root
 from aero.errors import run_main, seed_number
+from aero.locks import lock
 from aero.parameters import load
 from aero.training.kept import copy, kept_files, require_committed
 from aero.training.log import write_text
 from aero.training.processes import join
 from aero.training.run import run_folder, run_hash, train_run
 from aero.training.run_tokens import run_tokens
-from aero.training.state import lock
 from aero.training.tracker import open_tracker
 
 

@@ -25,6 +25,7 @@ from tqdm import tqdm
 from aero.architecture import Architecture, parse
 from aero.errors import UserError, check_minutes, run_main
 from aero.families import CHANGEABLE
+from aero.locks import lock
 from aero.model import ModelConfig
 from aero.parameters import Parameters, load
 from aero.two_party import ledger
@@ -151,19 +152,23 @@ def main(arguments: list[str]) -> None:
             raise UserError(f"--{name.replace('_', '-')} belongs to given architectures; name one, such as SM+ScFuFFN")
     parameters = load()
     rows, programs = printed_rows(parameters), parameters.two_party.programs
-    others: list[ledger.Measurement] = []
     ops_file = chosen.folder / "all_ops.csv"
     rows_file: Path | None = chosen.folder / "all_rows.csv"
     if chosen.architectures:
         program = chosen.program or "tuned"
         rows, programs = asked_rows(chosen, program), [program]
         ops_file, rows_file = chosen.folder / "asked_ops.csv", None
-        try:
-            others = ledger.read(ops_file, ledger.Measurement, ledger.NO_SECONDS) if ops_file.exists() else []
-        except ValueError as error:
-            raise UserError(f"{error} into a new file, after this one is moved away") from None
-    kept = {"rounds": not chosen.no_rounds, "seconds": not chosen.no_seconds, "others": others}
-    measure_rows(parameters, rows, programs, ops_file, rows_file, chosen.minutes, **kept)
+    kept = {"rounds": not chosen.no_rounds, "seconds": not chosen.no_seconds}
+    with lock(ops_file, f"adding to {ops_file}"):  # what the other one measures would be lost
+        others = _asked_before(ops_file) if chosen.architectures else []
+        measure_rows(parameters, rows, programs, ops_file, rows_file, chosen.minutes, **kept, others=others)
+
+
+def _asked_before(ops_file: Path) -> list[ledger.Measurement]:
+    try:
+        return ledger.read(ops_file, ledger.Measurement, ledger.NO_SECONDS) if ops_file.exists() else []
+    except ValueError as error:
+        raise UserError(f"{error} into a new file, after this one is moved away") from None
 
 
 def asked_rows(chosen: argparse.Namespace, program: str) -> list[PrintedRow]:

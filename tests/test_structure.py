@@ -28,12 +28,14 @@ ALLOWED = {part: CORE for part in CORE} | {
     "huggingface": CORE | {"given_attentions", "padding"},
     "entropy_regularizer": CORE | {"huggingface", "padding"},
     "given_models": {"errors"},
+    "locks": {"errors"},
     "sections": {"unchecked"},
     "parameters": CORE | {"errors", "sections"},
     "data": {"errors"},
     "published": {"errors"},
     "sensitivity": CORE | {"errors", "provenance"},
-    "training": CORE | {"checkpoint", "data", "errors", "parameters", "pipeline", "provenance", "result_checks"},
+    "training": CORE
+    | {"checkpoint", "data", "errors", "locks", "parameters", "pipeline", "provenance", "result_checks"},
     "parallel_context": CORE | {"checkpoint", "data", "errors", "parameters", "provenance", "sections", "training"},
     "two_party": CORE | {"checkpoint", "errors", "pipeline", "provenance"},
 }

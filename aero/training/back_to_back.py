@@ -18,12 +18,12 @@ import torch
 
 from aero.data.tokens import Tokens
 from aero.errors import UserError
+from aero.locks import lock
 from aero.model import GPT
 from aero.parameters import Parameters
 from aero.training.log import Row
 from aero.training.processes import default_device
 from aero.training.run import metrics_of, run_hash, train_run
-from aero.training.state import lock
 from aero.training.trained_entropy import write_entropy
 
 SAFETY = 1.25

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import itertools
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from aero.checkpoint import check_fit, read_tensors, write_tensors
-from aero.errors import UserError, one_line
+from aero.errors import one_line
 from aero.training.log import columns
 
 if TYPE_CHECKING:
@@ -166,24 +164,3 @@ def _moments(
     if not 0 <= found["step"].item() <= steps_done:
         raise ValueError(f"{path}: the optimiser counts {found['step'].item():g} steps of {name}, not {steps_done}")
     return found
-
-
-@contextlib.contextmanager
-def lock(path: Path | None) -> Iterator[None]:
-    """Hold the state at `path` for this process alone; the system lets go of it however the process ends.
-
-    UserError if another process holds it: two trainings of one run would overwrite each other's state.
-    """
-    if path is None:
-        yield
-        return
-    place = path.with_suffix(".lock")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with open(place, "w", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(
-                f"another process is training this run (it holds {place}); wait for it or stop it"
-            ) from None
-        yield

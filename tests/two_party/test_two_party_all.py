@@ -13,6 +13,7 @@ import yaml
 
 from aero.architecture import parse
 from aero.errors import UserError
+from aero.locks import lock
 from aero.parameters import load
 from aero.two_party import ledger
 from aero.two_party.cost import measured_operations
@@ -188,3 +189,11 @@ def test_a_row_that_cannot_be_computed_is_told(monkeypatch):
     monkeypatch.setattr("stages.two_party_all.operations", refuse)
     todo, refused = wanted([PrintedRow(parse("SM"), "gpt2", None, 128, ())], ["tuned"])
     assert todo == [] and refused == {"SM (gpt2, T=128), tuned": "two-party inference does not know this"}
+
+
+def test_two_at_once_lose_nothing_of_each_other(project, monkeypatch):
+    """Either would write the file anew from what it read at its start."""
+    monkeypatch.chdir(project)
+    with lock(Path("runs/two_party/asked_ops.csv")):
+        with pytest.raises(UserError, match=r"another process is adding to runs/two_party/asked_ops\.csv \(it holds"):
+            main(["SM", "--context", "16", "--minutes", "0"])

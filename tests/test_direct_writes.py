@@ -17,7 +17,7 @@ ALLOWED = {
     ("aero/training/log.py", "_write"): "the writer: to a temporary name, then renamed",
     ("aero/two_party/ledger.py", "write"): "to a temporary name, then renamed",
     ("aero/training/log.py", "begin"): "the log of a training that runs, log.unfinished.csv",
-    ("aero/training/state.py", "lock"): "an empty file to hold a lock on",
+    ("aero/locks.py", "lock"): "an empty file to hold a lock on",
     ("aero/training/many.py", "do"): "what a training printed",
     ("aero/training/run.py", "train_run"): "to a temporary name, renamed by write_together",
     ("aero/entropy_command.py", "_draw"): "into memory, then write_together",

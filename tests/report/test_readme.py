@@ -67,8 +67,11 @@ def test_stages_and_parameters_it_names_exist() -> None:
     parameters = load_parameters(PROJECT / "params.yaml")
     stages = yaml.safe_load((PROJECT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
     trainings = {f"{run}-{seed}" for run in parameters.active_runs for seed in parameters.seeds}
-    used = re.findall(r"\b(\w+)@([\w-]+-\d+)", README)
-    assert used and all(stage in stages and training in trainings for stage, training in used), used
+    others = {f"{run}-{seed}" for run in parameters.more_runs for seed in parameters.seeds}
+    used = re.findall(r"(catalogue/dvc\.yaml:)?\b(\w+)@([\w-]+-\d+)", README)
+    for elsewhere, stage, training in used:
+        assert stage in stages and training in (others if elsewhere else trainings), training
+    assert {bool(elsewhere) for elsewhere, *_ in used} == {False, True}
     values = yaml.safe_load((PROJECT / "params.yaml").read_text(encoding="utf-8"))
     for text in re.findall(r"""-S ["']?([\w.-]+)=""", README):
         part = values

@@ -277,7 +277,7 @@ def main(arguments: list[str]) -> int:
     chosen = parser.parse_args(arguments)
     installed = importlib.util.find_spec("atheris") is not None
     if chosen.engine == "atheris" and not installed:
-        raise UserError("atheris is not installed; pip install 'aero-reproduced[fuzz]', or --engine hypothesis")
+        raise UserError("atheris is not installed; pip install -e '.[fuzz]' in your clone, or --engine hypothesis")
     engines = [chosen.engine] if chosen.engine else list(ENGINES if installed else ENGINES[:1])
     names = chosen.target or list(CASES)
     chosen_alone = len(names) < len(CASES) or chosen.engine is not None

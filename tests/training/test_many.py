@@ -90,7 +90,7 @@ def test_bad_requests(project):
 
 def test_without_submitit_it_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "submitit", None)
-    with pytest.raises(UserError, match=r"pip install 'aero-reproduced\[cluster\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '.\[cluster\]' in your clone"):
         next(on_cluster([], tmp_path, "local", 1))
 
 

@@ -68,7 +68,7 @@ def test_weights_and_biases_goes_on_with_its_run(monkeypatch, tmp_path):
 @pytest.mark.parametrize(("name", "module"), [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb")])
 def test_a_missing_package_is_named(monkeypatch, tmp_path, name, module):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UserError, match=rf"{name} is not installed; pip install 'aero-reproduced\[{name}\]'"):
+    with pytest.raises(UserError, match=rf"{name} is not installed; pip install -e '.\[{name}\]' in your clone"):
         open_tracker(name, tmp_path, "sm", 1, "smoke", "0123456789ab")
 
 

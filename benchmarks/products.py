@@ -45,7 +45,7 @@ def linears(model: GPT, ids: Tensor) -> list[tuple[int, int, int]]:
     return noted.sizes
 
 
-def stepper(model: GPT, ids: Tensor) -> Callable[[], Measured]:
+def multiplying(model: GPT, ids: Tensor) -> Callable[[], None]:
     """The products of one forward and backward pass, by oneDNN with weights and by PyTorch's bmm within attention.
 
     Of attention what the causal mask leaves, in blocks of `ROWS` queries: two products forward, four backward. Sizes
@@ -77,17 +77,26 @@ def stepper(model: GPT, ids: Tensor) -> Callable[[], Measured]:
             p @ key[:, keys]
             p.mT @ query[:, rows]
 
+    def multiply() -> None:
+        for size in sizes:
+            x, weight, d_y = factors[size]
+            product(x, weight)
+            product(d_y, weight.mT)
+            of_weight(d_y, x)
+        for _ in range(config.layers):
+            attention()
+
+    return multiply
+
+
+def timed(work: Callable[[], object]) -> Callable[[], Measured]:
+    """`work` as a step that is measured: seconds, processor seconds and page faults; no gradients."""
+
     def step() -> Measured:
         faults_before = timing.page_faults()
         began, cpu_began = time.perf_counter(), time.process_time()
         with torch.no_grad():
-            for size in sizes:
-                x, weight, d_y = factors[size]
-                product(x, weight)
-                product(d_y, weight.mT)
-                of_weight(d_y, x)
-            for _ in range(config.layers):
-                attention()
+            work()
         seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
         faults = float(timing.page_faults() - faults_before)
         return {"seconds": seconds, "passes": seconds, "cpu_seconds": cpu_seconds, "page_faults": faults}

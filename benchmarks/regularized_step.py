@@ -6,10 +6,11 @@ Theirs: Hugging Face's GPT-2 with `output_attentions=True`, which takes its eage
 listed, a loop over layers and heads with log(A + 1e-9). Ours: `EReg(SM+LN+G)` with the reading `head_mean`. Beside
 them both without the regulariser: ours, which is what a free regulariser would give (another attention may be faster
 still: no bound), and their plain GPT-2 with its default attention, which does less than the authors' way. One more side
-is the matrix products of our step alone (`benchmarks.products`): what would be left if all else were free. All keep
-freed memory, but for the authors' way once more with the allocator as it comes. Same weights, batch, threads and
-optimiser; both sides' losses and penalties are compared. Memory is what a fresh process needs for one forward and
-backward pass beyond model and libraries. Writes results/bench/regularized_step.json.
+is the matrix products of our step alone (`benchmarks.products`): what would be left if all else were free; and one
+more those with a single kernel of PyTorch's for each other part (`benchmarks.kernels`). All keep freed memory, but for
+the authors' way once more with the allocator as it comes. Same weights, batch, threads and optimiser; both sides'
+losses and penalties are compared. Memory is what a fresh process needs for one forward and backward pass beyond model
+and libraries. Writes results/bench/regularized_step.json.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from aero.entropy import entropy_regularization
 from aero.training.loop import next_token_loss
 from aero.training.products import faster_products
 from aero.training.schedule import make_optimizer
-from benchmarks import products, timing
+from benchmarks import kernels, products, timing
 from benchmarks.timing import Measured, Side, in_turn, of, ratio, spread
 from benchmarks.training_step import (
     ALLOCATOR,
@@ -117,7 +118,9 @@ def losses_of(side: str, shape: Shape) -> tuple[list[nn.Parameter], Callable[[],
 def side_of(side: str, shape: Shape) -> Callable[[], Measured]:
     side = settle(side)
     if side == products.NAME:
-        return products.stepper(our_model(shape), batch_of(shape))
+        return products.timed(products.multiplying(our_model(shape), batch_of(shape)))
+    if side == kernels.NAME:
+        return products.timed(kernels.working(our_model(shape), batch_of(shape)))
     parameters, loss, parts = losses_of(side, shape)
     if side in (AUTHORS, THEIRS):
         optimizer = torch.optim.AdamW(parameters, LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY, fused=True)
@@ -158,7 +161,7 @@ def compare(shape: Shape, repeats: int, threads: int) -> dict[str, Any]:
         }
 
     with ExitStack() as running:
-        found = in_turn(started(running, (*TRAINING, products.NAME)), repeats, warm_ups=3)
+        found = in_turn(started(running, (*TRAINING, products.NAME, kernels.NAME)), repeats, warm_ups=3)
     ours, theirs = found[OWN], found[AUTHORS]
     pairs = list(zip(ours, theirs, strict=True))
     apart = {key: max(abs(a[key] / b[key] - 1) for a, b in pairs) for key in ("loss", "penalty")}
@@ -180,6 +183,7 @@ def compare(shape: Shape, repeats: int, threads: int) -> dict[str, Any]:
         "ratio_as_it_comes": ratio(of(found[AUTHORS + AS_IT_COMES]), of(ours)),
         "plain_ratio": ratio(of(theirs), of(found[PLAIN])),
         "products_ratio": ratio(of(theirs), of(found[products.NAME])),
+        "kernels_ratio": ratio(of(theirs), of(found[kernels.NAME])),
         "authors_over_transformers": ratio(of(theirs), of(found[THEIRS])),
         "page_faults": timing.middle(found, "page_faults"),
         "overhead": overhead(ours, found[PLAIN], "seconds"),

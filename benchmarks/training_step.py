@@ -182,7 +182,7 @@ def side_of(side: str, shape: Shape, architecture: str = BASE) -> Callable[[], M
     side = settle(side)
     ids = batch_of(shape)
     if side == products.NAME:
-        return products.stepper(our_model(shape, architecture), ids)
+        return products.timed(products.multiplying(our_model(shape, architecture), ids))
     if side == OWN:
         model = our_model(shape, architecture)
         optimizer = make_optimizer(model, LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY)

@@ -6,15 +6,17 @@ import json
 import math
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from aero.architecture import parse
 from aero.entropy import entropy_regularization
 from aero.model import GPT, ModelConfig
-from benchmarks import pipeline, products, regularized_step, timing, tokenizing, training_step, two_party
+from benchmarks import kernels, pipeline, products, regularized_step, timing, tokenizing, training_step, two_party
 from benchmarks.__main__ import ALL, of_this_machine
 from benchmarks.regularized_step import algorithm_1
 from benchmarks.timing import Side, in_turn
@@ -223,5 +225,39 @@ def test_the_products_of_a_step_are_those_of_its_model():
     for text, ffn in (("SM+ScFuFFN", [layer]), ("SM+LN+G", [(27, 8, 32), (27, 32, 8)])):
         model = GPT(parse(text), ModelConfig(40, 9, 2, 2, 8, 32))
         assert products.linears(model, ids) == 2 * (4 * [layer] + ffn) + [vocabulary]
-        measured = products.stepper(model, ids)()
+        measured = products.timed(products.multiplying(model, ids))()
         assert measured["seconds"] == measured["passes"] > 0
+
+
+class _Called(TorchDispatchMode):
+    """Counts the kernels that are called within, with the sizes of what they are called on first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[tuple[str, tuple[int, ...]]] = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if args and isinstance(args[0], torch.Tensor):
+            self.calls[function.overloadpacket.__name__, tuple(args[0].shape)] += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_the_kernels_of_a_step_are_those_of_its_model():
+    """Every part counts as often, and on as many numbers, as in the layers: less would be no bound of the model's."""
+    layers, heads, width, batch, context = 3, 2, 8, 2, 80
+    model = GPT(parse("SM+LN+G"), ModelConfig(40, context, layers, heads, width, 32))
+    before = [parameter.clone() for parameter in model.parameters()]
+    step = products.timed(kernels.working(model, torch.randint(0, 40, (batch, context))))
+    with _Called() as called:
+        step()
+    tokens, found = (batch * context, width), called.calls
+    for kernel in ("native_layer_norm", "native_layer_norm_backward"):
+        assert found[kernel, tokens] == 2 * layers + 1
+    for kernel in ("gelu", "gelu_backward"):
+        assert found[kernel, (batch * context, 32)] == layers
+    for rows in ((batch * heads, 64, 64), (batch * heads, 16, 80)):  # the causal half in blocks of 64 queries
+        for kernel in ("_softmax", "log", "_softmax_backward_data"):
+            assert found[kernel, rows] == layers
+    for kernel in ("_log_softmax", "_log_softmax_backward_data"):
+        assert found[kernel, (batch * context, 40)] == 1
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))  # AdamW had its own

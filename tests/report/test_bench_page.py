@@ -239,9 +239,11 @@ def test_a_fitted_power_makes_a_range_of_hours_by_hand() -> None:
 def test_a_free_regulariser_without_its_own_ratio_is_that_of_medians() -> None:
     step = {"seconds": {"authors": spread(0.3), "plain": spread(0.2)}}
     text = bench_page._without(step, "smaller_scale", "a file")
-    assert "1.50" in text and f"products alone: {gap()}" in text
-    text = bench_page._without(step | {"products_ratio": spread(2.4)}, "smaller_scale", "a file")
-    assert "products alone: <span" in text and "2.40" in text
+    assert "1.50" in text and f"products alone: {gap()}<br>with single kernels: {gap()}" in text
+    bounds = {"products_ratio": spread(2.4), "kernels_ratio": spread(1.8)}
+    text = bench_page._without(step | bounds, "smaller_scale", "a file")
+    assert text.index("products alone: <span") < text.index("2.40") < text.index("single kernels: <span")
+    assert text.index("single kernels: <span") < text.index("1.80")
 
 
 def test_fused_rows_are_held_against_the_flops_they_save() -> None:

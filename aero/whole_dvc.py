@@ -3,7 +3,10 @@
 DVC 3.67 writes dvc.lock and the list of its locks (.dvc/tmp/rwlock) in their places, before and after every stage. A
 kill or a full disk in that moment leaves a part of them: of the first, the beginning, which can be valid YAML and lacks
 the stages behind the cut; of the second, what DVC refuses to read ever after. Here both are written beside and renamed,
-a damaged list of locks is taken away at the start, and nothing else is changed.
+a damaged list of locks is taken away at the start.
+
+And DVC puts values of params.yaml into commands that a shell runs (seeds, names of runs and corpora) before any stage
+has checked them. Here the file is checked first, so that a seed "1; rm -r data" is refused and not run.
 """
 
 from __future__ import annotations
@@ -19,6 +22,9 @@ from typing import Any
 from dvc import rwlock
 from dvc.cli import main
 from dvc.utils.serialize import _common
+
+from aero import parameters
+from aero.errors import UserError
 
 LOCKS = Path(".dvc") / "tmp" / rwlock.RWLOCK_FILE
 
@@ -77,4 +83,9 @@ _common._dump_data = dump_whole
 
 if __name__ == "__main__":
     take_away_damaged(LOCKS)
+    if parameters.PATH.exists():
+        try:
+            parameters.load()
+        except UserError as error:
+            sys.exit(f"error: {error}")
     sys.exit(main(sys.argv[1:]))

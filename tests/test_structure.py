@@ -17,7 +17,7 @@ ALLOWED = {part: CORE for part in CORE} | {
     "provenance": set(),
     "landscape": set(),
     "pipeline": set(),
-    "whole_dvc": set(),
+    "whole_dvc": {"errors", "parameters"},
     "catalogue": CORE | {"errors", "parameters", "result_checks"},
     "plain_safetensors": set(),
     "unchecked": set(),

@@ -127,3 +127,25 @@ def test_many_jobs_lose_no_result_and_leave_the_lock_whole(folder):
     assert [(folder / f"out{index}").read_text() for index in range(8)] == [f"{index}\n" for index in range(8)]
     checked = dvc(folder, "-m", "aero.whole_dvc", "status")
     assert checked.returncode == 0 and "up to date" in checked.stdout, checked.stdout + checked.stderr
+
+
+@pytest.mark.parametrize("through", ["dvc", "aero.whole_dvc"])
+@pytest.mark.parametrize("place", ["seeds", "corpora"])
+def test_no_value_of_the_parameters_is_a_command(folder, place, through):
+    """DVC by itself runs what stands there: when that fails, DVC does it by itself and the check can go."""
+    values = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    hostile = "1337; touch owned; true"
+    if place == "seeds":
+        values["seeds"] = [hostile]
+        stage = {"matrix": {"seed": "${seeds}"}, "cmd": "echo --seed ${item.seed}"}
+    else:
+        values["corpora"][hostile] = values["corpora"].pop(values["families"]["languini-gpt2"]["corpus"])
+        values["families"]["languini-gpt2"]["corpus"] = hostile
+        stage = {"cmd": "echo --corpus ${families.languini-gpt2.corpus}"}
+    (folder / "params.yaml").write_text(yaml.safe_dump(values))
+    (folder / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"train": stage}}))
+    finished = dvc(folder, "-m", through, "repro")
+    assert (folder / "owned").exists() == (through == "dvc"), finished.stderr
+    if through != "dvc":
+        assert finished.returncode == 1 and finished.stdout == ""
+        assert finished.stderr.startswith("error: params.yaml: ") and finished.stderr.count("\n") == 1

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from aero.report.marks import gap, number
+from aero.report.unreadable import measurement
 from aero.two_party import ledger
 from aero.two_party.ledger import Measurement
 
@@ -27,11 +28,8 @@ def file_of(name: str) -> str:
 
 
 def read(root: Path, name: str) -> dict[str, Any] | None:
-    """The measurements of one benchmark, None if there are none."""
-    try:
-        return json.loads((root / file_of(name)).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+    """The measurements of one benchmark, None if there are none; raises as `measurement`."""
+    return measurement(root, file_of(name))
 
 
 def where(found: Mapping[str, Any], name: str) -> str:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from html import escape
 from typing import Any
+
+from matplotlib.figure import Figure
 
 from aero.errors import UserError
 from aero.parameters import load
@@ -29,6 +32,7 @@ from aero.report.costs import GB
 from aero.report.marks import Html, gap, grid, number, row_label
 from aero.report.page import figure_of
 from aero.report.results import Results
+from aero.report.unreadable import UNREADABLE, guarded
 from aero.two_party import packing
 
 STEP_T512, STEP_T128, HALF_MEMORY, OVERHEAD = 2.5, 1.5, 0.5, 0.15
@@ -54,25 +58,27 @@ SHOWN_MODELS = ("SM+LN+G", "SM+ScFuFFN")
 
 
 def section(results: Results) -> Html:
-    """All of it; gaps where nothing was measured."""
+    """All of it; gaps where nothing was measured, a line where a file is no measurement."""
+    step = partial(_figure, bench_figures.bench_training, "A training step", caption_training)
+    growth = partial(_figure, bench_figures.bench_growth, "How private operations grow", caption_growth)
     parts = [
-        figure_of(results, bench_figures.bench_training, "A training step", caption_training(results)),
-        table_regularized(results),
-        table_tokenizing(results),
-        table_parts(results),
-        figure_of(results, bench_figures.bench_growth, "How private operations grow", caption_growth(results)),
-        figure_of(
-            results,
-            bench_figures.bench_limits,
-            LIMITS,
-            caption_limits(results),
-        ),
-        table_pipeline(results),
-        table_sensitivity(results),
-        projected_training(results),
-        projected_inference(results),
+        ("training_step", step),
+        ("regularized_step", table_regularized),
+        ("tokenizing", table_tokenizing),
+        ("two_party", table_parts),
+        ("two_party", growth),
+        ("two_party", partial(_figure, bench_figures.bench_limits, LIMITS, caption_limits)),
+        ("pipeline", table_pipeline),
+        ("sensitivity", table_sensitivity),
+        ("tokenizing", projected_training),
+        ("two_party", projected_inference),
     ]
-    return Html("".join(part.text for part in parts))
+    drawn = (guarded(file_of(name), f"python -m benchmarks.{name}", partial(part, results)) for name, part in parts)
+    return Html("".join(part.text for part in drawn))
+
+
+def _figure(draw: Callable[[Results], Figure], title: str, caption: Callable[[Results], str], results: Results) -> Html:
+    return figure_of(results, draw, title, caption(results))
 
 
 def caption_training(results: Results) -> str:
@@ -455,7 +461,10 @@ def projected_training(results: Results) -> Html:
         parameters = load(results.root / "params.yaml")
     except UserError:
         return Html(missing("The cost of all trainings", "aero.parameters"))
-    speed = bench_projections.measured_speed(gpu_speed.measured(results.root), DEVICE)
+    try:
+        speed = bench_projections.measured_speed(gpu_speed.measured(results.root), DEVICE)
+    except UNREADABLE:  # which the GPU's own tables say
+        speed = None
     lines = [
         _training_line(bench_projections.training(parameters, DEVICE, speed, gpu_speed.FILE)),
         *(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from html import escape
-from pathlib import Path
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
@@ -14,6 +12,7 @@ from aero.report.drawing import AS_PUBLISHED, MUTED, TUNED, WIDTH, say_missing, 
 from aero.report.marks import Html
 from aero.report.page import shown
 from aero.report.results import Results
+from aero.report.unreadable import guarded, measurement
 
 FILE = "results/bench/entropy_memory.json"
 _KEPT = "#d55e00"
@@ -25,8 +24,12 @@ _WAYS = {
 
 
 def entropy_memory(results: Results) -> Html:
-    """The figure with what its file says."""
-    found = _read(results.root)
+    """The figure with what its file says, or that this is no measurement."""
+    return guarded(FILE, "python -m benchmarks.entropy_memory", lambda: _drawn(results))
+
+
+def _drawn(results: Results) -> Html:
+    found = measurement(results.root, FILE)
     caption = ""
     if found is not None:
         longest = max(found["errors"], key=lambda line: line["context"])
@@ -58,7 +61,7 @@ def entropy_memory(results: Results) -> Html:
 
 def figure_entropy_memory(results: Results) -> Figure:
     """Peak memory against T, both axes logarithmic; right, time by blocks over time through the matrix."""
-    found = _read(results.root)
+    found = measurement(results.root, FILE)
     with style():
         figure = Figure(figsize=(WIDTH, 2.9))
         left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
@@ -119,10 +122,3 @@ def _taken(results: Results, found: dict) -> str:
 def _listed(texts: Iterable[str]) -> str:
     *before, last = texts
     return f"{', '.join(before)} and {last}"
-
-
-def _read(root: Path) -> dict | None:
-    try:
-        return json.loads((root / FILE).read_text(encoding="utf-8"))
-    except OSError:
-        return None

@@ -144,6 +144,7 @@ COMMANDS = (
     ("*/bench/*", "make bench"),
     ("*/robustness/fuzz.json", "make fuzz"),
     ("*/robustness/determinism.json", "python -m benchmarks.determinism"),
+    ("*/robustness/determinism_cuda.json", "python -m benchmarks.determinism --device cuda"),
     ("*/robustness/advisories.json", "python -m benchmarks.advisories --database DIR"),
     ("*/robustness/*", "make faults"),
     ("*/scale_search/*", "python -m benchmarks.scale_search"),
@@ -210,7 +211,8 @@ def _commits(path: Path) -> frozenset[str]:
         values = _json(path)
         for entry in values if isinstance(values, list) else [values]:
             if isinstance(entry, dict):
-                texts.add(str((entry.get("provenance") or {}).get("commit") or ""))
+                made = entry.get("provenance")
+                texts.add(str(made.get("commit") or "") if isinstance(made, dict) else "")
     elif path.is_file():
         with path.open(encoding="utf-8", newline="") as file:
             for line in csv.DictReader(file):
@@ -238,7 +240,7 @@ def _short(text: str) -> str:
 def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
 
 

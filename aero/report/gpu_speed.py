@@ -10,10 +10,9 @@ from typing import Any
 from aero.report.costs import GIB
 from aero.report.marks import Html, gap, grid, number, row_label
 from aero.report.results import Results
+from aero.report.unreadable import UNREADABLE, guarded
 
 FILE = "results/bench/gpu.json"
-UNREADABLE = (OSError, ValueError, KeyError, TypeError)
-"""What a file raises that is missing, cut off or of something else."""
 
 
 def read(root: Path) -> dict[str, Any]:
@@ -37,11 +36,12 @@ def tables(results: Results) -> Html:
     if not (results.root / FILE).is_file():
         how = "<code>python -m benchmarks.gpu</code> measures it where there is a GPU (docs/gpu.md)"
         return Html(f"<p>Training speed on a GPU: {gap('not measured yet')}; {how}.</p>")
-    try:
+
+    def show() -> Html:
         found = read(results.root)
         return Html(_steps(found) + _attention(found) + _errors(found) + _profile(found))
-    except UNREADABLE as error:
-        return Html(f"<p>{gap(f'{FILE} is no measurement ({error})')}</p>")
+
+    return guarded(FILE, "python -m benchmarks.gpu", show)
 
 
 def _number(text: str) -> str:

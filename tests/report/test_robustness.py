@@ -78,14 +78,10 @@ def test_every_file_is_shown_with_its_numbers(results):
 @pytest.mark.parametrize(
     "name", ["fuzz", "faults", "faults_report", "server", "determinism", "advisories", "transcripts"]
 )
-@pytest.mark.parametrize("content", [None, "", "[]", "{"])
-def test_what_is_not_measured_is_a_visible_gap(results, name, content):
-    path = results.root / robustness.FOLDER / f"{name}.json"
-    path.unlink()
-    if content is not None:
-        path.write_text(content)
+def test_what_is_not_measured_is_a_visible_gap(results, name):
+    (results.root / robustness.FOLDER / f"{name}.json").unlink()
     text = robustness.section(results).text
-    assert text.count("not measured yet") == 1 and "measures it" in text
+    assert text.count("not measured yet") == 1 and "measures it" in text and "no measurement" not in text
 
 
 @pytest.mark.parametrize("name", ["fuzz", "faults", "determinism"])
@@ -108,6 +104,41 @@ def test_targets_measured_at_other_commits_are_told(results):
     targets = [FUZZ["targets"][0] | {"commit": commit} for commit in ("1" * 40, "2" * 40)]
     path.write_text(json.dumps(FUZZ | {"targets": targets}))
     assert "commit 1111111111, 2222222222;" in robustness.section(results).text
+
+
+def test_an_earlier_run_of_faults_is_told_with_its_commit(results):
+    assert "An earlier run" not in robustness.section(results).text
+    earlier = {"cases": [CASES[0], CASES[0]], "failures": ["one"], "provenance": ORIGIN | {"commit": "30b037b1fc" * 4}}
+    (results.root / robustness.file_of(robustness.EARLIER)).write_text(json.dumps(earlier))
+    text = re.sub("<.*?>|[●○]", "", robustness.section(results).text)
+    assert "An earlier run of these faults: 58 of 60 right, 1 failures; a &lt;machine&gt;, commit 30b037b1fc;" in text
+
+
+def test_trainings_on_a_gpu_have_a_table_of_their_own(results):
+    text = robustness.section(results).text
+    assert "CUDA was not measured (<code>python -m benchmarks.determinism --device cuda</code>)" in text
+    assert "instructions" not in text and "TF32" not in text and "of another machine" not in text
+    cpu = DETERMINISM["comparisons"][0]
+    names = ("the same again", "the CPU", "TF32 products", "the kept result of 2026-11-22")
+    lines = [cpu | {"scale": "gpu", "compared": name} for name in names]
+    made = {"comparisons": lines, "asked": 3, "of": 4, "provenance": ORIGIN | {"device": "NVIDIA <card>"}}
+    path = results.root / robustness.file_of(robustness.CUDA)
+    path.write_text(json.dumps(made))
+    text = robustness.section(results).text
+    assert "CUDA was not measured" not in text and text.count("How equal equal trainings are") == 2
+    (table,) = re.findall('id="robustness-determinism-cuda".*?</div></div>', text)
+    for said in (
+        *names[:3],
+        "on one NVIDIA &lt;card&gt;:",
+        "evaluations take it",
+        "of another machine",
+        "3 of 4 so far",
+    ):
+        assert said in table
+    assert "instructions" not in table and "12 steps" not in table and "determinism_cuda.json" in table
+    path.write_text(json.dumps(made | {"provenance": ORIGIN}))  # on what it was measured is not known
+    text = robustness.section(results).text
+    assert f"{robustness.file_of(robustness.CUDA)} is no measurement" in text and robustness.ON_CUDA in text
 
 
 def test_the_figure_has_both_panels(results):

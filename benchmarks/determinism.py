@@ -186,7 +186,7 @@ def kept(path: Path, device: str) -> tuple[list[Line], Plan]:
         return [line for line in lines if line.get("made_with") == now[line["scale"], line["run"]]], plan
     except FileNotFoundError:
         return [], {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} is no file of comparisons to go on with ({error!r}); move it away") from None
 
 

@@ -167,7 +167,8 @@ def made_with(scale: str, run: str, device: str) -> str:
     digest = hashlib.sha256()
     for path in sorted(code):
         digest.update(f"{path}\n".encode() + (ROOT / path).read_bytes())
-    told = [part.model_dump_json() for part in (*settings, corpus, there.tokenizer)]
+    # By json, not by pydantic, which a borrowed machine may lack.
+    told = [json.dumps(part.model_dump(), sort_keys=True, default=str) for part in (*settings, corpus, there.tokenizer)]
     told += [str(there.seeds[0]), provenance.machine(), version("torch"), device]
     digest.update("\n".join(told).encode())
     return digest.hexdigest()[:16]

@@ -184,6 +184,17 @@ def test_what_other_code_or_parameters_made_is_measured_again(tmp_path, training
     assert determinism.made_with("smoke", "sm-r", "cpu") == of[0]
 
 
+def test_a_machine_without_pydantic_finds_the_same_lines():
+    code = "from benchmarks import determinism as d; print(d.made_with('smoke', 'sm-r', 'cpu'))"
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", before + code], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
+        for before in ("", "import sys; sys.modules['pydantic'] = None; ")
+    ]
+    assert said[0] == said[1] != ""
+
+
 def test_cuda_has_a_file_and_rows_of_its_own(tmp_path, trainings, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(determinism, "cuda_device", lambda: "NVIDIA H100")

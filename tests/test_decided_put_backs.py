@@ -52,6 +52,10 @@ def put_back_without_tiles() -> Iterator[float]:
 
 
 CASES = {
+    "two parties, rows without errors": (
+        rf"Of the {N} lines of `rows.csv` only {N} are the program of a kept complete pass",
+        lambda: list(programs_with_an_error()),
+    ),
     "two parties, seconds of folding": (
         rf"SOTA\(SM\+ScFuFFN\) tuned takes {N} s with it and {N} without, for {N} GB less; alone it makes 1,0{N} s of "
         rf"the {N} as published",
@@ -78,8 +82,27 @@ CASES = {
 }
 
 
+def programs_with_an_error() -> Iterator[float]:
+    """Lines of rows.csv, and those of them whose very program a kept complete pass at that size computed."""
+    passes = {(e["architecture"], e["computed_as"]) for e in read("two_party/full_passes.json")}
+    lines = [(line["architecture"], line["program"]) for line in two_party_file("rows.csv")]
+    assert set(lines) & passes == {("SM+LN+G", "tuned"), ("SM+LN+R", "tuned")}
+    for name in ("rows.csv", "all_rows.csv"):
+        assert {(r["method"], r["max_logit_error"]) for r in two_party_file(name)} == {("composed", "")}
+    yield from (len(lines), len(set(lines) & passes))
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_figure_in_the_decisions_is_that_of_its_file(case: str) -> None:
     pattern, values = CASES[case]
     found = stated(pattern)
     assert found == told(values(), found)
+
+
+def test_by_how_much_messages_of_rows_are_too_few_is_that_of_the_passes():
+    page = " ".join((ROOT / "docs/two_party.md").read_text(encoding="utf-8").split())
+    passes = read("two_party/full_passes.json")
+    few = [100 * (1 - entry["composed_over_measured_messages"]) for entry in passes]
+    assert f"`messages` are too few, by {min(few):.0f} to {max(few):.0f} % in the complete passes" in page
+    bytes_ = max(100 * abs(1 - entry["composed_over_measured_bytes"]) for entry in passes)
+    assert f"Bytes differ from those passes' by at most {bytes_:.1f} %." in page

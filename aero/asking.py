@@ -246,15 +246,17 @@ def _harmless(text: str) -> str:
 
 
 def _rounds(
-    description: Description, tokens: int, passes: int, root: Path | str = "."
+    description: Description, tokens: int, passes: int, root: Path | None = None
 ) -> tuple[float | None, str | None]:
     """Round trips of all passes, composed from those of the operations as they were measured alone, which are those of
-    `aero cost`; or None and the reason."""
-    from aero.two_party.cost import measured_operations, variant_of
+    `aero cost`; or None and the reason. root: where the costs are kept, by default as `folder_of_costs` has it, as who
+    asks another host's server may be anywhere."""
+    from aero.two_party.cost import folder_of_costs, measured_operations, variant_of
     from aero.two_party.program import operations
 
     total = 0.0
     try:
+        root = folder_of_costs(Path()) if root is None else root
         measured = measured_operations(variant_of(description.protocol), root)
         for length in range(tokens, tokens + passes):
             counts = operations(description.parsed, description.model_config, description.program, length)

@@ -11,6 +11,7 @@ aero entropy MODEL --text FILE                          attention entropy of a c
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import NoReturn
 
 from aero import asking, entropy_command
@@ -57,9 +58,15 @@ def _runs(chosen: argparse.Namespace) -> None:
 
 
 def _cost(chosen: argparse.Namespace) -> None:
-    from aero.parameters import load
+    from pathlib import Path
 
-    print(cost_answer.answer(chosen, load()))
+    from aero.parameters import PATH, load
+    from aero.two_party.cost import folder_of_costs
+
+    root = folder_of_costs(Path(), needed=(str(PATH),))
+    if root != Path():
+        print(f"note: neither {PATH} nor kept costs in this folder; those of {root} are read", file=sys.stderr)
+    print(cost_answer.answer(chosen, load(root / PATH), root))
 
 
 def run() -> None:

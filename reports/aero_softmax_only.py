@@ -40,6 +40,7 @@ from aero.report import (
     parallel_context_page,
     pareto,
     pipeline,
+    put_backs,
     robustness,
     savings,
     scales,
@@ -319,7 +320,7 @@ cost_page.table_kinds(results)
 cost_tables.savings(results)
 
 # %%
-savings.ablation(results.root, SAVINGS)
+savings.ablation(results.root, SAVINGS, put_backs.note(results, paper.tables["4"]))
 
 # %%
 forensics.table_fits(results)

@@ -153,7 +153,8 @@ def best_fit(results: Results) -> Html:
         "The lookup of ids is the least certain part of the fit: with the embedding of <code>as_published</code> in "
         f"its place tuned takes at most half of its seconds in {shown(plainer)} rows. Compare seconds in this table "
         "alone: the machine was slower than when the others were measured (docs/decisions.md). Operations of T=128 are "
-        "medians of three runs, others were timed once."
+        "medians of three runs, others were timed once. Programs tuned are plain ones, which never put the residual "
+        "stream back into its own basis; the table of targets tells how many rows take half with that."
     )
     heads = ["Table", "configuration", "GB published", "as fitted, GB", "of the published"]
     heads += [f"{program} over {base}: {UNITS[quantity]}".replace("_", " ") for program, base, quantity in COLUMNS]

@@ -52,8 +52,8 @@ def add_arguments(cost: argparse.ArgumentParser) -> None:
     cost.add_argument("--json", action="store_true", help="everything, as JSON")
 
 
-def answer(chosen: argparse.Namespace, parameters: Parameters) -> str:
-    """The text of `aero cost`. UserError for wrong input and for what was not measured."""
+def answer(chosen: argparse.Namespace, parameters: Parameters, root: Path) -> str:
+    """The text of `aero cost`, from the results below `root`. UserError for wrong input and what was not measured."""
     asked = [chosen.architecture is not None, chosen.compare is not None, chosen.pareto]
     if sum(asked) != 1:
         raise UserError("give one architecture, or --compare A B, or --pareto; `aero cost --help` says what there is")
@@ -63,7 +63,7 @@ def answer(chosen: argparse.Namespace, parameters: Parameters) -> str:
     if chosen.pareto:
         from aero.report.pareto import pareto
 
-        return pareto(chosen, parameters)
+        return pareto(chosen, parameters, root)
     from aero.two_party.cost import (
         composition_error,
         composition_messages_error,
@@ -74,14 +74,14 @@ def answer(chosen: argparse.Namespace, parameters: Parameters) -> str:
 
     network = _network(parameters, chosen.network)
     sizes = _sizes(chosen)
-    operations = measured_operations(parameters.two_party.variant())
+    operations = measured_operations(parameters.two_party.variant(), root)
     costs = [
         estimate(_parsed(text), sizes, chosen.program, operations, chosen.extrapolate)
         for text in (chosen.compare or [chosen.architecture])
     ]
-    passes = _complete_passes()
+    passes = _complete_passes(root)
     errors = (composition_error, composition_seconds_error, composition_messages_error)
-    composed = Composed(*(error(passes) for error in errors), _longest(passes), _latency_error())
+    composed = Composed(*(error(passes) for error in errors), _longest(passes), _latency_error(root))
     if chosen.json:
         values = [as_json(cost, network, composed) for cost in costs]
         return json.dumps(values if chosen.compare else values[0], indent=1, ensure_ascii=False, allow_nan=False)
@@ -152,7 +152,7 @@ def _longest(passes: Iterable[Mapping[str, Any]]) -> int | None:
     return max((length for length in lengths if isinstance(length, int)), default=None)
 
 
-def _latency_error(root: Path = Path()) -> float | None:
+def _latency_error(root: Path) -> float | None:
     try:
         with (root / "results/two_party/shaped.csv").open(encoding="utf-8", newline="") as file:
             errors = [abs(float(line["error"])) for line in csv.DictReader(file) if line["error"]]
@@ -161,7 +161,7 @@ def _latency_error(root: Path = Path()) -> float | None:
     return max(filter(math.isfinite, errors), default=None)
 
 
-def _complete_passes(root: Path = Path()) -> list[Mapping[str, Any]]:
+def _complete_passes(root: Path) -> list[Mapping[str, Any]]:
     """Those of models trained here, fresh ones if there are any, and those at the papers' own size."""
     passes: list[Mapping[str, Any]] = []
     for name in ("end_to_end.json", "full_passes.json"):

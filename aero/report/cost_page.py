@@ -13,15 +13,18 @@ from typing import Any
 from aero.published import load
 from aero.report.costs import (
     FIGURE_15_SIZES,
+    FULL_PASSES,
     GB,
     PARTS,
     cost_files,
     costs_by_kind,
     costs_by_place,
     exchanges_by_kind,
+    full_passes,
     part_bytes,
 )
 from aero.report.marks import Html, cost_caption, gap, grid, number, row_label
+from aero.report.put_backs import note
 from aero.report.results import Cost, Results
 from aero.report.tables import cost_rows
 from aero.two_party import ledger
@@ -75,7 +78,8 @@ def table_costs(results: Results) -> Html:
     caption = (
         f"<b>Cost of one forward pass</b>, from token ids to the logits of the last position. Least min: the time "
         f"the published bytes need at {number(f'{bandwidth} Mbit/s', 'published', 'AERO Appendix C')}, "
-        f"both directions always busy, or one at a time. {cost_caption(results)}"
+        f"both directions always busy, or one at a time. {cost_caption(results)} "
+        f"{note(results, load('aero').tables['4'])}"
     )
     return Html(
         grid(heads, rows, caption, "costs", (0.2, 0.08, 0.09, 0.13, 0.09, 0.08, 0.08, 0.09, 0.08, 0.08), "dense")
@@ -284,21 +288,8 @@ def _end_to_end_value(key: str, value: object) -> str:
     return number(text, "smaller_scale", f"results/two_party/end_to_end.json, {key}")
 
 
-FULL_PASSES = Path("results/two_party/full_passes.json")
-"""Passes at the papers' own size, as `python -m benchmarks.full_passes` keeps them."""
-
-
 COMPOSED_WITHIN = {"bytes": 0.03, "seconds": 0.15}
 """How near the sum of the operations is to come to a complete pass: this project's own targets."""
-
-
-def full_passes(results: Results) -> list[dict[str, Any]]:
-    """The entries of full_passes.json; none if there is no readable one."""
-    try:
-        found = json.loads((results.root / FULL_PASSES).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
-    return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
 
 
 def table_full_passes(results: Results) -> Html:

@@ -23,6 +23,7 @@ from aero.report.costs import (
     wire_bytes_of,
 )
 from aero.report.marks import Html, cost_caption, gap, grid, number, row_label
+from aero.report.put_backs import note
 from aero.report.results import Cost, Results
 from aero.two_party.cost import law_errors, measured_operations
 from aero.two_party.network import Network
@@ -81,7 +82,7 @@ def _rows_of(results: Results, which: str) -> str:
         line += [_minutes(costs.get(program)) for program in PROGRAMS]
         rows.append(line)
     stated = f"L={sizes['layers']}, H={sizes['heads']}, d={sizes['width']}, T={sizes['context']}"
-    caption = f"<b>Table {which}, cost columns</b>: {stated}. {_source(results, table)}"
+    caption = f"<b>Table {which}, cost columns</b>: {stated}. {_source(results, table)} {note(results, table)}"
     return grid(_HEADS, rows, caption, f"costs-{which}", _WIDTHS, "dense")
 
 
@@ -221,7 +222,7 @@ def _savings_of(results: Results, which: str) -> str:
         f"<b>Savings against SM+LN+G, Table {which}</b>, in communication (GB) and in latency on the WAN: printed; "
         "with both rows as published; with the baseline as published but for its GELU, which is the segmented one; the "
         "architecture’s own share of the saving, in logarithms; and with both rows tuned. "
-        f"{cost_caption(results, table)}"
+        f"{cost_caption(results, table)} {note(results, table)}"
     )
     identifier = "savings-audit" if which == "4" else f"savings-audit-{which}"
     return grid(heads, rows, caption, identifier, (0.21, *(0.075, 0.08, 0.095, 0.07, 0.075) * 2), "dense")

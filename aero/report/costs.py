@@ -334,3 +334,16 @@ def part_bytes(cost: Cost, part: str) -> float | None:
     """One of `PARTS` of a cost in bytes, None if its file does not tell it."""
     text = cost.more.get(part) or ""
     return float(text) if text else None
+
+
+FULL_PASSES = Path("results/two_party/full_passes.json")
+"""Passes at the papers' own size, as `python -m benchmarks.full_passes` keeps them."""
+
+
+def full_passes(results: Results) -> list[dict[str, Any]]:
+    """The entries of full_passes.json; none if there is no readable one."""
+    try:
+        found = json.loads((results.root / FULL_PASSES).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []

@@ -1,8 +1,8 @@
 """The report's explorer: rows side by side on a network of the reader's choice, and the claims, sorted and filtered.
 
 Python embeds the data and a table that stands without JavaScript, in print and in the PDF; `assets/explorer.js` makes
-the rest of it in the reader's browser and loads nothing. Every cost says how it is known: of a complete pass, composed
-of operations measured at these very shapes, estimated by the laws of `aero.two_party.cost` with their error,
+the rest of it in the reader's browser and loads nothing. Every cost says how it is known: composed of
+operations measured at these very shapes, estimated by the laws of `aero.two_party.cost` with their error,
 extrapolated beyond what was measured, which is shown on request only, or missing with the reason.
 """
 
@@ -33,7 +33,7 @@ from aero.two_party.cost import estimate as estimate_cost
 from aero.two_party.counts import Sizes, are_kept, published_sizes
 from aero.two_party.network import Network
 
-COMPLETE, COMPOSED, ESTIMATED = "complete pass", "composed", "estimated"
+COMPOSED, ESTIMATED = "composed", "estimated"
 EXTRAPOLATED, MISSING = "extrapolated", "missing"
 BASELINE = "SM+LN+G"
 START = (BASELINE, "SM+LN+R", "SM+ScFuFFN", "EReg(SM(t)+ScFuFFN)")
@@ -194,11 +194,11 @@ def _passes(results: Results) -> list[Mapping[str, Any]]:
 def _cost(
     results: Results, architecture: str, family: str, context: int, program: str, operations: Operations | None
 ) -> PassCost:
-    """The row's own cost where it was composed or run; else what its measured operations say."""
+    """The row's own cost where it was composed; else what its measured operations say."""
     cost = results.cost(architecture, program, context, family)
     if cost is not None:
         return PassCost(
-            how=COMPLETE if cost.method == "end_to_end" else COMPOSED,
+            how=COMPOSED,
             bytes=cost.bytes,
             wire_bytes=wire_bytes_of(results, cost),
             messages=cost.messages,

@@ -181,7 +181,7 @@ def figure_pareto(results: Results) -> Figure:
     return draw(with_front(found), "", results.scale)
 
 
-def pareto(chosen: argparse.Namespace, parameters: Parameters) -> str:
+def pareto(chosen: argparse.Namespace, parameters: Parameters, root: Path) -> str:
     """The text of `aero cost --pareto`; writes the figure."""
     out = chosen.out or Path("pareto.svg")
     if out.suffix not in (".svg", ".png"):
@@ -190,7 +190,7 @@ def pareto(chosen: argparse.Namespace, parameters: Parameters) -> str:
         raise UserError(f"--out {out} cannot be written: there is no folder {out.parent}")
     if chosen.scale:
         parameters = parameters.at_scale(chosen.scale)
-    results = load(Path(), chosen.scale)
+    results = load(root, chosen.scale)
     found, without = points(
         results, parameters, chosen.model, chosen.context, chosen.program, extrapolate=chosen.extrapolate
     )

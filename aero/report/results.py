@@ -210,13 +210,10 @@ class Results:
         return shares
 
     def cost(self, architecture: str, program: str, context: int = 128, model: str = "gpt2") -> Cost | None:
-        """The cost of one forward pass; an end-to-end measurement is preferred to a composed one."""
-        found = [
-            c
-            for c in self.costs
-            if (c.architecture, c.program, c.context, c.model) == (architecture, program, context, model)
-        ]
-        return min(found, key=lambda c: c.method != "end_to_end", default=None)
+        """The cost of one forward pass; None if it was not measured."""
+        wanted = (architecture, program, context, model)
+        found = (c for c in self.costs if (c.architecture, c.program, c.context, c.model) == wanted)
+        return next(found, None)
 
     def operations_of(self, cost: Cost) -> tuple[dict[str, str], ...]:
         """The operations measured in the file that the cost is composed from; none if that is not there."""

@@ -12,16 +12,17 @@ ENDS = ("as_published", "tuned")
 FILES = ("results/two_party/savings.csv", "results/two_party/savings_errors.csv")
 
 
-def ablation(root: Path, savings: dict[str, str]) -> Html:
-    """What every saving is worth in bytes and seconds, and below them in logit error."""
-    return Html(table_savings(root, savings).text + table_errors(root, savings).text)
+def ablation(root: Path, savings: dict[str, str], note: str = "") -> Html:
+    """What every saving is worth in bytes and seconds, and below them in logit error; `note` below the first two."""
+    return Html(table_savings(root, savings, note).text + table_errors(root, savings).text)
 
 
-def table_savings(root: Path, savings: dict[str, str]) -> Html:
+def table_savings(root: Path, savings: dict[str, str], note: str = "") -> Html:
     """GB and seconds, a grid each, of every row with one saving alone (of "as_published") and with one left out (of
     "tuned").
 
-    savings: names and descriptions. A number is missing where the saving does nothing for the row.
+    savings: names and descriptions. A number is missing where the saving does nothing for the row. note: a sentence
+    that the captions end with.
     """
     lines = _read(root / FILES[0])
     if not lines:
@@ -30,13 +31,13 @@ def table_savings(root: Path, savings: dict[str, str]) -> Html:
     how = "with this saving alone | with all but this one; the first line with none | with all. A dash: it does nothing"
     caption = (
         f"<b>The savings one by one</b>, GB of a forward pass at GPT-2's dimensions: {how} for the row. Composed from "
-        "operations measured in two processes."
+        f"operations measured in two processes. {note}"
     )
     text = _alone_and_left_out(amounts, savings, "bytes", 1e9, 2, caption, "savings")
     caption = (
         f"<b>The savings one by one, seconds</b> of computing on loopback: {how} for the row. Those of operations that "
         "stand in neither program whole were timed on another day than the others, the median of three runs on either: "
-        "differences below a tenth tell nothing."
+        f"differences below a tenth tell nothing. {note}"
     )
     return Html(text + _alone_and_left_out(amounts, savings, "seconds", 1.0, 0, caption, "savings-seconds"))
 

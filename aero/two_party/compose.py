@@ -30,7 +30,6 @@ def compose(
     context: int,
     measured: Measured,
     networks: Mapping[str, Network],
-    max_logit_error: float | None = None,
     provenance: str = "",
 ) -> Row:
     """The row of `architecture`: sum over operations of count x steady-state cost, plus one set-up.
@@ -73,7 +72,7 @@ def compose(
         latency_wan_s=latency["wan"],
         latency_lan_s=latency["lan"],
         method="composed",
-        max_logit_error=max_logit_error,
+        max_logit_error=None,  # of passes, and a row is a sum: docs/two_party.md says where errors are
         bytes_client=client,
         bytes_server=server,
         embedding_bytes=by_part["embedding"],

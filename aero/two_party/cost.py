@@ -18,6 +18,7 @@ from typing import Any
 
 from aero.architecture import Architecture
 from aero.errors import UserError
+from aero.pipeline import ROOT
 from aero.two_party import ledger, packing
 from aero.two_party.counts import OWN, Sizes, counts
 from aero.two_party.network import Network, wire_bytes
@@ -221,6 +222,7 @@ class Operations:
 
 
 _MEASURE = "measure it (python -m stages.two_party_all ARCHITECTURE, with the sizes and the program given here)"
+_IN_CLONE = "run it in the root folder of a clone of this project"
 _REMEDY = f"{_MEASURE} or see --extrapolate"
 
 
@@ -335,8 +337,26 @@ def measured_operations(variant: str, root: Path | str = ".", files: Sequence[st
             # One without seconds adds to what is known, and takes the place of none that has them.
             found |= {key: row for key, row in kept.items() if key not in found or not math.isnan(row.seconds)}
     if not found:
+        if not has_costs(root, files):
+            raise UserError(f"the kept costs of operations ({files[0]} and others) are not in this folder; {_IN_CLONE}")
         raise UserError(f"no operation measured with {variant} in {', '.join(files)}; {_MEASURE}")
     return Operations(found, variant)
+
+
+def has_costs(root: Path | str, files: Sequence[str] = FILES) -> bool:
+    """Whether there is any file of measured operations below `root`."""
+    root = root if isinstance(root, Path) else Path(root)
+    return any((root / name).is_file() for name in files)
+
+
+def folder_of_costs(start: Path, needed: Sequence[str] = ()) -> Path:
+    """Where a command that is run in `start` reads costs: there, if it has measured operations or a file `needed`, else
+    in the clone that this package is installed from. UserError if neither is the place."""
+    if has_costs(start) or any((start / name).is_file() for name in needed):
+        return start
+    if not (has_costs(ROOT) and all((ROOT / name).is_file() for name in needed)):
+        raise UserError(f"the kept costs of operations are neither in this folder nor beside this package; {_IN_CLONE}")
+    return ROOT
 
 
 @dataclass(frozen=True)

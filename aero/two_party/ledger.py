@@ -57,8 +57,8 @@ class Measurement:
 class Row:
     """Cost of one private forward pass. bytes, messages, rounds: both directions; seconds: computing on loopback.
 
-    embedding_bytes, head_bytes, ln_f_bytes: parts of bytes. setup_bytes: once a session, part of a composed row's bytes
-    too, not of a complete pass's. None: not measured.
+    embedding_bytes, head_bytes, ln_f_bytes: parts of bytes. setup_bytes: once a session, part of bytes too. method:
+    "composed". max_logit_error: None, as a cost is no pass's. None: not measured.
     """
 
     named_by = ("architecture", "model", "context", "program")

@@ -100,12 +100,12 @@ def test_what_is_not_measured_is_told_with_its_reason(full: Results, kept: Resul
     assert (missing.how, missing.bytes, missing.why) == ("missing", None, "no operation was measured")
     for one in explorer.rows(kept):
         for cost in one.costs.values():
-            assert cost.how in ("complete pass", "composed", "estimated", "extrapolated", "missing")
+            assert cost.how in ("composed", "estimated", "extrapolated", "missing")
             assert (cost.bytes is None) == (cost.how == "missing")
             assert bool(cost.why) == (cost.how in ("missing", "extrapolated")), cost
             assert bool(cost.source) == (cost.how != "missing")
             # What carries no error is measured; what is extrapolated has no bound.
-            assert (cost.bytes_error == 0) == (cost.how in ("complete pass", "composed")), cost
+            assert (cost.bytes_error == 0) == (cost.how == "composed"), cost
             assert cost.how != "extrapolated" or cost.bytes_error is None
 
 

@@ -130,7 +130,7 @@ def test_half_of_both_is_told_without_tiles_too(kept: Results) -> None:
         for program in ("tuned", "tuned-row_tiles")
     }
     assert len(own) == 20 and met == {"tuned": 4, "tuned-row_tiles": 6}
-    assert re.search(r"tuned in \D4 of 20 rows, .* \(tuned-row_tiles\) in \D6 of 20\.", text)
+    assert re.search(r"tuned in \D4 of 20 rows, .* \(tuned-row_tiles\) in \D6 of 20; where", text)
 
 
 def test_every_row_has_its_parts_and_its_kinds_of_operations(kept: Results) -> None:

@@ -16,6 +16,7 @@ import threading
 import time
 import unicodedata
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from aero import asking, checkpoint, cli
 from aero.architecture import parse
 from aero.data.tokenizer import build
 from aero.model import ModelConfig
+from aero.two_party import cost as costs
 from aero.two_party import hello, serving
 from aero.two_party.answer import Cost, Sampling
 from aero.two_party.hello import PROTOCOL, TRAINING_ONLY, Description, difference, versions
@@ -457,8 +459,9 @@ def test_rounds_are_composed_or_said_to_be_unknown(tmp_path):
     """From the files and the protocol of `aero cost`, whatever file of them has the operation."""
     description = of_program("tuned")
     rounds, unknown = asking._rounds(description, 8, 1, tmp_path)
-    assert rounds is None and unknown.startswith(
-        "no operation measured with cheetah-FM64-18-exact in results/two_party"
+    assert rounds is None and unknown == (
+        "the kept costs of operations (results/two_party/asked_ops.csv and others) are not in this folder; run it in "
+        "the root folder of a clone of this project"
     )
     passes = [needed(description, length) for length in (8, 9)]
     every = {(one.name, one.shape) for counts in passes for one in counts}
@@ -470,6 +473,27 @@ def test_rounds_are_composed_or_said_to_be_unknown(tmp_path):
     keep(tmp_path, rows[:5])
     keep(tmp_path, [row for row in rows[5:] if row.op != "inverse_sums"], "runs/two_party/ops.csv")
     assert asking._rounds(description, 8, 2, tmp_path) == (None, "inverse_sums was not measured")
+
+
+def test_who_asks_from_elsewhere_has_the_rounds_of_the_clone(tmp_path, monkeypatch):
+    """A client on another host stands in any folder; without a clone either, one line says what to do."""
+    monkeypatch.chdir(tmp_path)
+    description = of_program("as_published")
+    (tmp_path / "clone").mkdir()
+    rows = [measured(one.name, one.shape, 2.0) for one in needed(description, 8)]
+    keep(tmp_path / "clone", rows)
+    monkeypatch.setattr(costs, "ROOT", tmp_path / "clone")
+    expected = 2 * sum(needed(description, 8).values())
+    assert asking._rounds(description, 8, 1) == (expected, None)
+    keep(tmp_path, [replace(row, rounds=3.0) for row in rows])
+    assert asking._rounds(description, 8, 1) == (1.5 * expected, None)  # its own go first
+    (tmp_path / "results/two_party/all_ops.csv").unlink()
+    monkeypatch.setattr(costs, "ROOT", tmp_path / "gone")
+    assert asking._rounds(description, 8, 1) == (
+        None,
+        "the kept costs of operations are neither in this folder nor beside this package; run it in the root folder of "
+        "a clone of this project",
+    )
 
 
 def test_rounds_of_other_sizes_are_those_of_the_law(tmp_path):

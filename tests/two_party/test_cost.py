@@ -280,7 +280,8 @@ def test_bytes_at_contexts_that_the_laws_have_not_seen_are_within_their_bounds()
     beyond = {"exponentials": 0.033, "inverse_sums": 0.166, "relu": 0.002}
     seen = set()
     for row in asked:
-        if row.key in elsewhere.measured:
+        # At T = 128 it is other programs' operations that are asked for: no context that the laws have not seen.
+        if row.key in elsewhere.measured or row.context == 128:
             continue
         told = elsewhere.cost(*row.key, extrapolate=True)
         for side in ("bytes_sent_client", "bytes_sent_server"):

@@ -137,6 +137,27 @@ def test_what_the_latency_model_was_held_against(
         assert json.loads(said(capsys, "SM+ScFuFFN", "--json"))["latency_model_error"] == error
 
 
+def test_from_another_folder_it_reads_the_clone(
+    project: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = json.loads(said(capsys, "SM+ScFuFFN", "--json"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cost_module, "ROOT", project)
+    cli.main(["cost", "SM+ScFuFFN", "--json"])
+    told = capsys.readouterr()
+    assert json.loads(told.out) == here
+    assert told.err == f"note: neither params.yaml nor kept costs in this folder; those of {project} are read\n"
+    assert "sm-scfuffn" in said(capsys, "--pareto") and (tmp_path / "pareto.svg").is_file()
+    monkeypatch.setattr(cost_module, "ROOT", tmp_path)
+    with pytest.raises(
+        UserError, match="^the kept costs of operations are neither .*; run it in the root folder of a c"
+    ):
+        cli.main(["cost", "SM+ScFuFFN"])
+    shutil.copyfile(ROOT / "params.yaml", tmp_path / "params.yaml")
+    with pytest.raises(UserError, match="^the kept costs .* are not in this folder; run it in the root folder of a cl"):
+        cli.main(["cost", "SM+ScFuFFN"])
+
+
 def test_two_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, "--compare", "SM+LN+G", "SM+ScFuFFN", "--program", "as_published")
     first, second = json.loads(

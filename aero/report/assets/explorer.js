@@ -226,7 +226,6 @@
       return [gap(told), aside(cost.why)];
     }
     if (cost.how === "composed") return ["composed", aside("every operation measured at these shapes")];
-    if (cost.how === "complete pass") return ["complete pass"];
     const errors = `error of the bytes ${percent(cost.bytes_error)}, of the rounds ${percent(cost.rounds_error)}, `
       + `of the seconds ${percent(cost.seconds_error)}`;
     if (cost.how === "estimated") return ["estimated", aside(`by laws between measured shapes, ${errors}`)];

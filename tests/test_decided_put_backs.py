@@ -1,0 +1,108 @@
+"""Figures of docs/decisions.md about what tuned rows are priced without, and what savings trade for bytes.
+
+Beside `test_decided_numbers`, whose way of reading the page they are held by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from test_decided_numbers import ROOT, N, composed, read, stated, told, two_party_file
+
+from aero.architecture import parse
+from aero.report import put_backs
+from aero.two_party import ledger
+
+
+def seconds_of_folding() -> Iterator[float]:
+    """Of SOTA(SM+ScFuFFN): tuned with and without folded_ffn, GB between them; with it alone, less 1,000, and none."""
+    lines = [line for line in two_party_file("savings.csv") if line["architecture"] == "SOTA(SM+ScFuFFN)"]
+    found = {line["program"]: (float(line["seconds"]), float(line["bytes"]) / 1e9) for line in lines}
+    tuned, without = found["tuned"], found["tuned-folded_ffn"]
+    assert tuned[0] > 4 / 3 * without[0]
+    yield from (tuned[0], without[0], without[1] - tuned[1])
+    yield from (found["as_published+folded_ffn"][0] - 1000, found["as_published"][0])
+
+
+def put_back_products() -> Iterator[float]:
+    """Of SM+ScFuFFN at GPT-2's size: one put-back in MB and s; tuned with one, two, all and none of them."""
+    row = "SM+ScFuFFN"
+    (one,) = [line for line in ledger.read(ROOT / "results/two_party/ops.csv", ledger.Measurement)
+              if (line.op, line.shape) == ("linear", "128x768,768x768")]  # fmt: skip
+    yield from (one.bytes / 1e6, one.seconds)
+    count = put_backs.most_put_backs(parse(row), 12)
+    every = "tuned@" + ",".join(str(layer) for layer in range(1, count + 1))
+    (kept,) = [e for e in read("two_party/full_passes.json") if e["architecture"] == row]
+    (small,) = [e for e in read("two_party/end_to_end.json") if (e["architecture"], e["program"]) == (row, "tuned")]
+    told_ = [composed(row, program) for program in (kept["computed_as"], small["computed_as"], every, "tuned")]
+    for number, (seconds, gigabytes) in zip((1, 2, count, 0), told_, strict=True):
+        assert seconds == pytest.approx(told_[-1][0] + number * one.seconds)
+        if number == count:
+            yield from (gigabytes, seconds, count)
+        else:
+            yield from (gigabytes, seconds)
+
+
+def put_back_without_tiles() -> Iterator[float]:
+    """Of the seconds as published: SM+ScFuFFN without tiles, put back before no layer, one, two; EReg's likewise."""
+    for row in ("SM+ScFuFFN", "EReg(SM(t)+ScFuFFN)"):
+        base = composed(row, "as_published")[0]
+        yield from (composed(row, f"tuned-row_tiles{at}")[0] / base for at in ("", "@6", "@6,11"))
+
+
+CASES = {
+    "two parties, rows without errors": (
+        rf"Of the {N} lines of `rows.csv` only {N} are the program of a kept complete pass",
+        lambda: list(programs_with_an_error()),
+    ),
+    "two parties, seconds of folding": (
+        rf"SOTA\(SM\+ScFuFFN\) tuned takes {N} s with it and {N} without, for {N} GB less; alone it makes 1,0{N} s of "
+        rf"the {N} as published",
+        lambda: list(seconds_of_folding()),
+    ),
+    "two parties, put back": (
+        rf"a product of all tokens, {N} MB and {N} s at T = 128: {N} GB and {N} s before one layer, {N} and {N} before "
+        rf"two, {N} and {N} before all {N} that can need it, instead of {N} and {N}\. No target",
+        lambda: list(put_back_products()),
+    ),
+    "two parties, put back without tiles": (
+        rf"before one layer {N} becomes {N}, before two {N}, and EReg's {N} becomes {N} and {N}\.",
+        lambda: list(put_back_without_tiles()),
+    ),
+    "two parties, without split exponentials": (
+        rf"SM\+ScFuFFN tuned is {N} GB without them and {N} with\.",
+        lambda: [
+            float(line["bytes"]) / 1e9
+            for program in ("tuned-split_exponential", "tuned")
+            for line in two_party_file("savings.csv")
+            if (line["architecture"], line["program"]) == ("SM+ScFuFFN", program)
+        ],
+    ),
+}
+
+
+def programs_with_an_error() -> Iterator[float]:
+    """Lines of rows.csv, and those of them whose very program a kept complete pass at that size computed."""
+    passes = {(e["architecture"], e["computed_as"]) for e in read("two_party/full_passes.json")}
+    lines = [(line["architecture"], line["program"]) for line in two_party_file("rows.csv")]
+    assert set(lines) & passes == {("SM+LN+G", "tuned"), ("SM+LN+R", "tuned")}
+    for name in ("rows.csv", "all_rows.csv"):
+        assert {(r["method"], r["max_logit_error"]) for r in two_party_file(name)} == {("composed", "")}
+    yield from (len(lines), len(set(lines) & passes))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_figure_in_the_decisions_is_that_of_its_file(case: str) -> None:
+    pattern, values = CASES[case]
+    found = stated(pattern)
+    assert found == told(values(), found)
+
+
+def test_by_how_much_messages_of_rows_are_too_few_is_that_of_the_passes():
+    page = " ".join((ROOT / "docs/two_party.md").read_text(encoding="utf-8").split())
+    passes = read("two_party/full_passes.json")
+    few = [100 * (1 - entry["composed_over_measured_messages"]) for entry in passes]
+    assert f"`messages` are too few, by {min(few):.0f} to {max(few):.0f} % in the complete passes" in page
+    bytes_ = max(100 * abs(1 - entry["composed_over_measured_bytes"]) for entry in passes)
+    assert f"Bytes differ from those passes' by at most {bytes_:.1f} %." in page

@@ -219,6 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "lambda": LAMBDA,
         "allocator": ALLOCATOR,
         "use_cache": False,
+        "attention_products": list(products.ATTENTION),
         "load_before": load_before,
         "steps": steps,
     }

@@ -306,6 +306,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "repeats": chosen.repeats,
         "allocator": ALLOCATOR,
         "use_cache": False,
+        "attention_products": list(products.ATTENTION),
         "load_before": load_before,
         "steps": steps,
         "rows": lines,

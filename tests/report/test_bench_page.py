@@ -12,7 +12,7 @@ import pytest
 
 from aero import catalogue
 from aero.parameters import load
-from aero.report import bench, bench_figures, bench_page, bench_projections
+from aero.report import bench, bench_figures, bench_page, bench_projections, bench_training
 from aero.report.drawing import svg
 from aero.report.marks import gap
 from aero.report.results import Results
@@ -238,20 +238,45 @@ def test_a_fitted_power_makes_a_range_of_hours_by_hand() -> None:
 
 def test_a_free_regulariser_without_its_own_ratio_is_that_of_medians() -> None:
     step = {"seconds": {"authors": spread(0.3), "plain": spread(0.2)}}
-    text = bench_page._without(step, "smaller_scale", "a file")
+    text = bench_training._without(step, "smaller_scale", "a file")
     assert "1.50" in text and f"products alone: {gap()}<br>with single kernels: {gap()}" in text
     bounds = {"products_ratio": spread(2.4), "kernels_ratio": spread(1.8)}
-    text = bench_page._without(step | bounds, "smaller_scale", "a file")
+    text = bench_training._without(step | bounds, "smaller_scale", "a file")
     assert text.index("products alone: <span") < text.index("2.40") < text.index("single kernels: <span")
     assert text.index("single kernels: <span") < text.index("1.80")
 
 
 def test_fused_rows_are_held_against_the_flops_they_save() -> None:
     saving = ROWS[0] | {"speedup_of_passes": spread(1.7)}
-    text = bench_page._in_proportion([saving, ROWS[1] | {"flops_ratio": 1.0}])
-    assert "0.80" in text and "(0.85) missed" in text and "d=768" not in text
-    text = bench_page._in_proportion([saving | {"products_speedup": spread(1.8)}])
-    assert "(0.85, 0.90) missed" in text
+    text = bench_training._in_proportion([saving, ROWS[1] | {"flops_ratio": 1.0}])
+    assert "0.80" in text and f"(0.85, at most {gap()}) missed" in text and "d=768" not in text
+    text = bench_training._in_proportion([saving | {"products_speedup": spread(1.8)}])
+    assert f"(0.85, 0.90, at most {gap()}) missed" in text
+    assert "not measured yet" in gap()
+
+
+def test_the_bound_of_a_fused_row_is_shown_with_its_range() -> None:
+    """It has been divided by the ratio of FLOPs in the file; the others have not."""
+    row = ROWS[0] | {"products_speedup": spread(1.8), "kernels_bound": spread(0.95)}
+    text = bench_training._in_proportion([row])
+    shown = re.sub("<[^>]*>|○", "", text)
+    assert "(0.90, at most 0.95 (0.85–1.04)) missed" in shown and gap() not in text
+
+
+def test_the_kept_rows_have_a_bound_or_say_that_it_is_not_measured() -> None:
+    found = bench.read(ROOT, "training_step")
+    text = bench_training._in_proportion(found["rows"])
+    saving = [row for row in found["rows"] if row["flops_ratio"] > 1]
+    assert text.count("at most ") == len(saving) > 0
+    assert text.count(gap()) == sum("kernels_bound" not in row for row in saving)
+
+
+def test_the_regularised_floor_names_what_multiplies_in_attention(measured: Results) -> None:
+    text = bench_training.regularized(measured).text
+    assert "as these kernels could be, with PyTorch’s own bmm in attention, if norms" in text
+    values = FILES["regularized_step"] | {"attention_products": ["bmm", "oneDNN"], "provenance": MADE}
+    (measured.root / "results/bench/regularized_step.json").write_text(json.dumps(values))
+    assert "with the faster of bmm and oneDNN in attention" in bench_training.regularized(measured).text
 
 
 def test_figures_draw_what_the_files_hold(measured: Results) -> None:

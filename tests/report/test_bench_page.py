@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from aero import catalogue
+from aero.errors import yaml_of
 from aero.parameters import load
 from aero.report import bench, bench_figures, bench_page, bench_projections, bench_training
 from aero.report.drawing import svg
 from aero.report.marks import gap
 from aero.report.results import Results
+from stages.configurations import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 MADE = {"machine": "a <machine>", "torch": "2", "commit": "0123456789abcdef"}
@@ -159,7 +161,8 @@ def test_the_section_shows_the_files(measured: Results) -> None:
         "met (0.5)",
         "12.5 (11.2–13.8)",
         "size<sup>0.02</sup>",
-        ">0.37</a></span> byte more of it a byte of text",
+        ">0.37</a></span> byte more of it a byte of text, flat: missed",
+        "size<sup>1.01</sup>, linear: met",
         "“8B” ",
         ">7.0B</a>",
         "1.77",
@@ -194,6 +197,34 @@ def test_allocator_and_a_free_regulariser_come_from_the_files(measured: Results)
     for shown in ("1.23 (1.11–1.35)", "ours reaches 1.3 at 2 sizes", "1.55 (1.40–1.71)", "1.12 (1.01–1.23)"):
         assert shown in text, shown
     assert "Here ours" not in text and "kept keys and values" not in text
+
+
+def test_memory_is_flat_below_a_twentieth_of_a_byte_a_byte() -> None:
+    sizes = [{"bytes": 3e7, "peak_bytes": 100e6}, {"bytes": 43e7, "peak_bytes": 119e6}]
+    assert bench_page._memory_slope(sizes, "a file").endswith("flat: met")
+    sizes[1]["peak_bytes"] = 121e6
+    assert bench_page._memory_slope(sizes, "a file").endswith("flat: missed")
+
+
+def test_a_changed_run_has_a_verdict_of_both_pipeline_files(measured: Results) -> None:
+    text = bench_page.table_pipeline(measured).text
+    own, catalogue = text[text.index("outdated in dvc.yaml") :].split("and in the catalogue")
+    assert "met (only what depends on it)" in own
+    assert "two_party_all" in catalogue and "missed (only what depends on it)" in catalogue
+    assert bench_page._beyond({"run": "sm-r", "then": ["train@sm-r-1337", "train@sm-r-i1-1337", "report"]}) == 1
+
+
+def test_the_catalogues_stages_that_hold_every_run_are_those_that_the_report_names() -> None:
+    """Of its stages' files of settings, those that a changed learning rate of one run changes."""
+    before = load(ROOT / "params.yaml")
+    run = before.runs["sm-r"].model_copy(update={"overrides": {"learning_rate": 2e-3}})
+    after = before.model_copy(update={"runs": {**before.runs, "sm-r": run}})
+    stages = yaml_of((ROOT / "catalogue/dvc.yaml").read_text(encoding="utf-8"))["stages"]
+    changed = {name for name, of in SETTINGS.items() if of(before) != of(after)}
+    found = [
+        name for name, stage in stages.items() if any(f"runs/settings/{one}.json" in stage["deps"] for one in changed)
+    ]
+    assert tuple(found) == bench_page.OF_ALL_RUNS
 
 
 def test_pairs_of_jobs_and_a_plain_repro_are_shown_where_they_were_measured(measured: Results) -> None:

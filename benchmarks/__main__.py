@@ -3,8 +3,8 @@
     python -m benchmarks [NAME …] [--quick]
 
 Without names every benchmark of `ALL` runs, one after the other, each in a process of its own; `gpu` where there is a
-CUDA device. --quick: few repeats,
-into runs/bench/, to see that it works. Ratios, not seconds, are what can be compared with another machine's.
+CUDA device. --quick: few repeats, into runs/bench/, to see that it works. Ratios, not seconds, are what can be compared
+with another machine's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ALL: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "tokenizing": ((), ("--repeats", "1", "--folder", QUICK)),
     "two_party": (("--measure",), ("--folder", QUICK)),
     "pipeline": ((), ("--runs", "2", "--pairs", "1", "--repeats", "2", "--folder", QUICK)),
-    "gpu": (("--out", "results/bench"), ("--tiny", "--out", QUICK)),
+    "gpu": (("--out", "results/bench", "--minutes", "30"), ("--tiny", "--out", QUICK)),  # its default is a visit's
     "sensitivity": ((), ("--batches", "1", "--threads", "1", "--to", f"{QUICK}/sensitivity.json")),
 }
 """Every benchmark of `make bench` with its arguments, and with those for --quick. The longer searches of

@@ -3,9 +3,9 @@
 The card's own rates first: a bf16 matrix product and a copy, measured, not looked up. Then tokens a second and model
 FLOPs utilisation (the papers' FLOPs of three forward passes with the vocabulary projection, over the measured rate) of
 steps of the training loop itself, with and without the regulariser, compiled and not; attention with entropy by every
-way this project has, and how far each is off float64; and which kernels a step spends its time in. Writes DIR/gpu.json
-after every part, so that what is done survives the end of the machine. --tiny is the same in small, on any device, for
-a look at the form.
+way this project has; which kernels a step spends its time in; and how far every way is off float64, last, as a test
+looks at that too. Writes DIR/gpu.json after every part, so that what is done survives the end of the machine. --tiny is
+the same in small, on any device, for a look at the form.
 """
 
 from __future__ import annotations
@@ -128,11 +128,11 @@ def main(arguments: list[str]) -> None:
                 parts.append(("steps", name, partial(step_speed, row, context, sizes, device, compiled, found["card"])))
     for context in sizes.attention:
         parts.append(("attention", f"attention at T={context}", partial(attention, context, sizes, device)))
-    for context in sizes.attention:
-        parts.append(("errors", f"errors of attention at T={context}", partial(errors, context, sizes, device)))
     for context in sizes.contexts:
         for row in ROWS[1:3]:
             parts.append(("profile", f"profile of {row} at T={context}", partial(profile, row, context, sizes, device)))
+    for context in sizes.attention:
+        parts.append(("errors", f"errors of attention at T={context}", partial(errors, context, sizes, device)))
     for key, name, part in parts:
         if time.monotonic() > deadline:
             found["left_out"].append({"part": name, "why": "no time left"})

@@ -120,7 +120,7 @@ def side_of(side: str, shape: Shape) -> Callable[[], Measured]:
     if side == products.NAME:
         return products.timed(products.multiplying(our_model(shape), batch_of(shape)))
     if side == kernels.NAME:
-        return products.timed(kernels.working(our_model(shape), batch_of(shape)))
+        return products.timed(kernels.working(our_model(shape), batch_of(shape), entropy=True))
     parameters, loss, parts = losses_of(side, shape)
     if side in (AUTHORS, THEIRS):
         optimizer = torch.optim.AdamW(parameters, LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY, fused=True)
@@ -219,6 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "lambda": LAMBDA,
         "allocator": ALLOCATOR,
         "use_cache": False,
+        "attention_products": list(products.ATTENTION),
         "load_before": load_before,
         "steps": steps,
     }

@@ -6,7 +6,8 @@ GPT-2's layout with 12 layers, on the same weights, batch and threads: forward a
 AdamW. Theirs is `GPT2LMHeadModel` with its default attention and the AdamW that its Trainer takes by default; without
 dropout, as ours. Both sides keep freed memory, as trainings of this project do; a third one is theirs with the
 allocator as it comes, so that what the allocator gives is a figure of its own, and a fourth one the matrix products of
-our step alone (`benchmarks.products`). The sides' losses are compared.
+our step alone (`benchmarks.products`). The sides' losses are compared. Beside the rows: their products alone, and those
+with a single kernel of PyTorch's for each other part that the row has (`benchmarks.kernels`), which bounds them.
 Writes results/bench/training_step.json.
 """
 
@@ -29,7 +30,7 @@ from aero.training.allocation import keep_freed_memory
 from aero.training.loop import next_token_loss
 from aero.training.products import faster_products
 from aero.training.schedule import make_optimizer
-from benchmarks import products, timing
+from benchmarks import kernels, products, timing
 from benchmarks.timing import Measured, Side, in_turn, of, ratio, spread
 
 LAYERS = 12
@@ -183,6 +184,8 @@ def side_of(side: str, shape: Shape, architecture: str = BASE) -> Callable[[], M
     ids = batch_of(shape)
     if side == products.NAME:
         return products.timed(products.multiplying(our_model(shape, architecture), ids))
+    if side == kernels.NAME:
+        return products.timed(kernels.working(our_model(shape, architecture), ids))
     if side == OWN:
         model = our_model(shape, architecture)
         optimizer = make_optimizer(model, LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY)
@@ -242,7 +245,9 @@ def compare(shape: Shape, repeats: int, threads: int) -> dict[str, Any]:
 
 
 def rows(shape: Shape, repeats: int, threads: int) -> list[dict[str, Any]]:
-    """Our step of every row of `ROWS` against that of the first."""
+    """Our step of every row of `ROWS` against that of the first, and what bounds that: `kernels_bound` is the first
+    row's step over the products and single kernels of the other (`benchmarks.kernels`), over the ratio of FLOPs.
+    """
     settings = {"shape": asdict(shape), "threads": threads}
     base = shape.flops_per_token(BASE)
     lines = []
@@ -252,13 +257,14 @@ def rows(shape: Shape, repeats: int, threads: int) -> list[dict[str, Any]]:
                 f"{side} {name}": running.enter_context(
                     Side("benchmarks.training_step", side=side, architecture=name, **settings)
                 )
-                for side in (OWN, products.NAME)
-                for name in (BASE, row)
+                for side, names in ((OWN, (BASE, row)), (products.NAME, (BASE, row)), (kernels.NAME, (row,)))
+                for name in names
             }
             steps = in_turn(sides, repeats, warm_ups=3)
         found, alone = ({name: steps[f"{side} {name}"] for name in (BASE, row)} for side in (OWN, products.NAME))
         flops = base / shape.flops_per_token(row)
         speedup = ratio(of(found[BASE]), of(found[row]))
+        at_most = ratio(of(found[BASE]), [flops * step for step in of(steps[f"{kernels.NAME} {row}"])])
         lines.append(
             {
                 **asdict(shape),
@@ -269,6 +275,7 @@ def rows(shape: Shape, repeats: int, threads: int) -> list[dict[str, Any]]:
                 "cpu_speedup": ratio(of(found[BASE], "cpu_seconds"), of(found[row], "cpu_seconds")),
                 "products_speedup": ratio(of(alone[BASE]), of(alone[row])),
                 "speedup_over_flops": round(speedup["median"] / flops, 4),
+                "kernels_bound": at_most,
             }
         )
         print(f"{shape} {row}: {speedup['median']:.2f} x {BASE}, {flops:.2f} x fewer FLOPs", flush=True)
@@ -299,6 +306,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "repeats": chosen.repeats,
         "allocator": ALLOCATOR,
         "use_cache": False,
+        "attention_products": list(products.ATTENTION),
         "load_before": load_before,
         "steps": steps,
         "rows": lines,

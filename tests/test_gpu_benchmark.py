@@ -14,6 +14,7 @@ from aero.architecture import parse
 from aero.errors import UserError
 from aero.report import gpu_speed
 from benchmarks import gpu
+from benchmarks.__main__ import ALL
 
 
 def test_flops_and_overheads_by_hand():
@@ -150,3 +151,47 @@ def test_the_reports_tables(measured, tmp_path):
     assert gpu_speed.measured(tmp_path) == found | {"tiny": False}
     path.write_text('{"steps": []}')
     assert "no measurement" in gpu_speed.tables(Results).text
+
+
+def test_targets_have_verdicts_and_the_fastest_way_is_named_per_context(measured, tmp_path):
+    class Results:
+        root = tmp_path
+
+    found = json.loads(measured.read_text()) | {"tiny": False}
+    shares = {("SM(t)+LN+G", 128): 0.34, ("SM(t)+LN+G", 512): 0.45, ("EReg(SM(t)+LN+G)", 128): 0.36}
+    shares[("EReg(SM(t)+LN+G)", 512)] = 0.44
+    found["steps"] = [
+        found["steps"][0] | {"architecture": row, "context": context, "compiled": True, "utilisation": share}
+        for (row, context), share in shares.items()
+    ]
+    found["overhead"] = [
+        {"architecture": "EReg(SM(t)+LN+G)", "context": context, "compiled": True, "overhead": share}
+        for context, share in ((128, 0.09), (512, 0.11))
+    ]
+    ways = {("matrix", 128): 1.0, ("blocks", 128): 2.0, ("flex", 128): 3.0}
+    ways |= {("matrix", 512): 5.0, ("blocks", 512): 4.0, ("flex", 512): 3.5}
+    found["attention"] = [
+        {"way": way, "context": context, "seconds": seconds, "entropy_error": 1e-6}
+        for (way, context), seconds in ways.items()
+    ]
+    found["attention"] += [
+        {"way": "no entropy, bf16", "context": 512, "seconds": 0.1, "entropy_error": None},
+        {"way": "flex, compiled", "context": 512, "seconds": math.nan, "failed": "no such kernel"},
+    ]
+    (tmp_path / gpu_speed.FILE).parent.mkdir(parents=True)
+    (tmp_path / gpu_speed.FILE).write_text(json.dumps(found))
+    shown = re.sub("(<[^>]*>)+", "|", gpu_speed.tables(Results).text.replace('<span class="mark">●</span>', ""))
+    for cell in ("|34%| |missed (35%)|", "|45%| |met (45%)|", "|36%| |met (35%)|", "|44%| |missed (45%)|"):
+        assert cell in shown, cell
+    assert "|+9%| |met (10%)|" in shown and "|+11%| |missed (10%)|" in shown
+    assert "Fastest with an entropy: matrix at T=128, flex at T=512." in shown
+
+
+def test_the_profile_comes_before_the_errors_and_all_has_time_in_make_bench(tmp_path, monkeypatch):
+    order = []
+    for part in ("step_speed", "attention", "profile", "errors"):
+        monkeypatch.setattr(gpu, part, lambda *_, part=part: order.append(part) or [])
+    gpu.main(["--tiny", "--out", str(tmp_path)])
+    assert list(dict.fromkeys(order)) == ["step_speed", "attention", "profile", "errors"]
+    given = ALL["gpu"][0]
+    assert float(given[given.index("--minutes") + 1]) > 7  # what docs/gpu.md gives it on a lent machine

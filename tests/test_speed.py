@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -242,22 +243,115 @@ class _Called(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_the_kernels_of_a_step_are_those_of_its_model():
-    """Every part counts as often, and on as many numbers, as in the layers: less would be no bound of the model's."""
-    layers, heads, width, batch, context = 3, 2, 8, 2, 80
-    model = GPT(parse("SM+LN+G"), ModelConfig(40, context, layers, heads, width, 32))
+LAYERS, HEADS, WIDTH, BATCH, CONTEXT = 4, 2, 8, 2, 80
+"""Of the models whose kernels are counted."""
+
+
+def _counted(row: str, entropy: bool = False) -> Counter[tuple[str, tuple[int, ...]]]:
+    """The kernels of a step of `row`; that its weights stay as they are, since AdamW has its own."""
+    model = GPT(parse(row), ModelConfig(40, CONTEXT, LAYERS, HEADS, WIDTH, 32, vo_bias=True, ffn_bias=True))
     before = [parameter.clone() for parameter in model.parameters()]
-    step = products.timed(kernels.working(model, torch.randint(0, 40, (batch, context))))
+    step = products.timed(kernels.working(model, torch.randint(0, 40, (BATCH, CONTEXT)), entropy, "bmm"))
     with _Called() as called:
         step()
-    tokens, found = (batch * context, width), called.calls
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    return called.calls
+
+
+# Norms, activations (kernels and how many), sums of (tokens, d), learned scales' products, shaped attentions.
+# Residual sums: with attention in every layer, with the FFN where there is one; a row with pruned ones here has three.
+BLOCKS = {
+    "SM+LN+G": (2 * LAYERS, ("gelu", "gelu_backward"), LAYERS, 2 * LAYERS, 0, 0),
+    "SM+LN+R": (2 * LAYERS, ("relu", "threshold_backward"), LAYERS, 2 * LAYERS, 0, 0),
+    "SM+R": (0, ("relu", "threshold_backward"), LAYERS, 2 * LAYERS, 0, 0),
+    "SM+ScFFN": (0, (), 0, 2 * LAYERS, LAYERS, 0),
+    "SM+ScFuFFN": (0, (), 0, 2 * LAYERS, LAYERS, 0),
+    "SM+ScFuFFNi_1": (0, (), 0, 2 * LAYERS - 1, LAYERS - 1, 0),
+    "SOTA(SM+ScFuFFN)": (1, (), 0, LAYERS + 1, LAYERS + 1, LAYERS),  # W_V of the first layer has a sum of its own
+}
+
+
+@pytest.mark.parametrize("row", BLOCKS)
+def test_the_kernels_of_a_step_are_those_of_its_row(row):
+    """Every part counts as often, and on as many numbers, as in the layers: less would be no bound of the row's."""
+    norms, activation, activations, sums, scaled, shaped = BLOCKS[row]
+    found, tokens = _counted(row), (BATCH * CONTEXT, WIDTH)
     for kernel in ("native_layer_norm", "native_layer_norm_backward"):
-        assert found[kernel, tokens] == 2 * layers + 1
-    for kernel in ("gelu", "gelu_backward"):
-        assert found[kernel, (batch * context, 32)] == layers
-    for rows in ((batch * heads, 64, 64), (batch * heads, 16, 80)):  # the causal half in blocks of 64 queries
-        for kernel in ("_softmax", "log", "_softmax_backward_data"):
-            assert found[kernel, rows] == layers
+        assert found[kernel, tokens] == norms + 1  # the final one
+    every = ("gelu", "gelu_backward", "relu", "threshold_backward")
+    for kernel in every:
+        assert found[kernel, (BATCH * CONTEXT, 32)] == (activations if kernel in activation else 0)
+        assert sum(many for (name, _), many in found.items() if name == kernel) == found[kernel, (BATCH * CONTEXT, 32)]
+    for rows in ((BATCH * HEADS, 64, 64), (BATCH * HEADS, 16, 80)):  # the causal half in blocks of 64 queries
+        for kernel in ("_softmax", "_softmax_backward_data"):
+            assert found[kernel, rows] == LAYERS
+        assert found["log", rows] == 0
+    assert found["add", tokens] == 2 * sums  # with its gradient
+    assert found["dot", (BATCH * CONTEXT * WIDTH,)] == 2 * scaled
+    assert found["cumsum", (BATCH * HEADS, CONTEXT, WIDTH // HEADS)] == 2 * shaped
+    assert found["bmm", (BATCH * HEADS, 1, CONTEXT * WIDTH // HEADS)] == 3 * shaped  # gains a, b and g
     for kernel in ("_log_softmax", "_log_softmax_backward_data"):
-        assert found[kernel, (batch * context, 40)] == 1
-    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))  # AdamW had its own
+        assert found[kernel, (BATCH * CONTEXT, 40)] == 1
+
+
+def test_every_row_of_the_benchmark_has_its_kernels_counted():
+    assert {row.replace("i_6", "i_1") for row in training_step.ROWS} == BLOCKS.keys()
+
+
+def test_the_regularised_step_has_the_logarithms_too():
+    plain, found = _counted("SM+LN+G"), _counted("SM+LN+G", entropy=True)
+    more = {key: many - plain[key] for key, many in found.items() if many != plain[key]}
+    assert more == {("log", (BATCH * HEADS, 64, 64)): LAYERS, ("log", (BATCH * HEADS, 16, 80)): LAYERS}
+
+
+@pytest.mark.parametrize("row", ["SM(t)+LN+G", "SM+LeakyR", "Core(relu)+LN+G", "SM+WNorm(FFN)+R"])
+def test_no_kernels_are_made_up_for_other_rows(row):
+    with pytest.raises(ValueError, match="for benchmarks.training_step.ROWS only"):
+        kernels.working(GPT(parse(row), ModelConfig(40, 16, 1, 2, 8, 32)), torch.zeros(1, 16, dtype=torch.long))
+
+
+def test_attention_is_multiplied_by_the_faster_of_both_ways(monkeypatch):
+    """Both ways make the same numbers of products; which is taken is a matter of the clock."""
+    model = GPT(parse("SM+LN+G"), ModelConfig(40, CONTEXT, LAYERS, HEADS, WIDTH, 32))
+    ids = torch.zeros(BATCH, CONTEXT, dtype=torch.long)
+    with _Called() as called, torch.no_grad():
+        products.attending(model, ids, "oneDNN")()
+    products_of_head = [many for (name, _), many in called.calls.items() if name == "_linear_pointwise"]
+    assert sum(products_of_head) == 6 * BATCH * HEADS  # 80 positions are one block
+    assert not any(name == "bmm" for name, _ in called.calls)
+    with _Called() as called, torch.no_grad():
+        products.attending(model, ids, "bmm")()
+    assert sum(many for (name, _), many in called.calls.items() if name == "bmm") == 6 * 2  # of 64 and 16 queries
+    assert products._fastest({"slow": lambda: time.sleep(0.01), "fast": lambda: None}) == "fast"
+    monkeypatch.setattr(products, "_fastest", lambda ways: taken.append(sorted(ways)) or "bmm")
+    taken: list[list[str]] = []
+    products.multiplying(model, ids)
+    assert taken == [["bmm", "oneDNN"]]
+
+
+def test_the_bound_of_a_row_is_the_first_rows_step_over_its_kernels(monkeypatch):
+    """By hand: steps of 8 s and 4 s, half the FLOPs, and 2 s of products and single kernels."""
+    seconds = {"aero SM+LN+G": 8.0, "aero SM+R": 4.0, f"{products.NAME} SM+LN+G": 6.0, f"{products.NAME} SM+R": 1.0}
+    seconds[f"{kernels.NAME} SM+R"] = 2.0
+
+    class Side:
+        def __init__(self, *_, **settings):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+    def in_turn(sides, repeats, warm_ups):
+        return {side: [dict.fromkeys(("seconds", "passes", "cpu_seconds"), seconds[side])] * repeats for side in sides}
+
+    monkeypatch.setattr(training_step, "Side", Side)
+    monkeypatch.setattr(training_step, "in_turn", in_turn)
+    monkeypatch.setattr(training_step, "ROWS", ("SM+LN+G", "SM+R"))
+    flops = {"SM+LN+G": 10.0, "SM+R": 5.0}
+    monkeypatch.setattr(Shape, "flops_per_token", lambda self, row: flops[row])
+    (line,) = training_step.rows(TINY, 3, 1)
+    assert line["kernels_bound"] == {"median": 2.0, "low": 2.0, "high": 2.0}  # 8 / 2 / 2
+    assert line["products_speedup"]["median"] == 6.0 and line["speedup_over_flops"] == 1.0

@@ -1,4 +1,8 @@
-"""From a corpus to token files (`aero.data.tokens`), streaming: of the corpus 8 bytes a document are held, no more."""
+"""From a corpus to token files (`aero.data.tokens`), streaming: of the corpus 8 bytes a document are held, no more.
+
+A process's high-water mark still rises by some MB over the first hundreds of MB of text: batches are cut elsewhere with
+every one, and the allocator keeps what the largest had (docs/decisions.md).
+"""
 
 from __future__ import annotations
 

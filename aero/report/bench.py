@@ -85,3 +85,8 @@ def against(target: float, value: float, most: bool = False) -> str:
     """Whether a target is met, in words."""
     met = value <= target if most else value >= target
     return "met" if met else "missed"
+
+
+def aim(words: str, target: object) -> str:
+    """Whether a target is met, and the target: no result, but a number that was asked for."""
+    return f'<span class="where">{words} ({target})</span>'

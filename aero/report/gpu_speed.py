@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from aero.report.bench import against, aim
 from aero.report.costs import GIB
 from aero.report.marks import Html, gap, grid, number, row_label
 from aero.report.results import Results
@@ -62,8 +63,8 @@ def _steps(found: dict[str, Any]) -> str:
                 str(line["context"]),
                 "yes" if line["compiled"] else "no",
                 _number(f"{line['tokens_per_second'] / 1e3:,.0f}"),
-                _number(f"{line['utilisation']:.0%}") + (f" (target {target:.0%})" if target else ""),
-                "" if extra is None else _number(f"{extra:+.0%}") + f" (target {targets['overhead']:.0%})",
+                _number(f"{line['utilisation']:.0%}") + _verdict(target, line["utilisation"]),
+                "" if extra is None else _number(f"{extra:+.0%}") + _verdict(targets["overhead"], extra, most=True),
                 _number(f"{line['peak_bytes'] / GIB:.1f}") if line["peak_bytes"] else "",
             ]
         )
@@ -80,6 +81,25 @@ def _steps(found: dict[str, Any]) -> str:
     )
     heads = ["step of", "T", "compiled", "10³ tokens/s", "of the matrix rate", "regulariser adds", "peak GiB"]
     return grid(heads, rows, caption, "gpu-steps", (0.26, 0.07, 0.1, 0.13, 0.18, 0.16, 0.1), "dense")
+
+
+def _verdict(target: float | None, value: float, most: bool = False) -> str:
+    """Whether a target is met, and the target; nothing where there is none."""
+    return "" if target is None else f" {aim(against(target, value, most), f'{target:.0%}')}"
+
+
+def _fastest(found: dict[str, Any]) -> str:
+    """Of the ways to an entropy the fastest at each T, in a sentence."""
+    told = []
+    for context in sorted({line["context"] for line in found["attention"]}):
+        ways = [
+            line
+            for line in found["attention"]
+            if line["context"] == context and "failed" not in line and line["entropy_error"] is not None
+        ]
+        if ways:
+            told.append(f"{escape(min(ways, key=lambda line: line['seconds'])['way'])} at T={context}")
+    return f" Fastest with an entropy: {', '.join(told)}." if told else ""
 
 
 def _attention(found: dict[str, Any]) -> str:
@@ -99,7 +119,7 @@ def _attention(found: dict[str, Any]) -> str:
         rows.append([escape(way), *cells, _number(f"{max(errors):.1e}") if errors else ""])
     caption = (
         "<b>Attention with entropy, one layer, forward and backward.</b> Milliseconds at as many tokens for every T; "
-        "the last column is the largest error of an entropy against float64, nats."
+        f"the last column is the largest error of an entropy against float64, nats.{_fastest(found)}"
     )
     heads = ["way", *(f"T={context}" for context in contexts), "error"]
     return grid(heads, rows, caption, "gpu-attention", (), "dense")

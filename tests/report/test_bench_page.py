@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from aero import catalogue
+from aero.errors import yaml_of
 from aero.parameters import load
-from aero.report import bench, bench_figures, bench_page, bench_projections
+from aero.report import bench, bench_figures, bench_page, bench_projections, bench_training
 from aero.report.drawing import svg
 from aero.report.marks import gap
 from aero.report.results import Results
+from stages.configurations import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 MADE = {"machine": "a <machine>", "torch": "2", "commit": "0123456789abcdef"}
@@ -159,7 +161,8 @@ def test_the_section_shows_the_files(measured: Results) -> None:
         "met (0.5)",
         "12.5 (11.2–13.8)",
         "size<sup>0.02</sup>",
-        ">0.37</a></span> byte more of it a byte of text",
+        ">0.37</a></span> byte more of it a byte of text, flat: missed",
+        "size<sup>1.01</sup>, linear: met",
         "“8B” ",
         ">7.0B</a>",
         "1.77",
@@ -194,6 +197,34 @@ def test_allocator_and_a_free_regulariser_come_from_the_files(measured: Results)
     for shown in ("1.23 (1.11–1.35)", "ours reaches 1.3 at 2 sizes", "1.55 (1.40–1.71)", "1.12 (1.01–1.23)"):
         assert shown in text, shown
     assert "Here ours" not in text and "kept keys and values" not in text
+
+
+def test_memory_is_flat_below_a_twentieth_of_a_byte_a_byte() -> None:
+    sizes = [{"bytes": 3e7, "peak_bytes": 100e6}, {"bytes": 43e7, "peak_bytes": 119e6}]
+    assert bench_page._memory_slope(sizes, "a file").endswith("flat: met")
+    sizes[1]["peak_bytes"] = 121e6
+    assert bench_page._memory_slope(sizes, "a file").endswith("flat: missed")
+
+
+def test_a_changed_run_has_a_verdict_of_both_pipeline_files(measured: Results) -> None:
+    text = bench_page.table_pipeline(measured).text
+    own, catalogue = text[text.index("outdated in dvc.yaml") :].split("and in the catalogue")
+    assert "met (only what depends on it)" in own
+    assert "two_party_all" in catalogue and "missed (only what depends on it)" in catalogue
+    assert bench_page._beyond({"run": "sm-r", "then": ["train@sm-r-1337", "train@sm-r-i1-1337", "report"]}) == 1
+
+
+def test_the_catalogues_stages_that_hold_every_run_are_those_that_the_report_names() -> None:
+    """Of its stages' files of settings, those that a changed learning rate of one run changes."""
+    before = load(ROOT / "params.yaml")
+    run = before.runs["sm-r"].model_copy(update={"overrides": {"learning_rate": 2e-3}})
+    after = before.model_copy(update={"runs": {**before.runs, "sm-r": run}})
+    stages = yaml_of((ROOT / "catalogue/dvc.yaml").read_text(encoding="utf-8"))["stages"]
+    changed = {name for name, of in SETTINGS.items() if of(before) != of(after)}
+    found = [
+        name for name, stage in stages.items() if any(f"runs/settings/{one}.json" in stage["deps"] for one in changed)
+    ]
+    assert tuple(found) == bench_page.OF_ALL_RUNS
 
 
 def test_pairs_of_jobs_and_a_plain_repro_are_shown_where_they_were_measured(measured: Results) -> None:
@@ -238,20 +269,45 @@ def test_a_fitted_power_makes_a_range_of_hours_by_hand() -> None:
 
 def test_a_free_regulariser_without_its_own_ratio_is_that_of_medians() -> None:
     step = {"seconds": {"authors": spread(0.3), "plain": spread(0.2)}}
-    text = bench_page._without(step, "smaller_scale", "a file")
+    text = bench_training._without(step, "smaller_scale", "a file")
     assert "1.50" in text and f"products alone: {gap()}<br>with single kernels: {gap()}" in text
     bounds = {"products_ratio": spread(2.4), "kernels_ratio": spread(1.8)}
-    text = bench_page._without(step | bounds, "smaller_scale", "a file")
+    text = bench_training._without(step | bounds, "smaller_scale", "a file")
     assert text.index("products alone: <span") < text.index("2.40") < text.index("single kernels: <span")
     assert text.index("single kernels: <span") < text.index("1.80")
 
 
 def test_fused_rows_are_held_against_the_flops_they_save() -> None:
     saving = ROWS[0] | {"speedup_of_passes": spread(1.7)}
-    text = bench_page._in_proportion([saving, ROWS[1] | {"flops_ratio": 1.0}])
-    assert "0.80" in text and "(0.85) missed" in text and "d=768" not in text
-    text = bench_page._in_proportion([saving | {"products_speedup": spread(1.8)}])
-    assert "(0.85, 0.90) missed" in text
+    text = bench_training._in_proportion([saving, ROWS[1] | {"flops_ratio": 1.0}])
+    assert "0.80" in text and f"(0.85, at most {gap()}) missed" in text and "d=768" not in text
+    text = bench_training._in_proportion([saving | {"products_speedup": spread(1.8)}])
+    assert f"(0.85, 0.90, at most {gap()}) missed" in text
+    assert "not measured yet" in gap()
+
+
+def test_the_bound_of_a_fused_row_is_shown_with_its_range() -> None:
+    """It has been divided by the ratio of FLOPs in the file; the others have not."""
+    row = ROWS[0] | {"products_speedup": spread(1.8), "kernels_bound": spread(0.95)}
+    text = bench_training._in_proportion([row])
+    shown = re.sub("<[^>]*>|○", "", text)
+    assert "(0.90, at most 0.95 (0.85–1.04)) missed" in shown and gap() not in text
+
+
+def test_the_kept_rows_have_a_bound_or_say_that_it_is_not_measured() -> None:
+    found = bench.read(ROOT, "training_step")
+    text = bench_training._in_proportion(found["rows"])
+    saving = [row for row in found["rows"] if row["flops_ratio"] > 1]
+    assert text.count("at most ") == len(saving) > 0
+    assert text.count(gap()) == sum("kernels_bound" not in row for row in saving)
+
+
+def test_the_regularised_floor_names_what_multiplies_in_attention(measured: Results) -> None:
+    text = bench_training.regularized(measured).text
+    assert "as these kernels could be, with PyTorch’s own bmm in attention, if norms" in text
+    values = FILES["regularized_step"] | {"attention_products": ["bmm", "oneDNN"], "provenance": MADE}
+    (measured.root / "results/bench/regularized_step.json").write_text(json.dumps(values))
+    assert "with the faster of bmm and oneDNN in attention" in bench_training.regularized(measured).text
 
 
 def test_figures_draw_what_the_files_hold(measured: Results) -> None:

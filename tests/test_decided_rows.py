@@ -1,0 +1,28 @@
+"""What docs/decisions.md says bounds the speed of fused rows, held against the file and the models."""
+
+from __future__ import annotations
+
+import re
+
+from test_decided_numbers import FUSED, TEXT, N, rows, stated, told
+
+from benchmarks.training_step import ROW_SHAPES, our_model
+
+BOUND = rf"bounds them: {N}, {N}, {N} at d=128 and {N}, {N}, {N} at d=768"
+"""What the decisions say of `kernels_bound`, in place of that it is not measured yet, once the file has it."""
+
+
+def test_the_bound_of_fused_rows_is_that_of_its_file_or_not_measured_yet() -> None:
+    kept = [*rows(128), *rows(768)]
+    if any("kernels_bound" not in row for row in kept):
+        assert "In the kept file it is not measured yet." in TEXT and not re.search(BOUND, TEXT)
+        return
+    found = stated(BOUND)
+    assert found == told([row["kernels_bound"]["median"] for row in kept], found)
+
+
+def test_two_fused_rows_are_too_small_for_faster_kernels_at_the_smaller_width() -> None:
+    found = stated(rf"At d=128 SM\+ScFuFFNi_6 and SOTA\(SM\+ScFuFFN\) have {N} and {N} million parameters")
+    many = [sum(p.numel() for p in our_model(ROW_SHAPES[0], name).parameters()) for name in FUSED]
+    assert found == told([value / 1e6 for value in many[1:]], found)
+    assert max(many[1:]) < 2**20 <= many[0]

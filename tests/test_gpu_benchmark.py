@@ -148,5 +148,26 @@ def test_the_reports_tables(measured, tmp_path):
     for shown in ("gpu-steps", "gpu-attention", "gpu-errors", "gpu-profile", "of the matrix rate", "regulariser adds"):
         assert shown in text
     assert gpu_speed.measured(tmp_path) == found | {"tiny": False}
+    assert "gpu-attention-memory" not in text  # nothing counts it on a CPU
     path.write_text('{"steps": []}')
     assert "no measurement" in gpu_speed.tables(Results).text
+
+
+def test_the_report_shows_the_peak_memory_of_attention(measured, tmp_path):
+    class Results:
+        root = tmp_path
+
+    found = json.loads(measured.read_text()) | {"tiny": False}
+    peaks = {("blocks", 16): 1.25, ("blocks", 32): 1.25, ("matrix", 16): 2.0, ("matrix", 32): 4.0}  # GiB
+    for line in found["attention"]:
+        line["peak_bytes"] = 2**30 * peaks.get((line["way"], line["context"]), 0.5)
+        if line["way"] == "matrix, compiled" and line["context"] == 32:
+            line |= {"seconds": 0.0, "failed": "OutOfMemoryError: 80 GiB"}
+            del line["peak_bytes"]
+    path = tmp_path / gpu_speed.FILE
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(found))
+    text = gpu_speed.tables(Results).text.replace('<span class="mark">●</span>', "")
+    table = re.sub("(<[^>]*>)+", "|", text[text.index("gpu-attention-memory") :])
+    assert "|T=16|T=32|" in table and "|blocks|1.25|1.25|" in table and "|matrix|2.00|4.00|" in table
+    assert re.search(r"\|matrix, compiled\|0.50\|[^|]*failed", table)

@@ -1,5 +1,6 @@
 """The entropy regulariser on Hugging Face models: its penalty by hand, and under their Trainer."""
 
+import copy
 import math
 
 import pytest
@@ -232,6 +233,46 @@ def test_trainer_takes_steps_with_every_family(name, tmp_path):
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     assert len(losses) == 2 and all(map(math.isfinite, losses)) and losses[-1] > regularizer.penalty > 0
     assert all(p.isfinite().all() and (p != start[name]).any() for name, p in model.named_parameters())
+
+
+def steps_of_one_layer(folder, **settings):
+    """Losses of three steps of the Trainer on a model of one layer, and how far thresholds and temperatures moved."""
+    torch.manual_seed(0)
+    config = copy.deepcopy(CONFIGS["gpt2"])
+    config.n_layer = 1
+    model = AutoModelForCausalLM.from_config(config).train()
+    regularizer = EntropyRegularizer(model, context=100, lambda_=1e-4, gamma=0.05)
+    learned = regularizer.thresholds, *regularizer.temperatures
+    start = [p.detach().clone() for p in learned]
+    data = [{"input_ids": row, "labels": row} for row in some_ids(6, 32)]
+    arguments = TrainingArguments(
+        str(folder), max_steps=3, per_device_train_batch_size=2, learning_rate=0.01, optim="sgd", logging_steps=1,
+        max_grad_norm=0, report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no", seed=3, **settings,
+    )  # fmt: skip
+    trainer = Trainer(model, arguments, train_dataset=data)
+    trainer.train()
+    assert regularizer.penalty > 1e-3 and all(p.dtype == torch.float32 for p in learned)
+    losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    assert len(losses) == 3
+    return losses, [p.detach() - before for p, before in zip(learned, start, strict=True)]
+
+
+def test_mixed_precision_takes_nearly_the_steps_of_float32(tmp_path):
+    """bfloat16 has 8 bits, of which the losses keep more; entropies and penalty are computed in float32."""
+    losses, moved = steps_of_one_layer(tmp_path)
+    found, mixed = steps_of_one_layer(tmp_path, bf16=True)
+    assert found != losses and found == pytest.approx(losses, rel=2**-8)
+    for one, other in zip(mixed, moved, strict=True):
+        assert (one - other).norm() < 0.02 * other.norm()
+
+
+def test_torch_compile_takes_the_same_steps(tmp_path):
+    """Traced and differentiated by torch.compile, with PyTorch's own kernels."""
+    losses, moved = steps_of_one_layer(tmp_path)
+    found, compiled = steps_of_one_layer(tmp_path, torch_compile=True, torch_compile_backend="aot_eager")
+    assert found == pytest.approx(losses, rel=1e-5)
+    for one, other in zip(compiled, moved, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
 
 
 def test_loading_what_was_not_saved_is_refused(tmp_path):

@@ -153,6 +153,26 @@ def test_the_reports_tables(measured, tmp_path):
     assert "no measurement" in gpu_speed.tables(Results).text
 
 
+def test_the_report_shows_the_peak_memory_of_attention(measured, tmp_path):
+    class Results:
+        root = tmp_path
+
+    found = json.loads(measured.read_text()) | {"tiny": False}
+    peaks = {("blocks", 16): 1.25, ("blocks", 32): 1.25, ("matrix", 16): 2.0, ("matrix", 32): 4.0}  # GiB
+    for line in found["attention"]:
+        line["peak_bytes"] = 2**30 * peaks.get((line["way"], line["context"]), 0.5)
+        if line["way"] == "matrix, compiled" and line["context"] == 32:
+            line |= {"seconds": 0.0, "failed": "OutOfMemoryError: 80 GiB"}
+            del line["peak_bytes"]
+    path = tmp_path / gpu_speed.FILE
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(found))
+    text = gpu_speed.tables(Results).text.replace('<span class="mark">●</span>', "")
+    table = re.sub("(<[^>]*>)+", "|", text[text.index("gpu-attention-memory") :])
+    assert "|T=16|T=32|" in table and "|blocks|1.25|1.25|" in table and "|matrix|2.00|4.00|" in table
+    assert re.search(r"\|matrix, compiled\|0.50\|[^|]*failed", table)
+
+
 def test_targets_have_verdicts_and_the_fastest_way_is_named_per_context(measured, tmp_path):
     class Results:
         root = tmp_path
@@ -171,11 +191,11 @@ def test_targets_have_verdicts_and_the_fastest_way_is_named_per_context(measured
     ways = {("matrix", 128): 1.0, ("blocks", 128): 2.0, ("flex", 128): 3.0}
     ways |= {("matrix", 512): 5.0, ("blocks", 512): 4.0, ("flex", 512): 3.5}
     found["attention"] = [
-        {"way": way, "context": context, "seconds": seconds, "entropy_error": 1e-6}
+        {"way": way, "context": context, "seconds": seconds, "entropy_error": 1e-6, "peak_bytes": 2**30}
         for (way, context), seconds in ways.items()
     ]
     found["attention"] += [
-        {"way": "no entropy, bf16", "context": 512, "seconds": 0.1, "entropy_error": None},
+        {"way": "no entropy, bf16", "context": 512, "seconds": 0.1, "entropy_error": None, "peak_bytes": 2**30},
         {"way": "flex, compiled", "context": 512, "seconds": math.nan, "failed": "no such kernel"},
     ]
     (tmp_path / gpu_speed.FILE).parent.mkdir(parents=True)

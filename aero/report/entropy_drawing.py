@@ -44,6 +44,9 @@ SIGNED = LinearSegmentedColormap.from_list(
 An even number of colours, so that none holds both signs.
 """
 
+PERCENTAGE = 0.25
+"""Width of a bar's part from which on its percentage is written into it, inches: that of "88%", and some more."""
+
 QUARTERS = ("0 to ¼ max", "¼ to ½ max", "½ to ¾ max", "¾ max to max")
 QUARTER_COLOURS = ("#213d6b", "#7b7a77", "#c2b370", "#ffe945")
 MAXIMA = {
@@ -266,11 +269,12 @@ def _whiskers(panel: Axes, place: float, ends: NDArray[np.float64], errors: NDAr
 
 def _stack(panel: Axes, place: float, fractions: NDArray[np.float64]) -> None:
     left = 0.0
+    room = PERCENTAGE / (panel.get_position().width * panel.figure.get_figwidth())
     for fraction, colour, ink in zip(
         fractions, QUARTER_COLOURS, ("#ffffff", "#ffffff", "#111111", "#111111"), strict=True
     ):
         panel.barh(place, fraction, 0.72, left=left, color=colour, edgecolor=PAPER, linewidth=0.6)
-        if fraction >= 0.11:
+        if fraction >= room:
             panel.text(left + fraction / 2, place, f"{fraction:.0%}", ha="center", va="center", color=ink, fontsize=7)
         left += fraction
     if left < 0.995:
@@ -289,7 +293,7 @@ def entropy_over_training(
     names = names or [row_name(run) for run in runs]
     columns = min(columns, len(runs))
     with style():
-        figure, panels = grid(len(runs), columns, height)
+        figure, panels = grid(len(runs), columns, height, right=0.96, wspace=0.25)
         for place, (panel, run, name) in enumerate(zip(panels, runs, names, strict=True)):
             layer_lines(panel, results, run, name, 7.5 if columns > 2 and max(map(len, names)) > 14 else 8.5)
             if place % columns == 0:
@@ -331,7 +335,7 @@ def layer_lines(panel: Axes, results: Results, run: str, name: str, size: float 
     panel.set_ylim(bottom=0)
     panel.set_xlim(0, last * 1.07)
     panel.grid(axis="y")
-    number_lines(panel, lines, 0.1, last)
+    number_lines(panel, lines, 0.07, last)
 
 
 def _finite_lines(
@@ -354,14 +358,35 @@ def _finite_lines(
 
 
 def number_lines(panel: Axes, lines: dict[int, tuple[list[int], list[float]]], gap: float, end: float) -> None:
-    """Number the first, middle and last line at its end, counted from 1; `gap`: least distance over panel height."""
+    """Number the first, middle and last line at its end, counted from 1: "7, 12" where two end at one place.
+
+    gap: least distance of numbers, over panel height.
+    """
     shown = [index for index in (0, (max(lines) + 1) // 2, max(lines)) if index in lines]
     low, top = panel.get_ylim()
     height = top - low
-    labels = spread([lines[index][1][-1] for index in shown], height * gap)
-    for rank, place in enumerate(sorted(range(len(labels)), key=labels.__getitem__)):
-        above_axis = max(labels[place], low + (0.03 + rank * gap) * height)
-        panel.text(end * 1.015, above_axis, str(shown[place] + 1), fontsize=7, va="center")
+    ends = [lines[index][1][-1] for index in shown]
+    for group, place in shared_labels(ends, height * gap, low + 0.03 * height):
+        panel.text(end * 1.015, place, ", ".join(str(shown[i] + 1) for i in group), fontsize=7, va="center")
+
+
+def shared_labels(ends: Sequence[float], gap: float, floor: float = -math.inf) -> list[tuple[list[int], float]]:
+    """Which ends of three lines or fewer share a label, and its place, from the lowest label to the highest.
+
+    Every label is within half a `gap` of each of its ends, so that none is read as that of another line; only one that
+    would be below `floor`, on the axis, stands there. Labels are a gap apart, unless the floor leaves less.
+    """
+    groups = [[i] for i in sorted(range(len(ends)), key=ends.__getitem__)]
+    while len(groups) > 1:  # the nearest neighbours share one, as long as it is near enough to both
+        near = min(range(len(groups) - 1), key=lambda i: ends[groups[i + 1][-1]] - ends[groups[i][0]])
+        if ends[groups[near + 1][-1]] - ends[groups[near][0]] >= gap:
+            break
+        groups[near] += groups.pop(near + 1)
+    places = spread([(ends[group[0]] + ends[group[-1]]) / 2 for group in groups], gap)
+    for rank, group in enumerate(groups):
+        least = floor if rank == 0 else min(places[rank - 1] + gap, ends[group[0]] + gap / 2)
+        places[rank] = max(places[rank], least)
+    return [(sorted(group), place) for group, place in zip(groups, places, strict=True)]
 
 
 def slope_lines(panel: Axes, results: Results, run: str, title: str) -> None:

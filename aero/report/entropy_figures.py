@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from aero.published import load
 from aero.report.drawing import AS_PUBLISHED, INK, MUTED, WIDTH, say_missing, style
 from aero.report.entropy_drawing import (
-    DEPTH,
     SIGNED,
     colour_bar,
     depth_colours,
@@ -88,7 +87,7 @@ def figure_3a(results: Results) -> Figure:
 def figure_4(results: Results) -> Figure:
     """AERO Figure 4: learned negative slopes of the leaky ReLU over training, (a) layerwise and (b) global."""
     with style():
-        figure, (layerwise, shared) = grid(2, 2, 2.5)
+        figure, (layerwise, shared) = grid(2, 2, 2.5, wspace=0.26)
         slope_lines(layerwise, results, "sm-leakyr", "(a) one slope a layer")
         slope_lines(shared, results, "sm-leakyr-global", "(b) one slope for all layers")
         layerwise.set_ylabel("negative slope")
@@ -170,7 +169,8 @@ def figure_9(results: Results) -> Figure:
     "aero/figure10",
     "entropy_guided/figure5",
     title="AERO Figure 10, learned thresholds of the regulariser",
-    note="Fractions of log T, all started at one value (dotted); (b) mean over a layer's heads, and their variance.",
+    note="Fractions of log T, all started at one value (dotted, on the colour bar too), coloured from the lowest to "
+    "the highest; (b) mean over a layer's heads, and their variance.",
     runs=(REGULARISED,),
     needs=("thresholds not stored",),
 )
@@ -195,10 +195,12 @@ def figure_10(results: Results) -> Figure:
         layers = np.arange(1, len(thresholds) + 1)
         start = float((trained.metrics.get("model") or {}).get("threshold_init", 0.5))
         reach = max(np.abs(thresholds - start).max(), 1e-6)
-        mesh = heatmap(heads, thresholds, Normalize(start - reach, start + reach), DEPTH)
+        low, high = min(start, thresholds.min()), max(start, thresholds.max())
+        mesh = heatmap(heads, thresholds, Normalize(low, max(high, low + 1e-6)))
         heads.set_ylabel("layer")
         heads.set_xlabel("head")
-        colour_bar(figure, mesh, (0.285, 0.17, 0.013, 0.7), "fraction of log T")
+        bar = colour_bar(figure, mesh, (0.285, 0.17, 0.013, 0.7), "fraction of log T")
+        bar.ax.axhline(start, color=INK, linewidth=1.6, linestyle=(0, (1, 1)))
         for panel, values in ((means, thresholds.mean(1)), (variances, thresholds.var(1))):
             panel.barh(layers, values, 0.7, color=AS_PUBLISHED)
             panel.set_yticks(layers if len(layers) <= 12 else layers[::3])
@@ -244,7 +246,8 @@ def figure_11(results: Results) -> Figure:
 @stands_for(
     "aero/figure12",
     title="AERO Figure 12, entropy of each layer over training, fewer nonlinearities",
-    note="Lines are layers, numbered; dotted: the causal bound, and the step a run became not finite.",
+    note="Lines are layers, the first, middle and last numbered, together where they end at one place; dotted: the "
+    "causal bound, and the step a run became not finite.",
     runs=TABLE_2_RUNS,
     needs=("entropies not logged",),
     overflows=("sm",),
@@ -413,7 +416,7 @@ def guided_figure_4(results: Results) -> Figure:
 def figure_positions(results: Results) -> Figure:
     """Mean entropy at each query position i, layer by layer, against its bound log i."""
     with style():
-        figure, panels = grid(len(POSITION_RUNS), 2, 2.2)
+        figure, panels = grid(len(POSITION_RUNS), 2, 2.2, right=0.97)
         for place, (panel, run) in enumerate(zip(panels, POSITION_RUNS, strict=True)):
             panel.set_title(row_name(run))
             trained = results.first(run)

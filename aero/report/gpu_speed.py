@@ -106,23 +106,36 @@ def _attention(found: dict[str, Any]) -> str:
     contexts = sorted({line["context"] for line in found["attention"]})
     ways = list(dict.fromkeys(line["way"] for line in found["attention"]))
     by = {(line["way"], line["context"]): line for line in found["attention"]}
-    rows = []
+    rows, memory = [], []
     for way in ways:
-        cells = []
+        cells, peaks = [], []
         for context in contexts:
             line = by.get((way, context))
-            failed = line is None or "failed" in line
-            cells.append(gap("failed" if line else "none") if failed else _number(f"{1e3 * line['seconds']:.2f}"))
+            if line is None or "failed" in line:
+                cells.append(gap("failed" if line else "none"))
+                peaks.append(cells[-1])
+                continue
+            cells.append(_number(f"{1e3 * line['seconds']:.2f}"))
+            peaks.append(_number(f"{line['peak_bytes'] / GIB:.2f}") if line["peak_bytes"] else "")
         errors = [
             line["entropy_error"] for line in found["attention"] if line["way"] == way and line.get("entropy_error")
         ]
         rows.append([escape(way), *cells, _number(f"{max(errors):.1e}") if errors else ""])
+        memory.append([escape(way), *peaks])
     caption = (
         "<b>Attention with entropy, one layer, forward and backward.</b> Milliseconds at as many tokens for every T; "
         f"the last column is the largest error of an entropy against float64, nats.{_fastest(found)}"
     )
-    heads = ["way", *(f"T={context}" for context in contexts), "error"]
-    return grid(heads, rows, caption, "gpu-attention", (), "dense")
+    columns = [f"T={context}" for context in contexts]
+    times = grid(["way", *columns, "error"], rows, caption, "gpu-attention", (), "dense")
+    if not any(line.get("peak_bytes") for line in found["attention"]):
+        return times  # measured where nothing counts memory
+    caption = (
+        "<b>Memory of attention with entropy, one layer, forward and backward.</b> Peak GiB, with inputs and gradients "
+        "and at as many tokens for every T: what a sequence takes as T stays level, what it takes as T squared grows "
+        "as T."
+    )
+    return times + grid(["way", *columns], memory, caption, "gpu-attention-memory", (), "dense")
 
 
 def _errors(found: dict[str, Any]) -> str:

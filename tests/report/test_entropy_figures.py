@@ -13,6 +13,8 @@ import made_results
 import numpy as np
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -30,9 +32,9 @@ from aero.report import (
     landscape_tables,
 )
 from aero.report.drawing import PAGE, WIDTH, style, svg
-from aero.report.entropy_drawing import SIGNED, overflow_label, power_of_ten, row_name
+from aero.report.entropy_drawing import SIGNED, overflow_label, power_of_ten, row_name, shared_labels
 from aero.report.figure_index import FIGURES, Drawn
-from aero.report.results import Results, load
+from aero.report.results import Results, Run, load
 from aero.report.statistics import sampling_error
 
 DRAWN = {drawn.name: drawn for drawn in FIGURES}
@@ -122,6 +124,93 @@ def test_lines_are_the_layers_of_the_log(everything: Results) -> None:
     for layer in range(12):
         np.testing.assert_allclose(panel.lines[layer].get_ydata(), [row[layer] for row in log.entropy])
     assert panel.lines[12].get_linestyle() == ":"  # the causal bound
+
+
+@pytest.mark.parametrize(
+    ("ends", "labels"),
+    [
+        ((3.0, 0.0, 0.0), [([1, 2], 0.1), ([0], 3.0)]),  # collapsed: one label, on the axis
+        ((3.0, 2.2, 0.0), [([2], 0.1), ([1], 2.2), ([0], 3.0)]),
+        ((2.0, 2.1, 2.2), [([0, 1, 2], 2.1)]),
+        ((2.0, 2.1, 2.35), [([0, 1], 2.025), ([2], 2.375)]),  # the nearest two, and both labels make way
+        ((0.0, 0.2, 0.36), [([0], 0.1), ([1, 2], 0.375)]),  # on the axis the second keeps to its line
+        ((2.3, 2.0, 2.0), [([0, 1, 2], 2.15)]),
+        ((2.4, 2.0, 2.0), [([1, 2], 2.0), ([0], 2.4)]),
+        ((1.0,), [([0], 1.0)]),
+    ],
+)
+def test_lines_that_end_at_one_place_share_a_label(
+    ends: tuple[float, ...], labels: list[tuple[list[int], float]]
+) -> None:
+    found = shared_labels(ends, 0.35, 0.1)
+    assert [group for group, _ in found] == [group for group, _ in labels]
+    assert [place for _, place in found] == pytest.approx([place for _, place in labels])
+
+
+@given(st.lists(st.floats(0, 3.5), min_size=1, max_size=3))
+def test_a_label_stands_beside_its_own_line_and_on_no_other_label(ends: list[float]) -> None:
+    found = shared_labels(ends, 0.35)
+    assert sorted(i for group, _ in found for i in group) == list(range(len(ends)))
+    assert all(abs(place - ends[i]) <= 0.175 + 1e-9 for group, place in found for i in group)
+    assert (np.diff([place for _, place in found]) >= 0.35 - 1e-9).all()
+
+
+def test_numbers_of_layers_are_within_half_a_gap_of_their_lines(everything: Results) -> None:
+    """Of made runs, and of those as they would be with the middle and last layer at 0."""
+    collapsed = {key: tuple(_with_dead_layers(run) for run in runs) for key, runs in everything.runs.items()}
+    for results in (everything, replace(everything, runs=collapsed)):
+        for panel in entropy_figures.figure_12(results).axes:
+            layers = [line.get_ydata() for line in panel.lines]
+            assert sorted(_numbered(panel, layers, 0.07 * panel.get_ylim()[1])) == [1, 7, 12]
+    assert {text.get_text() for panel in entropy_figures.figure_12(results).axes for text in panel.texts} >= {"7, 12"}
+
+
+def _numbered(panel: Axes, layers: list[np.ndarray], gap: float) -> list[int]:
+    """The layers whose numbers the panel has, each of them within half a gap of its line's end."""
+    found = []
+    for text in panel.texts:
+        for layer in map(int, text.get_text().split(", ")):
+            assert abs(text.get_position()[1] - layers[layer - 1][-1]) <= gap / 2 + 1e-9
+            found.append(layer)
+    return found
+
+
+def _with_dead_layers(run: Run) -> Run:
+    if run.log is None:
+        return run
+    return replace(run, log=replace(run.log, entropy=[[*row[:6], *([0.0] * 6)] for row in run.log.entropy]))
+
+
+def test_percentages_fit_into_their_parts_of_the_bars(everything: Results) -> None:
+    """Bars of two and of three panels, and names long and short beside them."""
+    for draw in (entropy_figures.figure_3a, entropy_figures.figure_9, entropy_figures.figure_16):
+        with style():
+            figure = draw(everything)
+            renderer = FigureCanvasAgg(figure).get_renderer()
+            written = 0
+            for panel in figure.axes:
+                parts = [bar.get_window_extent(renderer) for bar in panel.patches]
+                for text in panel.texts:
+                    if not text.get_text().endswith("%"):
+                        continue
+                    written += 1
+                    box = text.get_window_extent(renderer)
+                    assert any(part.x0 < box.x0 and box.x1 < part.x1 and part.y0 < box.y0 < part.y1 for part in parts)
+        assert written > 10
+
+
+def test_colours_of_thresholds_go_from_the_lowest_to_the_highest_with_the_start_marked(everything: Results) -> None:
+    figure = entropy_figures.figure_10(everything)
+    run = everything.first("ereg-smt-scfuffn")
+    thresholds, start = np.array(run.entropy.learned["thresholds"]), run.metrics["model"].get("threshold_init", 0.5)
+    norm = figure.axes[0].collections[0].norm
+    assert (norm.vmin, norm.vmax) == (min(start, thresholds.min()), max(start, thresholds.max()))
+    (bar,) = (axes for axes in figure.axes if axes.get_ylabel() == "fraction of log T")
+    assert [line.get_ydata()[0] for line in bar.lines if line.get_linestyle() != "-"] == [start]
+    # A run whose thresholds have not moved has a colour bar too.
+    still = replace(run.entropy, learned=run.entropy.learned | {"thresholds": np.full((12, 4), start).tolist()})
+    key = next(key for key, runs in everything.runs.items() if run in runs)
+    entropy_figures.figure_10(replace(everything, runs={**everything.runs, key: (replace(run, entropy=still),)}))
 
 
 def test_overflows_are_counted_by_layer_and_none_is_blank(everything: Results) -> None:
@@ -233,11 +322,11 @@ def test_entropies_that_cannot_be_are_left_out_and_named(tmp_path: Path) -> None
 
 def test_positions_stay_below_the_bound_that_is_drawn(everything: Results) -> None:
     for panel in entropy_figures.figure_positions(everything).axes:
-        numbers = {text.get_text(): text.get_position()[1] for text in panel.texts}
-        assert set(numbers) == {"1", "7", "12"}
-        places = sorted(numbers.values())  # no number lies on another
-        assert min(np.diff(places)) >= 0.089 * np.diff(panel.get_ylim())[0]
         bound, *layers = (line.get_ydata() for line in panel.lines)
+        gap = 0.09 * np.diff(panel.get_ylim())[0]
+        assert sorted(_numbered(panel, layers, gap)) == [1, 7, 12]
+        places = sorted(text.get_position()[1] for text in panel.texts)  # no number lies on another
+        assert (np.diff(places) >= 0.99 * gap).all()
         np.testing.assert_allclose(bound, np.log(np.arange(1, 65)))
         assert len(layers) == 12 and all((line <= bound + 1e-9).all() for line in layers)
         assert len(panel.collections) == 12  # bands of the sampling error

@@ -12,7 +12,7 @@ import pytest
 
 from aero import catalogue
 from aero.parameters import load
-from aero.report import bench, bench_figures, bench_page, bench_projections
+from aero.report import bench, bench_figures, bench_page, bench_projected, bench_projections, bench_two_party
 from aero.report.drawing import svg
 from aero.report.marks import gap
 from aero.report.results import Results
@@ -65,7 +65,7 @@ TWO_PARTY = {
             "latency": {"wan": dict.fromkeys(bench_figures.RESOURCES, 300.0)},
             "limit": {"wan": "bandwidth"},
         }
-        for name in bench_page.SHOWN_ROWS
+        for name in bench_two_party.SHOWN_ROWS
         for program in ("as_published", "tuned")
     ],
     "growth": [
@@ -104,7 +104,7 @@ TWO_PARTY = {
             "seconds": 3600.0,
             "wan_seconds": 7200.0,
         }
-        for name in bench_page.SHOWN_MODELS
+        for name in bench_projected.SHOWN_MODELS
         for program in ("as_published", "tuned")
         for model in ("125M", "8B")
     ],
@@ -233,7 +233,8 @@ def test_a_fitted_power_makes_a_range_of_hours_by_hand() -> None:
     large = {"architecture": "SM", "program": "tuned", "layers": 24, "width": 4 * 768}
     assert bench_projections.fitted_seconds_less(found, large) == pytest.approx(600 * 2 * (16 - 8))
     assert bench_projections.fitted_seconds_less(found | {"growth": []}, large) == 0
-    assert bench_page._hours(3600.0, 7200.0) == "1.00–2.00 h" and bench_page._hours(3600.0, 3600.0) == "1.00 h"
+    assert bench_projected._hours(3600.0, 7200.0) == "1.00–2.00 h"
+    assert bench_projected._hours(3600.0, 3600.0) == "1.00 h"
 
 
 def test_a_free_regulariser_without_its_own_ratio_is_that_of_medians() -> None:
@@ -270,12 +271,12 @@ def test_figures_draw_what_the_files_hold(measured: Results) -> None:
 
 def test_seconds_below_their_order_are_said_with_what_packing_tells() -> None:
     line = TWO_PARTY["growth"][0] | {"kind": "scores", "seconds_exponent": 1.22}
-    told = bench_page._below_order({"growth": [line, line | {"kind": "relu"}, line | {"seconds_exponent": 1.8}]})
+    told = bench_two_party._below_order({"growth": [line, line | {"kind": "relu"}, line | {"seconds_exponent": 1.8}]})
     # From 128 to 512 positions: 128 and 2,048 products, 128 and 512 automorphisms.
     assert told.count("expected 2") == 2 and "Q Kᵀ against T 16 and 4; ReLU against T not explained." in told
-    assert bench_page._below_order({"growth": [line | {"seconds_exponent": 1.8}]}) == ""
+    assert bench_two_party._below_order({"growth": [line | {"seconds_exponent": 1.8}]}) == ""
     kinds = {line["kind"] for line in bench.read(ROOT, "two_party")["growth"]}
-    assert {kind for _, kind in bench_page.PRODUCTS} <= kinds
+    assert {kind for _, kind in bench_two_party.PRODUCTS} <= kinds
 
 
 def test_an_outlier_does_not_stretch_the_figure_and_is_marked(measured: Results) -> None:

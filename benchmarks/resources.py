@@ -46,6 +46,9 @@ AT_ONCE = 6
 HE, OT, LOCAL, OTHER = "he", "ot", "local", "other"
 WORK = (HE, OT, LOCAL, OTHER)
 
+UNPROFILED = 0.05
+"""Share of a row's seconds whose operations may be without a profile."""
+
 KERNELS = (
     # mul_*, square_*: MulOLE, on packed ciphertexts; below 16,384 elements mul_aa opens against Beaver triples that
     # MulOLE made. mmul_*: DotOLE. A dispatch under another name has the same kernel: mmul_sv is mmul_av's, mmul_vv is
@@ -261,24 +264,28 @@ def composed(
     program: str,
     networks: Mapping[str, Network],
 ) -> dict[str, Any] | None:
-    """What a pass of `row` spends, in seconds: on which work, and on each network; None where one was not measured.
+    """What a pass of `row` spends, in seconds: on which work, and on each network.
 
-    Seconds of an operation are those of `costs`, split by the shares of its own run: of both parties' shares the mean,
-    "low" and "high" the lesser and the greater. bandwidth: wire bytes, set-up among them, over the rate.
+    None where operations of more than `UNPROFILED` of its seconds were not measured; those of less are "other", and
+    "unprofiled" says how many seconds that are. Seconds of an operation are those of `costs`, split by the shares of
+    its own run: of both parties' shares the mean, "low" and "high" the lesser and the greater. bandwidth: wire bytes,
+    set-up among them, over the rate.
     """
     by_operation = {(one.op, one.shape): one for one in measured}
     needed, _ = counts(parse(row), sizes, program)
-    if any(key not in by_operation for key in needed):
+    spent_on = {key: many * costs.cost(*key).values["seconds"] for key, many in needed.items()}
+    unprofiled = sum(spent for key, spent in spent_on.items() if key not in by_operation)
+    if unprofiled > UNPROFILED * sum(spent_on.values()):
         return None
     seconds = {name: dict.fromkeys(WORK, 0.0) for name in ("client", "server")}
     bytes_ = dict.fromkeys((HE, OT), 0.0)
     crossing = rounds = 0.0
     for key, many in needed.items():
-        cost, one = costs.cost(*key).values, by_operation[key]
+        cost, one = costs.cost(*key).values, by_operation.get(key)
         for party, spent in seconds.items():
-            for work, share in one.shares(party).items():
-                spent[work] += many * cost["seconds"] * share
-        for work in bytes_:
+            for work, share in (one.shares(party) if one else {OTHER: 1.0}).items():
+                spent[work] += spent_on[key] * share
+        for work in bytes_ if one else ():
             bytes_[work] += many * getattr(one, f"{work}_bytes")
         crossing += many * wire_bytes(key[0], cost["bytes_sent_client"], cost["bytes_sent_server"])
         rounds += many * cost["rounds"]
@@ -297,7 +304,14 @@ def composed(
         }
         for name, network in networks.items()
     }
-    return {"architecture": row, "program": program, "seconds": work, "bytes": bytes_, "links": links}
+    return {
+        "architecture": row,
+        "program": program,
+        "seconds": work,
+        "unprofiled": unprofiled,
+        "bytes": bytes_,
+        "links": links,
+    }
 
 
 def main(arguments: list[str]) -> None:

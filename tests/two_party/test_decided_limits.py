@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = " ".join((ROOT / "docs/decisions.md").read_text(encoding="utf-8").split())
 PARTS_ON_CIPHERTEXTS = ("embedding", "linear layers", "attention products", "vocabulary projection")
-PASSES = (("SM+LN+G", "as_published"), ("SM+ScFuFFN", "as_published"), ("SM+ScFuFFN", "tuned"))
+PASSES = tuple((row, program) for row in ("SM+LN+G", "SM+ScFuFFN") for program in ("as_published", "tuned"))
 N = r"([\d.]*\d)"
 
 
@@ -46,14 +46,14 @@ def ciphertext_bytes() -> list[float]:
 
 CASES = {
     "kernels": (
-        rf"Ciphertexts take {N} % of the computing of SM\+LN\+G as published, {N} % of SM\+ScFuFFN as published and "
-        rf"{N} % tuned",
+        rf"Ciphertexts take {N} and {N} % of the computing of SM\+LN\+G as published and tuned, {N} and {N} % of "
+        rf"SM\+ScFuFFN's",
         lambda: limits()["kernels"],
     ),
-    "parts": (rf"by part it seemed to be {N}, {N} and {N} %", lambda: limits()["parts"]),
+    "parts": (rf"by part it seemed to be {N}, {N}, {N} and {N} %", lambda: limits()["parts"]),
     "bytes": (rf"Of the bytes of a plain GELU {N} % are ciphertexts, of a plain softmax {N} %", ciphertext_bytes),
     "links": (
-        rf"are {N}, {N} and {N} % of the latency on the WAN, {N}, {N} and {N} % on the LAN",
+        rf"are {N}, {N}, {N} and {N} % of the latency on the WAN, {N}, {N}, {N} and {N} % on the LAN",
         lambda: [*limits()["wan"], *limits()["lan"]],
     ),
 }

@@ -58,7 +58,9 @@ KERNELS = (
     # transfers made, and a2b, which is an adder of and_bb.
     | dict.fromkeys(("msb_a2b", "equal_aa", "equal_ap", "trunc_a", "mul_a1b", "mul_a1bv", "a2b", "b2a", "and_bb"), OT)
     # On a party's own share or on public values, and on how a tensor lies in memory: nothing is sent.
-    | dict.fromkeys(("add_aa", "add_ap", "add_pp", "mul_ap", "mul_pp", "mmul_ap", "negate_a", "negate_p"), LOCAL)
+    | dict.fromkeys(
+        ("add_aa", "add_ap", "add_pp", "mul_ap", "mul_vp", "mul_pp", "mmul_ap", "negate_a", "negate_p"), LOCAL
+    )
     | dict.fromkeys(("and_bp", "xor_bb", "xor_bp", "lshift_a", "lshift_b", "lshift_p", "rshift_b", "arshift_b"), LOCAL)
     | dict.fromkeys(("bitrev_b", "make_p", "p2a", "p2b", "v2a", "mul_vvv", "mmul_vvv"), LOCAL)
     | dict.fromkeys(("broadcast", "concatenate", "extract_slice", "pad", "reshape", "transpose", "reverse"), LOCAL)

@@ -117,7 +117,7 @@ def test_real_parties_go_on_where_they_were_stopped(tmp_path):
     few = {Operation("relu", ((8, 64),)): "1 a", Operation("linear", ((8, 64), (64, 64))): "2 a"}
     (relu,) = resources.measure(dict([*few.items()][:1]), "a variant", settings, path)
     assert relu.he_bytes == 0 < relu.ot_bytes and relu.ot_seconds_client > relu.he_seconds_client == 0
-    linear, again = resources.measure(few, "a variant", settings, path)
+    again, linear = resources.measure(few, "a variant", settings, path)
     assert again == relu and read(path) == [linear, relu]
     assert linear.he_bytes > 10 * linear.ot_bytes > 0 and set(json.loads(linear.kernels)) >= {"mmul_sv", "trunc_a"}
 

@@ -1,12 +1,14 @@
 """Private inference: where `tuned` saves against `as_published`, how costs grow, what limits, what larger models cost.
 
-    python -m benchmarks.two_party [--measure]
+    python -m benchmarks.two_party [--measure]       # after benchmarks.resources, where its file is missing
 
 --measure runs two real parties on operations of growing context T and width d, a few minutes, and keeps them in
 results/bench/two_party_growth.csv; without it the kept ones are read. The rest is arithmetic on them and on
 results/two_party/ops.csv, written to results/bench/two_party.json:
 
-rows       bytes and seconds of each part of a forward pass, by architecture and program, and where a WAN's latency goes
+rows       bytes and seconds of each part of a forward pass, by architecture and program
+resources  what a forward pass spends on ciphertexts, on oblivious transfers and on the link, on every network: SPU's
+           kernels of results/two_party/resources.csv (`benchmarks.resources`)
 growth     exponents of T, d and L, fitted to what was measured, beside the order that is expected
 models     GPT-2 small, and projected from it by the orders in `SCALING` the sizes of two larger models, in its layout
 """
@@ -29,7 +31,7 @@ from aero.two_party.cost import FILES, Operations, measured_operations
 from aero.two_party.counts import counts, published_sizes
 from aero.two_party.ledger import Measurement
 from aero.two_party.network import Network, wire_bytes
-from benchmarks import timing
+from benchmarks import resources, timing
 
 GROWTH = timing.FOLDER / "two_party_growth.csv"
 PROGRAMS = ("as_published", "tuned")
@@ -55,9 +57,6 @@ PARTS = {
     "vocabulary_slice": "vocabulary projection",
 }
 """Which part of a model an operation is of; all others are "scaling"."""
-ENCRYPTED_PRODUCTS = ("embedding", "linear layers", "attention products", "vocabulary projection")
-"""Parts whose computing is arithmetic on homomorphic ciphertexts; the others' is oblivious transfers for comparisons
-and truncations, and products of shared entries."""
 
 
 def part_of(op: str) -> str:
@@ -135,36 +134,28 @@ def parts_of(operations: Operations, row: str, context: int, program: str, **siz
     return found
 
 
-def where_time_goes(parts: Mapping[str, Mapping[str, float]], setup: float, network: Network) -> dict[str, float]:
-    """Seconds of a forward pass on `network`: computing of both sorts, the link's bandwidth, and its round trips."""
-    products = sum(part["seconds"] for name, part in parts.items() if name in ENCRYPTED_PRODUCTS)
-    computing = sum(part["seconds"] for part in parts.values())
-    crossing = sum(part["wire_bytes"] for part in parts.values()) + setup
-    return {
-        "encrypted products": products,
-        "nonlinear functions": computing - products,
-        "bandwidth": network.transfer_seconds(crossing, 0.0),
-        "round trips": sum(part["rounds"] for part in parts.values()) * network.rtt_ms / 1e3,
-    }
+def rows(operations: Operations, context: int = 128) -> list[dict[str, Any]]:
+    return [
+        {
+            "architecture": row.name,
+            "program": program,
+            "context": context,
+            "parts": parts_of(operations, row.name, context, program),
+        }
+        for row in published("aero").tables["4"].rows
+        for program in PROGRAMS
+    ]
 
 
-def rows(operations: Operations, networks: Mapping[str, Network], context: int = 128) -> list[dict[str, Any]]:
-    found = []
-    for row in published("aero").tables["4"].rows:
-        for program in PROGRAMS:
-            parts = parts_of(operations, row.name, context, program)
-            latency = {name: where_time_goes(parts, operations.setup_bytes, net) for name, net in networks.items()}
-            found.append(
-                {
-                    "architecture": row.name,
-                    "program": program,
-                    "context": context,
-                    "parts": parts,
-                    "latency": latency,
-                    "limit": {name: max(seconds, key=seconds.__getitem__) for name, seconds in latency.items()},
-                }
-            )
-    return found
+def spent(operations: Operations, networks: Mapping[str, Network], path: Path) -> list[dict[str, Any]]:
+    """What passes of Table 4's rows spend on which resource, as far as `path` has their operations."""
+    measured = [one for one in resources.read(path) if one.variant == operations.variant]
+    made = (
+        resources.composed(measured, operations, row.name, published_sizes("gpt2", 128), program, networks)
+        for row in published("aero").tables["4"].rows
+        for program in PROGRAMS
+    )
+    return [line for line in made if line is not None]
 
 
 CONTEXTS, WIDTHS = (128, 256, 512), (256, 512, 768, 1024)
@@ -231,7 +222,7 @@ def growth(measured: Iterable[Measurement]) -> list[dict[str, Any]]:
             (axis, operation.kind),
             {"axis": axis, "kind": operation.kind, "expected_bytes": bytes_, "expected_seconds": seconds, "points": []},
         )
-        line["points"].append({"size": size, "bytes": one.bytes, "seconds": one.seconds})
+        line["points"].append({"size": size, "bytes": one.bytes, "seconds": one.seconds, "runs": one.runs})
     for line in lines.values():
         sizes = [point["size"] for point in line["points"]]
         if len(sizes) > 1:
@@ -311,10 +302,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise UserError(f"{path} was measured with other protocol settings than params.yaml has; run it with --measure")
     operations = measured_operations(parameters.two_party.variant())
     networks = {name: Network(net.bandwidth_mbit, net.rtt_ms) for name, net in parameters.two_party.networks.items()}
-    lines = rows(operations, networks)
+    lines = rows(operations)
+    by_resource = spent(operations, networks, resources.PATH)
     sources = [Path(name) for name in FILES if Path(name).is_file()] + ([path] if measured else [])
+    sources += [resources.PATH] if resources.PATH.is_file() else []
     values = {
         "rows": lines,
+        "resources": by_resource,
         "growth": growth(measured),
         "depth": by_depth(operations),
         "models": models(lines, networks["wan"]),
@@ -323,8 +317,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "sources": {str(source): hashlib.sha256(source.read_bytes()).hexdigest() for source in sources},
     }
     timing.save("two_party", rounded(values), chosen.folder)
-    for line in lines[:2]:
-        print(f"{line['architecture']}, {line['program']}: limits {line['limit']}")
+    for line in by_resource:
+        told = ", ".join(f"{work} {seconds['mean']:.0f} s" for work, seconds in line["seconds"].items())
+        print(f"{line['architecture']}, {line['program']}: {told}")
 
 
 if __name__ == "__main__":

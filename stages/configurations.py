@@ -39,6 +39,7 @@ REPORT = (
     "two_party",
     "regularizer",
     "devices",
+    "core_usd_per_hour",
 )
 """Sections of params.yaml that the report reads."""
 

@@ -54,6 +54,7 @@ ALLOWED = {
     ("benchmarks/tokenizing.py", "measure"): "into a temporary folder",
     ("benchmarks/training_step.py", "main"): "by `timing.save`, which uses write_text",
     ("benchmarks/two_party.py", "main"): "by `timing.save`, which uses write_text",
+    ("benchmarks/growth_layers.py", "main"): "by `timing.save`, which uses write_text",
     ("benchmarks/timing.py", "forget_peak"): "to the kernel, in /proc",
     ("benchmarks/timing.py", "serve"): "to a pipe",
     ("benchmarks/scale_search.py", "main"): "a log of trials, a whole row at a time",

@@ -172,17 +172,6 @@ def test_projections_of_larger_models_by_hand():
     assert 0.8e9 < middle["parameters"] < 1.2e9 and 6e9 < large["parameters"] < 9e9
 
 
-def test_where_time_goes_adds_up_to_the_latency():
-    parts = {
-        "linear layers": {"bytes": 3e9, "wire_bytes": 3e9, "rounds": 10.0, "seconds": 100.0},
-        "softmax": {"bytes": 1e9, "wire_bytes": 5e8, "rounds": 20.0, "seconds": 50.0},
-    }
-    network = two_party.Network(100, 80)
-    found = two_party.where_time_goes(parts, 1e6, network)
-    assert found["encrypted products"] == 100 and found["nonlinear functions"] == 50
-    assert sum(found.values()) == pytest.approx(network.latency_seconds(150, 3.5e9 + 1e6, 0, 30))
-
-
 def test_every_benchmark_of_the_list_is_a_command_and_wrong_names_are_told():
     for name in ALL:
         assert (ROOT / "benchmarks" / f"{name}.py").is_file()

@@ -29,12 +29,22 @@ KINDS = {
 PASSES = {"as_published": ("as published", "#0072b2", "o"), "tuned": ("tuned", "#56b4e9", "s")}
 """Programs of whole passes, which are drawn against L."""
 RESOURCES = {
-    "encrypted products": "#0072b2",
-    "nonlinear functions": "#d55e00",
+    "ciphertexts": "#0072b2",
+    "oblivious transfers": "#d55e00",
+    "other computing": "#9aa4ad",
     "bandwidth": "#009e73",
     "round trips": "#cc79a7",
 }
-LIMIT_ROWS = ("SM+LN+G", "SM+LN+R", "SM+ScFuFFN", "EReg(SM(t)+ScFuFFN)")
+LIMIT_ROWS = ("SM+LN+G", "SM+ScFuFFN")
+PASS_COLOURS = {
+    ("SM+LN+G", "as_published"): "#0072b2",
+    ("SM+LN+G", "tuned"): "#56b4e9",
+    ("SM+ScFuFFN", "as_published"): "#d55e00",
+    ("SM+ScFuFFN", "tuned"): "#e69f00",
+}
+LAYERS = "two_party_growth_layers"
+SINGLE = "*"
+"""Behind an exponent of seconds that were run once."""
 
 
 def bench_training(results: Results) -> Figure:
@@ -108,13 +118,13 @@ def _rows(panel: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def bench_growth(results: Results) -> Figure:
-    """Bytes and seconds between two parties over those at the smallest size: operations against T and d, passes
-    against L."""
-    found = read(results.root, "two_party")
+    """Bytes and seconds between two parties over those at the smallest size: operations against T and d, composed
+    passes against L; last, passes of a small model as measured and as composed."""
+    found, layers = read(results.root, "two_party"), read(results.root, LAYERS)
     with style():
-        figure = Figure(figsize=(WIDTH, 8.2))
-        panels = figure.subplots(3, 2)
-        figure.subplots_adjust(left=0.06, right=0.79, top=0.96, bottom=0.06, wspace=0.85, hspace=0.45)
+        figure = Figure(figsize=(WIDTH, 10.9))
+        panels = figure.subplots(4, 2)
+        figure.subplots_adjust(left=0.07, right=0.79, top=0.97, bottom=0.05, wspace=0.85, hspace=0.45)
         lines = [] if found is None else [*found["growth"], *map(_in_proportion, found["depth"])]
         for row, (axis, name) in enumerate((("T", "positions T"), ("d", "width d"), ("L", "layers L, of SM+LN+G"))):
             for column, quantity in enumerate(("bytes", "seconds")):
@@ -124,9 +134,40 @@ def bench_growth(results: Results) -> Figure:
                     say_missing(panel, "not measured yet")
                     continue
                 _growth(panel, of_axis, quantity)
-                panel.set_title(f"{quantity} against {axis}")
+                panel.set_title(f"{quantity} against {axis}{', composed' if axis == 'L' else ''}")
                 panel.set_xlabel(name)
+        for panel, (quantity, unit, shown) in zip(
+            panels[3], (("bytes", 1e6, "MB"), ("seconds", 1.0, "s")), strict=True
+        ):
+            if layers is None:
+                say_missing(panel, "not measured yet")
+                continue
+            _passes(panel, layers["lines"], quantity, unit)
+            panel.set_title(f"{quantity} ({shown}), measured")
+            panel.set_xlabel("layers L, of a small model")
     return figure
+
+
+def _passes(panel: Axes, lines: Sequence[Mapping[str, Any]], quantity: str, unit: float) -> None:
+    """Complete passes as points, over what is composed of their operations as a line."""
+    ends = []
+    for line in lines:
+        colour = PASS_COLOURS[line["architecture"], line["program"]]
+        sizes = [point["size"] for point in line["points"]]
+        panel.plot(
+            sizes, [point[f"composed_{quantity}"] / unit for point in line["points"]], color=colour, linewidth=1.2
+        )
+        panel.plot(sizes, [point[quantity] / unit for point in line["points"]], "o", color=colour, markersize=4)
+        name = f"{line['architecture']} {PASSES[line['program']][0]}"
+        ends.append((line["points"][-1][quantity] / unit, f"{name} {line[f'{quantity}_exponent']:.2f}", colour))
+    panel.set_xscale("log", base=2)
+    panel.set_yscale("log", base=2)
+    panel.xaxis.set_major_locator(FixedLocator(sorted({p["size"] for line in lines for p in line["points"]})))
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    panel.grid()
+    _name_ends(panel, max(point["size"] for line in lines for point in line["points"]), ends)
 
 
 def _in_proportion(line: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,7 +185,8 @@ def _growth(panel: Axes, lines: Sequence[Mapping[str, Any]], quantity: str) -> N
         title, colour, marker = (KINDS | PASSES)[line["kind"]]
         values = [point[quantity] / line["points"][0][quantity] for point in line["points"]]
         panel.plot(sizes, values, marker=marker, color=colour, markersize=4, linewidth=1.2)
-        ends.append((values[-1], f"{title} {line[f'{quantity}_exponent']:.2f}", colour))
+        mark = SINGLE if quantity == "seconds" and run_once(line) else ""
+        ends.append((values[-1], f"{title} {line[f'{quantity}_exponent']:.2f}{mark}", colour))
     panel.set_xscale("log", base=2)
     panel.set_yscale("log", base=2)
     for axis, places in ((panel.xaxis, sizes), (panel.yaxis, (0.5, 1, 2, 4, 8, 16, 32))):
@@ -152,40 +194,65 @@ def _growth(panel: Axes, lines: Sequence[Mapping[str, Any]], quantity: str) -> N
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     panel.grid()
+    _name_ends(panel, sizes[-1], ends)
+
+
+def run_once(line: Mapping[str, Any]) -> bool:
+    """Whether seconds of a line of the growth rest on single runs: of every size, or of some."""
+    return any(point.get("runs") == 1 for point in line["points"])
+
+
+def _name_ends(panel: Axes, last: float, ends: Sequence[tuple[float, str, str]]) -> None:
+    """Names of lines beside the panel, near where they end at `last`."""
     low, high = panel.get_ylim()
     to_share = panel.transAxes.inverted().transform
-    shares = [float(to_share(panel.transData.transform((sizes[-1], value)))[1]) for value, _, _ in ends]
+    shares = [float(to_share(panel.transData.transform((last, value)))[1]) for value, _, _ in ends]
     for share, (_, text, colour) in zip(spread(shares, 0.085), ends, strict=True):
         panel.text(1.03, share, text, transform=panel.transAxes, va="center", fontsize=7, color=colour)
     panel.set_ylim(low, high)
 
 
+def latency_of(line: Mapping[str, Any], network: str) -> dict[str, float]:
+    """Seconds of a pass on `network`, by `RESOURCES`; computing is the mean of what the two parties' profiles say."""
+    computing = {work: line["seconds"][work]["mean"] for work in ("he", "ot", "local", "other")}
+    return {
+        "ciphertexts": computing["he"],
+        "oblivious transfers": computing["ot"],
+        "other computing": computing["local"] + computing["other"],
+        **line["links"][network],
+    }
+
+
 def bench_limits(results: Results) -> Figure:
-    """Where the latency of a private pass on the WAN goes, by row and program."""
+    """Which share of a private pass's latency goes into which resource, by network, row and program."""
     found = read(results.root, "two_party")
+    lines = [line for line in (found or {}).get("resources", ()) if line["architecture"] in LIMIT_ROWS]
     with style():
-        figure = Figure(figsize=(WIDTH, 3.2))
+        figure = Figure(figsize=(WIDTH, 3.6))
         panel = figure.subplots()
-        figure.subplots_adjust(left=0.3, right=0.97, top=0.84, bottom=0.14)
-        if found is None:
+        figure.subplots_adjust(left=0.36, right=0.97, top=0.86, bottom=0.12)
+        if found is None or not lines:
             say_missing(panel, "not measured yet")
             return figure
-        rows = [row for name in LIMIT_ROWS for row in found["rows"] if row["architecture"] == name]
-        for place, row in enumerate(rows):
-            start = 0.0
+        bars = [(network, line) for network in found["networks"] for line in lines]
+        for place, (network, line) in enumerate(bars):
+            latency, start = latency_of(line, network), 0.0
             for resource, colour in RESOURCES.items():
-                minutes = row["latency"]["wan"][resource] / 60
-                panel.barh(place, minutes, 0.72, left=start, color=colour, edgecolor=PAPER, linewidth=0.6)
-                if minutes > 2.2:
+                share = 100 * latency[resource] / sum(latency.values())
+                panel.barh(place, share, 0.72, left=start, color=colour, edgecolor=PAPER, linewidth=0.6)
+                if share >= 4:
                     panel.text(
-                        start + minutes / 2, place, f"{minutes:.0f}", ha="center", va="center", fontsize=7, color=PAPER
+                        start + share / 2, place, f"{share:.0f}", ha="center", va="center", fontsize=7, color=PAPER
                     )
-                start += minutes
-        for place, (resource, colour) in zip((0, 0.31, 0.62, 0.84), RESOURCES.items(), strict=True):
-            panel.text(place, 1.06, f"■ {resource}", transform=panel.transAxes, color=colour, fontsize=8)
-        panel.set_yticks(range(len(rows)), [f"{row['architecture']}, {row['program']}" for row in rows])
+                start += share
+        for place, (resource, colour) in zip((-0.3, -0.04, 0.31, 0.62, 0.82), RESOURCES.items(), strict=True):
+            panel.text(place, 1.05, f"■ {resource}", transform=panel.transAxes, color=colour, fontsize=8)
+        panel.set_yticks(
+            range(len(bars)), [f"{network}: {line['architecture']}, {line['program']}" for network, line in bars]
+        )
+        panel.set_xlim(0, 100)
         panel.invert_yaxis()
-        panel.set_xlabel("minutes of a private pass on the WAN")
+        panel.set_xlabel("% of a private pass’s latency")
         panel.tick_params(colors=INK)
         panel.grid(axis="x")
     return figure

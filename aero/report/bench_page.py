@@ -2,46 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from html import escape
 from typing import Any
 
-from matplotlib.figure import Figure
-
-from aero.errors import UserError
-from aero.parameters import load
-from aero.report import bench_figures, bench_projections, bench_training, gpu_speed
-from aero.report.bench import (
-    GROWTH,
-    OPERATIONS,
-    against,
-    aim,
-    file_of,
-    kept_kinds,
-    kept_seconds,
-    missing,
-    read,
-    times,
-    where,
-)
-from aero.report.bench_projections import Training
-from aero.report.costs import GB
-from aero.report.marks import Html, gap, grid, number, row_label
+from aero.report import bench_figures, bench_projected, bench_training, bench_two_party
+from aero.report.bench import against, aim, file_of, missing, read, times, where
+from aero.report.marks import Html, gap, grid, number
 from aero.report.page import figure_of
 from aero.report.results import Results
-from aero.report.unreadable import UNREADABLE, guarded
-from aero.two_party import packing
+from aero.report.unreadable import guarded
 
-BELOW = 0.25
-"""How far an exponent of seconds lies below its expected order where the report says so."""
-PRODUCTS: Mapping[tuple[str, str], Callable[[int], tuple[int, int, int]]] = {
-    ("T", "scores"): lambda t: (t, 64, t),
-    ("T", "mix"): lambda t: (t, t, 64),
-    ("d", "linear"): lambda d: (128, d, d),
-}
-"""Rows, inner size and columns of the products whose growth is measured, as in `benchmarks.two_party.growing`."""
 TOKENIZED, IDLE, JOBS, HELP = 10.0, 5.0, 1.5, 0.3
 LINEAR, FLAT = 1.1, 0.05
 """The exponent of time that still is linear, and the bytes of peak memory a byte of text that still are flat: holding
@@ -52,36 +24,30 @@ OF_ALL_RUNS = ("two_party_all",)
 file in runs/settings holds every run whole."""
 AT_ONCE, TABLE_BATCH = 20.0, 16
 """How many times as fast all models of the learning-rate sweep at once should be, and the batch of its table."""
-LIMITS = "What limits a private pass, by part of the program"
 MB = 1e6
-DEVICE = "H200"
-"""The GPU that projections name."""
-SHOWN_ROWS = ("SM+LN+G", "SM+LN+R", "SM+ScFuFFN", "EReg(SM(t)+ScFuFFN)")
-SHOWN_MODELS = ("SM+LN+G", "SM+ScFuFFN")
 
 
 def section(results: Results) -> Html:
     """All of it; gaps where nothing was measured, a line where a file is no measurement."""
-    step = partial(_figure, bench_figures.bench_training, "A training step", bench_training.caption)
-    growth = partial(_figure, bench_figures.bench_growth, "How private operations grow", caption_growth)
-    parts = [
-        ("training_step", step),
+    parts = (
+        ("training_step", figure_training),
         ("regularized_step", bench_training.regularized),
         ("tokenizing", table_tokenizing),
-        ("two_party", table_parts),
-        ("two_party", growth),
-        ("two_party", partial(_figure, bench_figures.bench_limits, LIMITS, caption_limits)),
+        ("two_party", bench_two_party.table_parts),
+        ("two_party", bench_two_party.figure_growth),
+        ("two_party", bench_two_party.figure_limits),
         ("pipeline", table_pipeline),
         ("sensitivity", table_sensitivity),
-        ("tokenizing", projected_training),
-        ("two_party", projected_inference),
-    ]
+        ("tokenizing", bench_projected.projected_training),
+        ("two_party", bench_projected.projected_stages),
+        ("two_party", bench_projected.projected_inference),
+    )
     drawn = (guarded(file_of(name), f"python -m benchmarks.{name}", partial(part, results)) for name, part in parts)
     return Html("".join(part.text for part in drawn))
 
 
-def _figure(draw: Callable[[Results], Figure], title: str, caption: Callable[[Results], str], results: Results) -> Html:
-    return figure_of(results, draw, title, caption(results))
+def figure_training(results: Results) -> Html:
+    return figure_of(results, bench_figures.bench_training, "A training step", bench_training.caption(results))
 
 
 def table_tokenizing(results: Results) -> Html:
@@ -130,116 +96,6 @@ def _memory_slope(sizes: Sequence[Mapping[str, float]], source: str) -> str:
     slope = (last["peak_bytes"] - first["peak_bytes"]) / (last["bytes"] - first["bytes"])
     shown = number(f"{slope:.2f}", "smaller_scale", source)
     return f"{shown} byte more of it a byte of text, flat: {against(FLAT, slope, most=True)}"
-
-
-def table_parts(results: Results) -> Html:
-    """Bytes and seconds of each part of a private pass: as published, and tuned."""
-    found = read(results.root, "two_party")
-    if found is None:
-        return Html(missing("Private passes part by part", "benchmarks.two_party"))
-    source = file_of("two_party")
-    by_row = {(row["architecture"], row["program"]): row["parts"] for row in found["rows"]}
-    names = list(dict.fromkeys(part for row in found["rows"] for part in row["parts"]))
-    lines = []
-    for name in [*names, "all"]:
-        cells = [name]
-        for row in SHOWN_ROWS:
-            both = [by_row[row, program] for program in ("as_published", "tuned")]
-            for quantity, unit, digits in (("bytes", GB, 2), ("seconds", 60.0, 1)):
-                values = [_sum(parts, name, quantity) for parts in both]
-                cells.append(
-                    " → ".join(
-                        "–" if value is None else number(f"{value / unit:.{digits}f}", "paper_dimensions", source)
-                        for value in values
-                    )
-                )
-        lines.append(cells)
-    caption = (
-        "<b>Part by part</b>, as published → tuned: GB in both directions and minutes of computing on loopback, of a "
-        "forward pass at GPT-2’s dimensions and T=128, set-up left out; a dash where the program has no such part. "
-        f"{kept_seconds(results.root, OPERATIONS)} {where(found, 'two_party')}"
-    )
-    heads = ["part", *(f"{row_label(row)} {unit}" for row in SHOWN_ROWS for unit in ("GB", "min"))]
-    return Html(grid(heads, lines, caption, "bench-parts", (), "dense"))
-
-
-def _sum(parts: Mapping[str, Mapping[str, float]], name: str, quantity: str) -> float | None:
-    if name == "all":
-        return sum(part[quantity] for part in parts.values())
-    return parts[name][quantity] if name in parts else None
-
-
-def caption_growth(results: Results) -> str:
-    found = read(results.root, "two_party")
-    if found is None:
-        return gap()
-    depth = "; ".join(
-        f"{line['program']} bytes as L<sup>{line['bytes_exponent']:.2f}</sup>, seconds as "
-        f"L<sup>{line['seconds_exponent']:.2f}</sup>"
-        for line in found["depth"]
-    )
-    return (
-        "Two processes, one head of width 64 and rows of width 768 against T; 128 positions, and d/64 heads, against "
-        "d. Values over that at the smallest size; behind the name the fitted exponent; dashed, the orders that are "
-        "expected: T² of what has an entry for every pair of positions, T of the rest and of the bytes of P V, which "
-        "sends the values and its result only; d² of a linear layer’s computing, d of its bytes and of the rest. "
-        "Growth with L is composed from the same kept operations, not measured: layers repeat them, so L is expected; "
-        "embedding, vocabulary projection and the shorter last layer of the tuned program keep SM+LN+G from it: "
-        f"{depth}, of L=6 to 18. {_below_order(found)}{_left_out(results, found)}{kept_seconds(results.root, GROWTH)} "
-        f"{where(found, 'two_party')}"
-    )
-
-
-def _below_order(found: Mapping[str, Any]) -> str:
-    """The kinds whose seconds grow clearly slower than expected over the measured sizes, and what is known of why."""
-    told, packed = [], []
-    for line in found["growth"]:
-        if line.get("seconds_exponent", math.inf) > line["expected_seconds"] - BELOW:
-            continue
-        title = bench_figures.KINDS[line["kind"]][0]
-        power = number(f"{line['seconds_exponent']:.2f}", "paper_dimensions", file_of("two_party"))
-        name = f"{title} against {line['axis']}"
-        told.append(f"{name} (exponent {power}, expected {line['expected_seconds']:.0f})")
-        if product := PRODUCTS.get((line["axis"], line["kind"])):
-            sizes = [point["size"] for point in line["points"]]
-            small, large = (packing.ciphertexts(*product(size)) for size in (min(sizes), max(sizes)))
-            packed.append(f"{name} {large.multiplied / small.multiplied:.0f} and {large.turned / small.turned:.0f}")
-        else:
-            packed.append(f"{name} not explained")
-    if not told:
-        return ""
-    return (
-        f"Seconds below the expected order over the measured range: {'; '.join(told)}. Products of ciphertexts grow in "
-        "that order, automorphisms, by which SPU packs answers, in a lower one, and some of the time does not grow. At "
-        "the largest size there are so many times the products and automorphisms of the smallest, by SPU’s packing "
-        f"(<code>aero/two_party/packing.py</code>): {'; '.join(packed)}. "
-    )
-
-
-def _left_out(results: Results, found: Mapping[str, Any]) -> str:
-    """The kinds of kept operations whose growth was not measured."""
-    kinds = kept_kinds(results.root) - {line["kind"] for line in found["growth"]}
-    return f"Left out: {', '.join(f'<code>{escape(kind)}</code>' for kind in sorted(kinds))}. " if kinds else ""
-
-
-def caption_limits(results: Results) -> str:
-    found = read(results.root, "two_party")
-    if found is None:
-        return gap()
-    told = []
-    for network in found["networks"]:
-        limits = [row["limit"][network] for row in found["rows"]]
-        most = max(set(limits), key=limits.count)
-        told.append(f"on {network.upper()} {most} of {limits.count(most)} of {len(limits)} rows and programs")
-    return (
-        "GPT-2’s dimensions, T=128, composed. Computing is split by part of the program, not by what the processor "
-        "did: encrypted products are all of the parts that multiply matrices under homomorphic encryption, nonlinear "
-        "functions all others, with oblivious transfers for comparisons and truncations and products of shared "
-        "entries. Bandwidth and round "
-        f"trips: {found['networks']['wan']['bandwidth_mbit']:g} Mbit/s, {found['networks']['wan']['rtt_ms']:g} ms. "
-        f"Computing is that of two processes on two shared cores, one thread each. The largest share: "
-        f"{'; '.join(told)}. {kept_seconds(results.root, OPERATIONS)} {where(found, 'two_party')}"
-    )
 
 
 def table_pipeline(results: Results) -> Html:
@@ -337,131 +193,3 @@ def table_sensitivity(results: Results) -> Html:
     )
     heads = ["core", *(f"batch {batch}" for batch in batches)]
     return Html(grid(heads, lines, caption, "bench-sensitivity"))
-
-
-def projected_training(results: Results) -> Html:
-    """Hours and cost of all trainings of the papers at their own scale, as a projection with its inputs."""
-    try:
-        parameters = load(results.root / "params.yaml")
-    except UserError:
-        return Html(missing("The cost of all trainings", "aero.parameters"))
-    try:
-        speed = bench_projections.measured_speed(gpu_speed.measured(results.root), DEVICE)
-    except UNREADABLE:  # which the GPU's own tables say
-        speed = None
-    lines = [
-        _training_line(bench_projections.training(parameters, DEVICE, speed, gpu_speed.FILE)),
-        *(
-            _training_line(bench_projections.training(parameters, name))
-            for name in parameters.devices
-            if name != DEVICE
-        ),
-    ]
-    tokenizing = read(results.root, "tokenizing")
-    more = f"Tokenising the papers’ 8 GB: {gap()}"
-    if tokenizing is not None:
-        largest = max(tokenizing["vocabularies"], key=lambda one: one["vocabulary"])
-        rate = largest["sizes"][-1]["mb_per_cpu_second"]["median"]
-        minutes = bench_projections.CODEPARROT_BYTES / MB / rate / 60
-        more = f"Tokenising the papers’ 8 GB: 8,000 MB / {rate:.1f} MB a core second = {minutes:.0f} core minutes"
-    caption = (
-        "<b>Projection: every training of the papers at their scale.</b> hours = FLOPs / FLOP/s / 3600, FLOPs = 3 x "
-        "(stack by the papers’ formulas + 2 d V) x tokens of all runs and seeds; eight devices train one run each, "
-        "longest first, and are all paid for until the last is done; cost = hours x rent of params.yaml, an "
-        "assumption. Not counted: evaluation, under 1 % of the tokens, and all stages but the trainings: entropy, "
-        f"two-party measurement, learning-rate sensitivity and parallel context. {more}. Nothing of this was run."
-    )
-    heads = ["device, rent", "FLOP/s", "trainings, tokens, FLOPs", "one device", "eight devices"]
-    return Html(grid(heads, lines, caption, "projection-training", (0.12, 0.24, 0.24, 0.2, 0.2)))
-
-
-def _training_line(made: Training) -> list[str]:
-    source = f"aero/report/bench_projections.py, from params.yaml and {made.speed_from}"
-
-    def marked(text: str) -> str:
-        return number(text, "projected", source, "params.yaml")
-
-    def projected(hours: float, cost: float | None) -> str:
-        money = "" if cost is None else f", {cost:,.0f} USD"
-        return marked(f"{hours:,.0f} h{money}")
-
-    speed = marked(f"{made.speed / 1e12:.0f} T")
-    rent = gap("rent unknown") if made.usd_per_hour is None else marked(f"{made.usd_per_hour:.2f} USD/h")
-    return [
-        f"{escape(made.device)}<br>{rent}",
-        f'{speed}<br><span class="where">{escape(made.speed_from)}</span>',
-        marked(f"{made.trainings}; {made.tokens / 1e9:.0f} B; {made.flops:.2g}"),
-        projected(made.hours, made.cost),
-        projected(made.hours_of_eight, made.cost_of_eight),
-    ]
-
-
-def projected_inference(results: Results) -> Html:
-    """Private inference of larger models, as a projection from GPT-2 small by the stated orders."""
-    found = read(results.root, "two_party")
-    if found is None:
-        return Html(missing("Private inference of larger models", "benchmarks.two_party"))
-    chosen = [line for line in found["models"] if line["architecture"] in SHOWN_MODELS]
-    lines, heads = [], []
-    for name in dict.fromkeys(line["model"] for line in chosen):
-        of_model = [line for line in chosen if line["model"] == name]
-        heads = [f"{row_label(line['architecture'])} {line['program']}" for line in of_model]
-        first = of_model[0]
-        sizes = f"L={first['layers']}, H={first['heads']}, d={first['width']}, V={first['vocabulary']:,}"
-        lines.append([f"{name}<br>{sizes}", *(_inference_cell(found, line) for line in of_model)])
-    caption = (
-        "<b>Projection: one private forward pass of larger models</b>, T=128, GPT-2’s layout: GB in both directions, "
-        "hours of computing and on the WAN. Every part of the measured pass of GPT-2 small (125M, first line) times "
-        f"what it is in proportion to: {_orders(found['scaling'])}. {_fitted(found)}Memory, the fixed-point range and "
-        "larger ciphertexts that a wider model may need are not looked at. Only the first line rests on measured "
-        "operations. "
-        f"{_names(chosen)}"
-        f"{where(found, 'two_party')}"
-    )
-    return Html(grid(["model", *heads], lines, caption, "projection-inference", (), "dense"))
-
-
-def _names(lines: Sequence[Mapping[str, Any]]) -> str:
-    """How many parameters the larger models have in GPT-2's layout, which are not those of their names."""
-    sizes = {line["model"]: line["parameters"] for line in lines if line["model"] != lines[0]["model"]}
-    told = ", ".join(
-        f"“{name}” {number(f'{many / 1e9:.1f}B', 'projected', file_of('two_party'))}" for name, many in sizes.items()
-    )
-    return f"Names are of the models that depth, width, heads and vocabulary are from; with GPT-2’s layout: {told}. "
-
-
-def _inference_cell(found: Mapping[str, Any], line: Mapping[str, Any]) -> str:
-    less = bench_projections.fitted_seconds_less(found, line)
-    times_ = [_hours(line[name] - less, line[name]) for name in ("seconds", "wan_seconds")]
-    text = f"{line['bytes'] / GB:.1f} GB; {times_[0]}; {times_[1]}"
-    if line["model"] == "125M":
-        return number(text, "paper_dimensions", file_of("two_party"))
-    return number(text, "projected", file_of("two_party"))
-
-
-def _hours(first: float, second: float) -> str:
-    low, high = (f"{seconds / 3600:.2f}" for seconds in sorted((first, second)))
-    return f"{low} h" if low == high else f"{low}–{high} h"
-
-
-def _fitted(found: Mapping[str, Any]) -> str:
-    """What the range of hours is between."""
-    power = bench_projections.fitted_power(found)
-    if power is None:
-        return ""
-    return (
-        f"The hours are a range: linear layers’ seconds as L d², and as L d<sup>{power:.2f}</sup>, which was fitted "
-        "to d of 256 to 1,024. "
-    )
-
-
-def _orders(scaling: Mapping[str, Mapping[str, str]]) -> str:
-    """Parts of the same orders together: "softmax L H; LayerNorm, activation L d"."""
-    together: dict[tuple[str, str], list[str]] = {}
-    for part, order in scaling.items():
-        together.setdefault((order["bytes"], order["seconds"]), []).append(part)
-    return "; ".join(f"{', '.join(parts)} {_order(*orders)}" for orders, parts in together.items())
-
-
-def _order(bytes_: str, seconds: str) -> str:
-    return bytes_ if bytes_ == seconds else f"{bytes_} (bytes) and {seconds.replace('^2', '²')} (seconds)"

@@ -5,12 +5,15 @@ Every function returns numbers with the inputs they follow from; nothing here is
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from aero import catalogue
 from aero.parameters import Parameters
+from aero.two_party import ledger
 
 SCALE = "paper"
 CODEPARROT_BYTES = 8e9
@@ -76,6 +79,94 @@ def training(parameters: Parameters, device: str, measured: float | None = None,
         hours_of_eight=on_several(each, 8),
         usd_per_hour=chosen.usd_per_hour,
     )
+
+
+PARTIES = 2
+"""Processes of private inference, with one thread and so one core each."""
+PRIVATE = ("results/two_party/ops.csv", "results/two_party/all_ops.csv")
+SWEEP = "results/sensitivity/sweep.json"
+PARALLEL = "results/parallel_context/laptop"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a stage beside the trainings takes at the papers' scale. hours: of one core, or of one device.
+
+    inputs: the formula with its numbers. source: the files these are from.
+    """
+
+    name: str
+    hours: float
+    usd_per_hour: float | None
+    of: str
+    inputs: str
+    source: str
+
+    @property
+    def cost(self) -> float | None:
+        return None if self.usd_per_hour is None else self.hours * self.usd_per_hour
+
+
+def other_stages(parameters: Parameters, root: Path, device: str, measured: float | None = None) -> list[Stage]:
+    """The stages beside the trainings, as far as the files they are projected from are there.
+
+    measured: FLOP/s of `device`, as in `training`.
+    """
+    core = parameters.core_usd_per_hour
+    found = [_entropy(parameters, device, measured)]
+    if paths := [name for name in PRIVATE if (root / name).is_file()]:
+        by_key = {(one.op, one.shape, name): one for name in paths for one in _measured(root / name)}
+        seconds = sum(one.seconds * one.runs for one in by_key.values())
+        inputs = f"{PARTIES} processes x {seconds:,.0f} s of {len(by_key)} operations and their runs"
+        found.append(Stage("two-party measurement", PARTIES * seconds / 3600, core, "core", inputs, ", ".join(paths)))
+    if (sweep := _json(root / SWEEP)) is not None:
+        there = parameters.at_scale(SCALE).active.sensitivity
+        seconds = sum(sweep["seconds"].values()) * sweep["threads"]
+        times = there.steps / sweep["setting"]["steps"] * there.seeds / len(sweep["seeds"])
+        inputs = f"{seconds:.0f} core seconds x {times:g} for the steps and seeds of the scale over the kept ones"
+        found.append(Stage("learning-rate sensitivity", seconds * times / 3600, core, "core", inputs, SWEEP))
+    if seeds := sorted((root / PARALLEL).glob("seed_*.json")):
+        kept = [_json(path) or {} for path in seeds]
+        trained = [one["training"]["provenance"]["seconds"] for one in kept]
+        asked = [one["provenance"]["seconds"] for one in kept]
+        cost = (_json(root / PARALLEL / "cost.json") or {}).get("provenance", {}).get("seconds", 0.0)
+        inputs = (
+            f"{len(kept)} models: {sum(trained):,.0f} s of training, {sum(asked):,.0f} s of tasks, {cost:,.0f} s of "
+            "costs, one thread; the scales laptop and paper have the same sizes here"
+        )
+        hours = (sum(trained) + sum(asked) + cost) / 3600
+        found.append(Stage("parallel contexts", hours, core, "core", inputs, f"{PARALLEL}/"))
+    return found
+
+
+def _entropy(parameters: Parameters, device: str, measured: float | None) -> Stage:
+    """One forward pass over the scale's tokens of the measurement for every training."""
+    there = parameters.at_scale(SCALE)
+    chosen, tokens = there.device(device), there.active.entropy.tokens
+    speed = measured or chosen.peak_tflops * 1e12 * chosen.utilisation
+    # A training is three forward passes a token.
+    each = [catalogue.training_flops(there, run) / 3 / catalogue.tokens(there, run) for run, _ in there.trainings()]
+    flops = sum(each) * tokens
+    inputs = (
+        f"{len(each)} trainings x {tokens:,} tokens x forward FLOPs = {flops:.2g} FLOPs / {speed / 1e12:.0f} TFLOP/s"
+    )
+    return Stage("entropy", flops / speed / 3600, chosen.usd_per_hour, device, inputs, "params.yaml")
+
+
+def _measured(path: Path) -> list[ledger.Measurement]:
+    return ledger.read(path, ledger.Measurement, ledger.NO_SECONDS)
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def core_cost(seconds: float, usd_per_hour: float) -> float:
+    """Rent of both parties' cores while they compute."""
+    return PARTIES * seconds / 3600 * usd_per_hour
 
 
 def measured_speed(gpu: dict[str, Any] | None, device: str) -> float | None:

@@ -13,7 +13,15 @@ import pytest
 from aero import catalogue
 from aero.errors import yaml_of
 from aero.parameters import load
-from aero.report import bench, bench_figures, bench_page, bench_projections, bench_training
+from aero.report import (
+    bench,
+    bench_figures,
+    bench_page,
+    bench_projected,
+    bench_projections,
+    bench_training,
+    bench_two_party,
+)
 from aero.report.drawing import svg
 from aero.report.marks import gap
 from aero.report.results import Results
@@ -64,10 +72,24 @@ TWO_PARTY = {
             "architecture": name,
             "program": program,
             "parts": PARTS,
-            "latency": {"wan": dict.fromkeys(bench_figures.RESOURCES, 300.0)},
-            "limit": {"wan": "bandwidth"},
         }
-        for name in bench_page.SHOWN_ROWS
+        for name in bench_two_party.SHOWN_ROWS
+        for program in ("as_published", "tuned")
+    ],
+    "resources": [
+        {
+            "architecture": name,
+            "program": program,
+            "seconds": {
+                "he": {"mean": 300.0, "low": 290.0, "high": 310.0},
+                "ot": {"mean": 100.0, "low": 90.0, "high": 110.0},
+                "local": {"mean": 60.0, "low": 60.0, "high": 60.0},
+                "other": {"mean": 40.0, "low": 40.0, "high": 40.0},
+            },
+            "bytes": {"he": 7e9, "ot": 2e9},
+            "links": {"wan": {"bandwidth": 400.0, "round trips": 100.0}},
+        }
+        for name in ("SM+LN+G", "SM+ScFuFFN", "SM+LN+R")
         for program in ("as_published", "tuned")
     ],
     "growth": [
@@ -78,7 +100,10 @@ TWO_PARTY = {
             "expected_seconds": 2.0,
             "bytes_exponent": 1.04,
             "seconds_exponent": 1.96,
-            "points": [{"size": s, "bytes": s * 1e3, "seconds": s * s * 1e-3} for s in (128, 256, 512)],
+            "points": [
+                {"size": s, "bytes": s * 1e3, "seconds": s * s * 1e-3, "runs": runs if axis == "T" else 3}
+                for s, runs in ((128, 1), (256, 3), (512, 1))
+            ],
         }
         for axis in ("T", "d")
     ],
@@ -106,7 +131,7 @@ TWO_PARTY = {
             "seconds": 3600.0,
             "wan_seconds": 7200.0,
         }
-        for name in bench_page.SHOWN_MODELS
+        for name in bench_projected.SHOWN_MODELS
         for program in ("as_published", "tuned")
         for model in ("125M", "8B")
     ],
@@ -128,6 +153,27 @@ FILES = {
         ]
     },
     "two_party": TWO_PARTY,
+    "two_party_growth_layers": {
+        "sizes": {"width": 128, "context": 32, "vocabulary": 512, "passes": 1},
+        "lines": [
+            {
+                "architecture": "SM+LN+G",
+                "program": "tuned",
+                "bytes_exponent": 0.93,
+                "seconds_exponent": 0.87,
+                "points": [
+                    {
+                        "size": layers,
+                        "bytes": layers * 1.02e7,
+                        "composed_bytes": layers * 1e7,
+                        "seconds": layers * 2.5,
+                        "composed_seconds": layers * 2.0,
+                    }
+                    for layers in (2, 4, 8)
+                ],
+            }
+        ],
+    },
     "pipeline": {
         "scale": "smoke",
         "stages": 600,
@@ -171,6 +217,13 @@ def test_the_section_shows_the_files(measured: Results) -> None:
         "0.08",
         "L<sup>0.97</sup>",
         ">7.0 GB; 1.00 h; 2.00 h</a>",
+        ">0.080 USD</a>",  # two cores for an hour
+        "* Seconds of one run each, of one point of the line at least; so are 2 of 6 points",
+        ">+2.0 to +2.0 %</a>",
+        ">+25.0 to +25.0 %</a>",
+        "ciphertexts 58–62 %, 7.00 GB, transfers 18–22 %, 2.00 GB",
+        "wan 100 Mbit/s and 80 ms",
+        "wan: bandwidth for 6 of 6 rows and programs",
         "a &lt;machine&gt;",
         "not measured yet",  # the learning-rate sweep
     ):
@@ -264,7 +317,8 @@ def test_a_fitted_power_makes_a_range_of_hours_by_hand() -> None:
     large = {"architecture": "SM", "program": "tuned", "layers": 24, "width": 4 * 768}
     assert bench_projections.fitted_seconds_less(found, large) == pytest.approx(600 * 2 * (16 - 8))
     assert bench_projections.fitted_seconds_less(found | {"growth": []}, large) == 0
-    assert bench_page._hours(3600.0, 7200.0) == "1.00–2.00 h" and bench_page._hours(3600.0, 3600.0) == "1.00 h"
+    assert bench_projected._hours(3600.0, 7200.0) == "1.00–2.00 h"
+    assert bench_projected._hours(3600.0, 3600.0) == "1.00 h"
 
 
 def test_a_free_regulariser_without_its_own_ratio_is_that_of_medians() -> None:
@@ -315,23 +369,40 @@ def test_figures_draw_what_the_files_hold(measured: Results) -> None:
     assert [text.get_text() for text in left.texts if text.get_text() != "target"] == ["1.51", "1.21"]
     assert [list(line.get_xdata()) for line in right.lines if line.get_marker() in "os"] == [[2.0], [2.0]]
     growth = bench_figures.bench_growth(measured)
-    assert [text.get_text() for text in growth.axes[1].texts] == ["linear layer 1.96"]
+    assert [text.get_text() for text in growth.axes[1].texts] == ["linear layer 1.96*"]  # some sizes were run once
+    assert [text.get_text() for text in growth.axes[3].texts] == ["linear layer 1.96"]
+    titles = [panel.get_title(loc="left") for panel in growth.axes[4:]]
+    assert titles == [
+        "bytes against L, composed",
+        "seconds against L, composed",
+        "bytes (MB), measured",
+        "seconds (s), measured",
+    ]
+    composed, passes = growth.axes[6].lines
+    assert list(composed.get_ydata()) == [20.0, 40.0, 80.0] and passes.get_linestyle() == "None"
+    assert list(passes.get_ydata()) == pytest.approx([20.4, 40.8, 81.6])
     assert [text.get_text() for text in growth.axes[4].texts] == ["tuned 0.97"]
     assert [list(line.get_ydata()) for line in growth.axes[5].lines] == [[1.0, 2.0, 3.0]] * 2  # expected and composed
     limits = bench_figures.bench_limits(measured)
-    assert {bar.get_width() for bar in limits.axes[0].patches} == {5.0}
+    shares = [bar.get_width() for bar in limits.axes[0].patches]
+    assert shares == pytest.approx(
+        [30, 10, 10, 40, 10] * 4
+    )  # of 1,000 s, in the order of RESOURCES; two rows are drawn
     for function in (bench_figures.bench_training, bench_figures.bench_growth, bench_figures.bench_limits):
         assert svg(function(measured), "t") == svg(function(measured), "t")
 
 
 def test_seconds_below_their_order_are_said_with_what_packing_tells() -> None:
     line = TWO_PARTY["growth"][0] | {"kind": "scores", "seconds_exponent": 1.22}
-    told = bench_page._below_order({"growth": [line, line | {"kind": "relu"}, line | {"seconds_exponent": 1.8}]})
+    told = bench_two_party._below_order({"growth": [line, line | {"kind": "relu"}, line | {"seconds_exponent": 1.8}]})
     # From 128 to 512 positions: 128 and 2,048 products, 128 and 512 automorphisms.
-    assert told.count("expected 2") == 2 and "Q Kᵀ against T 16 and 4; ReLU against T not explained." in told
-    assert bench_page._below_order({"growth": [line | {"seconds_exponent": 1.8}]}) == ""
+    assert (
+        told.count("expected 2, 2 of 3 sizes run once") == 2
+        and "Q Kᵀ against T 16 and 4; ReLU against T not explained." in told
+    )
+    assert bench_two_party._below_order({"growth": [line | {"seconds_exponent": 1.8}]}) == ""
     kinds = {line["kind"] for line in bench.read(ROOT, "two_party")["growth"]}
-    assert {kind for _, kind in bench_page.PRODUCTS} <= kinds
+    assert {kind for _, kind in bench_two_party.PRODUCTS} <= kinds
 
 
 def test_an_outlier_does_not_stretch_the_figure_and_is_marked(measured: Results) -> None:

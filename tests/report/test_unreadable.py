@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from aero.errors import UserError
-from aero.report import bench, bench_page, entropy_memory, gpu_speed, robustness
+from aero.report import bench, bench_page, bench_projected, entropy_memory, gpu_speed, robustness
 from aero.report.results import Results
 from aero.report.unreadable import entries, guarded
 
@@ -129,7 +129,7 @@ def test_a_damaged_file_of_a_gpu_is_said_and_leaves_projections_as_assumed(kept:
     ((named, _, command),) = SAID.findall(gpu_speed.tables(kept).text)
     assert (named, command) == (gpu_speed.FILE, "python -m benchmarks.gpu")
     (kept.root / gpu_speed.FILE).write_text('{"tiny": false, "provenance": null}')
-    assert "assumed: " in bench_page.projected_training(kept).text
+    assert "assumed: " in bench_projected.projected_training(kept).text
 
 
 def test_an_error_that_names_its_own_file_is_not_put_on_another() -> None:

@@ -1,0 +1,134 @@
+"""How a private pass grows with the number of layers, measured: complete passes of a small model, L = 2, 4 and 8.
+
+    python -m benchmarks.growth_layers             # about ten minutes on a quiet machine of two cores
+
+Two real parties, d=128, T=32, random weights, on which bytes do not depend. Beside each pass stands its composition, as
+everywhere in the report: the sum over its operations, each run alone in the session of the deepest model. At GPT-2's
+size the growth with L is composed only; here it is seen whether composing is right. Writes
+results/bench/two_party_growth_layers.json after every row and program, and passes over what is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+import torch
+
+from aero.architecture import parse
+from aero.errors import run_main
+from aero.model import GPT
+from aero.parameters import load
+from aero.two_party.counts import model_config
+from aero.two_party.end_to_end import Question, forward_task
+from aero.two_party.measure import place
+from aero.two_party.operations import Operation
+from aero.two_party.parties import Party, run_parties
+from aero.two_party.profile import check_pair
+from aero.two_party.program import operations
+from aero.two_party.settings import Settings
+from aero.two_party.weights import weight_arrays, within_budget
+from benchmarks import timing
+
+NAME = "two_party_growth_layers"
+ROWS = ("SM+LN+G", "SM+ScFuFFN")
+PROGRAMS = ("as_published", "tuned")
+LAYERS = (2, 4, 8)
+SIZES = {"width": 128, "heads": 2, "vocabulary": 512}
+CONTEXT = 32
+PASSES = 1
+RUNS_ALONE = 2
+"""Products of few elements come from a stock that is refilled when it is used up: its share shows in a mean."""
+SEED = 1337
+
+
+def passes_task(party: Party, given: dict[str, Any]) -> dict[str, Any]:
+    """In a party process: complete passes, then the program's operations alone: mean bytes and median seconds."""
+    found = forward_task(party, given)
+    alone = {}
+    for operation in given["alone"]:
+        names, function = place(party, operation), operation.function()
+        party.prepare(function, names, ["y"])
+        runs = [party.run(function, names, ["y"]) for _ in range(RUNS_ALONE)]
+        alone[operation] = (fmean(run.bytes for run in runs), median(run.seconds for run in runs))
+        for name in names:
+            party.drop(name)
+    return found | {"measured_alone": alone}
+
+
+def points_of(row: str, program: str, depths: Sequence[int], settings: Settings) -> list[dict[str, Any]]:
+    """Passes of `row` at every depth, and their composition: bytes in both directions, seconds on loopback.
+
+    The deepest is measured first, with its operations alone, of which all depths are composed.
+    """
+    architecture, points = parse(row), []
+    alone: dict[Operation, tuple[float, float]] = {}
+    for layers in sorted(depths, reverse=True):
+        config = model_config(architecture, "gpt2", CONTEXT, layers=layers, **SIZES)
+        torch.manual_seed(SEED)
+        model = GPT(architecture, config).eval()
+        computed_as = within_budget(model, program)
+        prompts = np.random.default_rng(SEED).integers(0, config.vocabulary, (PASSES, CONTEXT))
+        question = Question(row, dataclasses.asdict(config), computed_as, CONTEXT)
+        counts = operations(architecture, config, computed_as, CONTEXT)
+        common = {"question": question, "prompts": PASSES, "alone": sorted(set(counts) - set(alone))}
+        client, server = run_parties(
+            passes_task, common | {"ids": prompts}, common | {"weights": weight_arrays(model, computed_as)}, settings
+        )
+        for pair in zip(client["profiles"], server["profiles"], strict=True):
+            check_pair(*pair)
+        alone |= client["measured_alone"]
+        point = {
+            "size": layers,
+            "computed_as": computed_as,
+            "bytes": min(one.bytes for one in client["profiles"]),
+            "seconds": median(one.seconds for one in client["profiles"]),
+            "composed_bytes": sum(many * alone[one][0] for one, many in counts.items()),
+            "composed_seconds": sum(many * alone[one][1] for one, many in counts.items()),
+            "load": timing.load(),
+        }
+        points.append(point)
+        print(
+            f"{row} {program} L={layers}: {point['bytes'] / 1e6:.2f} MB (composed {point['composed_bytes'] / 1e6:.2f}),"
+            f" {point['seconds']:.1f} s ({point['composed_seconds']:.1f})",
+            flush=True,
+        )
+    return points[::-1]
+
+
+def fitted(points: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Exponents of L of what was measured and of what is composed."""
+    sizes = [point["size"] for point in points]
+    return {
+        f"{name}_exponent": round(timing.exponent(sizes, [point[name] for point in points]), 3)
+        for name in ("bytes", "seconds", "composed_bytes", "composed_seconds")
+    }
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.growth_layers", description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", type=Path, default=timing.FOLDER)
+    parser.add_argument("--layers", type=int, nargs="+", default=LAYERS)
+    chosen = parser.parse_args(arguments)
+    settings = Settings(**load().two_party.settings())
+    path = chosen.folder / f"{NAME}.json"
+    lines = json.loads(path.read_text(encoding="utf-8"))["lines"] if path.is_file() else []
+    done = {(line["architecture"], line["program"]) for line in lines}
+    for row in ROWS:
+        for program in PROGRAMS:
+            if (row, program) in done:
+                continue
+            points = points_of(row, program, chosen.layers, settings)
+            lines.append({"architecture": row, "program": program, "points": points, **fitted(points)})
+            sizes = {**SIZES, "context": CONTEXT, "passes": PASSES, "runs_alone": RUNS_ALONE}
+            timing.save(NAME, {"sizes": sizes, "lines": lines}, chosen.folder)
+
+
+if __name__ == "__main__":
+    run_main(main)

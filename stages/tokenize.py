@@ -30,7 +30,15 @@ def chosen_corpus(chosen: Parameters, name: str | None = None) -> Corpus:
         settings.validation_fraction,
         settings.include_tests,
         settings.test_split,
+        name_key(chosen, name),
     )
+
+
+def name_key(chosen: Parameters, name: str | None = None) -> str:
+    """The parameter that decides which corpus `chosen_corpus` opens: a scale's own goes before `corpus.name`."""
+    if name is not None:
+        return f"corpora.{name}.name"
+    return f"scales.{chosen.scale}.corpus.name" if "name" in chosen.active.corpus else "corpus.name"
 
 
 def chosen_tokenizer(chosen: Parameters, corpus: Corpus, name: str | None = None) -> Tokenizer | LanguiniVocabulary:

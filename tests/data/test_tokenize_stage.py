@@ -71,6 +71,40 @@ def test_bad_input_is_one_line_and_nothing_written(params, tmp_path, monkeypatch
     assert not Path("runs").exists()
 
 
+def run_offline(monkeypatch, *arguments):
+    """The stage in a process of its own, without a hub and without a cache of one."""
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("HF_HOME", str(Path("no_cache").resolve()))
+    monkeypatch.delenv("HF_DATASETS_CACHE", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    command = [sys.executable, "-m", "stages.tokenize", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_the_key_that_is_named_is_the_one_that_counts(params, monkeypatch):
+    """`corpus.name` has no effect where the scale has a corpus of its own, as the scale paper does."""
+    values = params(corpus={"name": "python_stdlib"})
+    run = run_offline(monkeypatch, "--scale", "paper")
+    assert run.returncode == 1 and "set scales.paper.corpus.name=python_stdlib or local" in run.stderr
+    values["scales"]["smoke"]["corpus"] = {"name": "codeparrot"}
+    params()
+    run = run_offline(monkeypatch)
+    assert run.returncode == 1 and "set scales.smoke.corpus.name=python_stdlib or local" in run.stderr
+    values["scales"]["smoke"]["corpus"]["name"] = "python_stdlib"  # as it was told
+    params()
+    run = run_offline(monkeypatch)
+    assert run.returncode == 0, run.stderr
+    values["scales"]["smoke"]["corpus"] = {}
+    params(corpus={"name": "codeparrot"})
+    run = run_offline(monkeypatch)
+    assert run.returncode == 1 and "set corpus.name=python_stdlib or local" in run.stderr
+    values["corpora"]["languini"]["name"] = "codeparrot"
+    params()
+    run = run_offline(monkeypatch, "--corpus", "languini")
+    assert run.returncode == 1 and "set corpora.languini.name=python_stdlib or local" in run.stderr
+
+
 def test_a_further_corpus_has_a_folder_and_a_tokenizer_of_its_own(params, tmp_path, capsys):
     train_tokenizer(["def f(x): return x\n" * 20], 260).save(tmp_path / "mine.json")
     values = params(tokenizer={"path": "mine.json"})  # of the default corpus alone

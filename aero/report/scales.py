@@ -58,7 +58,12 @@ def deciding_scales(results: Results, claim: Claim) -> tuple[str, tuple[str, ...
 def decide(results: Results, paper: Paper, claim: Claim) -> Decision:
     """The claim's decision at the scale that decides it; what larger ones show so far stands in its evidence."""
     scale, larger = deciding_scales(results, claim)
-    decision = TESTS[claim.test](results.at(scale), paper, **claim.parameters)
+    named = sides(results, claim) or [name for at, name in results.runs if at == scale]
+    substitute = scale == "paper" and results.substituted(named, scale)
+    decision = TESTS[claim.test](results.at(scale, substitute), paper, **claim.parameters)
+    if substitute:
+        said = f"{decision.evidence}; not on the papers' corpus, so their size is not met or missed here"
+        decision = dataclasses.replace(decision, evidence=said)
     for other in larger:
         found = TESTS[claim.test](results.at(other), paper, **claim.parameters)
         if found.measured:

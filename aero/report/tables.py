@@ -72,6 +72,8 @@ def _training(results: Results, printed: Table, row: Row, cell: Cell) -> Measure
     runs = results.seeds(name) if name else ()
     diverged = {run.seed: run.diverged_at for run in runs if run.diverged}
     notes += mixed(results, printed, cell.column.training, runs)
+    if name and results.scale == "paper" and results.substituted((name,), "paper"):
+        notes.append("not trained on the papers' corpus")
     values = results.perplexity(name) if name else {}
     digits = cell.column.digits
     if cell.column.key.startswith("delta"):

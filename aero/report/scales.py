@@ -127,7 +127,7 @@ def _perplexity(results: Results, run: str, scale: str, digits: int) -> str:
     found = estimate(results.perplexity(run, scale))
     if not seeds:
         return gap()
-    text = "NaN" if found is None else found.text(digits)
+    text = "NaN" if found is None else found.possible("perplexity").text(digits)
     failed = sum(trained.diverged for trained in seeds)
     if found is not None and failed:
         text += f", {failed} of {len(seeds)} NaN"
@@ -140,7 +140,7 @@ def _increase(results: Results, run: str, base: str, scale: str) -> str:
     if found is None and not diverged:
         return gap()
     source = ", ".join(trained.path for name in (run, base) for trained in results.seeds(name, scale))
-    text = "NaN" if found is None else "baseline" if run == base else found.text(1)
+    text = "NaN" if found is None else "baseline" if run == base else found.possible().text(1)
     return number(text, training_origin(scale), source)
 
 

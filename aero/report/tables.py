@@ -94,7 +94,7 @@ def _training(results: Results, printed: Table, row: Row, cell: Cell) -> Measure
     found = estimate(values)
     if diverged:
         steps = ", ".join(f"seed {seed} at step {step}" for seed, step in diverged.items())
-        notes.append(f"diverged: {steps}")
+        notes.append(f"{len(diverged)} of {len(runs)} seeds diverged: {steps}")
     if not runs:
         return MeasuredCell(row, cell, "", None, "missing", results.scale, "; ".join([*notes, "not run yet"]))
     if found is None:

@@ -60,7 +60,6 @@ def chosen_tokenizer(chosen: Parameters, corpus: Corpus, name: str | None = None
     return tokenizer
 
 
-PAPERS_CORPORA = ("codeparrot", "languini")
 PAPERS_TOKENIZERS = {
     "codeparrot": "hub:huggingface-course/code-search-net-tokenizer",
     "languini": "books_16384.vocab of languini-kitchen",
@@ -75,7 +74,7 @@ def unlike_the_papers(chosen: Parameters, name: str | None = None) -> list[str]:
     if chosen.scale != "paper":
         return []
     corpus, said = chosen.corpus_called(name).name, []
-    if corpus not in PAPERS_CORPORA:
+    if corpus not in PAPERS_TOKENIZERS:
         papers = "languini" if name is not None else "codeparrot"
         said.append(f"note: scale paper, but {name_key(chosen, name)} is {corpus}, not the papers' {papers}")
     key, path = "tokenizer.path", chosen.tokenizer.path

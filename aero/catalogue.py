@@ -170,8 +170,8 @@ def cost(parameters: Parameters, run: str, found: dict[tuple[str, str], tuple[Re
 
     On a device of params.yaml the hours are FLOPs over peak x assumed utilisation. On the device `measured` they follow
     from `found`: the run's own best speed at this scale (other work may have slowed the rest), else the median FLOP/s
-    of the other runs there, else that of the run itself at other scales of this device, which a smaller model may not
-    reach.
+    of the other runs there. Results of other scales tell nothing: a step of a model this small costs its calls, not its
+    FLOPs (d=32 takes 10 to 50 times what the FLOP/s of d=64 make of it).
     """
     device = device or parameters.active.device
     seen, flops = tokens(parameters, run), training_flops(parameters, run)
@@ -182,7 +182,7 @@ def cost(parameters: Parameters, run: str, found: dict[tuple[str, str], tuple[Re
     own = [result.tokens_per_second for result in results_here if result.tokens_per_second > 0]
     if own:
         return Cost(seen, flops, device, seen / max(own) / 3600)
-    speed = achieved_flops(parameters, found) or _speed_elsewhere(parameters, run, found)
+    speed = achieved_flops(parameters, found)
     return Cost(seen, flops, device, None if speed is None else flops / speed / 3600)
 
 
@@ -201,15 +201,6 @@ def _speeds(parameters: Parameters, run: str, of_run: Iterable[Result]) -> list[
     """FLOP/s of the results of `run` at the active scale; one that diverged at its first step has none."""
     flops = training_flops(parameters, run) / tokens(parameters, run)
     return [flops * result.tokens_per_second for result in of_run if result.tokens_per_second > 0]
-
-
-def _speed_elsewhere(
-    parameters: Parameters, run: str, found: dict[tuple[str, str], tuple[Result, ...]]
-) -> float | None:
-    """Median FLOP/s of `run` at the other scales of the measured device."""
-    others = [name for name, scale in parameters.scales.items() if scale.device == MEASURED]
-    speeds = [speed for name in others for speed in _speeds(parameters.at_scale(name), run, found.get((name, run), ()))]
-    return statistics.median(speeds) if speeds else None
 
 
 def in_order(parameters: Parameters, found: dict[tuple[str, str], tuple[Result, ...]]) -> list[tuple[str, int]]:

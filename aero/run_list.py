@@ -185,11 +185,15 @@ def _summary(parameters: Parameters, entries: Sequence[dict[str, Any]]) -> list[
     there = sum(len(set(entry["planned_seeds"]) & set(entry["seeds"])) for entry in entries)
     total = None if None in hours else sum(h * n for h, n in zip(hours, planned, strict=True))
     return [
-        f"{len(entries)} runs, {sum(planned)} trainings with their seeds; at scale {scale} {there} of them are there, "
-        + "of the runs "
+        f"{_counted(len(entries), 'run')}, {_counted(sum(planned), 'training')} with their seeds; "
+        + f"at scale {scale} {there} of them are there, of the runs "
         + ", ".join(f"{number} {state}" for state, number in states.items() if number)
         + f"; all trainings one after the other: {_duration(total)}.",
     ]
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _who(entry: dict[str, Any]) -> list[str]:
@@ -222,13 +226,9 @@ def _hours(entry: dict[str, Any], scale: str) -> float | None:
 def _device(parameters: Parameters, found: Found) -> str:
     device = parameters.active.device
     if device == MEASURED:
-        there = {scale: _machines(found, scale) for scale in dict.fromkeys(scale for scale, _ in found)}
-        if own := there.get(parameters.scale):
+        if own := _machines(found, parameters.scale):
             return f"from the processor time of each run's fastest result ({own})"
-        measured = [name for name, scale in parameters.scales.items() if scale.device == MEASURED and there.get(name)]
-        return (
-            f"estimated by FLOPs from the results of {', '.join(measured)}" if measured else "unknown, without results"
-        )
+        return "unknown (?): no result of this scale is there, and those of others do not carry over"
     chosen = parameters.device(device)
     assumed = f"{chosen.peak_tflops:g} TFLOP/s x {chosen.utilisation:g}"
     # The FLOPs are the papers', who count neither; a step of the laptop scale takes 1.4 to 3 times as long with both.

@@ -30,7 +30,15 @@ def chosen_corpus(chosen: Parameters, name: str | None = None) -> Corpus:
         settings.validation_fraction,
         settings.include_tests,
         settings.test_split,
+        name_key(chosen, name),
     )
+
+
+def name_key(chosen: Parameters, name: str | None = None) -> str:
+    """The parameter that decides which corpus `chosen_corpus` opens: a scale's own goes before `corpus.name`."""
+    if name is not None:
+        return f"corpora.{name}.name"
+    return f"scales.{chosen.scale}.corpus.name" if "name" in chosen.active.corpus else "corpus.name"
 
 
 def chosen_tokenizer(chosen: Parameters, corpus: Corpus, name: str | None = None) -> Tokenizer | LanguiniVocabulary:
@@ -52,6 +60,36 @@ def chosen_tokenizer(chosen: Parameters, corpus: Corpus, name: str | None = None
     return tokenizer
 
 
+PAPERS_TOKENIZERS = {
+    "codeparrot": "hub:huggingface-course/code-search-net-tokenizer",
+    "languini": "books_16384.vocab of languini-kitchen",
+}
+
+
+def unlike_the_papers(chosen: Parameters, name: str | None = None) -> list[str]:
+    """At the scale `paper`, what of corpus and tokenizer is not the papers', a line each: nothing else tells it there.
+
+    A tokenizer file of one's own is not looked into: it may be a copy of the papers'.
+    """
+    if chosen.scale != "paper":
+        return []
+    corpus, said = chosen.corpus_called(name).name, []
+    if corpus not in PAPERS_TOKENIZERS:
+        papers = "languini" if name is not None else "codeparrot"
+        said.append(f"note: scale paper, but {name_key(chosen, name)} is {corpus}, not the papers' {papers}")
+    key, path = "tokenizer.path", chosen.tokenizer.path
+    if name is not None:
+        key, path = f"corpora.{name}.tokenizer_path", chosen.corpora[name].tokenizer_path
+    if path is None:
+        papers = f", the papers' is {PAPERS_TOKENIZERS[corpus]}" if corpus in PAPERS_TOKENIZERS else ""
+        said.append(f"note: scale paper, but {key} is null: a tokenizer is trained here{papers}")
+    elif corpus == "codeparrot" and path.startswith("hub:") and path != PAPERS_TOKENIZERS[corpus]:
+        said.append(f"note: scale paper, but {key} is {path}, the papers' is {PAPERS_TOKENIZERS[corpus]}")
+    if said:
+        said.append("note: perplexities of these tokens do not compare with the published ones (docs/corpora.md)")
+    return said
+
+
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.tokenize", description=__doc__.splitlines()[0])
     parser.add_argument("--corpus", help="a name under `corpora` in params.yaml; default: `corpus`")
@@ -64,9 +102,12 @@ def main(arguments: list[str]) -> None:
         chosen, root = chosen.at_scale(asked.scale), scale_root(asked.scale, chosen.scale)
     corpus = chosen_corpus(chosen, name)
     limits = chosen.active.tokens
+    tokenizer = chosen_tokenizer(chosen, corpus, name)
+    for line in unlike_the_papers(chosen, name):
+        print(line, flush=True)  # before hours of work, after what may be refused
     manifest = write_tokens(
         corpus,
-        chosen_tokenizer(chosen, corpus, name),
+        tokenizer,
         tokens_folder(name, root),
         limits.train_bytes,
         limits.validation_bytes,

@@ -10,7 +10,7 @@ import sys
 import pytest
 from dvc.repo import Repo
 
-from aero import cli
+from aero import catalogue, cli
 from aero.pipeline import ROOT
 
 
@@ -85,9 +85,22 @@ def test_runs_by_name_and_the_figure_that_was_asked_for(capsys: pytest.CaptureFi
     named = lines(capsys, "sm-g", "sm-ln-g", "--table", "aero/table2")
     assert [line.split()[0] for line in named[: named.index("")]] == ["run", "sm-ln-g", "sm-g"]
     assert "2 runs, 6 trainings" in named[named.index("") + 1]
+    alone = lines(capsys, "sm-ln-g", "--scale", "smoke")
+    assert alone[alone.index("") + 1].startswith("1 run, 3 trainings with")
     figure = lines(capsys, "--table", "aero/figure18")
     assert all("aero/figure18" in line for line in figure[1 : figure.index("")])
     assert "aero/table4/EReg(SM(t)+ScFuFFN); aero/figure18" in figure[1]
+
+
+def test_a_scale_without_results_is_estimated_from_no_other(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = catalogue.results()
+    others = {key: of_run for key, of_run in there.items() if key[0] != "smoke"}
+    monkeypatch.setattr(catalogue, "results", lambda problems: others)
+    *said, footer = lines(capsys, "--table", "2", "--scale", "smoke")
+    assert all(" missing " in line and " ? " in line for line in said[1 : said.index("")])
+    assert said[-1].endswith("all trainings one after the other: ?.") and "unknown" in footer
 
 
 def test_one_scale_in_detail(capsys: pytest.CaptureFixture[str]) -> None:

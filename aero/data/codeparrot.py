@@ -33,7 +33,13 @@ class CodeParrot:
 
     name = "codeparrot"
 
-    def __init__(self, train_documents: int = TRAIN_DOCUMENTS, valid_documents: int = VALID_DOCUMENTS) -> None:
+    def __init__(
+        self,
+        train_documents: int = TRAIN_DOCUMENTS,
+        valid_documents: int = VALID_DOCUMENTS,
+        key: str = "corpus.name",
+    ) -> None:
+        self.key = key
         self._counts = {"train": train_documents, "valid": valid_documents}
         self._loaded: dict[str, Any] = {}
 
@@ -59,7 +65,7 @@ class CodeParrot:
         name = DATA_SETS[split]
         online = not hub_offline() and hub_reachable()
         if not online and not _cached(name):
-            raise ValueError(unreachable(f"corpus 'codeparrot' cannot be reached ({name})"))
+            raise ValueError(unreachable(f"corpus 'codeparrot' cannot be reached ({name})", self.key))
         if not online:
             os.environ["HF_HUB_OFFLINE"] = "1"  # read once, when `datasets` is first imported
         try:
@@ -72,7 +78,8 @@ class CodeParrot:
         try:
             data_set = datasets.load_dataset(name, split=HUB_SPLITS[split])
         except (OSError, ValueError) as error:
-            raise ValueError(unreachable(f"corpus 'codeparrot' cannot be loaded ({name}: {error})")) from None
+            told = unreachable(f"corpus 'codeparrot' cannot be loaded ({name}: {error})", self.key)
+            raise ValueError(told) from None
         data_set = data_set.shuffle(seed=SHUFFLE_SEED)
         self._loaded[split] = data_set.select(range(min(self._counts[split], len(data_set))))
         return self._loaded[split]

@@ -57,6 +57,7 @@ def open_corpus(
     validation_fraction: float = 0.05,
     include_tests: bool = False,
     test_split: str = "iid",
+    key: str = "corpus.name",
 ) -> Corpus:
     """The corpus called `name`, one of `NAMES`.
 
@@ -64,12 +65,13 @@ def open_corpus(
     validation_fraction: part of the files held out (`codeparrot` and `languini` bring their own split).
     include_tests: whether the standard library's own tests are taken too, which more than doubles `python_stdlib`.
     test_split: which of `languini`'s test splits is held out, one of `aero.data.languini.TEST_SPLITS`.
+    key: the parameter that names the corpus, for the errors of one that cannot be had.
     Raises ValueError for an unknown name or settings that do not fit it. Nothing is read yet.
     """
     if name == "codeparrot":
         from aero.data.codeparrot import CodeParrot
 
-        return CodeParrot()
+        return CodeParrot(key=key)
     if name == "languini":
         from aero.data.languini import WHY, LanguiniBooks
 
@@ -83,7 +85,7 @@ def open_corpus(
     if name == "installed_python":
         from aero.data.installed_python import InstalledPython
 
-        return InstalledPython(validation_fraction=validation_fraction, include_tests=include_tests)
+        return InstalledPython(validation_fraction=validation_fraction, include_tests=include_tests, key=key)
     if name == "stdlib_docstrings":
         from aero.data.docstrings import StandardLibraryDocstrings
 

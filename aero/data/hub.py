@@ -39,6 +39,6 @@ def hub_reachable(seconds: float = REACH_SECONDS) -> bool:
     return answered.is_set()
 
 
-def unreachable(what: str) -> str:
-    """The one line that says what to do without the hub."""
-    return f"{what}: no answer from the hub and no local copy; set corpus.name=python_stdlib or local, or go online"
+def unreachable(what: str, key: str = "corpus.name") -> str:
+    """The one line that says what to do without the hub; `key` is the parameter that names the corpus."""
+    return f"{what}: no answer from the hub and no local copy; set {key}=python_stdlib or local, or go online"

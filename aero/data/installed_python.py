@@ -41,8 +41,12 @@ class InstalledPython:
         validation_fraction: float = 0.05,
         include_tests: bool = False,
         folders: Mapping[str, str | Path] | None = None,
+        key: str = "corpus.name",
     ) -> None:
-        """folders: where to look, by the name that keys begin with; by default the running interpreter's own."""
+        """folders: where to look, by the name that keys begin with; by default the running interpreter's own. key: the
+        parameter that names the corpus, for an error to tell.
+        """
+        self.key = key
         paths = sysconfig.get_paths()
         self.folders = {
             name: Path(folder).resolve()
@@ -110,7 +114,7 @@ class InstalledPython:
                         self._kept[key] = digest
             if len(self._kept) < 2:
                 places = ", ".join(map(str, self.folders.values()))
-                raise ValueError(f"corpus 'installed_python' is empty: no .py files under {places}; set corpus.name")
+                raise ValueError(f"corpus 'installed_python' is empty: no .py files under {places}; set {self.key}")
         return self._kept
 
     def _judged(self, key: str) -> tuple[str, str]:

@@ -5,11 +5,12 @@ The rules, common to all tests:
 - Training claims need at least two seeds of every run in them; the interval is the 95 % t-interval over seeds, of
   paired differences where two runs are compared. With one seed: `not testable here`.
 - `direction reproduced`: the interval excludes no effect in the published direction. `reproduced`: the published number
-  is in the interval (or in the stated tolerance) besides, in a training of the papers' own size and budget (scale
-  `paper`). A number of a smaller training cannot meet theirs: a wide interval would cover it by its width alone.
+  is in the interval (or in the stated tolerance) besides, in a training of the papers' own size, budget and corpus
+  (scale `paper` on CodeParrot or Languini's books). A number of a smaller training cannot meet theirs: a wide interval
+  would cover it by its width alone.
 - A statement without a size (an order, a divergence, a curve below another) is `reproduced` at any scale.
 - An effect that is absent or opposite is `not seen at this scale` when the training was smaller than the papers', and
-  `contradicted` only at the papers' own size and budget (scale `paper`) or where no training is involved.
+  `contradicted` only at the papers' own size, budget and corpus, or where no training is involved.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def claim_test(function: Test) -> Test:
 
 def absent(results: Results) -> Verdict:
     """The verdict for an effect that is absent or opposite, by the size of the training it was looked for in."""
-    return "contradicted" if results.scale == "paper" else "not seen at this scale"
+    return "contradicted" if results.as_published else "not seen at this scale"
 
 
 def by_signs(results: Results, signs: Sequence[int]) -> Verdict:
@@ -105,6 +106,6 @@ def effect(results: Results, found: Estimate, expected: float, low: float, high:
 
 def sized(results: Results, met: bool) -> Verdict:
     """The verdict for a trained quantity whose direction is beyond seed noise: `met` says whether its size is the
-    published one, which counts at the papers' own size and budget alone.
+    published one, which counts at the papers' own size, budget and corpus alone.
     """
-    return "reproduced" if met and results.scale == "paper" else "direction reproduced"
+    return "reproduced" if met and results.as_published else "direction reproduced"

@@ -166,8 +166,7 @@ def differences_table(results: Results, number_: str, short: str = "aero") -> Ht
     caption = (
         f"<b>{PAPERS[short]} Table {number_}, differences.</b> Perplexity over that of the baseline, minus one, in per "
         "cent. Published: of the printed perplexities. Measured: mean over seeds, each paired with the same seed of "
-        "the baseline; where seeds differ by more than the mean does, the 95 % t-interval of so few can reach below "
-        f"-100 %, which no perplexity can. {training_caption(results, dict.fromkeys(runs))}"
+        f"the baseline. {training_caption(results, dict.fromkeys(runs))}"
     )
     first = 0.2 if len(heads) <= 6 else 0.16
     each = (1 - first) / len(heads)
@@ -199,6 +198,7 @@ def _sides(results: Results, one: Comparison | None, is_base: bool, place: str) 
 
 
 def _signed(found: Estimate) -> str:
+    found = found.possible()
     text = f"{found.mean:+z.1f}"
     return f"{text} [{found.low:+z.1f}, {found.high:+z.1f}]" if found.has_interval else text
 

@@ -24,7 +24,7 @@ from aero.report.claims import Judged
 from aero.report.cost_page import full_passes
 from aero.report.costs import GB, PROGRAMS, compared_runs, wire_bytes_of
 from aero.report.decisions import PUBLISHED_ONLY, VERDICTS
-from aero.report.marks import Html, cost_caption, gap, grid, number, row_label, scale_text
+from aero.report.marks import INTERVAL, Html, cost_caption, gap, grid, number, row_label, scale_text
 from aero.report.results import Results
 from aero.report.statistics import estimate, relative
 from aero.report.tables import training_origin
@@ -280,7 +280,7 @@ def _perplexity(results: Results, name: str, key: str) -> dict[str, Any]:
     found = estimate(relative(values, results.perplexity(base)))
     if found is None:
         return about | {"why": f"no seed in common with {BASELINE}"}
-    failed = len(seeds) - len(values)
+    failed, found = len(seeds) - len(values), found.possible()
     return about | {
         "increase": found.mean,
         "low": found.low,
@@ -341,7 +341,7 @@ def _static_table(results: Results, found: Sequence[Row]) -> str:
         heads += [f"{program.replace('_', ' ')}, GB", "messages", "WAN, min"]
     caption = (
         f"<b>Rows side by side</b>: {escape(names[first])}. Perplexity: {escape(scale_text(results))}; brackets: "
-        f"95 % t-interval over seeds. {cost_caption(results)}"
+        f"{INTERVAL}. {cost_caption(results)}"
     )
     return grid(heads, lines, caption, "explorer-rows", (0.27, 0.19, *(0.09,) * 6), "dense")
 

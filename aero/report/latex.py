@@ -45,6 +45,7 @@ _CHARACTERS = {
     "⁹": "$^9$",
     "₁": "$_1$",
 }
+_DIVERGED = re.compile(r"\d+ of \d+ seeds diverged")
 _MATRIX = re.compile(r"(SM|LN|G|R):(\d+)×R\^\{(\d+)×(\d+)\}")
 _POWER = re.compile(r"\^\{(.*?)\}")
 _PREAMBLE = "% needs \\usepackage{booktabs,amssymb}; made from the CSV file of the same name by aero.report.latex\n"
@@ -115,6 +116,12 @@ def _printed(stem: str, lines: Sequence[dict[str, str]]) -> str:
     apart = [f"{c} {note.removeprefix(prefix)}" for c, note in dict.fromkeys(apart) if note.startswith(prefix)]
     note = f" Measured: {escape(scales or 'nothing yet')}."
     note += f" Not comparable, so no ratio: {escape('; '.join(apart))}." if apart else ""
+    lost = [
+        f"{line['row']}, {line['column']}: {found.group()}"
+        for line in lines
+        if line["measured"] != "NaN" and (found := _DIVERGED.search(line["note"]))
+    ]
+    note += f" Means of the seeds that are left: {escape('; '.join(lost))}." if lost else ""
     return _environment(stem, heads, body[:-1], f"{_title(stem)}{note}")
 
 

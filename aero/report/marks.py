@@ -20,6 +20,7 @@ from aero.report.results import Results, Run
 from aero.report.tables import MeasuredCell
 
 MARKS = {"published": "", "paper_dimensions": "●", "smaller_scale": "○", "projected": "", "missing": ""}
+INTERVAL = "95 % t-interval over seeds, cut at what can be (perplexity 1, -100 %)"
 WORDS = {
     "published": "published",
     "paper_dimensions": "measured at the papers’ dimensions",
@@ -63,15 +64,30 @@ def published_number(cell: Cell, place: str) -> str:
 
 
 def measured_number(cell: MeasuredCell, results: Results) -> str:
-    """What was measured for a cell, with its interval over seeds; a visible gap if nothing was."""
+    """What was measured for a cell, with its interval over seeds; a visible gap if nothing was.
+
+    A mean of the seeds that are left says how many diverged.
+    """
     if cell.origin == "missing":
         return gap()
     text = cell.text
     found = cell.estimate
     if found is not None and found.has_interval:
-        digits = min(cell.published.column.digits, 2)
-        text = f"{found.mean:.{digits}f} [{found.low:.{digits}f}, {found.high:.{digits}f}]"
-    return number(text, cell.origin, cell_source(cell, results))
+        text = found.possible(cell.published.column.unit).text(min(cell.published.column.digits, 2))
+    shown = number(text, cell.origin, cell_source(cell, results))
+    lost = "" if found is None else diverged_seeds(_trainings(cell, results))
+    return shown + (f'<br><span class="where">{lost}</span>' if lost else "")
+
+
+def diverged_seeds(runs: Sequence[Run]) -> str:
+    """ "2 of 3 seeds diverged", "" if none did."""
+    failed = sum(run.diverged for run in runs)
+    return f"{failed} of {len(runs)} seeds diverged" if failed else ""
+
+
+def _trainings(cell: MeasuredCell, results: Results) -> tuple[Run, ...]:
+    name = cell.row.trained.get(cell.published.column.training)
+    return results.seeds(name) if name else ()
 
 
 def ratio(cell: MeasuredCell, results: Results) -> str:
@@ -96,9 +112,7 @@ def cell_source(cell: MeasuredCell, results: Results) -> str:
         if cell.note.endswith("Appendix E"):
             return "aero/flops.py, aero.flops.count"
         return f"{cell.source}; {cell.note}"
-    name = cell.row.trained.get(cell.published.column.training)
-    runs = results.seeds(name) if name else ()
-    return ", ".join(run.path for run in runs) + (f"; {cell.note}" if cell.note else "")
+    return ", ".join(run.path for run in _trainings(cell, results)) + (f"; {cell.note}" if cell.note else "")
 
 
 def grid(
@@ -204,7 +218,7 @@ def training_caption(results: Results, names: Iterable[str], brackets: bool = Tr
     seeds = sorted({run.seed for runs in found.values() for run in runs})
     counts = [len(runs) for runs in found.values() if runs] or [0]
     how_many = f"{_seeds(counts)} ({', '.join(map(str, seeds))})"
-    where = "brackets: 95 % t-interval over seeds" if brackets else "95 % t-intervals over seeds: in the CSV file"
+    where = f"brackets: {INTERVAL}" if brackets else "95 % t-intervals over seeds: in the CSV file"
     interval = f"; {where}" if max(counts) > 1 else "; one seed has no interval"
     return _measured_side(results, found, how_many + interval)
 

@@ -13,10 +13,12 @@ from aero.published import load
 from aero.report import drawing, evidence, put_backs, sensitivity_models, sensitivity_search
 from aero.report.costs import GB, row_costs
 from aero.report.marks import (
+    INTERVAL,
     WORDS,
     Html,
     cell_source,
     cost_caption,
+    diverged_seeds,
     gap,
     grid,
     measured_number,
@@ -135,10 +137,12 @@ def headline_rows(results: Results) -> list[HeadlineRow]:
         elif found is None:
             delta = (published, "smaller_scale", "NaN" if any(r.diverged for r in seeds) else "no baseline", source)
         else:
-            base_run = row.run == "sm-ln-g"
+            base_run, found = row.run == "sm-ln-g", found.possible()
             text = "baseline" if base_run else f"{found.mean:+.1f} %"
             if found.has_interval and not base_run:
                 text += f" [{found.low:+.1f}, {found.high:+.1f}]"
+            if lost := diverged_seeds(seeds):
+                text += f" ({lost})"
             delta = ("baseline" if base_run else published, training_origin(results.scale), text, source)
         quantities = []
         for key, unit in (("communication", "GB"), ("latency", "min")):
@@ -337,13 +341,17 @@ def other_scales(results: Results, names: Iterable[str]) -> Html:
         for scale in scales:
             seeds = results.seeds(name, scale)
             found = estimate(relative(results.perplexity(name, scale), results.perplexity("sm-ln-g", scale)))
-            text = "NaN" if found is None and any(r.diverged for r in seeds) else found.text(1) if found else ""
+            text = (
+                "NaN" if found is None and any(r.diverged for r in seeds) else found.possible().text(1) if found else ""
+            )
+            if found and (lost := diverged_seeds(seeds)):
+                text += f" ({lost})"
             source = ", ".join(run.path for run in seeds)
             line.append(number(text, training_origin(scale), source) if text else gap())
         rows.append(line)
     caption = (
         "<b>Other scales.</b> Perplexity over that of SM+LN+G, minus one, in per cent, paired by seed; brackets: "
-        f"interval over seeds. {'; '.join(escape(scale_text(results, scale)) for scale in scales)}."
+        f"{INTERVAL}. {'; '.join(escape(scale_text(results, scale)) for scale in scales)}."
     )
     return Html(grid(["configuration", *scales], rows, caption, "other-scales", (), "dense"))
 

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -28,6 +28,8 @@ SCALES = ("paper", "gpu", "laptop", "smoke")
 LOOK = "smoke"
 """A scale of seconds a run, for a look at the machinery: it is not shown beside others and decides nothing there."""
 DEFAULT_SEED = 1337
+PAPERS_CORPORA = ("codeparrot", "languini")
+"""What the papers trained on. Runs of the scale `paper` on another corpus have their size, not their setting."""
 SCALE_VARIABLE = "AERO_REPORT_SCALE"
 """How the renderer tells the report's source, which runs in a process of its own, what scale the report is about."""
 
@@ -162,7 +164,8 @@ class Cost:
 class Results:
     """All results under `root`, and the training scale the report is about.
 
-    operations: each once, from the file that goes first. by_file: all lines of each of those files.
+    operations: each once, from the file that goes first. by_file: all lines of each of those files. substitute: whether
+    what is looked at was trained on another corpus than the papers'.
     """
 
     root: Path
@@ -174,6 +177,17 @@ class Results:
     end_to_end: Any
     problems: tuple[str, ...]
     parameters: dict[str, Any]
+    substitute: bool = False
+
+    @property
+    def as_published(self) -> bool:
+        """Whether a training seen here is of the papers' own size, budget and corpus."""
+        return self.scale == "paper" and not self.substitute
+
+    def substituted(self, runs: Iterable[str], scale: str) -> bool:
+        """Whether any training of `runs` at `scale` is of another corpus than the papers'."""
+        trained = (run for name in runs for run in self.seeds(name, scale))
+        return any(run.metrics.get("corpus") not in PAPERS_CORPORA for run in trained)
 
     def seeds(self, run: str, scale: str | None = None) -> tuple[Run, ...]:
         """The trainings of `run` at `scale` (the report's if None), one a seed, of one recipe; empty if there is
@@ -219,10 +233,12 @@ class Results:
         """The operations measured in the file that the cost is composed from; none if that is not there."""
         return self.by_file.get(cost.operations_path, ())
 
-    def at(self, scale: str) -> Results:
-        """The same results, seen from another training scale."""
+    def at(self, scale: str, substitute: bool = False) -> Results:
+        """The same results, seen from another training scale, or as trained on a substitute of the papers' corpus."""
         # A copy reads every field, and what is read counts as evidence where that is noted.
-        return self if scale == self.scale else dataclasses.replace(self, scale=scale)
+        if (scale, substitute) == (self.scale, self.substitute):
+            return self
+        return dataclasses.replace(self, scale=scale, substitute=substitute)
 
     def scales_of(self, *runs: str) -> tuple[str, ...]:
         """The scales that are shown of the runs, largest first: those with a result of any, and the report's own."""

@@ -58,7 +58,12 @@ def deciding_scales(results: Results, claim: Claim) -> tuple[str, tuple[str, ...
 def decide(results: Results, paper: Paper, claim: Claim) -> Decision:
     """The claim's decision at the scale that decides it; what larger ones show so far stands in its evidence."""
     scale, larger = deciding_scales(results, claim)
-    decision = TESTS[claim.test](results.at(scale), paper, **claim.parameters)
+    named = sides(results, claim) or [name for at, name in results.runs if at == scale]
+    substitute = scale == "paper" and results.substituted(named, scale)
+    decision = TESTS[claim.test](results.at(scale, substitute), paper, **claim.parameters)
+    if substitute:
+        said = f"{decision.evidence}; not on the papers' corpus, so their size is not met or missed here"
+        decision = dataclasses.replace(decision, evidence=said)
     for other in larger:
         found = TESTS[claim.test](results.at(other), paper, **claim.parameters)
         if found.measured:
@@ -122,7 +127,7 @@ def _perplexity(results: Results, run: str, scale: str, digits: int) -> str:
     found = estimate(results.perplexity(run, scale))
     if not seeds:
         return gap()
-    text = "NaN" if found is None else found.text(digits)
+    text = "NaN" if found is None else found.possible("perplexity").text(digits)
     failed = sum(trained.diverged for trained in seeds)
     if found is not None and failed:
         text += f", {failed} of {len(seeds)} NaN"
@@ -135,7 +140,7 @@ def _increase(results: Results, run: str, base: str, scale: str) -> str:
     if found is None and not diverged:
         return gap()
     source = ", ".join(trained.path for name in (run, base) for trained in results.seeds(name, scale))
-    text = "NaN" if found is None else "baseline" if run == base else found.text(1)
+    text = "NaN" if found is None else "baseline" if run == base else found.possible().text(1)
     return number(text, training_origin(scale), source)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import stdtrit
 
 CONFIDENCE = 0.95
+LOWEST = {"perplexity": 1.0, "%": -100.0}
+"""What a trained quantity can be at least, by the unit of its column: perplexity, and its change in per cent."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,14 @@ class Estimate:
 
     def contains(self, value: float) -> bool:
         return self.low is not None and self.high is not None and self.low <= value <= self.high
+
+    def possible(self, unit: str = "%") -> Estimate:
+        """As it is shown: what cannot be is cut from the interval, perplexity below 1 and its changes below -100 %.
+
+        The t-interval of a few seeds that differ much knows no such bound. What decides a claim is the uncut one.
+        """
+        lowest = LOWEST.get(unit, -math.inf)
+        return self if self.low is None or self.low >= lowest else dataclasses.replace(self, low=lowest)
 
     def text(self, digits: int = 2, unit: str = "") -> str:
         """ "3.21 [3.10, 3.32]", without the interval for one seed."""

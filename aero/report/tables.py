@@ -72,6 +72,8 @@ def _training(results: Results, printed: Table, row: Row, cell: Cell) -> Measure
     runs = results.seeds(name) if name else ()
     diverged = {run.seed: run.diverged_at for run in runs if run.diverged}
     notes += mixed(results, printed, cell.column.training, runs)
+    if name and results.scale == "paper" and results.substituted((name,), "paper"):
+        notes.append("not trained on the papers' corpus")
     values = results.perplexity(name) if name else {}
     digits = cell.column.digits
     if cell.column.key.startswith("delta"):
@@ -92,7 +94,7 @@ def _training(results: Results, printed: Table, row: Row, cell: Cell) -> Measure
     found = estimate(values)
     if diverged:
         steps = ", ".join(f"seed {seed} at step {step}" for seed, step in diverged.items())
-        notes.append(f"diverged: {steps}")
+        notes.append(f"{len(diverged)} of {len(runs)} seeds diverged: {steps}")
     if not runs:
         return MeasuredCell(row, cell, "", None, "missing", results.scale, "; ".join([*notes, "not run yet"]))
     if found is None:

@@ -28,9 +28,9 @@ def no_cache(tmp_path, monkeypatch):
 
 def assert_told_in_time():
     started = time.monotonic()
-    told = "^corpus 'codeparrot' cannot be reached .*set corpus.name=python_stdlib or local"
+    told = r"^corpus 'codeparrot' cannot be reached .*set scales\.paper\.corpus\.name=python_stdlib or local"
     with pytest.raises(ValueError, match=told):
-        next(open_corpus("codeparrot").documents("train"))
+        next(open_corpus("codeparrot", key="scales.paper.corpus.name").documents("train"))
     assert time.monotonic() - started < 5
 
 

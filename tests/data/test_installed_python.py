@@ -80,8 +80,9 @@ def test_filters_by_hand(text, reason):
 
 
 def test_nothing_installed_is_told(tmp_path):
-    with pytest.raises(ValueError, match="empty"):
-        list(InstalledPython(folders=folders(tmp_path, {"library/one.py": source(1)})).documents("train"))
+    alone = folders(tmp_path, {"library/one.py": source(1)})
+    with pytest.raises(ValueError, match=r"empty.*set scales\.gpu\.corpus\.name$"):
+        list(InstalledPython(folders=alone, key="scales.gpu.corpus.name").documents("train"))
 
 
 def test_token_files_of_it(tmp_path):

@@ -71,6 +71,73 @@ def test_bad_input_is_one_line_and_nothing_written(params, tmp_path, monkeypatch
     assert not Path("runs").exists()
 
 
+def run_offline(monkeypatch, *arguments):
+    """The stage in a process of its own, without a hub and without a cache of one."""
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("HF_HOME", str(Path("no_cache").resolve()))
+    monkeypatch.delenv("HF_DATASETS_CACHE", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    command = [sys.executable, "-m", "stages.tokenize", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_the_key_that_is_named_is_the_one_that_counts(params, monkeypatch):
+    """`corpus.name` has no effect where the scale has a corpus of its own, as the scale paper does."""
+    values = params(corpus={"name": "python_stdlib"})
+    run = run_offline(monkeypatch, "--scale", "paper")
+    assert run.returncode == 1 and "set scales.paper.corpus.name=python_stdlib or local" in run.stderr
+    values["scales"]["smoke"]["corpus"] = {"name": "codeparrot"}
+    params()
+    run = run_offline(monkeypatch)
+    assert run.returncode == 1 and "set scales.smoke.corpus.name=python_stdlib or local" in run.stderr
+    values["scales"]["smoke"]["corpus"]["name"] = "python_stdlib"  # as it was told
+    params()
+    run = run_offline(monkeypatch)
+    assert run.returncode == 0, run.stderr
+    values["scales"]["smoke"]["corpus"] = {}
+    params(corpus={"name": "codeparrot"})
+    run = run_offline(monkeypatch)
+    assert run.returncode == 1 and "set corpus.name=python_stdlib or local" in run.stderr
+    values["corpora"]["languini"]["name"] = "codeparrot"
+    params()
+    run = run_offline(monkeypatch, "--corpus", "languini")
+    assert run.returncode == 1 and "set corpora.languini.name=python_stdlib or local" in run.stderr
+
+
+def test_the_scale_paper_tells_what_is_not_the_papers(params, capsys):
+    values = params(corpus={"name": "python_stdlib"}, tokenizer={"training_bytes": 200_000})
+    small = {"corpus": {"name": "codeparrot"}, "tokens": values["scales"]["smoke"]["tokens"]}
+    values["scales"]["paper"] |= small
+    params()
+    papers, theirs = load().at_scale("paper"), tokenize.PAPERS_TOKENIZERS["codeparrot"]
+    null, end = tokenize.unlike_the_papers(papers)
+    assert (
+        null == f"note: scale paper, but tokenizer.path is null: a tokenizer is trained here, the papers' is {theirs}"
+    )
+    assert end.startswith("note: perplexities of these tokens do not compare with the published ones")
+    params(tokenizer={"path": theirs})
+    assert tokenize.unlike_the_papers(load().at_scale("paper")) == []
+    params(tokenizer={"path": "hub:another/tokenizer"})
+    assert (
+        "tokenizer.path is hub:another/tokenizer, the papers' is hub:"
+        in tokenize.unlike_the_papers(load().at_scale("paper"))[0]
+    )
+    # The Languini rows as they come; and the stage itself, which prints it at this scale alone.
+    values["scales"]["paper"]["corpus"]["name"] = "python_stdlib"
+    params(tokenizer={"path": None})
+    tokenize.main(["--scale", "paper", "--corpus", "stdlib_docstrings"])
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == (
+        "note: scale paper, but corpora.stdlib_docstrings.name is stdlib_docstrings, not the papers' languini"
+    )
+    assert printed[1].endswith("corpora.stdlib_docstrings.tokenizer_path is null: a tokenizer is trained here")
+    tokenize.main(["--scale", "paper"])
+    assert "scales.paper.corpus.name is python_stdlib, not the papers' codeparrot" in capsys.readouterr().out
+    tokenize.main([])
+    assert "note: " not in capsys.readouterr().out
+
+
 def test_a_further_corpus_has_a_folder_and_a_tokenizer_of_its_own(params, tmp_path, capsys):
     train_tokenizer(["def f(x): return x\n" * 20], 260).save(tmp_path / "mine.json")
     values = params(tokenizer={"path": "mine.json"})  # of the default corpus alone

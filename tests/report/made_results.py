@@ -67,6 +67,7 @@ def write_run(
     diverged_at: int | None = None,
     perplexity: float | None = None,
     corpus_sha256: str = "ab" * 32,
+    corpus: str = "",
 ) -> None:
     """metrics.json, log.csv and entropy.json of one training in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -88,7 +89,7 @@ def write_run(
             "ffn_width": 512,
             "parameters": 1234567,
         },
-        "corpus": "python_stdlib",
+        "corpus": corpus or ("codeparrot" if scale == "paper" else "python_stdlib"),
         "context": CONTEXT,
         "seed": seed,
         "tokens": 1008000,

@@ -60,6 +60,30 @@ def test_a_size_is_met_only_at_the_papers_own_scale(tmp_path: Path) -> None:
     assert decide(far, "t2-layernorm-removal-gelu").verdict == "direction reproduced"
 
 
+@pytest.mark.parametrize(
+    ("ratios", "before", "after"),
+    [
+        ((1.188, 1.190, 1.189), "reproduced", "direction reproduced"),
+        ((0.80, 0.81, 0.79), "contradicted", "not seen at this scale"),
+    ],
+)
+def test_another_corpus_than_the_papers_meets_and_contradicts_no_size(
+    tmp_path: Path, ratios: tuple[float, ...], before: str, after: str
+) -> None:
+    results = runs_with(tmp_path, "paper", sm_ln_g=(1.0, 1.0, 1.0), sm_g=ratios)
+    # A substitute that the claim does not read, as the Languini rows' docstrings are, takes nothing from it.
+    made_results.write_run(
+        tmp_path / "results/paper/sm-ln-r/seed_1337", "sm-ln-r", 1337, "paper", corpus="stdlib_docstrings"
+    )
+    found = decide(load(results.root), "t2-layernorm-removal-gelu")
+    assert found.verdict == before and "corpus" not in found.evidence
+    for seed, base, ratio in zip((1337, 1338, 1339), (10.0, 20.0, 40.0), ratios, strict=True):
+        folder = tmp_path / f"results/paper/sm-g/seed_{seed}"
+        made_results.write_run(folder, "sm-g", seed, "paper", perplexity=base * ratio, corpus="python_stdlib")
+    found = decide(load(results.root), "t2-layernorm-removal-gelu")
+    assert found.verdict == after and "not on the papers' corpus" in found.evidence
+
+
 def test_noise_that_covers_the_printed_number_is_not_rewarded(tmp_path: Path) -> None:
     """Two seeds of an effect of -30 % with an interval from -56 to -4: it covers the published -7.76 %."""
     results = runs_with(tmp_path, sm_scfuffn=(1.0, 1.0), ereg_smt_scfuffn=(0.72, 0.68))

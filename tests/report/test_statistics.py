@@ -18,6 +18,14 @@ def test_interval_of_three_seeds_by_hand() -> None:
     assert found.seeds == (1, 2, 3)
 
 
+def test_what_is_shown_of_an_interval_is_possible() -> None:
+    found = estimate({1: 4.0, 2: 40.0, 3: 600.0})
+    assert found.low < -100 and found.possible("perplexity").text(1) == f"214.7 [1.0, {found.high:.1f}]"
+    assert found.possible().low == -100 and found.possible("nats") is found and found.excludes(0.0) == 0
+    near = estimate({1: 4.0, 2: 4.1, 3: 4.2})
+    assert near.possible("perplexity") is near and estimate({1: 4.0}).possible().low is None
+
+
 def test_one_seed_has_no_interval() -> None:
     found = estimate({1337: 4.0})
     assert (found.low, found.high, found.excludes(0.0)) == (None, None, 0)

@@ -11,11 +11,12 @@ import made_results
 import pytest
 
 from aero.published import load as load_paper
-from aero.report import cost_page
+from aero.report import cost_page, latex
 from aero.report.costs import LatencyBound
-from aero.report.marks import cost_caption, training_caption
+from aero.report.marks import cost_caption, measured_number, training_caption
+from aero.report.page import headline_rows
 from aero.report.results import Results, load
-from aero.report.tables import COLUMNS, cost_rows, files, table
+from aero.report.tables import COLUMNS, cells_csv, cost_rows, files, table
 from aero.two_party import latency
 
 
@@ -59,6 +60,24 @@ def test_one_seed_is_called_one_seed(tmp_path: Path) -> None:
 def test_a_diverged_run_is_printed_as_nan_with_its_step(full: Results) -> None:
     line = next(x for x in lines(full, "aero_table2.csv") if x["row"] == "SM" and x["column"] == "Eval PPL")
     assert line["published"] == "NaN" and line["measured"] == "NaN" and "seed 1337 at step 180" in line["note"]
+
+
+def test_a_mean_of_the_seeds_that_are_left_says_how_many_diverged(tmp_path: Path) -> None:
+    """On the page, in the value's note and under the table for LaTeX; an interval is shown as far as it is possible."""
+    root = made_results.project(tmp_path, seeds=(1337, 1338, 1339))
+    for seed, perplexity in ((1337, 4.0), (1338, None), (1339, 600.0)):
+        folder = root / "results/laptop/sm-r" / ("" if seed == 1337 else f"seed_{seed}")
+        diverged_at = 180 if perplexity is None else None
+        made_results.write_run(folder, "sm-r", seed, diverged_at=diverged_at, perplexity=perplexity)
+    results = load(root)
+    (cell,) = [c for c in table(results, "2") if c.row.name == "SM+R" and c.published.column.key == "ppl"]
+    assert cell.note.endswith("1 of 3 seeds diverged: seed 1338 at step 180") and cell.estimate.low < 1
+    shown = measured_number(cell, results)
+    assert f"302.00 [1.00, {cell.estimate.high:.2f}]" in shown and shown.endswith(">1 of 3 seeds diverged</span>")
+    (row,) = [row for row in headline_rows(results) if row.name == "SM+R"]
+    assert " % [-100.0, " in row.delta[2] and row.delta[2].endswith(" (1 of 3 seeds diverged)")
+    assert "SM+R, Eval PPL: 1 of 3 seeds diverged" in latex.table("aero_table2", cells_csv(table(results, "2")))
+    assert "cut at what can be (perplexity 1, -100 %)" in training_caption(results, ["sm-r"])
 
 
 def test_costs_and_savings_are_those_of_the_published_program(full: Results) -> None:

@@ -12,6 +12,7 @@ from aero.report.marks import Html
 from aero.report.page import shown
 from aero.report.results import Results
 from aero.report.sensitivity import Sweep, setting_text, sweep
+from aero.report.sensitivity_nearest import table_best, table_repeated
 from aero.report.sensitivity_search import table_conclusions, table_influence, table_nearest, table_ranges
 
 FIGURES: tuple[tuple[Callable[[Results], Figure], str, str], ...] = (
@@ -81,6 +82,7 @@ def where(measured: Sweep | None, over_training: bool) -> str:
 
 
 def search_tables(results: Results) -> Html:
-    """The nearest settings, each choice's influence, the conclusions over all settings, and where cores train."""
-    tables = (table_nearest, table_influence, table_conclusions, table_ranges)
+    """The best single setting, the nearest ones by one seed and again with others, each choice's influence, the
+    conclusions over all settings, and where cores train."""
+    tables = (table_best, table_nearest, table_repeated, table_influence, table_conclusions, table_ranges)
     return Html("".join(table(results).text for table in tables))

@@ -25,6 +25,7 @@ from aero.report.bench import (
     where,
 )
 from aero.report.bench_projections import Training
+from aero.report.bench_sweep import beside_the_sweep
 from aero.report.costs import GB
 from aero.report.marks import Html, gap, grid, number, row_label
 from aero.report.page import figure_of
@@ -443,34 +444,10 @@ def table_sensitivity(results: Results) -> Html:
         f"<b>The learning-rate sweep</b>: seconds of {found['models']} models one after the other over those of all at "
         f"once, a step, by batch. One thread by processor time, more by the clock; medians of interleaved repeats. The "
         f"target is {AT_ONCE:.0f}; at the batch of {TABLE_BATCH} that Table 1 of <code>variance_sensitivity</code> was "
-        f"made with here: {told}. {_beside_the_sweep(found)}{where(found, name)}"
+        f"made with here: {told}. {beside_the_sweep(found, TABLE_BATCH)}{where(found, name)}"
     )
     heads = ["core", *(f"batch {batch}" for batch in batches)]
     return Html(grid(heads, lines, caption, "bench-sensitivity"))
-
-
-def _beside_the_sweep(found: Mapping[str, Any]) -> str:
-    """What the stack could be at most as single kernels, and what it is over several processes, at Table 1's batch."""
-    source, parts = file_of("sensitivity"), []
-    for one in found.get("floors", ()):
-        if (one["batch"], one["threads"]) == (TABLE_BATCH, 1):
-            most = number(f"{one['floor_ratio']:.1f}", "paper_dimensions", source)
-            parts.append(f"PyTorch’s kernels of softmax attention alone would allow {most} there, on one thread.")
-    splits = [one for one in found.get("split", ()) if one["batch"] == TABLE_BATCH]
-    if splits:
-        told = (
-            f"{escape(one['core'])} "
-            + number(f"{one['ratio_one_core']:.1f}", "paper_dimensions", source)
-            + " ("
-            + number(f"{one['ratio_every_core']:.1f}", "paper_dimensions", source)
-            + ")"
-            for one in splits
-        )
-        parts.append(
-            f"Split over {splits[0]['processes']} processes of one thread, by the clock, against one after the other "
-            f"on one core (on as many cores): {', '.join(told)}."
-        )
-    return "".join(f"{part} " for part in parts)
 
 
 def projected_training(results: Results) -> Html:

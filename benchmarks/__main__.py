@@ -24,7 +24,7 @@ ALL: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "two_party": (("--measure",), ("--folder", QUICK)),
     "pipeline": ((), ("--runs", "2", "--pairs", "1", "--repeats", "2", "--folder", QUICK)),
     "gpu": (("--out", "results/bench", "--minutes", "30"), ("--tiny", "--out", QUICK)),  # its default is a visit's
-    "sensitivity": ((), ("--batches", "1", "--threads", "1", "--to", f"{QUICK}/sensitivity.json")),
+    "sensitivity": ((), ("--batches", "1", "--threads", "1", "--processes", "1", "--to", f"{QUICK}/sensitivity.json")),
 }
 """Every benchmark of `make bench` with its arguments, and with those for --quick. The longer searches of
 this folder, such as `scale_search` and `forensics`, make results of their own."""

@@ -11,12 +11,21 @@ sigmaReparam, which is chaotic at its lowest rates with gradients of some 6,000 
 Writes results/bench/sensitivity.json: seconds a step of all 95 models, and their ratio, for several batch sizes. Models
 are made, and take a first step, before the clock starts. With one thread both sides are timed in processor time, which
 other work on the machine disturbs least; with more, by the clock.
+
+`floors`: what softmax attention of such a step costs as single kernels of PyTorch on contiguous inputs, without
+autograd and everything else, in turn with the two sides. `floor_ratio`, 95 single steps over it, is how much faster a
+stack made of these kernels could be at most. It is no bound of mathematics: kernels made for such shapes could be
+faster.
+
+`split`: the stack divided over processes of one thread each, by the clock, against one after the other in one process
+(`ratio_one_core`, what a user has) and in as many processes (`ratio_every_core`).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -31,7 +40,7 @@ from aero import provenance
 from aero.attention import CORES, Core, attended, clip_gain, clip_gain_gradient, sigma_reparam
 from aero.parameters import load
 from aero.sensitivity.regression import Batches
-from aero.sensitivity.setting import LAYERS, Setting, learning_rates
+from aero.sensitivity.setting import LAYERS, TOKENS, Setting, learning_rates
 from aero.sensitivity.stacked import FIRST_ITERATIONS, Stack, initial
 from aero.training.log import write_text
 
@@ -120,9 +129,9 @@ def train_single(
     return [training.step() for _ in range(setting.steps)]
 
 
-def seconds_together(core: Core, setting: Setting, clock: Callable[[], float]) -> float:
-    """Seconds of a step of all 95 models at once, the mean over `setting.steps`."""
-    stack, batches = Stack(core, setting, RATES, SEEDS, torch.float32), Batches(setting, SEEDS)
+def seconds_together(core: Core, setting: Setting, clock: Callable[[], float], rates: Sequence[float] = RATES) -> float:
+    """Seconds of a step of all models of `rates` and SEEDS at once, the mean over `setting.steps`."""
+    stack, batches = Stack(core, setting, rates, SEEDS, torch.float32), Batches(setting, SEEDS)
     stack.step(*batches.next())
     began = clock()
     for _ in range(setting.steps):
@@ -140,22 +149,115 @@ def seconds_one_by_one(core: Core, setting: Setting, clock: Callable[[], float])
     return (clock() - began) / setting.steps
 
 
-def compare(core: Core, setting: Setting, threads: int) -> dict[str, float]:
-    """Both sides interleaved, medians of REPEATS; `ratio` is 95 single steps over one step of all."""
+def kernels(matrices: int, queries: int, width: int) -> dict[str, Callable[[], Tensor]]:
+    """Softmax attention of one layer, forward and backward, as single kernels on `matrices` of `queries` x TOKENS.
+
+    Not in it: the products with W_Q, W_K and W_V, residual connections, the loss, the update.
+    """
+    rows, key, value = (torch.randn(matrices, n, width) for n in (queries, TOKENS, TOKENS))
+    logits = rows @ key.mT
+    p, d_update = logits.softmax(-1), torch.randn_like(rows)
+    d_p = d_update @ value.mT
+    d_logits = torch._softmax_backward_data(d_p, p, -1, p.dtype)
+    return {
+        "QK^T": lambda: torch.bmm(rows, key.mT),
+        "softmax": lambda: logits.softmax(-1),
+        "PV": lambda: torch.bmm(p, value),
+        "dP": lambda: torch.bmm(d_update, value.mT),
+        "dV": lambda: torch.bmm(p.mT, d_update),
+        "softmax backward": lambda: torch._softmax_backward_data(d_p, p, -1, p.dtype),
+        "dQ": lambda: torch.bmm(d_logits, key),
+        "dK": lambda: torch.bmm(d_logits.mT, rows),
+    }
+
+
+def seconds_of_kernels(setting: Setting, clock: Callable[[], float]) -> dict[str, float]:
+    """Seconds of each of `kernels` in a step of all 95 models: LAYERS - 1 layers of every query, the last of one."""
+    matrices, found = len(RATES) * len(SEEDS) * setting.batch, {}
+    for queries, layers in ((TOKENS, LAYERS - 1), (1, 1)):
+        for name, kernel in kernels(matrices, queries, setting.width).items():
+            kernel()
+            began = clock()
+            for _ in range(setting.steps):
+                kernel()
+            found[name] = found.get(name, 0.0) + layers * (clock() - began) / setting.steps
+    return found
+
+
+def compare(core: Core, setting: Setting, threads: int) -> tuple[dict[str, float], dict[str, object]]:
+    """All sides interleaved, medians of REPEATS; `ratio` is 95 single steps over one step of all. And the same of the
+    floor."""
     torch.set_num_threads(threads)
     clock = time.process_time if threads == 1 else time.perf_counter
-    together, single = [], []
+    together, single, floors = [], [], []
     for _ in range(REPEATS):
         together.append(seconds_together(core, setting, clock))
         single.append(seconds_one_by_one(core, setting, clock))
-    models = len(RATES) * len(SEEDS)
-    return {
-        "threads": threads,
-        "batch": setting.batch,
+        floors.append(seconds_of_kernels(setting, clock))
+    models, sizes = len(RATES) * len(SEEDS), {"threads": threads, "batch": setting.batch}
+    floor = median(sum(parts.values()) for parts in floors)
+    line = {
+        **sizes,
         "together_s": median(together),
         "one_s": median(single),
         "ratio": models * median(single) / median(together),
     }
+    return line, {
+        **sizes,
+        "kernels_s": {name: median(parts[name] for parts in floors) for name in floors[0]},
+        "floor_s": floor,
+        "floor_ratio": models * median(single) / floor,
+    }
+
+
+def split(name: str, setting: Setting, processes: int) -> dict[str, object]:
+    """The stack divided by learning rates over processes of one thread, by the clock, medians of REPEATS.
+
+    A step of all takes as long as that of the slowest process. one_s: a step of a single model while the others wait;
+    each_s: while all processes do the same.
+    """
+    context = multiprocessing.get_context("spawn")
+    barrier, found = context.Barrier(processes), context.Queue()
+    parts = [RATES[place::processes] for place in range(processes)]
+    workers = [
+        context.Process(target=_work, args=(place, part, name, setting, barrier, found), daemon=True)
+        for place, part in enumerate(parts)
+    ]
+    for worker in workers:
+        worker.start()
+    rows = [found.get(timeout=600) for _ in workers]
+    for worker in workers:
+        worker.join()
+    alone = next(one for _, one, _ in rows if one)
+    slowest = [max(times) for times in zip(*(together for together, _, _ in rows), strict=True)]
+    each = [sum(times) / processes for times in zip(*(many for _, _, many in rows), strict=True)]
+    models = len(RATES) * len(SEEDS)
+    return {
+        "core": name,
+        "batch": setting.batch,
+        "processes": processes,
+        "together_s": median(slowest),
+        "one_s": median(alone),
+        "each_s": median(each),
+        "ratio_one_core": models * median(alone) / median(slowest),
+        "ratio_every_core": models * median(each) / processes / median(slowest),
+    }
+
+
+def _work(place: int, rates: tuple[float, ...], name: str, setting: Setting, barrier, found) -> None:
+    """One of `split`'s processes: its part of the stack, a single model in the first alone, and one in each."""
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    core, together, alone, each = CORES[name], [], [], []
+    for _ in range(REPEATS):
+        barrier.wait()
+        together.append(seconds_together(core, setting, time.perf_counter, rates))
+        barrier.wait()
+        if place == 0:
+            alone.append(seconds_one_by_one(core, setting, time.perf_counter))
+        barrier.wait()
+        each.append(seconds_one_by_one(core, setting, time.perf_counter))
+    found.put((together, alone, each))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -163,22 +265,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cores", nargs="+", default=["softmax", "qk_layernorm", "relu"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 16, 32])
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--processes", type=int, default=2, help="of one thread, to split the stack over; 1: none")
     parser.add_argument("--to", type=Path, default=Path("results/bench/sensitivity.json"))
     chosen = parser.parse_args(arguments)
     setting = Setting(**load().sensitivity.experiment(), steps=STEPS)
     torch.set_flush_denormal(True)
     started, load_before = provenance.now(), os.getloadavg()[0]
-    lines = [
-        {"core": name} | compare(CORES[name], replace(setting, batch=batch), threads)
-        for name in chosen.cores
-        for batch in chosen.batches
-        for threads in chosen.threads
-    ]
+    lines, floors, splits = [], [], []
+    for name in chosen.cores:
+        for batch in chosen.batches:
+            of_batch = replace(setting, batch=batch)
+            for threads in chosen.threads:
+                line, floor = compare(CORES[name], of_batch, threads)
+                lines.append({"core": name} | line)
+                floors += [floor] if name == "softmax" else []
+            if chosen.processes > 1:
+                splits.append(split(name, of_batch, chosen.processes))
     result = {
         "models": len(RATES) * len(SEEDS),
         "setting": str(setting),
         "load_before": load_before,
         "lines": lines,
+        "floors": floors,
+        "split": splits,
         "provenance": provenance.provenance(torch=torch.__version__, started=started),
     }
     write_text(chosen.to, json.dumps(result, indent=1) + "\n")
@@ -186,6 +295,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(
             f"{line['core']:14} batch {line['batch']:3} threads {line['threads']}: "
             f"all {1e3 * line['together_s']:.1f} ms, one {1e3 * line['one_s']:.2f} ms, ratio {line['ratio']:.1f}"
+        )
+    for floor in floors:
+        print(
+            f"softmax, kernels  batch {floor['batch']:3} threads {floor['threads']}: {1e3 * floor['floor_s']:.1f} ms, "
+            f"ratio at most {floor['floor_ratio']:.1f}"
+        )
+    for line in splits:
+        print(
+            f"{line['core']:14} batch {line['batch']:3} in {line['processes']} processes: all "
+            f"{1e3 * line['together_s']:.1f} ms, ratio {line['ratio_one_core']:.1f} against one core, "
+            f"{line['ratio_every_core']:.1f} against as many"
         )
 
 

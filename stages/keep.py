@@ -81,8 +81,9 @@ def _lines(path: Path) -> dict[tuple[str, ...], Mapping[str, Any]]:
 
 
 def sensitivity_files(source: Path, target: Path, allow_changes: bool) -> list[tuple[Path, Path]]:
-    """Learning-rate sweep, its search and the theory, each file with its place; not the sweep of scale smoke."""
-    files = [path for path in (source / "search.csv",) if path.is_file()]
+    """Learning-rate sweep, its search, the nearest settings trained again and the theory, each file with its place; not
+    the sweep of scale smoke."""
+    files = [path for path in (source / "search.csv", source / "nearest.csv") if path.is_file()]
     made = {
         "sweep.json": [source / name for name in ("losses.csv", "traces.csv", "gains.csv", "sweep.json")],
         "theory.json": sorted(source.glob("theory*")),

@@ -9,6 +9,7 @@ from typing import Any
 
 from aero.report import bench_figures, bench_projected, bench_training, bench_two_party
 from aero.report.bench import against, aim, file_of, missing, read, times, where
+from aero.report.bench_sweep import beside_the_sweep
 from aero.report.marks import Html, gap, grid, number
 from aero.report.page import figure_of
 from aero.report.results import Results
@@ -189,7 +190,7 @@ def table_sensitivity(results: Results) -> Html:
         f"<b>The learning-rate sweep</b>: seconds of {found['models']} models one after the other over those of all at "
         f"once, a step, by batch. One thread by processor time, more by the clock; medians of interleaved repeats. The "
         f"target is {AT_ONCE:.0f}; at the batch of {TABLE_BATCH} that Table 1 of <code>variance_sensitivity</code> was "
-        f"made with here: {told}. {where(found, name)}"
+        f"made with here: {told}. {beside_the_sweep(found, TABLE_BATCH)}{where(found, name)}"
     )
     heads = ["core", *(f"batch {batch}" for batch in batches)]
     return Html(grid(heads, lines, caption, "bench-sensitivity"))

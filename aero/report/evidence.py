@@ -136,6 +136,7 @@ COMMANDS = (
     ("*/two_party/full_passes*", "python -m benchmarks.full_passes"),
     ("*/sensitivity/theory*", "dvc repro -s sensitivity_theory"),
     ("*/sensitivity/search.csv", "python -m stages.sensitivity_search"),
+    ("*/sensitivity/nearest.csv", "python -m stages.sensitivity_nearest"),
     ("*/sensitivity/*", "dvc repro -s sensitivity"),
     ("*/parallel_context/*cost.json", "python -m stages.parallel_context_cost"),
     ("*/parallel_context*", "make parallel"),

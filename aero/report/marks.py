@@ -1,7 +1,7 @@
 """How a number looks and where it was measured: marks, table grids, captions.
 
-A number is published, measured at the papers' dimensions, or measured at a smaller scale; mark, colour and the source
-it comes from (its `title`) say which.
+A number is published, measured at the papers' dimensions, or measured at a smaller scale or another width; mark,
+colour and the source it comes from (its `title`) say which.
 """
 
 from __future__ import annotations
@@ -19,12 +19,20 @@ from aero.report.costs import at_dimensions
 from aero.report.results import Results, Run
 from aero.report.tables import MeasuredCell
 
-MARKS = {"published": "", "paper_dimensions": "●", "smaller_scale": "○", "projected": "", "missing": ""}
+MARKS = {
+    "published": "",
+    "paper_dimensions": "●",
+    "smaller_scale": "○",
+    "other_width": "○",
+    "projected": "",
+    "missing": "",
+}
 INTERVAL = "95 % t-interval over seeds, cut at what can be (perplexity 1, -100 %)"
 WORDS = {
     "published": "published",
     "paper_dimensions": "measured at the papers’ dimensions",
     "smaller_scale": "measured at a smaller scale",
+    "other_width": "measured at another width than the paper’s, or at several",
     "projected": "projected, not measured",
     "missing": "not measured yet",
 }

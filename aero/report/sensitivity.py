@@ -38,6 +38,13 @@ def trained_decades(rates: Iterable[float], losses: Iterable[float], zero_loss: 
 
 
 SETTING = tuple(field.name for field in fields(Setting))
+
+
+def origin_of(setting: Setting) -> str:
+    """The mark of what is measured in a setting: the paper's dimensions only where the width is the printed D, too."""
+    return "paper_dimensions" if setting.width == WIDTH else "other_width"
+
+
 Line = dict[str, str]
 
 
@@ -64,8 +71,8 @@ class Sweep:
 
     @property
     def origin(self) -> str:
-        """The model is the paper's own; only the training at scale `smoke` is cut short."""
-        return "smaller_scale" if self.scale == "smoke" else "paper_dimensions"
+        """Only the training at scale `smoke` is cut short; else the model is the paper's own, if its width is."""
+        return "smaller_scale" if self.scale == "smoke" else origin_of(self.setting)
 
     @property
     def setting(self) -> Setting:
@@ -276,7 +283,8 @@ def table_1(results: Results) -> Html:
         "seed diverged counting as the mean l<sub>0</sub>. Of each seed: of its own losses and its own l*, then "
         "averaged, with a t-interval. A rate trains if its final loss is below half of that of predicting 0, one bound "
         "for every core. Rounding decides σReparam’s losses, so its row is one realisation (docs/decisions.md). Rows "
-        "without a published number are not in the paper’s table. "
+        "without a published number are not in the paper’s table. A low value can mean “never learnt”: where "
+        "hardly any rate trains and l* stays high, as with the ReLU kernel, a wrong rate has little to lose. "
     )
     return Html(
         grid(

@@ -1,6 +1,7 @@
 """The tests that decide what `variance_sensitivity` says of its small Transformer.
 
-The model's sizes are the paper's, the rest of the setting is not printed, so an effect that is absent here is `not seen
+The model's layers and tokens are the paper's, its width is where the setting has it so, and the rest of the setting is
+not printed, so an effect that is absent here is `not seen
 at this scale`, never `contradicted`: the paper's own setting may be another. `reproduced` asks for it in the sweep of
 Table 1, every seed, and in most reasonable settings too.
 """
@@ -19,7 +20,7 @@ from aero.report.sensitivity import Line, Sweep, read, sweep, trained_decades
 from aero.report.sensitivity_search import published, search, share
 from aero.sensitivity.conclusions import CONCLUSIONS, ORDER
 from aero.sensitivity.metric import clipped
-from aero.sensitivity.setting import TOKENS
+from aero.sensitivity.setting import TOKENS, WIDTH
 
 MOST, NEAR = 0.5, 0.1
 COLLAPSED, KEPT = 0.25, 0.5
@@ -42,6 +43,8 @@ def _sweep(results: Results) -> Sweep | None:
 
 def _decision(measured: Sweep, rule: str, text: str, verdict: Verdict, evidence: str = "") -> Decision:
     seeds = f"{measured.folder}/losses.csv, {len(measured.seeds)} seeds"
+    if measured.setting.width != WIDTH:
+        seeds += f", D={measured.setting.width} where the paper prints {WIDTH}"
     scale = "paper_dimensions" if measured.origin == "paper_dimensions" else measured.scale
     return Decision(rule, text, scale, verdict, f"{seeds}{'; ' if evidence else ''}{evidence}")
 

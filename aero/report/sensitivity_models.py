@@ -38,10 +38,13 @@ CAPTION_1 = (
     "the greatest mean entropy and the least norm that a causal mask allows. In the paper LLaMA-1B, N = 768."
 )
 CAPTION_7 = "As above, the entropy of the first layer alone. In the paper GPT-2 Large on WikiText-103, N = 200."
+FURTHEST = 1e6
+"""The largest variance of logits that Figure 4 shows in its place: the last steps before a divergence pass 1e30."""
 CAPTION_4 = (
     "Every look at the small model of Figure 1 (bottom), every evaluation of the decoder, with every seed; means over "
     "layers, heads and rows. Circles: softmax-based cores (softmax, window, σReparam); triangles: QK-LayerNorm and "
-    "kernels, of which the paper draws the ReLU one. The paper draws it for its small model. "
+    "kernels, of which the paper draws the ReLU one; a triangle that points to the right, at the edge: at a variance "
+    f"above {FURTHEST:,.0f}, in the last steps before a divergence. The paper draws it for its small model. "
     "N is 20 there; in the decoder a query sees as many keys as stand before it."
 )
 LATE = 0.5
@@ -305,15 +308,22 @@ def sensitivity_figure_4(results: Results) -> Figure:
                 say_missing(panel, _why_missing(results, suffix, " "))
                 continue
             for core, pairs in found.items():
-                panel.scatter(
-                    *zip(*pairs, strict=True),
-                    s=9,
-                    marker="o" if core in SOFTMAX_BASED else "v",
-                    color=CORE_COLOURS[core],
-                    alpha=0.6,
-                    linewidth=0,
-                )
+                marker = "o" if core in SOFTMAX_BASED else "v"
+                within = [pair for pair in pairs if pair[0] <= FURTHEST]
+                beyond = [(FURTHEST, ratio) for variance, ratio in pairs if variance > FURTHEST]
+                for shown, mark in ((within, marker), (beyond, ">")):
+                    panel.scatter(
+                        [variance for variance, _ in shown],
+                        [ratio for _, ratio in shown],
+                        s=9,
+                        marker=mark,
+                        color=CORE_COLOURS[core],
+                        alpha=0.6,
+                        linewidth=0,
+                        clip_on=mark != ">",
+                    )
             panel.set_xscale("log")
+            panel.set_xlim(right=min(panel.get_xlim()[1], FURTHEST))
             panel.set_yscale("log")
             panel.grid(color=GRID)
         figure.text(0.53, 0.03, "variance of the logits in a row (Definition 5.2)", ha="center", va="center")

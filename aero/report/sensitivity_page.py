@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html import escape
 
 from matplotlib.figure import Figure
@@ -11,7 +11,8 @@ from aero.report import sensitivity_figures as drawn
 from aero.report.marks import Html
 from aero.report.page import shown
 from aero.report.results import Results
-from aero.report.sensitivity import Sweep, setting_text, sweep
+from aero.report.sensitivity import Sweep, setting_text, sweep, titles
+from aero.report.sensitivity_nearest import table_best, table_repeated
 from aero.report.sensitivity_search import table_conclusions, table_influence, table_nearest, table_ranges
 
 FIGURES: tuple[tuple[Callable[[Results], Figure], str, str], ...] = (
@@ -45,6 +46,24 @@ FIGURES: tuple[tuple[Callable[[Results], Figure], str, str], ...] = (
 )
 
 
+SHOWN = {drawn.figure_1_bottom: drawn.MAIN, drawn.figure_6: drawn.OTHERS, drawn.figure_8: drawn.GAINS}
+"""The cores of the figures over training."""
+
+
+def endings(measured: Sweep | None, cores: Sequence[str]) -> str:
+    """Where the curves of the first seed end early, and why; "" if none does, or the rate is none of the sweep's."""
+    if measured is None or not cores or not (rate := measured.about.get("figure_rate")):
+        return ""
+    of_seed = {
+        line["core"]: line["diverged_at_step"]
+        for line in measured.lines
+        if float(line["rate"]) == rate and int(line["seed"]) == measured.seeds[0]
+    }
+    named = titles()
+    ended = [f"{named[core]} at step {of_seed[core]}" for core in cores if of_seed.get(core)]
+    return escape(f"Ended by a loss that is not finite: {', '.join(ended)}.") if ended else ""
+
+
 FIGURE_RATE = "at which most seeds fail with softmax and train with ReLU or QK-LayerNorm"
 """What `aero.sensitivity.sweep.figure_rate` looks for."""
 
@@ -58,7 +77,7 @@ def figures(results: Results) -> Html:
         identifier = f"variance-sensitivity-{name.replace('_', '-')}"
         source = f"{function.__module__}.{name}"
         over_training = function not in (drawn.figure_2, drawn.figure_5)
-        caption = f"{words} {where(measured, over_training)}"
+        caption = f"{words} {endings(measured, SHOWN.get(function, ()))} {where(measured, over_training)}"
         parts.append(shown(function(results), identifier, title, caption, source).text)
     return Html("".join(parts))
 
@@ -81,6 +100,7 @@ def where(measured: Sweep | None, over_training: bool) -> str:
 
 
 def search_tables(results: Results) -> Html:
-    """The nearest settings, each choice's influence, the conclusions over all settings, and where cores train."""
-    tables = (table_nearest, table_influence, table_conclusions, table_ranges)
+    """The best single setting, the nearest ones by one seed and again with others, each choice's influence, the
+    conclusions over all settings, and where cores train."""
+    tables = (table_best, table_nearest, table_repeated, table_influence, table_conclusions, table_ranges)
     return Html("".join(table(results).text for table in tables))

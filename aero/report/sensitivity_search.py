@@ -19,7 +19,7 @@ from aero.attention import CORES
 from aero.published import load
 from aero.report.marks import Html, gap, grid, number
 from aero.report.results import Results
-from aero.report.sensitivity import FOLDERS, PAPER, Sweep, read, sweep, trained_decades
+from aero.report.sensitivity import FOLDERS, PAPER, Sweep, origin_of, read, sweep, trained_decades
 from aero.sensitivity.conclusions import CONCLUSIONS, ORDER
 from aero.sensitivity.search import REASONABLE, STEPS, Reading, read_losses, reasonable, sensitivities
 from aero.sensitivity.setting import WIDTH, Setting, learning_rates
@@ -27,6 +27,8 @@ from aero.sensitivity.setting import WIDTH, Setting, learning_rates
 NORMAL_975 = 1.959964
 """Quantile of the normal distribution, for the interval of a share."""
 NEAREST = 5
+SEVERAL = "other_width"
+"""The mark of what is taken over many settings, whose widths are 3 and 4."""
 FORMS = {"relu": "φ = ReLU", "relu_performer": "φ = ReLU + ε"}
 """The ReLU kernel's two usual forms, by core: with the first, a row can be empty; ε is that of Performer."""
 
@@ -162,14 +164,10 @@ def table_nearest(results: Results) -> Html:
         rows.append([f"<i>nearest with {meaning}</i>", *[""] * (len(ORDER) + 1)])
         for number_, off, reading in shown:
             values = found.found[number_, reading]
-            cells = [number(f"{values[core]:.2f}", "paper_dimensions", found.file) for core in ORDER]
-            rows.append(
-                [
-                    escape(words(found.settings[number_], reading)),
-                    *cells,
-                    number(f"{off:.2f}", "paper_dimensions", found.file),
-                ]
-            )
+            mark = origin_of(_setting(found.settings[number_], reading.steps))
+            cells = [number(f"{values[core]:.2f}", mark, found.file) for core in ORDER]
+            label = escape(words(found.settings[number_], reading))
+            rows.append([label, *cells, number(f"{off:.2f}", mark, found.file)])
     heads = [
         "setting",
         *(CORES[core].title.replace(" Kernel", "").replace("Window Softmax", "Window") for core in ORDER),
@@ -182,7 +180,8 @@ def table_nearest(results: Results) -> Html:
         + (f"At the sweep’s own steps and l0 its setting is {' and '.join(places)}. " if places else "")
         + "All this rests on single seeds, and the nearest are the best of hundreds of readings; the row of the sweep "
         "shows how far other seeds can move a setting, that of seven alike values how far off a table without any "
-        "difference between the cores is: what is not clearly nearer explains nothing. "
+        "difference between the cores is: what is not clearly nearer explains nothing. The next table has "
+        "them with fresh seeds. "
         f"The paper prints D={WIDTH}; a hidden state of x3+y has 4 numbers. "
         f"Read from <code>{escape(found.file)}</code>."
     )
@@ -257,9 +256,9 @@ def table_influence(results: Results) -> Html:
             rows.append(
                 [
                     f"{escape(name)}: {escape(value)}",
-                    *(number(f"{value_:.2f}", "paper_dimensions", found.file) for value_ in medians),
-                    number(f"{agree:.0%}", "paper_dimensions", found.file),
-                    number(f"{near:.2f}", "paper_dimensions", found.file),
+                    *(number(f"{value_:.2f}", SEVERAL, found.file) for value_ in medians),
+                    number(f"{agree:.0%}", SEVERAL, found.file),
+                    number(f"{near:.2f}", SEVERAL, found.file),
                 ]
             )
     heads = [
@@ -299,8 +298,8 @@ def table_conclusions(results: Results) -> Html:
         rows.append(
             [
                 f'{escape(conclusion.text)}<br><span class="where">{escape(conclusion.where)}</span>',
-                number(share(found, name).text, "paper_dimensions", found.file),
-                number(share(found, name, learning).text, "paper_dimensions", found.file) if learning else gap(),
+                number(share(found, name).text, SEVERAL, found.file),
+                number(share(found, name, learning).text, SEVERAL, found.file) if learning else gap(),
                 in_sweep,
             ]
         )
@@ -333,7 +332,7 @@ def table_ranges(results: Results) -> Html:
                     str(steps),
                     escape(CORES[core].title),
                     str(sum(of_core.get(core) is not None for of_core in chosen)),
-                    *(number(text, "paper_dimensions", found.file) for text in cells),
+                    *(number(text, SEVERAL, found.file) for text in cells),
                 ]
             )
     counts = " and ".join(f"{sum(of == steps for _, of in found.learning)} at {steps:,} steps" for steps in STEPS)

@@ -299,6 +299,13 @@ def test_the_target_of_the_sweep_is_that_of_its_own_batch(measured: Results) -> 
     (measured.root / "results/bench/sensitivity.json").write_text(json.dumps(values))
     text = bench_page.table_sensitivity(measured).text
     assert "38.0" in text and "with here: not met" in text and "5.5</a></span> missed" in text
+    values["floors"] = [{"batch": b, "threads": t, "floor_ratio": r} for b, t, r in ((16, 1, 9.7), (16, 2, 8.8))]
+    one = {"core": "relu", "processes": 2, "ratio_one_core": 11.3, "ratio_every_core": 5.6}
+    values["split"] = [one | {"batch": 16}, one | {"batch": 4, "ratio_one_core": 99.0}]
+    (measured.root / "results/bench/sensitivity.json").write_text(json.dumps(values))
+    text = re.sub("<[^>]+>", "", bench_page.table_sensitivity(measured).text)
+    assert "alone would allow ●9.7 there" in text and "relu ●11.3 (●5.6)." in text
+    assert "8.8" not in text and "99.0" not in text
 
 
 def test_kept_seconds_say_their_runs_and_days(measured: Results) -> None:

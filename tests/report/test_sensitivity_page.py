@@ -246,7 +246,7 @@ def test_the_readings_of_the_kept_sweep(kept):
         ["1.76", "1.32", "3.04", "1.25", "1.58", "1.62", "1.34"],
     ]
     row = re.search(r"<td[^>]*>Softmax</td>.*?</tr>", sensitivity.table_1(kept).text, re.DOTALL).group()
-    numbers = [re.sub("<[^>]+>|●", "", cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL)]
+    numbers = [re.sub("<[^>]+>|○", "", cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL)]
     assert numbers[4] == f"{found.lowest('softmax'):.2f}" == "1.38" and numbers[5] == "1.57"
 
 
@@ -305,6 +305,31 @@ def test_figures_are_drawn_with_and_without_results(measured, empty):
     assert len(sensitivity_figures.figure_2(measured).axes[0].lines) == 4 + 4  # four cores, each with its l_0
     assert len(sensitivity_figures.figure_5(measured).axes[0].lines) == 3 + 3
     assert len(sensitivity_figures.figure_9(measured).axes) == 4 * 5
+
+
+def test_what_lies_beyond_the_edge_of_figure_4_is_marked_there(kept):
+    panel = sensitivity_models.sensitivity_figure_4(kept).axes[0]
+    left, right = panel.get_xlim()
+    assert right <= sensitivity_models.FURTHEST and left < 1e-2
+    seen = np.concatenate([points.get_offsets()[:, 0] for points in panel.collections])
+    drawn = {*sensitivity_models.COMPARED, *sensitivity_models.OTHERS}
+    expected = [
+        min(float(line["variance"]), sensitivity_models.FURTHEST)
+        for line in sensitivity.read(kept.root / "results/sensitivity/traces.csv")
+        if line["core"] in drawn and line["entropy"] and float(line["variance"] or 0) > 0 and float(line["entropy"]) > 0
+    ]
+    assert sorted(seen) == pytest.approx(sorted(expected)) and max(seen) == sensitivity_models.FURTHEST
+
+
+def test_the_caption_says_where_curves_end(kept):
+    text = sensitivity_page.endings(sensitivity.sweep(kept), sensitivity_figures.MAIN)
+    (end,) = (
+        line["diverged_at_step"]
+        for line in sensitivity.sweep(kept).lines
+        if (line["core"], line["rate"], line["seed"]) == ("relu", "0.003", "0")
+    )
+    assert f"ReLU Kernel at step {end}" in text and "QK-LayerNorm" not in text and end == "8"
+    assert sensitivity_page.endings(sensitivity.sweep(kept), sensitivity_figures.OTHERS) == ""
 
 
 def test_the_search_tables_say_what_was_found(measured, empty):

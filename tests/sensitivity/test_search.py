@@ -90,6 +90,33 @@ def test_the_search_goes_on_where_it_stopped(tmp_path):
     assert without == [{k: v for k, v in row.items() if k not in ("seconds", "commit")} for row in first]
 
 
+def test_the_nearest_settings_go_on_where_they_stopped(tmp_path):
+    """Parts of two of the settings, cut down to 4 steps: resumed after some of them, the same file, of fresh seeds."""
+    path = tmp_path / "nearest.csv"
+
+    def start() -> list[dict[str, str]]:
+        code = (
+            "import aero.sensitivity.search as s; from dataclasses import replace\n"
+            "import stages.sensitivity_nearest as g; full = g.trainings\n"
+            "def short(results):\n"
+            "    found = full(results)[6:10]; s.STEPS = (2, 4)\n"
+            "    return [(n, replace(x, steps=4), c) for n, x, c in found]\n"
+            "g.trainings = short\n"
+            f"g.main(['--to', {str(path)!r}])"
+        )
+        subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, timeout=120)
+        with open(path, encoding="utf-8", newline="") as file:
+            return list(csv.DictReader(file))
+
+    first = start()
+    assert [row["seed"] for row in first[:5]] == ["1001", "1002", "1003", "1004", "1005"] and len(first) == 4 * 5
+    assert {row["steps"] for row in first} == {"4"} and all(row["commit"] and row["machine"] for row in first)
+    path.write_text("\n".join(path.read_text(encoding="utf-8").splitlines()[: 1 + 2 * 5]) + "\n", encoding="utf-8")
+    apart = ("cpu_seconds", "commit")
+    second = [{k: v for k, v in row.items() if k not in apart} for row in start()]
+    assert second == [{k: v for k, v in row.items() if k not in apart} for row in first]
+
+
 def test_a_setting_outside_the_order_is_refused():
     run = subprocess.run(
         [sys.executable, "-m", "stages.sensitivity_search", "--first", "999"],

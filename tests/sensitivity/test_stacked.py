@@ -73,6 +73,26 @@ def test_trained_together_as_one_by_one_where_the_table_is_measured(name):
             torch.testing.assert_close(together[:, r, k], single, atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("name", ORDER)
+def test_a_model_of_the_table_is_the_same_to_the_last_bit_in_any_company(name, one_thread):
+    """The setting, numbers, rates and seeds of Table 1, with the one thread of the sweep: that 95 models are trained
+    together is not what rounding does to them."""
+    rates, seeds = learning_rates(), (0, 1, 2, 3, 4)
+    setting = Setting(**load().sensitivity.experiment(), steps=40)
+    together = train(CORES[name], setting, rates, seeds).losses
+    for r, k in ((0, 1), (3, 4), (6, 2), (9, 0), (12, 3), (18, 1)):
+        alone = train(CORES[name], setting, rates[r : r + 1], seeds[k : k + 1]).losses[:, 0, 0]
+        torch.testing.assert_close(together[:, r, k], alone, atol=0, rtol=0, equal_nan=True)
+
+
+@pytest.fixture
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.mark.parametrize("name", ["softmax", "qk_layernorm", "relu", "sigma_reparam"])
 def test_a_model_is_the_same_in_any_company(name):
     """In float32 and at every rate of the paper: what else is in the stack does not change a model."""

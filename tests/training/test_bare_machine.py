@@ -105,16 +105,18 @@ def test_a_visit_without_the_other_packages(tmp_path):
     manifest = json.loads((folder / "runs/scales/gpu/tokens/manifest.json").read_text())
     assert manifest["corpus"]["name"] == "installed_python" and "site-packages/torch" in manifest["corpus"]["packages"]
     finished = bare_stage(
-        folder, "train_many", "failures", "slopes", "--scale", "gpu", "--out", "home", "--minutes", "2"
+        folder, "train_many", "failures", "slopes", "core-relu", "--scale", "gpu", "--out", "home", "--minutes", "2"
     )
     assert finished.returncode == 0, finished.stderr
-    assert "0 of 3 trainings are done" in finished.stdout and "all are done" in finished.stdout
+    assert "0 of 4 trainings are done" in finished.stdout and "all are done" in finished.stdout
     finished = bare_stage(folder, "merge_results", "home/trainings.jsonl", "--allow-changes")
     assert finished.returncode == 0, finished.stderr
     kept = sorted(
         path.relative_to(folder / "results").as_posix() for path in (folder / "results").rglob("metrics.json")
     )
-    assert kept == [f"gpu/{run}/metrics.json" for run in ("sm-leakyr-global", "sm-leakyr", "sm-scfuffni-7")]
+    assert kept == [
+        f"gpu/{run}/metrics.json" for run in ("core-relu", "sm-leakyr-global", "sm-leakyr", "sm-scfuffni-7")
+    ]
 
 
 def test_parameters_are_the_same_without_pydantic():

@@ -307,22 +307,16 @@ def sensitivity_figure_4(results: Results) -> Figure:
             if not any(found.values()):
                 say_missing(panel, _why_missing(results, suffix, " "))
                 continue
-            for core, pairs in found.items():
-                marker = "o" if core in SOFTMAX_BASED else "v"
-                within = [pair for pair in pairs if pair[0] <= FURTHEST]
-                beyond = [(FURTHEST, ratio) for variance, ratio in pairs if variance > FURTHEST]
-                for shown, mark in ((within, marker), (beyond, ">")):
-                    panel.scatter(
-                        [variance for variance, _ in shown],
-                        [ratio for _, ratio in shown],
-                        s=9,
-                        marker=mark,
-                        color=CORE_COLOURS[core],
-                        alpha=0.6,
-                        linewidth=0,
-                        clip_on=mark != ">",
-                    )
             panel.set_xscale("log")
+            dressed = {"s": 9, "alpha": 0.6, "linewidth": 0}
+            for core, pairs in found.items():
+                within = [pair for pair in pairs if pair[0] <= FURTHEST]
+                marker = "o" if core in SOFTMAX_BASED else "v"
+                panel.scatter(*np.array(within).reshape(-1, 2).T, marker=marker, color=CORE_COLOURS[core], **dressed)
+            for core, pairs in found.items():
+                if beyond := [ratio for variance, ratio in pairs if variance > FURTHEST]:
+                    edge = [FURTHEST] * len(beyond)
+                    panel.scatter(edge, beyond, marker=">", color=CORE_COLOURS[core], clip_on=False, **dressed)
             panel.set_xlim(right=min(panel.get_xlim()[1], FURTHEST))
             panel.set_yscale("log")
             panel.grid(color=GRID)

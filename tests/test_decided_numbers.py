@@ -462,6 +462,15 @@ CASES = {
         rf"they are {N} and {N} times as fast as the authors' whole step",
         lambda: regularized("products_ratio", (128, 512), (768, 512)),
     ),
+    "regularised step, with single kernels": (
+        rf"calling it all: {N} \({N} to {N} in seven repeats\) and {N} times \({N} to {N}\)\.",
+        lambda: [
+            step["kernels_ratio"][key]
+            for step in read("bench/regularized_step.json")["steps"]
+            if step["context"] == 512
+            for key in ("median", "low", "high")
+        ],
+    ),
     "free regulariser": (
         rf"Without any regulariser our step is {N} and {N} times as fast as theirs with one \(medians, T=512\)",
         lambda: regularized("plain_ratio", (128, 512), (768, 512)),

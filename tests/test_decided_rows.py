@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from test_decided_numbers import FUSED, TEXT, N, rows, stated, told
+from test_decided_numbers import FUSED, TEXT, N, read, rows, stated, told
 
 from benchmarks.training_step import ROW_SHAPES, our_model
 
@@ -26,3 +26,10 @@ def test_two_fused_rows_are_too_small_for_faster_kernels_at_the_smaller_width() 
     many = [sum(p.numel() for p in our_model(ROW_SHAPES[0], name).parameters()) for name in FUSED]
     assert found == told([value / 1e6 for value in many[1:]], found)
     assert max(many[1:]) < 2**20 <= many[0]
+
+
+def test_the_peak_of_tokenising_is_that_of_its_file() -> None:
+    found = stated(rf"goes to 16 copies: {N} MB more text show {N} MB more of it \(V=257\)")
+    first, *_, last = next(v["sizes"] for v in read("bench/tokenizing.json")["vocabularies"] if v["vocabulary"] == 257)
+    values = [(last[name] - first[name]) / 1e6 for name in ("bytes", "peak_bytes")]
+    assert found == told(values, found)

@@ -119,12 +119,12 @@ def _rows(panel: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def bench_growth(results: Results) -> Figure:
     """Bytes and seconds between two parties over those at the smallest size: operations against T and d, composed
-    passes against L; last, passes of a small model as measured and as composed."""
-    found, layers = read(results.root, "two_party"), read(results.root, LAYERS)
+    passes against L."""
+    found = read(results.root, "two_party")
     with style():
-        figure = Figure(figsize=(WIDTH, 10.9))
-        panels = figure.subplots(4, 2)
-        figure.subplots_adjust(left=0.07, right=0.79, top=0.97, bottom=0.05, wspace=0.85, hspace=0.45)
+        figure = Figure(figsize=(WIDTH, 7.6))
+        panels = figure.subplots(3, 2)
+        figure.subplots_adjust(left=0.06, right=0.79, top=0.96, bottom=0.06, wspace=0.85, hspace=0.45)
         lines = [] if found is None else [*found["growth"], *map(_in_proportion, found["depth"])]
         for row, (axis, name) in enumerate((("T", "positions T"), ("d", "width d"), ("L", "layers L, of SM+LN+G"))):
             for column, quantity in enumerate(("bytes", "seconds")):
@@ -136,15 +136,23 @@ def bench_growth(results: Results) -> Figure:
                 _growth(panel, of_axis, quantity)
                 panel.set_title(f"{quantity} against {axis}{', composed' if axis == 'L' else ''}")
                 panel.set_xlabel(name)
-        for panel, (quantity, unit, shown) in zip(
-            panels[3], (("bytes", 1e6, "MB"), ("seconds", 1.0, "s")), strict=True
-        ):
-            if layers is None:
+    return figure
+
+
+def bench_layers(results: Results) -> Figure:
+    """Bytes and seconds of complete passes of a small model by its depth, as measured and as composed."""
+    found = read(results.root, LAYERS)
+    with style():
+        figure = Figure(figsize=(WIDTH, 2.8))
+        panels = figure.subplots(1, 2)
+        figure.subplots_adjust(left=0.06, right=0.77, top=0.9, bottom=0.17, wspace=1.0)
+        for panel, (quantity, unit, shown) in zip(panels, (("bytes", 1e6, "MB"), ("seconds", 1.0, "s")), strict=True):
+            if found is None:
                 say_missing(panel, "not measured yet")
                 continue
-            _passes(panel, layers["lines"], quantity, unit)
+            _passes(panel, found["lines"], quantity, unit)
             panel.set_title(f"{quantity} ({shown}), measured")
-            panel.set_xlabel("layers L, of a small model")
+            panel.set_xlabel("layers L")
     return figure
 
 

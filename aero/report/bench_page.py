@@ -36,6 +36,7 @@ def section(results: Results) -> Html:
         ("tokenizing", table_tokenizing),
         ("two_party", bench_two_party.table_parts),
         ("two_party", bench_two_party.figure_growth),
+        (bench_figures.LAYERS, bench_two_party.figure_layers),
         ("two_party", bench_two_party.figure_limits),
         ("pipeline", table_pipeline),
         ("sensitivity", table_sensitivity),
@@ -43,7 +44,11 @@ def section(results: Results) -> Html:
         ("two_party", bench_projected.projected_stages),
         ("two_party", bench_projected.projected_inference),
     )
-    drawn = (guarded(file_of(name), f"python -m benchmarks.{name}", partial(part, results)) for name, part in parts)
+    made_by = {bench_figures.LAYERS: "growth_layers"}
+    drawn = (
+        guarded(file_of(name), f"python -m benchmarks.{made_by.get(name, name)}", partial(part, results))
+        for name, part in parts
+    )
     return Html("".join(part.text for part in drawn))
 
 

@@ -31,6 +31,11 @@ def figure_growth(results: Results) -> Html:
     return figure_of(results, bench_figures.bench_growth, "How private operations grow", caption_growth(results))
 
 
+def figure_layers(results: Results) -> Html:
+    title = "How private passes grow with their depth"
+    return figure_of(results, bench_figures.bench_layers, title, caption_layers(results))
+
+
 def figure_limits(results: Results) -> Html:
     return figure_of(results, bench_figures.bench_limits, LIMITS, caption_limits(results))
 
@@ -88,17 +93,17 @@ def caption_growth(results: Results) -> str:
         "sends the values and its result only; d² of a linear layer’s computing, d of its bytes and of the rest. "
         "Growth with L is composed from the same kept operations, not measured: layers repeat them, so L is expected; "
         "embedding, vocabulary projection and the shorter last layer of the tuned program keep SM+LN+G from it: "
-        f"{depth}, of L=6 to 18. {_measured_layers(results)}{_once(found)}{_below_order(found)}"
+        f"{depth}, of L=6 to 18. {_once(found)}{_below_order(found)}"
         f"{_left_out(results, found)}{kept_seconds(results.root, GROWTH)} "
         f"{where(found, 'two_party')}"
     )
 
 
-def _measured_layers(results: Results) -> str:
-    """The panels of a small model: how far passes of every depth are from what is composed of their operations."""
+def caption_layers(results: Results) -> str:
+    """How far passes of every depth are from what is composed of their operations."""
     found = read(results.root, bench_figures.LAYERS)
     if found is None:
-        return f"Complete passes of other depths: {gap()} (<code>python -m benchmarks.growth_layers</code>). "
+        return f"Complete passes of other depths: {gap()} (<code>python -m benchmarks.growth_layers</code>)."
     points = [(line, point) for line in found["lines"] for point in line["points"]]
     off = {name: [point[name] / point[f"composed_{name}"] - 1 for _, point in points] for name in ("bytes", "seconds")}
     apart = {name: f"{100 * min(values):+.1f} to {100 * max(values):+.1f} %" for name, values in off.items()}
@@ -110,13 +115,13 @@ def _measured_layers(results: Results) -> str:
     sizes, depths = found["sizes"], sorted({point["size"] for _, point in points})
     source = file_of(bench_figures.LAYERS)
     return (
-        f"Last row: complete passes (points) of a model of d={sizes['width']}, T={sizes['context']}, "
+        f"Complete passes (points) of a model of d={sizes['width']}, T={sizes['context']}, "
         f"V={sizes['vocabulary']} at L={', '.join(map(str, depths))}, over the sum of its operations run alone in the "
         f"same sessions (lines), MB and seconds. Bytes are exact and lie "
         f"{number(apart['bytes'], 'smaller_scale', source)} from the sum; seconds are of {sizes['passes']} pass each "
         "on a machine that others used, rough ones, "
         f"{number(apart['seconds'], 'smaller_scale', source)} from it. Bytes and seconds grow as {orders}. "
-        f"{where(found, bench_figures.LAYERS)} "
+        f"{where(found, bench_figures.LAYERS)}"
     )
 
 

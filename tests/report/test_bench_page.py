@@ -186,6 +186,14 @@ FILES = {
 }
 
 
+FIGURES = (
+    bench_figures.bench_training,
+    bench_figures.bench_growth,
+    bench_figures.bench_layers,
+    bench_figures.bench_limits,
+)
+
+
 @pytest.fixture
 def measured(tmp_path: Path, empty: Results) -> Results:
     folder = tmp_path / "results/bench"
@@ -379,13 +387,10 @@ def test_figures_draw_what_the_files_hold(measured: Results) -> None:
     assert [text.get_text() for text in growth.axes[1].texts] == ["linear layer 1.96*"]  # some sizes were run once
     assert [text.get_text() for text in growth.axes[3].texts] == ["linear layer 1.96"]
     titles = [panel.get_title(loc="left") for panel in growth.axes[4:]]
-    assert titles == [
-        "bytes against L, composed",
-        "seconds against L, composed",
-        "bytes (MB), measured",
-        "seconds (s), measured",
-    ]
-    composed, passes = growth.axes[6].lines
+    assert titles == ["bytes against L, composed", "seconds against L, composed"]
+    layers = bench_figures.bench_layers(measured)
+    assert [panel.get_title(loc="left") for panel in layers.axes] == ["bytes (MB), measured", "seconds (s), measured"]
+    composed, passes = layers.axes[0].lines
     assert list(composed.get_ydata()) == [20.0, 40.0, 80.0] and passes.get_linestyle() == "None"
     assert list(passes.get_ydata()) == pytest.approx([20.4, 40.8, 81.6])
     assert [text.get_text() for text in growth.axes[4].texts] == ["tuned 0.97"]
@@ -395,7 +400,7 @@ def test_figures_draw_what_the_files_hold(measured: Results) -> None:
     assert shares == pytest.approx(
         [30, 10, 10, 40, 10] * 4
     )  # of 1,000 s, in the order of RESOURCES; two rows are drawn
-    for function in (bench_figures.bench_training, bench_figures.bench_growth, bench_figures.bench_limits):
+    for function in FIGURES:
         assert svg(function(measured), "t") == svg(function(measured), "t")
 
 
@@ -428,7 +433,7 @@ def test_an_outlier_does_not_stretch_the_figure_and_is_marked(measured: Results)
 def test_without_files_every_part_says_so(empty: Results) -> None:
     text = bench_page.section(empty).text
     assert text.count("not measured yet") >= 8
-    for function in (bench_figures.bench_training, bench_figures.bench_growth, bench_figures.bench_limits):
+    for function in FIGURES:
         assert all(axes.texts[0].get_text() == "not measured yet" for axes in function(empty).axes)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from test_decided_numbers import FUSED, TEXT, N, read, rows, stated, told
+from test_decided_numbers import FUSED, TEXT, N, held_out, read, rows, stated, told
 
 from benchmarks.training_step import ROW_SHAPES, our_model
 
@@ -33,3 +33,11 @@ def test_the_peak_of_tokenising_is_that_of_its_file() -> None:
     first, *_, last = next(v["sizes"] for v in read("bench/tokenizing.json")["vocabularies"] if v["vocabulary"] == 257)
     values = [(last[name] - first[name]) / 1e6 for name in ("bytes", "peak_bytes")]
     assert found == told(values, found)
+
+
+def test_a_row_with_temperatures_was_asked_fewer_prompts() -> None:
+    found = stated(
+        rf"EReg\(SM\(t\)\+ScFuFFN\) tuned was asked {N}, not 200, and has it {N} times, with an error of {N} at most; "
+        r"as published it was asked none"
+    )
+    assert found == told(list(held_out("EReg(SM(t)+ScFuFFN)")), found)

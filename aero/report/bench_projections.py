@@ -5,6 +5,7 @@ Every function returns numbers with the inputs they follow from; nothing here is
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 
 from aero import catalogue
 from aero.parameters import Parameters
+from aero.report.unreadable import UNREADABLE
 from aero.two_party import ledger
 
 SCALE = "paper"
@@ -108,35 +110,51 @@ class Stage:
 
 
 def other_stages(parameters: Parameters, root: Path, device: str, measured: float | None = None) -> list[Stage]:
-    """The stages beside the trainings, as far as the files they are projected from are there.
+    """The stages beside the trainings, as far as the files they are projected from are there and hold what they should.
 
     measured: FLOP/s of `device`, as in `training`.
     """
-    core = parameters.core_usd_per_hour
     found = [_entropy(parameters, device, measured)]
-    if paths := [name for name in PRIVATE if (root / name).is_file()]:
-        by_key = {(one.op, one.shape, name): one for name in paths for one in _measured(root / name)}
-        seconds = sum(one.seconds * one.runs for one in by_key.values())
-        inputs = f"{PARTIES} processes x {seconds:,.0f} s of {len(by_key)} operations and their runs"
-        found.append(Stage("two-party measurement", PARTIES * seconds / 3600, core, "core", inputs, ", ".join(paths)))
-    if (sweep := _json(root / SWEEP)) is not None:
-        there = parameters.at_scale(SCALE).active.sensitivity
-        seconds = sum(sweep["seconds"].values()) * sweep["threads"]
-        times = there.steps / sweep["setting"]["steps"] * there.seeds / len(sweep["seeds"])
-        inputs = f"{seconds:.0f} core seconds x {times:g} for the steps and seeds of the scale over the kept ones"
-        found.append(Stage("learning-rate sensitivity", seconds * times / 3600, core, "core", inputs, SWEEP))
-    if seeds := sorted((root / PARALLEL).glob("seed_*.json")):
-        kept = [_json(path) or {} for path in seeds]
-        trained = [one["training"]["provenance"]["seconds"] for one in kept]
-        asked = [one["provenance"]["seconds"] for one in kept]
-        cost = (_json(root / PARALLEL / "cost.json") or {}).get("provenance", {}).get("seconds", 0.0)
-        inputs = (
-            f"{len(kept)} models: {sum(trained):,.0f} s of training, {sum(asked):,.0f} s of tasks, {cost:,.0f} s of "
-            "costs, one thread; the scales laptop and paper have the same sizes here"
-        )
-        hours = (sum(trained) + sum(asked) + cost) / 3600
-        found.append(Stage("parallel contexts", hours, core, "core", inputs, f"{PARALLEL}/"))
+    for stage in (_private, _sweep, _parallel):
+        with contextlib.suppress(*UNREADABLE):  # a damaged file is said where its own measurements are shown
+            found += [one for one in (stage(parameters, root),) if one is not None]
     return found
+
+
+def _private(parameters: Parameters, root: Path) -> Stage | None:
+    if not (paths := [name for name in PRIVATE if (root / name).is_file()]):
+        return None
+    by_key = {(one.op, one.shape, name): one for name in paths for one in _measured(root / name)}
+    seconds = sum(one.seconds * one.runs for one in by_key.values())
+    inputs = f"{PARTIES} processes x {seconds:,.0f} s of {len(by_key)} operations and their runs"
+    hours = PARTIES * seconds / 3600
+    return Stage("two-party measurement", hours, parameters.core_usd_per_hour, "core", inputs, ", ".join(paths))
+
+
+def _sweep(parameters: Parameters, root: Path) -> Stage | None:
+    if (sweep := _json(root / SWEEP)) is None:
+        return None
+    there = parameters.at_scale(SCALE).active.sensitivity
+    seconds = sum(sweep["seconds"].values()) * sweep["threads"]
+    times = there.steps / sweep["setting"]["steps"] * there.seeds / len(sweep["seeds"])
+    inputs = f"{seconds:.0f} core seconds x {times:g} for the steps and seeds of the scale over the kept ones"
+    hours = seconds * times / 3600
+    return Stage("learning-rate sensitivity", hours, parameters.core_usd_per_hour, "core", inputs, SWEEP)
+
+
+def _parallel(parameters: Parameters, root: Path) -> Stage | None:
+    if not (seeds := sorted((root / PARALLEL).glob("seed_*.json"))):
+        return None
+    kept = [_json(path) or {} for path in seeds]
+    trained = [one["training"]["provenance"]["seconds"] for one in kept]
+    asked = [one["provenance"]["seconds"] for one in kept]
+    cost = (_json(root / PARALLEL / "cost.json") or {}).get("provenance", {}).get("seconds", 0.0)
+    inputs = (
+        f"{len(kept)} models: {sum(trained):,.0f} s of training, {sum(asked):,.0f} s of tasks, {cost:,.0f} s of "
+        "costs, one thread; the scales laptop and paper have the same sizes here"
+    )
+    hours = (sum(trained) + sum(asked) + cost) / 3600
+    return Stage("parallel contexts", hours, parameters.core_usd_per_hour, "core", inputs, f"{PARALLEL}/")
 
 
 def _entropy(parameters: Parameters, device: str, measured: float | None) -> Stage:

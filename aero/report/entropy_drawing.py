@@ -293,7 +293,7 @@ def entropy_over_training(
     names = names or [row_name(run) for run in runs]
     columns = min(columns, len(runs))
     with style():
-        figure, panels = grid(len(runs), columns, height, right=0.96, wspace=0.25)
+        figure, panels = grid(len(runs), columns, height, right=0.95, wspace=0.33)
         for place, (panel, run, name) in enumerate(zip(panels, runs, names, strict=True)):
             layer_lines(panel, results, run, name, 7.5 if columns > 2 and max(map(len, names)) > 14 else 8.5)
             if place % columns == 0:

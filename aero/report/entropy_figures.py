@@ -319,7 +319,7 @@ def figure_17(results: Results) -> Figure:
     with style():
         figure = Figure(figsize=(WIDTH, 4.6))
         panels = figure.subplots(2, 4)
-        figure.subplots_adjust(left=0.06, right=0.92, top=0.94, bottom=0.1, wspace=0.34, hspace=0.42)
+        figure.subplots_adjust(left=0.06, right=0.92, top=0.94, bottom=0.1, wspace=0.48, hspace=0.42)
         mesh = overflow_map(panels[0, 0], results, runs[0], "(a) 7 pruned")
         panels[0, 0].set_ylabel("layer")
         if mesh is not None:

@@ -133,6 +133,7 @@ COMMANDS = (
     ("*/two_party/product_faults.csv", "python -m benchmarks.product_faults"),
     ("*/two_party/shaped*.csv", "python -m benchmarks.shaped_network"),
     ("*/two_party/full_links*", "python -m benchmarks.full_links"),
+    ("*/two_party/resources.csv", "python -m benchmarks.resources"),
     ("*/two_party/full_passes*", "python -m benchmarks.full_passes"),
     ("*/sensitivity/theory*", "dvc repro -s sensitivity_theory"),
     ("*/sensitivity/search.csv", "python -m stages.sensitivity_search"),

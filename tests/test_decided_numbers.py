@@ -128,8 +128,9 @@ def blocks_over_matrix() -> Iterator[float]:
     yield from (min(low for low, _ in ranges), max(high for _, high in ranges))
 
 
-def passes(key: str) -> dict[str, float]:
-    return {entry["architecture"]: entry[key] for entry in read("two_party/full_passes.json")}
+def passes(key: str, program: str = "tuned") -> dict[str, float]:
+    entries = read("two_party/full_passes.json")
+    return {entry["architecture"]: entry[key] for entry in entries if entry["program"] == program}
 
 
 def composed(row: str, program: str) -> tuple[float, float]:

@@ -33,7 +33,8 @@ def put_back_products() -> Iterator[float]:
     yield from (one.bytes / 1e6, one.seconds)
     count = put_backs.most_put_backs(parse(row), 12)
     every = "tuned@" + ",".join(str(layer) for layer in range(1, count + 1))
-    (kept,) = [e for e in read("two_party/full_passes.json") if e["architecture"] == row]
+    entries = read("two_party/full_passes.json")
+    (kept,) = [e for e in entries if (e["architecture"], e["program"]) == (row, "tuned")]
     (small,) = [e for e in read("two_party/end_to_end.json") if (e["architecture"], e["program"]) == (row, "tuned")]
     told_ = [composed(row, program) for program in (kept["computed_as"], small["computed_as"], every, "tuned")]
     for number, (seconds, gigabytes) in zip((1, 2, count, 0), told_, strict=True):

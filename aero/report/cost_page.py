@@ -326,7 +326,7 @@ def _when(entries: list[dict[str, Any]]) -> str:
     for entry in entries:
         times = (entry.get("provenance", {}).get("measured"), (entry.get("operations_measured") or [None])[-1])
         hours = ("unknown" if time is None else f"{time[:13].replace('T', ' ')} h" for time in times)
-        said.append(f"{row_label(entry['architecture'])} {' and '.join(hours)}")
+        said.append(f"{row_label(entry['architecture'])} {escape(entry['program'])} {' and '.join(hours)}")
     return "; ".join(said)
 
 

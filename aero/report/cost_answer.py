@@ -140,7 +140,7 @@ class Composed:
     bytes: float | None
     seconds: float | None
     messages: float | None
-    """Refills of the protocol's correlations are messages of a complete pass alone."""
+    """A pass and its operations make the protocol's correlations anew at different times."""
     tokens: int | None
     """Of the longest of those passes."""
     latency: float | None = None

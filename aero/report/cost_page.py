@@ -310,9 +310,9 @@ def table_full_passes(results: Results) -> Html:
         "PyTorch's. Composition: the sum of the operations measured alone, over the pass; the targets are 1 within "
         f"{COMPOSED_WITHIN['bytes']:g} for bytes and within {COMPOSED_WITHIN['seconds']:g} for time. Measured, of the "
         f"pass and of its operations: {_when(entries)}. Seconds of other days compare less well (docs/decisions.md, "
-        "Private inference). Messages of a pass are more than their composition's by refills of the stock of oblivious "
-        "transfers, 1,281 messages and some rounds each, which most operations were measured without. "
-        "Load: of the machine, at start and end."
+        "Private inference). Messages of a tuned pass are more than their composition's by refills of the stock of "
+        "oblivious transfers, 1,281 messages and some rounds each, which most operations were measured without; one "
+        "measured with a refill counts it in every layer. Load: of the machine, at start and end."
     )
     heads = ["configuration", "program", "GB", "composition", "minutes", "composition", "messages", "composition"]
     heads += ["logit error", "load"]

@@ -6,6 +6,7 @@ import re
 
 from test_decided_numbers import FUSED, TEXT, N, held_out, read, rows, stated, told
 
+from aero.pipeline import ROOT
 from benchmarks.training_step import ROW_SHAPES, our_model
 
 BOUND = rf"bounds them: {N}, {N}, {N} at d=128 and {N}, {N}, {N} at d=768"
@@ -41,3 +42,21 @@ def test_a_row_with_temperatures_was_asked_as_many_prompts_as_the_others() -> No
         rf"\(as published on the first {N}: {N} times, {N}\)"
     )
     assert found == told(list(held_out("EReg(SM(t)+ScFuFFN)")), found)
+
+
+def test_every_comparison_of_trainings_is_made_and_the_last_is_told_as_it_is() -> None:
+    kept = read("robustness/determinism.json")
+    assert kept["asked"] == kept["of"] > 0
+    (last,) = [
+        line
+        for line in kept["comparisons"]
+        if (line["scale"], line["run"], line["compared"]) == ("laptop", "sm-ln-g", "SSE instructions")
+    ]
+    small = r"([\d.]+e-\d+)"
+    found = re.search(
+        rf"SSE {small}, {small} and {small} nats\.", (ROOT / "docs/determinism.md").read_text(encoding="utf-8")
+    )
+    assert found is not None
+    for text, what in zip(found.groups(), ("loss", "perplexity", "entropy"), strict=True):
+        digits = len(text.partition("e")[0].replace(".", "")) - 1
+        assert float(text) == float(f"{last[what]:.{digits}e}")

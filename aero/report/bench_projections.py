@@ -117,7 +117,8 @@ def other_stages(parameters: Parameters, root: Path, device: str, measured: floa
     found = [_entropy(parameters, device, measured)]
     for stage in (_private, _sweep, _parallel):
         with contextlib.suppress(*UNREADABLE):  # a damaged file is said where its own measurements are shown
-            found += [one for one in (stage(parameters, root),) if one is not None]
+            if (one := stage(parameters, root)) is not None:
+                found.append(one)
     return found
 
 

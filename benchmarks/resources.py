@@ -29,7 +29,7 @@ from aero.training.log import csv_text, write_text
 from aero.two_party.cost import Operations
 from aero.two_party.counts import Sizes, counts
 from aero.two_party.ledger import as_json
-from aero.two_party.measure import WARM_UP, place, refilled
+from aero.two_party.measure import place, refilled, warm_up
 from aero.two_party.network import Network, wire_bytes
 from aero.two_party.operations import Operation
 from aero.two_party.parties import Party, run_parties
@@ -186,7 +186,7 @@ def used(operation: Operation, client: Profile, server: Profile, variant: str, u
 
 def profile_task(party: Party, wanted: Sequence[Operation]) -> list[list[Profile]]:
     """In a party process: warm up, then every operation once, again where it paid for a stock of transfers."""
-    for operation in WARM_UP:
+    for operation in warm_up(wanted):
         names, function = place(party, operation), operation.function()
         for _ in range(2):
             party.run(function, names, ["y"])

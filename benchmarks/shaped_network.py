@@ -34,7 +34,7 @@ from aero.training.run import run_folder
 from aero.two_party.end_to_end import Question, put_prompt, put_weights
 from aero.two_party.latency import REFILL, Cost, error_share, measure_costs, predict, refills_of
 from aero.two_party.ledger import as_json
-from aero.two_party.measure import WARM_UP, place
+from aero.two_party.measure import place, warm_up_of
 from aero.two_party.network import Network
 from aero.two_party.operations import Operation
 from aero.two_party.parties import Party, run_parties
@@ -61,7 +61,7 @@ COLUMNS = (
 def pass_task(party: Party, given: dict[str, Any]) -> None:
     """In a party process: one pass on each network, from the placed question to the logits that the client holds."""
     question: Question = given["question"]
-    for operation in WARM_UP:
+    for operation in warm_up_of(question.program):
         party.run(operation.function(), place(party, operation), ["y"])
     names = put_weights(party, question, given["weights"] if party.rank == SERVER else None)
     put_prompt(party, question, given["ids"] if party.rank == CLIENT else None)

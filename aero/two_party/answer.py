@@ -21,7 +21,7 @@ from aero.errors import UserError
 from aero.model import GPT
 from aero.two_party.end_to_end import Cost, Question, put_prompt, put_weights
 from aero.two_party.hello import Description
-from aero.two_party.measure import WARM_UP, place
+from aero.two_party.measure import place, warm_up_of
 from aero.two_party.party import Party
 from aero.two_party.profile import Profile
 from aero.two_party.settings import CLIENT, SERVER
@@ -67,7 +67,8 @@ def answer_task(party: Party, given: Mapping[str, Any]) -> dict[str, Any]:
         weights = _weights(given["checkpoint"], given["weights_sha256"], description)
     start = time.monotonic()
     # Keys and first oblivious transfers, apart from what a token costs; and below, what the server prepares once.
-    setup = _cost(party, [party.run(o.function(), place(party, o), ["y"]) for o in WARM_UP], start)
+    first = warm_up_of(description.program)
+    setup = _cost(party, [party.run(o.function(), place(party, o), ["y"]) for o in first], start)
     names = put_weights(party, description, weights)
     ids = [int(i) for i in given["ids"]] if party.rank == CLIENT else None
     costs = []

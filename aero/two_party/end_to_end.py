@@ -15,7 +15,7 @@ from jax import Array
 from aero import checkpoint
 from aero.architecture import Architecture, parse
 from aero.model import GPT, ModelConfig
-from aero.two_party.measure import WARM_UP, place
+from aero.two_party.measure import place, warm_up_of
 from aero.two_party.operations import Operation, call
 from aero.two_party.parties import Party, run_parties
 from aero.two_party.profile import check_pair
@@ -127,7 +127,7 @@ def forward_task(party: Party, given: dict[str, Any]) -> dict[str, Any]:
     """
     question: Question = given["question"]
     if given.get("warm_up", True):
-        for operation in WARM_UP:
+        for operation in warm_up_of(question.program):
             party.run(operation.function(), place(party, operation), ["y"])
     names = put_weights(party, question, given["weights"] if party.rank == SERVER else None)
     function, inputs = question.function(names), [*(f"w.{name}" for name in names), "prompt"]

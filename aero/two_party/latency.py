@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from aero.two_party.measure import WARM_UP, place, shrink
+from aero.two_party.measure import place, shrink, warm_up
 from aero.two_party.network import Network, wire_bytes
 from aero.two_party.operations import Operation
 from aero.two_party.packing import MATRICES
@@ -110,7 +110,7 @@ def refills_of(counts: Mapping[Operation, int], costs: Mapping[tuple[str, str], 
 
 def cost_task(party: Party, request: dict[str, Any]) -> None:
     """In a party process: run every operation on its links and tell the client's parent; the client's times count."""
-    for operation in WARM_UP:
+    for operation in warm_up(request["operations"]):
         party.run(operation.function(), place(party, operation), ["y"])
     for operation in request["operations"]:
         wanted = request["runs"]

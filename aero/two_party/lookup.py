@@ -17,15 +17,15 @@ queries with one s the difference is that of two one-hot vectors and small error
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass
-from decimal import Decimal, localcontext
 from functools import cache
 
 import numpy as np
 
-DEGREE, MODULUS_BITS, DEVIATION = 2048, 53, 3.2
-"""n, log2 q and the errors' standard deviation: 128 bits of security with uniform ternary secrets ("Security Guidelines
+from aero.two_party.polynomials import DEVIATION, errors, integers, spectrum, ternary
+
+DEGREE, MODULUS_BITS = 2048, 53
+"""n and log2 q: 128 bits of security with uniform ternary secrets and errors of deviation 3.2 ("Security Guidelines
 for Implementing Homomorphic Encryption", IACR ePrint 2024/463; the HomomorphicEncryption.org standard of 2018 allows
 54)."""
 SENT_BITS = 48
@@ -57,81 +57,25 @@ def public_elements(blocks: int, degree: int = DEGREE) -> np.ndarray:
     return np.frombuffer(stream, "<u8").reshape(blocks, degree) & np.uint64((1 << MODULUS_BITS) - 1)
 
 
-def _twist(degree: int) -> np.ndarray:
-    return np.exp(1j * np.pi * np.arange(degree // 2) / degree)
-
-
-def _spectrum(polynomials: np.ndarray) -> np.ndarray:
-    """Values (…, n/2) of real polynomials (…, n) at half of the roots of X^n + 1; the others are their conjugates."""
-    half = polynomials.shape[-1] // 2
-    folded = polynomials[..., :half] + 1j * polynomials[..., half:]
-    return np.fft.fft(folded * _twist(2 * half))
-
-
-def _integers(spectrum: np.ndarray) -> np.ndarray:
-    """The polynomials (…, n) int64 of spectra (…, n/2); ArithmeticError if float64 does not tell them for certain."""
-    folded = np.fft.ifft(spectrum) * _twist(2 * spectrum.shape[-1]).conj()
-    values = np.concatenate([folded.real, folded.imag], -1)
-    nearest = np.rint(values)
-    # Beyond 2^50 a float has so few binary digits after the point that nothing would be seen of an error.
-    if not (np.abs(values - nearest).max() < 0.25 and np.abs(nearest).max() < 2.0**50):
-        raise ArithmeticError("a product of polynomials is not exact in float64; is the table's range checked?")
-    return nearest.astype(np.int64)
-
-
 @cache
 def _limb_spectra(blocks: int, degree: int, bits: int) -> tuple[np.ndarray, ...]:
     """Spectra (blocks, n/2) of the public elements' limbs of `bits` bits, lowest first."""
     elements, mask = public_elements(blocks, degree), np.uint64((1 << bits) - 1)
     shifts = range(0, MODULUS_BITS, bits)
-    return tuple(_spectrum(((elements >> np.uint64(shift)) & mask).astype(np.float64)) for shift in shifts)
-
-
-def _ternary(count: int) -> np.ndarray:
-    """int64 (count,), uniform on {-1, 0, 1}: bytes modulo 3, of which 255, the one too many, is drawn again."""
-    drawn = np.empty(0, np.uint8)
-    while len(drawn) < count:
-        fresh = np.frombuffer(os.urandom(count - len(drawn) + 64), np.uint8)
-        drawn = np.concatenate([drawn, fresh[fresh < 255]])
-    return drawn[:count].astype(np.int64) % 3 - 1
-
-
-@cache
-def gaussian_thresholds(deviation: float = DEVIATION) -> tuple[int, np.ndarray]:
-    """(m, thresholds (2 m,) uint64): a uniform u < 2^64 is -m plus the number of thresholds that are at most u.
-
-    The discrete Gaussian, weights exp(-k^2 / 2 sigma^2), cut off at 10 sigma (2^-75), to 2^-64 in every probability.
-    """
-    most = int(10 * deviation)
-    with localcontext() as context:
-        context.prec = 50
-        weights = [(-(Decimal(k) ** 2) / (2 * Decimal(deviation) ** 2)).exp() for k in range(-most, most + 1)]
-        whole, below, thresholds = sum(weights), Decimal(0), []
-        for weight in weights[:-1]:
-            below += weight
-            # The upper tail's last thresholds round up to 2^64, which no u reaches.
-            thresholds.append(min(int(below / whole * 2**64), 2**64 - 1))
-    return most, np.array(thresholds, np.uint64)
-
-
-def _errors(count: int) -> np.ndarray:
-    """int64 (count,) from the discrete Gaussian."""
-    most, thresholds = gaussian_thresholds()
-    uniform = np.frombuffer(os.urandom(8 * count), np.uint64)
-    return np.searchsorted(thresholds, uniform, side="right").astype(np.int64) - most
+    return tuple(spectrum(((elements >> np.uint64(shift)) & mask).astype(np.float64)) for shift in shifts)
 
 
 def encrypt(ids: np.ndarray, vocabulary: int, degree: int = DEGREE) -> tuple[np.ndarray, bytes]:
     """Secrets (T, n) int64 and the queries, 6 bytes for each of T x V entries, for tokens `ids` (T,)."""
     tokens, blocks = len(ids), -(-vocabulary // degree)
-    secrets = _ternary(tokens * degree).reshape(tokens, degree)
-    spectrum = _spectrum(secrets.astype(np.float64))
+    secrets = ternary(tokens * degree).reshape(tokens, degree)
+    transforms = spectrum(secrets.astype(np.float64))
     query = np.empty((tokens, blocks * degree), np.uint64)
     # 27 bits times 2,048 ternary entries: far below what 53 bits of a float hold.
     for block, limbs in enumerate(zip(*_limb_spectra(blocks, degree, 27), strict=True)):
-        low, high = (_integers(limb * spectrum).astype(np.uint64) for limb in limbs)
+        low, high = (integers(limb * transforms).astype(np.uint64) for limb in limbs)
         query[:, block * degree : (block + 1) * degree] = low + (high << np.uint64(27))
-    query = query[:, :vocabulary] + _errors(tokens * vocabulary).reshape(tokens, vocabulary).astype(np.uint64)
+    query = query[:, :vocabulary] + errors(tokens * vocabulary).reshape(tokens, vocabulary).astype(np.uint64)
     query[np.arange(tokens), ids] += np.uint64(1 << (SCALE_BITS - _RING_BITS + MODULUS_BITS))
     cut = MODULUS_BITS - SENT_BITS
     query += np.uint64(1 << (cut - 1))  # to the nearest
@@ -213,8 +157,8 @@ def _times_public(columns: np.ndarray) -> np.ndarray:
     low = ((columns + 1024) & 2047) - 1024
     found = np.zeros((len(columns), degree), np.uint64)
     for shift, limb in ((0, low), (11, (columns - low) >> 11)):
-        spectrum = _spectrum(limb.astype(np.float64))
+        transforms = spectrum(limb.astype(np.float64))
         for place, public in enumerate(_limb_spectra(blocks, degree, 18)):
-            product = _integers(np.einsum("ckh,kh->ch", spectrum, public.conj()))
+            product = integers(np.einsum("ckh,kh->ch", transforms, public.conj()))
             found += product.astype(np.uint64) << np.uint64(shift + 18 * place)
     return found

@@ -16,6 +16,7 @@ from aero.two_party.operations import SHARED, Operation
 from aero.two_party.parties import Party, run_parties
 from aero.two_party.profile import Profile, check_pair
 from aero.two_party.relay import Relay
+from aero.two_party.savings import chosen
 from aero.two_party.settings import CLIENT, SERVER, Settings
 
 # One of each protocol: comparison, product of shares, division, product with the server's matrix, of two shared ones,
@@ -29,6 +30,8 @@ WARM_UP = (
     Operation("embedding_slice", ((8, 8), (8, 8))),
     Operation("normalise", ((8, 8),)),
 )
+# That of products outside SPU, where one is measured: its first run sends keys of its own.
+LATTICE_WARM_UP = Operation("lattice_linear", ((8, 8), (8, 8)))
 DELAY_S = 0.020
 REFILL_MESSAGES = 1000
 REFILL_MATTERS = 60_000_000
@@ -73,7 +76,7 @@ def place(party: Party, operation: Operation) -> list[str]:
 def measure_task(party: Party, request: dict[str, Any]) -> tuple[list[Profile], dict[Operation, list[Profile]]]:
     """In a party process: warm up, then run every operation; returns this party's profiles."""
     warm = []
-    for operation in WARM_UP:
+    for operation in warm_up(request["operations"]):
         names, function = place(party, operation), operation.function()
         warm += [party.run(function, names, ["y"]) for _ in range(2)]
     profiles: dict[Operation, list[Profile]] = {}
@@ -90,6 +93,20 @@ def measure_task(party: Party, request: dict[str, Any]) -> tuple[list[Profile], 
     return warm, profiles
 
 
+def warm_up(operations: Iterable[Operation]) -> tuple[Operation, ...]:
+    """What to run before `operations` so that none of them pays for keys."""
+    return _warm_up(any(operation.kind == LATTICE_WARM_UP.kind for operation in operations))
+
+
+def warm_up_of(program: str) -> tuple[Operation, ...]:
+    """What to run before a pass of `program` so that it does not pay for keys."""
+    return _warm_up("lattice_products" in chosen(program)[0])
+
+
+def _warm_up(lattice: bool) -> tuple[Operation, ...]:
+    return (*WARM_UP, LATTICE_WARM_UP) if lattice else WARM_UP
+
+
 def refilled(profile: Profile) -> bool:
     """Does this run look as if it also paid for a new stock of oblivious transfers (1,281 messages, 266 kB)?
 
@@ -101,7 +118,7 @@ def refilled(profile: Profile) -> bool:
 
 def rounds_task(party: Party, request: dict[str, Any]) -> dict[Operation, float]:
     """In a party process: seconds that one second of round-trip time adds to each operation, at a small shape."""
-    for operation in WARM_UP:
+    for operation in warm_up(request["operations"]):
         party.run(operation.function(), place(party, operation), ["y"])
     found: dict[Operation, float] = {}
     for operation in request["operations"]:
@@ -140,7 +157,9 @@ def shrink(operation: Operation) -> Operation:
         return Operation(kind, ((heads, rows, columns),), constants)
     if kind in ("scores", "mix"):
         return Operation(kind, tuple((1, min(rows, 8), min(columns, 8)) for _, rows, columns in shapes))
-    if kind.removesuffix(SHARED) in ("linear", "embedding_slice", "embedding_lookup", "vocabulary_slice"):
+    if kind.removesuffix(SHARED) in (
+        ("linear", "lattice_linear", "embedding_slice", "embedding_lookup", "vocabulary_slice")
+    ):
         (rows, inner), (_, columns) = shapes
         inner = min(inner, 64)
         return Operation(kind, ((min(rows, 8), inner), (inner, min(columns, 64))))

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from aero.two_party import lookup, nonlinear, shares
+from aero.two_party import lattice_product, lookup, nonlinear, shares
 
 Owner = Literal["secret", "server", "client", "ids"]
 Shape = tuple[int, ...]
@@ -69,16 +69,28 @@ def embedding_lookup(one_hot: Array, table: Array) -> Array:
     secrets, hint, masked = shares.lattice_query(one_hot, table)
     edges = range(0, lookup.DEGREE, lookup.HINT_SLICE)
     parts = [secrets[:, low : low + lookup.HINT_SLICE] @ hint[low : low + lookup.HINT_SLICE] for low in edges]
-    x = shares.unmasked(masked, sum(parts[1:], parts[0]))
-    for index, bits in enumerate(lookup.TRUNCATIONS):
-        x = (shares.apart(x) if index else x) * np.float32(2.0**-bits)
-    return x
+    return _truncated(shares.unmasked(masked, sum(parts[1:], parts[0])), lookup.TRUNCATIONS)
 
 
 @_kind("secret", "server")
 def linear(x: Array, weight: Array) -> Array:
     """(rows, n) times the server's (n, m)."""
     return x @ weight
+
+
+@_kind("secret", "server")
+def lattice_linear(x: Array, weight: Array) -> Array:
+    """(rows, n) times the server's (n, m), an input of the program, by `aero.two_party.lattice_product`.
+
+    What is left for SPU are truncations by the 28 bits that the product comes larger.
+    """
+    return _truncated(shares.lattice_product(x, weight), lattice_product.TRUNCATIONS)
+
+
+def _truncated(x: Array, bits: tuple[int, ...]) -> Array:
+    for index, many in enumerate(bits):
+        x = (shares.apart(x) if index else x) * np.float32(2.0**-many)
+    return x
 
 
 @_kind("secret", "server")

@@ -57,6 +57,7 @@ class Party:
         # Inputs that one party has in the clear, as it put them (None at the other), and what steps have made of them.
         self._in_the_clear: dict[str, np.ndarray | None] = {}
         self._prepared: dict[tuple[str, str], Any] = {}
+        self._kept: dict[str, Any] = {}  # by steps on shares, for later ones of this session
         self._other = SERVER if rank == CLIENT else CLIENT
         description = libspu.link.Desc()
         for name, address in zip(NAMES, addresses, strict=True):
@@ -221,10 +222,11 @@ class Party:
         """What the step makes of its last input, None for a step that makes nothing."""
         from aero.two_party.shares import STEPS, Hand
 
-        make, name = STEPS[part.step].prepare, part.inputs[-1]
+        step, name = STEPS[part.step], part.inputs[-1]
+        make = step.prepare
         if make is None:
             return None
-        for each in part.inputs:
+        for each in part.inputs if step.in_the_clear else (name,):
             if each not in self._in_the_clear:
                 raise ValueError(f"{each}: no party has it in the clear, as the step {part.step} needs it")
         key = part.step, name
@@ -239,11 +241,16 @@ class Party:
 
         step, messages = STEPS[part.step], _Messages(self, part.step)
         hand = Hand(
-            self.rank, self.settings.fraction_bits, self.settings.field, send=messages.send, receive=messages.receive
+            self.rank,
+            self.settings.fraction_bits,
+            self.settings.field,
+            send=messages.send,
+            receive=messages.receive,
+            kept=self._kept,
         )
         prepared, began = self._prepare(part), time.monotonic()
         shapes = [self._held[name][0] for name in part.inputs]
-        if step.prepare is not None:
+        if step.in_the_clear:
             clear = [self._in_the_clear[name] for name in part.inputs[:-1]]
             results = step.of_shares(hand, *clear, prepared, shapes)
         else:
@@ -253,7 +260,9 @@ class Party:
                     f"the step {part.step} computes on shares of 64 bits at most, not on {self.settings.field}; "
                     "use FM64, or a program without split_exponential and lattice_lookup"
                 )
-            results = step.of_shares(hand, *(ring_elements(self._runtime.get_var(n), bits) for n in part.inputs))
+            secrets = part.inputs if step.prepare is None else part.inputs[:-1]
+            shares = [ring_elements(self._runtime.get_var(name), bits) for name in secrets]
+            results = step.of_shares(hand, *shares, *(() if step.prepare is None else (prepared, shapes)))
         for output, values, shape, (dtype, owner) in zip(
             part.outputs, results, step.shapes(*shapes), step.results, strict=True
         ):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -48,6 +49,8 @@ def forward(
     if fitted:
         run = _of_shared_weights(run)
     tokens = prompt.shape[0]
+    if "lattice_products" in savings:
+        run = _LatticeProducts(run)
     x = embed(run, savings, weights["token_embedding"], prompt)  # (T, d)
     if "position_embedding" in weights:
         x = x + weights["position_embedding"][:tokens]
@@ -74,6 +77,16 @@ def _of_shared_weights(run: Call) -> Call:
         return run(kind + SHARED if "server" in KINDS[kind].owners else kind, *arrays, **constants)
 
     return shared
+
+
+@dataclass(frozen=True)
+class _LatticeProducts:
+    """`run`, and by this name that `product` multiplies several rows outside SPU. One row costs SPU little."""
+
+    run: Call
+
+    def __call__(self, kind: str, *arrays: Array, **constants: float) -> Array:
+        return self.run(kind, *arrays, **constants)
 
 
 def project(run: Call, x: Array, head: Array) -> Array:
@@ -105,8 +118,10 @@ def embed(run: Call, savings: Savings, table: Array, one_hot: Array) -> Array:
 def product(run: Call, x: Array, weight: Array) -> Array:
     """x (rows, n) times the server's (n, m), in slices of at most WEIGHTS_AT_ONCE weights where rows are many.
 
-    Slices go along the longer side: columns are put side by side, inner ones added up.
+    Slices go along the longer side: columns are put side by side, inner ones added up. lattice_products needs none.
     """
+    if isinstance(run, _LatticeProducts) and x.shape[0] > 1:
+        return run("lattice_linear", x, weight)
     inner, columns = weight.shape
     pieces = 1 if x.shape[0] == 1 else -(-inner * columns // WEIGHTS_AT_ONCE)
     if pieces == 1:
@@ -149,6 +164,9 @@ def _query_key_value(
 ) -> tuple[Array, ...]:
     """Q of all rows or of the last one, then K and V (with `name` "qk" K alone), 1/sqrt(d_k) inside Q."""
     d = config.width
+    if "last_query" in w:
+        query, others = _product(run, n[-1:], w, "last_query"), _product(run, n, w, "others")
+        return query, *(others[:, start : start + d] for start in range(0, others.shape[1], d))
     if name in w:
         if only_last:
             # One query row; keys and values of all rows.

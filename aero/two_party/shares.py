@@ -15,10 +15,14 @@ one of the server's and two selections give the exponential, where SPU's own tak
 Rows of a table. `lattice_query` is a step in which the client also sends something (`aero.two_party.lookup`): its
 encrypted choice of rows. What the server computes of it is 2^39 times as large as the rows, and wrong by a product of
 two matrices that each party has one of; `unmasked` subtracts that.
+
+Products with the server's matrix. `lattice_product` is a step in which both send something
+(`aero.two_party.lattice_product`); the product is 2^28 times as large as it should be.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +35,7 @@ from jax import Array
 from jax.interpreters import mlir
 
 from aero.errors import UserError
+from aero.two_party import lattice_product as lattice
 from aero.two_party import lookup
 from aero.two_party.settings import CLIENT, SERVER
 
@@ -45,7 +50,8 @@ CLIENT_SCALE, SERVER_SCALE = 2.0**13, 2.0**12
 class Hand:
     """What a step has of the party that takes it: its rank, the fixed point, and the way to the other party.
 
-    receive: takes the number of bytes that the next message must have.
+    receive: takes the number of bytes that the next message must have. kept: what steps of one session leave for
+    later ones.
     """
 
     rank: int
@@ -53,6 +59,7 @@ class Hand:
     field: str = "FM64"
     send: Callable[[bytes], None] | None = None
     receive: Callable[[int], bytes] | None = None
+    kept: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def split_powers(x: Array) -> tuple[Array, Array, Array]:
@@ -134,6 +141,52 @@ def _lattice_query_of_a_party(
     return secrets.ravel(), hint.ravel(), selected.ravel()
 
 
+def lattice_product(x: Array, matrix: Array) -> Array:
+    """2^28 times x (rows, k) times the server's matrix (k, m), which must be an input of the program as it is."""
+    return _on_shares.bind(x, matrix, step="lattice_product")[0]
+
+
+def _lattice_matrix(hand: Hand, matrix: np.ndarray | None) -> lattice.Matrix | None:
+    least, most = lattice.FRACTION_BITS
+    if hand.field != "FM64" or not least <= hand.fraction_bits <= most:
+        raise UserError(
+            f"lattice products need the ring FM64 and {least} to {most} fraction bits, not {hand.field} and "
+            f"{hand.fraction_bits}; compute without them (program tuned)"
+        )
+    return None if matrix is None else lattice.Matrix(matrix, hand.fraction_bits)
+
+
+def _lattice_product_of_a_share(
+    hand: Hand, share: np.ndarray, matrix: lattice.Matrix | None, shapes: Sequence[Shape]
+) -> tuple[np.ndarray, ...]:
+    """The client sends its share encrypted, all groups of rows one by one, and then takes the answers.
+
+    In the first such step of a session it also sends the keys that the server needs.
+    """
+    (rows, inner), (_, columns) = shapes
+    layout, own = lattice.Layout(rows, inner, columns), share.reshape(rows, inner)
+    name = "lattice_product"
+    if hand.rank == CLIENT:
+        if name not in hand.kept:
+            hand.kept[name] = lattice.Secret()
+            hand.send(hand.kept[name].announced)
+        secret = hand.kept[name]
+        for span in layout.spans():
+            hand.send(secret.encrypt(own[span], layout, hand.fraction_bits))
+        found = [
+            secret.decrypt(hand.receive(layout.answer_bytes), layout, span.stop - span.start) for span in layout.spans()
+        ]
+        return (np.concatenate(found).ravel(),)
+    if name not in hand.kept:
+        hand.kept[name] = lattice.Public(hand.receive(lattice.Public.size()))
+    queries = [hand.receive(layout.query_bytes) for _ in range(layout.groups)]
+    product = matrix.times_own(own)
+    answers, masked = matrix.answer(hand.kept[name], queries, layout)
+    for answer in answers:
+        hand.send(answer)
+    return ((product + masked).ravel(),)
+
+
 def unmasked(masked: Array, product: Array) -> Array:
     """C - S H in fixed point, of the server's C in fixed point and a secret S H of integers; in the clear C."""
     return _on_shares.bind(masked, product, step="unmasked")[0]
@@ -155,8 +208,9 @@ class Step:
 
     of_shares: takes the party's `Hand` and its share of every input as ring elements (n,), and gives its share of every
     result. shapes: of the results, from those of the inputs.
-    prepare: set for a step on inputs that each party has in the clear. `of_shares` then takes these as they were put,
-    None at the other party, the last one as `prepare` makes it once of it, and at the end the shapes of all.
+    prepare: set for a step whose last input is the server's own. `of_shares` then takes that as `prepare` makes it
+    once of it, None at the client, and at the end the shapes of all.
+    in_the_clear: with `prepare`; the other inputs are each some party's own as well, and come as they were put.
     """
 
     clear: Callable[..., tuple[Array, ...]]
@@ -164,6 +218,7 @@ class Step:
     results: tuple[tuple[Any, int | None], ...]
     shapes: Callable[..., tuple[Shape, ...]]
     prepare: Callable[[Hand, np.ndarray | None], Any] | None = None
+    in_the_clear: bool = False
 
 
 STEPS = {
@@ -179,6 +234,14 @@ STEPS = {
         ((np.int32, CLIENT), (np.int32, SERVER), (np.float32, None)),
         _lattice_query_shapes,
         _lattice_table,
+        in_the_clear=True,
+    ),
+    "lattice_product": Step(
+        lambda x, matrix: (2.0**lattice.RESULT_BITS * (x @ matrix),),
+        _lattice_product_of_a_share,
+        ((np.float32, None),),
+        lambda x, matrix: ((x[0], matrix[1]),),
+        _lattice_matrix,
     ),
     "unmasked": Step(
         lambda masked, product: (masked,),

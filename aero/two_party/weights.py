@@ -15,11 +15,16 @@ from torch import Tensor
 
 from aero.architecture import Architecture
 from aero.model import GPT, ModelConfig, fold_weight_norm
-from aero.two_party import lookup
+from aero.two_party import lattice_product, lookup
 from aero.two_party.savings import AS_FITTED, Savings, chosen, named
 
 Weights = dict[str, Tensor]
 CONDITION_BUDGET = 100.0
+MATRICES = frozenset(
+    {"query", "key", "value", "output", "qkv", "qk", "others", "basis", "from_both", "from_attention", "combine"}
+    | {"fused", "up", "down", "around"}
+)
+"""Names, within a layer, of the matrices that several rows are multiplied by."""
 
 
 def weight_arrays(model: GPT, program: str) -> dict[str, np.ndarray]:
@@ -81,6 +86,8 @@ def folded(architecture: Architecture, config: ModelConfig, state: Mapping[str, 
                 made["basis"], basis = basis, None
             layer_weights, basis = _pre_ln(architecture, config, block, savings, layer, basis)
             made |= layer_weights
+        if {"lattice_products", "last_row"} <= savings and layer == config.layers - 1:
+            made = _apart(made, config.width)
         weights |= {f"{layer}.{name}": value for name, value in made.items()}
     head = s["token_embedding.weight" if config.tied else "lm_head.weight"].T
     if config.ln_f:
@@ -97,12 +104,25 @@ def folded(architecture: Architecture, config: ModelConfig, state: Mapping[str, 
     return weights
 
 
+def _apart(w: Weights, width: int) -> Weights:
+    """A layer's weights with the query, of which the last row alone is wanted, apart from key and value.
+
+    A step on shares takes a matrix as the server put it.
+    """
+    for name in ("qkv", "qk"):
+        if name in w:
+            whole, bias = w.pop(name), w.pop(f"{name}_bias")
+            w["last_query"], w["last_query_bias"] = whole[:, :width], bias[:width]
+            w["others"], w["others_bias"] = whole[:, width:], bias[width:]
+    return w
+
+
 def within_budget(model: GPT, program: str, budget: float = CONDITION_BUDGET) -> str:
     """`program` with the layers named before which the residual stream is put back into its own basis.
 
     That is wherever the condition number of the product of absorbed matrices would exceed `budget`: an error of the
-    fixed point grows by about as much. And without lattice_lookup, where the embedding's entries are too large for it.
-    The name of the program is part of what both parties know.
+    fixed point grows by about as much. And without lattice_lookup or lattice_products, where the embedding's entries or
+    those of some other matrix are too large for it. The name of the program is part of what both parties know.
     """
     savings, _ = chosen(program)
     if model.architecture.weight_norm is not None:
@@ -114,23 +134,35 @@ def within_budget(model: GPT, program: str, budget: float = CONDITION_BUDGET) ->
         except lookup.OverBudget:
             savings -= {"lattice_lookup"}
             program = named(savings, chosen(program)[1])
-    if "absorbed_ffn" not in savings:
-        return program
+    if "absorbed_ffn" in savings and architecture.block != "he_hofmann" and linear_ffn(architecture):
+        program = named(savings, _rebased(architecture, model.config, state, budget))
+    if "lattice_products" in savings:
+        try:
+            for name, value in folded(architecture, model.config, state, program).items():
+                if name.rpartition(".")[2] in MATRICES:
+                    lattice_product.check(value.numpy())
+        except lattice_product.OverBudget:
+            program = named(savings - {"lattice_products"}, chosen(program)[1])
+    return program
+
+
+def _rebased(
+    architecture: Architecture, config: ModelConfig, state: Mapping[str, Tensor], budget: float
+) -> tuple[int, ...]:
+    """The layers before which the residual stream is put back into its own basis."""
     rebased: list[int] = []
-    if architecture.block == "he_hofmann" or not linear_ffn(architecture):
-        return program
-    basis = torch.eye(model.config.width, dtype=torch.float64)
-    for layer in range(model.config.layers):
+    basis = torch.eye(config.width, dtype=torch.float64)
+    for layer in range(config.layers):
         prefix = f"blocks.{layer}."
         block = {name.removeprefix(prefix): v.double() for name, v in state.items() if name.startswith(prefix)}
-        if layer >= architecture.ffn_layers(model.config.layers):
+        if layer >= architecture.ffn_layers(config.layers):
             break
-        matrix = _through_ffn(architecture, model.config, block)[0]
+        matrix = _through_ffn(architecture, config, block)[0]
         if float(torch.linalg.cond(basis @ matrix)) > budget and layer > 0:
             rebased.append(layer)
-            basis = torch.eye(model.config.width, dtype=torch.float64)
+            basis = torch.eye(config.width, dtype=torch.float64)
         basis = basis @ matrix
-    return named(savings, tuple(rebased))
+    return tuple(rebased)
 
 
 def _token_embedding(state: Mapping[str, Tensor], config: ModelConfig) -> Tensor:

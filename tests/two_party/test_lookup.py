@@ -15,7 +15,7 @@ from aero import checkpoint
 from aero.architecture import parse
 from aero.errors import UserError
 from aero.model import ModelConfig
-from aero.two_party import lookup, packing, party
+from aero.two_party import lookup, packing, party, polynomials
 from aero.two_party.answer import Sampling, weights_sha256
 from aero.two_party.end_to_end import ask, composed_bytes
 from aero.two_party.hello import Description
@@ -116,14 +116,14 @@ def test_queries_are_the_encrypted_choice_and_nothing_repeats():
 
 def test_secrets_and_errors_have_their_distributions():
     count = 200_000
-    shares_of = np.bincount(lookup._ternary(count) + 1, minlength=3) / count
+    shares_of = np.bincount(polynomials.ternary(count) + 1, minlength=3) / count
     np.testing.assert_allclose(shares_of, 1 / 3, atol=5 * math.sqrt(2 / 9 / count))
-    most, thresholds = lookup.gaussian_thresholds()
-    weights = np.exp(-(np.arange(-most, most + 1) ** 2) / (2 * lookup.DEVIATION**2))
+    most, thresholds = polynomials.gaussian_thresholds()
+    weights = np.exp(-(np.arange(-most, most + 1) ** 2) / (2 * polynomials.DEVIATION**2))
     probabilities = np.diff(np.concatenate([[0], thresholds.astype(np.float64), [2.0**64]])) / 2.0**64
     np.testing.assert_allclose(probabilities, weights / weights.sum(), atol=1e-15)
-    errors = lookup._errors(count)
-    assert errors.std() == pytest.approx(lookup.DEVIATION, rel=0.01) and abs(errors.mean()) < 0.04
+    errors = polynomials.errors(count)
+    assert errors.std() == pytest.approx(polynomials.DEVIATION, rel=0.01) and abs(errors.mean()) < 0.04
     for value in (-4, 0, 3):
         expected = weights[value + most] / weights.sum()
         assert (errors == value).mean() == pytest.approx(expected, abs=5 * math.sqrt(expected / count))

@@ -7,8 +7,12 @@ from html import escape
 from pathlib import Path
 
 from aero.report.marks import Html, gap, grid, number, row_label
+from aero.two_party.savings import FURTHER
 
 ENDS = ("as_published", "tuned")
+OUTSIDE = "tuned+lattice_products"
+HELD_OUT_PROGRAMS = (*ENDS, OUTSIDE)
+"""Those that held-out prompts were asked in, with no saving alone beside them."""
 FILES = ("results/two_party/savings.csv", "results/two_party/savings_errors.csv")
 
 
@@ -28,7 +32,10 @@ def table_savings(root: Path, savings: dict[str, str], note: str = "") -> Html:
     if not lines:
         return Html(f"<p>The savings one by one: {gap()}.</p>")
     amounts = {(line["architecture"], line["program"]): line for line in lines}
-    how = "with this saving alone | with all but this one; the first line with none | with all. A dash: it does nothing"
+    how = (
+        "with this saving alone | with all but this one (lattice_products, which <code>tuned</code> has not got: with "
+        "it added to all); the first line with none | with all. A dash: it does nothing"
+    )
     caption = (
         f"<b>The savings one by one</b>, GB of a forward pass at GPT-2's dimensions: {how} for the row. Composed from "
         f"operations measured in two processes. {note}"
@@ -78,7 +85,7 @@ def table_errors(root: Path, savings: dict[str, str]) -> Html:
     lines = _read(root / FILES[1])
     if not lines:
         return Html(f"<p>The logit errors of the savings: {gap()}.</p>")
-    groups = {key: found for key, found in _groups(lines).items() if not found.keys() <= set(ENDS)}
+    groups = {key: found for key, found in _groups(lines).items() if not found.keys() <= set(HELD_OUT_PROGRAMS)}
     if not groups:
         return Html(f"<p>The logit errors of the savings: {gap()}.</p>")
     rows = [["none or all", *(_pair(found, *ENDS) for found in groups.values())]]
@@ -93,9 +100,10 @@ def table_errors(root: Path, savings: dict[str, str]) -> Html:
         texts.append(f"{row_label(row)}, scale {escape(scale)}, T={tokens}: {same} of {asked}")
     caption = (
         "<b>Logit errors of the savings</b>: the largest difference of a logit from PyTorch's in complete private "
-        "passes of a model trained here, with this saving alone | with all but this one; in brackets the prompts that "
-        "were asked. A saving that does nothing for a row leaves the program as it is: what differs there is how far "
-        "the same program's error varies from pass to pass, by random truncations. Same top token as PyTorch's: "
+        "passes of a model trained here, with this saving alone | with all but this one (lattice_products: added to "
+        "all); in brackets the prompts that were asked. A saving that does nothing for a row leaves the program as it "
+        "is: what differs there is how far the same program's error varies from pass to pass, by random truncations. "
+        "Same top token as PyTorch's: "
         f"{'; '.join(texts)}."
     )
     width = 0.8 / len(groups)
@@ -115,16 +123,16 @@ def table_held_out(root: Path) -> Html:
     the same prompts.
     """
     lines = [
-        (key, [found.get(end) for end in ENDS])
+        (key, [found.get(program) for program in HELD_OUT_PROGRAMS])
         for key, found in _groups(_read(root / FILES[1])).items()
-        if found.keys() <= set(ENDS)
+        if found.keys() <= set(HELD_OUT_PROGRAMS)
     ]
     if not lines:
         return Html(f"<p>The tuned program on {HELD_OUT} held-out prompts: {gap()}.</p>")
     rows = []
-    for (row, scale, tokens), (plain, tuned) in lines:
+    for (row, scale, tokens), (plain, tuned, outside) in lines:
         cells = [row_label(row), escape(scale), tokens]
-        for line in (tuned, plain):
+        for line in (tuned, outside, plain):
             if line is None:
                 cells += [gap("–"), gap("–")]
                 continue
@@ -133,18 +141,19 @@ def table_held_out(root: Path) -> Html:
                 number(asked, "smaller_scale", FILES[1]),
                 number(f"{float(line['max_logit_error']):.4f}", "smaller_scale", FILES[1]),
             ]
-        rows.append([*cells, _verdict(plain, tuned)])
+        rows.append([*cells, f"{_verdict(plain, tuned)}; {_verdict(plain, outside)}"])
     caption = (
         f"<b>The same answer on held-out prompts</b>: the target is PyTorch's top token on {HELD_OUT} prompts and an "
         "error no larger than as published. Complete private passes of models trained here; the largest difference of "
         "a logit. As published answers the first of the same prompts, as many as are said: the largest error of "
         "few is smaller than that of many, so the comparison favours it. Rows that are not listed were not asked; the "
-        "models are of the scale named, not of the papers' width."
+        "models are of the scale named, not of the papers' width. The verdict is first that of <code>tuned</code>, "
+        f"then that of <code>{OUTSIDE}</code>."
     )
-    heads = ["configuration", "scale", "T", "tuned, same top token", "error", "as published, same top token", "error"]
-    return Html(
-        grid([*heads, "target"], rows, caption, "held-out", (0.22, 0.1, 0.06, 0.14, 0.1, 0.16, 0.1, 0.12), "dense")
-    )
+    heads = ["configuration", "scale", "T", "tuned, same top token", "error", "lattice products, same top token"]
+    heads += ["error", "as published, same top token", "error", "target"]
+    widths = (0.19, 0.08, 0.04, 0.12, 0.08, 0.13, 0.08, 0.12, 0.08, 0.08)
+    return Html(grid(heads, rows, caption, "held-out", widths, "dense"))
 
 
 def _verdict(plain: dict[str, str] | None, tuned: dict[str, str] | None) -> str:
@@ -168,8 +177,9 @@ def _groups(lines: list[dict[str, str]]) -> dict[tuple[str, str, str], dict[str,
 
 
 def _single(name: str) -> tuple[str, str]:
-    """The programs with saving `name` alone and with all but it; absorbing needs the FFN folded."""
-    return f"as_published+{'folded_ffn+' if name == 'absorbed_ffn' else ''}{name}", f"tuned-{name}"
+    """The programs with saving `name` alone and with all but it, or with it too; absorbing needs the FFN folded."""
+    sign = "+" if name in FURTHER else "-"
+    return f"as_published+{'folded_ffn+' if name == 'absorbed_ffn' else ''}{name}", f"tuned{sign}{name}"
 
 
 def _pair(found: dict[str, dict[str, str]], *programs: str) -> str:

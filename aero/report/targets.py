@@ -101,7 +101,7 @@ def targets(results: Results) -> Html:
         "target no switch there is reaches it. It is no bound for other ways to look up, to exponentiate or to "
         f"multiply.{_without_tiles(results)} The columns are those of plain <code>tuned</code>: with the residual "
         "stream put back into its own basis before every layer that can need it, one product each, the three targets "
-        f"are met by {bound}."
+        f"are met by {bound}. What products outside SPU make of the seconds is in the next table."
     )
     heads = ["Table", "configuration", "GB, over published", "GB, over as published", "seconds, over as published"]
     heads += ["least seconds: dividing rows for nothing; products alone"]

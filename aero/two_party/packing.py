@@ -16,6 +16,7 @@ from functools import cache
 
 from aero.two_party import lookup
 from aero.two_party.cover import Cover, tile_side, tree_levels
+from aero.two_party.lattice_product import Layout
 
 SLOTS = 8192
 EMBEDDINGS = ("embedding_slice", "embedding_lookup", "id_lookup")
@@ -23,7 +24,9 @@ VOCABULARY_PROJECTIONS = ("vocabulary_slice", "vocabulary_slice_shared")
 """Kinds of operations that are no part of a block."""
 
 _MAXIMUM = ("softmax", "exponentials")
-MATRICES = frozenset({"linear", "embedding_slice", "embedding_lookup", "vocabulary_slice", "scores", "mix"})
+MATRICES = frozenset(
+    {"linear", "lattice_linear", "embedding_slice", "embedding_lookup", "vocabulary_slice", "scores", "mix"}
+)
 """Products of matrices: few bytes and a round or two beside seconds of computing."""
 _ONE_PRODUCT = ("linear", "embedding_slice", "vocabulary_slice")
 _OF_TWO_SECRETS = ("gelu", "softmax", "layer_norm", "exponentials", "divide_by_sums", "scale_rows")
@@ -89,6 +92,8 @@ def features(operation: Sized) -> dict[str, tuple[float, ...]]:
     """
     if operation.kind == "embedding_lookup":
         return _lookup_features(operation)
+    if operation.kind == "lattice_linear":
+        return _lattice_features(operation)
     products = _products(operation)
     if products is not None:
         many, rows, inner, columns = products
@@ -144,6 +149,24 @@ def _lookup_features(operation: Sized) -> dict[str, tuple[float, ...]]:
         "bytes_sent_server": (1.0, *server, results),
         "messages": (1.0, *crossing, results, math.ceil(tokens / lookup.TOKENS_AT_ONCE)),
         "seconds": (1.0, many * one.multiplied, many * one.turned, queries, queries * width),
+        "rounds": (1.0,),
+    }
+
+
+def _lattice_features(operation: Sized) -> dict[str, tuple[float, ...]]:
+    """Ciphertexts of `aero.two_party.lattice_product`, and truncations of the result.
+
+    Seconds go into spectra of the matrix, which groups of rows share, their products, and what packs an answer.
+    """
+    (rows, inner), (_, columns) = operation.shapes
+    layout = Layout(rows, inner, columns)
+    sent, answered, results = layout.groups * layout.blocks, layout.groups * layout.packs, rows * columns
+    spectra = layout.packs * layout.blocks * layout.wide
+    return {
+        "bytes_sent_client": (1.0, sent, results),
+        "bytes_sent_server": (1.0, answered, results),
+        "messages": (1.0, layout.groups),
+        "seconds": (1.0, spectra, answered * layout.blocks, answered),
         "rounds": (1.0,),
     }
 

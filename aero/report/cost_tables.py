@@ -253,7 +253,7 @@ def cost_model(results: Results) -> Html:
         operations = measured_operations(settings.variant(), results.root)
     except (KeyError, ValueError):
         return Html(f"<p>Laws between measured shapes: {gap()}.</p>")
-    source = "results/two_party/ops.csv, all_ops.csv and asked_ops.csv, aero.two_party.cost.law_errors"
+    source = "results/two_party/ops.csv, all_ops.csv, asked_ops.csv and lattice_ops.csv, aero.two_party.cost.law_errors"
     rows = []
     for group, points, *of_laws in law_errors(operations):
         errors = [

@@ -141,7 +141,8 @@ def table_held_out(root: Path) -> Html:
                 number(asked, "smaller_scale", FILES[1]),
                 number(f"{float(line['max_logit_error']):.4f}", "smaller_scale", FILES[1]),
             ]
-        rows.append([*cells, f"{_verdict(plain, tuned)}; {_verdict(plain, outside)}"])
+        verdicts = [_verdict(plain, line) for line in (tuned, outside) if line is not None or line is tuned]
+        rows.append([*cells, "; ".join(verdicts)])
     caption = (
         f"<b>The same answer on held-out prompts</b>: the target is PyTorch's top token on {HELD_OUT} prompts and an "
         "error no larger than as published. Complete private passes of models trained here; the largest difference of "

@@ -24,7 +24,7 @@ from aero.two_party.counts import OWN, Sizes, counts
 from aero.two_party.network import Network, wire_bytes
 
 QUANTITIES = ("bytes_sent_client", "bytes_sent_server", "messages", "rounds", "seconds")
-_MEASURED = ("asked_ops.csv", "all_ops.csv", "ops.csv")
+_MEASURED = ("lattice_ops.csv", "asked_ops.csv", "all_ops.csv", "ops.csv")
 KEPT_FILES = tuple(f"results/two_party/{name}" for name in _MEASURED)
 FILES = (*KEPT_FILES, *(f"runs/two_party/{name}" for name in _MEASURED))
 PARTS = dict.fromkeys(packing.EMBEDDINGS, "embedding")

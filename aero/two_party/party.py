@@ -258,7 +258,7 @@ class Party:
             if bits > 64:
                 raise TwoPartyError(
                     f"the step {part.step} computes on shares of 64 bits at most, not on {self.settings.field}; "
-                    "use FM64, or a program without split_exponential and lattice_lookup"
+                    "use FM64, or a program without split_exponential, lattice_lookup and lattice_products"
                 )
             secrets = part.inputs if step.prepare is None else part.inputs[:-1]
             shares = [ring_elements(self._runtime.get_var(name), bits) for name in secrets]

@@ -99,3 +99,17 @@ def test_held_out_prompts_against_their_target(tmp_path, tuned, plain, said):
     html = table_held_out(tmp_path)._repr_html_()
     (line,) = [re.sub(r"<[^>]*>|○", "", one) for one in html.split("<tr>")[2:]]  # of the ends alone: not SM+LN+G
     assert line.partition("The same answer")[0].strip().endswith(said) and f"{tuned[1]} of {tuned[0]}" in line
+
+
+def test_a_saving_that_tuned_has_not_got_stands_beside_what_it_is_added_to(tmp_path):
+    folder = tmp_path / "results/two_party"
+    folder.mkdir(parents=True)
+    line = "SM+LN+R,{},laptop,{},{},{},{},{{}}\n".format
+    passes = line("tuned", 200, 24, 0.003, 200) + line("tuned+lattice_products", 20, 24, 0.013, 20)
+    passes += line("as_published", 20, 24, 0.012, 20)
+    singles = line("as_published+lattice_products", 2, 16, 0.011, 2) + line("tuned+lattice_products", 2, 16, 0.004, 2)
+    (folder / "savings_errors.csv").write_text(ERRORS + passes + singles)
+    (held_out,) = [re.sub(r"<[^>]*>|○", " ", one) for one in table_held_out(tmp_path)._repr_html_().split("<tr>")[2:]]
+    assert re.search(r"200 of 200\s+0\.0030\s+20 of 20\s+0\.0130\s+20 of 20\s+0\.0120\s+met; missed", held_out)
+    html = table_errors(tmp_path, {"lattice_products": "outside"})._repr_html_()
+    assert "0.0110 (2) | 0.0040 (2)" in re.sub(r"<[^>]*>|○", "", html)

@@ -32,7 +32,7 @@ from aero.two_party.counts import counts, evaluate, published_sizes, traced
         ("SM", "gpt2", {"layers": 4}, 15),  # too short for a rule
     ],
 )
-@pytest.mark.parametrize("program", ["as_published", "tuned"])
+@pytest.mark.parametrize("program", module.PROGRAMS)
 def test_counts_are_those_of_the_program(text, family, changes, context, program):
     sizes = published_sizes(family, context, **changes)
     assert counts(parse(text), sizes, program)[0] == traced(parse(text), sizes, program)

@@ -177,6 +177,20 @@ def test_neither_does_it_in_the_published_program_with_gelu_and_layer_norm(tmp_p
     nothing_in_the_clear(session, prompt, model, program)
 
 
+def test_neither_do_products_outside_spu_show_anything(model, tmp_path):
+    """Keys, queries and answers of `lattice_products`: nothing in the clear, and of one size whatever the prompt."""
+    path, program = tmp_path / "checkpoint.safetensors", "tuned+lattice_products"
+    checkpoint.save(path, model)
+    description = Description.of(model.architecture, model.config, program, Settings(), "0" * 64)
+    found = []
+    for prompt in PROMPTS:
+        with pytest.MonkeyPatch.context() as patch:
+            found.append(Session(model, path, description, prompt, patch, look_into_memory=False))
+        assert found[-1].answered.ids[0] == torch_logits(model, np.array(prompt)).argmax()
+        nothing_in_the_clear(found[-1], prompt, model, program)
+    of_one_size(*found)
+
+
 def test_the_search_finds_weights_and_logits_that_do_cross(sessions, model):
     """In a stream as recorded, at an odd place, each way they could be written."""
     stream, cut = sessions[0].to_client, 1_000_003

@@ -281,7 +281,7 @@ def _published(path: Path, tokenizer: str | None, program: str, settings: Settin
     check_tokenizer(found.sha256, header, path)
     model = checkpoint.load(path)
     weights = weights_sha256(model)
-    program = within_budget(model, program)
+    program = within_budget(model, program, fraction_bits=settings.fraction_bits)
     check(model, program, settings)
     description = Description.of(model.architecture, model.config, program, settings, found.sha256)
     _check_vocabulary(found, description)

@@ -54,8 +54,8 @@ class LatticeRow:
     def over(self, quantity: str, program: str = OUTSIDE, put_backs: int = 0) -> float:
         """What `program` takes of what is taken as published, of "bytes" or "seconds"."""
         amounts = getattr(self, quantity)
-        more = self.put_back[quantity == "seconds"] * put_backs
-        return (amounts[program] + more) / amounts["as_published"]
+        more = dict(zip(("bytes", "seconds"), self.put_back, strict=True))[quantity]
+        return (amounts[program] + put_backs * more) / amounts["as_published"]
 
     def printed(self, put_backs: int = 0) -> float:
         """Bytes of OUTSIDE over the printed ones."""
@@ -110,10 +110,14 @@ def counted(rows: list[LatticeRow], put_backs: bool) -> dict[str, tuple[int, int
     put_backs: with the residual stream put back before every layer that can need it.
     """
     own = [row for row in rows if row.own]
+
+    def times(row: LatticeRow) -> int:
+        return row.put_backs if put_backs else 0
+
     judged = {
-        "published": [row.printed(put_backs * row.put_backs) <= row.most for row in rows if row.most is not None],
-        "bytes": [row.over("bytes", OUTSIDE, put_backs * row.put_backs) <= OWN_TARGET for row in own],
-        "seconds": [row.over("seconds", OUTSIDE, put_backs * row.put_backs) <= OWN_TARGET for row in own],
+        "published": [row.printed(times(row)) <= row.most for row in rows if row.most is not None],
+        "bytes": [row.over("bytes", OUTSIDE, times(row)) <= OWN_TARGET for row in own],
+        "seconds": [row.over("seconds", OUTSIDE, times(row)) <= OWN_TARGET for row in own],
     }
     return {name: (sum(found), len(found)) for name, found in judged.items()}
 

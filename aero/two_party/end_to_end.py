@@ -164,13 +164,13 @@ def ask(
     """
     if not isinstance(model, GPT):
         model = checkpoint.load(model)
-    program = within_budget(model, program)
+    settings = settings or Settings()
+    program = within_budget(model, program, fraction_bits=settings.fraction_bits)
     config, prompts = model.config, np.atleast_2d(np.asarray(prompts))
     if not prompts.size or prompts.shape[1] > config.context:
         raise ValueError(f"a prompt needs 1 to {config.context} tokens, got {prompts.shape[1]}; shorten it")
     if prompts.min() < 0 or prompts.max() >= config.vocabulary:
         raise ValueError(f"token ids must lie in 0 to {config.vocabulary - 1}; use the model's own tokenizer")
-    settings = settings or Settings()
     check_ring(settings.field, program)
     question = Question(str(model.architecture), dataclasses.asdict(config), program, prompts.shape[1])
     counts = operations(model.architecture, config, program, prompts.shape[1]) if operation_runs else {}

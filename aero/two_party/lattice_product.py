@@ -5,8 +5,8 @@ ring R = Z[Y] / (Y^n + 1); all ciphertexts are modulo q = 2^64. The server multi
 ciphertexts that the client sends, as Cheetah does (Huang et al., USENIX Security 2022), whose answers are packed as in
 BumbleBee (Lu et al., NDSS 2025):
 
-    x(Y) = sum_{i, c} X[i, c] Y^(16 w i + c)        16 columns of X of up to 128 rows i, one of T in all
-    w(Y) = sum_{v, c} W[c, v] Y^(16 v - c)          for w columns v of W
+    x(Y) = sum_{i, c} X[i, c] Y^(16 w i + c)        16 columns c of X and up to 128 of its rows i
+    w(Y) = sum_{v, c} W[c, v] Y^(16 v - c)          the same 16 rows c of W and w of its columns v
 
 have (X W)[i, v] as coefficient 16 (w i + v) of x w. Of a ciphertext's products, summed over blocks of 16 inner places,
 one coefficient in 16 is wanted; 16 such sums become one ciphertext by 4 automorphisms Y -> Y^(n / 2^l + 1), each of
@@ -14,9 +14,9 @@ which doubles what is wanted and takes away half of what is not. 15 changes of k
 
 SPU has the same protocol, in RNS form at n = 8,192, and encodes the matrix in every product anew: that is most of its
 time. Here q is a power of two, where shares live, so that nothing is rescaled; sums of products are matrix products of
-floats (limbs of 21 bits, exact) at the n / 2 complex roots; and the lowest bits of a result may be wrong, because fixed
-point cuts them off: q has no room for them, which is what allows n = 4,096. A result is 2^28 times as large as in fixed
-point (`RESULT_BITS`), and is off by the deviation that `error_of` says.
+floats (limbs of 21 and 22 bits, exact) at the n / 2 complex roots; and the lowest bits of a result may be wrong, as
+fixed point cuts them off: q has no room for them, which is what allows n = 4,096. A result is 2^28 times as large as in
+fixed point (`RESULT_BITS`), and is off by the deviation that `error_of` says.
 
 Who learns what: the server sees ciphertexts. The client decrypts X_0 W - R, R uniform modulo 2^64 and kept by the
 server as its share, so noise tells it nothing of W. The other half of an answer is W's combination of the client's own
@@ -69,7 +69,7 @@ CUT_BITS = (16, 24)
 ERROR_BUDGET = 4.0
 """Standard deviation of an entry's error, in units of the fixed point's last bit, as in `aero.two_party.lookup`."""
 FRACTION_BITS = (16, 20)
-"""The fixed points in which there is room for it: 2^-16 can be told, and 2^28 is larger than its unit squared."""
+"""The fixed points it is for: below, SPU cannot tell 2^-16; above, values beyond 2^8 have no room in a result."""
 SEED = 32
 
 
@@ -155,7 +155,7 @@ class Secret:
             for digit in range(DIGITS):
                 keys[1 + level * DIGITS + digit] += turned << np.uint64(64 - (DIGITS - digit) * DIGIT_BITS)
         self.announced = seed + keys.astype("<u8").tobytes()
-        """Bytes for the server, `Public.size` of them; as safe as any ciphertext."""
+        """Bytes for the server, `Public.size` of them: a public key, and the turned secrets under the secret."""
 
     def _masks(self, elements: np.ndarray) -> np.ndarray:
         """Fresh encryptions of zero (count, n) that go with the public elements a (count, n): e - a s."""
@@ -250,14 +250,12 @@ def times(left: np.ndarray, matrix: np.ndarray) -> np.ndarray:
 def error_of(matrix: np.ndarray, fraction_bits: int = 18, wide: int = WIDE, degree: int = DEGREE) -> float:
     """The largest standard deviation of the error of an entry of X W, in units of the fixed point's last bit.
 
-    wide: that of the `Layout`; at 128 rows it is 2, and never more than WIDE.
-
-    The query's errors meet all columns whose products are in one ciphertext; each level's change of keys is doubled by
-    those behind it.
+    wide: that of the `Layout`; at 128 rows it is 2, and never more than WIDE. The query's errors meet all columns whose
+    products are in one ciphertext, any `wide` neighbours; each level's change of keys is doubled by those behind it.
     """
     squares = np.square(matrix, dtype=np.float64).sum(0)
-    padded = np.pad(squares, (0, -len(squares) % wide)).reshape(-1, wide).sum(1).max(initial=0.0)
-    queries = DEVIATION * 2.0**fraction_bits * padded**0.5 * PACKED
+    neighbours = np.convolve(squares, np.ones(min(wide, len(squares)))).max()
+    queries = DEVIATION * 2.0**fraction_bits * neighbours**0.5 * PACKED
     digits = DEVIATION * (degree * DIGITS / 12) ** 0.5 * 2.0**DIGIT_BITS
     below = (degree * 2 / 3 / 12) ** 0.5 * 2.0 ** (64 - DIGITS * DIGIT_BITS)
     levels = sum(4.0**level for level in range(LEVELS)) ** 0.5

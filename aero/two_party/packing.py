@@ -165,7 +165,7 @@ def _lattice_features(operation: Sized) -> dict[str, tuple[float, ...]]:
     return {
         "bytes_sent_client": (1.0, sent, results),
         "bytes_sent_server": (1.0, answered, results),
-        "messages": (1.0, layout.groups),
+        "messages": (1.0, layout.groups, results),
         "seconds": (1.0, spectra, answered * layout.blocks, answered),
         "rounds": (1.0,),
     }

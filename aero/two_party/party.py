@@ -1,9 +1,10 @@
 """One party of a private run, inside its own process: its shares, its link to the other party, its SPU runtime.
 
 What goes over the link besides the protocol's own messages: a secret share of each input that is not held in the
-clear by one party, the client's encrypted queries where a program has them (`aero.two_party.lookup`), and the share of
-each output, in the one direction that `reveal` names. A share of a secret is uniformly random to whoever lacks the
-other one. Nothing received is ever unpickled.
+clear by one party, the client's encrypted queries where a program has them (`aero.two_party.lookup`), keys, queries and
+answers of products outside SPU (`aero.two_party.lattice_product`), and the share of each output, in the one direction
+that `reveal` names. A share of a secret is uniformly random to whoever lacks the other one. Nothing received is ever
+unpickled.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Arithmetic of the ring R = Z[X] / (X^n + 1) on NumPy's arrays, and what its ciphertexts are drawn from.
 
 Integers are kept modulo 2^64, as SPU keeps shares; of a smaller power of two the lower bits count. Products are
-float64 FFTs of limbs, checked in every call to lie near integers, so that they are exact or an error.
+float64 FFTs of limbs. Every call looks whether they lie near integers, and is an error if one does not: errors grow
+far more slowly with the operands than to jump from near one integer to near another.
 """
 
 from __future__ import annotations
@@ -124,8 +125,7 @@ def gaussian_thresholds(deviation: float = DEVIATION) -> tuple[int, np.ndarray]:
         whole, below, thresholds = sum(weights), Decimal(0), []
         for weight in weights[:-1]:
             below += weight
-            # The upper tail's last thresholds round up to 2^64, which no u reaches.
-            thresholds.append(min(int(below / whole * 2**64), 2**64 - 1))
+            thresholds.append(int(below / whole * 2**64))
     return most, np.array(thresholds, np.uint64)
 
 

@@ -117,7 +117,7 @@ def _apart(w: Weights, width: int) -> Weights:
     return w
 
 
-def within_budget(model: GPT, program: str, budget: float = CONDITION_BUDGET) -> str:
+def within_budget(model: GPT, program: str, budget: float = CONDITION_BUDGET, fraction_bits: int = 18) -> str:
     """`program` with the layers named before which the residual stream is put back into its own basis.
 
     That is wherever the condition number of the product of absorbed matrices would exceed `budget`: an error of the
@@ -130,7 +130,7 @@ def within_budget(model: GPT, program: str, budget: float = CONDITION_BUDGET) ->
     architecture, state = model.architecture, model.state_dict()
     if "lattice_lookup" in savings and model.config.vocabulary >= lookup.LEAST_VOCABULARY:
         try:
-            lookup.check(_token_embedding(state, model.config).numpy())
+            lookup.check(_token_embedding(state, model.config).numpy(), fraction_bits)
         except lookup.OverBudget:
             savings -= {"lattice_lookup"}
             program = named(savings, chosen(program)[1])
@@ -140,7 +140,7 @@ def within_budget(model: GPT, program: str, budget: float = CONDITION_BUDGET) ->
         try:
             for name, value in folded(architecture, model.config, state, program).items():
                 if name.rpartition(".")[2] in MATRICES:
-                    lattice_product.check(value.numpy())
+                    lattice_product.check(value.numpy(), fraction_bits)
         except lattice_product.OverBudget:
             program = named(savings - {"lattice_products"}, chosen(program)[1])
     return program

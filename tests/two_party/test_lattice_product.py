@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import jax
@@ -140,22 +141,91 @@ def test_shares_of_a_product_are_those_of_integers(rows, inner, columns):
     assert said <= lattice.error_of(weights, 18)
 
 
-def test_nothing_that_is_sent_repeats_and_masks_are_uniform():
+def test_queries_do_not_repeat():
     layout, secret = lattice.Layout(128, 32, 32), lattice.Secret()
-    public, matrix = lattice.Public(secret.announced), lattice.Matrix(np.full((32, 32), 0.1, np.float32), 18)
     share = np.zeros((128, 32), np.uint64)
-    made = [secret.encrypt(share, layout, 18) for _ in range(2)]
-    words = [np.frombuffer(message[32:], "<u8") for message in made]
+    words = [np.frombuffer(secret.encrypt(share, layout, 18)[32:], "<u8") for _ in range(2)]
     assert (words[0] != words[1]).mean() > 0.999 and len(np.unique(np.concatenate(words))) > 0.999 * 2 * len(words[0])
-    answers = [matrix.answer(public, [made[0]], layout) for _ in range(2)]
-    (one,), (other,) = answers[0][0], answers[1][0]
-    # Answers to one and the same query: both halves are hidden anew, the first by a public key, the second by the mask.
-    for half, width in zip(range(2), (6, 5), strict=True):
-        a, b = (list(lattice._unpacked(message, layout))[half] for message in (one, other))
-        assert (a != b).mean() > 0.99, width
-    assert (answers[0][1] != answers[1][1]).all()
-    high = answers[0][1] >> np.uint64(60)
-    assert np.bincount(high.ravel().astype(int), minlength=16).min() > 150
+
+
+def answered(layout, public, matrix, queries):
+    """Both halves (packs, n) of the answers to all groups, (2, groups, packs, n), and the server's share."""
+    answers, masks = matrix.answer(public, queries, layout)
+    return np.stack([np.stack(list(lattice._unpacked(answer, layout))) for answer in answers], 1), masks
+
+
+@pytest.fixture(scope="module")
+def hidden():
+    """Two answers to one and the same queries: 2 groups, 3 packs, and places in a ciphertext that hold no entry."""
+    layout, secret = lattice.Layout(200, 32, 90), lattice.Secret()
+    assert layout.groups == 2 and layout.packs == 3 and layout.height * layout.wide * 16 < lattice.DEGREE
+    public, matrix = lattice.Public(secret.announced), lattice.Matrix(np.full((32, 90), 0.1, np.float32), 18)
+    queries = [secret.encrypt(np.zeros((100, 32), np.uint64), layout, 18) for _ in range(2)]
+    return layout, public, queries, [answered(layout, public, matrix, queries) for _ in range(2)]
+
+
+def test_masks_of_answers_are_uniform_and_none_is_used_twice(hidden, monkeypatch):
+    """Of second halves, with nothing else to hide them: every pair differs by something uniform, at every place."""
+    layout, public, queries, _ = hidden
+    zeros = [np.zeros((layout.groups, lattice.DEGREE), np.uint64)] * 2
+    monkeypatch.setattr(public, "encryptions_of_zero", lambda count, degree: zeros)
+    matrix = lattice.Matrix(np.zeros((32, 90), np.float32), 18)
+    found = [answered(layout, public, matrix, queries) for _ in range(2)]
+    halves = np.concatenate([halves[1].reshape(-1, lattice.DEGREE) for halves, _ in found])
+    unused = slice(layout.height * layout.wide * 16, None)
+    for i in range(len(halves)):
+        for j in range(i):
+            for places in (slice(None), unused):
+                top = (halves[i] - halves[j])[places] >> np.uint64(60)
+                counts = np.bincount(top.astype(int), minlength=16) / len(top)
+                assert np.abs(counts - 1 / 16).max() < 6 * math.sqrt(15 / 256 / len(top))
+    assert (found[0][1] != found[1][1]).all()
+
+
+def test_first_halves_of_answers_are_hidden_each_by_a_secret_of_its_own(hidden):
+    """All columns of the matrix are alike, and so are all combinations of one group's public elements: what differs is
+    what hides them."""
+    _, _, _, found = hidden
+    for group in range(2):
+        firsts = np.concatenate([halves[0, group] for halves, _ in found])
+        for i in range(len(firsts)):
+            for j in range(i):
+                top = (firsts[i] - firsts[j]) >> np.uint64(60)
+                assert np.bincount(top.astype(int), minlength=16).min() > 150
+    across = found[0][0][0, 0] - found[0][0][0, 1]
+    assert len(np.unique(across[0] - across[1])) > 0.99 * lattice.DEGREE  # one secret for both groups would cancel
+
+
+def test_fresh_encryptions_of_zero_are_what_they_are_said_to_be(monkeypatch):
+    """Both halves have errors, of each one its own, and decrypt to little."""
+    secret = lattice.Secret(SMALL)
+    public, s = lattice.Public(secret.announced, SMALL), secret_polynomial(secret)
+    drawn = []
+
+    def recorded(count):
+        drawn.append(polynomials.ternary(count))
+        return drawn[-1]
+
+    monkeypatch.setattr(lattice, "ternary", recorded)
+    first, second = public.encryptions_of_zero(3, SMALL)
+    (small,) = (one.reshape(3, SMALL) for one in drawn)
+    key = polynomials.uniform(secret.announced[:32], "keys", 13, SMALL)[0]
+    key_second = np.frombuffer(secret.announced[32:], "<u8").reshape(13, SMALL)[0]
+    for half, element in ((first, key), (second, key_second)):
+        noise = np.stack([signed(a - product(element, u.view(np.uint64))) for a, u in zip(half, small, strict=True)])
+        assert 1 < noise.std() < 6 and np.abs(noise).max() <= 32
+        assert (noise[0] != noise[1]).any() and (noise[1] != noise[2]).any()
+    decrypted = np.stack([signed(b + product(a, s)) for a, b in zip(first, second, strict=True)])
+    assert 0 < np.abs(decrypted).max() < 2000
+
+
+def test_the_error_that_is_said_holds_for_columns_wherever_they_stand():
+    """Three large columns across an edge of 16, in a layout 3 wide: no cut of the matrix sees them together."""
+    weights = np.zeros((768, 48), np.float32)
+    weights[:, 15:18] = 0.5
+    alone = lattice.error_of(weights[:, 15:16], 18)
+    assert lattice.error_of(weights, 18) > 1.6 * alone
+    assert lattice.error_of(weights, 18, 3) == lattice.error_of(weights, 18)
 
 
 def test_matrices_beyond_the_budget_and_other_fixed_points_are_refused():

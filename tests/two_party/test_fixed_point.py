@@ -10,9 +10,10 @@ import torch
 from made_models import random_model, torch_logits
 
 from aero.two_party.end_to_end import ask
-from aero.two_party.fixed_point import PRODUCTS, check, farthest, limits
+from aero.two_party.fixed_point import PRODUCTS, check, farthest, limits, watched
+from aero.two_party.operations import Operation
 from aero.two_party.parties import run_parties
-from aero.two_party.settings import CLIENT, Settings, TwoPartyError
+from aero.two_party.settings import CLIENT, SERVER, Settings, TwoPartyError
 
 LIMITS = limits(Settings())
 TOLERANCE = 0.02
@@ -109,3 +110,29 @@ def test_limits_by_hand():
     assert limits(Settings()) == {"product": 2.0**26, "rsqrt": 2.0**17, "div": 2.0**18, "exp": 512.0, "value": 2.0**44}
     assert limits(Settings(field="FM128", fraction_bits=20))["product"] == 2.0**86
     assert "dot_general" in PRODUCTS
+
+
+LATTICE_LIMIT = 2.0**14
+"""Of a product outside SPU, which comes 2^28 times as large and is truncated in two steps."""
+
+
+def large_products(party, own):
+    operation, found = Operation("lattice_linear", ((8, 16), (16, 16))), {}
+    w = 0.5 * np.eye(16, dtype=np.float32)
+    party.put("w", w if party.rank == SERVER else None, w.shape, from_rank=SERVER, owner=SERVER)
+    for side, share in (("below", 0.7), ("beyond", 2.6)):
+        x = np.full((8, 16), 2 * share * LATTICE_LIMIT, np.float32)
+        party.put("x", x if party.rank == CLIENT else None, x.shape, from_rank=CLIENT)
+        party.run(operation.function(), ["x", "w"], ["y"])
+        found[side] = party.reveal("y", to=CLIENT)
+    return found
+
+
+def test_a_product_outside_spu_has_less_room_and_the_look_at_a_model_knows_it():
+    found, _ = run_parties(large_products, None, None, Settings())
+    assert np.allclose(found["below"], 0.7 * LATTICE_LIMIT, atol=0.01)
+    assert not np.isclose(found["beyond"], 2.6 * LATTICE_LIMIT, rtol=0.01).all()
+    for share, right in ((0.99, True), (1.01, False)):
+        seen = []
+        watched("lattice_linear", (jnp.full((2, 2), share * LATTICE_LIMIT / 2), jnp.ones((2, 2))), {}, seen)
+        assert all(value < LIMITS[limit] for limit, _, value in seen) is right

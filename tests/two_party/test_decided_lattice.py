@@ -1,0 +1,113 @@
+"""Figures of docs/decisions.md on products outside SPU, held against the files they are of and the code."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aero.report.lattice_rows import ALONE, OUTSIDE, lattice_rows
+from aero.report.results import load
+from aero.two_party import lattice_product as lattice
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = " ".join((ROOT / "docs/decisions.md").read_text(encoding="utf-8").split())
+SHAPE = "128x768,768x768"
+N = r"([\d.,]*\d)"
+
+
+def operation(kind: str) -> dict[str, str]:
+    with (ROOT / "results/two_party/lattice_ops.csv").open(encoding="utf-8", newline="") as file:
+        (found,) = [line for line in csv.DictReader(file) if (line["op"], line["shape"]) == (kind, SHAPE)]
+    return found
+
+
+def own_rows() -> list:
+    return [row for row in lattice_rows(load(ROOT)) if row.own]
+
+
+def table_line(kind: str) -> list[float]:
+    one = operation(kind)
+    return [float(one[name]) / 1e6 for name in ("bytes_sent_client", "bytes_sent_server")] + [
+        float(one[name]) for name in ("messages", "rounds", "seconds")
+    ]
+
+
+def of_rows() -> list[float]:
+    rows = own_rows()
+    found = [float(len(rows))]
+    for quantity, program in (("bytes", OUTSIDE), ("seconds", OUTSIDE), ("seconds", "tuned"), ("seconds", ALONE)):
+        ratios = [row.over(quantity, program) for row in rows]
+        found += [min(ratios), max(ratios)]
+    return [*found, max(row.over("seconds", OUTSIDE, row.put_backs) for row in rows)]
+
+
+def smallest_row() -> dict[str, float]:
+    (row,) = [row for row in own_rows() if (row.table, row.name) == ("4", "SM+ScFuFFN")]
+    return row.seconds
+
+
+def layouts() -> list[float]:
+    """MB of queries and changes of keys of 128 x 768 by 768 x 768 with 8, 16 and 32 inner places in a ciphertext."""
+    found: list[float] = []
+    for inner in (8, 16, 32):
+        blocks, sums = 768 // inner, 768 * 128 * inner // lattice.DEGREE
+        found += [8 * blocks * lattice.DEGREE / 1e6, sums - sums / inner]
+    return [found[0], found[2], found[1], found[3], found[4], found[5]]
+
+
+def held_out() -> list[float]:
+    with (ROOT / "results/two_party/savings_errors.csv").open(encoding="utf-8", newline="") as file:
+        (line,) = [one for one in csv.DictReader(file) if (one["program"], one["tokens"]) == (OUTSIDE, "24")]
+    assert line["architecture"] == "SM+ScFuFFN"
+    return [float(line[name]) for name in ("prompts", "same_top_token", "max_logit_error")]
+
+
+CASES = {
+    "SPU": (rf"\| SPU \(`linear`\) \| {N} \| {N} \| {N} \| {N} \| {N} \|", lambda: table_line("linear")),
+    "outside": (
+        rf"\| outside \(`lattice_linear`\) \| {N} \| {N} \| {N} \| {N} \| {N} \|",
+        lambda: table_line("lattice_linear"),
+    ),
+    "rows": (
+        rf"All {N} rows of AERO with a target take at most half: {N} to {N} of the bytes as published and {N} to {N} "
+        rf"of the seconds, where `tuned` takes {N} to {N} and this saving alone {N} to {N}; with the residual stream "
+        rf"put back before every layer that can need it {N} of the seconds at most",
+        of_rows,
+    ),
+    "one row": (
+        rf"SM\+ScFuFFN at T = 128: {N} s as published, {N} tuned, {N} with it",
+        lambda: [smallest_row()[program] for program in ("as_published", "tuned", OUTSIDE)],
+    ),
+    "blocks": (
+        rf"\*\*Blocks of 16 inner places\.\*\* 8: {N} MB of queries instead of {N}, {N} changes of keys instead of "
+        rf"{N}; 32: {N} MB and {N}",
+        layouts,
+    ),
+    "held out": (
+        rf"asked the first {N} and has PyTorch's top token {N} times, with an error of {N} at most",
+        held_out,
+    ),
+    "error": (
+        rf"Std {N} last bits of the fixed point by the law",
+        lambda: [lattice.error_of(np.full((768, 2), 0.14), 18, 2)],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_figure_is_that_of_its_file(case: str) -> None:
+    pattern, values = CASES[case]
+    (found,) = re.findall(pattern, TEXT)
+    found = [found] if isinstance(found, str) else list(found)
+    plain = [text.replace(",", "") for text in found]
+    assert plain == [f"{v:.{len(text.partition('.')[2])}f}" for v, text in zip(values(), plain, strict=True)]
+
+
+def test_every_row_with_a_target_meets_all_three() -> None:
+    rows = lattice_rows(load(ROOT))
+    assert all(row.printed(row.put_backs) <= row.most for row in rows if row.most is not None)
+    assert all(row.over(what, OUTSIDE, row.put_backs) <= 0.5 for row in own_rows() for what in ("bytes", "seconds"))

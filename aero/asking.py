@@ -46,7 +46,10 @@ def add_commands(commands: Any) -> None:
     ask.add_argument("--tokens", type=int, default=1, metavar="N", help="new tokens, a forward pass each (default 1)")
     ask.add_argument("--temperature", type=float, default=0.0, help="choose at random; 0 (default): the most likely")
     ask.add_argument("--seed", type=int, default=0, help="of the random choice")
-    ask.add_argument("--program", help="tuned or as_published; with --server, insist on it (default there: any)")
+    ask.add_argument(
+        "--program",
+        help="tuned, tuned+lattice_products (faster), as_published, ...; with --server: insist on it (there any)",
+    )
     ask.add_argument("--expect", metavar="SHA256", help="insist on the server's description, as `aero serve` prints it")
     ask.add_argument("--wait", type=float, default=60, metavar="S", help="for a busy server, seconds (default 60)")
     ask.add_argument("--json", action="store_true", help="print one JSON object at the end instead of text")
@@ -55,7 +58,9 @@ def add_commands(commands: Any) -> None:
     serve.add_argument("--checkpoint", type=Path, required=True, help="the model")
     serve.add_argument("--listen", default="127.0.0.1:9731", metavar="HOST:PORT", help="default 127.0.0.1:9731")
     serve.add_argument(
-        "--program", default="tuned", help="tuned (default), as_published, or one saving more or less: tuned-row_tiles"
+        "--program",
+        default="tuned",
+        help="tuned (default), as_published, or one saving more or less: tuned+lattice_products (faster)",
     )
     serve.add_argument("--most-tokens", type=int, default=256, metavar="N", help="new tokens a question may ask for")
     serve.add_argument("--once", action="store_true", help="end after one question, with its success as exit status")
@@ -251,13 +256,13 @@ def _rounds(
     """Round trips of all passes, composed from those of the operations as they were measured alone, which are those of
     `aero cost`; or None and the reason. root: where the costs are kept, by default as `folder_of_costs` has it, as who
     asks another host's server may be anywhere."""
-    from aero.two_party.cost import folder_of_costs, measured_operations, variant_of
+    from aero.two_party.cost import files_of, folder_of_costs, measured_operations, variant_of
     from aero.two_party.program import operations
 
     total = 0.0
     try:
         root = folder_of_costs(Path()) if root is None else root
-        measured = measured_operations(variant_of(description.protocol), root)
+        measured = measured_operations(variant_of(description.protocol), root, files_of(description.program))
         for length in range(tokens, tokens + passes):
             counts = operations(description.parsed, description.model_config, description.program, length)
             total += sum(count * measured.rounds(one.name, one.shape) for one, count in counts.items())

@@ -4,9 +4,8 @@
     python -m benchmarks.savings errors --run sm-ln-g    private passes of a trained model of params.yaml's scale
 
 Each saving is added to "as_published" alone and left out of "tuned" alone; one that "tuned" has not got is added to it.
-`bytes` measures the operations that
-results/two_party/ops.csv lacks into savings_ops.csv, going on where it stopped, and writes savings.csv; `errors` writes
-savings_errors.csv every few prompts and goes on likewise.
+`bytes` measures the operations that results/two_party/ops.csv lacks into savings_ops.csv, going on where it stopped,
+and writes savings.csv; `errors` writes savings_errors.csv every few prompts and goes on likewise.
 """
 
 from __future__ import annotations

@@ -171,3 +171,22 @@ def table(results: Results) -> Html:
     heads += ["products: tuned over these, s"]
     widths = (0.05, 0.2, 0.08, 0.07, 0.13, 0.13, 0.13, 0.08, 0.07, 0.06)
     return Html(grid(heads, lines, caption, "lattice-products", widths, "dense"))
+
+
+def sentence(results: Results) -> str:
+    """What AERO's rows take with it, for Markdown; empty if nothing is measured."""
+    rows = [row for row in lattice_rows(results) if row.own]
+    if not rows:
+        return ""
+
+    def between(quantity: str, program: str = OUTSIDE) -> str:
+        ratios = [row.over(quantity, program) for row in rows]
+        return f"{min(ratios):.2f} to {max(ratios):.2f}"
+
+    return (
+        f"`{OUTSIDE}` takes products with the server's matrices out of SPU, by the same protocol (docs/two_party.md): "
+        f"AERO's rows in Tables {rows[0].table} to {rows[-1].table} take {between('bytes')} of the bytes and "
+        f"{between('seconds')} of the seconds of computing as published, where `tuned` takes "
+        f"{between('bytes', 'tuned')} and {between('seconds', 'tuned')}; all measured together, without putting "
+        f"back (`{PATH.as_posix()}`)."
+    )

@@ -10,6 +10,7 @@ import re
 from aero.errors import run_main
 from aero.published import load as load_paper
 from aero.report.claims import group_counts, judge
+from aero.report.lattice_rows import sentence
 from aero.report.marks import MARKS, WORDS, reported_runs, scale_text, training_caption
 from aero.report.page import MODELLED, headline_rows
 from aero.report.put_backs import note
@@ -45,6 +46,8 @@ def headline_markdown(results: Results) -> str:
     lines += ["", MODELLED.replace(" x ", " × ")]
     if said := note(results, load_paper("aero").tables["4"], marked=False):
         lines += ["", said.replace("’", chr(39))]
+    if said := sentence(results):
+        lines += ["", said]
     lines += ["", f"{marks}: {scale_text(results)}. Claims so far, by what they rest on: {found}.", "", caption]
     return "\n".join(lines) + "\n"
 

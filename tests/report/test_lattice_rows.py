@@ -54,6 +54,9 @@ def test_ratios_and_targets_by_hand(tmp_path: Path) -> None:
     text = lattice_rows.table(results).text
     assert text.count("(≤ 0.50, met)") == 2 and text.count("(≤ 0.30, met)") == 1 and "missed" not in text
     assert ">10.0<" in text and ">0.68<" in text
+    said = lattice_rows.sentence(results)
+    assert "take 0.23 to 0.23 of the bytes and 0.38 to 0.38 of the seconds" in said
+    assert "`tuned` takes 0.25 to 0.25 and 0.60 to 0.60" in said
 
 
 def test_what_is_just_missed_does_not_look_met(tmp_path: Path) -> None:
@@ -67,6 +70,7 @@ def test_what_is_just_missed_does_not_look_met(tmp_path: Path) -> None:
 def test_what_is_not_measured_is_a_gap(tmp_path: Path, fault: str) -> None:
     made_results.project(tmp_path, runs=())
     assert "not measured yet" in lattice_rows.table(load(tmp_path)).text
+    assert lattice_rows.sentence(load(tmp_path)) == ""
     amounts = dict(AMOUNTS)
     if fault == "program":
         del amounts["tuned"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 from pathlib import Path
 
@@ -59,6 +60,18 @@ def layouts() -> list[float]:
     return [found[0], found[2], found[1], found[3], found[4], found[5]]
 
 
+def passes() -> list[float]:
+    """Seconds and GB of the complete passes of three rows, their errors, and the range of their compositions."""
+    entries = json.loads((ROOT / "results/two_party/full_passes.json").read_text(encoding="utf-8"))
+    found = {entry["architecture"]: entry for entry in entries if entry["program"] == OUTSIDE}
+    assert list(found) == ["SM+ScFuFFN", "SM+LN+R", "SM+LN+G"]
+    assert all(entry["same_top_token"] == 1 and entry["load_before"] < 2.5 for entry in found.values())
+    figures = [(one["seconds"], (one["bytes_client"] + one["bytes_server"]) / 1e9) for one in found.values()]
+    over = [[one[f"composed_over_measured_{what}"] for one in found.values()] for what in ("bytes", "seconds")]
+    errors = [one["max_logit_error"] for one in found.values()]
+    return [*sum(map(list, figures), []), *errors, *(end(values) for values in over for end in (min, max))]
+
+
 def held_out() -> list[float]:
     with (ROOT / "results/two_party/savings_errors.csv").open(encoding="utf-8", newline="") as file:
         (line,) = [one for one in csv.DictReader(file) if (one["program"], one["tokens"]) == (OUTSIDE, "24")]
@@ -90,6 +103,12 @@ CASES = {
     "held out": (
         rf"asked the first {N} and has PyTorch's top token {N} times, with an error of {N} at most",
         held_out,
+    ),
+    "passes": (
+        rf"SM\+ScFuFFN {N} s and {N} GB, SM\+LN\+R {N} s and {N} GB, SM\+LN\+G {N} s and {N} GB, errors of the last "
+        rf"logits {N}, {N} and {N}, PyTorch's top token each time\. Sums of operations are {N} to {N} of the bytes and "
+        rf"{N} to {N} of the seconds",
+        passes,
     ),
     "error": (
         rf"Std {N} last bits of the fixed point by the law",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from aero.pipeline import ROOT
 from aero.two_party import ledger
 from aero.two_party.compose import compose
 from aero.two_party.network import Network
+from aero.two_party.program import operations
 from benchmarks import full_passes
 
 ENTRY = {"architecture": "SM+LN+R", "computed_as": "tuned", "bytes_client": 1_500_000_000, "bytes_server": 1e9}
@@ -22,7 +24,8 @@ ENTRY |= {"messages": 80_000, "seconds": 1400.0, "max_logit_error": 0.01}
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The kept operations, and no pass yet."""
-    (tmp_path / "ops.csv").write_bytes((ROOT / "results/two_party/ops.csv").read_bytes())
+    for name in ("ops.csv", "lattice_ops.csv"):
+        (tmp_path / name).write_bytes((ROOT / "results/two_party" / name).read_bytes())
     monkeypatch.setattr(full_passes, "PATH", tmp_path / "full_passes.json")
     return tmp_path
 
@@ -41,6 +44,19 @@ def test_a_composition_is_that_of_the_row_without_its_set_up(folder: Path) -> No
         assert found[f"composed_{what}"] == pytest.approx(value, abs=0.01)
         assert found[f"composed_over_measured_{what}"] == pytest.approx(value / over[what], rel=1e-6)
     assert found["operations_measured"] == sorted(found["operations_measured"])
+
+
+def test_products_outside_spu_are_of_the_file_in_which_all_was_measured_together(folder: Path) -> None:
+    parameters = load(ROOT / "params.yaml").at_scale("laptop")
+    config, context = parameters.two_party_model()
+    program = "tuned+lattice_products@1,5"
+    found = full_passes.composed(ENTRY | {"architecture": "SM+ScFuFFN", "computed_as": program}, parameters)
+    with (folder / "lattice_ops.csv").open(encoding="utf-8", newline="") as file:
+        seconds = {(line["op"], line["shape"]): float(line["seconds"]) for line in csv.DictReader(file)}
+    counts = operations(parse("SM+ScFuFFN"), config, program, context)
+    assert sum(count for one, count in counts.items() if one.name == "lattice_linear") > 24
+    expected = sum(count * seconds[one.name, one.shape] for one, count in counts.items())
+    assert found["not_measured_alone"] == [] and found["composed_seconds"] == pytest.approx(expected, abs=0.01)
 
 
 def test_an_operation_that_was_not_measured_leaves_no_composition_and_is_named(folder: Path) -> None:

@@ -178,17 +178,21 @@ def test_neither_does_it_in_the_published_program_with_gelu_and_layer_norm(tmp_p
 
 
 def test_neither_do_products_outside_spu_show_anything(model, tmp_path):
-    """Keys, queries and answers of `lattice_products`: nothing in the clear, and of one size whatever the prompt."""
+    """Keys, queries and answers of `lattice_products`: nothing in the clear, and of one size whatever the prompt; and
+    nothing of one party in the other's memory."""
     path, program = tmp_path / "checkpoint.safetensors", "tuned+lattice_products"
     checkpoint.save(path, model)
     description = Description.of(model.architecture, model.config, program, Settings(), "0" * 64)
     found = []
     for prompt in PROMPTS:
         with pytest.MonkeyPatch.context() as patch:
-            found.append(Session(model, path, description, prompt, patch, look_into_memory=False))
+            found.append(Session(model, path, description, prompt, patch, look_into_memory=not found))
         assert found[-1].answered.ids[0] == torch_logits(model, np.array(prompt)).argmax()
         nothing_in_the_clear(found[-1], prompt, model, program)
     of_one_size(*found)
+    seen = {name: names for name, (names, _) in found[0].memory.items()}
+    # Its products are of matrices in fixed point: the server's own in floats are no longer there to be found.
+    assert seen == {"client": {"one-hot"}, "server": set()}
 
 
 def test_the_search_finds_weights_and_logits_that_do_cross(sessions, model):

@@ -282,7 +282,8 @@ def held_out(row: str) -> Iterator[float]:
         for line in two_party_file("savings_errors.csv")
         if (line["architecture"], line["tokens"]) == (row, "24")
     }
-    weights = {json.loads(line["provenance"])["weights"] for line in lines.values()}
+    ends = [lines[program] for program in ("tuned", "as_published") if program in lines]
+    weights = {json.loads(line["provenance"])["weights"] for line in ends}
     assert "tuned" in lines and len(weights) == 1
     for line in (lines[program] for program in ("tuned", "as_published") if program in lines):
         yield from (float(line[name]) for name in ("prompts", "same_top_token", "max_logit_error"))

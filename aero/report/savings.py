@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import json
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 
@@ -149,12 +151,33 @@ def table_held_out(root: Path) -> Html:
         "a logit. As published answers the first of the same prompts, as many as are said: the largest error of "
         "few is smaller than that of many, so the comparison favours it. Rows that are not listed were not asked; the "
         "models are of the scale named, not of the papers' width. The verdict is first that of <code>tuned</code>, "
-        f"then that of <code>{OUTSIDE}</code>."
+        f"then that of <code>{OUTSIDE}</code>.{_other_weights(lines)}"
     )
     heads = ["configuration", "scale", "T", "tuned, same top token", "error", "lattice products, same top token"]
     heads += ["error", "as published, same top token", "error", "target"]
     widths = (0.19, 0.08, 0.04, 0.12, 0.08, 0.13, 0.08, 0.12, 0.08, 0.08)
     return Html(grid(heads, rows, caption, "held-out", widths, "dense"))
+
+
+def _other_weights(lines: list[tuple[tuple[str, str, str], list[dict[str, str] | None]]]) -> str:
+    """A sentence on programs that were asked of other weights than those as published; empty if there are none."""
+    found = []
+    for (row, _, _), (plain, *others) in lines:
+        for line in others:
+            known = [_weights(one) for one in (plain, line) if one is not None]
+            if len(known) == 2 and all(known) and known[0] != known[1]:
+                found.append(f"{row_label(row)} <code>{escape(line['program'])}</code>")
+    if not found:
+        return ""
+    return f" Of other weights than as published, of the same training on another processor: {', '.join(found)}."
+
+
+def _weights(line: Mapping[str, str]) -> str | None:
+    """The hash of the weights that a line is of."""
+    try:
+        return str(json.loads(line["provenance"])["weights"])
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _verdict(plain: dict[str, str] | None, tuned: dict[str, str] | None) -> str:

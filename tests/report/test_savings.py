@@ -33,8 +33,9 @@ def test_what_is_kept_is_what_the_issue_of_private_inference_asks():
         published = float(lines[row, "as_published", "16"]["max_logit_error"])
         assert float(lines[row, "tuned", "16"]["max_logit_error"]) < published
     assert float(many["max_logit_error"]) < float(lines["SM+ScFuFFN", "as_published", "16"]["max_logit_error"])
-    for row in "SM+LN+G", "SM+LN+R", "SM+ScFuFFN":
-        asked, published = lines[row, "tuned", "24"], lines[row, "as_published", "24"]
+    passes = [(row, "tuned") for row in ("SM+LN+G", "SM+LN+R", "SM+ScFuFFN", "EReg(SM(t)+ScFuFFN)")]
+    for row, program in [*passes, ("SM+ScFuFFN", "tuned+lattice_products")]:
+        asked, published = lines[row, program, "24"], lines[row, "as_published", "24"]
         assert int(asked["prompts"]) >= 200 and asked["same_top_token"] == asked["prompts"]
         # As published on the first of the same prompts.
         assert int(published["prompts"]) == 20 and published["same_top_token"] == "20"
@@ -99,6 +100,19 @@ def test_held_out_prompts_against_their_target(tmp_path, tuned, plain, said):
     html = table_held_out(tmp_path)._repr_html_()
     (line,) = [re.sub(r"<[^>]*>|○", "", one) for one in html.split("<tr>")[2:]]  # of the ends alone: not SM+LN+G
     assert line.partition("The same answer")[0].strip().endswith(said) and f"{tuned[1]} of {tuned[0]}" in line
+
+
+def test_passes_of_other_weights_are_said_to_be(tmp_path):
+    folder = tmp_path / "results/two_party"
+    folder.mkdir(parents=True)
+    line = 'SM+LN+R,{},laptop,20,24,0.003,20,"{{""weights"":""{}""}}"\n'.format
+    plain, tuned, outside = (line(program, "a") for program in ("as_published", "tuned", "tuned+lattice_products"))
+    path = folder / "savings_errors.csv"
+    path.write_text(ERRORS + plain + tuned + outside)
+    assert "other weights" not in table_held_out(tmp_path)._repr_html_()
+    path.write_text(ERRORS + plain + tuned + line("tuned+lattice_products", "b"))
+    html = re.sub(r"<[^>]*>", "", table_held_out(tmp_path)._repr_html_())
+    assert "of the same training on another processor: SM+LN+R tuned+lattice_products." in html
 
 
 def test_a_saving_that_tuned_has_not_got_stands_beside_what_it_is_added_to(tmp_path):

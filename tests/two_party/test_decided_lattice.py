@@ -101,7 +101,8 @@ CASES = {
         layouts,
     ),
     "held out": (
-        rf"asked the first {N} and has PyTorch's top token {N} times, with an error of {N} at most",
+        rf"On the {N} held-out prompts that the tuned rows were asked, SM\+ScFuFFN `tuned\+lattice_products` has "
+        rf"PyTorch's top token {N} times, with an error of {N} at most",
         held_out,
     ),
     "passes": (

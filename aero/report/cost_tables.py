@@ -25,7 +25,7 @@ from aero.report.costs import (
 from aero.report.marks import Html, cost_caption, gap, grid, number, row_label
 from aero.report.put_backs import note
 from aero.report.results import Cost, Results
-from aero.two_party.cost import FILES, KEPT_FILES, OUTSIDE_FILES, law_errors, measured_operations
+from aero.two_party.cost import FILES, OUTSIDE_FILE, OUTSIDE_FILES, law_errors, measured_operations
 from aero.two_party.network import Network
 
 FORENSICS_OPERATIONS = "results/two_party/forensics_ops.csv"
@@ -259,7 +259,7 @@ def cost_model(results: Results) -> Html:
     here = {group for group, *_ in laws}
     # What no file but that of products outside SPU has: the other laws are told as programs without them are answered.
     for group, points, *of_laws in [*laws, *(law for law in outside if law[0] not in here)]:
-        named = source if group in here else OUTSIDE_FILES[len(KEPT_FILES)]
+        named = source if group in here else OUTSIDE_FILE
         errors = [
             gap("too few shapes")
             if error is None

@@ -169,7 +169,7 @@ def _other_weights(lines: list[tuple[tuple[str, str, str], list[dict[str, str] |
                 found.append(f"{row_label(row)} <code>{escape(line['program'])}</code>")
     if not found:
         return ""
-    return f" Of other weights than as published, of the same training on another processor: {', '.join(found)}."
+    return f" Of other weights than as published, by their hashes: {', '.join(found)}."
 
 
 def _weights(line: Mapping[str, str]) -> str | None:

@@ -28,7 +28,8 @@ _MEASURED = ("asked_ops.csv", "all_ops.csv", "ops.csv")
 KEPT_FILES = tuple(f"results/two_party/{name}" for name in _MEASURED)
 _FRESH = tuple(f"runs/two_party/{name}" for name in _MEASURED)
 FILES = (*KEPT_FILES, *_FRESH)
-OUTSIDE_FILES = (*KEPT_FILES, "results/two_party/lattice_ops.csv", *_FRESH)
+OUTSIDE_FILE = "results/two_party/lattice_ops.csv"
+OUTSIDE_FILES = (*KEPT_FILES, OUTSIDE_FILE, *_FRESH)
 """With the file of products outside SPU, which has all other operations of AERO's rows too, measured with them."""
 PARTS = dict.fromkeys(packing.EMBEDDINGS, "embedding")
 PARTS |= dict.fromkeys(packing.VOCABULARY_PROJECTIONS, "vocabulary projection")

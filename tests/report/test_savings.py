@@ -112,7 +112,7 @@ def test_passes_of_other_weights_are_said_to_be(tmp_path):
     assert "other weights" not in table_held_out(tmp_path)._repr_html_()
     path.write_text(ERRORS + plain + tuned + line("tuned+lattice_products", "b"))
     html = re.sub(r"<[^>]*>", "", table_held_out(tmp_path)._repr_html_())
-    assert "of the same training on another processor: SM+LN+R tuned+lattice_products." in html
+    assert "Of other weights than as published, by their hashes: SM+LN+R tuned+lattice_products." in html
 
 
 def test_a_saving_that_tuned_has_not_got_stands_beside_what_it_is_added_to(tmp_path):

@@ -131,11 +131,9 @@ def test_the_limit_by_hand(monkeypatch):
 
 def test_the_limit_is_kept_and_the_next_call_ends_as_if_there_had_been_none(inside):
     folder = inside(train=LONG)
-    start, work = time.monotonic(), time.process_time()
     train_many.main(["sm-r", "sm-g", "--out", "home", "--minutes", "0.1"])
-    busy = (time.monotonic() - start) / (time.process_time() - work)  # above 1 by as much as others compute here
     report = json.loads((folder / "home/report.json").read_text())
-    assert 4 < report["seconds"] < (6 + 1.5) * max(1, busy)  # 0.24 s are kept free for the end
+    assert 4 < report["seconds"] < 6 + 1.5  # 0.24 s are kept free for the end; on a busy machine it takes longer
     assert [(line["run"], line["how"]) for line in report["trainings"]] == [("sm-r", "unfinished")]
     assert report["left"] == ["sm-r seed 1337", "sm-g seed 1337"] and not (folder / "home/trainings.jsonl").exists()
     state = folder / "runs/scales/smoke/sm-r/seed_1337/resume.safetensors"

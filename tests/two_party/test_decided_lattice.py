@@ -13,6 +13,7 @@ import pytest
 from aero.report.lattice_rows import ALONE, OUTSIDE, lattice_rows
 from aero.report.results import load
 from aero.two_party import lattice_product as lattice
+from aero.two_party import ledger
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = " ".join((ROOT / "docs/decisions.md").read_text(encoding="utf-8").split())
@@ -49,6 +50,21 @@ def of_rows() -> list[float]:
 def smallest_row() -> dict[str, float]:
     (row,) = [row for row in own_rows() if (row.table, row.name) == ("4", "SM+ScFuFFN")]
     return row.seconds
+
+
+def left() -> list[float]:
+    """Of the smallest row with it: products of two secrets, all, tiles, exponentials, and products outside SPU."""
+    with (ROOT / "results/two_party/lattice_rows.csv").open(encoding="utf-8", newline="") as file:
+        wanted = ("SM+ScFuFFN", "gpt2", "128", OUTSIDE)
+        (line,) = [one for one in csv.DictReader(file) if tuple(one[key] for key in ledger.Row.named_by) == wanted]
+    kinds = json.loads(line["seconds_by_kind"])
+    rest = [kinds[name] for name in ("scale_row_tiles", "exponentials", "lattice_linear")]
+    return [kinds["scores"] + kinds["mix"], float(line["seconds"]), *rest]
+
+
+def over_tuned() -> list[float]:
+    ratios = [row.bytes[OUTSIDE] / row.bytes["tuned"] for row in own_rows()]
+    return [min(ratios), max(ratios)]
 
 
 def layouts() -> list[float]:
@@ -95,6 +111,12 @@ CASES = {
         rf"SM\+ScFuFFN at T = 128: {N} s as published, {N} tuned, {N} with it",
         lambda: [smallest_row()[program] for program in ("as_published", "tuned", OUTSIDE)],
     ),
+    "left": (
+        rf"{N} of the {N} s of SM\+ScFuFFN, before tiles of rows \({N}\), exponentials \({N}\) and products outside "
+        rf"SPU \({N}\)",
+        left,
+    ),
+    "bytes over tuned": (rf"Bytes are {N} to {N} of those of `tuned`", over_tuned),
     "blocks": (
         rf"\*\*Blocks of 16 inner places\.\*\* 8: {N} MB of queries instead of {N}, {N} changes of keys instead of "
         rf"{N}; 32: {N} MB and {N}",

@@ -47,12 +47,15 @@ def pickled(prompt):
 
 
 def of_model(model, program="tuned"):
-    """{name: bytes} of what gives weights away: a row of Q's matrix as it is in the checkpoint, and of a matrix of the
-    first layer as the program takes it, folded."""
+    """{name: bytes} of what gives weights away: a row of Q's matrix as it is in the checkpoint, and of the first
+    layer's largest matrix as the program takes it, folded, and as it is multiplied by outside SPU."""
     query = model.blocks[0].attention.query.weight.detach().numpy()[3]
-    folded = next(a for name, a in weight_arrays(model, program).items() if name.startswith("0.") and a.ndim == 2)[3]
+    of_layer = (a for name, a in weight_arrays(model, program).items() if name.startswith("0.") and a.ndim == 2)
+    folded = max(of_layer, key=np.size)[3]
     fixed = np.floor(folded.astype(np.float64) / STEP).astype("<i8")
-    return {"query": query.tobytes(), "folded": folded.tobytes(), "folded, fixed point": fixed.tobytes()}
+    integers = np.rint(folded.astype(np.float64) / STEP).astype("<i4")
+    found = {"query": query, "folded": folded, "folded, fixed point": fixed, "folded, integers": integers}
+    return {name: row.tobytes() for name, row in found.items()}
 
 
 class Session:
@@ -72,11 +75,12 @@ class Session:
 
         def on_token(token, cost):
             if look_into_memory and not self.memory:
+                weights = of_model(model, description.program)
                 own = {
                     "client": {"one-hot": of_prompt(prompt)["one-hot"]},
-                    "server": {"folded": of_model(model)["folded"]},
+                    "server": {name: weights[name] for name in ("folded", "folded, integers")},
                 }
-                others = {"client": of_model(model), "server": of_prompt(prompt)}
+                others = {"client": weights, "server": of_prompt(prompt)}
                 for child in multiprocessing.active_children():
                     name = child.name.removeprefix("aero-")
                     self.memory[name] = found_in_memory(child.pid, own[name] | others[name])
@@ -191,8 +195,7 @@ def test_neither_do_products_outside_spu_show_anything(model, tmp_path):
         nothing_in_the_clear(found[-1], prompt, model, program)
     of_one_size(*found)
     seen = {name: names for name, (names, _) in found[0].memory.items()}
-    # Its products are of matrices in fixed point: the server's own in floats are no longer there to be found.
-    assert seen == {"client": {"one-hot"}, "server": set()}
+    assert seen == {"client": {"one-hot"}, "server": {"folded", "folded, integers"}}
 
 
 def test_the_search_finds_weights_and_logits_that_do_cross(sessions, model):

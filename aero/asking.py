@@ -48,7 +48,7 @@ def add_commands(commands: Any) -> None:
     ask.add_argument("--seed", type=int, default=0, help="of the random choice")
     ask.add_argument(
         "--program",
-        help="tuned, tuned+lattice_products (faster), as_published, ...; with --server: insist on it (there any)",
+        help="tuned, as_published, tuned-lattice_products, ...; with --server: insist on it (there any)",
     )
     ask.add_argument("--expect", metavar="SHA256", help="insist on the server's description, as `aero serve` prints it")
     ask.add_argument("--wait", type=float, default=60, metavar="S", help="for a busy server, seconds (default 60)")
@@ -60,7 +60,7 @@ def add_commands(commands: Any) -> None:
     serve.add_argument(
         "--program",
         default="tuned",
-        help="tuned (default), as_published, or one saving more or less: tuned+lattice_products (faster)",
+        help="tuned (default), as_published, or one saving more or less: tuned-lattice_products",
     )
     serve.add_argument("--most-tokens", type=int, default=256, metavar="N", help="new tokens a question may ask for")
     serve.add_argument("--once", action="store_true", help="end after one question, with its success as exit status")
@@ -256,13 +256,13 @@ def _rounds(
     """Round trips of all passes, composed from those of the operations as they were measured alone, which are those of
     `aero cost`; or None and the reason. root: where the costs are kept, by default as `folder_of_costs` has it, as who
     asks another host's server may be anywhere."""
-    from aero.two_party.cost import files_of, folder_of_costs, measured_operations, variant_of
+    from aero.two_party.cost import folder_of_costs, measured_operations, variant_of
     from aero.two_party.program import operations
 
     total = 0.0
     try:
         root = folder_of_costs(Path()) if root is None else root
-        measured = measured_operations(variant_of(description.protocol), root, files_of(description.program))
+        measured = measured_operations(variant_of(description.protocol), root)
         for length in range(tokens, tokens + passes):
             counts = operations(description.parsed, description.model_config, description.program, length)
             total += sum(count * measured.rounds(one.name, one.shape) for one, count in counts.items())
@@ -277,7 +277,7 @@ def _published(path: Path, tokenizer: str | None, program: str, settings: Settin
     the server keeps to itself."""
     from aero import checkpoint
     from aero.two_party.answer import weights_sha256
-    from aero.two_party.fixed_point import check
+    from aero.two_party.fixed_point import fitting
     from aero.two_party.hello import Description
     from aero.two_party.weights import within_budget
 
@@ -286,8 +286,7 @@ def _published(path: Path, tokenizer: str | None, program: str, settings: Settin
     check_tokenizer(found.sha256, header, path)
     model = checkpoint.load(path)
     weights = weights_sha256(model)
-    program = within_budget(model, program, fraction_bits=settings.fraction_bits)
-    check(model, program, settings)
+    program = fitting(model, within_budget(model, program, fraction_bits=settings.fraction_bits), settings)
     description = Description.of(model.architecture, model.config, program, settings, found.sha256)
     _check_vocabulary(found, description)
     return description, found, weights

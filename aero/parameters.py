@@ -310,6 +310,10 @@ class TimeoutParameters(Strict):
     receive_s: float = Field(gt=0)
 
 
+TUNED_FRACTION_BITS = (16, 20)
+"""Those of `aero.two_party.lattice_product.FRACTION_BITS`, which needs more than this module is to load."""
+
+
 class TwoPartyParameters(Strict):
     programs: tuple[Literal["as_published", "tuned"], ...]
     field: Literal["FM64", "FM128"]  # SPU cannot divide in FM32
@@ -399,6 +403,12 @@ class Parameters(Strict):
         _known("scale", self.scale, self.scales)
         if self.two_party.field != "FM64" and "tuned" in self.two_party.programs:
             raise ValueError("two_party.field must be FM64 for the program tuned, which computes on shares of 64 bits")
+        least, most = TUNED_FRACTION_BITS
+        if "tuned" in self.two_party.programs and not least <= self.two_party.fraction_bits <= most:
+            raise ValueError(
+                f"two_party.fraction_bits must be {least} to {most} for the program tuned, whose products outside SPU "
+                f"have no room for others; got {self.two_party.fraction_bits}"
+            )
         ordered = sum(self.training_order.values(), ())
         for run in (*self.active_runs, *self.more_runs, *self.two_party.end_to_end_runs, *self.compared_runs, *ordered):
             _known("run", run, self.runs)

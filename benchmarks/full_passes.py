@@ -8,7 +8,7 @@ and end is in the file. The weights are drawn as the recipe draws them before tr
 wider, so that attention is not uniform and logits spread: bytes do not depend on weights, and errors of trained ones
 are measured at the scales that are trained (`stages.end_to_end`). Appends to results/two_party/full_passes.json after
 every pass; a row and program that is there already is passed over. The compositions of all entries are those of
-results/two_party/ops.csv as it is then; of programs with products outside SPU, those of lattice_ops.csv.
+results/two_party/ops.csv as it is then.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from aero.training.log import write_text
 from aero.two_party import ledger
 from aero.two_party.end_to_end import ask
 from aero.two_party.program import operations
-from aero.two_party.savings import chosen
 from aero.two_party.settings import Settings
 from aero.two_party.weights import within_budget
 
@@ -89,14 +88,11 @@ def full_pass(row: str, named: str, parameters: Parameters) -> dict[str, Any]:
 def composed(entry: dict[str, Any], parameters: Parameters) -> dict[str, Any]:
     """`entry` with the sum of its operations measured alone, and that over the pass; None where one was not measured.
 
-    Of one file each: seconds of several days are not added up. Layers put back into their own basis add products that
-    ops.csv may lack.
+    Layers put back into their own basis add products that ops.csv may lack.
     """
     config, context = parameters.two_party_model()
     counts = operations(parse(entry["architecture"]), config, entry["computed_as"], context)
-    outside = "lattice_products" in chosen(entry["computed_as"])[0]
-    file = PATH.with_name("lattice_ops.csv" if outside else "ops.csv")
-    measured = ledger.by_operation(ledger.read(file, ledger.Measurement))
+    measured = ledger.by_operation(ledger.read(PATH.with_name("ops.csv"), ledger.Measurement))
     missing = [f"{one.name} {one.shape}" for one in counts if (one.name, one.shape) not in measured]
     parts = [] if missing else [(count, ledger.find(measured, one)) for one, count in counts.items()]
     whole = entry | {"bytes": entry["bytes_client"] + entry["bytes_server"]}

@@ -66,7 +66,7 @@ KERNELS = (
     | dict.fromkeys(("broadcast", "concatenate", "extract_slice", "pad", "reshape", "transpose", "reverse"), LOCAL)
 )
 """What SPU's kernels are, by their names in the profile (SPU 0.9.5, mpc/cheetah and the dispatch in mpc/api.cc)."""
-ENCRYPTED_STEPS = frozenset({"embedding_lookup"})
+ENCRYPTED_STEPS = frozenset({"embedding_lookup", "lattice_linear"})
 """Kinds with a step on shares of this project's that computes on ciphertexts and sends them: not SPU's, so no kernel
 tells of it. What a run takes beyond its kernels is counted as that step's."""
 

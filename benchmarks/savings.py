@@ -3,7 +3,7 @@
     python -m benchmarks.savings bytes                   operations at GPT-2's dimensions, composed to rows
     python -m benchmarks.savings errors --run sm-ln-g    private passes of a trained model of params.yaml's scale
 
-Each saving is added to "as_published" alone and left out of "tuned" alone; one that "tuned" has not got is added to it.
+Each saving is added to "as_published" alone and left out of "tuned" alone.
 `bytes` measures the operations that results/two_party/ops.csv lacks into savings_ops.csv, going on where it stopped,
 and writes savings.csv; `errors` writes savings_errors.csv every few prompts and goes on likewise.
 """
@@ -33,10 +33,11 @@ from aero.training.run import run_folder
 from aero.two_party import ledger
 from aero.two_party.answer import weights_sha256
 from aero.two_party.end_to_end import ask
+from aero.two_party.lookup import LEAST_VOCABULARY
 from aero.two_party.measure import measure
 from aero.two_party.operations import Operation
 from aero.two_party.program import operations
-from aero.two_party.savings import FURTHER, SAVINGS
+from aero.two_party.savings import SAVINGS
 from aero.two_party.settings import Settings
 
 ROWS = ("SM+LN+G", "SM+LN+R", "SM+ScFuFFN", "EReg(SM(t)+ScFuFFN)", "SOTA(SM+ScFuFFN)")
@@ -57,10 +58,9 @@ ERROR_COLUMNS = (
 
 
 def programs() -> list[str]:
-    """Both ends, every saving alone, every saving left out, or added. absorbed_ffn is nothing without folded_ffn."""
-    alone = [name if name != "absorbed_ffn" else "folded_ffn+absorbed_ffn" for name in (*SAVINGS, *FURTHER)]
-    without = [f"tuned-{name}" for name in SAVINGS]
-    return ["as_published", *(f"as_published+{n}" for n in alone), *without, "tuned", *(f"tuned+{n}" for n in FURTHER)]
+    """Both ends, every saving alone, every saving left out. absorbed_ffn is nothing without folded_ffn."""
+    alone = [name if name != "absorbed_ffn" else "folded_ffn+absorbed_ffn" for name in SAVINGS]
+    return ["as_published", *(f"as_published+{n}" for n in alone), *(f"tuned-{name}" for name in SAVINGS), "tuned"]
 
 
 def of_rows(parameters: Parameters) -> dict[tuple[str, str], dict[Operation, int]]:
@@ -121,8 +121,14 @@ def measure_errors(parameters: Parameters, run: str, chosen: list[str], prompts:
     with torch.no_grad():
         plain = model(ids)[:, -1].numpy()
     for program in chosen:
-        key = (str(model.architecture), program, parameters.scale, str(ids.shape[1]))
+        key = (str(model.architecture), program, scale_of(model, parameters), str(ids.shape[1]))
         against_torch(model, ids, plain, key, parameters.two_party.settings())
+
+
+def scale_of(model: GPT, parameters: Parameters) -> str:
+    """The scale, and the vocabulary where it is one that `lattice_lookup` looks up, as that of no kept scale is."""
+    vocabulary = model.config.vocabulary
+    return parameters.scale if vocabulary < LEAST_VOCABULARY else f"{parameters.scale}, V={vocabulary}"
 
 
 def against_torch(

@@ -41,6 +41,7 @@ PARTS = {
     "embedding_slice": "embedding",
     "embedding_lookup": "embedding",
     "linear": "linear layers",
+    "lattice_linear": "linear layers",
     "scores": "attention products",
     "mix": "attention products",
     "softmax_plain": "softmax",
@@ -178,6 +179,7 @@ def growing() -> list[tuple[str, int, Any, tuple[float, float]]]:
             # Of a product the smaller factor and the result are sent: here both have 64 columns.
             ("T", t, Operation("mix", ((1, t, t), (1, t, 64))), (1.0, 2.0)),
             ("T", t, Operation("linear", ((t, 768), (768, 768))), linear),
+            ("T", t, Operation("lattice_linear", ((t, 768), (768, 768))), linear),
             ("T", t, Operation("layer_norm", ((t, 768), (768,), (768,))), linear),
             ("T", t, Operation("normalise_tiles", ((t, 768),)), linear),
             ("T", t, Operation("gelu_segments", ((t, 768),)), linear),
@@ -188,6 +190,7 @@ def growing() -> list[tuple[str, int, Any, tuple[float, float]]]:
             ("d", d, Operation("softmax_plain", ((d // 64, 128, 128),)), (1.0, 1.0)),
             ("d", d, Operation("scores", ((d // 64, 128, 64), (d // 64, 128, 64))), (1.0, 1.0)),
             ("d", d, Operation("linear", ((128, d), (d, d))), (1.0, 2.0)),
+            ("d", d, Operation("lattice_linear", ((128, d), (d, d))), (1.0, 2.0)),
             ("d", d, Operation("layer_norm", ((128, d), (d,), (d,))), (1.0, 1.0)),
             ("d", d, Operation("gelu_segments", ((128, d),)), (1.0, 1.0)),
             ("d", d, Operation("relu", ((128, d),)), (1.0, 1.0)),

@@ -55,7 +55,7 @@ from aero.report.differences import differences_table
 from aero.report.figure_index import FIGURES
 from aero.report.printed_tables import printed_table
 from aero.report.results import load_for_report
-from aero.two_party.savings import EVERY
+from aero.two_party.savings import SAVINGS
 
 results = evidence.traced(load_for_report())
 judged = claims.judge(results)
@@ -324,7 +324,7 @@ cost_page.table_kinds(results)
 cost_tables.savings(results)
 
 # %%
-savings.ablation(results.root, EVERY, put_backs.note(results, paper.tables["4"]))
+savings.ablation(results.root, SAVINGS, put_backs.note(results, paper.tables["4"]))
 
 # %%
 forensics.table_fits(results)

@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ import pytest
 from aero.architecture import parse
 from aero.parameters import load
 from aero.published import load as published
-from aero.report import best_fit, sensitivity_search, targets
+from aero.report import best_fit, lattice_rows, sensitivity_search
 from aero.report.costs import audit
 from aero.report.results import load as results
 from aero.report.sensitivity import sweep
@@ -28,6 +27,7 @@ from aero.two_party.program import operations
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = " ".join((ROOT / "docs/decisions.md").read_text(encoding="utf-8").split())
 FUSED = ("SM+ScFuFFN", "SM+ScFuFFNi_6", "SOTA(SM+ScFuFFN)")
+WITHIN = ("tuned-lattice_products", "tuned-lattice_products-row_tiles")
 PUBLISHED = ("softmax", "window_softmax", "sigma_reparam", "sigmoid", "elu", "qk_layernorm", "relu")
 
 
@@ -144,32 +144,39 @@ def composed(row: str, program: str) -> tuple[float, float]:
     return sum(n * one.seconds for n, one in parts), sent / 1e9
 
 
-def without_tiles() -> Iterator[float]:
-    plain, tuned, without = (composed("SM+ScFuFFN", p) for p in ("as_published", "tuned", "tuned-row_tiles"))
-    yield from (tuned[0], tuned[0] / plain[0], without[0], without[0] / plain[0], without[1], tuned[1])
-    for row in ("EReg(SM(t)+ScFuFFN)", "SM+ScFuFFNi_6"):
-        base = composed(row, "as_published")[0]
-        yield from (composed(row, program)[0] / base for program in ("tuned-row_tiles", "tuned"))
+def within_spu() -> Iterator[float]:
+    """Of SM+ScFuFFN as published: s; with SPU's products: s, share, without tiles too, GB; rows at half of the seconds
+    so; tuned: s, share; without tiles s, GB."""
+    plain, *others = (composed("SM+ScFuFFN", p) for p in ("as_published", *WITHIN, "tuned", "tuned-row_tiles"))
+    within, no_tiles, tuned, tuned_no_tiles = others
+    yield from (plain[0], within[0], within[0] / plain[0], no_tiles[0], no_tiles[0] / plain[0], no_tiles[1], within[1])
+    own = [row for row in lattice_rows.lattice_rows(results(ROOT)) if row.own]
+    yield sum(row.over("seconds", lattice_rows.WITHIN) <= 0.5 for row in own)
+    yield len(own)
+    yield from (tuned[0], tuned[0] / plain[0], tuned_no_tiles[0], tuned_no_tiles[1])
 
 
-def over_as_published() -> Iterator[float]:
-    """Seconds: the least and the most of SM+ScFFN, of SOTA(SM+ScFFN), and of the other rows that have a target."""
+def over_the_published() -> Iterator[float]:
+    """Of Tables 4, 6, 5 and 7: SM+LN+G and SM+LN+R over the printed bytes, the least and most of AERO's rows."""
     rows = target_rows(results(ROOT))
-    for row in ("SM+ScFFN", "SOTA(SM+ScFFN)"):
-        found = [line["seconds"] for line in rows if line["row"] == row]
-        yield from (min(found), max(found))
-    found = [line["seconds"] for line in rows if line["most"]["seconds"] and line["row"] != "SM+ScFFN"]
-    yield from (min(found), max(found))
+    for which in "4657":
+        found = {
+            line["row"]: line["published"] for line in rows if line["table"] == which and line["most"]["published"]
+        }
+        yield from (found.pop("SM+LN+G"), found.pop("SM+LN+R"))
+        yield from (min(found.values()), max(found.values()))
+    own = [line for line in rows if line["most"]["bytes"]]
+    for key in ("bytes", "seconds"):
+        yield from (min(line[key] for line in own), max(line[key] for line in own))
+    for key in ("bytes", "seconds"):
+        yield max(line[key] + line["put_backs"] * line["more"][key] for line in own)
 
 
-def out_of_reach() -> Iterator[float]:
-    """Rows of AERO over half the seconds, those that would be with row factors for nothing, their least and most, those
-    of them below 0.53; least and most of the products alone."""
-    missed = [line for line in target_rows(results(ROOT)) if line["most"]["seconds"] and line["seconds"] > 0.5]
-    still = [line["least"].factors for line in missed if line["least"].factors > 0.5]
-    products = [line["least"].products for line in missed]
-    yield from (len(missed), len(still), min(still), max(still), sum(value < 0.53 for value in still))
-    yield from (min(products), max(products))
+def within_reach() -> Iterator[float]:
+    """Least and most of AERO's rows if dividing rows cost nothing, and of products alone."""
+    least = [line["least"] for line in target_rows(results(ROOT)) if line["most"]["seconds"]]
+    for key in ("factors", "products"):
+        yield from (min(getattr(one, key) for one in least), max(getattr(one, key) for one in least))
 
 
 def searched() -> Iterator[float]:
@@ -203,22 +210,6 @@ def two_party_file(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def measured_twice() -> Iterator[float]:
-    """Bytes of rows in both files, per cent apart; seconds of all_ops.csv over ops.csv: least, most, median."""
-    rows = {(r["architecture"], r["model"], r["context"], r["program"]): r for r in two_party_file("rows.csv")}
-    pairs = [
-        (float(r["bytes"]), float(rows[key]["bytes"]))
-        for r in two_party_file("all_rows.csv")
-        if (key := (r["architecture"], r["model"], r["context"], r["program"])) in rows
-    ]
-    assert len(pairs) == 20
-    yield 100 * max(abs(a / b - 1) for a, b in pairs)
-    once = {(r["op"], r["shape"]): float(r["seconds"]) for r in two_party_file("all_ops.csv")}
-    ops = {(r["op"], r["shape"]): float(r["seconds"]) for r in two_party_file("ops.csv")}
-    ratios = [once[key] / ops[key] for key in once.keys() & ops]
-    yield from (min(ratios), max(ratios), median(ratios))
-
-
 def fitted() -> Iterator[float]:
     """as_fitted: rows and its bytes over the printed ones; AERO's rows and what tuned takes of its bytes, seconds,
     seconds of blocks; seconds of one row's lookups and logits; rows at half of the seconds as published."""
@@ -233,9 +224,8 @@ def fitted() -> Iterator[float]:
     (line,) = [r for r in two_party_file("fitted_rows.csv") if key.items() <= r.items()]
     kinds = json.loads(line["seconds_by_kind"])
     yield from (kinds["id_lookup"], float(line["seconds"]), kinds["vocabulary_slice_shared"])
-    for program in ("tuned", "tuned-row_tiles"):
+    for program in (best_fit.PLAIN, best_fit.NO_TILES):
         yield sum(row.over(program, "as_published", "seconds") <= 0.5 for row in own)
-    yield from (targets.half_of_both(results(ROOT), "tuned-row_tiles", times)[0] for times in (1, 2))
 
 
 def fitted_how_sure() -> Iterator[float]:
@@ -326,12 +316,20 @@ CASES = {
         lambda: list(errors_of_savings()),
     ),
     "two parties, complete passes": (
-        rf"SM\+LN\+G 1,{N} s, SM\+LN\+R 1,{N}, SM\+ScFuFFN {N}\. Sums",
-        lambda: [passes("seconds")[row] % 1000 for row in ("SM+LN+G", "SM+LN+R", "SM+ScFuFFN")],
+        rf"`tuned`\): SM\+LN\+G {N} s and {N} GB, SM\+LN\+R {N} and {N}, SM\+ScFuFFN {N} and {N}\. Sums",
+        lambda: [
+            value
+            for row in ("SM+LN+G", "SM+LN+R", "SM+ScFuFFN")
+            for value in (passes("seconds")[row], (passes("bytes_client")[row] + passes("bytes_server")[row]) / 1e9)
+        ],
     ),
     "two parties, sums over passes": (
-        rf"they are {N} to {N} of the seconds",
-        lambda: [choose(passes("composed_over_measured_seconds").values()) for choose in (min, max)],
+        rf"with the median, are {N} to {N} of the bytes and {N} to {N} of the seconds\. With",
+        lambda: [
+            choose(passes(f"composed_over_measured_{what}").values())
+            for what in ("bytes", "seconds")
+            for choose in (min, max)
+        ],
     ),
     "two parties, bytes of sums": (
         rf"up to {N} % of bytes in the small models \(`results/two_party/end_to_end.json`\) and {N} % at GPT-2's size",
@@ -340,16 +338,22 @@ CASES = {
             100 * max(abs(over - 1) for over in passes("composed_over_measured_bytes").values()),
         ],
     ),
-    "two parties, without tiles": (
-        rf"tuned {N} \({N}\), `tuned-row_tiles` {N} \({N}, at {N} GB instead of {N}\): half is reached without "
-        rf"tiles, by EReg\(SM\(t\)\+ScFuFFN\) too \({N} instead of {N}\), and missed by "
-        rf"SM\+ScFuFFNi_6 \({N} instead of {N}\)",
-        lambda: list(without_tiles()),
+    "two parties, within SPU": (
+        rf"of SM\+ScFuFFN at T = 128, {N} s as published, {N} `tuned-lattice_products` \({N}\), {N} without "
+        rf"`row_tiles` too \({N}, at {N} GB instead of {N}\), all measured together; half of the seconds was reached "
+        rf"by {N} of AERO's {N} rows\. .*?: {N} s \({N}\)\. Tiles .*? takes {N} s at {N} GB\.",
+        lambda: list(within_spu()),
     ),
-    "two parties, half the seconds": (
-        rf"Half the seconds is reached by SM\+ScFFN \({N} to {N}\), and by SOTA\(SM\+ScFFN\) nearly \({N} to {N}\); "
-        rf"the other rows of AERO take {N} to {N} of them",
-        lambda: list(over_as_published()),
+    "two parties, over the published": (
+        rf"12 layers SM\+LN\+G {N} \(0.30\), SM\+LN\+R {N} \(0.35\), AERO's rows {N} to {N} \(0.30\); 18 layers {N}, "
+        rf"{N}, {N} to {N}; T=256 {N}, {N}, {N} to {N} \(0.35\); T=512 {N}, {N}, {N} to {N} \(0.35\)\. AERO's rows "
+        rf"take {N} to {N} of the bytes \(0.5\) and {N} to {N} of the seconds \(0.5\) of `as_published`; .*? can need "
+        rf"it {N} and {N} at most\.",
+        lambda: list(over_the_published()),
+    ),
+    "two parties, within reach": (
+        rf"AERO's rows would take {N} to {N} of the seconds as published; products alone take {N} to {N}\.",
+        lambda: list(within_reach()),
     ),
     "search of variance_sensitivity": (
         rf"What the {N} say\. Softmax trains at some rate in {N} of them within 500 steps and in {N} within 2,000\. "
@@ -383,21 +387,16 @@ CASES = {
         lambda: list(afterwards()),
     ),
     "two parties, best fit": (
-        rf"over {N} rows of Tables 4 to 7: {N} to {N} of the printed bytes .*? Of AERO's {N} rows tuned takes {N} to "
-        rf"{N} of its bytes and {N} to {N} of its seconds, .*? it takes {N} to {N}: {N} of the {N} s of SM\+ScFuFFN at "
-        rf"T = 128 are lookups of token ids and {N} logits .*? with it, {N} of them take half the seconds at most, and "
-        rf"{N} without tiles \({N} with the .*? one layer, {N} before two\)",
+        rf"over {N} rows of Tables 4 to 7: {N} to {N} of the printed bytes .*? Of AERO's {N} rows "
+        rf"`tuned-lattice_products` takes {N} to {N} of its bytes and {N} to {N} of its seconds, .*? it takes {N} to "
+        rf"{N}: {N} of the {N} s of SM\+ScFuFFN at T = 128 are lookups of token ids and {N} logits .*? with it, {N} "
+        rf"of them take half the seconds at most, and {N} without tiles\.",
         lambda: list(fitted()),
     ),
     "two parties, best fit, how sure": (
         rf"in their place {N} of the 20 take less than half\. The .*? over a second took {N} to {N} times what "
         rf"`ops.csv` has, .*? 768 x 1,024 took {N} and {N} s",
         lambda: list(fitted_how_sure()),
-    ),
-    "two parties, out of reach": (
-        rf"of the {N} rows of AERO that take more than half, {N} would still, {N} to {N}, if .*? nothing, .*?; {N} of "
-        rf"the 14 are below 0.53, .*? Products alone take {N} to {N}",
-        lambda: list(out_of_reach()),
     ),
     "two parties, whose saving": (
         rf"{N} times fewer bytes for SM\+ScFuFFNi_6, both rows `as_published`, are {N} times by the GELU of the "
@@ -408,11 +407,6 @@ CASES = {
     "two parties, laws": (
         rf"now {N}, {N} and {N} % \({N} % for Q K\^T of one row\)\. .*? is still told to within {N} %",
         lambda: laws(2, "mix", "scores", "gelu_segments", "scores of one row", "gelu_segments of one row"),
-    ),
-    "two parties, rows measured twice": (
-        rf"agree within {N} % of bytes\. Of single operations the seconds are {N} to {N} of those in `ops.csv`, {N} in "
-        rf"the median",
-        lambda: list(measured_twice()),
     ),
     "two parties, embeddings": (
         rf"1,{N} \| {N}; processor some 480",

@@ -21,6 +21,7 @@ KINDS = {
     "scores": ("Q Kᵀ", "#d55e00", "^"),
     "mix": ("P V", "#e69f00", "v"),
     "linear": ("linear layer", "#009e73", "D"),
+    "lattice_linear": ("linear layer, tuned", "#7fbf7b", "d"),
     "layer_norm": ("LayerNorm", "#cc79a7", "P"),
     "normalise_tiles": ("LayerNorm, tuned", "#8a6d3b", "X"),
     "gelu_segments": ("GELU, tuned", "#000000", "h"),

@@ -40,7 +40,7 @@ def add_arguments(cost: argparse.ArgumentParser) -> None:
     cost.add_argument(
         "--program",
         default="tuned",
-        help="tuned (default), as_published, or one saving more or less: tuned+lattice_products, as_published+one_qkv",
+        help="tuned (default), as_published, or one saving more or less: tuned-lattice_products, as_published+one_qkv",
     )
     for name in CHANGEABLE:
         cost.add_argument(f"--{name}", type=int, help="another size than the family's published one")
@@ -69,13 +69,12 @@ def answer(chosen: argparse.Namespace, parameters: Parameters, root: Path) -> st
         composition_messages_error,
         composition_seconds_error,
         estimate,
-        files_of,
         measured_operations,
     )
 
     network = _network(parameters, chosen.network)
     sizes = _sizes(chosen)
-    operations = measured_operations(parameters.two_party.variant(), root, files_of(chosen.program))
+    operations = measured_operations(parameters.two_party.variant(), root)
     costs = [
         estimate(_parsed(text), sizes, chosen.program, operations, chosen.extrapolate)
         for text in (chosen.compare or [chosen.architecture])

@@ -25,7 +25,7 @@ from aero.report.costs import (
 from aero.report.marks import Html, cost_caption, gap, grid, number, row_label
 from aero.report.put_backs import note
 from aero.report.results import Cost, Results
-from aero.two_party.cost import FILES, OUTSIDE_FILE, OUTSIDE_FILES, law_errors, measured_operations
+from aero.two_party.cost import law_errors, measured_operations
 from aero.two_party.network import Network
 
 FORENSICS_OPERATIONS = "results/two_party/forensics_ops.csv"
@@ -250,23 +250,19 @@ def cost_model(results: Results) -> Html:
     """What `aero cost` interpolates by, and how wrong each law is at a measured shape that it was fitted without."""
     try:
         settings = TwoPartyParameters(**results.parameters["two_party"])
-        found = [measured_operations(settings.variant(), results.root, files) for files in (FILES, OUTSIDE_FILES)]
+        measured = measured_operations(settings.variant(), results.root)
     except (KeyError, ValueError):
         return Html(f"<p>Laws between measured shapes: {gap()}.</p>")
     source = "results/two_party/ops.csv, all_ops.csv, asked_ops.csv, aero.two_party.cost.law_errors"
     rows = []
-    laws, outside = map(law_errors, found)
-    here = {group for group, *_ in laws}
-    # What no file but that of products outside SPU has: the other laws are told as programs without them are answered.
-    for group, points, *of_laws in [*laws, *(law for law in outside if law[0] not in here)]:
-        named = source if group in here else OUTSIDE_FILE
+    for group, points, *of_laws in law_errors(measured):
         errors = [
             gap("too few shapes")
             if error is None
-            else number(f"{100 * error:.{2 if error < 0.01 else 0}f} %", "paper_dimensions", named)
+            else number(f"{100 * error:.{2 if error < 0.01 else 0}f} %", "paper_dimensions", source)
             for error in of_laws
         ]
-        rows.append([f"<code>{escape(group)}</code>", number(str(points), "paper_dimensions", named), *errors])
+        rows.append([f"<code>{escape(group)}</code>", number(str(points), "paper_dimensions", source), *errors])
     heads = ["operation", "shapes measured", "error of the bytes", "error of the rounds", "error of the seconds"]
     caption = (
         "<b>What <code>aero cost</code> interpolates by.</b> Bytes are sums over ciphertexts and entries, as SPU packs "

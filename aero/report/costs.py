@@ -146,7 +146,7 @@ def exchanges_by_kind(line: Mapping[str, str], measured: Mapping[tuple[str, str]
 
 ROW_FACTORS = ("scale_row_tiles", "scale_row_tiles_by_server", "normalise_tiles", "inverse_sums")
 """Kinds of operations that divide rows: by their sums, by temperatures, by their standard deviation."""
-PRODUCTS = ("linear", "scores", "mix")
+PRODUCTS = ("linear", "lattice_linear", "scores", "mix")
 
 
 @dataclass(frozen=True)

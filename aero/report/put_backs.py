@@ -33,7 +33,7 @@ class PutBack:
 
 def put_back(measured: Iterable[Mapping[str, str]], context: int, width: int, path: str) -> PutBack | None:
     """Of `context` tokens, from the lines of a file of operations; None if it was not measured."""
-    found = operation(measured, "linear", f"{context}x{width},{width}x{width}")
+    found = operation(measured, "lattice_linear", f"{context}x{width},{width}x{width}")
     if found is None:
         return None
     return PutBack(found["bytes_sent_client"] + found["bytes_sent_server"], found["seconds"], path)

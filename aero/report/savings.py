@@ -9,11 +9,10 @@ from html import escape
 from pathlib import Path
 
 from aero.report.marks import Html, gap, grid, number, row_label
-from aero.two_party.savings import FURTHER
 
 ENDS = ("as_published", "tuned")
-OUTSIDE = "tuned+lattice_products"
-HELD_OUT_PROGRAMS = (*ENDS, OUTSIDE)
+WITHIN = "tuned-lattice_products"
+HELD_OUT_PROGRAMS = (*ENDS, WITHIN)
 """Those that held-out prompts were asked in, with no saving alone beside them."""
 FILES = ("results/two_party/savings.csv", "results/two_party/savings_errors.csv")
 
@@ -34,10 +33,7 @@ def table_savings(root: Path, savings: dict[str, str], note: str = "") -> Html:
     if not lines:
         return Html(f"<p>The savings one by one: {gap()}.</p>")
     amounts = {(line["architecture"], line["program"]): line for line in lines}
-    how = (
-        "with this saving alone | with all but this one (lattice_products, which <code>tuned</code> has not got: with "
-        "it added to all); the first line with none | with all. A dash: it does nothing"
-    )
+    how = "with this saving alone | with all but this one; the first line with none | with all. A dash: it does nothing"
     caption = (
         f"<b>The savings one by one</b>, GB of a forward pass at GPT-2's dimensions: {how} for the row. Composed from "
         f"operations measured in two processes. {note}"
@@ -102,14 +98,16 @@ def table_errors(root: Path, savings: dict[str, str]) -> Html:
         texts.append(f"{row_label(row)}, scale {escape(scale)}, T={tokens}: {same} of {asked}")
     caption = (
         "<b>Logit errors of the savings</b>: the largest difference of a logit from PyTorch's in complete private "
-        "passes of a model trained here, with this saving alone | with all but this one (lattice_products: added to "
-        "all); in brackets the prompts that were asked. A saving that does nothing for a row leaves the program as it "
+        "passes of a model trained here, with this saving alone | with all but this one; in "
+        "brackets the prompts that were asked. A saving that does nothing for a row leaves the program as it "
         "is: what differs there is how far the same program's error varies from pass to pass, by random truncations. "
         "Same top token as PyTorch's: "
         f"{'; '.join(texts)}."
     )
     width = 0.8 / len(groups)
-    heads = ["saving", *(f"{row_label(row)}<br>T={tokens}" for row, _, tokens in groups)]
+    heads = ["saving"]
+    for row, scale, tokens in groups:  # of the scale the vocabulary alone, where it says so: the caption has the rest
+        heads.append(f"{row_label(row)}<br>T={tokens}{escape(''.join(scale.partition(', ')[1:]))}")
     return Html(grid(heads, rows, caption, "savings-errors", (0.2, *(width for _ in groups)), "dense"))
 
 
@@ -132,9 +130,9 @@ def table_held_out(root: Path) -> Html:
     if not lines:
         return Html(f"<p>The tuned program on {HELD_OUT} held-out prompts: {gap()}.</p>")
     rows = []
-    for (row, scale, tokens), (plain, tuned, outside) in lines:
+    for (row, scale, tokens), (plain, tuned, within) in lines:
         cells = [row_label(row), escape(scale), tokens]
-        for line in (tuned, outside, plain):
+        for line in (tuned, within, plain):
             if line is None:
                 cells += [gap("–"), gap("–")]
                 continue
@@ -143,7 +141,7 @@ def table_held_out(root: Path) -> Html:
                 number(asked, "smaller_scale", FILES[1]),
                 number(f"{float(line['max_logit_error']):.4f}", "smaller_scale", FILES[1]),
             ]
-        verdicts = [_verdict(plain, line) for line in (tuned, outside) if line is not None or line is tuned]
+        verdicts = [_verdict(plain, line) for line in (tuned, within) if line is not None or line is tuned]
         rows.append([*cells, "; ".join(verdicts)])
     caption = (
         f"<b>The same answer on held-out prompts</b>: the target is PyTorch's top token on {HELD_OUT} prompts and an "
@@ -151,9 +149,9 @@ def table_held_out(root: Path) -> Html:
         "a logit. As published answers the first of the same prompts, as many as are said: the largest error of "
         "few is smaller than that of many, so the comparison favours it. Rows that are not listed were not asked; the "
         "models are of the scale named, not of the papers' width. The verdict is first that of <code>tuned</code>, "
-        f"then that of <code>{OUTSIDE}</code>.{_other_weights(lines)}"
+        f"then that of <code>{WITHIN}</code>, which keeps SPU’s products.{_other_weights(lines)}"
     )
-    heads = ["configuration", "scale", "T", "tuned, same top token", "error", "lattice products, same top token"]
+    heads = ["configuration", "scale", "T", "tuned, same top token", "error", "SPU’s products, same top token"]
     heads += ["error", "as published, same top token", "error", "target"]
     widths = (0.19, 0.08, 0.04, 0.12, 0.08, 0.13, 0.08, 0.12, 0.08, 0.08)
     return Html(grid(heads, rows, caption, "held-out", widths, "dense"))
@@ -201,9 +199,8 @@ def _groups(lines: list[dict[str, str]]) -> dict[tuple[str, str, str], dict[str,
 
 
 def _single(name: str) -> tuple[str, str]:
-    """The programs with saving `name` alone and with all but it, or with it too; absorbing needs the FFN folded."""
-    sign = "+" if name in FURTHER else "-"
-    return f"as_published+{'folded_ffn+' if name == 'absorbed_ffn' else ''}{name}", f"tuned{sign}{name}"
+    """The programs with saving `name` alone and with all but it; absorbing needs the FFN folded."""
+    return f"as_published+{'folded_ffn+' if name == 'absorbed_ffn' else ''}{name}", f"tuned-{name}"
 
 
 def _pair(found: dict[str, dict[str, str]], *programs: str) -> str:

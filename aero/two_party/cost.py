@@ -19,7 +19,7 @@ from typing import Any
 from aero.architecture import Architecture
 from aero.errors import UserError
 from aero.pipeline import ROOT
-from aero.two_party import ledger, packing, savings
+from aero.two_party import ledger, packing
 from aero.two_party.counts import OWN, Sizes, counts
 from aero.two_party.network import Network, wire_bytes
 
@@ -28,9 +28,6 @@ _MEASURED = ("asked_ops.csv", "all_ops.csv", "ops.csv")
 KEPT_FILES = tuple(f"results/two_party/{name}" for name in _MEASURED)
 _FRESH = tuple(f"runs/two_party/{name}" for name in _MEASURED)
 FILES = (*KEPT_FILES, *_FRESH)
-OUTSIDE_FILE = "results/two_party/lattice_ops.csv"
-OUTSIDE_FILES = (*KEPT_FILES, OUTSIDE_FILE, *_FRESH)
-"""With the file of products outside SPU, which has all other operations of AERO's rows too, measured with them."""
 PARTS = dict.fromkeys(packing.EMBEDDINGS, "embedding")
 PARTS |= dict.fromkeys(packing.VOCABULARY_PROJECTIONS, "vocabulary projection")
 BLOCKS = "blocks"
@@ -345,11 +342,6 @@ def measured_operations(variant: str, root: Path | str = ".", files: Sequence[st
             raise UserError(f"the kept costs of operations ({files[0]} and others) are not in this folder; {_IN_CLONE}")
         raise UserError(f"no operation measured with {variant} in {', '.join(files)}; {_MEASURE}")
     return Operations(found, variant)
-
-
-def files_of(program: str) -> tuple[str, ...]:
-    """Where the operations of `program` are: seconds of one program are not of two days where it can be helped."""
-    return OUTSIDE_FILES if "lattice_products" in savings.chosen(program)[0] else FILES
 
 
 def has_costs(root: Path | str, files: Sequence[str] = FILES) -> bool:

@@ -27,6 +27,7 @@ from aero.model import GPT
 from aero.two_party.nonlinear import MASKED
 from aero.two_party.operations import KINDS
 from aero.two_party.program import forward
+from aero.two_party.savings import chosen, named
 from aero.two_party.settings import FIELD_BITS, Settings, TwoPartyError
 from aero.two_party.weights import weight_arrays
 
@@ -128,6 +129,18 @@ def farthest(model: GPT, program: str, settings: Settings, ids: np.ndarray | Non
     most = limits(settings)
     name, kind, value = max(found, key=lambda one: one[2] / most[one[0]])
     return Beyond(f"{kind} ({name})", value, most[name])
+
+
+def fitting(model: GPT, program: str, settings: Settings) -> str:
+    """`program`, or the same without lattice_products if the model's values fit in that one alone: products outside SPU
+    hold less. TwoPartyError if they fit in neither.
+    """
+    savings, rebased = chosen(program)
+    found = farthest(model, program, settings)
+    if "lattice_products" in savings and not found.value < found.limit:
+        program = named(savings - {"lattice_products"}, rebased)
+    check(model, program, settings)
+    return program
 
 
 def check(model: GPT, program: str, settings: Settings) -> None:

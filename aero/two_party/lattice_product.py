@@ -270,7 +270,7 @@ def check(matrix: np.ndarray, fraction_bits: int = 18) -> None:
     if not error <= ERROR_BUDGET:
         raise OverBudget(
             f"a matrix of weights is so large that a lattice product would be off by {error:.3g} last bits of the "
-            f"fixed point, more than {ERROR_BUDGET:g}; compute without lattice_products (program tuned)"
+            f"fixed point, more than {ERROR_BUDGET:g}; compute without lattice_products (tuned-lattice_products)"
         )
 
 

@@ -223,7 +223,7 @@ def measure(
                 bytes_sent_server=best.bytes_received,
                 messages=best.messages_sent + best.messages_received,
                 rounds=round(rounds[operation], 1),
-                setup_bytes=_setup_bytes(warm),
+                setup_bytes=_setup_bytes(warm if operation.kind == LATTICE_WARM_UP.kind else warm[: 2 * len(WARM_UP)]),
                 seconds=round(median(profile.seconds for profile in profiles), 4),
                 runs=len(profiles),
                 provenance=source,

@@ -1,8 +1,7 @@
 """What makes a private pass cheaper without changing what it computes: switches, and the programs made of them.
 
 "as_published" has none, "tuned" has all of `SAVINGS`. "as_published+NAME" adds one alone, "tuned-NAME" leaves one out.
-`FURTHER` ones are added by name to either: "tuned+lattice_products". "@3,7" behind it names the layers before which the
-residual stream is put back into its own basis (absorbed_ffn).
+"@3,7" behind it names the layers before which the residual stream is put back into its own basis (absorbed_ffn).
 
 "as_fitted" saves nothing and spends more: it is the configuration that explains the bytes AERO prints, as far as a
 program can be it (`AS_FITTED`).
@@ -18,6 +17,7 @@ Savings = frozenset[str]
 
 SAVINGS: dict[str, str] = {
     "lattice_lookup": "large embeddings by encrypted queries (aero.two_party.lookup)",
+    "lattice_products": "products with the server's matrices outside SPU (aero.two_party.lattice_product)",
     "one_qkv": "Q, K and V as one product, 1/sqrt(d_k) inside",
     "folded_norms": "gain and bias of every LayerNorm folded into the product behind it",
     "folded_ffn": "linear feed-forward folded into W_O; the He & Hofmann combination as one product",
@@ -30,14 +30,7 @@ SAVINGS: dict[str, str] = {
     "last_row": "in the last layer, and behind it, only the last query row",
 }
 """Exact but for the fixed point: all but split_exponential, which is nearer to exp than SPU's, and segmented_gelu.
-lattice_lookup rests on the hardness of learning with errors in rings, as SPU's own products do."""
-
-FURTHER: dict[str, str] = {
-    "lattice_products": "products with the server's matrices outside SPU (aero.two_party.lattice_product)",
-}
-"""Savings that came after the results of "tuned" had been measured, and are no part of it. lattice_products is exact
-but for the fixed point, and rests on what SPU's own products rest on."""
-EVERY = SAVINGS | FURTHER
+lattice_lookup and lattice_products rest on the hardness of learning with errors in rings, as SPU's own products do."""
 
 # The feed-forward's products and the logits are in slices too, for the same reason, and ids are looked up in pairs.
 AS_FITTED = "as_fitted"
@@ -60,9 +53,9 @@ def chosen(program: str) -> tuple[Savings, tuple[int, ...]]:
         )
     savings = set() if match[1] == "as_published" else set(SAVINGS)
     for sign, name in re.findall(r"([+-])([a-z_]+)", match[2]):
-        if name not in EVERY:
-            near = difflib.get_close_matches(name[:100], EVERY, n=1)
-            raise ValueError(f"unknown saving {name[:100]!r}: {near[0] + '?' if near else ', '.join(EVERY)}")
+        if name not in SAVINGS:
+            near = difflib.get_close_matches(name[:100], SAVINGS, n=1)
+            raise ValueError(f"unknown saving {name[:100]!r}: {near[0] + '?' if near else ', '.join(SAVINGS)}")
         (savings.add if sign == "+" else savings.discard)(name)
     if "folded_ffn" not in savings:
         savings.discard("absorbed_ffn")
@@ -79,5 +72,4 @@ def named(savings: Iterable[str], rebased: tuple[int, ...] = ()) -> str:
     text = "as_published" + "".join(f"+{n}" for n in added)
     if len(left_out) <= len(added):
         text = "tuned" + "".join(f"-{n}" for n in left_out)
-    text += "".join(f"+{n}" for n in FURTHER if n in savings)
     return text + ("@" + ",".join(map(str, rebased)) if rebased else "")

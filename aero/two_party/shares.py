@@ -151,7 +151,7 @@ def _lattice_matrix(hand: Hand, matrix: np.ndarray | None) -> lattice.Matrix | N
     if hand.field != "FM64" or not least <= hand.fraction_bits <= most:
         raise UserError(
             f"lattice products need the ring FM64 and {least} to {most} fraction bits, not {hand.field} and "
-            f"{hand.fraction_bits}; compute without them (program tuned)"
+            f"{hand.fraction_bits}; compute without them (program tuned-lattice_products)"
         )
     return None if matrix is None else lattice.Matrix(matrix, hand.fraction_bits)
 

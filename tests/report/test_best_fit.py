@@ -12,13 +12,14 @@ import pytest
 from aero.pipeline import ROOT
 from aero.published import load as load_paper
 from aero.report import best_fit
+from aero.report.best_fit import NO_TILES, PLAIN
 from aero.report.results import load
 
 AMOUNTS = {
     "as_fitted": {"bytes": 5e9, "seconds": 1000.0, "backbone_seconds": 600.0},
     "as_published": {"bytes": 4e9, "seconds": 800.0, "backbone_seconds": 500.0},
-    "tuned": {"bytes": 1e9, "seconds": 480.0, "backbone_seconds": 450.0},
-    "tuned-row_tiles": {"bytes": 1.2e9, "seconds": 392.0, "backbone_seconds": 380.0},
+    PLAIN: {"bytes": 1e9, "seconds": 480.0, "backbone_seconds": 450.0},
+    NO_TILES: {"bytes": 1.2e9, "seconds": 392.0, "backbone_seconds": 380.0},
 }
 
 
@@ -42,10 +43,10 @@ def test_ratios_and_targets_by_hand(tmp_path: Path) -> None:
     assert row.over_plain_embedding() == pytest.approx(480 / (1000 - 300 + 100))
     text = best_fit.best_fit(results).text
     assert ">0 of 1<" in text
-    fitted = "<code>tuned</code> over <code>as_fitted</code> by"
+    fitted = f"<code>{PLAIN}</code> over <code>as_fitted</code> by"
     assert f"met: {fitted} GB 1 of 1; {fitted} s 1 of 1; {fitted} s of blocks 0 of 1; " in text
-    assert "<code>tuned</code> over <code>as_published</code> by s 0 of 1; " in text
-    assert "<code>tuned-row_tiles</code> over <code>as_published</code> by s 1 of 1. " in text
+    assert f"<code>{PLAIN}</code> over <code>as_published</code> by s 0 of 1; " in text
+    assert f"<code>{NO_TILES}</code> over <code>as_published</code> by s 1 of 1. " in text
     assert ">40 to 40 %<" in text
     assert text.count(">met<") == 5 and text.count(">missed<") == 2
 
@@ -53,7 +54,7 @@ def test_ratios_and_targets_by_hand(tmp_path: Path) -> None:
 def test_what_is_just_missed_does_not_look_met(tmp_path: Path) -> None:
     made_results.project(tmp_path, runs=())
     amounts = {program: dict(found) for program, found in AMOUNTS.items()}
-    amounts["tuned"]["seconds"] = 402.0
+    amounts[PLAIN]["seconds"] = 402.0
     write(tmp_path, amounts)
     text = best_fit.best_fit(load(tmp_path)).text
     assert ">0.502<" in text and ">0.40<" in text
@@ -70,7 +71,7 @@ def test_what_is_not_measured_is_a_gap(tmp_path: Path, fault: str) -> None:
         for found in amounts.values():
             del found["backbone_seconds"]
     else:
-        amounts["tuned"]["seconds"] = {"nan": float("nan"), "zero": 0.0, "text": "much"}[fault]
+        amounts[PLAIN]["seconds"] = {"nan": float("nan"), "zero": 0.0, "text": "much"}[fault]
     write(tmp_path, amounts)
     assert "not measured yet" in best_fit.best_fit(load(tmp_path)).text
 

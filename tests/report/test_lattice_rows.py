@@ -11,14 +11,14 @@ import pandas as pd
 import pytest
 
 from aero.report import lattice_rows
-from aero.report.lattice_rows import ALONE, OUTSIDE
+from aero.report.lattice_rows import ALONE, OUTSIDE, WITHIN
 from aero.report.results import load
 
-KINDS = {"as_published": {"linear": 300.0}, ALONE: {"lattice_linear": 40.0}, "tuned": {"linear": 200.0}}
+KINDS = {"as_published": {"linear": 300.0}, ALONE: {"lattice_linear": 40.0}, WITHIN: {"linear": 200.0}}
 AMOUNTS = {
     "as_published": (4e9, 800.0),
     ALONE: (3.9e9, 540.0),
-    "tuned": (1e9, 480.0),
+    WITHIN: (1e9, 480.0),
     OUTSIDE: (0.9e9, 300.0),
 }
 
@@ -48,15 +48,15 @@ def test_ratios_and_targets_by_hand(tmp_path: Path) -> None:
     assert row.printed() == pytest.approx(0.9 / 6.43) and row.printed(11) == pytest.approx(1.23 / 6.43)
     assert (row.over("bytes"), row.over("seconds")) == pytest.approx((0.225, 0.375))
     assert (row.over("bytes", OUTSIDE, 11), row.over("seconds", OUTSIDE, 11)) == pytest.approx((1.23 / 4, 410 / 800))
-    assert row.over("seconds", "tuned") == pytest.approx(0.6)
+    assert row.over("seconds", WITHIN) == pytest.approx(0.6)
     assert lattice_rows.counted([row], False) == {"published": (1, 1), "bytes": (1, 1), "seconds": (1, 1)}
     assert lattice_rows.counted([row], True)["seconds"] == (0, 1)
     text = lattice_rows.table(results).text
     assert text.count("(≤ 0.50, met)") == 2 and text.count("(≤ 0.30, met)") == 1 and "missed" not in text
     assert ">10.0<" in text and ">0.68<" in text
     said = lattice_rows.sentence(results)
-    assert "take 0.23 to 0.23 of the bytes and 0.38 to 0.38 of the seconds" in said
-    assert "`tuned` takes 0.25 to 0.25 and 0.60 to 0.60" in said
+    assert "`tuned` takes 0.23 to 0.23 of the bytes and 0.38 to 0.38 of the seconds" in said
+    assert "(`tuned-lattice_products`) it is 0.25 to 0.25 and 0.60 to 0.60." in said
 
 
 def test_what_is_just_missed_does_not_look_met(tmp_path: Path) -> None:
@@ -73,9 +73,9 @@ def test_what_is_not_measured_is_a_gap(tmp_path: Path, fault: str) -> None:
     assert lattice_rows.sentence(load(tmp_path)) == ""
     amounts = dict(AMOUNTS)
     if fault == "program":
-        del amounts["tuned"]
+        del amounts[WITHIN]
     elif fault in ("nan", "zero", "text"):
-        amounts["tuned"] = (1e9, {"nan": float("nan"), "zero": 0.0, "text": "much"}[fault])
+        amounts[WITHIN] = (1e9, {"nan": float("nan"), "zero": 0.0, "text": "much"}[fault])
     write(tmp_path, amounts, put_back=fault != "put_back")
     if fault == "operations":
         (tmp_path / lattice_rows.OPERATIONS).unlink()

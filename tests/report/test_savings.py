@@ -33,8 +33,9 @@ def test_what_is_kept_is_what_the_issue_of_private_inference_asks():
         published = float(lines[row, "as_published", "16"]["max_logit_error"])
         assert float(lines[row, "tuned", "16"]["max_logit_error"]) < published
     assert float(many["max_logit_error"]) < float(lines["SM+ScFuFFN", "as_published", "16"]["max_logit_error"])
-    passes = [(row, "tuned") for row in ("SM+LN+G", "SM+LN+R", "SM+ScFuFFN", "EReg(SM(t)+ScFuFFN)")]
-    for row, program in [*passes, ("SM+ScFuFFN", "tuned+lattice_products")]:
+    within = "tuned-lattice_products"
+    passes = [(row, within) for row in ("SM+LN+G", "SM+LN+R", "SM+ScFuFFN", "EReg(SM(t)+ScFuFFN)")]
+    for row, program in [*passes, ("SM+ScFuFFN", "tuned")]:
         asked, published = lines[row, program, "24"], lines[row, "as_published", "24"]
         assert int(asked["prompts"]) >= 200 and asked["same_top_token"] == asked["prompts"]
         # As published on the first of the same prompts.
@@ -106,22 +107,23 @@ def test_passes_of_other_weights_are_said_to_be(tmp_path):
     folder = tmp_path / "results/two_party"
     folder.mkdir(parents=True)
     line = 'SM+LN+R,{},laptop,20,24,0.003,20,"{{""weights"":""{}""}}"\n'.format
-    plain, tuned, outside = (line(program, "a") for program in ("as_published", "tuned", "tuned+lattice_products"))
+    plain, tuned, within = (line(program, "a") for program in ("as_published", "tuned", "tuned-lattice_products"))
     path = folder / "savings_errors.csv"
-    path.write_text(ERRORS + plain + tuned + outside)
+    path.write_text(ERRORS + plain + tuned + within)
     assert "other weights" not in table_held_out(tmp_path)._repr_html_()
-    path.write_text(ERRORS + plain + tuned + line("tuned+lattice_products", "b"))
+    path.write_text(ERRORS + plain + tuned + line("tuned-lattice_products", "b"))
     html = re.sub(r"<[^>]*>", "", table_held_out(tmp_path)._repr_html_())
-    assert "Of other weights than as published, by their hashes: SM+LN+R tuned+lattice_products." in html
+    assert "Of other weights than as published, by their hashes: SM+LN+R tuned-lattice_products." in html
 
 
-def test_a_saving_that_tuned_has_not_got_stands_beside_what_it_is_added_to(tmp_path):
+def test_held_out_prompts_within_spu_stand_beside_those_outside(tmp_path):
     folder = tmp_path / "results/two_party"
     folder.mkdir(parents=True)
     line = "SM+LN+R,{},laptop,{},{},{},{},{{}}\n".format
-    passes = line("tuned", 200, 24, 0.003, 200) + line("tuned+lattice_products", 20, 24, 0.013, 20)
+    passes = line("tuned", 200, 24, 0.003, 200) + line("tuned-lattice_products", 20, 24, 0.013, 20)
     passes += line("as_published", 20, 24, 0.012, 20)
-    singles = line("as_published+lattice_products", 2, 16, 0.011, 2) + line("tuned+lattice_products", 2, 16, 0.004, 2)
+    singles = line("as_published+lattice_products", 2, 16, 0.011, 2) + line("tuned-lattice_products", 2, 16, 0.004, 2)
+    singles += line("as_published", 2, 16, 0.012, 2)
     (folder / "savings_errors.csv").write_text(ERRORS + passes + singles)
     (held_out,) = [re.sub(r"<[^>]*>|○", " ", one) for one in table_held_out(tmp_path)._repr_html_().split("<tr>")[2:]]
     assert re.search(r"200 of 200\s+0\.0030\s+20 of 20\s+0\.0130\s+20 of 20\s+0\.0120\s+met; missed", held_out)

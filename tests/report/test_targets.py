@@ -12,7 +12,7 @@ import pytest
 
 from aero.pipeline import ROOT
 from aero.published import load as load_paper
-from aero.report import best_fit, cost_page, cost_tables, costs, targets
+from aero.report import cost_page, cost_tables, costs, targets
 from aero.report.costs import GB, row_family
 from aero.report.results import Results, load
 
@@ -45,11 +45,16 @@ def _place(kept: Results, line: dict) -> tuple[int, str]:
     return table.dimensions["context"], row_family(kept, table, line["row"])
 
 
-def test_every_target_of_bytes_is_met_by_the_kept_measurements(kept: Results) -> None:
-    for line in targets.target_rows(kept):
-        for key in ("published", "bytes"):
-            most = line["most"][key]
-            assert most is None or line[key] <= most, line
+def test_every_target_is_met_by_the_kept_measurements_with_every_put_back(kept: Results) -> None:
+    lines = targets.target_rows(kept)
+    assert [sum(line["most"][key] is not None for line in lines) for key in ("published", "bytes", "seconds")] == [
+        28,
+        20,
+        20,
+    ]
+    for line in lines:
+        for key, most in line["most"].items():
+            assert most is None or line[key] + line["put_backs"] * line["more"][key] <= most, line
 
 
 def test_the_table_says_met_and_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,14 +92,9 @@ def test_the_least_of_the_seconds_by_hand(tmp_path: Path) -> None:
     assert write(tuned=tuned) is costs.least_seconds(results, table, "SM+LN+G") is None
 
 
-def test_no_missed_seconds_of_table_4_but_two_were_within_reach(kept: Results) -> None:
-    """What docs/decisions.md and the table's last column say."""
-    lines = [line for line in targets.target_rows(kept) if line["most"]["seconds"]]
-    missed = [line for line in lines if line["seconds"] > line["most"]["seconds"]]
-    within = [(line["table"], line["row"]) for line in missed if line["least"].factors <= 0.5]
-    assert within == [("4", "SM+ScFuFFN"), ("4", "EReg(SM(t)+ScFuFFN)")] and len(missed) == 16
+def test_the_least_is_below_what_is_measured(kept: Results) -> None:
     for line in targets.target_rows(kept):
-        assert 0.2 < line["least"].products < line["least"].factors < line["seconds"], line
+        assert 0.05 < line["least"].products < line["least"].factors < line["seconds"], line
 
 
 def test_complete_passes_at_full_size_are_within_the_targets_and_said_to_be(kept: Results) -> None:
@@ -116,21 +116,6 @@ def test_what_of_figure_15_is_spus_erf(kept: Results) -> None:
     assert re.search(r"0\.9\.2b0, .*, takes \D4,339\. ", text)
     page = (ROOT / "docs/forensics.md").read_text(encoding="utf-8")
     assert "(12,261 bytes an entry instead of 4,339)" in page
-
-
-def test_half_of_both_is_told_without_tiles_too(kept: Results) -> None:
-    text = re.sub("<[^>]+>", "", targets.targets(kept).text)
-    own = [row for row in best_fit.fitted_rows(kept) if row.name not in ("SM+LN+G", "SM+LN+R")]
-    met = {
-        program: sum(
-            row.amounts[program]["bytes"] <= row.amounts["as_published"]["bytes"] / 2
-            and row.amounts[program]["seconds"] <= row.amounts["as_published"]["seconds"] / 2
-            for row in own
-        )
-        for program in ("tuned", "tuned-row_tiles")
-    }
-    assert len(own) == 20 and met == {"tuned": 4, "tuned-row_tiles": 6}
-    assert re.search(r"tuned in \D4 of 20 rows, .* \(tuned-row_tiles\) in \D6 of 20; where", text)
 
 
 def test_every_row_has_its_parts_and_its_kinds_of_operations(kept: Results) -> None:

@@ -10,7 +10,7 @@ import torch
 from made_models import random_model, torch_logits
 
 from aero.two_party.end_to_end import ask
-from aero.two_party.fixed_point import PRODUCTS, check, farthest, limits, watched
+from aero.two_party.fixed_point import PRODUCTS, check, farthest, fitting, limits, watched
 from aero.two_party.operations import Operation
 from aero.two_party.parties import run_parties
 from aero.two_party.settings import CLIENT, SERVER, Settings, TwoPartyError
@@ -136,3 +136,17 @@ def test_a_product_outside_spu_has_less_room_and_the_look_at_a_model_knows_it():
         seen = []
         watched("lattice_linear", (jnp.full((2, 2), share * LATTICE_LIMIT / 2), jnp.ones((2, 2))), {}, seen)
         assert all(value < LIMITS[limit] for limit, _, value in seen) is right
+
+
+def test_a_model_with_too_large_products_is_computed_within_spu():
+    """No softmax tells of the size of values: W_V as large as makes P V W_O pass 2^14 and stay below 2^26."""
+    model = random_model("SM", layers=2)
+    assert fitting(model, "tuned@1", Settings()) == "tuned@1"
+    with torch.no_grad():
+        model.blocks[0].attention.value.weight.mul_(1e5)
+    found = farthest(model, "tuned", Settings())
+    assert found.what.startswith("lattice_linear") and found.value > found.limit
+    assert fitting(model, "tuned@1", Settings()) == "tuned-lattice_products@1"
+    assert fitting(model, "as_published", Settings()) == "as_published"
+    with pytest.raises(TwoPartyError, match="do not fit"):
+        fitting(scaled("SM", 1e20), "tuned", Settings())

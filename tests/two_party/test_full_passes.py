@@ -24,8 +24,7 @@ ENTRY |= {"messages": 80_000, "seconds": 1400.0, "max_logit_error": 0.01}
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The kept operations, and no pass yet."""
-    for name in ("ops.csv", "lattice_ops.csv"):
-        (tmp_path / name).write_bytes((ROOT / "results/two_party" / name).read_bytes())
+    (tmp_path / "ops.csv").write_bytes((ROOT / "results/two_party/ops.csv").read_bytes())
     monkeypatch.setattr(full_passes, "PATH", tmp_path / "full_passes.json")
     return tmp_path
 
@@ -46,15 +45,14 @@ def test_a_composition_is_that_of_the_row_without_its_set_up(folder: Path) -> No
     assert found["operations_measured"] == sorted(found["operations_measured"])
 
 
-def test_products_outside_spu_are_of_the_file_in_which_all_was_measured_together(folder: Path) -> None:
+def test_products_that_put_the_residual_stream_back_are_counted(folder: Path) -> None:
     parameters = load(ROOT / "params.yaml").at_scale("laptop")
     config, context = parameters.two_party_model()
-    program = "tuned+lattice_products@1,5"
-    found = full_passes.composed(ENTRY | {"architecture": "SM+ScFuFFN", "computed_as": program}, parameters)
-    with (folder / "lattice_ops.csv").open(encoding="utf-8", newline="") as file:
+    found = full_passes.composed(ENTRY | {"architecture": "SM+ScFuFFN", "computed_as": "tuned@1,5"}, parameters)
+    with (folder / "ops.csv").open(encoding="utf-8", newline="") as file:
         seconds = {(line["op"], line["shape"]): float(line["seconds"]) for line in csv.DictReader(file)}
-    counts = operations(parse("SM+ScFuFFN"), config, program, context)
-    assert sum(count for one, count in counts.items() if one.name == "lattice_linear") > 24
+    counts = operations(parse("SM+ScFuFFN"), config, "tuned@1,5", context)
+    assert sum(count for one, count in counts.items() if one.name == "lattice_linear") == 2 * 11 + 1 + 2
     expected = sum(count * seconds[one.name, one.shape] for one, count in counts.items())
     assert found["not_measured_alone"] == [] and found["composed_seconds"] == pytest.approx(expected, abs=0.01)
 

@@ -181,10 +181,10 @@ def test_neither_does_it_in_the_published_program_with_gelu_and_layer_norm(tmp_p
     nothing_in_the_clear(session, prompt, model, program)
 
 
-def test_neither_do_products_outside_spu_show_anything(model, tmp_path):
-    """Keys, queries and answers of `lattice_products`: nothing in the clear, and of one size whatever the prompt; and
-    nothing of one party in the other's memory."""
-    path, program = tmp_path / "checkpoint.safetensors", "tuned+lattice_products"
+def test_neither_do_products_within_spu_show_anything(model, tmp_path):
+    """Without `lattice_products`: nothing in the clear, and of one size whatever the prompt; and nothing of one party
+    in the other's memory."""
+    path, program = tmp_path / "checkpoint.safetensors", "tuned-lattice_products"
     checkpoint.save(path, model)
     description = Description.of(model.architecture, model.config, program, Settings(), "0" * 64)
     found = []

@@ -246,14 +246,14 @@ def test_matrices_beyond_the_budget_and_other_fixed_points_are_refused():
 
 def test_the_program_says_whether_products_are_outside_spu():
     model = random_model("SM+ScFuFFN")
-    text = "tuned+lattice_products"
+    text = "tuned"
     assert within_budget(model, text) == text
     assert within_budget(model, "as_published+lattice_products") == "as_published+lattice_products"
     model.blocks[0].attention.value.weight.data *= 3000.0
-    assert within_budget(model, text) == "tuned"
+    assert within_budget(model, text) == "tuned-lattice_products"
     config = ModelConfig(vocabulary=50257, context=128, layers=3, heads=12, width=768, ffn_width=3072)
     for row in ("SM+LN+G", "SM+ScFuFFN", "SOTA(SM+ScFuFFN)", "EReg(SM(t)+ScFuFFN)"):
-        plain, outside = (operations(parse(row), config, program, 128) for program in ("tuned", text))
+        plain, outside = (operations(parse(row), config, p, 128) for p in ("tuned-lattice_products", text))
         assert not any(o.kind == "lattice_linear" for o in plain)
         assert {o.shapes[0][0] for o in outside if o.kind == "linear"} == {1}
         others = [{o: n for o, n in one.items() if not o.kind.endswith("linear")} for one in (plain, outside)]
@@ -344,7 +344,7 @@ def test_the_transcript_holds_neither_secret_nor_weight(multiplied):
 def test_a_private_pass_with_such_products_is_torchs(row):
     """Two prompts of one session, and another length with its own layouts."""
     model = random_model(row, layers=2)
-    program = "tuned+lattice_products"
+    program = "tuned"
     assert within_budget(model, program).startswith(program)
     prompts = np.random.default_rng(8).integers(0, 41, (2, 12))
     answers, alone = ask(model, prompts, program, operation_runs=1)

@@ -102,13 +102,23 @@ def table_errors(root: Path, savings: dict[str, str]) -> Html:
         "brackets the prompts that were asked. A saving that does nothing for a row leaves the program as it "
         "is: what differs there is how far the same program's error varies from pass to pass, by random truncations. "
         "Same top token as PyTorch's: "
-        f"{'; '.join(texts)}."
+        f"{'; '.join(texts)}.{_of_several_trainings(groups)}"
     )
     width = 0.8 / len(groups)
     heads = ["saving"]
     for row, scale, tokens in groups:  # of the scale the vocabulary alone, where it says so: the caption has the rest
         heads.append(f"{row_label(row)}<br>T={tokens}{escape(''.join(scale.partition(', ')[1:]))}")
     return Html(grid(heads, rows, caption, "savings-errors", (0.2, *(width for _ in groups)), "dense"))
+
+
+def _of_several_trainings(groups: Mapping[tuple[str, str, str], dict[str, dict[str, str]]]) -> str:
+    """A sentence on the rows whose passes are not all of the same weights, as far as lines say; empty if all are."""
+    mixed = [
+        row_label(row) for (row, *_), found in groups.items() if len({_weights(one) for one in found.values()}) > 1
+    ]
+    if not mixed:
+        return ""
+    return f" Not all passes are of one training of the model, as their weights’ hashes tell: {', '.join(mixed)}."
 
 
 HELD_OUT = 200

@@ -128,4 +128,8 @@ def test_held_out_prompts_within_spu_stand_beside_those_outside(tmp_path):
     (held_out,) = [re.sub(r"<[^>]*>|○", " ", one) for one in table_held_out(tmp_path)._repr_html_().split("<tr>")[2:]]
     assert re.search(r"200 of 200\s+0\.0030\s+20 of 20\s+0\.0130\s+20 of 20\s+0\.0120\s+met; missed", held_out)
     html = table_errors(tmp_path, {"lattice_products": "outside"})._repr_html_()
-    assert "0.0110 (2) | 0.0040 (2)" in re.sub(r"<[^>]*>|○", "", html)
+    assert "0.0110 (2) | 0.0040 (2)" in re.sub(r"<[^>]*>|○", "", html) and "one training" not in html
+    other = 'SM+LN+R,tuned,laptop,2,16,0.003,2,"{""weights"":""b""}"\n'
+    (folder / "savings_errors.csv").write_text(ERRORS + passes + singles + other)
+    html = re.sub(r"<[^>]*>", "", table_errors(tmp_path, {})._repr_html_())
+    assert "Not all passes are of one training of the model, as their weights’ hashes tell: SM+LN+R." in html

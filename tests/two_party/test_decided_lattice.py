@@ -123,7 +123,7 @@ CASES = {
         layouts,
     ),
     "held out": (
-        rf"On the {N} held-out prompts that the tuned rows were asked, SM\+ScFuFFN `tuned\+lattice_products` has "
+        rf"On the {N} held-out prompts that four rows were asked with SPU's products, SM\+ScFuFFN tuned has "
         rf"PyTorch's top token {N} times, with an error of {N} at most",
         held_out,
     ),

@@ -164,7 +164,7 @@ def test_the_residual_stream_is_put_back_where_the_condition_number_exceeds_the_
     assert within_budget(model, "as_published") == "as_published"
     counts = operations(model.architecture, model.config, "tuned@3", 12)
     plain = operations(model.architecture, model.config, "tuned", 12)
-    assert counts - plain == {Operation("linear", ((12, 16), (16, 16))): 1} and not plain - counts
+    assert counts - plain == {Operation("lattice_linear", ((12, 16), (16, 16))): 1} and not plain - counts
 
 
 @pytest.mark.parametrize("row", ["SM+LN+G", "SM+R", "SM", "EReg(SM(t)+ScFuFFNi_2)", "SOTA(SM+ScFFN)"])

@@ -307,8 +307,8 @@ def test_aero_cost_tells_of_a_measured_row_what_its_file_has():
 
 
 def test_bytes_at_a_context_measured_afterwards_are_within_their_bounds():
-    """T = 184, which no law was made for, by the laws of all other contexts: their bounds, or 0.1 % (`ALIKE`). Once
-    not, by a stock of products that fell into one measurement and not into the others (docs/decisions.md)."""
+    """T = 184, which no law was made for, by the laws of all other contexts: their bounds, or 0.1 % (`ALIKE`). One
+    operation is told worse than its bound says (docs/decisions.md)."""
     variant = "cheetah-FM64-18-exact"
     kept = measured_operations(variant, ROOT)
     others = Operations({key: row for key, row in kept.measured.items() if row.context != 184}, variant)
@@ -316,12 +316,14 @@ def test_bytes_at_a_context_measured_afterwards_are_within_their_bounds():
     kinds = {packing.sized(*row.key).kind for row in afterwards}
     assert {"exponentials", "gelu_segments", "inverse_sums", "linear", "mix", "normalise_tiles", "relu"} <= kinds
     sides = ("bytes_sent_client", "bytes_sent_server")
+    beyond = set()
     for row in afterwards:
         told = others.cost(*row.key)
         off = abs(sum(told.values[side] for side in sides) - row.bytes)
         bound = sum(told.values[side] * told.errors[side] for side in sides)
-        stock = 1.15e6 if row.key == ("normalise_tiles", "184x768") else 0.0
-        assert off < max(bound + stock, cost_module.ALIKE * row.bytes), (row.key, off, bound)
+        if off >= max(bound, cost_module.ALIKE * row.bytes):
+            beyond.add(row.key)
+    assert beyond == {("normalise_tiles", "184x768")}
 
 
 def test_bytes_without_seconds_count_and_seconds_come_from_the_law(three):

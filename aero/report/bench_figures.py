@@ -27,7 +27,11 @@ KINDS = {
     "gelu_segments": ("GELU, tuned", "#000000", "h"),
     "relu": ("ReLU", "#6b7480", "*"),
 }
-PASSES = {"as_published": ("as published", "#0072b2", "o"), "tuned": ("tuned", "#56b4e9", "s")}
+PASSES = {
+    "as_published": ("as published", "#0072b2", "o"),
+    "tuned": ("tuned", "#56b4e9", "s"),
+    "tuned-lattice_products": ("tuned within SPU", "#56b4e9", "s"),
+}
 """Programs of whole passes, which are drawn against L."""
 RESOURCES = {
     "ciphertexts": "#0072b2",
@@ -161,7 +165,7 @@ def _passes(panel: Axes, lines: Sequence[Mapping[str, Any]], quantity: str, unit
     """Complete passes as points, over what is composed of their operations as a line."""
     ends = []
     for line in lines:
-        colour = PASS_COLOURS[line["architecture"], line["program"]]
+        colour = PASS_COLOURS[line["architecture"], line["program"].partition("-")[0]]
         sizes = [point["size"] for point in line["points"]]
         panel.plot(
             sizes, [point[f"composed_{quantity}"] / unit for point in line["points"]], color=colour, linewidth=1.2

@@ -66,6 +66,7 @@ def test_the_committed_file_is_valid_and_complete():
         ("training_order", {"first": ["sm", "smm"]}, "did you mean 'sm'"),
         ("two_party.field", "FM32", "two_party.field"),
         ("two_party.field", "FM128", "must be FM64 for the program tuned"),
+        ("two_party.fraction_bits", 22, "must be 16 to 20 for the program tuned"),
         ("two_party.end_to_end_runs", ["nothing"], "unknown run 'nothing'"),
         ("scales.smoke.end_to_end_runs", ["sm-r"], "sm-r must be in two_party.end_to_end_runs"),
         ("corpus.name", "books", "python_stdlib"),

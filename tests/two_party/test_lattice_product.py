@@ -14,6 +14,7 @@ from made_models import random_model, torch_logits
 from aero.architecture import parse
 from aero.errors import UserError
 from aero.model import ModelConfig
+from aero.parameters import TUNED_FRACTION_BITS
 from aero.two_party import lattice_product as lattice
 from aero.two_party import polynomials
 from aero.two_party.end_to_end import ask, composed_bytes
@@ -242,6 +243,7 @@ def test_matrices_beyond_the_budget_and_other_fixed_points_are_refused():
         with pytest.raises(UserError, match="need the ring FM64 and 16 to 20 fraction bits"):
             prepare(hand, None)
     assert prepare(Hand(CLIENT), None) is None
+    assert lattice.FRACTION_BITS == TUNED_FRACTION_BITS
 
 
 def test_the_program_says_whether_products_are_outside_spu():

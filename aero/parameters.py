@@ -405,10 +405,8 @@ class Parameters(Strict):
             raise ValueError("two_party.field must be FM64 for the program tuned, which computes on shares of 64 bits")
         least, most = TUNED_FRACTION_BITS
         if "tuned" in self.two_party.programs and not least <= self.two_party.fraction_bits <= most:
-            raise ValueError(
-                f"two_party.fraction_bits must be {least} to {most} for the program tuned, whose products outside SPU "
-                f"have no room for others; got {self.two_party.fraction_bits}"
-            )
+            got = self.two_party.fraction_bits
+            raise ValueError(f"two_party.fraction_bits must be {least} to {most} for the program tuned, not {got}")
         ordered = sum(self.training_order.values(), ())
         for run in (*self.active_runs, *self.more_runs, *self.two_party.end_to_end_runs, *self.compared_runs, *ordered):
             _known("run", run, self.runs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -136,6 +137,7 @@ class Hung:
 
 
 def held():
+    gc.collect()  # what earlier tests of this process left to the collector is not closed in the midst of this one
     return sorted(os.listdir("/proc/self/fd")), {
         name for name in os.listdir(tempfile.gettempdir()) if name.startswith("aero-party-")
     }

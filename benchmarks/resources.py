@@ -301,7 +301,7 @@ def composed(
     }
     links = {
         name: {
-            "bandwidth": network.transfer_seconds(crossing + costs.setup_bytes, 0.0),
+            "bandwidth": network.transfer_seconds(crossing + costs.setup_bytes(needed), 0.0),
             "round trips": rounds * network.rtt_ms / 1e3,
         }
         for name, network in networks.items()

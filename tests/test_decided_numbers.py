@@ -257,7 +257,9 @@ def laws(column: int, *names: str) -> list[float]:
 def logit_errors(row: str) -> dict[str, float]:
     """By program, of passes of 16 tokens."""
     lines = [
-        line for line in two_party_file("savings_errors.csv") if (line["architecture"], line["tokens"]) == (row, "16")
+        line
+        for line in two_party_file("savings_errors.csv")
+        if (line["architecture"], line["tokens"], line["scale"]) == (row, "16", "laptop")
     ]
     assert len(lines) == 26 and all(line["same_top_token"] == line["prompts"] == "2" for line in lines)
     return {line["program"]: float(line["max_logit_error"]) for line in lines}
@@ -314,6 +316,16 @@ CASES = {
         rf"alone {N} and {N} instead of {N}\. The others move nothing beyond what repetition does: {N} to {N} with any "
         rf"of them alone, {N} to {N} with any left out",
         lambda: list(errors_of_savings()),
+    ),
+    "two parties, errors of looking up": (
+        rf"With a vocabulary of 4,096 SM\+ScFuFFN has {N} as published and {N} with it alone, {N} tuned and {N} "
+        rf"without it\.",
+        lambda: [
+            float(line["max_logit_error"])
+            for program in ("as_published", "as_published+lattice_lookup", "tuned", "tuned-lattice_lookup")
+            for line in two_party_file("savings_errors.csv")
+            if (line["program"], line["scale"]) == (program, "laptop, V=4096")
+        ],
     ),
     "two parties, complete passes": (
         rf"`tuned`\): SM\+LN\+G {N} s and {N} GB, SM\+LN\+R {N} and {N}, SM\+ScFuFFN {N} and {N}\. Sums",

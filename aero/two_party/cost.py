@@ -97,9 +97,10 @@ class Operations:
             found.setdefault(one.group, []).append((one, row))
         return found
 
-    @property
-    def setup_bytes(self) -> float:
-        return max((row.setup_bytes for row in self.measured.values()), default=0.0)
+    def setup_bytes(self, needed: Iterable[tuple[str, str]]) -> float:
+        """Of a session of the operations `needed`, as compositions have it; where none of them is measured, of any."""
+        own = [self.measured[key].setup_bytes for key in needed if key in self.measured]
+        return max(own or (row.setup_bytes for row in self.measured.values()), default=0.0)
 
     def cost(self, op: str, shape: str, extrapolate: bool = False) -> OneCost:
         """The cost of an operation; of one that was measured without its seconds, those by their law.
@@ -435,9 +436,10 @@ def estimate(
     """
     needed, kept = counts(architecture, sizes, program)
     total, error = dict.fromkeys(QUANTITIES, 0.0), dict.fromkeys(QUANTITIES, 0.0)
-    by_part = {"embedding": 0.0, BLOCKS: 0.0, "vocabulary projection": 0.0, "set-up": operations.setup_bytes}
+    setup = operations.setup_bytes(needed)
+    by_part = {"embedding": 0.0, BLOCKS: 0.0, "vocabulary projection": 0.0, "set-up": setup}
     by_kind: dict[str, float] = {}
-    wire, wire_off, timed_once = operations.setup_bytes, 0.0, 0.0
+    wire, wire_off, timed_once = setup, 0.0, 0.0
     not_measured: dict[str, list[str]] = {"interpolated": [], "extrapolated": [], "timed by law": []}
     for (op, shape), count in needed.items():
         one = operations.cost(op, shape, extrapolate)
@@ -457,7 +459,7 @@ def estimate(
         elif operations.measured[op, shape].runs == 1:
             timed_once += count * one.values["seconds"]
     # Keys and first oblivious transfers go both ways in about equal parts.
-    client, server = (total[f"bytes_sent_{who}"] + operations.setup_bytes / 2 for who in ("client", "server"))
+    client, server = (total[f"bytes_sent_{who}"] + setup / 2 for who in ("client", "server"))
     return PassCost(
         architecture=str(architecture),
         sizes=sizes,

@@ -136,8 +136,10 @@ def fitting(model: GPT, program: str, settings: Settings) -> str:
     hold less. TwoPartyError if they fit in neither.
     """
     savings, rebased = chosen(program)
-    found = farthest(model, program, settings)
-    if "lattice_products" in savings and not found.value < found.limit:
+    if "lattice_products" in savings:
+        found = farthest(model, program, settings)
+        if found.value < found.limit:
+            return program
         program = named(savings - {"lattice_products"}, rebased)
     check(model, program, settings)
     return program

@@ -26,7 +26,8 @@ SM+LN+G,tuned-one_qkv,laptop,4,32,0.00400,3,{}
 def test_what_is_kept_is_what_the_issue_of_private_inference_asks():
     """The same top token on 200 held-out prompts, and in no line an error above that of the row as published."""
     with (ROOT / "results/two_party/savings_errors.csv").open(encoding="utf-8", newline="") as file:
-        lines = {(line["architecture"], line["program"], line["tokens"]): line for line in csv.DictReader(file)}
+        every = list(csv.DictReader(file))
+    lines = {(one["architecture"], one["program"], one["tokens"]): one for one in every if one["scale"] == "laptop"}
     many = lines["SM+ScFuFFN", "tuned", "24"]
     assert int(many["prompts"]) >= 200 and many["same_top_token"] == many["prompts"]
     for row in "SM+ScFuFFN", "SM+LN+G":

@@ -174,7 +174,8 @@ def made_pass(monkeypatch, made=MADE):
     """A pass of two relu and one product of two secrets, which sends in both directions at once."""
 
     class Made:
-        setup_bytes = 0.0
+        def setup_bytes(self, needed):
+            return 0.0
 
         def cost(self, op, shape, extrapolate):
             values, errors = (dict(zip(cost_module.QUANTITIES, numbers, strict=True)) for numbers in made[op])
@@ -303,7 +304,7 @@ def test_aero_cost_tells_of_a_measured_row_what_its_file_has():
         line = lines["SM+ScFuFFN", "gpt2", "128", program]
         cost = estimate(parse("SM+ScFuFFN"), sizes, program, kept)
         assert cost.seconds == pytest.approx(float(line["seconds"]), abs=0.01), program
-        assert cost.bytes == pytest.approx(float(line["bytes"]), rel=4e-4), program
+        assert cost.bytes == pytest.approx(float(line["bytes"]), rel=1e-6), program
 
 
 def test_bytes_at_a_context_measured_afterwards_are_within_their_bounds():

@@ -147,6 +147,7 @@ def test_programs_by_name():
         "tuned-lattice_products-last_row",
     ):
         assert named(*chosen(text)) == text
+    assert named(*chosen("tuned+lattice_products@2")) == "tuned@2"  # how it was called before
     with pytest.raises(ValueError, match="last_row"):
         chosen("tuned-last_rows")
     for text in ("turned", "as_fitted+last_row"):

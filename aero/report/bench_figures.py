@@ -30,7 +30,7 @@ KINDS = {
 PASSES = {
     "as_published": ("as published", "#0072b2", "o"),
     "tuned": ("tuned", "#56b4e9", "s"),
-    "tuned-lattice_products": ("tuned within SPU", "#56b4e9", "s"),
+    "tuned-lattice_products": ("within SPU", "#56b4e9", "s"),
 }
 """Programs of whole passes, which are drawn against L."""
 RESOURCES = {

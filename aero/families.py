@@ -26,7 +26,12 @@ class Family:
     switches: dict[str, Any] = field(default_factory=dict)
 
 
-CHANGEABLE = ("layers", "heads", "width", "vocabulary")
+CHANGEABLE = {
+    "layers": "number of layers, L",
+    "heads": "attention heads of a layer, H",
+    "width": "width of the residual stream, d",
+    "vocabulary": "entries of the vocabulary, V",
+}
 """Sizes that commands take as options, --layers and so on; the FFN's width follows from `width`."""
 
 FAMILIES = {

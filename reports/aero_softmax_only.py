@@ -282,8 +282,10 @@ claims_page.claims_table(results, judged, "pythia")
 # the plain program, without any saving, under the version of SPU in `requirements.lock`; what the papers ran seems to
 # be another configuration of an earlier one (below, *Where the published bytes come from*, and `docs/forensics.md`).
 # *Tuned* is the same model with projections merged, linear parts folded into their neighbours, the causal half skipped,
-# exponentials and GELU approximated (the error in the logits is in the table of complete passes) and tokens looked up
-# under an assumption of lattices instead of a product. The latency on a network is modelled, not timed:
+# exponentials and GELU approximated (the error in the logits is in the table of complete passes), tokens looked up by
+# encrypted queries instead of a product, and products of several rows with the server's matrices computed outside SPU,
+# by the same protocol but this project's own code (`tuned-lattice_products` has SPU's products). The look-up rests on
+# the hardness of lattice problems, as SPU's own products do. The latency on a network is modelled, not timed:
 #
 # $$t = t_\text{compute} + \frac{\text{bytes that cost time}}{\text{bandwidth}} + \text{rounds} \times \text{RTT}.$$
 #

@@ -65,7 +65,9 @@ def other_contexts() -> Iterator[float]:
             for side in ("bytes_sent_client", "bytes_sent_server")
         ]
         yield 100 * max(map(abs, off))
-    for operations_ in (every, without):
+    # T = 192 was measured later.
+    then = Operations({key: row for key, row in every.measured.items() if row.context != 192}, variant)
+    for operations_ in (then, without):
         cost = estimate(parse("SM+ScFuFFN"), published_sizes("gpt2", 192), "tuned", operations_)
         yield 100 * cost.bytes_error
 
@@ -390,8 +392,8 @@ CASES = {
         lambda: [*held_out("SM+LN+G"), *held_out("SM+LN+R")],
     ),
     "two parties, costs at other contexts": (
-        rf"{N} % for P V of one row and {N} % for the exponentials, .*? --context 192` has its bytes within {N} % with "
-        rf"them and would have them within {N} % without\.",
+        rf"{N} % for P V of one row and {N} % for the exponentials, .*? --context 192` had its bytes within {N} % with "
+        rf"them, .*? and would have had them within {N} % without\.",
         lambda: list(other_contexts()),
     ),
     "two parties, costs measured afterwards": (

@@ -174,18 +174,24 @@ def _range(first: float, second: float, digits: int = 2) -> str:
 
 def _fitted(found: Mapping[str, Any]) -> str:
     """What the range of hours is between."""
-    power = bench_projections.fitted_power(found)
-    if power is None:
+    powers = {program: bench_projections.fitted_power(found, program) for program in bench_projections.LINEAR}
+    told = [
+        f"L d<sup>{power:.2f}</sup> {program.replace('_', ' ')}{_of_runs(found, program)}"
+        for program, power in powers.items()
+        if power is not None
+    ]
+    if not told:
         return ""
     return (
-        f"The hours are a range: linear layers’ seconds as L d², and as L d<sup>{power:.2f}</sup>, which was fitted "
-        f"to d of 256 to 1,024{_of_runs(found)}. "
+        "The hours are a range: linear layers’ seconds as L d², and as fitted to d of 256 to 1,024: "
+        f"{', '.join(told)}. "
     )
 
 
-def _of_runs(found: Mapping[str, Any]) -> str:
+def _of_runs(found: Mapping[str, Any], program: str) -> str:
     """In brackets how many runs the fitted power rests on, where it is one of a size."""
-    line = next(line for line in found["growth"] if (line["axis"], line["kind"]) == ("d", "linear"))
+    kind = bench_projections.LINEAR[program]
+    line = next(line for line in found["growth"] if (line["axis"], line["kind"]) == ("d", kind))
     return f" ({once})" if (once := single_runs(line)) else ""
 
 

@@ -125,7 +125,8 @@ def other_stages(parameters: Parameters, root: Path, device: str, measured: floa
 def _private(parameters: Parameters, root: Path) -> Stage | None:
     if not (paths := [name for name in PRIVATE if (root / name).is_file()]):
         return None
-    by_key = {(one.op, one.shape, name): one for name in paths for one in _measured(root / name)}
+    # A file of all operations repeats what one of a few has.
+    by_key = {(one.op, one.shape): one for name in paths for one in _measured(root / name)}
     seconds = sum(one.seconds * one.runs for one in by_key.values())
     inputs = f"{PARTIES} processes x {seconds:,.0f} s of {len(by_key)} operations and their runs"
     hours = PARTIES * seconds / 3600
@@ -198,17 +199,21 @@ def measured_speed(gpu: dict[str, Any] | None, device: str) -> float | None:
     return None
 
 
-def fitted_power(found: Mapping[str, Any]) -> float | None:
-    """The power of d of a linear layer's seconds, as fitted to what was measured; None without."""
+LINEAR = {"as_published": "linear", "tuned": "lattice_linear"}
+"""The operation that linear layers of several rows are, by program."""
+
+
+def fitted_power(found: Mapping[str, Any], program: str) -> float | None:
+    """The power of d of the seconds of a program's linear layers, as fitted to what was measured; None without."""
     for line in found["growth"]:
-        if (line["axis"], line["kind"]) == ("d", "linear") and "seconds_exponent" in line:
+        if (line["axis"], line["kind"]) == ("d", LINEAR[program]) and "seconds_exponent" in line:
             return float(line["seconds_exponent"])
     return None
 
 
 def fitted_seconds_less(found: Mapping[str, Any], line: Mapping[str, Any]) -> float:
     """How many seconds less a line of `models` takes if its linear layers grow as L d^fitted instead of L d^2."""
-    power = fitted_power(found)
+    power = fitted_power(found, line["program"])
     smallest = found["models"][0]
     rows = (row for row in found["rows"] if all(row[name] == line[name] for name in ("architecture", "program")))
     if power is None or (row := next(rows, None)) is None:

@@ -35,15 +35,15 @@ def add_arguments(cost: argparse.ArgumentParser) -> None:
     cost.add_argument("--model", default="gpt2", help=f"model family: {', '.join(FAMILIES)} (default gpt2)")
     cost.add_argument("--context", type=int, default=128, help="tokens of the prompt, T (default 128)")
     cost.add_argument(
-        "--network", default="wan", help="wan, lan or another name of two_party.networks, or MBIT,RTT_MS: 300,20"
+        "--network", help="wan (default), lan or another name of two_party.networks, or MBIT,RTT_MS: 300,20"
     )
     cost.add_argument(
         "--program",
         default="tuned",
         help="tuned (default), as_published, or one saving more or less: tuned-lattice_products, as_published+one_qkv",
     )
-    for name in CHANGEABLE:
-        cost.add_argument(f"--{name}", type=int, help="another size than the family's published one")
+    for name, what in CHANGEABLE.items():
+        cost.add_argument(f"--{name}", type=int, help=f"{what}, if not as published for the family")
     cost.add_argument("--compare", nargs=2, metavar=("A", "B"), help="two architectures side by side")
     cost.add_argument("--pareto", action="store_true", help="perplexity against communication of all trained runs")
     cost.add_argument("--scale", help="scale of the trainings for --pareto (default: params.yaml's)")
@@ -59,11 +59,18 @@ def answer(chosen: argparse.Namespace, parameters: Parameters, root: Path) -> st
         raise UserError("give one architecture, or --compare A B, or --pareto; `aero cost --help` says what there is")
     if not chosen.pareto and (chosen.out or chosen.scale):
         raise UserError(f"{'--out' if chosen.out else '--scale'} belongs to --pareto")
-    _check_program(chosen.program)
+    chosen.program = _program(chosen.program)
     if chosen.pareto:
+        # The runs were trained at the family's own sizes, and bytes do not depend on a network.
+        other = [name for name in (*CHANGEABLE, "network") if getattr(chosen, name) is not None]
+        if other:
+            raise UserError(f"--{other[0]} does not go with --pareto, which shows trained runs and their bytes")
+        out = _figure_path(chosen.out)
+        if chosen.scale:
+            parameters = parameters.at_scale(chosen.scale)
         from aero.report.pareto import pareto
 
-        return pareto(chosen, parameters, root)
+        return pareto(chosen, parameters, root, out)
     from aero.two_party.cost import (
         composition_error,
         composition_messages_error,
@@ -72,7 +79,8 @@ def answer(chosen: argparse.Namespace, parameters: Parameters, root: Path) -> st
         measured_operations,
     )
 
-    network = _network(parameters, chosen.network)
+    name = "wan" if chosen.network is None else chosen.network
+    network = _network(parameters, name)
     sizes = _sizes(chosen)
     operations = measured_operations(parameters.two_party.variant(), root)
     costs = [
@@ -80,14 +88,25 @@ def answer(chosen: argparse.Namespace, parameters: Parameters, root: Path) -> st
         for text in (chosen.compare or [chosen.architecture])
     ]
     passes = _complete_passes(root)
+    passes = [entry for entry in passes if entry.get("program") == chosen.program] or passes
     errors = (composition_error, composition_seconds_error, composition_messages_error)
     composed = Composed(*(error(passes) for error in errors), _longest(passes), _latency_error(root))
     if chosen.json:
         values = [as_json(cost, network, composed) for cost in costs]
         return json.dumps(values if chosen.compare else values[0], indent=1, ensure_ascii=False, allow_nan=False)
     if chosen.compare:
-        return "\n".join(compared(costs, network, chosen.network, composed))
-    return "\n".join(described(costs[0], network, chosen.network, composed))
+        return "\n".join(compared(costs, network, name, composed))
+    return "\n".join(described(costs[0], network, name, composed))
+
+
+def _figure_path(out: Path | None) -> Path:
+    """Before what draws it is imported, which takes seconds."""
+    out = out or Path("pareto.svg")
+    if out.suffix not in (".svg", ".png"):
+        raise UserError(f"--out {out}: the figure must end in .svg or .png")
+    if not out.parent.is_dir():
+        raise UserError(f"--out {out} cannot be written: there is no folder {out.parent}")
+    return out
 
 
 def _parsed(text: str) -> Architecture:
@@ -97,12 +116,12 @@ def _parsed(text: str) -> Architecture:
         raise UserError(str(error)) from None
 
 
-def _check_program(text: str) -> None:
-    """Before anything is traced for it, which takes a minute."""
-    from aero.two_party.savings import AS_FITTED, chosen
+def _program(text: str) -> str:
+    """The name that counts are kept by, before anything is traced for it, which takes a minute."""
+    from aero.two_party.savings import AS_FITTED, chosen, named
 
     try:
-        chosen(text)
+        found = named(*chosen(text))
     except ValueError as error:
         raise UserError(str(error)) from None
     if text == AS_FITTED:
@@ -110,6 +129,9 @@ def _check_program(text: str) -> None:
             f"{AS_FITTED} has costs for the rows of AERO's Tables 4 to 7 alone, in results/two_party/fitted_rows.csv; "
             "take as_published"
         )
+    if "+absorbed_ffn" in text and "absorbed_ffn" not in chosen(text)[0]:
+        raise UserError(f"{text}: absorbed_ffn does nothing without folded_ffn; add that as well")
+    return found
 
 
 def _sizes(chosen: argparse.Namespace) -> Sizes:
@@ -127,8 +149,9 @@ def _network(parameters: Parameters, text: str) -> Network:
     match = re.fullmatch(r"([0-9]{1,20}(?:\.[0-9]{1,20})?),([0-9]{1,20}(?:\.[0-9]{1,20})?)", text)
     rate, delay = map(float, match.groups()) if match else (0.0, 0.0)
     if not 1e-6 <= rate <= 1e9 or delay > 1e9:
+        what = "network out of range" if match else "unknown network"
         raise UserError(
-            f"unknown network {cut(text)!r}; give {', '.join(known)} or Mbit/s and ms, such as 100,80, up to 1e9 each"
+            f"{what}: {cut(text)!r}; give {', '.join(known)} or Mbit/s (above 0) and ms, such as 100,80, up to 1e9 each"
         )
     return Network(rate, delay)
 
@@ -208,7 +231,7 @@ def _errors(cost: PassCost, network: Network, composed: Composed) -> list[str]:
         "latency": cost.latency_error(network),
     }
     by_law = ", ".join(f"{what} {_percent(error)}" for what, error in bounds.items()) + " by interpolation"
-    if not count and not cost.timed_by_law:
+    if not any(bounds.values()):
         by_law = "nothing interpolated"
     off = [
         f"{what} by up to {100 * value:.1f} %"
@@ -219,17 +242,18 @@ def _errors(cost: PassCost, network: Network, composed: Composed) -> list[str]:
         )
         if value is not None
     ]
+    lines = [f"  error      {by_law}"]
     if off:
         tokens = f" (of at most {composed.tokens} tokens)" if composed.tokens is not None else ""
-        by_law += f"; compositions differed from complete passes{tokens} in {', '.join(off)}"
+        lines.append(f"  composed   differed from complete passes{tokens} in {', '.join(off)}")
     once = cost.seconds_timed_once / cost.seconds if cost.seconds else 0.0
     if once >= 0.005:
-        by_law += f"; {100 * once:.0f} % of the seconds are single timings, which no complete pass was held against"
-    held = "held against no pass"
+        lines.append(f"  timed      once: {100 * once:.0f} % of the seconds, which no complete pass was held against")
+    held = "latency was held against no pass"
     if composed.latency is not None:
-        held = f"off passes of small models over shaped links by up to {100 * composed.latency:.1f} %"
-    model = f"of the latency, {held}; rounds of large operations are those of smaller ones, too few"
-    lines = [f"  error      {by_law}", f"  model      {model}", f"  from       {known}"]
+        held = f"latency was within {100 * composed.latency:.1f} % of passes of small models over shaped links"
+    rounds = "rounds of large operations are taken from smaller ones, which have fewer"
+    lines += [f"  model      {held}; {rounds}", f"  from       {known}"]
     if cost.extrapolated:
         lines.append(f"  EXTRAPOLATED beyond what was measured, no bound: {', '.join(cost.extrapolated)}")
     return lines

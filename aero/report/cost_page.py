@@ -159,8 +159,7 @@ def table_kinds(results: Results) -> Html:
     )
     caption = (
         "<b>Costs by kind of operation</b>, Tables 4 to 7 and Figure 15: GB in both directions and seconds of "
-        f"computing, {rule}{escape(path)}, of one session: its seconds add up to other totals than those of Table 4 "
-        "above, which are medians of another."
+        f"computing, {rule}{escape(path)}."
     )
     heads, widths = ["place", "configuration", "program"], (0.07, 0.18, 0.1, 0.32, 0.33)
     text = grid([*heads, "GB", "s"], amounts, caption, "kinds", widths, "dense")
@@ -185,11 +184,15 @@ def _kinds(amounts: Mapping[str, float], unit: float, path: str) -> str:
         if amount < LEAST_SHARE * whole and kind not in APART:
             rest += amount
             continue
-        parts.append(f"{kind} {amount:,.0f}" if amount >= 100 else f"{kind} {amount:.3g}")
+        parts.append(f"{kind} {_amount(amount)}")
     if rest:
-        parts.append(f"others {rest:.2g}")
+        parts.append(f"others {_amount(rest)}")
     # One mark for the cell: its numbers are all of one line of one file.
     return number("; ".join(parts), "paper_dimensions", path)
+
+
+def _amount(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def table_operations(results: Results) -> Html:
@@ -379,7 +382,8 @@ def table_shaped(results: Results) -> Html:
     models = "; ".join(f"{layers} layers, d={width}, T={context}" for layers, width, context in sorted(sizes))
     caption = (
         "<b>Latency on shaped links</b>: complete private passes of models trained here, between two processes on one "
-        "machine joined by a link of that rate and round-trip time, beside the model: computing + wire bytes / rate + "
+        "machine joined by a link of that rate and round-trip time (a relay in user space that delays and limits, "
+        "which a test holds against known transfers), beside the model: computing + wire bytes / rate + "
         "rounds x round-trip time, summed over operations. Computing is measured of each operation alone, at its own "
         "shape; so are wire bytes and rounds, by links that only limit the rate or only delay, but for products of "
         "matrices: their wire bytes are counted bytes, the larger direction alone where both are used at once, their "

@@ -267,7 +267,8 @@ def cost_model(results: Results) -> Html:
     caption = (
         "<b>What <code>aero cost</code> interpolates by.</b> Bytes are sums over ciphertexts and entries, as SPU packs "
         "them; the error is the largest at a measured shape between others when the law is fitted without it, and an "
-        "answer’s bound more where other factors tell the measured shapes as well and that shape otherwise. Where "
+        "answer’s bound is wider where other coefficients fit the measured shapes as well and put another cost on the "
+        "shape that is asked. Where "
         "too few shapes are measured to tell, only those shapes have an answer; where that is so of the rounds alone, "
         "rounds and latency have no bound."
     )

@@ -164,8 +164,8 @@ def table(results: Results) -> Html:
         "programs was measured in two processes by one command, at T=128 three times (the median is taken), beyond "
         "once. Without them is <code>tuned-lattice_products</code>, which keeps SPU’s products. Targets are those of "
         f"the table above, met by rows with a target: {said(met)}. With the residual stream put back into its own "
-        f"basis before every layer that can need it, one such product each: {said(often)}. The last column is how "
-        "many times the seconds of such products SPU takes."
+        f"basis before every layer that can need it, one such product each: {said(often)}. Last column: "
+        "seconds of these products within SPU over those outside."
     )
     heads = ["Table", "configuration", "GB published", "GB", "of the published", "GB over as published"]
     heads += ["s over as published", "without this saving: s over as published", "with it alone"]

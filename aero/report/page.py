@@ -31,6 +31,7 @@ from aero.report.marks import (
     some,
     training_caption,
 )
+from aero.report.private_gaps import private_gaps
 from aero.report.results import Results, Run
 from aero.report.scales import missing_scale
 from aero.report.statistics import estimate, relative
@@ -396,6 +397,7 @@ def gaps(results: Results, names: Iterable[str], further: Iterable[str] = ()) ->
     for left in (sensitivity_search.not_run(results), sensitivity_models.not_trained(results)):
         if left is not None:
             lines.append(left)
+    lines += private_gaps(results)
     lines += results.problems
     if not lines:
         return Html("<p>Nothing is missing: every run, entropy and cost of this report is there.</p>")

@@ -181,15 +181,8 @@ def figure_pareto(results: Results) -> Figure:
     return draw(with_front(found), "", results.scale)
 
 
-def pareto(chosen: argparse.Namespace, parameters: Parameters, root: Path) -> str:
-    """The text of `aero cost --pareto`; writes the figure."""
-    out = chosen.out or Path("pareto.svg")
-    if out.suffix not in (".svg", ".png"):
-        raise UserError(f"--out {out}: the figure must end in .svg or .png")
-    if not out.parent.is_dir():
-        raise UserError(f"--out {out} cannot be written: there is no folder {out.parent}")
-    if chosen.scale:
-        parameters = parameters.at_scale(chosen.scale)
+def pareto(chosen: argparse.Namespace, parameters: Parameters, root: Path, out: Path) -> str:
+    """The text of `aero cost --pareto`; writes the figure to `out`. parameters: of the scale that is asked for."""
     results = load(root, chosen.scale)
     found, without = points(
         results, parameters, chosen.model, chosen.context, chosen.program, extrapolate=chosen.extrapolate

@@ -177,7 +177,10 @@ def _other_weights(lines: list[tuple[tuple[str, str, str], list[dict[str, str] |
                 found.append(f"{row_label(row)} <code>{escape(line['program'])}</code>")
     if not found:
         return ""
-    return f" Of other weights than as published, by their hashes: {', '.join(found)}."
+    return (
+        " Asked of another training of the model than as published (the hashes of the weights differ), so that the "
+        f"two errors are not like for like: {', '.join(found)}."
+    )
 
 
 def _weights(line: Mapping[str, str]) -> str | None:

@@ -86,7 +86,7 @@ def targets(results: Results) -> Html:
         f"seconds of computing over those as published: {counted['seconds']}. Seconds of both programs are from the "
         "same file of operations, which were measured together. The last column is the least that this program could "
         "take of the seconds as published: first if dividing rows (by their sums, temperatures, standard deviations) "
-        "cost nothing, which is where bytes can be exchanged for seconds; then if all but the products did. The "
+        "cost nothing, which is where bytes can be exchanged for seconds; then if everything but the products did. The "
         "columns are those of plain <code>tuned</code>: with the residual stream put back into its own basis before "
         f"every layer that can need it, one product each, the three targets are met by {bound}. What products outside "
         "SPU alone make of the seconds is in the next table."

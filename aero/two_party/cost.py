@@ -109,10 +109,9 @@ class Operations:
         """
         row = self.measured.get((op, shape))
         found = {name: float(getattr(row, name)) for name in QUANTITIES} if row is not None else {}
-        if found and not math.isnan(found["seconds"]):
-            values = found
-            return OneCost(values, dict.fromkeys(QUANTITIES, 0.0), "measured")
         wanted = packing.sized(op, shape)
+        if found and not math.isnan(found["seconds"]):
+            return OneCost(*self._with_rounds(found, wanted), "measured")
         others = self.groups.get(wanted.group, [])
         told = {name: value for name, value in found.items() if not math.isnan(value)}
         chosen = {name: self.law_for(wanted.group, name, wanted.one_row) for name in QUANTITIES if name not in told}
@@ -152,6 +151,19 @@ class Operations:
         if unknown or not inside:
             return OneCost(values, errors, "extrapolated")
         return OneCost(values, errors, "timed by law" if found else "interpolated")
+
+    def _with_rounds(
+        self, found: dict[str, float], wanted: packing.Sized
+    ) -> tuple[Mapping[str, float], Mapping[str, float]]:
+        """What was measured and its errors; with rounds by their law if they were not, as far as one tells."""
+        errors = dict.fromkeys(QUANTITIES, 0.0)
+        if math.isnan(found["rounds"]):
+            law, which = self.law_for(wanted.group, "rounds", wanted.one_row)
+            if law is not None and law.error is not None:
+                features = packing.features(wanted)["rounds"]
+                between = packing.within(wanted.sizes, [one for one, *_ in self._points(wanted.group, "rounds", which)])
+                found["rounds"], errors["rounds"] = law(features), law.bound(features) if between else math.inf
+        return found, errors
 
     def rounds(self, op: str, shape: str) -> float:
         """Rounds of an operation of any size, beyond the measured ones too: for a figure that says "about".
@@ -260,13 +272,15 @@ def fit(points: Sequence[Point]) -> Law | None:
     law = Law(whole, max(errors) if errors else None, len(points))
     if law.error is None:
         return law
-    allowed = max(law.error, ALIKE)
-    others = (
-        one
-        for one in possible
-        if all(abs(Law(one, None, 0)(features) / value - 1) <= allowed for _, features, value in points if value > 0)
-    )
-    return replace(law, others=tuple(others))
+    # The law itself may miss an outer point by more than its error says.
+    allowed = max(law.error, _miss(whole, points), ALIKE)
+    return replace(law, others=tuple(one for one in possible if _miss(one, points) <= allowed))
+
+
+def _miss(factors: Factors, points: Sequence[Point]) -> float:
+    """The largest relative error of a law at the points that it is of."""
+    law = Law(factors, None, 0)
+    return max((abs(law(features) / value - 1) for _, features, value in points if value > 0), default=0.0)
 
 
 ALIKE = 1e-3

@@ -31,6 +31,7 @@ from aero.architecture import Architecture, parse
 from aero.errors import UserError, got, run_main
 from aero.families import FAMILIES
 from aero.pipeline import ROOT, import_closure
+from aero.two_party.savings import check_put_back
 
 if TYPE_CHECKING:
     from aero.model import ModelConfig
@@ -119,6 +120,7 @@ def counts(architecture: Architecture, sizes: Sizes, program: str) -> tuple[Coun
         raise UserError(f"{architecture}: a private pass computes softmax attention only; take an SM architecture")
     try:
         architecture.ffn_layers(sizes.layers)
+        check_put_back(architecture, sizes.layers, program)
     except ValueError as error:
         raise UserError(str(error)) from None
     kept = _kept(architecture, sizes, program)

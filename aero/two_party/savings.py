@@ -13,6 +13,8 @@ import difflib
 import re
 from collections.abc import Iterable
 
+from aero.architecture import Architecture
+
 Savings = frozenset[str]
 
 SAVINGS: dict[str, str] = {
@@ -60,6 +62,29 @@ def chosen(program: str) -> tuple[Savings, tuple[int, ...]]:
     if "folded_ffn" not in savings:
         savings.discard("absorbed_ffn")
     return frozenset(savings), tuple(int(n) for n in match[3].split(",")) if match[3] else ()
+
+
+def linear_ffn(architecture: Architecture) -> bool:
+    """Whether the residual stream goes through nothing but matrices between two attentions."""
+    return not architecture.layer_norm and architecture.ffn in ("linear", "fused")
+
+
+def absorbs(architecture: Architecture, savings: Savings) -> bool:
+    """Whether a program with `savings` absorbs feed-forward networks of `architecture`: only then anything can be put
+    back."""
+    return "absorbed_ffn" in savings and linear_ffn(architecture) and architecture.block != "he_hofmann"
+
+
+def check_put_back(architecture: Architecture, layers: int, program: str) -> None:
+    """ValueError if `program` names layers to put back before where a model of `layers` layers has nothing to."""
+    savings, rebased = chosen(program)
+    if not rebased:
+        return
+    if not absorbs(architecture, savings):
+        raise ValueError(f"{program}: {architecture} has nothing to put back, so no layers can stand behind @")
+    beyond = [layer for layer in rebased if not 1 <= layer < layers]
+    if beyond:
+        raise ValueError(f"{program}: the layers behind @ are from 1 to {layers - 1}, not {beyond[0]}")
 
 
 def named(savings: Iterable[str], rebased: tuple[int, ...] = ()) -> str:

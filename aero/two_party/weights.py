@@ -16,7 +16,7 @@ from torch import Tensor
 from aero.architecture import Architecture
 from aero.model import GPT, ModelConfig, fold_weight_norm
 from aero.two_party import lattice_product, lookup
-from aero.two_party.savings import AS_FITTED, Savings, chosen, named
+from aero.two_party.savings import AS_FITTED, Savings, absorbs, chosen, linear_ffn, named
 
 Weights = dict[str, Tensor]
 CONDITION_BUDGET = 100.0
@@ -134,7 +134,7 @@ def within_budget(model: GPT, program: str, budget: float = CONDITION_BUDGET, fr
         except lookup.OverBudget:
             savings -= {"lattice_lookup"}
             program = named(savings, chosen(program)[1])
-    if "absorbed_ffn" in savings and architecture.block != "he_hofmann" and linear_ffn(architecture):
+    if absorbs(architecture, savings):
         program = named(savings, _rebased(architecture, model.config, state, budget))
     if "lattice_products" in savings:
         try:
@@ -195,11 +195,6 @@ def _divide(w: Weights, name: str, basis: Tensor) -> None:
     """Put the inverse of `basis` behind the matrix `name` and its bias."""
     inverse = torch.linalg.inv(basis)
     w[name], w[f"{name}_bias"] = w[name] @ inverse, w[f"{name}_bias"] @ inverse
-
-
-def linear_ffn(architecture: Architecture) -> bool:
-    """Whether the residual stream goes through nothing but matrices between two attentions."""
-    return not architecture.layer_norm and architecture.ffn in ("linear", "fused")
 
 
 def _ffn(architecture: Architecture, config: ModelConfig, block: Mapping[str, Tensor]) -> Weights:

@@ -325,13 +325,18 @@ def test_kept_seconds_say_their_runs_and_days(measured: Results) -> None:
 
 def test_a_fitted_power_makes_a_range_of_hours_by_hand() -> None:
     found = {
-        "growth": [{"axis": "d", "kind": "linear", "seconds_exponent": 1.5}],
+        "growth": [
+            {"axis": "d", "kind": "linear", "seconds_exponent": 1.9},
+            {"axis": "d", "kind": "lattice_linear", "seconds_exponent": 1.5},
+        ],
         "rows": [{"architecture": "SM", "program": "tuned", "parts": PARTS}],
         "models": [{"layers": 12, "width": 768}],
     }
     large = {"architecture": "SM", "program": "tuned", "layers": 24, "width": 4 * 768}
     assert bench_projections.fitted_seconds_less(found, large) == pytest.approx(600 * 2 * (16 - 8))
-    assert bench_projections.fitted_seconds_less(found | {"growth": []}, large) == 0
+    # Products with the server's matrices are another operation as published.
+    assert bench_projections.fitted_power(found, "as_published") == 1.9
+    assert bench_projections.fitted_seconds_less(found | {"growth": found["growth"][:1]}, large) == 0
     assert bench_projected._hours(3600.0, 7200.0) == "1.00–2.00 h"
     assert bench_projected._hours(3600.0, 3600.0) == "1.00 h"
 

@@ -113,7 +113,7 @@ def test_interpolated_rounds_have_their_error(kept: Results) -> None:
     """They go into the latency of the network that a reader chooses, as bytes and seconds do."""
     variant = TwoPartyParameters(**kept.parameters["two_party"]).variant()
     operations = measured_operations(variant, kept.root, files=KEPT_FILES)
-    estimated = estimate(parse("SM+ScFuFFNi_3"), published_sizes("gpt2", 192), "tuned", operations)
+    estimated = estimate(parse("SM+ScFuFFNi_3"), published_sizes("gpt2", 160), "tuned", operations)
     found = explorer._estimated(kept, estimated)
     assert found.how == "estimated" and found.rounds_error == estimated.rounds_error > 0
     assert explorer._estimated(kept, dataclasses.replace(estimated, rounds_error=math.inf)).rounds_error is None

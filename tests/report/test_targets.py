@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import made_results
@@ -14,6 +16,7 @@ from aero.pipeline import ROOT
 from aero.published import load as load_paper
 from aero.report import cost_page, cost_tables, costs, targets
 from aero.report.costs import GB, row_family
+from aero.report.private_gaps import FULL, private_gaps
 from aero.report.results import Results, load
 
 PAPER = load_paper("aero")
@@ -116,6 +119,36 @@ def test_what_of_figure_15_is_spus_erf(kept: Results) -> None:
     assert re.search(r"0\.9\.2b0, .*, takes \D4,339\. ", text)
     page = (ROOT / "docs/forensics.md").read_text(encoding="utf-8")
     assert "(12,261 bytes an entry instead of 4,339)" in page
+
+
+def test_residuals_of_the_best_fits_are_as_the_search_left_them() -> None:
+    with (ROOT / "results/two_party/forensics_fits.csv").open(encoding="utf-8", newline="") as file:
+        fits = {(line["rank"], line["table"], line["row"]): line for line in csv.DictReader(file)}
+    page = (ROOT / "docs/forensics.md").read_text(encoding="utf-8")
+    cells = re.findall(r"(?m)^\| ([4-7]) \| (\S+) \| (\S+) \| (\S+) \| (\S+) \| (\S+) \| \S+ \|$", page)
+    # Rows with a temperature are printed with the bytes of those without.
+    assert len(cells) == sum(not row.name.startswith("EReg") for which in "4567" for row in PAPER.tables[which].rows)
+    for which, row, *values in cells:
+        best, seventh = (fits[rank, which, row] for rank in "17")
+        found = [best["published_gb"], best["fitted_gb"], best["residual_percent"],
+                 seventh["residual_with_one_off_percent"]]  # fmt: skip
+        assert [f"{float(v):{form}}" for v, form in zip(found, (".2f", ".2f", "+.2f", "+.2f"), strict=True)] == values
+
+
+def test_what_is_missing_of_private_inference_is_said(kept: Results, tmp_path: Path) -> None:
+    folder = tmp_path / "results/two_party"
+    folder.mkdir(parents=True)
+    here = replace(kept, root=tmp_path)
+    assert private_gaps(here)[0].count(",") == 5 and "can be read" in private_gaps(here)[1]
+    passes = [{"architecture": row, "program": p} for row in FULL for p in ("as_published", "tuned")]
+    (folder / "full_passes.json").write_text(json.dumps(passes[1:]))
+    (folder / "savings_errors.csv").write_text(
+        "architecture,program,prompts\nSM+LN+G,tuned,20\nSM+LN+G,tuned,2\nSM+LN+R,tuned,200\nSM,as_published,300\n"
+    )
+    assert private_gaps(here) == [
+        "no complete private pass at the papers' size: SM+LN+G as_published",
+        "fewer than 200 held-out prompts asked of tuned: SM+LN+G 20, SM 0",
+    ]
 
 
 def test_every_row_has_its_parts_and_its_kinds_of_operations(kept: Results) -> None:

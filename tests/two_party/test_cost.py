@@ -273,13 +273,13 @@ def test_a_single_row_does_not_bend_the_law_of_many():
 
 
 def test_bytes_at_contexts_that_the_laws_have_not_seen_are_within_their_bounds():
-    """Laws of T = 128, 256 and 512 against what was measured at 136, 200 and 300. Four kinds are told worse than their
-    bounds say (docs/decisions.md): by so much.
+    """Laws of T = 128, 256 and 512 against what was measured at 136, 192, 200 and 300. Four kinds are told worse than
+    their bounds say (docs/decisions.md): by so much.
     """
     names = [name for name in cost_module.KEPT_FILES if not name.endswith("asked_ops.csv")]
     elsewhere = measured_operations("cheetah-FM64-18-exact", ROOT, names)
     asked = ledger.read(ROOT / "results/two_party/asked_ops.csv", ledger.Measurement, ledger.NO_SECONDS)
-    beyond = {"exponentials": 0.028, "inverse_sums": 0.166, "layer_norm": 0.021, "relu": 0.012}
+    beyond = {"exponentials": 0.028, "inverse_sums": 0.166, "normalise_tiles": 0.026, "relu": 0.012}
     seen = set()
     for row in asked:
         # At T = 128 it is other programs' operations that are asked for: no context that the laws have not seen.
@@ -289,7 +289,7 @@ def test_bytes_at_contexts_that_the_laws_have_not_seen_are_within_their_bounds()
         for side in ("bytes_sent_client", "bytes_sent_server"):
             off = abs(getattr(row, side) / told.values[side] - 1)
             excess = off - told.errors[side]
-            assert excess < 0.0015 or off < beyond[packing.sized(*row.key).kind], (row.key, side, off)
+            assert excess < 0.0015 or off < beyond.get(packing.sized(*row.key).kind, 0), (row.key, side, off)
             seen |= {packing.sized(*row.key).kind} if excess >= 0.0015 else set()
     assert seen == beyond.keys()
 
@@ -325,6 +325,19 @@ def test_bytes_at_a_context_measured_afterwards_are_within_their_bounds():
         if off >= max(bound, cost_module.ALIKE * row.bytes):
             beyond.add(row.key)
     assert beyond == {("normalise_tiles", "184x768")}
+
+
+def test_a_bound_knows_of_factors_that_fit_as_badly_as_the_law():
+    """Both features were only measured in one proportion, and the law misses the outer shapes by more than those
+    between them tell of its error."""
+    points = [((n,), (float(n), float(n)), n * (1.06 if n in (1, 16) else 0.98)) for n in (1, 2, 4, 8, 16)]
+    law = fit(points)
+    assert law.error < 0.04 < 0.045 < max(abs(law(features) / value - 1) for _, features, value in points)
+    # The second feature could be what counts: half as much as the law says by its first, or twice.
+    for features in ((6.0, 3.0), (3.0, 6.0)):
+        told, bound = law(features), law.bound(features)
+        assert told * (1 - bound) < 1.01 * min(features) or told * (1 + bound) > 0.99 * max(features)
+        assert bound > 0.45
 
 
 def test_bytes_without_seconds_count_and_seconds_come_from_the_law(three):

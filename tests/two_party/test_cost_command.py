@@ -113,10 +113,10 @@ def test_single_timings_are_told(
     expected = sum(needed[key] * seconds[key] for key in single)
     found = json.loads(said(capsys, "SM+ScFuFFN", "--json"))
     assert found["seconds_timed_once"] == pytest.approx(expected) and expected > 0
-    share = f"{100 * expected / found['seconds']:.0f} % of the seconds are single timings"
+    share = f"timed      once: {100 * expected / found['seconds']:.0f} % of the seconds"
     assert share in said(capsys, "SM+ScFuFFN")
     ledger.write(path, [replace(row, runs=3) for row in rows], ledger.Measurement)
-    assert "single timings" not in said(capsys, "SM+ScFuFFN")
+    assert "once:" not in said(capsys, "SM+ScFuFFN")
 
 
 def test_what_the_latency_model_was_held_against(
@@ -129,12 +129,37 @@ def test_what_the_latency_model_was_held_against(
     shaped.unlink(missing_ok=True)
     for lines, error, told in [
         ((), None, "held against no pass"),
-        (("SM,0.02", "SM,-0.081", "SM,", "SM,nan"), 0.081, "over shaped links by up to 8.1 %"),
+        (
+            ("SM,0.02", "SM,-0.081", "SM,", "SM,nan"),
+            0.081,
+            "latency was within 8.1 % of passes of small models",
+        ),
         (("SM,none",), None, "held against no pass"),
     ]:
         shaped.write_text("\n".join(("architecture,error", *lines)))
         assert told in said(capsys, "SM+ScFuFFN")
         assert json.loads(said(capsys, "SM+ScFuFFN", "--json"))["latency_model_error"] == error
+
+
+def test_a_program_goes_by_its_shortest_name_and_is_held_against_its_own_passes(
+    project: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(project, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(counts_module, "traced", lambda *_: pytest.fail("counts are kept by the shortest name"))
+    folder = tmp_path / "results/two_party"
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(tmp_path / "runs/two_party/end_to_end.json", ignore_errors=True)
+    passes = [{"program": "tuned", "composed_over_measured_messages": 0.6},
+              {"program": "as_published", "composed_over_measured_messages": 1.1}]  # fmt: skip
+    for name, kept in (("end_to_end.json", []), ("full_passes.json", passes)):
+        (folder / name).write_text(json.dumps(kept))
+    text = said(capsys, "SM+ScFuFFN", "--program", "tuned+lattice_products")
+    assert "program tuned:" in text and "messages by up to 40.0 %" in text
+    assert "messages by up to 10.0 %" in said(capsys, "SM+ScFuFFN", "--program", "as_published")
+    # No pass of either: that of all.
+    (folder / "full_passes.json").write_text(json.dumps([{**passes[0], "program": "tuned-last_row"}]))
+    assert "messages by up to 40.0 %" in said(capsys, "SM+ScFuFFN", "--program", "as_published")
 
 
 def test_from_another_folder_it_reads_the_clone(
@@ -223,8 +248,8 @@ def test_an_unknown_program_is_refused_before_anything_is_traced(
         (["SM", "--pareto"], "one architecture, or --compare"),
         (["SM+LN+X"], "unknown part 'X'"),
         (["SM", "--model", "gpt3"], "known: gpt2"),
-        (["SM", "--network", "moon"], "give wan, lan, implied or Mbit/s and ms"),
-        (["SM", "--network", "0,5"], "unknown network"),
+        (["SM", "--network", "moon"], "unknown network: .moon.; give wan, lan, implied or Mbit/s .above 0. and ms"),
+        (["SM", "--network", "0,5"], "network out of range: '0,5'; .* Mbit/s .above 0."),
         (["SM", "--network", "9" * 400 + ",0"], "up to 1e9 each"),
         (["SM", "--network", "0." + "0" * 300 + "1,1"], "up to 1e9 each"),
         (["SM", "--network", "\u0663,5"], "unknown network"),
@@ -237,6 +262,14 @@ def test_an_unknown_program_is_refused_before_anything_is_traced(
         (["--pareto", "--out", "a.gif"], "must end in .svg or .png"),
         (["--pareto", "--out", "no such folder/a.svg"], "there is no folder no such folder"),
         (["--pareto", "--model", "pythia-70m"], "not trained yet"),
+        (["--pareto", "--layers", "3"], "--layers does not go with --pareto"),
+        (["--pareto", "--network", "lan"], "--network does not go with --pareto"),
+        (["--pareto", "--scale", "huge"], "scale"),
+        (["SM+ScFuFFN", "--program", "tuned@12"], "the layers behind @ are from 1 to 11, not 12"),
+        (["SM+ScFuFFN", "--program", "tuned@0"], "from 1 to 11, not 0"),
+        (["SM+LN+G", "--program", "tuned@6"], "SM+LN+G has nothing to put back"),
+        (["SM+ScFuFFN", "--program", "as_published@6"], "SM+ScFuFFN has nothing to put back"),
+        (["SM+ScFuFFN", "--program", "as_published+absorbed_ffn"], "absorbed_ffn does nothing without folded_ffn"),
         (["SM+ScFuFFNi_13"], "cannot prune 13"),
     ],
 )

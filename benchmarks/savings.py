@@ -30,7 +30,7 @@ from aero.model import GPT
 from aero.parameters import Parameters, load
 from aero.training.log import csv_text, write_text
 from aero.training.run import run_folder
-from aero.two_party import ledger
+from aero.two_party import hello, ledger
 from aero.two_party.answer import weights_sha256
 from aero.two_party.end_to_end import ask
 from aero.two_party.lookup import LEAST_VOCABULARY
@@ -152,19 +152,20 @@ def against_torch(
 
 
 def resumed(key: tuple[str, ...], weights: str) -> tuple[int, float, int]:
-    """Prompts, largest error and same top tokens of the line of `key`, if this commit wrote it of these weights (the
-    same training on another kind of processor has others); else 0, 0, 0.
+    """Prompts, largest error and same top tokens of the line of `key`, if the same private code wrote it of these
+    weights (the same training on another kind of processor has others); else 0, 0, 0.
     """
     for line in error_lines():
         made = json.loads(line["provenance"])
-        if error_key(line) == key and (made.get("commit"), made.get("weights")) == (provenance.commit(), weights):
+        if error_key(line) == key and (made.get("code"), made.get("weights")) == (hello.versions()["code"], weights):
             return int(line["prompts"]), float(line["max_logit_error"]), int(line["same_top_token"])
     return 0, 0.0, 0
 
 
 def keep_errors(key: tuple[str, ...], weights: str, prompts: int, worst: float, same: int) -> None:
     """Put the line of `key` into the file, in the place of an earlier one. weights: `weights_sha256` of the model."""
-    made = json.dumps(provenance.provenance(weights=weights, measured=provenance.now()), separators=(",", ":"))
+    known = {"weights": weights, "code": hello.versions()["code"], "measured": provenance.now()}
+    made = json.dumps(provenance.provenance(**known), separators=(",", ":"))
     values = (*key[:3], prompts, key[3], f"{worst:.5f}", same, made)
     line = dict(zip(ERROR_COLUMNS, values, strict=True))
     rest = [one for one in error_lines() if error_key(one) != key]

@@ -105,6 +105,24 @@ def _savings(rows: list[FittedRow]) -> Iterator[tuple[str, list[float], list[flo
             )
 
 
+def _tuned_bytes(results: Results, own: list[FittedRow]) -> str:
+    """A sentence on the bytes of `tuned`, which need no common session; empty where it is not measured."""
+    found = []
+    for row in own:
+        table = load("aero").tables[row.table]
+        cost = results.cost(row.name, "tuned", table.dimensions["context"], row_family(results, table, row.name))
+        if cost is not None:
+            found.append((cost.bytes / row.amounts["as_fitted"]["bytes"], cost.path))
+    if not found:
+        return ""
+    least, most = (f"{pick(found)[0]:.2f}" for pick in (min, max))
+    paths = sorted({path for _, path in found})
+    return (
+        "<code>tuned</code> with products outside SPU, measured at another time, takes "
+        f"{number(f'{least} to {most}', 'paper_dimensions', *paths)} of the fit’s bytes in AERO’s rows. "
+    )
+
+
 def best_fit(results: Results) -> Html:
     """Bytes and seconds of tuned over the best fit's and over those as published, row by row."""
     rows = fitted_rows(results)
@@ -157,7 +175,7 @@ def best_fit(results: Results) -> Html:
         "Compare seconds in this table "
         "alone: the machine was slower than when the others were measured (docs/decisions.md). Operations of T=128 are "
         "medians of three runs, others were timed once. Both tuned programs multiply by the server’s matrices within "
-        "SPU, as the fit does, and never put the residual stream back into its own basis."
+        f"SPU, as the fit does, and never put the residual stream back into its own basis. {_tuned_bytes(results, own)}"
     )
     heads = ["Table", "configuration", "GB published", "as fitted, GB", "of the published"]
     heads += [f"{program} over {base}: {UNITS[quantity]}".replace("_", " ") for program, base, quantity in COLUMNS]

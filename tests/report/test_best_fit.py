@@ -98,3 +98,16 @@ def test_how_much_more_the_baseline_sends_by_the_fit() -> None:
         f"Table 4 {min(printed):.2f} to {max(printed):.2f} printed, {min(fitted):.2f} to {max(fitted):.2f} by the fit"
     )
     assert said in text and said.startswith("Table 4 3.64 to 4.03 printed")
+
+
+def test_what_tuned_sends_of_the_fits_bytes() -> None:
+    keys = ["architecture", "model", "context"]
+    fitted, rows = (pd.read_csv(ROOT / f"results/two_party/{name}_rows.csv") for name in ("fitted", "all"))
+    fitted, rows = (frame[frame["program"] == name] for frame, name in ((fitted, "as_fitted"), (rows, "tuned")))
+    both = fitted.merge(rows, on=keys, suffixes=("_fitted", "_tuned"))
+    both = both[~both["architecture"].isin(["SM+LN+G", "SM+LN+R"])]
+    ratios = both["bytes_tuned"] / both["bytes_fitted"]
+    assert len(ratios) == 20
+    text = re.sub("<[^>]+>", "", best_fit.best_fit(load(ROOT)).text)
+    told = f"takes \u25cf{ratios.min():.2f} to {ratios.max():.2f} of the fit\u2019s bytes in AERO\u2019s rows"
+    assert told in text

@@ -61,5 +61,8 @@ def test_a_line_takes_the_place_of_its_own_and_of_no_other(kept, monkeypatch):
     assert savings.resumed(("SM", *KEY[1:]), WEIGHTS) == (0, 0.0, 0)
     assert savings.resumed(KEY, "d" * 64) == (0, 0.0, 0)  # other weights: measured anew
     monkeypatch.setattr(savings.provenance, "commit", lambda: "b" * 40)
+    assert savings.resumed(KEY, WEIGHTS) == (40, 0.03, 40)  # another commit, of the same private code
+    versions = savings.hello.versions()
+    monkeypatch.setattr(savings.hello, "versions", lambda: versions | {"code": "c" * 64})
     assert savings.resumed(KEY, WEIGHTS) == (0, 0.0, 0)  # other code: measured anew
     assert np.isfinite(float(lines["tuned"]["max_logit_error"]))

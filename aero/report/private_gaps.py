@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
-
 from aero.report.costs import full_passes
+from aero.report.full_links import ROWS
 from aero.report.results import Results
-from aero.report.savings import ENDS, FILES, HELD_OUT
-
-FULL = ("SM+LN+G", "SM+LN+R", "SM+ScFuFFN")
-"""Rows of which complete passes at GPT-2's own size are wanted, by both of `ENDS`."""
+from aero.report.savings import ENDS, FILES, HELD_OUT, read_lines
 
 
 def private_gaps(results: Results) -> list[str]:
@@ -20,18 +15,15 @@ def private_gaps(results: Results) -> list[str]:
 
 def _full(results: Results) -> list[str]:
     made = {(entry.get("architecture"), entry.get("program")) for entry in full_passes(results)}
-    lacking = [f"{row} {program}" for row in FULL for program in ENDS if (row, program) not in made]
+    lacking = [f"{row} {program}" for row in ROWS for program in ENDS if (row, program) not in made]
     return [f"no complete private pass at the papers' size: {', '.join(lacking)}"] if lacking else []
 
 
 def _held_out(results: Results) -> list[str]:
-    try:
-        text = (results.root / FILES[1]).read_text(encoding="utf-8")
-        asked = [
-            (line["architecture"], line["program"], int(line["prompts"])) for line in csv.DictReader(io.StringIO(text))
-        ]
-    except (OSError, ValueError, KeyError, TypeError, csv.Error):
+    lines = read_lines(results.root / FILES[1])
+    if not lines:
         return [f"no prompt of {FILES[1]} can be read"]
+    asked = [(line["architecture"], line["program"], int(line["prompts"])) for line in lines]
     most = {row: 0 for row, _, _ in asked}
     for row, program, prompts in asked:
         if program == "tuned":

@@ -29,7 +29,7 @@ def table_savings(root: Path, savings: dict[str, str], note: str = "") -> Html:
     savings: names and descriptions. A number is missing where the saving does nothing for the row. note: a sentence
     that the captions end with.
     """
-    lines = _read(root / FILES[0])
+    lines = read_lines(root / FILES[0])
     if not lines:
         return Html(f"<p>The savings one by one: {gap()}.</p>")
     amounts = {(line["architecture"], line["program"]): line for line in lines}
@@ -80,7 +80,7 @@ def table_errors(root: Path, savings: dict[str, str]) -> Html:
     many were asked is in brackets. Where no saving was tried alone is `table_held_out`'s. savings: as `table_savings`
     takes them.
     """
-    lines = _read(root / FILES[1])
+    lines = read_lines(root / FILES[1])
     if not lines:
         return Html(f"<p>The logit errors of the savings: {gap()}.</p>")
     groups = {key: found for key, found in _groups(lines).items() if not found.keys() <= set(HELD_OUT_PROGRAMS)}
@@ -134,7 +134,7 @@ def table_held_out(root: Path) -> Html:
     """
     lines = [
         (key, [found.get(program) for program in HELD_OUT_PROGRAMS])
-        for key, found in _groups(_read(root / FILES[1])).items()
+        for key, found in _groups(read_lines(root / FILES[1])).items()
         if found.keys() <= set(HELD_OUT_PROGRAMS)
     ]
     if not lines:
@@ -228,7 +228,7 @@ def _pair(found: dict[str, dict[str, str]], *programs: str) -> str:
     return " | ".join(cells)
 
 
-def _read(path: Path) -> list[dict[str, str]]:
+def read_lines(path: Path) -> list[dict[str, str]]:
     try:
         with open(path, encoding="utf-8", newline="") as file:
             return list(csv.DictReader(file))

@@ -111,11 +111,12 @@ class Operations:
         found = {name: float(getattr(row, name)) for name in QUANTITIES} if row is not None else {}
         wanted = packing.sized(op, shape)
         if found and not math.isnan(found["seconds"]):
-            return OneCost(*self._with_rounds(found, wanted), "measured")
+            values, errors = found, dict.fromkeys(QUANTITIES, 0.0)
+            if math.isnan(found["rounds"]):
+                values["rounds"], errors["rounds"] = self._by_law("rounds", wanted)
+            return OneCost(values, errors, "measured")
         others = self.groups.get(wanted.group, [])
         told = {name: value for name, value in found.items() if not math.isnan(value)}
-        chosen = {name: self.law_for(wanted.group, name, wanted.one_row) for name in QUANTITIES if name not in told}
-        laws = {name: law for name, (law, _) in chosen.items()}
         # Bytes and seconds are an answer without rounds, which may not have been measured: those get no bound.
         needed = ["seconds"] if found else [name for name in QUANTITIES if name != "rounds"]
         sizes = {name: [one for one, *_ in self._points(wanted.group, name)] for name in needed}
@@ -133,7 +134,8 @@ class Operations:
                 f"{op} {shape} was not measured, and from one measured shape ({others[0][1].shape}) nothing follows "
                 f"for another; {_MEASURE}"
             )
-        unknown = [name for name in needed if (law := laws[name]) is None or law.error is None]
+        laws = {name: self.law_for(wanted.group, name, wanted.one_row)[0] for name in needed}
+        unknown = [name for name, law in laws.items() if law is None or law.error is None]
         if unknown and not extrapolate:
             few = min(map(len, sizes.values()))
             raise UserError(
@@ -141,29 +143,24 @@ class Operations:
                 f"too few to interpolate with a known error; {_REMEDY}"
             )
         values, errors = dict(told), dict.fromkeys(told, 0.0)
-        for name, law in laws.items():
-            values[name] = math.nan if law is None else law(packing.features(wanted)[name])
-            # Rounds may be measured of fewer shapes than the rest.
-            of_law = self._points(wanted.group, name, chosen[name][1])
-            between = inside and packing.within(wanted.sizes, [one for one, *_ in of_law])
-            known = between and law is not None and law.error is not None
-            errors[name] = law.bound(packing.features(wanted)[name]) if known else math.inf
+        for name in QUANTITIES:
+            if name not in told:
+                values[name], error = self._by_law(name, wanted)
+                errors[name] = error if inside else math.inf
         if unknown or not inside:
             return OneCost(values, errors, "extrapolated")
         return OneCost(values, errors, "timed by law" if found else "interpolated")
 
-    def _with_rounds(
-        self, found: dict[str, float], wanted: packing.Sized
-    ) -> tuple[Mapping[str, float], Mapping[str, float]]:
-        """What was measured and its errors; with rounds by their law if they were not, as far as one tells."""
-        errors = dict.fromkeys(QUANTITIES, 0.0)
-        if math.isnan(found["rounds"]):
-            law, which = self.law_for(wanted.group, "rounds", wanted.one_row)
-            if law is not None and law.error is not None:
-                features = packing.features(wanted)["rounds"]
-                between = packing.within(wanted.sizes, [one for one, *_ in self._points(wanted.group, "rounds", which)])
-                found["rounds"], errors["rounds"] = law(features), law.bound(features) if between else math.inf
-        return found, errors
+    def _by_law(self, name: str, wanted: packing.Sized) -> tuple[float, float]:
+        """A quantity by its law, and its bound: infinite beyond what the law is of, which of rounds may be fewer shapes
+        than of the rest. NaN without a law.
+        """
+        law, which = self.law_for(wanted.group, name, wanted.one_row)
+        if law is None:
+            return math.nan, math.inf
+        features = packing.features(wanted)[name]
+        between = packing.within(wanted.sizes, [one for one, *_ in self._points(wanted.group, name, which)])
+        return law(features), law.bound(features) if between else math.inf
 
     def rounds(self, op: str, shape: str) -> float:
         """Rounds of an operation of any size, beyond the measured ones too: for a figure that says "about".

@@ -16,7 +16,8 @@ from aero.pipeline import ROOT
 from aero.published import load as load_paper
 from aero.report import cost_page, cost_tables, costs, targets
 from aero.report.costs import GB, row_family
-from aero.report.private_gaps import FULL, private_gaps
+from aero.report.full_links import ROWS
+from aero.report.private_gaps import private_gaps
 from aero.report.results import Results, load
 
 PAPER = load_paper("aero")
@@ -140,7 +141,7 @@ def test_what_is_missing_of_private_inference_is_said(kept: Results, tmp_path: P
     folder.mkdir(parents=True)
     here = replace(kept, root=tmp_path)
     assert private_gaps(here)[0].count(",") == 5 and "can be read" in private_gaps(here)[1]
-    passes = [{"architecture": row, "program": p} for row in FULL for p in ("as_published", "tuned")]
+    passes = [{"architecture": row, "program": p} for row in ROWS for p in ("as_published", "tuned")]
     (folder / "full_passes.json").write_text(json.dumps(passes[1:]))
     (folder / "savings_errors.csv").write_text(
         "architecture,program,prompts\nSM+LN+G,tuned,20\nSM+LN+G,tuned,2\nSM+LN+R,tuned,200\nSM,as_published,300\n"

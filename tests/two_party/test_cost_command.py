@@ -149,7 +149,7 @@ def test_a_program_goes_by_its_shortest_name_and_is_held_against_its_own_passes(
     monkeypatch.setattr(counts_module, "traced", lambda *_: pytest.fail("counts are kept by the shortest name"))
     folder = tmp_path / "results/two_party"
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(tmp_path / "runs/two_party/end_to_end.json", ignore_errors=True)
+    (tmp_path / "runs/two_party/end_to_end.json").unlink(missing_ok=True)
     passes = [{"program": "tuned", "composed_over_measured_messages": 0.6},
               {"program": "as_published", "composed_over_measured_messages": 1.1}]  # fmt: skip
     for name, kept in (("end_to_end.json", []), ("full_passes.json", passes)):

@@ -144,6 +144,25 @@ CASES = {
 }
 
 
+def test_what_the_page_says_of_two_savings_is_in_the_files() -> None:
+    page = " ".join((ROOT / "docs/two_party.md").read_text(encoding="utf-8").split())
+    (products,) = re.findall(rf"takes {N} to {N} of the seconds of `{WITHIN}` and {N} to {N} % fewer bytes", page)
+    (tiles,) = re.findall(rf"`tuned-row_tiles` takes {N} to {N} % less time for {N} to {N} % more bytes", page)
+    over: dict[str, dict[str, list[float]]] = {}
+    for name, other in (("lattice_rows", WITHIN), ("savings", "tuned-row_tiles")):
+        with (ROOT / f"results/two_party/{name}.csv").open(encoding="utf-8", newline="") as file:
+            lines = list(csv.DictReader(file))
+        keys = ("architecture", "model", "context") if name == "lattice_rows" else ("architecture",)
+        found = {(*(line[key] for key in keys), line["program"]): line for line in lines}
+        pairs = [(line, found[(*key[:-1], other)]) for key, line in found.items() if key[-1] == OUTSIDE]
+        over[other] = {what: [float(b[what]) / float(a[what]) for a, b in pairs] for what in ("seconds", "bytes")}
+    within, without_tiles = over[WITHIN], over["tuned-row_tiles"]
+    seconds, fewer = ([1 / value for value in within["seconds"]], [100 - 100 / value for value in within["bytes"]])
+    assert list(products) == [f"{min(seconds):.2f}", f"{max(seconds):.2f}", f"{min(fewer):.0f}", f"{max(fewer):.0f}"]
+    less, more = ([100 - 100 * v for v in without_tiles["seconds"]], [100 * v - 100 for v in without_tiles["bytes"]])
+    assert list(tiles) == [f"{end(values):.0f}" for values in (less, more) for end in (min, max)]
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_figure_is_that_of_its_file(case: str) -> None:
     pattern, values = CASES[case]

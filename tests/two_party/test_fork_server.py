@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,6 +27,7 @@ from aero.two_party.parties import Relay, Settings, TwoPartyError, run_parties
 from aero.two_party.serving import Client
 from aero.two_party.settings import CLIENT
 from aero.two_party.tunnel import Listener, dial
+from benchmarks.long_server import descriptors
 
 
 def look_around(connection):
@@ -137,10 +139,11 @@ class Hung:
 
 
 def held():
+    """How many descriptors of each kind are open here (their numbers change when one is closed and another opened),
+    and the parties' files."""
     gc.collect()  # what earlier tests of this process left to the collector is not closed in the midst of this one
-    return sorted(os.listdir("/proc/self/fd")), {
-        name for name in os.listdir(tempfile.gettempdir()) if name.startswith("aero-party-")
-    }
+    kinds = Counter(link.split(":")[0] for link in descriptors(os.getpid()))
+    return kinds, {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("aero-party-")}
 
 
 def test_a_process_that_starts_after_it_was_given_up_ends_by_itself_and_leaves_nothing(monkeypatch, capfd):

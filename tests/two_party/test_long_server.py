@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -82,24 +81,39 @@ def test_threads_that_end_while_they_are_counted_take_no_process_with_them():
         churn.join()
 
 
+HOLDS = """
+import socket, subprocess, sys, threading
+print(flush=True)
+input()
+go = threading.Event()
+threading.Thread(target=go.wait).start()
+with (
+    socket.socket(),
+    open(sys.argv[1]),
+    subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1) as child,
+):
+    child.stdout.readline()
+    print(child.pid, flush=True)
+    input()
+    child.communicate(b"\\n")
+go.set()
+"""
+
+
 def test_what_a_process_holds_is_counted(tmp_path):
+    """Of a process of its own: in this one threads and descriptors of earlier tests can end between two counts."""
     (tmp_path / "left").write_text("")
-    before = counted(os.getpid(), tmp_path)
-    assert before["files"] == 1 and before["memory_bytes"] > 1e7
-    go = threading.Event()
-    thread = threading.Thread(target=go.wait)
-    thread.start()
-    with (
-        socket.socket(),
-        open(tmp_path / "left"),
-        subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1) as child,
-    ):
-        child.stdout.readline()
-        more = counted(os.getpid(), tmp_path)
-        assert child.pid in tree(os.getpid())
-        child.stdin.close()
-    go.set()
-    thread.join()
+    command = [sys.executable, "-c", HOLDS, str(tmp_path / "left")]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as process:
+        process.stdout.readline()
+        before = counted(process.pid, tmp_path)
+        assert before["files"] == 1 and before["memory_bytes"] > 1e6
+        print(file=process.stdin, flush=True)
+        child = int(process.stdout.readline())
+        more = counted(process.pid, tmp_path)
+        assert child in tree(process.pid)
+        process.communicate("\n")
+    assert process.returncode == 0
     grown = {name: more[name] - before[name] for name in ("descriptors", "sockets", "threads", "processes")}
     # Its own: a socket, a file, two pipes and a thread; the child's: three descriptors and a thread.
     assert grown == {"descriptors": 7, "sockets": 1, "threads": 2, "processes": 1}

@@ -3,7 +3,7 @@
     python -m benchmarks.savings bytes                   operations at GPT-2's dimensions, composed to rows
     python -m benchmarks.savings errors --run sm-ln-g    private passes of a trained model of params.yaml's scale
 
-Each saving is added to "as_published" alone and left out of "tuned" alone.
+Each saving is added to "as_published" alone, and left out of "tuned" alone or, where "tuned" lacks it, added to it.
 `bytes` measures the operations that results/two_party/ops.csv lacks into savings_ops.csv, going on where it stopped,
 and writes savings.csv; `errors` writes savings_errors.csv every few prompts and goes on likewise.
 """
@@ -37,7 +37,7 @@ from aero.two_party.lookup import LEAST_VOCABULARY
 from aero.two_party.measure import measure
 from aero.two_party.operations import Operation
 from aero.two_party.program import operations
-from aero.two_party.savings import SAVINGS
+from aero.two_party.savings import SAVINGS, changed
 from aero.two_party.settings import Settings
 
 ROWS = ("SM+LN+G", "SM+LN+R", "SM+ScFuFFN", "EReg(SM(t)+ScFuFFN)", "SOTA(SM+ScFuFFN)")
@@ -58,9 +58,10 @@ ERROR_COLUMNS = (
 
 
 def programs() -> list[str]:
-    """Both ends, every saving alone, every saving left out. absorbed_ffn is nothing without folded_ffn."""
+    """Both ends, every saving alone, every one left out of, or added to, "tuned". absorbed_ffn is nothing without
+    folded_ffn."""
     alone = [name if name != "absorbed_ffn" else "folded_ffn+absorbed_ffn" for name in SAVINGS]
-    return ["as_published", *(f"as_published+{n}" for n in alone), *(f"tuned-{name}" for name in SAVINGS), "tuned"]
+    return ["as_published", *(f"as_published+{n}" for n in alone), *map(changed, SAVINGS), "tuned"]
 
 
 def of_rows(parameters: Parameters) -> dict[tuple[str, str], dict[Operation, int]]:

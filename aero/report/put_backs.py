@@ -18,7 +18,7 @@ from aero.published import Table
 from aero.report.costs import GB, full_passes, operation, row_costs, row_family
 from aero.report.marks import number
 from aero.report.results import Results
-from aero.two_party.savings import SAVINGS, absorbs, chosen
+from aero.two_party.savings import TUNED, absorbs, chosen
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def put_back(measured: Iterable[Mapping[str, str]], context: int, width: int, pa
 
 def most_put_backs(architecture: Architecture, layers: int) -> int:
     """Before how many of its layers the residual stream can have to be put back; 0 where nothing is absorbed."""
-    if not absorbs(architecture, frozenset(SAVINGS)):
+    if not absorbs(architecture, TUNED):
         return 0
     return max(0, architecture.ffn_layers(layers) - 1)
 
@@ -69,7 +69,7 @@ def of_passes(results: Results) -> dict[str, int]:
 
 
 def _absorbs(entry: Mapping[str, Any]) -> bool:
-    return entry["program"] == "tuned" and absorbs(parse(str(entry["architecture"])), frozenset(SAVINGS))
+    return entry["program"] == "tuned" and absorbs(parse(str(entry["architecture"])), TUNED)
 
 
 def note(results: Results, table: Table, marked: bool = True) -> str:

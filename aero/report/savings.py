@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 
 from aero.report.marks import Html, gap, grid, number, row_label
+from aero.two_party.savings import TUNED, changed
 
 ENDS = ("as_published", "tuned")
 WITHIN = "tuned-lattice_products"
@@ -23,8 +24,8 @@ def ablation(root: Path, savings: dict[str, str], note: str = "") -> Html:
 
 
 def table_savings(root: Path, savings: dict[str, str], note: str = "") -> Html:
-    """GB and seconds, a grid each, of every row with one saving alone (of "as_published") and with one left out (of
-    "tuned").
+    """GB and seconds, a grid each, of every row with one saving alone (of "as_published") and with one left out of
+    "tuned" or, where that lacks it, added to it.
 
     savings: names and descriptions. A number is missing where the saving does nothing for the row. note: a sentence
     that the captions end with.
@@ -33,7 +34,10 @@ def table_savings(root: Path, savings: dict[str, str], note: str = "") -> Html:
     if not lines:
         return Html(f"<p>The savings one by one: {gap()}.</p>")
     amounts = {(line["architecture"], line["program"]): line for line in lines}
-    how = "with this saving alone | with all but this one; the first line with none | with all. A dash: it does nothing"
+    how = (
+        "with this saving alone | as <code>tuned</code> without this one; the first line with none | "
+        f"<code>tuned</code> whole. {_added(savings)}A dash: it does nothing"
+    )
     caption = (
         f"<b>The savings one by one</b>, GB of a forward pass at GPT-2's dimensions: {how} for the row. Composed from "
         f"operations measured in two processes. {note}"
@@ -98,9 +102,10 @@ def table_errors(root: Path, savings: dict[str, str]) -> Html:
         texts.append(f"{row_label(row)}, scale {escape(scale)}, T={tokens}: {same} of {asked}")
     caption = (
         "<b>Logit errors of the savings</b>: the largest difference of a logit from PyTorch's in complete private "
-        "passes of a model trained here, with this saving alone | with all but this one; in "
-        "brackets the prompts that were asked. A saving that does nothing for a row leaves the program as it "
-        "is: what differs there is how far the same program's error varies from pass to pass, by random truncations. "
+        "passes of a model trained here, with this saving alone | as <code>tuned</code> without this one; "
+        f"{_added(savings)}In brackets the prompts that were asked. A saving that does nothing for a row leaves the "
+        "program as it is: what differs there is how far the same program's error varies from pass to pass, by random "
+        "truncations. "
         "Same top token as PyTorch's: "
         f"{'; '.join(texts)}.{_of_several_trainings(groups)}"
     )
@@ -213,7 +218,13 @@ def _groups(lines: list[dict[str, str]]) -> dict[tuple[str, str, str], dict[str,
 
 def _single(name: str) -> tuple[str, str]:
     """The programs with saving `name` alone and with all but it; absorbing needs the FFN folded."""
-    return f"as_published+{'folded_ffn+' if name == 'absorbed_ffn' else ''}{name}", f"tuned-{name}"
+    return f"as_published+{'folded_ffn+' if name == 'absorbed_ffn' else ''}{name}", changed(name)
+
+
+def _added(savings: dict[str, str]) -> str:
+    """A sentence on savings that are added to "tuned" where others are left out of it."""
+    names = [f"<code>{escape(name)}</code>" for name in savings if name not in TUNED]
+    return f"Of {', '.join(names)}, which <code>tuned</code> lacks, the second figure is with it. " if names else ""
 
 
 def _pair(found: dict[str, dict[str, str]], *programs: str) -> str:

@@ -5,6 +5,7 @@ Without JAX, because the cost of the programs that `aero.two_party.nonlinear` wr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,6 +22,11 @@ def tree_levels(entries: int) -> int:
     left over of an odd number at the end, one after the other (`TreeReduce` of its `reduce.cc`).
     """
     return entries.bit_length() - 1 + entries.bit_count() - 1
+
+
+def narrow_levels(entries: int) -> int:
+    """The same for `aero.two_party.nonlinear.narrow_maximum`, which compares what is left over one level later."""
+    return (entries - 1).bit_length()
 
 
 @dataclass(frozen=True)
@@ -67,4 +73,12 @@ class Cover:
     @property
     def levels(self) -> int:
         """Comparisons one after the other for the maxima of all rows, which are worked on at once."""
-        return tree_levels(self.side) + tree_levels(len(self.spans)) if self.tiled else tree_levels(self.columns)
+        return self._levels(tree_levels)
+
+    @property
+    def narrow_levels(self) -> int:
+        """The same with `narrow_levels`."""
+        return self._levels(narrow_levels)
+
+    def _levels(self, of: Callable[[int], int]) -> int:
+        return of(self.side) + of(len(self.spans)) if self.tiled else of(self.columns)

@@ -95,7 +95,7 @@ def check_ring(field: str, program: str) -> None:
     """TwoPartyError for a program that cannot be computed in the ring `field`, ValueError for one that is none."""
     if field == "FM32":
         raise TwoPartyError("SPU cannot divide in the ring FM32, and every softmax divides; use FM64")
-    if field != "FM64" and {"split_exponential", "lattice_products"} & chosen(program)[0]:
+    if field != "FM64" and {"split_exponential", "lattice_products", "narrow_comparisons"} & chosen(program)[0]:
         raise TwoPartyError(
             f"program {program} computes on shares of 64 bits at most, not on {field}; use FM64, or as_published"
         )

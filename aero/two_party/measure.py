@@ -32,6 +32,8 @@ WARM_UP = (
 )
 # That of products outside SPU, where one is measured: its first run sends keys of its own.
 LATTICE_WARM_UP = Operation("lattice_linear", ((8, 8), (8, 8)))
+# That of comparisons in a ring of their own, which has its own oblivious transfers.
+NARROW_WARM_UP = Operation("relu", ((8, 8),), (("narrow", 1),))
 DELAY_S = 0.020
 REFILL_MESSAGES = 1000
 REFILL_MATTERS = 60_000_000
@@ -95,16 +97,21 @@ def measure_task(party: Party, request: dict[str, Any]) -> tuple[list[Profile], 
 
 def warm_up(operations: Iterable[Operation]) -> tuple[Operation, ...]:
     """What to run before `operations` so that none of them pays for keys."""
-    return _warm_up(any(operation.kind == LATTICE_WARM_UP.kind for operation in operations))
+    operations = tuple(operations)
+    return _warm_up(
+        lattice=any(operation.kind == LATTICE_WARM_UP.kind for operation in operations),
+        narrow=any(NARROW_WARM_UP.constants[0] in operation.constants for operation in operations),
+    )
 
 
 def warm_up_of(program: str) -> tuple[Operation, ...]:
     """What to run before a pass of `program` so that it does not pay for keys."""
-    return _warm_up("lattice_products" in chosen(program)[0])
+    savings, _ = chosen(program)
+    return _warm_up("lattice_products" in savings, "narrow_comparisons" in savings)
 
 
-def _warm_up(lattice: bool) -> tuple[Operation, ...]:
-    return (*WARM_UP, LATTICE_WARM_UP) if lattice else WARM_UP
+def _warm_up(lattice: bool, narrow: bool) -> tuple[Operation, ...]:
+    return (*WARM_UP, *(LATTICE_WARM_UP,) * lattice, *(NARROW_WARM_UP,) * narrow)
 
 
 def refilled(profile: Profile) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 
 from aero.two_party.cover import Cover, tile_side
-from aero.two_party.shares import CLIENT_SCALE, OCTAVES, SERVER_SCALE, split_powers
+from aero.two_party.shares import CLIENT_SCALE, OCTAVES, SERVER_SCALE, negative, split_powers
 
 MASKED = -1000.0
 CLIPPED = 14.0
@@ -31,14 +31,15 @@ def causal_mask(rows: int, columns: int) -> np.ndarray:
     return np.arange(columns)[None, :] <= np.arange(columns - rows, columns)[:, None]
 
 
-def softmax_plain(logits: Array) -> Array:
+def softmax_plain(logits: Array, narrow: bool = False) -> Array:
     """Causal softmax over the last axis of (H, rows, columns), with `jax.nn`'s exponential on every entry.
 
     Masking is a selection by a public mask, which costs nothing; entries above the diagonal are still exponentiated.
+    narrow, here and below: comparisons by `shares.negative`.
     """
     mask = causal_mask(*logits.shape[-2:])
     shifted = jnp.where(mask, logits, MASKED)
-    shifted = shifted - jnp.max(shifted, -1, keepdims=True)
+    shifted = shifted - _maximum(shifted, narrow)[..., None]
     # The secure exponential of a hugely negative number is not 0: select after it, not before.
     exponentials = jnp.where(mask, jnp.exp(shifted), 0.0)
     return exponentials / jnp.sum(exponentials, -1, keepdims=True)
@@ -54,14 +55,14 @@ def softmax_clipped(logits: Array) -> Array:
     return exponentials / jnp.sum(exponentials, -1, keepdims=True)
 
 
-def softmax_cover(logits: Array, blocks: int) -> Array:
+def softmax_cover(logits: Array, blocks: int, narrow: bool = False) -> Array:
     """Causal softmax of (H, rows, columns) on a block-lower-triangular cover of the visible entries.
 
     With `blocks` blocks of rows only a fraction (blocks + 1) / (2 blocks) of the entries is compared, exponentiated and
     scaled; one reciprocal a row. A longer product in JAX in place of SPU's own exponential is closer to it (half the
     error at 6 products) but costs a third more: SPU truncates its squares knowing that they are positive.
     """
-    parts = _on_cover(logits, blocks, split=False)
+    parts = _on_cover(logits, blocks, split=False, narrow=narrow)
     shapes = [part.shape for part in parts]
     inverse = 1.0 / jnp.concatenate([jnp.sum(part, -1) for part in parts], -1)  # (H, rows)
     edges = np.cumsum([0, *(rows for _, rows, _ in shapes)])
@@ -72,25 +73,25 @@ def softmax_cover(logits: Array, blocks: int) -> Array:
     return _side_by_side(_unflatten(_flatten(parts) * _flatten(factors), shapes), logits.shape[2])
 
 
-def exponentials(logits: Array, blocks: int, split: bool) -> Array:
+def exponentials(logits: Array, blocks: int, split: bool, narrow: bool = False) -> Array:
     """exp(logits - maximum of the row's visible entries) of (H, rows, columns), 0 above the diagonal.
 
     On the cover of `softmax_cover`. split: as 2^-X by `shares.split_powers` instead of SPU's exponential, for X below
     16, that is to e^-11; what is smaller counts as 2^-16.
     """
-    return _side_by_side(_on_cover(logits, blocks, split), logits.shape[2])
+    return _side_by_side(_on_cover(logits, blocks, split, narrow), logits.shape[2])
 
 
-def _on_cover(logits: Array, blocks: int, split: bool) -> list[Array]:
+def _on_cover(logits: Array, blocks: int, split: bool, narrow: bool) -> list[Array]:
     """The exponentials of `exponentials` by blocks of rows, each as wide as its last row sees."""
     heads, rows, columns = logits.shape
     mask = causal_mask(rows, columns)
     shifted = jnp.where(mask, logits, MASKED)
     cover = Cover(rows, columns, blocks)
-    below = _cover_maximum(shifted, cover) - shifted
+    below = _cover_maximum(shifted, cover, narrow)[..., None] - shifted
     # All blocks at once, in each step: the rounds of one.
     flat = _flatten([below[:, low:high, :width] for low, high, width in cover.spans])
-    flat = _split_exponential(flat) if split else jnp.exp(-flat)
+    flat = _split_exponential(flat, narrow) if split else jnp.exp(-flat)
     parts = _unflatten(flat, [(heads, high - low, width) for low, high, width in cover.spans])
     return [
         jnp.where(mask[low:high, :width], part, 0.0)
@@ -104,10 +105,11 @@ def _side_by_side(parts: Sequence[Array], columns: int) -> Array:
     return jnp.concatenate(padded, 1)
 
 
-def _split_exponential(below: Array) -> Array:
+def _split_exponential(below: Array, narrow: bool) -> Array:
     """exp(-below) for below >= 0."""
     # Truncation may leave a unit less than 0, which would wrap: a few units are added, the same for a whole row.
-    x = jnp.minimum(below * LOG2_E + 4 * UNIT, OCTAVES - 4 * UNIT)
+    x, most = below * LOG2_E + 4 * UNIT, OCTAVES - 4 * UNIT
+    x = jnp.where(negative(x - most), x, most) if narrow else jnp.minimum(x, most)
     client, server, bit = split_powers(x)
     # The constants are powers of two, so that each product is one truncation.
     power = (client * server) * (2.0**16 / (CLIENT_SCALE * SERVER_SCALE))
@@ -137,13 +139,27 @@ def rotate(x: Array, dims: int, first: int) -> Array:
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, rest], -1)
 
 
-def _cover_maximum(shifted: Array, cover: Cover) -> Array:
-    """Maxima of the rows of (H, rows, columns), (H, rows, 1), where what lies above the diagonal is MASKED.
+def _maximum(x: Array, narrow: bool, axis: int = -1) -> Array:
+    return narrow_maximum(jnp.moveaxis(x, axis, -1)) if narrow else jnp.max(x, axis)
+
+
+def narrow_maximum(x: Array) -> Array:
+    """Maxima over the last axis of x, whose values differ by less than 2^(31 - fraction bits), as a tree of pairs."""
+    while (entries := x.shape[-1]) > 1:
+        half = entries // 2
+        low, high = x[..., :half], x[..., half : 2 * half]
+        larger = jnp.where(negative(low - high), high, low)
+        x = jnp.concatenate([larger, x[..., 2 * half :]], -1) if entries % 2 else larger
+    return x[..., 0]
+
+
+def _cover_maximum(shifted: Array, cover: Cover, narrow: bool) -> Array:
+    """Maxima (H, rows) of the rows of (H, rows, columns), where what lies above the diagonal is MASKED.
 
     In `Cover.comparisons` comparisons a head.
     """
     if not cover.tiled:
-        return jnp.max(shifted, -1, keepdims=True)
+        return _maximum(shifted, narrow)
     side, blocks = cover.side, len(cover.spans)
     missing = side * blocks - cover.rows
     if missing:
@@ -153,14 +169,14 @@ def _cover_maximum(shifted: Array, cover: Cover) -> Array:
         for row in range(blocks)
         for column in range(row + 1)
     ]
-    within = jnp.max(jnp.stack(tiles), -1)  # (tiles, H, side)
+    within = _maximum(jnp.stack(tiles), narrow)  # (tiles, H, side)
     by_row, first = [], 0
     for count in range(1, blocks + 1):
         absent = ((0, blocks - count), (0, 0), (0, 0))
         by_row.append(jnp.pad(within[first : first + count], absent, constant_values=MASKED))
         first += count
-    maxima = jnp.max(jnp.stack(by_row), 1)  # (blocks, H, side)
-    of_rows = jnp.swapaxes(maxima, 0, 1).reshape(len(shifted), side * blocks, 1)
+    maxima = _maximum(jnp.stack(by_row), narrow, 1)  # (blocks, H, side)
+    of_rows = jnp.swapaxes(maxima, 0, 1).reshape(len(shifted), side * blocks)
     return of_rows[:, : cover.rows] if missing else of_rows
 
 
@@ -202,19 +218,24 @@ def gelu_exact(x: Array) -> Array:
     return jax.nn.gelu(x, approximate=False)
 
 
-def relu(x: Array) -> Array:
+def relu(x: Array, narrow: bool = False) -> Array:
     """max(x, 0)."""
-    return jnp.maximum(x, 0.0)
+    return jnp.where(negative(x), 0.0, x) if narrow else jnp.maximum(x, 0.0)
 
 
-def gelu_segments(x: Array) -> Array:
+def leaky_relu(x: Array, slope: Array, narrow: bool = False) -> Array:
+    """x where it is positive, slope x elsewhere, as `jax.nn.leaky_relu` computes it."""
+    return jnp.where(negative(x), slope * x, x) if narrow else jnp.where(x >= 0.0, x, slope * x)
+
+
+def gelu_segments(x: Array, narrow: bool = False) -> Array:
     """GELU as relu(x) - r(|x|), r(u) = u (1 - Phi(u)), by a degree-6 polynomial on [0, 3.5] and 0 beyond.
 
     Two comparisons and three products. |x| = 2 relu(x) - x comes with the first comparison. The polynomial is one in
     z = |x| - 1.75: in powers of |x| itself its small coefficients meet powers up to 1800, and their rounding to 18
     bits alone makes errors of 0.1. The largest error against the tanh form is `gelu_segments_error()`.
     """
-    positive = relu(x)
+    positive = relu(x, narrow)
     size = 2.0 * positive - x
     z = size - GELU_TAIL / 2
     c = np.array(_tail_polynomial(), np.float32)
@@ -224,7 +245,8 @@ def gelu_segments(x: Array) -> Array:
     powers = jnp.stack([z, square, cube], -1)
     sums = powers @ np.array([[c[1], c[4]], [c[2], c[5]], [0.0, c[6]]])
     tail = c[0] + sums[..., 0] + cube * (c[3] + sums[..., 1])
-    return positive - jnp.where(z < GELU_TAIL / 2, tail, 0.0)
+    inside = negative(z - GELU_TAIL / 2) if narrow else z < GELU_TAIL / 2
+    return positive - jnp.where(inside, tail, 0.0)
 
 
 def _tail(u: np.ndarray) -> np.ndarray:

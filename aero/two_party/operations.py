@@ -132,8 +132,8 @@ def causal_mean(x: Array, rows: int) -> Array:
 
 
 @_kind("secret")
-def softmax_plain(logits: Array) -> Array:
-    return nonlinear.softmax_plain(logits)
+def softmax_plain(logits: Array, narrow: int = 0) -> Array:
+    return nonlinear.softmax_plain(logits, bool(narrow))
 
 
 @_kind("secret")
@@ -142,13 +142,13 @@ def softmax_clipped(logits: Array) -> Array:
 
 
 @_kind("secret")
-def softmax_cover(logits: Array, blocks: int) -> Array:
-    return nonlinear.softmax_cover(logits, blocks)
+def softmax_cover(logits: Array, blocks: int, narrow: int = 0) -> Array:
+    return nonlinear.softmax_cover(logits, blocks, bool(narrow))
 
 
 @_kind("secret")
-def exponentials(logits: Array, blocks: int, split: int) -> Array:
-    return nonlinear.exponentials(logits, blocks, bool(split))
+def exponentials(logits: Array, blocks: int, split: int, narrow: int = 0) -> Array:
+    return nonlinear.exponentials(logits, blocks, bool(split), bool(narrow))
 
 
 @_kind("secret")
@@ -207,9 +207,8 @@ def gelu_exact(x: Array) -> Array:
 
 
 @_kind("secret", "server")
-def leaky_relu(x: Array, slope: Array) -> Array:
-    """x where it is positive, slope x elsewhere, as `jax.nn.leaky_relu` computes it."""
-    return jnp.where(x >= 0.0, x, slope * x)
+def leaky_relu(x: Array, slope: Array, narrow: int = 0) -> Array:
+    return nonlinear.leaky_relu(x, slope, bool(narrow))
 
 
 @_kind("secret")
@@ -218,13 +217,13 @@ def gelu_plain(x: Array) -> Array:
 
 
 @_kind("secret")
-def gelu_segments(x: Array) -> Array:
-    return nonlinear.gelu_segments(x)
+def gelu_segments(x: Array, narrow: int = 0) -> Array:
+    return nonlinear.gelu_segments(x, bool(narrow))
 
 
 @_kind("secret")
-def relu(x: Array) -> Array:
-    return nonlinear.relu(x)
+def relu(x: Array, narrow: int = 0) -> Array:
+    return nonlinear.relu(x, bool(narrow))
 
 
 SHARED = "_shared"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from aero.two_party import lookup
-from aero.two_party.cover import Cover, tile_side, tree_levels
+from aero.two_party.cover import Cover, narrow_levels, tile_side, tree_levels
 from aero.two_party.lattice_product import Layout
 
 SLOTS = 8192
@@ -51,6 +51,7 @@ class Sized:
     shapes: tuple[Shape, ...]
     rows: int | None
     blocks: int | None = None
+    narrow: bool = False
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -81,7 +82,7 @@ def sized(op: str, shape: str, without: Sequence[str] = ()) -> Sized:
     law = (
         "product with the server's matrix" if match[1] in _ONE_PRODUCT else f"{match[1]}({kept})" if kept else match[1]
     )
-    return Sized(f"{law} {ranks}", match[1], shapes, rows, blocks)
+    return Sized(f"{law} {ranks}", match[1], shapes, rows, blocks, constants.get("narrow") == "1")
 
 
 @cache
@@ -113,11 +114,14 @@ def features(operation: Sized) -> dict[str, tuple[float, ...]]:
         }
     entries = _entries(operation)
     rows = entries / (operation.shapes[0][-1] if operation.shapes[0] else 1)
-    levels = tree_levels(operation.shapes[0][-1]) if operation.kind.startswith(_MAXIMUM) else 0
+    levels = 0
+    if operation.kind.startswith(_MAXIMUM):
+        levels = (narrow_levels if operation.narrow else tree_levels)(operation.shapes[0][-1])
     if operation.blocks is not None:
         *lead, height, width = operation.shapes[0]
         cover, heads = Cover(height, width, operation.blocks), math.prod(lead)
-        entries, rows, levels = heads * cover.entries, heads * cover.comparisons, cover.levels
+        entries, rows = heads * cover.entries, heads * cover.comparisons
+        levels = cover.narrow_levels if operation.narrow else cover.levels
     batches = _batches(entries) if operation.kind.startswith(_OF_TWO_SECRETS) else math.ceil(entries / SLOTS)
     bytes_ = (1.0, batches, entries, rows)
     return {

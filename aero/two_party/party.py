@@ -17,13 +17,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from aero.errors import UserError
 from aero.two_party.profile import Profile, parse, together
-from aero.two_party.ring import content_of, ring_elements, share_of
+from aero.two_party.ring import bits_of, content_of, ring_elements, share_of
 from aero.two_party.settings import CLIENT, FIELD_BITS, NAMES, SERVER, Settings, TwoPartyError, split_address
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Party:
         self._in_the_clear: dict[str, np.ndarray | None] = {}
         self._prepared: dict[tuple[str, str], Any] = {}
         self._kept: dict[str, Any] = {}  # by steps on shares, for later ones of this session
+        self._narrow: Any = None  # the runtime of `_narrow_sign`
         self._other = SERVER if rank == CLIENT else CLIENT
         description = libspu.link.Desc()
         for name, address in zip(NAMES, addresses, strict=True):
@@ -77,17 +79,7 @@ class Party:
                 f"no connection to the {NAMES[self._other]} at {addresses[self._other]}; start it with the same "
                 f"settings, or raise connect_timeout_s (SPU: {_said(error)})"
             ) from error
-        config = libspu.RuntimeConfig(
-            protocol=libspu.ProtocolKind.CHEETAH,
-            field=getattr(libspu.FieldType, settings.field),
-            fxp_fraction_bits=settings.fraction_bits,
-        )
-        config.enable_pphlo_profile = config.enable_hal_profile = True
-        # Operations in parallel would be counted into each other's bytes.
-        config.experimental_enable_inter_op_par = config.experimental_enable_intra_op_par = False
-        config.max_concurrency = settings.threads
-        config.experimental_enable_colocated_optimization = settings.colocated
-        config.cheetah_2pc_config.enable_mul_lsb_error = settings.mul_lsb_error
+        config = _configuration(settings, settings.field, settings.fraction_bits)
         with self._step("setting up the protocol"):
             self._runtime = spu.Runtime(self._link, config)
         self._io = spu.Io(2, config)
@@ -180,17 +172,24 @@ class Party:
 
     def _run_whole(self, function: Callable[..., Any], inputs: Sequence[str], outputs: Sequence[str]) -> Profile:
         """Compute `outputs` = function(*inputs) by one run of SPU."""
-        from spu import libspu
-
-        name, code = self._compiled(function, tuple(self._held[name] for name in inputs), len(outputs))
-        executable = libspu.Executable(name=name, input_names=list(inputs), output_names=list(outputs), code=code)
-        start = os.fstat(self._log).st_size
-        with self._step(f"running {name}"):
-            self._runtime.run(executable)
-        profile = self._profile(start)
+        held = tuple(self._held[name] for name in inputs)
+        profile = self._execute(self._runtime, function, held, inputs, outputs)
         for output in outputs:
             self._held[output] = self._described(output)
         return profile
+
+    def _execute(
+        self, runtime: Any, function: Callable[..., Any], held: tuple, inputs: Sequence[str], outputs: Sequence[str]
+    ) -> Profile:
+        """Compute by one run of `runtime`. held: shape and type of every input."""
+        from spu import libspu
+
+        name, code = self._compiled(function, held, len(outputs))
+        executable = libspu.Executable(name=name, input_names=list(inputs), output_names=list(outputs), code=code)
+        start = os.fstat(self._log).st_size
+        with self._step(f"running {name}"):
+            runtime.run(executable)
+        return self._profile(start)
 
     def _planned(self, function: Callable[..., Any], inputs: Sequence[str], outputs: Sequence[str]) -> Plan | None:
         """The parts of a function with steps on shares, None for one without."""
@@ -236,11 +235,37 @@ class Party:
             self._prepared[key] = make(hand, self._in_the_clear[name])
         return self._prepared[key]
 
+    def _narrow_sign(self, share: np.ndarray) -> tuple[np.ndarray, Profile]:
+        """This party's xor shares of whether x < 0, from its shares (n,) of x modulo 2^32; what that cost.
+
+        By a second runtime, over a link of its own through the same connection, with its own oblivious transfers: a
+        runtime has one ring.
+        """
+        import spu
+
+        field, held = "FM32", (share.shape, np.dtype(np.int32))
+        if self._narrow is None:
+            with self._step("setting up the protocol of narrow comparisons"):
+                self._narrow = spu.Runtime(self._link.spawn(), _configuration(self.settings, field, 0))
+        self._narrow.set_var("x", share_of(share, *held, None, field))
+        profile = self._execute(self._narrow, _below_zero, (held,), ["x"], ["sign"])
+        sign = bits_of(self._narrow.get_var("sign"), share.size)
+        for name in ("x", "sign"):
+            self._narrow.del_var(name)
+        return sign, profile
+
     def _on_shares(self, part: ShareStep) -> Profile:
         """Take a step on this party's shares; its profile tells of messages that are not SPU's."""
         from aero.two_party.shares import STEPS, Hand
 
         step, messages = STEPS[part.step], _Messages(self, part.step)
+        inside: list[Profile] = []
+
+        def narrow_sign(share: np.ndarray) -> np.ndarray:
+            sign, profile = self._narrow_sign(share)
+            inside.append(profile)
+            return sign
+
         hand = Hand(
             self.rank,
             self.settings.fraction_bits,
@@ -248,6 +273,7 @@ class Party:
             send=messages.send,
             receive=messages.receive,
             kept=self._kept,
+            narrow_sign=narrow_sign,
         )
         prepared, began = self._prepare(part), time.monotonic()
         shapes = [self._held[name][0] for name in part.inputs]
@@ -259,7 +285,8 @@ class Party:
             if bits > 64:
                 raise TwoPartyError(
                     f"the step {part.step} computes on shares of 64 bits at most, not on {self.settings.field}; "
-                    "use FM64, or a program without split_exponential, lattice_lookup and lattice_products"
+                    "use FM64, or a program without split_exponential, narrow_comparisons, lattice_lookup and "
+                    "lattice_products"
                 )
             secrets = part.inputs if step.prepare is None else part.inputs[:-1]
             shares = [ring_elements(self._runtime.get_var(name), bits) for name in secrets]
@@ -271,7 +298,8 @@ class Party:
             with self._step(f"storing {output}"):
                 self._runtime.set_var(output, share_of(values, shape, dtype, owner, self.settings.field))
             self._held[output] = (shape, np.dtype(dtype))
-        return messages.profile(time.monotonic() - began)
+        seconds = time.monotonic() - began
+        return replace(together([messages.profile(seconds), *inside]), seconds=seconds)
 
     def reveal(self, name: str, to: int) -> np.ndarray | None:
         """The values of `name` at the party of rank `to`, None at the other, which sends its share and gets nothing."""
@@ -480,6 +508,27 @@ class _Messages:
 
     def profile(self, seconds: float) -> Profile:
         return Profile(sum(self._sent), sum(self._received), len(self._sent), len(self._received), seconds, ())
+
+
+def _configuration(settings: Settings, field: str, fraction_bits: int) -> Any:
+    from spu import libspu
+
+    config = libspu.RuntimeConfig(
+        protocol=libspu.ProtocolKind.CHEETAH,
+        field=getattr(libspu.FieldType, field),
+        fxp_fraction_bits=fraction_bits,
+    )
+    config.enable_pphlo_profile = config.enable_hal_profile = True
+    # Operations in parallel would be counted into each other's bytes.
+    config.experimental_enable_inter_op_par = config.experimental_enable_intra_op_par = False
+    config.max_concurrency = settings.threads
+    config.experimental_enable_colocated_optimization = settings.colocated
+    config.cheetah_2pc_config.enable_mul_lsb_error = settings.mul_lsb_error
+    return config
+
+
+def _below_zero(x: Any) -> Any:
+    return x < 0
 
 
 def _numpy_type(meta: Any) -> np.dtype:

@@ -217,7 +217,12 @@ def _blocks(savings: Savings, logits: Array) -> int:
 
 def _exponentials(run: Call, savings: Savings, logits: Array) -> Array:
     split = int("split_exponential" in savings)
-    return run("exponentials", logits, blocks=_blocks(savings, logits), split=split)
+    return run("exponentials", logits, blocks=_blocks(savings, logits), split=split, **_narrow(savings))
+
+
+def _narrow(savings: Savings) -> dict[str, int]:
+    """The constant of operations that compare. It is left out where it is 0: their names are as they were before."""
+    return {"narrow": 1} if "narrow_comparisons" in savings else {}
 
 
 def _probabilities(run: Call, savings: Savings, logits: Array) -> Array:
@@ -226,8 +231,8 @@ def _probabilities(run: Call, savings: Savings, logits: Array) -> Array:
     if "split_exponential" in savings:
         return run("divide_by_sums", _exponentials(run, savings, logits))
     if "causal_cover" in savings:
-        return run("softmax_cover", logits, blocks=_blocks(savings, logits))
-    return run("softmax_plain", logits)
+        return run("softmax_cover", logits, blocks=_blocks(savings, logits), **_narrow(savings))
+    return run("softmax_plain", logits, **_narrow(savings))
 
 
 def _pre_ln(
@@ -260,11 +265,12 @@ def _ffn(run: Call, architecture: Architecture, config: ModelConfig, savings: Sa
     hidden = _product(run, n, w, "up")
     if architecture.ffn == "gelu":
         plain = "gelu_exact" if config.gelu == "exact" else "gelu_plain"
-        hidden = run("gelu_segments" if "segmented_gelu" in savings else plain, hidden)
+        segmented = "segmented_gelu" in savings
+        hidden = run("gelu_segments", hidden, **_narrow(savings)) if segmented else run(plain, hidden)
     elif "slope" in w:
-        hidden = run("leaky_relu", hidden, w["slope"])
+        hidden = run("leaky_relu", hidden, w["slope"], **_narrow(savings))
     elif architecture.ffn in ("relu", "leaky_relu"):
-        hidden = run("relu", hidden)
+        hidden = run("relu", hidden, **_narrow(savings))
     y = _product(run, hidden, w, "down")
     return y + product(run, n, w["around"]) if "around" in w else y
 

@@ -7,6 +7,7 @@ SPU 0.9.5 hands a share out as two kinds of protobuf messages, which its Python 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -35,6 +36,21 @@ def ring_elements(share: Any, bits: int) -> np.ndarray:
     if len(content) != count * bits // 8:
         raise ValueError(f"a share of {count} elements has {len(content)} bytes, not {count * bits // 8}")
     return np.frombuffer(content, np.dtype(f"<u{bits // 8}")).astype(np.uint64)
+
+
+def bits_of(share: Any, count: int) -> np.ndarray:
+    """The xor shares (n,) uint64, each 0 or 1, of `count` booleans. ValueError if the share is of another kind."""
+    from spu import libspu
+
+    meta = libspu.ValueMeta()
+    meta.ParseFromString(share.meta)
+    kind = re.fullmatch(r"cheetah\.BShr<FM(\d+),1>", meta.storage_type)
+    if kind is None:
+        raise ValueError(f"{meta.storage_type} is no xor share of booleans")
+    content, each = content_of(share), int(kind[1]) // 8
+    if len(content) != count * each:
+        raise ValueError(f"a share of {count} booleans has {len(content)} bytes, not {count * each}")
+    return np.frombuffer(content, f"<u{each}").astype(np.uint64) & np.uint64(1)
 
 
 def content_of(share: Any) -> bytes:

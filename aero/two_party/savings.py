@@ -1,6 +1,7 @@
 """What makes a private pass cheaper without changing what it computes: switches, and the programs made of them.
 
-"as_published" has none, "tuned" has all of `SAVINGS`. "as_published+NAME" adds one alone, "tuned-NAME" leaves one out.
+"as_published" has none, "tuned" has all of `TUNED`. "as_published+NAME" adds one alone, "tuned-NAME" leaves one out,
+"tuned+NAME" adds one that is not among them.
 "@3,7" behind it names the layers before which the residual stream is put back into its own basis (absorbed_ffn).
 
 "as_fitted" saves nothing and spends more: it is the configuration that explains the bytes AERO prints, as far as a
@@ -30,9 +31,12 @@ SAVINGS: dict[str, str] = {
     "row_tiles": "a row times a number as products of diagonal tiles: LayerNorm, 1/t, the late division",
     "segmented_gelu": "GELU by two comparisons and a polynomial",
     "last_row": "in the last layer, and behind it, only the last query row",
+    "narrow_comparisons": "maxima, clipping, ReLU and the segments of GELU compared in a ring of 32 bits",
 }
 """Exact but for the fixed point: all but split_exponential, which is nearer to exp than SPU's, and segmented_gelu.
 lattice_lookup and lattice_products rest on the hardness of learning with errors in rings, as SPU's own products do."""
+TUNED: Savings = frozenset(SAVINGS) - {"narrow_comparisons"}
+"""Those of "tuned". The others came after what is kept of it had been measured; they can be added by name."""
 
 # The feed-forward's products and the logits are in slices too, for the same reason, and ids are looked up in pairs.
 AS_FITTED = "as_fitted"
@@ -51,9 +55,9 @@ def chosen(program: str) -> tuple[Savings, tuple[int, ...]]:
     match = _PROGRAM.fullmatch(program)
     if match is None:
         raise ValueError(
-            f"unknown program {program[:100]!r}: as_published, tuned, as_published+SAVING, tuned-SAVING or {AS_FITTED}"
+            f"unknown program {program[:100]!r}: as_published, tuned, either with +SAVING or -SAVING, or {AS_FITTED}"
         )
-    savings = set() if match[1] == "as_published" else set(SAVINGS)
+    savings = set() if match[1] == "as_published" else set(TUNED)
     for sign, name in re.findall(r"([+-])([a-z_]+)", match[2]):
         if name not in SAVINGS:
             near = difflib.get_close_matches(name[:100], SAVINGS, n=1)
@@ -87,14 +91,19 @@ def check_put_back(architecture: Architecture, layers: int, program: str) -> Non
         raise ValueError(f"{program}: the layers behind @ are from 1 to {layers - 1}, not {beyond[0]}")
 
 
+def changed(name: str) -> str:
+    """ "tuned" without the saving, or with it where "tuned" lacks it."""
+    return f"tuned{'-' if name in TUNED else '+'}{name}"
+
+
 def named(savings: Iterable[str], rebased: tuple[int, ...] = ()) -> str:
     """The program with these savings, in its shortest form from "tuned" or "as_published"."""
     savings = set(savings)
     if AS_FITTED in savings:
         return AS_FITTED
     added = [name for name in SAVINGS if name in savings]
-    left_out = [name for name in SAVINGS if name not in savings]
+    differing = [changed(name) for name in SAVINGS if (name in savings) != (name in TUNED)]
     text = "as_published" + "".join(f"+{n}" for n in added)
-    if len(left_out) <= len(added):
-        text = "tuned" + "".join(f"-{n}" for n in left_out)
+    if len(differing) <= len(added):
+        text = "tuned" + "".join(one.removeprefix("tuned") for one in differing)
     return text + ("@" + ",".join(map(str, rebased)) if rebased else "")

@@ -9,6 +9,8 @@ from aero.errors import UserError, cut
 CLIENT, SERVER = 0, 1
 NAMES = ("client", "server")
 FIELD_BITS = {"FM32": 32, "FM64": 64, "FM128": 128}
+NARROW_FIELD = "FM32"
+"""The ring of `narrow_comparisons`."""
 
 
 class TwoPartyError(UserError):

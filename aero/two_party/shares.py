@@ -18,6 +18,9 @@ two matrices that each party has one of; `unmasked` subtracts that.
 
 Products with the server's matrix. `lattice_product` is a step in which both send something
 (`aero.two_party.lattice_product`); the product is 2^28 times as large as it should be.
+
+Comparisons. Shares of x modulo 2^64 are, modulo 2^32, shares of the same x if |x| < 2^31 as an integer. `negative` is a
+step in which SPU compares these in a ring of 32 bits: half of the digits, and so half of the oblivious transfers.
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ class Hand:
     """What a step has of the party that takes it: its rank, the fixed point, and the way to the other party.
 
     receive: takes the number of bytes that the next message must have. kept: what steps of one session leave for
-    later ones.
+    later ones. narrow_sign: the xor shares of whether x < 0 from shares (n,) of x modulo 2^32, by a protocol of both.
     """
 
     rank: int
@@ -60,6 +63,7 @@ class Hand:
     send: Callable[[bytes], None] | None = None
     receive: Callable[[int], bytes] | None = None
     kept: dict[str, Any] = dataclasses.field(default_factory=dict)
+    narrow_sign: Callable[[np.ndarray], np.ndarray] | None = None
 
 
 def split_powers(x: Array) -> tuple[Array, Array, Array]:
@@ -198,6 +202,15 @@ def apart(x: Array) -> Array:
     return _on_shares.bind(x, step="apart")[0]
 
 
+def negative(x: Array) -> Array:
+    """Whether x < 0, as a secret bit, for secret |x| < 2^(31 - fraction bits); beyond, the result is some other bit."""
+    return _on_shares.bind(x, step="negative")[0]
+
+
+def _negative_of_a_share(hand: Hand, share: np.ndarray) -> tuple[np.ndarray, ...]:
+    return (hand.narrow_sign(share & np.uint64(0xFFFFFFFF)),)
+
+
 def _same_shapes(results: int) -> Callable[..., tuple[Shape, ...]]:
     return lambda *shapes: (shapes[-1],) * results
 
@@ -249,6 +262,7 @@ STEPS = {
         ((np.float32, None),),
         _same_shapes(1),
     ),
+    "negative": Step(lambda x: (x < 0.0,), _negative_of_a_share, ((np.bool_, None),), _same_shapes(1)),
     "apart": Step(lambda x: (x,), lambda hand, share: (share,), ((np.float32, None),), _same_shapes(1)),
 }
 

@@ -12,7 +12,7 @@ import pytest
 from jax.extend import core
 
 from aero.two_party import nonlinear
-from aero.two_party.cover import Cover, tree_levels
+from aero.two_party.cover import Cover, narrow_levels, tree_levels
 
 
 def equations(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
@@ -61,6 +61,8 @@ def test_by_hand() -> None:
     assert (cover.entries, cover.comparisons) == (4 + 8 + 5, 6 * 2 * 1 + 3 * 2 * 2)
     assert (tree_levels(1), tree_levels(2), tree_levels(8), tree_levels(13), tree_levels(300)) == (0, 1, 3, 5, 11)
     assert (cover.levels, Cover(200, 200, 16).levels, Cover(1, 300, 1).levels) == (1 + 2, 5 + 4, 11)
+    assert [narrow_levels(entries) for entries in (1, 2, 8, 13, 300)] == [0, 1, 3, 4, 9]
+    assert (cover.narrow_levels, Cover(200, 200, 16).narrow_levels, Cover(1, 300, 1).narrow_levels) == (1 + 2, 4 + 4, 9)
     assert Cover(1, 16, 1).comparisons == 15 and Cover(1, 16, 1).entries == 16
 
 

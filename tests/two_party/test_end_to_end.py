@@ -29,8 +29,10 @@ BIASES = {"qk_bias": True, "vo_bias": True, "ffn_bias": True}
         ("SM+LN+SNorm(QKVO+FFN)", "tuned", {}),  # linear layers, unfused, between LayerNorms
         pytest.param("SM+LN", "tuned", {}, marks=pytest.mark.slow),
         pytest.param("SM+R", "tuned", {}, marks=pytest.mark.slow),
+        pytest.param("SM+R", "as_published+narrow_comparisons", {}, marks=pytest.mark.slow),
+        pytest.param("SM+LeakyR(global)", "tuned", {}, marks=pytest.mark.slow),
         pytest.param("SM+LeakyR", "as_published", {}, marks=pytest.mark.slow),
-        ("SM+LeakyR(global)", "tuned", {}),
+        ("SM+LeakyR(global)", "tuned+narrow_comparisons", {}),
         ("EReg(SM(t)+ScFuFFNi_1)", "tuned", {}),
         pytest.param("EReg(SM(t)+ScFuFFNi_1)", "as_published", {}, marks=pytest.mark.slow),
         ("SM+ScFFN+WNorm(QK+FFN)", "tuned", {}),
@@ -55,6 +57,7 @@ def test_private_logits_are_those_of_torch(row, program, switches):
     [
         pytest.param("SM+LN+G", "as_published", marks=pytest.mark.slow),
         ("SM+LN+G", "tuned"),
+        ("SM+LN+G", "tuned+narrow_comparisons"),
         pytest.param("EReg(SM(t)+ScFuFFNi_1)", "tuned", marks=pytest.mark.slow),
         pytest.param("SOTA(SM+ScFFN)", "tuned", marks=pytest.mark.slow),
     ],
@@ -96,7 +99,11 @@ def test_other_rings_compute_the_same_or_are_refused():
     model, prompt = random_model("SM+ScFuFFN", layers=1), np.array([3, 1, 4, 1, 5])
     (answer,), _ = ask(model, prompt, "as_published", Settings(field="FM128"))
     np.testing.assert_allclose(answer.logits, torch_logits(model, prompt), atol=TOLERANCE, rtol=0)
-    for program, field, named in (("tuned", "FM128", "64 bits at most"), ("as_published", "FM32", "cannot divide")):
+    for program, field, named in (
+        ("tuned", "FM128", "64 bits at most"),
+        ("as_published+narrow_comparisons", "FM128", "64 bits at most"),
+        ("as_published", "FM32", "cannot divide"),
+    ):
         with pytest.raises(TwoPartyError, match=named) as caught:
             ask(model, prompt, program, Settings(field=field, fraction_bits=12))
         assert "use FM64" in str(caught.value) and "\n" not in str(caught.value)

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from garbling import Middle
 
+from aero.two_party import nonlinear
 from aero.two_party.parties import run_parties
 from aero.two_party.serving import run_through
 from aero.two_party.settings import CLIENT, NAMES, SERVER, Settings, TwoPartyError
@@ -34,8 +35,13 @@ def relu(x):
     return jnp.maximum(x, 0)
 
 
+def narrow_relu(x):
+    return nonlinear.relu(x, narrow=True)
+
+
 def many_runs(party, own):
-    """Comparisons until something happens; the client tells of each. own: (folder for the process's id, log limit)."""
+    """Comparisons, in either runtime, until something happens; the client tells of each two. own: (folder for the
+    process's id, log limit)."""
     folder, log_bytes = own
     Path(folder, party.name).write_text(str(os.getpid()))
     if log_bytes is not None:
@@ -43,6 +49,7 @@ def many_runs(party, own):
     party.put("x", np.ones((8, 8), np.float32) if party.rank == CLIENT else None, (8, 8), from_rank=CLIENT)
     for index in range(LONG):
         party.run(relu, ["x"], ["y"])
+        party.run(narrow_relu, ["x"], ["z"])
         party.reveal("y", to=CLIENT)
         party.control(index)
     return "a stale result"

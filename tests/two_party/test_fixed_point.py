@@ -65,7 +65,7 @@ def test_spu_computes_below_each_limit_and_something_else_beyond():
 
 
 @pytest.mark.parametrize("row", ["SM+LN+G", "SM+LN+R", "SM+ScFuFFN", "EReg(SM(t)+ScFFN)", "SOTA(SM+ScFuFFN)"])
-@pytest.mark.parametrize("program", ["as_published", "tuned"])
+@pytest.mark.parametrize("program", ["as_published", "tuned", "tuned+narrow_comparisons"])
 def test_ordinary_models_fit(row, program):
     model = random_model(row, layers=2)
     check(model, program, Settings())
@@ -107,7 +107,8 @@ def test_a_value_that_is_not_finite_counts_as_beyond():
 
 
 def test_limits_by_hand():
-    assert limits(Settings()) == {"product": 2.0**26, "rsqrt": 2.0**17, "div": 2.0**18, "exp": 512.0, "value": 2.0**44}
+    expected = {"product": 26, "rsqrt": 17, "div": 18, "exp": 9, "negative": 13, "value": 44}
+    assert limits(Settings()) == {name: 2.0**power for name, power in expected.items()}
     assert limits(Settings(field="FM128", fraction_bits=20))["product"] == 2.0**86
     assert "dot_general" in PRODUCTS
 
@@ -148,5 +149,19 @@ def test_a_model_with_too_large_products_is_computed_within_spu():
     assert found.what.startswith("lattice_linear") and found.value > found.limit
     assert fitting(model, "tuned@1", Settings()) == "tuned-lattice_products@1"
     assert fitting(model, "as_published", Settings()) == "as_published"
+    assert fitting(model, "tuned+narrow_comparisons@1", Settings()) == "tuned-lattice_products+narrow_comparisons@1"
     with pytest.raises(TwoPartyError, match="do not fit"):
         fitting(scaled("SM", 1e20), "tuned", Settings())
+
+
+def test_a_model_with_too_large_preactivations_is_compared_in_the_large_ring():
+    model = random_model("SM+R", layers=2)
+    program = "tuned+narrow_comparisons"
+    assert fitting(model, program, Settings()) == program
+    with torch.no_grad():
+        ffn = model.blocks[0].ffn
+        ffn.up.weight.mul_(1e5), ffn.down.weight.mul_(1e-5)
+    found = farthest(model, "tuned-lattice_products+narrow_comparisons", Settings())
+    assert found.what == "relu (negative)" and 2**13 < found.value < 2**26
+    assert fitting(model, "tuned-lattice_products+narrow_comparisons", Settings()) == "tuned-lattice_products"
+    assert fitting(model, program, Settings()) == "tuned-lattice_products"  # products of 2^14 and more

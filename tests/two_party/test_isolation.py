@@ -181,10 +181,15 @@ def test_neither_does_it_in_the_published_program_with_gelu_and_layer_norm(tmp_p
     nothing_in_the_clear(session, prompt, model, program)
 
 
-def test_neither_do_products_within_spu_show_anything(model, tmp_path):
-    """Without `lattice_products`: nothing in the clear, and of one size whatever the prompt; and nothing of one party
-    in the other's memory."""
-    path, program = tmp_path / "checkpoint.safetensors", "tuned-lattice_products"
+@pytest.mark.parametrize(
+    ("program", "at_the_server"),
+    [("tuned-lattice_products", {"folded"}), ("tuned+narrow_comparisons", {"folded", "folded, integers"})],
+)
+def test_neither_do_products_within_spu_or_comparisons_in_a_second_runtime_show_anything(
+    model, tmp_path, program, at_the_server
+):
+    """Nothing in the clear, and of one size whatever the prompt; and nothing of one party in the other's memory."""
+    path = tmp_path / "checkpoint.safetensors"
     checkpoint.save(path, model)
     description = Description.of(model.architecture, model.config, program, Settings(), "0" * 64)
     found = []
@@ -195,7 +200,7 @@ def test_neither_do_products_within_spu_show_anything(model, tmp_path):
         nothing_in_the_clear(found[-1], prompt, model, program)
     of_one_size(*found)
     seen = {name: names for name, (names, _) in found[0].memory.items()}
-    assert seen == {"client": {"one-hot"}, "server": {"folded"}}
+    assert seen == {"client": {"one-hot"}, "server": at_the_server}
 
 
 def test_the_search_finds_weights_and_logits_that_do_cross(sessions, model):

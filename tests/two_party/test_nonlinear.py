@@ -32,6 +32,12 @@ def test_softmax(rows, columns, blocks, spread):
     np.testing.assert_allclose(np.asarray(nonlinear.softmax_plain(logits)), expected, atol=1e-5)
     cover = np.asarray(nonlinear.softmax_cover(logits, blocks))
     np.testing.assert_allclose(cover, expected, atol=1e-5)
+    for one, other in (
+        (nonlinear.softmax_plain(logits, narrow=True), nonlinear.softmax_plain(logits)),
+        (nonlinear.softmax_cover(logits, blocks, narrow=True), cover),
+        *((nonlinear.exponentials(logits, blocks, split, n) for n in (True, False)) for split in (True, False)),
+    ):
+        assert (np.asarray(one) == np.asarray(other)).all()  # the same maxima, and so the same numbers
     assert not cover[~np.broadcast_to(nonlinear.causal_mask(rows, columns), cover.shape)].any()
     np.testing.assert_allclose(cover.sum(-1), 1.0, atol=1e-5)
 
@@ -46,6 +52,22 @@ def test_gelu_segments_stays_within_its_stated_error():
     error = np.abs(np.asarray(nonlinear.gelu_segments(x.astype(np.float32))) - exact).max()
     assert error <= nonlinear.gelu_segments_error() + 2e-5
     assert nonlinear.gelu_segments_error() < 1e-3
+
+
+@pytest.mark.parametrize("entries", [1, 2, 3, 7, 8, 13])
+def test_maxima_as_a_tree_of_pairs(entries):
+    x = np.random.default_rng(entries).standard_normal((5, 2, entries)).astype(np.float32)
+    assert (np.asarray(nonlinear.narrow_maximum(x)) == x.max(-1)).all()
+
+
+def test_activations_do_not_change_with_the_ring_of_their_comparisons():
+    x = np.concatenate([np.linspace(-9, 9, 999), [0.0, -0.0]]).astype(np.float32)
+    for one, other in (
+        (nonlinear.relu(x, narrow=True), np.maximum(x, 0)),
+        (nonlinear.leaky_relu(x, 0.1, narrow=True), np.where(x >= 0, x, np.float32(0.1) * x)),
+        (nonlinear.gelu_segments(x, narrow=True), nonlinear.gelu_segments(x)),
+    ):
+        assert (np.asarray(one) == np.asarray(other)).all()
 
 
 def test_layer_norm_against_the_definition():

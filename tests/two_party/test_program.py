@@ -14,7 +14,7 @@ from aero.model import ModelConfig
 from aero.two_party import nonlinear
 from aero.two_party.operations import Operation, call, trace
 from aero.two_party.program import WEIGHTS_AT_ONCE, forward, operations, plaintext, product
-from aero.two_party.savings import SAVINGS, chosen, named
+from aero.two_party.savings import SAVINGS, TUNED, changed, chosen, named
 from aero.two_party.weights import folded, weight_arrays, weight_shapes, within_budget
 
 ROWS = (  # of AERO Tables 2 and 4
@@ -43,9 +43,9 @@ def exact_logits(model, program):
     """With exact exponentials and GELU in place of the approximations, only the folding is left: it must be exact."""
     gelu = nonlinear.gelu_exact if model.config.gelu == "exact" else nonlinear.gelu_plain
     exact = {
-        "softmax_cover": lambda x, blocks: nonlinear.softmax_plain(x),
-        "exponentials": lambda x, blocks, split: nonlinear.exponentials(x, blocks, split=False),
-        "gelu_segments": gelu,
+        "softmax_cover": lambda x, blocks, narrow=0: nonlinear.softmax_plain(x, bool(narrow)),
+        "exponentials": lambda x, blocks, split, narrow=0: nonlinear.exponentials(x, blocks, False, bool(narrow)),
+        "gelu_segments": lambda x, narrow=0: gelu(x),
     }
 
     def exact_call(kind, *arrays, **constants):
@@ -119,7 +119,7 @@ def test_as_fitted_is_the_best_fit_of_the_published_bytes():
 )
 def test_every_saving_alone_and_all_but_it(row, switches, saving):
     model = random_model(row, **switches)
-    for text in (f"as_published+{saving}", f"tuned-{saving}"):
+    for text in (f"as_published+{saving}", changed(saving)):
         program = within_budget(model, text)
         np.testing.assert_allclose(exact_logits(model, program), torch_logits(model, IDS), atol=2e-4, rtol=0)
 
@@ -133,7 +133,9 @@ def test_tuned_in_the_clear_is_as_near_as_its_approximations(row):
 
 
 def test_programs_by_name():
-    assert chosen("tuned") == (frozenset(SAVINGS), ())
+    assert chosen("tuned") == (TUNED, ()) and set(SAVINGS) - TUNED == {"narrow_comparisons"}
+    assert chosen("tuned+narrow_comparisons") == (frozenset(SAVINGS), ())
+    assert chosen("tuned-narrow_comparisons") == chosen("tuned")
     assert chosen("as_published+last_row@1,2") == (frozenset({"last_row"}), (1, 2))
     assert "absorbed_ffn" not in chosen("tuned-folded_ffn")[0]
     for text in (
@@ -145,6 +147,9 @@ def test_programs_by_name():
         "tuned@3,7",
         "tuned-lattice_products@2",
         "tuned-lattice_products-last_row",
+        "tuned+narrow_comparisons",
+        "tuned-lattice_products+narrow_comparisons@2",
+        "as_published+narrow_comparisons",
     ):
         assert named(*chosen(text)) == text
     assert named(*chosen("tuned+lattice_products@2")) == "tuned@2"  # how it was called before

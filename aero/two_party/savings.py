@@ -55,7 +55,8 @@ def chosen(program: str) -> tuple[Savings, tuple[int, ...]]:
     match = _PROGRAM.fullmatch(program)
     if match is None:
         raise ValueError(
-            f"unknown program {program[:100]!r}: as_published, tuned, either with +SAVING or -SAVING, or {AS_FITTED}"
+            f"unknown program {program[:100]!r}: as_published, tuned, as_published+SAVING, tuned+SAVING, tuned-SAVING "
+            f"or {AS_FITTED}"
         )
     savings = set() if match[1] == "as_published" else set(TUNED)
     for sign, name in re.findall(r"([+-])([a-z_]+)", match[2]):

@@ -1,0 +1,87 @@
+"""Figures of the documents on comparisons in a ring of 32 bits, held against the files they are of."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+
+from aero.two_party.cost import measured_operations
+
+ROOT = Path(__file__).resolve().parents[2]
+N = r"([\d.]*\d)"
+ROWS = ("SM+LN+G", "SM+LN+R", "SM+ScFuFFN")
+NARROW = "narrow_comparisons"
+
+
+def text(name: str) -> str:
+    return " ".join((ROOT / name).read_text(encoding="utf-8").split())
+
+
+def sent() -> dict[tuple[str, str], float]:
+    """GB of a pass at T = 128, by row and program."""
+    with (ROOT / "results/two_party/savings.csv").open(encoding="utf-8", newline="") as file:
+        return {(line["architecture"], line["program"]): float(line["bytes"]) / 1e9 for line in csv.DictReader(file)}
+
+
+def rounds() -> list[float]:
+    kept = measured_operations("cheetah-FM64-18-exact", ROOT).measured
+    found = []
+    for name, constants, shape in (
+        ("exponentials", ("blocks=16", "split=1"), "12x128x128"),
+        ("relu", (), "128x3072"),
+        ("gelu_segments", (), "128x3072"),
+    ):
+        for more in (("narrow=1",), ()):
+            inner = ",".join(sorted((*constants, *more)))
+            found.append(kept[f"{name}({inner})" if inner else name, shape].rounds)
+    return found
+
+
+def passes() -> list[float]:
+    found = sent()
+    return [found[row, program] for row in ROWS for program in (f"tuned+{NARROW}", "tuned")]
+
+
+def alone() -> list[float]:
+    found = sent()
+    return [found[row, "as_published"] - found[row, f"as_published+{NARROW}"] for row in ROWS]
+
+
+def fewer() -> list[float]:
+    """Per cent, of all rows of the ablation."""
+    found = sent()
+    rows = {row for row, program in found if program == f"tuned+{NARROW}"}
+    off = [100 * (1 - found[row, f"tuned+{NARROW}"] / found[row, "tuned"]) for row in rows]
+    return [min(off), max(off)]
+
+
+CASES = {
+    "rounds": (
+        "docs/decisions.md",
+        rf"rounds at T = 128 are {N} instead of {N} for exponentials, {N} instead of {N} for ReLU and {N} instead of "
+        rf"{N} for GELU",
+        rounds,
+    ),
+    "passes": (
+        "docs/decisions.md",
+        rf"sends {N} GB instead of {N} \(SM\+LN\+G\), {N} instead of {N} \(SM\+LN\+R\), {N} instead of {N} \(SM\+ScFu",
+        passes,
+    ),
+    "alone": ("docs/decisions.md", rf"alone it saves {N}, {N} and {N} of what", alone),
+    "documented": ("docs/two_party.md", rf"{N} to {N} % fewer bytes than `tuned` \(T=128\)", fewer),
+    "changelog": ("CHANGELOG.md", rf"sends {N} to {N} % less than `tuned` at T = 128", fewer),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_figure_of_the_text_is_that_of_the_files(case):
+    document, pattern, value = CASES[case]
+    found = re.findall(pattern, text(document))
+    assert len(found) == 1
+    texts = found[0] if isinstance(found[0], tuple) else (found[0],)
+    for said, measured in zip(texts, value(), strict=True):
+        digits = len(said.partition(".")[2])
+        assert said == f"{measured:.{digits}f}"

@@ -8,7 +8,7 @@ and end is in the file. The weights are drawn as the recipe draws them before tr
 wider, so that attention is not uniform and logits spread: bytes do not depend on weights, and errors of trained ones
 are measured at the scales that are trained (`stages.end_to_end`). Appends to results/two_party/full_passes.json after
 every pass; a row and program that is there already is passed over. The compositions of all entries are those of
-results/two_party/ops.csv as it is then.
+results/two_party/ops.csv as it is then, and of savings_ops.csv for what that lacks.
 """
 
 from __future__ import annotations
@@ -88,11 +88,14 @@ def full_pass(row: str, named: str, parameters: Parameters) -> dict[str, Any]:
 def composed(entry: dict[str, Any], parameters: Parameters) -> dict[str, Any]:
     """`entry` with the sum of its operations measured alone, and that over the pass; None where one was not measured.
 
-    Layers put back into their own basis add products that ops.csv may lack.
+    Layers put back into their own basis add products that neither file may have.
     """
     config, context = parameters.two_party_model()
     counts = operations(parse(entry["architecture"]), config, entry["computed_as"], context)
-    measured = ledger.by_operation(ledger.read(PATH.with_name("ops.csv"), ledger.Measurement))
+    files = [PATH.with_name(name) for name in ("savings_ops.csv", "ops.csv")]  # what a later one has counts
+    measured = ledger.by_operation(
+        row for path in files if path.is_file() for row in ledger.read(path, ledger.Measurement)
+    )
     missing = [f"{one.name} {one.shape}" for one in counts if (one.name, one.shape) not in measured]
     parts = [] if missing else [(count, ledger.find(measured, one)) for one, count in counts.items()]
     whole = entry | {"bytes": entry["bytes_client"] + entry["bytes_server"]}

@@ -262,7 +262,7 @@ def logit_errors(row: str) -> dict[str, float]:
         for line in two_party_file("savings_errors.csv")
         if (line["architecture"], line["tokens"], line["scale"]) == (row, "16", "laptop")
     ]
-    assert len(lines) == 26 and all(line["same_top_token"] == line["prompts"] == "2" for line in lines)
+    assert len(lines) == 28 and all(line["same_top_token"] == line["prompts"] == "2" for line in lines)
     return {line["program"]: float(line["max_logit_error"]) for line in lines}
 
 

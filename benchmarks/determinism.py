@@ -99,7 +99,7 @@ def trained(folder: Path, scale: str, run: str, name: str, way: Way) -> Found:
     out = folder / name
     commands = [["stages.train", run, "--out", str(out)], ["stages.entropy", run, "--folder", str(out)]]
     if not (folder / "runs/tokens").is_dir():
-        commands.insert(0, ["stages.tokenize"])
+        commands.insert(0, ["stages.tokenize_corpus"])
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(way.threads)} | dict(way.environment)
     if way.device == "cpu":
         env |= NO_GPU
@@ -162,7 +162,7 @@ def made_with(scale: str, run: str, device: str) -> str:
     there = load(ROOT / "params.yaml").at_scale(scale)
     settings = [there.run(run), there.model(run), there.train(run), there.run_regularizer(run), there.active]
     corpus = there.corpus_called(there.corpus_name(run))
-    code = set().union(*(import_closure(f"stages.{stage}") for stage in ("tokenize", "train", "entropy")))
+    code = set().union(*(import_closure(f"stages.{stage}") for stage in ("tokenize_corpus", "train", "entropy")))
     code -= {Path("aero/parameters.py")}  # what it reads is in the settings
     digest = hashlib.sha256()
     for path in sorted(code):

@@ -95,7 +95,7 @@ def stages(monkeypatch):
 
 def test_the_cpu_is_forced_where_there_is_a_gpu(tmp_path, stages):
     determinism.trained(tmp_path, "smoke", "sm-r", "one", Way())
-    assert [command[0] for command, _ in stages] == ["stages.tokenize", "stages.train", "stages.entropy"]
+    assert [command[0] for command, _ in stages] == ["stages.tokenize_corpus", "stages.train", "stages.entropy"]
     assert all(env["CUDA_VISIBLE_DEVICES"] == "" for _, env in stages)
     determinism.trained(tmp_path, "smoke", "sm-r", "other", Way("cuda", environment=determinism.TF32))
     assert "CUDA_VISIBLE_DEVICES" not in stages[-1][1] and stages[-1][1].items() >= determinism.TF32.items()

@@ -21,7 +21,7 @@ def project(tmp_path_factory):
     values["scale"] = "smoke"
     values["scales"]["smoke"]["tokens"] |= {"train_bytes": 200_000, "validation_bytes": 30_000}
     (folder / "params.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
-    finished = stage(folder, "tokenize")
+    finished = stage(folder, "tokenize_corpus")
     assert finished.returncode == 0, finished.stderr
     return folder
 

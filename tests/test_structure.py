@@ -74,6 +74,13 @@ def test_imports_point_one_way():
     assert not wrong, "\n" + "\n".join(sorted(set(wrong)))
 
 
+def test_no_stage_hides_a_module_of_python_when_it_is_run_as_a_file():
+    """`python stages/NAME.py` has the folder first in its path; `python -m stages.NAME` is what the documents say."""
+    assert not {path.stem for path in (ROOT / "stages").glob("*.py")} & sys.stdlib_module_names
+    command = [sys.executable, ROOT / "stages/tokenize_corpus.py", "--help"]
+    assert subprocess.run(command, capture_output=True, timeout=60, check=True).stderr == b""
+
+
 def test_stages_do_not_import_each_other():
     wrong = [
         f"{path.name} imports {name}"

@@ -20,7 +20,7 @@ import numpy as np
 FORMAT = "aero-tokens-1"
 SPLITS: tuple[Literal["train"], Literal["valid"]] = ("train", "valid")
 LARGEST_VOCABULARY = 65_536  # ids are of 16 bits
-REMEDY = "make the token files again: python -m stages.tokenize, or dvc repro -f tokenize"
+REMEDY = "make the token files again: python -m stages.tokenize_corpus, or dvc repro -f tokenize"
 
 _READ_TOKENS = 2**22
 

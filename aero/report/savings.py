@@ -102,7 +102,7 @@ def table_errors(root: Path, savings: dict[str, str]) -> Html:
         texts.append(f"{row_label(row)}, scale {escape(scale)}, T={tokens}: {same} of {asked}")
     caption = (
         "<b>Logit errors of the savings</b>: the largest difference of a logit from PyTorch's in complete private "
-        "passes of a model trained here, with this saving alone | as <code>tuned</code> without this one; "
+        "passes of a model trained here, with this saving alone | as <code>tuned</code> without this one. "
         f"{_added(savings)}In brackets the prompts that were asked. A saving that does nothing for a row leaves the "
         "program as it is: what differs there is how far the same program's error varies from pass to pass, by random "
         "truncations. "

@@ -25,18 +25,18 @@ def run_tokens(parameters: Parameters, run: str, root: Path, given: Path | None 
     if not (folder / "manifest.json").is_file() and root != Path("runs"):
         raise UserError(
             f"token files {folder} of scale {parameters.scale} are missing; make them:"
-            f" python -m stages.tokenize{option}"
+            f" python -m stages.tokenize_corpus{option}"
         )
     tokens = open_tokens(folder, verify=True)
     corpus, expected = tokens.manifest["corpus"]["name"], parameters.corpus_called(name).name
     if corpus != expected:
         raise UserError(
             f"{folder} is of corpus {corpus}, scale {parameters.scale} wants {expected} for {run};"
-            f" make it again: python -m stages.tokenize{option}"
+            f" make it again: python -m stages.tokenize_corpus{option}"
         )
     if tokens.vocabulary > parameters.vocabulary(run):
         raise UserError(
             f"{folder} has {tokens.vocabulary} entries, scale {parameters.scale} wants at most"
-            f" {parameters.vocabulary(run)} for {run}; make it again: python -m stages.tokenize{option}"
+            f" {parameters.vocabulary(run)} for {run}; make it again: python -m stages.tokenize_corpus{option}"
         )
     return tokens

@@ -14,7 +14,7 @@ from aero.data.corpora import open_corpus
 from aero.data.tokenizer import tokenizer_of, train_tokenizer
 from aero.data.tokens import open_tokens, tokens_folder
 from aero.parameters import load
-from stages import tokenize
+from stages import tokenize_corpus
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,7 +37,7 @@ def params(tmp_path, monkeypatch):
 
 def test_smoke_scale(params, capsys):
     values = params()
-    tokenize.main([])
+    tokenize_corpus.main([])
     tokens = open_tokens("runs/tokens", verify=True)
     limits = values["scales"]["smoke"]["tokens"]
     assert tokens.vocabulary == limits["vocabulary"]
@@ -53,11 +53,11 @@ def test_a_given_tokenizer_is_used_and_must_fit(params, tmp_path):
     train_tokenizer(["def f(x): return x\n" * 20], 260).save(tmp_path / "mine.json")
     values = params(tokenizer={"path": "mine.json"})
     with pytest.raises(ValueError, match="mine.json has 260 entries.*smoke.tokens.vocabulary is 512"):
-        tokenize.main([])
+        tokenize_corpus.main([])
     assert not Path("runs").exists()
     values["scales"]["smoke"]["tokens"]["vocabulary"] = 260
     params()
-    tokenize.main([])
+    tokenize_corpus.main([])
     assert tokenizer_of(open_tokens("runs/tokens")).encode("x") == [ord("x") - ord("!")]
 
 
@@ -65,7 +65,7 @@ def test_bad_input_is_one_line_and_nothing_written(params, tmp_path, monkeypatch
     (tmp_path / "empty").mkdir()
     params(corpus={"name": "local", "path": "empty"})
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    run = subprocess.run([sys.executable, "-m", "stages.tokenize"], capture_output=True, text=True, timeout=60)
+    run = subprocess.run([sys.executable, "-m", "stages.tokenize_corpus"], capture_output=True, text=True, timeout=60)
     assert run.returncode == 1 and run.stdout == ""
     assert run.stderr.startswith("error: corpus 'local' is empty") and run.stderr.count("\n") == 1
     assert not Path("runs").exists()
@@ -78,7 +78,7 @@ def run_offline(monkeypatch, *arguments):
     monkeypatch.setenv("HF_HOME", str(Path("no_cache").resolve()))
     monkeypatch.delenv("HF_DATASETS_CACHE", raising=False)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    command = [sys.executable, "-m", "stages.tokenize", *arguments]
+    command = [sys.executable, "-m", "stages.tokenize_corpus", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
@@ -110,31 +110,31 @@ def test_the_scale_paper_tells_what_is_not_the_papers(params, capsys):
     small = {"corpus": {"name": "codeparrot"}, "tokens": values["scales"]["smoke"]["tokens"]}
     values["scales"]["paper"] |= small
     params()
-    papers, theirs = load().at_scale("paper"), tokenize.PAPERS_TOKENIZERS["codeparrot"]
-    null, end = tokenize.unlike_the_papers(papers)
+    papers, theirs = load().at_scale("paper"), tokenize_corpus.PAPERS_TOKENIZERS["codeparrot"]
+    null, end = tokenize_corpus.unlike_the_papers(papers)
     assert (
         null == f"note: scale paper, but tokenizer.path is null: a tokenizer is trained here, the papers' is {theirs}"
     )
     assert end.startswith("note: perplexities of these tokens do not compare with the published ones")
     params(tokenizer={"path": theirs})
-    assert tokenize.unlike_the_papers(load().at_scale("paper")) == []
+    assert tokenize_corpus.unlike_the_papers(load().at_scale("paper")) == []
     params(tokenizer={"path": "hub:another/tokenizer"})
     assert (
         "tokenizer.path is hub:another/tokenizer, the papers' is hub:"
-        in tokenize.unlike_the_papers(load().at_scale("paper"))[0]
+        in tokenize_corpus.unlike_the_papers(load().at_scale("paper"))[0]
     )
     # The Languini rows as they come; and the stage itself, which prints it at this scale alone.
     values["scales"]["paper"]["corpus"]["name"] = "python_stdlib"
     params(tokenizer={"path": None})
-    tokenize.main(["--scale", "paper", "--corpus", "stdlib_docstrings"])
+    tokenize_corpus.main(["--scale", "paper", "--corpus", "stdlib_docstrings"])
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == (
         "note: scale paper, but corpora.stdlib_docstrings.name is stdlib_docstrings, not the papers' languini"
     )
     assert printed[1].endswith("corpora.stdlib_docstrings.tokenizer_path is null: a tokenizer is trained here")
-    tokenize.main(["--scale", "paper"])
+    tokenize_corpus.main(["--scale", "paper"])
     assert "scales.paper.corpus.name is python_stdlib, not the papers' codeparrot" in capsys.readouterr().out
-    tokenize.main([])
+    tokenize_corpus.main([])
     assert "note: " not in capsys.readouterr().out
 
 
@@ -143,7 +143,7 @@ def test_a_further_corpus_has_a_folder_and_a_tokenizer_of_its_own(params, tmp_pa
     values = params(tokenizer={"path": "mine.json"})  # of the default corpus alone
     values["corpora"]["stdlib_docstrings"]["vocabulary"] = 280
     params()
-    tokenize.main(["--corpus", "stdlib_docstrings"])
+    tokenize_corpus.main(["--corpus", "stdlib_docstrings"])
     assert [path.name for path in Path("runs").iterdir()] == ["tokens_stdlib_docstrings"]
     tokens = open_tokens(tokens_folder("stdlib_docstrings"), verify=True)
     assert tokens.vocabulary == 280
@@ -161,7 +161,7 @@ def test_the_vocabulary_of_a_further_corpus_is_an_upper_limit(params, limit, sca
     values["corpora"]["languini"]["vocabulary"] = limit
     values["scales"]["smoke"]["tokens"]["vocabulary"] = scale
     params()
-    assert tokenize.chosen_tokenizer(load(), Words(), "languini").vocabulary == expected
+    assert tokenize_corpus.chosen_tokenizer(load(), Words(), "languini").vocabulary == expected
 
 
 def test_languini_with_its_own_vocabulary(params, tmp_path):
@@ -173,10 +173,10 @@ def test_languini_with_its_own_vocabulary(params, tmp_path):
     values["corpora"]["languini"] |= {"path": str(tmp_path), "tokenizer_path": str(vocab)}
     params()
     with pytest.raises(ValueError, match="languini.tokenizer_path=.* has 420 entries, scales.smoke.tokens.vocab.* 512"):
-        tokenize.main(["--corpus", "languini"])
+        tokenize_corpus.main(["--corpus", "languini"])
     values["corpora"]["languini"]["vocabulary"] = 420
     params()
-    tokenize.main(["--corpus", "languini"])
+    tokenize_corpus.main(["--corpus", "languini"])
     tokens = open_tokens("runs/tokens_languini", verify=True)
     assert tokenizer_of(tokens).decode(tokens.train.tokens) == "The value of é.\n<D>"
 
@@ -192,7 +192,7 @@ def test_languini_with_its_own_vocabulary(params, tmp_path):
 def test_corpora_that_cannot_be_had_are_one_line(params, monkeypatch, arguments, told):
     params()
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    run = subprocess.run([sys.executable, "-m", "stages.tokenize", *arguments], capture_output=True, text=True)
+    run = subprocess.run([sys.executable, "-m", "stages.tokenize_corpus", *arguments], capture_output=True, text=True)
     assert run.returncode == 1 and run.stdout == ""
     assert run.stderr.startswith("error: ") and told in run.stderr and run.stderr.count("\n") == 1
     assert not Path("runs").exists()
@@ -200,5 +200,5 @@ def test_corpora_that_cannot_be_had_are_one_line(params, monkeypatch, arguments,
 
 def test_arguments_are_refused(capsys):
     with pytest.raises(SystemExit, match="2"):
-        tokenize.main(["laptop"])
+        tokenize_corpus.main(["laptop"])
     assert "unrecognized arguments: laptop" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from tiny_models import hugging_face
 
-from stages import keep, parallel_context, parallel_context_cost, parallel_context_train, tokenize
+from stages import keep, parallel_context, parallel_context_cost, parallel_context_train, tokenize_corpus
 
 ROOT = Path(__file__).resolve().parents[2]
 METHODS = [(None, None), (None, 2), ("sink", None), ("sink", 2)]
@@ -52,7 +52,7 @@ def project(folder, monkeypatch):
     """The working directory, with token files."""
     monkeypatch.chdir(folder)
     if not (folder / "runs/tokens").exists():
-        tokenize.main([])
+        tokenize_corpus.main([])
     return folder
 
 

@@ -105,7 +105,7 @@ def test_the_pipeline_is_read_from_dvc_yaml(tmp_path: Path) -> None:
 
 
 def test_stages_of_one_module_are_one_box(tmp_path: Path) -> None:
-    made = "cmd: python -m stages.tokenize"
+    made = "cmd: python -m stages.tokenize_corpus"
     text = f"stages:\n  first: {{{made}, outs: [a]}}\n  second: {{{made} --corpus x, outs: [b]}}\n"
     text += "  reader: {cmd: python -m stages.report, deps: [b]}\n"
     (tmp_path / "dvc.yaml").write_text(text, encoding="utf-8")

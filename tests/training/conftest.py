@@ -8,7 +8,7 @@ from small_project import make, stage
 def tokens(tmp_path_factory):
     """Token files of a part of the standard library."""
     folder = make(tmp_path_factory.mktemp("tokens"))
-    finished = stage(folder, "tokenize")
+    finished = stage(folder, "tokenize_corpus")
     assert finished.returncode == 0, finished.stderr
     return folder / "runs/tokens"
 

@@ -74,7 +74,7 @@ def test_tokens_training_and_entropy_without_the_other_packages(tmp_path):
     gpu["train"] |= {name: smoke["train"][name] for name in sizes}
     (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
     run = "ereg-smt-scfuffni-6"
-    for name, *arguments in (("tokenize",), ("train", run, "--scale", "gpu", "--out", "bare")):
+    for name, *arguments in (("tokenize_corpus",), ("train", run, "--scale", "gpu", "--out", "bare")):
         finished = bare_stage(folder, name, *arguments)
         assert finished.returncode == 0, finished.stderr
         assert "pydantic is not installed" in finished.stderr
@@ -100,7 +100,7 @@ def test_a_visit_without_the_other_packages(tmp_path):
         gpu[name] = smoke[name]
     gpu["train"] |= smoke["train"] | {name: gpu["train"][name] for name in ("precision", "compile")}
     (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-    finished = bare_stage(folder, "tokenize", "--scale", "gpu")
+    finished = bare_stage(folder, "tokenize_corpus", "--scale", "gpu")
     assert finished.returncode == 0, finished.stderr
     manifest = json.loads((folder / "runs/scales/gpu/tokens/manifest.json").read_text())
     assert manifest["corpus"]["name"] == "installed_python" and "site-packages/torch" in manifest["corpus"]["packages"]

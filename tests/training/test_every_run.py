@@ -21,7 +21,7 @@ def corpora(tmp_path_factory):
     folder = make(tmp_path_factory.mktemp("corpora"))
     opened = {}
     for name in {PARAMETERS.corpus_name(run) for run in PARAMETERS.runs}:
-        finished = stage(folder, "tokenize", *(() if name is None else ("--corpus", name)))
+        finished = stage(folder, "tokenize_corpus", *(() if name is None else ("--corpus", name)))
         assert finished.returncode == 0, finished.stderr
         opened[name] = open_tokens(tokens_folder(name, folder / "runs"))
     return opened

@@ -25,7 +25,7 @@ def trained(project):
     values = yaml.safe_load((folder / "params.yaml").read_text())
     values["tokenizer"]["training_bytes"] = 50_000
     (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-    assert stage(folder, "tokenize").returncode == 0
+    assert stage(folder, "tokenize_corpus").returncode == 0
     return folder
 
 

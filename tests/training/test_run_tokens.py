@@ -19,7 +19,7 @@ from aero.training.run_tokens import run_tokens
 def project(tmp_path_factory):
     """The token files of the active scale, `smoke`, in runs/tokens."""
     folder = make(tmp_path_factory.mktemp("scales") / "project")
-    assert stage(folder, "tokenize").returncode == 0
+    assert stage(folder, "tokenize_corpus").returncode == 0
     return folder
 
 
@@ -35,7 +35,7 @@ def test_another_scale_does_not_take_the_active_ones_tokens(project):
         assert finished.returncode == 1
         if name == "train":
             assert "runs/scales/laptop/tokens of scale laptop are missing" in finished.stderr
-            assert "python -m stages.tokenize --scale laptop" in finished.stderr
+            assert "python -m stages.tokenize_corpus --scale laptop" in finished.stderr
     assert not (project / "runs/scales/laptop/sm").exists()
 
 
@@ -68,7 +68,7 @@ def test_tokenize_train_and_entropy_of_another_scale(project):
     laptop["tokens"] = small["tokens"] | {"vocabulary": 300}
     laptop["train"] |= small["train"]
     (project / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-    for name, *arguments in (("tokenize",), ("train", "sm"), ("entropy", "sm")):
+    for name, *arguments in (("tokenize_corpus",), ("train", "sm"), ("entropy", "sm")):
         finished = stage(project, name, *arguments, "--scale", "laptop")
         assert finished.returncode == 0, finished.stderr
     metrics = json.loads((project / "runs/scales/laptop/sm/seed_1337/metrics.json").read_text())

@@ -1,4 +1,4 @@
-"""Read a corpus, learn or load its tokenizer, write the token files. `python -m stages.tokenize [--corpus NAME]`
+"""Read a corpus, learn or load its tokenizer, write the token files. `python -m stages.tokenize_corpus [--corpus NAME]`
 
 Without NAME the corpus is `corpus` of params.yaml and the output runs/tokens; with it, `corpora.NAME` and
 runs/tokens_NAME. With --scale SCALE, another than params.yaml names, they go to runs/scales/SCALE/ instead.
@@ -91,7 +91,7 @@ def unlike_the_papers(chosen: Parameters, name: str | None = None) -> list[str]:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m stages.tokenize", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m stages.tokenize_corpus", description=__doc__.splitlines()[0])
     parser.add_argument("--corpus", help="a name under `corpora` in params.yaml; default: `corpus`")
     parser.add_argument("--scale", help="another scale than params.yaml names")
     asked = parser.parse_args(arguments)

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from aero.errors import UserError, check_minutes, run_main
 from aero.parameters import Parameters, load
-from aero.report.best_fit import PATH, PROGRAMS
+from aero.report.best_fit import PROGRAMS
+from aero.report.costs import FITTED
 from aero.two_party.program import operations
 from aero.two_party.savings import AS_FITTED
 from stages.two_party_all import PrintedRow, measure_rows, printed_rows
@@ -43,7 +44,7 @@ def fitted_rows(parameters: Parameters) -> list[PrintedRow]:
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.as_fitted", description=__doc__)
     parser.add_argument("--minutes", type=float, help="stop after about so long, between two sessions")
-    parser.add_argument("--folder", type=Path, default=PATH.parent)
+    parser.add_argument("--folder", type=Path, default=FITTED.parent)
     chosen = parser.parse_args(arguments)
     check_minutes(chosen.minutes or None)
     parameters = load()

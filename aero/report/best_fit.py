@@ -7,17 +7,14 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from aero.published import load
 from aero.report.cost_tables import BASELINE_TARGETS, NUMBERS, OWN_TARGET
-from aero.report.costs import GB, lines_by_row, row_family
+from aero.report.costs import FITTED, GB, lines_by_row, row_family
 from aero.report.marks import Html, gap, grid, number, row_label
 from aero.report.results import Results
 from aero.two_party.packing import EMBEDDINGS
 
-PATH = Path("results/two_party/fitted_rows.csv")
-"""As `python -m benchmarks.as_fitted` keeps it."""
 PLAIN, NO_TILES = "tuned-lattice_products", "tuned-lattice_products-row_tiles"
 """Tuned with SPU's own products, as the fit has them."""
 PROGRAMS = ("as_fitted", "as_published", PLAIN, NO_TILES)
@@ -72,7 +69,7 @@ def fitted_rows(results: Results) -> list[FittedRow]:
                 **{quantity: float(line[quantity]) for quantity in QUANTITIES},
                 EMBEDDING: sum(json.loads(line["seconds_by_kind"]).get(kind, 0.0) for kind in EMBEDDINGS),
             }
-            for key, line in lines_by_row(results.root / PATH).items()
+            for key, line in lines_by_row(results.root / FITTED).items()
         }
     except (OSError, ValueError, KeyError, TypeError, csv.Error):
         return []
@@ -130,7 +127,7 @@ def best_fit(results: Results) -> Html:
         return Html(f"<p>The best fit as a program: {gap()} (<code>python -m benchmarks.as_fitted</code>).</p>")
 
     def shown(text: str) -> str:
-        return number(text, "paper_dimensions", PATH.as_posix())
+        return number(text, "paper_dimensions", FITTED.as_posix())
 
     lines = []
     for row in rows:

@@ -116,6 +116,24 @@ def lines_by_row(path: Path) -> LinesByRow:
     return {tuple(line[key] for key in keys): line for line in lines}
 
 
+FITTED = Path("results/two_party/fitted_rows.csv")
+"""As `python -m benchmarks.as_fitted` keeps it."""
+
+
+def fitted_saving(results: Results, table: Table, row: str) -> float | None:
+    """How many times the bytes of `row` the table's first row takes, both "as_fitted"; None if either was not measured
+    so, as no He & Hofmann row was."""
+    try:
+        lines = lines_by_row(results.root / FITTED)
+        amounts = [
+            float(lines[name, row_family(results, table, name), str(table.dimensions["context"]), "as_fitted"]["bytes"])
+            for name in (table.rows[0].name, row)
+        ]
+    except (OSError, ValueError, KeyError, csv.Error):
+        return None
+    return amounts[0] / amounts[1] if all(0 < amount < math.inf for amount in amounts) else None
+
+
 def costs_by_kind(results: Results) -> tuple[str, LinesByRow]:
     """The file of every row's cost, fresh or kept, and its lines."""
     for folder in ("runs", "results"):

@@ -11,8 +11,9 @@ import pytest
 
 from aero.pipeline import ROOT
 from aero.published import load as load_paper
-from aero.report import best_fit
+from aero.report import best_fit, cost_tables
 from aero.report.best_fit import NO_TILES, PLAIN
+from aero.report.costs import fitted_saving
 from aero.report.results import load
 
 AMOUNTS = {
@@ -23,14 +24,19 @@ AMOUNTS = {
 }
 
 
-def write(folder: Path, amounts: dict[str, dict[str, float]]) -> None:
-    path = folder / best_fit.PATH
+def write(folder: Path, amounts: dict[str, dict[str, float]], baseline: float | None = None) -> None:
+    """baseline: bytes of SM+LN+G as fitted, which has no other line."""
+    path = folder / best_fit.FITTED
     path.parent.mkdir(parents=True, exist_ok=True)
     frame = pd.DataFrame([{"program": program, **found} for program, found in amounts.items()])
     kinds = {"as_fitted": '{"id_lookup": 300.0, "linear_shared": 600.0}', "as_published": '{"embedding_slice": 100.0}'}
     frame["seconds_by_kind"] = [kinds.get(program, "{}") for program in frame["program"]]
     frame["bytes_by_kind"] = "{}"
-    frame.assign(architecture="SM+ScFuFFN", model="gpt2", context=128).to_csv(path, index=False)
+    frame = frame.assign(architecture="SM+ScFuFFN", model="gpt2", context=128)
+    if baseline is not None:
+        first = frame[frame["program"] == "as_fitted"].assign(architecture="SM+LN+G", bytes=baseline)
+        frame = pd.concat([frame, first])
+    frame.to_csv(path, index=False)
 
 
 def test_ratios_and_targets_by_hand(tmp_path: Path) -> None:
@@ -49,6 +55,18 @@ def test_ratios_and_targets_by_hand(tmp_path: Path) -> None:
     assert f"<code>{NO_TILES}</code> over <code>as_published</code> by s 1 of 1. " in text
     assert ">40 to 40 %<" in text
     assert text.count(">met<") == 5 and text.count(">missed<") == 2
+
+
+@pytest.mark.parametrize(("baseline", "times"), [(23e9, 4.6), (None, None), (float("nan"), None), (0.0, None)])
+def test_the_audit_has_the_saving_between_rows_as_fitted(tmp_path: Path, baseline, times) -> None:
+    made_results.project(tmp_path, runs=())
+    table = load_paper("aero").tables["4"]
+    assert fitted_saving(load(tmp_path), table, "SM+ScFuFFN") is None
+    write(tmp_path, AMOUNTS, baseline)
+    results = load(tmp_path)
+    assert fitted_saving(results, table, "SM+ScFuFFN") == times
+    assert fitted_saving(results, table, "SOTA(SM+ScFuFFN)") is None
+    assert ("4.60×" in cost_tables.savings(results).text) is (times is not None)
 
 
 def test_what_is_just_missed_does_not_look_met(tmp_path: Path) -> None:

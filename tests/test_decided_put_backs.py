@@ -117,6 +117,8 @@ def test_by_how_much_messages_of_rows_are_too_few_is_that_of_the_passes():
     tuned = [percent for (program, _), percent in few.items() if program == "tuned"]
     said = f"by {min(tuned):.0f} to {max(tuned):.0f} % in the complete passes of `tuned` at GPT-2's size"
     assert f"`messages` are too few, {said}" in page
+    narrow = sorted(percent for (program, _), percent in few.items() if program == "tuned+narrow_comparisons")
+    assert "(`full_passes.json`), by {:.0f} and {:.0f} % with `narrow_comparisons`".format(*narrow) in page
     less, more = few["as_published", "SM+LN+R"], -few["as_published", "SM+ScFuFFN"]
     assert f"As published they are {less:.0f} % too few (SM+LN+R) and {more:.0f} % too many (SM+ScFuFFN)" in page
     bytes_ = max(100 * abs(1 - entry["composed_over_measured_bytes"]) for entry in passes)

@@ -92,8 +92,8 @@ def held_out() -> list[float]:
     with (ROOT / "results/two_party/savings_errors.csv").open(encoding="utf-8", newline="") as file:
         lines = [one for one in csv.DictReader(file) if one["tokens"] == "24"]
     found = {one["architecture"]: one for one in lines if one["program"] == OUTSIDE}
-    rows, names = ("SM+ScFuFFN", "SM+LN+R", "SM+LN+G"), ("prompts", "same_top_token", "max_logit_error")
-    assert found.keys() == set(rows)
+    rows, names = tuple(found), ("prompts", "same_top_token", "max_logit_error")
+    assert rows == ("SM+ScFuFFN", "SM+LN+R", "SM+LN+G", "EReg(SM(t)+ScFuFFN)")
     plain = {one["architecture"]: one["max_logit_error"] for one in lines if one["program"] == "as_published"}
     return [float(found[row][name]) for row in rows for name in names] + [float(plain[row]) for row in rows]
 
@@ -127,8 +127,8 @@ CASES = {
     ),
     "held out": (
         rf"SM\+ScFuFFN tuned was asked {N} and has PyTorch's top token {N} times, with an error of {N} at most, "
-        rf"SM\+LN\+R {N}, {N} times, {N}, and SM\+LN\+G {N}, {N} times, {N} .*? on another processor "
-        rf"\({N}, {N}, {N}\)\. EReg",
+        rf"SM\+LN\+R {N}, {N} times, {N}, SM\+LN\+G {N}, {N} times, {N}, and EReg\(SM\(t\)\+ScFuFFN\) {N}, {N} "
+        rf"times, {N} .*? on another processor \({N}, {N}, {N}, {N}\)\.",
         held_out,
     ),
     "passes": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 from pathlib import Path
 
@@ -58,7 +59,31 @@ def fewer() -> list[float]:
     return [min(off), max(off)]
 
 
+def complete() -> list[float]:
+    """Seconds and GB of the complete passes of two rows, each beside tuned's; their errors; the compositions' range."""
+    entries = json.loads((ROOT / "results/two_party/full_passes.json").read_text(encoding="utf-8"))
+    found = {(entry["architecture"], entry["program"]): entry for entry in entries}
+    narrow = [entry for (_, program), entry in found.items() if program == f"tuned+{NARROW}"]
+    assert [entry["architecture"] for entry in narrow] == ["SM+ScFuFFN", "SM+LN+R"]
+    assert all(entry["same_top_token"] == 1 and entry["load_before"] < 2.5 for entry in narrow)
+    figures: list[float] = []
+    for entry in narrow:
+        for one in (entry, found[entry["architecture"], "tuned"]):
+            figures += [one["seconds"], (one["bytes_client"] + one["bytes_server"]) / 1e9]
+    figures += [entry["max_logit_error"] for entry in narrow]
+    for what in ("bytes", "seconds"):
+        figures += sorted(entry[f"composed_over_measured_{what}"] for entry in narrow)
+    return figures
+
+
 CASES = {
+    "complete passes": (
+        "docs/decisions.md",
+        rf"SM\+ScFuFFN {N} s and {N} GB where `tuned` took {N} and {N}, SM\+LN\+R {N} s and {N} GB where it took {N} "
+        rf"and {N}; errors of the last logits {N} and {N}, PyTorch's top token both times\. Sums of operations are {N} "
+        rf"to {N} of the bytes and {N} to {N} of the seconds",
+        complete,
+    ),
     "rounds": (
         "docs/decisions.md",
         rf"rounds at T = 128 are {N} instead of {N} for exponentials, {N} instead of {N} for ReLU and {N} instead of "

@@ -229,14 +229,8 @@ def _savings_of(results: Results, which: str) -> str:
         f"{cost_caption(results, table)} {note(results, table)}"
     )
     identifier = "savings-audit" if which == "4" else f"savings-audit-{which}"
-    return grid(
-        heads,
-        rows,
-        caption,
-        identifier,
-        (0.18, 0.07, 0.075, 0.07, 0.09, 0.065, 0.065, 0.075, 0.08, 0.095, 0.065, 0.07),
-        "dense",
-    )
+    widths = (0.16, *(0.08, 0.085, 0.07, 0.085, 0.065, 0.065), *(0.075, 0.085, 0.09, 0.065, 0.075))
+    return grid(heads, rows, caption, identifier, widths, "dense")
 
 
 def _saving_cells(results: Results, table: Table, row: str, key: str, quantity: str) -> list[str]:

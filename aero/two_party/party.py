@@ -25,7 +25,16 @@ import numpy as np
 from aero.errors import UserError
 from aero.two_party.profile import Profile, parse, together
 from aero.two_party.ring import bits_of, content_of, ring_elements, share_of
-from aero.two_party.settings import CLIENT, FIELD_BITS, NAMES, SERVER, Settings, TwoPartyError, split_address
+from aero.two_party.settings import (
+    CLIENT,
+    FIELD_BITS,
+    NAMES,
+    NARROW_FIELD,
+    SERVER,
+    Settings,
+    TwoPartyError,
+    split_address,
+)
 
 if TYPE_CHECKING:
     from aero.two_party.shares import Plan, ShareStep
@@ -243,7 +252,7 @@ class Party:
         """
         import spu
 
-        field, held = "FM32", (share.shape, np.dtype(np.int32))
+        field, held = NARROW_FIELD, (share.shape, np.dtype(np.int32))
         if self._narrow is None:
             with self._step("setting up the protocol of narrow comparisons"):
                 self._narrow = spu.Runtime(self._link.spawn(), _configuration(self.settings, field, 0))

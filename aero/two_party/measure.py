@@ -218,6 +218,7 @@ def measure(
 
     def take(message: tuple[Any, ...]) -> None:
         _, operation, warm, profiles = message
+        pairs = zip(warm[0::2], warm[1::2], strict=True)
         best = min(profiles, key=lambda profile: profile.bytes)
         measured.append(
             Measurement(
@@ -230,7 +231,7 @@ def measure(
                 bytes_sent_server=best.bytes_received,
                 messages=best.messages_sent + best.messages_received,
                 rounds=round(rounds[operation], 1),
-                setup_bytes=_setup_bytes(warm if operation.kind == LATTICE_WARM_UP.kind else warm[: 2 * len(WARM_UP)]),
+                setup_bytes=_setup_bytes(warm_up([operation]), dict(zip(warm_up(wanted), pairs, strict=True))),
                 seconds=round(median(profile.seconds for profile in profiles), 4),
                 runs=len(profiles),
                 provenance=source,
@@ -249,9 +250,9 @@ def measure(
     return measured
 
 
-def _setup_bytes(warm: Sequence[Profile]) -> int:
-    """What the first runs of each kind paid beyond the second ones: keys and first oblivious transfers."""
-    return sum(first.bytes - second.bytes for first, second in zip(warm[0::2], warm[1::2], strict=True))
+def _setup_bytes(needed: Iterable[Operation], warm: Mapping[Operation, tuple[Profile, Profile]]) -> int:
+    """What the first runs of each of `needed` paid beyond the second ones: keys and first oblivious transfers."""
+    return sum(first.bytes - second.bytes for first, second in (warm[one] for one in needed))
 
 
 def measure_rounds(operations: Sequence[Operation], settings: Settings, runs: int = 3) -> dict[Operation, float]:

@@ -94,7 +94,11 @@ def check_put_back(architecture: Architecture, layers: int, program: str) -> Non
 
 def changed(name: str) -> str:
     """ "tuned" without the saving, or with it where "tuned" lacks it."""
-    return f"tuned{'-' if name in TUNED else '+'}{name}"
+    return f"tuned{_change(name)}"
+
+
+def _change(name: str) -> str:
+    return f"{'-' if name in TUNED else '+'}{name}"
 
 
 def named(savings: Iterable[str], rebased: tuple[int, ...] = ()) -> str:
@@ -103,8 +107,8 @@ def named(savings: Iterable[str], rebased: tuple[int, ...] = ()) -> str:
     if AS_FITTED in savings:
         return AS_FITTED
     added = [name for name in SAVINGS if name in savings]
-    differing = [changed(name) for name in SAVINGS if (name in savings) != (name in TUNED)]
+    changes = [_change(name) for name in SAVINGS if (name in savings) != (name in TUNED)]
     text = "as_published" + "".join(f"+{n}" for n in added)
-    if len(differing) <= len(added):
-        text = "tuned" + "".join(one.removeprefix("tuned") for one in differing)
+    if len(changes) <= len(added):
+        text = "tuned" + "".join(changes)
     return text + ("@" + ",".join(map(str, rebased)) if rebased else "")

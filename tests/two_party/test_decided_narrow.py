@@ -95,7 +95,7 @@ CASES = {
         rf"sends {N} GB instead of {N} \(SM\+LN\+G\), {N} instead of {N} \(SM\+LN\+R\), {N} instead of {N} \(SM\+ScFu",
         passes,
     ),
-    "alone": ("docs/decisions.md", rf"alone it saves {N}, {N} and {N} of what", alone),
+    "alone": ("docs/decisions.md", rf"alone it saves {N}, {N} and {N} GB of what", alone),
     "documented": ("docs/two_party.md", rf"{N} to {N} % fewer bytes than `tuned` \(T=128\)", fewer),
     "changelog": ("CHANGELOG.md", rf"sends {N} to {N} % less than `tuned` at T = 128", fewer),
 }

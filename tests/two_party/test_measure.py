@@ -36,6 +36,16 @@ def test_bytes_repeat_and_scale_with_the_elements():
     assert np.isnan(relu.rounds)
 
 
+def test_the_set_up_of_an_operation_is_that_of_the_protocols_it_uses():
+    narrow = Operation("relu", ((16, 64),), (("narrow", 1),))
+    outside = Operation("lattice_linear", ((16, 32), (32, 8)))
+    rows = measure([LINEAR, RELU, narrow, outside], "made", 16, "fm64", Settings(), rounds_runs=0)
+    linear, relu, compared, product = (row.setup_bytes for row in rows)
+    assert linear == relu
+    # Oblivious transfers of a second runtime; keys of products outside SPU. Neither pays for the other's.
+    assert compared - relu == pytest.approx(1.2e6, rel=0.05) and product - relu == pytest.approx(0.43e6, rel=0.05)
+
+
 def test_rounds_are_those_of_the_protocol():
     """A comparison of 64-bit shares takes several round trips, a truncation one or two."""
     small, truncation = Operation("relu", ((8, 64),)), Operation("scale_public", ((8, 64),), (("factor", 0.5),))

@@ -46,7 +46,8 @@ BATCH, BATCH_ELEMENTS = 24, 4_000_000
 class PrintedRow:
     """A row to be costed: its architecture, its model family and context in the paper, and where it is printed.
 
-    family: "own gpt2" and so on where it is measured at a scale's own sizes.
+    family: "own gpt2" and so on where it is measured at a scale's own sizes. programs: those it is wanted in, of all
+    that are measured; None for all.
     """
 
     architecture: Architecture
@@ -54,6 +55,10 @@ class PrintedRow:
     config: ModelConfig
     context: int
     places: tuple[str, ...]
+    programs: tuple[str, ...] | None = None
+
+    def wanted_in(self, programs: Sequence[str]) -> Sequence[str]:
+        return [program for program in programs if self.programs is None or program in self.programs]
 
 
 def printed_rows(parameters: Parameters) -> list[PrintedRow]:
@@ -89,7 +94,7 @@ def wanted(rows: Sequence[PrintedRow], programs: Sequence[str]) -> tuple[list[Wa
     found: dict[Operation, Wanted] = {}
     refused: dict[str, str] = {}
     for row in rows:
-        for program in programs:
+        for program in row.wanted_in(programs):
             try:
                 counts = operations(row.architecture, row.config, program, row.context)
             except ValueError as error:
@@ -279,9 +284,9 @@ def measure_rows(
             if len(failed) > 2 and not done:
                 raise TwoPartyError(f"no operation could be measured: {failed[0]}")
     write()
-    complete = composed(parameters, rows, programs, done)
+    complete, every = composed(parameters, rows, programs, done), sum(len(row.wanted_in(programs)) for row in rows)
     print(
-        f"{len(done)} of {len(todo)} operations, {len(complete)} of {len(rows) * len(programs)} rows: "
+        f"{len(done)} of {len(todo)} operations, {len(complete)} of {every} rows: "
         f"{', '.join(str(path) for path in (ops_file, rows_file) if path)}"
     )
     if failed:
@@ -302,7 +307,7 @@ def composed(
     }
     found = []
     for row in rows:
-        for program in programs:
+        for program in row.wanted_in(programs):
             try:
                 found.append(
                     compose_detailed(

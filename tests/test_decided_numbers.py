@@ -401,7 +401,7 @@ CASES = {
         lambda: list(afterwards()),
     ),
     "two parties, best fit": (
-        rf"over {N} rows of Tables 4 to 7: {N} to {N} of the printed bytes .*? Of AERO's {N} rows "
+        rf"over all {N} rows of Tables 4 to 7: {N} to {N} of the printed bytes .*? Of AERO's {N} rows "
         rf"`tuned-lattice_products` takes {N} to {N} of its bytes and {N} to {N} of its seconds, .*? it takes {N} to "
         rf"{N}: {N} of the {N} s of SM\+ScFuFFN at T = 128 are lookups of token ids and {N} logits .*? with it, {N} "
         rf"of them take half the seconds at most, and {N} without tiles\.",

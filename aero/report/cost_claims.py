@@ -8,7 +8,7 @@ from aero.entropy import causal_bound, max_entropy
 from aero.flops import Count
 from aero.published import Cell, Paper, load
 from aero.report import forensics
-from aero.report.costs import GB, LatencyBound, audit, counted, row_costs, saving
+from aero.report.costs import FITTED, GB, LatencyBound, audit, counted, fitted_bytes, row_costs, saving
 from aero.report.decisions import PUBLISHED_ONLY, Decision, Verdict, claim_test
 from aero.report.results import Results
 from aero.report.statistics import share
@@ -64,6 +64,7 @@ def absolute_bytes(results: Results, paper: Paper, *, row: str, tolerance: float
     if cost is None or published is None:
         return _unmeasured(rule, row)
     ratio = cost.bytes / GB / published
+    program = fitted_bytes(results, printed, row)
     fitted = forensics.best_fit(results, table, row)
     found = fitted is not None and abs(fitted[0] / published - 1) <= tolerance
     verdict: Verdict = (
@@ -71,8 +72,11 @@ def absolute_bytes(results: Results, paper: Paper, *, row: str, tolerance: float
     )
     measured = f"{cost.bytes / GB:.2f} GB, {ratio:.2f} of the published"
     evidence = f"{cost.path}, as_published, {cost.method}"
+    if program is not None:
+        measured += f"; {program / GB:.2f} GB as fitted, {program / GB / published:.2f}"
+        evidence += f"; {FITTED.as_posix()}, as_fitted, composed"
     if fitted is not None:
-        measured += f"; {fitted[0]:.2f} GB in the fitted configuration"
+        measured += f"; {fitted[0]:.2f} GB by SPU's version of then"
         evidence += f"; {forensics.FILE}: {fitted[1]}"
     return Decision(rule, measured, PAPER_DIMENSIONS, verdict, evidence)
 

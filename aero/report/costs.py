@@ -120,18 +120,23 @@ FITTED = Path("results/two_party/fitted_rows.csv")
 """As `python -m benchmarks.as_fitted` keeps it."""
 
 
-def fitted_saving(results: Results, table: Table, row: str) -> float | None:
-    """How many times the bytes of `row` the table's first row takes, both "as_fitted"; None if either was not measured
-    so, as no He & Hofmann row was."""
+def fitted_bytes(results: Results, table: Table, row: str) -> float | None:
+    """Bytes of `row` in "as_fitted", the best fit of the printed bytes as a program; None if it was not measured so."""
     try:
-        lines = lines_by_row(results.root / FITTED)
-        amounts = [
-            float(lines[name, row_family(results, table, name), str(table.dimensions["context"]), "as_fitted"]["bytes"])
-            for name in (table.rows[0].name, row)
+        line = lines_by_row(results.root / FITTED)[
+            row, row_family(results, table, row), str(table.dimensions["context"]), "as_fitted"
         ]
+        amount = float(line["bytes"])
     except (OSError, ValueError, KeyError, csv.Error):
         return None
-    return amounts[0] / amounts[1] if all(0 < amount < math.inf for amount in amounts) else None
+    return amount if 0 < amount < math.inf else None
+
+
+def fitted_saving(results: Results, table: Table, row: str) -> float | None:
+    """How many times the bytes of `row` the table's first row takes, both "as_fitted"; None if either was not measured
+    so."""
+    base, own = (fitted_bytes(results, table, name) for name in (table.rows[0].name, row))
+    return base / own if base and own else None
 
 
 def costs_by_kind(results: Results) -> tuple[str, LinesByRow]:

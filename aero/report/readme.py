@@ -12,7 +12,7 @@ from aero.published import load as load_paper
 from aero.report.claims import group_counts, judge
 from aero.report.lattice_rows import sentence
 from aero.report.marks import MARKS, WORDS, reported_runs, scale_text, training_caption
-from aero.report.page import MODELLED, headline_rows
+from aero.report.page import FIT, MODELLED, headline_rows
 from aero.report.put_backs import note
 from aero.report.render import write
 from aero.report.results import Results, find_root, load
@@ -23,15 +23,17 @@ _BLOCK = re.compile(r"(<!-- headline -->\n).*?(<!-- /headline -->)", re.DOTALL)
 def headline_markdown(results: Results) -> str:
     """The table, its legend, and how many claims got which verdict, in Markdown."""
     lines = [
-        "| configuration | PPL over baseline: published | measured | communication: published | as published, measured "
-        "| tuned, measured | latency (WAN): published | as published, modelled | tuned, modelled |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| configuration | PPL over baseline: published | measured | communication: published | as fitted, measured "
+        "| as published, measured | tuned, measured | latency (WAN): published | as published, modelled "
+        "| tuned, modelled |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in headline_rows(results):
         cells = [f"`{row.name}`"]
         for published, *measured in (row.delta, row.communication, row.latency):
             cells += [published or "–", _measured(*measured)]
-        cells.insert(5, _measured(*row.tuned))
+        cells.insert(4, _measured(*row.fitted))
+        cells.insert(6, _measured(*row.tuned))
         cells.append(_measured(*row.tuned_latency))
         lines.append("| " + " | ".join(cells) + " |")
     found = "; ".join(
@@ -43,7 +45,7 @@ def headline_markdown(results: Results) -> str:
         f"{MARKS[origin]} {WORDS[origin].replace('’', chr(39))}" for origin in ("paper_dimensions", "smaller_scale")
     )
     caption = training_caption(results, reported_runs())
-    lines += ["", MODELLED.replace(" x ", " × ")]
+    lines += ["", re.sub("</?code>", "`", FIT).replace("’", chr(39)), "", MODELLED.replace(" x ", " × ")]
     if said := note(results, load_paper("aero").tables["4"], marked=False):
         lines += ["", said.replace("’", chr(39))]
     if said := sentence(results):

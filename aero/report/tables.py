@@ -15,7 +15,18 @@ from pathlib import Path
 from typing import Literal
 
 from aero.published import Cell, Paper, Row, Table, load
-from aero.report.costs import GB, LatencyBound, counted, part_bytes, published_bound, row_costs, saving
+from aero.report.costs import (
+    FITTED,
+    GB,
+    LatencyBound,
+    counted,
+    fitted_bytes,
+    fitted_saving,
+    part_bytes,
+    published_bound,
+    row_costs,
+    saving,
+)
 from aero.report.results import Results, Run
 from aero.report.statistics import Estimate, estimate, relative
 
@@ -158,15 +169,22 @@ def _cost_cell(row: Row, cell: Cell, value: float, notes: list[str], source: str
 
 
 def _communication(results: Results, paper: Paper, printed: Table, row: Row, cell: Cell) -> MeasuredCell:
-    costs = row_costs(results, printed, row.name)
-    if "as_published" not in costs:
+    """Beside printed bytes stand those of the program that explains them best, where it was measured."""
+    del paper
+    costs, fitted = row_costs(results, printed, row.name), fitted_bytes(results, printed, row.name)
+    if fitted is None and "as_published" not in costs:
         return _missing_cost(row, cell)
-    value = costs["as_published"].bytes / GB
     notes = [cell.note] if cell.note else []
-    notes.append(f"as_published, {costs['as_published'].method}")
+    if fitted is not None:
+        notes.append("as_fitted, composed")
+    if "as_published" in costs:
+        value = "" if fitted is None else f" {costs['as_published'].bytes / GB:.2f}"
+        notes.append(f"as_published{value}, {costs['as_published'].method}")
     if "tuned" in costs:
         notes.append(f"tuned {costs['tuned'].bytes / GB:.2f}")
-    return _cost_cell(row, cell, value, notes, costs["as_published"].path)
+    if fitted is not None:
+        return _cost_cell(row, cell, fitted / GB, notes, FITTED.as_posix())
+    return _cost_cell(row, cell, costs["as_published"].bytes / GB, notes, costs["as_published"].path)
 
 
 def _latency(results: Results, paper: Paper, printed: Table, row: Row, cell: Cell) -> MeasuredCell:
@@ -188,10 +206,13 @@ def _latency(results: Results, paper: Paper, printed: Table, row: Row, cell: Cel
 def _saving(results: Results, paper: Paper, printed: Table, row: Row, cell: Cell) -> MeasuredCell:
     del paper
     quantity = "bytes" if cell.column.key == "savings_communication" else "latency_wan"
+    notes = [cell.note] if cell.note else []
+    fitted = fitted_saving(results, printed, row.name) if quantity == "bytes" else None
+    if fitted is not None:
+        return _cost_cell(row, cell, fitted, [*notes, "as_fitted"], FITTED.as_posix())
     value = saving(results, printed, row.name, "as_published", quantity)
     if value is None:
         return _missing_cost(row, cell)
-    notes = [cell.note] if cell.note else []
     notes.append("as_published")
     both = (row_costs(results, printed, name)["as_published"].path for name in (printed.rows[0].name, row.name))
     return _cost_cell(row, cell, value, notes, ", ".join(sorted(set(both))))

@@ -291,17 +291,20 @@ def _he_hofmann(
     tokens = n.shape[0]
     query, key = (_split(m, config.heads) for m in _query_key_value(run, config, w, n, False, "qk"))
     probabilities = _probabilities(run, savings, _scores(run, config, savings, w, query, key))
-    centre = (np.tril(np.ones((tokens, tokens))) / np.arange(1, tokens + 1)[:, None]).astype(np.float32)
-    shaped = run("scale", probabilities, w["shape_b"]) + (
-        w["shape_a"] * np.eye(tokens, dtype=np.float32) - w["shape_g"] * centre
-    )
+    if "shape" in w:
+        shaped = probabilities + w["shape"][:, :tokens, :tokens]
+    else:
+        centre = (np.tril(np.ones((tokens, tokens))) / np.arange(1, tokens + 1)[:, None]).astype(np.float32)
+        shaped = run("scale", probabilities, w["shape_b"]) + (
+            w["shape_a"] * np.eye(tokens, dtype=np.float32) - w["shape_g"] * centre
+        )
     value = product(run, n, w["value"]) if "value" in w else n
     attended = _merge(run("mix", shaped, _split(value, config.heads)))
     if "fused" in w:
         return attended + _product(run, n, w, "fused")
     if "up" in w:
         return attended + _product(run, _product(run, n, w, "up"), w, "down")
-    return attended + run("scale", n, w["b_ff"])
+    return attended + run("scale", n, w["b_ff"]) if "b_ff" in w else attended
 
 
 def one_hot_rows(ids: Sequence[int] | np.ndarray, vocabulary: int) -> np.ndarray:

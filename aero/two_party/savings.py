@@ -42,8 +42,9 @@ TUNED: Savings = frozenset(SAVINGS) - {"narrow_comparisons"}
 AS_FITTED = "as_fitted"
 """The best fit of docs/forensics.md as a program, over "as_published": weights secret-shared between the parties,
 exponentials below e^-14 set to 0 by a comparison, token ids looked up in the table by secret comparisons, logits of all
-positions, beta of a scaled feed-forward folded into the matrices around it. Two things of the fit are left out: SPU is
-this environment's, and Q, K and V are three products, because one would need 9 GB of encoded weights."""
+positions, beta of a scaled feed-forward and the He & Hofmann gains folded into the matrices around them. Two things of
+the fit are left out: SPU is this environment's, and Q, K and V are three products, because one would need 9 GB of
+encoded weights."""
 
 _PROGRAM = re.compile(r"(as_published|tuned)((?:[+-][a-z_]+)*)(?:@([0-9]{1,4}(?:,[0-9]{1,4})*))?")
 

@@ -63,8 +63,6 @@ def folded(architecture: Architecture, config: ModelConfig, state: Mapping[str, 
     if architecture.core != "softmax":
         raise ValueError(f"{architecture}: a private pass computes softmax attention only; take an SM architecture")
     savings, rebased = chosen(program)
-    if AS_FITTED in savings and architecture.block == "he_hofmann":
-        raise ValueError(f"{architecture}: {program} would make its gains public, which are weights; take as_published")
     s = {name: value.detach().double() for name, value in state.items()}
     weights: Weights = {"token_embedding": _token_embedding(s, config)}
     if config.position == "learned":
@@ -77,7 +75,7 @@ def folded(architecture: Architecture, config: ModelConfig, state: Mapping[str, 
             if name.startswith(f"blocks.{layer}.")
         }
         if architecture.block == "he_hofmann":
-            made = _he_hofmann(architecture, config, block, savings, layer)
+            made, basis = _he_hofmann(architecture, config, block, savings, layer, basis)
         else:
             if architecture.slope is not None:
                 block["slope"] = s["leaky_slopes"][layer if architecture.slope == "layer" else 0]
@@ -193,8 +191,16 @@ def _query_key(block: Mapping[str, Tensor], config: ModelConfig, scaled: bool) -
 
 def _divide(w: Weights, name: str, basis: Tensor) -> None:
     """Put the inverse of `basis` behind the matrix `name` and its bias."""
-    inverse = torch.linalg.inv(basis)
+    inverse = _inverse_gains(basis)
     w[name], w[f"{name}_bias"] = w[name] @ inverse, w[f"{name}_bias"] @ inverse
+
+
+def _inverse_gains(basis: Tensor) -> Tensor:
+    """Of a diagonal matrix of gains. ValueError if one is 0."""
+    try:
+        return torch.linalg.inv(basis)
+    except torch.linalg.LinAlgError as error:
+        raise ValueError("a gain of 0 cannot be folded into the matrices around it; take as_published") from error
 
 
 def _ffn(architecture: Architecture, config: ModelConfig, block: Mapping[str, Tensor]) -> Weights:
@@ -306,9 +312,17 @@ def _pre_ln(
 
 
 def _he_hofmann(
-    architecture: Architecture, config: ModelConfig, block: Mapping[str, Tensor], savings: Savings, layer: int
-) -> Weights:
-    """x' = b_ff FFN(n) + b_sa Concat_h((a_h I + b_h P_h - g_h C) V_h), V = n or, in the first layer, n W_V."""
+    architecture: Architecture,
+    config: ModelConfig,
+    block: Mapping[str, Tensor],
+    savings: Savings,
+    layer: int,
+    basis: Tensor | None,
+) -> tuple[Weights, Tensor | None]:
+    """x' = b_ff FFN(n) + b_sa Concat_h((a_h I + b_h P_h - g_h C) V_h), V = n or, in the first layer, n W_V.
+
+    With the weights, the basis of x' where gains are folded into it.
+    """
     d, size = config.width, config.width // config.heads
     tuned = "folded_ffn" in savings
     w = _query_key(block, config, scaled=tuned)
@@ -335,7 +349,7 @@ def _he_hofmann(
         else:
             w["up"], w["up_bias"] = up, _bias(block, "ffn.up", config.ffn_width)
             w["down"], w["down_bias"] = b_ff * down, b_ff * _bias(block, "ffn.down", d)
-        return w
+        return _gains_folded(w, config, basis) if AS_FITTED in savings else (w, None)
     folded_weights: Weights = {}
     identity = _identity(w["query"])
     value = w.pop("value", identity)
@@ -359,4 +373,29 @@ def _he_hofmann(
         "combine": torch.cat([direct, b, mean_part]),
         "block_bias": block_bias,
     }
-    return folded_weights
+    return folded_weights, None
+
+
+def _gains_folded(w: Weights, config: ModelConfig, basis: Tensor | None) -> tuple[Weights, Tensor]:
+    """Weights of a He & Hofmann block in which gains cost nothing, and the basis N of its output: x' = Z N.
+
+    V = Z_V N_V and b_h on a head's columns are diagonal, so that b needs no product: Z = (P + (a/b) I - (g/b) C) Z_V
+    + FFN(n) N^-1 with N = N_V diag(b). What is added to P is "shape" (H, T, T), a weight as others.
+    """
+    a, b, g = (w.pop(name) for name in ("shape_a", "shape_b", "shape_g"))
+    before = _identity(w["query"]) if basis is None else basis
+    after = before @ torch.diag(b.flatten().repeat_interleave(config.width // config.heads))
+    inverse = _inverse_gains(after)
+    direct = a / b
+    if "b_ff" in w and "value" not in w:
+        direct = direct + w.pop("b_ff") / b
+    elif "b_ff" in w:
+        w["fused"], w["fused_bias"] = w.pop("b_ff") * before, torch.zeros_like(w["query_bias"])
+    first, last = ("up", "down") if "up" in w else ("fused", "fused")
+    for name in {"query", "key", first} & w.keys():
+        w[name] = before @ w[name]
+    if last in w:
+        w[last], w[f"{last}_bias"] = w[last] @ inverse, w[f"{last}_bias"] @ inverse
+    seen = torch.ones(config.context, config.context, dtype=b.dtype, device=b.device).tril()
+    w["shape"] = direct * _identity(seen) - g / b * (seen / seen.sum(1, keepdim=True))
+    return w, after

@@ -190,7 +190,7 @@ def test_bytes_that_another_configuration_makes(results: Results, fitted: str, v
     path = results.root / forensics.FILE
     path.write_text("\n".join(",".join(line) for line in (columns, *lines)) + "\n", encoding="utf-8")
     found = next(j.decision for j in claims.judge(results, "aero") if j.claim.id == "t4-bytes-baseline")
-    assert found.verdict == verdict and f"{float(fitted):.2f} GB in the fitted configuration" in found.measured
+    assert found.verdict == verdict and f"{float(fitted):.2f} GB by SPU's version of then" in found.measured
 
 
 def test_full_passes_are_shown_where_they_are(results: Results) -> None:

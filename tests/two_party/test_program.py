@@ -7,6 +7,7 @@ import math
 import jax
 import numpy as np
 import pytest
+import torch
 from made_models import random_model, torch_logits
 
 from aero.architecture import parse
@@ -80,7 +81,9 @@ SCALED = ("SM+ScFFN", "EReg(SM(t)+ScFuFFNi_2)")
     ("row", "switches"),
     [("SM+LN+G", {}), ("SM+LeakyR", {"ffn_bias": True}), ("SM", {"vo_bias": True})]
     + [(row, switches) for row in SCALED for switches in ({}, {"vo_bias": True, "ffn_bias": True, "ln_f": False})]
-    + [(row, PYTHIA) for row in SCALED],
+    + [(row, PYTHIA) for row in SCALED]
+    + [(row, {}) for row in ROWS_OF_THREE_LAYERS if row.startswith("SOTA")]
+    + [(row, {"ffn_bias": True, "qk_bias": True, "ln_f": False}) for row in ("SOTA(SM+ScFFN)", "SOTA(SM+ScFuFFNi_3)")],
 )
 def test_as_fitted_in_the_clear_agrees_with_torch(row, switches):
     model = random_model(row, **switches)
@@ -99,8 +102,28 @@ def test_as_fitted_is_the_best_fit_of_the_published_bytes():
     assert sum(o.shapes[1][1] * fitted[o] for o in slices) == 50257
     same = {o.kind for o in fitted} & {o.kind for o in plain}
     assert same == {"scores", "mix", "scale_public"} and all(fitted[o] == plain[o] for o in fitted if o.kind in same)
-    with pytest.raises(ValueError, match="SOTA.*gains public.*take as_published"):
-        operations(parse("SOTA(SM+ScFuFFN)"), GPT2, "as_fitted", 128)
+
+
+def test_as_fitted_pays_for_no_gain_of_a_he_hofmann_block():
+    found = operations(parse("SOTA(SM+ScFuFFNi_2)"), GPT2, "as_fitted", 128)
+    count = {kind: sum(n for o, n in found.items() if o.kind == kind) for kind in {o.kind for o in found}}
+    # Q and K of 12 layers, the first one's V, ten fused matrices, and the stream back into its own basis before ln_f.
+    assert count["linear_shared"] == 24 + 1 + 10 + 1
+    assert count["scores"] == count["mix"] == count["softmax_clipped"] == 12
+    assert not {"scale", "scale_shared", "causal_mean"} & count.keys()
+
+
+@pytest.mark.parametrize(
+    ("row", "gain"),
+    [("SOTA(SM+ScFuFFNi_1)", "blocks.2.attention.shape_b"), ("SM+ScFFN", "blocks.1.beta")],
+)
+def test_a_gain_of_0_cannot_be_folded(row, gain):
+    model = random_model(row)
+    with torch.no_grad():
+        (values,) = (value for name, value in model.named_parameters() if name == gain)
+        values.view(-1)[0] = 0.0
+    with pytest.raises(ValueError, match="a gain of 0 cannot be folded.*take as_published"):
+        weight_arrays(model, "as_fitted")
 
 
 @pytest.mark.parametrize("saving", SAVINGS)

@@ -8,7 +8,8 @@ and end is in the file. The weights are drawn as the recipe draws them before tr
 wider, so that attention is not uniform and logits spread: bytes do not depend on weights, and errors of trained ones
 are measured at the scales that are trained (`stages.end_to_end`). Appends to results/two_party/full_passes.json after
 every pass; a row and program that is there already is passed over. The compositions of all entries are those of
-results/two_party/ops.csv as it is then, and of savings_ops.csv for what that lacks.
+results/two_party/ops.csv as it is then, and of savings_ops.csv for what that lacks, or of the file of operations that
+was given with the pass: --operations, for a machine that is not as fast as it was when those were measured.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import torch
 
 from aero import provenance
 from aero.architecture import parse
-from aero.errors import run_main
+from aero.errors import UserError, run_main
 from aero.model import GPT
 from aero.parameters import Parameters, load
 from aero.training.log import write_text
@@ -35,6 +36,7 @@ from aero.two_party.settings import Settings
 from aero.two_party.weights import within_budget
 
 PATH = Path("results/two_party/full_passes.json")
+OPERATIONS = ("savings_ops.csv", "ops.csv")  # what a later one has counts
 SEED = 1337
 SPREAD = 2.0  # times the recipe's standard deviation
 # A party may compute for minutes (encoding a layer's weights) before it sends again.
@@ -92,7 +94,8 @@ def composed(entry: dict[str, Any], parameters: Parameters) -> dict[str, Any]:
     """
     config, context = parameters.two_party_model()
     counts = operations(parse(entry["architecture"]), config, entry["computed_as"], context)
-    files = [PATH.with_name(name) for name in ("savings_ops.csv", "ops.csv")]  # what a later one has counts
+    own = entry.get("operations_file")
+    files = [PATH.with_name(name) for name in ([own] if own else OPERATIONS)]
     measured = ledger.by_operation(
         row for path in files if path.is_file() for row in ledger.read(path, ledger.Measurement)
     )
@@ -120,7 +123,11 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.full_passes", description=__doc__.splitlines()[0])
     parser.add_argument("rows", nargs="*", help='such as "SM+ScFuFFN"; none: compose the kept passes anew')
     parser.add_argument("--programs", nargs="+", default=["tuned", "as_published"])
+    parser.add_argument("--operations", type=Path, help="file of operations beside full_passes.json to compose of")
     given = parser.parse_args(arguments)
+    own = given.operations
+    if own is not None and not (given.rows and own.resolve().parent == PATH.resolve().parent and own.is_file()):
+        raise UserError(f"--operations needs rows and a file in {PATH.parent}, not {own}")
     parameters = load().at_scale("laptop")
     for row in given.rows:
         parse(row)
@@ -130,7 +137,7 @@ def main(arguments: list[str]) -> None:
             if any((one["architecture"], one["program"]) == (row, program) for one in done):
                 print(f"{row} {program}: kept already")
                 continue
-            entry = full_pass(row, program, parameters)
+            entry = full_pass(row, program, parameters) | ({"operations_file": own.name} if own is not None else {})
             keep([*done, entry], parameters)
             print(
                 f"{row} {program}: error {entry['max_logit_error']:.4f}, "

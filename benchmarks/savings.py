@@ -102,7 +102,7 @@ def measure_bytes(parameters: Parameters) -> None:
             parts = [(count, ledger.find(measured, operation)) for operation, count in counts.items()]
         except ValueError:
             continue
-        sent = sum(count * part.bytes for count, part in parts) + max(part.setup_bytes for _, part in parts)
+        sent = sum(count * part.bytes for count, part in parts) + ledger.session_setup(part for _, part in parts)
         lines.append(f"{row},{program},{sent:.0f},{sum(count * part.seconds for count, part in parts):.1f}")
     write_text(FOLDER / "savings.csv", "\n".join(lines) + "\n")
     print(f"{len(lines) - 1} of {len(wanted)} rows: {FOLDER / 'savings.csv'}")

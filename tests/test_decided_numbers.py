@@ -139,7 +139,7 @@ def composed(row: str, program: str) -> tuple[float, float]:
     measured = ledger.by_operation([*files[0], *files[1]])
     config, context = load(ROOT / "params.yaml").at_scale("laptop").two_party_model()
     parts = [(n, ledger.find(measured, one)) for one, n in operations(parse(row), config, program, context).items()]
-    sent = sum(n * one.bytes for n, one in parts) + max(one.setup_bytes for _, one in parts)
+    sent = sum(n * one.bytes for n, one in parts) + ledger.session_setup(one for _, one in parts)
     return sum(n * one.seconds for n, one in parts), sent / 1e9
 
 

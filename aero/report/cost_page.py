@@ -317,8 +317,9 @@ def table_full_passes(results: Results) -> Html:
         "on one machine, of a model with random weights (bytes do not depend on them); its last logits beside "
         "PyTorch's. Composition: the sum of the operations measured alone, over the pass; the targets are 1 within "
         f"{COMPOSED_WITHIN['bytes']:g} for bytes and within {COMPOSED_WITHIN['seconds']:g} for time. Measured, of the "
-        f"pass and of its operations: {_when(entries)}. Seconds of other days compare less well (docs/decisions.md, "
-        "Private inference). Messages of a tuned pass are more than their composition's by refills of the stock of "
+        f"pass and of its operations: {_when(entries)}. {_of_other_files(entries)}Seconds of other days compare less "
+        "well (docs/decisions.md, Private inference). Messages of a tuned pass are more than their composition's by "
+        "refills of the stock of "
         "oblivious transfers, 1,281 messages and some rounds each, which most operations were measured without; one "
         "measured with a refill counts it in every layer. Load: of the machine, at start and end."
     )
@@ -326,6 +327,16 @@ def table_full_passes(results: Results) -> Html:
     heads += ["logit error", "load"]
     widths = (0.18, 0.13, 0.07, 0.12, 0.09, 0.12, 0.08, 0.09, 0.07, 0.07)
     return Html(grid(heads, rows, caption, "full-passes", widths, "dense"))
+
+
+def _of_other_files(entries: list[dict[str, Any]]) -> str:
+    """A sentence on passes that are composed of operations of their own session; empty if there are none."""
+    own = [
+        f"{row_label(entry['architecture'])} {escape(entry['program'])} ({escape(entry['operations_file'])})"
+        for entry in entries
+        if entry.get("operations_file")
+    ]
+    return f"Composed of operations measured beside it, when the machine was slower: {'; '.join(own)}. " if own else ""
 
 
 def _when(entries: list[dict[str, Any]]) -> str:

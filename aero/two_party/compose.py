@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from aero.architecture import Architecture
 from aero.model import ModelConfig
-from aero.two_party.ledger import DetailedRow, Measurement, Row, as_json, find
+from aero.two_party.ledger import DetailedRow, Measurement, Row, as_json, find, session_setup
 from aero.two_party.network import Network, wire_bytes
 from aero.two_party.operations import SHARED
 from aero.two_party.packing import EMBEDDINGS, VOCABULARY_PROJECTIONS
@@ -37,7 +37,8 @@ def compose(
     networks: must hold "wan" and "lan". ValueError if an operation was not measured.
     """
     counts = operations(architecture, config, program, context)
-    client = server = messages = rounds = seconds = setup = wire = 0.0
+    client = server = messages = rounds = seconds = wire = 0.0
+    setup = session_setup(find(measured, operation) for operation in counts)
     by_part = {"embedding": 0.0, "head": 0.0}
     for operation, count in counts.items():
         one = find(measured, operation)
@@ -47,7 +48,6 @@ def compose(
         messages += count * one.messages
         rounds += count * one.rounds
         seconds += count * one.seconds
-        setup = max(setup, one.setup_bytes)
         if operation.kind in PARTS:
             by_part[PARTS[operation.kind]] += count * one.bytes
     # Keys and first oblivious transfers go both ways in about equal parts.

@@ -99,8 +99,8 @@ class Operations:
 
     def setup_bytes(self, needed: Iterable[tuple[str, str]]) -> float:
         """Of a session of the operations `needed`, as compositions have it; where none of them is measured, of any."""
-        own = [self.measured[key].setup_bytes for key in needed if key in self.measured]
-        return max(own or (row.setup_bytes for row in self.measured.values()), default=0.0)
+        own = [self.measured[key] for key in needed if key in self.measured]
+        return ledger.session_setup(own or self.measured.values())
 
     def cost(self, op: str, shape: str, extrapolate: bool = False) -> OneCost:
         """The cost of an operation; of one that was measured without its seconds, those by their law.

@@ -16,12 +16,13 @@ from aero import checkpoint
 from aero.architecture import Architecture, parse
 from aero.model import GPT, ModelConfig
 from aero.two_party.measure import place, warm_up_of
+from aero.two_party.nonlinear import MASKED
 from aero.two_party.operations import Operation, call
 from aero.two_party.parties import Party, run_parties
 from aero.two_party.profile import check_pair
 from aero.two_party.program import forward, operations, prompt_array, prompt_type
 from aero.two_party.savings import AS_FITTED, chosen
-from aero.two_party.settings import CLIENT, SERVER, Settings, TwoPartyError
+from aero.two_party.settings import CLIENT, FIELD_BITS, NARROW_FIELD, SERVER, Settings, TwoPartyError
 from aero.two_party.weights import weight_arrays, weight_shapes, within_budget
 
 # An operation of fewer bytes is dear where it makes a refill, 0.3 to 1.2 MB.
@@ -91,13 +92,20 @@ class Question(PublicModel):
         return whole_model
 
 
-def check_ring(field: str, program: str) -> None:
+def check_ring(field: str, fraction_bits: int, program: str) -> None:
     """TwoPartyError for a program that cannot be computed in the ring `field`, ValueError for one that is none."""
     if field == "FM32":
         raise TwoPartyError("SPU cannot divide in the ring FM32, and every softmax divides; use FM64")
     if field != "FM64" and {"split_exponential", "lattice_products", "narrow_comparisons"} & chosen(program)[0]:
         raise TwoPartyError(
             f"program {program} computes on shares of 64 bits at most, not on {field}; use FM64, or as_published"
+        )
+    # What is masked is compared too, and must not come near the ring's end.
+    holds = 2.0 ** (FIELD_BITS[NARROW_FIELD] - 1 - fraction_bits)
+    if "narrow_comparisons" in chosen(program)[0] and holds <= -2 * MASKED:
+        raise TwoPartyError(
+            f"program {program} compares in 32 bits, which are too few with {fraction_bits} fraction bits; use fewer, "
+            "or a program without narrow_comparisons"
         )
 
 
@@ -160,6 +168,7 @@ def ask(
 
     model: a `GPT` or the path of its checkpoint. operation_runs: how often every operation of the program is also run
     alone in the same session, for its bytes in both directions, which a composition is held against; 0 for not at all.
+    Whether the model's values fit the fixed point is not looked at: `aero.two_party.fixed_point.fitting` does that.
     Raises TwoPartyError if a party fails, ValueError for prompts the model cannot take.
     """
     if not isinstance(model, GPT):
@@ -171,7 +180,7 @@ def ask(
         raise ValueError(f"a prompt needs 1 to {config.context} tokens, got {prompts.shape[1]}; shorten it")
     if prompts.min() < 0 or prompts.max() >= config.vocabulary:
         raise ValueError(f"token ids must lie in 0 to {config.vocabulary - 1}; use the model's own tokenizer")
-    check_ring(settings.field, program)
+    check_ring(settings.field, settings.fraction_bits, program)
     question = Question(str(model.architecture), dataclasses.asdict(config), program, prompts.shape[1])
     counts = operations(model.architecture, config, program, prompts.shape[1]) if operation_runs else {}
     common = {"question": question, "prompts": len(prompts), "operations": sorted(counts), "runs": operation_runs}

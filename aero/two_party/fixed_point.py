@@ -7,7 +7,8 @@ With k bits in the ring and f fraction bits, and without a word from SPU when th
 - `rsqrt` takes arguments below 2^(f-1): 2^17, a variance;
 - a division takes denominators below 2^f, and loses digits long before: 1/x is off by 4 % at 2^12;
 - SPU's exponential (1 + x / 2^8)^(2^8) turns round at -2^8 and is above 1 again below -2^9;
-- `shares.negative` compares in 32 bits: what is below 2^(31-f), 2^13;
+- `shares.negative` compares in 32 bits: what is below 2^(31-f), 2^13. Half of that is allowed here, because the next
+  value is no larger one but one of the other sign, and other prompts than those looked at go somewhat further;
 - anything else stays below 2^(k-2-f).
 
 The limits of `rsqrt` and divisions were found with SPU 0.9.5, k = 64 and f = 18 (tests/two_party/test_fixed_point.py).
@@ -34,6 +35,7 @@ from aero.two_party.weights import weight_arrays
 
 TOKENS = 128
 """Positions that are looked at, at most: magnitudes hardly grow with the context, the time of looking does."""
+NARROW_MARGIN = 2.0
 PRODUCTS = {"mul", "dot_general", "square", "integer_pow", "conv_general_dilated"}
 _INSIDE = {"pjit", "jit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"}
 
@@ -55,7 +57,7 @@ def limits(settings: Settings) -> dict[str, float]:
         "rsqrt": 2.0 ** (fraction - 1),
         "div": 2.0**fraction,
         "exp": 2.0**9,
-        "negative": 2.0 ** (FIELD_BITS[NARROW_FIELD] - 1 - fraction),
+        "negative": 2.0 ** (FIELD_BITS[NARROW_FIELD] - 1 - fraction) / NARROW_MARGIN,
         "value": 2.0 ** (ring - 2 - fraction),
     }
 

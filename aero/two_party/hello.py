@@ -49,7 +49,8 @@ class Description(PublicModel):
 
     One part of it depends on the weights' values: `program` names the layers before which the residual stream is put
     back into its own basis, and leaves out a lookup that the embedding is too large for
-    (`aero.two_party.weights.within_budget`).
+    (`aero.two_party.weights.within_budget`), products outside SPU and comparisons in 32 bits that some value is too
+    large for (`aero.two_party.fixed_point.fitting`).
 
     architecture: as it is at inference. config: the sizes and switches of `ModelConfig` that matter then. protocol: the
     `Settings` on which both must agree. tokenizer_sha256: of the published tokenizer.
@@ -63,7 +64,7 @@ class Description(PublicModel):
         cls, architecture: Architecture, config: ModelConfig, program: str, settings: Settings, tokenizer_sha256: str
     ) -> Description:
         """ValueError for a model that the programs cannot run, or not with these settings."""
-        check_ring(settings.field, program)
+        check_ring(settings.field, settings.fraction_bits, program)
         weight_shapes(architecture, config, program)
         return cls(
             str(architecture.at_inference()),
@@ -89,7 +90,7 @@ class Description(PublicModel):
                     raise ValueError(f"{name} is not of type {type(usual).__name__}")
             if Settings(**description.protocol).threads > MOST_THREADS:
                 raise ValueError(f"{description.protocol['threads']} threads, more than {MOST_THREADS}")
-            check_ring(description.protocol["field"], description.program)
+            check_ring(description.protocol["field"], description.protocol["fraction_bits"], description.program)
             shapes = weight_shapes(description.parsed, model_config(description.config), description.program)
             needed = BYTES_A_WEIGHT * sum(math.prod(shape) for shape in shapes.values())
             if needed > (there := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")):

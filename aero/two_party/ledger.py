@@ -23,7 +23,7 @@ class Measurement:
     """One operation as measured: bytes each way and messages in the steady state, seconds of one run on loopback.
 
     rounds: round trips that cost time, from the slope of time against RTT. setup_bytes: what the first run of this kind
-    paid beyond the steady state (keys, first oblivious transfers); a row pays the largest once, not the sum.
+    paid beyond the steady state (keys, first oblivious transfers); a row pays that of `session_setup`, not the sum.
     runs: how many steady-state runs the means are over. provenance: JSON.
     """
 
@@ -212,6 +212,19 @@ def filled(new: Measurement, earlier: Measurement | None) -> Measurement:
         return new
     lacking = (name for name in ("rounds", "seconds") if math.isnan(getattr(new, name)))
     return replace(new, **{name: getattr(earlier, name) for name in lacking})
+
+
+def session_setup(parts: Iterable[Measurement]) -> float:
+    """Set-up bytes of one session of `parts`: the largest of those of SPU's usual protocols, and what products outside
+    SPU and comparisons in a ring of their own, each with keys of its own, take beyond that. 0 without parts."""
+    most: dict[str, float] = {}
+    for one in parts:
+        own = next((name for name in ("lattice_linear", "narrow=1") if name in one.op), "")
+        most[own] = max(most.get(own, 0.0), one.setup_bytes)
+    if "" not in most:
+        return max(most.values(), default=0.0)
+    usual = most.pop("")
+    return usual + sum(max(0.0, own - usual) for own in most.values())
 
 
 def find(measured: Mapping[tuple[str, str], Measurement], operation: Operation) -> Measurement:

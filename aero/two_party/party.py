@@ -244,8 +244,9 @@ class Party:
             self._prepared[key] = make(hand, self._in_the_clear[name])
         return self._prepared[key]
 
-    def _narrow_sign(self, share: np.ndarray) -> tuple[np.ndarray, Profile]:
-        """This party's xor shares of whether x < 0, from its shares (n,) of x modulo 2^32; what that cost.
+    def _narrow_sign(self, share: np.ndarray) -> tuple[np.ndarray, Profile, float]:
+        """This party's xor shares of whether x < 0, from its shares (n,) of x modulo 2^32; what that cost, and the
+        seconds until that was known.
 
         By a second runtime, over a link of its own through the same connection, with its own oblivious transfers: a
         runtime has one ring.
@@ -257,11 +258,13 @@ class Party:
             with self._step("setting up the protocol of narrow comparisons"):
                 self._narrow = spu.Runtime(self._link.spawn(), _configuration(self.settings, field, 0))
         self._narrow.set_var("x", share_of(share, *held, None, field))
+        began = time.monotonic()
         profile = self._execute(self._narrow, _below_zero, (held,), ["x"], ["sign"])
+        seconds = time.monotonic() - began
         sign = bits_of(self._narrow.get_var("sign"), share.size)
         for name in ("x", "sign"):
             self._narrow.del_var(name)
-        return sign, profile
+        return sign, profile, seconds
 
     def _on_shares(self, part: ShareStep) -> Profile:
         """Take a step on this party's shares; its profile tells of messages that are not SPU's."""
@@ -269,10 +272,13 @@ class Party:
 
         step, messages = STEPS[part.step], _Messages(self, part.step)
         inside: list[Profile] = []
+        apart = 0.0  # seconds of compiling and of reading the log, which no run of SPU has in its own seconds
 
         def narrow_sign(share: np.ndarray) -> np.ndarray:
-            sign, profile = self._narrow_sign(share)
+            nonlocal apart
+            sign, profile, seconds = self._narrow_sign(share)
             inside.append(profile)
+            apart += max(0.0, seconds - profile.seconds)
             return sign
 
         hand = Hand(
@@ -307,7 +313,7 @@ class Party:
             with self._step(f"storing {output}"):
                 self._runtime.set_var(output, share_of(values, shape, dtype, owner, self.settings.field))
             self._held[output] = (shape, np.dtype(dtype))
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - began - apart
         return replace(together([messages.profile(seconds), *inside]), seconds=seconds)
 
     def reveal(self, name: str, to: int) -> np.ndarray | None:

@@ -43,9 +43,9 @@ def large_runs(values, smallest=0.1, length=4):
 
 def near(runs, stream, tolerance=0.01):
     """Whether one of `runs`, (n, length), stands in the stream, each number within the tolerance, as private logits are
-    of the model's; as float32 or in 64-bit fixed point, at whatever offset."""
+    of the model's; as float32 or in fixed point of 32 or 64 bits, at whatever offset."""
     least, most, length = np.abs(runs).min() - tolerance, np.abs(runs).max() + tolerance, runs.shape[1]
-    for dtype, unit in (("<f4", 1.0), ("<i8", STEP)):
+    for dtype, unit in (("<f4", 1.0), ("<i4", STEP), ("<i8", STEP)):
         size = np.dtype(dtype).itemsize
         for offset in range(size):
             seen = np.frombuffer(stream, dtype, count=(len(stream) - offset) // size, offset=offset)

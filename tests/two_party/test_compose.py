@@ -11,7 +11,18 @@ from aero.architecture import parse
 from aero.model import ModelConfig
 from aero.pipeline import ROOT
 from aero.two_party.compose import compose
-from aero.two_party.ledger import UNMEASURED, DetailedRow, Measurement, Row, by_operation, find, read, write
+from aero.two_party.cost import Operations
+from aero.two_party.ledger import (
+    UNMEASURED,
+    DetailedRow,
+    Measurement,
+    Row,
+    by_operation,
+    find,
+    read,
+    session_setup,
+    write,
+)
 from aero.two_party.network import BOTH_WAYS_AT_ONCE, Network
 from aero.two_party.operations import Operation
 from aero.two_party.program import operations
@@ -65,6 +76,35 @@ def test_a_row_is_the_sum_of_its_operations_and_one_set_up(program):
     assert row.latency_lan_s == pytest.approx(total / 4 + wire * 8e-9 + total / 2 * 0.001)
     assert (row.embedding_bytes, row.head_bytes, row.ln_f_bytes, row.setup_bytes) == (5, 5, 5, 100)
     assert row.method == "composed"
+
+
+def setup_of(name: str) -> float:
+    return 112.0 if "narrow=1" in name else 104.0 if "lattice_linear" in name else 100.0
+
+
+@pytest.mark.parametrize(
+    ("program", "setup"),
+    [
+        ("as_published", 100.0),
+        ("tuned", 104.0),
+        ("tuned-lattice_products+narrow_comparisons", 112.0),
+        ("tuned+narrow_comparisons", 116.0),
+    ],
+)
+def test_a_row_pays_once_for_every_protocol_that_it_uses(program, setup):
+    architecture = parse("SM+LN+R")
+    counts = operations(architecture, TINY, program, 16)
+    measured = by_operation(made(o, setup_bytes=setup_of(o.name)) for o in counts)
+    assert compose(architecture, TINY, "tiny", program, 16, measured, NETWORKS).setup_bytes == setup
+    costs = Operations(measured, "made")
+    assert costs.setup_bytes((o.name, o.shape) for o in counts) == setup
+
+
+def test_a_set_up_that_was_measured_with_others_is_not_paid_twice():
+    operation = Operation("lattice_linear", ((8, 8), (8, 8)))
+    usual = made(Operation("relu", ((8, 8),)), setup_bytes=104.0)
+    assert session_setup([made(operation, setup_bytes=103.0), usual]) == 104.0
+    assert session_setup([made(operation, setup_bytes=103.0)]) == 103.0 and session_setup([]) == 0.0
 
 
 def test_what_was_not_measured_is_not_guessed():

@@ -107,3 +107,7 @@ def test_other_rings_compute_the_same_or_are_refused():
         with pytest.raises(TwoPartyError, match=named) as caught:
             ask(model, prompt, program, Settings(field=field, fraction_bits=12))
         assert "use FM64" in str(caught.value) and "\n" not in str(caught.value)
+    with pytest.raises(
+        TwoPartyError, match="32 bits, which are too few with 21 fraction bits; use fewer, or a program"
+    ):
+        ask(model, prompt, "as_published+narrow_comparisons", Settings(fraction_bits=21))

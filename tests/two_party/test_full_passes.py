@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from aero.architecture import parse
+from aero.errors import UserError
 from aero.parameters import load
 from aero.pipeline import ROOT
 from aero.two_party import ledger
@@ -95,3 +96,31 @@ def test_without_rows_the_kept_passes_are_composed_anew(
     full_passes.main([])
     (entry,) = json.loads(full_passes.PATH.read_text(encoding="utf-8"))
     assert entry["composed_bytes"] > 2e9 and entry["messages"] == 80_000
+
+
+def test_a_pass_can_be_composed_of_operations_of_its_own(folder: Path) -> None:
+    parameters = load(ROOT / "params.yaml").at_scale("laptop")
+    lines = (folder / "ops.csv").read_text(encoding="utf-8").splitlines(keepends=True)
+    usual = full_passes.composed(ENTRY, parameters)
+    (folder / "slow_ops.csv").write_text("".join(line for line in lines if not line.startswith("relu,")))
+    found = full_passes.composed(ENTRY | {"operations_file": "slow_ops.csv"}, parameters)
+    assert {one.split()[0] for one in found["not_measured_alone"]} == {"relu"}
+    (folder / "slow_ops.csv").write_text("".join(lines))
+    found = full_passes.composed(ENTRY | {"operations_file": "slow_ops.csv"}, parameters)
+    assert found["composed_seconds"] == usual["composed_seconds"] is not None
+    for arguments in (["SM", "--operations", "ops.csv"], ["--operations", str(folder / "ops.csv")]):
+        with pytest.raises(UserError, match="--operations needs rows and a file in"):
+            full_passes.main(arguments)
+
+
+def test_the_kept_pass_of_a_slower_day_is_composed_of_that_days_operations() -> None:
+    entries = json.loads((ROOT / "results/two_party/full_passes.json").read_text(encoding="utf-8"))
+    (entry,) = [one for one in entries if "operations_file" in one]
+    assert (entry["architecture"], entry["program"], entry["operations_file"]) == (
+        "SM+LN+G",
+        "as_published",
+        "full_passes_ops.csv",
+    )
+    assert all(time[:13] == entry["provenance"]["measured"][:13] for time in entry["operations_measured"])
+    assert all(abs(1 - one["composed_over_measured_bytes"]) < 0.03 for one in entries)
+    assert all(abs(1 - one["composed_over_measured_seconds"]) < 0.15 for one in entries)

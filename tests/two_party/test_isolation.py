@@ -211,7 +211,7 @@ def test_the_search_finds_weights_and_logits_that_do_cross(sessions, model):
         assert occurrences(unprotected(head), stream[:cut] + secret.tobytes() + stream[cut:]) == 1
     runs = large_runs(torch_logits(model, np.array(PROMPTS[0])))
     # 700 steps: as wrong as fixed point makes them.
-    for secret in (runs[0].astype("<f4"), (runs[-1] / STEP).astype("<i8") + 700):
+    for secret in (runs[0].astype("<f4"), (runs[1] / STEP).astype("<i4"), (runs[-1] / STEP).astype("<i8") + 700):
         assert near(runs, stream[:cut] + secret.tobytes() + stream[cut:])
 
 

@@ -6,11 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from clear_text import STEP, large_runs, near
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aero.two_party import nonlinear
 from aero.two_party.parties import run_parties
+from aero.two_party.relay import Relay
 from aero.two_party.ring import bits_of, ring_elements, share_of
 from aero.two_party.settings import CLIENT, SERVER, Settings
 from aero.two_party.shares import OCTAVES, STEPS, Hand, Segment, ShareStep, negative, plan
@@ -138,6 +140,8 @@ def signs_task(party, values):
 
 def test_signs_of_two_processes_from_half_of_the_digits_and_their_limit():
     values = np.linspace(-0.9999, 0.9999, 4096)
+    # Both ends, zero, and the smallest number of either sign: the largest float32 below 1 is the largest that is held.
+    values[:5] = (-1.0, np.nextafter(np.float32(1), np.float32(0)), 0.0, 2.0**-31, -(2.0**-31))
     (spent, found), (spent_there, _) = run_parties(signs_task, values, None, Settings())
     for name in ("narrow 1.0", "full 1.0", "full 1.5"):
         assert (found[name] == (values < 0)).all()
@@ -151,6 +155,65 @@ def test_signs_of_two_processes_from_half_of_the_digits_and_their_limit():
         spent_there["narrow 1.0"].bytes_sent,
     )
     assert "msb_a2b" in {one.name for one in narrow.operations if one.level == "mpc"}
+
+
+ENTRIES = (1, 2, 7, 13)
+
+
+def wide_relu(x):
+    return nonlinear.relu(x)
+
+
+def narrow_relu(x):
+    return nonlinear.relu(x, narrow=True)
+
+
+def wide_maximum(x):
+    return jnp.max(x, -1)
+
+
+def compared_task(party, values):
+    found = {}
+    for entries in ENTRIES:
+        x = None if values is None else values[:, :entries]
+        party.put("x", x, (16, entries), from_rank=CLIENT)
+        for function in (wide_relu, narrow_relu, wide_maximum, nonlinear.narrow_maximum):
+            party.run(function, ["x"], [function.__name__])
+            found[function.__name__, entries] = party.reveal(function.__name__, to=CLIENT)
+    return found
+
+
+def test_comparisons_of_two_processes_in_32_bits_are_bit_for_bit_those_in_64():
+    """Ties, masked entries, zeros and units, of one entry, two, and numbers that no tree of pairs divides."""
+    values = np.random.default_rng(0).integers(-3, 4, (16, max(ENTRIES))).astype(np.float32)
+    values[1], values[2, ::2], values[3, :3] = nonlinear.MASKED, nonlinear.MASKED, (0.0, 2.0**-18, -(2.0**-18))
+    values[4] = np.random.default_rng(1).normal(0, 100, max(ENTRIES))
+    found, _ = run_parties(compared_task, values, None, Settings())
+    for entries in ENTRIES:
+        wide, narrow = found["wide_relu", entries], found["narrow_relu", entries]
+        assert (wide == narrow).all() and (wide == (values[:, :entries] > 0) * wide).all() and wide.max() > 0
+        assert (found["wide_maximum", entries] == found["narrow_maximum", entries]).all()
+        largest = values[:, :entries].max(-1)
+        np.testing.assert_allclose(found["narrow_maximum", entries], largest, atol=2.0**-17, rtol=0)
+
+
+def one_sign_task(party, values):
+    party.put("x", values, (4096,), from_rank=CLIENT)
+    party.run(narrowly, ["x"], ["sign"])
+    return party.reveal("sign", to=CLIENT)
+
+
+def test_what_is_compared_in_32_bits_crosses_the_link_in_no_form():
+    values = np.random.default_rng(2).normal(0, 10, 4096).astype(np.float32)
+    relay = Relay(record=True)
+    found, _ = run_parties(one_sign_task, values, None, Settings(), relay=relay)
+    assert (found == (values < 0)).all()
+    runs = large_runs(values)
+    for stream in relay.recorded:
+        assert len(stream) > 40_000 and not near(runs, stream)
+    # The search finds them where they do cross.
+    lowered = np.rint(runs[5] / STEP).astype("<i4").tobytes()
+    assert near(runs, relay.recorded[0][:1001] + lowered + relay.recorded[0][1001:])
 
 
 def spus_own(x):

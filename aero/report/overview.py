@@ -153,7 +153,7 @@ def figure_savings(results: Results) -> Figure:
 
 _MARKERS = {
     "published": ("◇", PUBLISHED, "published"),
-    "as_published": ("●", "#0072b2", "measured"),
+    "as_published": ("●", "#0072b2", "as published"),
     "own": ("▲", _OWN, "measured, baseline's GELU made cheap"),
     "tuned": ("■", TUNED, "measured, both tuned"),
 }

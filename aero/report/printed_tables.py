@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from html import escape
 
 from aero.published import Table, load
+from aero.report.costs import FITTED
 from aero.report.figure_index import PAPERS
 from aero.report.marks import (
     Html,
@@ -97,5 +98,9 @@ def _caption(results: Results, printed: Table, short: str) -> str:
         training_caption(results, runs),
     ]
     if any(key in printed.columns for key in _COST_KEYS):
-        parts.append(f"Counts: <code>aero.flops</code>. Costs, program as_published: {cost_caption(results, printed)}")
+        parts.append(
+            "Counts: <code>aero.flops</code>. GB, where measured: as_fitted, in a session of its own "
+            f"(<code>{FITTED.as_posix()}</code>). Other costs, and savings: as_published. "
+            f"{cost_caption(results, printed)}"
+        )
     return " ".join(parts)

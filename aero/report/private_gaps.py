@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from aero.published import load
+from aero.report.cost_tables import NUMBERS
 from aero.report.costs import full_passes
 from aero.report.full_links import ROWS
 from aero.report.results import Results
@@ -28,5 +30,9 @@ def _held_out(results: Results) -> list[str]:
     for row, program, prompts in asked:
         if program == "tuned":
             most[row] = max(most[row], prompts)
+    for which in ("4", *NUMBERS):
+        for row in load("aero").tables[which].rows:
+            if not row.name.startswith("SOTA"):
+                most.setdefault(row.name, 0)
     few = [f"{row} {count}" for row, count in most.items() if count < HELD_OUT]
     return [f"fewer than {HELD_OUT} held-out prompts asked of tuned: {', '.join(few)}"] if few else []

@@ -206,14 +206,12 @@ def _latency(results: Results, paper: Paper, printed: Table, row: Row, cell: Cel
 def _saving(results: Results, paper: Paper, printed: Table, row: Row, cell: Cell) -> MeasuredCell:
     del paper
     quantity = "bytes" if cell.column.key == "savings_communication" else "latency_wan"
-    notes = [cell.note] if cell.note else []
-    fitted = fitted_saving(results, printed, row.name) if quantity == "bytes" else None
-    if fitted is not None:
-        return _cost_cell(row, cell, fitted, [*notes, "as_fitted"], FITTED.as_posix())
     value = saving(results, printed, row.name, "as_published", quantity)
     if value is None:
         return _missing_cost(row, cell)
-    notes.append("as_published")
+    notes = [cell.note] if cell.note else []
+    fitted = fitted_saving(results, printed, row.name) if quantity == "bytes" else None
+    notes.append("as_published" if fitted is None else f"as_published; as_fitted {fitted:.2f}")
     both = (row_costs(results, printed, name)["as_published"].path for name in (printed.rows[0].name, row.name))
     return _cost_cell(row, cell, value, notes, ", ".join(sorted(set(both))))
 

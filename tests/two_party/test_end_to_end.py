@@ -43,6 +43,7 @@ BIASES = {"qk_bias": True, "vo_bias": True, "ffn_bias": True}
         pytest.param("SM+ScFFN", "tuned", PYTHIA, marks=pytest.mark.slow),
         pytest.param("SM+LN+G", "as_fitted", {}, marks=pytest.mark.slow),
         ("EReg(SM(t)+ScFuFFNi_1)", "as_fitted", {}),
+        ("SOTA(SM+ScFuFFNi_1)", "as_fitted", {}),
     ],
 )
 def test_private_logits_are_those_of_torch(row, program, switches):

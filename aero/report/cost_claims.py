@@ -118,17 +118,15 @@ def cost_saving(
     at = (
         f"; WAN {network.get('bandwidth_mbit')} Mbit/s, {network.get('rtt_ms')} ms" if quantity == "latency_wan" else ""
     )
-    measured, evidence = f"{value:.2f}×", f"{cost.path}, {program}, {cost.method}{at}"
+    measured = f"{value:.2f}×"
     if (program, quantity) == ("as_published", "bytes"):
-        # The fit's ratio is of today's SPU, in which the baseline's GELU costs a fifth less than in that of then.
+        # Beside the verdict, which does not rest on them: the evidence names the files that it does rest on. The fit's
+        # ratio is of today's SPU, in which the baseline's GELU costs a fifth less than in that of then.
         fitted = fitted_saving(results, printed, row)
         then = [forensics.best_fit(results, printed.number, name) for name in (printed.rows[0].name, row)]
-        if fitted is not None:
-            measured, evidence = f"{measured}; {fitted:.2f}× as fitted", f"{evidence}; {FITTED.as_posix()}"
-        if None not in then:
-            measured += f"; {then[0][0] / then[1][0]:.2f}× by SPU's version of then"
-            evidence += f"; {forensics.FILE}"
-    return Decision(rule, measured, PAPER_DIMENSIONS, verdict, evidence)
+        measured += "" if fitted is None else f"; {fitted:.2f}× as fitted"
+        measured += "" if None in then else f"; {then[0][0] / then[1][0]:.2f}× by SPU's version of then"
+    return Decision(rule, measured, PAPER_DIMENSIONS, verdict, f"{cost.path}, {program}, {cost.method}{at}")
 
 
 @claim_test

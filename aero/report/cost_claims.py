@@ -8,7 +8,7 @@ from aero.entropy import causal_bound, max_entropy
 from aero.flops import Count
 from aero.published import Cell, Paper, load
 from aero.report import forensics
-from aero.report.costs import FITTED, GB, LatencyBound, audit, counted, fitted_bytes, fitted_saving, row_costs, saving
+from aero.report.costs import FITTED, GB, LatencyBound, audit, counted, fitted_bytes, row_costs, saving
 from aero.report.decisions import PUBLISHED_ONLY, Decision, Verdict, claim_test
 from aero.report.results import Results
 from aero.report.statistics import share
@@ -118,15 +118,7 @@ def cost_saving(
     at = (
         f"; WAN {network.get('bandwidth_mbit')} Mbit/s, {network.get('rtt_ms')} ms" if quantity == "latency_wan" else ""
     )
-    measured = f"{value:.2f}×"
-    if (program, quantity) == ("as_published", "bytes"):
-        # Beside the verdict, which does not rest on them: the evidence names the files that it does rest on. The fit's
-        # ratio is of today's SPU, in which the baseline's GELU costs a fifth less than in that of then.
-        fitted = fitted_saving(results, printed, row)
-        then = [forensics.best_fit(results, printed.number, name) for name in (printed.rows[0].name, row)]
-        measured += "" if fitted is None else f"; {fitted:.2f}× as fitted"
-        measured += "" if None in then else f"; {then[0][0] / then[1][0]:.2f}× by SPU's version of then"
-    return Decision(rule, measured, PAPER_DIMENSIONS, verdict, f"{cost.path}, {program}, {cost.method}{at}")
+    return Decision(rule, f"{value:.2f}×", PAPER_DIMENSIONS, verdict, f"{cost.path}, {program}, {cost.method}{at}")
 
 
 @claim_test

@@ -11,7 +11,7 @@ import pytest
 
 from aero.pipeline import ROOT
 from aero.published import load as load_paper
-from aero.report import best_fit, claims, cost_page, cost_tables, forensics, page, tables
+from aero.report import best_fit, claims, cost_page, cost_tables, page, tables
 from aero.report.best_fit import NO_TILES, PLAIN
 from aero.report.costs import fitted_saving, row_costs
 from aero.report.results import load
@@ -89,20 +89,6 @@ def test_beside_printed_bytes_stand_those_of_the_fit_where_it_was_measured(tmp_p
     assert "●5.00" in re.sub("<[^>]+>", "", cost_page.table_costs(results).text)
     measured = {one.claim.id: one.decision.measured for one in claims.judge(results, "aero")}
     assert "; 23.00 GB as fitted, 0.91" in measured["t4-bytes-baseline"]
-
-
-def test_claims_of_savings_have_the_fits_and_that_of_the_version_of_then() -> None:
-    """Kept results: 25.25 and 6.25 GB by SPU 0.9.2b0, and with both rows as fitted."""
-    results, table = load(ROOT), load_paper("aero").tables["4"]
-    told = [one.decision.measured for one in claims.judge(results, "aero") if "× as fitted" in one.decision.measured]
-    assert len(told) >= 4 and all(
-        re.fullmatch(r"[\d.]+×; [\d.]+× as fitted; [\d.]+× by SPU's version of then", one) for one in told
-    )
-    rows = [row.name for row in table.rows[1:]]
-    ratios = {f"; {fitted_saving(results, table, row):.2f}× as fitted" for row in rows}
-    then = {row: forensics.best_fit(results, "4", row)[0] for row in ("SM+LN+G", *rows)}
-    ratios_then = {f"; {then['SM+LN+G'] / then[row]:.2f}× by" for row in rows}
-    assert sum(any(one in text for one in ratios) and any(one in text for one in ratios_then) for text in told) >= 2
 
 
 def test_what_is_just_missed_does_not_look_met(tmp_path: Path) -> None:

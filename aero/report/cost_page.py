@@ -319,9 +319,8 @@ def table_full_passes(results: Results) -> Html:
         f"{COMPOSED_WITHIN['bytes']:g} for bytes and within {COMPOSED_WITHIN['seconds']:g} for time. Measured, of the "
         f"pass and of its operations: {_when(entries)}. {_of_other_files(entries)}Seconds of other days compare less "
         "well (docs/decisions.md, Private inference). Messages of a tuned pass are more than their composition's by "
-        "refills of the stock of "
-        "oblivious transfers, 1,281 messages and some rounds each, which most operations were measured without; one "
-        "measured with a refill counts it in every layer. Load: of the machine, at start and end."
+        "refills of the stock of oblivious transfers, 1,281 messages and some rounds each, which most operations were "
+        "measured without; one measured with a refill counts it in every layer. Load: of the machine, at start and end."
     )
     heads = ["configuration", "program", "GB", "composition", "minutes", "composition", "messages", "composition"]
     heads += ["logit error", "load"]

@@ -189,10 +189,9 @@ def _query_key(block: Mapping[str, Tensor], config: ModelConfig, scaled: bool) -
     }
 
 
-def _divide(w: Weights, name: str, basis: Tensor) -> None:
-    """Put the inverse of `basis` behind the matrix `name` and its bias."""
-    inverse = _inverse_gains(basis)
-    w[name], w[f"{name}_bias"] = w[name] @ inverse, w[f"{name}_bias"] @ inverse
+def _multiply(w: Weights, name: str, matrix: Tensor) -> None:
+    """Put `matrix` behind the matrix `name` and its bias."""
+    w[name], w[f"{name}_bias"] = w[name] @ matrix, w[f"{name}_bias"] @ matrix
 
 
 def _inverse_gains(basis: Tensor) -> Tensor:
@@ -284,11 +283,11 @@ def _pre_ln(
         # X = c Z with a number c in place of the matrix N: beta x costs nothing, the matrices take up the numbers.
         before = _identity(w["output"]) if basis is None else basis
         basis = ffn.pop("beta", 1.0) * before
-        _divide(w, "output", basis if config.parallel_residual else before)
+        _multiply(w, "output", _inverse_gains(basis if config.parallel_residual else before))
         if has_ffn:
             first, last = ("fused", "fused") if "fused" in ffn else ("up", "down")
             ffn[first] = before @ ffn[first]
-            _divide(ffn, last, basis)
+            _multiply(ffn, last, _inverse_gains(basis))
     if not has_ffn:
         return w, basis
     if norm and "folded_norms" in savings:
@@ -395,7 +394,7 @@ def _gains_folded(w: Weights, config: ModelConfig, basis: Tensor | None) -> tupl
     for name in {"query", "key", first} & w.keys():
         w[name] = before @ w[name]
     if last in w:
-        w[last], w[f"{last}_bias"] = w[last] @ inverse, w[f"{last}_bias"] @ inverse
+        _multiply(w, last, inverse)
     seen = torch.ones(config.context, config.context, dtype=b.dtype, device=b.device).tril()
     w["shape"] = direct * _identity(seen) - g / b * (seen / seen.sum(1, keepdim=True))
     return w, after

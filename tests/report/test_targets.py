@@ -146,11 +146,13 @@ def test_what_is_missing_of_private_inference_is_said(kept: Results, tmp_path: P
     (folder / "savings_errors.csv").write_text(
         "architecture,program,prompts\nSM+LN+G,tuned,20\nSM+LN+G,tuned,2\nSM+LN+R,tuned,200\nSM,as_published,300\n"
     )
-    full, held_out = private_gaps(here)
-    assert full == "no complete private pass at the papers' size: SM+LN+G as_published"
-    start = "fewer than 200 held-out prompts asked of tuned: SM+LN+G 20, SM 0, SM+ScFFN 0, SM+ScFuFFN 0, "
-    # What was asked, and then every printed row that was not, but for those without a target.
-    assert held_out.startswith(start) and "EReg(SM(t)+ScFuFFNi_1) 0" in held_out and "SOTA" not in held_out
+    assert private_gaps(here) == [
+        "no complete private pass at the papers' size: SM+LN+G as_published",
+        # What was asked, and then every printed row that was not, but for those without a target.
+        "fewer than 200 held-out prompts asked of tuned: SM+LN+G 20, SM 0, SM+ScFFN 0, SM+ScFuFFN 0, SM+ScFuFFNi_6 0, "
+        "EReg(SM(t)+ScFuFFN) 0, EReg(SM(t)+ScFuFFNi_6) 0, SM+ScFuFFNi_4 0, EReg(SM(t)+ScFuFFNi_4) 0, "
+        "SM+ScFuFFNi_1 0, EReg(SM(t)+ScFuFFNi_1) 0",
+    ]
 
 
 def test_every_row_has_its_parts_and_its_kinds_of_operations(kept: Results) -> None:

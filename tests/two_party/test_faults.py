@@ -147,7 +147,7 @@ def test_a_disk_that_is_full(tmp_path):
     assert gone(tmp_path)
 
 
-IN_EITHER_RUNTIME = pytest.mark.parametrize("when", [7, pytest.param(8, marks=pytest.mark.slow)])
+IN_EITHER_RUNTIME = pytest.mark.parametrize("when", [7, 8])
 """Before a comparison in 32 bits, or before one in 64. The first of either sets its runtime up."""
 
 

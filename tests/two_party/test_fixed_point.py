@@ -162,6 +162,6 @@ def test_a_model_with_too_large_preactivations_is_compared_in_the_large_ring():
         ffn = model.blocks[0].ffn
         ffn.up.weight.mul_(1e5), ffn.down.weight.mul_(1e-5)
     found = farthest(model, "tuned-lattice_products+narrow_comparisons", Settings())
-    assert found.what == "relu (negative)" and 2**12 < found.value < 2**26
+    assert found.what == "relu (negative)" and 2**13 < found.value < 2**26
     assert fitting(model, "tuned-lattice_products+narrow_comparisons", Settings()) == "tuned-lattice_products"
     assert fitting(model, program, Settings()) == "tuned-lattice_products"  # products of 2^14 and more

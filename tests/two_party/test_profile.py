@@ -203,8 +203,4 @@ def test_two_runs_spliced_anywhere_are_an_error_or_one_of_them(text, other, data
     spliced = lines[: data.draw(st.integers(0, len(lines)))] + more[data.draw(st.integers(0, len(more))) :]
     found = numbers("".join(spliced))
     if found is not None:
-        # Bytes and messages are one run's. The whole run's seconds are in the first line alone: behind that of another
-        # run of the same moment, by which no operation takes too long, no other line tells whose they are.
-        one, two = numbers(text), numbers(other)
-        assert found[:4] in (one[:4], two[:4]) and found[4] in (one[4], two[4])
-        assert found[:5] in (one[:5], two[:5]) or spliced[1:] == more[1:]
+        assert found[:5] in (numbers(text)[:5], numbers(other)[:5])

@@ -207,12 +207,15 @@ def measure_rows(
     seconds: bool = True,
     repeats: Mapping[int, int] | None = None,
     others: Sequence[ledger.Measurement] = (),
+    rounds_from: Sequence[Path] = (),
 ) -> None:
     """Measure the operations that `rows` need and `ops_file` lacks, and write it and the rows composed of them.
 
     minutes: stop after about so long, between two sessions. rounds: whether to measure them. seconds: whether to keep
     them. repeats: how often the operations of a context are run where that is more than once. others: measurements that
-    `ops_file` keeps though `rows` do not need them. UserError if something is left or failed.
+    `ops_file` keeps though `rows` do not need them. rounds_from: files of operations whose rounds are taken where they
+    are of the same computation. An operation that lacks its rounds alone is not run again. UserError if something is
+    left or failed.
     """
     started = time.monotonic()
     todo, refused = wanted(rows, programs)
@@ -238,10 +241,15 @@ def measure_rows(
         if rows_file:
             ledger.write(rows_file, composed(parameters, rows, programs, done), ledger.DetailedRow)
 
+    def lacks_rounds_alone(operation: Operation) -> bool:
+        before = earlier.get((operation.name, operation.shape))
+        return rounds and before is not None and math.isnan(before.rounds) and not math.isnan(before.seconds)
+
     def out_of_time() -> bool:
         return minutes is not None and time.monotonic() - started > 60 * minutes
 
-    rounds_of = {key: row.rounds for key, row in earlier.items() if not math.isnan(row.rounds)}
+    kept_rounds = [row for path in rounds_from for row in usable(path, signatures)]
+    rounds_of = {row.key: row.rounds for row in (*kept_rounds, *earlier.values()) if not math.isnan(row.rounds)}
     known = {
         shrink(o): rounds_of[o.name, o.shape] for o in (w.operation for w in todo) if (o.name, o.shape) in rounds_of
     }
@@ -254,6 +262,19 @@ def measure_rows(
             if unknown:
                 known.update({shrink(o): found for o, found in measure_rounds(unknown, settings, rounds_runs).items()})
             of_rounds = {operation: known.get(shrink(operation), math.nan) for operation in of_batch}
+            whole = [one for one in batch if not lacks_rounds_alone(one.operation)]
+            for one in batch:
+                if one not in whole:
+                    before = earlier[one.operation.name, one.operation.shape]
+                    done[before.key] = replace(before, rounds=round(of_rounds[one.operation], 1))
+                    bar.update()
+            run(whole, of_rounds)
+            write()
+
+        def run(batch: Sequence[Wanted], of_rounds: Mapping[Operation, float]) -> None:
+            if not batch:
+                return
+            of_batch = [one.operation for one in batch]
             family, context = batch[0].family, batch[0].context
             repeated = (repeats or {}).get(context, 1)
             measured = measure(of_batch, family, context, variant, settings, repeated, rounds=of_rounds)
@@ -264,7 +285,6 @@ def measure_rows(
                 done[row.key] = ledger.filled(new, earlier.get(row.key))
                 bar.set_postfix_str(f"{row.op} {row.shape}: {row.bytes / 1e6:.1f} MB in {row.seconds:.1f} s")
                 bar.update()
-            write()
 
         for batch in (batch for context in sorted(by_context) for batch in batches(by_context[context])):
             if out_of_time():

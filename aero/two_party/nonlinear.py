@@ -88,7 +88,7 @@ def _on_cover(logits: Array, blocks: int, split: bool, narrow: bool) -> list[Arr
     mask = causal_mask(rows, columns)
     shifted = jnp.where(mask, logits, MASKED)
     cover = Cover(rows, columns, blocks)
-    below = _cover_maximum(shifted, cover, narrow)[..., None] - shifted
+    below = _cover_maximum(shifted, cover, narrow) - shifted
     # All blocks at once, in each step: the rounds of one.
     flat = _flatten([below[:, low:high, :width] for low, high, width in cover.spans])
     flat = _split_exponential(flat, narrow) if split else jnp.exp(-flat)
@@ -154,12 +154,12 @@ def narrow_maximum(x: Array) -> Array:
 
 
 def _cover_maximum(shifted: Array, cover: Cover, narrow: bool) -> Array:
-    """Maxima (H, rows) of the rows of (H, rows, columns), where what lies above the diagonal is MASKED.
+    """Maxima (H, rows, 1) of the rows of (H, rows, columns), where what lies above the diagonal is MASKED.
 
     In `Cover.comparisons` comparisons a head.
     """
     if not cover.tiled:
-        return _maximum(shifted, narrow)
+        return _maximum(shifted, narrow)[..., None]
     side, blocks = cover.side, len(cover.spans)
     missing = side * blocks - cover.rows
     if missing:
@@ -176,7 +176,7 @@ def _cover_maximum(shifted: Array, cover: Cover, narrow: bool) -> Array:
         by_row.append(jnp.pad(within[first : first + count], absent, constant_values=MASKED))
         first += count
     maxima = _maximum(jnp.stack(by_row), narrow, 1)  # (blocks, H, side)
-    of_rows = jnp.swapaxes(maxima, 0, 1).reshape(len(shifted), side * blocks)
+    of_rows = jnp.swapaxes(maxima, 0, 1).reshape(len(shifted), side * blocks, 1)
     return of_rows[:, : cover.rows] if missing else of_rows
 
 

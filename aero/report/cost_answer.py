@@ -131,6 +131,8 @@ def _program(text: str) -> str:
         )
     if "+absorbed_ffn" in text and "absorbed_ffn" not in chosen(text)[0]:
         raise UserError(f"{text}: absorbed_ffn does nothing without folded_ffn; add that as well")
+    if "+fewer_squarings" in text and "fewer_squarings" not in chosen(text)[0]:
+        raise UserError(f"{text}: fewer_squarings does nothing beside split_exponential; leave that out")
     return found
 
 

@@ -27,6 +27,7 @@ from aero.two_party.weights import weight_arrays, weight_shapes, within_budget
 
 # An operation of fewer bytes is dear where it makes a refill, 0.3 to 1.2 MB.
 FEW_BYTES = 8_000_000
+OF_64_BITS = {"split_exponential", "lattice_products", "narrow_comparisons", "fewer_squarings"}
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def check_ring(field: str, fraction_bits: int, program: str) -> None:
     """TwoPartyError for a program that cannot be computed in the ring `field`, ValueError for one that is none."""
     if field == "FM32":
         raise TwoPartyError("SPU cannot divide in the ring FM32, and every softmax divides; use FM64")
-    if field != "FM64" and {"split_exponential", "lattice_products", "narrow_comparisons"} & chosen(program)[0]:
+    if field != "FM64" and OF_64_BITS & chosen(program)[0]:
         raise TwoPartyError(
             f"program {program} computes on shares of 64 bits at most, not on {field}; use FM64, or as_published"
         )

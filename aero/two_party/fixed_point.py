@@ -7,6 +7,7 @@ With k bits in the ring and f fraction bits, and without a word from SPU when th
 - `rsqrt` takes arguments below 2^(f-1): 2^17, a variance;
 - a division takes denominators below 2^f, and loses digits long before: 1/x is off by 4 % at 2^12;
 - SPU's exponential (1 + x / 2^8)^(2^8) turns round at -2^8 and is above 1 again below -2^9;
+- `shares.exponential` turns round at -2^5 and is above 1 below -2^6, half of which is allowed here;
 - `shares.negative` compares in 32 bits: what is below 2^(31-f), 2^13. Half of that is allowed here, because the next
   value is no larger one but one of the other sign, and other prompts than those looked at go somewhat further;
 - anything else stays below 2^(k-2-f).
@@ -16,6 +17,7 @@ The limits of `rsqrt` and divisions were found with SPU 0.9.5, k = 64 and f = 18
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +33,7 @@ from aero.two_party.operations import KINDS
 from aero.two_party.program import forward
 from aero.two_party.savings import chosen, named
 from aero.two_party.settings import FIELD_BITS, NARROW_FIELD, Settings, TwoPartyError
+from aero.two_party.shares import SQUARINGS
 from aero.two_party.weights import weight_arrays
 
 TOKENS = 128
@@ -50,13 +53,14 @@ class Beyond:
 
 
 def limits(settings: Settings) -> dict[str, float]:
-    """{"product", "rsqrt", "div", "exp", "negative", "value": the magnitude that each must stay below}."""
+    """{"product", "rsqrt", "div", "exp", "squarings", "negative", "value": the magnitude that each must stay below}."""
     ring, fraction = FIELD_BITS[settings.field], settings.fraction_bits
     return {
         "product": 2.0 ** (ring - 2 - 2 * fraction),
         "rsqrt": 2.0 ** (fraction - 1),
         "div": 2.0**fraction,
         "exp": 2.0**9,
+        "squarings": 2.0**SQUARINGS,
         "negative": 2.0 ** (FIELD_BITS[NARROW_FIELD] - 1 - fraction) / NARROW_MARGIN,
         "value": 2.0 ** (ring - 2 - fraction),
     }
@@ -98,6 +102,8 @@ def watched(
                     note("exp", np.where(np.asarray(values[0]) > 0.8 * MASKED, values[0], 0.0))
                 elif name == "on_shares" and equation.params["step"] == "negative":
                     note("negative", values[0])
+                elif name == "on_shares" and equation.params["step"] == "exponential":
+                    note("squarings", np.where(np.asarray(values[0]) > 0.8 * MASKED, values[0], 0.0))
                 out = equation.primitive.bind(*values, **equation.params)
                 results = list(out) if equation.primitive.multiple_results else [out]
                 if name != "on_shares":
@@ -138,12 +144,14 @@ def farthest(model: GPT, program: str, settings: Settings, ids: np.ndarray | Non
 
 
 def fitting(model: GPT, program: str, settings: Settings) -> str:
-    """`program`, or the same without narrow_comparisons, without lattice_products or without both, the first in which
-    the model's values fit: these hold less than SPU does. TwoPartyError if they fit in none.
+    """`program`, or the same without one or several of fewer_squarings, narrow_comparisons and lattice_products, the
+    first in which the model's values fit: these hold less than SPU does. TwoPartyError if they fit in none.
     """
     savings, rebased = chosen(program)
-    narrow, outside = savings & {"narrow_comparisons"}, savings & {"lattice_products"}
-    *others, last = dict.fromkeys((frozenset(), narrow, outside, narrow | outside))
+    few, narrow, outside = (savings & {name} for name in ("fewer_squarings", "narrow_comparisons", "lattice_products"))
+    *others, last = dict.fromkeys(
+        frozenset().union(*less) for less in itertools.product(*((frozenset(), one) for one in (outside, narrow, few)))
+    )
     for less in others:
         one = named(savings - less, rebased)
         found = farthest(model, one, settings)

@@ -216,15 +216,21 @@ def filled(new: Measurement, earlier: Measurement | None) -> Measurement:
 
 def session_setup(parts: Iterable[Measurement]) -> float:
     """Set-up bytes of one session of `parts`: the largest of those of SPU's usual protocols, and what products outside
-    SPU and comparisons in a ring of their own, each with keys of its own, take beyond that. 0 without parts."""
-    most: dict[str, float] = {}
+    SPU, comparisons in a ring of their own and exponentials in a session of SPU of their own, each with its own keys,
+    take beyond that. 0 without parts."""
+    most: dict[frozenset[str], float] = {}
     for one in parts:
-        own = next((name for name in ("lattice_linear", "narrow=1") if name in one.op), "")
+        own = frozenset(name for name in ("lattice_linear", "narrow=1", "few=1") if name in one.op)
         most[own] = max(most.get(own, 0.0), one.setup_bytes)
-    if "" not in most:
+    usual = most.pop(frozenset(), None)
+    if usual is None:
         return max(most.values(), default=0.0)
-    usual = most.pop("")
-    return usual + sum(max(0.0, own - usual) for own in most.values())
+    total, paid = usual, frozenset()
+    # An operation of two such protocols tells of both.
+    for own in sorted(most, key=len, reverse=True):
+        if not own <= paid:
+            total, paid = total + max(0.0, most[own] - usual), paid | own
+    return total
 
 
 def find(measured: Mapping[tuple[str, str], Measurement], operation: Operation) -> Measurement:

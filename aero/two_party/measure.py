@@ -34,6 +34,8 @@ WARM_UP = (
 LATTICE_WARM_UP = Operation("lattice_linear", ((8, 8), (8, 8)))
 # That of comparisons in a ring of their own, which has its own oblivious transfers.
 NARROW_WARM_UP = Operation("relu", ((8, 8),), (("narrow", 1),))
+# That of exponentials in a session of SPU of their own.
+FEW_WARM_UP = Operation("softmax_plain", ((1, 8, 8),), (("few", 1),))
 DELAY_S = 0.020
 REFILL_MESSAGES = 1000
 REFILL_MATTERS = 60_000_000
@@ -101,17 +103,18 @@ def warm_up(operations: Iterable[Operation]) -> tuple[Operation, ...]:
     return _warm_up(
         lattice=any(operation.kind == LATTICE_WARM_UP.kind for operation in operations),
         narrow=any(NARROW_WARM_UP.constants[0] in operation.constants for operation in operations),
+        few=any(FEW_WARM_UP.constants[0] in operation.constants for operation in operations),
     )
 
 
 def warm_up_of(program: str) -> tuple[Operation, ...]:
     """What to run before a pass of `program` so that it does not pay for keys."""
     savings, _ = chosen(program)
-    return _warm_up("lattice_products" in savings, "narrow_comparisons" in savings)
+    return _warm_up("lattice_products" in savings, "narrow_comparisons" in savings, "fewer_squarings" in savings)
 
 
-def _warm_up(lattice: bool, narrow: bool) -> tuple[Operation, ...]:
-    return (*WARM_UP, *(LATTICE_WARM_UP,) * lattice, *(NARROW_WARM_UP,) * narrow)
+def _warm_up(lattice: bool, narrow: bool, few: bool) -> tuple[Operation, ...]:
+    return (*WARM_UP, *(LATTICE_WARM_UP,) * lattice, *(NARROW_WARM_UP,) * narrow, *(FEW_WARM_UP,) * few)
 
 
 def refilled(profile: Profile) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 
 from aero.two_party.cover import Cover, tile_side
-from aero.two_party.shares import CLIENT_SCALE, OCTAVES, SERVER_SCALE, negative, split_powers
+from aero.two_party.shares import CLIENT_SCALE, OCTAVES, SERVER_SCALE, exponential, negative, split_powers
 
 MASKED = -1000.0
 CLIPPED = 14.0
@@ -31,18 +31,22 @@ def causal_mask(rows: int, columns: int) -> np.ndarray:
     return np.arange(columns)[None, :] <= np.arange(columns - rows, columns)[:, None]
 
 
-def softmax_plain(logits: Array, narrow: bool = False) -> Array:
+def softmax_plain(logits: Array, narrow: bool = False, few: bool = False) -> Array:
     """Causal softmax over the last axis of (H, rows, columns), with `jax.nn`'s exponential on every entry.
 
     Masking is a selection by a public mask, which costs nothing; entries above the diagonal are still exponentiated.
-    narrow, here and below: comparisons by `shares.negative`.
+    narrow, here and below: comparisons by `shares.negative`. few: exponentials by `shares.exponential`.
     """
     mask = causal_mask(*logits.shape[-2:])
     shifted = jnp.where(mask, logits, MASKED)
     shifted = shifted - _maximum(shifted, narrow)[..., None]
     # The secure exponential of a hugely negative number is not 0: select after it, not before.
-    exponentials = jnp.where(mask, jnp.exp(shifted), 0.0)
+    exponentials = jnp.where(mask, _exp(shifted, few), 0.0)
     return exponentials / jnp.sum(exponentials, -1, keepdims=True)
+
+
+def _exp(x: Array, few: bool) -> Array:
+    return exponential(x) if few else jnp.exp(x)
 
 
 def softmax_clipped(logits: Array) -> Array:
@@ -55,14 +59,14 @@ def softmax_clipped(logits: Array) -> Array:
     return exponentials / jnp.sum(exponentials, -1, keepdims=True)
 
 
-def softmax_cover(logits: Array, blocks: int, narrow: bool = False) -> Array:
+def softmax_cover(logits: Array, blocks: int, narrow: bool = False, few: bool = False) -> Array:
     """Causal softmax of (H, rows, columns) on a block-lower-triangular cover of the visible entries.
 
     With `blocks` blocks of rows only a fraction (blocks + 1) / (2 blocks) of the entries is compared, exponentiated and
     scaled; one reciprocal a row. A longer product in JAX in place of SPU's own exponential is closer to it (half the
     error at 6 products) but costs a third more: SPU truncates its squares knowing that they are positive.
     """
-    parts = _on_cover(logits, blocks, split=False, narrow=narrow)
+    parts = _on_cover(logits, blocks, split=False, narrow=narrow, few=few)
     shapes = [part.shape for part in parts]
     inverse = 1.0 / jnp.concatenate([jnp.sum(part, -1) for part in parts], -1)  # (H, rows)
     edges = np.cumsum([0, *(rows for _, rows, _ in shapes)])
@@ -73,16 +77,16 @@ def softmax_cover(logits: Array, blocks: int, narrow: bool = False) -> Array:
     return _side_by_side(_unflatten(_flatten(parts) * _flatten(factors), shapes), logits.shape[2])
 
 
-def exponentials(logits: Array, blocks: int, split: bool, narrow: bool = False) -> Array:
+def exponentials(logits: Array, blocks: int, split: bool, narrow: bool = False, few: bool = False) -> Array:
     """exp(logits - maximum of the row's visible entries) of (H, rows, columns), 0 above the diagonal.
 
     On the cover of `softmax_cover`. split: as 2^-X by `shares.split_powers` instead of SPU's exponential, for X below
     16, that is to e^-11; what is smaller counts as 2^-16.
     """
-    return _side_by_side(_on_cover(logits, blocks, split, narrow), logits.shape[2])
+    return _side_by_side(_on_cover(logits, blocks, split, narrow, few), logits.shape[2])
 
 
-def _on_cover(logits: Array, blocks: int, split: bool, narrow: bool) -> list[Array]:
+def _on_cover(logits: Array, blocks: int, split: bool, narrow: bool, few: bool) -> list[Array]:
     """The exponentials of `exponentials` by blocks of rows, each as wide as its last row sees."""
     heads, rows, columns = logits.shape
     mask = causal_mask(rows, columns)
@@ -91,7 +95,7 @@ def _on_cover(logits: Array, blocks: int, split: bool, narrow: bool) -> list[Arr
     below = _cover_maximum(shifted, cover, narrow) - shifted
     # All blocks at once, in each step: the rounds of one.
     flat = _flatten([below[:, low:high, :width] for low, high, width in cover.spans])
-    flat = _split_exponential(flat, narrow) if split else jnp.exp(-flat)
+    flat = _split_exponential(flat, narrow) if split else _exp(-flat, few)
     parts = _unflatten(flat, [(heads, high - low, width) for low, high, width in cover.spans])
     return [
         jnp.where(mask[low:high, :width], part, 0.0)

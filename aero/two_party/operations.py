@@ -132,8 +132,8 @@ def causal_mean(x: Array, rows: int) -> Array:
 
 
 @_kind("secret")
-def softmax_plain(logits: Array, narrow: int = 0) -> Array:
-    return nonlinear.softmax_plain(logits, bool(narrow))
+def softmax_plain(logits: Array, narrow: int = 0, few: int = 0) -> Array:
+    return nonlinear.softmax_plain(logits, bool(narrow), bool(few))
 
 
 @_kind("secret")
@@ -142,13 +142,13 @@ def softmax_clipped(logits: Array) -> Array:
 
 
 @_kind("secret")
-def softmax_cover(logits: Array, blocks: int, narrow: int = 0) -> Array:
-    return nonlinear.softmax_cover(logits, blocks, bool(narrow))
+def softmax_cover(logits: Array, blocks: int, narrow: int = 0, few: int = 0) -> Array:
+    return nonlinear.softmax_cover(logits, blocks, bool(narrow), bool(few))
 
 
 @_kind("secret")
-def exponentials(logits: Array, blocks: int, split: int, narrow: int = 0) -> Array:
-    return nonlinear.exponentials(logits, blocks, bool(split), bool(narrow))
+def exponentials(logits: Array, blocks: int, split: int, narrow: int = 0, few: int = 0) -> Array:
+    return nonlinear.exponentials(logits, blocks, bool(split), bool(narrow), bool(few))
 
 
 @_kind("secret")

@@ -69,7 +69,7 @@ class Party:
         self._in_the_clear: dict[str, np.ndarray | None] = {}
         self._prepared: dict[tuple[str, str], Any] = {}
         self._kept: dict[str, Any] = {}  # by steps on shares, for later ones of this session
-        self._narrow: Any = None  # the runtime of `_narrow_sign`
+        self._others: dict[str, Any] = {}  # the runtimes of `_apart`, by what they are for
         self._other = SERVER if rank == CLIENT else CLIENT
         description = libspu.link.Desc()
         for name, address in zip(NAMES, addresses, strict=True):
@@ -244,42 +244,58 @@ class Party:
             self._prepared[key] = make(hand, self._in_the_clear[name])
         return self._prepared[key]
 
-    def _narrow_sign(self, share: np.ndarray) -> tuple[np.ndarray, Profile, float]:
-        """This party's xor shares of whether x < 0, from its shares (n,) of x modulo 2^32; what that cost, and the
-        seconds until that was known.
+    def _apart(
+        self, share: np.ndarray, dtype: Any, function: Callable[..., Any], what: str, field: str, **changes: int
+    ) -> tuple[Any, Profile, float]:
+        """This party's share of function(x), from its shares (n,) of x as `dtype` in the ring `field`; what that cost,
+        and the seconds until it was there.
 
-        By a second runtime, over a link of its own through the same connection, with its own oblivious transfers: a
-        runtime has one ring.
+        By another runtime, over a link of its own through the same connection, with its own oblivious transfers: a
+        runtime has one ring and one configuration. what: its name, for errors. changes: of its configuration.
         """
         import spu
 
-        field, held = NARROW_FIELD, (share.shape, np.dtype(np.int32))
-        if self._narrow is None:
-            with self._step("setting up the protocol of narrow comparisons"):
-                self._narrow = spu.Runtime(self._link.spawn(), _configuration(self.settings, field, 0))
-        self._narrow.set_var("x", share_of(share, *held, None, field))
+        held = share.shape, np.dtype(dtype)
+        if what not in self._others:
+            with self._step(f"setting up the protocol of {what}"):
+                config = _configuration(self.settings, field, changes.pop("fxp_fraction_bits"))
+                for name, value in changes.items():
+                    setattr(config, name, value)
+                self._others[what] = spu.Runtime(self._link.spawn(), config)
+        runtime = self._others[what]
+        runtime.set_var("x", share_of(share, *held, None, field))
         began = time.monotonic()
-        profile = self._execute(self._narrow, _below_zero, (held,), ["x"], ["sign"])
+        profile = self._execute(runtime, function, (held,), ["x"], ["y"])
         seconds = time.monotonic() - began
-        sign = bits_of(self._narrow.get_var("sign"), share.size)
-        for name in ("x", "sign"):
-            self._narrow.del_var(name)
-        return sign, profile, seconds
+        result = runtime.get_var("y")
+        for name in ("x", "y"):
+            runtime.del_var(name)
+        return result, profile, seconds
 
     def _on_shares(self, part: ShareStep) -> Profile:
         """Take a step on this party's shares; its profile tells of messages that are not SPU's."""
-        from aero.two_party.shares import STEPS, Hand
+        from aero.two_party.shares import SQUARINGS, STEPS, Hand, by_squarings
 
         step, messages = STEPS[part.step], _Messages(self, part.step)
         inside: list[Profile] = []
         apart = 0.0  # seconds of compiling and of reading the log, which no run of SPU has in its own seconds
 
-        def narrow_sign(share: np.ndarray) -> np.ndarray:
+        def elsewhere(share: np.ndarray, *how: Any, **changes: int) -> Any:
             nonlocal apart
-            sign, profile, seconds = self._narrow_sign(share)
+            result, profile, seconds = self._apart(share, *how, **changes)
             inside.append(profile)
             apart += max(0.0, seconds - profile.seconds)
-            return sign
+            return result
+
+        def narrow_sign(share: np.ndarray) -> np.ndarray:
+            how = np.int32, _below_zero, "narrow comparisons", NARROW_FIELD
+            return bits_of(elsewhere(share, *how, fxp_fraction_bits=0), share.size)
+
+        def squared(share: np.ndarray) -> np.ndarray:
+            how = np.float32, by_squarings, "exponentials by fewer squarings", self.settings.field
+            bits = self.settings.fraction_bits
+            found = elsewhere(share, *how, fxp_fraction_bits=bits, fxp_exp_iters=SQUARINGS)
+            return ring_elements(found, FIELD_BITS[self.settings.field])
 
         hand = Hand(
             self.rank,
@@ -289,6 +305,7 @@ class Party:
             receive=messages.receive,
             kept=self._kept,
             narrow_sign=narrow_sign,
+            squared=squared,
         )
         prepared, began = self._prepare(part), time.monotonic()
         shapes = [self._held[name][0] for name in part.inputs]
@@ -300,8 +317,8 @@ class Party:
             if bits > 64:
                 raise TwoPartyError(
                     f"the step {part.step} computes on shares of 64 bits at most, not on {self.settings.field}; "
-                    "use FM64, or a program without split_exponential, narrow_comparisons, lattice_lookup and "
-                    "lattice_products"
+                    "use FM64, or a program without split_exponential, narrow_comparisons, fewer_squarings, "
+                    "lattice_lookup and lattice_products"
                 )
             secrets = part.inputs if step.prepare is None else part.inputs[:-1]
             shares = [ring_elements(self._runtime.get_var(name), bits) for name in secrets]

@@ -217,12 +217,19 @@ def _blocks(savings: Savings, logits: Array) -> int:
 
 def _exponentials(run: Call, savings: Savings, logits: Array) -> Array:
     split = int("split_exponential" in savings)
-    return run("exponentials", logits, blocks=_blocks(savings, logits), split=split, **_narrow(savings))
+    return run(
+        "exponentials", logits, blocks=_blocks(savings, logits), split=split, **_narrow(savings), **_few(savings)
+    )
 
 
 def _narrow(savings: Savings) -> dict[str, int]:
     """The constant of operations that compare. It is left out where it is 0: their names are as they were before."""
     return {"narrow": 1} if "narrow_comparisons" in savings else {}
+
+
+def _few(savings: Savings) -> dict[str, int]:
+    """The same of operations that take exponentials."""
+    return {"few": 1} if "fewer_squarings" in savings else {}
 
 
 def _probabilities(run: Call, savings: Savings, logits: Array) -> Array:
@@ -231,8 +238,8 @@ def _probabilities(run: Call, savings: Savings, logits: Array) -> Array:
     if "split_exponential" in savings:
         return run("divide_by_sums", _exponentials(run, savings, logits))
     if "causal_cover" in savings:
-        return run("softmax_cover", logits, blocks=_blocks(savings, logits), **_narrow(savings))
-    return run("softmax_plain", logits, **_narrow(savings))
+        return run("softmax_cover", logits, blocks=_blocks(savings, logits), **_narrow(savings), **_few(savings))
+    return run("softmax_plain", logits, **_narrow(savings), **_few(savings))
 
 
 def _pre_ln(

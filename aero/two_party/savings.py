@@ -32,10 +32,12 @@ SAVINGS: dict[str, str] = {
     "segmented_gelu": "GELU by two comparisons and a polynomial",
     "last_row": "in the last layer, and behind it, only the last query row",
     "narrow_comparisons": "maxima, clipping, ReLU and the segments of GELU compared in a ring of 32 bits",
+    "fewer_squarings": "exponentials by five squarings and one product (in place of split_exponential)",
 }
-"""Exact but for the fixed point: all but split_exponential, which is nearer to exp than SPU's, and segmented_gelu.
-lattice_lookup and lattice_products rest on the hardness of learning with errors in rings, as SPU's own products do."""
-TUNED: Savings = frozenset(SAVINGS) - {"narrow_comparisons"}
+"""Exact but for the fixed point: all but split_exponential and fewer_squarings, which are nearer to exp than SPU's, and
+segmented_gelu. lattice_lookup and lattice_products rest on the hardness of learning with errors in rings, as SPU's own
+products do."""
+TUNED: Savings = frozenset(SAVINGS) - {"narrow_comparisons", "fewer_squarings"}
 """Those of "tuned". The others came after what is kept of it had been measured; they can be added by name."""
 
 # The feed-forward's products and the logits are in slices too, for the same reason, and ids are looked up in pairs.
@@ -67,6 +69,8 @@ def chosen(program: str) -> tuple[Savings, tuple[int, ...]]:
         (savings.add if sign == "+" else savings.discard)(name)
     if "folded_ffn" not in savings:
         savings.discard("absorbed_ffn")
+    if "split_exponential" in savings:
+        savings.discard("fewer_squarings")
     return frozenset(savings), tuple(int(n) for n in match[3].split(",")) if match[3] else ()
 
 
@@ -94,8 +98,8 @@ def check_put_back(architecture: Architecture, layers: int, program: str) -> Non
 
 
 def changed(name: str) -> str:
-    """ "tuned" without the saving, or with it where "tuned" lacks it."""
-    return f"tuned{_change(name)}"
+    """ "tuned" without the saving, or with it where "tuned" lacks it; fewer squarings stand for split exponentials."""
+    return f"tuned{'-split_exponential' if name == 'fewer_squarings' else ''}{_change(name)}"
 
 
 def _change(name: str) -> str:

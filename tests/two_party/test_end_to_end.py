@@ -33,6 +33,8 @@ BIASES = {"qk_bias": True, "vo_bias": True, "ffn_bias": True}
         pytest.param("SM+LeakyR(global)", "tuned", {}, marks=pytest.mark.slow),
         pytest.param("SM+LeakyR", "as_published", {}, marks=pytest.mark.slow),
         ("SM+LeakyR(global)", "tuned+narrow_comparisons", {}),
+        pytest.param("SM+LN+R", "as_published+fewer_squarings", {}, marks=pytest.mark.slow),
+        ("SM(t)+R", "tuned-split_exponential+narrow_comparisons+fewer_squarings", {}),
         ("EReg(SM(t)+ScFuFFNi_1)", "tuned", {}),
         pytest.param("EReg(SM(t)+ScFuFFNi_1)", "as_published", {}, marks=pytest.mark.slow),
         ("SM+ScFFN+WNorm(QK+FFN)", "tuned", {}),
@@ -103,6 +105,7 @@ def test_other_rings_compute_the_same_or_are_refused():
     for program, field, named in (
         ("tuned", "FM128", "64 bits at most"),
         ("as_published+narrow_comparisons", "FM128", "64 bits at most"),
+        ("as_published+fewer_squarings", "FM128", "64 bits at most"),
         ("as_published", "FM32", "cannot divide"),
     ):
         with pytest.raises(TwoPartyError, match=named) as caught:

@@ -65,7 +65,9 @@ def test_spu_computes_below_each_limit_and_something_else_beyond():
 
 
 @pytest.mark.parametrize("row", ["SM+LN+G", "SM+LN+R", "SM+ScFuFFN", "EReg(SM(t)+ScFFN)", "SOTA(SM+ScFuFFN)"])
-@pytest.mark.parametrize("program", ["as_published", "tuned", "tuned+narrow_comparisons"])
+@pytest.mark.parametrize(
+    "program", ["as_published", "tuned", "tuned+narrow_comparisons", "as_published+fewer_squarings"]
+)
 def test_ordinary_models_fit(row, program):
     model = random_model(row, layers=2)
     check(model, program, Settings())
@@ -107,7 +109,7 @@ def test_a_value_that_is_not_finite_counts_as_beyond():
 
 
 def test_limits_by_hand():
-    expected = {"product": 26, "rsqrt": 17, "div": 18, "exp": 9, "negative": 12, "value": 44}
+    expected = {"product": 26, "rsqrt": 17, "div": 18, "exp": 9, "squarings": 5, "negative": 12, "value": 44}
     assert limits(Settings()) == {name: 2.0**power for name, power in expected.items()}
     assert limits(Settings(field="FM128", fraction_bits=20))["product"] == 2.0**86
     assert "dot_general" in PRODUCTS
@@ -165,3 +167,16 @@ def test_a_model_with_too_large_preactivations_is_compared_in_the_large_ring():
     assert found.what == "relu (negative)" and 2**13 < found.value < 2**26
     assert fitting(model, "tuned-lattice_products+narrow_comparisons", Settings()) == "tuned-lattice_products"
     assert fitting(model, program, Settings()) == "tuned-lattice_products"  # products of 2^14 and more
+
+
+def test_a_model_whose_logits_spread_wide_has_all_eight_squarings():
+    """Keys so large that attention's logits are 33 to 256 apart, which SPU's own exponential holds."""
+    model, program = random_model("SM", layers=2), "as_published+fewer_squarings"
+    assert fitting(model, program, Settings()) == program
+    with torch.no_grad():
+        model.blocks[0].attention.key.weight.mul_(400.0)
+    found = farthest(model, program, Settings())
+    assert found.what == "softmax_plain (squarings)" and 33 < found.value < 256
+    assert fitting(model, program, Settings()) == "as_published"
+    both = "as_published+narrow_comparisons+fewer_squarings"
+    assert fitting(model, both, Settings()) == "as_published+narrow_comparisons"

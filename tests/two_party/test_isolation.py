@@ -183,7 +183,11 @@ def test_neither_does_it_in_the_published_program_with_gelu_and_layer_norm(tmp_p
 
 @pytest.mark.parametrize(
     ("program", "at_the_server"),
-    [("tuned-lattice_products", {"folded"}), ("tuned+narrow_comparisons", {"folded", "folded, integers"})],
+    [
+        ("tuned-lattice_products", {"folded"}),
+        ("tuned+narrow_comparisons", {"folded", "folded, integers"}),
+        ("as_published+fewer_squarings", {"folded"}),
+    ],
 )
 def test_neither_do_products_within_spu_or_comparisons_in_a_second_runtime_show_anything(
     model, tmp_path, program, at_the_server

@@ -39,11 +39,14 @@ def test_bytes_repeat_and_scale_with_the_elements():
 def test_the_set_up_of_an_operation_is_that_of_the_protocols_it_uses():
     narrow = Operation("relu", ((16, 64),), (("narrow", 1),))
     outside = Operation("lattice_linear", ((16, 32), (32, 8)))
-    rows = measure([LINEAR, RELU, narrow, outside], "made", 16, "fm64", Settings(), rounds_runs=0)
-    linear, relu, compared, product = (row.setup_bytes for row in rows)
+    few = Operation("softmax_plain", ((1, 16, 16),), (("few", 1),))
+    rows = measure([LINEAR, RELU, narrow, outside, few], "made", 16, "fm64", Settings(), rounds_runs=0)
+    linear, relu, compared, product, squared = (row.setup_bytes for row in rows)
     assert linear == relu
-    # Oblivious transfers of a second runtime; keys of products outside SPU. Neither pays for the other's.
+    # Oblivious transfers of a second runtime; keys of products outside SPU; both kinds, of a third runtime. None pays
+    # for another's.
     assert compared - relu == pytest.approx(1.2e6, rel=0.05) and product - relu == pytest.approx(0.43e6, rel=0.05)
+    assert squared - relu == pytest.approx(2.4e6, rel=0.05)
 
 
 def test_rounds_are_those_of_the_protocol():

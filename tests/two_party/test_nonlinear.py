@@ -38,6 +38,9 @@ def test_softmax(rows, columns, blocks, spread):
         *((nonlinear.exponentials(logits, blocks, split, n) for n in (True, False)) for split in (True, False)),
     ):
         assert (np.asarray(one) == np.asarray(other)).all()  # the same maxima, and so the same numbers
+    if spread < 10:
+        for few in (nonlinear.softmax_plain(logits, few=True), nonlinear.softmax_cover(logits, blocks, few=True)):
+            np.testing.assert_allclose(np.asarray(few), expected, atol=2e-3)
     assert not cover[~np.broadcast_to(nonlinear.causal_mask(rows, columns), cover.shape)].any()
     np.testing.assert_allclose(cover.sum(-1), 1.0, atol=1e-5)
 

@@ -44,8 +44,11 @@ def exact_logits(model, program):
     """With exact exponentials and GELU in place of the approximations, only the folding is left: it must be exact."""
     gelu = nonlinear.gelu_exact if model.config.gelu == "exact" else nonlinear.gelu_plain
     exact = {
-        "softmax_cover": lambda x, blocks, narrow=0: nonlinear.softmax_plain(x, bool(narrow)),
-        "exponentials": lambda x, blocks, split, narrow=0: nonlinear.exponentials(x, blocks, False, bool(narrow)),
+        "softmax_cover": lambda x, blocks, narrow=0, few=0: nonlinear.softmax_plain(x, bool(narrow)),
+        "softmax_plain": lambda x, narrow=0, few=0: nonlinear.softmax_plain(x, bool(narrow)),
+        "exponentials": lambda x, blocks, split, narrow=0, few=0: nonlinear.exponentials(
+            x, blocks, False, bool(narrow)
+        ),
         "gelu_segments": lambda x, narrow=0: gelu(x),
     }
 
@@ -156,8 +159,11 @@ def test_tuned_in_the_clear_is_as_near_as_its_approximations(row):
 
 
 def test_programs_by_name():
-    assert chosen("tuned") == (TUNED, ()) and set(SAVINGS) - TUNED == {"narrow_comparisons"}
-    assert chosen("tuned+narrow_comparisons") == (frozenset(SAVINGS), ())
+    assert chosen("tuned") == (TUNED, ()) and set(SAVINGS) - TUNED == {"narrow_comparisons", "fewer_squarings"}
+    assert chosen("tuned+narrow_comparisons") == (frozenset(SAVINGS) - {"fewer_squarings"}, ())
+    # Split exponentials need no squaring at all.
+    assert chosen("tuned+fewer_squarings") == chosen("tuned")
+    assert chosen(changed("fewer_squarings"))[0] == TUNED - {"split_exponential"} | {"fewer_squarings"}
     assert chosen("tuned-narrow_comparisons") == chosen("tuned")
     assert chosen("as_published+last_row@1,2") == (frozenset({"last_row"}), (1, 2))
     assert "absorbed_ffn" not in chosen("tuned-folded_ffn")[0]
@@ -173,6 +179,8 @@ def test_programs_by_name():
         "tuned+narrow_comparisons",
         "tuned-lattice_products+narrow_comparisons@2",
         "as_published+narrow_comparisons",
+        "as_published+narrow_comparisons+fewer_squarings",
+        "tuned-split_exponential+fewer_squarings",
     ):
         assert named(*chosen(text)) == text
     assert named(*chosen("tuned+lattice_products@2")) == "tuned@2"  # how it was called before

@@ -10,12 +10,12 @@ from clear_text import STEP, large_runs, near
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aero.two_party import nonlinear
+from aero.two_party import nonlinear, shares
 from aero.two_party.parties import run_parties
 from aero.two_party.relay import Relay
 from aero.two_party.ring import bits_of, ring_elements, share_of
 from aero.two_party.settings import CLIENT, SERVER, Settings
-from aero.two_party.shares import OCTAVES, STEPS, Hand, Segment, ShareStep, negative, plan
+from aero.two_party.shares import OCTAVES, SQUARINGS, STEPS, Hand, Segment, ShareStep, negative, plan
 
 BITS = 18
 RING = 1 << 64
@@ -155,6 +155,43 @@ def test_signs_of_two_processes_from_half_of_the_digits_and_their_limit():
         spent_there["narrow 1.0"].bytes_sent,
     )
     assert "msb_a2b" in {one.name for one in narrow.operations if one.level == "mpc"}
+
+
+def by_five(x):
+    return shares.exponential(x)
+
+
+def by_eight(x):
+    return jnp.exp(x)
+
+
+def squarings_task(party, values):
+    party.put("x", values, (4096,), from_rank=CLIENT)
+    profiles = {}
+    for function in (by_five, by_eight):
+        for _ in range(2):
+            profiles[function.__name__] = party.run(function, ["x"], [function.__name__])
+    return profiles, {name: party.reveal(name, to=CLIENT) for name in profiles}
+
+
+def test_exponentials_of_two_processes_by_five_squarings_and_their_limit():
+    """|x|^3 e^x / 6144 is 2.2e-4 at most and x^2 e^x / 512 is 1.1e-3; truncations add to either."""
+    values = np.linspace(-100.0, 0.0, 4096).astype(np.float32)
+    (spent, found), (spent_there, _) = run_parties(squarings_task, values, None, Settings())
+    inside = values > -1.5 * 2.0**SQUARINGS
+    off = {name: np.abs(result - np.exp(values)) for name, result in found.items()}
+    assert off["by_five"][inside].max() < 4e-4 < 1e-3 < off["by_eight"].max() < 2e-3
+    # It turns round at -2^5, is 0 there, and above 1 beyond -2^6: what `fixed_point` looks for.
+    assert off["by_five"][values < -(2.0 ** (SQUARINGS + 1)) - 4].min() > 1
+    five, eight = spent["by_five"], spent["by_eight"]
+    assert five.bytes < 0.8 * eight.bytes
+    assert (five.bytes_sent, five.bytes_received) == (
+        spent_there["by_five"].bytes_received,
+        spent_there["by_five"].bytes_sent,
+    )
+    # The step's own session of SPU took the squares, as its operations say.
+    squares = [sum(one.executed for one in p.operations if one.name == "square_s") for p in (five, eight)]
+    assert squares == [SQUARINGS, 8]
 
 
 ENTRIES = (1, 2, 7, 13)

@@ -48,7 +48,7 @@ def add_commands(commands: Any) -> None:
     ask.add_argument("--seed", type=int, default=0, help="of the random choice")
     ask.add_argument(
         "--program",
-        help="tuned, as_published, tuned-lattice_products, ...; with --server: insist on it (there any)",
+        help="tuned, as_written, tuned-lattice_products, ...; with --server: insist on it (there any)",
     )
     ask.add_argument("--expect", metavar="SHA256", help="insist on the server's description, as `aero serve` prints it")
     ask.add_argument("--wait", type=float, default=60, metavar="S", help="for a busy server, seconds (default 60)")
@@ -60,7 +60,7 @@ def add_commands(commands: Any) -> None:
     serve.add_argument(
         "--program",
         default="tuned",
-        help="tuned (default), as_published, or one saving more or less: tuned-lattice_products",
+        help="tuned (default), as_written, or one saving more or less: tuned-lattice_products",
     )
     serve.add_argument("--most-tokens", type=int, default=256, metavar="N", help="new tokens a question may ask for")
     serve.add_argument("--once", action="store_true", help="end after one question, with its success as exit status")

@@ -227,7 +227,7 @@ class ScaleParameters(Strict):
     sensitivity: SensitivitySizes
     two_party: Literal["gpt2", "own"]
     end_to_end_runs: tuple[str, ...]
-    end_to_end_programs: tuple[Literal["as_published", "tuned"], ...] = Field(min_length=1)
+    end_to_end_programs: tuple[Literal["as_written", "tuned"], ...] = Field(min_length=1)
 
     def length(self, context: int) -> int:
         """What the paper's context length is at this scale: the model's own for T=128, one of `contexts` for others."""
@@ -315,7 +315,7 @@ TUNED_FRACTION_BITS = (16, 20)
 
 
 class TwoPartyParameters(Strict):
-    programs: tuple[Literal["as_published", "tuned"], ...]
+    programs: tuple[Literal["as_written", "tuned"], ...]
     field: Literal["FM64", "FM128"]  # SPU cannot divide in FM32
     fraction_bits: Positive
     mul_lsb_error: bool

@@ -1,6 +1,6 @@
 """Complete private passes at the papers' own size (GPT-2 small, 12 layers, T = 128), beside their composition.
 
-    python -m benchmarks.full_passes SM+ScFuFFN SM+LN+R SM+LN+G --programs tuned as_published
+    python -m benchmarks.full_passes SM+ScFuFFN SM+LN+R SM+LN+G --programs tuned as_written
     python -m benchmarks.full_passes                        # compositions alone, from today's ops.csv
 
 A pass takes 10 to 40 minutes and its seconds mean something on an otherwise idle machine only; the load at its start
@@ -122,7 +122,7 @@ def keep(entries: list[dict[str, Any]], parameters: Parameters) -> None:
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.full_passes", description=__doc__.splitlines()[0])
     parser.add_argument("rows", nargs="*", help='such as "SM+ScFuFFN"; none: compose the kept passes anew')
-    parser.add_argument("--programs", nargs="+", default=["tuned", "as_published"])
+    parser.add_argument("--programs", nargs="+", default=["tuned", "as_written"])
     parser.add_argument("--operations", type=Path, help="file of operations beside full_passes.json to compose of")
     given = parser.parse_args(arguments)
     own = given.operations

@@ -38,7 +38,7 @@ from benchmarks import timing
 
 NAME = "two_party_growth_layers"
 ROWS = ("SM+LN+G", "SM+ScFuFFN")
-PROGRAMS = ("as_published", "tuned")
+PROGRAMS = ("as_written", "tuned")
 LAYERS = (2, 4, 8)
 SIZES = {"width": 128, "heads": 2, "vocabulary": 512}
 CONTEXT = 32

@@ -1,4 +1,4 @@
-"""What AERO's rows cost as published, tuned, and tuned with products outside SPU, measured together.
+"""What AERO's rows cost as written, tuned, and tuned with products outside SPU, measured together.
 
     python -m benchmarks.lattice_products [--minutes M]
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from aero.errors import UserError, check_minutes, run_main
 from aero.parameters import Parameters, load
 from aero.report.lattice_rows import PATH, PROGRAMS
-from benchmarks.as_fitted import REPEATS, TABLES
+from benchmarks.as_published import REPEATS, TABLES
 from stages.two_party_all import PrintedRow, measure_rows, printed_rows
 
 

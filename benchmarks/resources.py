@@ -40,7 +40,7 @@ from benchmarks import timing
 
 PATH = Path("results/two_party/resources.csv")
 FIRST = ("SM+LN+G", "SM+ScFuFFN")
-PROGRAMS = ("as_published", "tuned")
+PROGRAMS = ("as_written", "tuned")
 AT_ONCE = 6
 """Operations of one session: what a kill can lose."""
 HE, OT, LOCAL, OTHER = "he", "ot", "local", "other"

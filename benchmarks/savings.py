@@ -3,7 +3,7 @@
     python -m benchmarks.savings bytes                   operations at GPT-2's dimensions, composed to rows
     python -m benchmarks.savings errors --run sm-ln-g    private passes of a trained model of params.yaml's scale
 
-Each saving is added to "as_published" alone, and left out of "tuned" alone or, where "tuned" lacks it, added to it.
+Each saving is added to "as_written" alone, and left out of "tuned" alone or, where "tuned" lacks it, added to it.
 `bytes` measures the operations that results/two_party/ops.csv lacks into savings_ops.csv, going on where it stopped,
 and writes savings.csv; `errors` writes savings_errors.csv every few prompts and goes on likewise.
 """
@@ -61,7 +61,7 @@ def programs() -> list[str]:
     """Both ends, every saving alone, every one left out of, or added to, "tuned". absorbed_ffn is nothing without
     folded_ffn."""
     alone = [name if name != "absorbed_ffn" else "folded_ffn+absorbed_ffn" for name in SAVINGS]
-    return ["as_published", *(f"as_published+{n}" for n in alone), *map(changed, SAVINGS), "tuned"]
+    return ["as_written", *(f"as_written+{n}" for n in alone), *map(changed, SAVINGS), "tuned"]
 
 
 def of_rows(parameters: Parameters) -> dict[tuple[str, str], dict[Operation, int]]:
@@ -70,7 +70,7 @@ def of_rows(parameters: Parameters) -> dict[tuple[str, str], dict[Operation, int
     found: dict[tuple[str, str], dict[Operation, int]] = {}
     for row in ROWS:
         counts = {program: dict(operations(parse(row), config, program, context)) for program in programs()}
-        ends = {"as_published": counts["as_published"], "tuned": counts["tuned"]}
+        ends = {"as_written": counts["as_written"], "tuned": counts["tuned"]}
         found |= {(row, program): c for program, c in counts.items() if program in ends or c not in ends.values()}
     return found
 

@@ -50,7 +50,7 @@ from benchmarks.long_server import made
 FILE = Path("results/robustness/transcripts.json")
 VOCABULARY, TOKENS = 257, 8
 MODEL = ModelConfig(vocabulary=VOCABULARY, context=TOKENS, layers=1, heads=2, width=16, ffn_width=64)
-PROGRAMS = (("SM+ScFuFFN", "tuned"), ("SM+LN+G", "as_published"))
+PROGRAMS = (("SM+ScFuFFN", "tuned"), ("SM+LN+G", "as_written"))
 PROMPTS = {
     "random tokens": np.random.default_rng(1).integers(1, VOCABULARY, TOKENS - 1).tolist(),
     "one token again and again": [VOCABULARY - 1] * (TOKENS - 1),

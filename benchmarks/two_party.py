@@ -1,4 +1,4 @@
-"""Private inference: where `tuned` saves against `as_published`, how costs grow, what limits, what larger models cost.
+"""Private inference: where `tuned` saves against `as_written`, how costs grow, what limits, what larger models cost.
 
     python -m benchmarks.two_party [--measure]       # after benchmarks.resources, where its file is missing
 
@@ -34,7 +34,7 @@ from aero.two_party.network import Network, wire_bytes
 from benchmarks import resources, timing
 
 GROWTH = timing.FOLDER / "two_party_growth.csv"
-PROGRAMS = ("as_published", "tuned")
+PROGRAMS = ("as_written", "tuned")
 DEPTHS = (6, 12, 18)
 
 PARTS = {

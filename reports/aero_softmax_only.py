@@ -278,9 +278,10 @@ claims_page.claims_table(results, judged, "pythia")
 # ### What private inference costs
 #
 # Two processes compute one forward pass on secret shares: the server holds the weights, the client the prompt, and only
-# the client learns the logits. A row is composed from its operations, each measured in such a run. *As published* is
+# the client learns the logits. A row is composed from its operations, each measured in such a run. *As written* is
 # the plain program, without any saving, under the version of SPU in `requirements.lock`; what the papers ran seems to
-# be another configuration of an earlier one (below, *Where the published bytes come from*, and `docs/forensics.md`).
+# be another configuration of an earlier one (below, *Where the published bytes come from*, and `docs/forensics.md`);
+# *as published* is that configuration as a program, under today's version, and stands beside what is printed.
 # *Tuned* is the same model with projections merged, linear parts folded into their neighbours, the causal half skipped,
 # exponentials and GELU approximated (the error in the logits is in the table of complete passes), tokens looked up by
 # encrypted queries instead of a product, and products of several rows with the server's matrices computed outside SPU,

@@ -144,9 +144,9 @@ def composed(row: str, program: str) -> tuple[float, float]:
 
 
 def within_spu() -> Iterator[float]:
-    """Of SM+ScFuFFN as published: s; with SPU's products: s, share, without tiles too, GB; rows at half of the seconds
+    """Of SM+ScFuFFN as written: s; with SPU's products: s, share, without tiles too, GB; rows at half of the seconds
     so; tuned: s, share; without tiles s, GB."""
-    plain, *others = (composed("SM+ScFuFFN", p) for p in ("as_published", *WITHIN, "tuned", "tuned-row_tiles"))
+    plain, *others = (composed("SM+ScFuFFN", p) for p in ("as_written", *WITHIN, "tuned", "tuned-row_tiles"))
     within, no_tiles, tuned, tuned_no_tiles = others
     yield from (plain[0], within[0], within[0] / plain[0], no_tiles[0], no_tiles[0] / plain[0], no_tiles[1], within[1])
     own = [row for row in lattice_rows.lattice_rows(results(ROOT)) if row.own]
@@ -210,25 +210,29 @@ def two_party_file(name: str) -> list[dict[str, str]]:
 
 
 def fitted() -> Iterator[float]:
-    """as_fitted: rows and its bytes over the printed ones; AERO's rows and what tuned takes of its bytes, seconds,
-    seconds of blocks; seconds of one row's lookups and logits; rows at half of the seconds as published."""
+    """as_published: rows and its bytes over the printed ones; AERO's rows and what tuned takes of its bytes, seconds,
+    seconds of blocks; seconds of one row's lookups and logits; rows at half of the seconds as written."""
     rows = best_fit.fitted_rows(results(ROOT))
     own = [row for row in rows if row.own]
-    ratios = [row.amounts["as_fitted"]["bytes"] / 1e9 / row.published for row in rows]
+    ratios = [row.amounts["as_published"]["bytes"] / 1e9 / row.published for row in rows]
     yield from (len(rows), min(ratios), max(ratios), len(own))
     for column in best_fit.COLUMNS[:3]:
         found = [row.over(*column) for row in own]
         yield from (min(found), max(found))
-    key = {"architecture": "SM+ScFuFFN", "model": "gpt2", "context": "128", "program": "as_fitted"}
+    key = {"architecture": "SM+ScFuFFN", "model": "gpt2", "context": "128", "program": "as_published"}
     (line,) = [r for r in two_party_file("fitted_rows.csv") if key.items() <= r.items()]
     kinds = json.loads(line["seconds_by_kind"])
     yield from (kinds["id_lookup"], float(line["seconds"]), kinds["vocabulary_slice_shared"])
     for program in (best_fit.PLAIN, best_fit.NO_TILES):
-        yield sum(row.over(program, "as_published", "seconds") <= 0.5 for row in own)
+        yield sum(row.over(program, "as_written", "seconds") <= 0.5 for row in own)
 
 
 def fitted_how_sure() -> Iterator[float]:
     yield sum(row.over_plain_embedding() <= 0.5 for row in best_fit.fitted_rows(results(ROOT)) if row.own)
+    rounds = {(r["op"], r["shape"]): float(r["rounds"]) for r in two_party_file("fitted_ops.csv")}
+    key = {"architecture": "SM+ScFuFFN", "model": "gpt2", "context": "128", "program": "as_published"}
+    (line,) = [r for r in two_party_file("fitted_rows.csv") if key.items() <= r.items()]
+    yield from (128 / 2 * rounds["id_lookup", "2,50257x768"], float(line["rounds"]))
     fitted = {(r["op"], r["shape"]): float(r["seconds"]) for r in two_party_file("fitted_ops.csv")}
     before = {(r["op"], r["shape"]): float(r["seconds"]) for r in two_party_file("ops.csv")}
     slower = [fitted[key] / before[key] for key in fitted.keys() & before if before[key] > 1]
@@ -246,7 +250,7 @@ def whose_saving() -> Iterator[float]:
     table = published("aero").tables["4"]
     for quantity in ("bytes", "latency_wan"):
         found = audit(results(ROOT), table, "SM+ScFuFFNi_6", quantity)
-        yield from (found.as_published, found.by_gelu, found.one_gelu, 100 * found.share)
+        yield from (found.as_written, found.by_gelu, found.one_gelu, 100 * found.share)
 
 
 def laws(column: int, *names: str) -> list[float]:
@@ -267,63 +271,63 @@ def logit_errors(row: str) -> dict[str, float]:
 
 
 def held_out(row: str) -> Iterator[float]:
-    """Prompts, same top tokens and error of a row with SPU's products; the same of as_published, on the first ones."""
+    """Prompts, same top tokens and error of a row with SPU's products; the same of as_written, on the first ones."""
     lines = {
         line["program"]: line
         for line in two_party_file("savings_errors.csv")
         if (line["architecture"], line["tokens"]) == (row, "24")
     }
-    ends = [lines[program] for program in (WITHIN[0], "as_published") if program in lines]
+    ends = [lines[program] for program in (WITHIN[0], "as_written") if program in lines]
     weights = {json.loads(line["provenance"])["weights"] for line in ends}
     assert WITHIN[0] in lines and len(weights) == 1
-    for line in (lines[program] for program in (WITHIN[0], "as_published") if program in lines):
+    for line in (lines[program] for program in (WITHIN[0], "as_written") if program in lines):
         yield from (float(line[name]) for name in ("prompts", "same_top_token", "max_logit_error"))
 
 
 def errors_of_savings() -> Iterator[float]:
     found, other = logit_errors("SM+LN+G"), logit_errors("SM+ScFuFFN")
-    yield from (found["as_published"], found["tuned"], other["as_published"], other["tuned"])
+    yield from (found["as_written"], found["tuned"], other["as_written"], other["tuned"])
     two = ("split_exponential", "segmented_gelu")
     yield from (found[f"tuned-{name}"] for name in two)
-    yield from (found[f"as_published+{name}"] for name in two)
-    yield found["as_published"]
-    for end in ("as_published", "tuned"):
+    yield from (found[f"as_written+{name}"] for name in two)
+    yield found["as_written"]
+    for end in ("as_written", "tuned"):
         rest = [error for name, error in found.items() if name.startswith(end) and not name.endswith(two)]
         yield from (min(rest), max(rest))
 
 
 def seconds_of_savings() -> Iterator[float]:
-    """Of SM+ScFuFFN: as published, less what either saving on products leaves, tuned, and tuned without two, which
+    """Of SM+ScFuFFN: as written, less what either saving on products leaves, tuned, and tuned without two, which
     agree."""
     lines = [line for line in two_party_file("savings.csv") if line["architecture"] == "SM+ScFuFFN"]
     seconds = {line["program"]: float(line["seconds"]) for line in lines}
-    plain = seconds["as_published"]
+    plain = seconds["as_written"]
     assert abs(seconds["tuned-late_division"] - seconds["tuned-row_tiles"]) < 1
     yield plain
-    yield from (plain - seconds[f"as_published+{name}"] for name in ("lattice_lookup", "lattice_products"))
+    yield from (plain - seconds[f"as_written+{name}"] for name in ("lattice_lookup", "lattice_products"))
     yield from (seconds["tuned"], seconds["tuned-row_tiles"])
 
 
 N = r"([\d.]*\d)"
 CASES = {
     "two parties, seconds of savings": (
-        rf"Of SM\+ScFuFFN's {N} s as published `lattice_lookup` alone takes {N} away and `lattice_products` {N}; tuned "
+        rf"Of SM\+ScFuFFN's {N} s as written `lattice_lookup` alone takes {N} away and `lattice_products` {N}; tuned "
         rf"has {N} s, and {N} without either `late_division` or `row_tiles`",
         lambda: list(seconds_of_savings()),
     ),
     "two parties, errors of savings": (
-        rf"SM\+LN\+G as published {N}, tuned {N}; SM\+ScFuFFN {N} and {N}\. Two savings make the difference, split "
+        rf"SM\+LN\+G as written {N}, tuned {N}; SM\+ScFuFFN {N} and {N}\. Two savings make the difference, split "
         rf"exponentials and the segmented GELU: without the one or the other SM\+LN\+G tuned has {N} and {N}, with one "
         rf"alone {N} and {N} instead of {N}\. The others move nothing beyond what repetition does: {N} to {N} with any "
         rf"of them alone, {N} to {N} with any left out",
         lambda: list(errors_of_savings()),
     ),
     "two parties, errors of looking up": (
-        rf"With a vocabulary of 4,096 SM\+ScFuFFN has {N} as published and {N} with it alone, {N} tuned and {N} "
+        rf"With a vocabulary of 4,096 SM\+ScFuFFN has {N} as written and {N} with it alone, {N} tuned and {N} "
         rf"without it\.",
         lambda: [
             float(line["max_logit_error"])
-            for program in ("as_published", "as_published+lattice_lookup", "tuned", "tuned-lattice_lookup")
+            for program in ("as_written", "as_written+lattice_lookup", "tuned", "tuned-lattice_lookup")
             for line in two_party_file("savings_errors.csv")
             if (line["program"], line["scale"]) == (program, "laptop, V=4096")
         ],
@@ -352,7 +356,7 @@ CASES = {
         ],
     ),
     "two parties, within SPU": (
-        rf"of SM\+ScFuFFN at T = 128, {N} s as published, {N} `tuned-lattice_products` \({N}\), {N} without "
+        rf"of SM\+ScFuFFN at T = 128, {N} s as written, {N} `tuned-lattice_products` \({N}\), {N} without "
         rf"`row_tiles` too \({N}, at {N} GB instead of {N}\), all measured together; half of the seconds was reached "
         rf"by {N} of AERO's {N} rows\. .*?: {N} s \({N}\)\. Tiles .*? takes {N} s at {N} GB\.",
         lambda: list(within_spu()),
@@ -360,12 +364,12 @@ CASES = {
     "two parties, over the published": (
         rf"12 layers SM\+LN\+G {N} \(0.30\), SM\+LN\+R {N} \(0.35\), AERO's rows {N} to {N} \(0.30\); 18 layers {N}, "
         rf"{N}, {N} to {N}; T=256 {N}, {N}, {N} to {N} \(0.35\); T=512 {N}, {N}, {N} to {N} \(0.35\)\. AERO's rows "
-        rf"take {N} to {N} of the bytes \(0.5\) and {N} to {N} of the seconds \(0.5\) of `as_published`; .*? can need "
+        rf"take {N} to {N} of the bytes \(0.5\) and {N} to {N} of the seconds \(0.5\) of `as_written`; .*? can need "
         rf"it {N} and {N} at most\.",
         lambda: list(over_the_published()),
     ),
     "two parties, within reach": (
-        rf"AERO's rows would take {N} to {N} of the seconds as published; products alone take {N} to {N}\.",
+        rf"AERO's rows would take {N} to {N} of the seconds as written; products alone take {N} to {N}\.",
         lambda: list(within_reach()),
     ),
     "search of variance_sensitivity": (
@@ -381,12 +385,12 @@ CASES = {
     ),
     "two parties, held-out prompts": (
         rf"On {N} held-out prompts of 24 tokens SM\+ScFuFFN `tuned-lattice_products` has PyTorch's top token {N} "
-        rf"times and an error of {N} at most; `as_published` has it on the first {N} of them {N} times, with an error "
+        rf"times and an error of {N} at most; `as_written` has it on the first {N} of them {N} times, with an error "
         rf"of {N}",
         lambda: list(held_out("SM+ScFuFFN")),
     ),
     "two parties, held-out prompts of the baselines": (
-        rf"SM\+LN\+G so was asked {N} and has it {N} times, with an error of {N} at most \(as published on the "
+        rf"SM\+LN\+G so was asked {N} and has it {N} times, with an error of {N} at most \(as written on the "
         rf"first {N}: {N} times, {N}\), SM\+LN\+R {N}, {N} times, {N} \(on the first {N}: {N} times, {N}\)\.",
         lambda: [*held_out("SM+LN+G"), *held_out("SM+LN+R")],
     ),
@@ -408,12 +412,13 @@ CASES = {
         lambda: list(fitted()),
     ),
     "two parties, best fit, how sure": (
-        rf"in their place {N} of the 20 take less than half\. The .*? over a second took {N} to {N} times what "
+        rf"in their place {N} of the 20 take less than half\. .*? makes {N} of the {N} rounds of .*? over a second "
+        rf"took {N} to {N} times what "
         rf"`ops.csv` has, .*? 768 x 1,024 took {N} and {N} s",
         lambda: list(fitted_how_sure()),
     ),
     "two parties, whose saving": (
-        rf"{N} times fewer bytes for SM\+ScFuFFNi_6, both rows `as_published`, are {N} times by the GELU of the "
+        rf"{N} times fewer bytes for SM\+ScFuFFNi_6, both rows `as_written`, are {N} times by the GELU of the "
         rf"baseline \(segmented instead of `jax.nn`'s\) and {N} times by the architecture, {N} % in "
         rf"logarithms; of {N} times in WAN latency {N} and {N}, {N} %\.",
         lambda: list(whose_saving()),
@@ -569,13 +574,13 @@ def test_the_table_of_shaped_passes_is_that_of_the_file() -> None:
     assert text.count("| loopback |") == sum(line["network"] == "loopback" for line in lines)
 
 
-def test_the_table_of_forensics_has_todays_bytes_of_as_published():
+def test_the_table_of_forensics_has_todays_bytes_of_as_written():
     where = {"4": ("rows", "gpt2", "128"), "5": ("all_rows", "gpt2", "256"), "6": ("all_rows", "gpt2-18l", "128")}
     where["7"] = ("all_rows", "languini-gpt2", "512")
     files = {}
     for name in ("rows", "all_rows"):
         with open(ROOT / f"results/two_party/{name}.csv", encoding="utf-8", newline="") as file:
-            files[name] = [row for row in csv.DictReader(file) if row["program"] == "as_published"]
+            files[name] = [row for row in csv.DictReader(file) if row["program"] == "as_written"]
     lines = re.findall(
         r"(?m)^\| ([4-7]) \| (\S+) \| [\d.]+ \|.*\| ([\d.]+) \|$", (ROOT / "docs/forensics.md").read_text("utf-8")
     )

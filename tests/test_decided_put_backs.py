@@ -24,7 +24,7 @@ def seconds_of_folding() -> Iterator[float]:
     tuned, without = found["tuned"], found["tuned-folded_ffn"]
     assert tuned[0] > without[0]
     yield from (tuned[0], without[0], without[1] - tuned[1])
-    yield from (found["as_published+folded_ffn"][0], found["as_published"][0])
+    yield from (found["as_written+folded_ffn"][0], found["as_written"][0])
 
 
 def put_back_products() -> Iterator[float]:
@@ -47,11 +47,11 @@ def put_back_products() -> Iterator[float]:
             yield from (gigabytes, seconds)
 
 
-def passes_as_published() -> Iterator[float]:
-    """s and GB of each; the sums over them, bytes and s; errors of both programs; bytes tuned over as published."""
+def passes_as_written() -> Iterator[float]:
+    """s and GB of each; the sums over them, bytes and s; errors of both programs; bytes tuned over as written."""
     entries = {(e["program"], e["architecture"]): e for e in read("two_party/full_passes.json")}
     rows = ("SM+ScFuFFN", "SM+LN+R")
-    plain, tuned = ([entries[program, row] for row in rows] for program in ("as_published", "tuned"))
+    plain, tuned = ([entries[program, row] for row in rows] for program in ("as_written", "tuned"))
     size = [[e["bytes_client"] + e["bytes_server"] for e in some] for some in (plain, tuned)]
     yield from (plain[0]["seconds"], size[0][0] / 1e9, plain[1]["seconds"] % 1000, size[0][1] / 1e9)
     for what in ("bytes", "seconds"):
@@ -62,11 +62,11 @@ def passes_as_published() -> Iterator[float]:
 
 
 CASES = {
-    "two parties, complete passes as published": (
+    "two parties, complete passes as written": (
         rf"SM\+ScFuFFN {N} s and {N} GB, SM\+LN\+R 1,{N} s and {N} GB\. Sums of operations are {N} to {N} of the bytes "
         rf"and {N} to {N} of the seconds\. Errors of the last logits are {N} and {N}; tuned {N} and {N}, on the same "
         rf"random weights and prompt\. Of these bytes the tuned passes have {N} and {N}\.",
-        lambda: list(passes_as_published()),
+        lambda: list(passes_as_written()),
     ),
     "two parties, a complete pass of a slower day": (
         rf"ran when the machine was slower: 2,{N} s and {N} GB, an error of {N}, PyTorch's top token\. Operations "
@@ -80,7 +80,7 @@ CASES = {
     ),
     "two parties, seconds of folding": (
         rf"SOTA\(SM\+ScFuFFN\) tuned takes {N} s with it and {N} without, for {N} GB less; alone it makes {N} s of "
-        rf"the {N} as published",
+        rf"the {N} as written",
         lambda: list(seconds_of_folding()),
     ),
     "two parties, put back": (
@@ -123,8 +123,8 @@ def programs_with_an_error() -> Iterator[float]:
     """Lines of rows.csv, and those of them whose very program a kept complete pass at that size computed."""
     passes = {(e["architecture"], e["computed_as"]) for e in read("two_party/full_passes.json")}
     lines = [(line["architecture"], line["program"]) for line in two_party_file("rows.csv")]
-    named = {(row, program) for row in ("SM+LN+G", "SM+LN+R") for program in ("tuned", "as_published")}
-    assert set(lines) & passes == named | {("SM+ScFuFFN", "as_published")}
+    named = {(row, program) for row in ("SM+LN+G", "SM+LN+R") for program in ("tuned", "as_written")}
+    assert set(lines) & passes == named | {("SM+ScFuFFN", "as_written")}
     for name in ("rows.csv", "all_rows.csv"):
         assert {(r["method"], r["max_logit_error"]) for r in two_party_file(name)} == {("composed", "")}
     yield from (len(lines), len(set(lines) & passes))
@@ -146,8 +146,8 @@ def test_by_how_much_messages_of_rows_are_too_few_is_that_of_the_passes():
     assert f"`messages` are too few, {said}" in page
     narrow = sorted(percent for (program, _), percent in few.items() if program == "tuned+narrow_comparisons")
     assert "(`full_passes.json`), by {:.0f} and {:.0f} % with `narrow_comparisons`".format(*narrow) in page
-    less, most, more = (few["as_published", row] for row in ("SM+LN+R", "SM+LN+G", "SM+ScFuFFN"))
+    less, most, more = (few["as_written", row] for row in ("SM+LN+R", "SM+LN+G", "SM+ScFuFFN"))
     said = f"{less:.0f} % (SM+LN+R) and {most:.0f} % (SM+LN+G) too few and {-more:.0f} % too many (SM+ScFuFFN)"
-    assert f"As published they are {said}" in page
+    assert f"As written they are {said}" in page
     bytes_ = max(100 * abs(1 - entry["composed_over_measured_bytes"]) for entry in passes)
     assert f"Bytes differ from those passes' by at most {bytes_:.1f} %." in page

@@ -85,7 +85,7 @@ def test_of_what_is_measured_the_settings_and_the_bytes_count(tmp_path):
     text = kept.read_text()
     path = tmp_path / "rows.csv"
     seen = []
-    for changed in (text, text.replace("Linux", "another"), text.replace(",as_published,", ",another,")):
+    for changed in (text, text.replace("Linux", "another"), text.replace(",as_written,", ",another,")):
         path.write_text(changed)
         seen.append(content_of(path))
     assert seen[0] == seen[1] != seen[2] and not seen[2].startswith("damaged")

@@ -183,7 +183,7 @@ def table_cells(number: str) -> list[dict[str, str]]:
 
 def kept_rows() -> dict[str, Row]:
     rows = read(ROOT / "results/two_party/rows.csv", Row)
-    return {r.architecture: r for r in rows if (r.model, r.context, r.program) == ("gpt2", 128, "as_published")}
+    return {r.architecture: r for r in rows if (r.model, r.context, r.program) == ("gpt2", 128, "as_written")}
 
 
 def test_kept_costs_count_both_directions():
@@ -197,7 +197,7 @@ def test_the_tables_of_the_report_have_the_kept_bytes_in_gigabytes_and_seconds_i
     fitted = {
         row.architecture: row.bytes
         for row in read(ROOT / "results/two_party/fitted_rows.csv", DetailedRow)
-        if (row.model, row.context, row.program) == ("gpt2", 128, "as_fitted")
+        if (row.model, row.context, row.program) == ("gpt2", 128, "as_published")
     }
     for cell in table_cells("4"):
         row = rows.get(cell["row"])
@@ -207,7 +207,7 @@ def test_the_tables_of_the_report_have_the_kept_bytes_in_gigabytes_and_seconds_i
             assert cell["unit"] == "GB" and float(cell["measured"]) == pytest.approx(
                 fitted[cell["row"]] / 1e9, abs=6e-3
             )
-            assert f"as_published {row.bytes / 1e9:.2f}, composed" in cell["note"]
+            assert f"as_written {row.bytes / 1e9:.2f}, composed" in cell["note"]
             seen += 1
         if cell["column"] in ("Lat.", "latency"):
             assert cell["unit"] == "min" and float(cell["measured"]) == pytest.approx(row.latency_wan_s / 60, abs=6e-3)

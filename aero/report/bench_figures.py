@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from aero.report.bench import STEP, read
-from aero.report.drawing import AS_PUBLISHED, GRID, INK, MUTED, PAPER, TUNED, WIDTH, say_missing, spread, style
+from aero.report.drawing import AS_WRITTEN, GRID, INK, MUTED, PAPER, TUNED, WIDTH, say_missing, spread, style
 from aero.report.results import Results
 
 CUT = 1.5
@@ -28,7 +28,7 @@ KINDS = {
     "relu": ("ReLU", "#6b7480", "*"),
 }
 PASSES = {
-    "as_published": ("as published", "#0072b2", "o"),
+    "as_written": ("as written", "#0072b2", "o"),
     "tuned": ("tuned", "#56b4e9", "s"),
     "tuned-lattice_products": ("within SPU", "#56b4e9", "s"),
 }
@@ -42,9 +42,9 @@ RESOURCES = {
 }
 LIMIT_ROWS = ("SM+LN+G", "SM+ScFuFFN")
 PASS_COLOURS = {
-    ("SM+LN+G", "as_published"): "#0072b2",
+    ("SM+LN+G", "as_written"): "#0072b2",
     ("SM+LN+G", "tuned"): "#56b4e9",
-    ("SM+ScFuFFN", "as_published"): "#d55e00",
+    ("SM+ScFuFFN", "as_written"): "#d55e00",
     ("SM+ScFuFFN", "tuned"): "#e69f00",
 }
 LAYERS = "two_party_growth_layers"
@@ -73,7 +73,7 @@ def bench_training(results: Results) -> Figure:
                 left.plot(most, place, ">", color=TUNED, markersize=5)
             left.plot(ratio["median"], place, "o", color=TUNED, markersize=5)
             left.text(end + 0.05, place, f"{ratio['median']:.2f}", va="center", fontsize=8)
-        left.axvline(1, color=AS_PUBLISHED, linewidth=1)
+        left.axvline(1, color=AS_WRITTEN, linewidth=1)
         left.axvline(STEP, color=MUTED, linewidth=1, linestyle="--")
         left.text(STEP + 0.02, -0.55, "target", ha="left", va="center", fontsize=7.5, color=MUTED)
         labels = [f"d={s['width']} T={s['context']} V={s['vocabulary']:,}" for s in steps]
@@ -96,7 +96,7 @@ def _rows(panel: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     """Speed-up over SM+LN+G against how many times fewer FLOPs; the line is proportion."""
     most = cut([row["speedup"] for row in rows])
     largest = max(max(row["flops_ratio"], min(row["speedup"]["high"], most)) for row in rows) * 1.08
-    panel.plot([1, largest], [1, largest], color=AS_PUBLISHED, linewidth=1)
+    panel.plot([1, largest], [1, largest], color=AS_WRITTEN, linewidth=1)
     for width, marker, colour in ((128, "o", TUNED), (768, "s", "#d55e00")):
         of_width = [row for row in rows if row["width"] == width]
         for row in of_width:

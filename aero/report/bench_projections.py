@@ -199,7 +199,7 @@ def measured_speed(gpu: dict[str, Any] | None, device: str) -> float | None:
     return None
 
 
-LINEAR = {"as_published": "linear", "tuned": "lattice_linear"}
+LINEAR = {"as_written": "linear", "tuned": "lattice_linear"}
 """The operation that linear layers of several rows are, by program."""
 
 

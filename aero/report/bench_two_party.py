@@ -41,7 +41,7 @@ def figure_limits(results: Results) -> Html:
 
 
 def table_parts(results: Results) -> Html:
-    """Bytes and seconds of each part of a private pass: as published, and tuned."""
+    """Bytes and seconds of each part of a private pass: as written, and tuned."""
     found = read(results.root, "two_party")
     if found is None:
         return Html(missing("Private passes part by part", "benchmarks.two_party"))
@@ -52,7 +52,7 @@ def table_parts(results: Results) -> Html:
     for name in [*names, "all"]:
         cells = [name]
         for row in SHOWN_ROWS:
-            both = [by_row[row, program] for program in ("as_published", "tuned")]
+            both = [by_row[row, program] for program in ("as_written", "tuned")]
             for quantity, unit, digits in (("bytes", GB, 2), ("seconds", 60.0, 1)):
                 values = [_sum(parts, name, quantity) for parts in both]
                 cells.append(
@@ -63,7 +63,7 @@ def table_parts(results: Results) -> Html:
                 )
         lines.append(cells)
     caption = (
-        "<b>Part by part</b>, as published → tuned: GB in both directions and minutes of computing on loopback, of a "
+        "<b>Part by part</b>, as written → tuned: GB in both directions and minutes of computing on loopback, of a "
         "forward pass at GPT-2’s dimensions and T=128, set-up left out; a dash where the program has no such part. "
         f"{kept_seconds(results.root, OPERATIONS)} {where(found, 'two_party')}"
     )

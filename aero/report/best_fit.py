@@ -1,4 +1,4 @@
-"""The best fit of the published bytes as a program ("as_fitted"), beside the programs measured together with it."""
+"""The best fit of the published bytes as a program ("as_published"), beside the programs measured together with it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from aero.two_party.packing import EMBEDDINGS
 
 PLAIN, NO_TILES = "tuned-lattice_products", "tuned-lattice_products-row_tiles"
 """Tuned with SPU's own products, as the fit has them."""
-PROGRAMS = ("as_fitted", "as_published", PLAIN, NO_TILES)
+PROGRAMS = ("as_published", "as_written", PLAIN, NO_TILES)
 QUANTITIES = ("bytes", "seconds", "backbone_seconds")
 EMBEDDING = "embedding_seconds"
 COLUMNS = (
-    (PLAIN, "as_fitted", "bytes"),
-    (PLAIN, "as_fitted", "seconds"),
-    (PLAIN, "as_fitted", "backbone_seconds"),
     (PLAIN, "as_published", "bytes"),
     (PLAIN, "as_published", "seconds"),
-    (NO_TILES, "as_published", "bytes"),
-    (NO_TILES, "as_published", "seconds"),
+    (PLAIN, "as_published", "backbone_seconds"),
+    (PLAIN, "as_written", "bytes"),
+    (PLAIN, "as_written", "seconds"),
+    (NO_TILES, "as_written", "bytes"),
+    (NO_TILES, "as_written", "seconds"),
 )
 """Program, over which one, quantity."""
 UNITS = {"bytes": "GB", "seconds": "s", "backbone_seconds": "s of blocks"}
@@ -35,7 +35,7 @@ UNITS = {"bytes": "GB", "seconds": "s", "backbone_seconds": "s of blocks"}
 
 @dataclass(frozen=True)
 class FittedRow:
-    """A row of AERO Tables 4 to 7 in `PROGRAMS`, a He & Hofmann row in "as_fitted" alone.
+    """A row of AERO Tables 4 to 7 in `PROGRAMS`, a He & Hofmann row in "as_published" alone.
 
     published: GB as printed. amounts: by program and quantity of `QUANTITIES`, bytes in both directions and seconds,
     and the seconds of the embedding; the backbone is what is neither embedding nor vocabulary projection.
@@ -56,8 +56,8 @@ class FittedRow:
         return self.amounts[program][quantity] / self.amounts[base][quantity]
 
     def over_plain_embedding(self) -> float:
-        """Seconds of tuned over those of the fit, with the one-hot product of "as_published" in place of lookups."""
-        fitted, plain = self.amounts["as_fitted"], self.amounts["as_published"]
+        """Seconds of tuned over those of the fit, with the one-hot product of "as_written" in place of lookups."""
+        fitted, plain = self.amounts["as_published"], self.amounts["as_written"]
         return self.amounts[PLAIN]["seconds"] / (fitted["seconds"] - fitted[EMBEDDING] + plain[EMBEDDING])
 
     @property
@@ -100,11 +100,11 @@ def _savings(rows: list[FittedRow]) -> Iterator[tuple[str, list[float], list[flo
         own, bases = [row for row in ours if row.own], [row for row in ours if row.name == "SM+LN+G"]
         if own and bases:
             base = bases[0]
-            fitted = base.amounts["as_fitted"]["bytes"]
+            fitted = base.amounts["as_published"]["bytes"]
             yield (
                 which,
                 [base.published / row.published for row in own],
-                [fitted / row.amounts["as_fitted"]["bytes"] for row in own],
+                [fitted / row.amounts["as_published"]["bytes"] for row in own],
             )
 
 
@@ -115,7 +115,7 @@ def _tuned_bytes(results: Results, own: list[FittedRow]) -> str:
         table = load("aero").tables[row.table]
         cost = results.cost(row.name, "tuned", table.dimensions["context"], row_family(results, table, row.name))
         if cost is not None:
-            found.append((cost.bytes / row.amounts["as_fitted"]["bytes"], cost.path))
+            found.append((cost.bytes / row.amounts["as_published"]["bytes"], cost.path))
     if not found:
         return ""
     least, most = (f"{pick(found)[0]:.2f}" for pick in (min, max))
@@ -127,17 +127,17 @@ def _tuned_bytes(results: Results, own: list[FittedRow]) -> str:
 
 
 def best_fit(results: Results) -> Html:
-    """Bytes and seconds of tuned over the best fit's and over those as published, row by row."""
+    """Bytes and seconds of tuned over the best fit's and over those as written, row by row."""
     rows = fitted_rows(results)
     if not rows:
-        return Html(f"<p>The best fit as a program: {gap()} (<code>python -m benchmarks.as_fitted</code>).</p>")
+        return Html(f"<p>The best fit as a program: {gap()} (<code>python -m benchmarks.as_published</code>).</p>")
 
     def shown(text: str) -> str:
         return number(text, "paper_dimensions", FITTED.as_posix())
 
     lines = []
     for row in rows:
-        gigabytes = row.amounts["as_fitted"]["bytes"] / GB
+        gigabytes = row.amounts["as_published"]["bytes"] / GB
         line = [row.table, row_label(row.name), number(f"{row.published:.2f}", "published", f"AERO Table {row.table}")]
         line += [shown(f"{gigabytes:.2f}"), shown(f"{gigabytes / row.published:.2f}")]
         line += [] if row.compared else [gap("–")] * len(COLUMNS)
@@ -148,7 +148,7 @@ def best_fit(results: Results) -> Html:
             digits = 3 if value > OWN_TARGET >= round(value, 2) else 2
             line.append(shown(f"{value:.{digits}f}") + mark)
         lines.append(line)
-    fitted = [row.amounts["as_fitted"] for row in rows]
+    fitted = [row.amounts["as_published"] for row in rows]
     shares = [100 * (1 - one["backbone_seconds"] / one["seconds"]) for one in fitted]
     own = [row for row in rows if row.own]
     plainer = f"{sum(row.over_plain_embedding() <= OWN_TARGET for row in own)} of {len(own)}"
@@ -164,8 +164,8 @@ def best_fit(results: Results) -> Html:
         for which, printed, found in _savings(rows)
     )
     caption = (
-        "<b>The best fit of the published bytes as a program</b>, <code>as_fitted</code>, beside the programs of this "
-        "artifact, every operation of all of them measured in two processes by one command. It is what "
+        "<b>The best fit of the published bytes as a program</b>, <code>as_published</code>, beside this artifact’s "
+        "programs, every operation of all of them measured in two processes by one command. It is what "
         "docs/forensics.md finds to explain the printed bytes: weights secret-shared, exponentials clipped by a "
         "comparison, token ids looked up in secret, logits of all positions, beta folded. Two things of that fit are "
         "not in it: SPU is today’s, whose product of two secrets takes fewer bytes, and large products are in slices. "
@@ -175,14 +175,14 @@ def best_fit(results: Results) -> Html:
         f"the fit spends {shown(elsewhere)} of its seconds. At most {OWN_TARGET:g} was aimed at for AERO’s rows, "
         f"met: {met}. "
         f"How many times the bytes of AERO’s rows SM+LN+G takes: {savings}. "
-        "The lookup of ids is the least certain part of the fit: with the embedding of <code>as_published</code> in "
+        "The lookup of ids is the least certain part of the fit: with the embedding of <code>as_written</code> in "
         f"its place <code>tuned-lattice_products</code> takes at most half of its seconds in {shown(plainer)} rows. "
         "Compare seconds in this table "
         "alone: the machine was slower than when the others were measured (docs/decisions.md). Operations of T=128 are "
         "medians of three runs, others were timed once. Both tuned programs multiply by the server’s matrices within "
         f"SPU, as the fit does, and never put the residual stream back into its own basis. {_tuned_bytes(results, own)}"
     )
-    heads = ["Table", "configuration", "GB published", "as fitted, GB", "of the published"]
+    heads = ["Table", "configuration", "GB published", "as published, GB", "of the published"]
     heads += [f"{program} over {base}: {UNITS[quantity]}".replace("_", " ") for program, base, quantity in COLUMNS]
     widths = (0.05, 0.19, 0.075, 0.075, 0.075, *(0.535 / len(COLUMNS),) * len(COLUMNS))
     return Html(grid(heads, lines, caption, "best-fit", widths, "dense"))

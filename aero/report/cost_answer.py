@@ -40,7 +40,7 @@ def add_arguments(cost: argparse.ArgumentParser) -> None:
     cost.add_argument(
         "--program",
         default="tuned",
-        help="tuned (default), as_published, or one saving more or less: tuned-lattice_products, as_published+one_qkv",
+        help="tuned (default), as_written, or one saving more or less: tuned-lattice_products, as_written+one_qkv",
     )
     for name, what in CHANGEABLE.items():
         cost.add_argument(f"--{name}", type=int, help=f"{what}, if not as published for the family")
@@ -118,16 +118,15 @@ def _parsed(text: str) -> Architecture:
 
 def _program(text: str) -> str:
     """The name that counts are kept by, before anything is traced for it, which takes a minute."""
-    from aero.two_party.savings import AS_FITTED, chosen, named
+    from aero.two_party.savings import AS_PUBLISHED, chosen, named
 
     try:
         found = named(*chosen(text))
     except ValueError as error:
         raise UserError(str(error)) from None
-    if text == AS_FITTED:
+    if text == AS_PUBLISHED:
         raise UserError(
-            f"{AS_FITTED} has costs for the rows of AERO's Tables 4 to 7 alone, in results/two_party/fitted_rows.csv; "
-            "take as_published"
+            f"{AS_PUBLISHED} has costs of the printed rows alone (results/two_party/fitted_rows.csv); take as_written"
         )
     if "+absorbed_ffn" in text and "absorbed_ffn" not in chosen(text)[0]:
         raise UserError(f"{text}: absorbed_ffn does nothing without folded_ffn; add that as well")

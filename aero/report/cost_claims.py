@@ -8,7 +8,7 @@ from aero.entropy import causal_bound, max_entropy
 from aero.flops import Count
 from aero.published import Cell, Paper, load
 from aero.report import forensics
-from aero.report.costs import FITTED, GB, LatencyBound, audit, counted, fitted_bytes, row_costs, saving
+from aero.report.costs import GB, LatencyBound, audit, counted, published_cost, row_costs, saving
 from aero.report.decisions import PUBLISHED_ONLY, Decision, Verdict, claim_test
 from aero.report.results import Results
 from aero.report.statistics import share
@@ -60,21 +60,21 @@ def absolute_bytes(results: Results, paper: Paper, *, row: str, tolerance: float
         "of an older SPU that fits all printed bytes best is within it; else contradicted"
     )
     printed = paper.tables[table]
-    cost, published = row_costs(results, printed, row).get("as_published"), printed.value(row, "communication")
+    cost, published = row_costs(results, printed, row).get("as_written"), printed.value(row, "communication")
     if cost is None or published is None:
         return _unmeasured(rule, row)
     ratio = cost.bytes / GB / published
-    program = fitted_bytes(results, printed, row)
+    program = published_cost(results, printed, row)
     fitted = forensics.best_fit(results, table, row)
     found = fitted is not None and abs(fitted[0] / published - 1) <= tolerance
     verdict: Verdict = (
         "reproduced" if abs(ratio - 1) <= tolerance else "direction reproduced" if found else "contradicted"
     )
     measured = f"{cost.bytes / GB:.2f} GB, {ratio:.2f} of the published"
-    evidence = f"{cost.path}, as_published, {cost.method}"
+    evidence = f"{cost.path}, as_written, {cost.method}"
     if program is not None:
-        measured += f"; {program / GB:.2f} GB as fitted, {program / GB / published:.2f}"
-        evidence += f"; {FITTED.as_posix()}, as_fitted, composed"
+        measured += f"; {program.bytes / GB:.2f} GB as published, {program.bytes / GB / published:.2f}"
+        evidence += f"; {program.path}, {program.program}, {program.method}"
     if fitted is not None:
         measured += f"; {fitted[0]:.2f} GB by SPU's version of then"
         evidence += f"; {forensics.FILE}: {fitted[1]}"
@@ -90,7 +90,7 @@ def cost_saving(
     quantity: str,
     factor: float,
     tolerance: float,
-    program: str = "as_published",
+    program: str = "as_written",
     table: str = "4",
     of: str = "",
 ) -> Decision:
@@ -125,7 +125,7 @@ def cost_saving(
 def own_saving(results: Results, paper: Paper, *, table: str, row: str, quantity: str) -> Decision:
     """How much of a saving the architecture makes, and how much the baseline's unoptimised GELU."""
     rule = (
-        f"{quantity} of SM+LN+G over {row}, as_published, and again with segments in the place of the baseline's GELU "
+        f"{quantity} of SM+LN+G over {row}, as_written, and again with segments in the place of the baseline's GELU "
         "alone; reproduced if 90 % of the saving (in logarithms) is left, direction reproduced if half, else "
         "contradicted"
     )
@@ -137,7 +137,7 @@ def own_saving(results: Results, paper: Paper, *, table: str, row: str, quantity
     tuned = "" if found.tuned is None else f"; both tuned {found.tuned:.2f}×"
     return Decision(
         rule,
-        f"{found.as_published:.2f}× = {found.by_gelu:.2f}× by the GELU x {found.one_gelu:.2f}×: {share:.0%}",
+        f"{found.as_written:.2f}× = {found.by_gelu:.2f}× by the GELU x {found.one_gelu:.2f}×: {share:.0%}",
         PAPER_DIMENSIONS,
         verdict,
         f"{', '.join(found.rows)}; gelu_plain and gelu_segments of {found.gelu}{tuned}",

@@ -12,6 +12,7 @@ from typing import Any
 
 from aero.published import load
 from aero.report.costs import (
+    ALL_PROGRAMS,
     FIGURE_15_SIZES,
     FITTED,
     FULL_PASSES,
@@ -21,7 +22,6 @@ from aero.report.costs import (
     costs_by_kind,
     costs_by_place,
     exchanges_by_kind,
-    fitted_bytes,
     full_passes,
     part_bytes,
 )
@@ -31,8 +31,9 @@ from aero.report.results import Cost, Results
 from aero.report.tables import cost_rows
 from aero.two_party import ledger
 from aero.two_party.packing import EMBEDDINGS, VOCABULARY_PROJECTIONS
+from aero.two_party.savings import AS_PUBLISHED
 
-COST_WIDTHS = (0.19, 0.075, 0.08, 0.115, 0.07, 0.08, 0.08, 0.08, 0.07, 0.08, 0.08)
+COST_WIDTHS = (0.16, 0.06, 0.06, 0.09, *(0.07,) * 9)
 
 
 def table_costs(results: Results) -> Html:
@@ -56,16 +57,15 @@ def table_costs(results: Results) -> Html:
                 "aero/published/aero.yaml",
             ),
         ]
-        amount = fitted_bytes(results, load("aero").tables["4"], name)
-        line.append(gap("–") if amount is None else number(f"{amount / GB:.2f}", "paper_dimensions", FITTED.as_posix()))
-        for program in ("as_published", "tuned"):
+        for program in ALL_PROGRAMS:
             entry = programs.get(program, {})
+            of_program = FITTED.as_posix() if program == AS_PUBLISHED else source
             for key, factor, digits in (("bytes", 1e-9, 2), ("latency_wan_min", 1, 2), ("latency_lan_min", 1, 2)):
                 value = entry.get(key)
                 line.append(
                     gap("–")
                     if value is None
-                    else number(f"{float(value) * factor:.{digits}f}", "paper_dimensions", source)
+                    else number(f"{float(value) * factor:.{digits}f}", "paper_dimensions", of_program)
                 )
         rows.append(line)
     heads = [
@@ -73,8 +73,10 @@ def table_costs(results: Results) -> Html:
         "GB published",
         "min published",
         "least min those GB allow",
-        "as fitted, GB",
         "as published, GB",
+        "WAN, modelled min",
+        "LAN, modelled min",
+        "as written, GB",
         "WAN, modelled min",
         "LAN, modelled min",
         "tuned, GB",
@@ -142,19 +144,21 @@ def table_kinds(results: Results) -> Html:
     amounts: list[list[str]] = []
     exchanges: list[list[str]] = []
     path, lines = costs_by_kind(results)
-    operations = f"{path.rpartition('/')[0]}/all_ops.csv"
-    try:
-        measured = {one.key: one for one in ledger.read(results.root / operations, ledger.Measurement)}
-    except (OSError, ValueError):
-        measured = {}
+    measured: dict[str, dict[tuple[str, str], ledger.Measurement]] = {}
+    sources: dict[str, None] = {}
     for place, costs in costs_by_place(results).items():
         for name, programs in costs.items():
             for program, cost in programs.items():
-                if line := lines.get((name, cost.model, str(cost.context), program)):
-                    start = [place, row_label(name), f"<code>{program}</code>"]
-                    cells = [_kinds(json.loads(line[f"{what}_by_kind"]), unit, path) for what, unit in UNITS.items()]
+                own = program == AS_PUBLISHED  # its line came with the cost, from a file of its own
+                if line := cost.more if own else lines.get((name, cost.model, str(cost.context), program)):
+                    start, source = [place, row_label(name), f"<code>{program}</code>"], cost.path if own else path
+                    operations = source.replace("rows", "ops")
+                    if operations not in measured:
+                        measured[operations] = _measured_operations(results, operations)
+                    cells = [_kinds(json.loads(line[f"{what}_by_kind"]), unit, source) for what, unit in UNITS.items()]
                     amounts.append([*start, *cells])
-                    found = exchanges_by_kind(line, measured)
+                    sources.setdefault(source)
+                    found = exchanges_by_kind(line, measured[operations])
                     exchanges.append([*start, *(_kinds(by_kind, 1.0, operations) for by_kind in found.values())])
     if not amounts:
         return Html(f"<p>Costs of the rows by kind of operation: {gap()}.</p>")
@@ -164,18 +168,25 @@ def table_kinds(results: Results) -> Html:
     )
     caption = (
         "<b>Costs by kind of operation</b>, Tables 4 to 7 and Figure 15: GB in both directions and seconds of "
-        f"computing, {rule}{escape(path)}."
+        f"computing, {rule}{escape(', '.join(sources))}."
     )
     heads, widths = ["place", "configuration", "program"], (0.07, 0.18, 0.1, 0.32, 0.33)
     text = grid([*heads, "GB", "s"], amounts, caption, "kinds", widths, "dense")
     exchanges = [row for row in exchanges if len(row) == len(widths)]
     if exchanges:
         caption = (
-            f"<b>Messages and rounds by kind of operation</b>, {rule}{escape(operations)}, mostly without refills of "
-            "the stock of oblivious transfers."
+            f"<b>Messages and rounds by kind of operation</b>, {rule}{escape(', '.join(measured))}, mostly without "
+            "refills of the stock of oblivious transfers."
         )
         text += grid([*heads, "messages", "rounds"], exchanges, caption, "kinds-exchanges", widths, "dense")
     return Html(text)
+
+
+def _measured_operations(results: Results, path: str) -> dict[tuple[str, str], ledger.Measurement]:
+    try:
+        return {one.key: one for one in ledger.read(results.root / path, ledger.Measurement)}
+    except (OSError, ValueError):
+        return {}
 
 
 UNITS = {"bytes": GB, "seconds": 1.0}

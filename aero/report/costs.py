@@ -19,13 +19,15 @@ from aero.published import Paper, Table, load
 from aero.report.results import Cost, Results
 from aero.two_party.counts import counts, published_sizes
 from aero.two_party.network import Network, implied_bandwidth_mbit, lower_bound_seconds, wire_bytes
+from aero.two_party.savings import AS_PUBLISHED
 
 GB = 1e9
 """Bytes of a GB as used here. The papers do not say whether theirs are 1e9 or 2^30 bytes; 1e9 is the smaller claim."""
 MIB, GIB = 2**20, 2**30
 """Bytes of what memory is told in."""
 
-PROGRAMS = ("as_published", "tuned")
+PROGRAMS = ("as_written", "tuned")
+ALL_PROGRAMS = (AS_PUBLISHED, *PROGRAMS)
 
 
 def counted(row: str, table: Table) -> Count:
@@ -71,6 +73,15 @@ def row_costs(results: Results, table: Table, row: str) -> dict[str, Cost]:
     return {program: cost for program, cost in found.items() if cost is not None}
 
 
+def all_costs(results: Results, table: Table, row: str) -> dict[str, Cost]:
+    """`row_costs`, and before them that of "as_published"."""
+    return _with(published_cost(results, table, row), row_costs(results, table, row))
+
+
+def _with(published: Cost | None, costs: dict[str, Cost]) -> dict[str, Cost]:
+    return costs if published is None else {AS_PUBLISHED: published, **costs}
+
+
 COSTED = ("4", "5", "6", "7")
 """AERO's tables with columns of costs."""
 FIGURE_15 = "aero/figure15"
@@ -82,7 +93,7 @@ def costs_by_place(results: Results) -> dict[str, dict[str, dict[str, Cost]]]:
     places = {}
     for which in COSTED:
         table = load("aero").tables[which]
-        places[f"Table {which}"] = {row.name: row_costs(results, table, row.name) for row in table.rows}
+        places[f"Table {which}"] = {row.name: all_costs(results, table, row.name) for row in table.rows}
     return places | {"Figure 15": figure_15_costs(results)}
 
 
@@ -93,7 +104,8 @@ def figure_15_costs(results: Results) -> dict[str, dict[str, Cost]]:
         if FIGURE_15 in run.get("figures", ()):
             place = (run.get("context", 128), run.get("model", "gpt2"))
             costs = {program: results.cost(run["architecture"], program, *place) for program in PROGRAMS}
-            found[run["architecture"]] = {program: cost for program, cost in costs.items() if cost is not None}
+            costs = {program: cost for program, cost in costs.items() if cost is not None}
+            found[run["architecture"]] = _with(fitted_cost(results, run["architecture"], *place[::-1]), costs)
     return found
 
 
@@ -117,26 +129,61 @@ def lines_by_row(path: Path) -> LinesByRow:
 
 
 FITTED = Path("results/two_party/fitted_rows.csv")
-"""As `python -m benchmarks.as_fitted` keeps it."""
+FITTED_FIGURE_15 = Path("results/two_party/fitted_figure15_rows.csv")
+"""As `python -m benchmarks.as_published` keeps them."""
 
 
-def fitted_bytes(results: Results, table: Table, row: str) -> float | None:
-    """Bytes of `row` in "as_fitted", the best fit of the printed bytes as a program; None if it was not measured so."""
-    try:
-        line = lines_by_row(results.root / FITTED)[
-            row, row_family(results, table, row), str(table.dimensions["context"]), "as_fitted"
-        ]
-        amount = float(line["bytes"])
-    except (OSError, ValueError, KeyError, csv.Error):
+def fitted_cost(
+    results: Results, architecture: str, family: str, context: int, program: str = AS_PUBLISHED
+) -> Cost | None:
+    """The cost of "as_published", the best fit of the printed bytes as a program, or of another `program` measured with
+    it; None if it was not measured."""
+    for path in (FITTED, FITTED_FIGURE_15):
+        try:
+            line = lines_by_row(results.root / path)[architecture, family, str(context), program]
+            amounts = {key: float(line.get(key) or "nan") for key in _AMOUNTS}
+        except (OSError, ValueError, KeyError, csv.Error):
+            continue
+        if not 0 < amounts["bytes"] < math.inf:
+            continue
+        known = {name: value if 0 < value < math.inf else None for name, value in amounts.items()}
+        return Cost(
+            architecture=architecture,
+            model=family,
+            context=context,
+            program=program,
+            bytes=amounts["bytes"],
+            messages=known["messages"],
+            rounds=known["rounds"],
+            seconds=known["seconds"],
+            latency_wan=known["latency_wan_s"],
+            latency_lan=known["latency_lan_s"],
+            method="composed",
+            max_logit_error=None,
+            path=path.as_posix(),
+            more=line,
+        )
+    return None
+
+
+_AMOUNTS = ("bytes", "messages", "rounds", "seconds", "latency_wan_s", "latency_lan_s")
+
+
+def published_cost(results: Results, table: Table, row: str, program: str = AS_PUBLISHED) -> Cost | None:
+    """`fitted_cost` of a row of a table."""
+    return fitted_cost(results, row, row_family(results, table, row), table.dimensions["context"], program)
+
+
+def published_saving(results: Results, table: Table, row: str, quantity: str) -> float | None:
+    """`saving` with both rows "as_published"; None if either was not measured so."""
+    base, own = (published_cost(results, table, name) for name in (table.rows[0].name, row))
+    return _times_less(base, own, quantity)
+
+
+def _times_less(base: Cost | None, own: Cost | None, quantity: str) -> float | None:
+    if base is None or own is None or not getattr(base, quantity) or not getattr(own, quantity):
         return None
-    return amount if 0 < amount < math.inf else None
-
-
-def fitted_saving(results: Results, table: Table, row: str) -> float | None:
-    """How many times the bytes of `row` the table's first row takes, both "as_fitted"; None if either was not measured
-    so."""
-    base, own = (fitted_bytes(results, table, name) for name in (table.rows[0].name, row))
-    return base / own if base and own else None
+    return float(getattr(base, quantity) / getattr(own, quantity))
 
 
 def costs_by_kind(results: Results) -> tuple[str, LinesByRow]:
@@ -174,7 +221,7 @@ PRODUCTS = ("linear", "lattice_linear", "scores", "mix")
 
 @dataclass(frozen=True)
 class Least:
-    """What no exchange of bytes for seconds takes from a tuned row, over the seconds as published of the same file.
+    """What no exchange of bytes for seconds takes from a tuned row, over the seconds as written of the same file.
 
     factors: with all that divides rows (`ROW_FACTORS`) for nothing; products: with all but the products for nothing.
     """
@@ -201,11 +248,8 @@ def least_seconds(results: Results, table: Table, row: str) -> Least | None:
 
 def saving(results: Results, table: Table, row: str, program: str, quantity: str) -> float | None:
     """How many times less `quantity` ("bytes", "latency_wan", "latency_lan") `row` needs than the table's first row."""
-    base = row_costs(results, table, table.rows[0].name).get(program)
-    cost = row_costs(results, table, row).get(program)
-    if base is None or cost is None or not getattr(base, quantity) or not getattr(cost, quantity):
-        return None
-    return float(getattr(base, quantity) / getattr(cost, quantity))
+    base, cost = (row_costs(results, table, name).get(program) for name in (table.rows[0].name, row))
+    return _times_less(base, cost, quantity)
 
 
 def at_dimensions(results: Results, table: Table) -> tuple[tuple[Cost, ...], tuple[dict[str, str], ...]]:
@@ -254,11 +298,11 @@ def cost_files(results: Results, table: Table) -> str:
 class Audit:
     """How many times less of a quantity a row needs than SM+LN+G, and what is left without the baseline's GELU.
 
-    as_published, tuned: both rows in that program. one_gelu: the row as published, and the baseline as published but
+    as_written, tuned: both rows in that program. one_gelu: the row as written, and the baseline as written but
     for its GELU, which is the segmented one. None: not measured. rows, gelu: the files of the rows, and of both GELUs.
     """
 
-    as_published: float | None
+    as_written: float | None
     one_gelu: float | None
     tuned: float | None
     rows: tuple[str, ...] = ()
@@ -267,23 +311,23 @@ class Audit:
     @property
     def by_gelu(self) -> float | None:
         """The factor that the baseline's GELU alone is worth."""
-        return self.as_published / self.one_gelu if self.as_published and self.one_gelu else None
+        return self.as_written / self.one_gelu if self.as_written and self.one_gelu else None
 
     @property
     def share(self) -> float | None:
         """The share of the saving, in logarithms, that is left without the GELU: the architecture's own."""
-        if not self.as_published or not self.one_gelu or self.as_published <= 1:
+        if not self.as_written or not self.one_gelu or self.as_written <= 1:
             return None
-        return math.log(self.one_gelu) / math.log(self.as_published)
+        return math.log(self.one_gelu) / math.log(self.as_written)
 
 
 def audit(results: Results, table: Table, row: str, quantity: str) -> Audit:
     """Savings of `row` of a table in "bytes" or "latency_wan"."""
     found = {program: saving(results, table, row, program, quantity) for program in PROGRAMS}
     first = row_costs(results, table, table.rows[0].name)
-    base = first.get("as_published")
+    base = first.get("as_written")
     files = {cost.path for costs in (first, row_costs(results, table, row)) for cost in costs.values()}
-    segmented, both = baseline_with_segments(results, table), found["as_published"]
+    segmented, both = baseline_with_segments(results, table), found["as_written"]
     one_gelu = None
     if base is not None and segmented is not None and both:
         one_gelu = both * segmented[quantity] / getattr(base, quantity)
@@ -291,12 +335,12 @@ def audit(results: Results, table: Table, row: str, quantity: str) -> Audit:
 
 
 def baseline_with_segments(results: Results, table: Table) -> dict[str, float] | None:
-    """Bytes and WAN latency of the table's first row as published but for its GELU, which is the segmented one.
+    """Bytes and WAN latency of the table's first row as written but for its GELU, which is the segmented one.
 
     The row less its GELUs, plus as many of the same shape in segments, each as it was measured alone among the
     operations that the row is composed from; None if one of them was not.
     """
-    base = row_costs(results, table, table.rows[0].name).get("as_published")
+    base = row_costs(results, table, table.rows[0].name).get("as_written")
     wan = results.parameters.get("two_party", {}).get("networks", {}).get("wan")
     if base is None or base.latency_wan is None or not wan:
         return None

@@ -59,7 +59,7 @@ def claim_test(function: Test) -> Test:
 
 def absent(results: Results) -> Verdict:
     """The verdict for an effect that is absent or opposite, by the size of the training it was looked for in."""
-    return "contradicted" if results.as_published else "not seen at this scale"
+    return "contradicted" if results.published_scale else "not seen at this scale"
 
 
 def by_signs(results: Results, signs: Sequence[int]) -> Verdict:
@@ -108,4 +108,4 @@ def sized(results: Results, met: bool) -> Verdict:
     """The verdict for a trained quantity whose direction is beyond seed noise: `met` says whether its size is the
     published one, which counts at the papers' own size, budget and corpus alone.
     """
-    return "reproduced" if met and results.as_published else "direction reproduced"
+    return "reproduced" if met and results.published_scale else "direction reproduced"

@@ -11,7 +11,7 @@ from matplotlib.patches import FancyBboxPatch
 
 from aero.architecture import parse
 from aero.flops import GPT2, count
-from aero.report.drawing import AS_PUBLISHED, GRID, INK, MUTED, TUNED, WIDTH, style
+from aero.report.drawing import AS_WRITTEN, GRID, INK, MUTED, TUNED, WIDTH, style
 from aero.report.figure_index import Untrained, stands_for
 from aero.report.marks import measured_at
 from aero.report.results import Results
@@ -63,7 +63,7 @@ def _caption(results: Results) -> str:
     "entropy_guided/figure1",
     title="Entropy-Guided Attention Figure 1, who holds what, and what the protocols cost",
     note="Both parties are semi-honest. Bars: MB in both directions of one such operation of GPT-2 small at T = 128, "
-    "as published, measured between two processes (results/two_party/ops.csv); X W: one of 768 x 768.",
+    "as written, measured between two processes (results/two_party/ops.csv); X W: one of 768 x 768.",
     untrained=Untrained(
         present=lambda results: f"{len(_measured(results))} of {len(STEPS)} operations measured",
         sizes="GPT-2 small's dimensions",
@@ -85,7 +85,7 @@ def guided_figure_1(results: Results) -> Figure:
                 bars.text(0, place, f" not measured yet: {kind}", va="center", color=MUTED, style="italic", fontsize=7)
                 continue
             linear = "product" in needs
-            bars.barh(place, size, 0.62, color=AS_PUBLISHED if linear else "#d55e00")
+            bars.barh(place, size, 0.62, color=AS_WRITTEN if linear else "#d55e00")
             bars.text(size, place, f" {size:,.0f} MB", va="center", fontsize=7)
         bars.set_yticks(places, [f"{name}\n{needs}" for name, _, needs in STEPS], fontsize=6.5)
         bars.invert_yaxis()
@@ -104,7 +104,7 @@ def _parties(panel: Axes) -> None:
     panel.set_ylim(0, 1)
     panel.set_title("two parties")
     _box(panel, 0.0, 0.62, 0.44, 0.3, "client\nprompt", TUNED)
-    _box(panel, 0.56, 0.62, 0.44, 0.3, "server\nweights", AS_PUBLISHED)
+    _box(panel, 0.56, 0.62, 0.44, 0.3, "server\nweights", AS_WRITTEN)
     _box(panel, 0.0, 0.1, 1.0, 0.26, "every step on secret shares:\nneither party sees an activation", MUTED)
     for x, text in ((0.22, "shares of\nthe prompt"), (0.78, "its own\nweights")):
         panel.annotate("", (x, 0.37), (x, 0.61), arrowprops={"arrowstyle": "<->", "color": INK, "linewidth": 0.9})

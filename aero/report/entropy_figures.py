@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from aero.published import load
-from aero.report.drawing import AS_PUBLISHED, INK, MUTED, WIDTH, say_missing, style
+from aero.report.drawing import AS_WRITTEN, INK, MUTED, WIDTH, say_missing, style
 from aero.report.entropy_drawing import (
     SIGNED,
     colour_bar,
@@ -202,7 +202,7 @@ def figure_10(results: Results) -> Figure:
         bar = colour_bar(figure, mesh, (0.285, 0.17, 0.013, 0.7), "fraction of log T")
         bar.ax.axhline(start, color=INK, linewidth=1.6, linestyle=(0, (1, 1)))
         for panel, values in ((means, thresholds.mean(1)), (variances, thresholds.var(1))):
-            panel.barh(layers, values, 0.7, color=AS_PUBLISHED)
+            panel.barh(layers, values, 0.7, color=AS_WRITTEN)
             panel.set_yticks(layers if len(layers) <= 12 else layers[::3])
             panel.tick_params(axis="y", length=0)
             panel.grid(axis="x")
@@ -233,7 +233,7 @@ def figure_11(results: Results) -> Figure:
                 continue
             values = np.array([run.entropy.learned[name] for run in seeds], dtype=float)  # (seeds, L)
             layers = np.arange(1, values.shape[1] + 1)
-            panel.bar(layers, values.mean(0), 0.7, color=AS_PUBLISHED)
+            panel.bar(layers, values.mean(0), 0.7, color=AS_WRITTEN)
             for row in values:
                 panel.plot(layers, row, linestyle="none", marker="o", markersize=2.5, color=INK)
             panel.axhline(1, color=MUTED, linewidth=0.8, linestyle=":")

@@ -8,7 +8,7 @@ from html import escape
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from aero.report.drawing import AS_PUBLISHED, MUTED, TUNED, WIDTH, say_missing, style
+from aero.report.drawing import AS_WRITTEN, MUTED, TUNED, WIDTH, say_missing, style
 from aero.report.marks import Html
 from aero.report.page import shown
 from aero.report.results import Results
@@ -17,7 +17,7 @@ from aero.report.unreadable import guarded, measurement
 FILE = "results/bench/entropy_memory.json"
 _KEPT = "#d55e00"
 _WAYS = {
-    "matrix": ("T x T matrix", AS_PUBLISHED),
+    "matrix": ("T x T matrix", AS_WRITTEN),
     "kept": ("blocks of rows, kept", _KEPT),
     "blocks": ("blocks of rows, made again", TUNED),
 }
@@ -88,7 +88,7 @@ def figure_entropy_memory(results: Results) -> Figure:
             for way in ("kept", "blocks"):
                 right.plot(contexts, [line[f"{way}_over_matrix"] for line in of_shape], color=_WAYS[way][1], **how)
             right.plot([], [], color=MUTED, label=shape, **how)
-        right.axhline(1, color=AS_PUBLISHED, linewidth=1)
+        right.axhline(1, color=AS_WRITTEN, linewidth=1)
         right.legend(frameon=False, loc="upper right")
         right.set_title("time / time through the matrix")
         right.set_ylim(0)

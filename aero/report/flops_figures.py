@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from aero.architecture import parse
 from aero.flops import GPT2, PYTHIA, Sizes, count, crossover
-from aero.report.drawing import AS_PUBLISHED, INK, PAPER, PUBLISHED, style, swatch
+from aero.report.drawing import AS_WRITTEN, INK, PAPER, PUBLISHED, style, swatch
 from aero.report.entropy_drawing import grid
 from aero.report.figure_index import Untrained, stands_for
 from aero.report.results import Results
@@ -61,7 +61,7 @@ def _breakdown(models: Mapping[str, Sizes], columns: int) -> Figure:
             if place >= len(models) - columns:
                 panel.set_xlabel("context length T")
         top, unit = 1 - 0.13 / (rows * height), 1 / (rows * height)
-        for x, colour, text in ((0.07, AS_PUBLISHED, "feed-forward networks"), (0.32, PUBLISHED, "attention")):
+        for x, colour, text in ((0.07, AS_WRITTEN, "feed-forward networks"), (0.32, PUBLISHED, "attention")):
             swatch(figure, x, top - 0.07 * unit, colour, "", 0.14 * unit)
             figure.text(x + 0.035, top, text, va="center")
     return figure
@@ -72,7 +72,7 @@ def _bars(panel: Axes, sizes: Sizes) -> None:
     counts = [count(parse("SM+LN+G"), sizes, context) for context in CONTEXTS]
     ffn = np.array([c.ffn / context / 1e9 for c, context in zip(counts, CONTEXTS, strict=True)])
     attention = np.array([c.attention / context / 1e9 for c, context in zip(counts, CONTEXTS, strict=True)])
-    panel.bar(places, ffn, 0.72, color=AS_PUBLISHED)
+    panel.bar(places, ffn, 0.72, color=AS_WRITTEN)
     panel.bar(places, attention, 0.72, bottom=ffn, color=PUBLISHED)
     box = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.6}  # the dotted line passes behind the percentages
     for place, total, counted in zip(places, ffn + attention, counts, strict=True):

@@ -57,7 +57,7 @@ def table_fits(results: Results) -> Html:
     heads = ["rank", "configuration", "largest, %", "without odd cells, %", "and one set-up, %"]
     caption = (
         "<b>The best fits</b> by the largest relative residual over all rows, then the best with any one choice "
-        "changed, and this artifact's own <code>as_published</code>. Odd cells: those that no configuration makes "
+        "changed, and this artifact's own <code>as_written</code>. Odd cells: those that no configuration makes "
         "together with their neighbours."
     )
     return Html(table + grid(heads, ranked, caption, "forensics-fits", (0.07, 0.57, 0.12, 0.12, 0.12), "dense"))

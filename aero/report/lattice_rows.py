@@ -22,8 +22,8 @@ PATH = Path("results/two_party/lattice_rows.csv")
 OPERATIONS = PATH.with_name("lattice_ops.csv")
 OUTSIDE = "tuned"
 WITHIN = "tuned-lattice_products"
-ALONE = "as_published+lattice_products"
-PROGRAMS = ("as_published", ALONE, WITHIN, OUTSIDE)
+ALONE = "as_written+lattice_products"
+PROGRAMS = ("as_written", ALONE, WITHIN, OUTSIDE)
 PRODUCTS = ("linear", "lattice_linear")
 """Kinds of operations that are products of several rows with the server's matrix, and in which program."""
 
@@ -49,14 +49,14 @@ class LatticeRow:
 
     @property
     def own(self) -> bool:
-        """Whether it is one of AERO's rows, which have targets of bytes and seconds as published."""
+        """Whether it is one of AERO's rows, which have targets of bytes and seconds as written."""
         return self.name not in BASELINE_TARGETS and not self.name.startswith("SOTA")
 
     def over(self, quantity: str, program: str = OUTSIDE, put_backs: int = 0) -> float:
-        """What `program` takes of what is taken as published, of "bytes" or "seconds"."""
+        """What `program` takes of what is taken as written, of "bytes" or "seconds"."""
         amounts = getattr(self, quantity)
         more = dict(zip(("bytes", "seconds"), self.put_back, strict=True))[quantity]
-        return (amounts[program] + put_backs * more) / amounts["as_published"]
+        return (amounts[program] + put_backs * more) / amounts["as_written"]
 
     def printed(self, put_backs: int = 0) -> float:
         """Bytes of OUTSIDE over the printed ones."""
@@ -106,7 +106,7 @@ def _rows_of(results: Results, which: str, lines: LinesByRow, measured: list[dic
 
 
 def counted(rows: list[LatticeRow], put_backs: bool) -> dict[str, tuple[int, int]]:
-    """How many rows meet their target, and of how many: of the printed bytes, and of bytes and seconds as published.
+    """How many rows meet their target, and of how many: of the printed bytes, and of bytes and seconds as written.
 
     put_backs: with the residual stream put back before every layer that can need it.
     """
@@ -124,7 +124,7 @@ def counted(rows: list[LatticeRow], put_backs: bool) -> dict[str, tuple[int, int
 
 
 def table(results: Results) -> Html:
-    """Bytes and seconds with products outside SPU against the printed bytes and the programs as published and tuned."""
+    """Bytes and seconds with products outside SPU against the printed bytes and the programs as written and tuned."""
     rows = lattice_rows(results)
     if not rows:
         return Html(f"<p>Products outside SPU: {gap()} (<code>python -m benchmarks.lattice_products</code>).</p>")
@@ -155,7 +155,7 @@ def table(results: Results) -> Html:
 
     def said(found: dict[str, tuple[int, int]]) -> str:
         texts = (number(f"{a} of {b}", "paper_dimensions", PATH.as_posix()) for a, b in found.values())
-        return "{} for the printed bytes, {} for the bytes and {} for the seconds as published".format(*texts)
+        return "{} for the printed bytes, {} for the bytes and {} for the seconds as written".format(*texts)
 
     caption = (
         "<b>Products with the server’s matrices outside SPU</b>, a saving of <code>tuned</code>: the same "
@@ -167,8 +167,8 @@ def table(results: Results) -> Html:
         f"basis before every layer that can need it, one such product each: {said(often)}. Last column: "
         "seconds of these products within SPU over those outside."
     )
-    heads = ["Table", "configuration", "GB published", "GB", "of the published", "GB over as published"]
-    heads += ["s over as published", "without this saving: s over as published", "with it alone"]
+    heads = ["Table", "configuration", "GB published", "GB", "of the published", "GB over as written"]
+    heads += ["s over as written", "without this saving: s over as written", "with it alone"]
     heads += ["products: SPU’s over these, s"]
     widths = (0.05, 0.2, 0.08, 0.07, 0.13, 0.13, 0.13, 0.08, 0.07, 0.06)
     return Html(grid(heads, lines, caption, "lattice-products", widths, "dense"))
@@ -186,7 +186,7 @@ def sentence(results: Results) -> str:
 
     return (
         f"Over AERO's rows in Tables {rows[0].table} to {rows[-1].table} `{OUTSIDE}` takes {between('bytes')} of the "
-        f"bytes and {between('seconds')} of the seconds of computing as published. It multiplies by the server's "
+        f"bytes and {between('seconds')} of the seconds of computing as written. It multiplies by the server's "
         "matrices outside SPU, by the same protocol but this project's own code (docs/two_party.md); with SPU's "
         f"products (`{WITHIN}`) it is {between('bytes', WITHIN)} and {between('seconds', WITHIN)}. All measured "
         f"together, without putting back (`{PATH.as_posix()}`)."

@@ -18,7 +18,7 @@ from aero.errors import UserError
 from aero.parameters import Parameters
 from aero.published import load as load_paper
 from aero.report.costs import compared_runs
-from aero.report.drawing import AS_PUBLISHED, GRID, INK, MUTED, PAPER, TUNED, WIDTH, say_missing, style, svg
+from aero.report.drawing import AS_WRITTEN, GRID, INK, MUTED, PAPER, TUNED, WIDTH, say_missing, style, svg
 from aero.report.results import Results, load
 from aero.training.log import write_together
 from aero.two_party.cost import estimate, measured_operations
@@ -96,7 +96,7 @@ def draw(found: Sequence[Point], title: str, scale: str) -> Figure:
             color=TUNED,
             zorder=2,
         )
-        for some, colour, size in ((rest, AS_PUBLISHED, 16), (front, TUNED, 34)):
+        for some, colour, size in ((rest, AS_WRITTEN, 16), (front, TUNED, 34)):
             axes.scatter(
                 [point.bytes / GB for point in some],
                 [point.perplexity for point in some],

@@ -180,7 +180,7 @@ class Results:
     substitute: bool = False
 
     @property
-    def as_published(self) -> bool:
+    def published_scale(self) -> bool:
         """Whether a training seen here is of the papers' own size, budget and corpus."""
         return self.scale == "paper" and not self.substitute
 

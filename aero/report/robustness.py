@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from aero.report.costs import GIB, MIB
-from aero.report.drawing import AS_PUBLISHED, INK, WIDTH, say_missing, style
+from aero.report.drawing import AS_WRITTEN, INK, WIDTH, say_missing, style
 from aero.report.marks import Html, gap, grid, number
 from aero.report.page import shown
 from aero.report.results import Results
@@ -174,7 +174,7 @@ def _memory_and_time(found: Found | None) -> Figure:
         columns = _columns(found)
         for panel, (name, title, unit) in zip(panels, SERVER_PANELS, strict=True):
             values = [value / unit for value in columns[name]]
-            panel.plot(columns["question"], values, color=AS_PUBLISHED, linestyle="", marker=".", markersize=2)
+            panel.plot(columns["question"], values, color=AS_WRITTEN, linestyle="", marker=".", markersize=2)
             panel.set_ylim(0, 1.25 * max(values))
             panel.set_title(title)
             panel.set_xlabel("question")

@@ -11,7 +11,7 @@ from pathlib import Path
 from aero.report.marks import Html, gap, grid, number, row_label
 from aero.two_party.savings import TUNED, changed
 
-ENDS = ("as_published", "tuned")
+ENDS = ("as_written", "tuned")
 WITHIN = "tuned-lattice_products"
 HELD_OUT_PROGRAMS = (*ENDS, WITHIN)
 """Those that held-out prompts were asked in, with no saving alone beside them."""
@@ -24,7 +24,7 @@ def ablation(root: Path, savings: dict[str, str], note: str = "") -> Html:
 
 
 def table_savings(root: Path, savings: dict[str, str], note: str = "") -> Html:
-    """GB and seconds, a grid each, of every row with one saving alone (of "as_published") and with one left out of
+    """GB and seconds, a grid each, of every row with one saving alone (of "as_written") and with one left out of
     "tuned" or, where that lacks it, added to it.
 
     savings: names and descriptions. A number is missing where the saving does nothing for the row. note: a sentence
@@ -131,10 +131,10 @@ HELD_OUT = 200
 
 
 def table_held_out(root: Path) -> Html:
-    """The tuned program on held-out prompts against its target: PyTorch's top token, no larger error than as published.
+    """The tuned program on held-out prompts against its target: PyTorch's top token, no larger error than as written.
 
     A line for each row, scale and length of the prompts of which both ends were asked, or one of them; a target is met
-    by `HELD_OUT` prompts with the same top token and an error no larger than that as published, of as many or fewer of
+    by `HELD_OUT` prompts with the same top token and an error no larger than that as written, of as many or fewer of
     the same prompts.
     """
     lines = [
@@ -160,20 +160,20 @@ def table_held_out(root: Path) -> Html:
         rows.append([*cells, "; ".join(verdicts)])
     caption = (
         f"<b>The same answer on held-out prompts</b>: the target is PyTorch's top token on {HELD_OUT} prompts and an "
-        "error no larger than as published. Complete private passes of models trained here; the largest difference of "
-        "a logit. As published answers the first of the same prompts, as many as are said: the largest error of "
+        "error no larger than as written. Complete private passes of models trained here; the largest difference of "
+        "a logit. As written answers the first of the same prompts, as many as are said: the largest error of "
         "few is smaller than that of many, so the comparison favours it. Rows that are not listed were not asked; the "
         "models are of the scale named, not of the papers' width. The verdict is first that of <code>tuned</code>, "
         f"then that of <code>{WITHIN}</code>, which keeps SPU’s products.{_other_weights(lines)}"
     )
     heads = ["configuration", "scale", "T", "tuned, same top token", "error", "SPU’s products, same top token"]
-    heads += ["error", "as published, same top token", "error", "target"]
+    heads += ["error", "as written, same top token", "error", "target"]
     widths = (0.19, 0.08, 0.04, 0.12, 0.08, 0.13, 0.08, 0.12, 0.08, 0.08)
     return Html(grid(heads, rows, caption, "held-out", widths, "dense"))
 
 
 def _other_weights(lines: list[tuple[tuple[str, str, str], list[dict[str, str] | None]]]) -> str:
-    """A sentence on programs that were asked of other weights than those as published; empty if there are none."""
+    """A sentence on programs that were asked of other weights than those as written; empty if there are none."""
     found = []
     for (row, _, _), (plain, *others) in lines:
         for line in others:
@@ -183,7 +183,7 @@ def _other_weights(lines: list[tuple[tuple[str, str, str], list[dict[str, str] |
     if not found:
         return ""
     return (
-        " Asked of another training of the model than as published (the hashes of the weights differ), so that the "
+        " Asked of another training of the model than as written (the hashes of the weights differ), so that the "
         f"two errors are not like for like: {', '.join(found)}."
     )
 
@@ -205,7 +205,7 @@ def _verdict(plain: dict[str, str] | None, tuned: dict[str, str] | None) -> str:
         return "missed"
     if int(tuned["prompts"]) < HELD_OUT:
         return f"{HELD_OUT - int(tuned['prompts'])} prompts to go"
-    return "met" if plain is not None else "no error as published"
+    return "met" if plain is not None else "no error as written"
 
 
 def _groups(lines: list[dict[str, str]]) -> dict[tuple[str, str, str], dict[str, dict[str, str]]]:
@@ -218,7 +218,7 @@ def _groups(lines: list[dict[str, str]]) -> dict[tuple[str, str, str], dict[str,
 
 def _single(name: str) -> tuple[str, str]:
     """The programs with saving `name` alone and with all but it; absorbing needs the FFN folded."""
-    return f"as_published+{'folded_ffn+' if name == 'absorbed_ffn' else ''}{name}", changed(name)
+    return f"as_written+{'folded_ffn+' if name == 'absorbed_ffn' else ''}{name}", changed(name)
 
 
 def _added(savings: dict[str, str]) -> str:

@@ -16,19 +16,20 @@ from typing import Literal
 
 from aero.published import Cell, Paper, Row, Table, load
 from aero.report.costs import (
-    FITTED,
     GB,
     LatencyBound,
+    all_costs,
     counted,
-    fitted_bytes,
-    fitted_saving,
     part_bytes,
     published_bound,
+    published_cost,
+    published_saving,
     row_costs,
     saving,
 )
 from aero.report.results import Results, Run
 from aero.report.statistics import Estimate, estimate, relative
+from aero.two_party.savings import AS_PUBLISHED
 
 Origin = Literal["paper_dimensions", "smaller_scale", "missing"]
 PAPER_DIMENSIONS = "paper_dimensions"
@@ -171,20 +172,19 @@ def _cost_cell(row: Row, cell: Cell, value: float, notes: list[str], source: str
 def _communication(results: Results, paper: Paper, printed: Table, row: Row, cell: Cell) -> MeasuredCell:
     """Beside printed bytes stand those of the program that explains them best, where it was measured."""
     del paper
-    costs, fitted = row_costs(results, printed, row.name), fitted_bytes(results, printed, row.name)
-    if fitted is None and "as_published" not in costs:
+    costs, fitted = row_costs(results, printed, row.name), published_cost(results, printed, row.name)
+    if fitted is None and "as_written" not in costs:
         return _missing_cost(row, cell)
     notes = [cell.note] if cell.note else []
     if fitted is not None:
-        notes.append("as_fitted, composed")
-    if "as_published" in costs:
-        value = "" if fitted is None else f" {costs['as_published'].bytes / GB:.2f}"
-        notes.append(f"as_published{value}, {costs['as_published'].method}")
+        notes.append(f"{fitted.program}, {fitted.method}")
+    if "as_written" in costs:
+        value = "" if fitted is None else f" {costs['as_written'].bytes / GB:.2f}"
+        notes.append(f"as_written{value}, {costs['as_written'].method}")
     if "tuned" in costs:
         notes.append(f"tuned {costs['tuned'].bytes / GB:.2f}")
-    if fitted is not None:
-        return _cost_cell(row, cell, fitted / GB, notes, FITTED.as_posix())
-    return _cost_cell(row, cell, costs["as_published"].bytes / GB, notes, costs["as_published"].path)
+    shown = fitted or costs["as_written"]
+    return _cost_cell(row, cell, shown.bytes / GB, notes, shown.path)
 
 
 def _latency(results: Results, paper: Paper, printed: Table, row: Row, cell: Cell) -> MeasuredCell:
@@ -195,25 +195,35 @@ def _latency(results: Results, paper: Paper, printed: Table, row: Row, cell: Cel
             f"the published bytes need at least {bound.overlapped:.1f} min on the published network "
             f"({bound.one_way:.1f} if the directions do not overlap)"
         )
-    cost = row_costs(results, printed, row.name).get("as_published")
-    if cost is None or cost.latency_wan is None:
+    costs = all_costs(results, printed, row.name)
+    known = [cost for cost in costs.values() if cost.latency_wan is not None and cost.program != "tuned"]
+    if not known:
         return _missing_cost(row, cell, note)
-    value = cost.latency_wan / 60
-    notes = [text for text in (cell.note, f"as_published, {cost.method}", note) if text]
-    return _cost_cell(row, cell, value, notes, cost.path)
+    shown, *others = known
+    notes = [cell.note, f"{shown.program}, {shown.method}"]
+    beside = published_cost(results, printed, row.name, "as_written") if shown.program == AS_PUBLISHED else None
+    if beside is not None and beside.latency_wan is not None:
+        notes.append(f"as_written {beside.latency_wan / 60:.2f} on the same day")
+    notes += [f"as_written {cost.latency_wan / 60:.2f} on a faster one" for cost in others]
+    notes = [text for text in (*notes, note) if text]
+    return _cost_cell(row, cell, shown.latency_wan / 60, notes, shown.path)
 
 
 def _saving(results: Results, paper: Paper, printed: Table, row: Row, cell: Cell) -> MeasuredCell:
     del paper
     quantity = "bytes" if cell.column.key == "savings_communication" else "latency_wan"
-    value = saving(results, printed, row.name, "as_published", quantity)
-    if value is None:
-        return _missing_cost(row, cell)
+    value = published_saving(results, printed, row.name, quantity)
+    plain = saving(results, printed, row.name, "as_written", quantity)
     notes = [cell.note] if cell.note else []
-    fitted = fitted_saving(results, printed, row.name) if quantity == "bytes" else None
-    notes.append("as_published" if fitted is None else f"as_published; as_fitted {fitted:.2f}")
-    both = (row_costs(results, printed, name)["as_published"].path for name in (printed.rows[0].name, row.name))
-    return _cost_cell(row, cell, value, notes, ", ".join(sorted(set(both))))
+    program = "as_written" if value is None else AS_PUBLISHED
+    if value is not None:
+        notes.append(program if plain is None else f"{program}; as_written {plain:.2f}")
+    elif plain is not None:
+        notes.append(program)
+    else:
+        return _missing_cost(row, cell)
+    both = (all_costs(results, printed, name)[program].path for name in (printed.rows[0].name, row.name))
+    return _cost_cell(row, cell, plain if value is None else value, notes, ", ".join(sorted(set(both))))
 
 
 _COSTS: dict[str, Callable[[Results, Paper, Table, Row, Cell], MeasuredCell]] = {
@@ -269,7 +279,7 @@ def cost_rows(results: Results, number: str = "4", short: str = "aero") -> list[
             "bound_one_way_min": bound.one_way if bound else None,
             "needed_mbit": bound.needed_mbit(minutes) if bound and minutes else None,
         }
-        costs = row_costs(results, printed, row.name)
+        costs = all_costs(results, printed, row.name)
         for program, cost in costs.items():
             entries.append(
                 dict.fromkeys(COST_COLUMNS)

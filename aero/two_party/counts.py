@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from aero.model import ModelConfig
 
 PATH = Path(__file__).with_name("counts.json")
-PROGRAMS = ("as_published", "tuned", "tuned+narrow_comparisons")
+PROGRAMS = ("as_written", "tuned", "tuned+narrow_comparisons")
 """Those whose counts are kept; others are traced."""
 CONTEXTS = (128, 256, 512)
 OWN = "own"

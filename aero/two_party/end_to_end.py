@@ -21,7 +21,7 @@ from aero.two_party.operations import Operation, call
 from aero.two_party.parties import Party, run_parties
 from aero.two_party.profile import check_pair
 from aero.two_party.program import forward, operations, prompt_array, prompt_type
-from aero.two_party.savings import AS_FITTED, chosen
+from aero.two_party.savings import AS_PUBLISHED, chosen
 from aero.two_party.settings import CLIENT, FIELD_BITS, NARROW_FIELD, SERVER, Settings, TwoPartyError
 from aero.two_party.weights import weight_arrays, weight_shapes, within_budget
 
@@ -99,7 +99,7 @@ def check_ring(field: str, fraction_bits: int, program: str) -> None:
         raise TwoPartyError("SPU cannot divide in the ring FM32, and every softmax divides; use FM64")
     if field != "FM64" and OF_64_BITS & chosen(program)[0]:
         raise TwoPartyError(
-            f"program {program} computes on shares of 64 bits at most, not on {field}; use FM64, or as_published"
+            f"program {program} computes on shares of 64 bits at most, not on {field}; use FM64, or as_written"
         )
     # What is masked is compared too, and must not come near the ring's end.
     holds = 2.0 ** (FIELD_BITS[NARROW_FIELD] - 1 - fraction_bits)
@@ -113,7 +113,7 @@ def check_ring(field: str, fraction_bits: int, program: str) -> None:
 def put_weights(party: Party, model: PublicModel, weights: Mapping[str, np.ndarray] | None) -> list[str]:
     """Place the server's folded weights, None at the client, as the program has them; returns the inputs' names."""
     shapes = weight_shapes(model.parsed, model.model_config, model.program)
-    owner = None if model.program == AS_FITTED else SERVER
+    owner = None if model.program == AS_PUBLISHED else SERVER
     for name in sorted(shapes):
         party.put(f"w.{name}", weights[name] if weights else None, shapes[name], owner=owner, from_rank=SERVER)
     return sorted(shapes)
@@ -124,7 +124,7 @@ def put_prompt(party: Party, question: Question, ids: Sequence[int] | np.ndarray
     vocabulary, program = question.model_config.vocabulary, question.program
     values = None if ids is None else prompt_array(ids, vocabulary, program)
     shape, dtype = prompt_type(question.tokens, vocabulary, program)
-    party.put("prompt", values, shape, dtype, owner=None if program == AS_FITTED else CLIENT, from_rank=CLIENT)
+    party.put("prompt", values, shape, dtype, owner=None if program == AS_PUBLISHED else CLIENT, from_rank=CLIENT)
 
 
 def forward_task(party: Party, given: dict[str, Any]) -> dict[str, Any]:

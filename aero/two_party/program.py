@@ -2,9 +2,9 @@
 
 T: tokens of the prompt, V: vocabulary, d: width, H: heads, d_k = d / H.
 
-"as_published" computes the network as it is written, with `jax.nn`'s functions and one product a weight matrix.
-"tuned" computes the same function with the savings of `aero.two_party.savings`, each of which is a switch. "as_fitted"
-is what the published bytes were measured with, as far as is known.
+"as_written" computes the network as it is written, with `jax.nn`'s functions and one product a weight matrix.
+"tuned" computes the same function with the savings of `aero.two_party.savings`, each of which is a switch.
+"as_published" is what the published bytes were measured with, as far as is known.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from aero.architecture import Architecture
 from aero.model import ModelConfig
 from aero.two_party.lookup import LEAST_VOCABULARY
 from aero.two_party.operations import KINDS, SHARED, Operation, call, trace
-from aero.two_party.savings import AS_FITTED, Savings, chosen
+from aero.two_party.savings import AS_PUBLISHED, Savings, chosen
 from aero.two_party.weights import weight_shapes
 
 # Encoded weights need memory, some 4 kB each when many rows are multiplied: 12 GB in one party for 4,096 entries of the
@@ -45,7 +45,7 @@ def forward(
     `run` computes or records each operation.
     """
     savings, _ = chosen(program)
-    fitted = AS_FITTED in savings
+    fitted = AS_PUBLISHED in savings
     if fitted:
         run = _of_shared_weights(run)
     tokens = prompt.shape[0]
@@ -100,9 +100,9 @@ def project(run: Call, x: Array, head: Array) -> Array:
 def embed(run: Call, savings: Savings, table: Array, one_hot: Array) -> Array:
     """One-hot (T, V) times the table (V, d): a lookup, or in slices of the vocabulary; whole, it needs too much memory.
 
-    A lookup is cheaper from LEAST_VOCABULARY entries on, whatever T and d. "as_fitted" has ids (T,) in place of rows.
+    A lookup is cheaper from LEAST_VOCABULARY entries on, whatever T and d. "as_published" has ids (T,), no rows.
     """
-    if AS_FITTED in savings:
+    if AS_PUBLISHED in savings:
         few = range(0, one_hot.shape[0], IDS_AT_ONCE)
         return jnp.concatenate([run("id_lookup", one_hot[low : low + IDS_AT_ONCE], table) for low in few])
     if "lattice_lookup" in savings and table.shape[0] >= LEAST_VOCABULARY:
@@ -233,7 +233,7 @@ def _few(savings: Savings) -> dict[str, int]:
 
 
 def _probabilities(run: Call, savings: Savings, logits: Array) -> Array:
-    if AS_FITTED in savings:
+    if AS_PUBLISHED in savings:
         return run("softmax_clipped", logits)
     if "split_exponential" in savings:
         return run("divide_by_sums", _exponentials(run, savings, logits))
@@ -322,13 +322,13 @@ def one_hot_rows(ids: Sequence[int] | np.ndarray, vocabulary: int) -> np.ndarray
 
 
 def prompt_array(ids: Sequence[int] | np.ndarray, vocabulary: int, program: str) -> np.ndarray:
-    """What `program` takes of the client for `ids` (T,): their one-hot rows (T, V), or "as_fitted" the ids."""
-    return np.asarray(ids, np.int32) if program == AS_FITTED else one_hot_rows(ids, vocabulary)
+    """What `program` takes of the client for `ids` (T,): their one-hot rows (T, V), or "as_published" the ids."""
+    return np.asarray(ids, np.int32) if program == AS_PUBLISHED else one_hot_rows(ids, vocabulary)
 
 
 def prompt_type(tokens: int, vocabulary: int, program: str) -> tuple[tuple[int, ...], Any]:
     """Shape and type of `prompt_array`."""
-    return ((tokens,), np.int32) if program == AS_FITTED else ((tokens, vocabulary), np.float32)
+    return ((tokens,), np.int32) if program == AS_PUBLISHED else ((tokens, vocabulary), np.float32)
 
 
 def operations(architecture: Architecture, config: ModelConfig, program: str, context: int) -> Counter[Operation]:

@@ -1,11 +1,11 @@
 """What makes a private pass cheaper without changing what it computes: switches, and the programs made of them.
 
-"as_published" has none, "tuned" has all of `TUNED`. "as_published+NAME" adds one alone, "tuned-NAME" leaves one out,
+"as_written" has none, "tuned" has all of `TUNED`. "as_written+NAME" adds one alone, "tuned-NAME" leaves one out,
 "tuned+NAME" adds one that is not among them.
 "@3,7" behind it names the layers before which the residual stream is put back into its own basis (absorbed_ffn).
 
-"as_fitted" saves nothing and spends more: it is the configuration that explains the bytes AERO prints, as far as a
-program can be it (`AS_FITTED`).
+"as_published" saves nothing and spends more: it is the configuration that explains the bytes AERO prints, as far as a
+program can be it (`AS_PUBLISHED`).
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ TUNED: Savings = frozenset(SAVINGS) - {"narrow_comparisons", "fewer_squarings"}
 """Those of "tuned". The others came after what is kept of it had been measured; they can be added by name."""
 
 # The feed-forward's products and the logits are in slices too, for the same reason, and ids are looked up in pairs.
-AS_FITTED = "as_fitted"
-"""The best fit of docs/forensics.md as a program, over "as_published": weights secret-shared between the parties,
+AS_PUBLISHED = "as_published"
+"""The best fit of docs/forensics.md as a program, over "as_written": weights secret-shared between the parties,
 exponentials below e^-14 set to 0 by a comparison, token ids looked up in the table by secret comparisons, logits of all
 positions, beta of a scaled feed-forward and the He & Hofmann gains folded into the matrices around them. Two things of
 the fit are left out: SPU is this environment's, and Q, K and V are three products, because one would need 9 GB of
 encoded weights."""
 
-_PROGRAM = re.compile(r"(as_published|tuned)((?:[+-][a-z_]+)*)(?:@([0-9]{1,4}(?:,[0-9]{1,4})*))?")
+_PROGRAM = re.compile(r"(as_written|tuned)((?:[+-][a-z_]+)*)(?:@([0-9]{1,4}(?:,[0-9]{1,4})*))?")
 
 
 def chosen(program: str) -> tuple[Savings, tuple[int, ...]]:
     """The savings of `program`, and the layers it rebases at. ValueError for a program that cannot be."""
-    if program == AS_FITTED:
-        return frozenset({AS_FITTED}), ()
+    if program == AS_PUBLISHED:
+        return frozenset({AS_PUBLISHED}), ()
     match = _PROGRAM.fullmatch(program)
     if match is None:
         raise ValueError(
-            f"unknown program {program[:100]!r}: as_published, tuned, as_published+SAVING, tuned+SAVING, tuned-SAVING "
-            f"or {AS_FITTED}"
+            f"unknown program {program[:100]!r}: as_written, tuned, as_written+SAVING, tuned+SAVING, tuned-SAVING "
+            f"or {AS_PUBLISHED}"
         )
-    savings = set() if match[1] == "as_published" else set(TUNED)
+    savings = set() if match[1] == "as_written" else set(TUNED)
     for sign, name in re.findall(r"([+-])([a-z_]+)", match[2]):
         if name not in SAVINGS:
             near = difflib.get_close_matches(name[:100], SAVINGS, n=1)
@@ -107,13 +107,13 @@ def _change(name: str) -> str:
 
 
 def named(savings: Iterable[str], rebased: tuple[int, ...] = ()) -> str:
-    """The program with these savings, in its shortest form from "tuned" or "as_published"."""
+    """The program with these savings, in its shortest form from "tuned" or "as_written"."""
     savings = set(savings)
-    if AS_FITTED in savings:
-        return AS_FITTED
+    if AS_PUBLISHED in savings:
+        return AS_PUBLISHED
     added = [name for name in SAVINGS if name in savings]
     changes = [_change(name) for name in SAVINGS if (name in savings) != (name in TUNED)]
-    text = "as_published" + "".join(f"+{n}" for n in added)
+    text = "as_written" + "".join(f"+{n}" for n in added)
     if len(changes) <= len(added):
         text = "tuned" + "".join(changes)
     return text + ("@" + ",".join(map(str, rebased)) if rebased else "")

@@ -16,7 +16,7 @@ from torch import Tensor
 from aero.architecture import Architecture
 from aero.model import GPT, ModelConfig, fold_weight_norm
 from aero.two_party import lattice_product, lookup
-from aero.two_party.savings import AS_FITTED, Savings, absorbs, chosen, linear_ffn, named
+from aero.two_party.savings import AS_PUBLISHED, Savings, absorbs, chosen, linear_ffn, named
 
 Weights = dict[str, Tensor]
 CONDITION_BUDGET = 100.0
@@ -55,7 +55,7 @@ def _shapes_of_model(architecture: Architecture, config: ModelConfig) -> dict[st
 def folded(architecture: Architecture, config: ModelConfig, state: Mapping[str, Tensor], program: str) -> Weights:
     """Weights of `program`, float64, from a state of `aero.model.GPT`.
 
-    "as_published" keeps every matrix apart and folds only 1/alpha and the He & Hofmann scalars that multiply a matrix
+    "as_written" keeps every matrix apart and folds only 1/alpha and the He & Hofmann scalars that multiply a matrix
     of the server's. The savings of `aero.two_party.savings` that fold matrices do the rest.
     """
     if architecture.weight_norm is not None:
@@ -199,7 +199,7 @@ def _inverse_gains(basis: Tensor) -> Tensor:
     try:
         return torch.linalg.inv(basis)
     except torch.linalg.LinAlgError as error:
-        raise ValueError("a gain of 0 cannot be folded into the matrices around it; take as_published") from error
+        raise ValueError("a gain of 0 cannot be folded into the matrices around it; take as_written") from error
 
 
 def _ffn(architecture: Architecture, config: ModelConfig, block: Mapping[str, Tensor]) -> Weights:
@@ -279,7 +279,7 @@ def _pre_ln(
             output, bias = output @ inverse, bias @ inverse
         return w | {"from_attention": output, "block_bias": bias}, basis
     ffn = _ffn(architecture, config, block) if has_ffn else {}
-    if AS_FITTED in savings and architecture.scaled and not norm:
+    if AS_PUBLISHED in savings and architecture.scaled and not norm:
         # X = c Z with a number c in place of the matrix N: beta x costs nothing, the matrices take up the numbers.
         before = _identity(w["output"]) if basis is None else basis
         basis = ffn.pop("beta", 1.0) * before
@@ -348,7 +348,7 @@ def _he_hofmann(
         else:
             w["up"], w["up_bias"] = up, _bias(block, "ffn.up", config.ffn_width)
             w["down"], w["down_bias"] = b_ff * down, b_ff * _bias(block, "ffn.down", d)
-        return _gains_folded(w, config, basis) if AS_FITTED in savings else (w, None)
+        return _gains_folded(w, config, basis) if AS_PUBLISHED in savings else (w, None)
     folded_weights: Weights = {}
     identity = _identity(w["query"])
     value = w.pop("value", identity)

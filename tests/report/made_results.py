@@ -228,7 +228,7 @@ def write_costs(folder: Path) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(names)
         for architecture, amount in BYTES.items():
-            for program, factor in (("as_published", 1.0), ("tuned", 0.4)):
+            for program, factor in (("as_written", 1.0), ("tuned", 0.4)):
                 size, seconds = int(amount * factor), amount * factor / 2e7
                 writer.writerow(
                     [
@@ -252,14 +252,14 @@ def write_costs(folder: Path) -> None:
                 )
     (folder / "ops.csv").write_text(
         "op,shape,model,context,variant,bytes_sent_client,bytes_sent_server,messages,rounds,setup_bytes,seconds,provenance\n"
-        "softmax,12x128x128,gpt2,128,as_published,115000000,115000000,900,70,22000000,11.0,"
+        "softmax,12x128x128,gpt2,128,as_written,115000000,115000000,900,70,22000000,11.0,"
         '"{""commit"": ""c0ffee""}"\n',
         encoding="utf-8",
     )
     entry = {
         "run": "sm-ln-g",
         "architecture": "SM+LN+G",
-        "program": "as_published",
+        "program": "as_written",
         "scale": "laptop",
         "prompts": 2,
         "tokens": CONTEXT,

@@ -74,7 +74,7 @@ TWO_PARTY = {
             "parts": PARTS,
         }
         for name in bench_two_party.SHOWN_ROWS
-        for program in ("as_published", "tuned")
+        for program in ("as_written", "tuned")
     ],
     "resources": [
         {
@@ -90,7 +90,7 @@ TWO_PARTY = {
             "links": {"wan": {"bandwidth": 400.0, "round trips": 100.0}},
         }
         for name in ("SM+LN+G", "SM+ScFuFFN", "SM+LN+R")
-        for program in ("as_published", "tuned")
+        for program in ("as_written", "tuned")
     ],
     "growth": [
         {
@@ -132,7 +132,7 @@ TWO_PARTY = {
             "wan_seconds": 7200.0,
         }
         for name in bench_projected.SHOWN_MODELS
-        for program in ("as_published", "tuned")
+        for program in ("as_written", "tuned")
         for model in ("125M", "8B")
     ],
 }
@@ -334,8 +334,8 @@ def test_a_fitted_power_makes_a_range_of_hours_by_hand() -> None:
     }
     large = {"architecture": "SM", "program": "tuned", "layers": 24, "width": 4 * 768}
     assert bench_projections.fitted_seconds_less(found, large) == pytest.approx(600 * 2 * (16 - 8))
-    # Products with the server's matrices are another operation as published.
-    assert bench_projections.fitted_power(found, "as_published") == 1.9
+    # Products with the server's matrices are another operation as written.
+    assert bench_projections.fitted_power(found, "as_written") == 1.9
     assert bench_projections.fitted_seconds_less(found | {"growth": found["growth"][:1]}, large) == 0
     assert bench_projected._hours(3600.0, 7200.0) == "1.00–2.00 h"
     assert bench_projected._hours(3600.0, 3600.0) == "1.00 h"

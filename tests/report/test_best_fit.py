@@ -13,28 +13,32 @@ from aero.pipeline import ROOT
 from aero.published import load as load_paper
 from aero.report import best_fit, claims, cost_page, cost_tables, page, tables
 from aero.report.best_fit import NO_TILES, PLAIN
-from aero.report.costs import fitted_saving, row_costs
+from aero.report.costs import published_cost, published_saving, row_costs
 from aero.report.results import load
 
 AMOUNTS = {
-    "as_fitted": {"bytes": 5e9, "seconds": 1000.0, "backbone_seconds": 600.0},
-    "as_published": {"bytes": 4e9, "seconds": 800.0, "backbone_seconds": 500.0},
+    "as_published": {"bytes": 5e9, "seconds": 1000.0, "backbone_seconds": 600.0},
+    "as_written": {"bytes": 4e9, "seconds": 800.0, "backbone_seconds": 500.0},
     PLAIN: {"bytes": 1e9, "seconds": 480.0, "backbone_seconds": 450.0},
     NO_TILES: {"bytes": 1.2e9, "seconds": 392.0, "backbone_seconds": 380.0},
 }
 
 
 def write(folder: Path, amounts: dict[str, dict[str, float]], baseline: float | None = None) -> None:
-    """baseline: bytes of SM+LN+G as fitted, which has no other line."""
+    """baseline: bytes of SM+LN+G as published, which has no other line."""
     path = folder / best_fit.FITTED
     path.parent.mkdir(parents=True, exist_ok=True)
     frame = pd.DataFrame([{"program": program, **found} for program, found in amounts.items()])
-    kinds = {"as_fitted": '{"id_lookup": 300.0, "linear_shared": 600.0}', "as_published": '{"embedding_slice": 100.0}'}
+    kinds = {"as_published": '{"id_lookup": 300.0, "linear_shared": 600.0}', "as_written": '{"embedding_slice": 100.0}'}
     frame["seconds_by_kind"] = [kinds.get(program, "{}") for program in frame["program"]]
     frame["bytes_by_kind"] = "{}"
     frame = frame.assign(architecture="SM+ScFuFFN", model="gpt2", context=128)
+    frame["latency_wan_s"] = pd.to_numeric(frame["seconds"], errors="coerce") * 1.5
+    frame["latency_lan_s"] = float("nan")
     if baseline is not None:
-        first = frame[frame["program"] == "as_fitted"].assign(architecture="SM+LN+G", bytes=baseline)
+        first = frame[frame["program"] == "as_published"].assign(
+            architecture="SM+LN+G", bytes=baseline, latency_wan_s=2100.0
+        )
         frame = pd.concat([frame, first])
     frame.to_csv(path, index=False)
 
@@ -49,46 +53,57 @@ def test_ratios_and_targets_by_hand(tmp_path: Path) -> None:
     assert row.over_plain_embedding() == pytest.approx(480 / (1000 - 300 + 100))
     text = best_fit.best_fit(results).text
     assert ">0 of 1<" in text
-    fitted = f"<code>{PLAIN}</code> over <code>as_fitted</code> by"
+    fitted = f"<code>{PLAIN}</code> over <code>as_published</code> by"
     assert f"met: {fitted} GB 1 of 1; {fitted} s 1 of 1; {fitted} s of blocks 0 of 1; " in text
-    assert f"<code>{PLAIN}</code> over <code>as_published</code> by s 0 of 1; " in text
-    assert f"<code>{NO_TILES}</code> over <code>as_published</code> by s 1 of 1. " in text
+    assert f"<code>{PLAIN}</code> over <code>as_written</code> by s 0 of 1; " in text
+    assert f"<code>{NO_TILES}</code> over <code>as_written</code> by s 1 of 1. " in text
     assert ">40 to 40 %<" in text
     assert text.count(">met<") == 5 and text.count(">missed<") == 2
 
 
 @pytest.mark.parametrize(("baseline", "times"), [(23e9, 4.6), (None, None), (float("nan"), None), (0.0, None)])
-def test_the_audit_has_the_saving_between_rows_as_fitted(tmp_path: Path, baseline, times) -> None:
+def test_the_audit_has_the_saving_between_rows_as_published(tmp_path: Path, baseline, times) -> None:
     made_results.project(tmp_path, runs=())
     table = load_paper("aero").tables["4"]
-    assert fitted_saving(load(tmp_path), table, "SM+ScFuFFN") is None
+    assert published_saving(load(tmp_path), table, "SM+ScFuFFN", "bytes") is None
     write(tmp_path, AMOUNTS, baseline)
     results = load(tmp_path)
-    assert fitted_saving(results, table, "SM+ScFuFFN") == times
-    assert fitted_saving(results, table, "SOTA(SM+ScFuFFN)") is None
-    assert ("4.60×" in cost_tables.savings(results).text) is (times is not None)
+    assert published_saving(results, table, "SM+ScFuFFN", "bytes") == times
+    assert published_saving(results, table, "SM+ScFuFFN", "latency_wan") == (times and 1.4)
+    assert published_saving(results, table, "SM+ScFuFFN", "latency_lan") is None
+    assert published_saving(results, table, "SOTA(SM+ScFuFFN)", "bytes") is None
+    text = cost_tables.savings(results).text
+    assert [f"{x}×" in text for x in ("4.60", "1.40")] == [times is not None] * 2
 
 
 def test_beside_printed_bytes_stand_those_of_the_fit_where_it_was_measured(tmp_path: Path) -> None:
     made_results.project(tmp_path, runs=())
     row, keys = "SM+ScFuFFN", ("communication", "savings_communication")
     before = {c.published.column.key: c for c in tables.table(load(tmp_path), "4") if c.row.name == row}
-    assert [before[key].note.endswith(what) for key, what in zip(keys, ("tuned 1.44", "as_published"), strict=True)]
+    assert [before[key].note.endswith(what) for key, what in zip(keys, ("tuned 1.44", "as_written"), strict=True)]
+    assert "as_written, composed" in before["latency"].note and "day" not in before["latency"].note
     write(tmp_path, AMOUNTS, 23e9)
     results = load(tmp_path)
     cells = {c.published.column.key: c for c in tables.table(results, "4") if c.row.name == row}
     assert (cells["communication"].text, cells["communication"].source) == ("5.00", best_fit.FITTED.as_posix())
-    plain = f"{row_costs(results, load_paper('aero').tables['4'], row)['as_published'].bytes / 1e9:.2f}"
-    assert f"as_fitted, composed; as_published {plain}, composed" in cells["communication"].note
-    # A ratio of the fit is one of today's SPU too, so that it stands beside that of the network as written.
-    assert cells["savings_communication"].text == before["savings_communication"].text
-    assert cells["savings_communication"].note.endswith("as_published; as_fitted 4.60")
-    assert cells["latency"].text == before["latency"].text
+    plain = f"{row_costs(results, load_paper('aero').tables['4'], row)['as_written'].bytes / 1e9:.2f}"
+    assert f"as_published, composed; as_written {plain}, composed" in cells["communication"].note
+    assert (cells["savings_communication"].text, cells["savings_latency"].text) == ("4.60", "1.40")
+    assert f"as_published; as_written {before['savings_communication'].text}" in cells["savings_communication"].note
+    # Minutes as written of the same session, and of the one that all other programs are of.
+    assert (cells["latency"].text, cells["latency"].source) == ("25.00", best_fit.FITTED.as_posix())
+    said = (
+        f"as_published, composed; as_written 20.00 on the same day; as_written {before['latency'].text} on a faster one"
+    )
+    assert said in cells["latency"].note
     (line,) = [one for one in page.headline_rows(results) if one.name == row]
-    assert (line.fitted[1], line.communication[2]) == ("5.00 GB", f"{plain} GB")
+    assert (line.fitted[1], line.fitted_latency[1], line.communication[2]) == ("5.00 GB", "25.00 min", f"{plain} GB")
+    assert line.latency[2] == f"{before['latency'].text} min"
+    table = load_paper("aero").tables["4"]
+    assert published_cost(results, table, "SM+LN+R") is None
     assert "●5.00" in re.sub("<[^>]+>", "", cost_page.table_costs(results).text)
     measured = {one.claim.id: one.decision.measured for one in claims.judge(results, "aero")}
-    assert "; 23.00 GB as fitted, 0.91" in measured["t4-bytes-baseline"]
+    assert "; 23.00 GB as published, 0.91" in measured["t4-bytes-baseline"]
 
 
 def test_what_is_just_missed_does_not_look_met(tmp_path: Path) -> None:
@@ -106,7 +121,7 @@ def test_what_is_not_measured_is_a_gap(tmp_path: Path, fault: str) -> None:
     assert "not measured yet" in best_fit.best_fit(load(tmp_path)).text
     amounts = {program: dict(found) for program, found in AMOUNTS.items()}
     if fault == "program":
-        del amounts["as_fitted"]
+        del amounts["as_published"]
     elif fault == "column":
         for found in amounts.values():
             del found["backbone_seconds"]
@@ -129,7 +144,7 @@ def test_how_much_more_the_baseline_sends_by_the_fit() -> None:
     base = rows.pop("SM+LN+G")
     printed = [25.32 / rows[name].published for name in rows if name != "SM+LN+R"]
     fitted = [
-        base.amounts["as_fitted"]["bytes"] / row.amounts["as_fitted"]["bytes"]
+        base.amounts["as_published"]["bytes"] / row.amounts["as_published"]["bytes"]
         for row in rows.values()
         if row.name != "SM+LN+R"
     ]
@@ -143,7 +158,7 @@ def test_how_much_more_the_baseline_sends_by_the_fit() -> None:
 def test_what_tuned_sends_of_the_fits_bytes() -> None:
     keys = ["architecture", "model", "context"]
     fitted, rows = (pd.read_csv(ROOT / f"results/two_party/{name}_rows.csv") for name in ("fitted", "all"))
-    fitted, rows = (frame[frame["program"] == name] for frame, name in ((fitted, "as_fitted"), (rows, "tuned")))
+    fitted, rows = (frame[frame["program"] == name] for frame, name in ((fitted, "as_published"), (rows, "tuned")))
     both = fitted.merge(rows, on=keys, suffixes=("_fitted", "_tuned"))
     both = both[~both["architecture"].str.match("SM.LN|SOTA")]
     ratios = both["bytes_tuned"] / both["bytes_fitted"]

@@ -30,11 +30,9 @@ def results(tmp_path: Path) -> Results:
     with (folder / "ops.csv").open("a", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         for op, (client, server, rounds, seconds) in GELUS.items():
-            writer.writerow(
-                [op, "128x3072", "gpt2", 128, "as_published", client, server, 900, rounds, 0, seconds, "{}"]
-            )
+            writer.writerow([op, "128x3072", "gpt2", 128, "as_written", client, server, 900, rounds, 0, seconds, "{}"])
     head, *lines = (folder / "rows.csv").read_text(encoding="utf-8").splitlines()
-    row = next(line for line in lines if line.startswith("SM+ScFuFFN,gpt2,128,as_published"))
+    row = next(line for line in lines if line.startswith("SM+ScFuFFN,gpt2,128,as_written"))
     others = [row.replace(",gpt2,128,", f",{where},") for where in ("gpt2-18l,128", "languini-gpt2,512")]
     (folder / "all_rows.csv").write_text("\n".join([head, *others, ""]), encoding="utf-8")
     return load(tmp_path)
@@ -43,7 +41,7 @@ def results(tmp_path: Path) -> Results:
 def test_the_audit_by_hand(results: Results) -> None:
     """15.3 GB less 12 x (1.1 - 0.34) GB are 6.18 GB; over the row's 3.6 GB 1.717 of 4.25 times are left."""
     found = audit(results, PAPER.tables["4"], "SM+ScFuFFNi_6", "bytes")
-    assert found.as_published == pytest.approx(4.25) and found.one_gelu == pytest.approx(6.18 / 3.6)
+    assert found.as_written == pytest.approx(4.25) and found.one_gelu == pytest.approx(6.18 / 3.6)
     assert found.by_gelu == pytest.approx(15.3 / 6.18)
     assert found.share == pytest.approx(math.log(6.18 / 3.6) / math.log(4.25))
     # 765 + 612 + 240 s; a GELU in segments takes 12 s and 20 x 0.08 s less, and 400 MB of the larger direction
@@ -73,7 +71,7 @@ def two_files(results: Results) -> Results:
             "gelu_plain": (400e6, 40, 20.0),
             "gelu_segments": (200e6, 30, 10.0),
         }.items():
-            made = [op, "128x3072", "gpt2", 128, "as_published", one_way, one_way, 900, rounds, 0, seconds]
+            made = [op, "128x3072", "gpt2", 128, "as_written", one_way, one_way, 900, rounds, 0, seconds]
             writer.writerow([*made, '{"commit": "decade"}'])
     return load(results.root)
 
@@ -87,7 +85,7 @@ def test_a_row_and_its_gelu_are_of_one_file(two_files: Results) -> None:
     # 765 + 612 + 240 s; a GELU in segments takes 10 s and 10 x 0.08 s less, and 200 MB of the larger direction
     base = 765 + 612 + 240
     latency = audit(two_files, sixth, "SM+ScFuFFNi_4", "latency_wan")
-    assert latency.one_gelu == pytest.approx(latency.as_published * (base - 18 * (10 + 0.8 + 16)) / base)
+    assert latency.one_gelu == pytest.approx(latency.as_written * (base - 18 * (10 + 0.8 + 16)) / base)
     assert audit(two_files, fourth, "SM+ScFuFFNi_6", "bytes").gelu == "results/two_party/ops.csv"
     evidence_of = {j.claim.id: j.decision.evidence for j in claims.judge(two_files, "aero")}
     assert evidence_of["t6-own-saving"].startswith("results/two_party/all_rows.csv; gelu_plain and gelu_segments of")
@@ -142,7 +140,7 @@ def test_rows_are_those_of_their_own_family(results: Results) -> None:
     assert row_family(results, PAPER.tables["7"], "SM+ScFuFFN") == "languini-gpt2"
     assert row_family(results, PAPER.tables["6"], "SM+ScFuFFN") == "gpt2-18l"
     for number in ("6", "7"):
-        assert set(row_costs(results, PAPER.tables[number], "SM+ScFuFFN")) == {"as_published"}
+        assert set(row_costs(results, PAPER.tables[number], "SM+ScFuFFN")) == {"as_written"}
     assert row_costs(results, PAPER.tables["5"], "SM+ScFuFFN") == {}
 
 
@@ -211,12 +209,12 @@ def test_full_passes_are_shown_where_they_are(results: Results) -> None:
 def test_latencies_on_every_network_are_computing_transfer_and_rounds(results: Results) -> None:
     """By hand from the row's own WAN latency: what is left of it after computing and rounds is transfer."""
     text = cost_tables.on_networks(results).text
-    cost = results.cost("SM+LN+G", "as_published", 128, "gpt2")
+    cost = results.cost("SM+LN+G", "as_written", 128, "gpt2")
     transfer = cost.latency_wan - cost.seconds - cost.rounds * 0.080  # at 100 Mbit/s
     expected = {"wan": cost.latency_wan, "lan": cost.seconds + transfer / 10 + cost.rounds * 0.001}
     expected["implied"] = cost.seconds + transfer / 10 + cost.rounds * 0.080
     grid = next(part for part in text.split('<div class="table ')[1:] if "AERO Table 4</b>" in part)
-    line = next(row for row in grid.split("<tr>") if "SM+<wbr>LN+<wbr>G<" in row and ">as_published<" in row)
+    line = next(row for row in grid.split("<tr>") if "SM+<wbr>LN+<wbr>G<" in row and ">as_written<" in row)
     shown = dict(re.findall(r'data-label="([^"]*)">.*?([\d.,]+)</a>', line))
     for name, seconds in expected.items():
         assert float(shown[f"{name}, min"]) == pytest.approx(seconds / 60, abs=0.051)

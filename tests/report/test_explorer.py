@@ -62,7 +62,7 @@ def change(path: Path, **columns: str) -> None:
 
 
 def test_costs_of_a_row_are_those_of_its_file(full: Results) -> None:
-    cost = row(full, "sm-ln-g").costs["as_published"]
+    cost = row(full, "sm-ln-g").costs["as_written"]
     assert (cost.how, cost.bytes, cost.messages, cost.rounds) == ("composed", 15.3e9, 150000, 3000)
     assert cost.source == "results/two_party/rows.csv"
     # The made latencies are seconds + bytes x 4e-8 + 3000 x 80 ms: at 12.5 MB/s half of the bytes cost time.
@@ -73,7 +73,7 @@ def test_costs_of_a_row_are_those_of_its_file(full: Results) -> None:
 def test_latencies_of_other_networks_are_not_taken_apart(tmp_path: Path) -> None:
     root = made_results.project(tmp_path, runs=("sm-ln-g",))
     change(root / "results/two_party/rows.csv", latency_lan_s="5000.0")
-    cost = row(load(root), "sm-ln-g").costs["as_published"]
+    cost = row(load(root), "sm-ln-g").costs["as_written"]
     assert cost.bytes == 15.3e9 and cost.wire_bytes is None
     assert explorer.latency_minutes(cost, Network(100, 80)) is None
 
@@ -260,7 +260,7 @@ def test_the_table_shows_what_the_files_say(fresh: chromium.Page, kept: Results)
 
 @in_browser
 def test_a_network_of_ones_own(fresh: chromium.Page, kept: Results) -> None:
-    cost = row(kept, "sm-ln-g").costs["as_published"]
+    cost = row(kept, "sm-ln-g").costs["as_written"]
     fresh.write("#explorer-bandwidth", "250")
     fresh.write("#explorer-rtt", "12.5")
     assert fresh.run("document.querySelector('#explorer-network').value") == "own"
@@ -280,7 +280,7 @@ def test_a_network_of_ones_own(fresh: chromium.Page, kept: Results) -> None:
 
 @in_browser
 def test_rows_programs_and_the_one_they_are_compared_with(fresh: chromium.Page, kept: Results) -> None:
-    fresh.click("fieldset input[value=as_published]")
+    fresh.click("fieldset input[value=as_written]")
     assert {program for _, program in fresh.run(SHOWN)} == {"tuned"}
     fresh.write("#explorer-filter", "scfuffni_6")
     assert fresh.texts(".explorer-live .rows label") == ["SM+ScFuFFNi_6", "EReg(SM(t)+ScFuFFNi_6)"]
@@ -364,7 +364,7 @@ def test_a_keyboard_is_enough(fresh: chromium.Page) -> None:
         seen.append(fresh.run(focused))
     wanted = ["setting", "network", "bandwidth", "rtt", "reference"]
     assert [name for name in seen if name.startswith("explorer-")][:5] == [f"explorer-{name}" for name in wanted]
-    assert seen.index("as_published") < seen.index("tuned") < seen.index("explorer-extrapolate")
+    assert seen.index("as_written") < seen.index("tuned") < seen.index("explorer-extrapolate")
     assert seen.index("explorer-filter") < seen.index("choose all shown")
     assert fresh.run("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     before = fresh.run(SHOWN)

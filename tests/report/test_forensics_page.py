@@ -39,13 +39,13 @@ def test_no_file_is_a_visible_gap(full: Results, tmp_path) -> None:
     assert str(FITS) == KEPT
 
 
-def test_the_page_does_not_take_as_published_for_what_the_papers_ran() -> None:
-    """Another configuration fits best, and the text that says what as published is says so too."""
+def test_the_page_does_not_take_as_written_for_what_the_papers_ran() -> None:
+    """Another configuration fits best, and the text that says what as written is says so too."""
     configuration = forensics.best_fit(load(made_results.PROJECT), "4", "SM+LN+G")[1]
     assert "SPU 0.9.2b0" in configuration and importlib.metadata.version("spu") == "0.9.5"
     source = (made_results.PROJECT / "reports/aero_softmax_only.py").read_text(encoding="utf-8")
     text = " ".join(source.replace("\n# ", " ").split())
-    said = text[text.index("*As published* is") : text.index("*Tuned* is the same model")]
+    said = text[text.index("*As written* is") : text.index("*Tuned* is the same model")]
     assert "under the version of SPU in `requirements.lock`" in said and "must have run" not in said
     assert "the papers ran seems to be another configuration of an earlier one" in said
     assert "*Where the published bytes come from*" in said

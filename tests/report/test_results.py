@@ -119,8 +119,8 @@ def test_fresh_costs_replace_kept_ones_row_by_row(tmp_path: Path) -> None:
     changed = lines[1].replace("15300000000", "14000000000")
     path.write_text("\n".join([lines[0], *small, changed]) + "\n", encoding="utf-8")
     results = load(root)
-    assert results.cost("SM+LN+G", "as_published").bytes == 14_000_000_000
-    assert results.cost("SM+LN+G", "as_published").path == "runs/two_party/rows.csv"
+    assert results.cost("SM+LN+G", "as_written").bytes == 14_000_000_000
+    assert results.cost("SM+LN+G", "as_written").path == "runs/two_party/rows.csv"
     assert results.cost("SM+ScFFN", "tuned").path == "results/two_party/rows.csv"
     assert results.cost("SM+LN+G", "tuned", 64, "laptop").bytes == 6_120_000_000
 

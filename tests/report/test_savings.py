@@ -11,35 +11,35 @@ from aero.pipeline import ROOT
 from aero.report.savings import table_errors, table_held_out, table_savings
 
 BYTES = """architecture,program,bytes,seconds
-SM+LN+G,as_published,19.5e9,2010.4
-SM+LN+G,as_published+one_qkv,19.1e9,1990.6
+SM+LN+G,as_written,19.5e9,2010.4
+SM+LN+G,as_written+one_qkv,19.1e9,1990.6
 SM+LN+G,tuned-one_qkv,6.9e9,1400
 SM+LN+G,tuned,6.4e9,1300
 """
 ERRORS = """architecture,program,scale,prompts,tokens,max_logit_error,same_top_token,provenance
-SM+LN+G,as_published,laptop,4,32,0.01200,4,{}
+SM+LN+G,as_written,laptop,4,32,0.01200,4,{}
 SM+LN+G,tuned,laptop,4,32,0.00300,4,{}
 SM+LN+G,tuned-one_qkv,laptop,4,32,0.00400,3,{}
 """
 
 
 def test_what_is_kept_is_what_the_issue_of_private_inference_asks():
-    """The same top token on 200 held-out prompts, and in no line an error above that of the row as published."""
+    """The same top token on 200 held-out prompts, and in no line an error above that of the row as written."""
     with (ROOT / "results/two_party/savings_errors.csv").open(encoding="utf-8", newline="") as file:
         every = list(csv.DictReader(file))
     lines = {(one["architecture"], one["program"], one["tokens"]): one for one in every if one["scale"] == "laptop"}
     many = lines["SM+ScFuFFN", "tuned", "24"]
     assert int(many["prompts"]) >= 200 and many["same_top_token"] == many["prompts"]
     for row in "SM+ScFuFFN", "SM+LN+G":
-        published = float(lines[row, "as_published", "16"]["max_logit_error"])
+        published = float(lines[row, "as_written", "16"]["max_logit_error"])
         assert float(lines[row, "tuned", "16"]["max_logit_error"]) < published
-    assert float(many["max_logit_error"]) < float(lines["SM+ScFuFFN", "as_published", "16"]["max_logit_error"])
+    assert float(many["max_logit_error"]) < float(lines["SM+ScFuFFN", "as_written", "16"]["max_logit_error"])
     within = "tuned-lattice_products"
     passes = [(row, within) for row in ("SM+LN+G", "SM+LN+R", "SM+ScFuFFN", "EReg(SM(t)+ScFuFFN)")]
     for row, program in [*passes, ("SM+ScFuFFN", "tuned")]:
-        asked, published = lines[row, program, "24"], lines[row, "as_published", "24"]
+        asked, published = lines[row, program, "24"], lines[row, "as_written", "24"]
         assert int(asked["prompts"]) >= 200 and asked["same_top_token"] == asked["prompts"]
-        # As published on the first of the same prompts.
+        # As written on the first of the same prompts.
         assert int(published["prompts"]) == 20 and published["same_top_token"] == "20"
         assert float(asked["max_logit_error"]) < float(published["max_logit_error"])
 
@@ -66,7 +66,7 @@ def test_errors_of_other_prompts_never_stand_side_by_side(tmp_path):
     savings = {"one_qkv": "one product", "absorbed_ffn": "absorbed", "last_row": "last row only"}
     assert "not measured yet" in table_errors(tmp_path, savings)._repr_html_()
     longer = "SM+LN+G,tuned,laptop,200,64,0.00900,199,{}\n"
-    absorbed = "SM+LN+G,as_published+folded_ffn+absorbed_ffn,laptop,4,32,0.00700,4,{}\n"
+    absorbed = "SM+LN+G,as_written+folded_ffn+absorbed_ffn,laptop,4,32,0.00700,4,{}\n"
     (folder / "savings_errors.csv").write_text(ERRORS + longer + absorbed)
     html = table_errors(tmp_path, savings)._repr_html_()
     lines = [re.sub(r"<[^>]*>|○", "", line) for line in html.split("<tr>")]
@@ -85,7 +85,7 @@ def test_errors_of_other_prompts_never_stand_side_by_side(tmp_path):
         ((200, 199, 0.003), (20, 20, 0.012), "missed"),
         ((200, 200, 0.013), (20, 20, 0.012), "missed"),
         ((40, 40, 0.003), (20, 20, 0.012), "160 prompts to go"),
-        ((200, 200, 0.003), None, "no error as published"),
+        ((200, 200, 0.003), None, "no error as written"),
     ],
 )
 def test_held_out_prompts_against_their_target(tmp_path, tuned, plain, said):
@@ -94,7 +94,7 @@ def test_held_out_prompts_against_their_target(tmp_path, tuned, plain, said):
     assert "not measured yet" in table_held_out(tmp_path)._repr_html_()
     lines = [
         f"SM+LN+R,{program},laptop,{asked},24,{error},{same},{{}}\n"
-        for program, line in (("tuned", tuned), ("as_published", plain))
+        for program, line in (("tuned", tuned), ("as_written", plain))
         if line is not None
         for asked, same, error in (line,)
     ]
@@ -108,7 +108,7 @@ def test_passes_of_other_weights_are_said_to_be(tmp_path):
     folder = tmp_path / "results/two_party"
     folder.mkdir(parents=True)
     line = 'SM+LN+R,{},laptop,20,24,0.003,20,"{{""weights"":""{}""}}"\n'.format
-    plain, tuned, within = (line(program, "a") for program in ("as_published", "tuned", "tuned-lattice_products"))
+    plain, tuned, within = (line(program, "a") for program in ("as_written", "tuned", "tuned-lattice_products"))
     path = folder / "savings_errors.csv"
     path.write_text(ERRORS + plain + tuned + within)
     assert "like for like" not in table_held_out(tmp_path)._repr_html_()
@@ -122,9 +122,9 @@ def test_held_out_prompts_within_spu_stand_beside_those_outside(tmp_path):
     folder.mkdir(parents=True)
     line = "SM+LN+R,{},laptop,{},{},{},{},{{}}\n".format
     passes = line("tuned", 200, 24, 0.003, 200) + line("tuned-lattice_products", 20, 24, 0.013, 20)
-    passes += line("as_published", 20, 24, 0.012, 20)
-    singles = line("as_published+lattice_products", 2, 16, 0.011, 2) + line("tuned-lattice_products", 2, 16, 0.004, 2)
-    singles += line("as_published", 2, 16, 0.012, 2)
+    passes += line("as_written", 20, 24, 0.012, 20)
+    singles = line("as_written+lattice_products", 2, 16, 0.011, 2) + line("tuned-lattice_products", 2, 16, 0.004, 2)
+    singles += line("as_written", 2, 16, 0.012, 2)
     (folder / "savings_errors.csv").write_text(ERRORS + passes + singles)
     (held_out,) = [re.sub(r"<[^>]*>|○", " ", one) for one in table_held_out(tmp_path)._repr_html_().split("<tr>")[2:]]
     assert re.search(r"200 of 200\s+0\.0030\s+20 of 20\s+0\.0130\s+20 of 20\s+0\.0120\s+met; missed", held_out)

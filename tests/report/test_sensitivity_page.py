@@ -364,7 +364,7 @@ def decisions(results):
     return {j.claim.id: j.decision for j in judged if j.claim.topic == "sensitivity"}
 
 
-def test_claims_of_a_sweep_as_published(measured):
+def test_claims_of_a_sweep_as_written(measured):
     found = decisions(measured)
     no_number = {"vs-f1-collapse", "vs-f6-collapse", "vs-f9-gains"}
     assert {name for name, d in found.items() if d.verdict == "direction reproduced"} == no_number

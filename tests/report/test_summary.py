@@ -45,10 +45,10 @@ def written(root: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> dic
 
 def test_a_run_in_a_few_numbers(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = written(project, monkeypatch)
-    assert list(found) == ["scale", "architecture", "perplexity", "entropy", "as_published", "tuned"]
+    assert list(found) == ["scale", "architecture", "perplexity", "entropy", "as_written", "tuned"]
     assert (found["scale"], found["architecture"], found["perplexity"]) == ("laptop", "SM+ScFuFFN", 40.0)
     operations = measured_operations(load_parameters().two_party.variant(), files=KEPT_FILES)
-    for program in ("as_published", "tuned"):
+    for program in ("as_written", "tuned"):
         one = estimate(parse("SM+ScFuFFN"), published_sizes("gpt2", 128), program, operations)
         assert found[program]["gigabytes"] == round(one.bytes / 1e9, 4)
         # 100 Mbit/s are 12.5 MB/s; 80 ms a round.
@@ -130,7 +130,7 @@ def test_one_table_tells_what_a_change_did(project: Path, monkeypatch: pytest.Mo
     }
     assert lines["perplexity"] == ["40.0", "44.0", "4.0"]
     assert lines["architecture"][:2] == ["SM+ScFuFFN", "SM+ScFuFFNi_6"]
-    before, after, change = map(float, lines["as_published.gigabytes"])
+    before, after, change = map(float, lines["as_written.gigabytes"])
     assert before > after and change == pytest.approx(after - before)
     # In the tuned program every linear FFN is folded away: pruning six of them saves nothing there.
     assert "tuned.gigabytes" not in lines and "entropy.mean_nats" not in lines

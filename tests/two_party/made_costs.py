@@ -11,7 +11,7 @@ from aero.two_party.counts import counts, published_sizes
 
 VARIANT = "cheetah-FM64-18-exact"
 ARCHITECTURES = ("SM+LN+G", "SM+LN+R", "SM+R", "SM+ScFuFFN", "SM+ScFuFFNi_6", "SM(t)+ScFuFFN", "SOTA(SM+ScFFN)")
-PROGRAMS = ("as_published", "tuned")
+PROGRAMS = ("as_written", "tuned")
 
 
 def made(op: str, shape: str, **changes: object) -> ledger.Measurement:

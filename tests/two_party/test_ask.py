@@ -319,7 +319,7 @@ def test_another_model_than_expected(path, tmp_path):
     for arguments, said in [
         (["--expect", "0" * 64], "the server has another model than expected: SM(t)+ScFuFFN"),
         (["--expect", description.sha256[:7]], "another model than expected"),
-        (["--expect", description.sha256[:8], "--program", "as_published"], "the server runs tuned, not as_published"),
+        (["--expect", description.sha256[:8], "--program", "as_written"], "the server runs tuned, not as_written"),
         (["--tokens", "6"], "6 new tokens are asked for, this server gives 5"),
     ]:
         thread = threading.Thread(target=server.answer, args=(listener, lines.append), daemon=True)
@@ -478,7 +478,7 @@ def test_rounds_are_composed_or_said_to_be_unknown(tmp_path):
 def test_who_asks_from_elsewhere_has_the_rounds_of_the_clone(tmp_path, monkeypatch):
     """A client on another host stands in any folder; without a clone either, one line says what to do."""
     monkeypatch.chdir(tmp_path)
-    description = of_program("as_published")
+    description = of_program("as_written")
     (tmp_path / "clone").mkdir()
     rows = [measured(one.name, one.shape, 2.0) for one in needed(description, 8)]
     keep(tmp_path / "clone", rows)
@@ -556,7 +556,7 @@ def test_the_description_tells_sizes_and_nothing_of_training():
     description = Description.of(parse("EReg(SM(t)+ScFuFFN)"), config, "tuned", Settings(), "0" * 64)
     assert Description.received(json.loads(json.dumps(vars(description)))) == description
     assert "0.7" not in json.dumps(vars(description)) and not TRAINING_ONLY & set(description.config)
-    other = Description.of(parse("SM(t)+ScFuFFN"), config, "as_published", Settings(), "0" * 64)
+    other = Description.of(parse("SM(t)+ScFuFFN"), config, "as_written", Settings(), "0" * 64)
     assert other.sha256 != description.sha256
     with pytest.raises(ValueError, match="unknown program"):
         Description.of(parse("SM+R"), config, "fast", Settings(), "0" * 64)

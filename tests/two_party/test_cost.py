@@ -110,7 +110,7 @@ def test_between_measured_shapes_a_planted_law_is_found(three, program):
         assert abs(exact / cost.bytes - 1) <= cost.bytes_error
         assert cost.interpolated and not cost.extrapolated and math.isfinite(cost.seconds_error)
         # In T = 128, 256, 512 and 384 alone rows are tiles of 128, so that what a tile costs elsewhere is not known.
-        assert cost.bytes_error < (0.05 if context == 384 or program == "as_published" else 0.2)
+        assert cost.bytes_error < (0.05 if context == 384 or program == "as_written" else 0.2)
 
 
 def test_what_cannot_be_told_apart_is_in_the_error():
@@ -136,7 +136,7 @@ def test_beyond_the_measured_shapes_there_is_no_answer(three):
     assert cost.rounds_error == cost.latency_error(Network(100, 80)) == math.inf
     with pytest.raises(UserError, match="no gelu_plain was measured"):
         few = of(made_costs.operations((128, 256), ("SM+R",)))
-        estimate(parse("SM+G"), published_sizes("gpt2", 128), "as_published", few)
+        estimate(parse("SM+G"), published_sizes("gpt2", 128), "as_written", few)
 
 
 def test_too_few_shapes_for_an_error_are_no_law():
@@ -293,12 +293,12 @@ def test_bytes_at_contexts_that_the_laws_have_not_seen_are_within_their_bounds()
 
 
 def test_aero_cost_tells_of_a_measured_row_what_its_file_has():
-    """Tuned, with SPU's products, and as published: all of operations that were measured together."""
+    """Tuned, with SPU's products, and as written: all of operations that were measured together."""
     sizes, variant = published_sizes("gpt2", 128), "cheetah-FM64-18-exact"
     kept = measured_operations(variant, ROOT)
     with (ROOT / "results/two_party/lattice_rows.csv").open(encoding="utf-8", newline="") as file:
         lines = {tuple(line[key] for key in ledger.Row.named_by): line for line in csv.DictReader(file)}
-    for program in ("tuned", "tuned-lattice_products", "as_published"):
+    for program in ("tuned", "tuned-lattice_products", "as_written"):
         line = lines["SM+ScFuFFN", "gpt2", "128", program]
         cost = estimate(parse("SM+ScFuFFN"), sizes, program, kept)
         assert cost.seconds == pytest.approx(float(line["seconds"]), abs=0.01), program

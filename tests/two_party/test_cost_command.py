@@ -151,15 +151,15 @@ def test_a_program_goes_by_its_shortest_name_and_is_held_against_its_own_passes(
     folder.mkdir(parents=True, exist_ok=True)
     (tmp_path / "runs/two_party/end_to_end.json").unlink(missing_ok=True)
     passes = [{"program": "tuned", "composed_over_measured_messages": 0.6},
-              {"program": "as_published", "composed_over_measured_messages": 1.1}]  # fmt: skip
+              {"program": "as_written", "composed_over_measured_messages": 1.1}]  # fmt: skip
     for name, kept in (("end_to_end.json", []), ("full_passes.json", passes)):
         (folder / name).write_text(json.dumps(kept))
     text = said(capsys, "SM+ScFuFFN", "--program", "tuned+lattice_products")
     assert "program tuned:" in text and "messages by up to 40.0 %" in text
-    assert "messages by up to 10.0 %" in said(capsys, "SM+ScFuFFN", "--program", "as_published")
+    assert "messages by up to 10.0 %" in said(capsys, "SM+ScFuFFN", "--program", "as_written")
     # No pass of either: that of all.
     (folder / "full_passes.json").write_text(json.dumps([{**passes[0], "program": "tuned-last_row"}]))
-    assert "messages by up to 40.0 %" in said(capsys, "SM+ScFuFFN", "--program", "as_published")
+    assert "messages by up to 40.0 %" in said(capsys, "SM+ScFuFFN", "--program", "as_written")
 
 
 def test_from_another_folder_it_reads_the_clone(
@@ -184,10 +184,8 @@ def test_from_another_folder_it_reads_the_clone(
 
 
 def test_two_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(capsys, "--compare", "SM+LN+G", "SM+ScFuFFN", "--program", "as_published")
-    first, second = json.loads(
-        said(capsys, "--compare", "SM+LN+G", "SM+ScFuFFN", "--json", "--program", "as_published")
-    )
+    text = said(capsys, "--compare", "SM+LN+G", "SM+ScFuFFN", "--program", "as_written")
+    first, second = json.loads(said(capsys, "--compare", "SM+LN+G", "SM+ScFuFFN", "--json", "--program", "as_written"))
     assert (first["architecture"], second["architecture"]) == ("SM+LN+G", "SM+ScFuFFN")
     line = next(line for line in text.splitlines() if line.startswith("bytes"))
     assert line.split()[-1] == f"{first['bytes'] / second['bytes']:.2f}"
@@ -235,7 +233,7 @@ def test_an_unknown_program_is_refused_before_anything_is_traced(
 ) -> None:
     monkeypatch.setattr(counts_module, "traced", lambda *_: pytest.fail("it traces, which takes a minute"))
     refused = {"bogus": "unknown program .bogus.", "tuned-one_qk": "unknown saving .one_qk.: one_qkv"}
-    refused["as_fitted"] = "costs for the rows of AERO.s Tables 4 to 7 alone"
+    refused["as_published"] = "costs for the rows of AERO.s Tables 4 to 7 alone"
     for program, named in refused.items():
         with pytest.raises(UserError, match=named):
             cli.main(["cost", *arguments, "--program", program])
@@ -256,7 +254,7 @@ def test_an_unknown_program_is_refused_before_anything_is_traced(
         (["SM+R", "--context", "1024"], "lies outside what was measured, the nearest is 512x"),
         (["SM+R", "--program", "fast"], "unknown program"),
         (["SM+R", "--program", "tuned@\u0663"], "unknown program"),
-        (["SM+R", "--program", "tuned@" + "9" * 5000], "tuned-SAVING or as_fitted"),
+        (["SM+R", "--program", "tuned@" + "9" * 5000], "tuned-SAVING or as_published"),
         (["SM+R", "--program", "tuned-" + "a" * 5000], "unknown saving"),
         (["SM", "--out", "a.svg"], "--out belongs to --pareto"),
         (["--pareto", "--out", "a.gif"], "must end in .svg or .png"),
@@ -268,8 +266,8 @@ def test_an_unknown_program_is_refused_before_anything_is_traced(
         (["SM+ScFuFFN", "--program", "tuned@12"], "the layers behind @ are from 1 to 11, not 12"),
         (["SM+ScFuFFN", "--program", "tuned@0"], "from 1 to 11, not 0"),
         (["SM+LN+G", "--program", "tuned@6"], "SM+LN+G has nothing to put back"),
-        (["SM+ScFuFFN", "--program", "as_published@6"], "SM+ScFuFFN has nothing to put back"),
-        (["SM+ScFuFFN", "--program", "as_published+absorbed_ffn"], "absorbed_ffn does nothing without folded_ffn"),
+        (["SM+ScFuFFN", "--program", "as_written@6"], "SM+ScFuFFN has nothing to put back"),
+        (["SM+ScFuFFN", "--program", "as_written+absorbed_ffn"], "absorbed_ffn does nothing without folded_ffn"),
         (["SM+ScFuFFNi_13"], "cannot prune 13"),
     ],
 )

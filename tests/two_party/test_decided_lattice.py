@@ -94,7 +94,7 @@ def held_out() -> list[float]:
     found = {one["architecture"]: one for one in lines if one["program"] == OUTSIDE}
     rows, names = tuple(found), ("prompts", "same_top_token", "max_logit_error")
     assert rows == ("SM+ScFuFFN", "SM+LN+R", "SM+LN+G", "EReg(SM(t)+ScFuFFN)")
-    plain = {one["architecture"]: one["max_logit_error"] for one in lines if one["program"] == "as_published"}
+    plain = {one["architecture"]: one["max_logit_error"] for one in lines if one["program"] == "as_written"}
     return [float(found[row][name]) for row in rows for name in names] + [float(plain[row]) for row in rows]
 
 
@@ -105,14 +105,14 @@ CASES = {
         lambda: table_line("lattice_linear"),
     ),
     "rows": (
-        rf"All {N} rows of AERO with a target take at most half: {N} to {N} of the bytes as published and {N} to {N} "
+        rf"All {N} rows of AERO with a target take at most half: {N} to {N} of the bytes as written and {N} to {N} "
         rf"of the seconds, where `tuned-lattice_products` takes {N} to {N} and this saving alone {N} to {N}; with the "
         rf"residual stream put back before every layer that can need it {N} of the seconds at most",
         of_rows,
     ),
     "one row": (
-        rf"SM\+ScFuFFN at T = 128: {N} s as published, {N} without it, {N} tuned",
-        lambda: [smallest_row()[program] for program in ("as_published", WITHIN, OUTSIDE)],
+        rf"SM\+ScFuFFN at T = 128: {N} s as written, {N} without it, {N} tuned",
+        lambda: [smallest_row()[program] for program in ("as_written", WITHIN, OUTSIDE)],
     ),
     "left": (
         rf"{N} of the {N} s of SM\+ScFuFFN, before tiles of rows \({N}\), exponentials \({N}\) and products outside "

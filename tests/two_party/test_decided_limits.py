@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = " ".join((ROOT / "docs/decisions.md").read_text(encoding="utf-8").split())
 PARTS_ON_CIPHERTEXTS = ("embedding", "linear layers", "attention products", "vocabulary projection")
-PASSES = tuple((row, program) for row in ("SM+LN+G", "SM+ScFuFFN") for program in ("as_published", "tuned"))
+PASSES = tuple((row, program) for row in ("SM+LN+G", "SM+ScFuFFN") for program in ("as_written", "tuned"))
 N = r"([\d.]*\d)"
 
 
@@ -46,7 +46,7 @@ def ciphertext_bytes() -> list[float]:
 
 CASES = {
     "kernels": (
-        rf"Ciphertexts take {N} and {N} % of the computing of SM\+LN\+G as published and tuned, {N} and {N} % of "
+        rf"Ciphertexts take {N} and {N} % of the computing of SM\+LN\+G as written and tuned, {N} and {N} % of "
         rf"SM\+ScFuFFN's",
         lambda: limits()["kernels"],
     ),

@@ -48,7 +48,7 @@ def passes() -> list[float]:
 
 def alone() -> list[float]:
     found = sent()
-    return [found[row, "as_published"] - found[row, f"as_published+{NARROW}"] for row in ROWS]
+    return [found[row, "as_written"] - found[row, f"as_written+{NARROW}"] for row in ROWS]
 
 
 def fewer() -> list[float]:

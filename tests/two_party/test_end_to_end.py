@@ -12,7 +12,7 @@ from aero.two_party.program import operations
 from aero.two_party.settings import Settings, TwoPartyError
 from aero.two_party.weights import within_budget
 
-# Logit errors of fixed point with 18 fraction bits (as_published: also of SPU's exponential and GELU).
+# Logit errors of fixed point with 18 fraction bits (as_written: also of SPU's exponential and GELU).
 TOLERANCE = 0.02
 STOCK_OF_PRODUCTS = 1.2e6  # bytes
 
@@ -29,23 +29,23 @@ BIASES = {"qk_bias": True, "vo_bias": True, "ffn_bias": True}
         ("SM+LN+SNorm(QKVO+FFN)", "tuned", {}),  # linear layers, unfused, between LayerNorms
         pytest.param("SM+LN", "tuned", {}, marks=pytest.mark.slow),
         pytest.param("SM+R", "tuned", {}, marks=pytest.mark.slow),
-        pytest.param("SM+R", "as_published+narrow_comparisons", {}, marks=pytest.mark.slow),
+        pytest.param("SM+R", "as_written+narrow_comparisons", {}, marks=pytest.mark.slow),
         pytest.param("SM+LeakyR(global)", "tuned", {}, marks=pytest.mark.slow),
-        pytest.param("SM+LeakyR", "as_published", {}, marks=pytest.mark.slow),
+        pytest.param("SM+LeakyR", "as_written", {}, marks=pytest.mark.slow),
         ("SM+LeakyR(global)", "tuned+narrow_comparisons", {}),
-        pytest.param("SM+LN+R", "as_published+fewer_squarings", {}, marks=pytest.mark.slow),
+        pytest.param("SM+LN+R", "as_written+fewer_squarings", {}, marks=pytest.mark.slow),
         ("SM(t)+R", "tuned-split_exponential+narrow_comparisons+fewer_squarings", {}),
         ("EReg(SM(t)+ScFuFFNi_1)", "tuned", {}),
-        pytest.param("EReg(SM(t)+ScFuFFNi_1)", "as_published", {}, marks=pytest.mark.slow),
+        pytest.param("EReg(SM(t)+ScFuFFNi_1)", "as_written", {}, marks=pytest.mark.slow),
         ("SM+ScFFN+WNorm(QK+FFN)", "tuned", {}),
         pytest.param("SM+LN+R+SNorm(QKVO+FFN)", "tuned", BIASES, marks=pytest.mark.slow),
-        ("SOTA(SM+ScFuFFN)", "as_published", {}),
-        pytest.param("SM+LN+G", "as_published", PYTHIA, marks=pytest.mark.slow),
+        ("SOTA(SM+ScFuFFN)", "as_written", {}),
+        pytest.param("SM+LN+G", "as_written", PYTHIA, marks=pytest.mark.slow),
         ("SM+LN+R", "tuned", PYTHIA),
         pytest.param("SM+ScFFN", "tuned", PYTHIA, marks=pytest.mark.slow),
-        pytest.param("SM+LN+G", "as_fitted", {}, marks=pytest.mark.slow),
-        ("EReg(SM(t)+ScFuFFNi_1)", "as_fitted", {}),
-        ("SOTA(SM+ScFuFFNi_1)", "as_fitted", {}),
+        pytest.param("SM+LN+G", "as_published", {}, marks=pytest.mark.slow),
+        ("EReg(SM(t)+ScFuFFNi_1)", "as_published", {}),
+        ("SOTA(SM+ScFuFFNi_1)", "as_published", {}),
     ],
 )
 def test_private_logits_are_those_of_torch(row, program, switches):
@@ -58,7 +58,7 @@ def test_private_logits_are_those_of_torch(row, program, switches):
 @pytest.mark.parametrize(
     ("row", "program"),
     [
-        pytest.param("SM+LN+G", "as_published", marks=pytest.mark.slow),
+        pytest.param("SM+LN+G", "as_written", marks=pytest.mark.slow),
         ("SM+LN+G", "tuned"),
         ("SM+LN+G", "tuned+narrow_comparisons"),
         pytest.param("EReg(SM(t)+ScFuFFNi_1)", "tuned", marks=pytest.mark.slow),
@@ -100,13 +100,13 @@ def test_a_checkpoint_answers_and_bad_prompts_are_told(tmp_path):
 
 def test_other_rings_compute_the_same_or_are_refused():
     model, prompt = random_model("SM+ScFuFFN", layers=1), np.array([3, 1, 4, 1, 5])
-    (answer,), _ = ask(model, prompt, "as_published", Settings(field="FM128"))
+    (answer,), _ = ask(model, prompt, "as_written", Settings(field="FM128"))
     np.testing.assert_allclose(answer.logits, torch_logits(model, prompt), atol=TOLERANCE, rtol=0)
     for program, field, named in (
         ("tuned", "FM128", "64 bits at most"),
-        ("as_published+narrow_comparisons", "FM128", "64 bits at most"),
-        ("as_published+fewer_squarings", "FM128", "64 bits at most"),
-        ("as_published", "FM32", "cannot divide"),
+        ("as_written+narrow_comparisons", "FM128", "64 bits at most"),
+        ("as_written+fewer_squarings", "FM128", "64 bits at most"),
+        ("as_written", "FM32", "cannot divide"),
     ):
         with pytest.raises(TwoPartyError, match=named) as caught:
             ask(model, prompt, program, Settings(field=field, fraction_bits=12))
@@ -114,4 +114,4 @@ def test_other_rings_compute_the_same_or_are_refused():
     with pytest.raises(
         TwoPartyError, match="32 bits, which are too few with 21 fraction bits; use fewer, or a program"
     ):
-        ask(model, prompt, "as_published+narrow_comparisons", Settings(fraction_bits=21))
+        ask(model, prompt, "as_written+narrow_comparisons", Settings(fraction_bits=21))

@@ -65,9 +65,7 @@ def test_spu_computes_below_each_limit_and_something_else_beyond():
 
 
 @pytest.mark.parametrize("row", ["SM+LN+G", "SM+LN+R", "SM+ScFuFFN", "EReg(SM(t)+ScFFN)", "SOTA(SM+ScFuFFN)"])
-@pytest.mark.parametrize(
-    "program", ["as_published", "tuned", "tuned+narrow_comparisons", "as_published+fewer_squarings"]
-)
+@pytest.mark.parametrize("program", ["as_written", "tuned", "tuned+narrow_comparisons", "as_written+fewer_squarings"])
 def test_ordinary_models_fit(row, program):
     model = random_model(row, layers=2)
     check(model, program, Settings())
@@ -86,7 +84,7 @@ def scaled(row, factor):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", ["as_published", "tuned"])
+@pytest.mark.parametrize("program", ["as_written", "tuned"])
 def test_a_model_whose_variances_leave_the_fixed_point_is_refused_and_was_wrong(program):
     """LayerNorm takes any scale; its variance, 2^17 and more, is what SPU's `rsqrt` does not. (Digits are lost before:
     1 / 77 has twelve bits at 18 fraction bits.)"""
@@ -150,7 +148,7 @@ def test_a_model_with_too_large_products_is_computed_within_spu():
     found = farthest(model, "tuned", Settings())
     assert found.what.startswith("lattice_linear") and found.value > found.limit
     assert fitting(model, "tuned@1", Settings()) == "tuned-lattice_products@1"
-    assert fitting(model, "as_published", Settings()) == "as_published"
+    assert fitting(model, "as_written", Settings()) == "as_written"
     assert fitting(model, "tuned+narrow_comparisons@1", Settings()) == "tuned-lattice_products+narrow_comparisons@1"
     with pytest.raises(TwoPartyError, match="do not fit"):
         fitting(scaled("SM", 1e20), "tuned", Settings())
@@ -171,12 +169,12 @@ def test_a_model_with_too_large_preactivations_is_compared_in_the_large_ring():
 
 def test_a_model_whose_logits_spread_wide_has_all_eight_squarings():
     """Keys so large that attention's logits are 33 to 256 apart, which SPU's own exponential holds."""
-    model, program = random_model("SM", layers=2), "as_published+fewer_squarings"
+    model, program = random_model("SM", layers=2), "as_written+fewer_squarings"
     assert fitting(model, program, Settings()) == program
     with torch.no_grad():
         model.blocks[0].attention.key.weight.mul_(400.0)
     found = farthest(model, program, Settings())
     assert found.what == "softmax_plain (squarings)" and 33 < found.value < 256
-    assert fitting(model, program, Settings()) == "as_published"
-    both = "as_published+narrow_comparisons+fewer_squarings"
-    assert fitting(model, both, Settings()) == "as_published+narrow_comparisons"
+    assert fitting(model, program, Settings()) == "as_written"
+    both = "as_written+narrow_comparisons+fewer_squarings"
+    assert fitting(model, both, Settings()) == "as_written+narrow_comparisons"

@@ -118,7 +118,7 @@ def test_the_kept_pass_of_a_slower_day_is_composed_of_that_days_operations() -> 
     (entry,) = [one for one in entries if "operations_file" in one]
     assert (entry["architecture"], entry["program"], entry["operations_file"]) == (
         "SM+LN+G",
-        "as_published",
+        "as_written",
         "full_passes_ops.csv",
     )
     assert all(time[:13] == entry["provenance"]["measured"][:13] for time in entry["operations_measured"])

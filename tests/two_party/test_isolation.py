@@ -172,7 +172,7 @@ def nothing_in_the_clear(session, prompt, model, program):
 def test_neither_does_it_in_the_published_program_with_gelu_and_layer_norm(tmp_path):
     """Other protocols run there: SPU's own exponentials, divisions, square roots and comparisons."""
     model = random_model("SM+LN+G", layers=1, vocabulary=VOCABULARY, context=TOKENS + NEW)
-    path, program, prompt = tmp_path / "checkpoint.safetensors", "as_published", PROMPTS[0]
+    path, program, prompt = tmp_path / "checkpoint.safetensors", "as_written", PROMPTS[0]
     checkpoint.save(path, model)
     description = Description.of(model.architecture, model.config, program, Settings(), "0" * 64)
     with pytest.MonkeyPatch.context() as patch:
@@ -186,7 +186,7 @@ def test_neither_does_it_in_the_published_program_with_gelu_and_layer_norm(tmp_p
     [
         ("tuned-lattice_products", {"folded"}),
         ("tuned+narrow_comparisons", {"folded", "folded, integers"}),
-        ("as_published+fewer_squarings", {"folded"}),
+        ("as_written+fewer_squarings", {"folded"}),
     ],
 )
 def test_neither_do_products_within_spu_or_comparisons_in_a_second_runtime_show_anything(

@@ -250,7 +250,7 @@ def test_the_program_says_whether_products_are_outside_spu():
     model = random_model("SM+ScFuFFN")
     text = "tuned"
     assert within_budget(model, text) == text
-    assert within_budget(model, "as_published+lattice_products") == "as_published+lattice_products"
+    assert within_budget(model, "as_written+lattice_products") == "as_written+lattice_products"
     model.blocks[0].attention.value.weight.data *= 3000.0
     assert within_budget(model, text) == "tuned-lattice_products"
     config = ModelConfig(vocabulary=50257, context=128, layers=3, heads=12, width=768, ffn_width=3072)

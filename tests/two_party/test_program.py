@@ -62,10 +62,10 @@ def exact_logits(model, program):
 
 
 @pytest.mark.parametrize("row", ROWS_OF_THREE_LAYERS)
-def test_as_published_in_the_clear_agrees_with_torch(row):
+def test_as_written_in_the_clear_agrees_with_torch(row):
     model = random_model(row)
     ids = np.random.default_rng(1).integers(0, 41, 12)
-    logits = plaintext(model.architecture, model.config, "as_published", weight_arrays(model, "as_published"), ids)
+    logits = plaintext(model.architecture, model.config, "as_written", weight_arrays(model, "as_written"), ids)
     np.testing.assert_allclose(logits, torch_logits(model, ids), atol=1e-4, rtol=0)
 
 
@@ -88,14 +88,14 @@ SCALED = ("SM+ScFFN", "EReg(SM(t)+ScFuFFNi_2)")
     + [(row, {}) for row in ROWS_OF_THREE_LAYERS if row.startswith("SOTA")]
     + [(row, {"ffn_bias": True, "qk_bias": True, "ln_f": False}) for row in ("SOTA(SM+ScFFN)", "SOTA(SM+ScFuFFNi_3)")],
 )
-def test_as_fitted_in_the_clear_agrees_with_torch(row, switches):
+def test_as_published_in_the_clear_agrees_with_torch(row, switches):
     model = random_model(row, **switches)
-    logits = plaintext(model.architecture, model.config, "as_fitted", weight_arrays(model, "as_fitted"), IDS)
+    logits = plaintext(model.architecture, model.config, "as_published", weight_arrays(model, "as_published"), IDS)
     np.testing.assert_allclose(logits, torch_logits(model, IDS), atol=1e-4, rtol=0)
 
 
-def test_as_fitted_is_the_best_fit_of_the_published_bytes():
-    fitted, plain = (operations(parse("SM+ScFuFFN"), GPT2, program, 128) for program in ("as_fitted", "as_published"))
+def test_as_published_is_the_best_fit_of_the_published_bytes():
+    fitted, plain = (operations(parse("SM+ScFuFFN"), GPT2, program, 128) for program in ("as_published", "as_written"))
     count = {kind: sum(n for o, n in fitted.items() if o.kind == kind) for kind in {o.kind for o in fitted}}
     # No party owns an argument, and beta costs nothing; one more product takes the stream back before ln_f.
     assert all(set(o.owners) <= {"secret", "ids"} for o in fitted) and not {"scale", "scale_shared"} & count.keys()
@@ -107,8 +107,8 @@ def test_as_fitted_is_the_best_fit_of_the_published_bytes():
     assert same == {"scores", "mix", "scale_public"} and all(fitted[o] == plain[o] for o in fitted if o.kind in same)
 
 
-def test_as_fitted_pays_for_no_gain_of_a_he_hofmann_block():
-    found = operations(parse("SOTA(SM+ScFuFFNi_2)"), GPT2, "as_fitted", 128)
+def test_as_published_pays_for_no_gain_of_a_he_hofmann_block():
+    found = operations(parse("SOTA(SM+ScFuFFNi_2)"), GPT2, "as_published", 128)
     count = {kind: sum(n for o, n in found.items() if o.kind == kind) for kind in {o.kind for o in found}}
     # Q and K of 12 layers, the first one's V, ten fused matrices, and the stream back into its own basis before ln_f.
     assert count["linear_shared"] == 24 + 1 + 10 + 1
@@ -125,8 +125,8 @@ def test_a_gain_of_0_cannot_be_folded(row, gain):
     with torch.no_grad():
         (values,) = (value for name, value in model.named_parameters() if name == gain)
         values.view(-1)[0] = 0.0
-    with pytest.raises(ValueError, match="a gain of 0 cannot be folded.*take as_published"):
-        weight_arrays(model, "as_fitted")
+    with pytest.raises(ValueError, match="a gain of 0 cannot be folded.*take as_written"):
+        weight_arrays(model, "as_published")
 
 
 @pytest.mark.parametrize("saving", SAVINGS)
@@ -145,7 +145,7 @@ def test_a_gain_of_0_cannot_be_folded(row, gain):
 )
 def test_every_saving_alone_and_all_but_it(row, switches, saving):
     model = random_model(row, **switches)
-    for text in (f"as_published+{saving}", changed(saving)):
+    for text in (f"as_written+{saving}", changed(saving)):
         program = within_budget(model, text)
         np.testing.assert_allclose(exact_logits(model, program), torch_logits(model, IDS), atol=2e-4, rtol=0)
 
@@ -165,28 +165,28 @@ def test_programs_by_name():
     assert chosen("tuned+fewer_squarings") == chosen("tuned")
     assert chosen(changed("fewer_squarings"))[0] == TUNED - {"split_exponential"} | {"fewer_squarings"}
     assert chosen("tuned-narrow_comparisons") == chosen("tuned")
-    assert chosen("as_published+last_row@1,2") == (frozenset({"last_row"}), (1, 2))
+    assert chosen("as_written+last_row@1,2") == (frozenset({"last_row"}), (1, 2))
     assert "absorbed_ffn" not in chosen("tuned-folded_ffn")[0]
     for text in (
         "tuned",
+        "as_written",
         "as_published",
-        "as_fitted",
         "tuned-one_qkv",
-        "as_published+last_row",
+        "as_written+last_row",
         "tuned@3,7",
         "tuned-lattice_products@2",
         "tuned-lattice_products-last_row",
         "tuned+narrow_comparisons",
         "tuned-lattice_products+narrow_comparisons@2",
-        "as_published+narrow_comparisons",
-        "as_published+narrow_comparisons+fewer_squarings",
+        "as_written+narrow_comparisons",
+        "as_written+narrow_comparisons+fewer_squarings",
         "tuned-split_exponential+fewer_squarings",
     ):
         assert named(*chosen(text)) == text
     assert named(*chosen("tuned+lattice_products@2")) == "tuned@2"  # how it was called before
     with pytest.raises(ValueError, match="last_row"):
         chosen("tuned-last_rows")
-    for text in ("turned", "as_fitted+last_row"):
+    for text in ("turned", "as_published+last_row"):
         with pytest.raises(ValueError, match="unknown program"):
             chosen(text)
 
@@ -198,14 +198,14 @@ def test_the_residual_stream_is_put_back_where_the_condition_number_exceeds_the_
     rebased = chosen(within_budget(model, "tuned"))[1]
     assert rebased and rebased == chosen(within_budget(model, "tuned@5"))[1]
     assert len(chosen(within_budget(model, "tuned", budget=3.0))[1]) > len(rebased)
-    assert within_budget(model, "as_published") == "as_published"
+    assert within_budget(model, "as_written") == "as_written"
     counts = operations(model.architecture, model.config, "tuned@3", 12)
     plain = operations(model.architecture, model.config, "tuned", 12)
     assert counts - plain == {Operation("lattice_linear", ((12, 16), (16, 16))): 1} and not plain - counts
 
 
 @pytest.mark.parametrize("row", ["SM+LN+G", "SM+R", "SM", "EReg(SM(t)+ScFuFFNi_2)", "SOTA(SM+ScFFN)"])
-@pytest.mark.parametrize("program", ["as_published", "tuned"])
+@pytest.mark.parametrize("program", ["as_written", "tuned"])
 def test_a_prompt_shorter_than_the_context(row, program):
     model = random_model(row)
     ids = np.random.default_rng(3).integers(0, 41, 7)
@@ -216,12 +216,12 @@ def test_a_prompt_shorter_than_the_context(row, program):
 @pytest.mark.parametrize("row", ["SM+LN+R", "SM+ScFFN", "SOTA(SM+ScFuFFN)"])
 def test_shapes_from_the_sizes_alone_are_those_of_the_weights(row):
     model = random_model(row, vo_bias=True)
-    for program in ("as_published", "tuned"):
+    for program in ("as_written", "tuned"):
         shapes = weight_shapes(model.architecture, model.config, program)
         assert shapes == {name: value.shape for name, value in weight_arrays(model, program).items()}
 
 
-@pytest.mark.parametrize("program", ["as_published", "tuned"])
+@pytest.mark.parametrize("program", ["as_written", "tuned"])
 @pytest.mark.parametrize("row", ["SM+LN+R+WNorm(QKVO+FFN)", "EReg(SM(t)+ScFuFFNi_1+SNorm(QK+FFN))"])
 def test_weight_norms_are_folded_away_and_embeddings_scaled(row, program):
     model = random_model(row, embedding_scale=True)
@@ -243,7 +243,7 @@ def test_weights_with_a_norm_have_no_folding_of_their_own():
 def test_a_sliced_embedding_is_the_lookup():
     model = random_model("SM", vocabulary=5000, layers=1)
     ids = np.array([0, 1023, 1024, 4999])
-    logits = plaintext(model.architecture, model.config, "as_published", weight_arrays(model, "as_published"), ids)
+    logits = plaintext(model.architecture, model.config, "as_written", weight_arrays(model, "as_written"), ids)
     np.testing.assert_allclose(logits, torch_logits(model, ids), atol=1e-4, rtol=0)
 
 
@@ -251,7 +251,7 @@ def test_operations_of_one_row_counted_by_hand():
     """SM+LN+G at GPT-2's sizes: 12 layers of two norms, four projections, two FFN products, one softmax, one GELU."""
     counts = {
         (operation.name, operation.shape): count
-        for operation, count in operations(parse("SM+LN+G"), GPT2, "as_published", 128).items()
+        for operation, count in operations(parse("SM+LN+G"), GPT2, "as_written", 128).items()
     }
     assert counts == {
         ("embedding_slice", "128x1024,1024x768"): 49,

@@ -52,11 +52,11 @@ def test_passes_of_one_program_are_measured_in_parts_and_gone_on_with(kept, monk
 
 def test_a_line_takes_the_place_of_its_own_and_of_no_other(kept, monkeypatch):
     savings.keep_errors(KEY, WEIGHTS, 20, 0.01, 20)
-    savings.keep_errors((KEY[0], "as_published", *KEY[2:]), WEIGHTS, 20, 0.02, 19)
+    savings.keep_errors((KEY[0], "as_written", *KEY[2:]), WEIGHTS, 20, 0.02, 19)
     savings.keep_errors(KEY, WEIGHTS, 40, 0.03, 40)
     with kept.open(encoding="utf-8", newline="") as file:
         lines = {line["program"]: line for line in csv.DictReader(file)}
-    assert (lines["tuned"]["prompts"], lines["as_published"]["prompts"]) == ("40", "20")
+    assert (lines["tuned"]["prompts"], lines["as_written"]["prompts"]) == ("40", "20")
     assert savings.resumed(KEY, WEIGHTS) == (40, 0.03, 40)
     assert savings.resumed(("SM", *KEY[1:]), WEIGHTS) == (0, 0.0, 0)
     assert savings.resumed(KEY, "d" * 64) == (0, 0.0, 0)  # other weights: measured anew

@@ -154,7 +154,7 @@ def test_a_predicted_pass_is_not_replaced_by_one_without_prediction(files, monke
     line = wan_line()
     shaped_network.write(files / "shaped.csv", COLUMNS, [line, line | {"network": "lan", "predicted": "8.0"}])
     check_predictable(model, "tuned", ["wan"])
-    check_predictable(model, "as_published", ["lan"])
+    check_predictable(model, "as_written", ["lan"])
     with pytest.raises(UserError, match=r"SM tuned: without operations \(refill\), `.* --only operations --missing`"):
         check_predictable(model, "tuned", ["wan", "lan"])
     monkeypatch.setattr(shaped_network.checkpoint, "load", lambda path: model)

@@ -176,7 +176,7 @@ def test_small_operations_come_first_and_large_ones_alone():
     parameters = load(ROOT / "params.yaml")
     row = next(row for row in printed_rows(parameters) if row.context == 512)
     assert row.family == "languini-gpt2" and row.config.vocabulary == 16384 and row.config.width == 768
-    todo, refused = wanted([row], ["as_published", "tuned"])
+    todo, refused = wanted([row], ["as_written", "tuned"])
     assert not refused and len(todo) == len(set(todo))
     made = list(batches(todo))
     assert [one for batch in made for one in batch] == todo and len(made[0]) > 3 and len(made[-1]) == 1

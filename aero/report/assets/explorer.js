@@ -14,7 +14,7 @@
     paper_dimensions: "measured at the papers’ dimensions",
     smaller_scale: "measured at a smaller scale",
   };
-  const NAMES = { as_published: "as published", tuned: "tuned" };
+  const NAMES = { as_written: "as written", tuned: "tuned" };
 
   // Seconds of a pass on a network, in parts, as aero.two_party.network adds them up; null where something is not known.
   function latency(cost, network) {
@@ -191,7 +191,7 @@
 
   function printed(line, key, unit) {
     const value = line.row.published[key];
-    if (value === undefined || value === null || line.program !== "as_published") return null;
+    if (value === undefined || value === null || line.program !== "as_written") return null;
     return aside(figure(value.toFixed(2), "published", line.row.published.place, "aero/published/aero.yaml"), ` ${unit} published`);
   }
 

@@ -14,7 +14,7 @@ from aero.pipeline import ROOT
 from aero.two_party import ledger
 from aero.two_party.measure import arguments, shrink
 from aero.two_party.operations import Operation
-from benchmarks import as_fitted
+from benchmarks import as_published
 from benchmarks.forensics import Composer, Configuration, Engine, product_bytes, published_rows
 from benchmarks.forensics_ops import read
 
@@ -30,14 +30,14 @@ def test_ids_are_whole_numbers_of_the_vocabulary_and_rounds_are_counted_at_a_sma
     assert shrink(operation) == Operation("id_lookup", ((2,), (1024, 64)))
 
 
-def test_the_rows_of_the_tables_those_of_he_and_hofmann_as_fitted_alone():
+def test_the_rows_of_the_tables_those_of_he_and_hofmann_as_published_alone():
     programs = {
-        (place.split("/")[1], str(row.architecture)): row.wanted_in(as_fitted.PROGRAMS)
-        for row in as_fitted.fitted_rows(load(ROOT / "params.yaml"))
+        (place.split("/")[1], str(row.architecture)): row.wanted_in(as_published.PROGRAMS)
+        for row in as_published.fitted_rows(load(ROOT / "params.yaml"))
         for place in row.places
     }
     for row in published_rows():
-        wanted = ["as_fitted"] if row.name.startswith("SOTA") else list(as_fitted.PROGRAMS)
+        wanted = ["as_published"] if row.name.startswith("SOTA") else list(as_published.PROGRAMS)
         assert programs[f"table{row.table}", row.name] == wanted, row
 
 
@@ -46,7 +46,7 @@ def test_a_scale_with_operations_of_its_own_is_refused(tmp_path, monkeypatch):
     (tmp_path / "params.yaml").write_text(text.replace("scale: laptop", "scale: smoke", 1), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="smoke has operations of its own sizes; take scale: laptop"):
-        as_fitted.main(["--folder", str(tmp_path)])
+        as_published.main(["--folder", str(tmp_path)])
     assert [path.name for path in tmp_path.iterdir()] == ["params.yaml"]
 
 
@@ -78,7 +78,7 @@ def test_its_bytes_are_those_that_the_search_composes_from_operations_of_its_own
     measured = read(ROOT / "results/two_party/forensics_ops.csv")
     settings = {(one.spu, one.settings) for one in measured}
     composer = Composer({key: Engine(o for o in measured if (o.spu, o.settings) == key) for key in settings})
-    found = kept("as_fitted")
+    found = kept("as_published")
     compared = 0
     multiply = composer.engines["0.9.5", "default"].per_entry("multiply") / 1e9
     for row in published_rows():

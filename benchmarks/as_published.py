@@ -1,14 +1,14 @@
-"""What AERO's rows cost as published, as the best fit of docs/forensics.md has them, and tuned, measured together.
+"""What AERO's rows cost as written, as the best fit of docs/forensics.md has them, and tuned, measured together.
 
-    python -m benchmarks.as_fitted [--figure15] [--minutes M]
+    python -m benchmarks.as_published [--figure15] [--minutes M]
 
-The rows of Tables 4 to 7 at their own sizes, those of He & Hofmann in "as_fitted" alone. Every operation of the
+The rows of Tables 4 to 7 at their own sizes, those of He & Hofmann in "as_published" alone. Every operation of the
 programs is measured by the same command, three times at T=128 and once beyond: seconds are compared with
 each other, so they must not be of different days. It writes results/two_party/fitted_ops.csv and fitted_rows.csv after
 every few operations and goes on where it was killed. Rounds are those of ops.csv and all_ops.csv beside them where the
 operation is the same, and measured where there are none. About an hour and a half on 2 cores.
 
---figure15: the rows of Figure 15, as fitted and as published, into fitted_figure15_ops.csv and _rows.csv. Ten minutes.
+--figure15: the rows of Figure 15, as published and as written, into fitted_figure15_ops.csv and _rows.csv. Ten minutes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aero.errors import UserError, check_minutes, run_main
 from aero.parameters import Parameters, load
 from aero.report.best_fit import PROGRAMS
 from aero.report.costs import FITTED
-from aero.two_party.savings import AS_FITTED
+from aero.two_party.savings import AS_PUBLISHED
 from stages.two_party_all import PrintedRow, measure_rows, printed_rows
 
 TABLES = ("aero/table4", "aero/table5", "aero/table6", "aero/table7")
@@ -31,16 +31,16 @@ REPEATS = {128: 3}
 
 
 def fitted_rows(parameters: Parameters, places: tuple[str, ...] = TABLES) -> list[PrintedRow]:
-    """The rows of `places`; those of He & Hofmann in "as_fitted" alone, as they have no target to be held against."""
+    """The rows of `places`; those of He & Hofmann in "as_published" alone, as they have no target to be held to."""
     return [
-        replace(row, programs=(AS_FITTED,)) if row.architecture.block == "he_hofmann" else row
+        replace(row, programs=(AS_PUBLISHED,)) if row.architecture.block == "he_hofmann" else row
         for row in printed_rows(parameters)
         if any(place.startswith(places) for place in row.places)
     ]
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.as_fitted", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.as_published", description=__doc__)
     parser.add_argument("--minutes", type=float, help="stop after about so long, between two sessions")
     parser.add_argument("--figure15", action="store_true", help="the rows of Figure 15 in place of the tables'")
     parser.add_argument("--folder", type=Path, default=FITTED.parent)

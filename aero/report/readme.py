@@ -12,7 +12,7 @@ from aero.published import load as load_paper
 from aero.report.claims import group_counts, judge
 from aero.report.lattice_rows import sentence
 from aero.report.marks import MARKS, WORDS, reported_runs, scale_text, training_caption
-from aero.report.page import FIT, MODELLED, headline_rows
+from aero.report.page import MODELLED, fit, headline_rows
 from aero.report.put_backs import note
 from aero.report.render import write
 from aero.report.results import Results, find_root, load
@@ -46,7 +46,7 @@ def headline_markdown(results: Results) -> str:
         f"{MARKS[origin]} {WORDS[origin].replace('’', chr(39))}" for origin in ("paper_dimensions", "smaller_scale")
     )
     caption = training_caption(results, reported_runs())
-    lines += ["", re.sub("</?code>", "`", FIT).replace("’", chr(39)), "", MODELLED.replace(" x ", " × ")]
+    lines += ["", re.sub("</?code>", "`", fit(results)).replace("’", chr(39)), "", MODELLED.replace(" x ", " × ")]
     if said := note(results, load_paper("aero").tables["4"], marked=False):
         lines += ["", said.replace("’", chr(39))]
     if said := sentence(results):

@@ -70,18 +70,18 @@ def table_costs(results: Results) -> Html:
         rows.append(line)
     heads = [
         "configuration",
-        "GB published",
-        "min published",
+        "GB pub­lished",
+        "min pub­lished",
         "least min those GB allow",
-        "as published, GB",
-        "WAN, modelled min",
-        "LAN, modelled min",
+        "as pub­lished, GB",
+        "WAN, mod­elled min",
+        "LAN, mod­elled min",
         "as written, GB",
-        "WAN, modelled min",
-        "LAN, modelled min",
+        "WAN, mod­elled min",
+        "LAN, mod­elled min",
         "tuned, GB",
-        "WAN, modelled min",
-        "LAN, modelled min",
+        "WAN, mod­elled min",
+        "LAN, mod­elled min",
     ]
     bandwidth = load("aero").facts["network"]["bandwidth_mbit"]
     caption = (

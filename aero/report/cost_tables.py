@@ -59,15 +59,15 @@ def target(table: Table, row: str) -> float | None:
 SLOWER = "Those as published are of a session of their own, on a slower day."
 _HEADS = [
     "configuration",
-    "GB published",
-    "as published, GB",
-    "of the published",
+    "GB pub­lished",
+    "as pub­lished, GB",
+    "of the pub­lished",
     "as written, GB",
-    "of the published",
+    "of the pub­lished",
     "tuned, GB",
-    "of the published",
-    "min published",
-    "as published, WAN min, modelled",
+    "of the pub­lished",
+    "min pub­lished",
+    "as pub­lished, WAN min, modelled",
     "as written, WAN min, modelled",
     "tuned, WAN min, modelled",
 ]
@@ -225,7 +225,7 @@ def _savings_of(results: Results, which: str) -> str:
         rows.append(line)
     heads = ["configuration"]
     for what in ("GB", "WAN"):
-        heads += [f"{what} published", "both as published", "both as written", "segmented GELU", "own share"]
+        heads += [f"{what} pub­lished", "both as pub­lished", "both as written", "seg­mented GELU", "own share"]
         heads += ["both tuned"]
     caption = (
         f"<b>Savings against SM+LN+G, Table {which}</b>, in communication (GB) and in latency on the WAN: printed; "

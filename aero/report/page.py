@@ -237,11 +237,11 @@ def headline(results: Results) -> Html:
         "PPL over baseline, published",
         "measured",
         "communi­cation, published",
-        "as published, measured",
+        "as pub­lished, measured",
         "as written, measured",
         "tuned, measured",
         "latency (WAN), published",
-        "as published, modelled",
+        "as pub­lished, modelled",
         "as written, modelled",
         "tuned, modelled",
     ]

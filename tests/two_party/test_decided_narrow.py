@@ -1,4 +1,4 @@
-"""Figures of the documents on comparisons in a ring of 32 bits, held against the files they are of."""
+"""Figures of the documents on comparisons in a ring of 32 bits and on fewer squarings, held against their files."""
 
 from __future__ import annotations
 
@@ -59,6 +59,37 @@ def fewer() -> list[float]:
     return [min(off), max(off)]
 
 
+FEW = "fewer_squarings"
+
+
+def squarings() -> list[float]:
+    """GB of two rows alone, without and with; of one tuned with SPU's exponentials, with these, with split ones."""
+    found, row = sent(), "SM+ScFuFFN"
+    two = [found[one, program] for one in ("SM+LN+G", row) for program in ("as_written", f"as_written+{FEW}")]
+    within = [found[row, program] for program in ("tuned-split_exponential", f"tuned-split_exponential+{FEW}", "tuned")]
+    return two + within
+
+
+def squarings_errors() -> list[float]:
+    """Alone and in the place of split ones, then of SPU's exponentials in the same two programs."""
+    with (ROOT / "results/two_party/savings_errors.csv").open(encoding="utf-8", newline="") as file:
+        lines = [line for line in csv.DictReader(file) if (line["scale"], line["tokens"]) == ("laptop", "16")]
+    found = {line["program"]: float(line["max_logit_error"]) for line in lines if line["architecture"] == "SM+ScFuFFN"}
+    ends = ("as_written", "tuned-split_exponential")
+    return [*(found[f"{end}+{FEW}"] for end in ends), *(found[end] for end in ends)]
+
+
+def squarings_softmax() -> list[float]:
+    """MB of a softmax and of a cover's exponentials, without and with."""
+    parts = []
+    for name in ("ops.csv", "savings_ops.csv"):
+        with (ROOT / "results/two_party" / name).open(encoding="utf-8", newline="") as file:
+            parts += [line for line in csv.DictReader(file) if line["shape"] == "12x128x128"]
+    found = {line["op"]: (float(line["bytes_sent_client"]) + float(line["bytes_sent_server"])) / 1e6 for line in parts}
+    names = ("softmax_plain", "softmax_plain(few=1)")
+    return [found[name] for name in (*names, *(f"exponentials(blocks=16,{few}split=0)" for few in ("", "few=1,")))]
+
+
 def complete() -> list[float]:
     """Seconds and GB of the complete passes of two rows, each beside tuned's; their errors; the compositions' range."""
     entries = json.loads((ROOT / "results/two_party/full_passes.json").read_text(encoding="utf-8"))
@@ -94,6 +125,24 @@ CASES = {
         "docs/decisions.md",
         rf"sends {N} GB instead of {N} \(SM\+LN\+G\), {N} instead of {N} \(SM\+LN\+R\), {N} instead of {N} \(SM\+ScFu",
         passes,
+    ),
+    "squarings": (
+        "docs/decisions.md",
+        rf"Alone it takes SM\+LN\+G from {N} GB to {N} and SM\+ScFuFFN from {N} to {N}; SM\+ScFuFFN tuned is {N} GB "
+        rf"with SPU's exponentials, {N} with these, and {N} with split ones",
+        squarings,
+    ),
+    "squarings, errors": (
+        "docs/decisions.md",
+        rf"Logit errors of SM\+ScFuFFN .*? are {N} alone and {N} in the place of split ones, where SPU's have {N} and "
+        rf"{N}\.",
+        squarings_errors,
+    ),
+    "squarings, softmax": (
+        "docs/decisions.md",
+        rf"of 12 x 128 x 128 from {N} MB and 11\.0 s to {N} and 9\.8, the cover's exponentials from {N} and 5\.2 to "
+        rf"{N} and",
+        squarings_softmax,
     ),
     "alone": ("docs/decisions.md", rf"alone it saves {N}, {N} and {N} GB of what", alone),
     "documented": ("docs/two_party.md", rf"{N} to {N} % fewer bytes than `tuned` \(T=128\)", fewer),

@@ -89,7 +89,7 @@ CASES = {
         lambda: list(put_back_products()),
     ),
     "two parties, without split exponentials": (
-        rf"SM\+ScFuFFN tuned is {N} GB without them and {N} with\.",
+        rf"SM\+ScFuFFN tuned is {N} GB with SPU's exponentials, [\d.]+ with these, and {N} with split ones",
         lambda: [
             float(line["bytes"]) / 1e9
             for program in ("tuned-split_exponential", "tuned")

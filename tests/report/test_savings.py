@@ -88,7 +88,9 @@ def test_errors_of_other_prompts_never_stand_side_by_side(tmp_path):
         ((200, 200, 0.003), None, "no error as written"),
     ],
 )
-def test_held_out_prompts_against_their_target(tmp_path, tuned, plain, said):
+@pytest.mark.parametrize("published", [None, 0.0025])
+def test_held_out_prompts_against_their_target(tmp_path, tuned, plain, said, published):
+    """published: an error as published, below all tuned ones of the cases."""
     folder = tmp_path / "results/two_party"
     folder.mkdir(parents=True)
     assert "not measured yet" in table_held_out(tmp_path)._repr_html_()
@@ -98,6 +100,9 @@ def test_held_out_prompts_against_their_target(tmp_path, tuned, plain, said):
         if line is not None
         for asked, same, error in (line,)
     ]
+    if published is not None:
+        lines.append(f"SM+LN+R,as_published,laptop,20,24,{published},20,{{}}\n")
+        said = "missed"
     (folder / "savings_errors.csv").write_text(ERRORS + "".join(lines))
     html = table_held_out(tmp_path)._repr_html_()
     (line,) = [re.sub(r"<[^>]*>|○", "", one) for one in html.split("<tr>")[2:]]  # of the ends alone: not SM+LN+G
@@ -127,8 +132,10 @@ def test_held_out_prompts_within_spu_stand_beside_those_outside(tmp_path):
     singles += line("as_written", 2, 16, 0.012, 2)
     (folder / "savings_errors.csv").write_text(ERRORS + passes + singles)
     (held_out,) = [re.sub(r"<[^>]*>|○", " ", one) for one in table_held_out(tmp_path)._repr_html_().split("<tr>")[2:]]
-    assert re.search(r"200 of 200\s+0\.0030\s+20 of 20\s+0\.0130\s+20 of 20\s+0\.0120\s+met; missed", held_out)
+    asked = r"200 of 200\s+0\.0030\s+20 of 20\s+0\.0130\s+20 of 20\s+0\.0120\s+–\s+–\s+met; missed"
+    assert re.search(asked, held_out)
     html = table_errors(tmp_path, {"lattice_products": "outside"})._repr_html_()
+    assert "as_published" not in html
     assert "0.0110 (2) | 0.0040 (2)" in re.sub(r"<[^>]*>|○", "", html) and "one training" not in html
     other = 'SM+LN+R,tuned,laptop,2,16,0.003,2,"{""weights"":""b""}"\n'
     (folder / "savings_errors.csv").write_text(ERRORS + passes + singles + other)

@@ -3,7 +3,8 @@
     python -m benchmarks.savings bytes                   operations at GPT-2's dimensions, composed to rows
     python -m benchmarks.savings errors --run sm-ln-g    private passes of a trained model of params.yaml's scale
 
-Each saving is added to "as_written" alone, and left out of "tuned" alone or, where "tuned" lacks it, added to it.
+Each saving is added to "as_written" alone, and left out of "tuned" alone or, where "tuned" lacks it, added to it;
+fewer_squarings in the place of split_exponential.
 `bytes` measures the operations that results/two_party/ops.csv lacks into savings_ops.csv, going on where it stopped,
 and writes savings.csv; `errors` writes savings_errors.csv every few prompts and goes on likewise.
 """

@@ -298,7 +298,7 @@ page.figure_of(
     results,
     figures.figure_1,
     "AERO Figure 1, communication and latency along AERO's steps",
-    marks.cost_caption(results),
+    f"{marks.cost_caption(results)} {page.slower_day(results)}",
     papers=["aero"],
 )
 

@@ -126,7 +126,7 @@ def _program(text: str) -> str:
         raise UserError(str(error)) from None
     if text == AS_PUBLISHED:
         raise UserError(
-            f"{AS_PUBLISHED} has costs of the printed rows alone (results/two_party/fitted_rows.csv); take as_written"
+            f"{AS_PUBLISHED} has costs of the printed rows alone (results/two_party/fitted*_rows.csv); take as_written"
         )
     if "+absorbed_ffn" in text and "absorbed_ffn" not in chosen(text)[0]:
         raise UserError(f"{text}: absorbed_ffn does nothing without folded_ffn; add that as well")

@@ -24,6 +24,7 @@ from aero.report.costs import (
     exchanges_by_kind,
     full_passes,
     part_bytes,
+    slower_day,
 )
 from aero.report.marks import Html, cost_caption, gap, grid, number, row_label
 from aero.report.put_backs import note
@@ -87,7 +88,7 @@ def table_costs(results: Results) -> Html:
     caption = (
         f"<b>Cost of one forward pass</b>, from token ids to the logits of the last position. Least min: the time "
         f"the published bytes need at {number(f'{bandwidth} Mbit/s', 'published', 'AERO Appendix C')}, "
-        f"both directions always busy, or one at a time. {cost_caption(results)} "
+        f"both directions always busy, or one at a time. {cost_caption(results)} {slower_day(results)} "
         f"{note(results, load('aero').tables['4'])}"
     )
     return Html(grid(heads, rows, caption, "costs", COST_WIDTHS, "dense"))
@@ -168,7 +169,7 @@ def table_kinds(results: Results) -> Html:
     )
     caption = (
         "<b>Costs by kind of operation</b>, Tables 4 to 7 and Figure 15: GB in both directions and seconds of "
-        f"computing, {rule}{escape(', '.join(sources))}."
+        f"computing, {rule}{escape(', '.join(sources))}. {slower_day(results)}"
     )
     heads, widths = ["place", "configuration", "program"], (0.07, 0.18, 0.1, 0.32, 0.33)
     text = grid([*heads, "GB", "s"], amounts, caption, "kinds", widths, "dense")

@@ -22,6 +22,7 @@ from aero.report.costs import (
     figure_15_costs,
     published_saving,
     saving,
+    slower_day,
     wire_bytes_of,
 )
 from aero.report.marks import Html, cost_caption, gap, grid, number, row_label
@@ -56,7 +57,6 @@ def target(table: Table, row: str) -> float | None:
     return None if row.startswith("SOTA") else BASELINE_TARGETS.get(row, ROW_TARGETS[table.number])
 
 
-SLOWER = "Those as published are of a session of their own, on a slower day."
 _HEADS = [
     "configuration",
     "GB pub­lished",
@@ -105,7 +105,7 @@ def _figure_15(results: Results) -> str:
         heads += [f"{program.replace('_', ' ')}, GB", "WAN min"]
     caption = (
         f"<b>AERO Figure 15, costs</b>: {FIGURE_15_SIZES}. The printed values are lost from the text "
-        f"that is used here, so nothing stands beside them.{_exact_gelu(results)}"
+        f"that is used here, so nothing stands beside them. {slower_day(results)}{_exact_gelu(results)}"
     )
     return grid(heads, rows, caption, "costs-figure-15", (0.28, *(0.12,) * 6), "dense")
 
@@ -180,7 +180,7 @@ def _on_networks(results: Results, place: str, costs: dict[str, dict[str, Cost]]
         "refill of the stock of oblivious transfers, 1,281 messages and some rounds each, so that messages are too few "
         "and files differ in them; the complete passes at the papers' own size say by how much. Passes over shaped "
         "links (below) held the model against operations of their own session and shapes; these latencies take the "
-        "rounds of most operations from smaller ones and were held against no pass."
+        f"rounds of most operations from smaller ones and were held against no pass. {slower_day(results)}"
     )
     identifier = f"networks-{place.split()[1]}"
     width = 0.3 / max(1, len(networks))
@@ -205,7 +205,8 @@ def _source(results: Results, table: Table) -> str:
     if not costs:
         return "Not measured yet (<code>python -m stages.two_party_all</code>)."
     methods = ", ".join(sorted({cost.method for cost in costs}))
-    return f"Measured side: {len(costs)} of {len(table.rows) * len(ALL_PROGRAMS)} costs, {escape(methods)}. {SLOWER}"
+    known = f"{len(costs)} of {len(table.rows) * len(ALL_PROGRAMS)}"
+    return f"Measured side: {known} costs, {escape(methods)}. {slower_day(results)}"
 
 
 def savings(results: Results) -> Html:
@@ -233,7 +234,7 @@ def _savings_of(results: Results, which: str) -> str:
         "best, on today’s SPU, which makes its GELU a fifth cheaper; with both as written; with the baseline as "
         "written but for its GELU, which is the segmented one; the architecture’s own share of the saving, in "
         "logarithms; and with both rows tuned. "
-        f"{cost_caption(results, table)} {note(results, table)}"
+        f"{cost_caption(results, table)} {slower_day(results)} {note(results, table)}"
     )
     identifier = "savings-audit" if which == "4" else f"savings-audit-{which}"
     widths = (0.154, *(0.075, 0.075, 0.07, 0.075, 0.06, 0.068) * 2)

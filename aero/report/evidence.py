@@ -128,6 +128,7 @@ COMMANDS = (
     ("*/two_party/asked_ops.csv", "python -m stages.two_party_all ARCHITECTURE --context T --no-seconds"),
     ("*/two_party/all_*.csv", "python -m stages.two_party_all"),
     ("*/two_party/forensics_*.csv", "python -m benchmarks.forensics"),
+    ("*/two_party/fitted_figure15_*.csv", "python -m benchmarks.as_published --figure15"),
     ("*/two_party/fitted_*.csv", "python -m benchmarks.as_published"),
     ("*/two_party/lattice_*.csv", "python -m benchmarks.lattice_products"),
     ("*/two_party/savings*.csv", "python -m benchmarks.savings"),

@@ -89,7 +89,7 @@ def figure_1(results: Results) -> Figure:
         ):
             swatch(figure, x, 0.962, colour, hatch)
             figure.text(x + 0.035, 0.975, text, va="center")
-        figure.text(0.305, 0.975, "measured:", va="center")
+        figure.text(0.285, 0.975, "measured:", va="center")
         figure.text(0.83, 0.975, "▏ bytes' own bound", va="center")
     return figure
 

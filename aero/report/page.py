@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from aero.published import load
 from aero.report import drawing, evidence, put_backs, sensitivity_models, sensitivity_search
-from aero.report.costs import GB, published_cost, row_costs
+from aero.report.costs import GB, published_cost, row_costs, slower_day
 from aero.report.marks import (
     INTERVAL,
     WORDS,
@@ -51,18 +51,7 @@ _FIT = (
 
 def fit(results: Results) -> str:
     """What the columns as published and as written are, and what the minutes of the first are to be held against."""
-    table = load("aero").tables["4"]
-    name = table.rows[0].name
-    that_day, other = (
-        published_cost(results, table, name, "as_written"),
-        row_costs(results, table, name).get("as_written"),
-    )
-    if that_day is None or other is None or None in (that_day.latency_wan, other.latency_wan):
-        return _FIT
-    minutes, faster = (f"{cost.latency_wan / 60:.2f}" for cost in (that_day, other))
-    return (
-        f"{_FIT} Minutes as published are of a slower day, on which {name} as written had {minutes} and not {faster}."
-    )
+    return f"{_FIT} {slower_day(results)}".strip()
 
 
 # Tables -----------------------------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def _caption(results: Results, printed: Table, short: str) -> str:
     if any(key in printed.columns for key in _COST_KEYS):
         parts.append(
             "Counts: <code>aero.flops</code>. Costs, where measured: as_published, in a session of its own on a slower "
-            f"day (<code>{FITTED.as_posix()}</code>); beside them as_written and tuned. "
+            f"day (<code>{FITTED.as_posix()}</code>); as_written in the notes of reports/tables. "
             f"{cost_caption(results, printed)}"
         )
     return " ".join(parts)

@@ -219,7 +219,10 @@ def _verdict(baselines: Iterable[dict[str, str] | None], tuned: dict[str, str] |
         return "missed"
     if int(tuned["prompts"]) < HELD_OUT:
         return f"{HELD_OUT - int(tuned['prompts'])} prompts to go"
-    return "met" if plain is not None else "no error as written"
+    lacking = [
+        name for name, line in zip(("as written", "as published"), (plain, *others), strict=True) if line is None
+    ]
+    return f"no error {lacking[0]}" if lacking else "met"
 
 
 def _groups(lines: list[dict[str, str]]) -> dict[tuple[str, str, str], dict[str, dict[str, str]]]:

@@ -204,7 +204,7 @@ def _latency(results: Results, paper: Paper, printed: Table, row: Row, cell: Cel
     beside = published_cost(results, printed, row.name, "as_written") if shown.program == AS_PUBLISHED else None
     if beside is not None and beside.latency_wan is not None:
         notes.append(f"as_written {beside.latency_wan / 60:.2f} on the same day")
-    notes += [f"as_written {cost.latency_wan / 60:.2f} on a faster one" for cost in others]
+    notes += [f"as_written {cost.latency_wan / 60:.2f} on another day" for cost in others]
     notes = [text for text in (*notes, note) if text]
     return _cost_cell(row, cell, shown.latency_wan / 60, notes, shown.path)
 

@@ -10,10 +10,12 @@ Directions = Literal["one_way", "both_overlapping"]
 BOTH_WAYS_AT_ONCE = frozenset(
     {"softmax_plain", "softmax_cover", "gelu_plain", "gelu_exact", "gelu_segments"}
     | {"scores", "mix", "scale_rows", "scale_row_tiles"}
+    | {"softmax_clipped", "linear_shared", "vocabulary_slice_shared", "scale_shared"}
 )
 """Kinds of operation that are mostly products of two shared tensors (spu 0.9.5, mpc/cheetah/arithmetic.cc, MulAA).
 
-Measured on a link of limited rate, at the papers' own sizes, in results/two_party/full_links.csv.
+Measured on a link of limited rate, at the papers' own sizes, in results/two_party/full_links.csv; those of
+"as_published" were not, and are the same products: softmax_plain's squares, mix and scale_rows.
 """
 
 

@@ -1,7 +1,7 @@
 """What makes a private pass cheaper without changing what it computes: switches, and the programs made of them.
 
 "as_written" has none, "tuned" has all of `TUNED`. "as_written+NAME" adds one alone, "tuned-NAME" leaves one out,
-"tuned+NAME" adds one that is not among them.
+"tuned+NAME" adds one that is not among them. "fewer_squarings" does nothing beside "split_exponential".
 "@3,7" behind it names the layers before which the residual stream is put back into its own basis (absorbed_ffn).
 
 "as_published" saves nothing and spends more: it is the configuration that explains the bytes AERO prints, as far as a
@@ -38,7 +38,8 @@ SAVINGS: dict[str, str] = {
 segmented_gelu. lattice_lookup and lattice_products rest on the hardness of learning with errors in rings, as SPU's own
 products do."""
 TUNED: Savings = frozenset(SAVINGS) - {"narrow_comparisons", "fewer_squarings"}
-"""Those of "tuned". The others came after what is kept of it had been measured; they can be added by name."""
+"""Those of "tuned". Comparisons in 32 bits came after what is kept of it had been measured, and can be added by name;
+fewer squarings are for programs without split exponentials, which are cheaper."""
 
 # The feed-forward's products and the logits are in slices too, for the same reason, and ids are looked up in pairs.
 AS_PUBLISHED = "as_published"

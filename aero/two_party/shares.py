@@ -220,7 +220,8 @@ def _negative_of_a_share(hand: Hand, share: np.ndarray) -> tuple[np.ndarray, ...
 
 
 def exponential(x: Array) -> Array:
-    """exp(x) by SQUARINGS squarings, for secret x in (-2^(SQUARINGS + 1), 0]; beyond, the result is no exponential."""
+    """exp(x) by SQUARINGS squarings, for secret x in [-1.5 2^SQUARINGS, 0]. It turns round at -2^SQUARINGS, is back at
+    1 at twice that, and above it beyond."""
     return _on_shares.bind(x, step="exponential")[0]
 
 

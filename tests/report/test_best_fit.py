@@ -93,7 +93,7 @@ def test_beside_printed_bytes_stand_those_of_the_fit_where_it_was_measured(tmp_p
     # Minutes as written of the same session, and of the one that all other programs are of.
     assert (cells["latency"].text, cells["latency"].source) == ("25.00", best_fit.FITTED.as_posix())
     said = (
-        f"as_published, composed; as_written 20.00 on the same day; as_written {before['latency'].text} on a faster one"
+        f"as_published, composed; as_written 20.00 on the same day; as_written {before['latency'].text} on another day"
     )
     assert said in cells["latency"].note
     (line,) = [one for one in page.headline_rows(results) if one.name == row]

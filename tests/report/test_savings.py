@@ -42,6 +42,11 @@ def test_what_is_kept_is_what_the_issue_of_private_inference_asks():
         # As written on the first of the same prompts.
         assert int(published["prompts"]) == 20 and published["same_top_token"] == "20"
         assert float(asked["max_logit_error"]) < float(published["max_logit_error"])
+    assert {row for row, program, tokens in lines if (program, tokens) == ("as_published", "24")} >= {"SM+ScFuFFN"}
+    for row, _ in passes:
+        if fit := lines.get((row, "as_published", "24")):
+            assert int(fit["prompts"]) == 20 and fit["same_top_token"] == "20"
+            assert float(lines[row, "tuned", "24"]["max_logit_error"]) < float(fit["max_logit_error"])
 
 
 def test_both_directions_stand_side_by_side_and_gaps_are_seen(tmp_path):
@@ -88,9 +93,9 @@ def test_errors_of_other_prompts_never_stand_side_by_side(tmp_path):
         ((200, 200, 0.003), None, "no error as written"),
     ],
 )
-@pytest.mark.parametrize("published", [None, 0.0025])
+@pytest.mark.parametrize("published", [None, 0.0025, 0.02])
 def test_held_out_prompts_against_their_target(tmp_path, tuned, plain, said, published):
-    """published: an error as published, below all tuned ones of the cases."""
+    """published: an error as published, below all tuned ones of the cases or above them."""
     folder = tmp_path / "results/two_party"
     folder.mkdir(parents=True)
     assert "not measured yet" in table_held_out(tmp_path)._repr_html_()
@@ -102,7 +107,9 @@ def test_held_out_prompts_against_their_target(tmp_path, tuned, plain, said, pub
     ]
     if published is not None:
         lines.append(f"SM+LN+R,as_published,laptop,20,24,{published},20,{{}}\n")
-        said = "missed"
+        said = "missed" if published < 0.003 else said
+    elif said == "met":
+        said = "no error as published"
     (folder / "savings_errors.csv").write_text(ERRORS + "".join(lines))
     html = table_held_out(tmp_path)._repr_html_()
     (line,) = [re.sub(r"<[^>]*>|○", "", one) for one in html.split("<tr>")[2:]]  # of the ends alone: not SM+LN+G
@@ -127,12 +134,12 @@ def test_held_out_prompts_within_spu_stand_beside_those_outside(tmp_path):
     folder.mkdir(parents=True)
     line = "SM+LN+R,{},laptop,{},{},{},{},{{}}\n".format
     passes = line("tuned", 200, 24, 0.003, 200) + line("tuned-lattice_products", 20, 24, 0.013, 20)
-    passes += line("as_written", 20, 24, 0.012, 20)
+    passes += line("as_written", 20, 24, 0.012, 20) + line("as_published", 20, 24, 0.014, 20)
     singles = line("as_written+lattice_products", 2, 16, 0.011, 2) + line("tuned-lattice_products", 2, 16, 0.004, 2)
     singles += line("as_written", 2, 16, 0.012, 2)
     (folder / "savings_errors.csv").write_text(ERRORS + passes + singles)
     (held_out,) = [re.sub(r"<[^>]*>|○", " ", one) for one in table_held_out(tmp_path)._repr_html_().split("<tr>")[2:]]
-    asked = r"200 of 200\s+0\.0030\s+20 of 20\s+0\.0130\s+20 of 20\s+0\.0120\s+–\s+–\s+met; missed"
+    asked = r"200 of 200\s+0\.0030\s+20 of 20\s+0\.0130\s+20 of 20\s+0\.0120\s+20 of 20\s+0\.0140\s+met; missed"
     assert re.search(asked, held_out)
     html = table_errors(tmp_path, {"lattice_products": "outside"})._repr_html_()
     assert "as_published" not in html

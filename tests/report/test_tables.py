@@ -80,7 +80,7 @@ def test_a_mean_of_the_seeds_that_are_left_says_how_many_diverged(tmp_path: Path
     assert "cut at what can be (perplexity 1, -100 %)" in training_caption(results, ["sm-r"])
 
 
-def test_costs_and_savings_are_those_of_the_published_program(full: Results) -> None:
+def test_costs_and_savings_are_those_as_written_where_none_as_published_were_measured(full: Results) -> None:
     by = {(x["row"], x["column"]): x for x in lines(full, "aero_table4.csv")}
     assert float(by["SM+LN+G", "Comm."]["measured"]) == pytest.approx(15.3)
     assert float(by["SM+ScFuFFNi_6", "Savings Comm."]["measured"]) == pytest.approx(15.3 / 3.6, rel=1e-5)

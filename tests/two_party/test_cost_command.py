@@ -233,7 +233,7 @@ def test_an_unknown_program_is_refused_before_anything_is_traced(
 ) -> None:
     monkeypatch.setattr(counts_module, "traced", lambda *_: pytest.fail("it traces, which takes a minute"))
     refused = {"bogus": "unknown program .bogus.", "tuned-one_qk": "unknown saving .one_qk.: one_qkv"}
-    refused["as_published"] = "costs for the rows of AERO.s Tables 4 to 7 alone"
+    refused["as_published"] = "costs of the printed rows alone .results/two_party/fitted._rows.csv.; take as_written"
     for program, named in refused.items():
         with pytest.raises(UserError, match=named):
             cli.main(["cost", *arguments, "--program", program])

@@ -169,7 +169,7 @@ def nothing_in_the_clear(session, prompt, model, program):
 
 
 @pytest.mark.slow
-def test_neither_does_it_in_the_published_program_with_gelu_and_layer_norm(tmp_path):
+def test_neither_does_it_in_the_program_as_written_with_gelu_and_layer_norm(tmp_path):
     """Other protocols run there: SPU's own exponentials, divisions, square roots and comparisons."""
     model = random_model("SM+LN+G", layers=1, vocabulary=VOCABULARY, context=TOKENS + NEW)
     path, program, prompt = tmp_path / "checkpoint.safetensors", "as_written", PROMPTS[0]

@@ -14,7 +14,7 @@ import pytest
 from aero.architecture import parse
 from aero.parameters import load
 from aero.published import load as published
-from aero.report import best_fit, lattice_rows, sensitivity_search
+from aero.report import lattice_rows, sensitivity_search
 from aero.report.costs import audit
 from aero.report.results import load as results
 from aero.report.sensitivity import sweep
@@ -209,37 +209,6 @@ def two_party_file(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def fitted() -> Iterator[float]:
-    """as_published: rows and its bytes over the printed ones; AERO's rows and what tuned takes of its bytes, seconds,
-    seconds of blocks; seconds of one row's lookups and logits; rows at half of the seconds as written."""
-    rows = best_fit.fitted_rows(results(ROOT))
-    own = [row for row in rows if row.own]
-    ratios = [row.amounts["as_published"]["bytes"] / 1e9 / row.published for row in rows]
-    yield from (len(rows), min(ratios), max(ratios), len(own))
-    for column in best_fit.COLUMNS[:3]:
-        found = [row.over(*column) for row in own]
-        yield from (min(found), max(found))
-    key = {"architecture": "SM+ScFuFFN", "model": "gpt2", "context": "128", "program": "as_published"}
-    (line,) = [r for r in two_party_file("fitted_rows.csv") if key.items() <= r.items()]
-    kinds = json.loads(line["seconds_by_kind"])
-    yield from (kinds["id_lookup"], float(line["seconds"]), kinds["vocabulary_slice_shared"])
-    for program in (best_fit.PLAIN, best_fit.NO_TILES):
-        yield sum(row.over(program, "as_written", "seconds") <= 0.5 for row in own)
-
-
-def fitted_how_sure() -> Iterator[float]:
-    yield sum(row.over_plain_embedding() <= 0.5 for row in best_fit.fitted_rows(results(ROOT)) if row.own)
-    rounds = {(r["op"], r["shape"]): float(r["rounds"]) for r in two_party_file("fitted_ops.csv")}
-    key = {"architecture": "SM+ScFuFFN", "model": "gpt2", "context": "128", "program": "as_published"}
-    (line,) = [r for r in two_party_file("fitted_rows.csv") if key.items() <= r.items()]
-    yield from (128 / 2 * rounds["id_lookup", "2,50257x768"], float(line["rounds"]))
-    fitted = {(r["op"], r["shape"]): float(r["seconds"]) for r in two_party_file("fitted_ops.csv")}
-    before = {(r["op"], r["shape"]): float(r["seconds"]) for r in two_party_file("ops.csv")}
-    slower = [fitted[key] / before[key] for key in fitted.keys() & before if before[key] > 1]
-    yield from (min(slower), max(slower))
-    yield from (fitted[op, "512x768,768x1024"] for op in ("linear_shared", "vocabulary_slice_shared"))
-
-
 def sliced(column: str) -> float:
     """An embedding of 128 tokens of 50,257 x 768 in slices."""
     found = {r["shape"]: float(r[column]) for r in two_party_file("ops.csv") if r["op"] == "embedding_slice"}
@@ -408,19 +377,6 @@ CASES = {
         rf"where {N} were allowed",
         lambda: list(afterwards()),
     ),
-    "two parties, best fit": (
-        rf"over all {N} rows of Tables 4 to 7: {N} to {N} of the printed bytes .*? Of AERO's {N} rows "
-        rf"`tuned-lattice_products` takes {N} to {N} of its bytes and {N} to {N} of its seconds, .*? it takes {N} to "
-        rf"{N}: {N} of the {N} s of SM\+ScFuFFN at T = 128 are lookups of token ids and {N} logits .*? with it, {N} "
-        rf"of them take half the seconds at most, and {N} without tiles\.",
-        lambda: list(fitted()),
-    ),
-    "two parties, best fit, how sure": (
-        rf"in their place {N} of the 20 take less than half\. .*? makes {N} of the {N} rounds of .*? over a second "
-        rf"took {N} to {N} times what "
-        rf"`ops.csv` has, .*? 768 x 1,024 took {N} and {N} s",
-        lambda: list(fitted_how_sure()),
-    ),
     "two parties, whose saving": (
         rf"{N} times fewer bytes for SM\+ScFuFFNi_6, both rows `as_written`, are {N} times by the GELU of the "
         rf"baseline \(segmented instead of `jax.nn`'s\) and {N} times by the architecture, {N} % in "
@@ -576,25 +532,6 @@ def test_the_table_of_shaped_passes_is_that_of_the_file() -> None:
     worst = max(abs(float(line["error"])) for line in lines)
     assert f"All {len(lines)} are within {100 * worst:.1f} %" in text and worst < 0.1
     assert text.count("| loopback |") == sum(line["network"] == "loopback" for line in lines)
-
-
-def test_the_table_of_forensics_has_todays_bytes_of_as_written():
-    where = {"4": ("rows", "gpt2", "128"), "5": ("all_rows", "gpt2", "256"), "6": ("all_rows", "gpt2-18l", "128")}
-    where["7"] = ("all_rows", "languini-gpt2", "512")
-    files = {}
-    for name in ("rows", "all_rows"):
-        with open(ROOT / f"results/two_party/{name}.csv", encoding="utf-8", newline="") as file:
-            files[name] = [row for row in csv.DictReader(file) if row["program"] == "as_written"]
-    lines = re.findall(
-        r"(?m)^\| ([4-7]) \| (\S+) \| [\d.]+ \|.*\| ([\d.]+) \|$", (ROOT / "docs/forensics.md").read_text("utf-8")
-    )
-    assert len(lines) == 27
-    for table, architecture, gigabytes in lines:
-        name, model, context = where[table]
-        (row,) = [
-            r for r in files[name] if (r["architecture"], r["model"], r["context"]) == (architecture, model, context)
-        ]
-        assert gigabytes == f"{float(row['bytes']) / 1e9:.2f}", (table, architecture)
 
 
 def test_the_least_norm_of_relu_is_that_of_the_sweep():

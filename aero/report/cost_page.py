@@ -129,7 +129,7 @@ def _parts_of(results: Results, place: str, costs: dict[str, dict[str, Cost]]) -
     caption = (
         f"<b>Where the bytes go, {place}.</b> The final LayerNorm is the one that every variant keeps after its "
         "last block and that the papers do not count. Seconds are of computing, without a network; messages and rounds "
-        f"mostly without refills of the stock of oblivious transfers. {measured}"
+        f"mostly without refills of the stock of oblivious transfers. {measured} {slower_day(results)}"
     )
     widths = (0.15, 0.09, 0.07, 0.1, 0.1, 0.1, 0.07, 0.07, 0.09, 0.08, 0.08)
     return grid(heads, rows, caption, "parts" if which == "4" else f"parts-{which}", widths, "dense")

@@ -180,7 +180,7 @@ def table_held_out(root: Path) -> Html:
     )
     heads = ["configuration", "scale", "T", "tuned, same top token", "error", "SPU’s products, same top token"]
     heads += ["error", "as written, same top token", "error", "as published, same top token", "error", "target"]
-    widths = (0.16, 0.07, 0.04, 0.11, 0.07, 0.12, 0.07, 0.1, 0.07, 0.1, 0.07, 0.07)
+    widths = (0.15, 0.06, 0.03, 0.1, 0.065, 0.11, 0.065, 0.09, 0.065, 0.09, 0.065, 0.1)
     return Html(grid(heads, rows, caption, "held-out", widths, "dense"))
 
 

@@ -175,12 +175,12 @@ def squarings_task(party, values):
 
 
 def test_exponentials_of_two_processes_by_five_squarings_and_their_limit():
-    """|x|^3 e^x / 6144 is 2.2e-4 at most and x^2 e^x / 512 is 1.1e-3; truncations add to either."""
+    """Off by |x|^3 e^x / 6144, 2.2e-4 at most, and x^2 e^x / 512, 1.1e-3; truncations add units, times 2^5 or 2^8."""
     values = np.linspace(-100.0, 0.0, 4096).astype(np.float32)
     (spent, found), (spent_there, _) = run_parties(squarings_task, values, None, Settings())
     inside = values > -1.5 * 2.0**SQUARINGS
     off = {name: np.abs(result - np.exp(values)) for name, result in found.items()}
-    assert off["by_five"][inside].max() < 4e-4 < 1e-3 < off["by_eight"].max() < 2e-3
+    assert off["by_five"][inside].max() < 6e-4 < 1e-3 < off["by_eight"].max() < 4e-3
     # It turns round at -2^5, is 0 there, and above 1 beyond -2^6: what `fixed_point` looks for.
     assert off["by_five"][values < -(2.0 ** (SQUARINGS + 1)) - 4].min() > 1
     five, eight = spent["by_five"], spent["by_eight"]

@@ -45,7 +45,26 @@ def fitted_how_sure() -> Iterator[float]:
     yield from (fitted[op, "512x768,768x1024"] for op in ("linear_shared", "vocabulary_slice_shared"))
 
 
+def fitted_errors() -> Iterator[float]:
+    """Of three rows, tuned on 200 held-out prompts and then as published on the first 20 of them."""
+    lines = [line for line in two_party_file("savings_errors.csv") if line["tokens"] == "24"]
+    found = {(line["program"], line["architecture"]): line for line in lines}
+    assert {line["scale"] for line in lines} == {"laptop"}
+    rows = ("SM+ScFuFFN", "SM+LN+G", "SM+LN+R")
+    for program, prompts in (("tuned", "200"), ("as_published", "20")):
+        for line in (found[program, row] for row in rows):
+            assert line["prompts"] == line["same_top_token"] == prompts
+            yield float(line["max_logit_error"])
+    weights = [{json.loads(found[p, row]["provenance"])["weights"] for p in ("tuned", "as_published")} for row in rows]
+    assert [len(one) for one in weights] == [1, 1, 1]
+
+
 CASES = {
+    "two parties, best fit, errors": (
+        rf"of the trainings that `tuned` was asked of \({N}, {N} and {N} on 200\): SM\+ScFuFFN {N}, SM\+LN\+G {N}, "
+        rf"SM\+LN\+R {N}, PyTorch's top token every time\.",
+        fitted_errors,
+    ),
     "two parties, best fit": (
         rf"over all {N} rows of Tables 4 to 7: {N} to {N} of the printed bytes .*? Of AERO's {N} rows "
         rf"`tuned-lattice_products` takes {N} to {N} of its bytes and {N} to {N} of its seconds, .*? it takes {N} to "

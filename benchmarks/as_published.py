@@ -5,8 +5,8 @@
 The rows of Tables 4 to 7 at their own sizes, those of He & Hofmann in "as_published" alone. Every operation of the
 programs is measured by the same command, three times at T=128 and once beyond: seconds are compared with
 each other, so they must not be of different days. It writes results/two_party/fitted_ops.csv and fitted_rows.csv after
-every few operations and goes on where it was killed. Rounds are those of ops.csv and all_ops.csv beside them where the
-operation is the same, and measured where there are none. About an hour and a half on 2 cores.
+every few operations and goes on where it was killed. Rounds are those of ops.csv, all_ops.csv and fitted_ops.csv where
+the operation is the same, and measured where there are none. About an hour and a half on 2 cores.
 
 --figure15: the rows of Figure 15, as published and as written, into fitted_figure15_ops.csv and _rows.csv. Ten minutes.
 """

@@ -17,6 +17,7 @@ from aero.report.costs import (
     FITTED,
     FULL_PASSES,
     GB,
+    KEYS,
     PARTS,
     cost_files,
     costs_by_kind,
@@ -151,7 +152,8 @@ def table_kinds(results: Results) -> Html:
         for name, programs in costs.items():
             for program, cost in programs.items():
                 own = program == AS_PUBLISHED  # its line came with the cost, from a file of its own
-                if line := cost.more if own else lines.get((name, cost.model, str(cost.context), program)):
+                key = name, cost.model, str(cost.context), program
+                if line := {**cost.more, **dict(zip(KEYS, key, strict=True))} if own else lines.get(key):
                     start, source = [place, row_label(name), f"<code>{program}</code>"], cost.path if own else path
                     operations = source.replace("rows", "ops")
                     if operations not in measured:

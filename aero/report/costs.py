@@ -16,7 +16,7 @@ from aero.architecture import parse
 from aero.families import FAMILIES
 from aero.flops import Count, Sizes, count
 from aero.published import Paper, Table, load
-from aero.report.results import Cost, Results
+from aero.report.results import Cost, Results, read_costs
 from aero.two_party.counts import counts, published_sizes
 from aero.two_party.network import Network, implied_bandwidth_mbit, lower_bound_seconds, wire_bytes
 from aero.two_party.savings import AS_PUBLISHED
@@ -117,15 +117,15 @@ def row_family(results: Results, table: Table, row: str) -> str:
 
 
 LinesByRow = dict[tuple[str, str, str, str], dict[str, str]]
-"""Lines of a file of rows by architecture, model, context and program."""
+KEYS = ("architecture", "model", "context", "program")
+"""What tells a line of a file of rows from the others."""
 
 
 def lines_by_row(path: Path) -> LinesByRow:
     """Those lines of a file with the columns of all_rows.csv that are told by kind of operation; OSError without it."""
     with path.open(encoding="utf-8", newline="") as file:
         lines = [line for line in csv.DictReader(file) if line.get("bytes_by_kind")]
-    keys = ("architecture", "model", "context", "program")
-    return {tuple(line[key] for key in keys): line for line in lines}
+    return {tuple(line[key] for key in KEYS): line for line in lines}
 
 
 FITTED = Path("results/two_party/fitted_rows.csv")
@@ -138,35 +138,12 @@ def fitted_cost(
 ) -> Cost | None:
     """The cost of "as_published", the best fit of the printed bytes as a program, or of another `program` measured with
     it; None if it was not measured."""
+    wanted = architecture, family, context, program
     for path in (FITTED, FITTED_FIGURE_15):
-        try:
-            line = lines_by_row(results.root / path)[architecture, family, str(context), program]
-            amounts = {key: float(line.get(key) or "nan") for key in _AMOUNTS}
-        except (OSError, ValueError, KeyError, csv.Error):
-            continue
-        if not 0 < amounts["bytes"] < math.inf:
-            continue
-        known = {name: value if 0 < value < math.inf else None for name, value in amounts.items()}
-        return Cost(
-            architecture=architecture,
-            model=family,
-            context=context,
-            program=program,
-            bytes=amounts["bytes"],
-            messages=known["messages"],
-            rounds=known["rounds"],
-            seconds=known["seconds"],
-            latency_wan=known["latency_wan_s"],
-            latency_lan=known["latency_lan_s"],
-            method="composed",
-            max_logit_error=None,
-            path=path.as_posix(),
-            more=line,
-        )
+        for cost in read_costs(results.root / path, results.root, []):
+            if (cost.architecture, cost.model, cost.context, cost.program) == wanted and cost.bytes:
+                return cost
     return None
-
-
-_AMOUNTS = ("bytes", "messages", "rounds", "seconds", "latency_wan_s", "latency_lan_s")
 
 
 def published_cost(results: Results, table: Table, row: str, program: str = AS_PUBLISHED) -> Cost | None:

@@ -302,7 +302,7 @@ def load(root: Path | str | None = None, scale: str | None = None) -> Results:
     by_file: dict[str, tuple[dict[str, str], ...]] = {}
     for folder in (root / "results" / "two_party", root / "runs" / "two_party"):
         for name in ("all_rows.csv", "rows.csv"):
-            for cost in _read_costs(folder / name, root, problems):
+            for cost in read_costs(folder / name, root, problems):
                 costs[cost.architecture, cost.model, str(cost.context), cost.program] = cost
         for name in ("all_ops.csv", "ops.csv"):
             by_file[(folder / name).relative_to(root).as_posix()] = found_there = tuple(
@@ -454,7 +454,8 @@ def _read_entropy(path: Path, root: Path, problems: list[str], metrics: Mapping[
         return None
 
 
-def _read_costs(path: Path, root: Path, problems: list[str]) -> tuple[Cost, ...]:
+def read_costs(path: Path, root: Path, problems: list[str]) -> tuple[Cost, ...]:
+    """The costs of a file of rows; what cannot be read is added to `problems`."""
     known = (
         "architecture",
         "model",

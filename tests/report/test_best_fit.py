@@ -32,7 +32,7 @@ def write(folder: Path, amounts: dict[str, dict[str, float]], baseline: float | 
     kinds = {"as_published": '{"id_lookup": 300.0, "linear_shared": 600.0}', "as_written": '{"embedding_slice": 100.0}'}
     frame["seconds_by_kind"] = [kinds.get(program, "{}") for program in frame["program"]]
     frame["bytes_by_kind"] = "{}"
-    frame = frame.assign(architecture="SM+ScFuFFN", model="gpt2", context=128)
+    frame = frame.assign(architecture="SM+ScFuFFN", model="gpt2", context=128, method="composed")
     frame["latency_wan_s"] = pd.to_numeric(frame["seconds"], errors="coerce") * 1.5
     frame["latency_lan_s"] = float("nan")
     if baseline is not None:

@@ -21,7 +21,7 @@ from aero.two_party.counts import counts, published_sizes
 from aero.two_party.operations import Operation
 from aero.two_party.program import operations
 from aero.two_party.settings import TwoPartyError
-from stages.two_party_all import PrintedRow, batches, main, printed_rows, signature, wanted
+from stages.two_party_all import PrintedRow, batches, main, measure_rows, printed_rows, signature, wanted
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = ("sm-scfuffn", "sm-scfuffn-18l", "sm")
@@ -79,6 +79,42 @@ def test_rows_are_measured_and_an_interrupted_measurement_goes_on(project, monke
     renewed = {key for key in measured if now[key].provenance != measured[key].provenance}
     assert set(now) == set(measured) and renewed == {lost, other}
     assert now[lost].bytes == pytest.approx(measured[lost].bytes, rel=1e-3)  # ciphertexts are sent compressed
+
+
+def test_an_operation_that_lacks_its_rounds_alone_is_not_run_again(project, monkeypatch, tmp_path):
+    def measured(wanted, model, context, variant, settings, runs, rounds):
+        return [
+            made_costs.made(operation.name, operation.shape, variant=variant, rounds=rounds[operation])
+            for operation in wanted
+        ]
+
+    def refuse(*given, **named):
+        raise AssertionError("measured again")
+
+    def kept(folder):
+        return {row.key: row for row in ledger.read(folder / "all_ops.csv", ledger.Measurement)}
+
+    monkeypatch.chdir(project)
+    monkeypatch.setattr("stages.two_party_all.measure", measured)
+    folders = [tmp_path / name for name in ("measured", "taken")]
+    for folder in folders:
+        main(["--folder", str(folder), "--no-rounds"])
+    monkeypatch.setattr("stages.two_party_all.measure", refuse)
+    monkeypatch.setattr("stages.two_party_all.measure_rounds", lambda wanted, *_: dict.fromkeys(wanted, 5.0))
+    before = kept(folders[0])
+    main(["--folder", str(folders[0])])
+    assert {row.rounds for row in kept(folders[0]).values()} == {5.0}
+    assert {key: vars(row) | {"rounds": 0} for key, row in kept(folders[0]).items()} == {
+        key: vars(row) | {"rounds": 0} for key, row in before.items()
+    }
+
+    # Those of another file, of the same computations, need no session at all.
+    monkeypatch.setattr("stages.two_party_all.measure_rounds", refuse)
+    parameters = load(project / "params.yaml")
+    files = [folders[1] / f"all_{what}.csv" for what in ("ops", "rows")]
+    taken = {"rounds": True, "rounds_from": [folders[0] / "all_ops.csv"]}
+    measure_rows(parameters, printed_rows(parameters), parameters.two_party.programs, *files, None, **taken)
+    assert {row.rounds for row in kept(folders[1]).values()} == {5.0}
 
 
 def test_an_operation_that_fails_stops_no_other(project, monkeypatch, tmp_path, capsys):

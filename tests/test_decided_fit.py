@@ -46,7 +46,7 @@ def fitted_how_sure() -> Iterator[float]:
 
 
 def fitted_errors() -> Iterator[float]:
-    """Of three rows, tuned on 200 held-out prompts and then as published on the first 20 of them."""
+    """Of three rows, tuned on 200 held-out prompts and then as published on an evenly spaced 20 of them."""
     lines = [line for line in two_party_file("savings_errors.csv") if line["tokens"] == "24"]
     found = {(line["program"], line["architecture"]): line for line in lines}
     assert {line["scale"] for line in lines} == {"laptop"}
@@ -55,6 +55,10 @@ def fitted_errors() -> Iterator[float]:
         for line in (found[program, row] for row in rows):
             assert line["prompts"] == line["same_top_token"] == prompts
             yield float(line["max_logit_error"])
+    ereg = "EReg(SM(t)+ScFuFFN)"
+    line = found["as_published", ereg]
+    yield from (float(line["prompts"]), float(line["max_logit_error"]))
+    yield from (float(found["tuned", ereg]["max_logit_error"]), float(line["same_top_token"]))
     weights = [{json.loads(found[p, row]["provenance"])["weights"] for p in ("tuned", "as_published")} for row in rows]
     assert [len(one) for one in weights] == [1, 1, 1]
 
@@ -62,7 +66,9 @@ def fitted_errors() -> Iterator[float]:
 CASES = {
     "two parties, best fit, errors": (
         rf"of the trainings that `tuned` was asked of \({N}, {N} and {N} on 200\): SM\+ScFuFFN {N}, SM\+LN\+G {N}, "
-        rf"SM\+LN\+R {N}, PyTorch's top token every time\.",
+        rf"SM\+LN\+R {N}, PyTorch's top token every time\. EReg\(SM\(t\)\+ScFuFFN\) was asked {N} so: {N} "
+        rf"\(tuned {N}\), the top token {N} "
+        rf"times",
         fitted_errors,
     ),
     "two parties, best fit": (

@@ -240,7 +240,7 @@ def logit_errors(row: str) -> dict[str, float]:
 
 
 def held_out(row: str) -> Iterator[float]:
-    """Prompts, same top tokens and error of a row with SPU's products; the same of as_written, on the first ones."""
+    """Prompts, same top tokens and error of a row with SPU's products; the same of as_written, on some of them."""
     lines = {
         line["program"]: line
         for line in two_party_file("savings_errors.csv")
@@ -358,13 +358,14 @@ CASES = {
     ),
     "two parties, held-out prompts": (
         rf"On {N} held-out prompts of 24 tokens SM\+ScFuFFN `tuned-lattice_products` has PyTorch's top token {N} "
-        rf"times and an error of {N} at most; `as_written` has it on the first {N} of them {N} times, with an error "
-        rf"of {N}",
+        rf"times and an error of {N} at most; `as_written` has it on an evenly spaced {N} of them {N} times, with an "
+        rf"error of {N}",
         lambda: list(held_out("SM+ScFuFFN")),
     ),
     "two parties, held-out prompts of the baselines": (
-        rf"SM\+LN\+G so was asked {N} and has it {N} times, with an error of {N} at most \(as written on the "
-        rf"first {N}: {N} times, {N}\), SM\+LN\+R {N}, {N} times, {N} \(on the first {N}: {N} times, {N}\)\.",
+        rf"SM\+LN\+G so was asked {N} and has it {N} times, with an error of {N} at most \(as written on an "
+        rf"evenly spaced {N}: {N} times, {N}\), SM\+LN\+R {N}, {N} times, {N} "
+        rf"\(on an evenly spaced {N}: {N} times, {N}\)\.",
         lambda: [*held_out("SM+LN+G"), *held_out("SM+LN+R")],
     ),
     "two parties, costs at other contexts": (

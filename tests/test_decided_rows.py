@@ -39,7 +39,7 @@ def test_the_peak_of_tokenising_is_that_of_its_file() -> None:
 def test_a_row_with_temperatures_was_asked_as_many_prompts_as_the_others() -> None:
     found = stated(
         rf"EReg\(SM\(t\)\+ScFuFFN\) so was asked {N} and has it {N} times, with an error of {N} at most "
-        rf"\(as written on the first {N}: {N} times, {N}\)"
+        rf"\(as written on an evenly spaced {N}: {N} times, {N}\)"
     )
     assert found == told(list(held_out("EReg(SM(t)+ScFuFFN)")), found)
 

@@ -39,14 +39,14 @@ def test_what_is_kept_is_what_the_issue_of_private_inference_asks():
     for row, program in [*passes, ("SM+ScFuFFN", "tuned")]:
         asked, published = lines[row, program, "24"], lines[row, "as_written", "24"]
         assert int(asked["prompts"]) >= 200 and asked["same_top_token"] == asked["prompts"]
-        # As written on the first of the same prompts.
+        # As written on some of the same prompts.
         assert int(published["prompts"]) == 20 and published["same_top_token"] == "20"
         assert float(asked["max_logit_error"]) < float(published["max_logit_error"])
-    assert {row for row, program, tokens in lines if (program, tokens) == ("as_published", "24")} >= {"SM+ScFuFFN"}
+    # As published too, the row with temperatures on fewer of them.
     for row, _ in passes:
-        if fit := lines.get((row, "as_published", "24")):
-            assert int(fit["prompts"]) == 20 and fit["same_top_token"] == "20"
-            assert float(lines[row, "tuned", "24"]["max_logit_error"]) < float(fit["max_logit_error"])
+        fit = lines[row, "as_published", "24"]
+        assert int(fit["prompts"]) == (5 if row.startswith("EReg") else 20) and fit["same_top_token"] == fit["prompts"]
+        assert float(lines[row, "tuned", "24"]["max_logit_error"]) < float(fit["max_logit_error"])
 
 
 def test_both_directions_stand_side_by_side_and_gaps_are_seen(tmp_path):

@@ -175,7 +175,8 @@ def table_held_out(root: Path) -> Html:
         "error no larger than as published and as written. Complete private passes of models trained here; the largest "
         "difference of a logit. These two answer some of the same prompts, evenly spaced, as many as are said: the "
         "largest error of few is smaller than that of many, so the comparison favours them. Rows that are not listed "
-        "were not asked; the models are of the scale named, not of the papers' width. The verdict is first that of <code>tuned</code>, "
+        "were not asked; the models are of the scale named, not of the papers' width. The verdict is first that of "
+        "<code>tuned</code>, "
         f"then that of <code>{WITHIN}</code>, which keeps SPU’s products.{_other_weights(lines)}"
     )
     heads = ["configuration", "scale", "T", "tuned, same top token", "error", "SPU’s products, same top token"]

@@ -13,6 +13,7 @@ from aero.two_party.profile import Operation, check_pair, parse
 
 HERE = Path(__file__).parent
 RELU = (HERE / "spu_0.9.5_client.txt").read_text()
+RELU_SERVER = (HERE / "spu_0.9.5_server.txt").read_text()
 PRODUCT = (HERE / "spu_0.9.5_client_product.txt").read_text()
 
 
@@ -33,7 +34,7 @@ def test_lines_of_other_parts_of_spu_are_passed_over():
 
 
 def test_what_one_sends_the_other_receives():
-    server = parse((HERE / "spu_0.9.5_server.txt").read_text())
+    server = parse(RELU_SERVER)
     check_pair(parse(RELU), server)
     with pytest.raises(ValueError, match="client sent 12229000 bytes but the other party received 7593984"):
         check_pair(parse(PRODUCT), server)
@@ -107,7 +108,9 @@ def test_hal_operations_that_do_not_account_for_all_are_left_out_and_too_many_ar
         parse(RELU.replace(line, line.replace("send bytes 798720", "send bytes 798721")))
 
 
-SAMPLES = [path.read_text() for path in sorted(HERE.glob("spu_0.9.5_*.txt"))]
+SAMPLED = sorted(HERE.glob("spu_0.9.5_*.txt"))
+SAMPLES = [path.read_text() for path in SAMPLED]
+NAMES = [path.stem.removeprefix("spu_0.9.5_") for path in SAMPLED]
 
 
 def numbers(text: str) -> tuple | None:
@@ -196,11 +199,19 @@ def test_another_unit_or_format_of_any_number_ends_in_an_error_or_the_same_numbe
     assert_same_or_error(text[:start] + unit + text[start:], text)
 
 
-@settings(deadline=None)
-@given(st.sampled_from(SAMPLES), st.sampled_from(SAMPLES), st.data())
-def test_two_runs_spliced_anywhere_are_an_error_or_one_of_them(text, other, data):
+@pytest.mark.parametrize("other", SAMPLES, ids=NAMES)
+@pytest.mark.parametrize("text", SAMPLES, ids=NAMES)
+def test_two_runs_spliced_anywhere_are_an_error_or_one_of_them(text, other):
+    """Every splice of every two samples. One alone goes unnoticed: the server's line of the execution before the rest
+    of what the client logged of the same run, 30 ms later. Bytes and messages are then the client's, and the seconds
+    of the whole the server's; nothing in SPU's lines says which party printed them.
+    """
     lines, more = text.splitlines(keepends=True), other.splitlines(keepends=True)
-    spliced = lines[: data.draw(st.integers(0, len(lines)))] + more[data.draw(st.integers(0, len(more))) :]
-    found = numbers("".join(spliced))
-    if found is not None:
-        assert found[:5] in (numbers(text)[:5], numbers(other)[:5])
+    known, unnoticed = (numbers(text)[:5], numbers(other)[:5]), []
+    for end in range(len(lines) + 1):
+        for start in range(len(more) + 1):
+            found = numbers("".join(lines[:end] + more[start:]))
+            if found is not None and found[:5] not in known:
+                unnoticed.append((end, start, found[:5]))
+    of_one_run = (text, other) == (RELU_SERVER, RELU)
+    assert unnoticed == ([(1, 1, (*numbers(RELU)[:4], numbers(RELU_SERVER)[4]))] if of_one_run else [])

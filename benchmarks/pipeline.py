@@ -1,13 +1,15 @@
 """The pipeline itself: how long it takes to find nothing to do, what a change touches, what a second job gains.
 
     python -m benchmarks.pipeline [--scale smoke] [--runs N]
+    python -m benchmarks.pipeline --change         # only what a change touches, into the file that is there
 
 In a clone of this repository's last commit, with DVC's own commands. Corpora and configurations are made, and the
 default set is trained, one at a time and two at a time, in pairs whose order alternates. All other outputs of dvc.yaml
 are then stood in for by small files that are committed as they are: DVC's work is the same, and nothing else has to be
 computed for it. On that, `dvc repro -s dvc.yaml` (single stages) and `dvc status` have nothing to do. Then the
 catalogue of further runs is stood in for as well, and plain `dvc repro`, which goes through it because the report
-depends on all of runs/, has nothing to do. Then one run's learning rate is changed, and DVC says what is outdated.
+depends on all of runs/, has nothing to do. Then one run's learning rate is changed, and DVC says what is outdated in
+either file.
 Writes results/bench/pipeline.json.
 """
 
@@ -25,7 +27,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from aero.errors import UserError, run_main
 from aero.pipeline import ROOT
+from aero.training.log import write_text
 from benchmarks import timing
 from benchmarks.timing import ratio, spread
 
@@ -133,14 +137,14 @@ def by_jobs(root: Path, names: Sequence[str], pairs: int) -> dict[int, list[floa
     return seconds
 
 
-def outdated(root: Path) -> list[str]:
-    """Stages that DVC would run, by its own status."""
-    return sorted(json.loads(said(root, "dvc", "status", "--json", FILE) or "{}"))
+def outdated(root: Path, file: str = FILE) -> list[str]:
+    """Stages of a pipeline file that DVC would run, by its own status."""
+    return sorted(json.loads(said(root, "dvc", "status", "--json", file) or "{}"))
 
 
 def touched(root: Path, run: str) -> dict[str, Any]:
     """What a changed learning rate of `run` makes outdated, once its configuration is written anew."""
-    before = outdated(root)
+    before, catalogue_before = outdated(root), outdated(root, CATALOGUE)
     path = root / "params.yaml"
     text, found = re.subn(rf"(\n  {re.escape(run)}: \{{)", r"\1overrides: {learning_rate: 2.0e-3}, ", path.read_text())
     if found != 1:
@@ -148,7 +152,27 @@ def touched(root: Path, run: str) -> dict[str, Any]:
     path.write_text(text)
     at_once = outdated(root)
     said(root, "dvc", "repro", "-q", "-s", "configurations")
-    return {"run": run, "before": before, "at_once": at_once, "then": outdated(root)}
+    catalogue = {"before": catalogue_before, "then": outdated(root, CATALOGUE)}
+    return {"run": run, "before": before, "at_once": at_once, "then": outdated(root), "catalogue": catalogue}
+
+
+def only_the_change(scale: str, target: Path) -> None:
+    """Put what a change touches, measured now, in the place of what `target` says of it."""
+    if not target.is_file():
+        raise UserError(f"{target} does not exist; run python -m benchmarks.pipeline without --change first")
+    values = json.loads(target.read_text(encoding="utf-8"))
+    with tempfile.TemporaryDirectory() as folder:
+        root = clone(Path(folder), scale)
+        for stage in ("tokenize", "tokenize_languini", "configurations"):
+            said(root, "dvc", "repro", "-q", "-s", stage)
+        for file in (FILE, CATALOGUE):
+            stand_in(root, file)
+        for file in (FILE, CATALOGUE):
+            commit_at_once(root, file)
+        change = touched(root, CHANGED)
+    print(f"a change of {CHANGED} touches {', '.join((*change['then'], *change['catalogue']['then']))}", flush=True)
+    values["change"] = change | {"provenance": timing.made_here()}
+    write_text(target, json.dumps(values, indent=1) + "\n")
 
 
 def help_seconds(repeats: int) -> list[float]:
@@ -162,8 +186,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", type=int, help="train the first N of the default set (default: all)")
     parser.add_argument("--pairs", type=int, default=3, help="of one job and of two")
     parser.add_argument("--repeats", type=int, default=5, help="of what takes seconds")
+    parser.add_argument("--change", action="store_true", help="measure only what a change touches")
     parser.add_argument("--folder", type=Path, default=timing.FOLDER)
     chosen = parser.parse_args(arguments)
+    if chosen.change:
+        only_the_change(chosen.scale, chosen.folder / "pipeline.json")
+        return
     helped = help_seconds(chosen.repeats)
     print(f"aero --help: {spread(helped)['median']:.2f} s", flush=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -206,4 +234,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

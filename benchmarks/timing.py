@@ -166,7 +166,11 @@ def middle(found: Mapping[str, Sequence[Measured]], name: str) -> dict[str, floa
 
 def save(name: str, values: Mapping[str, Any], folder: Path = FOLDER) -> None:
     """results/bench/<name>.json with where it was made; replaced at once."""
+    write_text(folder / f"{name}.json", json.dumps({**values, "provenance": made_here()}, indent=1) + "\n")
+
+
+def made_here() -> dict[str, Any]:
+    """Where and when something is measured now."""
     import torch
 
-    made = provenance.provenance(torch=torch.__version__, measured=provenance.now(), load=load())
-    write_text(folder / f"{name}.json", json.dumps({**values, "provenance": made}, indent=1) + "\n")
+    return provenance.provenance(torch=torch.__version__, measured=provenance.now(), load=load())

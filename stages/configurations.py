@@ -13,6 +13,7 @@ import argparse
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,20 @@ def _parts(section: BaseModel, *names: str) -> dict[str, Any]:
     return section.model_dump(mode="json", include=set(names))
 
 
+def _costed(given: Parameters, run: str) -> dict[str, Any]:
+    """What the cost of `run` depends on: its decoder and where it is printed, nothing of its training."""
+    chosen = given.run(run)
+    values = {
+        "architecture": chosen.architecture,
+        "model": chosen.model,
+        "context": given.context(run),
+        "places": [*chosen.rows, *chosen.figures],
+    }
+    if given.active.two_party == "own":  # at the scale's sizes, not the papers'
+        values["config"] = asdict(given.model_config_for(run, given.vocabulary(run)))
+    return values
+
+
 _PROTOCOL = ("programs", "field", "fraction_bits", "mul_lsb_error")
 _SIZES = ("two_party", "model", "tokens")
 SETTINGS: dict[str, Callable[[Parameters], dict[str, Any]]] = {
@@ -85,8 +100,8 @@ SETTINGS: dict[str, Callable[[Parameters], dict[str, Any]]] = {
     },
     "two_party_all": lambda given: {
         "protocol": _parts(given.two_party, *_PROTOCOL, "timeouts", "networks"),
-        "scale": _parts(given.active, *_SIZES, "families", "contexts"),
-        **_parts(given, "families", "regularizer", "corpora", "runs"),
+        "scale": _parts(given.active, "two_party"),
+        "rows": {name: _costed(given, name) for name in given.runs},
     },
     "report": lambda given: _parts(given, *REPORT),
 }

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from aero import catalogue
-from aero.errors import yaml_of
 from aero.parameters import load
 from aero.report import (
     bench,
@@ -271,21 +270,29 @@ def test_a_changed_run_has_a_verdict_of_both_pipeline_files(measured: Results) -
     text = bench_page.table_pipeline(measured).text
     own, catalogue = text[text.index("outdated in dvc.yaml") :].split("and in the catalogue")
     assert "met (only what depends on it)" in own
-    assert "two_party_all" in catalogue and "missed (only what depends on it)" in catalogue
-    assert bench_page._beyond({"run": "sm-r", "then": ["train@sm-r-1337", "train@sm-r-i1-1337", "report"]}) == 1
+    assert gap() in catalogue and "only what depends on it" not in catalogue  # a file from before it was measured
+    assert bench_page._beyond("sm-r", ["train@sm-r-1337", "train@sm-r-i1-1337", "report"]) == 1
+    for then, shown, verdict in (
+        ([], "none", "met"),
+        (["catalogue/dvc.yaml:train_again@sm-r-2"], "train_again (1)", "met"),
+        (["catalogue/dvc.yaml:two_party_all"], "two_party_all (1)", "missed"),
+    ):
+        change = FILES["pipeline"]["change"] | {"catalogue": {"before": [], "then": then}}
+        made = FILES["pipeline"] | {"change": change, "provenance": MADE}
+        (measured.root / "results/bench/pipeline.json").write_text(json.dumps(made))
+        catalogue = bench_page.table_pipeline(measured).text.split("and in the catalogue")[1]
+        assert shown in catalogue and f"{verdict} (only what depends on it)" in catalogue
 
 
-def test_the_catalogues_stages_that_hold_every_run_are_those_that_the_report_names() -> None:
-    """Of its stages' files of settings, those that a changed learning rate of one run changes."""
+def test_a_changed_learning_rate_changes_the_settings_of_the_report_alone() -> None:
+    """Of all that stages take from params.yaml beside a run's own configuration."""
     before = load(ROOT / "params.yaml")
     run = before.runs["sm-r"].model_copy(update={"overrides": {"learning_rate": 2e-3}})
     after = before.model_copy(update={"runs": {**before.runs, "sm-r": run}})
-    stages = yaml_of((ROOT / "catalogue/dvc.yaml").read_text(encoding="utf-8"))["stages"]
-    changed = {name for name, of in SETTINGS.items() if of(before) != of(after)}
-    found = [
-        name for name, stage in stages.items() if any(f"runs/settings/{one}.json" in stage["deps"] for one in changed)
-    ]
-    assert tuple(found) == bench_page.OF_ALL_RUNS
+    assert [name for name, of in SETTINGS.items() if of(before) != of(after)] == ["report"]
+    architecture = before.runs["sm-r"].model_copy(update={"architecture": "SM+G"})
+    after = before.model_copy(update={"runs": {**before.runs, "sm-r": architecture}})
+    assert SETTINGS["two_party_all"](before) != SETTINGS["two_party_all"](after)
 
 
 def test_pairs_of_jobs_and_a_plain_repro_are_shown_where_they_were_measured(measured: Results) -> None:
@@ -293,10 +300,19 @@ def test_pairs_of_jobs_and_a_plain_repro_are_shown_where_they_were_measured(meas
     assert "one pair, the one job first" in old and "missed (5 s)" in old and gap() in old
     more = {"two_jobs_over_one": spread(1.6), "pairs": 3, "plain_repro_seconds": spread(20.0), "further_stages": 588}
     more["idle_repro_with_catalogue_seconds"] = spread(7.0)
+    apart = {"catalogue": {"before": [], "then": []}, "provenance": MADE | {"commit": "abcdef0123"}}
+    more["change"] = FILES["pipeline"]["change"] | apart
     made = FILES["pipeline"] | more | {"provenance": MADE}
     (measured.root / "results/bench/pipeline.json").write_text(json.dumps(made))
     text = bench_page.table_pipeline(measured).text
-    for shown in ("1.60 (1.44–1.76)", "3 pairs", "20.0 (18.0–22.0)", "588 stages too", "7.0 (6.3–7.7)"):
+    for shown in (
+        "1.60 (1.44–1.76)",
+        "3 pairs",
+        "20.0 (18.0–22.0)",
+        "588 stages too",
+        "7.0 (6.3–7.7)",
+        "commit abcdef0123",
+    ):
         assert shown in text, shown
     assert gap() not in text
 

@@ -98,9 +98,10 @@ page.figure_of(
     results,
     overview.figure_savings,
     "What dropping nonlinearities saves",
-    "Communication of one private forward pass, SM+LN+G over the row. SM: softmax, LN: LayerNorm, R: ReLU; Sc, Fu, i: "
-    "feed-forward networks scaled, fused, some of them pruned. A triangle is what is left when the baseline's GELU is "
-    f"the cheap one that private inference knows. {marks.cost_caption(results)}",
+    "Communication of one private forward pass, SM+LN+G over the row, both measured as published (the best fit of the "
+    "printed bytes), as the papers write the networks down, and tuned. SM: softmax, LN: LayerNorm, R: ReLU; Sc, Fu, i: "
+    "feed-forward networks scaled, fused, some of them pruned. A triangle on its base is what is left of the saving as "
+    f"written when the baseline's GELU is the cheap one that private inference knows. {marks.cost_caption(results)}",
     papers=["aero"],
 )
 

@@ -22,7 +22,8 @@ from aero.parameters import TwoPartyParameters
 from aero.published import load
 from aero.report.claims import Judged
 from aero.report.cost_page import full_passes
-from aero.report.costs import GB, PROGRAMS, compared_runs, wire_bytes_of
+from aero.report.costs import GB, compared_runs, fitted_cost, slower_day, wire_bytes_of
+from aero.report.costs import PROGRAMS as COMPOSED_PROGRAMS
 from aero.report.decisions import PUBLISHED_ONLY, VERDICTS
 from aero.report.marks import INTERVAL, Html, cost_caption, gap, grid, number, row_label, scale_text
 from aero.report.results import Results
@@ -32,7 +33,9 @@ from aero.two_party.cost import FILES, Operations, composition_error, measured_o
 from aero.two_party.cost import estimate as estimate_cost
 from aero.two_party.counts import Sizes, are_kept, published_sizes
 from aero.two_party.network import Network
+from aero.two_party.savings import AS_PUBLISHED
 
+PROGRAMS = (AS_PUBLISHED, *COMPOSED_PROGRAMS)
 COMPOSED, ESTIMATED = "composed", "estimated"
 EXTRAPOLATED, MISSING = "extrapolated", "missing"
 BASELINE = "SM+LN+G"
@@ -105,6 +108,7 @@ def data(results: Results, judged: Sequence[Judged], found: Sequence[Row] | None
         "rows": [asdict(row) for row in found],
         "scale": scale_text(results),
         "settings": settings(results),
+        "slower_day": slower_day(results),
         "start": list(START),
         "verdicts": list(VERDICTS),
     }
@@ -195,7 +199,14 @@ def _cost(
     results: Results, architecture: str, family: str, context: int, program: str, operations: Operations | None
 ) -> PassCost:
     """The row's own cost where it was composed; else what its measured operations say."""
-    cost = results.cost(architecture, program, context, family)
+    if program == AS_PUBLISHED:
+        cost = fitted_cost(results, architecture, family, context)
+        if cost is None:
+            return PassCost(
+                MISSING, why="as published, the rows of AERO's Tables 4 to 7 and Figure 15 were measured alone"
+            )
+    else:
+        cost = results.cost(architecture, program, context, family)
     if cost is not None:
         return PassCost(
             how=COMPOSED,
@@ -333,11 +344,11 @@ def _static_table(results: Results, found: Sequence[Row]) -> str:
         if row.setting != first or not (row.perplexity["source"] or _known(row.costs.values())):
             continue
         line = [row_label(row.label), _perplexity_cell(results, row)]
-        for program in PROGRAMS:
+        for program in COMPOSED_PROGRAMS:
             line += _cost_cells(row.costs[program], wan)
         lines.append(line)
     heads = ["configuration", "PPL over SM+LN+G, %"]
-    for program in PROGRAMS:
+    for program in COMPOSED_PROGRAMS:
         heads += [f"{program.replace('_', ' ')}, GB", "messages", "WAN, min"]
     caption = (
         f"<b>Rows side by side</b>: {escape(names[first])}. Perplexity: {escape(scale_text(results))}; brackets: "

@@ -70,6 +70,25 @@ def test_costs_of_a_row_are_those_of_its_file(full: Results) -> None:
     assert explorer.latency_minutes(cost, Network(50, 160)) == pytest.approx((765 + 1224 + 480) / 60, rel=1e-4)
 
 
+def test_as_published_is_what_was_measured_of_the_printed_rows(kept: Results) -> None:
+    """Of GPT-2 with 12 layers and T=128 the rows of Table 4; what the print stands beside."""
+    files = csv.DictReader((made_results.PROJECT / "results/two_party/fitted_rows.csv").open(encoding="utf-8"))
+    bytes_of = {
+        line["architecture"]: float(line["bytes"])
+        for line in files
+        if (line["model"], line["context"], line["program"]) == ("gpt2", "128", "as_published")
+    }
+    found = {"with": 0, "without": 0}
+    for one in explorer.rows(kept):
+        if one.setting == "gpt2/128/1":
+            cost, architecture = one.costs["as_published"], kept.parameters["runs"][one.run]["architecture"]
+            assert cost.bytes == bytes_of.get(architecture)
+            assert (cost.how == "missing") == (architecture not in bytes_of)
+            found["with" if cost.bytes else "without"] += 1
+            assert cost.bytes is None or explorer.latency_minutes(cost, Network(100, 80)) > 0
+    assert min(found.values()) > 5
+
+
 def test_latencies_of_other_networks_are_not_taken_apart(tmp_path: Path) -> None:
     root = made_results.project(tmp_path, runs=("sm-ln-g",))
     change(root / "results/two_party/rows.csv", latency_lan_s="5000.0")
@@ -243,7 +262,8 @@ def test_the_table_shows_what_the_files_say(fresh: chromium.Page, kept: Results)
     wan = Network(**kept.parameters["two_party"]["networks"]["wan"])
     shown = fresh.run(SHOWN)
     lines = fresh.texts(".explorer-live .scroll:not(.claim-list) tbody tr")
-    assert len(shown) == len(lines) == 8
+    assert len(shown) == len(lines) == 12
+    assert [program for _, program in shown[:3]] == ["as_published", "as_written", "tuned"]
     base = rows[shown[0][0]]
     for (run, program), line in zip(shown, lines, strict=True):
         cost = rows[run].costs[program]
@@ -253,14 +273,16 @@ def test_the_table_shows_what_the_files_say(fresh: chromium.Page, kept: Results)
         about = rows[run].perplexity
         expected = "baseline" if run == "sm-ln-g" else f"{about['increase']:+.1f} % [{about['low']:+.1f}, "
         assert expected in line
-    assert "25.32 GB published" in lines[0] and "8.21 min published" in lines[0] and "published" not in lines[1][20:]
+    assert "25.32 GB published" in lines[0] and "8.21 min published" in lines[0]
+    assert not any("published" in line for line in lines[1:3])
+    assert "a day with a slower machine" in fresh.texts(".explorer-live")[0]
     titles = fresh.run("[...document.querySelectorAll('.explorer-live .num')].map((one) => one.title)")
     assert all(re.match(r"(published|measured at [^:]+): \S", title) for title in titles) and len(titles) > 100
 
 
 @in_browser
 def test_a_network_of_ones_own(fresh: chromium.Page, kept: Results) -> None:
-    cost = row(kept, "sm-ln-g").costs["as_written"]
+    cost = row(kept, "sm-ln-g").costs["as_published"]
     fresh.write("#explorer-bandwidth", "250")
     fresh.write("#explorer-rtt", "12.5")
     assert fresh.run("document.querySelector('#explorer-network').value") == "own"
@@ -281,6 +303,8 @@ def test_a_network_of_ones_own(fresh: chromium.Page, kept: Results) -> None:
 @in_browser
 def test_rows_programs_and_the_one_they_are_compared_with(fresh: chromium.Page, kept: Results) -> None:
     fresh.click("fieldset input[value=as_written]")
+    assert {program for _, program in fresh.run(SHOWN)} == {"as_published", "tuned"}
+    fresh.click("fieldset input[value=as_published]")
     assert {program for _, program in fresh.run(SHOWN)} == {"tuned"}
     fresh.write("#explorer-filter", "scfuffni_6")
     assert fresh.texts(".explorer-live .rows label") == ["SM+ScFuFFNi_6", "EReg(SM(t)+ScFuFFNi_6)"]
@@ -370,7 +394,7 @@ def test_a_keyboard_is_enough(fresh: chromium.Page) -> None:
     before = fresh.run(SHOWN)
     fresh.run("document.querySelector('.explorer-live .rows input').focus()")
     fresh.key(" ", 32, " ")
-    assert len(fresh.run(SHOWN)) == len(before) - 2
+    assert len(fresh.run(SHOWN)) == len(before) - 3
     fresh.run("document.querySelector('.sort').focus()")
     fresh.key("Enter", 13, "\r")
     assert fresh.run("document.querySelector('.explorer-live th').getAttribute('aria-sort')") == "ascending"

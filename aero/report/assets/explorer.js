@@ -14,7 +14,7 @@
     paper_dimensions: "measured at the papers’ dimensions",
     smaller_scale: "measured at a smaller scale",
   };
-  const NAMES = { as_written: "as written", tuned: "tuned" };
+  const NAMES = { as_published: "as published", as_written: "as written", tuned: "tuned" };
 
   // Seconds of a pass on a network, in parts, as aero.two_party.network adds them up; null where something is not known.
   function latency(cost, network) {
@@ -189,9 +189,12 @@
 
   const aside = (...text) => element("span", { class: "where aside" }, ...text);
 
+  // The print stands beside the best fit of it, or where that was not measured beside the network as written.
   function printed(line, key, unit) {
     const value = line.row.published[key];
-    if (value === undefined || value === null || line.program !== "as_written") return null;
+    const fit = line.row.costs.as_published;
+    const beside = fit && isKnown(fit, false) ? "as_published" : "as_written";
+    if (value === undefined || value === null || line.program !== beside) return null;
     return aside(figure(value.toFixed(2), "published", line.row.published.place, "aero/published/aero.yaml"), ` ${unit} published`);
   }
 
@@ -358,7 +361,7 @@
       element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Rows side by side" }, compared.table),
       element("p", { class: "where" }, "Perplexity against the SM+LN+G of the same model and context, trained alike, " +
         `${data.scale}. Latency is computing + bytes that cost time / bandwidth + rounds × RTT; costs include one set-up.` +
-        composed)];
+        composed + (data.slower_day ? ` ${data.slower_day}` : ""))];
   }
 
   // The claims -------------------------------------------------------------------------------------------------------

@@ -39,12 +39,18 @@ TEMPLATE = """<!DOCTYPE html>
 
 
 def template() -> str:
-    """DVC's page with Vega, Vega-Lite and Vega-Embed in it; UserError if the package that has them is not installed."""
+    """DVC's page with Vega, Vega-Lite and Vega-Embed in it; UserError if the package that has them is not installed, or
+    cannot be loaded: it is a library of 100 MB, for which a process that has loaded others may have no room left."""
     try:
         import vl_convert
-    except ImportError:
+    except ModuleNotFoundError:
         raise UserError(
             "vl-convert-python is not installed, which brings Vega; make install, or pip install it"
+        ) from None
+    except ImportError as error:
+        raise UserError(
+            f"vl-convert-python, which brings Vega, cannot be loaded: {' '.join(str(error).split())}; run python -m"
+            " aero.report.offline_plots by itself, or install the package again"
         ) from None
     return TEMPLATE % vl_convert.javascript_bundle(vl_version=VEGA_LITE)
 

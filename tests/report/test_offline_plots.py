@@ -42,7 +42,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     plots = {"plots": [{"training": curves | {"template": "by_file"}}, {"absent/log.csv": {"x": "step"}}]}
     (folder / "dvc.yaml").write_text(yaml.safe_dump(plots), encoding="utf-8")
     (folder / "params.yaml").write_text("{}\n", encoding="utf-8")
-    assert offline_plots.install(folder) == folder / ".dvc/plots.html"
+    # As `make install` does it, in a process of its own: one that has run other tests may not be able to load Vega.
+    command = [sys.executable, "-m", "aero.report.offline_plots"]
+    environment = os.environ | {"PYTHONPATH": str(made_results.PROJECT)}
+    finished = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100)
+    assert finished.stdout == f"{folder / '.dvc/plots.html'}: dvc plots show needs no network now\n", finished.stderr
     return folder
 
 
@@ -78,3 +82,19 @@ def test_dvc_draws_without_a_network(root: Path) -> None:
 def test_outside_a_project_it_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no .dvc folder; run from inside a clone"):
         offline_plots.install(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("raise ImportError('no room\\nfor it')", "cannot be loaded: no room for it; run python -m aero.report"),
+        ("import none_such_module", "vl-convert-python is not installed, which brings Vega; make install"),
+    ],
+)
+def test_a_package_that_cannot_be_loaded_is_one_line_with_the_reason(code, said, tmp_path, monkeypatch) -> None:
+    (tmp_path / "vl_convert.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "vl_convert", raising=False)
+    with pytest.raises(UserError) as told:
+        offline_plots.template()
+    assert said in str(told.value) and "\n" not in str(told.value)

@@ -51,7 +51,9 @@ def near(runs, stream, tolerance=0.01):
             seen = np.frombuffer(stream, dtype, count=(len(stream) - offset) // size, offset=offset)
             with np.errstate(invalid="ignore"):
                 fitting = (np.abs(seen) > least / unit) & (np.abs(seen) < most / unit)
-            together = np.lib.stride_tricks.sliding_window_view(fitting, length).all(1)
+            together = fitting[length - 1 :].copy()  # of the last of `length` neighbours: whether all of them fit
+            for back in range(1, length):
+                together &= fitting[length - 1 - back : -back]
             for place in np.flatnonzero(together):
                 found = seen[place : place + length].astype(np.float64) * unit
                 if (np.abs(runs - found) < tolerance).all(1).any():

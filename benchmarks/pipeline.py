@@ -145,6 +145,8 @@ def outdated(root: Path, file: str = FILE) -> list[str]:
 def touched(root: Path, run: str) -> dict[str, Any]:
     """What a changed learning rate of `run` makes outdated, once its configuration is written anew."""
     before, catalogue_before = outdated(root), outdated(root, CATALOGUE)
+    if before or catalogue_before:
+        raise RuntimeError(f"outdated before any change: {(before + catalogue_before)[:5]}")
     path = root / "params.yaml"
     text, found = re.subn(rf"(\n  {re.escape(run)}: \{{)", r"\1overrides: {learning_rate: 2.0e-3}, ", path.read_text())
     if found != 1:
@@ -171,7 +173,7 @@ def only_the_change(scale: str, target: Path) -> None:
             commit_at_once(root, file)
         change = touched(root, CHANGED)
     print(f"a change of {CHANGED} touches {', '.join((*change['then'], *change['catalogue']['then']))}", flush=True)
-    values["change"] = change | {"provenance": timing.made_here()}
+    values["change"] = change | {"scale": scale, "provenance": timing.made_here()}
     write_text(target, json.dumps(values, indent=1) + "\n")
 
 

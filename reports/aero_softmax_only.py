@@ -101,7 +101,8 @@ page.figure_of(
     "Communication of one private forward pass, SM+LN+G over the row, both measured as published (the best fit of the "
     "printed bytes), as the papers write the networks down, and tuned. SM: softmax, LN: LayerNorm, R: ReLU; Sc, Fu, i: "
     "feed-forward networks scaled, fused, some of them pruned. A triangle on its base is what is left of the saving as "
-    f"written when the baseline's GELU is the cheap one that private inference knows. {marks.cost_caption(results)}",
+    f"written when the baseline's GELU is the cheap one that private inference knows. {marks.cost_caption(results)} As "
+    "published: results/two_party/fitted_rows.csv, of another day and machine.",
     papers=["aero"],
 )
 

@@ -60,17 +60,22 @@ def _parts(section: BaseModel, *names: str) -> dict[str, Any]:
 
 
 def _costed(given: Parameters, run: str) -> dict[str, Any]:
-    """What the cost of `run` depends on: its decoder and where it is printed, nothing of its training."""
+    """What the cost of `run` depends on: its decoder's sizes and where it is printed, nothing of its training."""
     chosen = given.run(run)
     values = {
         "architecture": chosen.architecture,
         "model": chosen.model,
         "context": given.context(run),
-        "places": [*chosen.rows, *chosen.figures],
+        "places": given.costed_places(run),
     }
     if given.active.two_party == "own":  # at the scale's sizes, not the papers'
-        values["config"] = asdict(given.model_config_for(run, given.vocabulary(run)))
+        sizes = asdict(given.model_config_for(run, given.vocabulary(run)))
+        values["config"] = {name: value for name, value in sizes.items() if name not in _FIRST_WEIGHTS}
     return values
+
+
+_FIRST_WEIGHTS = ("init_std", "embedding_std", "temperature_init", "threshold_init")
+"""What a decoder's configuration says of its weights before training."""
 
 
 _PROTOCOL = ("programs", "field", "fraction_bits", "mul_lsb_error")
@@ -101,7 +106,7 @@ SETTINGS: dict[str, Callable[[Parameters], dict[str, Any]]] = {
     "two_party_all": lambda given: {
         "protocol": _parts(given.two_party, *_PROTOCOL, "timeouts", "networks"),
         "scale": _parts(given.active, "two_party"),
-        "rows": {name: _costed(given, name) for name in given.runs},
+        "rows": {name: _costed(given, name) for name in given.runs if given.costed_places(name)},
     },
     "report": lambda given: _parts(given, *REPORT),
 }

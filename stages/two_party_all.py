@@ -37,7 +37,6 @@ from aero.two_party.operations import Operation
 from aero.two_party.program import operations
 from aero.two_party.settings import Settings, TwoPartyError
 
-PLACES = ("aero/table4", "aero/table5", "aero/table6", "aero/table7", "aero/figure15")
 BATCH, BATCH_ELEMENTS = 24, 4_000_000
 """Operations, and array elements in them, of one two-party session: what a kill can lose."""
 
@@ -62,11 +61,10 @@ class PrintedRow:
 
 
 def printed_rows(parameters: Parameters) -> list[PrintedRow]:
-    """The rows of `PLACES`, each once, in the order of params.yaml; at the scale's own sizes if two_party is own."""
+    """The rows that AERO prints costs of, in the order of params.yaml; at the scale's own sizes if two_party is own."""
     found: dict[tuple[str, str, int], PrintedRow] = {}
     for name, run in parameters.runs.items():
-        places = tuple(place for place in (*run.rows, *run.figures) if "/".join(place.split("/")[:2]) in PLACES)
-        if not places:
+        if not (places := parameters.costed_places(name)):
             continue
         architecture, family, context = parse(run.architecture), run.model, parameters.context(name)
         if parameters.active.two_party == "own":

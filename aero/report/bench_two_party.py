@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -118,11 +118,17 @@ def caption_layers(results: Results) -> str:
         f"Complete passes (points) of a model of d={sizes['width']}, T={sizes['context']}, "
         f"V={sizes['vocabulary']} at L={', '.join(map(str, depths))}, over the sum of its operations run alone in the "
         f"same sessions (lines), MB and seconds. Bytes are exact and lie "
-        f"{number(apart['bytes'], 'smaller_scale', source)} from the sum; seconds are of {sizes['passes']} pass each "
-        "on a machine that others used, rough ones, "
-        f"{number(apart['seconds'], 'smaller_scale', source)} from it. Bytes and seconds grow as {orders}. "
+        f"{number(apart['bytes'], 'smaller_scale', source)} from the sum; seconds are of {sizes['passes']} pass each"
+        f"{_loads(points)}, {number(apart['seconds'], 'smaller_scale', source)} from it. "
+        f"Bytes and seconds grow as {orders}. "
         f"{where(found, bench_figures.LAYERS)}"
     )
+
+
+def _loads(points: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> str:
+    """How busy the machine was around each pass, where the file tells; the two parties alone are a load of 2."""
+    loads = [point["load"] for _, point in points if "load" in point]
+    return f", at a load of {min(loads):.1f} to {max(loads):.1f} with the parties’ own" if loads else ""
 
 
 def _once(found: Mapping[str, Any]) -> str:

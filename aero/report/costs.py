@@ -163,21 +163,20 @@ def _times_less(base: Cost | None, own: Cost | None, quantity: str) -> float | N
     return float(getattr(base, quantity) / getattr(own, quantity))
 
 
-def slower_day(results: Results) -> str:
-    """A sentence on the minutes as published, where they are of another session than the others; else empty."""
-    table = load("aero").tables["4"]
-    name = table.rows[0].name
-    that_day, other = (
-        published_cost(results, table, name, "as_written"),
-        row_costs(results, table, name).get("as_written"),
-    )
+def slower_day(results: Results, family: str = "gpt2", context: int = 128) -> str:
+    """A sentence on the minutes as published of a model and context, where they are of another session than the others;
+    else empty."""
+    name = "SM+LN+G"
+    that_day = fitted_cost(results, name, family, context, "as_written")
+    other = results.cost(name, "as_written", context, family)
     if that_day is None or other is None or None in (that_day.latency_wan, other.latency_wan):
         return ""
     commit = json.loads(that_day.more.get("provenance") or "{}").get("commit", "")[:10]
     minutes, faster = (f"{cost.latency_wan / 60:.2f}" for cost in (that_day, other))
+    day = "a day with a slower machine" if that_day.latency_wan > other.latency_wan else "another day"
     return (
-        f"Seconds and minutes as published are of {f'commit {commit} and ' if commit else ''}a day with a slower "
-        f"machine: {name} as written took {minutes} WAN minutes then and not {faster}."
+        f"Seconds and minutes as published are of {f'commit {commit} and ' if commit else ''}{day}: {name} as written "
+        f"took {minutes} WAN minutes then and not {faster}."
     )
 
 

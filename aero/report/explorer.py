@@ -108,7 +108,7 @@ def data(results: Results, judged: Sequence[Judged], found: Sequence[Row] | None
         "rows": [asdict(row) for row in found],
         "scale": scale_text(results),
         "settings": settings(results),
-        "slower_day": slower_day(results),
+        "slower_days": {key: slower_day(results, *_sizes(key)) for key in settings(results)},
         "start": list(START),
         "verdicts": list(VERDICTS),
     }
@@ -157,6 +157,12 @@ def _setting(results: Results, run: Mapping[str, Any]) -> str:
     family = run.get("model", "gpt2")
     context = run.get("context") or (results.parameters.get("families") or {}).get(family, {}).get("context", 128)
     return f"{family}/{context}/{float(run.get('budget', 1)):g}"
+
+
+def _sizes(setting: str) -> tuple[str, int]:
+    """Family and context of a setting."""
+    family, context, _ = setting.split("/")
+    return family, int(context)
 
 
 def _label(run: Mapping[str, Any]) -> str:
@@ -341,7 +347,8 @@ def _static_table(results: Results, found: Sequence[Row]) -> str:
     wan = Network(networks["wan"]["bandwidth_mbit"], networks["wan"]["rtt_ms"]) if "wan" in networks else None
     lines = []
     for row in found:
-        if row.setting != first or not (row.perplexity["source"] or _known(row.costs.values())):
+        costs = [row.costs[program] for program in COMPOSED_PROGRAMS]
+        if row.setting != first or not (row.perplexity["source"] or _known(costs)):
             continue
         line = [row_label(row.label), _perplexity_cell(results, row)]
         for program in COMPOSED_PROGRAMS:

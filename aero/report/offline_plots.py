@@ -43,11 +43,11 @@ def template() -> str:
     cannot be loaded: it is a library of 100 MB, for which a process that has loaded others may have no room left."""
     try:
         import vl_convert
-    except ModuleNotFoundError:
-        raise UserError(
-            "vl-convert-python is not installed, which brings Vega; make install, or pip install it"
-        ) from None
     except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "vl_convert":
+            raise UserError(
+                "vl-convert-python is not installed, which brings Vega; make install, or pip install it"
+            ) from None
         raise UserError(
             f"vl-convert-python, which brings Vega, cannot be loaded: {' '.join(str(error).split())}; run python -m"
             " aero.report.offline_plots by itself, or install the package again"

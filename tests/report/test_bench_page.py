@@ -289,10 +289,16 @@ def test_a_changed_learning_rate_changes_the_settings_of_the_report_alone() -> N
     before = load(ROOT / "params.yaml")
     run = before.runs["sm-r"].model_copy(update={"overrides": {"learning_rate": 2e-3}})
     after = before.model_copy(update={"runs": {**before.runs, "sm-r": run}})
-    assert [name for name, of in SETTINGS.items() if of(before) != of(after)] == ["report"]
-    architecture = before.runs["sm-r"].model_copy(update={"architecture": "SM+G"})
-    after = before.model_copy(update={"runs": {**before.runs, "sm-r": architecture}})
-    assert SETTINGS["two_party_all"](before) != SETTINGS["two_party_all"](after)
+    regularizer = before.regularizer.model_copy(update={"temperature_init": 0.5, "threshold_init": 0.25})
+    first_weights = after.model_copy(update={"regularizer": regularizer})
+    architecture = before.runs["sm-scfuffn"].model_copy(update={"architecture": "SM+G"})
+    other = before.model_copy(update={"runs": {**before.runs, "sm-scfuffn": architecture}})
+    for scale in ("laptop", "smoke"):  # costs at the papers' sizes, and at the scale's own
+        assert before.at_scale(scale).active.two_party == ("own" if scale == "smoke" else "gpt2")
+        one, changed = before.at_scale(scale), after.at_scale(scale)
+        assert [name for name, of in SETTINGS.items() if of(one) != of(changed)] == ["report"]
+        of_costs = SETTINGS["two_party_all"]
+        assert of_costs(one) == of_costs(first_weights.at_scale(scale)) != of_costs(other.at_scale(scale))
 
 
 def test_pairs_of_jobs_and_a_plain_repro_are_shown_where_they_were_measured(measured: Results) -> None:

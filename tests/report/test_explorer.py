@@ -89,6 +89,15 @@ def test_as_published_is_what_was_measured_of_the_printed_rows(kept: Results) ->
     assert min(found.values()) > 5
 
 
+def test_the_slower_day_is_that_of_the_setting(kept: Results) -> None:
+    """SM+LN+G as written in the file of the fit and in the rows', by hand: seconds + transfers + rounds."""
+    days = explorer.data(kept, [])["slower_days"]
+    assert days["gpt2/128/1"].endswith("SM+LN+G as written took 79.01 WAN minutes then and not 49.81.")
+    assert days["gpt2/256/1"].endswith(f"took {8702.6015744 / 60:.2f} WAN minutes then and not 121.78.")
+    assert f"took {7007.8201304 / 60:.2f} WAN minutes then" in days["pythia-70m/256/1"]
+    assert days["pythia-70m/128/1"] == "" and days["gpt2/128/1"][:70] != days["pythia-70m/256/1"][:70]
+
+
 def test_latencies_of_other_networks_are_not_taken_apart(tmp_path: Path) -> None:
     root = made_results.project(tmp_path, runs=("sm-ln-g",))
     change(root / "results/two_party/rows.csv", latency_lan_s="5000.0")
@@ -302,6 +311,11 @@ def test_a_network_of_ones_own(fresh: chromium.Page, kept: Results) -> None:
 
 @in_browser
 def test_rows_programs_and_the_one_they_are_compared_with(fresh: chromium.Page, kept: Results) -> None:
+    assert fresh.texts(".slower")[0].startswith("Seconds and minutes as published are of commit")
+    fresh.click("fieldset input[value=as_published]")
+    lines = fresh.texts(".explorer-live .scroll:not(.claim-list) tbody tr")
+    assert "25.32 GB published" in lines[0] and "8.21 min published" in lines[0] and fresh.texts(".slower") == [""]
+    fresh.click("fieldset input[value=as_published]")
     fresh.click("fieldset input[value=as_written]")
     assert {program for _, program in fresh.run(SHOWN)} == {"as_published", "tuned"}
     fresh.click("fieldset input[value=as_published]")

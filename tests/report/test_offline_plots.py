@@ -88,7 +88,7 @@ def test_outside_a_project_it_is_one_line(tmp_path: Path) -> None:
     ("code", "said"),
     [
         ("raise ImportError('no room\\nfor it')", "cannot be loaded: no room for it; run python -m aero.report"),
-        ("import none_such_module", "vl-convert-python is not installed, which brings Vega; make install"),
+        ("import none_such_module", "cannot be loaded: No module named 'none_such_module'; run python -m aero.report"),
     ],
 )
 def test_a_package_that_cannot_be_loaded_is_one_line_with_the_reason(code, said, tmp_path, monkeypatch) -> None:
@@ -98,3 +98,9 @@ def test_a_package_that_cannot_be_loaded_is_one_line_with_the_reason(code, said,
     with pytest.raises(UserError) as told:
         offline_plots.template()
     assert said in str(told.value) and "\n" not in str(told.value)
+
+
+def test_without_the_package_it_is_one_line(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    with pytest.raises(UserError, match="vl-convert-python is not installed, which brings Vega; make install, or pip"):
+        offline_plots.template()

@@ -189,12 +189,12 @@
 
   const aside = (...text) => element("span", { class: "where aside" }, ...text);
 
-  // The print stands beside the best fit of it, or where that was not measured beside the network as written.
+  // The print stands beside the best fit of it, or where that is not shown or not known beside the network as written.
   function printed(line, key, unit) {
     const value = line.row.published[key];
-    const fit = line.row.costs.as_published;
-    const beside = fit && isKnown(fit, false) ? "as_published" : "as_written";
-    if (value === undefined || value === null || line.program !== beside) return null;
+    const fit = state.programs.has("as_published") ? line.row.costs.as_published : null;
+    const known = fit && isKnown(fit, false) && (key !== "minutes" || latency(fit, network()));
+    if (value === undefined || value === null || line.program !== (known ? "as_published" : "as_written")) return null;
     return aside(figure(value.toFixed(2), "published", line.row.published.place, "aero/published/aero.yaml"), ` ${unit} published`);
   }
 
@@ -257,6 +257,7 @@
   ], "Cost and perplexity of the chosen rows");
 
   const told = element("p", { class: "told", role: "status" });
+  const slower = element("span", { class: "slower" });
   const list = element("div", { class: "rows", role: "group", "aria-label": "Rows" });
   const setting = element("select", { id: "explorer-setting", onchange: () => choose(setting.value) });
   const link = element("select", { id: "explorer-network", onchange: () => chooseNetwork(link.value) });
@@ -323,6 +324,8 @@
     const made = lines();
     longest = Math.max(1e-9, ...made.map((line) => (line.time ? line.time.seconds : 0)));
     compared.show(made);
+    const fits = made.some((line) => line.program === "as_published" && line.time);
+    slower.textContent = fits ? data.slower_days[state.setting] || "" : "";
     const valid = network();
     for (const input of [bandwidth, rtt]) input.setAttribute("aria-invalid", String(!valid));
     if (!valid) told.textContent = "Give a bandwidth above 0 and a round-trip time of 0 or more: without them there is no latency.";
@@ -361,7 +364,7 @@
       element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Rows side by side" }, compared.table),
       element("p", { class: "where" }, "Perplexity against the SM+LN+G of the same model and context, trained alike, " +
         `${data.scale}. Latency is computing + bytes that cost time / bandwidth + rounds × RTT; costs include one set-up.` +
-        composed + (data.slower_day ? ` ${data.slower_day}` : ""))];
+        composed), element("p", { class: "where" }, slower)];
   }
 
   // The claims -------------------------------------------------------------------------------------------------------

@@ -252,10 +252,6 @@ class FamilyParameters(_TrainChanges, _RegularizerChanges):
     corpus: str | None = None
 
 
-COSTED = ("aero/table4", "aero/table5", "aero/table6", "aero/table7", "aero/figure15")
-"""Where AERO prints what private inference costs."""
-
-
 class RunParameters(_RegularizerChanges):
     """One training.
 
@@ -487,11 +483,6 @@ class Parameters(Strict):
     def context(self, run: str) -> int:
         """The paper's context length T of `run`."""
         return self.run(run).context or self.family(run).context
-
-    def costed_places(self, run: str) -> tuple[str, ...]:
-        """Where AERO prints costs of `run`: its rows of `COSTED`."""
-        places = (*self.run(run).rows, *self.run(run).figures)
-        return tuple(place for place in places if "/".join(place.split("/")[:2]) in COSTED)
 
     def corpus_name(self, run: str) -> str | None:
         """The name under `corpora` of what `run` is trained on, None for the section `corpus`."""

@@ -19,6 +19,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from aero.costed import costed_places
 from aero.data.tokens import open_tokens, tokens_folder
 from aero.errors import run_main
 from aero.parameters import Parameters, load
@@ -66,7 +67,7 @@ def _costed(given: Parameters, run: str) -> dict[str, Any]:
         "architecture": chosen.architecture,
         "model": chosen.model,
         "context": given.context(run),
-        "places": given.costed_places(run),
+        "places": costed_places(chosen),
     }
     if given.active.two_party == "own":  # at the scale's sizes, not the papers'
         sizes = asdict(given.model_config_for(run, given.vocabulary(run)))
@@ -106,7 +107,7 @@ SETTINGS: dict[str, Callable[[Parameters], dict[str, Any]]] = {
     "two_party_all": lambda given: {
         "protocol": _parts(given.two_party, *_PROTOCOL, "timeouts", "networks"),
         "scale": _parts(given.active, "two_party"),
-        "rows": {name: _costed(given, name) for name in given.runs if given.costed_places(name)},
+        "rows": {name: _costed(given, name) for name, run in given.runs.items() if costed_places(run)},
     },
     "report": lambda given: _parts(given, *REPORT),
 }

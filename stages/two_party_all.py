@@ -23,6 +23,7 @@ import jax
 from tqdm import tqdm
 
 from aero.architecture import Architecture, parse
+from aero.costed import costed_places
 from aero.errors import UserError, check_minutes, run_main
 from aero.families import CHANGEABLE
 from aero.locks import lock
@@ -64,7 +65,7 @@ def printed_rows(parameters: Parameters) -> list[PrintedRow]:
     """The rows that AERO prints costs of, in the order of params.yaml; at the scale's own sizes if two_party is own."""
     found: dict[tuple[str, str, int], PrintedRow] = {}
     for name, run in parameters.runs.items():
-        if not (places := parameters.costed_places(name)):
+        if not (places := costed_places(run)):
             continue
         architecture, family, context = parse(run.architecture), run.model, parameters.context(name)
         if parameters.active.two_party == "own":

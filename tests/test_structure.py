@@ -31,6 +31,7 @@ ALLOWED = {part: CORE for part in CORE} | {
     "locks": {"errors"},
     "sections": {"unchecked"},
     "parameters": CORE | {"errors", "sections"},
+    "costed": {"parameters"},
     "data": {"errors"},
     "published": {"errors"},
     "sensitivity": CORE | {"errors", "provenance"},

@@ -66,6 +66,14 @@ def clone(folder: Path, scale: str) -> Path:
     return root
 
 
+def prepared(folder: Path, scale: str) -> Path:
+    """A clone with its corpora and configurations made."""
+    root = clone(folder, scale)
+    for stage in ("tokenize", "tokenize_languini", "configurations"):
+        said(root, "dvc", "repro", "-q", "-s", stage)
+    return root
+
+
 def train(root: Path, names: Sequence[str], jobs: int) -> float:
     """Seconds of training all of `names` anew, as the Makefile does it."""
     command = ["xargs", "-P", str(jobs), "-n", "1", "dvc", "--wait-for-lock", "repro", "-q", "-s", "-f"]
@@ -164,9 +172,7 @@ def only_the_change(scale: str, target: Path) -> None:
         raise UserError(f"{target} does not exist; run python -m benchmarks.pipeline without --change first")
     values = json.loads(target.read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as folder:
-        root = clone(Path(folder), scale)
-        for stage in ("tokenize", "tokenize_languini", "configurations"):
-            said(root, "dvc", "repro", "-q", "-s", stage)
+        root = prepared(Path(folder), scale)
         for file in (FILE, CATALOGUE):
             stand_in(root, file)
         for file in (FILE, CATALOGUE):
@@ -197,9 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     helped = help_seconds(chosen.repeats)
     print(f"aero --help: {spread(helped)['median']:.2f} s", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        root = clone(Path(folder), chosen.scale)
-        for stage in ("tokenize", "tokenize_languini", "configurations"):
-            said(root, "dvc", "repro", "-q", "-s", stage)
+        root = prepared(Path(folder), chosen.scale)
         listed = said(root, "dvc", "stage", "list", "--name-only", FILE).split()
         names = [name for name in listed if name.startswith("train@")][: chosen.runs]
         seconds = by_jobs(root, names, chosen.pairs)

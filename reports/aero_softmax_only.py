@@ -102,7 +102,7 @@ page.figure_of(
     "printed bytes), as the papers write the networks down, and tuned. SM: softmax, LN: LayerNorm, R: ReLU; Sc, Fu, i: "
     "feed-forward networks scaled, fused, some of them pruned. A triangle on its base is what is left of the saving as "
     f"written when the baseline's GELU is the cheap one that private inference knows. {marks.cost_caption(results)} As "
-    "published: results/two_party/fitted_rows.csv, of another day and machine.",
+    "published: results/two_party/fitted_rows.csv.",
     papers=["aero"],
 )
 

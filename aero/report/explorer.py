@@ -145,12 +145,12 @@ def rows(results: Results) -> list[Row]:
     found = []
     for name, run in compared_runs(results).items():
         key = _setting(results, run)
-        family, context, _ = key.split("/")
+        family, context = _sizes(key)
         costs = {}
         for program in PROGRAMS:
             about = (run["architecture"], f"{family}/{context}", program)
             if about not in known:
-                known[about] = _cost(results, run["architecture"], family, int(context), program, operations)
+                known[about] = _cost(results, run["architecture"], family, context, program, operations)
             costs[program] = known[about]
         found.append(Row(name, _label(run), key, _perplexity(results, name, key), costs, _published(run)))
     return found

@@ -39,8 +39,8 @@ TEMPLATE = """<!DOCTYPE html>
 
 
 def template() -> str:
-    """DVC's page with Vega, Vega-Lite and Vega-Embed in it; UserError if the package that has them is not installed, or
-    cannot be loaded: it is a library of 100 MB, for which a process that has loaded others may have no room left."""
+    """DVC's page with Vega, Vega-Lite and Vega-Embed in it; UserError if the package that has them is not installed or
+    cannot be loaded."""
     try:
         import vl_convert
     except ImportError as error:

@@ -42,7 +42,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     plots = {"plots": [{"training": curves | {"template": "by_file"}}, {"absent/log.csv": {"x": "step"}}]}
     (folder / "dvc.yaml").write_text(yaml.safe_dump(plots), encoding="utf-8")
     (folder / "params.yaml").write_text("{}\n", encoding="utf-8")
-    # As `make install` does it, in a process of its own: one that has run other tests may not be able to load Vega.
+    # As `make install` does it, in a process of its own: one that had run other tests once could not load Vega.
     command = [sys.executable, "-m", "aero.report.offline_plots"]
     environment = os.environ | {"PYTHONPATH": str(made_results.PROJECT)}
     finished = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100)

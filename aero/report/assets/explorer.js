@@ -257,7 +257,7 @@
   ], "Cost and perplexity of the chosen rows");
 
   const told = element("p", { class: "told", role: "status" });
-  const slower = element("span", { class: "slower" });
+  const slower = element("p", { class: "where slower" });
   const list = element("div", { class: "rows", role: "group", "aria-label": "Rows" });
   const setting = element("select", { id: "explorer-setting", onchange: () => choose(setting.value) });
   const link = element("select", { id: "explorer-network", onchange: () => chooseNetwork(link.value) });
@@ -364,7 +364,7 @@
       element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Rows side by side" }, compared.table),
       element("p", { class: "where" }, "Perplexity against the SM+LN+G of the same model and context, trained alike, " +
         `${data.scale}. Latency is computing + bytes that cost time / bandwidth + rounds × RTT; costs include one set-up.` +
-        composed), element("p", { class: "where" }, slower)];
+        composed), slower];
   }
 
   // The claims -------------------------------------------------------------------------------------------------------

@@ -23,6 +23,8 @@ from aero.two_party.settings import CLIENT, SERVER, TwoPartyError, split_address
 QUEUE_BYTES = 1 << 25
 # What waits for a receiver that does not read.
 WRITE_BUFFER_BYTES = 1 << 22
+# What one socket reads at once, as asyncio would.
+READ_BYTES = 1 << 18
 OPEN_TIMEOUT_S = 10.0
 _PR_SET_TIMERSLACK = 29
 
@@ -154,7 +156,7 @@ class Relay:
             end.transport.abort()
 
 
-class _End(asyncio.Protocol):
+class _End(asyncio.BufferedProtocol):
     """One socket of a connection: what it reads takes `line` to its peer, the socket on the other side."""
 
     def __init__(self, relay: Relay, lines: list[_Line], target: str = "", peer: _End | None = None) -> None:
@@ -165,6 +167,9 @@ class _End(asyncio.Protocol):
         self.full, self._ended = False, False
         # Of before the peer is there: Python 3.11 up to .3 starts to read although connection_made paused it.
         self._early: list[bytes] = []
+        # A buffer that stays: asyncio's own is new for every read and cut to what came. glibc maps one of this size by
+        # itself, so that each piece that is kept, however small, has a page and a mapping: a process may have 65,530.
+        self._buffer = memoryview(bytearray(READ_BYTES))
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
@@ -193,7 +198,13 @@ class _End(asyncio.Protocol):
         else:
             self.transport.resume_reading()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._take(bytes(self._buffer[:nbytes]))
+
+    def _take(self, data: bytes) -> None:
         if self.peer is None:
             self._early.append(data)
         else:
@@ -212,7 +223,7 @@ class _End(asyncio.Protocol):
 
     def _end(self) -> None:
         if not self._ended:
-            self.data_received(b"")
+            self._take(b"")
         self._ended = True
 
     def pause_writing(self) -> None:

@@ -222,12 +222,13 @@ class _Parent:
         if not ready and time.monotonic() >= self._deadline():
             self._time_out()
 
-    def _receive(self, child: _Child) -> None:
+    def _receive(self, child: _Child) -> bool:
+        """Take the next message of a party, waiting for it; False if there is none any more."""
         try:
             kind, content = child.connection.recv()
         except (EOFError, OSError):
             child.process.join(END_TIMEOUT_S)  # it is ending; that it died is seen from its exit
-            return
+            return False
         if kind == "phase":
             child.phase = content
             child.connected_at = os.fstat(child.log).st_size
@@ -238,13 +239,21 @@ class _Parent:
         elif kind == "control":
             if self._on_control is None:
                 raise TwoPartyError("the client sent a control message, but run_parties was given no on_control")
-            child.connection.send(self._on_control(content))
+            answer = self._on_control(content)
+            with suppress(BrokenPipeError):  # it has ended meanwhile, which is told as such
+                child.connection.send(answer)
+        return True
 
     def _has_died(self, child: _Child) -> bool:
-        """Whether it ended without a word. SPU itself ends a process that cannot send: that is its peer's failure."""
+        """Whether it ended without a result. SPU itself ends a process that cannot send: that is its peer's failure."""
         if not child.died():
             return False
         child.process.join(END_TIMEOUT_S)
+        # It may have sent its last messages, and ended, after we last looked whether there are any.
+        while child.phase not in ("finished", "failed") and child.connection.poll() and self._receive(child):
+            pass
+        if child.phase in ("finished", "failed"):
+            return child.failure is not None
         if child.process.exitcode in _SPU_CANNOT_SEND and (words := child.lost_link()):
             peer = NAMES[1 - child.rank]
             child.phase = "failed"

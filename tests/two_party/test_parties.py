@@ -283,6 +283,36 @@ def test_a_fault_of_one_party_ends_both_with_its_cause(tmp_path, capfd, how, err
     assert capfd.readouterr() == ("", "")
 
 
+def says_and_ends(party, how):
+    if how == "wrong input":
+        raise ValueError("checkpoint broken.safetensors cannot be read; train it again")
+    if party.rank == CLIENT and how == "asked":
+        threading.Thread(target=party.control, args=("the last token",), daemon=True).start()
+        time.sleep(0.5)  # sent, and nobody waits for the answer
+    return party.name
+
+
+@pytest.mark.parametrize("how", ["done", "asked", "wrong input"])
+def test_what_a_party_said_counts_however_soon_after_it_ended(monkeypatch, how):
+    """As where a party sends its result and ends between two looks of the one who started it: whether there is a
+    message, and whether the process is there."""
+    heard, look = [], parties.wait
+
+    def late(watched, timeout=None):
+        found = look(watched, timeout)
+        for process in multiprocessing.active_children():
+            process.join(60)
+        return found
+
+    monkeypatch.setattr(parties, "wait", late)
+    if how == "wrong input":
+        with pytest.raises(TwoPartyError, match="^(client|server): checkpoint broken.safetensors cannot be read; "):
+            run_parties(says_and_ends, how, how, Settings())
+        return
+    assert run_parties(says_and_ends, how, how, Settings(), on_control=heard.append) == ("client", "server")
+    assert heard == (["the last token"] if how == "asked" else [])
+
+
 def test_the_whole_run_has_a_time_limit(tmp_path):
     settings = Settings(total_timeout_s=6)
     start = time.monotonic()

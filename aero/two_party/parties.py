@@ -240,7 +240,7 @@ class _Parent:
             if self._on_control is None:
                 raise TwoPartyError("the client sent a control message, but run_parties was given no on_control")
             answer = self._on_control(content)
-            with suppress(BrokenPipeError):  # it has ended meanwhile, which is told as such
+            with suppress(ConnectionError):  # it has ended meanwhile, which is told as such
                 child.connection.send(answer)
         return True
 

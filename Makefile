@@ -51,20 +51,20 @@ corpora = printf '%s\n' tokenize tokenize_languini | xargs -P $(JOBS) -n 1 $(DVC
 
 repro: install
 	@$(if $(SCALE),sed -i 's/^scale: [a-z]*/scale: $(SCALE)/' params.yaml)
-	@python -m aero.parameters
+	@python -m aero.config
 	@$(DVC) status --quiet dvc.yaml || { $(corpora) && \
 	  { $(call side_by_side,dvc.yaml); } && $(DVC) repro -s dvc.yaml; }
 	@echo "reports/report.html and reports/report.pdf are ready"
 
 all: install
 	@$(if $(SCALE),sed -i 's/^scale: [a-z]*/scale: $(SCALE)/' params.yaml)
-	@python -m aero.parameters
+	@python -m aero.config
 	@$(corpora) && \
 	  { $(call side_by_side,dvc.yaml); } && { $(call side_by_side,catalogue/dvc.yaml); } && $(DVC) repro
 	@echo "reports/report.html and reports/report.pdf are ready"
 
 parallel: install
-	@python -m aero.parameters
+	@python -m aero.config
 	@$(corpora) && $(DVC) stage list --name-only catalogue/dvc.yaml | grep -E '(^|:)parallel_context' | \
 	  xargs -n 1 $(DVC) repro -s && python -m stages.report
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aero.parameters import RunParameters
+from aero.config import RunParameters
 
 COSTED = ("aero/table4", "aero/table5", "aero/table6", "aero/table7", "aero/figure15")
 

@@ -1,7 +1,7 @@
 """Attention entropy: bounds, distributions, overload and collapse, and the regulariser (AERO §3, §4.3, Algorithm 1).
 
 Entropies are in nats throughout. `measure` also takes Hugging Face models, and `EntropyRegularizer` is for them; their
-code is in aero.huggingface and aero.entropy_regularizer, loaded when it is asked for, as it needs transformers.
+code is in aero.hf.measure and aero.hf.regularizer, loaded when it is asked for, as it needs transformers.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ def measure(model: Callable[..., Any], ids: Tensor | Iterable[Any]) -> EntropySt
     """Attention entropies of `model` on `ids`: token ids (B, T), or several such batches.
 
     model: a Hugging Face causal language model (then `ids` may also be a tokenizer's output, with its padding; see
-    `aero.huggingface.measure`), or one whose `model(ids, entropy=True)` gives (logits, (L, B, H, T)), as
+    `aero.hf.measure.measure`), or one whose `model(ids, entropy=True)` gives (logits, (L, B, H, T)), as
     `aero.model.GPT`. Every row's entropy of the latter is held until the end, in float32, for the medians. Either may
     be wrapped by torch.compile, by a module that holds it as `module` (DistributedDataParallel), or by PEFT.
     ValueError if there is no batch, batches differ in T, ids are no token ids of the model, or it does not tell its
@@ -264,7 +264,7 @@ def measure(model: Callable[..., Any], ids: Tensor | Iterable[Any]) -> EntropySt
     model = _unwrapped(model)
     transformers = sys.modules.get("transformers")  # a model of theirs cannot be there before it
     if transformers is not None and isinstance(model, transformers.PreTrainedModel):
-        return importlib.import_module("aero.huggingface").measure(model, ids)
+        return importlib.import_module("aero.hf.measure").measure(model, ids)
     parameters = inspect.signature(getattr(model, "forward", model)).parameters.values()
     if not any(p.name == "entropy" or p.kind is p.VAR_KEYWORD for p in parameters):
         raise _hidden(model)
@@ -384,7 +384,7 @@ def standard_error(values: Tensor, dim: int) -> Tensor:
 def __getattr__(name: str) -> Any:
     if name == "EntropyRegularizer":
         try:
-            return importlib.import_module("aero.entropy_regularizer").EntropyRegularizer
+            return importlib.import_module("aero.hf.regularizer").EntropyRegularizer
         except ModuleNotFoundError as error:
             raise ImportError(f"{name} needs {error.name}: pip install -e '.[hf]' in your clone") from None
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""What `aero.parameters` uses of pydantic, for a machine without it, such as a borrowed one with PyTorch alone.
+"""What `aero.config` uses of pydantic, for a machine without it, such as a borrowed one with PyTorch alone.
 
 Values must have the declared types, unknown keys are refused and the models' own validators run; ranges and choices are
 not checked. Where pydantic is installed this module is not loaded.

@@ -23,7 +23,7 @@ from dvc import rwlock
 from dvc.cli import main
 from dvc.utils.serialize import _common
 
-from aero import parameters
+from aero import config as parameters
 from aero.errors import UserError
 
 LOCKS = Path(".dvc") / "tmp" / rwlock.RWLOCK_FILE

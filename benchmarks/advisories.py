@@ -24,7 +24,7 @@ import yaml
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from aero import provenance
+from aero import records
 from aero.errors import UserError, run_main
 from aero.pipeline import ROOT
 from aero.training.log import write_text
@@ -150,7 +150,7 @@ def main(arguments: list[str]) -> int:
         "cases": [case],
         **found,
         "database": {"commit": commit, "date": date},
-        "provenance": provenance.provenance(),
+        "provenance": records.provenance(),
     }
     write_text(chosen.out, json.dumps(result, indent=1) + "\n")
     print(f"{case['passed']} of {case['count']}  {case['name']}: {case['seen']}")

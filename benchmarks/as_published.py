@@ -17,11 +17,11 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
+from aero.config import Parameters, load
 from aero.errors import UserError, check_minutes, run_main
-from aero.parameters import Parameters, load
 from aero.report.best_fit import PROGRAMS
 from aero.report.costs import FITTED
-from aero.two_party.savings import AS_PUBLISHED
+from aero.two_party.program.optimizations import AS_PUBLISHED
 from stages.two_party_all import PrintedRow, measure_rows, printed_rows
 
 TABLES = ("aero/table4", "aero/table5", "aero/table6", "aero/table7")

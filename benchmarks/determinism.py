@@ -32,9 +32,9 @@ from typing import Any
 
 import yaml
 
-from aero import provenance
+from aero import records
+from aero.config import load
 from aero.errors import UserError, run_main
-from aero.parameters import load
 from aero.pipeline import ROOT, import_closure
 from aero.training.log import read, write_text
 
@@ -163,13 +163,13 @@ def made_with(scale: str, run: str, device: str) -> str:
     settings = [there.run(run), there.model(run), there.train(run), there.run_regularizer(run), there.active]
     corpus = there.corpus_called(there.corpus_name(run))
     code = set().union(*(import_closure(f"stages.{stage}") for stage in ("tokenize_corpus", "train", "entropy")))
-    code -= {Path("aero/parameters.py")}  # what it reads is in the settings
+    code -= {Path("aero/config.py")}  # what it reads is in the settings
     digest = hashlib.sha256()
     for path in sorted(code):
         digest.update(f"{path}\n".encode() + (ROOT / path).read_bytes())
     # By json, not by pydantic, which a borrowed machine may lack.
     told = [json.dumps(part.model_dump(), sort_keys=True, default=str) for part in (*settings, corpus, there.tokenizer)]
-    told += [str(there.seeds[0]), provenance.machine(), version("torch"), device]
+    told += [str(there.seeds[0]), records.machine(), version("torch"), device]
     digest.update("\n".join(told).encode())
     return digest.hexdigest()[:16]
 
@@ -237,9 +237,9 @@ def main(arguments: list[str]) -> None:
                 for what, second in others(folder, scale, run, by_run[scale, run], done):
                     line = {"scale": scale, "run": run, "compared": what} | compared(first, second)
                     print(line, flush=True)
-                    lines.append(line | {"commit": provenance.commit(), "made_with": hashed})
+                    lines.append(line | {"commit": records.commit(), "made_with": hashed})
                     lines.sort(key=lambda line: order[line["scale"], line["run"]])
-                    made = provenance.provenance(torch=version("torch"), device=device, measured=provenance.now())
+                    made = records.provenance(torch=version("torch"), device=device, measured=records.now())
                     asked = sum(not line["compared"].startswith(KEPT) for line in lines)
                     counts = {"asked": asked, "of": sum(map(len, by_run.values())), "plan": plan}
                     write_text(out, json.dumps(counts | {"comparisons": lines, "provenance": made}, indent=1) + "\n")

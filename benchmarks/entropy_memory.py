@@ -24,7 +24,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from aero import provenance
+from aero import records
 from aero.attention import KEPT_UP_TO, MATRIX_UP_TO, softmax_with_entropy
 from aero.row_entropy import ROWS, blocked, kept_blocks
 from aero.training.log import write_text
@@ -169,7 +169,7 @@ def main() -> None:
         "growth": {way: round(growth(lines, way), 3) for way in WAYS},
         "errors": [errors(context) for context in (256, 1024, 4096)],
         "seconds": seconds(),
-        "provenance": provenance.provenance(torch=torch.__version__, threads=1, measured=provenance.now()),
+        "provenance": records.provenance(torch=torch.__version__, threads=1, measured=records.now()),
     }
     write_text(chosen.out, json.dumps(result, indent=1) + "\n")
 

@@ -45,7 +45,7 @@ import yaml
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
-from aero import provenance, whole_dvc  # noqa: F401 - Repo below is DVC as `make` runs it
+from aero import records, whole_dvc  # noqa: F401 - Repo below is DVC as `make` runs it
 from aero.errors import UserError, run_main
 from aero.pipeline import ROOT
 from aero.training.log import write_text
@@ -416,7 +416,7 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--out", type=Path, default=FILE)
     chosen = parser.parse_args(arguments)
-    draw, origin, clock = random.Random(chosen.seed), provenance.provenance(started=provenance.now()), time.monotonic()
+    draw, origin, clock = random.Random(chosen.seed), records.provenance(started=records.now()), time.monotonic()
     out = chosen.out.resolve()
     size = WHOLE_DISK_BYTES if WHOLE in chosen.targets else DISK_BYTES
     with disk(size) as (name, own_disk), ExitStack() as last:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from aero import provenance
+from aero import records
 from aero.errors import UserError
 from aero.training.log import csv_text, write_text
 
@@ -125,7 +125,7 @@ def measure(python: str, settings: str, done: list[Measured]) -> None:
         )
         for rank in (0, 1)
     ]
-    source = json.dumps(provenance.provenance(measured=provenance.now()), sort_keys=True, separators=(",", ":"))
+    source = json.dumps(records.provenance(measured=records.now()), sort_keys=True, separators=(",", ":"))
     setup = 0.0
     try:
         for number, operation in enumerate(operations):

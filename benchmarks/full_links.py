@@ -3,7 +3,8 @@
     python -m benchmarks.full_links --minutes 30
 
 The latencies of AERO's tables take rounds from smaller operations, because a delayed link makes large ones slow, and
-count bytes that cost time by a rule (`aero.two_party.network.wire_bytes`). Here every operation of `ROWS` but products
+count bytes that cost time by a rule (`aero.two_party.cost.network.wire_bytes`). Here every operation of `ROWS` but
+products
 of matrices, and a GELU of the exact kind, runs over links that only pass on, only delay, or only limit the rate: an
 hour or more on a quiet machine, three runs each (of single ones, tiles of rows that compute for seconds showed fewer
 bytes than none). Written to results/two_party/full_links.csv as they are measured, cheapest first; what has a line is
@@ -20,17 +21,17 @@ import math
 import time
 from pathlib import Path
 
-from aero import provenance
+from aero import records
 from aero.architecture import parse
+from aero.config import load
 from aero.errors import UserError, check_minutes, run_main
-from aero.parameters import load
 from aero.training.log import write_text
-from aero.two_party.latency import Cost, measure_costs
-from aero.two_party.ledger import as_json
-from aero.two_party.operations import Operation
-from aero.two_party.packing import MATRICES
-from aero.two_party.program import operations
-from aero.two_party.settings import Settings
+from aero.two_party.cost.latency import Cost, measure_costs
+from aero.two_party.cost.ledger import as_json
+from aero.two_party.cost.packing import MATRICES
+from aero.two_party.program.forward import operations
+from aero.two_party.program.operations import Operation
+from aero.two_party.runtime.settings import Settings
 
 ROWS = ("SM+LN+G", "SM+LN+R", "SM+ScFuFFN")
 FURTHER = (Operation("gelu_exact", ((16, 1024),)),)
@@ -68,7 +69,7 @@ def main(arguments: list[str]) -> None:
     if chosen.repeats < 1:
         raise UserError(f"--repeats must be at least 1, got {chosen.repeats}")
     parameters = load()
-    made = as_json(**provenance.provenance(measured=provenance.now(), settings=parameters.two_party.variant()))
+    made = as_json(**records.provenance(measured=records.now(), settings=parameters.two_party.variant()))
     lines = kept()
     began = time.monotonic()
 

@@ -23,17 +23,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from aero import provenance
+from aero import records
 from aero.architecture import parse
+from aero.config import Parameters, load
 from aero.errors import UserError, run_main
 from aero.model import GPT
-from aero.parameters import Parameters, load
 from aero.training.log import write_text
-from aero.two_party import ledger
-from aero.two_party.end_to_end import ask
-from aero.two_party.program import operations
-from aero.two_party.settings import Settings
-from aero.two_party.weights import within_budget
+from aero.two_party.cost import ledger
+from aero.two_party.program.end_to_end import ask
+from aero.two_party.program.forward import operations
+from aero.two_party.program.weights import within_budget
+from aero.two_party.runtime.settings import Settings
 
 PATH = Path("results/two_party/full_passes.json")
 OPERATIONS = ("savings_ops.csv", "ops.csv")  # what a later one has counts
@@ -83,7 +83,7 @@ def full_pass(row: str, named: str, parameters: Parameters) -> dict[str, Any]:
         "seconds": answer.seconds,
         "load_before": round(load_before, 2),
         "load_after": round(os.getloadavg()[2], 2),
-        "provenance": provenance.provenance(measured=provenance.now(), settings=parameters.two_party.variant()),
+        "provenance": records.provenance(measured=records.now(), settings=parameters.two_party.variant()),
     }
 
 

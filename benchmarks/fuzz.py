@@ -30,7 +30,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from aero import provenance
+from aero import records
 from aero.errors import UserError, run_main
 from aero.training.log import write_text
 
@@ -245,7 +245,7 @@ def _run(name: str, engine: str, cases: int, seconds: float, seed: int) -> dict[
         except subprocess.TimeoutExpired:
             process.kill()
             _, said = process.communicate()
-        about = {"target": name, "engine": engine, "of": cases, "seed": seed, "commit": provenance.commit()}
+        about = {"target": name, "engine": engine, "of": cases, "seed": seed, "commit": records.commit()}
         if process.returncode == 0 and report.is_file():
             return about | json.loads(report.read_text(encoding="utf-8"))
         case = report.with_suffix(".case")
@@ -317,7 +317,7 @@ def _write(path: Path, results: list[dict[str, Any]], seed: int, planned: int) -
     total = {key: sum(found[key] for found in results) for key in ("cases", "accepted", "refused")}
     failures = sum(len(found["failures"]) for found in results)
     limits = {"asked": len(results), "of": planned, "case_limit_s": CASE_S, "memory_limit_bytes": MEMORY, "seed": seed}
-    made = provenance.provenance(measured=provenance.now())
+    made = records.provenance(measured=records.now())
     content = total | {"failures": failures} | limits | {"targets": results, "provenance": made}
     write_text(path, json.dumps(content, indent=1, ensure_ascii=True) + "\n")
 

@@ -84,7 +84,7 @@ def languini(folder: Path) -> Target:
 
 def trainings(folder: Path) -> Target:
     """A file of trainings and its merging: what is merged lies where its run says, and nothing else is written."""
-    from aero import provenance
+    from aero import records
     from aero.training import archive
     from aero.training.kept import FILES
     from stages import merge_results
@@ -93,10 +93,10 @@ def trainings(folder: Path) -> Target:
     head = _committed(repository)
     path = folder / "trainings.jsonl"
     metrics = {"run": "sm-r", "seed": 1338, "scale": "gpu", "config_hash": "a" * 64, "eval_loss": 1.5}
-    metrics["provenance"] = {"commit": head, "started": provenance.now()}
+    metrics["provenance"] = {"commit": head, "started": records.now()}
     texts = {"metrics.json": json.dumps(metrics), "log.csv": "step\n1\n"}
     values = {"run": "sm-r", "seed": 1338, "scale": "gpu", "files": texts}
-    values["source"] = provenance.source_digest(repository)
+    values["source"] = records.source_digest(repository)
 
     def line(values: Any) -> bytes:
         """As `archive.Finished.line` writes it; who can write the file can write its hash."""

@@ -64,8 +64,8 @@ def _tiny_description() -> Any:
     from aero.architecture import parse
     from aero.data.tokenizer import build
     from aero.model import ModelConfig
-    from aero.two_party.hello import Description
-    from aero.two_party.settings import Settings
+    from aero.two_party.runtime.settings import Settings
+    from aero.two_party.serving.handshake import Description
 
     tokenizer = build({bytes([byte]): byte for byte in range(256)}, 256)
     config = ModelConfig(vocabulary=257, context=8, layers=1, heads=1, width=4, ffn_width=8)
@@ -145,7 +145,7 @@ def _echo() -> str:
 def _carried(tunnel: Any, *_: Any, **__: Any) -> Any:
     """In the place of a party: carries connections to one that sends back what it gets, until the peer is through or
     lost."""
-    from aero.two_party.end_to_end import Cost
+    from aero.two_party.program.end_to_end import Cost
 
     tunnel.carry(_echo())
     until = time.monotonic() + 5
@@ -158,10 +158,10 @@ def _carried(tunnel: Any, *_: Any, **__: Any) -> Any:
 
 def link_server(folder: Path) -> Target:
     """`aero serve` before a client that sends anything: one line on each, nothing left open."""
-    from aero.two_party import serving
-    from aero.two_party.hello import PROTOCOL, versions
-    from aero.two_party.settings import Settings, TwoPartyError
-    from aero.two_party.tunnel import Arrival, Listener
+    from aero.two_party.runtime.settings import Settings, TwoPartyError
+    from aero.two_party.serving import session as serving
+    from aero.two_party.serving.handshake import PROTOCOL, versions
+    from aero.two_party.serving.tunnel import Arrival, Listener
 
     description, tokenizer = _tiny_description()
     _echo()
@@ -203,13 +203,13 @@ def link_server(folder: Path) -> Target:
 
 def link_client(folder: Path) -> Target:
     """`aero ask` before a server that sends anything."""
-    from aero import asking
-    from aero.two_party import serving
-    from aero.two_party.answer import Sampling
-    from aero.two_party.hello import PROTOCOL, versions
-    from aero.two_party.parties import ready
-    from aero.two_party.settings import Settings
-    from aero.two_party.tunnel import Tunnel
+    from aero.cli import ask as asking
+    from aero.two_party.runtime.parties import ready
+    from aero.two_party.runtime.settings import Settings
+    from aero.two_party.serving import session as serving
+    from aero.two_party.serving.answer import Sampling
+    from aero.two_party.serving.handshake import PROTOCOL, versions
+    from aero.two_party.serving.tunnel import Tunnel
 
     ready()  # a client starts the fork server, whose descriptors stay: they are no leak of a case
     description, tokenizer = _tiny_description()
@@ -246,9 +246,9 @@ def shares(folder: Path) -> Target:
     import spu
     from spu import libspu
 
-    from aero.two_party.party import Party
-    from aero.two_party.ring import ring_elements
-    from aero.two_party.settings import CLIENT, SERVER, Settings
+    from aero.two_party.lattice.ring import ring_elements
+    from aero.two_party.runtime.party import Party
+    from aero.two_party.runtime.settings import CLIENT, SERVER, Settings
 
     config = libspu.RuntimeConfig(
         protocol=libspu.ProtocolKind.CHEETAH, field=libspu.FieldType.FM64, fxp_fraction_bits=18

@@ -24,8 +24,8 @@ def trained(folder: Path) -> Target:
     """A kept training's metrics, entropies and log, of which one is damaged: what the report and `aero runs` take is
     a training of that place whose numbers can be; what they leave out they name.
     """
-    from aero import catalogue
     from aero.report.results import load
+    from aero.training import catalogue
 
     here = folder / PLACE
     here.mkdir(parents=True)
@@ -75,7 +75,7 @@ def trained(folder: Path) -> Target:
 
 def measured_costs(folder: Path) -> Target:
     """Files of measured operations and of composed rows: what is read has no amount that cannot be."""
-    from aero.two_party import ledger
+    from aero.two_party.cost import ledger
 
     kinds = {"ops.csv": ledger.Measurement, "rows.csv": ledger.Row}
     content = {}

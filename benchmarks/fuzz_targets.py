@@ -65,9 +65,9 @@ def notation(folder: Path) -> Target:
 
 
 def parameters(folder: Path) -> Target:
-    """`aero.parameters.load` and the section of `parallel_context`: what passes gives every run its settings."""
+    """`aero.config.load` and the section of `parallel_context`: what passes gives every run its settings."""
+    from aero.config import load
     from aero.parallel_context.settings import settings
-    from aero.parameters import load
 
     values = _few_parameters()
     plain = yaml.safe_dump(values, sort_keys=False).encode()
@@ -397,7 +397,7 @@ def published(folder: Path) -> Target:
 
 def profiles(folder: Path) -> Target:
     """The lines that SPU logs."""
-    from aero.two_party.profile import parse
+    from aero.two_party.runtime.profile import parse
 
     seeds = [path.read_bytes() for path in sorted((ROOT / "tests/two_party").glob("spu_0.9.5_*.txt"))]
     pieces = [

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aero import provenance
+from aero import records
 from aero.architecture import parse
 from aero.attention import softmax_with_entropy
 from aero.data.batches import Batches
@@ -105,10 +105,10 @@ def main(arguments: list[str]) -> None:
     if device != "cuda" and not chosen.tiny:
         raise UserError("no CUDA device here; --tiny shows the form of the result on a CPU")
     sizes, deadline = TINY if chosen.tiny else Sizes(), time.monotonic() + 60 * chosen.minutes
-    made = provenance.provenance(
+    made = records.provenance(
         torch=torch.__version__,
         device=torch.cuda.get_device_name() if device == "cuda" else "cpu",
-        measured=provenance.now(),
+        measured=records.now(),
     )
     found: dict[str, Any] = {"sizes": dataclasses.asdict(sizes), "tiny": chosen.tiny, "targets": TARGETS}
     found |= {"card": {}, "steps": [], "attention": [], "errors": [], "profile": [], "left_out": [], "provenance": made}

@@ -22,18 +22,18 @@ import numpy as np
 import torch
 
 from aero.architecture import parse
+from aero.config import load
 from aero.errors import run_main
 from aero.model import GPT
-from aero.parameters import load
-from aero.two_party.counts import model_config
-from aero.two_party.end_to_end import Question, forward_task
-from aero.two_party.measure import place
-from aero.two_party.operations import Operation
-from aero.two_party.parties import Party, run_parties
-from aero.two_party.profile import check_pair
-from aero.two_party.program import operations
-from aero.two_party.settings import Settings
-from aero.two_party.weights import weight_arrays, within_budget
+from aero.two_party.cost.counts import model_config
+from aero.two_party.cost.measure import place
+from aero.two_party.program.end_to_end import Question, forward_task
+from aero.two_party.program.forward import operations
+from aero.two_party.program.operations import Operation
+from aero.two_party.program.weights import weight_arrays, within_budget
+from aero.two_party.runtime.parties import Party, run_parties
+from aero.two_party.runtime.profile import check_pair
+from aero.two_party.runtime.settings import Settings
 from benchmarks import timing
 
 NAME = "two_party_growth_layers"

@@ -13,8 +13,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from aero.config import Parameters, load
 from aero.errors import UserError, check_minutes, run_main
-from aero.parameters import Parameters, load
 from aero.report.lattice_rows import PATH, PROGRAMS
 from benchmarks.as_published import REPEATS, TABLES
 from stages.two_party_all import PrintedRow, measure_rows, printed_rows

@@ -30,17 +30,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from aero import checkpoint, provenance
+from aero import checkpoint, records
 from aero.architecture import parse
 from aero.data.tokenizer import build
 from aero.errors import run_main
 from aero.model import GPT, ModelConfig
 from aero.training.log import write_text
-from aero.two_party.answer import Sampling
-from aero.two_party.serving import Client
-from aero.two_party.settings import Settings, TwoPartyError
-from aero.two_party.tls import Credentials, make_certificates
-from aero.two_party.tunnel import dial
+from aero.two_party.runtime.settings import Settings, TwoPartyError
+from aero.two_party.serving.answer import Sampling
+from aero.two_party.serving.session import Client
+from aero.two_party.serving.tls import Credentials, make_certificates
+from aero.two_party.serving.tunnel import dial
 
 FILE = Path("results/robustness/server.json")
 VOCABULARY = 257
@@ -291,7 +291,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--questions", type=int, default=1000)
     parser.add_argument("--out", type=Path, default=FILE)
     chosen = parser.parse_args(arguments)
-    origin, clock = provenance.provenance(started=provenance.now()), time.monotonic()
+    origin, clock = records.provenance(started=records.now()), time.monotonic()
     samples: list[list[float]] = []
     right, failures = 0, []
     cases: list[dict[str, Any]] = []

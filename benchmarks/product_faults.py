@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from aero import provenance
+from aero import records
 from aero.training.log import csv_text, write_text
-from aero.two_party.parties import run_parties
-from aero.two_party.party import Party
-from aero.two_party.settings import CLIENT, SERVER, Settings
+from aero.two_party.runtime.parties import run_parties
+from aero.two_party.runtime.party import Party
+from aero.two_party.runtime.settings import CLIENT, SERVER, Settings
 
 # SPU 0.9.5, mpc/cheetah/arith/cheetah_mul.cc and simd_mul_prot.cc, for FM64.
 DEGREE = 8192
@@ -103,7 +103,7 @@ def main() -> None:
             "wrong_batches": client["wrong"],
             "predicted_wrong": f"{ciphertexts * failure_probability(option):.3g}",
             "bytes_per_product": f"{client['bytes'] / PRODUCTS:.1f}",
-            "commit": provenance.commit(),
+            "commit": records.commit(),
         }
         before = FILE.read_text(encoding="utf-8") if FILE.exists() else ""
         write_text(FILE, before + csv_text(list(row), [row], header=not before))

@@ -20,22 +20,22 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from aero import provenance
+from aero import records
 from aero.architecture import parse
+from aero.config import Parameters, load
 from aero.errors import run_main
-from aero.parameters import Parameters, load
 from aero.published import load as published
 from aero.training.log import csv_text, write_text
-from aero.two_party.cost import Operations
-from aero.two_party.counts import Sizes, counts
-from aero.two_party.ledger import as_json
-from aero.two_party.measure import place, refilled, warm_up
-from aero.two_party.network import Network, wire_bytes
-from aero.two_party.operations import Operation
-from aero.two_party.parties import Party, run_parties
-from aero.two_party.profile import Profile, check_pair
-from aero.two_party.program import operations
-from aero.two_party.settings import Settings
+from aero.two_party.cost.cost_model import Operations
+from aero.two_party.cost.counts import Sizes, counts
+from aero.two_party.cost.ledger import as_json
+from aero.two_party.cost.measure import place, refilled, warm_up
+from aero.two_party.cost.network import Network, wire_bytes
+from aero.two_party.program.forward import operations
+from aero.two_party.program.operations import Operation
+from aero.two_party.runtime.parties import Party, run_parties
+from aero.two_party.runtime.profile import Profile, check_pair
+from aero.two_party.runtime.settings import Settings
 from benchmarks import timing
 
 PATH = Path("results/two_party/resources.csv")
@@ -170,7 +170,7 @@ def used(operation: Operation, client: Profile, server: Profile, variant: str, u
         for work in WORK
         for party, spent in (("client", by_client), ("server", by_server))
     }
-    made = provenance.provenance(settings=variant, measured=provenance.now(), load=timing.load())
+    made = records.provenance(settings=variant, measured=records.now(), load=timing.load())
     return Used(
         op=operation.name,
         shape=operation.shape,

@@ -1,4 +1,5 @@
-"""What every saving of `aero.two_party.savings` is worth, alone and together: bytes, seconds, logit error.
+"""What every saving of `aero.two_party.program.optimizations` is worth, alone and together: bytes, seconds, logit
+error.
 
     python -m benchmarks.savings bytes                   operations at GPT-2's dimensions, composed to rows
     python -m benchmarks.savings errors --run sm-ln-g    private passes of a trained model of params.yaml's scale
@@ -22,24 +23,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from aero import checkpoint, provenance
+from aero import checkpoint, records
 from aero.architecture import parse
+from aero.config import Parameters, load
 from aero.data.batches import evaluation_batches
 from aero.data.tokens import open_tokens
 from aero.errors import UserError, run_main
 from aero.model import GPT
-from aero.parameters import Parameters, load
 from aero.training.log import csv_text, write_text
 from aero.training.run import run_folder
-from aero.two_party import hello, ledger
-from aero.two_party.answer import weights_sha256
-from aero.two_party.end_to_end import ask
-from aero.two_party.lookup import LEAST_VOCABULARY
-from aero.two_party.measure import measure
-from aero.two_party.operations import Operation
-from aero.two_party.program import operations
-from aero.two_party.savings import SAVINGS, changed
-from aero.two_party.settings import Settings
+from aero.two_party.cost import ledger
+from aero.two_party.cost.measure import measure
+from aero.two_party.lattice.lookup import LEAST_VOCABULARY
+from aero.two_party.program.end_to_end import ask
+from aero.two_party.program.forward import operations
+from aero.two_party.program.operations import Operation
+from aero.two_party.program.optimizations import SAVINGS, changed
+from aero.two_party.runtime.settings import Settings
+from aero.two_party.serving import handshake as hello
+from aero.two_party.serving.answer import weights_sha256
 
 ROWS = ("SM+LN+G", "SM+LN+R", "SM+ScFuFFN", "EReg(SM(t)+ScFuFFN)", "SOTA(SM+ScFuFFN)")
 FOLDER = Path("results/two_party")
@@ -166,8 +168,8 @@ def resumed(key: tuple[str, ...], weights: str) -> tuple[int, float, int]:
 
 def keep_errors(key: tuple[str, ...], weights: str, prompts: int, worst: float, same: int) -> None:
     """Put the line of `key` into the file, in the place of an earlier one. weights: `weights_sha256` of the model."""
-    known = {"weights": weights, "code": hello.versions()["code"], "measured": provenance.now()}
-    made = json.dumps(provenance.provenance(**known), separators=(",", ":"))
+    known = {"weights": weights, "code": hello.versions()["code"], "measured": records.now()}
+    made = json.dumps(records.provenance(**known), separators=(",", ":"))
     values = (*key[:3], prompts, key[3], f"{worst:.5f}", same, made)
     line = dict(zip(ERROR_COLUMNS, values, strict=True))
     rest = [one for one in error_lines() if error_key(one) != key]

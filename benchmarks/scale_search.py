@@ -16,8 +16,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+from aero.config import Parameters, load
 from aero.data.tokens import open_tokens
-from aero.parameters import Parameters, load
 from aero.training.log import read
 from aero.training.run import train_run
 

@@ -36,9 +36,9 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
-from aero import provenance
+from aero import records
 from aero.attention import CORES, Core, attended, clip_gain, clip_gain_gradient, sigma_reparam
-from aero.parameters import load
+from aero.config import load
 from aero.sensitivity.regression import Batches
 from aero.sensitivity.setting import LAYERS, TOKENS, Setting, learning_rates
 from aero.sensitivity.stacked import FIRST_ITERATIONS, Stack, initial
@@ -270,7 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     setting = Setting(**load().sensitivity.experiment(), steps=STEPS)
     torch.set_flush_denormal(True)
-    started, load_before = provenance.now(), os.getloadavg()[0]
+    started, load_before = records.now(), os.getloadavg()[0]
     lines, floors, splits = [], [], []
     for name in chosen.cores:
         for batch in chosen.batches:
@@ -288,7 +288,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "lines": lines,
         "floors": floors,
         "split": splits,
-        "provenance": provenance.provenance(torch=torch.__version__, started=started),
+        "provenance": records.provenance(torch=torch.__version__, started=started),
     }
     write_text(chosen.to, json.dumps(result, indent=1) + "\n")
     for line in lines:

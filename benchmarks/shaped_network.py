@@ -22,27 +22,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aero import checkpoint, provenance
+from aero import checkpoint, records
 from aero.architecture import parse
+from aero.config import load
 from aero.data.batches import evaluation_batches
 from aero.data.tokens import open_tokens
 from aero.errors import UserError, run_main
 from aero.model import ModelConfig
-from aero.parameters import load
 from aero.training.log import write_text
 from aero.training.run import run_folder
-from aero.two_party.end_to_end import Question, put_prompt, put_weights
-from aero.two_party.latency import REFILL, Cost, error_share, measure_costs, predict, refills_of
-from aero.two_party.ledger import as_json
-from aero.two_party.measure import place, warm_up_of
-from aero.two_party.network import Network
-from aero.two_party.operations import Operation
-from aero.two_party.parties import Party, run_parties
-from aero.two_party.program import operations
-from aero.two_party.relay import Relay
-from aero.two_party.settings import CLIENT, SERVER, Settings
-from aero.two_party.shaped import relay_of
-from aero.two_party.weights import weight_arrays, within_budget
+from aero.two_party.cost.latency import REFILL, Cost, error_share, measure_costs, predict, refills_of
+from aero.two_party.cost.ledger import as_json
+from aero.two_party.cost.measure import place, warm_up_of
+from aero.two_party.cost.network import Network
+from aero.two_party.program.end_to_end import Question, put_prompt, put_weights
+from aero.two_party.program.forward import operations
+from aero.two_party.program.operations import Operation
+from aero.two_party.program.weights import weight_arrays, within_budget
+from aero.two_party.runtime.parties import Party, run_parties
+from aero.two_party.runtime.relay import Relay
+from aero.two_party.runtime.settings import CLIENT, SERVER, Settings
+from aero.two_party.runtime.shaped_link import relay_of
 
 LOOPBACK = "loopback"
 PASSES = Path("results/two_party/shaped.csv")
@@ -117,7 +117,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--tokens", type=Path, default=Path("runs/tokens"), help="folder of token files")
     chosen = parser.parse_args(arguments)
     settings = Settings(**parameters.two_party.settings())
-    made = as_json(**provenance.provenance(measured=provenance.now(), settings=parameters.two_party.variant()))
+    made = as_json(**records.provenance(measured=records.now(), settings=parameters.two_party.variant()))
     models = {}
     if chosen.only != "predictions":
         for run in chosen.runs:

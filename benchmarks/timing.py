@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from aero import provenance
+from aero import records
 from aero.training.log import write_text
 
 FOLDER = Path("results/bench")
@@ -173,4 +173,4 @@ def made_here() -> dict[str, Any]:
     """Where and when something is measured now."""
     import torch
 
-    return provenance.provenance(torch=torch.__version__, measured=provenance.now(), load=load())
+    return records.provenance(torch=torch.__version__, measured=records.now(), load=load())

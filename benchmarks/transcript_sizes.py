@@ -36,15 +36,15 @@ from typing import Any
 
 import numpy as np
 
-from aero import provenance
+from aero import records
 from aero.errors import run_main
 from aero.model import GPT, ModelConfig
 from aero.training.log import write_text
-from aero.two_party.answer import Sampling, weights_sha256
-from aero.two_party.hello import Description
-from aero.two_party.relay import Relay
-from aero.two_party.serving import ask_here
-from aero.two_party.settings import Settings
+from aero.two_party.runtime.relay import Relay
+from aero.two_party.runtime.settings import Settings
+from aero.two_party.serving.answer import Sampling, weights_sha256
+from aero.two_party.serving.handshake import Description
+from aero.two_party.serving.session import ask_here
 from benchmarks.long_server import made
 
 FILE = Path("results/robustness/transcripts.json")
@@ -256,7 +256,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--sessions", type=int, default=20, help="of each prompt with each program")
     parser.add_argument("--out", type=Path, default=FILE)
     chosen = parser.parse_args(arguments)
-    origin, clock = provenance.provenance(started=provenance.now()), time.monotonic()
+    origin, clock = records.provenance(started=records.now()), time.monotonic()
     sessions: list[Session] = []
     with tempfile.TemporaryDirectory(prefix="aero-transcripts-") as name:
         models = {what: made(what, MODEL, Path(name, what, "checkpoint.safetensors")) for what, _ in PROGRAMS}

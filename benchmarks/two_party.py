@@ -23,14 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from aero.architecture import parse
+from aero.config import Parameters, load
 from aero.errors import UserError
-from aero.parameters import Parameters, load
 from aero.published import load as published
-from aero.two_party import ledger
-from aero.two_party.cost import FILES, Operations, measured_operations
-from aero.two_party.counts import counts, published_sizes
-from aero.two_party.ledger import Measurement
-from aero.two_party.network import Network, wire_bytes
+from aero.two_party.cost import ledger
+from aero.two_party.cost.cost_model import FILES, Operations, measured_operations
+from aero.two_party.cost.counts import counts, published_sizes
+from aero.two_party.cost.ledger import Measurement
+from aero.two_party.cost.network import Network, wire_bytes
 from benchmarks import resources, timing
 
 GROWTH = timing.FOLDER / "two_party_growth.csv"
@@ -167,7 +167,7 @@ def growing() -> list[tuple[str, int, Any, tuple[float, float]]]:
 
     T: one head of width 64, and rows of GPT-2's width. d: 128 positions, and d / 64 heads.
     """
-    from aero.two_party.operations import Operation
+    from aero.two_party.program.operations import Operation
 
     found = []
     for t in CONTEXTS:
@@ -200,8 +200,8 @@ def growing() -> list[tuple[str, int, Any, tuple[float, float]]]:
 
 def measure(parameters: Parameters, path: Path) -> None:
     """Run two parties on every operation of `growing`; replaces `path` at once."""
-    from aero.two_party.measure import measure as run
-    from aero.two_party.settings import Settings
+    from aero.two_party.cost.measure import measure as run
+    from aero.two_party.runtime.settings import Settings
 
     wanted = [operation for _, _, operation, _ in growing()]
     settings = Settings(**parameters.two_party.settings())

@@ -55,7 +55,7 @@ from aero.report.differences import differences_table
 from aero.report.figure_index import FIGURES
 from aero.report.printed_tables import printed_table
 from aero.report.results import load_for_report
-from aero.two_party.savings import SAVINGS
+from aero.two_party.program.optimizations import SAVINGS
 
 results = evidence.traced(load_for_report())
 judged = claims.judge(results)

@@ -19,10 +19,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from aero.config import Parameters, load
 from aero.costed import costed_places
 from aero.data.tokens import open_tokens, tokens_folder
 from aero.errors import run_main
-from aero.parameters import Parameters, load
 from aero.pipeline import HASHED_CODE
 from aero.training import run as training
 from aero.training.configuration import code_hash, configuration

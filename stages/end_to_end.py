@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from aero import checkpoint, provenance
+from aero import checkpoint, records
+from aero.config import load
 from aero.data.batches import evaluation_batches
 from aero.data.tokens import open_tokens
 from aero.errors import UserError, run_main, seed_number
-from aero.parameters import load
 from aero.training.log import write_text
 from aero.training.run import run_folder
-from aero.two_party.end_to_end import ask, composed_bytes
-from aero.two_party.program import operations
-from aero.two_party.settings import Settings
-from aero.two_party.weights import within_budget
+from aero.two_party.program.end_to_end import ask, composed_bytes
+from aero.two_party.program.forward import operations
+from aero.two_party.program.weights import within_budget
+from aero.two_party.runtime.settings import Settings
 
 
 def main(arguments: list[str]) -> None:
@@ -78,7 +78,7 @@ def main(arguments: list[str]) -> None:
                 "composed_over_measured": composed / whole,
                 "messages": sum(answer.messages for answer in answers) / len(answers),
                 "seconds": sum(answer.seconds for answer in answers) / len(answers),
-                "provenance": provenance.provenance(measured=provenance.now(), settings=parameters.two_party.variant()),
+                "provenance": records.provenance(measured=records.now(), settings=parameters.two_party.variant()),
             }
         )
     write_text(out, json.dumps(entries, indent=1, allow_nan=False) + "\n")

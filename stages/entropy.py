@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from aero.checkpoint import load as load_checkpoint
+from aero.config import load
 from aero.data.tokens import scale_root
 from aero.errors import json_file, run_main, seed_number
-from aero.parameters import load
 from aero.training.processes import default_device
 from aero.training.run import run_folder
 from aero.training.run_tokens import run_tokens

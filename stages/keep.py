@@ -15,8 +15,8 @@ from typing import Any
 
 from aero.errors import UserError, json_file, run_main, text_of
 from aero.training.kept import check_name, copy, kept_files, refuse_changes
-from aero.two_party import ledger
-from aero.two_party.counts import OWN
+from aero.two_party.cost import ledger
+from aero.two_party.cost.counts import OWN
 
 
 def main(arguments: list[str]) -> None:

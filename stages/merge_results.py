@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from aero import provenance
+from aero import records
 from aero.errors import UserError, run_main
 from aero.training.archive import Finished, read
 from aero.training.kept import replace_group
@@ -56,10 +56,10 @@ def main(arguments: list[str]) -> None:
 def require_source(training: Finished, path: Path) -> None:
     """UserError unless the training was made by the very source of the commit that it names."""
     revision = training.metrics["provenance"]["commit"]
-    if revision == provenance.UNKNOWN or revision.endswith(provenance.CHANGES):
+    if revision == records.UNKNOWN or revision.endswith(records.CHANGES):
         raise UserError(
             f"{path}: {training.name} was trained by source of commit {revision}; train with committed code and "
-            f"{provenance.COMMIT_VARIABLE} set, or --allow-changes"
+            f"{records.COMMIT_VARIABLE} set, or --allow-changes"
         )
     if committed(revision) != training.source:
         raise UserError(
@@ -70,7 +70,7 @@ def require_source(training: Finished, path: Path) -> None:
 
 @functools.cache
 def committed(revision: str) -> str:
-    return provenance.committed_digest(revision, Path.cwd())
+    return records.committed_digest(revision, Path.cwd())
 
 
 def started(metrics: dict[str, Any]) -> str:

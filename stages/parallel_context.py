@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 
-from aero import provenance
+from aero import records
 from aero.checkpoint import load as load_checkpoint
+from aero.config import load
 from aero.data.tokenizer import tokenizer_of
 from aero.data.tokens import open_tokens, tokens_folder
 from aero.errors import UserError, json_file, run_main, seed_number
@@ -29,7 +30,6 @@ from aero.parallel_context.experiment import Task, possible, rows_of, text_prefi
 from aero.parallel_context.own_model import OwnModel
 from aero.parallel_context.settings import TASKS, ParallelContextSettings, settings
 from aero.parallel_context.tasks import Batch, EpisodeTask, TextTask, Vocabulary, make_episode_tasks
-from aero.parameters import load
 from aero.training.log import write_text
 from aero.training.processes import default_device
 
@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> None:
             f"--tasks {' '.join(chosen.tasks)} --segments {' '.join(map(str, segments))} measures a part of what the"
             " report needs: name a file for it with --out"
         )
-    origin = provenance.provenance(torch=torch.__version__, started=provenance.now())  # the commit that measures
+    origin = records.provenance(torch=torch.__version__, started=records.now())  # the commit that measures
     clock = time.monotonic()
     if chosen.model:
         model, tasks, result, prefixes, default_out = _other_model(chosen, section)
@@ -149,7 +149,7 @@ def _other_model(chosen: argparse.Namespace, section: ParallelContextSettings) -
     """A Hugging Face model and the benchmarks of the data folder."""
     from transformers import AutoTokenizer
 
-    from aero.given_models import load_model
+    from aero.hf.loading import load_model
     from aero.parallel_context.hugging_face import HuggingFaceModel, check_implementation
 
     if chosen.data is None:

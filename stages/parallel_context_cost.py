@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
-from aero import provenance
+from aero import records
+from aero.config import load
 from aero.errors import run_main
 from aero.parallel_context.cost import measure_apart
 from aero.parallel_context.settings import settings
-from aero.parameters import load
 from aero.training.log import write_text
 
 
@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> None:
     parameters = load()
     scale = chosen.scale or parameters.scale
     sizes = settings(parameters).at(scale).cost
-    origin = provenance.provenance(torch=torch.__version__, started=provenance.now())  # the commit that measures
+    origin = records.provenance(torch=torch.__version__, started=records.now())  # the commit that measures
     clock = time.monotonic()
     model = {"layers": sizes.layers, "heads": sizes.heads, "width": sizes.width}
     rows = []

@@ -14,16 +14,16 @@ from typing import Any
 
 import torch
 
-from aero import provenance
+from aero import records
 from aero.architecture import parse
 from aero.checkpoint import save
+from aero.config import load
 from aero.data.tokens import open_tokens, tokens_folder
 from aero.errors import run_main, seed_number
 from aero.model import GPT
 from aero.parallel_context.settings import settings
 from aero.parallel_context.tasks import Mixture, Vocabulary, make_episode_tasks
 from aero.parallel_context.training import FIRST, GROWTH, KNOWABLE, OPENS, SOLVED, train
-from aero.parameters import load
 from aero.training.log import csv_text, temporary, unfinished, write_text, write_together
 from aero.training.processes import default_device
 
@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> None:
     }
     if here.train.threads:
         torch.set_num_threads(here.train.threads)
-    origin = provenance.provenance(torch=torch.__version__, started=provenance.now())  # the commit that is trained
+    origin = records.provenance(torch=torch.__version__, started=records.now())  # the commit that is trained
     clock, device = time.monotonic(), default_device()
     torch.manual_seed(seed)
     model = GPT(parse(section.architecture), config).to(device)

@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from aero.config import load as load_parameters
 from aero.errors import run_main
-from aero.parameters import load as load_parameters
-from aero.provenance import commit
+from aero.records import commit
 from aero.report import (
     claims,
     differences,

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from aero import provenance
+from aero import records
 from aero.attention import CORES
+from aero.config import load
 from aero.errors import UserError, run_main
-from aero.parameters import load
 from aero.sensitivity.setting import Setting, learning_rates
 from aero.sensitivity.stacked import train
 from aero.sensitivity.sweep import figure_rate, gain_rows, loss_rows, trace_rows
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> None:
     if chosen.figures_at is not None:
         figures_at(chosen.figures_at, setting, described, chosen.to)
         return
-    started, trained, seconds = provenance.now(), {}, {}
+    started, trained, seconds = records.now(), {}, {}
     for name, core in CORES.items():
         began = time.perf_counter()
         trained[name] = train(core, setting, rates, seeds, looks=(setting.steps - 1,))
@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> None:
                 "figure_rate": shown,
                 "seconds": seconds,
                 "threads": torch.get_num_threads(),
-                "provenance": provenance.provenance(torch=torch.__version__, started=started),
+                "provenance": records.provenance(torch=torch.__version__, started=started),
             },
             indent=1,
         )
@@ -89,7 +89,7 @@ def figures_at(rate: float, setting: Setting, described: dict[str, Any], folder:
     if others := _differences(about, described):
         raise UserError(f"{path} is of another sweep than params.yaml describes: {others}")
     about |= {"figure_rate": rate, "figure_rate_by_hand": True}
-    about |= {"figures_provenance": provenance.provenance(torch=torch.__version__)}
+    about |= {"figures_provenance": records.provenance(torch=torch.__version__)}
     files = followed(rate, setting, tuple(described["seeds"])) | {path.name: json.dumps(about, indent=1) + "\n"}
     write_together({folder / name: text for name, text in files.items()})
 

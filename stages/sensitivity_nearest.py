@@ -16,7 +16,7 @@ import torch
 
 from aero.errors import UserError, check_minutes, run_main
 from aero.pipeline import ROOT
-from aero.provenance import provenance
+from aero.records import provenance
 from aero.report.results import load
 from aero.report.sensitivity import read
 from aero.report.sensitivity_nearest import FRESH, trainings

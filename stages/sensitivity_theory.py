@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from aero import provenance
+from aero import records
 from aero.attention import attend, core_named, row_entropy
+from aero.config import SensitivityTheoryParameters, load
 from aero.errors import run_main
-from aero.parameters import SensitivityTheoryParameters, load
 from aero.sensitivity import sampling, theory
 from aero.training.log import csv_text, write_together
 
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> None:
     if (normals := parameters.active.sensitivity.normals) is not None:
         settings = settings.model_copy(update={"normals": normals})
     torch.set_num_threads(1)
-    started, clock = provenance.now(), time.monotonic()
+    started, clock = records.now(), time.monotonic()
     controlled, weights = controlled_rows(settings)
     drawn, dirichlet = dirichlet_rows(settings)
     tables = {
@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> None:
         "matrices": matrix_rows(SMALL_POSITIONS),
         "ranges": range_rows(settings),
         "relu_scale_difference": relu_scale_difference(settings),
-        "provenance": provenance.provenance(
+        "provenance": records.provenance(
             started=started, seconds=round(time.monotonic() - clock, 1), numpy=np.__version__, torch=torch.__version__
         ),
     }

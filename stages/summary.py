@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from aero.architecture import parse
+from aero.config import Parameters, load
 from aero.errors import UserError, json_file, run_main, seed_number
-from aero.parameters import Parameters, load
 from aero.training.log import write_text
-from aero.two_party.cost import KEPT_FILES, estimate, measured_operations
-from aero.two_party.counts import published_sizes
-from aero.two_party.network import Network
+from aero.two_party.cost.cost_model import KEPT_FILES, estimate, measured_operations
+from aero.two_party.cost.counts import published_sizes
+from aero.two_party.cost.network import Network
 
 
 def main(arguments: list[str]) -> None:

@@ -10,14 +10,14 @@ import argparse
 import time
 from pathlib import Path
 
-from aero import parameters
+from aero import config as parameters
+from aero.config import Parameters
 from aero.data.corpora import Corpus, open_corpus
 from aero.data.encode import write_tokens
 from aero.data.languini_vocabulary import LanguiniVocabulary
 from aero.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from aero.data.tokens import scale_root, tokens_folder
 from aero.errors import UserError, run_main
-from aero.parameters import Parameters
 
 
 def chosen_corpus(chosen: Parameters, name: str | None = None) -> Corpus:

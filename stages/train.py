@@ -10,10 +10,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from aero.config import load
 from aero.data.tokens import scale_root
 from aero.errors import run_main, seed_number
-from aero.locks import lock
-from aero.parameters import load
+from aero.records import lock
 from aero.training.kept import copy, kept_files, require_committed
 from aero.training.log import write_text
 from aero.training.processes import join

@@ -22,10 +22,11 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from aero import catalogue, provenance
+from aero import records
+from aero.config import Parameters, load
 from aero.data.tokens import Tokens, open_tokens, scale_root
 from aero.errors import UserError, check_minutes, json_file, run_main
-from aero.parameters import Parameters, load
+from aero.training import catalogue
 from aero.training.archive import Archive, finished
 from aero.training.back_to_back import Ending, Limit, back_to_back
 from aero.training.kept import copy, kept_files, require_committed
@@ -141,7 +142,7 @@ def one_after_another(chosen: argparse.Namespace, parameters: Parameters, corpor
     def folder_of(run: str, seed: int) -> Path:
         return state / run / f"seed_{seed}"
 
-    archive, source = Archive(chosen.out), provenance.source_digest()
+    archive, source = Archive(chosen.out), records.source_digest()
     archived = {(training.run, training.seed): training.metrics["config_hash"] for training in archive.read()}
     pending = []
     for run, seed in wanted:
@@ -153,7 +154,7 @@ def one_after_another(chosen: argparse.Namespace, parameters: Parameters, corpor
         "scale": parameters.scale,
         "minutes": chosen.minutes,
         "device": torch.cuda.get_device_name() if default_device() == "cuda" else "cpu",
-        "provenance": provenance.provenance(torch=torch.__version__, source=source, started=provenance.now()),
+        "provenance": records.provenance(torch=torch.__version__, source=source, started=records.now()),
         "corpora": {
             corpus or "": _about(tokens_of(run))
             for corpus, run in {parameters.corpus_name(run): run for run, _ in wanted}.items()

@@ -23,20 +23,20 @@ import jax
 from tqdm import tqdm
 
 from aero.architecture import Architecture, parse
+from aero.config import Parameters, load
 from aero.costed import costed_places
 from aero.errors import UserError, check_minutes, run_main
 from aero.families import CHANGEABLE
-from aero.locks import lock
 from aero.model import ModelConfig
-from aero.parameters import Parameters, load
-from aero.two_party import ledger
-from aero.two_party.compose import compose_detailed
-from aero.two_party.counts import OWN, model_config
-from aero.two_party.measure import measure, measure_rounds, shrink
-from aero.two_party.network import Network
-from aero.two_party.operations import Operation
-from aero.two_party.program import operations
-from aero.two_party.settings import Settings, TwoPartyError
+from aero.records import lock
+from aero.two_party.cost import ledger
+from aero.two_party.cost.composition import compose_detailed
+from aero.two_party.cost.counts import OWN, model_config
+from aero.two_party.cost.measure import measure, measure_rounds, shrink
+from aero.two_party.cost.network import Network
+from aero.two_party.program.forward import operations
+from aero.two_party.program.operations import Operation
+from aero.two_party.runtime.settings import Settings, TwoPartyError
 
 BATCH, BATCH_ELEMENTS = 24, 4_000_000
 """Operations, and array elements in them, of one two-party session: what a kill can lose."""

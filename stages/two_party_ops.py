@@ -11,15 +11,15 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from aero import provenance
+from aero import records
 from aero.architecture import parse
+from aero.config import Parameters, load
 from aero.errors import UserError, run_main
-from aero.parameters import Parameters, load
-from aero.two_party import ledger
-from aero.two_party.measure import measure
-from aero.two_party.operations import Operation
-from aero.two_party.program import operations
-from aero.two_party.settings import Settings, TwoPartyError
+from aero.two_party.cost import ledger
+from aero.two_party.cost.measure import measure
+from aero.two_party.program.forward import operations
+from aero.two_party.program.operations import Operation
+from aero.two_party.runtime.settings import Settings, TwoPartyError
 
 RUNS = 3
 """Of each operation at a model's published size: one product makes half of a pass's seconds, and its time varies."""
@@ -87,7 +87,7 @@ def resumable(path: Path, variant: str, model: str, context: int) -> list[ledger
         rows = ledger.read(path, ledger.Measurement)
     except (OSError, ValueError):
         return []
-    commit = provenance.commit()
+    commit = records.commit()
     if commit == "unknown" or commit.endswith("+changes"):
         return []  # nobody can tell whether it was the same code
     same = all(

@@ -7,12 +7,12 @@ import json
 from pathlib import Path
 
 from aero.architecture import parse
+from aero.config import load
 from aero.errors import run_main
-from aero.parameters import load
 from aero.training.log import write_text
-from aero.two_party import ledger
-from aero.two_party.compose import compose
-from aero.two_party.network import Network
+from aero.two_party.cost import ledger
+from aero.two_party.cost.composition import compose
+from aero.two_party.cost.network import Network
 
 
 def main(arguments: list[str]) -> None:

@@ -24,6 +24,7 @@ from pyarrow import parquet
 
 from aero import checkpoint, cli, plain_safetensors, published
 from aero.architecture import Architecture, parse
+from aero.config import load
 from aero.data.encode import write_tokens
 from aero.data.local_folder import LocalFolder
 from aero.data.tokenizer import load_tokenizer, tokenizer_of, train_tokenizer
@@ -31,9 +32,8 @@ from aero.data.tokens import open_tokens
 from aero.errors import LONGEST_LINE, one_line, run_main, text_of
 from aero.model import GPT, ModelConfig
 from aero.parallel_context.settings import settings
-from aero.parameters import load
-from aero.two_party.profile import parse as parse_profile
-from aero.two_party.ring import content_of
+from aero.two_party.lattice.ring import content_of
+from aero.two_party.runtime.profile import parse as parse_profile
 
 ROOT = Path(__file__).resolve().parents[1]
 DEEP = "[" * 100_000

@@ -1,4 +1,5 @@
-"""The runs of params.yaml against the papers' tables, and what `aero.catalogue` says of their state and cost."""
+"""The runs of params.yaml against the papers' tables, and what `aero.training.catalogue` says of their state and
+cost."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ import torch
 
 from aero import published
 from aero.architecture import parse
-from aero.catalogue import (
+from aero.config import load
+from aero.model import GPT
+from aero.training.catalogue import (
     achieved_flops,
     cost,
     expected_seconds,
@@ -22,8 +25,6 @@ from aero.catalogue import (
     tokens,
     training_flops,
 )
-from aero.model import GPT
-from aero.parameters import load
 from aero.training.run import kept_folder
 
 ROOT = Path(__file__).resolve().parents[1]

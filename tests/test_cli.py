@@ -10,8 +10,9 @@ import sys
 import pytest
 from dvc.repo import Repo
 
-from aero import catalogue, cli
+from aero import cli
 from aero.pipeline import ROOT
+from aero.training import catalogue
 
 
 @pytest.fixture(autouse=True)

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 
 from aero.architecture import parse
-from aero.parameters import load
+from aero.config import load
 from aero.published import load as published
 from aero.report import lattice_rows, sensitivity_search
 from aero.report.costs import audit
 from aero.report.results import load as results
 from aero.report.sensitivity import sweep
 from aero.report.targets import target_rows
-from aero.two_party import ledger
-from aero.two_party.cost import KEPT_FILES, STOCKS, Operations, estimate, law_errors, measured_operations
-from aero.two_party.counts import published_sizes
-from aero.two_party.program import operations
+from aero.two_party.cost import ledger
+from aero.two_party.cost.cost_model import KEPT_FILES, STOCKS, Operations, estimate, law_errors, measured_operations
+from aero.two_party.cost.counts import published_sizes
+from aero.two_party.program.forward import operations
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = " ".join((ROOT / "docs/decisions.md").read_text(encoding="utf-8").split())

@@ -11,10 +11,10 @@ import pytest
 from test_decided_numbers import ROOT, N, composed, read, stated, told, two_party_file
 
 from aero.architecture import parse
-from aero.parameters import load
+from aero.config import load
 from aero.report import put_backs
-from aero.two_party import ledger
-from aero.two_party.program import operations
+from aero.two_party.cost import ledger
+from aero.two_party.program.forward import operations
 
 
 def seconds_of_folding() -> Iterator[float]:

@@ -9,10 +9,10 @@ import torch
 from aero.architecture import parse
 from aero.attention import CORES, GAIN_GRADIENT_LIMIT, GAIN_LIMIT
 from aero.checkpoint import load, save
+from aero.config import TrainParameters
 from aero.families import FAMILIES
 from aero.flops import count
 from aero.model import GPT, ModelConfig, fold_weight_norm
-from aero.parameters import TrainParameters
 from aero.training.log import columns, read, write
 from aero.training.loop import Regularizer, attention_statistics, train
 from aero.training.schedule import parameter_groups
@@ -211,8 +211,8 @@ def test_where_a_core_makes_no_sense_it_is_refused():
 
 def test_a_private_pass_refuses_it():
     from aero.errors import UserError
-    from aero.two_party.counts import counts, published_sizes
-    from aero.two_party.weights import weight_arrays
+    from aero.two_party.cost.counts import counts, published_sizes
+    from aero.two_party.program.weights import weight_arrays
 
     with pytest.raises(ValueError, match=r"Core\(relu\)\+LN\+G: a private pass computes softmax attention only"):
         weight_arrays(build("relu"), "tuned")

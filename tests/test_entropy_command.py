@@ -15,8 +15,9 @@ from tiny_hugging_face import CONFIGS
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from aero import checkpoint, cli, entropy_command, landscape
+from aero import checkpoint, cli, landscape
 from aero.architecture import parse
+from aero.cli import entropy as entropy_command
 from aero.data.tokenizer import build
 from aero.entropy import EntropyRegularizer, measure
 from aero.errors import UserError

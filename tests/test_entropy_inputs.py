@@ -18,7 +18,7 @@ from transformers import (
 
 from aero.architecture import parse
 from aero.entropy import EntropyRegularizer, entropy_regularization, measure
-from aero.huggingface import row_entropies
+from aero.hf.measure import row_entropies
 from aero.model import GPT, ModelConfig
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from aero.attention import softmax_attention
 from aero.entropy import causal_bound, collapse, headwise, overload, quarter_fractions, standard_error
-from aero.huggingface import _attention
+from aero.hf.measure import _attention
 from aero.landscape import entropy_range
 from aero.row_entropy import attention_with_entropy
 

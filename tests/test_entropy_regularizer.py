@@ -9,7 +9,7 @@ from tiny_hugging_face import CONFIGS, padded, some_ids, tiny
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from aero.entropy import EntropyRegularizer, entropy_regularization, measure
-from aero.huggingface import row_entropies
+from aero.hf.measure import row_entropies
 
 
 def regularised(name="gpt2", **settings):

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from aero.entropy import causal_bound, measure
-from aero.huggingface import row_entropies
+from aero.hf.measure import row_entropies
 
 GPT = {"vocab_size": 67, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 160}
 UNDROPPED = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 from aero.errors import UserError
-from aero.given_models import load_model
+from aero.hf.loading import load_model
 
 
 @pytest.fixture

@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from aero.architecture import Architecture, parse
+from aero.config import TrainParameters, load
 from aero.families import FAMILIES
 from aero.model import ModelConfig
-from aero.parameters import TrainParameters, load
 from aero.training import schedule
 from aero.training.loop import Outcome, Regularizer, train
 

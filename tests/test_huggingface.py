@@ -22,7 +22,7 @@ from transformers import (
 
 from aero import row_entropy
 from aero.entropy import BLOCKS, EntropyRegularizer, causal_bound, measure
-from aero.huggingface import row_entropies
+from aero.hf.measure import row_entropies
 from aero.pipeline import ROOT
 
 

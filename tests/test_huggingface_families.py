@@ -9,7 +9,7 @@ from test_huggingface import by_output_attentions
 from tiny_hugging_face import ROPE, SIZES, padded, some_ids
 from transformers import AutoModelForCausalLM
 
-from aero.huggingface import row_entropies
+from aero.hf.measure import row_entropies
 from aero.pipeline import ROOT
 
 SPREAD = 0.2

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from aero.errors import UserError
-from aero.two_party import ledger
+from aero.two_party.cost import ledger
 from stages import keep
 
 ROOT = Path(__file__).resolve().parents[1]

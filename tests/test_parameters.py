@@ -7,7 +7,7 @@ import pytest
 import ruamel.yaml
 import yaml
 
-from aero.parameters import Parameters, load
+from aero.config import Parameters, load
 from aero.report.sensitivity_models import HOT, RUNS
 
 ROOT = Path(__file__).resolve().parents[1]

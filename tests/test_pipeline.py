@@ -12,7 +12,7 @@ import yaml
 from dvc.repo import Repo
 
 from aero import published
-from aero.parameters import load
+from aero.config import load
 from aero.pipeline import HASHED_CODE, ROOT, dependency_differences, import_closure, imported_modules
 from stages.configurations import SETTINGS
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from aero import provenance
+from aero import records
 from aero.errors import LONGEST_LINE, UserError
 from aero.pipeline import ROOT
 from aero.training.archive import Finished, read
@@ -34,25 +34,25 @@ def repository(tmp_path):
 
 
 def test_the_digest_of_a_commit_is_that_of_its_files(repository):
-    first, head = provenance.source_digest(repository), git(repository, "rev-parse", "HEAD")
-    assert provenance.committed_digest(head, repository) == first
+    first, head = records.source_digest(repository), git(repository, "rev-parse", "HEAD")
+    assert records.committed_digest(head, repository) == first
     (repository / "README.md").write_text("other words\n")
     (repository / "aero/__pycache__").mkdir()
     (repository / "aero/__pycache__/model.pyc").write_bytes(b"x")
-    assert provenance.source_digest(repository) == first
+    assert records.source_digest(repository) == first
     for name in ("aero/model.py", "params.yaml"):
         path = repository / name
         before = path.read_bytes()
         path.write_text("changed\n")
-        assert provenance.source_digest(repository) != first, name
+        assert records.source_digest(repository) != first, name
         path.write_bytes(before)
     new = repository / "aero/new.py"
     new.write_text("")
-    assert provenance.source_digest(repository) != first
+    assert records.source_digest(repository) != first
     new.unlink()
-    assert provenance.source_digest(repository) == first == provenance.committed_digest(head, repository)
+    assert records.source_digest(repository) == first == records.committed_digest(head, repository)
     with pytest.raises(ValueError, match="commit ababab.* is not in the repository"):
-        provenance.committed_digest("ab" * 20, repository)
+        records.committed_digest("ab" * 20, repository)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_what_is_no_whole_commit_never_comes_to_git(repository, tmp_path_factory
     victim = tmp_path_factory.mktemp("elsewhere") / "victim"
     victim.write_text("whole\n")
     with pytest.raises(ValueError, match="is no commit of 40 hexadecimal digits; give what git rev-parse says"):
-        provenance.committed_digest(revision.format(victim=victim), repository)
+        records.committed_digest(revision.format(victim=victim), repository)
     assert victim.read_text() == "whole\n"
 
 
@@ -71,9 +71,9 @@ def test_git_takes_no_option_for_a_commit_either(repository, tmp_path, monkeypat
     """The second fence, with the first one down."""
     victim = tmp_path / "victim"
     victim.write_text("whole\n")
-    monkeypatch.setattr(provenance, "_WHOLE", re.compile(".*"))
+    monkeypatch.setattr(records, "_WHOLE", re.compile(".*"))
     with pytest.raises(ValueError, match="is not in the repository"):
-        provenance.committed_digest(f"--output={victim}", repository)
+        records.committed_digest(f"--output={victim}", repository)
     assert victim.read_text() == "whole\n"
 
 
@@ -142,17 +142,15 @@ def test_every_kept_result_names_a_commit_that_is_read():
         for path in sorted((ROOT / "results").rglob("metrics.json"))
         if "commit" in (metrics := json.loads(path.read_text())).get("provenance", {})
     }
-    assert found and all(provenance.is_commit(commit) for commit in found)
+    assert found and all(records.is_commit(commit) for commit in found)
 
 
 def test_without_git_the_commit_is_what_the_variable_says():
-    code = "from aero import provenance; print(provenance.commit())"
+    code = "from aero import provenance; print(records.commit())"
     whole = "12ab" * 10
     for variable, expected in ((None, "unknown"), ("12ab", "unknown"), (whole, whole), ("--output=x", "unknown")):
-        environment = {k: v for k, v in os.environ.items() if k != provenance.COMMIT_VARIABLE} | {
-            "PATH": "/nonexistent"
-        }
-        environment |= {} if variable is None else {provenance.COMMIT_VARIABLE: variable}
+        environment = {k: v for k, v in os.environ.items() if k != records.COMMIT_VARIABLE} | {"PATH": "/nonexistent"}
+        environment |= {} if variable is None else {records.COMMIT_VARIABLE: variable}
         finished = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
         assert finished.stdout.strip() == expected, finished.stderr
 
@@ -162,10 +160,10 @@ def test_the_machine_is_named_with_its_vector_instructions():
         "processor\t: 0\nmodel name\t: A\nflags\t\t: fpu avx avx2\n\n",
         "model name\t: B\nflags\t: avx512f\n",
     )
-    assert provenance._processor(first + second) == "A with AVX2"
-    assert provenance._processor(second) == "B with AVX-512" and provenance._processor("model name : C\n") == "C"
-    assert provenance._processor("Features : fp asimd\n") == ""
-    assert re.fullmatch(r".+, \d+ cores, .+", provenance.machine())
+    assert records._processor(first + second) == "A with AVX2"
+    assert records._processor(second) == "B with AVX-512" and records._processor("model name : C\n") == "C"
+    assert records._processor("Features : fp asimd\n") == ""
+    assert re.fullmatch(r".+, \d+ cores, .+", records.machine())
 
 
 def test_kept_results_name_commits_of_this_history():

@@ -7,7 +7,7 @@ import torch
 from tiny_hugging_face import some_ids, tiny
 
 from aero.entropy import EntropyRegularizer, measure
-from aero.huggingface import IMPLEMENTATION, row_entropies
+from aero.hf.measure import IMPLEMENTATION, row_entropies
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])

@@ -8,9 +8,9 @@ import shutil
 
 import pytest
 
-from aero import catalogue
 from aero.pipeline import ROOT
 from aero.report.results import load
+from aero.training import catalogue
 
 KEPT = ROOT / "results/laptop/sm-ln-g"
 NAN = float("nan")

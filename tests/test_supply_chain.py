@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from aero.parameters import Name, Parameters
+from aero.config import Name, Parameters
 from aero.pipeline import ROOT
 
 SOURCES = sorted(path for part in ("aero", "stages", "benchmarks") for path in (ROOT / part).rglob("*.py"))
@@ -39,7 +39,7 @@ FORBIDDEN = {
 USUAL = {"np": "numpy"}
 """What examples take for imported."""
 # multiprocessing pickles between a process and the one it started; that pipe is nobody else's (SECURITY.md).
-MAY_PICKLE = {"aero/two_party/parties.py"}
+MAY_PICKLE = {"aero/two_party/runtime/parties.py"}
 # submitit pickles a job into the folder of the one who submits it and unpickles its result from there (SECURITY.md).
 MAY_SUBMIT = {"aero/training/many.py"}
 # Names of modules that these import are written out in the source.
@@ -187,7 +187,7 @@ def test_the_scan_finds_what_it_is_for(source):
         "np.load(p, allow_pickle=False)",
         "subprocess.run(args=x)",
         "subprocess.run([*command, '-c'])",
-        "from aero.parameters import load\nload()",
+        "from aero.config import load\nload()",
         "AutoModel.from_pretrained(p, use_safetensors=True, trust_remote_code=False)",
     ],
 )

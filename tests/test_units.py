@@ -19,9 +19,9 @@ from aero.flops import Sizes, count
 from aero.published import load
 from aero.report import costs, parallel_context, robustness
 from aero.report.costs import published_bound
-from aero.two_party.ledger import DetailedRow, Measurement, Row, read
-from aero.two_party.network import Network, implied_bandwidth_mbit, lower_bound_seconds
-from aero.two_party.profile import Profile, parse
+from aero.two_party.cost.ledger import DetailedRow, Measurement, Row, read
+from aero.two_party.cost.network import Network, implied_bandwidth_mbit, lower_bound_seconds
+from aero.two_party.runtime.profile import Profile, parse
 
 ROOT = Path(__file__).resolve().parents[1]
 LN2 = math.log(2)

@@ -5,8 +5,8 @@ import time
 import pytest
 from test_bad_input import paper, refused
 
+from aero.config import load
 from aero.errors import yaml_of
-from aero.parameters import load
 from aero.pipeline import ROOT
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from aero import families
+from aero.config import ModelParameters, Parameters, TrainParameters
 from aero.errors import UserError
 from aero.model import ModelConfig
 from aero.parallel_context.selection import Aggregation, Selection
-from aero.parameters import ModelParameters, Parameters, TrainParameters
 from aero.sections import Field, Strict, ValidationError
 
 TASKS = ("lm", "icl", "rag", "synthetic")

@@ -11,8 +11,8 @@ from typing import Any
 
 from aero.report.marks import gap, number
 from aero.report.unreadable import measurement
-from aero.two_party import ledger
-from aero.two_party.ledger import Measurement
+from aero.two_party.cost import ledger
+from aero.two_party.cost.ledger import Measurement
 
 FOLDER = "results/bench"
 OPERATIONS = "results/two_party/ops.csv"

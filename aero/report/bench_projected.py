@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from aero.config import load
 from aero.errors import UserError
-from aero.parameters import load
 from aero.report import bench_projections, gpu_speed
 from aero.report.bench import file_of, missing, read, where
 from aero.report.bench_projections import Training
@@ -35,7 +35,7 @@ def projected_training(results: Results) -> Html:
     try:
         parameters = load(results.root / "params.yaml")
     except UserError:
-        return Html(missing("The cost of all trainings", "aero.parameters"))
+        return Html(missing("The cost of all trainings", "aero.config"))
     speed = _measured_speed(results)
     lines = [
         _training_line(bench_projections.training(parameters, DEVICE, speed, gpu_speed.FILE)),
@@ -89,7 +89,7 @@ def projected_stages(results: Results) -> Html:
     try:
         parameters = load(results.root / "params.yaml")
     except UserError:
-        return Html(missing("The cost of all other stages", "aero.parameters"))
+        return Html(missing("The cost of all other stages", "aero.config"))
     speed = _measured_speed(results)
     lines = []
     for stage in bench_projections.other_stages(parameters, results.root, DEVICE, speed):
@@ -120,7 +120,7 @@ def projected_inference(results: Results) -> Html:
     try:
         rent = load(results.root / "params.yaml").core_usd_per_hour
     except UserError:
-        return Html(missing("Private inference of larger models", "aero.parameters"))
+        return Html(missing("Private inference of larger models", "aero.config"))
     chosen = [line for line in found["models"] if line["architecture"] in SHOWN_MODELS]
     lines, heads = [], []
     for name in dict.fromkeys(line["model"] for line in chosen):

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aero import catalogue
-from aero.parameters import Parameters
+from aero.config import Parameters
 from aero.report.unreadable import UNREADABLE
-from aero.two_party import ledger
+from aero.training import catalogue
+from aero.two_party.cost import ledger
 
 SCALE = "paper"
 CODEPARROT_BYTES = 8e9

@@ -13,7 +13,7 @@ from aero.report.costs import GB
 from aero.report.marks import Html, gap, grid, number, row_label
 from aero.report.page import figure_of
 from aero.report.results import Results
-from aero.two_party import packing
+from aero.two_party.cost import packing
 
 SHOWN_ROWS = ("SM+LN+G", "SM+LN+R", "SM+ScFuFFN", "EReg(SM(t)+ScFuFFN)")
 LIMITS = "What limits a private pass"
@@ -166,7 +166,7 @@ def _below_order(found: Mapping[str, Any]) -> str:
         f"Seconds below the expected order over the measured range: {'; '.join(told)}. Products of ciphertexts grow in "
         "that order, automorphisms, by which SPU packs answers, in a lower one, and some of the time does not grow. At "
         "the largest size there are so many times the products and automorphisms of the smallest, by SPU’s packing "
-        f"(<code>aero/two_party/packing.py</code>): {'; '.join(packed)}. "
+        f"(<code>aero/two_party/cost/packing.py</code>): {'; '.join(packed)}. "
     )
 
 

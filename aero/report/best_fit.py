@@ -13,7 +13,7 @@ from aero.report.cost_tables import BASELINE_TARGETS, NUMBERS, OWN_TARGET
 from aero.report.costs import FITTED, GB, lines_by_row, row_family
 from aero.report.marks import Html, gap, grid, number, row_label
 from aero.report.results import Results
-from aero.two_party.packing import EMBEDDINGS
+from aero.two_party.cost.packing import EMBEDDINGS
 
 PLAIN, NO_TILES = "tuned-lattice_products", "tuned-lattice_products-row_tiles"
 """Tuned with SPU's own products, as the fit has them."""

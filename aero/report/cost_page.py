@@ -31,9 +31,9 @@ from aero.report.marks import Html, cost_caption, gap, grid, number, row_label
 from aero.report.put_backs import note
 from aero.report.results import Cost, Results
 from aero.report.tables import cost_rows
-from aero.two_party import ledger
-from aero.two_party.packing import EMBEDDINGS, VOCABULARY_PROJECTIONS
-from aero.two_party.savings import AS_PUBLISHED
+from aero.two_party.cost import ledger
+from aero.two_party.cost.packing import EMBEDDINGS, VOCABULARY_PROJECTIONS
+from aero.two_party.program.optimizations import AS_PUBLISHED
 
 COST_WIDTHS = (0.16, 0.06, 0.06, 0.09, *(0.07,) * 9)
 
@@ -392,7 +392,7 @@ SHAPED = Path("results/two_party/shaped.csv")
 """Passes over shaped links, as `python -m benchmarks.shaped_network` keeps them."""
 SHAPED_OPERATIONS = Path("results/two_party/shaped_ops.csv")
 REFILL = "refill"
-"""Its line in that file: a new stock of oblivious transfers, as `aero.two_party.latency` measures it."""
+"""Its line in that file: a new stock of oblivious transfers, as `aero.two_party.cost.latency` measures it."""
 
 
 def table_shaped(results: Results) -> Html:

@@ -7,7 +7,7 @@ import json
 import math
 from html import escape
 
-from aero.parameters import TwoPartyParameters
+from aero.config import TwoPartyParameters
 from aero.published import Table, load
 from aero.report.costs import (
     ALL_PROGRAMS,
@@ -28,8 +28,8 @@ from aero.report.costs import (
 from aero.report.marks import Html, cost_caption, gap, grid, number, row_label
 from aero.report.put_backs import note
 from aero.report.results import Cost, Results
-from aero.two_party.cost import law_errors, measured_operations
-from aero.two_party.network import Network
+from aero.two_party.cost.cost_model import law_errors, measured_operations
+from aero.two_party.cost.network import Network
 
 FORENSICS_OPERATIONS = "results/two_party/forensics_ops.csv"
 """Single operations under two versions of SPU, as `python -m benchmarks.forensics_ops` keeps them."""
@@ -269,7 +269,7 @@ def cost_model(results: Results) -> Html:
         measured = measured_operations(settings.variant(), results.root)
     except (KeyError, ValueError):
         return Html(f"<p>Laws between measured shapes: {gap()}.</p>")
-    source = "results/two_party/ops.csv, all_ops.csv, asked_ops.csv, aero.two_party.cost.law_errors"
+    source = "results/two_party/ops.csv, all_ops.csv, asked_ops.csv, aero.two_party.cost.cost_model.law_errors"
     rows = []
     for group, points, *of_laws in law_errors(measured):
         errors = [

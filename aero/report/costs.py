@@ -17,9 +17,9 @@ from aero.families import FAMILIES
 from aero.flops import Count, Sizes, count
 from aero.published import Paper, Table, load
 from aero.report.results import Cost, Results, read_costs
-from aero.two_party.counts import counts, published_sizes
-from aero.two_party.network import Network, implied_bandwidth_mbit, lower_bound_seconds, wire_bytes
-from aero.two_party.savings import AS_PUBLISHED
+from aero.two_party.cost.counts import counts, published_sizes
+from aero.two_party.cost.network import Network, implied_bandwidth_mbit, lower_bound_seconds, wire_bytes
+from aero.two_party.program.optimizations import AS_PUBLISHED
 
 GB = 1e9
 """Bytes of a GB as used here. The papers do not say whether theirs are 1e9 or 2^30 bytes; 1e9 is the smaller claim."""

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from aero import provenance
+from aero import records
 from aero.published import known_papers
 from aero.report.results import DEFAULT_SEED, Cost, Results, Run
 
@@ -325,7 +325,7 @@ def details(fragment: str, code: str, line: int = 0, files: Sequence[str] = (), 
     )
     if found := commits(files, root):
         rows.append(("measured at", f"commit {', '.join(found)}"))
-    rows.append(("code", f"{code_link(code, line)}, at commit {_short(provenance.commit())}"))
+    rows.append(("code", f"{code_link(code, line)}, at commit {_short(records.commit())}"))
     again = (*commands(files, root), "make report")
     rows.append(("again", "<br>".join(f"<code>{html.escape(command)}</code>" for command in again)))
     body = "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in rows)

@@ -2,7 +2,7 @@
 
 Python embeds the data and a table that stands without JavaScript, in print and in the PDF; `assets/explorer.js` makes
 the rest of it in the reader's browser and loads nothing. Every cost says how it is known: composed of
-operations measured at these very shapes, estimated by the laws of `aero.two_party.cost` with their error,
+operations measured at these very shapes, estimated by the laws of `aero.two_party.cost.cost_model` with their error,
 extrapolated beyond what was measured, which is shown on request only, or missing with the reason.
 """
 
@@ -16,9 +16,9 @@ from html import escape
 from typing import Any
 
 from aero.architecture import parse
+from aero.config import TwoPartyParameters
 from aero.errors import UserError
 from aero.families import FAMILIES
-from aero.parameters import TwoPartyParameters
 from aero.published import load
 from aero.report.claims import Judged
 from aero.report.cost_page import full_passes
@@ -29,11 +29,11 @@ from aero.report.marks import INTERVAL, Html, cost_caption, gap, grid, number, r
 from aero.report.results import Results
 from aero.report.statistics import estimate, relative
 from aero.report.tables import training_origin
-from aero.two_party.cost import FILES, Operations, composition_error, measured_operations
-from aero.two_party.cost import estimate as estimate_cost
-from aero.two_party.counts import Sizes, are_kept, published_sizes
-from aero.two_party.network import Network
-from aero.two_party.savings import AS_PUBLISHED
+from aero.two_party.cost.cost_model import FILES, Operations, composition_error, measured_operations
+from aero.two_party.cost.cost_model import estimate as estimate_cost
+from aero.two_party.cost.counts import Sizes, are_kept, published_sizes
+from aero.two_party.cost.network import Network
+from aero.two_party.program.optimizations import AS_PUBLISHED
 
 PROGRAMS = (AS_PUBLISHED, *COMPOSED_PROGRAMS)
 COMPOSED, ESTIMATED = "composed", "estimated"

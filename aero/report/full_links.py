@@ -11,10 +11,10 @@ from aero.architecture import parse
 from aero.report.costs import GB, PROGRAMS
 from aero.report.marks import Html, gap, grid, number, row_label
 from aero.report.results import Results
-from aero.two_party import ledger
-from aero.two_party.counts import counts, published_sizes
-from aero.two_party.network import Network, wire_bytes
-from aero.two_party.packing import MATRICES
+from aero.two_party.cost import ledger
+from aero.two_party.cost.counts import counts, published_sizes
+from aero.two_party.cost.network import Network, wire_bytes
+from aero.two_party.cost.packing import MATRICES
 
 PATH = Path("results/two_party/full_links.csv")
 """As `python -m benchmarks.full_links` keeps it."""

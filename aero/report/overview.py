@@ -21,7 +21,7 @@ from aero.report.figure_index import PAPERS
 from aero.report.marks import Html, grid
 from aero.report.results import Results
 from aero.report.statistics import estimate, relative
-from aero.two_party.savings import AS_PUBLISHED
+from aero.two_party.program.optimizations import AS_PUBLISHED
 
 QUESTIONS = Path(__file__).parent / "assets" / "questions.yaml"
 SHOWN = 3

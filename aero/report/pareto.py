@@ -14,15 +14,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from aero.architecture import parse
+from aero.config import Parameters
 from aero.errors import UserError
-from aero.parameters import Parameters
 from aero.published import load as load_paper
 from aero.report.costs import compared_runs
 from aero.report.drawing import AS_WRITTEN, GRID, INK, MUTED, PAPER, TUNED, WIDTH, say_missing, style, svg
 from aero.report.results import Results, load
 from aero.training.log import write_together
-from aero.two_party.cost import estimate, measured_operations
-from aero.two_party.counts import published_sizes
+from aero.two_party.cost.cost_model import estimate, measured_operations
+from aero.two_party.cost.counts import published_sizes
 
 GB = 1e9
 

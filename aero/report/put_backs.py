@@ -1,7 +1,8 @@
 """What tuned rows with linear FFNs are priced without: the residual stream put back into its own basis.
 
 `tuned` absorbs such FFNs into the attention weights, which takes the residual stream to another basis layer by layer.
-Before which layers it has to be put back only a model's weights tell (`aero.two_party.weights.within_budget`), so rows
+Before which layers it has to be put back only a model's weights tell
+(`aero.two_party.program.weights.within_budget`), so rows
 are composed of the plain program, which never does. Each time is one product more, of all tokens with a d x d matrix.
 """
 
@@ -18,7 +19,7 @@ from aero.published import Table
 from aero.report.costs import GB, full_passes, operation, row_costs, row_family
 from aero.report.marks import number
 from aero.report.results import Results
-from aero.two_party.savings import TUNED, absorbs, chosen
+from aero.two_party.program.optimizations import TUNED, absorbs, chosen
 
 
 @dataclass(frozen=True)

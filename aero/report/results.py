@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from aero.catalogue import BOOKKEEPING
+from aero.config import TrainParameters
 from aero.errors import cut, yaml_file
 from aero.model import ModelConfig
-from aero.parameters import TrainParameters
-from aero.result_checks import check_entropies, check_metrics
+from aero.records import check_entropies, check_metrics
+from aero.training.catalogue import BOOKKEEPING
 
 SCALES = ("paper", "gpu", "laptop", "smoke")
 """Largest first: the order in which a scale is chosen when the asked one has no results."""

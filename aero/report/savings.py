@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 
 from aero.report.marks import Html, gap, grid, number, row_label
-from aero.two_party.savings import AS_PUBLISHED, TUNED, changed
+from aero.two_party.program.optimizations import AS_PUBLISHED, TUNED, changed
 
 ENDS = ("as_written", "tuned")
 WITHIN = "tuned-lattice_products"

@@ -29,7 +29,7 @@ from aero.report.costs import (
 )
 from aero.report.results import Results, Run
 from aero.report.statistics import Estimate, estimate, relative
-from aero.two_party.savings import AS_PUBLISHED
+from aero.two_party.program.optimizations import AS_PUBLISHED
 
 Origin = Literal["paper_dimensions", "smaller_scale", "missing"]
 PAPER_DIMENSIONS = "paper_dimensions"

@@ -10,7 +10,7 @@ from aero.report.costs import COSTED, FITTED, GB, PROGRAMS, least_seconds, publi
 from aero.report.marks import Html, gap, grid, number, row_label
 from aero.report.put_backs import of_row
 from aero.report.results import Results
-from aero.two_party.savings import AS_PUBLISHED
+from aero.two_party.program.optimizations import AS_PUBLISHED
 
 
 def target_rows(results: Results) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aero import provenance
+from aero import records
 from aero.errors import UserError, check_file
 from aero.training.kept import FILES
 
@@ -28,7 +28,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 @dataclass(frozen=True)
 class Finished:
-    """One training as its small files. source: `aero.provenance.source_digest` of the code that trained it."""
+    """One training as its small files. source: `aero.records.source_digest` of the code that trained it."""
 
     run: str
     seed: int
@@ -135,7 +135,7 @@ def _check(training: Finished, place: str) -> None:
     if not (_NAME.fullmatch(training.run) and _NAME.fullmatch(training.scale) and seeded):
         said = f"{training.run!r:.60} seed {training.seed!s:.60} at scale {training.scale!r:.60}"
         raise UserError(f"{place}: {said} is no name of a run; leave the line out")
-    if not provenance.is_commit(origin["commit"]):
+    if not records.is_commit(origin["commit"]):
         said = f"{origin['commit']!s:.60}"
         raise UserError(f"{place}: {said!r} is no commit (40 hexadecimal digits); train it again")
 

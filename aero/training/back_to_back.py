@@ -16,11 +16,11 @@ from typing import Any, Literal
 
 import torch
 
+from aero.config import Parameters
 from aero.data.tokens import Tokens
 from aero.errors import UserError
-from aero.locks import lock
 from aero.model import GPT
-from aero.parameters import Parameters
+from aero.records import lock
 from aero.training.log import Row
 from aero.training.processes import default_device
 from aero.training.run import metrics_of, run_hash, train_run

@@ -8,7 +8,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from aero.parameters import Parameters
+from aero.config import Parameters
 from aero.pipeline import ROOT, import_closure
 from aero.training.loop import Regularizer
 
@@ -19,7 +19,7 @@ def code_hash(module: str) -> str:
     result is in the configuration.
     """
     digest = hashlib.sha256()
-    for path in sorted(import_closure(module) - {Path("aero/parameters.py")}):
+    for path in sorted(import_closure(module) - {Path("aero/config.py")}):
         digest.update(f"{path}\n".encode() + (ROOT / path).read_bytes())
     return digest.hexdigest()
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from aero import provenance
+from aero import records
 from aero.errors import UserError, cut, json_file
-from aero.result_checks import check_metrics
+from aero.records import check_metrics
 from aero.training.log import write_together
 from aero.training.run import kept_folder
 
@@ -20,7 +20,7 @@ ABOUT = {"metrics.json": FILES, "sweep.json": ("losses.csv", "traces.csv", "gain
 
 def require_committed() -> None:
     """UserError if the source tree has uncommitted changes: what it makes would be refused after hours of training."""
-    if provenance.commit().endswith("+changes"):
+    if records.commit().endswith("+changes"):
         raise UserError("--keep refuses results of uncommitted code; commit first, or train without it")
 
 

@@ -35,7 +35,7 @@ FLOAT16_MAX = 65504.0
 
 
 class TrainSettings(Protocol):
-    """Fields the loop reads; `aero.parameters.TrainParameters` has them."""
+    """Fields the loop reads; `aero.config.TrainParameters` has them."""
 
     steps: int
     batch_size: int

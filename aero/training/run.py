@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from aero import provenance
+from aero import records
 from aero.checkpoint import save
+from aero.config import Parameters
 from aero.data.batches import Batches, evaluation_batches
 from aero.data.tokens import Tokens
 from aero.errors import UserError, json_file
 from aero.model import GPT
-from aero.parameters import Parameters
 from aero.training.allocation import keep_freed_memory
 from aero.training.configuration import code_hash, configuration, regularizer_of
 from aero.training.log import LiveLog, Observer, temporary, text_of, unfinished, write_together
@@ -80,7 +80,7 @@ def train_run(
         left = [folder / "log.csv", *([folder / "checkpoint.safetensors"] if checkpoint else [])]
         if all(path.is_file() for path in left):
             return metrics
-    started, clock = provenance.now(), time.monotonic()
+    started, clock = records.now(), time.monotonic()
     batches = Batches(tokens.train, config.context, settings.batch_size, seed, packing, device)
 
     def held_out(count: int) -> list[torch.Tensor]:
@@ -144,7 +144,7 @@ def train_run(
         "train": description["train"],
         "regularizer": description["regularizer"],
         "config_hash": state_hash,
-        "provenance": provenance.provenance(
+        "provenance": records.provenance(
             torch=torch.__version__,
             device=torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu",
             processes=processes.count,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from aero.config import Parameters
 from aero.data.tokens import Tokens, open_tokens, tokens_folder
 from aero.errors import UserError
-from aero.parameters import Parameters
 
 
 def run_tokens(parameters: Parameters, run: str, root: Path, given: Path | None = None) -> Tokens:

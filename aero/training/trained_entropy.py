@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from aero import provenance
+from aero import records
+from aero.config import Parameters
 from aero.data.batches import evaluation_batches
 from aero.data.tokens import Tokens
 from aero.entropy import measure
 from aero.errors import UserError
 from aero.model import GPT
-from aero.parameters import Parameters
 from aero.training.compiled import as_it_stands
 from aero.training.log import write_text
 
@@ -53,7 +53,7 @@ def write_entropy(
         **measured,
         "learned": learned(model),
         "provenance": metrics["provenance"],
-        "measured": provenance.provenance(torch=torch.__version__, device=device, at=provenance.now()),
+        "measured": records.provenance(torch=torch.__version__, device=device, at=records.now()),
     }
     write_text(path, json.dumps(result, allow_nan=False) + "\n")
 

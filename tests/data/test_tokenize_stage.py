@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import yaml
 
+from aero.config import load
 from aero.data.corpora import open_corpus
 from aero.data.tokenizer import tokenizer_of, train_tokenizer
 from aero.data.tokens import open_tokens, tokens_folder
-from aero.parameters import load
 from stages import tokenize_corpus
 
 ROOT = Path(__file__).parents[2]

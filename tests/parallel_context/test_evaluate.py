@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from tiny_models import VOCABULARY, ids, own
 
+from aero.config import load
 from aero.errors import UserError
 from aero.parallel_context.correlation import pearson
 from aero.parallel_context.encoding import encode
@@ -17,7 +18,6 @@ from aero.parallel_context.own_model import OwnModel
 from aero.parallel_context.selection import Selection
 from aero.parallel_context.settings import settings
 from aero.parallel_context.tasks import Batch
-from aero.parameters import load
 
 
 def test_language_modelling_loss_and_entropy_are_those_of_the_model():

@@ -5,11 +5,11 @@ import pytest
 import torch
 from tiny_models import own
 
+from aero.config import TrainParameters
 from aero.data.tokens import TokenStream
 from aero.model import GPT
 from aero.parallel_context.tasks import UNSCORED, Mixture, Vocabulary, make_episode_tasks
 from aero.parallel_context.training import losses_by_kind, train
-from aero.parameters import TrainParameters
 
 SETTINGS = TrainParameters(
     steps=6, batch_size=8, learning_rate=1e-2, betas=(0.9, 0.98), epsilon=1e-8, weight_decay=0.1, clip=1.0, warmup=0.05,

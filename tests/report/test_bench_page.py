@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from aero import catalogue
-from aero.parameters import load
+from aero.config import load
 from aero.report import (
     bench,
     bench_figures,
@@ -24,6 +23,7 @@ from aero.report import (
 from aero.report.drawing import svg
 from aero.report.marks import gap
 from aero.report.results import Results
+from aero.training import catalogue
 from stages.configurations import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,13 +18,13 @@ import made_results
 import pytest
 
 from aero.architecture import parse
-from aero.parameters import TwoPartyParameters
+from aero.config import TwoPartyParameters
 from aero.report import claims, explorer, render
 from aero.report.claims import Judged
 from aero.report.results import Results, load
-from aero.two_party.cost import KEPT_FILES, estimate, measured_operations
-from aero.two_party.counts import published_sizes
-from aero.two_party.network import Network
+from aero.two_party.cost.cost_model import KEPT_FILES, estimate, measured_operations
+from aero.two_party.cost.counts import published_sizes
+from aero.two_party.cost.network import Network
 
 in_browser = pytest.mark.skipif(chromium.executable() is None, reason="no Chromium here (Debian's package: chromium)")
 DATA = re.compile(r'<script id="explorer-data" type="application/json">(.*?)</script>', re.DOTALL)

@@ -14,9 +14,9 @@ import benchmarks.full_links
 from aero.report import full_links
 from aero.report.full_links import PROGRAMS
 from aero.report.results import load
-from aero.two_party import ledger
-from aero.two_party.network import BOTH_WAYS_AT_ONCE, Network
-from aero.two_party.operations import Operation
+from aero.two_party.cost import ledger
+from aero.two_party.cost.network import BOTH_WAYS_AT_ONCE, Network
+from aero.two_party.program.operations import Operation
 
 LINEAR, GELU = ("linear", "8x16,16x16"), ("gelu_plain", "8x64")
 HEAD = "op,shape,seconds,wire_bytes,rounds,bytes,messages,provenance\n"

@@ -14,8 +14,8 @@ from aero.pipeline import ROOT
 from aero.published import load as load_paper
 from aero.report import cost_page, cost_tables, page, put_backs, savings, targets
 from aero.report.results import Results, load
-from aero.two_party.counts import counts, published_sizes
-from aero.two_party.savings import SAVINGS
+from aero.two_party.cost.counts import counts, published_sizes
+from aero.two_party.program.optimizations import SAVINGS
 
 PAPER = load_paper("aero")
 
@@ -36,7 +36,7 @@ def test_as_many_layers_as_the_weights_of_a_program_can_put_back(row: str, most:
 
 def test_no_weights_need_it_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A condition number beyond every budget, at every layer of small models."""
-    import aero.two_party.weights as weights
+    import aero.two_party.program.weights as weights
     from aero.model import GPT, ModelConfig
 
     config = ModelConfig(vocabulary=16, context=8, layers=4, heads=2, width=8, ffn_width=32)

@@ -10,7 +10,7 @@ import made_results
 import pytest
 import yaml
 
-from aero.parameters import load as load_parameters
+from aero.config import load as load_parameters
 from aero.report import (
     claims,
     summary,

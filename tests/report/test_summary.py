@@ -15,11 +15,11 @@ import pytest
 import yaml
 
 from aero.architecture import parse
-from aero.parameters import load as load_parameters
+from aero.config import load as load_parameters
 from aero.report import claims, summary
 from aero.report.results import Results
-from aero.two_party.cost import KEPT_FILES, estimate, measured_operations
-from aero.two_party.counts import published_sizes
+from aero.two_party.cost.cost_model import KEPT_FILES, estimate, measured_operations
+from aero.two_party.cost.counts import published_sizes
 from stages import summary as stage
 
 RUN = "sm-scfuffn"

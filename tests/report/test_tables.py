@@ -17,7 +17,7 @@ from aero.report.marks import cost_caption, measured_number, training_caption
 from aero.report.page import headline_rows
 from aero.report.results import Results, load
 from aero.report.tables import COLUMNS, cells_csv, cost_rows, files, table
-from aero.two_party import latency
+from aero.two_party.cost import latency
 
 
 def lines(results: Results, name: str) -> list[dict[str, str]]:

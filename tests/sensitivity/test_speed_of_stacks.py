@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aero.attention import CORES
-from aero.parameters import load
+from aero.config import load
 from aero.sensitivity.regression import Batches
 from aero.sensitivity.setting import LAYERS, TOKENS, Setting
 from aero.sensitivity.stacked import Stack

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from aero.attention import CORES
-from aero.parameters import load
+from aero.config import load
 from aero.sensitivity.conclusions import ORDER
 from aero.sensitivity.metric import (
     clipped,

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from small_project import finish, one_line_error, stage, start, timeless, whole_lines, without_seconds
 
+from aero.config import load
 from aero.data.tokens import open_tokens
 from aero.errors import UserError
-from aero.parameters import load
 from aero.training import archive, back_to_back
 from aero.training.archive import Archive, Finished, finished, read
 from aero.training.back_to_back import Limit

@@ -14,7 +14,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from small_project import ROOT, environment, make, timeless
 
-from aero import parameters, plain_safetensors
+from aero import config as parameters
+from aero import plain_safetensors
 
 ENOUGH = ("torch", "numpy", "tiktoken", "tokenizers")
 
@@ -122,7 +123,7 @@ def test_a_visit_without_the_other_packages(tmp_path):
 def test_parameters_are_the_same_without_pydantic():
     """Every run at every scale, value for value."""
     dump = (
-        "import json\nfrom aero.parameters import CHECKED, load\nparameters = load('params.yaml')\n"
+        "import json\nfrom aero.config import CHECKED, load\nparameters = load('params.yaml')\n"
         "print(json.dumps([CHECKED, parameters.model_dump(), {f'{scale} {run}': parameters.at_scale(scale).train(run)"
         ".recipe() for scale in parameters.scales for run in parameters.runs}]))"
     )
@@ -161,7 +162,7 @@ def test_bad_parameters_are_told_without_pydantic_too(tmp_path, place, value, to
     inner[place[-1]] = value
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
     finished = bare(
-        tmp_path, "from aero.errors import run_main\nfrom aero.parameters import load\nrun_main(lambda _: load() and 0)"
+        tmp_path, "from aero.errors import run_main\nfrom aero.config import load\nrun_main(lambda _: load() and 0)"
     )
     assert finished.returncode == 1 and "Traceback" not in finished.stderr, finished.stderr
     assert finished.stderr.splitlines()[-1].startswith("error: ") and told in finished.stderr.splitlines()[-1]

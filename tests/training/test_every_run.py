@@ -7,8 +7,8 @@ import math
 import pytest
 from small_project import ROOT, make, stage
 
+from aero.config import load
 from aero.data.tokens import open_tokens, tokens_folder
-from aero.parameters import load
 from aero.training.run import train_run
 
 pytestmark = pytest.mark.nightly

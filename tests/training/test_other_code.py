@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from aero.config import load
 from aero.data.tokens import open_tokens
-from aero.parameters import load
 from aero.training import run as training
 from aero.training.log import read
 

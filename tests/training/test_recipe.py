@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from aero.parameters import TrainParameters, load
+from aero.config import TrainParameters, load
 
 ROOT = Path(__file__).resolve().parents[2]
 LANGUINI = {

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from small_project import make, stage
 
+from aero.config import load
 from aero.data.tokens import scale_root
 from aero.errors import UserError
-from aero.parameters import load
 from aero.training.run_tokens import run_tokens
 
 

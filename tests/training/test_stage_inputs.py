@@ -52,7 +52,7 @@ def hook(event, arguments):
             opened.add(path[len(root):])
 sys.addaudithook(hook)
 from typing import get_args
-from aero import parameters
+from aero import config as parameters
 check, places, inside = parameters.load, {}, set()  # inside: the sections of what was loaded, not copies of them
 def place(kind, prefix):
     places.setdefault(kind, prefix)

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from aero.architecture import parse
-from aero.two_party import ledger, packing
-from aero.two_party.counts import counts, published_sizes
+from aero.two_party.cost import ledger, packing
+from aero.two_party.cost.counts import counts, published_sizes
 
 VARIANT = "cheetah-FM64-18-exact"
 ARCHITECTURES = ("SM+LN+G", "SM+LN+R", "SM+R", "SM+ScFuFFN", "SM+ScFuFFNi_6", "SM(t)+ScFuFFN", "SOTA(SM+ScFFN)")

@@ -8,12 +8,12 @@ import json
 import numpy as np
 import pytest
 
+from aero.config import load
 from aero.errors import UserError
-from aero.parameters import load
 from aero.pipeline import ROOT
-from aero.two_party import ledger
-from aero.two_party.measure import arguments, shrink
-from aero.two_party.operations import Operation
+from aero.two_party.cost import ledger
+from aero.two_party.cost.measure import arguments, shrink
+from aero.two_party.program.operations import Operation
 from benchmarks import as_published
 from benchmarks.forensics import Composer, Configuration, Engine, product_bytes, published_rows
 from benchmarks.forensics_ops import read
@@ -69,7 +69,8 @@ def sliced(rows: int, inner: int, columns: int, pieces: int) -> float:
 
 
 def test_its_bytes_are_those_that_the_search_composes_from_operations_of_its_own():
-    """Two ways from operations to rows that share no code and no measurement: `aero.two_party.program` traced, and
+    """Two ways from operations to rows that share no code and no measurement: `aero.two_party.program.forward`
+    traced, and
     `benchmarks.forensics` by formula. What the program has on top is added by hand: products in slices, because of
     memory, and, with temperatures, one more product of two secrets."""
     configuration = Configuration(

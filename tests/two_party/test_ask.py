@@ -23,20 +23,22 @@ import numpy as np
 import pytest
 from made_models import random_model, torch_logits
 
-from aero import asking, checkpoint, cli
+from aero import checkpoint, cli
 from aero.architecture import parse
+from aero.cli import ask as asking
 from aero.data.tokenizer import build
 from aero.model import ModelConfig
-from aero.two_party import cost as costs
-from aero.two_party import hello, serving
-from aero.two_party.answer import Cost, Sampling
-from aero.two_party.hello import PROTOCOL, TRAINING_ONLY, Description, difference, versions
-from aero.two_party.ledger import Measurement, write
-from aero.two_party.program import operations
-from aero.two_party.serving import Answered, Client
-from aero.two_party.settings import Settings, TwoPartyError
-from aero.two_party.tls import Credentials, make_certificates
-from aero.two_party.tunnel import Listener, Tunnel, dial
+from aero.two_party.cost import cost_model as costs
+from aero.two_party.cost.ledger import Measurement, write
+from aero.two_party.program.forward import operations
+from aero.two_party.runtime.settings import Settings, TwoPartyError
+from aero.two_party.serving import handshake as hello
+from aero.two_party.serving import session as serving
+from aero.two_party.serving.answer import Cost, Sampling
+from aero.two_party.serving.handshake import PROTOCOL, TRAINING_ONLY, Description, difference, versions
+from aero.two_party.serving.session import Answered, Client
+from aero.two_party.serving.tls import Credentials, make_certificates
+from aero.two_party.serving.tunnel import Listener, Tunnel, dial
 
 CONTEXT = 12
 PROMPT = "def f():"

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from aero.errors import LONGEST_LINE, one_line
-from aero.two_party.hello import PROTOCOL, Description, versions
-from aero.two_party.settings import TwoPartyError
-from aero.two_party.tunnel import QUESTION_BYTES
+from aero.two_party.runtime.settings import TwoPartyError
+from aero.two_party.serving.handshake import PROTOCOL, Description, versions
+from aero.two_party.serving.tunnel import QUESTION_BYTES
 from benchmarks.fuzz_links import END, MESSAGE, OPEN, _tiny_description, frame, link_client, link_server, shares
 
 DEEP = b"[" * 20_000

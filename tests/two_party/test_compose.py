@@ -10,9 +10,9 @@ import pytest
 from aero.architecture import parse
 from aero.model import ModelConfig
 from aero.pipeline import ROOT
-from aero.two_party.compose import compose
-from aero.two_party.cost import Operations
-from aero.two_party.ledger import (
+from aero.two_party.cost.composition import compose
+from aero.two_party.cost.cost_model import Operations
+from aero.two_party.cost.ledger import (
     UNMEASURED,
     DetailedRow,
     Measurement,
@@ -23,9 +23,9 @@ from aero.two_party.ledger import (
     session_setup,
     write,
 )
-from aero.two_party.network import BOTH_WAYS_AT_ONCE, Network
-from aero.two_party.operations import Operation
-from aero.two_party.program import operations
+from aero.two_party.cost.network import BOTH_WAYS_AT_ONCE, Network
+from aero.two_party.program.forward import operations
+from aero.two_party.program.operations import Operation
 
 TINY = ModelConfig(vocabulary=512, context=16, layers=3, heads=2, width=32, ffn_width=128)
 NETWORKS = {"wan": Network(100, 80), "lan": Network(1000, 1)}

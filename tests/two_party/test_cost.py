@@ -14,11 +14,11 @@ import made_costs
 import pytest
 
 from aero.architecture import parse
+from aero.config import load
 from aero.errors import UserError
-from aero.parameters import load
-from aero.two_party import cost as cost_module
-from aero.two_party import ledger, packing
-from aero.two_party.cost import (
+from aero.two_party.cost import cost_model as cost_module
+from aero.two_party.cost import ledger, packing
+from aero.two_party.cost.cost_model import (
     OneCost,
     Operations,
     composition_error,
@@ -28,11 +28,11 @@ from aero.two_party.cost import (
     measured_operations,
     variant_of,
 )
-from aero.two_party.counts import counts, published_sizes
-from aero.two_party.measure import measure
-from aero.two_party.network import Network
-from aero.two_party.operations import Operation
-from aero.two_party.settings import Settings
+from aero.two_party.cost.counts import counts, published_sizes
+from aero.two_party.cost.measure import measure
+from aero.two_party.cost.network import Network
+from aero.two_party.program.operations import Operation
+from aero.two_party.runtime.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -375,8 +375,8 @@ def test_the_error_of_compositions_is_the_largest_seen():
 
 
 def test_the_cost_model_loads_no_torch_jax_or_spu():
-    code = "import sys, aero.two_party.cost as c; c.measured_operations('cheetah-FM64-18-exact'); "
+    code = "import sys, aero.two_party.cost.cost_model as c; c.measured_operations('cheetah-FM64-18-exact'); "
     code += "print(sorted({'torch', 'jax', 'spu', 'pandas'} & set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert run.stdout.strip() == "[]", run.stderr
-    assert json.loads((ROOT / "aero/two_party/counts.json").read_text())
+    assert json.loads((ROOT / "aero/two_party/cost/counts.json").read_text())

@@ -18,11 +18,11 @@ from aero import cli
 from aero.architecture import parse
 from aero.errors import UserError
 from aero.report.pareto import Point, with_front
-from aero.two_party import cost as cost_module
-from aero.two_party import counts as counts_module
-from aero.two_party import ledger
-from aero.two_party.cost import estimate, measured_operations
-from aero.two_party.counts import published_sizes
+from aero.two_party.cost import cost_model as cost_module
+from aero.two_party.cost import counts as counts_module
+from aero.two_party.cost import ledger
+from aero.two_party.cost.cost_model import estimate, measured_operations
+from aero.two_party.cost.counts import published_sizes
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,8 +9,8 @@ import pytest
 from aero.architecture import parse
 from aero.errors import UserError
 from aero.pipeline import ROOT
-from aero.two_party import counts as module
-from aero.two_party.counts import counts, evaluate, published_sizes, traced
+from aero.two_party.cost import counts as module
+from aero.two_party.cost.counts import counts, evaluate, published_sizes, traced
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_counts_are_those_of_the_program(text, family, changes, context, program
 
 
 def test_the_file_is_of_this_code_and_answers_without_tracing(monkeypatch):
-    """If this fails the programs were changed: `python -m aero.two_party.counts` traces them again."""
+    """If this fails the programs were changed: `python -m aero.two_party.cost.counts` traces them again."""
     values = json.loads(module.PATH.read_text(encoding="utf-8"))
     assert values["code"] == module.code()
     # Of other text of the same code the file is believed too, after half a second of reading that code.

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from jax.extend import core
 
-from aero.two_party import nonlinear
-from aero.two_party.cover import Cover, narrow_levels, tree_levels
+from aero.two_party.program import nonlinear
+from aero.two_party.program.cover import Cover, narrow_levels, tree_levels
 
 
 def equations(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:

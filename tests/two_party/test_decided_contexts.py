@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from aero.architecture import parse
-from aero.two_party import packing
-from aero.two_party.cost import KEPT_FILES, Operations, estimate, measured_operations
-from aero.two_party.counts import published_sizes
+from aero.two_party.cost import packing
+from aero.two_party.cost.cost_model import KEPT_FILES, Operations, estimate, measured_operations
+from aero.two_party.cost.counts import published_sizes
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = " ".join((ROOT / "docs/decisions.md").read_text(encoding="utf-8").split())

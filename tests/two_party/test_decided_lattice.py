@@ -12,8 +12,8 @@ import pytest
 
 from aero.report.lattice_rows import ALONE, OUTSIDE, WITHIN, lattice_rows
 from aero.report.results import load
-from aero.two_party import lattice_product as lattice
-from aero.two_party import ledger
+from aero.two_party.cost import ledger
+from aero.two_party.lattice import matmul as lattice
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = " ".join((ROOT / "docs/decisions.md").read_text(encoding="utf-8").split())

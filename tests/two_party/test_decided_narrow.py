@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aero.two_party.cost import measured_operations
+from aero.two_party.cost.cost_model import measured_operations
 
 ROOT = Path(__file__).resolve().parents[2]
 N = r"([\d.]*\d)"

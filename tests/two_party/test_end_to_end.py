@@ -7,10 +7,10 @@ import pytest
 from made_models import random_model, torch_logits
 
 from aero import checkpoint
-from aero.two_party.end_to_end import ask, composed_bytes
-from aero.two_party.program import operations
-from aero.two_party.settings import Settings, TwoPartyError
-from aero.two_party.weights import within_budget
+from aero.two_party.program.end_to_end import ask, composed_bytes
+from aero.two_party.program.forward import operations
+from aero.two_party.program.weights import within_budget
+from aero.two_party.runtime.settings import Settings, TwoPartyError
 
 # Logit errors of fixed point with 18 fraction bits (as_written: also of SPU's exponential and GELU).
 TOLERANCE = 0.02

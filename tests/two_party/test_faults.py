@@ -21,12 +21,12 @@ import numpy as np
 import pytest
 from garbling import Middle
 
-from aero.two_party import nonlinear
-from aero.two_party.parties import run_parties
-from aero.two_party.serving import run_through
-from aero.two_party.settings import CLIENT, NAMES, SERVER, Settings, TwoPartyError
-from aero.two_party.tls import Credentials, make_certificates
-from aero.two_party.tunnel import DATA, Listener, dial
+from aero.two_party.program import nonlinear
+from aero.two_party.runtime.parties import run_parties
+from aero.two_party.runtime.settings import CLIENT, NAMES, SERVER, Settings, TwoPartyError
+from aero.two_party.serving.session import run_through
+from aero.two_party.serving.tls import Credentials, make_certificates
+from aero.two_party.serving.tunnel import DATA, Listener, dial
 
 LONG = 100_000  # runs: more than any test waits for
 
@@ -108,8 +108,8 @@ def test_a_full_disk_under_a_partys_log(tmp_path, rank):
 
 ON_A_DISK = """
 import time
-from aero.two_party.parties import run_parties
-from aero.two_party.settings import Settings, TwoPartyError
+from aero.two_party.runtime.parties import run_parties
+from aero.two_party.runtime.settings import Settings, TwoPartyError
 from test_faults import many_runs
 if __name__ == "__main__":
     own, last = (FOLDER, None), []

@@ -9,11 +9,11 @@ import pytest
 import torch
 from made_models import random_model, torch_logits
 
-from aero.two_party.end_to_end import ask
-from aero.two_party.fixed_point import PRODUCTS, check, farthest, fitting, limits, watched
-from aero.two_party.operations import Operation
-from aero.two_party.parties import run_parties
-from aero.two_party.settings import CLIENT, SERVER, Settings, TwoPartyError
+from aero.two_party.program.end_to_end import ask
+from aero.two_party.program.fixed_point import PRODUCTS, check, farthest, fitting, limits, watched
+from aero.two_party.program.operations import Operation
+from aero.two_party.runtime.parties import run_parties
+from aero.two_party.runtime.settings import CLIENT, SERVER, Settings, TwoPartyError
 
 LIMITS = limits(Settings())
 TOLERANCE = 0.02

@@ -22,11 +22,11 @@ from clear_text import found_in_memory
 from test_parties import runs
 
 from aero.pipeline import ROOT
-from aero.two_party import addresses, parties
-from aero.two_party.parties import Relay, Settings, TwoPartyError, run_parties
-from aero.two_party.serving import Client
-from aero.two_party.settings import CLIENT
-from aero.two_party.tunnel import Listener, dial
+from aero.two_party.runtime import addresses, parties
+from aero.two_party.runtime.parties import Relay, Settings, TwoPartyError, run_parties
+from aero.two_party.runtime.settings import CLIENT
+from aero.two_party.serving.session import Client
+from aero.two_party.serving.tunnel import Listener, dial
 from benchmarks.long_server import descriptors
 
 

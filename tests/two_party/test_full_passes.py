@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from aero.architecture import parse
+from aero.config import load
 from aero.errors import UserError
-from aero.parameters import load
 from aero.pipeline import ROOT
-from aero.two_party import ledger
-from aero.two_party.compose import compose
-from aero.two_party.network import Network
-from aero.two_party.program import operations
+from aero.two_party.cost import ledger
+from aero.two_party.cost.composition import compose
+from aero.two_party.cost.network import Network
+from aero.two_party.program.forward import operations
 from benchmarks import full_passes
 
 ENTRY = {"architecture": "SM+LN+R", "computed_as": "tuned", "bytes_client": 1_500_000_000, "bytes_server": 1e9}

@@ -10,14 +10,15 @@ import sys
 import weakref
 from types import SimpleNamespace
 
-from aero import asking
+from aero.cli import ask as asking
 from aero.pipeline import ROOT
-from aero.two_party import serving, tunnel
+from aero.two_party.serving import session as serving
+from aero.two_party.serving import tunnel
 
 # 24 threads at once, each with blocks of 2 KB.
 BLOCKS = """
 import ctypes, sys, threading
-from aero.two_party.heap import give_freed_memory_back
+from aero.two_party.runtime.heap import give_freed_memory_back
 if sys.argv[1] == "back":
     assert give_freed_memory_back()
 libc = ctypes.CDLL(None)

@@ -13,13 +13,13 @@ from clear_text import STEP, found_in_memory, large_runs, near, occurrences, unp
 from made_models import random_model, torch_logits
 
 from aero import checkpoint
-from aero.two_party import parties
-from aero.two_party.answer import Sampling, weights_sha256
-from aero.two_party.hello import Description
-from aero.two_party.relay import Relay
-from aero.two_party.serving import ask_here
-from aero.two_party.settings import NAMES, Settings
-from aero.two_party.weights import weight_arrays
+from aero.two_party.program.weights import weight_arrays
+from aero.two_party.runtime import parties
+from aero.two_party.runtime.relay import Relay
+from aero.two_party.runtime.settings import NAMES, Settings
+from aero.two_party.serving.answer import Sampling, weights_sha256
+from aero.two_party.serving.handshake import Description
+from aero.two_party.serving.session import ask_here
 
 TOKENS, NEW, VOCABULARY = 8, 2, 257
 # One of random tokens, and as unlike it as can be: the vocabulary's last entry again and again.

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from aero.two_party.latency import (
+from aero.two_party.cost.latency import (
     DELAYED,
     LIMITED,
     REFILL_MESSAGES,
@@ -18,10 +18,10 @@ from aero.two_party.latency import (
     refill_cost,
     refills_of,
 )
-from aero.two_party.network import Network
-from aero.two_party.operations import Operation
-from aero.two_party.profile import Profile
-from aero.two_party.settings import Settings
+from aero.two_party.cost.network import Network
+from aero.two_party.program.operations import Operation
+from aero.two_party.runtime.profile import Profile
+from aero.two_party.runtime.settings import Settings
 
 RELU, TRUNCATION = Operation("relu", ((8, 64),)), Operation("scale_public", ((8, 64),), (("factor", 0.5),))
 COSTS = {

@@ -12,19 +12,19 @@ from clear_text import STEP, occurrences, unprotected
 from made_models import random_model, torch_logits
 
 from aero.architecture import parse
+from aero.config import TUNED_FRACTION_BITS
 from aero.errors import UserError
 from aero.model import ModelConfig
-from aero.parameters import TUNED_FRACTION_BITS
-from aero.two_party import lattice_product as lattice
-from aero.two_party import polynomials
-from aero.two_party.end_to_end import ask, composed_bytes
-from aero.two_party.operations import Operation
-from aero.two_party.parties import run_parties
-from aero.two_party.program import operations
-from aero.two_party.relay import Relay
-from aero.two_party.settings import CLIENT, SERVER, Settings
-from aero.two_party.shares import STEPS, Hand, ShareStep, plan
-from aero.two_party.weights import MATRICES, weight_shapes, within_budget
+from aero.two_party.lattice import matmul as lattice
+from aero.two_party.lattice import polynomials
+from aero.two_party.lattice.share_steps import STEPS, Hand, ShareStep, plan
+from aero.two_party.program.end_to_end import ask, composed_bytes
+from aero.two_party.program.forward import operations
+from aero.two_party.program.operations import Operation
+from aero.two_party.program.weights import MATRICES, weight_shapes, within_budget
+from aero.two_party.runtime.parties import run_parties
+from aero.two_party.runtime.relay import Relay
+from aero.two_party.runtime.settings import CLIENT, SERVER, Settings
 
 RING = 1 << 64
 SMALL = 64  # a degree at which Python's integers are quick; nothing is secure there

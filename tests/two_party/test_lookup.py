@@ -15,18 +15,20 @@ from aero import checkpoint
 from aero.architecture import parse
 from aero.errors import UserError
 from aero.model import ModelConfig
-from aero.two_party import lookup, packing, party, polynomials
-from aero.two_party.answer import Sampling, weights_sha256
-from aero.two_party.end_to_end import ask, composed_bytes
-from aero.two_party.hello import Description
-from aero.two_party.operations import Operation
-from aero.two_party.parties import run_parties
-from aero.two_party.program import one_hot_rows, operations
-from aero.two_party.relay import Relay
-from aero.two_party.serving import ask_here
-from aero.two_party.settings import CLIENT, SERVER, Settings, TwoPartyError
-from aero.two_party.shares import STEPS, Hand, ShareStep, plan
-from aero.two_party.weights import within_budget
+from aero.two_party.cost import packing
+from aero.two_party.lattice import lookup, polynomials
+from aero.two_party.lattice.share_steps import STEPS, Hand, ShareStep, plan
+from aero.two_party.program.end_to_end import ask, composed_bytes
+from aero.two_party.program.forward import one_hot_rows, operations
+from aero.two_party.program.operations import Operation
+from aero.two_party.program.weights import within_budget
+from aero.two_party.runtime import party
+from aero.two_party.runtime.parties import run_parties
+from aero.two_party.runtime.relay import Relay
+from aero.two_party.runtime.settings import CLIENT, SERVER, Settings, TwoPartyError
+from aero.two_party.serving.answer import Sampling, weights_sha256
+from aero.two_party.serving.handshake import Description
+from aero.two_party.serving.session import ask_here
 
 RING = 1 << 64
 LARGE = 5003  # entries, from where a lookup is cheaper: not a multiple of the ring's degree

@@ -8,12 +8,12 @@ import json
 import numpy as np
 import pytest
 
-from aero import provenance
-from aero.two_party import ledger
-from aero.two_party.measure import arguments, measure, measure_rounds, refilled, shrink
-from aero.two_party.operations import Operation
-from aero.two_party.profile import Profile
-from aero.two_party.settings import Settings
+from aero import records
+from aero.two_party.cost import ledger
+from aero.two_party.cost.measure import arguments, measure, measure_rounds, refilled, shrink
+from aero.two_party.program.operations import Operation
+from aero.two_party.runtime.profile import Profile
+from aero.two_party.runtime.settings import Settings
 from stages import two_party_ops
 from stages.two_party_ops import resumable
 
@@ -95,7 +95,7 @@ def test_a_refill_is_told_from_a_large_operation():
 
 
 def test_only_the_same_measurement_is_resumed(tmp_path, monkeypatch):
-    monkeypatch.setattr(provenance, "commit", lambda: "c0ffee")
+    monkeypatch.setattr(records, "commit", lambda: "c0ffee")
     source = '{"commit":"c0ffee"}'
     row = ledger.Measurement("relu", "16x64", "gpt2", 128, "fm64", 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 1, source)
     path = tmp_path / "ops.unfinished.csv"
@@ -104,7 +104,7 @@ def test_only_the_same_measurement_is_resumed(tmp_path, monkeypatch):
     assert resumable(path, "fm64", "gpt2", 128) == [row]
     assert resumable(path, "fm32", "gpt2", 128) == resumable(path, "fm64", "own", 64) == []
     for commit in ("decaf", "unknown", "c0ffee+changes"):
-        monkeypatch.setattr(provenance, "commit", lambda commit=commit: commit)
+        monkeypatch.setattr(records, "commit", lambda commit=commit: commit)
         ledger.write(path, [dataclasses.replace(row, provenance=json.dumps({"commit": commit}))], ledger.Measurement)
         assert resumable(path, "fm64", "gpt2", 128) == []
     path.write_text("damaged")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aero.two_party.network import Network, implied_bandwidth_mbit, lower_bound_seconds, wire_bytes
+from aero.two_party.cost.network import Network, implied_bandwidth_mbit, lower_bound_seconds, wire_bytes
 
 
 def test_latency_of_the_papers_network_by_hand():

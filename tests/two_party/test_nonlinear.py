@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from aero.two_party import nonlinear
+from aero.two_party.program import nonlinear
 
 
 def exact_softmax(logits: np.ndarray) -> np.ndarray:

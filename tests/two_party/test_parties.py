@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 from clear_text import STEP, occurrences, unprotected
 
-from aero.two_party import parties, party
-from aero.two_party.parties import CLIENT, SERVER, Party, Relay, Settings, TwoPartyError, run_parties, run_party
-from aero.two_party.profile import check_pair
+from aero.two_party.runtime import parties, party
+from aero.two_party.runtime.parties import CLIENT, SERVER, Party, Relay, Settings, TwoPartyError, run_parties, run_party
+from aero.two_party.runtime.profile import check_pair
 
 N = 64
 RNG = np.random.default_rng(20241013)
@@ -376,7 +376,7 @@ PARENT = """
 import sys
 sys.path[:0] = sys.argv[1:3]
 import test_parties
-from aero.two_party.parties import Settings, run_parties
+from aero.two_party.runtime.parties import Settings, run_parties
 if __name__ == "__main__":
     run_parties(test_parties.faulty, (sys.argv[3], "silent"), (sys.argv[3], "silent"), Settings())
 """

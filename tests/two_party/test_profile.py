@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from aero.two_party.profile import Operation, check_pair, parse
+from aero.two_party.runtime.profile import Operation, check_pair, parse
 
 HERE = Path(__file__).parent
 RELU = (HERE / "spu_0.9.5_client.txt").read_text()

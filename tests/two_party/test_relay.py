@@ -13,9 +13,9 @@ import time
 import pytest
 
 from aero.pipeline import ROOT
-from aero.two_party import relay as relay_module
-from aero.two_party.relay import Relay, _End
-from aero.two_party.settings import CLIENT, SERVER, TwoPartyError
+from aero.two_party.runtime import relay as relay_module
+from aero.two_party.runtime.relay import Relay, _End
+from aero.two_party.runtime.settings import CLIENT, SERVER, TwoPartyError
 
 
 class Echo:
@@ -44,7 +44,7 @@ RECORDING = """
 import socket
 from pathlib import Path
 
-from aero.two_party.relay import Relay
+from aero.two_party.runtime.relay import Relay
 
 PIECES = 1000
 

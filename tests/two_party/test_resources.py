@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from aero.parameters import load
-from aero.two_party.cost import measured_operations
-from aero.two_party.counts import published_sizes
-from aero.two_party.network import Network
-from aero.two_party.operations import Operation
-from aero.two_party.profile import Operation as Kernel
-from aero.two_party.profile import Profile
-from aero.two_party.settings import Settings
+from aero.config import load
+from aero.two_party.cost.cost_model import measured_operations
+from aero.two_party.cost.counts import published_sizes
+from aero.two_party.cost.network import Network
+from aero.two_party.program.operations import Operation
+from aero.two_party.runtime.profile import Operation as Kernel
+from aero.two_party.runtime.profile import Profile
+from aero.two_party.runtime.settings import Settings
 from benchmarks import resources
 from benchmarks.resources import HE, LOCAL, OT, OTHER, PATH, Used, read, sorted_out
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from made_models import random_model
 
-from aero.two_party.settings import TwoPartyError
+from aero.two_party.runtime.settings import TwoPartyError
 from benchmarks import savings
 
 WEIGHTS = "c" * 64

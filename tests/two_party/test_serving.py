@@ -10,13 +10,14 @@ import time
 import pytest
 from made_models import random_model
 
-from aero.two_party import serving, tunnel
-from aero.two_party.answer import Cost, Sampling
-from aero.two_party.hello import PROTOCOL, Description, versions
-from aero.two_party.serving import Client, Server
-from aero.two_party.settings import SERVER, Settings, TwoPartyError
-from aero.two_party.tls import Credentials, make_certificates
-from aero.two_party.tunnel import Listener, dial
+from aero.two_party.runtime.settings import SERVER, Settings, TwoPartyError
+from aero.two_party.serving import session as serving
+from aero.two_party.serving import tunnel
+from aero.two_party.serving.answer import Cost, Sampling
+from aero.two_party.serving.handshake import PROTOCOL, Description, versions
+from aero.two_party.serving.session import Client, Server
+from aero.two_party.serving.tls import Credentials, make_certificates
+from aero.two_party.serving.tunnel import Listener, dial
 
 ANSWER_S = 0.6
 

@@ -8,11 +8,11 @@ import socket
 import numpy as np
 import pytest
 
-from aero.two_party import shaped
-from aero.two_party.network import Network
-from aero.two_party.party import Party
-from aero.two_party.settings import CLIENT, SERVER, Settings, TwoPartyError
-from aero.two_party.shaped import PAYLOAD_SHARE, Namespaces, kernel_lacks, probe, run_shaped
+from aero.two_party.cost.network import Network
+from aero.two_party.runtime import shaped_link as shaped
+from aero.two_party.runtime.party import Party
+from aero.two_party.runtime.settings import CLIENT, SERVER, Settings, TwoPartyError
+from aero.two_party.runtime.shaped_link import PAYLOAD_SHARE, Namespaces, kernel_lacks, probe, run_shaped
 
 RATE_ONLY = Network(100, 0)
 

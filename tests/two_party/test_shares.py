@@ -10,12 +10,13 @@ from clear_text import STEP, large_runs, near
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aero.two_party import nonlinear, shares
-from aero.two_party.parties import run_parties
-from aero.two_party.relay import Relay
-from aero.two_party.ring import bits_of, ring_elements, share_of
-from aero.two_party.settings import CLIENT, SERVER, Settings
-from aero.two_party.shares import OCTAVES, SQUARINGS, STEPS, Hand, Segment, ShareStep, negative, plan
+from aero.two_party.lattice import share_steps as shares
+from aero.two_party.lattice.ring import bits_of, ring_elements, share_of
+from aero.two_party.lattice.share_steps import OCTAVES, SQUARINGS, STEPS, Hand, Segment, ShareStep, negative, plan
+from aero.two_party.program import nonlinear
+from aero.two_party.runtime.parties import run_parties
+from aero.two_party.runtime.relay import Relay
+from aero.two_party.runtime.settings import CLIENT, SERVER, Settings
 
 BITS = 18
 RING = 1 << 64

@@ -18,10 +18,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from garbling import Middle
 
-from aero.two_party import host_names, tls, tunnel
-from aero.two_party.settings import TwoPartyError
-from aero.two_party.tls import Credentials, context_for, make_certificates
-from aero.two_party.tunnel import Listener, dial
+from aero.two_party.runtime import host_names
+from aero.two_party.runtime.settings import TwoPartyError
+from aero.two_party.serving import tls, tunnel
+from aero.two_party.serving.tls import Credentials, context_for, make_certificates
+from aero.two_party.serving.tunnel import Listener, dial
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,9 @@ from made_models import random_model, torch_logits
 
 from aero import checkpoint
 from aero.data.tokenizer import build
-from aero.two_party.settings import CLIENT, SERVER, TwoPartyError
-from aero.two_party.shaped import Namespaces
-from aero.two_party.tls import make_certificates
+from aero.two_party.runtime.settings import CLIENT, SERVER, TwoPartyError
+from aero.two_party.runtime.shaped_link import Namespaces
+from aero.two_party.serving.tls import make_certificates
 
 PROMPT = "def f():"
 

@@ -12,15 +12,15 @@ import pytest
 import yaml
 
 from aero.architecture import parse
+from aero.config import load
 from aero.errors import UserError
-from aero.locks import lock
-from aero.parameters import load
-from aero.two_party import ledger
-from aero.two_party.cost import measured_operations
-from aero.two_party.counts import counts, published_sizes
-from aero.two_party.operations import Operation
-from aero.two_party.program import operations
-from aero.two_party.settings import TwoPartyError
+from aero.records import lock
+from aero.two_party.cost import ledger
+from aero.two_party.cost.cost_model import measured_operations
+from aero.two_party.cost.counts import counts, published_sizes
+from aero.two_party.program.forward import operations
+from aero.two_party.program.operations import Operation
+from aero.two_party.runtime.settings import TwoPartyError
 from stages.two_party_all import PrintedRow, batches, main, measure_rows, printed_rows, signature, wanted
 
 ROOT = Path(__file__).resolve().parents[2]

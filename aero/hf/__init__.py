@@ -1,0 +1,1 @@
+"""Hugging Face models: loading, measuring attention entropy, the entropy regulariser."""

@@ -1,0 +1,269 @@
+"""AERO's entropy regulariser for Hugging Face's causal language models: a learnable threshold a head, a learnable
+temperature a query position, a penalty in the loss. Through the attention function of `aero.hf.measure`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from aero.entropy import Reduction, check_ids, entropy_regularization
+from aero.hf.measure import IMPLEMENTATION, recorded_rows, run, switch_attention, vocabulary
+from aero.hf.padding import check_padding, real_of
+
+
+def _bound(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of `model` by their names."""
+    given = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    return {**given, **given.get("kwargs", {})}
+
+
+def _part(labels: Tensor, together: Tensor | int) -> Tensor:
+    """The share of a micro-batch, by its shifted labels, in a step of so many."""
+    return labels.ne(-100).sum() / together
+
+
+class EntropyRegularizer:
+    """AERO's entropy regulariser on a Hugging Face model, with learnable thresholds and temperatures (Algorithm 1).
+
+        regularizer = EntropyRegularizer(model, context=128)
+        Trainer(model=model, ...).train()
+
+    The model then adds lambda times the regularisation to the loss it returns in training mode. Its new parameters are
+    `reg_threshold_weights` (L, H), fractions of log T, and in every attention module `entropy_temperature`
+    (H, context), which divides the logits of its query row. They are trained and saved with the model's own; `load`
+    puts them back.
+
+    context: the longest sequence, as temperatures belong to positions; and the T of E_max = log T in every batch, so
+    that neither padding nor the lengths beside it change a sequence's penalty. A batch of nothing but padding has
+    penalty 0. lambda_, gamma, reduction: see `aero.entropy.entropy_regularization`; head_mean takes the mean over all
+    real queries of a batch.
+    lambda_positions: `position_sum` adds up over a batch's tokens, so lambda_ is that of a batch of so many (the
+    papers' 128 x 128), whatever the batch; None: as it stands.
+    threshold_init: of every head, a fraction of log T from 0 to 1.
+    temperature_init: 1 leaves a trained model as it is, the papers start new ones at 0.01; None: no temperatures.
+
+    Nothing keeps a temperature above 0: one that crosses it turns its row's attention over. Optimizers that step by
+    their learning rate (Adam) take one of 0.01 there in some ten steps at 1e-3; look at the least of `temperatures`.
+
+    With gradient accumulation a micro-batch weighs by its share of the step's labels, as the loss does: all that it is
+    told of the others is their number. With sequences of one length that is its share of the tokens, and the step's
+    penalty by `position_sum` that of one batch; otherwise, as a sequence has one label fewer than tokens, nearly. A
+    loss of your own adds `share`.
+
+    Raises ValueError if `model` is no model of transformers but a wrapper of one, its attention cannot be switched to
+    ours or has dropout, it has a regulariser already or a value is out of range; in training, if ids are no token ids
+    of the model or a mask tells no padding.
+
+    A mask of padding is (B, T); one that a caller made for every pair, (B, 1, T, S), bool or to be added to the logits,
+    tells padding too: a token that no query sees, not even its own, is left out of the penalty.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        context: int,
+        lambda_: float = 1e-5,
+        gamma: float = 0.20,
+        reduction: Reduction = "position_sum",
+        lambda_positions: int | None = 16384,
+        threshold_init: float = 0.5,
+        temperature_init: float | None = 1.0,
+    ) -> None:
+        if not isinstance(model, PreTrainedModel):
+            raise ValueError(
+                f"{type(model).__name__} is no PreTrainedModel of transformers: give the model inside, before "
+                "torch.compile, PEFT or a parallel wrapper takes it"
+            )
+        if hasattr(model, "reg_threshold_weights"):
+            raise ValueError(f"this {type(model).__name__} has an entropy regulariser already")
+        if type(context) is not int:
+            raise ValueError(f"context {context!r} must be a whole number of tokens")
+        if not (0 <= lambda_ < math.inf and 0 <= gamma < math.inf and context >= 1 and 0 <= threshold_init <= 1):
+            raise ValueError(
+                f"lambda_ {lambda_:g} and gamma {gamma:g} must not be negative, context {context} at least 1, "
+                f"threshold_init {threshold_init:g} from 0 to 1"
+            )
+        if temperature_init is not None and not 0 < temperature_init < math.inf:
+            raise ValueError(f"temperature_init {temperature_init:g} must be positive: it divides the logits")
+        if reduction not in Reduction.__args__ or (lambda_positions is not None and lambda_positions < 1):
+            raise ValueError(
+                f"reduction {reduction!r} must be one of {Reduction.__args__}, lambda_positions {lambda_positions} at "
+                "least 1 or None"
+            )
+        for name in ("attn_pdrop", "attention_dropout"):
+            if getattr(model.config.get_text_config(), name, 0.0):
+                raise ValueError(
+                    f"attention dropout {getattr(model.config.get_text_config(), name):g} is on, and the entropy of "
+                    f"dropped weights means nothing: load the model with {name}=0.0"
+                )
+        rows, _ = run(model, torch.zeros(1, 1, dtype=torch.long), None, switched=True)
+        heads = rows[0].entropies.shape[1]
+        thresholds = torch.full((len(rows), heads), threshold_init, device=model.device)
+        model.register_parameter("reg_threshold_weights", nn.Parameter(thresholds))
+        if temperature_init is not None:
+            for module in {id(row.module): row.module for row in rows}.values():
+                start = torch.full((heads, context), temperature_init, device=next(module.parameters()).device)
+                module.register_parameter("entropy_temperature", nn.Parameter(start))
+        switch_attention(model)
+        self.model = model
+        self.context, self.gamma, self.reduction = context, gamma, reduction
+        self.lambda_, self.lambda_positions = lambda_, lambda_positions
+        self._told = False
+        self.penalty: Tensor | None = None
+        """What the last forward pass in training mode added to the loss, nats. If it had no labels, and so no loss:
+        what is to be added to yours, with its gradient (`share` under gradient accumulation)."""
+        model.config.entropy_regularizer = {
+            "context": context,
+            "lambda_": lambda_,
+            "gamma": gamma,
+            "reduction": reduction,
+            "lambda_positions": lambda_positions,
+            "temperature_init": temperature_init,
+        }
+        model.register_forward_pre_hook(self._before, with_kwargs=True)
+        model.register_forward_hook(self._after, with_kwargs=True, always_call=True)
+
+    @classmethod
+    def load(cls, model: PreTrainedModel, folder: Path | str) -> EntropyRegularizer:
+        """The regulariser of `model`, which was saved with one in `folder` and loaded from there.
+
+        ValueError if it was saved without one, or its parameters are not in the folder's safetensors files.
+        """
+        if not Path(folder).is_dir():
+            raise ValueError(
+                f"{folder} is no folder: give the one that save_pretrained wrote, for a model of a hub what "
+                "huggingface_hub.snapshot_download returns"
+            )
+        settings = getattr(model.config, "entropy_regularizer", None)
+        if settings is None:
+            raise ValueError(f"the model in {folder} was saved without an entropy regulariser")
+        regularizer = cls(model, **settings)
+        waiting = dict(regularizer.named_parameters())
+        for path in sorted(Path(folder).glob("*.safetensors")):
+            with safe_open(path, framework="pt") as file:
+                for name in waiting.keys() & set(file.keys()):
+                    waiting.pop(name).data.copy_(file.get_tensor(name))
+        if waiting:
+            raise ValueError(f"{folder} has no {', '.join(sorted(waiting))} in a safetensors file")
+        return regularizer
+
+    @property
+    def thresholds(self) -> Tensor:
+        """`reg_threshold_weights` (L, H)."""
+        return self.model.reg_threshold_weights
+
+    @property
+    def temperatures(self) -> list[Tensor]:
+        """The temperatures (H, context) of every attention module; empty if it has none."""
+        return [value for name, value in self.named_parameters() if name.endswith("entropy_temperature")]
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """The regulariser's own parameters under their names in the model."""
+        own = ("reg_threshold_weights", "entropy_temperature")
+        return ((name, value) for name, value in self.model.named_parameters() if name.split(".")[-1] in own)
+
+    def share(self, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+        """What a loss of your own adds after a forward pass without labels, with its gradient: nats.
+
+            def my_loss(outputs, labels, num_items_in_batch=None):
+                return my_cross_entropy(...) + regularizer.share(labels, num_items_in_batch)
+
+            Trainer(model, arguments, compute_loss_func=my_loss, ...)
+
+        labels: (B, T), -100 where there is none. num_items_in_batch: the labels of all accumulated micro-batches, as
+        `Trainer` counts them, if your loss is divided by it; None: the penalty whole. RuntimeError without such a pass.
+        """
+        if self.penalty is None or self.penalty.grad_fn is None:
+            raise RuntimeError(
+                "no penalty with a gradient: call the model in training mode without labels first, with gradients"
+            )
+        return self.penalty if num_items_in_batch is None else self.penalty * _part(labels[..., 1:], num_items_in_batch)
+
+    def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
+        """All of the model's parameters for an optimizer: decay on matrices, none on biases, norms, and our own."""
+        own = {name for name, _ in self.named_parameters()}
+        decayed, others = [], []
+        for name, value in self.model.named_parameters():
+            (decayed if value.ndim > 1 and name not in own else others).append(value)
+        return [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+
+    def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if model.config._attn_implementation != IMPLEMENTATION:
+            raise ValueError(
+                f"the attention of this {type(model).__name__} was switched to {model.config._attn_implementation}, "
+                f"which knows no temperatures and no entropies: model.set_attn_implementation('{IMPLEMENTATION}') first"
+            )
+        if not model.training:
+            return  # whatever records now (`recording`) goes on
+        recorded_rows.set([])
+        given = _bound(model, args, kwargs)
+        if (ids := given.get("input_ids")) is not None:
+            # On a GPU their values are not looked at: every step would wait for it, and there it refuses them itself.
+            check_ids(ids, vocabulary(model) if ids.device.type == "cpu" else None)
+        if (mask := given.get("attention_mask")) is not None:
+            check_padding(mask, ids)
+
+    def _after(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """`output` with the penalty in its loss. model: a replica of `self.model` where torch makes some."""
+        if not model.training:
+            return None
+        rows = recorded_rows.get()
+        recorded_rows.set(None)
+        if output is None:  # the forward pass failed
+            return None
+        given = _bound(model, args, kwargs)
+        home = model.reg_threshold_weights.device  # the layers of one model may lie on several
+        entropies = torch.stack([row.entropies.to(home) for row in rows])  # (L, B, H, T)
+        if torch.is_grad_enabled() and model.is_activation_checkpointing and not entropies.requires_grad:
+            raise ValueError(
+                "gradient checkpointing keeps the entropies' gradient back: use it with "
+                "gradient_checkpointing_kwargs={'use_reentrant': False}"
+            )
+        self.penalty = penalty = self._weighted(entropies, model.reg_threshold_weights, given.get("attention_mask"))
+        if given.get("labels") is None:
+            if given.get("num_items_in_batch") is not None and not self._told:
+                self._told = True
+                warnings.warn(
+                    "the model was called without labels, so its loss is made elsewhere (compute_loss_func, label "
+                    "smoothing) and has no penalty unless that adds regularizer.share(labels, num_items_in_batch)",
+                    stacklevel=2,
+                )
+            return None
+        if (together := given.get("num_items_in_batch")) is not None:
+            # The loss is then this micro-batch's share of one over all accumulated micro-batches; so must this be.
+            labels = given.get("shift_labels")
+            labels = given["labels"][..., 1:] if labels is None else labels
+            penalty = penalty * _part(labels, together)
+        self.penalty = penalty.detach()
+        if isinstance(output, tuple):
+            return output[0] + penalty, *output[1:]
+        output.loss = output.loss + penalty
+        return output
+
+    def _weighted(self, entropies: Tensor, thresholds: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """lambda times the regularisation of entropies (L, B, H, T), without the rows of padding."""
+        rows, longest = entropies.transpose(1, 2).flatten(2)[:, None], entropies.shape[-1]  # (L, 1, H, B T)
+        if attention_mask is not None:
+            real = real_of(attention_mask).to(rows.device)[:, -longest:].expand(entropies.shape[1], -1)
+            rows, longest = rows[..., real.flatten()], int(real.sum(-1).max())
+        if longest > self.context:
+            raise ValueError(
+                f"a sequence of {longest} tokens, but the regulariser's context is {self.context}: give "
+                "EntropyRegularizer the longest"
+            )
+        if not rows.shape[-1]:
+            return 0.0 * thresholds.sum()
+        weight = self.lambda_
+        if self.reduction == "position_sum" and self.lambda_positions is not None:
+            weight *= self.lambda_positions / rows.shape[-1]
+        return weight * entropy_regularization(rows, thresholds, self.gamma, self.reduction, self.context)

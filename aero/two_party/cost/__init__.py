@@ -1,0 +1,1 @@
+"""What a private forward pass costs: measured operations, the cost model, composition."""

@@ -1,0 +1,278 @@
+"""Measuring operations one by one in a real two-party run: bytes, messages, seconds, set-up, and rounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from aero import records
+from aero.two_party.cost.ledger import Measurement, as_json
+from aero.two_party.program.operations import SHARED, Operation
+from aero.two_party.program.optimizations import chosen
+from aero.two_party.runtime.parties import Party, run_parties
+from aero.two_party.runtime.profile import Profile, check_pair
+from aero.two_party.runtime.relay import Relay
+from aero.two_party.runtime.settings import CLIENT, SERVER, Settings
+
+# One of each protocol: comparison, product of shares, division, product with the server's matrix, of two shared ones,
+# with the server's vector, truncation. Their first runs pay for keys and first oblivious transfers.
+WARM_UP = (
+    Operation("relu", ((8, 8),)),
+    Operation("softmax_plain", ((1, 8, 8),)),
+    Operation("linear", ((8, 8), (8, 8))),
+    Operation("scores", ((1, 8, 8), (1, 8, 8))),
+    Operation("scale", ((8, 8), ())),
+    Operation("embedding_slice", ((8, 8), (8, 8))),
+    Operation("normalise", ((8, 8),)),
+)
+# That of products outside SPU, where one is measured: its first run sends keys of its own.
+LATTICE_WARM_UP = Operation("lattice_linear", ((8, 8), (8, 8)))
+# That of comparisons in a ring of their own, which has its own oblivious transfers.
+NARROW_WARM_UP = Operation("relu", ((8, 8),), (("narrow", 1),))
+# That of exponentials in a session of SPU of their own.
+FEW_WARM_UP = Operation("softmax_plain", ((1, 8, 8),), (("few", 1),))
+DELAY_S = 0.020
+REFILL_MESSAGES = 1000
+REFILL_MATTERS = 60_000_000
+SAME_PROTOCOL = 32_768
+
+
+def arguments(operation: Operation, seed: int = 0) -> list[np.ndarray]:
+    """Values to measure `operation` on. Bytes do not depend on them; division and roots need sane ones."""
+    generator = np.random.default_rng(seed)
+    values = []
+    for shape, owner in zip(operation.shapes, operation.owners, strict=True):
+        if owner == "ids":
+            values.append(generator.integers(0, operation.shapes[1][0], shape, dtype=np.int32))
+            continue
+        if owner == "client":
+            value = np.zeros(shape)
+            value[np.arange(shape[0]), generator.integers(0, shape[1], shape[0])] = 1.0
+        else:
+            size = shape[0] ** -0.5 if len(shape) == 2 and owner == "server" else 1.0
+            value = size * generator.standard_normal(shape)
+        values.append(value.astype(np.float32))
+    return values
+
+
+def place(party: Party, operation: Operation) -> list[str]:
+    """Give made-up arguments to the two parties as their owners say; returns the variables' names."""
+    names, values = [], arguments(operation)
+    for index, (shape, owner) in enumerate(zip(operation.shapes, operation.owners, strict=True)):
+        source = SERVER if owner == "server" else CLIENT
+        party.put(
+            f"a{index}",
+            values[index] if party.rank == source else None,
+            shape,
+            owner={"server": SERVER, "client": CLIENT}.get(owner),
+            from_rank=source,
+            dtype=values[index].dtype,
+        )
+        names.append(f"a{index}")
+    return names
+
+
+def measure_task(party: Party, request: dict[str, Any]) -> tuple[list[Profile], dict[Operation, list[Profile]]]:
+    """In a party process: warm up, then run every operation; returns this party's profiles."""
+    warm = []
+    for operation in warm_up(request["operations"]):
+        names, function = place(party, operation), operation.function()
+        warm += [party.run(function, names, ["y"]) for _ in range(2)]
+    profiles: dict[Operation, list[Profile]] = {}
+    for operation in request["operations"]:
+        names, function = place(party, operation), operation.function()
+        party.prepare(function, names, ["y"])
+        runs = [party.run(function, names, ["y"]) for _ in range(request["runs"])]
+        while all(map(refilled, runs)) and len(runs) < request["runs"] + 2:
+            runs.append(party.run(function, names, ["y"]))
+        profiles[operation] = runs
+        party.control(("measured", operation, warm, profiles[operation]))
+        for name in names:
+            party.drop(name)
+    return warm, profiles
+
+
+def warm_up(operations: Iterable[Operation]) -> tuple[Operation, ...]:
+    """What to run before `operations` so that none of them pays for keys."""
+    operations = tuple(operations)
+    return _warm_up(
+        lattice=any(operation.kind == LATTICE_WARM_UP.kind for operation in operations),
+        narrow=any(NARROW_WARM_UP.constants[0] in operation.constants for operation in operations),
+        few=any(FEW_WARM_UP.constants[0] in operation.constants for operation in operations),
+    )
+
+
+def warm_up_of(program: str) -> tuple[Operation, ...]:
+    """What to run before a pass of `program` so that it does not pay for keys."""
+    savings, _ = chosen(program)
+    return _warm_up("lattice_products" in savings, "narrow_comparisons" in savings, "fewer_squarings" in savings)
+
+
+def _warm_up(lattice: bool, narrow: bool, few: bool) -> tuple[Operation, ...]:
+    return (*WARM_UP, *(LATTICE_WARM_UP,) * lattice, *(NARROW_WARM_UP,) * narrow, *(FEW_WARM_UP,) * few)
+
+
+def refilled(profile: Profile) -> bool:
+    """Does this run look as if it also paid for a new stock of oblivious transfers (1,281 messages, 266 kB)?
+
+    Judged by totals of both directions, which the two parties see alike, so they repeat the same runs. Beside the
+    hundreds of MB of a large exponential or GELU such a stock is nothing, and those have many messages of their own.
+    """
+    return profile.messages_sent + profile.messages_received > REFILL_MESSAGES and profile.bytes < REFILL_MATTERS
+
+
+def rounds_task(party: Party, request: dict[str, Any]) -> dict[Operation, float]:
+    """In a party process: seconds that one second of round-trip time adds to each operation, at a small shape."""
+    for operation in warm_up(request["operations"]):
+        party.run(operation.function(), place(party, operation), ["y"])
+    found: dict[Operation, float] = {}
+    for operation in request["operations"]:
+        small = shrink(operation)
+        names, function = place(party, small), small.function()
+        party.prepare(function, names, ["y"])
+        times = {}
+        for delay in (0.0, DELAY_S):
+            party.barrier()
+            party.control(("delay", delay))
+            party.barrier()
+            # The least of several: a refill of oblivious transfers adds rounds to some run or other.
+            times[delay] = min(party.run(function, names, ["y"]).seconds for _ in range(request["runs"]))
+        party.barrier()
+        party.control(("delay", 0.0))
+        found[operation] = max(0.0, times[DELAY_S] - times[0.0]) / (2 * DELAY_S)
+    return found
+
+
+def shrink(operation: Operation) -> Operation:
+    """`operation` on fewer rows and columns, where computing takes little time and the rounds are nearly the same.
+
+    Rounds come from the depth of a protocol, not from how many elements run in parallel, but the protocol depends on
+    how many there are: below 16,384 elements SPU takes products from a stock of Beaver triples, in 1 round instead of
+    5, and squares of up to 8,192 in one piece. So SAME_PROTOCOL elements stay. The length over which a maximum
+    is taken does set the depth, so the last axis of a softmax stays too.
+    """
+    kind, shapes = operation.kind, operation.shapes
+    if kind == "id_lookup":
+        return Operation(kind, (shapes[0], tuple(map(min, shapes[1], (1024, 64)))))
+    if kind.startswith(("softmax", "exponentials")):
+        heads, rows, columns = shapes[0]
+        heads = max(1, min(heads, SAME_PROTOCOL // (rows * columns)))
+        rows = min(rows, max(1, SAME_PROTOCOL // (heads * columns)))
+        constants = tuple((key, min(value, rows)) for key, value in operation.constants)
+        return Operation(kind, ((heads, rows, columns),), constants)
+    if kind in ("scores", "mix"):
+        return Operation(kind, tuple((1, min(rows, 8), min(columns, 8)) for _, rows, columns in shapes))
+    if kind.removesuffix(SHARED) in (
+        ("linear", "lattice_linear", "embedding_slice", "embedding_lookup", "vocabulary_slice")
+    ):
+        (rows, inner), (_, columns) = shapes
+        inner = min(inner, 64)
+        return Operation(kind, ((min(rows, 8), inner), (inner, min(columns, 64))))
+    if kind.startswith("scale_row"):
+        _, rows, columns = shapes[0]
+        rows = min(rows, 8)
+        return Operation(kind, ((1, rows, min(columns, 64)), (1, rows)))
+    if kind == "causal_mean":
+        rows = int(dict(operation.constants)["rows"])
+        return Operation(kind, ((min(shapes[0][0], 8), min(shapes[0][1], 64)),), (("rows", min(rows, 8)),))
+    # The first axis of all arguments that have the rank of the first; what is broadcast against them keeps its own.
+    axes = len(shapes[0])
+    if math.prod(shapes[0]) <= SAME_PROTOCOL:
+        return operation
+    first = max(1, SAME_PROTOCOL // math.prod(shapes[0][1:]))
+    return replace(
+        operation,
+        shapes=tuple((min(shape[0], first), *shape[1:]) if len(shape) == axes else shape for shape in shapes),
+    )
+
+
+def measure(
+    operations: Iterable[Operation],
+    model: str,
+    context: int,
+    variant: str,
+    settings: Settings,
+    runs: int = 1,
+    on_measured: Callable[[Measurement], None] | None = None,
+    rounds_runs: int = 3,
+    rounds: Mapping[Operation, float] | None = None,
+) -> list[Measurement]:
+    """Measure each of `operations` in the steady state of one two-party session, and its rounds in another before it.
+
+    The order of `operations` is kept. on_measured: called with each measurement as soon as it is there; what it was
+    given stands only if `measure` returns, because the two parties' profiles are held against each other at the end.
+    runs: of each operation: bytes and messages are those of the run with the fewest bytes, seconds the median.
+    rounds_runs: repetitions at each delay; the fewer, the more noise by refills. 0 leaves rounds out (NaN).
+    rounds: of each operation, if they are known already.
+    Raises TwoPartyError if a party fails, ValueError if the two parties' profiles do not agree.
+    """
+    wanted = list(dict.fromkeys(operations))
+    if not wanted:
+        return []
+    if rounds is None:
+        rounds = measure_rounds(wanted, settings, rounds_runs) if rounds_runs else dict.fromkeys(wanted, float("nan"))
+    source = as_json(**records.provenance(settings=variant, measured=records.now()))
+    measured: list[Measurement] = []
+
+    def take(message: tuple[Any, ...]) -> None:
+        _, operation, warm, profiles = message
+        pairs = zip(warm[0::2], warm[1::2], strict=True)
+        best = min(profiles, key=lambda profile: profile.bytes)
+        measured.append(
+            Measurement(
+                op=operation.name,
+                shape=operation.shape,
+                model=model,
+                context=context,
+                variant=variant,
+                bytes_sent_client=best.bytes_sent,
+                bytes_sent_server=best.bytes_received,
+                messages=best.messages_sent + best.messages_received,
+                rounds=round(rounds[operation], 1),
+                setup_bytes=_setup_bytes(warm_up([operation]), dict(zip(warm_up(wanted), pairs, strict=True))),
+                seconds=round(median(profile.seconds for profile in profiles), 4),
+                runs=len(profiles),
+                provenance=source,
+            )
+        )
+        if on_measured is not None:
+            on_measured(measured[-1])
+
+    request = {"operations": wanted, "runs": runs}
+    client, server = run_parties(measure_task, request, request, settings, on_control=take)
+    for pair in zip(client[0], server[0], strict=True):
+        check_pair(*pair)
+    for operation in wanted:
+        for pair in zip(client[1][operation], server[1][operation], strict=True):
+            check_pair(*pair)
+    return measured
+
+
+def _setup_bytes(needed: Iterable[Operation], warm: Mapping[Operation, tuple[Profile, Profile]]) -> int:
+    """What the first runs of each of `needed` paid beyond the second ones: keys and first oblivious transfers."""
+    return sum(first.bytes - second.bytes for first, second in (warm[one] for one in needed))
+
+
+def measure_rounds(operations: Sequence[Operation], settings: Settings, runs: int = 3) -> dict[Operation, float]:
+    """Round trips that cost time, for each operation: the slope of its seconds against the round-trip time.
+
+    A relay between the parties delays every byte. Operations that shrink to the same small one are measured once.
+    """
+    relay = Relay()
+    by_small: dict[Operation, Operation] = {}
+    for operation in operations:
+        by_small.setdefault(shrink(operation), operation)
+    request = {"operations": list(by_small.values()), "runs": runs}
+
+    def set_delay(message: tuple[Any, ...]) -> None:
+        if message[0] == "delay":
+            relay.delay_s = message[1]
+
+    client, server = run_parties(rounds_task, request, request, settings, relay=relay, on_control=set_delay)
+    small = {shrink(operation): max(client[operation], server[operation]) for operation in by_small.values()}
+    return {operation: small[shrink(operation)] for operation in operations}

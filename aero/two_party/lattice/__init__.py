@@ -1,0 +1,1 @@
+"""Matrix multiplication and table lookup on ring-LWE ciphertexts. Research code that nobody outside has reviewed."""

@@ -1,0 +1,375 @@
+"""A secret times the server's matrix: the arithmetic of `lattice_products`.
+
+X (T, k) is shared, X = X_0 + X_1 modulo 2^64, W (k, m) the server's, both integers of the fixed point; n: degree of the
+ring R = Z[Y] / (Y^n + 1); all ciphertexts are modulo q = 2^64. The server multiplies X_1 W itself. X_0 W it computes on
+ciphertexts that the client sends, as Cheetah does (Huang et al., USENIX Security 2022), whose answers are packed as in
+BumbleBee (Lu et al., NDSS 2025):
+
+    x(Y) = sum_{i, c} X[i, c] Y^(16 w i + c)        16 columns c of X and up to 128 of its rows i
+    w(Y) = sum_{v, c} W[c, v] Y^(16 v - c)          the same 16 rows c of W and w of its columns v
+
+have (X W)[i, v] as coefficient 16 (w i + v) of x w. Of a ciphertext's products, summed over blocks of 16 inner places,
+one coefficient in 16 is wanted; 16 such sums become one ciphertext by 4 automorphisms Y -> Y^(n / 2^l + 1), each of
+which doubles what is wanted and takes away half of what is not. 15 changes of keys bring 16 together.
+
+SPU has the same protocol, in RNS form at n = 8,192, and encodes the matrix in every product anew: that is most of its
+time. Here q is a power of two, where shares live, so that nothing is rescaled; sums of products are matrix products of
+floats (limbs of 21 and 22 bits, exact) at the n / 2 complex roots; and the lowest bits of a result may be wrong, as
+fixed point cuts them off: q has no room for them, which is what allows n = 4,096. A result is 2^28 times as large as in
+fixed point (`RESULT_BITS`), and is off by the deviation that `error_of` says.
+
+Who learns what: the server sees ciphertexts. The client decrypts X_0 W - R, R uniform modulo 2^64 and kept by the
+server as its share, so noise tells it nothing of W. The other half of an answer is W's combination of the client's own
+public elements; the server adds a fresh encryption of zero to it, a sample of ring-LWE whose secret it alone has.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from aero.two_party.lattice.polynomials import (
+    DEVIATION,
+    errors,
+    integers,
+    joined,
+    limb_spectra,
+    limbs,
+    shifted,
+    spectrum,
+    substituted,
+    ternary,
+    times_small,
+    uniform,
+)
+
+DEGREE = 4096
+"""n. With q = 2^64, uniform ternary secrets and errors of deviation 3.2: 128 bits of security allow up to 2^109 here
+(HomomorphicEncryption.org standard of 2018; 2^106 in "Security Guidelines for Implementing Homomorphic Encryption",
+IACR ePrint 2024/463)."""
+LEVELS = 4
+PACKED = 1 << LEVELS
+"""Inner places in a ciphertext that is sent, and sums that become one ciphertext that is answered."""
+ROWS = 128
+"""Rows of X in a ciphertext, at most."""
+WIDE = 16
+"""Columns of W in a ciphertext, at most: the errors of one meet the entries of all."""
+RESULT_BITS = 28
+"""Modulo 2^64, an entry of the result is 2^28 times as large as in fixed point."""
+TRUNCATIONS = (16, 12)
+"""Their sum: SPU takes that away by public factors 2^-16 and 2^-12."""
+DIGITS, DIGIT_BITS = 3, 16
+"""A change of keys takes an element in so many digits, the highest ones; below stays an error."""
+CUT_BITS = (16, 24)
+"""Lowest bits of the two halves of an answer that are not sent: 6 and 5 bytes a coefficient are left."""
+ERROR_BUDGET = 4.0
+"""Standard deviation of an entry's error, in units of the fixed point's last bit, as in
+`aero.two_party.lattice.lookup`."""
+FRACTION_BITS = (16, 20)
+"""The fixed points it is for: below, SPU cannot tell 2^-16; above, values beyond 2^8 have no room in a result."""
+SEED = 32
+
+
+class OverBudget(ValueError):
+    """A matrix whose entries are too large for the errors."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a product (rows, inner) (inner, columns) is cut into ciphertexts.
+
+    groups of up to `height` rows are products of their own; `blocks` ciphertexts of a group are sent, `packs`
+    answered, each with PACKED x wide columns.
+    """
+
+    rows: int
+    inner: int
+    columns: int
+    degree: int = DEGREE
+
+    @cached_property
+    def groups(self) -> int:
+        return -(-self.rows // ROWS)
+
+    @cached_property
+    def height(self) -> int:
+        return -(-self.rows // self.groups)
+
+    @cached_property
+    def wide(self) -> int:
+        return min(self.degree // (PACKED * self.height), -(-self.columns // PACKED), WIDE)
+
+    @cached_property
+    def blocks(self) -> int:
+        return -(-self.inner // PACKED)
+
+    @cached_property
+    def packs(self) -> int:
+        return -(-self.columns // (PACKED * self.wide))
+
+    @property
+    def query_bytes(self) -> int:
+        """Of the message with the ciphertexts of a group: a seed, and half of each ciphertext."""
+        return SEED + 8 * self.blocks * self.degree
+
+    @property
+    def answer_bytes(self) -> int:
+        """Of the message with the answers to a group."""
+        return self.packs * self.degree * sum((64 - cut) // 8 for cut in CUT_BITS)
+
+    def spans(self) -> Iterator[slice]:
+        """The rows of each group."""
+        for group in range(self.groups):
+            yield slice(group * self.height, min((group + 1) * self.height, self.rows))
+
+    def wanted(self, packed: np.ndarray, rows: int) -> np.ndarray:
+        """Entries (rows, columns) from the coefficients of answers (packs, n)."""
+        used = packed.reshape(self.packs, -1, PACKED)[:, : self.height * self.wide]
+        whole = used.reshape(self.packs, self.height, self.wide, PACKED).transpose(1, 0, 3, 2)
+        return whole.reshape(self.height, -1)[:rows, : self.columns]
+
+
+def _power(level: int, degree: int) -> int:
+    return degree // (1 << level) + 1
+
+
+def _halves(elements: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """`limb_spectra` of both halves of ciphertexts, each (count, n), as (count, 2, 3, n/2)."""
+    return np.moveaxis(np.stack([limb_spectra(elements), limb_spectra(seconds)]), (0, 1), (1, 2))
+
+
+class Secret:
+    """The client's secret of a session, and what the server is told of it: a public key, and keys to change by."""
+
+    def __init__(self, degree: int = DEGREE) -> None:
+        self._degree = degree
+        secret = ternary(degree)
+        self._spectrum = spectrum(secret.astype(np.float64))
+        seed = os.urandom(SEED)
+        keys = self._masks(uniform(seed, "keys", 1 + LEVELS * DIGITS, degree))
+        for level in range(LEVELS):
+            turned = substituted(secret.view(np.uint64), _power(level, degree))
+            for digit in range(DIGITS):
+                keys[1 + level * DIGITS + digit] += turned << np.uint64(64 - (DIGITS - digit) * DIGIT_BITS)
+        self.announced = seed + keys.astype("<u8").tobytes()
+        """Bytes for the server, `Public.size` of them: a public key, and the turned secrets under the secret."""
+
+    def _masks(self, elements: np.ndarray) -> np.ndarray:
+        """Fresh encryptions of zero (count, n) that go with the public elements a (count, n): e - a s."""
+        noise = errors(elements.size).reshape(elements.shape).view(np.uint64)
+        return noise - times_small(limb_spectra(elements), self._spectrum)
+
+    def encrypt(self, share: np.ndarray, layout: Layout, fraction_bits: int) -> bytes:
+        """The message for a group of rows (up to `height`, inner) uint64 of the client's share of X."""
+        seed = os.urandom(SEED)
+        query = self._masks(uniform(seed, "query", layout.blocks, self._degree))
+        padded = np.zeros((layout.height, layout.blocks * PACKED), np.uint64)
+        padded[: share.shape[0], : share.shape[1]] = share
+        # Packing makes everything PACKED times as large.
+        padded <<= np.uint64(RESULT_BITS - fraction_bits - LEVELS)
+        places = layout.height * layout.wide * PACKED
+        rows = query[:, :places].reshape(layout.blocks, layout.height, -1)
+        rows[:, :, :PACKED] += padded.reshape(layout.height, -1, PACKED).transpose(1, 0, 2)
+        query[:, :places] = rows.reshape(layout.blocks, -1)
+        return seed + query.astype("<u8").tobytes()
+
+    def decrypt(self, answer: bytes, layout: Layout, rows: int) -> np.ndarray:
+        """The client's share (rows, columns) uint64 of the product of a group."""
+        first, second = _unpacked(answer, layout)
+        return layout.wanted(second + times_small(limb_spectra(first), self._spectrum), rows)
+
+
+class Public:
+    """What the server knows of the client's secret."""
+
+    def __init__(self, announced: bytes, degree: int = DEGREE) -> None:
+        keys = 1 + LEVELS * DIGITS
+        seconds = np.frombuffer(announced[SEED:], "<u8").reshape(keys, degree)
+        spectra = _halves(uniform(announced[:SEED], "keys", keys, degree), seconds)
+        self._zero = spectra[0]
+        self._change = spectra[1:].reshape(LEVELS, DIGITS, 6, degree // 2)
+
+    @staticmethod
+    def size(degree: int = DEGREE) -> int:
+        """Bytes of `Secret.announced`."""
+        return SEED + 8 * degree * (1 + LEVELS * DIGITS)
+
+    def encryptions_of_zero(self, count: int, degree: int) -> tuple[np.ndarray, np.ndarray]:
+        """Both halves (count, n) of fresh encryptions of zero by the public key."""
+        small = spectrum(ternary(count * degree).reshape(count, degree).astype(np.float64))
+        fresh = []
+        for half in self._zero:
+            noise = errors(count * degree).reshape(count, degree).view(np.uint64)
+            fresh.append(times_small(half[:, None], small) + noise)
+        return fresh[0], fresh[1]
+
+    def turned(self, level: int, first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Ciphertexts (…, n) under the automorphism of `level`, again of the same secret."""
+        degree = first.shape[-1]
+        power = _power(level, degree)
+        rest = substituted(first, power).view(np.int64)
+        # Rounded to the highest digits, the sum wraps as the ring does.
+        rest = (rest + (1 << (63 - DIGITS * DIGIT_BITS))) >> (64 - DIGITS * DIGIT_BITS)
+        digits = np.empty((*first.shape[:-1], DIGITS, degree))
+        for place in range(DIGITS - 1):
+            low = ((rest + (1 << (DIGIT_BITS - 1))) & ((1 << DIGIT_BITS) - 1)) - (1 << (DIGIT_BITS - 1))
+            digits[..., place, :] = low
+            rest = (rest - low) >> DIGIT_BITS
+        digits[..., DIGITS - 1, :] = rest
+        values, key = spectrum(digits), self._change[level]
+        summed = sum(values[..., place, None, :] * key[place] for place in range(DIGITS))
+        parts = integers(summed).reshape(*first.shape[:-1], 2, 3, degree)
+        changed = joined(np.moveaxis(parts, -2, 0))
+        return changed[..., 0, :], changed[..., 1, :] + substituted(second, power)
+
+    def packed(self, first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """PACKED ciphertexts (PACKED, …, n) as one: coefficient PACKED p + c is PACKED times coefficient PACKED p of
+        the c-th. Of `second` only these coefficients matter."""
+        for level in reversed(range(LEVELS)):
+            half = len(first) // 2
+            moved = shifted(first[half:], 1 << level), shifted(second[half:], 1 << level)
+            turned = self.turned(level, first[:half] - moved[0], second[:half] - moved[1])
+            first, second = first[:half] + moved[0] + turned[0], second[:half] + moved[1] + turned[1]
+        return first[0], second[0]
+
+
+def times(left: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """left (rows, k) uint64 times an integer matrix (k, m) modulo 2^64, by exact products of floats.
+
+    ValueError if a column of `matrix` is so large that sums of them would not be exact.
+    """
+    if np.abs(matrix).sum(0, dtype=np.float64).max(initial=0.0) * 2.0**21 >= 2.0**53:
+        raise ValueError("entries of the matrix are too large for exact products of floats")
+    right = matrix.astype(np.float64)
+    return joined(np.stack([(limb @ right).astype(np.int64) for limb in limbs(left)]))
+
+
+def error_of(matrix: np.ndarray, fraction_bits: int = 18, wide: int = WIDE, degree: int = DEGREE) -> float:
+    """The largest standard deviation of the error of an entry of X W, in units of the fixed point's last bit.
+
+    wide: that of the `Layout`; at 128 rows it is 2, and never more than WIDE. The query's errors meet all columns whose
+    products are in one ciphertext, any `wide` neighbours; each level's change of keys is doubled by those behind it.
+    """
+    squares = np.square(matrix, dtype=np.float64).sum(0)
+    neighbours = np.convolve(squares, np.ones(min(wide, len(squares)))).max()
+    queries = DEVIATION * 2.0**fraction_bits * neighbours**0.5 * PACKED
+    digits = DEVIATION * (degree * DIGITS / 12) ** 0.5 * 2.0**DIGIT_BITS
+    below = (degree * 2 / 3 / 12) ** 0.5 * 2.0 ** (64 - DIGITS * DIGIT_BITS)
+    levels = sum(4.0**level for level in range(LEVELS)) ** 0.5
+    cut = ((degree * 2 / 3 / 12) ** 0.5 * 2.0 ** CUT_BITS[0], 12**-0.5 * 2.0 ** CUT_BITS[1])
+    parts = (queries, levels * digits, levels * below, *cut)
+    return float(np.sqrt(np.square(parts).sum()) * 2.0**-RESULT_BITS)
+
+
+def check(matrix: np.ndarray, fraction_bits: int = 18) -> None:
+    """OverBudget unless the errors stay within ERROR_BUDGET."""
+    error = error_of(matrix, fraction_bits)
+    if not error <= ERROR_BUDGET:
+        raise OverBudget(
+            f"a matrix of weights is so large that a lattice product would be off by {error:.3g} last bits of the "
+            f"fixed point, more than {ERROR_BUDGET:g}; compute without lattice_products (tuned-lattice_products)"
+        )
+
+
+class Matrix:
+    """The server's matrix W (k, m), in fixed point."""
+
+    def __init__(self, values: np.ndarray, fraction_bits: int) -> None:
+        """OverBudget as `check`."""
+        check(values, fraction_bits)
+        self._bits = fraction_bits
+        self._integers = np.rint(values.astype(np.float64) * 2.0**fraction_bits).astype(np.int32)
+
+    def times_own(self, share: np.ndarray) -> np.ndarray:
+        """The server's share (rows, k) uint64 of X times W, as large as results are."""
+        return times(share, self._integers) << np.uint64(RESULT_BITS - self._bits)
+
+    def answer(self, public: Public, queries: list[bytes], layout: Layout) -> tuple[list[bytes], np.ndarray]:
+        """The answers to the queries of all groups, and the server's share (rows, columns) of X_0 W."""
+        firsts, seconds = zip(*(self._read(query, layout) for query in queries), strict=True)
+        degree, groups = layout.degree, layout.groups
+        # Times Y^(1 - PACKED) here, so that w(Y) has no negative powers: Y^(n - 15) = -Y^-15.
+        turned = np.negative(shifted(np.concatenate(firsts), degree - PACKED + 1))
+        spectra = limb_spectra(turned).reshape(3, groups, layout.blocks, -1).transpose(3, 2, 1, 0)
+        right = np.concatenate([spectra.real, spectra.imag], 2).reshape(degree // 2, layout.blocks, -1)
+        taps, roots = self._taps(layout), _roots(PACKED * layout.wide, degree)
+        scalars = self._scalars(seconds, layout)
+        masks = np.frombuffer(os.urandom(8 * groups * layout.packs * degree), np.uint64)
+        masks = masks.reshape(groups, layout.packs, degree)
+        answered = np.empty((2, groups, layout.packs, degree), np.uint64)
+        for pack, tap in enumerate(taps):
+            values = (roots @ tap).reshape(degree // 2, 2 * PACKED, layout.blocks) @ right
+            values = values.reshape(degree // 2, 2, PACKED, 2, groups, 3)
+            real, imaginary = values[:, 0, :, 0] - values[:, 1, :, 1], values[:, 0, :, 1] + values[:, 1, :, 0]
+            parts = integers((real + 1j * imaginary).transpose(3, 1, 2, 0))
+            first, second = public.packed(joined(parts), scalars[pack])
+            zero = public.encryptions_of_zero(groups, degree)
+            answered[0, :, pack] = first + zero[0]
+            answered[1, :, pack] = second + zero[1] - masks[:, pack]
+        shares = [layout.wanted(mask, span.stop - span.start) for mask, span in zip(masks, layout.spans(), strict=True)]
+        return [_sent(answered[:, group]) for group in range(groups)], np.concatenate(shares)
+
+    def _read(self, query: bytes, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
+        """Both halves (blocks, n) of the ciphertexts of a group."""
+        seconds = np.frombuffer(query[SEED:], "<u8").reshape(layout.blocks, layout.degree)
+        return uniform(query[:SEED], "query", layout.blocks, layout.degree), seconds
+
+    def _padded(self, layout: Layout) -> np.ndarray:
+        """W (blocks, PACKED, packs, PACKED, wide), with zeros where sizes are no multiples."""
+        inner, columns = layout.blocks * PACKED, layout.packs * PACKED * layout.wide
+        padded = np.zeros((inner, columns), np.int32)
+        padded[: layout.inner, : layout.columns] = self._integers
+        return padded.reshape(layout.blocks, PACKED, layout.packs, PACKED, layout.wide)
+
+    def _taps(self, layout: Layout) -> Iterator[np.ndarray]:
+        """For each pack the coefficients of Y^15 w(Y), (PACKED x wide, PACKED x blocks)."""
+        padded = self._padded(layout)[:, ::-1].transpose(2, 4, 1, 3, 0)
+        for pack in padded:
+            yield pack.reshape(PACKED * layout.wide, PACKED * layout.blocks).astype(np.float64)
+
+    def _scalars(self, seconds: tuple[np.ndarray, ...], layout: Layout) -> np.ndarray:
+        """Second halves of the sums, (packs, PACKED, groups, n), of which coefficients 16 p are computed."""
+        padded, places = self._padded(layout), layout.degree // PACKED
+        left = np.stack(seconds).reshape(layout.groups, layout.blocks, places, PACKED).transpose(0, 2, 1, 3)
+        left = left.reshape(layout.groups * places, -1)
+        summed = np.zeros((layout.groups, places, layout.packs * PACKED), np.uint64)
+        for column in range(layout.wide):
+            matrix = padded[..., column].reshape(layout.blocks * PACKED, -1)
+            found = times(left, matrix).reshape(layout.groups, places, -1)
+            # Times Y^(16 column).
+            summed[:, column:] += found[:, : places - column]
+            summed[:, :column] -= found[:, places - column :]
+        whole = np.zeros((layout.packs, PACKED, layout.groups, places, PACKED), np.uint64)
+        whole[..., 0] = summed.reshape(layout.groups, places, layout.packs, PACKED).transpose(2, 3, 0, 1)
+        return whole.reshape(layout.packs, PACKED, layout.groups, layout.degree)
+
+
+def _roots(powers: int, degree: int) -> np.ndarray:
+    """Real and imaginary parts (n, powers), one below the other, of the first powers of the roots of Y^n + 1."""
+    values = spectrum(np.eye(powers, degree)).T
+    return np.ascontiguousarray(np.stack([values.real, values.imag], 1).reshape(degree, powers))
+
+
+def _sent(halves: np.ndarray) -> bytes:
+    """Answers (2, packs, n) without their lowest bits."""
+    found = []
+    for half, cut in zip(halves, CUT_BITS, strict=True):
+        rounded = (half + np.uint64(1 << (cut - 1))) >> np.uint64(cut)
+        found.append(rounded.astype("<u8").view(np.uint8).reshape(*half.shape, 8)[..., : 8 - cut // 8].tobytes())
+    return b"".join(found)
+
+
+def _unpacked(answer: bytes, layout: Layout) -> Iterator[np.ndarray]:
+    """Both halves (packs, n) of the answers to a group."""
+    at = 0
+    for cut in CUT_BITS:
+        width = 8 - cut // 8
+        size = layout.packs * layout.degree * width
+        half = np.zeros((layout.packs, layout.degree, 8), np.uint8)
+        half[..., cut // 8 :] = np.frombuffer(answer[at : at + size], np.uint8).reshape(*half.shape[:2], width)
+        yield half.view("<u8")[..., 0]
+        at += size

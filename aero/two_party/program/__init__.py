@@ -1,0 +1,1 @@
+"""The private forward pass: operations, nonlinear functions, optimizations, weights."""

@@ -1,0 +1,216 @@
+"""A complete private forward pass: the client's tokens against the server's weights, logits for the client alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from jax import Array
+
+from aero import checkpoint
+from aero.architecture import Architecture, parse
+from aero.model import GPT, ModelConfig
+from aero.two_party.cost.measure import place, warm_up_of
+from aero.two_party.program import forward, operations
+from aero.two_party.program.forward import prompt_array, prompt_type
+from aero.two_party.program.nonlinear import MASKED
+from aero.two_party.program.operations import Operation, call
+from aero.two_party.program.optimizations import AS_PUBLISHED, chosen
+from aero.two_party.program.weights import weight_arrays, weight_shapes, within_budget
+from aero.two_party.runtime.parties import Party, run_parties
+from aero.two_party.runtime.profile import check_pair
+from aero.two_party.runtime.settings import CLIENT, FIELD_BITS, NARROW_FIELD, SERVER, Settings, TwoPartyError
+
+# An operation of fewer bytes is dear where it makes a refill, 0.3 to 1.2 MB.
+FEW_BYTES = 8_000_000
+OF_64_BITS = {"split_exponential", "lattice_products", "narrow_comparisons", "fewer_squarings"}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What something cost: bytes by each party, messages of both, wall-clock seconds.
+
+    The logits' share that the server sends at the end of a pass, 8 bytes an entry of the vocabulary in a ring of 64
+    bits, is not counted: SPU counts what its programs send.
+    """
+
+    bytes_client: int
+    bytes_server: int
+    messages: int
+    seconds: float
+
+    @property
+    def bytes(self) -> int:
+        """Bytes in both directions."""
+        return self.bytes_client + self.bytes_server
+
+
+@dataclass(frozen=True)
+class Answer(Cost):
+    """What the client holds after a private forward pass, and what the pass cost, weights already in place.
+
+    logits: (V,) after the last token. next_token: the most likely one.
+    """
+
+    logits: np.ndarray
+    next_token: int
+
+
+@dataclass(frozen=True)
+class PublicModel:
+    """What both parties know of a model: the architecture, the sizes as in `ModelConfig`, and the program."""
+
+    architecture: str
+    config: Mapping[str, Any]
+    program: str
+
+    @property
+    def parsed(self) -> Architecture:
+        return parse(self.architecture)
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return ModelConfig(**self.config)
+
+
+@dataclass(frozen=True)
+class Question(PublicModel):
+    """What both parties know beforehand: the model, and the prompt's length."""
+
+    tokens: int
+
+    def function(self, names: Sequence[str]) -> Callable[..., Array]:
+        """The program as a function of the weights in the order of `names`, then the prompt."""
+        architecture, config, program = self.parsed, self.model_config, self.program
+
+        def whole_model(*arrays: Array) -> Array:
+            return forward(call, architecture, config, program, dict(zip(names, arrays[:-1], strict=True)), arrays[-1])
+
+        return whole_model
+
+
+def check_ring(field: str, fraction_bits: int, program: str) -> None:
+    """TwoPartyError for a program that cannot be computed in the ring `field`, ValueError for one that is none."""
+    if field == "FM32":
+        raise TwoPartyError("SPU cannot divide in the ring FM32, and every softmax divides; use FM64")
+    if field != "FM64" and OF_64_BITS & chosen(program)[0]:
+        raise TwoPartyError(
+            f"program {program} computes on shares of 64 bits at most, not on {field}; use FM64, or as_written"
+        )
+    # What is masked is compared too, and must not come near the ring's end.
+    holds = 2.0 ** (FIELD_BITS[NARROW_FIELD] - 1 - fraction_bits)
+    if "narrow_comparisons" in chosen(program)[0] and holds <= -2 * MASKED:
+        raise TwoPartyError(
+            f"program {program} compares in 32 bits, which are too few with {fraction_bits} fraction bits; use fewer, "
+            "or a program without narrow_comparisons"
+        )
+
+
+def put_weights(party: Party, model: PublicModel, weights: Mapping[str, np.ndarray] | None) -> list[str]:
+    """Place the server's folded weights, None at the client, as the program has them; returns the inputs' names."""
+    shapes = weight_shapes(model.parsed, model.model_config, model.program)
+    owner = None if model.program == AS_PUBLISHED else SERVER
+    for name in sorted(shapes):
+        party.put(f"w.{name}", weights[name] if weights else None, shapes[name], owner=owner, from_rank=SERVER)
+    return sorted(shapes)
+
+
+def put_prompt(party: Party, question: Question, ids: Sequence[int] | np.ndarray | None) -> None:
+    """Place the client's `ids` (T,), None at the server, as input "prompt"."""
+    vocabulary, program = question.model_config.vocabulary, question.program
+    values = None if ids is None else prompt_array(ids, vocabulary, program)
+    shape, dtype = prompt_type(question.tokens, vocabulary, program)
+    party.put("prompt", values, shape, dtype, owner=None if program == AS_PUBLISHED else CLIENT, from_rank=CLIENT)
+
+
+def forward_task(party: Party, given: dict[str, Any]) -> dict[str, Any]:
+    """In a party process: place the weights, answer every prompt, and measure the same operations alone afterwards.
+
+    given: "question" (both), "prompts" number (both), "weights" (server only), "ids" (client only, (N, T)),
+    "operations" to measure alone and how often, "runs" (both, may be left out together; those of less than FEW_BYTES
+    three times as often, unless it is once). Their mean bytes in both directions are returned under "alone".
+    """
+    question: Question = given["question"]
+    if given.get("warm_up", True):
+        for operation in warm_up_of(question.program):
+            party.run(operation.function(), place(party, operation), ["y"])
+    names = put_weights(party, question, given["weights"] if party.rank == SERVER else None)
+    function, inputs = question.function(names), [*(f"w.{name}" for name in names), "prompt"]
+    profiles, logits = [], []
+    for index in range(given["prompts"]):
+        put_prompt(party, question, given["ids"][index] if party.rank == CLIENT else None)
+        party.prepare(function, inputs, ["logits"])
+        profiles.append(party.run(function, inputs, ["logits"]))
+        logits.append(party.reveal("logits", to=CLIENT))
+    alone: dict[Operation, float] = {}
+    for operation in given.get("operations", ()):
+        placed, alone_function = place(party, operation), operation.function()
+        profiles_alone = [party.run(alone_function, placed, ["y"]) for _ in range(given["runs"])]
+        # A refill of oblivious transfers falls into some run or other, and products of few elements come from a stock
+        # of 8,192, refilled when it is used up: their share shows in a mean, and where they weigh, of more runs.
+        if given["runs"] > 1 and profiles_alone[0].bytes < FEW_BYTES:
+            profiles_alone += [party.run(alone_function, placed, ["y"]) for _ in range(2 * given["runs"])]
+        alone[operation] = fmean(profile.bytes for profile in profiles_alone)
+    return {"profiles": profiles, "logits": logits, "alone": alone}
+
+
+def ask(
+    model: GPT | Path | str,
+    prompts: np.ndarray,
+    program: str = "tuned",
+    settings: Settings | None = None,
+    operation_runs: int = 0,
+) -> tuple[list[Answer], dict[Operation, float]]:
+    """Answer `prompts` (N, T), token ids, privately: two processes, the model in one, the prompts in the other.
+
+    model: a `GPT` or the path of its checkpoint. operation_runs: how often every operation of the program is also run
+    alone in the same session, for its bytes in both directions, which a composition is held against; 0 for not at all.
+    Whether the model's values fit the fixed point is not looked at: `aero.two_party.program.fixed_point.fitting`
+    does that.
+    Raises TwoPartyError if a party fails, ValueError for prompts the model cannot take.
+    """
+    if not isinstance(model, GPT):
+        model = checkpoint.load(model)
+    settings = settings or Settings()
+    program = within_budget(model, program, fraction_bits=settings.fraction_bits)
+    config, prompts = model.config, np.atleast_2d(np.asarray(prompts))
+    if not prompts.size or prompts.shape[1] > config.context:
+        raise ValueError(f"a prompt needs 1 to {config.context} tokens, got {prompts.shape[1]}; shorten it")
+    if prompts.min() < 0 or prompts.max() >= config.vocabulary:
+        raise ValueError(f"token ids must lie in 0 to {config.vocabulary - 1}; use the model's own tokenizer")
+    check_ring(settings.field, settings.fraction_bits, program)
+    question = Question(str(model.architecture), dataclasses.asdict(config), program, prompts.shape[1])
+    counts = operations(model.architecture, config, program, prompts.shape[1]) if operation_runs else {}
+    common = {"question": question, "prompts": len(prompts), "operations": sorted(counts), "runs": operation_runs}
+    client, server = run_parties(
+        forward_task,
+        common | {"ids": prompts},
+        common | {"weights": weight_arrays(model, program)},
+        settings,
+    )
+    if any(value is not None for value in server["logits"]):
+        raise AssertionError("the server learnt logits")
+    answers = []
+    for ours, theirs, logits in zip(client["profiles"], server["profiles"], client["logits"], strict=True):
+        check_pair(ours, theirs)
+        answers.append(
+            Answer(
+                ours.bytes_sent,
+                theirs.bytes_sent,
+                ours.messages_sent + theirs.messages_sent,
+                max(ours.seconds, theirs.seconds),
+                logits,
+                int(np.argmax(logits)),
+            )
+        )
+    return answers, client["alone"]
+
+
+def composed_bytes(counts: dict[Operation, int], alone: dict[Operation, float]) -> float:
+    """Bytes of a pass by its operations measured alone: sum of count x bytes."""
+    return sum(count * alone[operation] for operation, count in counts.items())

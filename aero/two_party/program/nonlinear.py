@@ -1,0 +1,273 @@
+"""Nonlinear functions as a two-party program computes them, in JAX. d: width, T: context, H: heads.
+
+"plain" ones are what `jax.nn` gives; the others compute the same function with fewer or cheaper secure operations. In
+SPU the exponential is (1 + x / 2^8)^(2^8): eight secret squarings, and a relative error of x^2 / 2^9.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from aero.two_party.lattice.share_steps import CLIENT_SCALE, OCTAVES, SERVER_SCALE, exponential, negative, split_powers
+from aero.two_party.program.cover import Cover, tile_side
+
+MASKED = -1000.0
+CLIPPED = 14.0
+LOG2_E = math.log2(math.e)
+UNIT = 2.0**-18
+GELU_TAIL = 3.5
+GELU_DEGREE = 6
+
+
+def causal_mask(rows: int, columns: int) -> np.ndarray:
+    """(rows, columns) booleans: may the row see the column. The last row is the last position of `columns`."""
+    return np.arange(columns)[None, :] <= np.arange(columns - rows, columns)[:, None]
+
+
+def softmax_plain(logits: Array, narrow: bool = False, few: bool = False) -> Array:
+    """Causal softmax over the last axis of (H, rows, columns), with `jax.nn`'s exponential on every entry.
+
+    Masking is a selection by a public mask, which costs nothing; entries above the diagonal are still exponentiated.
+    narrow, here and below: comparisons by `shares.negative`. few: exponentials by `shares.exponential`.
+    """
+    mask = causal_mask(*logits.shape[-2:])
+    shifted = jnp.where(mask, logits, MASKED)
+    shifted = shifted - _maximum(shifted, narrow)[..., None]
+    # The secure exponential of a hugely negative number is not 0: select after it, not before.
+    exponentials = jnp.where(mask, _exp(shifted, few), 0.0)
+    return exponentials / jnp.sum(exponentials, -1, keepdims=True)
+
+
+def _exp(x: Array, few: bool) -> Array:
+    return exponential(x) if few else jnp.exp(x)
+
+
+def softmax_clipped(logits: Array) -> Array:
+    """`softmax_plain` as SPU's examples have it: what lies CLIPPED below the maximum counts as 0, by a comparison and a
+    product of every entry. That clears what is masked too.
+    """
+    shifted = jnp.where(causal_mask(*logits.shape[-2:]), logits, MASKED)
+    shifted = shifted - jnp.max(shifted, -1, keepdims=True)
+    exponentials = jnp.exp(shifted) * (shifted > -CLIPPED)
+    return exponentials / jnp.sum(exponentials, -1, keepdims=True)
+
+
+def softmax_cover(logits: Array, blocks: int, narrow: bool = False, few: bool = False) -> Array:
+    """Causal softmax of (H, rows, columns) on a block-lower-triangular cover of the visible entries.
+
+    With `blocks` blocks of rows only a fraction (blocks + 1) / (2 blocks) of the entries is compared, exponentiated and
+    scaled; one reciprocal a row. A longer product in JAX in place of SPU's own exponential is closer to it (half the
+    error at 6 products) but costs a third more: SPU truncates its squares knowing that they are positive.
+    """
+    parts = _on_cover(logits, blocks, split=False, narrow=narrow, few=few)
+    shapes = [part.shape for part in parts]
+    inverse = 1.0 / jnp.concatenate([jnp.sum(part, -1) for part in parts], -1)  # (H, rows)
+    edges = np.cumsum([0, *(rows for _, rows, _ in shapes)])
+    factors = [
+        jnp.broadcast_to(inverse[:, low:high, None], shape)
+        for low, high, shape in zip(edges, edges[1:], shapes, strict=False)
+    ]
+    return _side_by_side(_unflatten(_flatten(parts) * _flatten(factors), shapes), logits.shape[2])
+
+
+def exponentials(logits: Array, blocks: int, split: bool, narrow: bool = False, few: bool = False) -> Array:
+    """exp(logits - maximum of the row's visible entries) of (H, rows, columns), 0 above the diagonal.
+
+    On the cover of `softmax_cover`. split: as 2^-X by `shares.split_powers` instead of SPU's exponential, for X below
+    16, that is to e^-11; what is smaller counts as 2^-16.
+    """
+    return _side_by_side(_on_cover(logits, blocks, split, narrow, few), logits.shape[2])
+
+
+def _on_cover(logits: Array, blocks: int, split: bool, narrow: bool, few: bool) -> list[Array]:
+    """The exponentials of `exponentials` by blocks of rows, each as wide as its last row sees."""
+    heads, rows, columns = logits.shape
+    mask = causal_mask(rows, columns)
+    shifted = jnp.where(mask, logits, MASKED)
+    cover = Cover(rows, columns, blocks)
+    below = _cover_maximum(shifted, cover, narrow) - shifted
+    # All blocks at once, in each step: the rounds of one.
+    flat = _flatten([below[:, low:high, :width] for low, high, width in cover.spans])
+    flat = _split_exponential(flat, narrow) if split else _exp(-flat, few)
+    parts = _unflatten(flat, [(heads, high - low, width) for low, high, width in cover.spans])
+    return [
+        jnp.where(mask[low:high, :width], part, 0.0)
+        for part, (low, high, width) in zip(parts, cover.spans, strict=True)
+    ]
+
+
+def _side_by_side(parts: Sequence[Array], columns: int) -> Array:
+    """Blocks of rows as one (H, rows, columns), 0 where a block does not reach."""
+    padded = [jnp.pad(part, ((0, 0), (0, 0), (0, columns - part.shape[2]))) for part in parts]
+    return jnp.concatenate(padded, 1)
+
+
+def _split_exponential(below: Array, narrow: bool) -> Array:
+    """exp(-below) for below >= 0."""
+    # Truncation may leave a unit less than 0, which would wrap: a few units are added, the same for a whole row.
+    x, most = below * LOG2_E + 4 * UNIT, OCTAVES - 4 * UNIT
+    x = jnp.where(negative(x - most), x, most) if narrow else jnp.minimum(x, most)
+    client, server, bit = split_powers(x)
+    # The constants are powers of two, so that each product is one truncation.
+    power = (client * server) * (2.0**16 / (CLIENT_SCALE * SERVER_SCALE))
+    return jnp.where(bit, power, power * 2.0**-16)
+
+
+def row_tiles(x: Array, factors: Array) -> Array:
+    """Row i of x (..., T, d) times factors[..., i], as products of diagonal tiles with tiles of x.
+
+    One product of secret matrices sends half of what T d single products do.
+    """
+    *lead, rows, width = x.shape
+    side = tile_side(rows)
+    tiles = x.reshape(-1, side, width)
+    diagonal = jnp.where(np.eye(side, dtype=bool), factors.reshape(-1, side, 1), 0.0)
+    return jnp.einsum("nij,njd->nid", diagonal, tiles).reshape(x.shape)
+
+
+def rotate(x: Array, dims: int, first: int) -> Array:
+    """Rotary position embedding (GPT-NeoX's layout) of the first `dims` dimensions of x (H, T, d_k), as in
+    `aero.attention.rotate`; the first row is at position `first`. Public factors: only truncations cost.
+    """
+    half = dims // 2
+    angles = np.arange(first, first + x.shape[1])[:, None] * 10_000.0 ** (-np.arange(0, dims, 2) / dims)
+    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    a, b, rest = x[..., :half], x[..., half:dims], x[..., dims:]
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, rest], -1)
+
+
+def _maximum(x: Array, narrow: bool, axis: int = -1) -> Array:
+    return narrow_maximum(jnp.moveaxis(x, axis, -1)) if narrow else jnp.max(x, axis)
+
+
+def narrow_maximum(x: Array) -> Array:
+    """Maxima over the last axis of x, whose values differ by less than 2^(31 - fraction bits), as a tree of pairs."""
+    while (entries := x.shape[-1]) > 1:
+        half = entries // 2
+        low, high = x[..., :half], x[..., half : 2 * half]
+        larger = jnp.where(negative(low - high), high, low)
+        x = jnp.concatenate([larger, x[..., 2 * half :]], -1) if entries % 2 else larger
+    return x[..., 0]
+
+
+def _cover_maximum(shifted: Array, cover: Cover, narrow: bool) -> Array:
+    """Maxima (H, rows, 1) of the rows of (H, rows, columns), where what lies above the diagonal is MASKED.
+
+    In `Cover.comparisons` comparisons a head.
+    """
+    if not cover.tiled:
+        return _maximum(shifted, narrow)[..., None]
+    side, blocks = cover.side, len(cover.spans)
+    missing = side * blocks - cover.rows
+    if missing:
+        shifted = jnp.pad(shifted, ((0, 0), (0, missing), (0, missing)), constant_values=MASKED)
+    tiles = [
+        shifted[:, row * side : (row + 1) * side, column * side : (column + 1) * side]
+        for row in range(blocks)
+        for column in range(row + 1)
+    ]
+    within = _maximum(jnp.stack(tiles), narrow)  # (tiles, H, side)
+    by_row, first = [], 0
+    for count in range(1, blocks + 1):
+        absent = ((0, blocks - count), (0, 0), (0, 0))
+        by_row.append(jnp.pad(within[first : first + count], absent, constant_values=MASKED))
+        first += count
+    maxima = _maximum(jnp.stack(by_row), narrow, 1)  # (blocks, H, side)
+    of_rows = jnp.swapaxes(maxima, 0, 1).reshape(len(shifted), side * blocks, 1)
+    return of_rows[:, : cover.rows] if missing else of_rows
+
+
+def _flatten(parts: Sequence[Array]) -> Array:
+    return jnp.concatenate([part.reshape(-1) for part in parts])
+
+
+def _unflatten(flat: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
+    ends = np.cumsum([math.prod(shape) for shape in shapes])
+    return [flat[end - math.prod(shape) : end].reshape(shape) for end, shape in zip(ends.tolist(), shapes, strict=True)]
+
+
+def layer_norm(x: Array, weight: Array, bias: Array, eps: float = 1e-5) -> Array:
+    """LayerNorm over the last axis with the server's gain and bias."""
+    return normalise(x, eps) * weight + bias
+
+
+def normalise(x: Array, eps: float = 1e-5) -> Array:
+    """LayerNorm without gain and bias: (x - mean) / sqrt(variance + eps)."""
+    centred = x - jnp.mean(x, -1, keepdims=True)
+    variance = jnp.mean(centred * centred, -1, keepdims=True)
+    return centred * jax.lax.rsqrt(variance + eps)
+
+
+def normalise_tiles(x: Array, eps: float = 1e-5) -> Array:
+    """`normalise` with the division of the rows by `row_tiles`."""
+    centred = x - jnp.mean(x, -1, keepdims=True)
+    variance = jnp.mean(centred * centred, -1)
+    return row_tiles(centred, jax.lax.rsqrt(variance + eps))
+
+
+def gelu_plain(x: Array) -> Array:
+    """`jax.nn.gelu`, the tanh form of GPT-2."""
+    return jax.nn.gelu(x, approximate=True)
+
+
+def gelu_exact(x: Array) -> Array:
+    """`jax.nn.gelu` by the error function, as Pythia has it."""
+    return jax.nn.gelu(x, approximate=False)
+
+
+def relu(x: Array, narrow: bool = False) -> Array:
+    """max(x, 0)."""
+    return jnp.where(negative(x), 0.0, x) if narrow else jnp.maximum(x, 0.0)
+
+
+def leaky_relu(x: Array, slope: Array, narrow: bool = False) -> Array:
+    """x where it is positive, slope x elsewhere, as `jax.nn.leaky_relu` computes it."""
+    return jnp.where(negative(x), slope * x, x) if narrow else jnp.where(x >= 0.0, x, slope * x)
+
+
+def gelu_segments(x: Array, narrow: bool = False) -> Array:
+    """GELU as relu(x) - r(|x|), r(u) = u (1 - Phi(u)), by a degree-6 polynomial on [0, 3.5] and 0 beyond.
+
+    Two comparisons and three products. |x| = 2 relu(x) - x comes with the first comparison. The polynomial is one in
+    z = |x| - 1.75: in powers of |x| itself its small coefficients meet powers up to 1800, and their rounding to 18
+    bits alone makes errors of 0.1. The largest error against the tanh form is `gelu_segments_error()`.
+    """
+    positive = relu(x, narrow)
+    size = 2.0 * positive - x
+    z = size - GELU_TAIL / 2
+    c = np.array(_tail_polynomial(), np.float32)
+    square = z * z
+    cube = square * z
+    # Both weighted sums as one product with a public matrix: two truncations instead of five.
+    powers = jnp.stack([z, square, cube], -1)
+    sums = powers @ np.array([[c[1], c[4]], [c[2], c[5]], [0.0, c[6]]])
+    tail = c[0] + sums[..., 0] + cube * (c[3] + sums[..., 1])
+    inside = negative(z - GELU_TAIL / 2) if narrow else z < GELU_TAIL / 2
+    return positive - jnp.where(inside, tail, 0.0)
+
+
+def _tail(u: np.ndarray) -> np.ndarray:
+    """u - gelu(u) for u >= 0, GELU in the tanh form."""
+    return 0.5 * u * (1.0 - np.tanh(math.sqrt(2.0 / math.pi) * (u + 0.044715 * u**3)))
+
+
+@cache
+def _tail_polynomial() -> tuple[float, ...]:
+    """Coefficients, ascending in u - GELU_TAIL / 2, of the near-minimax polynomial for the tail on [0, GELU_TAIL]."""
+    interpolant = np.polynomial.Chebyshev.interpolate(_tail, GELU_DEGREE, domain=[0.0, GELU_TAIL])
+    in_u = interpolant.convert(kind=np.polynomial.Polynomial)
+    return tuple(in_u(np.polynomial.Polynomial([GELU_TAIL / 2, 1.0])).coef)
+
+
+def gelu_segments_error() -> float:
+    """Largest |gelu_segments - gelu| over all x, from the polynomial's error and the tail that is dropped."""
+    u = np.linspace(0.0, GELU_TAIL, 20001)
+    inside = np.abs(np.polynomial.Polynomial(_tail_polynomial())(u - GELU_TAIL / 2) - _tail(u)).max()
+    return float(max(inside, _tail(np.array([GELU_TAIL])).max()))

@@ -1,0 +1,295 @@
+"""The operations a two-party program is made of: what is measured alone, and what a row's cost is composed from.
+
+Every secure step of `aero.two_party.program.forward` goes through one of these functions. Tracing a program
+therefore lists its
+operations with their shapes and counts, and a composition cannot disagree with the program about what is computed.
+Public additions, slices, reshapes and sums cost no communication and are left in the program.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from aero.two_party.lattice import lookup
+from aero.two_party.lattice import matmul as lattice_product
+from aero.two_party.lattice import share_steps as shares
+from aero.two_party.program import nonlinear
+
+Owner = Literal["secret", "server", "client", "ids"]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of operation: its JAX function, and for each array argument who holds it.
+
+    "secret": both, in shares; "ids": so too, integers of the client's.
+    """
+
+    function: Callable[..., Array]
+    owners: tuple[Owner, ...]
+
+
+KINDS: dict[str, Kind] = {}
+
+
+def _kind(*owners: Owner) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
+    def register(function: Callable[..., Array]) -> Callable[..., Array]:
+        KINDS[function.__name__] = Kind(function, owners)
+        return function
+
+    return register
+
+
+@_kind("client", "server")
+def embedding_slice(one_hot: Array, table: Array) -> Array:
+    """Rows of a slice of the embedding table: one-hot (T, v) times (v, d)."""
+    return one_hot @ table
+
+
+@_kind("ids", "secret")
+def id_lookup(ids: Array, table: Array) -> Array:
+    """Rows of the table (V, d) by secret ids (n,), both shared, as Flax's `Embed` has it: SPU compares every id with
+    all numbers below V, and multiplies."""
+    return jnp.take(table, ids, axis=0)
+
+
+@_kind("client", "server")
+def embedding_lookup(one_hot: Array, table: Array) -> Array:
+    """Rows of the embedding table, one-hot (T, V) times (V, d), by encrypted queries (`aero.two_party.lattice.lookup`).
+
+    What is left for SPU is a product n deep with the server's matrix, and truncations by the 39 bits that a row comes
+    larger.
+    """
+    secrets, hint, masked = shares.lattice_query(one_hot, table)
+    edges = range(0, lookup.DEGREE, lookup.HINT_SLICE)
+    parts = [secrets[:, low : low + lookup.HINT_SLICE] @ hint[low : low + lookup.HINT_SLICE] for low in edges]
+    return _truncated(shares.unmasked(masked, sum(parts[1:], parts[0])), lookup.TRUNCATIONS)
+
+
+@_kind("secret", "server")
+def linear(x: Array, weight: Array) -> Array:
+    """(rows, n) times the server's (n, m)."""
+    return x @ weight
+
+
+@_kind("secret", "server")
+def lattice_linear(x: Array, weight: Array) -> Array:
+    """(rows, n) times the server's (n, m), an input of the program, by `aero.two_party.lattice.matmul`.
+
+    What is left for SPU are truncations by the 28 bits that the product comes larger.
+    """
+    return _truncated(shares.lattice_product(x, weight), lattice_product.TRUNCATIONS)
+
+
+def _truncated(x: Array, bits: tuple[int, ...]) -> Array:
+    for index, many in enumerate(bits):
+        x = (shares.apart(x) if index else x) * np.float32(2.0**-many)
+    return x
+
+
+@_kind("secret", "server")
+def vocabulary_slice(x: Array, head: Array) -> Array:
+    """A slice of the vocabulary projection: (1, d) times (d, v)."""
+    return x @ head
+
+
+@_kind("secret", "secret")
+def scores(query: Array, key: Array) -> Array:
+    """Q K^T: (H, rows, d_k), (H, columns, d_k) -> (H, rows, columns)."""
+    return jnp.einsum("hqd,hkd->hqk", query, key)
+
+
+@_kind("secret", "secret")
+def mix(probabilities: Array, value: Array) -> Array:
+    """P V: (H, rows, columns), (H, columns, d_k) -> (H, rows, d_k)."""
+    return jnp.einsum("hqk,hkd->hqd", probabilities, value)
+
+
+@_kind("secret", "server")
+def scale(x: Array, factor: Array) -> Array:
+    """Elementwise product with the server's factor, broadcast: beta x, q / t, gains of the He & Hofmann block."""
+    return x * factor
+
+
+@_kind("secret")
+def scale_public(x: Array, factor: float) -> Array:
+    """Product with a public constant: only the truncation costs."""
+    return x * factor
+
+
+@_kind("secret")
+def causal_mean(x: Array, rows: int) -> Array:
+    """C x for the last `rows` rows of x (T, d), C[i, j] = 1/i for j <= i: public, only the truncation costs."""
+    tokens = x.shape[0]
+    matrix = (np.tril(np.ones((tokens, tokens))) / np.arange(1, tokens + 1)[:, None]).astype(np.float32)
+    return jnp.asarray(matrix[tokens - rows :]) @ x
+
+
+@_kind("secret")
+def softmax_plain(logits: Array, narrow: int = 0, few: int = 0) -> Array:
+    return nonlinear.softmax_plain(logits, bool(narrow), bool(few))
+
+
+@_kind("secret")
+def softmax_clipped(logits: Array) -> Array:
+    return nonlinear.softmax_clipped(logits)
+
+
+@_kind("secret")
+def softmax_cover(logits: Array, blocks: int, narrow: int = 0, few: int = 0) -> Array:
+    return nonlinear.softmax_cover(logits, blocks, bool(narrow), bool(few))
+
+
+@_kind("secret")
+def exponentials(logits: Array, blocks: int, split: int, narrow: int = 0, few: int = 0) -> Array:
+    return nonlinear.exponentials(logits, blocks, bool(split), bool(narrow), bool(few))
+
+
+@_kind("secret")
+def inverse_sums(x: Array) -> Array:
+    """1 / sum of every row: (H, rows, columns) -> (H, rows)."""
+    return 1.0 / jnp.sum(x, -1)
+
+
+@_kind("secret")
+def divide_by_sums(x: Array) -> Array:
+    """Rows of (H, rows, columns) divided by their sums."""
+    return x / jnp.sum(x, -1, keepdims=True)
+
+
+@_kind("secret", "secret")
+def scale_rows(x: Array, factors: Array) -> Array:
+    """Rows of (H, rows, d_k) times (H, rows), both secret, one product an element."""
+    return x * factors[..., None]
+
+
+@_kind("secret", "secret")
+def scale_row_tiles(x: Array, factors: Array) -> Array:
+    """The same by products with diagonal matrices."""
+    return nonlinear.row_tiles(x, factors)
+
+
+@_kind("secret", "server")
+def scale_row_tiles_by_server(x: Array, factors: Array) -> Array:
+    """The same with the server's factors: q / t."""
+    return nonlinear.row_tiles(x, factors)
+
+
+@_kind("secret")
+def rotate(x: Array, dims: int, first: int) -> Array:
+    return nonlinear.rotate(x, dims, first)
+
+
+@_kind("secret", "server", "server")
+def layer_norm(x: Array, weight: Array, bias: Array) -> Array:
+    return nonlinear.layer_norm(x, weight, bias)
+
+
+@_kind("secret")
+def normalise(x: Array) -> Array:
+    return nonlinear.normalise(x)
+
+
+@_kind("secret")
+def normalise_tiles(x: Array) -> Array:
+    return nonlinear.normalise_tiles(x)
+
+
+@_kind("secret")
+def gelu_exact(x: Array) -> Array:
+    return nonlinear.gelu_exact(x)
+
+
+@_kind("secret", "server")
+def leaky_relu(x: Array, slope: Array, narrow: int = 0) -> Array:
+    return nonlinear.leaky_relu(x, slope, bool(narrow))
+
+
+@_kind("secret")
+def gelu_plain(x: Array) -> Array:
+    return nonlinear.gelu_plain(x)
+
+
+@_kind("secret")
+def gelu_segments(x: Array, narrow: int = 0) -> Array:
+    return nonlinear.gelu_segments(x, bool(narrow))
+
+
+@_kind("secret")
+def relu(x: Array, narrow: int = 0) -> Array:
+    return nonlinear.relu(x, bool(narrow))
+
+
+SHARED = "_shared"
+for _name in ("linear", "vocabulary_slice", "scale", "layer_norm", "leaky_relu"):
+    # The same with the server's arguments in shares, as what is nobody's own.
+    KINDS[_name + SHARED] = Kind(KINDS[_name].function, ("secret",) * len(KINDS[_name].owners))
+
+
+@dataclass(frozen=True, order=True)
+class Operation:
+    """One distinct operation: kind, argument shapes, and constants of the kind (e.g. the blocks of a cover)."""
+
+    kind: str
+    shapes: tuple[Shape, ...]
+    constants: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """As in ops.csv, e.g. "linear" or "softmax_cover(blocks=8)"."""
+        inner = ",".join(f"{key}={value:g}" for key, value in self.constants)
+        return f"{self.kind}({inner})" if inner else self.kind
+
+    @property
+    def shape(self) -> str:
+        """As in ops.csv, e.g. "128x768,768x2304"; a scalar is "1"."""
+        return ",".join("x".join(map(str, shape)) or "1" for shape in self.shapes)
+
+    @property
+    def owners(self) -> tuple[Owner, ...]:
+        return KINDS[self.kind].owners
+
+    @property
+    def arrays(self) -> list[jax.ShapeDtypeStruct]:
+        """Its arguments without values."""
+        types = (np.int32 if owner == "ids" else np.float32 for owner in self.owners)
+        return [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(self.shapes, types, strict=True)]
+
+    def function(self) -> Callable[..., Array]:
+        """The JAX function of the operation's arrays."""
+        kind, constants = KINDS[self.kind], dict(self.constants)
+        return lambda *arrays: kind.function(*arrays, **constants)
+
+
+def call(kind: str, *arrays: Array, **constants: float) -> Array:
+    """Compute an operation, as a program does when it runs."""
+    return KINDS[kind].function(*arrays, **constants)
+
+
+@cache
+def _result_shape(operation: Operation) -> Shape:
+    """The shape of the operation's result; a network repeats its operations, and tracing one takes milliseconds."""
+    return tuple(jax.eval_shape(operation.function(), *operation.arrays).shape)
+
+
+def trace(program: Callable[..., Any], *shapes: Any) -> Counter[Operation]:
+    """Operations of `program(call, *arrays)` with their counts, from argument shapes alone; nothing is computed."""
+    found: Counter[Operation] = Counter()
+
+    def recording_call(kind: str, *arrays: Array, **constants: float) -> Array:
+        operation = Operation(kind, tuple(tuple(array.shape) for array in arrays), tuple(sorted(constants.items())))
+        found[operation] += 1
+        return jnp.zeros(_result_shape(operation), np.float32)
+
+    jax.eval_shape(lambda *arrays: program(recording_call, *arrays), *shapes)
+    return found

@@ -1,0 +1,1 @@
+"""Running two parties: processes, links, profiles."""

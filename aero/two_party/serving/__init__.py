@@ -1,0 +1,1 @@
+"""Private questions between hosts: tunnel, TLS, handshake, session."""

@@ -1,0 +1,120 @@
+"""One private question, inside the two party processes: N new tokens for a prompt, one whole forward pass each.
+
+Nothing is kept from one token to the next (no KV cache): the prompt grows by the token that the client chose, and the
+pass is run over all of it. Prompts are not padded: what the server learns is the prompt's exact length and N.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from aero import checkpoint
+from aero.errors import UserError
+from aero.model import GPT
+from aero.two_party.cost.measure import place, warm_up_of
+from aero.two_party.program.end_to_end import Cost, Question, put_prompt, put_weights
+from aero.two_party.program.weights import weight_arrays
+from aero.two_party.runtime.party import Party
+from aero.two_party.runtime.profile import Profile
+from aero.two_party.runtime.settings import CLIENT, SERVER
+from aero.two_party.serving.handshake import Description
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the client chooses a token from the logits: the most likely one, or at random at a temperature above 0.
+
+    entries: only tokens below this number, those that the tokenizer knows.
+    """
+
+    entries: int
+    temperature: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < 1e3:
+            raise ValueError(f"temperature {self.temperature} must be 0 (the most likely token) or above")
+        if self.seed < 0:
+            raise ValueError(f"seed {self.seed} must be 0 or above")
+
+    def choose(self, logits: np.ndarray, index: int) -> int:
+        """The id of the `index`-th new token, after which `logits` (V,) came."""
+        logits = logits[: self.entries].astype(np.float64)
+        if not self.temperature:
+            return int(logits.argmax())
+        weights = np.exp((logits - logits.max()) / self.temperature)
+        return int(np.random.default_rng((self.seed, index)).choice(len(weights), p=weights / weights.sum()))
+
+
+def answer_task(party: Party, given: Mapping[str, Any]) -> dict[str, Any]:
+    """In a party process: place the weights, then one pass for each new token; returns costs, and ids at the client.
+
+    given: "description", "tokens" (the prompt's length), "new_tokens" (both); "checkpoint", a path, and
+    "weights_sha256" of what was published from there (server only); "ids" (T,) and "sampling" (client only). The client
+    gives every token to `Party.control` as it comes.
+    """
+    description: Description = given["description"]
+    weights = None
+    if party.rank == SERVER:
+        weights = _weights(given["checkpoint"], given["weights_sha256"], description)
+    start = time.monotonic()
+    # Keys and first oblivious transfers, apart from what a token costs; and below, what the server prepares once.
+    first = warm_up_of(description.program)
+    setup = _cost(party, [party.run(o.function(), place(party, o), ["y"]) for o in first], start)
+    names = put_weights(party, description, weights)
+    ids = [int(i) for i in given["ids"]] if party.rank == CLIENT else None
+    costs = []
+    for index in range(given["new_tokens"]):
+        start = time.monotonic()
+        tokens = given["tokens"] + index
+        question = Question(description.architecture, dict(description.config), description.program, tokens)
+        put_prompt(party, question, ids)
+        function, inputs = question.function(names), [*(f"w.{name}" for name in names), "prompt"]
+        prepared = party.prepare(function, inputs, ["logits"])
+        setup, start = replace(setup, seconds=setup.seconds + prepared), start + prepared
+        profile = party.run(function, inputs, ["logits"])
+        logits = party.reveal("logits", to=CLIENT)
+        costs.append(_cost(party, [profile], start))
+        if ids is not None:
+            ids.append(given["sampling"].choose(logits, index))
+            party.control(("token", ids[-1], costs[-1]))
+    return {"setup": setup, "costs": costs, "ids": None if ids is None else ids[given["tokens"] :]}
+
+
+def weights_sha256(model: GPT) -> str:
+    """Of architecture, sizes and every tensor of a model as `checkpoint.load` gave it: which weights are published.
+
+    For the server alone: a client that had it could tell a known model from another.
+    """
+    whole = hashlib.sha256(json.dumps([str(model.architecture), asdict(model.config)], sort_keys=True).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        whole.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        whole.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return whole.hexdigest()
+
+
+def _weights(path: str, published: str, description: Description) -> dict[str, np.ndarray]:
+    """The server's folded weights, read in its own process. UserError if they are not those that were `published`.
+
+    Others of the same sizes may leave the fixed point, or need the residual stream put back at other layers than the
+    published program does: their answers could be wrong without a word.
+    """
+    model = checkpoint.load(path)
+    if weights_sha256(model) != published:
+        raise UserError(f"checkpoint {path} changed since it was published; start the server, or ask, again")
+    return weight_arrays(model, description.program)
+
+
+def _cost(party: Party, profiles: list[Profile], start: float) -> Cost:
+    sent, received = sum(p.bytes_sent for p in profiles), sum(p.bytes_received for p in profiles)
+    client, server = (sent, received) if party.rank == CLIENT else (received, sent)
+    messages = sum(p.messages_sent + p.messages_received for p in profiles)
+    return Cost(client, server, messages, time.monotonic() - start)

@@ -1,0 +1,191 @@
+"""Who may talk to whom between hosts: mutually authenticated TLS 1.3, and certificates to begin with.
+
+Both parties name one certificate authority and show a certificate that it signed: the server one for its host name or
+address, the client one for clients. A certificate of one kind does not serve as the other.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+import re
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aero.two_party.runtime.host_names import looked_up
+from aero.two_party.runtime.settings import TwoPartyError, split_address
+
+VALID_DAYS = 365
+# X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED
+_OUT_OF_DATE = (9, 10)
+FILES = ("ca.pem", "ca.key", "server.pem", "server.key", "client.pem", "client.key")
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """Paths of a party's certificate and key, and of the authority's certificate that the other's must be signed by."""
+
+    certificate: Path
+    key: Path
+    ca: Path
+
+    def context(self, *, server: bool) -> ssl.SSLContext:
+        """A TLS context that shows our certificate and demands the other's. TwoPartyError for unusable files."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.verify_mode = ssl.CERT_REQUIRED
+        for name, path in (("--certificate", self.certificate), ("--key", self.key), ("--ca", self.ca)):
+            if not Path(path).is_file():
+                raise TwoPartyError(f"{name} {path} does not exist; make certificates with `aero certificates FOLDER`")
+        try:
+            context.load_cert_chain(self.certificate, self.key, self._no_password)
+            context.load_verify_locations(self.ca)
+        except ssl.SSLError as error:
+            raise TwoPartyError(
+                f"certificate {self.certificate}, key {self.key} and CA {self.ca} cannot be used together "
+                f"({error.reason or error}); they must be PEM files, the key that of the certificate"
+            ) from None
+        return context
+
+    def _no_password(self) -> str:
+        """Instead of OpenSSL's own question on the terminal, which waits for ever."""
+        raise TwoPartyError(
+            f"--key {self.key} is encrypted, and nothing here asks for passwords; decrypt it (`openssl pkey`)"
+        )
+
+
+def context_for(
+    address: str, credentials: Credentials | None, insecure: bool, *, server: bool
+) -> ssl.SSLContext | None:
+    """The TLS context for a link to or at `address`; None for plain TCP, only on this machine or if `insecure`."""
+    if credentials is not None:
+        return credentials.context(server=server)
+    if insecure or is_loopback(split_address(address)[0]):
+        return None
+    raise TwoPartyError(
+        f"{address} is not on this machine, and plain TCP between hosts is refused; give --certificate, --key and --ca "
+        "(`aero certificates FOLDER` makes them), or --insecure to go without"
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether every address of `host` is one of this machine alone. TwoPartyError if its name is not found in time."""
+    try:
+        found = {entry[4][0] for entry in looked_up(host, None)}
+    except OSError as error:
+        raise TwoPartyError(f"host {host} is not known ({error.strerror}); give a name or address that is") from None
+    return all(ipaddress.ip_address(address).is_loopback for address in found)
+
+
+def why(error: ssl.SSLError, peer: str) -> str:
+    """What went wrong with TLS, in words; `peer` is "the server at HOST:PORT" or the like."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        if error.verify_code in _OUT_OF_DATE:
+            return (
+                f"{peer} showed a certificate that is refused ({error.verify_message}); make new ones with `aero "
+                "certificates FOLDER`, or set the clock of this machine"
+            )
+        return f"{peer} showed a certificate that is refused ({error.verify_message}); check --ca on this side"
+    reason = (error.reason or str(error)).lower().replace("_", " ")
+    if "bad record mac" in reason or "decryption failed" in reason:
+        return f"what came over the link to {peer} was changed on the way (TLS: {reason}); run again"
+    if "wrong version number" in reason or "http request" in reason:
+        return f"{peer} does not speak TLS ({reason}); start both sides with certificates, or both without"
+    return f"no TLS connection with {peer} ({reason}); are certificates given on both sides?"
+
+
+def make_certificates(folder: Path, hosts: Sequence[str]) -> list[Path]:
+    """Write a certificate authority and certificates for a server at `hosts` and for a client, with keys, to `folder`.
+
+    hosts: names and addresses under which clients reach the server. Valid for a year. Keys are readable by their owner
+    only. TwoPartyError if a host is neither a name nor an address, or one of the files is already there.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+    folder = Path(folder)
+    for host in hosts:
+        _check_host(host)
+    if folder.exists() and not folder.is_dir():
+        raise TwoPartyError(f"{folder} is a file; name a folder for the certificates")
+    if there := [name for name in FILES if (folder / name).exists()]:
+        raise TwoPartyError(f"{folder / there[0]} is already there; choose another folder, nothing was written")
+    start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=5)  # clocks of two hosts differ
+    authority_key = ec.generate_private_key(ec.SECP256R1())
+    authority_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "aero CA")])
+
+    def certificate(name: x509.Name, key: ec.EllipticCurvePrivateKey, usage: x509.ExtendedKeyUsage | None) -> bytes:
+        authority = usage is None
+        builder = (
+            x509.CertificateBuilder(authority_name, name, key.public_key(), x509.random_serial_number())
+            .not_valid_before(start)
+            .not_valid_after(start + datetime.timedelta(days=VALID_DAYS))
+            .add_extension(x509.BasicConstraints(ca=authority, path_length=0 if authority else None), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False
+            )
+            .add_extension(
+                x509.KeyUsage(not authority, False, False, False, False, authority, authority, False, False),
+                critical=True,
+            )
+        )
+        if usage is not None:
+            builder = builder.add_extension(usage, critical=False)
+            if ExtendedKeyUsageOID.SERVER_AUTH in usage:
+                builder = builder.add_extension(x509.SubjectAlternativeName([_name(x509, h) for h in hosts]), False)
+        return builder.sign(authority_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+    def private(key: ec.EllipticCurvePrivateKey) -> bytes:
+        return key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+
+    contents = {"ca.pem": certificate(authority_name, authority_key, None), "ca.key": private(authority_key)}
+    for role, purpose in (("server", ExtendedKeyUsageOID.SERVER_AUTH), ("client", ExtendedKeyUsageOID.CLIENT_AUTH)):
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"aero {role}")])
+        contents[f"{role}.pem"] = certificate(name, key, x509.ExtendedKeyUsage([purpose]))
+        contents[f"{role}.key"] = private(key)
+    folder.mkdir(parents=True, exist_ok=True)
+    written: list[Path] = []
+    try:
+        for name, content in contents.items():
+            mode = 0o600 if name.endswith(".key") else 0o644
+            with open(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+                written.append(folder / name)
+                file.write(content)
+    except BaseException:
+        for path in written:
+            path.unlink(missing_ok=True)
+        raise
+    return written
+
+
+_LABEL = r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)"
+_HOST = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*")
+
+
+def _check_host(host: str) -> None:
+    """TwoPartyError if no client could reach a server under it."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        # A name whose last part is a number is an address with a mistake in it.
+        if not _HOST.fullmatch(host) or host.rpartition(".")[2].isdigit():
+            raise TwoPartyError(
+                f"--host {host[:100]!r} is neither a name nor an address of a host; of a name with other letters give "
+                "the ASCII form (xn--...)"
+            ) from None
+
+
+def _name(x509, host: str):
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)

@@ -12,8 +12,8 @@ from made_models import random_model, torch_logits
 
 from aero.architecture import parse
 from aero.model import ModelConfig
-from aero.two_party.program import forward, nonlinear, operations
-from aero.two_party.program.forward import WEIGHTS_AT_ONCE, plaintext, product
+from aero.two_party.program import nonlinear
+from aero.two_party.program.forward import WEIGHTS_AT_ONCE, forward, operations, plaintext, product
 from aero.two_party.program.operations import Operation, call, trace
 from aero.two_party.program.optimizations import SAVINGS, TUNED, changed, chosen, named
 from aero.two_party.program.weights import folded, weight_arrays, weight_shapes, within_budget

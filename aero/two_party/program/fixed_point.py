@@ -29,7 +29,7 @@ from jax import Array
 
 from aero.model import GPT
 from aero.two_party.lattice.share_steps import SQUARINGS
-from aero.two_party.program import forward
+from aero.two_party.program.forward import forward
 from aero.two_party.program.nonlinear import MASKED
 from aero.two_party.program.operations import KINDS
 from aero.two_party.program.optimizations import chosen, named

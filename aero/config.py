@@ -44,6 +44,8 @@ class CorpusParameters(Strict):
     text_column: str = "content"
     validation_fraction: float = Field(0.05, gt=0, lt=1)
     include_tests: bool = False
+    packages: tuple[str, ...] = ()
+    files_sha256: str | None = Field(None, pattern="^[0-9a-f]{64}$")
     packing: bool = False
     test_split: Literal["iid", "discworld", "java", "langlearn", "statistics", "woodworking"] = "iid"
 

@@ -31,6 +31,8 @@ def chosen_corpus(chosen: Parameters, name: str | None = None) -> Corpus:
         settings.include_tests,
         settings.test_split,
         name_key(chosen, name),
+        settings.packages,
+        settings.files_sha256,
     )
 
 

@@ -18,7 +18,7 @@ import os
 import platform
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -58,6 +58,8 @@ def open_corpus(
     include_tests: bool = False,
     test_split: str = "iid",
     key: str = "corpus.name",
+    packages: Sequence[str] = (),
+    files_sha256: str | None = None,
 ) -> Corpus:
     """The corpus called `name`, one of `NAMES`.
 
@@ -65,7 +67,8 @@ def open_corpus(
     validation_fraction: part of the files held out (`codeparrot` and `languini` bring their own split).
     include_tests: whether the standard library's own tests are taken too, which more than doubles `python_stdlib`.
     test_split: which of `languini`'s test splits is held out, one of `aero.data.languini.TEST_SPLITS`.
-    key: the parameter that names the corpus, for the errors of one that cannot be had.
+    key: the parameter that names the corpus, for error messages.
+    packages, files_sha256: restrict and freeze `installed_python`, see there.
     Raises ValueError for an unknown name or settings that do not fit it. Nothing is read yet.
     """
     if name == "codeparrot":
@@ -85,7 +88,9 @@ def open_corpus(
     if name == "installed_python":
         from aero.data.installed_python import InstalledPython
 
-        return InstalledPython(validation_fraction=validation_fraction, include_tests=include_tests, key=key)
+        return InstalledPython(
+            validation_fraction, include_tests, key=key, packages=packages, files_sha256=files_sha256
+        )
     if name == "stdlib_docstrings":
         from aero.data.docstrings import StandardLibraryDocstrings
 

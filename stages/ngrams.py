@@ -1,0 +1,55 @@
+"""Perplexity of n-gram models on the tokens that a training sees: results/SCALE/ngrams.csv.
+
+python -m stages.ngrams --scale desk --steps 1000 5000
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from pathlib import Path
+
+import numpy as np
+
+from aero import records
+from aero.config import load
+from aero.data.batches import Batches, evaluation_batches
+from aero.data.ngrams import NGrams
+from aero.data.tokens import open_tokens
+from aero.errors import run_main
+
+ORDER = 5
+COLUMNS = ("order", "steps", "tokens", "seed", "perplexity", "corpus_sha256", "commit")
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m stages.ngrams", description=__doc__.splitlines()[0])
+    parser.add_argument("--scale", default="desk")
+    parser.add_argument("--steps", type=int, nargs="+", help="counts of training steps (default: the scale's)")
+    parser.add_argument("--run", default="sm-ln-g", help="the run whose batches are counted")
+    chosen = parser.parse_args(arguments)
+    parameters = load().at_scale(chosen.scale)
+    seed, train, sizes = parameters.seeds[0], parameters.train(chosen.run), parameters.model(chosen.run)
+    tokens = open_tokens(Path("runs/scales") / chosen.scale / "tokens")
+    batches = Batches(tokens.train, sizes.context, train.batch_size, seed)
+    held_out = evaluation_batches(tokens.valid, sizes.context, train.batch_size, train.final_evaluation_tokens)
+    evaluation = np.concatenate([batch.numpy() for batch in held_out])
+    rows = []
+    for steps in sorted(set(chosen.steps or [train.steps])):
+        seen = np.concatenate([batches.batch(step).numpy() for step in range(steps * train.accumulation)])
+        model = NGrams(seen, tokens.vocabulary, ORDER)
+        for order in range(1, ORDER + 1):
+            perplexity = model.perplexity(evaluation, order)
+            origin = (tokens.manifest["corpus_sha256"], records.commit())
+            rows.append((order, steps, seen.size, seed, round(perplexity, 4), *origin))
+            print(f"{order}-grams of {seen.size:,} tokens: perplexity {perplexity:.2f}", flush=True)
+    path = Path("results") / chosen.scale / "ngrams.csv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -68,7 +68,7 @@ def answer(chosen: argparse.Namespace, parameters: Parameters, root: Path) -> st
         out = _figure_path(chosen.out)
         if chosen.scale:
             parameters = parameters.at_scale(chosen.scale)
-        from aero.report.pareto import pareto
+        from aero.cli.pareto import pareto
 
         return pareto(chosen, parameters, root, out)
     from aero.two_party.cost.cost_model import (

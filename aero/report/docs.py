@@ -1,0 +1,92 @@
+"""Write the generated numbers of README.md and docs/: `python -m aero.report.docs` (= `make docs`).
+
+A document holds a block between `<!-- NAME -->` and `<!-- /NAME -->`, NAME one of `BLOCKS`. A second run changes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pandas as pd
+
+from aero.errors import UserError, run_main
+from aero.report.costs import fits
+from aero.report.papers import private_tables
+from aero.report.results import Results, find_root, load
+
+
+def headline(results: Results) -> str:
+    """The README's first table, and a line on what "reproduced" means, on scale and seeds."""
+    frame = private_tables.headline(results)
+    names = private_tables.HEADLINE
+    frame.iloc[:, 0] = [f"{names[name]} (`{name}`)" for name in frame.iloc[:, 0]]
+    frame.columns = [
+        "one private forward pass, GPT-2, T=128",
+        "GB, paper",
+        "GB, reproduced",
+        "saving, paper",
+        "saving, here",
+        "GB, our optimised program",
+    ]
+    fitted = fits(results)
+    most = max((abs(fit.residual_percent) for fit in fitted.values()), default=float("nan"))
+    return (
+        f"{markdown(frame)}\n\n"
+        f"Reproduced: one configuration (SPU 0.9.2b0, tanh GELU, secret-shared weights) gives all {len(fitted)} "
+        f"published rows within {most:.2f} %. {scale(results)}"
+    )
+
+
+def scale(results: Results) -> str:
+    """A sentence on the scale and the seeds of the trainings."""
+    run = results.first("sm-ln-g")
+    if run is None:
+        return f"Trainings: none at scale {results.scale}."
+    model, seeds = run.metrics["model"], len(results.seeds("sm-ln-g"))
+    return (
+        f"Trainings: scale {results.scale} ({model['layers']} layers, width {model['width']}, T={model['context']}), "
+        f"{seeds} seed{'s' if seeds > 1 else ''}."
+    )
+
+
+def markdown(frame: pd.DataFrame) -> str:
+    """The frame as a Markdown table."""
+    rows = [list(frame.columns), ["---"] * len(frame.columns), *frame.astype(str).values.tolist()]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+BLOCKS: dict[str, Callable[[Results], str]] = {
+    "headline": headline,
+    "costs": lambda results: markdown(private_tables.communication(results, "4")),
+    "savings": lambda results: markdown(private_tables.savings(results, "4")),
+    "complete-passes": lambda results: markdown(private_tables.complete_passes(results)),
+    "latency-model": lambda results: markdown(private_tables.latency_model(results)),
+}
+
+
+def generated(text: str, results: Results) -> str:
+    """`text` with every block of `BLOCKS` in it written anew."""
+    for name, block in BLOCKS.items():
+        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        if pattern.search(text):
+            content = block(results)
+            text = pattern.sub(lambda match, new=content: f"{match[1]}{new}\n{match[2]}", text)
+    return text
+
+
+def main(arguments: list[str]) -> None:
+    if arguments:
+        raise UserError("python -m aero.report.docs takes no arguments")
+    root = find_root()
+    results = load(root)
+    for path in (root / "README.md", *sorted((root / "docs").rglob("*.md"))):
+        before = path.read_text(encoding="utf-8")
+        after = generated(before, results)
+        if after != before:
+            path.write_text(after, encoding="utf-8")
+            print(f"{path.relative_to(root)}: rewritten")
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,330 @@
+"""Figures of what private inference costs: bytes and minutes by part, the published minutes, savings, Pareto front."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from aero.architecture import parse
+from aero.config import Parameters
+from aero.published import load
+from aero.report import style
+from aero.report.costs import (
+    GB,
+    OPTIMISED,
+    STOCK,
+    aero_table,
+    audit,
+    compared_runs,
+    fits,
+    published_bound,
+    read_csv,
+    row_costs,
+    row_family,
+    saving,
+    wan_minutes,
+)
+from aero.report.papers.private_tables import HEADLINE, PARTS, PROGRAM_NAMES, parts, text
+from aero.report.results import Results
+from aero.two_party.cost.cost_model import estimate, measured_operations
+from aero.two_party.cost.counts import published_sizes
+
+COLOURS = ("#d55e00", "#e69f00", "#f0e442", "#56b4e9", "#0072b2", "#009e73", "#9aa3ae")
+"""Okabe and Ito's, one a part of the model."""
+IMPOSSIBLE, POSSIBLE = "#d55e00", "#0072b2"
+
+
+def bytes_by_part(results: Results) -> Figure:
+    """GB of the first table's rows by part of the model, stock SPU above optimised."""
+    lines = _lines_by_row(results)
+    bars = [
+        (name, program, {part: amount / GB for part, amount in parts(lines[name, program], "bytes").items()})
+        for name in HEADLINE
+        for program in (STOCK, OPTIMISED)
+        if (name, program) in lines
+    ]
+    return _stacked(bars, tuple(PARTS), COLOURS, "GB of one forward pass, both directions")
+
+
+def minutes_by_part(results: Results) -> Figure:
+    """Minutes of the first table's rows on the published network: computing, transfer, rounds; published as a mark."""
+    table, bars, printed = aero_table("4"), [], {}
+    for name in HEADLINE:
+        printed[name] = table.value(name, "latency")
+        for program, cost in row_costs(results, table, name).items():
+            if (found := wan_minutes(results, cost)) is not None:
+                bars.append((name, program, vars(found)))
+    colours = (style.MUTED, "#56b4e9", "#e69f00")
+    return _stacked(bars, ("computing", "transfer", "rounds"), colours, "minutes at 100 Mbit/s and 80 ms", printed)
+
+
+def seconds_by_part(results: Results) -> Figure:
+    """Seconds of computing of the first table's rows by part of the model, stock SPU above optimised."""
+    lines = _lines_by_row(results)
+    bars = [
+        (name, program, parts(lines[name, program], "seconds"))
+        for name in HEADLINE
+        for program in (STOCK, OPTIMISED)
+        if (name, program) in lines
+    ]
+    return _stacked(bars, tuple(PARTS), COLOURS, "seconds of computing, two processes on 2 cores")
+
+
+def _lines_by_row(results: Results) -> dict[tuple[str, str], dict[str, str]]:
+    """Lines of all_rows.csv at GPT-2's size and T=128 by architecture and program."""
+    return {
+        (line["architecture"], line["program"]): line
+        for line in read_csv(results.root / "results/two_party/all_rows.csv")
+        if (line["model"], line["context"]) == ("gpt2", "128") and line["bytes_by_kind"]
+    }
+
+
+def _stacked(
+    bars: Sequence[tuple[str, str, Mapping[str, float]]],
+    kinds: Sequence[str],
+    colours: Sequence[str],
+    label: str,
+    printed: Mapping[str, float] | None = None,
+) -> Figure:
+    """Horizontal bars, one a row and program; `printed`: the published value of a row, a diamond on its bars."""
+    with style.style():
+        figure = Figure(figsize=(style.WIDTH, 0.8 + 0.27 * max(len(bars), 2)))
+        axes = figure.subplots()
+        if not bars:
+            style.say_missing(axes, "not measured yet")
+            return figure
+        names = list(dict.fromkeys(name for name, *_ in bars))
+        places = [place + 0.35 * names.index(name) for place, (name, *_) in enumerate(bars)]
+        left = [0.0] * len(bars)
+        for kind, colour in zip(kinds, colours, strict=True):
+            widths = [amounts[kind] for *_, amounts in bars]
+            axes.barh(places, widths, left=left, height=0.8, color=colour, label=kind, edgecolor=style.PAPER, lw=0.4)
+            left = [start + width for start, width in zip(left, widths, strict=True)]
+        if printed:
+            values = [printed[name] for name, *_ in bars]
+            axes.plot(values, places, "D", color=style.PAPER, markeredgecolor=style.INK, markersize=5, label="paper")
+        for place, total in zip(places, left, strict=True):
+            axes.text(total, place, f" {text(total, 2)}", va="center")
+        axes.set_yticks(places, [f"{name}, {PROGRAM_NAMES[program]}" for name, program, _ in bars])
+        axes.tick_params(axis="y", length=0)
+        axes.invert_yaxis()
+        axes.set_xlim(0, max(left) * 1.08)
+        axes.grid(axis="x")
+        axes.set_xlabel(label)
+        axes.legend(ncols=len(kinds) + bool(printed), loc="lower left", bbox_to_anchor=(-0.35, 1), frameon=False,
+                    handlelength=1, columnspacing=1)  # fmt: skip
+    return figure
+
+
+def published_minutes(results: Results) -> Figure:
+    """Published minutes of all rows of Tables 4-7 over the least time that the published bytes need."""
+    paper, points = load("aero"), []
+    for number in ("4", "5", "6", "7"):
+        for row in aero_table(number).rows:
+            bound, printed = published_bound(paper, number, row.name), row.cells["latency"].value
+            if bound and printed:
+                points.append((number, bound.overlapped, printed))
+    del results
+    with style.style():
+        figure = Figure(figsize=(style.WIDTH * 0.62, 3.2))
+        axes = figure.subplots()
+        ends = [3.0, 130.0]
+        axes.plot(ends, ends, color=style.INK, linewidth=1)
+        axes.fill_between(ends, [1, 1], ends, color=style.GRID, alpha=0.6, linewidth=0)
+        for number, marker in zip(("4", "5", "6", "7"), "osD^", strict=True):
+            own = [point for point in points if point[0] == number]
+            colours = [IMPOSSIBLE if printed < least else POSSIBLE for _, least, printed in own]
+            axes.scatter([p[1] for p in own], [p[2] for p in own], c=colours, marker=marker, s=28, zorder=3,
+                         edgecolors=style.PAPER, linewidths=0.5, label=f"Table {number}")  # fmt: skip
+        axes.set(xscale="log", yscale="log", xlim=ends, ylim=(3, 60))
+        for axis in (axes.xaxis, axes.yaxis):
+            ticks = [tick for tick in (3, 5, 10, 20, 50, 100) if tick <= axis.get_view_interval()[1]]
+            axis.set_ticks(ticks, [f"{tick}" for tick in ticks])
+            axis.set_ticks([], minor=True)
+        axes.set_xlabel("least minutes for the published GB at 100 Mbit/s")
+        axes.set_ylabel("published minutes")
+        axes.text(40, 4, "impossible on the\npublished network", ha="center", color=style.INK)
+        legend = axes.legend(frameon=False, loc="upper left")
+        for handle in legend.legend_handles:
+            handle.set_facecolor(style.MUTED)
+    return figure
+
+
+SAVINGS_ROWS = ("SM+LN+R", "SM+ScFFN", "SM+ScFuFFN", "SM+ScFuFFNi_6", "EReg(SM(t)+ScFuFFNi_6)")
+SAVINGS = {
+    "paper": ("D", style.PUBLISHED),
+    "reproduced": ("v", style.AS_PUBLISHED),
+    "stock SPU": ("o", style.AS_WRITTEN),
+    "stock SPU, cheap GELU in the baseline": ("^", "#cc79a7"),
+    "optimised": ("s", style.TUNED),
+}
+
+
+def savings_by_program(results: Results) -> Figure:
+    """Saving in GB over SM+LN+G at T=128: published, reproduced, stock SPU, with a cheap GELU, optimised."""
+    table, fitted = aero_table("4"), fits(results)
+    base = fitted.get(("4", table.rows[0].name))
+    with style.style():
+        figure = Figure(figsize=(style.WIDTH, 2.6))
+        axes = figure.subplots()
+        for place, name in enumerate(SAVINGS_ROWS):
+            found, fit = audit(results, table, name, "bytes"), fitted.get(("4", name))
+            values = (
+                table.value(name, "savings_communication"),
+                base.gigabytes / fit.gigabytes if base and fit else None,
+                found.as_written,
+                found.one_gelu,
+                saving(results, table, name, OPTIMISED, "bytes"),
+            )
+            for value, (label, (marker, colour)) in zip(values, SAVINGS.items(), strict=True):
+                if value is not None:
+                    axes.plot([value], [place], marker, color=colour, markersize=6.5, markeredgecolor=style.INK,
+                              markeredgewidth=0.4, label=label if place == 0 else None)  # fmt: skip
+        axes.axvline(1, color=style.INK, linewidth=0.8)
+        axes.set_yticks(range(len(SAVINGS_ROWS)), SAVINGS_ROWS)
+        axes.tick_params(axis="y", length=0)
+        axes.set_ylim(len(SAVINGS_ROWS) - 0.5, -0.5)
+        axes.set_xlim(left=0)
+        axes.grid()
+        axes.set_xlabel("times fewer bytes than SM+LN+G in the same program")
+        axes.legend(ncols=5, loc="lower left", bbox_to_anchor=(-0.27, 1), frameon=False, columnspacing=0.8,
+                    handletextpad=0.2)  # fmt: skip
+    return figure
+
+
+def fit_residuals(results: Results) -> Figure:
+    """Relative difference of the reproduced from the published GB, all rows of Tables 4-7."""
+    fitted = fits(results)
+    with style.style():
+        figure = Figure(figsize=(style.WIDTH, 1.5))
+        axes = figure.subplots()
+        for place, number in enumerate(("4", "5", "6", "7")):
+            values = [fit.residual_percent for (which, _), fit in fitted.items() if which == number]
+            axes.plot(values, [place] * len(values), "o", color=style.AS_WRITTEN, alpha=0.5, markersize=6,
+                      markeredgewidth=0)  # fmt: skip
+        axes.axvline(0, color=style.INK, linewidth=0.8)
+        axes.set_yticks(range(4), [f"Table {number}" for number in ("4", "5", "6", "7")])
+        axes.set_ylim(3.5, -0.5)
+        axes.set_xlim(-2, 2)
+        axes.grid(axis="x")
+        axes.set_xlabel("reproduced minus published GB, %")
+    return figure
+
+
+@dataclass(frozen=True)
+class Point:
+    """A run: mean evaluation perplexity over `seeds`, and the bytes of a private pass at the published sizes."""
+
+    run: str
+    architecture: str
+    perplexity: float
+    seeds: tuple[int, ...]
+    bytes: float
+    bytes_error: float
+    front: bool = False
+
+
+def points(
+    results: Results, parameters: Parameters, model: str, context: int, program: str, extrapolate: bool = False
+) -> tuple[list[Point], dict[str, str]]:
+    """The runs of a model family and context, cheapest first, and those left out with the reason."""
+    operations = measured_operations(parameters.two_party.variant(), results.root)
+    sizes = published_sizes(model, context)
+    found, without = [], {}
+    for name, run in parameters.runs.items():
+        if run.model != model or parameters.context(name) != context:
+            continue
+        if run.overrides:
+            without[name] = "trained by a recipe of its own"
+            continue
+        by_seed = results.perplexity(name)
+        if not by_seed:
+            without[name] = "diverged" if results.seeds(name) else "not trained yet"
+            continue
+        try:
+            cost = estimate(parse(run.architecture), sizes, program, operations, extrapolate)
+        except ValueError as error:
+            without[name] = str(error)
+            continue
+        mean = sum(by_seed.values()) / len(by_seed)
+        found.append(Point(name, cost.architecture, mean, tuple(by_seed), cost.bytes, cost.bytes_error))
+    return with_front(found), without
+
+
+def with_front(found: Iterable[Point]) -> list[Point]:
+    """Points, cheapest first; `front` marks those that no other point beats in bytes and perplexity."""
+    marked, least = [], math.inf
+    for point in sorted(found, key=lambda one: (one.bytes, one.perplexity)):
+        marked.append(replace(point, front=point.perplexity < least))
+        least = min(least, point.perplexity)
+    return marked
+
+
+def pareto(results: Results) -> Figure:
+    """Runs of GPT-2 at T=128: perplexity at the report's scale against GB of the optimised program."""
+    table, found = aero_table("4"), []
+    sizes = table.dimensions
+    for name, run in compared_runs(results).items():
+        by_seed = results.perplexity(name)
+        here = (run.get("model", "gpt2"), run.get("context", 128)) == (sizes["model"], sizes["context"])
+        cost = results.cost(run["architecture"], OPTIMISED, sizes["context"], row_family(results, table, "SM+LN+G"))
+        if by_seed and cost is not None and here and not run.get("regularizer"):
+            mean = sum(by_seed.values()) / len(by_seed)
+            found.append(Point(name, run["architecture"], mean, tuple(by_seed), cost.bytes, 0.0))
+    return draw_pareto(with_front(found), "", results.scale)
+
+
+TICKS = [digit * 10.0**power for power in range(-1, 4) for digit in (1, 1.5, 2, 3, 4, 5, 6, 8)]
+
+
+def draw_pareto(found: Sequence[Point], title: str, scale: str) -> Figure:
+    """Perplexity against GB, both in logarithms; the front is a line through larger, named points."""
+    with style.style():
+        figure = Figure(figsize=(style.WIDTH, 4.0))
+        axes = figure.subplots()
+        if not found:
+            style.say_missing(axes, "not measured yet")
+            return figure
+        front = [point for point in found if point.front]
+        rest = [point for point in found if not point.front]
+        axes.step([p.bytes / GB for p in front], [p.perplexity for p in front], where="post", color=style.TUNED)
+        for some, colour, size in ((rest, style.AS_WRITTEN, 18), (front, style.TUNED, 36)):
+            axes.scatter([p.bytes / GB for p in some], [p.perplexity for p in some], s=size, color=colour,
+                         edgecolor=style.PAPER, linewidth=0.6, zorder=3)  # fmt: skip
+        axes.set(xscale="log", yscale="log", title=title)
+        axes.set_xlabel("communication of one private forward pass, GB (both directions)")
+        axes.set_ylabel(f"evaluation perplexity, scale {scale}")
+        axes.grid()
+        axes.margins(x=0.12, y=0.08)
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = axis.get_view_interval()
+            ticks = [tick for tick in TICKS if low <= tick <= high]
+            axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
+            axis.set_ticks([], minor=True)
+        _label(axes, [*front, *rest])
+    return figure
+
+
+def _label(axes: Axes, found: Sequence[Point]) -> None:
+    """Name each architecture once: the cheapest column of points on its left, the others on their right."""
+    first = {point.architecture: point for point in reversed(found)}
+    columns: dict[float, list[Point]] = {}
+    for point in sorted(first.values(), key=lambda one: one.bytes):
+        key = next((at for at in columns if point.bytes / at < 1.35), point.bytes)
+        columns.setdefault(key, []).append(point)
+    axes.set_xlim(left=min(columns) / GB / 2.1)
+    for number, group in enumerate(columns.values()):
+        group.sort(key=lambda one: one.perplexity)
+        heights = [axes.transData.transform((1, one.perplexity))[1] for one in group]
+        spread = style.spread(heights, 9.5 * axes.figure.dpi / 72)
+        side = min(p.bytes for p in group) / 1.05 if number == 0 else max(p.bytes for p in group) * 1.03
+        for point, height in zip(group, spread, strict=True):
+            place = side / GB, axes.transData.inverted().transform((0, height))[1]
+            axes.annotate(point.architecture, (point.bytes / GB, point.perplexity), xytext=place, va="center",
+                          ha="right" if number == 0 else "left", fontsize=7,
+                          color=style.INK if point.front else style.MUTED,
+                          arrowprops={"arrowstyle": "-", "color": style.GRID, "linewidth": 0.5, "shrinkB": 2})  # fmt: skip

@@ -1,0 +1,395 @@
+"""Tables of what private inference costs, as frames: one row of AERO Tables 4-7 a line, bytes in both directions.
+
+"reproduced" is the fit to the published bytes (`costs.fits`), "stock SPU" the program "as_written" under today's SPU,
+"optimised" the program "tuned". Cells are text; a missing measurement is "–".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from aero.report.costs import (
+    COST_TABLES,
+    GB,
+    OPTIMISED,
+    STOCK,
+    all_costs,
+    aero_table,
+    audit,
+    figure_15_costs,
+    fits,
+    full_passes,
+    published_bound,
+    read_csv,
+    row_costs,
+    saving,
+    wan_minutes,
+)
+from aero.published import load
+from aero.report.results import Results
+from aero.two_party.program.optimizations import AS_PUBLISHED, SAVINGS, TUNED, changed
+
+MISSING = "–"
+ROW = "configuration"
+PROGRAM_NAMES = {AS_PUBLISHED: "fit, today's SPU", STOCK: "stock SPU", OPTIMISED: "optimised"}
+HEADLINE = {
+    "SM+LN+G": "GPT-2: LayerNorm + GELU",
+    "SM+LN+R": "ReLU",
+    "SM+ScFuFFN": "softmax only, fused FFN",
+    "EReg(SM(t)+ScFuFFNi_6)": "+ entropy regularisation, 6 FFNs cut",
+}
+"""Rows of the first table and what they are."""
+
+SHAPED = Path("results/two_party/shaped.csv")
+ABLATION = Path("results/two_party/savings.csv")
+ABLATION_ERRORS = Path("results/two_party/savings_errors.csv")
+
+
+def text(value: float | None, digits: int = 3, unit: str = "") -> str:
+    """`value` with that many significant digits, without an exponent."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value)))) if value else 0
+    return f"{value:,.{decimals}f}{unit}"
+
+
+def gigabytes(bytes_: float | None) -> str:
+    """GB with the two decimals of the papers."""
+    return MISSING if bytes_ is None else f"{bytes_ / GB:.2f}"
+
+
+def headline(results: Results) -> pd.DataFrame:
+    """One private forward pass of GPT-2, T=128: GB and saving, published and reproduced, and GB optimised."""
+    table, fitted = aero_table("4"), fits(results)
+    base = table.rows[0].name
+    lines = []
+    for name in HEADLINE:
+        printed, fit = table.value(name, "communication"), fitted.get(("4", name))
+        cost = row_costs(results, table, name).get(OPTIMISED)
+        lines.append(
+            {
+                ROW: name,
+                "GB, paper": f"{printed:.2f}",
+                "GB, reproduced": gigabytes(fit and fit.gigabytes * GB),
+                "saving, paper": f"{1 if name == base else table.value(name, 'savings_communication'):.2f}x",
+                "saving, reproduced": text(fit and fitted["4", base].gigabytes / fit.gigabytes, 3, "x"),
+                "GB, optimised": gigabytes(cost and cost.bytes),
+            }
+        )
+    return pd.DataFrame(lines)
+
+
+def communication(results: Results, number: str) -> pd.DataFrame:
+    """GB of every row of a table: published, reproduced, stock SPU, optimised."""
+    table, fitted, lines = aero_table(number), fits(results), []
+    for row in table.rows:
+        costs, fit = row_costs(results, table, row.name), fitted.get((number, row.name))
+        printed, stock, own = row.cells["communication"].value, costs.get(STOCK), costs.get(OPTIMISED)
+        lines.append(
+            {
+                ROW: row.name,
+                "GB, paper": f"{printed:.2f}",
+                "GB, reproduced": gigabytes(fit and fit.gigabytes * GB),
+                "reproduced - paper, %": MISSING if fit is None else f"{fit.residual_percent:+.2f}",
+                "GB, stock SPU": gigabytes(stock and stock.bytes),
+                "GB, optimised": gigabytes(own and own.bytes),
+            }
+        )
+    return pd.DataFrame(lines)
+
+
+def figure_15(results: Results) -> pd.DataFrame:
+    """GB and WAN minutes of Figure 15's architectures (Pythia-70M, T=256). Its printed values are lost from the text."""
+    lines = []
+    for name, costs in figure_15_costs(results).items():
+        line = {ROW: name}
+        for program in (AS_PUBLISHED, STOCK, OPTIMISED):
+            line[f"GB, {PROGRAM_NAMES[program]}"] = gigabytes(costs[program].bytes if program in costs else None)
+        for program in (STOCK, OPTIMISED):
+            minutes = wan_minutes(results, costs.get(program))
+            line[f"min, {PROGRAM_NAMES[program]}"] = text(minutes and minutes.computing + minutes.on_network, 2)
+        lines.append(line)
+    return pd.DataFrame(lines)
+
+
+def savings(results: Results, number: str) -> pd.DataFrame:
+    """Saving in GB over SM+LN+G: published, reproduced, and measured here with three baselines."""
+    table, fitted, lines = aero_table(number), fits(results), []
+    base = fitted.get((number, table.rows[0].name))
+    for row in table.rows[1:]:
+        found, fit = audit(results, table, row.name, "bytes"), fitted.get((number, row.name))
+        printed = row.cells.get("savings_communication")
+        lines.append(
+            {
+                ROW: row.name,
+                "paper": text(printed and printed.value, 3, "x"),
+                "reproduced": text(fit and base and base.gigabytes / fit.gigabytes, 3, "x"),
+                "stock SPU": text(found.as_written, 3, "x"),
+                "stock SPU, cheap GELU in the baseline": text(found.one_gelu, 3, "x"),
+                "optimised": text(saving(results, table, row.name, OPTIMISED, "bytes"), 3, "x"),
+            }
+        )
+    return pd.DataFrame(lines)
+
+
+def minutes(results: Results, number: str) -> pd.DataFrame:
+    """Published minutes beside the least that the published bytes need, and network minutes of both programs."""
+    paper, table, lines = load("aero"), aero_table(number), []
+    for row in table.rows:
+        printed, bound = row.cells["latency"].value, published_bound(paper, number, row.name)
+        costs = row_costs(results, table, row.name)
+        own = {program: wan_minutes(results, costs.get(program)) for program in (STOCK, OPTIMISED)}
+        lines.append(
+            {
+                ROW: row.name,
+                "min, paper": f"{printed:.2f}",
+                "least min for the paper's GB": text(bound and bound.overlapped),
+                "Mbit/s that the paper's min need": text(bound and bound.needed_mbit(printed)),
+                "network min, stock SPU": text(own[STOCK] and own[STOCK].on_network, 2),
+                "network min, optimised": text(own[OPTIMISED] and own[OPTIMISED].on_network, 2),
+            }
+        )
+    return pd.DataFrame(lines)
+
+
+def optimised_over_stock(results: Results) -> pd.DataFrame:
+    """Range over AERO's own rows of what the optimised program needs, relative to stock SPU and to the paper."""
+    lines = []
+    for number in COST_TABLES:
+        table = aero_table(number)
+        ratios: dict[str, list[float]] = {"GB / paper": [], "GB / stock SPU": [], "computing / stock SPU": []}
+        for row in table.rows[2:]:
+            costs = row_costs(results, table, row.name)
+            if row.name.startswith("SOTA") or len(costs) < 2:
+                continue
+            stock, own = costs[STOCK], costs[OPTIMISED]
+            ratios["GB / paper"].append(own.bytes / GB / row.cells["communication"].value)
+            ratios["GB / stock SPU"].append(own.bytes / stock.bytes)
+            if own.seconds and stock.seconds:
+                ratios["computing / stock SPU"].append(own.seconds / stock.seconds)
+        shown = {
+            key: f"{min(values):.2f} to {max(values):.2f}" if values else MISSING for key, values in ratios.items()
+        }
+        lines.append({"AERO table": number, "context": table.dimensions["context"], **shown})
+    return pd.DataFrame(lines)
+
+
+def communication_fit(results: Results) -> pd.DataFrame:
+    """The best fit of the published bytes and the best fit with one choice changed: largest residual of all rows."""
+    by_rank: dict[int, dict[str, str]] = {}
+    for line in read_csv(results.root / "results/two_party/forensics_fits.csv"):
+        by_rank.setdefault(int(line["rank"]), line)
+    if not by_rank:
+        return pd.DataFrame()
+    best = by_rank[min(by_rank)]
+    chosen = best["configuration"].split("; ")
+    lines = [
+        {
+            "changed": "nothing: the best fit",
+            "to": "",
+            "largest residual, %": text(float(best["largest_percent"])),
+            "rank": min(by_rank),
+        }
+    ]
+    for rank, line in sorted(by_rank.items()):
+        other = line["configuration"].split("; ")
+        differs = [(old, new) for old, new in zip(chosen, other, strict=True) if old != new]
+        if len(differs) == 1:
+            old, new = differs[0]
+            lines.append(
+                {"changed": old, "to": new, "largest residual, %": text(float(line["largest_percent"])), "rank": rank}
+            )
+    return pd.DataFrame(lines)
+
+
+def operations(results: Results, most: int = 20) -> pd.DataFrame:
+    """The largest single operations of GPT-2 at T=128, measured in the steady state."""
+    sizes = aero_table("4").dimensions
+    own = [
+        line
+        for line in results.operations
+        if (line["model"], line["context"]) == (sizes["model"], str(sizes["context"]))
+    ]
+    sent = {id(line): float(line["bytes_sent_client"]) + float(line["bytes_sent_server"]) for line in own}
+    lines = [
+        {
+            "operation": line["op"],
+            "shape": line["shape"],
+            "MB": text(sent[id(line)] / 1e6),
+            "messages": text(float(line["messages"] or "nan")),
+            "rounds": text(float(line["rounds"] or "nan"), 2),
+            "seconds": text(float(line["seconds"]), 2),
+        }
+        for line in sorted(own, key=lambda line: -sent[id(line)])[:most]
+    ]
+    return pd.DataFrame(lines)
+
+
+def complete_passes(results: Results) -> pd.DataFrame:
+    """Complete passes at GPT-2's size (random weights) against the sum of their operations measured alone."""
+    return pd.DataFrame(
+        {
+            ROW: entry["architecture"],
+            "program": _program(entry["computed_as"]),
+            "GB": gigabytes(entry["bytes_client"] + entry["bytes_server"]),
+            "GB, sum / pass": f"{entry['composed_over_measured_bytes']:.3f}",
+            "seconds, sum / pass": text(entry["composed_over_measured_seconds"], 3),
+            "largest logit error": text(entry["max_logit_error"], 2),
+        }
+        for entry in full_passes(results)
+    )
+
+
+def trained_passes(results: Results) -> pd.DataFrame:
+    """Complete passes of models trained here: logits against PyTorch, bytes against the sum of the operations."""
+    found = results.end_to_end if isinstance(results.end_to_end, list) else []
+    return pd.DataFrame(
+        {
+            ROW: entry["architecture"],
+            "program": _program(entry["computed_as"]),
+            "MB": text(entry["megabytes"]),
+            "MB, sum / pass": f"{entry['composed_over_measured']:.3f}",
+            "same top token": f"{entry['same_top_token']} of {entry['prompts']}",
+            "largest logit error": text(entry["max_logit_error"], 2),
+        }
+        for entry in found
+    )
+
+
+def held_out_prompts(results: Results) -> pd.DataFrame:
+    """Answers on held-out prompts of models trained here, by program: top token against PyTorch, largest logit error."""
+    groups: dict[str, dict[str, dict[str, str]]] = {}
+    for line in read_csv(results.root / ABLATION_ERRORS):
+        if line["tokens"] == "24":
+            groups.setdefault(line["architecture"], {})[line["program"]] = line
+    lines = []
+    for name, found in groups.items():
+        line: dict[str, Any] = {ROW: name}
+        own = found.get(OPTIMISED)
+        line["optimised: same top token"] = f"{own['same_top_token']} of {own['prompts']}" if own else MISSING
+        for program in (OPTIMISED, STOCK, AS_PUBLISHED):
+            error = float(found[program]["max_logit_error"]) if program in found else None
+            line[f"logit error, {PROGRAM_NAMES[program]}"] = text(error, 2)
+        lines.append(line)
+    return pd.DataFrame(lines)
+
+
+def _program(name: str) -> str:
+    """A program's name for readers; @6 names the layers before which the residual stream is restored."""
+    plain, _, layers = name.partition("@")
+    for program, words in PROGRAM_NAMES.items():
+        if plain.startswith(program):
+            plain = words + plain.removeprefix(program).replace("_", " ")
+    return plain + (f" @{layers}" if layers else "")
+
+
+ABLATED = ("SM+LN+G", "SM+ScFuFFN")
+
+
+def ablation(results: Results) -> pd.DataFrame:
+    """Relative GB of every optimization alone (over stock SPU) and left out (over optimised), in per cent."""
+    found = {
+        (line["architecture"], line["program"]): float(line["bytes"]) for line in read_csv(results.root / ABLATION)
+    }
+    lines = []
+    for name, what in SAVINGS.items():
+        line = {"optimization": what.partition(" (")[0]}
+        alone = f"as_written+{'folded_ffn+' if name == 'absorbed_ffn' else ''}{name}"
+        left_out = "left out" if name in TUNED else "added"
+        for row in ABLATED:
+            for how, program, base in (("alone", alone, STOCK), (left_out, changed(name), OPTIMISED)):
+                key = f"{row}: {'alone' if how == 'alone' else 'left out'}"
+                change = found.get((row, program), math.nan) / found.get((row, base), math.nan) - 1
+                mark = " (added)" if how == "added" else ""
+                line[key] = MISSING if math.isnan(change) else f"{100 * change:+.1f} %{mark}"
+        lines.append(line)
+    return pd.DataFrame(lines)
+
+
+def function_changes(results: Results) -> pd.DataFrame:
+    """What each optimization changes, and the largest logit error of a pass with it alone beside stock SPU's."""
+    errors = {
+        (line["architecture"], line["program"]): float(line["max_logit_error"])
+        for line in read_csv(results.root / ABLATION_ERRORS)
+        if (line["scale"], line["tokens"]) == ("laptop", "16")
+    }
+    approximate = {"segmented_gelu", "split_exponential", "fewer_squarings"}
+    lines = [
+        {"optimization": "none (stock SPU)", "function": "", **{r: text(errors.get((r, STOCK)), 2) for r in ABLATED}}
+    ]
+    for name, what in SAVINGS.items():
+        alone = f"as_written+{'folded_ffn+' if name == 'absorbed_ffn' else ''}{name}"
+        line = {"optimization": what.partition(" (")[0]}
+        line["function"] = "approximated" if name in approximate else "exact but for fixed point"
+        lines.append(line | {row: text(errors.get((row, alone)), 2) for row in ABLATED})
+    lines.append(
+        {
+            "optimization": "all (optimised)",
+            "function": "",
+            **{row: text(errors.get((row, OPTIMISED)), 2) for row in ABLATED},
+        }
+    )
+    return pd.DataFrame(lines)
+
+
+def latency_model(results: Results) -> pd.DataFrame:
+    """Complete passes of small models over links of limited rate and delay: seconds measured and predicted."""
+    return pd.DataFrame(
+        {
+            ROW: line["architecture"],
+            "program": _program(line["program"]),
+            "link": _link(line),
+            "s, measured": text(float(line["seconds"])),
+            "s, predicted": text(float(line["predicted"])),
+            "error": f"{float(line['error']):+.1%}",
+        }
+        for line in read_csv(results.root / SHAPED)
+        if line["predicted"]
+    )
+
+
+def _link(line: Mapping[str, str]) -> str:
+    if not line["bandwidth_mbit"]:
+        return "loopback"
+    return f"{float(line['bandwidth_mbit']):g} Mbit/s, {float(line['rtt_ms']):g} ms"
+
+
+def parts(line: Mapping[str, str], quantity: str) -> dict[str, float]:
+    """Bytes or seconds of a row of all_rows.csv by part of the model."""
+    found = dict.fromkeys(PARTS, 0.0)
+    for kind, amount in json.loads(line[f"{quantity}_by_kind"]).items():
+        found[next((part for part, kinds in PARTS.items() if kind in kinds), "other")] += amount
+    return found
+
+
+PARTS = {
+    "GELU or ReLU": {"gelu_plain", "gelu_exact", "gelu_segments", "relu"},
+    "softmax": {
+        "softmax_plain",
+        "softmax_clipped",
+        "exponentials",
+        "inverse_sums",
+        "divide_by_sums",
+        "scale_rows",
+        "scale_row_tiles",
+        "scale_row_tiles_by_server",
+    },  # fmt: skip
+    "LayerNorm": {"layer_norm", "layer_norm_shared", "normalise", "normalise_tiles"},
+    "attention matmuls": {"scores", "mix"},
+    "linear layers": {"linear", "lattice_linear", "linear_shared"},
+    "embedding, logits": {
+        "embedding_slice",
+        "embedding_lookup",
+        "id_lookup",
+        "vocabulary_slice",
+        "vocabulary_slice_shared",
+    },  # fmt: skip
+    "other": set(),
+}
+"""Parts of a model and the kinds of operations that compute them."""

@@ -1,0 +1,127 @@
+"""Tables and figures of `results/bench` (`make bench`): each part beside what a user would pick instead.
+
+A ratio is ours over the other's, medians of interleaved repeats with their range. A missing file gives an empty frame.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from aero.report import style
+from aero.report.costs import MIB
+from aero.report.papers.private_tables import PROGRAM_NAMES, text
+from aero.report.results import Results
+
+
+def read(results: Results, name: str) -> dict[str, Any]:
+    """The measurements of a benchmark, empty without the file."""
+    path = results.root / "results" / "bench" / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def _range(value: Mapping[str, float], unit: str = "x") -> str:
+    return f"{value['median']:.2f}{unit} ({value['low']:.2f} to {value['high']:.2f})"
+
+
+def training_step(results: Results) -> pd.DataFrame:
+    """A training step of SM+LN+G, 12 layers, against Hugging Face transformers."""
+    return pd.DataFrame(
+        {
+            "width": step["width"],
+            "context": step["context"],
+            "vocabulary": step["vocabulary"],
+            "tokens/s": text(step["tokens_per_second"]["aero"]["median"]),
+            "tokens/s, transformers": text(step["tokens_per_second"]["transformers"]["median"]),
+            "ratio": _range(step["ratio"]),
+        }
+        for step in read(results, "training_step").get("steps", ())
+    )
+
+
+def regularized_step(results: Results) -> pd.DataFrame:
+    """A training step with the entropy regulariser against the authors' loop over layers and heads."""
+    return pd.DataFrame(
+        {
+            "width": step["width"],
+            "context": step["context"],
+            "speed, ours / authors'": _range(step["ratio"]),
+            "peak MiB, ours": text(step["peak_bytes"]["aero"] / MIB),
+            "peak MiB, authors'": text(step["peak_bytes"]["authors"] / MIB),
+            "cost of the regulariser, %": text(100 * step["overhead"]["median"], 2),
+        }
+        for step in read(results, "regularized_step").get("steps", ())
+    )
+
+
+def entropy_memory(results: Results) -> pd.DataFrame:
+    """Peak memory in MiB of attention with its entropy and gradients, by how the attention matrix is held."""
+    ways = {"matrix": "whole matrix", "kept": "causal half kept", "blocks": "recomputed in blocks"}
+    by_context: dict[int, dict[str, str]] = defaultdict(dict)
+    for line in read(results, "entropy_memory").get("memory", ()):
+        by_context[line["context"]][f"MiB, {ways[line['way']]}"] = text(line["peak_bytes"] / MIB)
+    return pd.DataFrame({"context": context, **found} for context, found in sorted(by_context.items())).fillna("–")
+
+
+def tokenizing(results: Results) -> pd.DataFrame:
+    """Source files to token files on one core."""
+    return pd.DataFrame(
+        {
+            "vocabulary": one["vocabulary"],
+            "corpus, MB": text(size["bytes"] / 1e6),
+            "MB a core second": text(size["mb_per_cpu_second"]["median"]),
+            "peak memory, MiB": text(size["peak_bytes"] / MIB),
+        }
+        for one in read(results, "tokenizing").get("vocabularies", ())
+        for size in one["sizes"]
+    )
+
+
+def pipeline(results: Results) -> pd.DataFrame:
+    """Seconds of the pipeline's own commands with nothing to do, and what a second job gains."""
+    found = read(results, "pipeline")
+    named = {
+        "dvc repro, nothing to do, s": "idle_repro_seconds",
+        "dvc status, s": "idle_status_seconds",
+        "aero --help, s": "help_seconds",
+        "speed-up of two jobs": "two_jobs_over_one",
+    }
+    return pd.DataFrame(
+        {"what": what, "median": text(found[key]["median"]), "least": text(found[key]["low"]),
+         "most": text(found[key]["high"])}
+        for what, key in named.items()
+        if key in found
+    )  # fmt: skip
+
+
+def growth_with_depth(results: Results) -> Figure:
+    """GB and seconds of complete small private passes by number of layers, measured and composed."""
+    lines = read(results, "two_party_growth_layers").get("lines", ())
+    with style.style():
+        figure = Figure(figsize=(style.WIDTH, 2.8), layout="constrained")
+        panels = figure.subplots(1, 2)
+        if not lines:
+            style.say_missing(panels[0], "not measured yet")
+            return figure
+        colours = {"as_written": style.AS_WRITTEN, "tuned": style.TUNED}
+        for axes, key, unit, label in ((panels[0], "bytes", 1e6, "MB"), (panels[1], "seconds", 1, "seconds")):
+            for line in lines:
+                sizes = [point["size"] for point in line["points"]]
+                dash = "-" if line["architecture"] == "SM+LN+G" else "--"
+                axes.plot(sizes, [point[key] / unit for point in line["points"]], dash, marker="o", markersize=5,
+                          color=colours[line["program"]],
+                          label=f"{line['architecture']}, {PROGRAM_NAMES[line['program']]}")  # fmt: skip
+                axes.plot(sizes, [point[f"composed_{key}"] / unit for point in line["points"]], "x", color=style.INK,
+                          markersize=5)  # fmt: skip
+            sizes = [point["size"] for point in lines[0]["points"]]
+            axes.set_xticks(sizes)
+            axes.set(xlabel="layers", ylabel=label, ylim=(0, None))
+            axes.grid()
+        panels[1].plot([], [], "x", color=style.INK, markersize=5, label="sum of operations")
+        figure.legend(*panels[1].get_legend_handles_labels(), ncols=3, loc="outside upper center", frameon=False)
+    return figure

@@ -1,0 +1,152 @@
+"""How the report's figures look: one palette, one width, and SVG text that is the same on every run.
+
+Importing this module sets matplotlib's defaults; make a figure by `subplots`. The colours are Okabe and Ito's, safe for
+colour-blind readers. The page replaces INK, GRID, PAPER and MUTED by the reader's light or dark scheme.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from html import escape
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("svg")
+from matplotlib import rcParams  # noqa: E402  the backend must be chosen first
+from matplotlib.axes import Axes  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
+from matplotlib.patches import Rectangle  # noqa: E402
+
+INK, GRID, PAPER, MUTED = "#1c2129", "#d5dae1", "#fdfdfc", "#6b7480"
+PUBLISHED, AS_PUBLISHED, AS_WRITTEN, TUNED = "#9aa3ae", "#56b4e9", "#0072b2", "#009e73"
+SERIES = {
+    "sm-ln-g": "#0072b2",
+    "sm-ln-r": "#56b4e9",
+    "sm-ln": "#8a6d3b",
+    "sm-g": "#d55e00",
+    "sm-r": "#009e73",
+    "sm": "#cc79a7",
+}
+PAGE = 174 / 25.4
+"""Text width of the printed page in inches (assets/page.typ): a wider drawing is shrunk to it, with its text."""
+_MARGIN = 0.04
+WIDTH = PAGE - 2 * _MARGIN
+"""Figure width in inches, such that with the margin around it the figure fills the printed page."""
+
+_SETTINGS: dict[str, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 8.5,
+    "axes.titlesize": 9,
+    "axes.labelsize": 8.5,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.fontsize": 8,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "aero",
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "axes.linewidth": 0.7,
+    "axes.axisbelow": True,
+    "hatch.linewidth": 0.6,
+    "lines.linewidth": 1.6,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "image.composite_image": False,
+}
+
+
+rcParams.update(_SETTINGS)
+
+
+def subplots(
+    rows: int = 1, columns: int = 1, *, height: float, width: float = WIDTH, **options: Any
+) -> tuple[Figure, Any]:
+    """A figure of the page's width (inches) and its axes; options as of `matplotlib.figure.Figure.subplots`."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, **options)
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    yield
+
+
+def svg(figure: Figure, title: str) -> str:
+    """The figure as an SVG element with `title` for screen readers; the same text for the same figure on every run."""
+    buffer = io.StringIO()
+    nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
+    figure.savefig(buffer, format="svg", metadata=nothing, bbox_inches="tight", pad_inches=_MARGIN)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :].strip()
+    text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    # matplotlib names every text in a comment: $10^{-2}$ there would pass for one of the page's formulas.
+    text = re.sub(r"\s*<!--.*?-->", "", text, flags=re.DOTALL)
+    # A style element inside an inline SVG would apply to the whole page.
+    text = re.sub(r"\s*<style.*?</style>", "", text, flags=re.DOTALL)
+    return text.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" stroke-linejoin="round" ', 1)
+
+
+def spread(positions: Sequence[float], gap: float) -> list[float]:
+    """The positions moved apart, in their order, until neighbours are `gap` from each other, for labels at a line's
+    end.
+    """
+    order = sorted(range(len(positions)), key=positions.__getitem__)
+    groups = [[[positions[i]], [i]] for i in order]
+    moved = True
+    while moved:
+        moved = False
+        for left, right in zip(groups, groups[1:], strict=False):
+            top = _centre(left[0]) + gap * (len(left[1]) - 1) / 2
+            bottom = _centre(right[0]) - gap * (len(right[1]) - 1) / 2
+            if bottom - top < gap - 1e-12:
+                left[0] += right[0]
+                left[1] += right[1]
+                groups.remove(right)
+                moved = True
+                break
+    placed = [0.0] * len(positions)
+    for values, indices in groups:
+        start = _centre(values) - gap * (len(indices) - 1) / 2
+        for rank, index in enumerate(indices):
+            placed[index] = start + gap * rank
+    return placed
+
+
+def _centre(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def swatch(
+    figure: Figure, x: float, y: float, colour: str, hatch: str = "", height: float = 0.026, width: float = 0.026
+) -> None:
+    """A filled box of a legend, its lower left corner at (x, y), in fractions of the figure."""
+    box = Rectangle(
+        (x, y), width, height, transform=figure.transFigure, facecolor=colour, hatch=hatch, edgecolor=PAPER, linewidth=0
+    )
+    figure.patches.append(box)
+
+
+def no_data(axes: Axes, text: str) -> None:
+    """Write `text` into a panel that has no data."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, color=MUTED, style="italic")
+
+
+say_missing = no_data

@@ -1,0 +1,148 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Appendix
+
+# %%
+import pandas as pd
+from IPython.display import HTML
+
+from aero.report import explorer, robustness, show, speed
+from aero.report.costs import fits
+from aero.report.papers import private_tables as tables
+from aero.report.results import load
+
+results = load()
+BENCH, ROBUSTNESS = "results/bench", "results/robustness"
+
+# %% [markdown]
+# ## Explorer
+#
+# Compare rows by bytes, latency and perplexity; sort and filter the claims. Everything is in this file.
+
+# %%
+HTML(explorer.section(results, pd.read_csv(results.root / "reports/claims.csv")))
+
+# %% [markdown]
+# ## Artifact
+#
+# Python 3.11, 2 cores, 8 GB of memory, a package index. Times are of 2 cores.
+
+# %%
+first = tables.headline(results)
+passes = tables.complete_passes(results)
+show.table(
+    pd.DataFrame(
+        [
+            ("published bytes fit", "make report", "1 min", f"{len(fits(results))} rows within 1.1 %", "exact"),
+            ("saving of AERO", "make report", "1 min", first.iloc[-1]["saving, reproduced"], "exact"),
+            ("bytes of an operation", "python -m stages.two_party_ops", "10 min", "results/two_party/ops.csv", "0.1 %"),
+            ("a row's cost", "aero cost 'SM+ScFuFFN'", "1 s", f"{first.iloc[2]['GB, optimised']} GB", "exact"),
+            (
+                "complete pass at GPT-2's size",
+                "python -m benchmarks.full_passes",
+                "15 to 45 min",
+                f"sum / pass {passes['GB, sum / pass'].min()} to {passes['GB, sum / pass'].max()}",
+                "3 %",
+            ),
+            ("trainings, entropies", "make repro", "30 min", "results/laptop", "bit for bit, same processor"),
+            ("pipeline works", "make repro SCALE=smoke", "5 min", "reports/report.html", ""),
+            ("tests", "make test", "8 min", "all pass", ""),
+        ],
+        columns=["claim", "command", "time", "expected", "tolerance"],
+    ),
+    "What to run",
+    "Bytes are equal on every machine; seconds and last digits of losses are not.",
+)
+
+# %% [markdown]
+# Questions that this report answers:
+#
+# 1. What does `SM+ScFuFFN` cost in GB: published, reproduced, optimised?
+# 2. Which configuration gives the published bytes?
+# 3. How much of the saving is the baseline's GELU?
+# 4. Are the published minutes possible on the published network?
+# 5. How far are private logits from PyTorch's?
+# 6. What does dropping LayerNorm and GELU cost in perplexity at the scale trained here?
+# 7. Does the entropy regulariser help with LayerNorm, and without?
+# 8. Does softmax attention collapse as Theorem 5.1 says?
+# 9. What does entropy have to do with encoding a context in parallel segments?
+# 10. How long does a private pass take on a LAN and on a WAN?
+
+# %% [markdown]
+# ## Speed
+
+# %%
+show.table(
+    speed.training_step(results), "A training step against transformers",
+    "SM+LN+G, 12 layers, 1,024 tokens a batch, 2 threads, the same weights and optimiser. Medians of 7 interleaved "
+    "repeats with their range.", sources=[f"{BENCH}/training_step.json"], command="python -m benchmarks.training_step"
+)
+
+# %%
+show.table(
+    speed.regularized_step(results), "A regularised step against the authors' loop",
+    "The authors' way is transformers' GPT-2 with `output_attentions=True` and Algorithm 1 as a loop.",
+    sources=[f"{BENCH}/regularized_step.json"], command="python -m benchmarks.regularized_step"
+)
+
+# %%
+show.table(
+    speed.entropy_memory(results), "Memory of attention with its entropy",
+    "Four heads of width 64, forward and backward.", sources=[f"{BENCH}/entropy_memory.json"],
+    command="python -m benchmarks.entropy_memory"
+)
+
+# %%
+show.table(
+    speed.tokenizing(results), "Tokenizing", "Source files to token files: reading, encoding, hashing, writing.",
+    sources=[f"{BENCH}/tokenizing.json"], command="python -m benchmarks.tokenizing"
+)
+
+# %%
+show.table(
+    speed.pipeline(results), "The pipeline", "In a clone with all outputs in place.",
+    sources=[f"{BENCH}/pipeline.json"], command="python -m benchmarks.pipeline"
+)
+
+# %%
+show.figure(
+    speed.growth_with_depth(results), "A private pass by depth", "Width 128, T=32. Crosses: the sum of its operations.",
+    sources=[f"{BENCH}/two_party_growth_layers.json"], command="python -m benchmarks.growth_layers"
+)
+
+# %% [markdown]
+# ## Robustness
+
+# %%
+show.table(
+    robustness.campaigns(results), "Campaigns",
+    "A check passes if the result is right or the error is one line that names its cause.",
+    sources=[f"{ROBUSTNESS}/{name}.json" for name in robustness.CAMPAIGNS], command="make fuzz; make faults"
+)
+
+# %%
+show.figure(
+    robustness.server(results), "A server over 1,000 questions", "One small model; every answer equals PyTorch's.",
+    sources=[f"{ROBUSTNESS}/server.json"], command="python -m benchmarks.long_server"
+)
+
+# %% [markdown]
+# ## Reproducibility
+
+# %%
+show.table(
+    robustness.determinism(results), "The same training again",
+    "Equal on the same kind of processor with the same number of threads.", sources=[f"{ROBUSTNESS}/determinism.json"],
+    command="python -m benchmarks.determinism"
+)

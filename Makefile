@@ -8,7 +8,7 @@
 # make audit   look the packages of the lock up in a database of known vulnerabilities; needs the network
 # make faults  strike the pipeline at 100 random moments; 1,000 private questions to one server (hours)
 # make report  install, then render the report from kept and fresh results, computing nothing
-# make readme  write the headline table of README.md from the results
+# make docs    write the generated numbers of README.md and docs/ from the results
 # make bench   speed and memory beside what one would use instead; about an hour on a quiet machine of 2 cores
 # make keep    copy fresh results from runs/ into results/, which git keeps
 PYTHON ?= python3.11
@@ -23,7 +23,7 @@ DVC := python -m aero.whole_dvc
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYTHONHASHSEED := 0
 
-.PHONY: repro all parallel test slow nightly faults fuzz audit bench report readme keep install lint
+.PHONY: repro all parallel test slow nightly faults fuzz audit bench report docs keep install lint
 install: .venv/.installed
 
 # uv when it is there, pip otherwise. The stamp is written last, so that a broken installation is tried again.
@@ -37,7 +37,7 @@ install: .venv/.installed
 	  $(PYTHON) -m venv .venv && $(BIN)/python -m pip install -q --disable-pip-version-check -r requirements.lock && \
 	  $(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -e .; \
 	fi
-	@$(BIN)/python -m aero.report.offline_plots >/dev/null
+	@$(BIN)/python -m stages.offline_plots >/dev/null
 	@touch $@
 
 # Trainings are independent, and so are their entropies and the sensitivity stages: JOBS at once, each on its own
@@ -71,8 +71,8 @@ parallel: install
 report: install
 	@python -m stages.report
 
-readme: install
-	@python -m aero.report.readme
+docs: install
+	@python -m aero.report.docs
 
 test: install
 	@python -m pytest -n 2 --dist loadfile

@@ -18,44 +18,27 @@ from IPython.display import Markdown
 
 from aero.published import load as published
 from aero.report import (
-    bench_page,
-    best_fit,
     claims,
     claims_page,
-    cost_page,
-    cost_tables,
-    entropy_memory,
     entropy_page,
     evidence,
-    explorer,
     failure_modes,
     figures,
-    forensics,
-    full_links,
-    gpu_speed,
     landscape_tables,
-    lattice_rows,
     marks,
     overview,
     page,
     parallel_context_page,
-    pareto,
-    pipeline,
-    put_backs,
-    robustness,
-    savings,
     scales,
     sensitivity,
     sensitivity_models,
     sensitivity_page,
     sensitivity_theory,
-    targets,
 )
 from aero.report.differences import differences_table
 from aero.report.figure_index import FIGURES
 from aero.report.printed_tables import printed_table
 from aero.report.results import load_for_report
-from aero.two_party.program.optimizations import SAVINGS
 
 results = evidence.traced(load_for_report())
 judged = claims.judge(results)
@@ -300,79 +283,15 @@ page.figure_of(
     results,
     figures.figure_1,
     "AERO Figure 1, communication and latency along AERO's steps",
-    f"{marks.cost_caption(results)} {page.slower_day(results)}",
+    f"{marks.cost_caption(results)}",
     papers=["aero"],
 )
-
-# %%
-cost_page.table_costs(results)
-
-# %%
-targets.targets(results)
-
-# %%
-lattice_rows.table(results)
-
-# %%
-savings.table_held_out(results.root)
-
-# %%
-cost_page.table_parts(results)
-
-# %%
-cost_page.table_kinds(results)
 
 # %% [markdown]
 # How much of a saving is the architecture's, and how much is that of a baseline whose GELU nobody had optimised?
 
 # %%
-cost_tables.savings(results)
-
-# %%
-savings.ablation(results.root, SAVINGS, put_backs.note(results, paper.tables["4"]))
-
-# %%
-forensics.table_fits(results)
-
-# %%
-best_fit.best_fit(results)
-
-# %%
 claims_page.claims_table(results, judged, "figure1")
-
-# %%
-page.figure_of(
-    results,
-    pareto.figure_pareto,
-    "Perplexity against communication",
-    "Every run of Table 4's model that is trained and costed; the line and the larger points are those that no other "
-    f"beats in both. Perplexity at {marks.scale_text(results)}; bytes of the tuned program. "
-    f"{marks.cost_caption(results)}",
-)
-
-# %%
-cost_tables.other_rows(results)
-
-# %%
-cost_tables.on_networks(results)
-
-# %%
-cost_page.end_to_end(results)
-
-# %%
-cost_page.table_full_passes(results)
-
-# %%
-cost_page.table_shaped(results)
-
-# %%
-full_links.table(results)
-
-# %%
-cost_page.table_operations(results)
-
-# %%
-cost_tables.cost_model(results)
 
 # %% [markdown]
 # ### Where the paper disagrees with itself
@@ -568,9 +487,6 @@ claims_page.claims_table(results, judged, "parallel")
 # %%
 claims_page.every_claim(judged)
 
-# %%
-explorer.section(results, judged)
-
 # %% [markdown]
 # ## How fast it is
 #
@@ -579,20 +495,8 @@ explorer.section(results, judged)
 # medians of interleaved repeats with their range, but for the seconds of two parties, which are kept measurements of
 # other days. Projections are set in italics.
 
-# %%
-bench_page.section(results)
-
 # %% [markdown]
 # ## How it was made
-
-# %%
-page.shown(
-    pipeline.figure_pipeline(results.root),
-    "pipeline",
-    "The pipeline",
-    "One box is one stage of <code>dvc.yaml</code>, with the number of its copies; an arrow is a file handed on.",
-    "aero.report.pipeline.figure_pipeline",
-)
 
 # %%
 page.runs_table(results, all_runs)
@@ -602,9 +506,6 @@ page.other_scales(results, all_runs)
 
 # %% [markdown]
 # ### Training speed on a GPU
-
-# %%
-gpu_speed.tables(results)
 
 # %% [markdown]
 # ### What is missing
@@ -625,9 +526,6 @@ entropy_page.index(results)
 # $E_i = \log\sum_j e^{z_{ij}} - \sum_j p_{ij} z_{ij}$, and the last sum is a product of the query with an average of
 # the keys.
 
-# %%
-entropy_memory.entropy_memory(results)
-
 # %% [markdown]
 # ### The papers
 #
@@ -643,6 +541,3 @@ entropy_memory.entropy_memory(results)
 #
 # A trusted artifact loses no result, reports no wrong number and leaks nothing: what was tried against that, and what
 # came of it. The commands below start each trial again; `SECURITY.md` says what is protected from whom.
-
-# %%
-robustness.section(results)

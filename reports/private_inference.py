@@ -57,13 +57,14 @@ show.figure(
 # %%
 show.table(
     tables.communication(results, "4"), "AERO Table 4, communication: GPT-2, T=128",
-    "Reproduced minus paper in per cent. The optimised program adds one 768 x 768 matmul (3.3 MB) before each layer where the weights need the residual "
+    "The optimised program adds one 768 x 768 matmul (3.3 MB) before each layer where the weights need the residual "
     "stream restored to its own basis.", sources=[FITS, *ROWS], command=COMPOSE
 )
 
 # %%
 show.table(
-    tables.communication(results, "5"), "AERO Table 5, communication: GPT-2, T=256", "As the table above.", sources=[FITS, *ROWS]
+    tables.communication(results, "5"), "AERO Table 5, communication: GPT-2, T=256", "As the table above.",
+    sources=[FITS, *ROWS]
 )
 
 # %%
@@ -109,9 +110,9 @@ show.table(
 # %% [markdown]
 # ## How much of the saving is the architecture's
 #
-# The baseline's GELU is unoptimised. A GELU of three polynomial segments is known since BumbleBee and costs a third. With
-# it in the baseline, less than half of the published factor remains. With everything optimised on both sides the saving
-# is larger than published, and fusing or pruning the feed-forward networks adds nothing to it.
+# The baseline's GELU is unoptimised. A GELU of three polynomial segments is known since BumbleBee and costs a third of
+# its bytes. With that one in the baseline, about half of the factor remains. With everything optimised on both sides
+# the saving is larger than published, but fusing or pruning the feed-forward networks adds nothing to it.
 
 # %%
 show.figure(
@@ -137,7 +138,7 @@ show.figure(
 # ## Minutes
 #
 # The published minutes are too short for the published bytes on the published network. Even if both directions are
-# always busy, most rows of Tables 5 to 7 and the baselines of Table 4 need more time than printed.
+# always busy, every row of Tables 5 and 7 and both baselines of Tables 4 and 6 need more time than printed.
 
 # %%
 show.figure(
@@ -170,8 +171,8 @@ show.figure(
 #
 # $$t = t_\text{compute} + \frac{\text{wire bytes}}{\text{bandwidth}} + \text{rounds} \times \text{RTT}.$$
 #
-# Wire bytes are fewer than the bytes of the tables: bytes that cross in both directions at once cost the larger direction
-# alone.
+# Wire bytes are fewer than the bytes of the tables: of bytes that cross in both directions at once, only the larger
+# direction costs time.
 
 # %%
 show.table(
@@ -183,8 +184,8 @@ show.table(
 # %% [markdown]
 # ## What the optimised program changes
 #
-# Three optimizations approximate a function; they are closer to PyTorch than SPU's own. The others are exact but for the
-# fixed point.
+# Three optimizations approximate a function; they are closer to PyTorch than SPU's own. The others are exact but for
+# the fixed point.
 
 # %%
 show.table(

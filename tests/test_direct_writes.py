@@ -37,7 +37,7 @@ ALLOWED = {
     ("aero/report/render.py", "beside"): "into a temporary folder",
     ("aero/report/render.py", "compose_pdf"): "into a temporary folder",
     ("aero/report/drawing.py", "svg"): "into memory",
-    ("aero/report/pareto.py", "pareto"): "into memory",
+    ("aero/cli/pareto.py", "pareto"): "into memory",
     ("benchmarks/faults.py", "__init__"): "the copy of the project that is struck",
     ("benchmarks/faults.py", "fill_disk"): "what fills the disk",
     ("benchmarks/forensics_party.py", "main"): "standard error",

@@ -2,8 +2,6 @@
 
 import json
 import math
-import re
-import shutil
 from functools import partial
 
 import pytest
@@ -12,7 +10,6 @@ import torch
 from aero import row_entropy
 from aero.architecture import parse
 from aero.errors import UserError
-from aero.report import gpu_speed
 from benchmarks import gpu
 from benchmarks.__main__ import ALL
 
@@ -125,86 +122,6 @@ def test_one_part_that_fails_does_not_cost_the_others(tmp_path, monkeypatch):
     gpu.main(["--tiny", "--out", str(tmp_path)])
     found = json.loads((tmp_path / "gpu.json").read_text())
     assert found["attention"] and {entry["why"] for entry in found["left_out"]} == {"RuntimeError: no such kernel"}
-
-
-def test_the_reports_tables(measured, tmp_path):
-    class Results:
-        root = tmp_path
-
-    assert "not measured yet" in gpu_speed.tables(Results).text and "benchmarks.gpu" in gpu_speed.tables(Results).text
-    path = tmp_path / gpu_speed.FILE
-    path.parent.mkdir(parents=True)
-    shutil.copy(measured, path)
-    assert "no measurement (measured with --tiny)" in gpu_speed.tables(Results).text
-    assert gpu_speed.measured(tmp_path) is None
-    path.write_text(measured.read_text().replace('"tiny": true', '"tiny": false'))
-    text = gpu_speed.tables(Results).text
-    found = json.loads(measured.read_text())
-    shown = re.sub("(<[^>]*>)+", "|", text.replace('<span class="mark">●</span>', ""))  # a number may lead to its file
-    assert f"|{found['steps'][0]['tokens_per_second'] / 1e3:,.0f}|" in shown
-    lines = [line for line in found["errors"] if (line["way"], line["logits"]) == ("matrix, compiled", 100.0)]
-    worst = {q: max(line["errors"][q] / line["largest"][q] for line in lines) for q in lines[0]["errors"]}
-    cells = "|".join(f"{error:.1e}" for error in worst.values())
-    assert len(lines) == len(gpu.TINY.contexts) and f"|matrix, compiled|{cells}|" in shown
-    for shown in ("gpu-steps", "gpu-attention", "gpu-errors", "gpu-profile", "of the matrix rate", "regulariser adds"):
-        assert shown in text
-    assert gpu_speed.measured(tmp_path) == found | {"tiny": False}
-    path.write_text('{"steps": []}')
-    assert "no measurement" in gpu_speed.tables(Results).text
-
-
-def test_the_report_shows_the_peak_memory_of_attention(measured, tmp_path):
-    class Results:
-        root = tmp_path
-
-    found = json.loads(measured.read_text()) | {"tiny": False}
-    peaks = {("blocks", 16): 1.25, ("blocks", 32): 1.25, ("matrix", 16): 2.0, ("matrix", 32): 4.0}  # GiB
-    for line in found["attention"]:
-        line["peak_bytes"] = 2**30 * peaks.get((line["way"], line["context"]), 0.5)
-        if line["way"] == "matrix, compiled" and line["context"] == 32:
-            line |= {"seconds": 0.0, "failed": "OutOfMemoryError: 80 GiB"}
-            del line["peak_bytes"]
-    path = tmp_path / gpu_speed.FILE
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(found))
-    text = gpu_speed.tables(Results).text.replace('<span class="mark">●</span>', "")
-    table = re.sub("(<[^>]*>)+", "|", text[text.index("gpu-attention-memory") :])
-    assert "|T=16|T=32|" in table and "|blocks|1.25|1.25|" in table and "|matrix|2.00|4.00|" in table
-    assert re.search(r"\|matrix, compiled\|0.50\|[^|]*failed", table)
-
-
-def test_targets_have_verdicts_and_the_fastest_way_is_named_per_context(measured, tmp_path):
-    class Results:
-        root = tmp_path
-
-    found = json.loads(measured.read_text()) | {"tiny": False}
-    shares = {("SM(t)+LN+G", 128): 0.34, ("SM(t)+LN+G", 512): 0.45, ("EReg(SM(t)+LN+G)", 128): 0.36}
-    shares[("EReg(SM(t)+LN+G)", 512)] = 0.44
-    found["steps"] = [
-        found["steps"][0] | {"architecture": row, "context": context, "compiled": True, "utilisation": share}
-        for (row, context), share in shares.items()
-    ]
-    found["overhead"] = [
-        {"architecture": "EReg(SM(t)+LN+G)", "context": context, "compiled": True, "overhead": share}
-        for context, share in ((128, 0.09), (512, 0.11))
-    ]
-    ways = {("matrix", 128): 1.0, ("blocks", 128): 2.0, ("flex", 128): 3.0}
-    ways |= {("matrix", 512): 5.0, ("blocks", 512): 4.0, ("flex", 512): 3.5}
-    found["attention"] = [
-        {"way": way, "context": context, "seconds": seconds, "entropy_error": 1e-6, "peak_bytes": 2**30}
-        for (way, context), seconds in ways.items()
-    ]
-    found["attention"] += [
-        {"way": "no entropy, bf16", "context": 512, "seconds": 0.1, "entropy_error": None, "peak_bytes": 2**30},
-        {"way": "flex, compiled", "context": 512, "seconds": math.nan, "failed": "no such kernel"},
-    ]
-    (tmp_path / gpu_speed.FILE).parent.mkdir(parents=True)
-    (tmp_path / gpu_speed.FILE).write_text(json.dumps(found))
-    shown = re.sub("(<[^>]*>)+", "|", gpu_speed.tables(Results).text.replace('<span class="mark">●</span>', ""))
-    for cell in ("|34%| |missed (35%)|", "|45%| |met (45%)|", "|36%| |met (35%)|", "|44%| |missed (45%)|"):
-        assert cell in shown, cell
-    assert "|+9%| |met (10%)|" in shown and "|+11%| |missed (10%)|" in shown
-    assert "Fastest with an entropy: matrix at T=128, flex at T=512." in shown
 
 
 def test_the_profile_comes_before_the_errors_and_all_has_time_in_make_bench(tmp_path, monkeypatch):

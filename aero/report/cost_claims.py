@@ -7,8 +7,7 @@ import math
 from aero.entropy import causal_bound, max_entropy
 from aero.flops import Count
 from aero.published import Cell, Paper, load
-from aero.report import forensics
-from aero.report.costs import GB, LatencyBound, audit, counted, published_cost, row_costs, saving
+from aero.report.costs import FITS, GB, LatencyBound, audit, counted, fits, published_cost, row_costs, saving
 from aero.report.decisions import PUBLISHED_ONLY, Decision, Verdict, claim_test
 from aero.report.results import Results
 from aero.report.statistics import share
@@ -65,8 +64,8 @@ def absolute_bytes(results: Results, paper: Paper, *, row: str, tolerance: float
         return _unmeasured(rule, row)
     ratio = cost.bytes / GB / published
     program = published_cost(results, printed, row)
-    fitted = forensics.best_fit(results, table, row)
-    found = fitted is not None and abs(fitted[0] / published - 1) <= tolerance
+    fitted = fits(results).get((table, row))
+    found = fitted is not None and abs(fitted.gigabytes / published - 1) <= tolerance
     verdict: Verdict = (
         "reproduced" if abs(ratio - 1) <= tolerance else "direction reproduced" if found else "contradicted"
     )
@@ -76,8 +75,8 @@ def absolute_bytes(results: Results, paper: Paper, *, row: str, tolerance: float
         measured += f"; {program.bytes / GB:.2f} GB as published, {program.bytes / GB / published:.2f}"
         evidence += f"; {program.path}, {program.program}, {program.method}"
     if fitted is not None:
-        measured += f"; {fitted[0]:.2f} GB by SPU's version of then"
-        evidence += f"; {forensics.FILE}: {fitted[1]}"
+        measured += f"; {fitted.gigabytes:.2f} GB by SPU's version of then"
+        evidence += f"; {FITS}: {fitted.configuration}"
     return Decision(rule, measured, PAPER_DIMENSIONS, verdict, evidence)
 
 

@@ -1,6 +1,6 @@
 """Write the generated numbers of README.md and docs/: `python -m aero.report.docs` (= `make docs`).
 
-A document holds a block between `<!-- NAME -->` and `<!-- /NAME -->`, NAME one of `BLOCKS`. A second run changes nothing.
+A block stands between `<!-- NAME -->` and `<!-- /NAME -->`, NAME one of `BLOCKS`. A second run changes nothing.
 """
 
 from __future__ import annotations

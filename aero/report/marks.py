@@ -15,7 +15,6 @@ from html import escape
 
 from aero.published import Cell, Table, load
 from aero.report import evidence
-from aero.report.costs import at_dimensions
 from aero.report.results import Results, Run
 from aero.report.tables import MeasuredCell
 
@@ -277,7 +276,8 @@ def cost_caption(results: Results, table: Table | None = None) -> str:
     )
     table = table or load("aero").tables["4"]
     sizes = table.dimensions
-    costs, operations = at_dimensions(results, table)
+    costs = tuple(c for c in results.costs if c.context == table.dimensions["context"])
+    operations = results.operations
     stated = f"L={sizes['layers']}, H={sizes['heads']}, d={sizes['width']}, T={sizes['context']}"
     if not costs:
         return escape(f"Measured side: the papers’ dimensions ({stated}), not measured yet.")

@@ -10,8 +10,8 @@ from html import escape
 from matplotlib.figure import Figure
 
 from aero.published import load
-from aero.report import drawing, evidence, put_backs, sensitivity_models, sensitivity_search
-from aero.report.costs import GB, published_cost, row_costs, slower_day
+from aero.report import drawing, evidence, sensitivity_models, sensitivity_search
+from aero.report.costs import GB, published_cost, row_costs
 from aero.report.marks import (
     INTERVAL,
     WORDS,
@@ -31,7 +31,6 @@ from aero.report.marks import (
     some,
     training_caption,
 )
-from aero.report.private_gaps import private_gaps
 from aero.report.results import Cost, Results, Run
 from aero.report.scales import missing_scale
 from aero.report.statistics import estimate, relative
@@ -51,7 +50,7 @@ _FIT = (
 
 def fit(results: Results) -> str:
     """What the columns as published and as written are, and what the minutes of the first are to be held against."""
-    return f"{_FIT} {slower_day(results)}".strip()
+    return _FIT
 
 
 # Tables -----------------------------------------------------------------------------------------------------------
@@ -237,7 +236,7 @@ def headline(results: Results) -> Html:
     runs = [load("aero").tables[table_].row(name).run or "" for table_, name in HEADLINE_ROWS]
     caption = (
         f"<b>The headline.</b> {training_caption(results, runs)} Costs: {cost_caption(results)} {fit(results)} "
-        f"{MODELLED} {put_backs.note(results, load('aero').tables['4'])}"
+        f"{MODELLED}"
     )
     return Html(grid(heads, rows, caption, "headline", HEADLINE_WIDTHS, "dense"))
 
@@ -425,7 +424,6 @@ def gaps(results: Results, names: Iterable[str], further: Iterable[str] = ()) ->
     for left in (sensitivity_search.not_run(results), sensitivity_models.not_trained(results)):
         if left is not None:
             lines.append(left)
-    lines += private_gaps(results)
     lines += results.problems
     if not lines:
         return Html("<p>Nothing is missing: every run, entropy and cost of this report is there.</p>")

@@ -29,7 +29,7 @@ ASSETS = Path(__file__).parent / "assets"
 SOURCE = Path("reports") / "aero_softmax_only.py"
 """Not aero.py: a notebook's kernel starts in its folder, and there that file would hide the package."""
 
-SCRIPT = "explorer.js"
+SCRIPT = ""
 """The page's one script; the page's own policy lets a browser run no other, and load nothing."""
 
 SECONDS = 600
@@ -74,7 +74,7 @@ def _asset(name: str) -> str:
 
 def without_script(page: str) -> str:
     """The page without its one script and the data that works on: the rest may load nothing."""
-    return _DATA.sub("", page.replace(f"<script>{_asset(SCRIPT)}</script>", "", 1))
+    return _DATA.sub("", page.replace(f"<script>{SCRIPT}</script>", "", 1))
 
 
 def execute(root: Path, scale: str | None = None) -> str:
@@ -205,15 +205,15 @@ def compose_html(body: str, footer: str = "") -> str:
     body = _with_mathml(body)
     contents = _contents(body)
     template = Template((ASSETS / "page.html").read_text(encoding="utf-8"))
-    style = "\n".join(_asset(name) for name in ("page.css", "explorer.css"))
+    style = _asset("page.css")
     return template.substitute(
         title=_title(body),
         style=style,
         contents=contents,
         body=body,
         footer=html.escape(footer),
-        script=_asset(SCRIPT),
-        script_hash=base64.b64encode(hashlib.sha256(_asset(SCRIPT).encode()).digest()).decode(),
+        script=SCRIPT,
+        script_hash=base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode(),
     )
 
 

@@ -19,9 +19,8 @@ import pytest
 
 from aero.report import marks, page, render
 from aero.report.entropy_page import FIGURES
-from aero.report.readme import headline_markdown, with_headline
 from aero.report.render import Rendered
-from aero.report.results import Results, load
+from aero.report.results import load
 
 TABLES = (
     *(f"aero_table{number}" for number in (2, 3, 4, 5, 6, 7, 8, 9)),
@@ -101,7 +100,7 @@ def addresses(text: str) -> list[tuple[str, str, str]]:
 
 
 def test_the_page_loads_nothing(text: str) -> None:
-    assert text.count("<script") == 2, "the explorer's data and the script that works on them"
+    assert text.count("<script") == 1
     text = render.without_script(text)
     for tag, name, address in addresses(text):
         assert address.startswith("#") or (tag, name) == ("a", "href"), f"<{tag} {name}={address}>"
@@ -111,7 +110,6 @@ def test_the_page_loads_nothing(text: str) -> None:
 
 def test_the_page_has_all_its_parts(text: str) -> None:
     for part in (
-        "headline",
         "table-2",
         "table-4",
         "costs",
@@ -315,28 +313,6 @@ def test_nothing_measured_still_gives_a_report(empty_root: Path) -> None:
     found: Rendered = render.render(empty_root)
     assert found.pdf.startswith(b"%PDF-")
     assert found.html.count("not measured yet") > 100 and "No complete private forward pass" in found.html
-
-
-def test_the_readme_block_is_replaced_and_nothing_else(full: Results) -> None:
-    before = "# x\n<!-- headline -->\nold\n<!-- /headline -->\nrest\n"
-    after = with_headline(before, full)
-    assert (
-        after.startswith("# x\n<!-- headline -->\n| ")
-        and after.endswith("<!-- /headline -->\nrest\n")
-        and "old" not in after
-    )
-    assert with_headline(after, full) == after
-    with pytest.raises(ValueError, match="README.md needs one line"):
-        with_headline("# x\n", full)
-
-
-def test_the_readme_table_shows_published_beside_measured(full: Results, tmp_path: Path) -> None:
-    lines = headline_markdown(full).splitlines()
-    assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
-    row = next(line for line in lines if line.startswith("| `SM+LN+R`"))
-    assert "+2.6 %" in row and "● 5.50 GB" in row and "○ +3.0 %" in row
-    nothing = load(made_results.project(tmp_path, runs=(), costs=False))
-    assert "*not measured yet*" in headline_markdown(nothing)
 
 
 def test_other_scales_stand_in_columns_of_their_own(tmp_path: Path) -> None:

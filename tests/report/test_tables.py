@@ -11,13 +11,12 @@ import made_results
 import pytest
 
 from aero.published import load as load_paper
-from aero.report import cost_page, latex
+from aero.report import latex
 from aero.report.costs import LatencyBound
 from aero.report.marks import cost_caption, measured_number, training_caption
 from aero.report.page import headline_rows
 from aero.report.results import Results, load
 from aero.report.tables import COLUMNS, cells_csv, cost_rows, files, table
-from aero.two_party.cost import latency
 
 
 def lines(results: Results, name: str) -> list[dict[str, str]]:
@@ -105,70 +104,6 @@ def test_the_bound_bytes_put_on_latency_by_hand() -> None:
     assert bound.one_way == pytest.approx(33.76) and bound.overlapped == pytest.approx(16.88)
     # 145.24 GB in 30.74 min: 580.96e9 bits one way in 1844.4 s
     assert LatencyBound(145.24, 100).needed_mbit(30.74) == pytest.approx(314.99, abs=0.01)
-
-
-def test_the_parts_of_a_rows_bytes_add_up(full: Results) -> None:
-    entry = next(e for e in cost_rows(full) if e["row"] == "SM+LN+G" and e["program"] == "as_written")
-    assert (entry["embedding_bytes"], entry["head_bytes"], entry["ln_f_bytes"], entry["set_up_bytes"]) == (
-        2.2e8,
-        2.5e7,
-        4.4e7,
-        2.2e7,
-    )
-    text = cost_page.table_parts(full).text
-    # 15.3 GB less 0.22 + 0.025 + 0.044 + 0.022
-    assert ">14.989<" in text and ">15.300<" in text
-    assert f"{2.2e8:.0f}" in files(full)[Path("reports/tables/aero_table4_costs.csv")]
-
-
-def test_operations_are_listed_with_bytes_of_both_directions(full: Results, empty: Results) -> None:
-    assert ">230.00<" in cost_page.table_operations(full).text
-    assert "not measured yet" in cost_page.table_operations(empty).text
-
-
-def test_complete_passes_are_listed_with_their_error(full: Results, empty: Results) -> None:
-    text = cost_page.end_to_end(full).text
-    assert ">0.004<" in text and ">0.9920<" in text and ">51234<" in text and "e+" not in text
-    assert "No complete private forward pass" in cost_page.end_to_end(empty).text
-
-
-def test_passes_over_shaped_links_are_listed_beside_their_prediction(tmp_path: Path) -> None:
-    root = made_results.project(tmp_path, runs=())
-    assert "not measured yet" in cost_page.table_shaped(load(root)).text
-    path = root / cost_page.SHAPED
-    names = "architecture program model context network bandwidth_mbit rtt_ms seconds predicted compute transfer rounds"
-    model = '"{""layers"":12,""width"":64,""context"":64}"'
-    lines = [
-        ",".join([*names.split(), "error", "bytes"]),
-        f"SM+ScFuFFN,tuned,{model},64,wan,100,80,200.0,190.0,40.0,30.0,120.0,-0.05,211e6",
-        f"SM+ScFuFFN,tuned,{model},64,loopback,,,41.0,40.0,40.0,0.0,0.0,-0.0244,211e6",
-    ]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    text = cost_page.table_shaped(load(root)).text
-    for shown in (">200.0<", ">190.0<", ">-5.0%<", ">211<", "wan, 100 Mbit/s, 80 ms", "12 layers, d=64, T=64"):
-        assert shown in text
-    # A prediction's refills come from a file, or from a text that the caption names.
-    typed = "counted at what docs/decisions.md says was measured of one"
-    operations = root / cost_page.SHAPED_OPERATIONS
-    for more, said in (("", True), ("refill,,0.66,266000,4.0,266000,1281.0,{}\n", False)):
-        operations.write_text(f'linear,"64x64,64x64",0.2,452105,0.5,452105.0,4.0,{{}}\n{more}', encoding="utf-8")
-        text = cost_page.table_shaped(load(root)).text
-        assert (typed in text) == said and ("Refills of oblivious transfers are measured" in text) != said
-        assert "all three measured" not in text and "their rounds those of a small product" in text
-    assert cost_page.REFILL == latency.REFILL
-    path.write_text("\n".join(lines).replace("200.0", "many"), encoding="utf-8")
-    assert "not measured yet" in cost_page.table_shaped(load(root)).text
-
-
-def test_costs_of_another_size_are_no_costs_at_the_papers_dimensions(tmp_path: Path) -> None:
-    root = made_results.project(tmp_path, runs=())
-    for name in ("rows.csv", "ops.csv"):
-        path = root / "results/two_party" / name
-        path.write_text(path.read_text(encoding="utf-8").replace(",gpt2,128,", ",own,32,"), encoding="utf-8")
-    results = load(root)
-    assert all(cell.origin == "missing" for cell in table(results, "4") if cell.published.column.key == "communication")
-    assert "not measured yet" in cost_caption(results)
-    assert "not measured yet" in cost_page.table_operations(results).text
 
 
 def changed(path: Path, **changes: str) -> None:

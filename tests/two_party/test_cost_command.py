@@ -17,7 +17,7 @@ import pytest
 from aero import cli
 from aero.architecture import parse
 from aero.errors import UserError
-from aero.report.pareto import Point, with_front
+from aero.report.papers.private_inference import Point, with_front
 from aero.two_party.cost import cost_model as cost_module
 from aero.two_party.cost import counts as counts_module
 from aero.two_party.cost import ledger

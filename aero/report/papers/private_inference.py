@@ -327,4 +327,4 @@ def _label(axes: Axes, found: Sequence[Point]) -> None:
             axes.annotate(point.architecture, (point.bytes / GB, point.perplexity), xytext=place, va="center",
                           ha="right" if number == 0 else "left", fontsize=7,
                           color=style.INK if point.front else style.MUTED,
-                          arrowprops={"arrowstyle": "-", "color": style.GRID, "linewidth": 0.5, "shrinkB": 2})  # fmt: skip
+                          arrowprops={"arrowstyle": "-", "color": style.GRID, "linewidth": 0.5})  # fmt: skip

@@ -14,12 +14,12 @@ from typing import Any
 
 import pandas as pd
 
+from aero.published import load
 from aero.report.costs import (
     COST_TABLES,
     GB,
     OPTIMISED,
     STOCK,
-    all_costs,
     aero_table,
     audit,
     figure_15_costs,
@@ -31,7 +31,6 @@ from aero.report.costs import (
     saving,
     wan_minutes,
 )
-from aero.published import load
 from aero.report.results import Results
 from aero.two_party.program.optimizations import AS_PUBLISHED, SAVINGS, TUNED, changed
 
@@ -105,7 +104,7 @@ def communication(results: Results, number: str) -> pd.DataFrame:
 
 
 def figure_15(results: Results) -> pd.DataFrame:
-    """GB and WAN minutes of Figure 15's architectures (Pythia-70M, T=256). Its printed values are lost from the text."""
+    """GB and WAN minutes of Figure 15's architectures (Pythia-70M, T=256), whose printed values are lost."""
     lines = []
     for name, costs in figure_15_costs(results).items():
         line = {ROW: name}
@@ -263,7 +262,7 @@ def trained_passes(results: Results) -> pd.DataFrame:
 
 
 def held_out_prompts(results: Results) -> pd.DataFrame:
-    """Answers on held-out prompts of models trained here, by program: top token against PyTorch, largest logit error."""
+    """Answers on held-out prompts of models trained here: top token against PyTorch, largest logit error."""
     groups: dict[str, dict[str, dict[str, str]]] = {}
     for line in read_csv(results.root / ABLATION_ERRORS):
         if line["tokens"] == "24":

@@ -10,7 +10,7 @@ SM+ScFuFFNi_6                  its two matrices fused into one, the 6 deepest fe
 EReg(SM(t)+ScFuFFN)            learnable softmax temperature, trained with entropy regularisation
 SOTA(SM+ScFFN)                 the same idea in the simplified block of He & Hofmann (2024), the papers' "SOTA" rows
 Core(relu)+LN+G                another attention core in the place of the softmax (`variance_sensitivity`; the names
-                               are those of `aero.attention.CORES`)
+                               are those of `aero.attention_kernels.CORES`)
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Architecture:
     entropy_regularized: trained with the entropy regulariser; nothing changes at inference.
     weight_norm: "weight" (Salimans & Kingma) or "spectral" (Miyato et al.) normalisation of the weight matrices of the
         layers in `normed`, one of the values of `NORMED`; folded into plain weights at inference.
-    core: how queries and keys become attention probabilities, a name in `aero.attention.CORES`, which the model knows;
-        for training and measuring in the open only.
+    core: how queries and keys become attention probabilities, a name in `aero.attention_kernels.CORES`; cores other
+        than the softmax cannot be run privately.
     """
 
     layer_norm: bool = False

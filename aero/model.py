@@ -1,52 +1,48 @@
-"""One decoder for every row of the papers.
+"""One decoder for every row of the papers: GPT-2, Pythia, Languini and the He & Hofmann block.
 
-Shapes: B sequences, T positions (the context), d width, H heads, d_k = d / H, V vocabulary.
+Shapes: B sequences, T positions (at most the context), d width, L layers, H heads, d_k = d / H, V vocabulary,
+r rotated dimensions of a head.
 """
 
 from __future__ import annotations
 
-import copy
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, parametrize
 
-from aero.architecture import ACTIVATIONS, Architecture
-from aero.attention import (
+from aero.architecture import Architecture
+from aero.attention import rotary_table, rotate, shaped_attention, softmax_attention
+from aero.attention_kernels import (
     attend,
     causal_mask,
     clip_gain,
     clip_gain_gradient,
     core_named,
     normalise,
-    rotary_table,
-    rotate,
     row_entropy,
-    shaped_attention,
-    sigma_reparam,
-    softmax_attention,
 )
+from aero.weight_transforms import parametrize_weights
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes and switches of a decoder; the defaults are the CodeParrot recipe (Q and K have biases, V, O, FFN none).
+    """Sizes and switches of a decoder. The defaults are the CodeParrot recipe: Q and K have biases; V, O, FFN do not.
 
-    ln_f: the final LayerNorm, which survives in the authors' "LayerNorm-free" models too.
+    ln_f: whether there is a final LayerNorm. The authors' "LayerNorm-free" models keep it.
     gelu: "exact" or "tanh" (GPT-2's approximation).
     init_std, embedding_std: standard deviations of the initial block matrices and of the embeddings.
-    temperature_init, threshold_init: initial softmax temperature and `reg_threshold_weights`.
-    position: a learned embedding, or rotary embedding of the first `rotary_fraction` of each head's dimensions, in
-        GPT-NeoX's layout (dimension k is rotated with k + r/2 of r), base 10,000.
+    temperature_init, threshold_init: initial softmax temperature and initial `reg_threshold_weights`.
+    position: "learned" embedding, or "rotary" embedding of the first `rotary_fraction` of each head's dimensions
+        (GPT-NeoX's layout: dimension k is rotated with k + r/2; base 10,000).
     parallel_residual: attention and FFN read the same x (Pythia), see `PreLNBlock`.
-    embedding_scale: token embeddings are multiplied by sqrt(d) (Languini).
-    residual_init_scaling: the FFN's output matrix starts with init_std / sqrt(2 L) (Languini).
-    slope_init: initial negative slope of a leaky ReLU. The papers do not say; 0.01 is `lrelu_neg_slope` in the
-        configuration of the authors' relu-revival-normfree, which its learnable variant starts from too.
+    embedding_scale: multiply token embeddings by sqrt(d) (Languini).
+    residual_init_scaling: initialise the FFN's output matrix with init_std / sqrt(2 L) (Languini).
+    slope_init: initial negative slope of a leaky ReLU. The papers do not state it; 0.01 is `lrelu_neg_slope` in the
+        authors' relu-revival-normfree.
     """
 
     vocabulary: int
@@ -93,16 +89,16 @@ class ModelConfig:
 
     @property
     def rotary_dims(self) -> int:
-        """How many dimensions of every head are rotated, if positions are rotary."""
+        """r, the number of dimensions of every head that rotary positions rotate."""
         return int(self.rotary_fraction * (self.width // self.heads))
 
 
 class Attention(nn.Module):
     """Multi-head causal self-attention (AERO Eq. 2, 3), optionally with a temperature t (H, T) (Eq. 11).
 
-    With another core than the softmax (`aero.attention.CORES`), logits are scaled by 1/sqrt(d_k) all the same; the
-    gains gamma_q, gamma_k (d_k) of QK-LayerNorm are a layer's, shared by its heads.
-    A state whose temperatures are of another context length is refused with a ValueError.
+    Every core (`aero.attention_kernels.CORES`) gets logits scaled by 1/sqrt(d_k). The gains gamma_q, gamma_k (d_k) of
+    QK-LayerNorm are shared by the heads of a layer.
+    Loading a state with temperatures of another context length raises ValueError.
     """
 
     def __init__(self, architecture: Architecture, config: ModelConfig) -> None:
@@ -138,19 +134,19 @@ class Attention(nn.Module):
         return self.output(merge_heads(attended)), row_entropy(probabilities) if entropy else None
 
     def matrices(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """P and logits Z / sqrt(d_k), each (B, H, T, T), of x (B, T, d); Z above the causal diagonal means nothing.
+        """Attention probabilities P and logits Z / sqrt(d_k), each (B, H, T, T), of x (B, T, d).
 
-        Z is what the core gets: of normalised and scaled queries and keys for QK-LayerNorm, before phi for a kernel.
+        Z is not masked. It is the input of the core: after QK-LayerNorm, before the feature map phi of a kernel.
         """
         q, k, v = self._projected(x)
         if self.temperature is not None:
-            q = q / self.temperature[:, : x.shape[1], None]
+            q = q / self.temperature[:, : x.shape[1], None]  # (B, H, T, d_k)
         probabilities = self._attend(q, k, v)[1]
         q, k = normalise(core_named(self.core), q, k, self._gains())
         return probabilities, q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
 
     def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values (B, H, T, d_k) with their positions."""
+        """Queries, keys and values, each (B, H, T, d_k); queries and keys with rotary positions, if any."""
         q, k, v = (split_heads(layer(x), self.heads) for layer in (self.query, self.key, self.value))
         if self.rotary is not None:
             q, k = rotate(q, self.rotary), rotate(k, self.rotary)
@@ -165,19 +161,19 @@ class Attention(nn.Module):
 
 
 def _refuse_other_temperatures(module: Attention, state: dict[str, Any], prefix: str, *_: object) -> None:
-    """Before loading: temperatures belong to query positions, so a table cannot be stretched or cut."""
+    """A hook before loading a state: temperatures belong to query positions, so the context length must match."""
     given, own = state.get(f"{prefix}temperature"), module.temperature
     if given is not None and given.shape != own.shape:
         raise ValueError(
             f"{prefix}temperature holds {' x '.join(map(str, given.shape))} values (heads x context), the model has"
-            f" {' x '.join(map(str, own.shape))}; build the model with the context it was trained at"
+            f" {' x '.join(map(str, own.shape))}; build the model with the context length of its training"
         )
 
 
 class ShapedAttention(nn.Module):
-    """Attention of the He & Hofmann (2024) block: no output projection, values are the input itself.
+    """Attention of the He & Hofmann (2024) block: no output projection, and the values are the input itself.
 
-    Only the first layer has a value matrix, W_V = r W + s I with W = 0, r = s = 1 at the start.
+    Only the first layer has a value matrix: W_V = r W + s I, initially with W = 0 and r = s = 1.
     """
 
     def __init__(self, config: ModelConfig, first: bool) -> None:
@@ -198,7 +194,7 @@ class ShapedAttention(nn.Module):
         q, k = (split_heads(layer(x), self.heads) for layer in (self.query, self.key))
         values = x
         if self.value_weight is not None:
-            values = self.value_residual * F.linear(x, self.value_weight) + self.value_skip * x
+            values = self.value_residual * F.linear(x, self.value_weight) + self.value_skip * x  # (B, T, d)
         v = split_heads(values, self.heads)
         attended, entropies = shaped_attention(q, k, v, self.shape_a, self.shape_b, self.shape_g, entropy)
         return merge_heads(attended), entropies
@@ -215,7 +211,7 @@ class FFN(nn.Module):
         self.approximate = {"exact": "none", "tanh": "tanh"}[config.gelu]
 
     def forward(self, x: Tensor, slope: Tensor | None = None) -> Tensor:
-        """x (B, T, d); slope () of a leaky ReLU, which may belong to all layers together."""
+        """x: (B, T, d). slope: (), the negative slope of a leaky ReLU."""
         x = self.up(x)  # (B, T, 4d)
         if self.activation == "gelu":
             x = F.gelu(x, approximate=self.approximate)
@@ -238,7 +234,7 @@ class FusedFFN(nn.Module):
 
 
 def _make_ffn(architecture: Architecture, config: ModelConfig, layer: int) -> nn.Module | None:
-    """The feed-forward block of `layer`, None where it is pruned (the deepest go first)."""
+    """The feed-forward block of `layer`, or None where it is pruned (the deepest are pruned first)."""
     if layer >= architecture.ffn_layers(config.layers):
         return None
     return FusedFFN(config) if architecture.ffn == "fused" else FFN(architecture, config)
@@ -248,9 +244,8 @@ class PreLNBlock(nn.Module):
     """x_SA = x + MHA(LN_1(x)); x_out = beta x_SA + FFN(LN_2(x_SA)) / alpha (AERO Eq. 1 and 6).
 
     With `parallel_residual` both read x: x_out = beta x + FFN(LN_2(x)) / alpha + MHA(LN_1(x)). As in Eq. 6, beta scales
-    what the residual connection around the FFN carries, which is x there; attention is added unscaled, as it is to
-    x_SA. Temperature and regulariser act inside the attention and mean the same in both forms; a pruned FFN leaves
-    x + MHA(LN_1(x)) in both.
+    the residual connection around the FFN (here x) and attention is added unscaled. With a pruned FFN both forms are
+    x + MHA(LN_1(x)).
     """
 
     def __init__(self, architecture: Architecture, config: ModelConfig, layer: int) -> None:
@@ -278,9 +273,9 @@ class PreLNBlock(nn.Module):
 
 
 class HeHofmannBlock(nn.Module):
-    """x_out = b_ff FFN(n) + b_sa ShapedAttention(n), n = LN(x) in the first layer and x elsewhere.
+    """x_out = b_ff FFN(n) + b_sa ShapedAttention(n), with n = LN(x) in the first layer and n = x elsewhere.
 
-    A pruned feed-forward block is the identity function here: dropping it would leave no path for x itself.
+    There is no residual connection, so a pruned FFN is the identity here.
     """
 
     def __init__(self, architecture: Architecture, config: ModelConfig, layer: int) -> None:
@@ -299,23 +294,22 @@ class HeHofmannBlock(nn.Module):
 
 
 class GPT(nn.Module):
-    """Decoder-only language model in any architecture of `aero.architecture`.
+    """Decoder-only language model of any architecture in `aero.architecture`.
 
-    Raises ValueError for an architecture that these sizes or switches cannot have.
+    Raises ValueError if the architecture does not fit the sizes or switches of the configuration.
     """
 
     def __init__(self, architecture: Architecture, config: ModelConfig) -> None:
         super().__init__()
-        architecture.ffn_layers(config.layers)  # refuses to prune more feed-forward blocks than there are
+        architecture.ffn_layers(config.layers)  # ValueError if more FFNs are pruned than there are layers
         if architecture.block == "he_hofmann" and (config.position == "rotary" or config.parallel_residual):
             raise ValueError(
-                f"{architecture} has learned positions and no residual connection: the He & Hofmann block takes neither"
-                " position=rotary nor parallel_residual"
+                f"{architecture}: the He & Hofmann block has learned positions and no residual connection, so neither"
+                " position=rotary nor parallel_residual applies"
             )
         if core_named(architecture.core).gains is not None and config.position == "rotary":
             raise ValueError(
-                f"{architecture}: QK-LayerNorm normalises queries and keys before they are rotated, which this model"
-                " does not do; take position=learned"
+                f"{architecture}: QK-LayerNorm with rotary positions is not implemented; use position=learned"
             )
         self.architecture, self.config = architecture, config
         block = HeHofmannBlock if architecture.block == "he_hofmann" else PreLNBlock
@@ -335,13 +329,13 @@ class GPT(nn.Module):
         else:
             self.register_parameter("leaky_slopes", None)
         self._initialise()
-        self._normalise_weights()
+        parametrize_weights(self)
 
     def _initialise(self) -> None:
         """Every block matrix N(0, init_std), embeddings N(0, embedding_std), every bias 0.
 
-        W_Q of the He & Hofmann block is 0, so that A = I at the start. `residual_init_scaling` concerns the matrix
-        that an FFN writes its output with: the second one, or the fused one.
+        `residual_init_scaling` applies to the output matrix of an FFN: the second one, or the fused one.
+        W_Q of the He & Hofmann block is 0, so that its attention starts as the identity, A = I.
         """
         writes_output = ("ffn.down", "ffn.fused") if self.config.residual_init_scaling else ()
         for name, module in self.named_modules():
@@ -356,40 +350,9 @@ class GPT(nn.Module):
             if isinstance(module, ShapedAttention):
                 nn.init.zeros_(module.query.weight)
 
-    def _normalise_weights(self) -> None:
-        """Reparametrise the matrices that the architecture normalises (AERO Eq. 5), Q and K each on its own.
-
-        weight: W = g v / |v|, a norm g for the weights of each output, starting at the plain initial W.
-        spectral: W / sigma(W), sigma by one step of power iteration a forward pass in training mode. In evaluation mode
-        nothing iterates: sigma = u^T W v with the vectors u, v that training left, which checkpoints hold too.
-        A core with sigmaReparam does the like to Q, K and V, with a gain (`variance_sensitivity`, Appendix A).
-        """
-        if core_named(self.architecture.core).reparametrised:
-            for block in self.blocks:
-                for layer in (block.attention.query, block.attention.key, block.attention.value):
-                    parametrize.register_parametrization(layer, "weight", _SigmaReparam(layer.weight))
-                    layer.parametrizations.weight[0] = _OutsideAutocast(layer.parametrizations.weight[0])
-        if self.architecture.weight_norm is None:
-            return
-        for block in self.blocks:
-            attention = block.attention
-            layers = [
-                getattr(attention, name)
-                for letter, name in (("Q", "query"), ("K", "key"), ("V", "value"), ("O", "output"))
-                if letter in self.architecture.normed
-            ]
-            if "FFN" in self.architecture.normed and block.ffn is not None:
-                layers += [layer for layer in block.ffn.children() if isinstance(layer, nn.Linear)]
-            for layer in layers:
-                if self.architecture.weight_norm == "weight":
-                    parametrizations.weight_norm(layer)
-                else:
-                    parametrizations.spectral_norm(layer)
-                    layer.parametrizations.weight[0] = _OutsideAutocast(layer.parametrizations.weight[0])
-
     def clip_gains(self) -> None:
-        """Weight clipping of QK-LayerNorm's gains, after every step of the optimiser (Appendix D of
-        `variance_sensitivity`); nothing for a core that does not ask for it."""
+        """Clip the gains of a QK-LayerNorm core with weight clipping (`variance_sensitivity`, Appendix D), else do
+        nothing. Call it after every step of the optimiser."""
         if core_named(self.architecture.core).gains == "weight_clip":
             for block in self.blocks:
                 clip_gain(block.attention.query_gain)
@@ -398,16 +361,16 @@ class GPT(nn.Module):
     def forward(self, ids: Tensor, entropy: bool = False) -> Tensor | tuple[Tensor, Tensor]:
         """Logits (B, T, V) of `ids` (B, T); with `entropy`, also the row entropies (L, B, H, T) in nats."""
         states, entropies = self.hidden_states(ids, entropy)
-        logits = self.logits(states[-1])
+        logits = self.logits(states[-1])  # (B, T, V)
         return (logits, torch.stack(entropies)) if entropy else logits
 
     def logits(self, state: Tensor) -> Tensor:
-        """Logits (B, T, V) of the last block's output (B, T, d)."""
+        """Logits (B, T, V) from the last block's output (B, T, d)."""
         head = self.token_embedding.weight if self.lm_head is None else self.lm_head.weight
         return F.linear(self.ln_f(state), head)
 
     def hidden_states(self, ids: Tensor, entropy: bool = False) -> tuple[list[Tensor], list[Tensor]]:
-        """The embedding and every block's output, L + 1 tensors (B, T, d), and the row entropies if asked for.
+        """The embedding and every block's output, L + 1 tensors (B, T, d); with `entropy`, also L tensors (B, H, T).
 
         Raises ValueError for more tokens than the context.
         """
@@ -417,7 +380,7 @@ class GPT(nn.Module):
         if self.config.embedding_scale:
             x = x * math.sqrt(self.config.width)
         if self.position_embedding is not None:
-            x = x + self.position_embedding(torch.arange(ids.shape[1], device=ids.device))
+            x = x + self.position_embedding(torch.arange(ids.shape[1], device=ids.device))  # (B, T, d)
         slopes: list[Tensor | None] = [None] * len(self.blocks)
         if self.leaky_slopes is not None:
             slopes = list(self.leaky_slopes.expand(len(self.blocks)))
@@ -428,77 +391,6 @@ class GPT(nn.Module):
             if row_entropies is not None:
                 entropies.append(row_entropies)
         return states, entropies
-
-
-class _SigmaReparam(nn.Module):
-    """gamma W / sigma(W) with a trained scalar gamma, 1 at first; one step of power iteration a pass in training."""
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.gain = nn.Parameter(torch.ones(()))
-        _, vector = sigma_reparam(weight.detach(), self.gain.detach(), torch.randn(weight.shape[1]), iterations=15)
-        self.register_buffer("vector", vector)
-
-    def forward(self, weight: Tensor) -> Tensor:
-        weight, vector = sigma_reparam(weight, self.gain, self.vector, iterations=int(self.training))
-        with torch.no_grad():
-            self.vector.copy_(vector)
-        return weight
-
-
-class _OutsideAutocast(nn.Module):
-    """A parametrisation computed in the weights' own precision: in half precision its sigma would be another one."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, weight: Tensor) -> Tensor:
-        with torch.autocast(weight.device.type, enabled=False):
-            return self.inner(weight)
-
-
-@torch.no_grad()
-def fold_weight_norm(model: GPT) -> GPT:
-    """`model` with its weight or spectral norms folded into plain weights: the same outputs, in evaluation mode.
-
-    A copy; a model without such norms comes back as a plain copy.
-    """
-    source = copy.deepcopy(model).eval()  # in training mode, reading a spectral norm's weight would iterate on
-    if model.architecture.weight_norm is None:
-        return source
-    state = {name: value for name, value in source.state_dict().items() if ".parametrizations." not in name}
-    for name, module in source.named_modules():
-        if parametrize.is_parametrized(module, "weight"):
-            state[f"{name}.weight"] = module.weight
-    with torch.random.fork_rng(devices=[]):  # the initial draws are overwritten and shall move no one else's
-        folded = GPT(replace(model.architecture, weight_norm=None, normed=()), model.config)
-    folded.load_state_dict(state)
-    return folded.to(source.token_embedding.weight).eval()
-
-
-@torch.no_grad()
-def fuse_ffn(model: GPT) -> GPT:
-    """`model` with every linear FFN as the one matrix W_in W_out it amounts to (AERO §4.2), in evaluation mode.
-
-    Norms of its weights are folded away first. ValueError if there is an activation between the two matrices.
-    """
-    architecture = model.architecture
-    if architecture.ffn in ACTIVATIONS:
-        raise ValueError(
-            f"{architecture}: {ACTIVATIONS[architecture.ffn]} stands between the two FFN matrices, so they do not"
-            " multiply into one; only a linear FFN (ScFFN) can be fused"
-        )
-    fused = fold_weight_norm(model)
-    fused.architecture = replace(fused.architecture, ffn="fused")
-    for block in fused.blocks:
-        if isinstance(block.ffn, FFN):
-            up, down = block.ffn.up, block.ffn.down
-            block.ffn = FusedFFN(model.config).to(up.weight)
-            block.ffn.fused.weight.copy_(down.weight.double() @ up.weight.double())
-            if down.bias is not None:
-                block.ffn.fused.bias.copy_(down.weight.double() @ up.bias.double() + down.bias.double())
-    return fused.eval()
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:

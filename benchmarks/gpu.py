@@ -27,7 +27,7 @@ from torch import Tensor
 
 from aero import records
 from aero.architecture import parse
-from aero.attention import softmax_with_entropy
+from aero.attention import matrix_attention
 from aero.data.batches import Batches
 from aero.data.tokens import TokenStream
 from aero.errors import UserError, check_minutes, run_main
@@ -297,8 +297,8 @@ Way = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 
 
 def _matrix(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    probabilities, entropies = softmax_with_entropy(scale * query @ key.transpose(-2, -1))
-    return probabilities.to(value.dtype) @ value, entropies
+    assert scale == query.shape[-1] ** -0.5
+    return matrix_attention(query, key, value)
 
 
 def _no_entropy(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor, nn
 
 from aero import records
-from aero.attention import CORES, Core, attended, clip_gain, clip_gain_gradient, sigma_reparam
+from aero.attention_kernels import CORES, Core, attended, clip_gain, clip_gain_gradient, sigma_reparam
 from aero.config import load
 from aero.sensitivity.regression import Batches
 from aero.sensitivity.setting import LAYERS, TOKENS, Setting, learning_rates

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from aero import records
-from aero.attention import CORES
+from aero.attention_kernels import CORES
 from aero.config import load
 from aero.errors import UserError, run_main
 from aero.sensitivity.setting import Setting, learning_rates

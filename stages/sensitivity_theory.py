@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from aero import records
-from aero.attention import attend, core_named, row_entropy
+from aero.attention_kernels import attend, core_named, row_entropy
 from aero.config import SensitivityTheoryParameters, load
 from aero.errors import run_main
 from aero.sensitivity import sampling, theory

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from aero.attention import (
+from aero.attention import softmax_attention
+from aero.attention_kernels import (
     CORES,
     attend,
     attended,
@@ -18,7 +19,6 @@ from aero.attention import (
     frobenius_norm,
     row_entropy,
     sigma_reparam,
-    softmax_attention,
 )
 
 PHI = {

@@ -7,15 +7,16 @@ import pytest
 import torch
 
 from aero.architecture import parse
-from aero.attention import CORES, GAIN_GRADIENT_LIMIT, GAIN_LIMIT
+from aero.attention_kernels import CORES, GAIN_GRADIENT_LIMIT, GAIN_LIMIT
 from aero.checkpoint import load, save
 from aero.config import TrainParameters
 from aero.families import FAMILIES
 from aero.flops import count
-from aero.model import GPT, ModelConfig, fold_weight_norm
+from aero.model import GPT, ModelConfig
 from aero.training.log import columns, read, write
 from aero.training.loop import Regularizer, attention_statistics, train
 from aero.training.schedule import parameter_groups
+from aero.weight_transforms import fold_weight_norm
 
 SMALL = {"vocabulary": 40, "context": 9, "layers": 3, "heads": 2, "width": 8, "ffn_width": 32}
 WINDOW = 8

@@ -7,8 +7,9 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from plain_attention import softmax_with_entropy
 
-from aero.attention import shaped_attention, softmax_attention, softmax_with_entropy
+from aero.attention import matrix_attention, shaped_attention, softmax_attention
 from aero.entropy import (
     BLOCKS,
     EntropyStatistics,
@@ -58,22 +59,23 @@ def test_entropy_agrees_with_the_papers_formula_and_its_gradient_with_finite_dif
     torch.testing.assert_close(softmax_attention(q, k, v, t)[0], output)
 
 
-def test_entropy_of_few_bits_and_of_huge_logits():
-    logits = torch.randn(1, 2, 5, 5)
-    few, entropies = softmax_with_entropy(logits.bfloat16())
-    assert few.dtype == entropies.dtype == torch.float32
-    torch.testing.assert_close(entropies, softmax_with_entropy(logits.bfloat16().float())[1], rtol=0, atol=0)
-    huge = (1e4 * logits).requires_grad_()  # all but one probability of a row underflow to 0
-    softmax_with_entropy(huge)[1].sum().backward()
-    assert huge.grad.isfinite().all()
+def test_entropy_of_half_precision_and_of_huge_logits():
+    q, k, v = (torch.randn(1, 2, 5, 4) for _ in range(3))
+    half = [x.bfloat16() for x in (q, k, v)]
+    output, entropies = matrix_attention(*half)
+    assert output.dtype == torch.bfloat16 and entropies.dtype == torch.float32
+    torch.testing.assert_close(entropies, matrix_attention(*(x.float() for x in half))[1], rtol=0, atol=0)
+    q = (1e4 * q).requires_grad_()  # all but one probability of a row underflow to 0
+    matrix_attention(q, k, v)[1].sum().backward()
+    assert q.grad.isfinite().all()
 
 
-def test_entropy_is_traced_by_the_compiler_without_a_break():
-    logits = torch.randn(1, 2, 5, 5, requires_grad=True)
-    compiled = torch.compile(softmax_with_entropy, backend="aot_eager", fullgraph=True)
-    expected, given = (f(logits)[1].square().sum() for f in (softmax_with_entropy, compiled))
+def test_the_compiler_traces_attention_with_entropy_as_one_graph():
+    inputs = [torch.randn(1, 2, 5, 4, requires_grad=True) for _ in range(3)]
+    compiled = torch.compile(matrix_attention, backend="aot_eager", fullgraph=True)
+    expected, given = (sum(x.square().sum() for x in f(*inputs)) for f in (matrix_attention, compiled))
     torch.testing.assert_close(given, expected)
-    for mine, theirs in zip(torch.autograd.grad(given, logits), torch.autograd.grad(expected, logits), strict=True):
+    for mine, theirs in zip(torch.autograd.grad(given, inputs), torch.autograd.grad(expected, inputs), strict=True):
         torch.testing.assert_close(mine, theirs)
 
 
@@ -322,17 +324,10 @@ def test_the_measured_bound_of_a_plain_causal_mask_changes_nothing(values, round
     assert measured.pop("entropy_bound") and measured == plain
 
 
-def test_one_token_with_a_logit_that_is_not_finite_has_no_entropy():
-    def model(ids, entropy):
-        return None, torch.tensor([[0.0, math.nan], [math.nan, math.nan]]).reshape(2, 1, 2, 1)
-
-    summary = measure(model, [torch.zeros(1, 1, dtype=torch.int64)]).summary()
-    assert summary["entropy_mean"] == [[0.0, None], [None, None]] and summary["overload"] is None
-    assert summary["collapse"] == {"fraction": 0.75, "layers": [1]} and summary["rule"].startswith("collapse: ")
-    assert summary["maximum"]["observed"] == 0.0
-    alone = with_bound([[math.nan, math.nan]], None, context=1).summary()
-    assert alone["maximum"]["observed"] is None and alone["collapse"]["fraction"] == 1
-    assert with_bound([[0.0, 0.0]], None, context=1).summary()["collapse"] is None
+def test_a_sequence_of_one_token_has_no_rule():
+    summary = with_bound([[0.0, math.nan]], None, context=1).summary()
+    assert summary["entropy_mean"] == [[0.0, None]] and summary["maximum"]["observed"] == 0.0
+    assert summary["overload"] is summary["collapse"] is None and summary["quarters"] == {}
 
 
 @given(st.integers(0, 10_000), st.integers(1, 9), st.floats(0.1, 30), st.floats(0.05, 20), st.floats(1, 10))

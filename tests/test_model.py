@@ -10,7 +10,8 @@ from aero.architecture import NORMED, parse
 from aero.attention import softmax_attention
 from aero.checkpoint import load, save
 from aero.families import FAMILIES, config
-from aero.model import GPT, ModelConfig, fold_weight_norm, fuse_ffn
+from aero.model import GPT, ModelConfig
+from aero.weight_transforms import fold_weight_norm, fuse_ffn
 
 SMALL = {"vocabulary": 40, "context": 9, "layers": 3, "heads": 2, "width": 8, "ffn_width": 32}
 EVERY = [
@@ -397,7 +398,7 @@ def test_fused_ffn_equals_the_two_layer_ffn_it_replaces(text, biased):
 
 
 @pytest.mark.parametrize(
-    ("text", "named"), [("SM+LN+G", "G stands between"), ("SM+R", "R stands"), ("SM+LeakyR", "LeakyR stands")]
+    ("text", "named"), [("SM+LN+G", "G between"), ("SM+R", ": R between"), ("SM+LeakyR", "LeakyR between")]
 )
 def test_an_ffn_with_an_activation_is_not_fused(text, named):
     with pytest.raises(ValueError, match=named):

@@ -10,9 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from largest_tensor import Kept, Largest
+from plain_attention import softmax_with_entropy
 
 from aero import attention, row_entropy
-from aero.attention import softmax_attention, softmax_with_entropy
+from aero.attention import softmax_attention
 from aero.row_entropy import attention_with_entropy, blocked, causal_blocks, fused, kept_blocks
 from aero.training.compiled import as_it_stands
 
@@ -252,8 +253,7 @@ def test_the_kernel_is_asked_for_float32_as_it_is(monkeypatch):
 def test_where_there_is_a_kernel_no_context_holds_the_matrix(monkeypatch):
     inputs = random_inputs(40)
     expected = softmax_attention(*inputs, entropy=True)
-    monkeypatch.setattr(attention, "_MatrixAttention", None)  # must not be called
-    monkeypatch.setattr(attention, "softmax_with_entropy", None)
+    monkeypatch.setattr(attention, "matrix_attention", None)  # must not be called
     monkeypatch.setattr(attention, "can_fuse", lambda query, value: True)
     for given_, other in zip(softmax_attention(*inputs, entropy=True), expected, strict=True):
         torch.testing.assert_close(given_, other, atol=1e-5, rtol=1e-5)
@@ -437,23 +437,10 @@ def test_training_takes_the_matrix_only_for_short_contexts(monkeypatch):
     inputs = random_inputs(40)
     temperature = torch.rand(3, 40) + 0.5
     expected = softmax_attention(*inputs, temperature, entropy=True)
-    monkeypatch.setattr(attention, "softmax_with_entropy", None)  # must not be called
+    monkeypatch.setattr(attention, "matrix_attention", None)  # must not be called
     monkeypatch.setattr(attention, "MATRIX_UP_TO", 39)
     for given_, other in zip(softmax_attention(*inputs, temperature, entropy=True), expected, strict=True):
         torch.testing.assert_close(given_, other, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("context", [1, 17, 64, 128])
-def test_the_matrix_in_place_has_the_same_last_bits(context):
-    generator = torch.Generator().manual_seed(context)
-    # As a decoder has them: heads side by side in one row.
-    rows = [torch.randn(2, context, 3 * 16, generator=generator).requires_grad_() for _ in range(3)]
-    inputs = [x.unflatten(-1, (3, 16)).transpose(1, 2) for x in rows]
-    found = values_and_gradients(lambda q, k, v, scale: softmax_attention(q, k, v, entropy=True), inputs)
-    probabilities, entropies = softmax_with_entropy(inputs[0] @ inputs[1].transpose(-2, -1) / math.sqrt(16))
-    expected = values_and_gradients(lambda q, k, v, scale: (probabilities @ v, entropies), inputs)
-    for given_, other in zip(found, expected, strict=True):
-        assert torch.equal(given_, other)
 
 
 def test_nothing_of_the_size_of_the_matrix_is_kept():

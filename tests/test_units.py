@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from aero.attention import row_entropy
+from aero.attention_kernels import row_entropy
 from aero.entropy import causal_bound, max_entropy
 from aero.flops import Sizes, count
 from aero.published import load

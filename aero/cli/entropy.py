@@ -351,7 +351,7 @@ def _table(chosen: argparse.Namespace, measured: Measured) -> str:
     summary, mean = measured.statistics.summary(), measured.statistics.mean.double()
     layers, heads = mean.shape
     maxima = summary["maximum"]
-    compared, largest, name = measured.statistics.compared()
+    compared, largest, name = measured.statistics.reference()
     lines = [
         f"{chosen.model}: {type(measured.reader.model).__name__}, {layers} layers x {heads} heads; "
         f"{measured.sequences} sequences of {measured.statistics.by_position.shape[1]} tokens of {chosen.text}"

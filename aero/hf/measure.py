@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from aero.entropy import BLOCKS, EntropyStatistics, check_ids, standard_error
+from aero.entropy_statistics import EntropyStatistics, check_ids, statistics_of
 from aero.hf.attentions import row_entropies_given
 from aero.hf.padding import check_mask
 from aero.row_entropy import attention_with_entropy
@@ -239,83 +239,24 @@ def row_entropies(model: PreTrainedModel, ids: Tensor, attention_mask: Tensor | 
 
 
 def measure(model: PreTrainedModel, ids: Batch | Iterable[Batch]) -> EntropyStatistics:
-    """Attention entropies of `model` on `ids`; what `aero.entropy.measure` calls for a Hugging Face model.
+    """Attention entropies of `model` on `ids`; `aero.entropy.measure` calls this for a Hugging Face model.
 
-    ids: token ids (B, T), or a tokenizer's output with `input_ids` and `attention_mask`, or several of either. A
-    position is counted from a sequence's first real token, and padding counts nowhere. A head's mean is taken over the
-    queries of a sequence and then over sequences; its median is that of all rows, which are held until the end in
-    float32. `sem` is over sequences as if they were independent, `by_position_sem` over blocks of consecutive ones that
-    have the position. All of it lies on the CPU, wherever the model is.
-    ValueError if there are no tokens or more than the model has positions, if ids are no token ids of the model or the
-    mask is not (B, T) of 0 and 1, if the model hides its attention weights or has an encoder and a decoder, or if it
+    ids: token ids (B, T), or a tokenizer's output with `input_ids` and `attention_mask`, or several of either. Padding
+    counts nowhere (`aero.entropy_statistics.statistics_of`).
+    Raises ValueError if there are no tokens or more than the model has positions, ids are no token ids of the model,
+    the mask is not (B, T) of 0 and 1, the model does not expose its attention or has an encoder and a decoder, or it
     was saved with a regulariser that was not loaded.
     """
     _check_whole(model)
-    batches = [ids] if isinstance(ids, Tensor | Mapping) else ids
-    try:
-        batches = iter(batches)  # of what can be indexed alone, too
-    except TypeError:
-        check_ids(batches, None)
-        raise
-    means, bounds, positions, lengths, held = [], [], [], [], []
+    return statistics_of(_measured_batches(model, [ids] if isinstance(ids, Tensor | Mapping) else ids))
+
+
+def _measured_batches(model: PreTrainedModel, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     for batch in batches:
         given = batch if isinstance(batch, Mapping) else {"input_ids": batch}
         with torch.no_grad():
             rows, real = run(model, given.get("input_ids"), given.get("attention_mask"))
-        length = real.sum(-1)  # (B)
-        if not length.all():
-            raise ValueError("a sequence without a token has no entropy: every row of the attention mask needs a 1")
-        real = real.cpu()  # as all of it: not every accelerator knows float64
-        rows = [Rows(row.module, row.entropies.cpu(), row.seen.cpu()) for row in rows]
-        entropies = torch.stack([torch.where(real[:, None], row.entropies.double(), 0.0) for row in rows])
-        seen = torch.stack([row.seen.clamp_min(1).double().log() * real for row in rows])  # (L, B, T)
-        means.append(entropies.sum(-1) / length[:, None])  # (L, B, H)
-        bounds.append(seen.sum(-1) / length)  # (L, B)
-        order = (~real).to(torch.uint8).argsort(dim=-1, stable=True)  # real tokens first, in their order
-        positions.append(entropies.mean(2).gather(-1, order.expand(len(rows), *order.shape)))  # (L, B, T)
-        lengths.append(length)
-        held.append(torch.stack([row.entropies.transpose(1, 2)[real] for row in rows]).float().cpu())  # (L, rows, H)
-    if not lengths:
-        raise ValueError("no tokens to measure entropy on")
-    sequences, length = torch.cat(means, 1), torch.cat(lengths)  # (L, N, H), (N)
-    longest = int(length.max())
-    by_position = torch.cat([nn.functional.pad(part, (0, longest))[..., :longest] for part in positions], 1)
-    there = torch.arange(longest, device=length.device) < length[:, None]  # (N, T)
-    return EntropyStatistics(
-        mean=sequences.mean(1),
-        sem=standard_error(sequences, 1),
-        by_position=by_position.sum(1) / there.sum(0),
-        tokens=int(length.sum()),
-        median=torch.stack([_median([part[layer] for part in held]) for layer in range(len(sequences))]),
-        by_position_sem=_error_over_blocks(by_position, there),
-        blocks=torch.stack([sequences[:, block].mean(1) for block in _blocks(len(length))]),
-        bound=torch.cat(bounds, 1).mean(1),
-    )
-
-
-def _median(parts: list[Tensor]) -> Tensor:
-    """Median over rows of entropies, each (rows, H): (H,). The mean of both middle ones where their number is even."""
-    values = torch.cat(parts)
-    return (values.median(0).values.double() - (-values).median(0).values.double()) / 2
-
-
-def _blocks(sequences: int) -> tuple[Tensor, ...]:
-    """Indices of up to BLOCKS runs of consecutive sequences, as `aero.entropy.measure` makes them."""
-    return torch.arange(sequences).tensor_split(min(BLOCKS, sequences))
-
-
-def _error_over_blocks(by_position: Tensor, there: Tensor) -> Tensor:
-    """Standard error (L, T) of the mean at each position, over the blocks of sequences that have it.
-
-    by_position: (L, N, T), 0 where a sequence, by there (N, T), has no such position. NaN with fewer than two blocks.
-    """
-    blocks = _blocks(len(there))
-    counts = torch.stack([there[block].sum(0) for block in blocks])  # (K, T)
-    means = torch.stack([by_position[:, block].sum(1) for block in blocks]) / counts.clamp_min(1)[:, None]  # (K, L, T)
-    has = counts[:, None] > 0
-    number = has.sum(0)  # (1, T)
-    squares = torch.where(has, means - means.sum(0) / number, 0.0).square().sum(0)
-    return torch.where(number > 1, (squares / (number - 1).clamp_min(1) / number).sqrt(), math.nan)
+        yield torch.stack([row.entropies for row in rows]), real, torch.stack([row.seen for row in rows])
 
 
 def _check_whole(model: PreTrainedModel) -> None:

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from aero.entropy import Reduction, check_ids, entropy_regularization
+from aero.entropy_statistics import Reduction, check_ids, entropy_regularization
 from aero.hf.measure import IMPLEMENTATION, recorded_rows, run, switch_attention, vocabulary
 from aero.hf.padding import check_padding, real_of
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from aero.attention import core_named, rotate, softmax_core
+from aero.attention import rotate
+from aero.attention_kernels import core_named, softmax_core
 from aero.model import GPT, Attention, merge_heads, split_heads
 from aero.parallel_context.attention import QueryPass, attend
 from aero.parallel_context.encoding import Cache

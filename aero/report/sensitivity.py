@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aero.attention import CORES
+from aero.attention_kernels import CORES
 from aero.published import load
 from aero.report.marks import Html, gap, grid, number, published_number
 from aero.report.results import Results

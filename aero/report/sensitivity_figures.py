@@ -11,7 +11,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from aero.attention import CORES
+from aero.attention_kernels import CORES
 from aero.report.drawing import INK, MUTED, WIDTH, say_missing, spread, style
 from aero.report.results import Results
 from aero.report.sensitivity import Line, Sweep, sweep

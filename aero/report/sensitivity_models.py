@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from aero.attention import core_named
+from aero.attention_kernels import core_named
 from aero.report import sensitivity
 from aero.report.drawing import GRID, MUTED, WIDTH, say_missing, style
 from aero.report.marks import Html, gap, grid, number, training_caption

@@ -25,7 +25,7 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from aero.attention import CORES
+from aero.attention_kernels import CORES
 from aero.report.marks import Html, gap, grid, number
 from aero.report.results import Results
 from aero.report.sensitivity import FOLDERS, PAPER, Line, origin_of, read, sweep

@@ -15,7 +15,7 @@ from html import escape
 from pathlib import Path
 from statistics import fmean, median
 
-from aero.attention import CORES
+from aero.attention_kernels import CORES
 from aero.published import load
 from aero.report.marks import Html, gap, grid, number
 from aero.report.results import Results

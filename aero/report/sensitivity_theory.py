@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from aero.attention import core_named
+from aero.attention_kernels import core_named
 from aero.report.drawing import GRID, MUTED, WIDTH, say_missing, spread, style
 from aero.report.marks import Html, gap, grid, number
 from aero.report.results import Results

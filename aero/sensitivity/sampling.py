@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from aero.attention import attend, core_named, normalise, row_entropy
+from aero.attention_kernels import attend, core_named, normalise, row_entropy
 
 Array = NDArray[np.float64]
 CHUNK = 2_000_000

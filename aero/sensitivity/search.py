@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aero.attention import CORES
+from aero.attention_kernels import CORES
 from aero.sensitivity.metric import final_losses, sensitivity
 from aero.sensitivity.setting import Setting, learning_rates
 from aero.sensitivity.stacked import Trained, train

@@ -12,8 +12,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from aero.attention import Core, attend, attended, clip_gain, clip_gain_gradient, frobenius_norm, normalise, row_entropy
-from aero.attention import sigma_reparam as reparametrise
+from aero.attention_kernels import (
+    Core,
+    attend,
+    attended,
+    clip_gain,
+    clip_gain_gradient,
+    frobenius_norm,
+    normalise,
+    row_entropy,
+)
+from aero.attention_kernels import sigma_reparam as reparametrise
 from aero.sensitivity.regression import Batches
 from aero.sensitivity.setting import LAYERS, Setting
 

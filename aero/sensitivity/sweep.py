@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aero.attention import Core
+from aero.attention_kernels import Core
 from aero.sensitivity.metric import clipped, final_losses
 from aero.sensitivity.stacked import Trained
 

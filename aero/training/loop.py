@@ -20,7 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from aero.architecture import Architecture
-from aero.attention import causal_mask, frobenius_norm
+from aero.attention_kernels import causal_mask, frobenius_norm
 from aero.entropy import Reduction, entropy_regularization, headwise
 from aero.model import GPT, ModelConfig
 from aero.training import state

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from aero.attention import CORES
+from aero.attention_kernels import CORES
 from aero.report import (
     claims,
     sensitivity,

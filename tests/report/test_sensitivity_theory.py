@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import yaml
 
-from aero.attention import CORES
+from aero.attention_kernels import CORES
 from aero.report import sensitivity_models, sensitivity_theory
 from aero.report.decisions import TESTS, Decision
 from aero.report.results import Results, load

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from aero.attention import CORES
+from aero.attention_kernels import CORES
 from aero.config import load
 from aero.sensitivity.regression import Batches
 from aero.sensitivity.setting import LAYERS, TOKENS, Setting

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from aero.attention import CORES
+from aero.attention_kernels import CORES
 from aero.config import load
 from aero.sensitivity.conclusions import ORDER
 from aero.sensitivity.metric import (

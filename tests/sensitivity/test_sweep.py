@@ -14,7 +14,7 @@ import pytest
 import torch
 import yaml
 
-from aero.attention import CORES, Core, Kernel
+from aero.attention_kernels import CORES, Core, Kernel
 from aero.errors import UserError
 from aero.pipeline import ROOT
 from aero.report.results import load

@@ -177,7 +177,7 @@ def test_relu_entropy_does_not_depend_on_sigma() -> None:
 
 def test_a_relu_row_is_not_lipschitz() -> None:
     """The example of docs/variance_sensitivity.md: keys (1, 0), (0, 1); dp_1/dq_1 = q_2 / (q_1 + q_2)^2."""
-    from aero.attention import CORES
+    from aero.attention_kernels import CORES
 
     for size in (1.0, 1e-2):
         query = torch.tensor([[size, size]], dtype=torch.float64, requires_grad=True)

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from aero.architecture import Architecture
-from aero.model import GPT, ModelConfig, fold_weight_norm
+from aero.model import GPT, ModelConfig
 from aero.two_party.lattice import lookup
 from aero.two_party.lattice import matmul as lattice_product
 from aero.two_party.program.optimizations import AS_PUBLISHED, Savings, absorbs, chosen, linear_ffn, named
+from aero.weight_transforms import fold_weight_norm
 
 Weights = dict[str, Tensor]
 CONDITION_BUDGET = 100.0
@@ -60,7 +61,7 @@ def folded(architecture: Architecture, config: ModelConfig, state: Mapping[str, 
     of the server's. The savings of `aero.two_party.program.optimizations` that fold matrices do the rest.
     """
     if architecture.weight_norm is not None:
-        raise ValueError(f"{architecture}: weights with a norm; fold it away first (aero.model.fold_weight_norm)")
+        raise ValueError(f"{architecture}: the weights have a norm; fold it first (fold_weight_norm)")
     if architecture.core != "softmax":
         raise ValueError(f"{architecture}: a private pass computes softmax attention only; take an SM architecture")
     savings, rebased = chosen(program)

@@ -50,7 +50,7 @@ show.table(
 # %%
 show.figure(
     figures.bytes_by_part(results), "Where the bytes go",
-    "GPT-2, T=128. `other` is the learned scaling of feed-forward outputs and of the logits.",
+    "GPT-2, T=128. `other`: learned scaling of feed-forward outputs, set-up of a session (22 MB).",
     sources=["results/two_party/all_rows.csv"], command=COMPOSE
 )
 

@@ -364,6 +364,8 @@ def parts(line: Mapping[str, str], quantity: str) -> dict[str, float]:
     found = dict.fromkeys(PARTS, 0.0)
     for kind, amount in json.loads(line[f"{quantity}_by_kind"]).items():
         found[next((part for part, kinds in PARTS.items() if kind in kinds), "other")] += amount
+    if quantity == "bytes":
+        found["other"] += float(line["setup_bytes"])
     return found
 
 

@@ -207,7 +207,7 @@ def communication_fit(results: Results) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def operations(results: Results, most: int = 20) -> pd.DataFrame:
+def operations(results: Results, most: int = 12) -> pd.DataFrame:
     """The largest single operations of GPT-2 at T=128, measured in the steady state."""
     sizes = aero_table("4").dimensions
     own = [

@@ -1,107 +1,74 @@
-"""Result files: provenance, plausibility checks, and the lock a process holds while it writes."""
+"""Result files: provenance, reading and writing trainings, plausibility checks, atomic writes and locks.
+
+The committed results of a scale are three files in results/SCALE: metrics.jsonl, entropy.jsonl and curves.jsonl, one
+JSON object a line, sorted by run and seed. A training in runs/ has metrics.json, entropy.json and log.csv instead.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import datetime
 import fcntl
-import hashlib
 import io
+import json
 import math
 import os
 import platform
 import re
 import subprocess
-import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from aero.errors import UserError, cut
+from aero.errors import UserError, cut, json_file, text_of
 
 SOURCE = ("aero", "stages", "params.yaml")
 """What makes a result, besides data."""
 COMMIT_VARIABLE = "AERO_COMMIT"
-"""Names the commit where the source tree is a copy without its .git; `source_digest` shows whether it is."""
+"""Names the commit where the source tree is a copy without its .git."""
 UNKNOWN = "unknown"
 CHANGES = "+changes"
+FILES = ("metrics.jsonl", "entropy.jsonl", "curves.jsonl")
+"""The committed results of a scale. metrics.jsonl is written last."""
 _VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX"}
-"""Widest first: the flag in /proc/cpuinfo, and its name."""
+"""Flag in /proc/cpuinfo and its name, widest first."""
 _ROOT = Path(__file__).resolve().parent.parent
-_WHOLE = re.compile(r"[0-9a-f]{40}")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+Row = dict[str, float | int | None]
+"""One row of a training log."""
+
+
+# Provenance
 
 
 @cache
 def commit() -> str:
-    """Commit of the source tree, with "+changes" if tracked source differs from it. Outside git what AERO_COMMIT says,
-    or "unknown" where that is no whole commit.
-
-    Results and reports do not count as source: they change while the pipeline runs.
+    """Commit of the source tree, with "+changes" if tracked source differs from it. Outside git the value of
+    AERO_COMMIT, or "unknown" if that is no full commit.
     """
     try:
-        revision = _git(_ROOT, "rev-parse", "HEAD")
-        changes = _git(_ROOT, "status", "--porcelain", "--untracked-files=no", "--", *SOURCE)
+        revision = _git("rev-parse", "HEAD")
+        changes = _git("status", "--porcelain", "--untracked-files=no", "--", *SOURCE)
     except (OSError, subprocess.SubprocessError):
-        said = os.environ.get(COMMIT_VARIABLE, UNKNOWN)
-        return said if is_commit(said) else UNKNOWN
+        given = os.environ.get(COMMIT_VARIABLE, UNKNOWN)
+        return given if _COMMIT.fullmatch(given.removesuffix(CHANGES)) else UNKNOWN
     return revision + (CHANGES if changes else "")
 
 
-def is_commit(text: Any) -> bool:
-    """Whether this is what `commit` says: a whole commit, perhaps with "+changes", or "unknown"."""
-    return text == UNKNOWN or (isinstance(text, str) and bool(_WHOLE.fullmatch(text.removesuffix(CHANGES))))
-
-
-def source_digest(root: Path = _ROOT) -> str:
-    """SHA-256 of the source files under `root`: the Python and YAML files of `SOURCE`, names and contents."""
-    places = [root / name for name in SOURCE]
-    files = [path for place in places for path in (place.rglob("*") if place.is_dir() else [place])]
-    return _digest({path.relative_to(root).as_posix(): path.read_bytes() for path in files if _is_source(path.name)})
-
-
-def committed_digest(revision: str, root: Path = _ROOT) -> str:
-    """`source_digest` of a commit, given whole. ValueError if the repository at `root` does not have it."""
-    # It may come from somebody's file of trainings, and git would take `--output=FILE` for an option and write there.
-    if not _WHOLE.fullmatch(revision):
-        raise ValueError(f"{revision[:60]!r} is no commit of 40 hexadecimal digits; give what git rev-parse says")
-    try:
-        archive = subprocess.run(
-            ["git", "-C", str(root), "archive", "--format=tar", "--end-of-options", revision, *SOURCE],
-            capture_output=True,
-            check=True,
-            timeout=60,
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        raise ValueError(f"commit {revision} is not in the repository at {root}; fetch it first") from None
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        files = {member.name: tar.extractfile(member).read() for member in tar if _is_source(member.name)}
-    return _digest(files)
-
-
-def _is_source(name: str) -> bool:
-    return name.endswith((".py", ".yaml"))
-
-
-def _digest(files: dict[str, bytes]) -> str:
-    whole = hashlib.sha256()
-    for name in sorted(files):
-        whole.update(f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n".encode())
-    return whole.hexdigest()
-
-
-def _git(root: Path, *arguments: str) -> str:
+def _git(*arguments: str) -> str:
     finished = subprocess.run(
-        ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True, timeout=20
+        ["git", "-C", str(_ROOT), *arguments], capture_output=True, text=True, check=True, timeout=20
     )
     return finished.stdout.strip()
 
 
 def machine() -> str:
-    """Processor with its widest vector instructions, core count and memory in words; no host name.
-
-    The instructions are named because trainings differ with them (docs/determinism.md), and a rented machine's
-    processor may hide its model.
+    """Processor with its widest vector instructions (trainings differ with them, docs/determinism.md), core count and
+    memory; no host name.
     """
     model = platform.processor() or platform.machine()
     try:
@@ -127,120 +94,364 @@ def now() -> str:
 
 
 def provenance(**more: Any) -> dict[str, Any]:
-    """Commit, machine and Python version, and whatever `more` names."""
+    """Commit, machine and Python version, and the entries of `more`."""
     return {"commit": commit(), "machine": machine(), "python": platform.python_version(), **more}
 
 
+def require_committed() -> None:
+    """UserError if the source tree has uncommitted changes."""
+    if commit().endswith(CHANGES):
+        raise UserError("--keep refuses results of uncommitted code; commit first, or train without it")
+
+
+def refuse_changes(values: Mapping[str, Any], path: Path, allow_changes: bool = False) -> None:
+    """UserError unless `values`, the content of `path`, name the commit that made them, without uncommitted changes."""
+    made = values.get("provenance")
+    revision = made.get("commit") if isinstance(made, Mapping) else None
+    if not isinstance(revision, str):
+        raise UserError(f"{path} does not name the commit that made it; make it again")
+    if revision.endswith(CHANGES) and not allow_changes:
+        raise UserError(f"{path} was made by uncommitted code; commit and run it again, or --allow-changes")
+
+
+def check_name(name: Any, what: str, path: Path) -> None:
+    """UserError unless `name` is plain: a result file must not choose the folder it is copied to."""
+    if not isinstance(name, str) or not re.fullmatch(r"[\w-]{1,100}", name):
+        raise UserError(f"{path}: its {what} is {cut(repr(name), 100)}, which is not a plain name; make it again")
+
+
+# Trainings
+
+
+@dataclass(frozen=True)
+class Training:
+    """Results of one training. curves: the columns of its log, one value a logged step, None where there is none;
+    empty without a log."""
+
+    metrics: dict[str, Any]
+    entropy: dict[str, Any] | None = None
+    curves: dict[str, list[Any]] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.metrics["run"], self.metrics["seed"]
+
+
+def run_folder(run: str, seed: int, scale: str | None = None) -> Path:
+    """Folder of a training: runs/RUN/seed_SEED for the pipeline, at the active scale; for a scale that the command line
+    names runs/scales/SCALE/RUN/seed_SEED."""
+    root = Path("runs") if scale is None else Path("runs/scales") / scale
+    return root / run / f"seed_{seed}"
+
+
+def read_metrics(folder: Path) -> dict[str, Any]:
+    """Metrics of the finished training in a folder of runs/. UserError if they are damaged or not of the run and seed
+    that the folder is named after; FileNotFoundError if there are none.
+    """
+    expected = {}
+    if folder.name.startswith("seed_") and folder.name[5:].isdecimal():
+        expected = {"run": folder.parent.name, "seed": int(folder.name[5:])}
+    path = folder / "metrics.json"
+    return _checked(json_file(path), str(path), **expected)
+
+
+def read_training(folder: Path) -> Training:
+    """The finished training in a folder of runs/; entropy of an earlier training is left out. Errors: `read_metrics`"""
+    metrics = read_metrics(folder)
+    entropy = json_file(folder / "entropy.json") if (folder / "entropy.json").is_file() else None
+    if entropy is not None and entropy.get("provenance") != metrics["provenance"]:
+        entropy = None
+    log = folder / "log.csv"
+    return Training(metrics, entropy, columns_of(read_rows(log)) if log.is_file() else {})
+
+
+def keep(folders: Iterable[Path], results: Path = Path("results"), allow_changes: bool = False) -> None:
+    """Add the finished trainings in folders of runs/ to the committed results. All are read before anything is written;
+    UserError for one that is damaged or was made by uncommitted code.
+    """
+    by_scale: dict[str, list[Training]] = {}
+    for folder in folders:
+        training, path = read_training(folder), folder / "metrics.json"
+        refuse_changes(training.metrics, path, allow_changes)
+        for name in ("scale", "run"):
+            check_name(training.metrics[name], name, path)
+        by_scale.setdefault(training.metrics["scale"], []).append(training)
+    for scale, trainings in by_scale.items():
+        write_trainings(results / scale, trainings)
+
+
+def read_trainings(
+    folder: Path, problems: list[str] | None = None, scale: str | None = ""
+) -> dict[tuple[str, int], Training]:
+    """Committed trainings in `folder` (results/SCALE) by run and seed, empty if there are none.
+
+    A damaged line, or one of another scale than `scale` (default: the folder's name; None: any), raises UserError; with
+    `problems` it is left out and named there.
+    """
+    entropies = _by_run(folder / FILES[1], problems)
+    curves = _by_run(folder / FILES[2], problems)
+    trainings = {}
+    for key, metrics in read_all_metrics(folder, problems, scale).items():
+        entropy = entropies.get(key)
+        if entropy is not None and entropy.get("provenance") != metrics.get("provenance"):
+            entropy = None
+            if problems is not None:
+                problems.append(
+                    f"{folder / FILES[1]}: {key[0]} seed {key[1]} is left out, measured on another training"
+                )
+        trainings[key] = Training(metrics, entropy, curves.get(key, {}).get("columns", {}))
+    return trainings
+
+
+def read_all_metrics(
+    folder: Path, problems: list[str] | None = None, scale: str | None = ""
+) -> dict[tuple[str, int], dict[str, Any]]:
+    """The metrics alone of `read_trainings`."""
+    return _by_run(folder / FILES[0], problems, {} if scale is None else {"scale": scale or folder.name})
+
+
+def _by_run(
+    path: Path, problems: list[str] | None, expected: dict[str, str] | None = None
+) -> dict[tuple[str, int], dict[str, Any]]:
+    """The lines of `path` by run and seed. expected: check that they are metrics with these values."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    try:
+        lines = text_of(path).splitlines()
+    except FileNotFoundError:
+        return found
+    for number, line in enumerate(lines, start=1):
+        place = f"{path}, line {number}"
+        try:
+            values = json.loads(line)
+            key = values["run"], values["seed"]
+            if expected is not None:
+                _checked(values, place, **expected)
+            if key in found:
+                raise UserError(f"{place}: {key[0]} seed {key[1]} appears a second time; delete one of the lines")
+            found[key] = values
+        except UserError as error:
+            _refuse(str(error), problems)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            _refuse(f"{place} is not the line of a training ({cut(repr(error), 200)}); restore the file", problems)
+    return found
+
+
+def write_trainings(folder: Path, trainings: Iterable[Training], scale: str | None = "") -> None:
+    """Add trainings to the committed results in `folder` (results/SCALE), replacing those of the same run and seed.
+    scale: as in `read_trainings`.
+    """
+    with alone_in([folder]):
+        merged = read_trainings(folder, scale=scale) | {training.key: training for training in trainings}
+        lines: dict[str, list[str]] = {name: [] for name in FILES}
+        for (run, seed), training in sorted(merged.items()):
+            values = training.metrics, training.entropy, training.curves and {"columns": training.curves}
+            for name, content in zip(FILES, values, strict=True):
+                if content:
+                    line = json.dumps({"run": run, "seed": seed} | content, allow_nan=False, separators=(",", ":"))
+                    lines[name].append(line + "\n")
+        contents = {folder / name: "".join(lines[name]) for name in reversed(FILES)}
+        _write_temporary(contents, list(contents))
+        for path in contents:
+            os.replace(temporary(path), path)
+
+
+def _refuse(message: str, problems: list[str] | None) -> None:
+    if problems is None:
+        raise UserError(message)
+    problems.append(message)
+
+
+def columns_of(rows: Sequence[Row]) -> dict[str, list[Any]]:
+    """The rows of a log as columns."""
+    return {name: [row.get(name) for row in rows] for name in (rows[0] if rows else ())}
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Rows of a log.csv; an empty cell is None. UserError if it is damaged."""
+
+    def number(column: str, cell: str) -> float | int | None:
+        if cell == "":
+            return None
+        return int(cell) if column in ("step", "tokens") or column.startswith("overflow_") else float(cell)
+
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            return [{key: number(key, value) for key, value in row.items()} for row in csv.DictReader(file)]
+    except (UnicodeDecodeError, ValueError, TypeError, csv.Error) as error:
+        raise UserError(f"{path} is not a training log ({cut(str(error), 200)}); train the run again") from None
+
+
+# Plausibility
+
 TOLERANCE = 1e-3
-"""Nats by which rounding may carry a mean entropy beyond what is possible, and share by which a perplexity may differ
-from the exponential of its loss."""
+"""Rounding allowed for a mean entropy in nats, and for log perplexity against the loss."""
 OBSERVED = 1e-6
-"""Share by which the largest mean may differ from what the file calls it."""
-
-
+"""Relative difference allowed between the largest mean entropy and the stated one."""
 _KINDS = {"run": str, "scale": str, "architecture": str, "seed": int, "tokens": int, "context": int}
 _SECTIONS = ("provenance", "model", "train", "regularizer", "first_nonfinite", "float16_overflow")
-_TOLD = ("commit", "machine", "device", "corpus_sha256", "tokenizer_sha256")
 
 
-def check_metrics(values: Any, path: Path) -> None:
-    """ValueError unless `values` are the metrics of the training whose place `path` is, below the project's root.
+def _checked(values: Any, place: str, **expected: Any) -> dict[str, Any]:
+    try:
+        check_metrics(values, **expected)
+        return values
+    except (ValueError, KeyError) as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise UserError(f"{place}: not the metrics of a training ({reason}); train the run again") from None
 
-    path: results/SCALE/RUN/[seed_SEED/]metrics.json, runs/RUN/[seed_SEED/]metrics.json or
-    runs/scales/SCALE/RUN/seed_SEED/metrics.json. The file's own run, scale and seed must be those; a perplexity must be
-    exp(loss), nats a token, and both be there where the training did not diverge.
+
+def check_metrics(values: Any, **expected: Any) -> None:
+    """ValueError or KeyError unless `values` are plausible metrics of a training: perplexity equals exp(loss), both
+    exist unless the training diverged, and each of `expected` (run, scale, seed) has the given value.
     """
     if not isinstance(values, Mapping):
-        raise ValueError(f"it holds {cut(repr(values), 40)}, not the metrics of a training")
+        raise ValueError(f"it holds {cut(repr(values), 40)}")
     for name, kind in _KINDS.items():
         if not isinstance(values[name], kind) or isinstance(values[name], bool):
             raise ValueError(f"{name} is {cut(repr(values[name]), 40)}, not {'a name' if kind is str else 'a number'}")
+    for name, least in (("seed", 0), ("tokens", 0), ("context", 1)):
+        if not least <= values[name] < 2**63:
+            raise ValueError(f"{name} is {cut(repr(values[name]), 40)}, out of range")
     for name in _SECTIONS:
         if not isinstance(values.get(name), Mapping | None):
-            raise ValueError(f"{name} is {cut(repr(values[name]), 40)}, no mapping")
-    made = values.get("provenance") or {}
-    for name in _TOLD:
-        if not isinstance(said := made.get(name), str | None):
-            raise ValueError(f"provenance.{name} is {cut(repr(said), 40)}, no text")
-    amounts = {name: made[name] for name in ("seconds", "cpu_seconds") if made.get(name) is not None}
-    for name, amount in ({"tokens_per_second": values["tokens_per_second"]} | amounts).items():
-        if not _finite(amount) or amount < 0:
-            raise ValueError(f"{name} is {cut(repr(amount), 40)}, which it cannot be")
-    for name, here in _place(path).items():
-        if (said := values[name]) != here:
-            raise ValueError(f"{name} is {cut(repr(said), 40)}, but it lies in the place of {here}")
+            raise ValueError(f"{name} is {cut(repr(values[name]), 40)}, not a mapping")
+    if not _finite(speed := values["tokens_per_second"]) or speed < 0:
+        raise ValueError(f"tokens_per_second is {cut(repr(speed), 40)}, out of range")
+    for name, value in expected.items():
+        if values[name] != value:
+            raise ValueError(f"{name} is {cut(repr(values[name]), 40)}, but its place is that of {value}")
     step, loss, perplexity = (values[name] for name in ("diverged_at_step", "eval_loss", "eval_perplexity"))
     if step is not None and (not isinstance(step, int) or isinstance(step, bool) or step < 0):
-        raise ValueError(f"diverged_at_step is {cut(repr(step), 40)}, which is no step")
+        raise ValueError(f"diverged_at_step is {cut(repr(step), 40)}, not a step")
     if not _finite(loss) or not _finite(perplexity):
         if step is None:
             raise ValueError(
-                f"eval_loss is {cut(repr(loss), 40)} and eval_perplexity {cut(repr(perplexity), 40)}, though it names "
-                "no step at which the training diverged"
+                f"eval_loss is {cut(repr(loss), 40)} and eval_perplexity {cut(repr(perplexity), 40)}, but the training "
+                "did not diverge"
             )
     elif not math.isclose(math.log(perplexity) if perplexity > 0 else -math.inf, loss, abs_tol=TOLERANCE):
         raise ValueError(f"eval_perplexity {perplexity:.6g} is not the exponential of eval_loss {loss:.6g}")
-    for name, least in (("seed", 0), ("tokens", 0), ("context", 1)):
-        if not least <= values[name] < 2**63:
-            raise ValueError(f"{name} is {cut(repr(values[name]), 40)}, which it cannot be")
 
 
 def check_entropies(values: Mapping[str, Any], mean: Sequence[Sequence[float]], metrics: Mapping[str, Any]) -> None:
-    """ValueError unless `mean`, the mean entropy of every head (L, H) in nats, NaN where not finite, can be of the
-    training of `metrics`: of its layers and heads, within what its causal mask allows, and what the rest of the file
-    says of it.
+    """ValueError unless `mean`, the mean entropy of every head (L, H) in nats (NaN if not finite), is plausible for the
+    training of `metrics`: its layers and heads, within the causal bound, and consistent with the rest of `values`.
     """
-    sizes = metrics.get("model") if isinstance(metrics.get("model"), Mapping) else {}
+    sizes = metrics.get("model") or {}
     shape = len(mean), len(mean[0])
-    asked = sizes.get("layers", shape[0]), sizes.get("heads", shape[1])
-    if shape != asked:
-        raise ValueError(f"entropy_mean is of {shape[0]} layers x {shape[1]} heads, the training of {asked}")
+    expected = sizes.get("layers", shape[0]), sizes.get("heads", shape[1])
+    if shape != expected:
+        raise ValueError(f"entropy_mean has {shape[0]} layers x {shape[1]} heads, the training {expected}")
     context = int(metrics["context"])
-    bound = math.lgamma(context + 1) / context  # the largest mean over queries that a causal mask allows
+    bound = math.lgamma(context + 1) / context  # the largest mean over queries under a causal mask
     heads = [head for layer in mean for head in layer if not math.isnan(head)]
     if wrong := [head for head in heads if not -TOLERANCE <= head <= bound + TOLERANCE]:
-        raise ValueError(f"a head's entropy is {wrong[0]:.4g} nats, where 0 to {bound:.4g} can be")
-    said = values["maximum"]
-    if "causal_bound" in said and not math.isclose(float(said["causal_bound"]), bound, rel_tol=OBSERVED):
-        raise ValueError(
-            f"its causal bound is {cut(repr(said['causal_bound']), 40)}, that of {context} tokens {bound:.6g}"
-        )
+        raise ValueError(f"a head's entropy is {wrong[0]:.4g} nats, outside 0 to {bound:.4g}")
+    stated = values["maximum"]
+    if "causal_bound" in stated and not math.isclose(float(stated["causal_bound"]), bound, rel_tol=OBSERVED):
+        raise ValueError(f"its causal bound is {cut(repr(stated['causal_bound']), 40)}, not {bound:.6g}")
     largest = max(heads, default=0.0)
-    if "observed" in said and not math.isclose(float(said["observed"]), largest, rel_tol=OBSERVED, abs_tol=OBSERVED):
-        raise ValueError(f"the largest entropy is called {cut(repr(said['observed']), 40)}, but is {largest:.6g}")
+    if "observed" in stated and not math.isclose(
+        float(stated["observed"]), largest, rel_tol=OBSERVED, abs_tol=OBSERVED
+    ):
+        raise ValueError(f"its observed maximum is {cut(repr(stated['observed']), 40)}, not {largest:.6g}")
     by_position = values.get("entropy_by_position") or []
     if by_position and len(by_position) != len(mean):
-        raise ValueError(f"entropy_by_position is of {len(by_position)} layers, entropy_mean of {len(mean)}")
+        raise ValueError(f"entropy_by_position has {len(by_position)} layers, entropy_mean {len(mean)}")
     for layer, (positions, of_heads) in enumerate(zip(by_position, mean, strict=False), start=1):
         if all(map(_finite, (*positions, *of_heads))) and len(positions) == context:
             one, other = math.fsum(positions) / len(positions), math.fsum(of_heads) / len(of_heads)
             if abs(one - other) > TOLERANCE:
-                raise ValueError(f"layer {layer} has a mean of {one:.4g} nats by position and of {other:.4g} by head")
-
-
-def _place(path: Path) -> dict[str, Any]:
-    """What the folders of a metrics file say it is: `run`, and `scale` and `seed` where they do."""
-    *folders, _ = path.parts
-    found: dict[str, Any] = {}
-    if folders and folders[-1].startswith("seed_") and folders[-1][5:].isdecimal():
-        found["seed"] = int(folders.pop()[5:])
-    if len(folders) >= 2:
-        found["run"] = folders[-1]
-        if folders[0] == "results" or folders[:2] == ["runs", "scales"]:
-            found["scale"] = folders[-2]
-    return found
+                raise ValueError(f"layer {layer} has mean {one:.4g} nats by position and {other:.4g} by head")
 
 
 def _finite(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300
 
 
+# Writing
+
+
+def csv_text(names: Sequence[str], rows: Iterable[Row], header: bool = True) -> str:
+    """CSV with the columns `names`; None and missing keys are empty cells."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
+    if header:
+        writer.writeheader()
+    writer.writerows({key: "" if value is None else value for key, value in row.items()} for row in rows)
+    return text.getvalue()
+
+
+def unfinished(path: Path) -> Path:
+    """Place of a log until its training is over: log.unfinished.csv for log.csv."""
+    return path.with_name(f"{path.stem}.unfinished{path.suffix}")
+
+
+def temporary(path: Path) -> Path:
+    """Place of a file while it is written."""
+    return path.with_name(path.name + ".tmp")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` beside `path` and rename: a reader sees the old file or the new one, never a part."""
+    write_together({path: text})
+
+
+def write_together(
+    contents: Mapping[Path, str | bytes], beside: Sequence[Path] = (), without: Sequence[Path] = ()
+) -> None:
+    """Write files that belong together: all beside their places, flushed to disk, before the first one is renamed.
+
+    The last one describes the others, so it is removed first and renamed last: whoever finds it finds its own files. If
+    one cannot be written, all stay as they were. beside: files of the same set that already lie at `temporary` of their
+    places. without: files of the set before that are removed.
+    """
+    paths = [*beside, *contents]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with alone_in({path.parent for path in paths}):
+        _write_temporary(contents, paths)
+        if len(paths) > 1 or without:
+            paths[-1].unlink(missing_ok=True)
+        for path in set(without) - set(paths):
+            path.unlink(missing_ok=True)
+        for path in paths:
+            os.replace(temporary(path), path)
+
+
+def _write_temporary(contents: Mapping[Path, str | bytes], paths: Sequence[Path]) -> None:
+    """Write `contents` beside their places; if one fails, remove what lies beside `paths`."""
+    try:
+        for path, content in contents.items():
+            with open(temporary(path), "wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
+                file.flush()
+                os.fsync(file.fileno())
+    except BaseException:
+        for path in paths:
+            temporary(path).unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def alone_in(folders: Collection[Path]) -> Iterator[None]:
+    """Hold a lock on `folders` against other processes that write there, in sorted order so that none waits in a
+    circle."""
+    with contextlib.ExitStack() as held:
+        for folder in sorted({folder.resolve() for folder in folders}):
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            held.callback(os.close, descriptor)
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+
+
 @contextlib.contextmanager
 def lock(path: Path | None, doing: str = "training this run") -> Iterator[None]:
-    """Hold the file at `path` for this process alone; the system lets go of it however the process ends.
+    """Hold the lock file of `path` for this process; the system releases it however the process ends.
 
-    UserError if another process holds it: two trainings of one run would overwrite each other's state. doing: what
-    that process does, as the error says it.
+    UserError if another process holds it. doing: what that process does, for the message.
     """
     if path is None:
         yield

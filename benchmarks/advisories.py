@@ -27,7 +27,7 @@ from packaging.version import InvalidVersion, Version
 from aero import records
 from aero.errors import UserError, run_main
 from aero.pipeline import ROOT
-from aero.training.log import write_text
+from aero.records import write_text
 
 FILE = Path("results/robustness/advisories.json")
 MANY_DAYS = 180

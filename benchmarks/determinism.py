@@ -36,7 +36,7 @@ from aero import records
 from aero.config import load
 from aero.errors import UserError, run_main
 from aero.pipeline import ROOT, import_closure
-from aero.training.log import read, write_text
+from aero.records import read_rows, write_text
 
 FOLDER = Path("results/robustness")
 FILES = {"cpu": FOLDER / "determinism.json", "cuda": FOLDER / "determinism_cuda.json"}
@@ -117,7 +117,7 @@ def trained(folder: Path, scale: str, run: str, name: str, way: Way) -> Found:
 
 def results_in(folder: Path) -> Found:
     """What a training and its entropies left in `folder`; no bytes where no checkpoint is kept."""
-    losses = [row["train_loss"] for row in read(folder / "log.csv") if row["train_loss"] is not None]
+    losses = [row["train_loss"] for row in read_rows(folder / "log.csv") if row["train_loss"] is not None]
     metrics, entropy = (json.loads((folder / f"{part}.json").read_text()) for part in ("metrics", "entropy"))
     heads = [value for layer in entropy["entropy_mean"] for value in layer if value is not None]
     weights = folder / "checkpoint.safetensors"

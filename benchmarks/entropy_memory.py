@@ -26,8 +26,8 @@ from torch import Tensor
 
 from aero import records
 from aero.attention import KEPT_UP_TO, MATRIX_UP_TO, matrix_attention
+from aero.records import write_text
 from aero.row_entropy import ROWS, blocked, kept_blocks
-from aero.training.log import write_text
 from benchmarks import timing
 
 OUT = Path("results/bench/entropy_memory.json")

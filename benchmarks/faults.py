@@ -48,7 +48,7 @@ from dvc.repo import Repo
 from aero import records, whole_dvc  # noqa: F401 - Repo below is DVC as `make` runs it
 from aero.errors import UserError, run_main
 from aero.pipeline import ROOT
-from aero.training.log import write_text
+from aero.records import write_text
 from benchmarks.fault_results import content_of, md5_of
 
 FILE = Path("results/robustness/faults.json")

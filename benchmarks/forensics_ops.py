@@ -15,7 +15,7 @@ from typing import Any
 
 from aero import records
 from aero.errors import UserError
-from aero.training.log import csv_text, write_text
+from aero.records import csv_text, write_text
 
 OPS = Path("results/two_party/forensics_ops.csv")
 PARTY = Path(__file__).with_name("forensics_party.py")

@@ -25,7 +25,7 @@ from aero import records
 from aero.architecture import parse
 from aero.config import load
 from aero.errors import UserError, check_minutes, run_main
-from aero.training.log import write_text
+from aero.records import write_text
 from aero.two_party.cost.latency import Cost, measure_costs
 from aero.two_party.cost.ledger import as_json
 from aero.two_party.cost.packing import MATRICES

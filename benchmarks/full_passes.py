@@ -28,7 +28,7 @@ from aero.architecture import parse
 from aero.config import Parameters, load
 from aero.errors import UserError, run_main
 from aero.model import GPT
-from aero.training.log import write_text
+from aero.records import write_text
 from aero.two_party.cost import ledger
 from aero.two_party.program.end_to_end import ask
 from aero.two_party.program.forward import operations

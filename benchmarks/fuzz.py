@@ -32,7 +32,7 @@ from typing import Any
 
 from aero import records
 from aero.errors import UserError, run_main
-from aero.training.log import write_text
+from aero.records import write_text
 
 OUT = Path("results/robustness/fuzz.json")
 # Cases by hypothesis and by atheris: more of what takes microseconds.

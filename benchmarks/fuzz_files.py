@@ -84,9 +84,10 @@ def languini(folder: Path) -> Target:
 
 def trainings(folder: Path) -> Target:
     """A file of trainings and its merging: what is merged lies where its run says, and nothing else is written."""
+    from aero.training.kept import FILES
+
     from aero import records
     from aero.training import archive
-    from aero.training.kept import FILES
     from stages import merge_results
 
     repository, out, victim = folder / "repository", folder / "out", folder / "a victim"

@@ -33,8 +33,8 @@ from aero.data.tokens import TokenStream
 from aero.errors import UserError, check_minutes, run_main
 from aero.flops import count
 from aero.model import ModelConfig
+from aero.records import Row, write_text
 from aero.row_entropy import blocked, can_fuse, fused
-from aero.training.log import Row, write_text
 from aero.training.loop import Regularizer, train
 from aero.training.processes import default_device
 

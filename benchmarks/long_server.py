@@ -35,7 +35,7 @@ from aero.architecture import parse
 from aero.data.tokenizer import build
 from aero.errors import run_main
 from aero.model import GPT, ModelConfig
-from aero.training.log import write_text
+from aero.records import write_text
 from aero.two_party.runtime.settings import Settings, TwoPartyError
 from aero.two_party.serving.answer import Sampling
 from aero.two_party.serving.session import Client

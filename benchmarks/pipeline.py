@@ -29,7 +29,7 @@ from typing import Any
 
 from aero.errors import UserError, run_main
 from aero.pipeline import ROOT
-from aero.training.log import write_text
+from aero.records import write_text
 from benchmarks import timing
 from benchmarks.timing import ratio, spread
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from aero import records
-from aero.training.log import csv_text, write_text
+from aero.records import csv_text, write_text
 from aero.two_party.runtime.parties import run_parties
 from aero.two_party.runtime.party import Party
 from aero.two_party.runtime.settings import CLIENT, SERVER, Settings

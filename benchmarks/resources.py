@@ -25,7 +25,7 @@ from aero.architecture import parse
 from aero.config import Parameters, load
 from aero.errors import run_main
 from aero.published import load as published
-from aero.training.log import csv_text, write_text
+from aero.records import csv_text, write_text
 from aero.two_party.cost.cost_model import Operations
 from aero.two_party.cost.counts import Sizes, counts
 from aero.two_party.cost.ledger import as_json

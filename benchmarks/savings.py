@@ -30,8 +30,7 @@ from aero.data.batches import evaluation_batches
 from aero.data.tokens import open_tokens
 from aero.errors import UserError, run_main
 from aero.model import GPT
-from aero.training.log import csv_text, write_text
-from aero.training.run import run_folder
+from aero.records import csv_text, run_folder, write_text
 from aero.two_party.cost import ledger
 from aero.two_party.cost.measure import measure
 from aero.two_party.lattice.lookup import LEAST_VOCABULARY

@@ -18,7 +18,7 @@ from typing import Any
 
 from aero.config import Parameters, load
 from aero.data.tokens import open_tokens
-from aero.training.log import read
+from aero.records import read_rows
 from aero.training.run import train_run
 
 TABLE_2 = ("sm-ln-g", "sm-ln-r", "sm-r", "sm-g", "sm", "sm-ln")
@@ -106,7 +106,7 @@ def one(candidate: str, run: str, seed: int, tokens: str, overrides: dict[str, A
     parameters = Parameters.model_validate(values)
     with tempfile.TemporaryDirectory() as folder:
         metrics = train_run(parameters, run, seed, open_tokens(tokens), Path(folder), progress=False)
-        last = [row for row in read(Path(folder) / "log.csv") if row["eval_loss"] is not None][-1]
+        last = [row for row in read_rows(Path(folder) / "log.csv") if row["eval_loss"] is not None][-1]
     layers = metrics["model"]["layers"]
     return {
         "candidate": candidate,

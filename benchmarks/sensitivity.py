@@ -39,10 +39,10 @@ from torch import Tensor, nn
 from aero import records
 from aero.attention_kernels import CORES, Core, attended, clip_gain, clip_gain_gradient, sigma_reparam
 from aero.config import load
+from aero.records import write_text
 from aero.sensitivity.regression import Batches
 from aero.sensitivity.setting import LAYERS, TOKENS, Setting, learning_rates
 from aero.sensitivity.stacked import FIRST_ITERATIONS, Stack, initial
-from aero.training.log import write_text
 
 RATES, SEEDS = learning_rates(), (0, 1, 2, 3, 4)
 STEPS, REPEATS = 10, 5

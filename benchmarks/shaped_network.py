@@ -29,8 +29,7 @@ from aero.data.batches import evaluation_batches
 from aero.data.tokens import open_tokens
 from aero.errors import UserError, run_main
 from aero.model import ModelConfig
-from aero.training.log import write_text
-from aero.training.run import run_folder
+from aero.records import run_folder, write_text
 from aero.two_party.cost.latency import REFILL, Cost, error_share, measure_costs, predict, refills_of
 from aero.two_party.cost.ledger import as_json
 from aero.two_party.cost.measure import place, warm_up_of

@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any
 
 from aero import records
-from aero.training.log import write_text
+from aero.records import write_text
 
 FOLDER = Path("results/bench")
 MB = 1e6

@@ -39,7 +39,7 @@ import numpy as np
 from aero import records
 from aero.errors import run_main
 from aero.model import GPT, ModelConfig
-from aero.training.log import write_text
+from aero.records import write_text
 from aero.two_party.runtime.relay import Relay
 from aero.two_party.runtime.settings import Settings
 from aero.two_party.serving.answer import Sampling, weights_sha256

@@ -24,9 +24,9 @@ from aero.costed import costed_places
 from aero.data.tokens import open_tokens, tokens_folder
 from aero.errors import run_main
 from aero.pipeline import HASHED_CODE
+from aero.records import write_text
 from aero.training import run as training
 from aero.training.configuration import code_hash, configuration
-from aero.training.log import write_text
 
 REPORT = (
     "scale",

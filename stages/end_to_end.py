@@ -14,8 +14,7 @@ from aero.config import load
 from aero.data.batches import evaluation_batches
 from aero.data.tokens import open_tokens
 from aero.errors import UserError, run_main, seed_number
-from aero.training.log import write_text
-from aero.training.run import run_folder
+from aero.records import run_folder, write_text
 from aero.two_party.program.end_to_end import ask, composed_bytes
 from aero.two_party.program.forward import operations
 from aero.two_party.program.weights import within_budget

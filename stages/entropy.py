@@ -11,8 +11,8 @@ from aero.checkpoint import load as load_checkpoint
 from aero.config import load
 from aero.data.tokens import scale_root
 from aero.errors import json_file, run_main, seed_number
+from aero.records import run_folder
 from aero.training.processes import default_device
-from aero.training.run import run_folder
 from aero.training.run_tokens import run_tokens
 from aero.training.trained_entropy import write_entropy
 

@@ -13,8 +13,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from aero import records
 from aero.errors import UserError, json_file, run_main, text_of
-from aero.training.kept import check_name, copy, kept_files, refuse_changes
+from aero.records import check_name, refuse_changes, write_text
 from aero.two_party.cost import ledger
 from aero.two_party.cost.counts import OWN
 
@@ -26,15 +27,25 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--allow-changes", action="store_true", help="keep results of uncommitted code all the same")
     chosen = parser.parse_args(arguments)
     plan: list[tuple[Path, Path]] = []
-    for metrics in sorted(chosen.source.glob("*/seed_*/metrics.json")):
-        plan += kept_files(metrics.parent, chosen.target, chosen.allow_changes)
+    trainings = [path.parent for path in sorted(chosen.source.glob("*/seed_*/metrics.json"))]
     plan += two_party_files(chosen.source / "two_party", chosen.target / "two_party", chosen.allow_changes)
     plan += sensitivity_files(chosen.source / "sensitivity", chosen.target / "sensitivity", chosen.allow_changes)
     plan += _parallel_context(chosen.source, chosen.target, chosen.allow_changes)
-    if not plan:
+    if not plan and not trainings:
         raise UserError(f"no results in {chosen.source}; run `make repro` first")
+    records.keep(trainings, chosen.target, chosen.allow_changes)
     copy(plan)
-    print(f"kept {len(plan)} files in {chosen.target}")
+    print(f"{len(trainings)} trainings and {len(plan)} other files copied to {chosen.target}")
+
+
+def copy(files: list[tuple[Path, Path]]) -> None:
+    """Copy text files; those of a folder are written together, the one that describes the others last."""
+    groups: dict[Path, dict[Path, str]] = {}
+    for source, target in sorted(files, key=lambda pair: pair[0].suffix == ".json"):
+        groups.setdefault(target.parent, {})[target] = source.read_text(encoding="utf-8")
+    for contents in groups.values():
+        for path, text in contents.items():
+            write_text(path, text)
 
 
 def two_party_files(source: Path, target: Path, allow_changes: bool) -> list[tuple[Path, Path]]:

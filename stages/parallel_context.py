@@ -30,7 +30,7 @@ from aero.parallel_context.experiment import Task, possible, rows_of, text_prefi
 from aero.parallel_context.own_model import OwnModel
 from aero.parallel_context.settings import TASKS, ParallelContextSettings, settings
 from aero.parallel_context.tasks import Batch, EpisodeTask, TextTask, Vocabulary, make_episode_tasks
-from aero.training.log import write_text
+from aero.records import write_text
 from aero.training.processes import default_device
 
 METRICS = {"lm": "perplexity", "icl": "accuracy", "rag": "substring match", "synthetic": "substring match"}

@@ -17,7 +17,7 @@ from aero.config import load
 from aero.errors import run_main
 from aero.parallel_context.cost import measure_apart
 from aero.parallel_context.settings import settings
-from aero.training.log import write_text
+from aero.records import write_text
 
 
 def main(arguments: list[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from aero.config import load as load_parameters
 from aero.errors import run_main
-from aero.records import commit
+from aero.records import commit, write_together
 from aero.report import (
     claims,
     differences,
@@ -23,7 +23,6 @@ from aero.report import (
 )
 from aero.report.render import render
 from aero.report.results import Results, load
-from aero.training.log import write_together
 
 
 def main(arguments: list[str]) -> None:

@@ -19,10 +19,10 @@ from aero import records
 from aero.attention_kernels import CORES
 from aero.config import load
 from aero.errors import UserError, run_main
+from aero.records import csv_text, write_together
 from aero.sensitivity.setting import Setting, learning_rates
 from aero.sensitivity.stacked import train
 from aero.sensitivity.sweep import figure_rate, gain_rows, loss_rows, trace_rows
-from aero.training.log import csv_text, write_together
 
 FOLDER = Path("runs/sensitivity")
 

@@ -16,12 +16,11 @@ import torch
 
 from aero.errors import UserError, check_minutes, run_main
 from aero.pipeline import ROOT
-from aero.records import provenance
+from aero.records import csv_text, provenance, write_text
 from aero.report.results import load
 from aero.report.sensitivity import read
 from aero.report.sensitivity_nearest import FRESH, trainings
 from aero.sensitivity.search import run
-from aero.training.log import csv_text, write_text
 
 
 def main(arguments: list[str]) -> None:

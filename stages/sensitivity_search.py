@@ -14,9 +14,8 @@ from pathlib import Path
 import torch
 
 from aero.errors import UserError, check_minutes, run_main
-from aero.records import commit
+from aero.records import commit, csv_text, write_text
 from aero.sensitivity.search import SEARCHED_CORES, reasonable, run
-from aero.training.log import csv_text, write_text
 
 
 def main(arguments: list[str]) -> None:

@@ -21,8 +21,8 @@ from aero import records
 from aero.attention_kernels import attend, core_named, row_entropy
 from aero.config import SensitivityTheoryParameters, load
 from aero.errors import run_main
+from aero.records import csv_text, write_together
 from aero.sensitivity import sampling, theory
-from aero.training.log import csv_text, write_together
 
 Row = dict[str, Any]
 LANGUAGE_MODELS = {"LLaMA-1B, Figure 1": 768, "GPT-2, Figure 7": 200}

@@ -16,7 +16,7 @@ from typing import Any
 from aero.architecture import parse
 from aero.config import Parameters, load
 from aero.errors import UserError, json_file, run_main, seed_number
-from aero.training.log import write_text
+from aero.records import write_text
 from aero.two_party.cost.cost_model import KEPT_FILES, estimate, measured_operations
 from aero.two_party.cost.counts import published_sizes
 from aero.two_party.cost.network import Network

@@ -13,11 +13,9 @@ from pathlib import Path
 from aero.config import load
 from aero.data.tokens import scale_root
 from aero.errors import run_main, seed_number
-from aero.records import lock
-from aero.training.kept import copy, kept_files, require_committed
-from aero.training.log import write_text
+from aero.records import keep, lock, require_committed, run_folder, write_text
 from aero.training.processes import join
-from aero.training.run import run_folder, run_hash, train_run
+from aero.training.run import run_hash, train_run
 from aero.training.run_tokens import run_tokens
 from aero.training.tracker import open_tracker
 
@@ -53,7 +51,7 @@ def main(arguments: list[str]) -> None:
         "--tokens", type=Path, help="folder of token files (default: that of the run's corpus and scale)"
     )
     parser.add_argument("--out", type=Path, help="folder to write to")
-    parser.add_argument("--keep", action="store_true", help="copy metrics and log to results/SCALE/RUN/ afterwards")
+    parser.add_argument("--keep", action="store_true", help="add the result to results/SCALE/ afterwards")
     parser.add_argument("--unless-done", action="store_true", help="do nothing if the folder holds this very training")
     parser.add_argument(
         "--unless-trained",
@@ -101,7 +99,7 @@ def main(arguments: list[str]) -> None:
         if chosen.unless_trained and trained is not None:
             trained.note()
     if chosen.keep:
-        copy(kept_files(folder, Path("results")))
+        keep([folder])
     perplexity = "diverged" if metrics["eval_perplexity"] is None else f"perplexity {metrics['eval_perplexity']:.3f}"
     print(f"{chosen.run} seed {seed}: {perplexity}, {metrics['provenance']['seconds']:.0f} s")
 

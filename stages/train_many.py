@@ -1,10 +1,10 @@
 """Train many runs: `python -m stages.train_many [RUN...] --seeds 1337 1338 --jobs 4 [--scale SCALE]`.
 
 Each is a process of its own, or with --cluster a job of its own. One that fails stops no other; the same command again
-goes on where it was stopped. Results: runs/scales/SCALE/RUN/seed_SEED/, and with --keep also results/SCALE/RUN/.
+goes on where it was stopped. Results: runs/scales/SCALE/RUN/seed_SEED/, and with --keep also results/SCALE/.
 
-With --out DIR they are trained one after the other in this process, within --minutes, and every result goes into few
-files in DIR, for the way home from a borrowed machine (docs/gpu.md); `python -m stages.merge_results` reads them.
+With --out DIR they are trained one after the other in this process, within --minutes, and every result is written to
+DIR, for download from a time-limited machine (docs/gpu.md); `python -m stages.merge_results DIR` adds them to results/.
 """
 
 from __future__ import annotations
@@ -26,14 +26,12 @@ from aero import records
 from aero.config import Parameters, load
 from aero.data.tokens import Tokens, open_tokens, scale_root
 from aero.errors import UserError, check_minutes, json_file, run_main
+from aero.records import keep, require_committed, run_folder, write_text
 from aero.training import catalogue
-from aero.training.archive import Archive, finished
 from aero.training.back_to_back import Ending, Limit, back_to_back
-from aero.training.kept import copy, kept_files, require_committed
-from aero.training.log import write_text
 from aero.training.many import Training, here, on_cluster
 from aero.training.processes import default_device
-from aero.training.run import kept_folder, metrics_of, run_folder, run_hash
+from aero.training.run import run_hash
 from aero.training.run_tokens import run_tokens
 
 
@@ -103,7 +101,7 @@ def main(arguments: list[str]) -> None:
         for training, failure in done:
             if failure is None and chosen.keep:
                 try:
-                    copy(kept_files(training.folder, Path("results")))
+                    keep([training.folder])
                 except (UserError, OSError) as error:  # of this one; the others go on
                     failure = f"trained, and not kept: {error}"
             if failure is not None:
@@ -117,7 +115,7 @@ def main(arguments: list[str]) -> None:
 
 
 def one_after_another(chosen: argparse.Namespace, parameters: Parameters, corpora: Path) -> None:
-    """Train what is not done yet in this process, within the time, every result also into the archive `--out`.
+    """Train what is not done yet in this process, within the time, every result also into `--out`.
 
     corpora: the folder that holds the token files.
     """
@@ -142,19 +140,19 @@ def one_after_another(chosen: argparse.Namespace, parameters: Parameters, corpor
     def folder_of(run: str, seed: int) -> Path:
         return state / run / f"seed_{seed}"
 
-    archive, source = Archive(chosen.out), records.source_digest()
-    archived = {(training.run, training.seed): training.metrics["config_hash"] for training in archive.read()}
-    pending = []
-    for run, seed in wanted:
-        there = run_hash(parameters, run, seed, tokens_of(run))
-        if archived.get((run, seed)) != there and not metrics_of(kept_folder(parameters.scale, run, seed), there):
-            pending.append((run, seed))
+    done = records.read_all_metrics(Path("results") / parameters.scale)
+    done |= records.read_all_metrics(chosen.out, scale=parameters.scale)
+    pending = [
+        (run, seed)
+        for run, seed in wanted
+        if done.get((run, seed), {}).get("config_hash") != run_hash(parameters, run, seed, tokens_of(run))
+    ]
     stopped = threading.Event()
     report = {
         "scale": parameters.scale,
         "minutes": chosen.minutes,
         "device": torch.cuda.get_device_name() if default_device() == "cuda" else "cpu",
-        "provenance": records.provenance(torch=torch.__version__, source=source, started=records.now()),
+        "provenance": records.provenance(torch=torch.__version__, started=records.now()),
         "corpora": {
             corpus or "": _about(tokens_of(run))
             for corpus, run in {parameters.corpus_name(run): run for run, _ in wanted}.items()
@@ -171,7 +169,9 @@ def one_after_another(chosen: argparse.Namespace, parameters: Parameters, corpor
         for ended in back_to_back(parameters, pending, tokens_of, folder_of, limit):
             name = f"{ended.run} seed {ended.seed}"
             if ended.metrics is not None:
-                archive.add(finished(folder_of(ended.run, ended.seed), source))
+                records.write_trainings(
+                    chosen.out, [records.read_training(folder_of(ended.run, ended.seed))], parameters.scale
+                )
             if ended.how == "failed":
                 failed.append(name)
             if ended.how != "unfinished":

@@ -9,7 +9,7 @@ from pathlib import Path
 from aero.architecture import parse
 from aero.config import load
 from aero.errors import run_main
-from aero.training.log import write_text
+from aero.records import write_text
 from aero.two_party.cost import ledger
 from aero.two_party.cost.composition import compose
 from aero.two_party.cost.network import Network

@@ -15,6 +15,7 @@ from aero import published
 from aero.architecture import parse
 from aero.config import load
 from aero.model import GPT
+from aero.records import Training, read_all_metrics, read_trainings, write_trainings
 from aero.training.catalogue import (
     achieved_flops,
     cost,
@@ -25,7 +26,6 @@ from aero.training.catalogue import (
     tokens,
     training_flops,
 )
-from aero.training.run import kept_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 PARAMETERS = load(ROOT / "params.yaml")
@@ -207,11 +207,17 @@ def test_all_trainings_fit_into_six_hours_of_two_processes() -> None:
     assert sum(seconds) + len(seconds) * 30 <= gain * 6 * 3600 and gain < 2
 
 
+COMMITTED = {
+    (path.parent.name, *key): metrics
+    for path in sorted(ROOT.glob("results/*/metrics.jsonl"))
+    for key, metrics in read_all_metrics(path.parent).items()
+}
+
+
 def test_kept_results_are_of_the_configuration_in_params() -> None:
     """A change of the catalogue must not orphan what is in git."""
     checked = 0
-    for path in sorted(ROOT.glob("results/*/*/metrics.json")) + sorted(ROOT.glob("results/*/*/seed_*/metrics.json")):
-        metrics = json.loads(path.read_text(encoding="utf-8"))
+    for path, metrics in COMMITTED.items():
         parameters, run = PARAMETERS.at_scale(metrics["scale"]), metrics["run"]
         assert str(parameters.architecture(run)) == metrics["architecture"], path
         sizes = parameters.model(run).model_dump()
@@ -237,14 +243,12 @@ def test_every_training_has_a_kept_result_at_the_laptop_scale(seed: int) -> None
     cores of variance_sensitivity in a decoder, which log entropy over training, the log is enough.)"""
     trained = [run for run, of_seed in PARAMETERS.trainings() if of_seed == seed]
     assert len(trained) > 100
+    found = read_trainings(ROOT / "results/laptop")
     for run in trained:
-        folder = kept_folder("laptop", run, seed, ROOT / "results")
-        metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-        assert (metrics["run"], metrics["scale"], metrics["seed"]) == (run, "laptop", seed)
-        assert (folder / "log.csv").is_file(), folder
-        assert 0 < metrics["provenance"]["cpu_seconds"] <= 180, folder
-        diverged = metrics["diverged_at_step"] is not None
-        assert diverged or run.startswith("core-") or (folder / "entropy.json").is_file(), folder
+        training = found[run, seed]
+        assert training.curves and 0 < training.metrics["provenance"]["cpu_seconds"] <= 180, run
+        diverged = training.metrics["diverged_at_step"] is not None
+        assert diverged or run.startswith("core-") or training.entropy, run
 
 
 def write_metrics(folder: Path, run: str = "sm", seed: int = 1337, **changes: object) -> None:
@@ -253,8 +257,11 @@ def write_metrics(folder: Path, run: str = "sm", seed: int = 1337, **changes: ob
     if (perplexity := values["eval_perplexity"]) is None:
         values["diverged_at_step"] = 3
     values["eval_loss"] = None if perplexity is None else math.log(perplexity)
-    folder.mkdir(parents=True)
-    (folder / "metrics.json").write_text(json.dumps(values), encoding="utf-8")
+    if "results" in folder.parts:
+        write_trainings(folder, [Training(values)])
+    else:
+        folder.mkdir(parents=True)
+        (folder / "metrics.json").write_text(json.dumps(values), encoding="utf-8")
 
 
 def test_status_is_that_of_the_files(tmp_path: Path) -> None:
@@ -262,9 +269,9 @@ def test_status_is_that_of_the_files(tmp_path: Path) -> None:
         return status(PARAMETERS, "sm", results(tmp_path).get(("laptop", "sm"), ()))
 
     assert found() == "missing"
-    write_metrics(tmp_path / "results/laptop/sm", diverged_at_step=3, tokens=3072)
+    write_metrics(tmp_path / "results/laptop", diverged_at_step=3, tokens=3072)
     assert found() == "diverged"
-    write_metrics(tmp_path / "results/laptop/sm/seed_1338", seed=1338)
+    write_metrics(tmp_path / "results/laptop", seed=1338)
     assert found() == "kept"
     write_metrics(tmp_path / "runs/sm/seed_1337")
     assert found() == "fresh"
@@ -289,7 +296,7 @@ def test_status_is_that_of_the_files(tmp_path: Path) -> None:
     ],
 )
 def test_a_result_of_another_configuration_is_outdated(tmp_path, section, changed, expected) -> None:
-    write_metrics(tmp_path / "results/laptop/sm", **{section: changed})
+    write_metrics(tmp_path / "results/laptop", **{section: changed})
     assert status(PARAMETERS, "sm", results(tmp_path)["laptop", "sm"]) == expected
 
 
@@ -312,7 +319,7 @@ def test_cost_by_hand(tmp_path: Path) -> None:
     assert paper.flops == pytest.approx(3 * (stack + 2 * 768 * 50_000) * paper.tokens, rel=0.01)
     assert paper.hours == pytest.approx(paper.flops / (312e12 * 0.3) / 3600)
     assert cost(laptop, run, {}).hours is None and achieved_flops(laptop, {}) is None
-    write_metrics(tmp_path / "results/laptop/sm", tokens_per_second=4000.0)
+    write_metrics(tmp_path / "results/laptop", tokens_per_second=4000.0)
     found = results(tmp_path)
     assert cost(laptop, "sm", found).hours == pytest.approx(1_024_000 / 4000 / 3600)
     speed = 4000 * training_flops(laptop, "sm") / 1_024_000
@@ -338,7 +345,7 @@ def test_further_seeds_go_to_what_is_closest(tmp_path: Path) -> None:
     listed = ["sm-ln-g", "sm-ln-r", "sm-g", "sm-r", "sm", "sm-ln"]
     assert in_order(few, {})[7:] == [(run, seed) for run in listed for seed in (1338, 1339)]
     for run, perplexity in (("sm-ln-g", 10.0), ("sm-ln-r", 12.0), ("sm-g", 15.0), ("sm-r", 15.1), ("sm", None)):
-        write_metrics(tmp_path / "results/laptop" / run, run, eval_perplexity=perplexity)
+        write_metrics(tmp_path / "results/laptop", run, eval_perplexity=perplexity)
     ordered = in_order(few, results(tmp_path))
     # 0.7 % between sm-g and sm-r, 17 % to sm-ln-r; the baseline with the closest of its table
     closest = ["sm-ln-g", "sm-g", "sm-r", "sm-ln-r", "sm", "sm-ln"]
@@ -350,7 +357,7 @@ def test_expected_seconds_come_from_results_where_there_are_any(tmp_path: Path) 
     seconds, measured = expected_seconds(gpu, "sm", {})
     assert not measured and seconds == pytest.approx(training_flops(gpu, "sm") / (989e12 * 0.3))
     write_metrics(
-        tmp_path / "results/gpu/sm",
+        tmp_path / "results/gpu",
         scale="gpu",
         tokens_per_second=4e5,
         provenance={"device": "NVIDIA H200", "cpu_seconds": 1.0},

@@ -13,7 +13,8 @@ from aero.config import TrainParameters
 from aero.families import FAMILIES
 from aero.flops import count
 from aero.model import GPT, ModelConfig
-from aero.training.log import columns, read, write
+from aero.records import read_rows
+from aero.training.log import columns, write
 from aero.training.loop import Regularizer, attention_statistics, train
 from aero.training.schedule import parameter_groups
 from aero.weight_transforms import fold_weight_norm
@@ -256,7 +257,7 @@ def test_the_log_has_norms_and_variances_only_where_they_are_asked_for(tmp_path)
     assert not any(key.startswith(("norm_", "variance_")) for row in rows[False] for key in row)
     with_norms = [row["step"] for row in rows[True] if "norm_layer_2" in row]
     assert with_norms == [1, 2, 4] == [row["step"] for row in rows[True] if row.get("eval_loss") is not None]
-    final = read(tmp_path / "True.csv")[-1]
+    final = read_rows(tmp_path / "True.csv")[-1]
     expected = attention_statistics(outcome.model, ids())
     assert [final[f"norm_layer_{i}"] for i in range(3)] == pytest.approx(expected[0])
     assert [final[f"variance_layer_{i}"] for i in range(3)] == pytest.approx(expected[1])

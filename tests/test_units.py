@@ -17,6 +17,7 @@ from aero.attention_kernels import row_entropy
 from aero.entropy import causal_bound, max_entropy
 from aero.flops import Sizes, count
 from aero.published import load
+from aero.records import read_trainings
 from aero.report import costs, parallel_context
 from aero.report.costs import published_bound
 from aero.two_party.cost.ledger import DetailedRow, Measurement, Row, read
@@ -218,10 +219,11 @@ def test_the_tables_of_the_report_have_the_kept_bytes_in_gigabytes_and_seconds_i
 def test_kept_entropies_are_in_nats_of_their_context():
     """At most ln(T!) / T, and near it in some model: in bits they would exceed it, in a base of T be far below."""
     highest = 0.0
-    for path in sorted((ROOT / "results/laptop").glob("*/entropy.json")):
-        values = json.loads(path.read_text(encoding="utf-8"))
+    for training in read_trainings(ROOT / "results/laptop").values():
+        if (values := training.entropy) is None:
+            continue
         bound = causal_bound(values["context"])
         means = [v for layer in values["entropy_mean"] for v in layer if v is not None]
-        assert all(-1e-6 <= value <= bound + 1e-4 for value in means), path
+        assert all(-1e-6 <= value <= bound + 1e-4 for value in means), training.key
         highest = max([highest, *(value / bound for value in means)])
     assert highest > 0.95

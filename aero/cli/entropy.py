@@ -174,7 +174,7 @@ def _draw(chosen: argparse.Namespace, reader: Reader, statistics: EntropyStatist
     """Heatmap of the headwise means, as AERO's Figures 5, 6b, 7 and 17e to g have them: layer 1 at the bottom, colours
     from 0 to the most that the mask of any layer allows; written beside and renamed.
     """
-    from aero.training.log import write_together
+    from aero.records import write_together
 
     try:
         from matplotlib.colors import Normalize

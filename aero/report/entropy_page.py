@@ -259,7 +259,7 @@ def sampling_summary(results: Results) -> Html:
         by_sequence = np.array(trained.entropy.sem)
         usable = by_sequence > 1e-6
         errors.append(float(np.nanmax(error)))
-        files.append(str(Path(trained.path).with_name("entropy.json")))
+        files.append(str(Path(trained.path).with_name("entropy.json" + "l" * trained.path.endswith("l"))))
         ratios += (error[usable] / by_sequence[usable]).tolist()
     if not errors:
         return Html("<p>No run here has blocks of held-out tokens stored, so no sampling error is shown.</p>")

@@ -28,7 +28,7 @@ UP = "../"
 
 _noted: set[str] = set()
 _root: list[Path] = []
-_FILE = re.compile(r"(?:results|runs)/[\w./()+=-]+\.(?:json|csv)")
+_FILE = re.compile(r"(?:results|runs)/[\w./()+=-]+\.(?:jsonl?|csv)")
 _FOLDERS = ("results", "runs")
 
 
@@ -49,10 +49,13 @@ class _NotedRun(Run):
     def __getattribute__(self, name: str) -> Any:
         if name in _RUN_FILES:
             own = Path(object.__getattribute__(self, "path"))
-            _note(str(_root[-1] / own.with_name(_RUN_FILES[name])))
+            _note(str(_root[-1] / own.with_name(_RUN_FILES[name] if own.suffix == ".json" else _COMMITTED[name])))
         return object.__getattribute__(self, name)
 
 
+_COMMITTED = {"entropy": "entropy.jsonl", "log": "curves.jsonl"} | dict.fromkeys(
+    ("perplexity", "loss", "diverged_at"), "metrics.jsonl"
+)
 _RUN_FILES = {"entropy": "entropy.json", "log": "log.csv"} | dict.fromkeys(
     ("perplexity", "loss", "diverged_at"), "metrics.json"
 )
@@ -196,7 +199,7 @@ def commands(files: Iterable[str], root: Path) -> tuple[str, ...]:
 
 def _seed(path: str, training: Training, root: Path) -> str:
     """Seed of a training's file: its folder's, or, for a first seed, that of the metrics beside it."""
-    return training.seed or str(_json((root / path).with_name("metrics.json")).get("seed", DEFAULT_SEED))
+    return training.seed or str(DEFAULT_SEED)
 
 
 # Provenance --------------------------------------------------------------------------------------------------------
@@ -217,7 +220,7 @@ def _commits(path: Path) -> frozenset[str]:
             if isinstance(entry, dict):
                 made = entry.get("provenance")
                 texts.add(str(made.get("commit") or "") if isinstance(made, dict) else "")
-    elif path.is_file():
+    elif path.suffix == ".csv" and path.is_file():
         with path.open(encoding="utf-8", newline="") as file:
             for line in csv.DictReader(file):
                 texts.add(_commit_of_line(line.get("provenance") or line.get("commit") or ""))

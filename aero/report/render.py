@@ -18,9 +18,9 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
 
+from aero.records import write_together
 from aero.report import drawing
 from aero.report.results import SCALE_VARIABLE
-from aero.training.log import write_together
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode

@@ -17,9 +17,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from aero.config import TrainParameters
-from aero.errors import cut, yaml_file
+from aero.errors import UserError, cut, yaml_file
 from aero.model import ModelConfig
-from aero.records import check_entropies, check_metrics
+from aero.records import FILES, Training, check_entropies, read_training, read_trainings
 from aero.training.catalogue import BOOKKEEPING
 
 SCALES = ("paper", "gpu", "laptop", "smoke")
@@ -91,7 +91,7 @@ class Entropy:
 
 @dataclass(frozen=True)
 class Run:
-    """One training: its metrics.json, and its log and entropies if they are there.
+    """One training: its metrics, and its log and entropies if they are there.
 
     perplexity is NaN for a run that diverged. `path` is the metrics file, relative to the project's root.
     """
@@ -108,6 +108,8 @@ class Run:
     fresh: bool
     log: Log | None = None
     entropy: Entropy | None = None
+    curves: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """All columns of the log."""
 
     @property
     def diverged(self) -> bool:
@@ -285,13 +287,20 @@ def load(root: Path | str | None = None, scale: str | None = None) -> Results:
     parameters = yaml_file(root / "params.yaml")
     problems: list[str] = []
     found: dict[tuple[str, str, int], Run] = {}
-    for path, fresh in _metrics_files(root):
-        if (run := _read_run(path, root, fresh, problems)) is not None:
-            other = found.setdefault((run.scale, run.name, run.seed), run)
-            if other is not run and other.fresh is run.fresh:
-                problems.append(f"{run.path}: left out, {other.path} is of the same seed; delete one of them")
-            else:
+    for path in sorted(root.glob(f"results/*/{FILES[0]}")):
+        relative: list[str] = []
+        for training in read_trainings(path.parent, relative).values():
+            if (run := _run(training, path.relative_to(root), False, problems)) is not None:
                 found[run.scale, run.name, run.seed] = run
+        problems += [line.removeprefix(f"{root}/") for line in relative]
+    for path in sorted(root.glob("runs/*/seed_*/metrics.json")):
+        try:
+            run = _run(read_training(path.parent), path.relative_to(root), True, problems)
+        except (OSError, UserError) as error:
+            problems.append(str(error).removeprefix(f"{root}/"))
+            continue
+        if run is not None:
+            found[run.scale, run.name, run.seed] = run
     runs = _by_recipe(found, problems)
     present = {s for s, _ in runs}
     if scale is None:
@@ -331,26 +340,14 @@ def load_for_report() -> Results:
     return load(None, os.environ.get(SCALE_VARIABLE) or None)
 
 
-def _metrics_files(root: Path) -> list[tuple[Path, bool]]:
-    """Kept files first, so that fresh ones replace them."""
-    results = root / "results"
-    kept = sorted(results.glob("*/*/metrics.json")) + sorted(results.glob("*/*/seed_*/metrics.json"))
-    fresh = sorted((root / "runs").glob("*/seed_*/metrics.json")) + sorted((root / "runs").glob("*/metrics.json"))
-    return [(path, False) for path in kept] + [(path, True) for path in fresh]
-
-
-def _read_run(path: Path, root: Path, fresh: bool, problems: list[str]) -> Run | None:
-    metrics = _read_json(path, root, problems)
-    if metrics is None:
-        return None
-    name = str(path.relative_to(root))
+def _run(training: Training, path: Path, fresh: bool, problems: list[str]) -> Run | None:
+    metrics, name = training.metrics, str(path)
+    where = f"{path} {metrics['run']} seed {metrics['seed']}"
     try:
-        check_metrics(metrics, path.relative_to(root))
-        scale = metrics.get("scale") or path.relative_to(root / "results").parts[0]
         diverged = metrics["diverged_at_step"]
-        run = Run(
+        return Run(
             name=metrics["run"],
-            scale=scale,
+            scale=metrics["scale"],
             seed=int(metrics["seed"]),
             architecture=metrics["architecture"],
             perplexity=_number(metrics["eval_perplexity"]),
@@ -359,13 +356,13 @@ def _read_run(path: Path, root: Path, fresh: bool, problems: list[str]) -> Run |
             metrics=metrics,
             path=name,
             fresh=fresh,
-            log=_read_log(path.with_name("log.csv"), root, problems, int(metrics["context"])),
-            entropy=_read_entropy(path.with_name("entropy.json"), root, problems, metrics),
+            log=_log(training.curves, where, problems, int(metrics["context"])),
+            entropy=_entropy(training.entropy, where, problems, metrics),
+            curves=training.curves,
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        problems.append(f"{name}: not the metrics of a run ({_said(error)})")
+        problems.append(f"{where}: not the metrics of a run ({_said(error)})")
         return None
-    return run
 
 
 def _by_recipe(found: dict[tuple[str, str, int], Run], problems: list[str]) -> dict[tuple[str, str], tuple[Run, ...]]:
@@ -384,14 +381,13 @@ def _by_recipe(found: dict[tuple[str, str, int], Run], problems: list[str]) -> d
     return chosen
 
 
-def _read_log(path: Path, root: Path, problems: list[str], context: int) -> Log | None:
-    rows = _read_csv(path, root, problems)
-    if not rows:
+def _log(curves: Mapping[str, Sequence[Any]], where: str, problems: list[str], context: int) -> Log | None:
+    if not curves:
         return None
 
     def table(prefix: str) -> tuple[tuple[float | None, ...], ...]:
-        names = sorted((k for k in rows[0] if k and k.startswith(prefix)), key=lambda k: int(k.rsplit("_", 1)[1]))
-        return tuple(tuple(_optional(row.get(name)) for name in names) for row in rows)
+        names = sorted((k for k in curves if k.startswith(prefix)), key=lambda k: int(k.rsplit("_", 1)[1]))
+        return tuple(zip(*(map(_optional, curves[name]) for name in names), strict=True)) or ((),) * len(curves["step"])
 
     def possible(value: float | None) -> bool:
         return value is None or -_ENTROPY_TOLERANCE <= value <= bound + _ENTROPY_TOLERANCE
@@ -401,37 +397,31 @@ def _read_log(path: Path, root: Path, problems: list[str], context: int) -> Log 
         entropy = table("entropy_layer_")
         if wrong := sum(not possible(value) for row in entropy for value in row):
             said = f"{wrong} entropies below 0 or above the causal bound left out; train it again"
-            problems.append(f"{path.relative_to(root)}: {said}")
+            problems.append(f"{where}: {said}")
             entropy = tuple(tuple(value if possible(value) else None for value in row) for row in entropy)
         return Log(
-            step=tuple(int(row["step"]) for row in rows),
-            tokens=tuple(_optional(row.get("tokens")) for row in rows),
-            train_loss=tuple(_optional(row.get("train_loss")) for row in rows),
-            eval_loss=tuple(_optional(row.get("eval_loss")) for row in rows),
+            step=tuple(curves["step"]),
+            **{name: tuple(map(_optional, curves[name])) for name in ("tokens", "train_loss", "eval_loss")},
             entropy=entropy,
             overflow=table("overflow_layer_"),
             slopes=table("slope_"),
         )
     except (KeyError, TypeError, ValueError) as error:
-        problems.append(f"{path.relative_to(root)}: not a training log ({_said(error)})")
+        problems.append(f"{where}: not a training log ({_said(error)})")
         return None
 
 
-def _read_entropy(path: Path, root: Path, problems: list[str], metrics: Mapping[str, Any]) -> Entropy | None:
-    """Entropies of the training of `metrics`; those of an earlier one in its place are left out."""
-    values = _read_json(path, root, problems)
+def _entropy(values: Any, where: str, problems: list[str], metrics: Mapping[str, Any]) -> Entropy | None:
+    """Entropies of the training of `metrics`."""
     if values is None:
         return None
     try:
-        if values["provenance"] != metrics.get("provenance"):
-            problems.append(f"{path.relative_to(root)}: left out, measured on an earlier training; measure it again")
-            return None
         mean = _rows(values["entropy_mean"])
         quarters = {k: tuple(_number(v) for v in q) for k, q in values["quarters"].items()}
         if not mean or len({len(layer) for layer in mean}) != 1 or any(len(q) != 4 for q in quarters.values()):
             raise ValueError("entropy_mean must be (L, H) and every entry of quarters four fractions")
         if wrong := _impossible(values.get("entropy_by_position", [])):
-            problems.append(f"{path.relative_to(root)}: left out, {wrong}; measure it again")
+            problems.append(f"{where}: left out, {wrong}; measure it again")
             return None
         check_entropies(values, mean, metrics)
         return Entropy(
@@ -450,7 +440,7 @@ def _read_entropy(path: Path, root: Path, problems: list[str], metrics: Mapping[
             learned=dict(values.get("learned") or {}),
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        problems.append(f"{path.relative_to(root)}: not the entropies of a run ({_said(error)})")
+        problems.append(f"{where}: not the entropies of a run ({_said(error)})")
         return None
 
 

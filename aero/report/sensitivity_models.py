@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import fmean
 
 import numpy as np
@@ -12,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from aero.attention_kernels import core_named
+from aero.records import Row
 from aero.report import sensitivity
 from aero.report.drawing import GRID, MUTED, WIDTH, say_missing, style
 from aero.report.marks import Html, gap, grid, number, training_caption
@@ -22,8 +22,6 @@ from aero.report.tables import training_origin
 from aero.sensitivity import theory
 from aero.sensitivity.conclusions import SOFTMAX_BASED
 from aero.sensitivity.setting import TOKENS
-from aero.training.log import Row
-from aero.training.log import read as read_log
 
 HOT, HOT_SCALE = "-hot", "laptop"
 """Runs with a learning rate in proportion to width. params.yaml states it as a number, which is in proportion to the
@@ -96,8 +94,7 @@ def rate_text(results: Results, suffix: str) -> str:
 
 def log_of(results: Results, run: Run) -> list[Row]:
     """The whole log of a run, empty if there is none."""
-    path = results.root / Path(run.path).with_name("log.csv")
-    return read_log(path) if path.is_file() else []
+    return [dict(zip(run.curves, values, strict=True)) for values in zip(*run.curves.values(), strict=True)]
 
 
 def series(rows: Sequence[Row], column: str) -> tuple[list[int], list[float]]:

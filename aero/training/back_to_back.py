@@ -20,8 +20,7 @@ from aero.config import Parameters
 from aero.data.tokens import Tokens
 from aero.errors import UserError
 from aero.model import GPT
-from aero.records import lock
-from aero.training.log import Row
+from aero.records import Row, lock
 from aero.training.processes import default_device
 from aero.training.run import metrics_of, run_hash, train_run
 from aero.training.trained_entropy import write_entropy

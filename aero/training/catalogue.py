@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aero.config import MEASURED, Parameters
-from aero.errors import cut, json_file
+from aero.errors import UserError
 from aero.flops import count
-from aero.records import check_metrics
+from aero.records import FILES, read_all_metrics, read_metrics
 
 Status = Literal["missing", "outdated", "diverged", "kept", "fresh"]
 
@@ -54,41 +54,37 @@ def results(root: Path | str = ".", problems: list[str] | None = None) -> dict[t
     and told in `problems`.
     """
     root = Path(root)
-    kept = (*root.glob("results/*/*/metrics.json"), *root.glob("results/*/*/seed_*/metrics.json"))
     found: dict[tuple[str, str, int], Result] = {}
-    by_hand = root.glob("runs/scales/*/*/seed_*/metrics.json")  # at a scale that was named on the command line
-    for path in (*sorted(kept), *sorted(by_hand), *sorted(root.glob("runs/*/seed_*/metrics.json"))):
+    for path in sorted(root.glob(f"results/*/{FILES[0]}")):
+        for metrics in read_all_metrics(path.parent, problems).values():
+            _add(found, metrics, fresh=False)
+    by_command_line = root.glob("runs/scales/*/*/seed_*/metrics.json")
+    for path in (*sorted(by_command_line), *sorted(root.glob("runs/*/seed_*/metrics.json"))):
         try:
-            result = _read(path, path.relative_to(root))
-        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            _add(found, read_metrics(path.parent), fresh=True)
+        except (OSError, UserError) as error:
             if problems is not None:
-                said = f"has no {error}" if isinstance(error, KeyError) else cut(str(error), 200)
-                problems.append(f"{path.relative_to(root)}: left out, {said}")
-            continue
-        found[result.scale, result.run, result.seed] = result
+                problems.append(str(error))
     by_run: dict[tuple[str, str], tuple[Result, ...]] = {}
     for (scale, run, _), result in sorted(found.items()):
         by_run[scale, run] = (*by_run.get((scale, run), ()), result)
     return by_run
 
 
-def _read(path: Path, place: Path) -> Result:
-    """The metrics in `path`, which lies at `place` below the project's root."""
-    values = json_file(path)
-    check_metrics(values, place)
+def _add(found: dict[tuple[str, str, int], Result], values: Mapping[str, Any], fresh: bool) -> None:
     made = values.get("provenance") or {}
     speed, cpu_seconds = float(values["tokens_per_second"]), made.get("cpu_seconds")
-    if cpu_seconds and made.get("device", "cpu") == "cpu":  # on one thread: what it does on a machine of its own
+    if cpu_seconds and made.get("device", "cpu") == "cpu":  # on one thread: its speed without other work
         speed = max(speed, int(values["tokens"]) / cpu_seconds)
-    return Result(
+    found[values["scale"], values["run"], values["seed"]] = Result(
         values["scale"],
         values["run"],
-        int(values["seed"]),
-        place.parts[0] == "runs",
+        values["seed"],
+        fresh,
         values["diverged_at_step"] is not None,
         values["architecture"],
-        int(values["context"]),
-        int(values["tokens"]),
+        values["context"],
+        values["tokens"],
         speed,
         values.get("eval_perplexity"),
         {name: dict(values.get(name) or {}) for name in ("model", "train", "regularizer")},

@@ -23,9 +23,10 @@ from aero.architecture import Architecture
 from aero.attention_kernels import causal_mask, frobenius_norm
 from aero.entropy import Reduction, entropy_regularization, headwise
 from aero.model import GPT, ModelConfig
+from aero.records import Row
 from aero.training import state
 from aero.training.compiled import as_it_stands, compile_step, tensor_cores
-from aero.training.log import Observer, Row
+from aero.training.log import Observer
 from aero.training.processes import Processes
 from aero.training.products import faster_products
 from aero.training.schedule import linear_warmup_decay, make_optimizer, ramped_cosine

@@ -18,26 +18,12 @@ from aero.data.batches import Batches, evaluation_batches
 from aero.data.tokens import Tokens
 from aero.errors import UserError, json_file
 from aero.model import GPT
+from aero.records import temporary, unfinished, write_together
 from aero.training.allocation import keep_freed_memory
 from aero.training.configuration import code_hash, configuration, regularizer_of
-from aero.training.log import LiveLog, Observer, temporary, text_of, unfinished, write_together
+from aero.training.log import LiveLog, Observer, text_of
 from aero.training.loop import ALONE, configuration_hash, evaluate, find_nonfinite, train
 from aero.training.processes import Processes, default_device
-
-FIRST_SEED = 1337
-
-
-def run_folder(run: str, seed: int, scale: str | None = None) -> Path:
-    """Where a run is written: runs/<run>/seed_<seed> by the pipeline, at the active scale; what is trained by hand at a
-    named scale goes to runs/scales/<scale>/<run>/seed_<seed>, so that it does not overwrite the pipeline's."""
-    root = Path("runs") if scale is None else Path("runs/scales") / scale
-    return root / run / f"seed_{seed}"
-
-
-def kept_folder(scale: str, run: str, seed: int, root: Path | str = "results") -> Path:
-    """Where a result is kept in git: results/<scale>/<run>, further seeds in a folder of their own below it."""
-    folder = Path(root) / scale / run
-    return folder if seed == FIRST_SEED else folder / f"seed_{seed}"
 
 
 def train_run(

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aero.errors import UserError
-from aero.training.log import Observer, Row
+from aero.records import Row
+from aero.training.log import Observer
 
 Tracker = Literal["tensorboard", "wandb"]
 

@@ -15,8 +15,8 @@ from aero.data.tokens import Tokens
 from aero.entropy import measure
 from aero.errors import UserError
 from aero.model import GPT
+from aero.records import write_text
 from aero.training.compiled import as_it_stands
-from aero.training.log import write_text
 
 SEQUENCES = 32
 """Sequences in a batch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import math
 import random
@@ -11,6 +12,8 @@ from pathlib import Path
 from statistics import fmean
 
 import yaml
+
+from aero import records
 
 PROJECT = Path(__file__).resolve().parents[2]
 RUNS = {
@@ -69,8 +72,9 @@ def write_run(
     corpus_sha256: str = "ab" * 32,
     corpus: str = "",
 ) -> None:
-    """metrics.json, log.csv and entropy.json of one training in `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Add a training to results/SCALE, or write its three files to a folder of runs/. folder: results/SCALE, or a path
+    below it, or the folder of a run.
+    """
     architecture, centre = (RUNS | MORE_RUNS)[run]
     layers = 18 if "-18l" in run else LAYERS
     draw = random.Random(f"{run} {seed}")
@@ -110,7 +114,6 @@ def write_run(
             "seconds": 110.5,
         },
     }
-    (folder / "metrics.json").write_text(json.dumps(metrics), encoding="utf-8")
     bound = math.lgamma(CONTEXT + 1) / CONTEXT
     overloaded = {"sm-g": 0.97, "sm": 0.97}.get(run, 0.55 if run.startswith("ereg") else 0.75)
     deep = {"sm": 0.12, "sm-g": 0.5}.get(run, 0.6)
@@ -122,40 +125,26 @@ def write_run(
         for layer in range(layers)
     ]
     slopes = {"SM+LeakyR": layers, "SM+LeakyR(global)": 1}.get(architecture, 0)
-    with (folder / "log.csv").open("w", encoding="utf-8", newline="") as file:
-        names = [
-            "step",
-            "tokens",
-            "train_loss",
-            "eval_loss",
-            "learning_rate",
-            "gradient_norm",
-            *(f"entropy_layer_{i}" for i in range(layers)),
-            *(f"overflow_layer_{i}" for i in range(layers)),
-            *(f"slope_{i}" for i in range(slopes)),
-            "seconds",
-        ]
-        writer = csv.DictWriter(file, names, restval="", lineterminator="\n")
-        writer.writeheader()
-        for step in range(10, (diverged_at or STEPS) + 1, 10):
-            loss = math.log(value) + (math.log(1024) - math.log(value)) * math.exp(-step / 90)
-            writer.writerow(
-                {
-                    "step": step,
-                    "tokens": step * 2016,
-                    "train_loss": loss + draw.gauss(0, 0.02),
-                    "eval_loss": loss if step % 50 == 0 else "",
-                    "learning_rate": 0.001,
-                    "gradient_norm": 0.5,
-                    "seconds": step * 0.22,
-                }
-                | {
-                    f"entropy_layer_{i}": bound + (sum(mean[i]) / HEADS - bound) * (1 - math.exp(-step / 120))
-                    for i in range(layers)
-                }
-                | {f"overflow_layer_{i}": (step if run == "sm" and i > 8 else 0) for i in range(layers)}
-                | {f"slope_{i}": 0.3 * math.sin(step / 80 + i) * math.exp(-step / 150) for i in range(slopes)}
-            )
+    rows = []
+    for step in range(10, (diverged_at or STEPS) + 1, 10):
+        loss = math.log(value) + (math.log(1024) - math.log(value)) * math.exp(-step / 90)
+        rows.append(
+            {
+                "step": step,
+                "tokens": step * 2016,
+                "train_loss": loss + draw.gauss(0, 0.02),
+                "eval_loss": loss if step % 50 == 0 else None,
+                "learning_rate": 0.001,
+                "gradient_norm": 0.5,
+                "seconds": step * 0.22,
+            }
+            | {
+                f"entropy_layer_{i}": bound + (sum(mean[i]) / HEADS - bound) * (1 - math.exp(-step / 120))
+                for i in range(layers)
+            }
+            | {f"overflow_layer_{i}": (step if run == "sm" and i > 8 else 0) for i in range(layers)}
+            | {f"slope_{i}": 0.3 * math.sin(step / 80 + i) * math.exp(-step / 150) for i in range(slopes)}
+        )
     heads = [value for layer in mean for value in layer]
     maxima = {"observed": max(heads), "log_T": math.log(CONTEXT), "causal_bound": bound}
     quarters = {
@@ -200,7 +189,22 @@ def write_run(
         "rule": "stated",
         "learned": learned,
     }
-    (folder / "entropy.json").write_text(json.dumps(entropy), encoding="utf-8")
+    if "results" in folder.parts:
+        while folder.parent.name != "results":
+            folder = folder.parent
+        records.write_trainings(folder, [records.Training(metrics, entropy, records.columns_of(rows))])
+    else:
+        records.write_text(folder / "metrics.json", json.dumps(metrics))
+        records.write_text(folder / "entropy.json", json.dumps(entropy))
+        records.write_text(folder / "log.csv", records.csv_text(list(rows[0]), rows))
+
+
+def change(root: Path, run: str, seed: int, scale: str = "laptop", **parts: dict) -> None:
+    """Replace values of a committed training: parts are `metrics`, `entropy` (None removes it) and `curves`."""
+    folder = root / "results" / scale
+    training = records.read_trainings(folder)[run, seed]
+    changed = {name: None if part is None else (getattr(training, name) or {}) | part for name, part in parts.items()}
+    records.write_trainings(folder, [dataclasses.replace(training, **changed)])
 
 
 def write_costs(folder: Path) -> None:

@@ -11,9 +11,10 @@ import torch
 
 from aero.architecture import parse
 from aero.model import GPT, ModelConfig
+from aero.records import read_rows
 from aero.training import state
 from aero.training.compiled import tensor_cores
-from aero.training.log import LiveLog, columns, read, write
+from aero.training.log import LiveLog, columns, write
 from aero.training.loop import (
     Regularizer,
     evaluate,
@@ -237,12 +238,12 @@ def test_the_log_is_live_and_written_anew_from_the_state(tmp_path):
     class Watched(Killed):
         def batch(self, step):
             if step == 8:
-                assert [row["step"] for row in read(path)] == [1, 3, 6]
+                assert [row["step"] for row in read_rows(path)] == [1, 3, 6]
             return super().batch(step)
 
     with pytest.raises(KeyboardInterrupt):
         run(source=Watched(10), state_path=kept, state_hash="h", observers=[LiveLog(path, 2)])
-    assert [row["step"] for row in read(path)] == [1, 3, 6, 9]
+    assert [row["step"] for row in read_rows(path)] == [1, 3, 6, 9]
     with open(path, "a") as file:
         file.write("12,3")  # a kill in the middle of a write
     outcome = run(state_path=kept, state_hash="h", observers=[LiveLog(path, 2)])
@@ -489,7 +490,7 @@ def test_first_nonfinite_layer():
 def test_log_round_trip(tmp_path):
     rows = [{"step": 1, "tokens": 8, "train_loss": 0.1 + 0.2, "eval_loss": None, "entropy_layer_1": 1e-9}]
     write(tmp_path / "log.csv", rows, 2)
-    back = read(tmp_path / "log.csv")
+    back = read_rows(tmp_path / "log.csv")
     assert list(back[0]) == columns(2)
     assert {key: value for key, value in back[0].items() if value is not None} == {
         key: value for key, value in rows[0].items() if value is not None
@@ -505,7 +506,7 @@ def test_learned_slopes_are_logged_at_every_logged_step(architecture, slopes, tm
         assert [outcome.rows[-1][name] for name in names] == outcome.model.leaky_slopes.tolist()
         assert outcome.rows[0][names[0]] != outcome.rows[-1][names[0]]
     write(tmp_path / "log.csv", outcome.rows, 2, slopes=slopes)
-    assert [{key: row.get(key) for key in columns(2, slopes=slopes)} for row in outcome.rows] == read(
+    assert [{key: row.get(key) for key in columns(2, slopes=slopes)} for row in outcome.rows] == read_rows(
         tmp_path / "log.csv"
     )
 

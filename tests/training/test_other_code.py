@@ -8,8 +8,8 @@ import pytest
 
 from aero.config import load
 from aero.data.tokens import open_tokens
+from aero.records import read_rows
 from aero.training import run as training
-from aero.training.log import read
 
 
 class Stopping:
@@ -40,7 +40,7 @@ def test_a_state_of_other_code_is_not_taken_over(project, tmp_path, monkeypatch,
     said = capsys.readouterr().out
     assert ("starting anew" in said and "other code" in said) is anew
     assert 100 - asked.left == (12 if anew else 12 - 7)  # asked before every step
-    assert [row["step"] for row in read(tmp_path / "out/log.csv")] == list(range(1, 13))
+    assert [row["step"] for row in read_rows(tmp_path / "out/log.csv")] == list(range(1, 13))
     # The configuration's hash, by which results are found again, knows nothing of code.
     monkeypatch.setattr(training, "code_hash", lambda module: "yet another")
     assert train("out", unless_done=True) == json.loads(json.dumps(metrics))

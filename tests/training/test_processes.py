@@ -13,8 +13,8 @@ import torch
 from small_project import children, finish, start, whole_lines
 
 from aero.errors import UserError
+from aero.records import read_rows
 from aero.training import processes
-from aero.training.log import read
 from aero.training.loop import Regularizer, _regularization
 from aero.training.processes import Processes
 
@@ -54,7 +54,7 @@ def test_two_processes_have_the_losses_of_one(project, script, run, regularizer,
     two = finish(torchrun(folder, *script, run, "--out", "two"))
     assert one.returncode == 0 and two.returncode == 0, one.stderr + two.stderr
     assert two.stdout.count("perplexity") == 1, two.stdout
-    alone, together = (read(folder / name / "log.csv") for name in ("one", "two"))
+    alone, together = (read_rows(folder / name / "log.csv") for name in ("one", "two"))
     assert [row["step"] for row in together] == [row["step"] for row in alone] and len(alone) >= 24
     for a, b in zip(alone, together, strict=True):
         for name in ("train_loss", "eval_loss", "regularization"):
@@ -83,7 +83,7 @@ def test_a_dead_process_ends_the_other_and_the_training_resumes(project, dying):
     )
     resumed = finish(torchrun(folder, "-m", "stages.train", "sm-r", "--out", "out"))
     assert resumed.returncode == 0 and "starting anew" not in resumed.stdout, resumed.stderr
-    assert [row["step"] for row in read(folder / "out/log.csv")] == list(range(1, 121))
+    assert [row["step"] for row in read_rows(folder / "out/log.csv")] == list(range(1, 121))
 
 
 def rank_of(pid):

@@ -7,6 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from aero.config import TrainParameters, load
+from aero.records import read_all_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 LANGUINI = {
@@ -33,7 +34,7 @@ def test_languini_recipe_is_stated_whole(values):
 
 def test_codeparrot_recipe_is_stated_as_the_kept_results_state_it():
     parameters = load(ROOT / "params.yaml").at_scale("laptop")
-    kept = [json.loads(path.read_text()) for path in (ROOT / "results/laptop").rglob("metrics.json")]
+    kept = read_all_metrics(ROOT / "results/laptop").values()
     assert len(kept) >= 14
     for metrics in kept:
         assert json.loads(json.dumps(parameters.train(metrics["run"]).recipe())) == metrics["train"], metrics["run"]

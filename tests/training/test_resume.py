@@ -3,7 +3,6 @@
 import fcntl
 import json
 import math
-import os
 import random
 import signal
 import subprocess
@@ -14,15 +13,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from killed_calls import COUNTED
-from small_project import ROOT, finish, one_line_error, stage, start, timeless, whole_lines, without_seconds
+from small_project import finish, one_line_error, stage, start, timeless, whole_lines, without_seconds
 
 from aero.architecture import parse
 from aero.checkpoint import read_tensors, write_tensors
 from aero.errors import LONGEST_LINE
 from aero.model import GPT, ModelConfig
 from aero.training import state
-from aero.training.kept import FILES, copy, kept_files
-from aero.training.log import write_together
 from aero.training.loop import Outcome
 
 LONG = {"steps": 150, "checkpoint_every": 11, "log_every": 1, "evaluate_every": 40}
@@ -111,33 +108,7 @@ def test_keep_copies_to_the_results_of_the_scale(project):
     finished = stage(folder, "train", "sm-r", "--keep", "--seed", "3")
     assert finished.returncode == 0, finished.stderr
     kept = sorted(path.relative_to(folder).as_posix() for path in (folder / "results").rglob("*.*"))
-    assert kept == ["results/smoke/sm-r/seed_3/log.csv", "results/smoke/sm-r/seed_3/metrics.json"]
-
-
-def test_entropies_of_an_earlier_training_are_not_kept(tmp_path):
-    origin = {"commit": "a" * 40, "started": "one"}
-    metrics = json.loads((ROOT / "results/laptop/sm-r/metrics.json").read_text()) | {"provenance": origin}
-    (tmp_path / "metrics.json").write_text(json.dumps(metrics))
-    for started, kept in (("one", ["metrics.json", "entropy.json"]), ("another", ["metrics.json"])):
-        (tmp_path / "entropy.json").write_text(json.dumps({"provenance": origin | {"started": started}}))
-        assert [source.name for source, _ in kept_files(tmp_path, tmp_path / "results")] == kept
-
-
-def test_files_that_belong_together_come_together_or_not_at_all(tmp_path):
-    """The last, which says what the others are, is not there while they come."""
-    one, other, last = (tmp_path / name for name in ("one", "other", "last"))
-    write_together({one: "1", other: b"2", last: "3"})
-    assert [path.read_text() for path in (one, other, last)] == ["1", "2", "3"]
-    with pytest.raises(UnicodeEncodeError):
-        write_together({one: "4", other: "\ud800", last: "5"})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["last", "one", "other"]
-    assert [path.read_text() for path in (one, other, last)] == ["1", "2", "3"]
-    seen = []
-    renamed = os.replace
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "replace", lambda a, b: (seen.append((b.name, last.exists())), renamed(a, b)))
-        write_together({one: "4", other: "5", last: "6"})
-    assert seen == [("one", False), ("other", False), ("last", False)] and last.read_text() == "6"
+    assert kept == ["results/smoke/curves.jsonl", "results/smoke/entropy.jsonl", "results/smoke/metrics.jsonl"]
 
 
 KILLED = (
@@ -145,7 +116,7 @@ KILLED = (
     + """
 import sys
 from pathlib import Path
-from aero.training.log import write_together
+from aero.records import write_together
 for name in ("replace", "unlink", "fsync"):
     setattr(os, name, counted(getattr(os, name), int(sys.argv[2])))
 write_together({Path(sys.argv[1]) / name: "new" for name in ("one", "other", "last")})
@@ -169,24 +140,6 @@ def test_killed_between_any_two_of_its_calls_it_leaves_no_mixture_that_looks_who
         assert done.returncode == -signal.SIGKILL
     # Three flushes, the removal of what says what the others are, three renamings.
     assert ends == ["old"] * 4 + ["mixed"] * 3 + ["new"]
-
-
-def test_copied_results_come_together_with_what_says_what_they_are_last(tmp_path, monkeypatch):
-    """Of the results before nothing stays: neither the old entropy, nor, if it ends midway, the old metrics."""
-    old, new = tmp_path / "old", tmp_path / "new"
-    for folder, names in ((old, FILES), (new, ("metrics.json", "log.csv"))):
-        folder.mkdir()
-        for name in names:
-            (folder / name).write_text(folder.name)
-    renamed = os.replace
-    seen = []
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            os, "replace", lambda a, b: (seen.append((b.name, (old / "metrics.json").exists())), renamed(a, b))
-        )
-        copy([(new / name, old / name) for name in ("metrics.json", "log.csv")])
-    assert seen == [("log.csv", False), ("metrics.json", False)]
-    assert {path.name: path.read_text() for path in old.iterdir()} == {"metrics.json": "new", "log.csv": "new"}
 
 
 OF_SEVEN = SimpleNamespace(steps=7, log_attention=False)

@@ -1,0 +1,118 @@
+"""`make keep`: what of runs/ is copied to results/, and what is refused before anything is touched."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from aero.errors import UserError
+from aero.records import read_all_metrics
+from aero.two_party.cost import ledger
+from stages import keep
+
+ROOT = Path(__file__).resolve().parents[1]
+METRICS = next(iter(read_all_metrics(ROOT / "results/laptop").values()))
+
+
+@pytest.fixture
+def inside(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def placed(name: str, content: object) -> Path:
+    path = Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return path
+
+
+def refused(said: str, *arguments: str) -> None:
+    before = sorted(path.as_posix() for path in Path("results").rglob("*"))
+    with pytest.raises(UserError, match=said) as caught:
+        keep.main(list(arguments))
+    assert "\n" not in str(caught.value)
+    assert sorted(path.as_posix() for path in Path("results").rglob("*")) == before
+
+
+def test_a_pipe_is_not_waited_for(inside):
+    Path("runs/sm-r/seed_1337").mkdir(parents=True)
+    os.mkfifo("runs/sm-r/seed_1337/metrics.json")
+    refused("is a pipe, socket or device")
+
+
+def costs(name: str = "ops") -> list[ledger.Measurement]:
+    return ledger.read(ROOT / f"results/two_party/{name}.csv", ledger.Measurement, ledger.NO_SECONDS)
+
+
+def test_costs_replace_those_that_they_contain_and_no_others(inside):
+    target, fresh = Path("results/two_party/ops.csv"), Path("runs/two_party/ops.csv")
+    target.parent.mkdir(parents=True)
+    shutil.copyfile(ROOT / target, target)
+    rows = costs()
+    ledger.write(fresh, rows[:-1], ledger.Measurement)
+    refused(f"lacks 1 of the lines that {target} has")
+    assert target.read_bytes() == (ROOT / target).read_bytes()
+    slower = [replace(row, seconds=2 * row.seconds) for row in rows]
+    ledger.write(fresh, slower, ledger.Measurement)
+    keep.main([])
+    assert ledger.read(target, ledger.Measurement) == slower
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("rows.csv", "garbage", "rows.csv is no file of costs"),
+        ("rows.csv", "garbage\nmore\n", "rows.csv is no file of costs"),
+        ("ops.csv", "op,shape,variant\na,b,c\n", "ops.csv is no file of costs"),
+        ("end_to_end.json", '[{"scale": "laptop"}, 3]', "end_to_end.json is no file of costs"),
+        ("end_to_end.json", "[" * 100_000, "end_to_end.json is no file of costs"),
+    ],
+)
+def test_damaged_costs_are_refused(inside, name, text, said):
+    placed(f"runs/two_party/{name}", text)
+    refused(said)
+
+
+def test_costs_of_uncommitted_code_are_refused_and_those_of_small_models_left(inside):
+    fresh = Path("runs/two_party/ops.csv")
+    (first, *_) = costs()
+    made = json.loads(first.provenance)
+    changed = replace(first, provenance=json.dumps(made | {"commit": made["commit"] + "+changes"}))
+    ledger.write(fresh, [changed], ledger.Measurement)
+    refused("uncommitted code")
+    ledger.write(fresh, [replace(first, provenance="{}")], ledger.Measurement)
+    refused("does not name the commit")
+    ledger.write(fresh, [changed], ledger.Measurement)
+    keep.main(["--allow-changes"])
+    assert ledger.read(Path("results/two_party/ops.csv"), ledger.Measurement) == [changed]
+    ledger.write(fresh, [replace(first, model="own-gpt2")], ledger.Measurement)
+    refused("no results in runs")
+    fresh.unlink()
+    entry = {"run": "sm", "scale": "smoke", "provenance": made}
+    placed("runs/two_party/end_to_end.json", [entry])
+    refused("no results in runs")
+    placed("runs/two_party/end_to_end.json", [entry | {"scale": "laptop"}])
+    keep.main([])
+    assert json.loads(Path("results/two_party/end_to_end.json").read_text())[0]["scale"] == "laptop"
+
+
+def test_a_line_that_stands_twice_is_refused(tmp_path):
+    rows, path = costs(), tmp_path / "ops.csv"
+    ledger.write(path, [*rows, replace(rows[3], bytes_sent_client=1.0)], ledger.Measurement)
+    with pytest.raises(ValueError, match=rf"line {len(rows) + 2}: .* stands in line 5 too; measure again"):
+        ledger.read(path, ledger.Measurement)
+
+
+def test_parallel_context_chooses_no_place(inside):
+    entry = {"rows": [], "scale": "../../elsewhere", "provenance": METRICS["provenance"]}
+    placed("runs/parallel_context/seed_1337/measured.json", entry)
+    refused("its scale is '../../elsewhere', which is not a plain name")
+    placed("runs/parallel_context/seed_1337/measured.json", entry | {"scale": "laptop"})
+    keep.main([])
+    assert Path("results/parallel_context/laptop/seed_1337.json").is_file()

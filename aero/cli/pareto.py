@@ -10,10 +10,10 @@ from pathlib import Path
 
 from aero.config import Parameters
 from aero.errors import UserError
+from aero.records import write_together
 from aero.report import style
 from aero.report.papers.private_inference import draw_pareto, points
 from aero.report.results import load
-from aero.training.log import write_together
 
 GB = 1e9
 

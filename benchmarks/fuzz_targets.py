@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import math
 import shutil
 import struct
 from collections.abc import Callable, Iterator
@@ -349,52 +348,6 @@ def checkpoints(folder: Path) -> Target:
     return Target(cases, seeds, read, ("a model.safetensors",))
 
 
-def published(folder: Path) -> Target:
-    """A file of printed numbers: what loads can be shown."""
-    from aero import published
-
-    values = yaml.safe_load((ROOT / "aero/published/aero.yaml").read_text(encoding="utf-8"))
-    claims = yaml.safe_load((ROOT / "aero/published/aero_claims.yaml").read_text(encoding="utf-8"))["claims"][:2]
-    cost = values["tables"]["4"]
-    cost["rows"] = cost["rows"][:1]
-    trainings = values["tables"]["9"]
-    trainings["rows"] = trainings["rows"][:1]
-    about = {key: values["paper"][key] for key in ("short", "title", "cite", "network")}
-    small = {"paper": about, "tables": {"4": cost, "9": trainings}}
-    seeds = [b"0" + yaml.safe_dump(small).encode(), b"1" + as_json({"claims": claims})]
-    content = {b"0": seeds[0][1:], b"1": seeds[1][1:]}
-    files = {b"0": folder / "paper.yaml", b"1": folder / "paper_claims.yaml"}
-
-    @st.composite
-    def changed(draw: Draw) -> bytes:
-        if draw(st.integers(0, 3)) == 0:
-            return b"1" + as_json(damaged_tree(draw, {"claims": claims}))
-        return b"0" + as_json(damaged_tree(draw, small, ["1e-5", "-nan", [["SM", 1, [2, 2]]], "1.2.3", "{row}", "{0}"]))
-
-    def read(case: bytes) -> None:
-        for kind, path in files.items():
-            put(path, case[1:] if case[:1] == kind else content[kind])
-        kept, published._FOLDER = published._FOLDER, folder
-        try:
-            paper = published.load.__wrapped__("paper")
-        finally:
-            published._FOLDER = kept
-        for table in paper.tables.values():
-            for row in table.rows:
-                for cell in row.cells.values():
-                    assert cell.text or cell.note
-                    assert 0 < cell.half_unit <= 0.5 and (cell.value is None or abs(cell.value) != math.inf)
-                for training in row.trained:
-                    table.setting(row, training)
-        for claim in paper.claims:
-            assert paper.claim(claim.id) is claim
-
-    texts = {b"0": seeds[0][1:], b"1": yaml.safe_dump({"claims": claims}).encode()}
-    hostile = st.one_of(*(hostile_yaml([text]).map(kind.__add__) for kind, text in texts.items()))
-    cases = st.one_of(changed(), changed(), damaged(seeds, YAML_PIECES), hostile)
-    return Target(cases, seeds, read, ("paper.yaml", "paper_claims.yaml"))
-
-
 def profiles(folder: Path) -> Target:
     """The lines that SPU logs."""
     from aero.two_party.runtime.profile import parse
@@ -464,7 +417,6 @@ TARGETS: dict[str, Callable[[Path], Target]] = {
     "parameters": parameters,
     "token files": token_files,
     "checkpoints": checkpoints,
-    "published numbers": published,
     "profile logs": profiles,
     "local corpora": corpora,
     "Languini's books": fuzz_files.languini,

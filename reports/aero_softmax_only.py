@@ -19,7 +19,6 @@ from IPython.display import Markdown
 from aero.published import load as published
 from aero.report import (
     claims,
-    claims_page,
     entropy_page,
     evidence,
     failure_modes,
@@ -54,16 +53,16 @@ Five papers say which nonlinearities a language model needs to be run privately 
 entropy of its attention has to do with it. This is an audit: {len(judged)} claims, theirs but for a few variations of
 our own that are counted apart, each with its place and a test, decided on small models trained here, on private
 inference between two processes at the papers' own dimensions, and on what the papers print themselves. By the dates of
-the commits {claims.stated_words(judged)}.""")
+the commits.""")
 
 # %%
-claims_page.count_line(judged)
+claims.counts(judged)
 
 # %%
 overview.table_questions(judged)
 
 # %%
-claims_page.legend()
+print(claims.MEANINGS)
 
 # %%
 page.shown(
@@ -151,7 +150,7 @@ page.figure_of(
 )
 
 # %%
-claims_page.claims_table(results, judged, "table2", "figure3b")
+claims.table(judged, "aero")
 
 # %% [markdown]
 # ### Where attention looks: entropy
@@ -181,7 +180,7 @@ entropy_page.sampling_summary(results)
 failure_modes.section(results)
 
 # %%
-claims_page.claims_table(results, judged, "figure3a", "figure5", "stabilising", "pruning", "margin", "flops")
+print()
 
 # %%
 entropy_page.figures(results, "aero")
@@ -205,7 +204,7 @@ printed_table(results, "9")
 differences_table(results, "9")
 
 # %%
-claims_page.claims_table(results, judged, "tables_3_9")
+print()
 
 # %% [markdown]
 # ### Against the simplified blocks: Table 4
@@ -224,7 +223,7 @@ differences_table(results, "4")
 scales.side_by_side(results)
 
 # %%
-claims_page.claims_table(results, judged, "table4")
+print()
 
 # %% [markdown]
 # ### Longer contexts, more layers, other data: Tables 5 to 7
@@ -248,7 +247,7 @@ printed_table(results, "7")
 differences_table(results, "7")
 
 # %%
-claims_page.claims_table(results, judged, "scaling")
+print()
 
 # %% [markdown]
 # ### Another family: Table 8
@@ -257,7 +256,7 @@ claims_page.claims_table(results, judged, "scaling")
 printed_table(results, "8")
 
 # %%
-claims_page.claims_table(results, judged, "pythia")
+print()
 
 # %% [markdown]
 # ### What private inference costs
@@ -291,7 +290,7 @@ page.figure_of(
 # How much of a saving is the architecture's, and how much is that of a baseline whose GELU nobody had optimised?
 
 # %%
-claims_page.claims_table(results, judged, "figure1")
+print()
 
 # %% [markdown]
 # ### Where the paper disagrees with itself
@@ -309,7 +308,7 @@ page.figure_of(
 )
 
 # %%
-claims_page.claims_table(results, judged, "contradictions")
+print()
 
 # %% [markdown]
 # ## Entropy-Guided Attention
@@ -324,7 +323,7 @@ printed_table(results, "3", "entropy_guided")
 differences_table(results, "3", "entropy_guided")
 
 # %%
-claims_page.claims_table(results, judged, "entropy_guided")
+claims.table(judged, "entropy_guided")
 
 # %%
 entropy_page.figures(results, "entropy_guided")
@@ -349,10 +348,10 @@ landscape_tables.table_1(results)
 differences_table(results, "1", "entropy_landscape")
 
 # %%
-claims_page.claims_table(results, judged, "landscape")
+claims.table(judged, "entropy_landscape")
 
 # %%
-claims_page.claims_table(results, judged, "landscape_text")
+print()
 
 # %%
 entropy_page.figures(results, "entropy_landscape")
@@ -380,7 +379,7 @@ sensitivity_page.figures(results)
 sensitivity_page.search_tables(results)
 
 # %%
-claims_page.claims_table(results, judged, "sensitivity")
+claims.table(judged, "variance_sensitivity")
 
 # %% [markdown]
 # ### Why softmax collapses: theory and language models
@@ -429,7 +428,7 @@ page.figure_of(
 )
 
 # %%
-claims_page.claims_table(results, judged, "sensitivity_theory")
+print()
 
 # %% [markdown]
 # The paper then trains LLaMA-1B and GPT-2 Large with three of its attention cores. Here the GPT-2 block stands in for
@@ -464,7 +463,7 @@ sensitivity_models.figure_of(
 sensitivity_models.table_models(results)
 
 # %%
-claims_page.claims_table(results, judged, "sensitivity_models")
+print()
 
 # %% [markdown]
 # ## Parallel Context Encoding
@@ -479,13 +478,13 @@ claims_page.claims_table(results, judged, "sensitivity_models")
 parallel_context_page.section(results)
 
 # %%
-claims_page.claims_table(results, judged, "parallel")
+claims.table(judged, "parallel_context")
 
 # %% [markdown]
 # ## Every claim
 
 # %%
-claims_page.every_claim(judged)
+claims.table(judged)
 
 # %% [markdown]
 # ## How fast it is

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
+
+import pandas as pd
 
 from aero.config import load as load_parameters
 from aero.errors import run_main
@@ -46,17 +47,17 @@ def main(arguments: list[str]) -> None:
     for path in (root / "reports" / "tables").glob("*.csv"):
         if path.relative_to(root) not in texts:
             path.unlink()  # a table that is made no more
-    decided = ", ".join(f"{count} {verdict}" for verdict, count in claims.counts(judged).items() if count)
+    decided = ", ".join(f"{count} {verdict}" for verdict, count in claims.counts(judged).sum().items() if count)
     print(f"reports/report.html, reports/report.pdf: scale {results.scale}; claims: {decided}")
     for problem in results.problems:
         print(f"left out: {problem}")
 
 
-def texts_of(results: Results, judged: Sequence[claims.Judged]) -> dict[Path, str]:
+def texts_of(results: Results, judged: pd.DataFrame) -> dict[Path, str]:
     """Tables, their LaTeX and the claims by their place: what a report is but its pages and metrics."""
     parts = (tables, landscape_tables, scales, sensitivity, parallel_context_tables)
     printed = {path: text for part in parts for path, text in part.files(results).items()}
-    listed = {Path("reports") / "claims.csv": claims.claims_csv(judged)}
+    listed = {Path("reports") / "claims.csv": claims.csv_text(judged)}
     return printed | latex.files(printed) | differences.files(results) | entropy_page.files(results) | listed
 
 

@@ -503,48 +503,6 @@ def paper(tmp_path, monkeypatch, change):
     return lambda: published.load.__wrapped__("paper")
 
 
-def cell(value):
-    return lambda v: v["tables"]["4"]["rows"][0]["cells"].update(latency=value)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        cell("8,21"),
-        cell(True),
-        cell(float("inf")),
-        cell(8.213),  # three decimals where two are printed
-        cell([["SM", 1]]),
-        cell([["SM", "many", [1, 1]]]),
-        cell(10**4000),
-        lambda v: v["tables"]["4"]["columns"]["latency"].update(digits="two"),
-        lambda v: v["tables"]["4"]["columns"]["latency"].update(digits=10**6),
-        lambda v: v["tables"]["4"]["columns"].update(latency=3),
-        lambda v: v["tables"].update({"4": None}),
-        lambda v: v.update(tables=3),
-        lambda v: v.pop("paper"),
-        lambda v: v["tables"]["9"]["trainings"].update(WNorm=[1]),
-        lambda v: v["tables"]["9"]["trainings"]["WNorm"].update(architecture="{row.__class__}"),
-        lambda v: v["tables"]["9"]["trainings"]["WNorm"].update(architecture="{row:>1000000000}"),
-        lambda v: v["tables"]["9"]["trainings"]["WNorm"].update(architecture="{"),
-        lambda v: v["tables"]["9"]["rows"][0]["runs"].update(WNorm=3),
-    ],
-)
-def test_a_file_of_published_numbers_is_checked_as_it_is_read(tmp_path, monkeypatch, change):
-    refused(paper(tmp_path, monkeypatch, change), "paper.yaml")
-
-
-@pytest.mark.parametrize("text", [DEEP, "[", "3", "", "\x00", "a: !!timestamp x", "{1: 2}"])
-def test_a_file_that_is_no_mapping_is_refused_by_name(tmp_path, monkeypatch, text):
-    read = paper(tmp_path, monkeypatch, lambda v: None)
-    read()
-    (tmp_path / "paper.yaml").write_text(text)
-    refused(read, "paper.yaml")
-    (tmp_path / "paper.yaml").write_text((ROOT / "aero/published/variance_sensitivity.yaml").read_text())
-    (tmp_path / "paper_claims.yaml").write_text(text)
-    refused(read, "paper_claims.yaml")
-
-
 # Profile logs
 
 

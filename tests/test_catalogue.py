@@ -173,7 +173,7 @@ def compared_by_claims() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for paper in ("aero", "entropy_guided", "entropy_landscape", "variance_sensitivity"):
         for claim in published.load(paper).claims:
-            for value in claim.parameters.values():
+            for value in claim.quantity[1].values():
                 for name in value if isinstance(value, list) else [value]:
                     if isinstance(name, str) and name in PARAMETERS.runs:
                         found.setdefault(name, set()).add(claim.id)

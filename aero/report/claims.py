@@ -1,38 +1,21 @@
-"""The claims of `aero.published` with the verdict each test computes; the tests' common rules stand in `decisions`."""
+"""The papers' claims with the verdict on each, as the table that reports/claims.csv holds.
+
+`judge(load())` decides every claim of `aero.published` on the results; the rules are in `aero.report.verdicts`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
 
-from aero.published import STATED, Claim, known_papers, load
-from aero.report import (
-    cost_claims,
-    entropy_claims,
-    evidence,
-    flops_claims,
-    parallel_context_claims,
-    published_claims,
-    sensitivity_claims,
-    sensitivity_theory_claims,
-    training_claims,
-)
-from aero.report.decisions import TESTS, VERDICTS, Decision, Verdict
-from aero.report.results import Results
-from aero.report.scales import decide
-from aero.report.tables import csv_text
+import pandas as pd
 
-MODULES = (
-    training_claims,
-    entropy_claims,
-    cost_claims,
-    flops_claims,
-    sensitivity_claims,
-    sensitivity_theory_claims,
-    parallel_context_claims,
-    published_claims,
-)
-"""Where the tests are; importing them makes them known."""
+from aero.published import Claim, known_papers, load
+from aero.report import verdicts
+from aero.report.quantities import costs, entropy, parallel_context, printed, sensitivity, theory, training
+from aero.report.results import LOOK, Results
+from aero.report.verdicts import VERDICTS, Decision, Measurement
 
 COLUMNS = (
     "id",
@@ -48,163 +31,132 @@ COLUMNS = (
     "group",
     "stated",
 )
-
-
-_TRAINED = "two seeds or more, at any size for a direction; the printed number itself needs the papers' size and budget"
-_NOTHING = "nothing measured"
-_PRIVATE = "private passes measured at the papers' dimensions; no training"
-NEEDS = {
-    training_claims: _TRAINED,
-    entropy_claims: _TRAINED,
-    cost_claims: _PRIVATE,
-    flops_claims: _NOTHING,
-    published_claims: _NOTHING,
-    sensitivity_claims: "the paper's own small model, five seeds",
-    sensitivity_theory_claims: "random draws; nothing trained",
-    parallel_context_claims: "two seeds or more of a model trained here; the printed number needs the paper's models",
+GROUPS = (training.GROUP, costs.GROUP, theory.GROUP, "paper self-consistency", "own variations")
+"""What a claim rests on."""
+MEANINGS = {
+    "reproduced": "the effect is there, in the published direction and size",
+    "direction reproduced": "the effect is there, its size is another",
+    "not seen at this scale": "absent or opposite here, in smaller models or settings that the papers do not print",
+    "contradicted": "wrong at any size: costs, counts, theory, and what the papers print against it",
+    "not testable here": "not decided yet: a run, a second seed or a measurement is missing",
 }
-"""What must have been measured for a test to decide, by the module it stands in."""
-NEEDS_OF_TEST = (
-    {
-        name: _NOTHING
-        for name in (
-            "counts_agree",
-            "published_bandwidth",
-            "text_bandwidth",
-            "published_count",
-            "published_ratio",
-            "published_margin",
-            "maximum_entropy",
-            "default_k_of_the_ablation",
-        )
-    }
-    | {"gelu_of_the_baseline": _PRIVATE, "costs_a_share": "a count, at any size; nothing trained"}
-    | dict.fromkeys(("core_entropy_falls", "core_order", "core_loss_spikes"), _TRAINED)
-)
-"""The same for tests that need something else than their module's others."""
+_MODULES = (training, entropy, costs, printed, sensitivity, theory, parallel_context)
+_SIDES = ("run", "base", "above", "against", "runs", "others")
+"""Parameters of a quantity that name the runs it compares."""
 
 
-GROUPS = (
-    "trained here",
-    "cost at the papers’ dimensions",
-    "theory and arithmetic",
-    "print against print",
-    "own variations",
-)
-"""What a claim rests on; a count over all of them would put a measured cost beside a sum that comes out right."""
-_PRINT = (
-    "published_bandwidth",
-    "text_bandwidth",
-    "published_ratio",
-    "published_margin",
-    "default_k_of_the_ablation",
-    *(f"printed_{what}" for what in ("alike", "order", "facts_agree", "savings", "growth")),
-    "ranges_widen",
-    "ranges_possible",
-    "best_gain",
-    "column_range",
-)
-"""Tests that hold a printed number or word against another one."""
+def judge(results: Results, *papers: str) -> pd.DataFrame:
+    """Every claim of the papers (default: all known ones) with its verdict: one row a claim, columns `COLUMNS`."""
+    rows = []
+    for paper in papers or known_papers():
+        for claim in load(paper).claims:
+            measured, decision = decide(results, claim)
+            (quantity, values), (rule, limits) = claim.quantity, claim.rule
+            test = (verdicts.text(_quantity(quantity), values), verdicts.text(verdicts.RULES[rule], limits))
+            evidence = "; ".join(filter(None, (measured.evidence, decision.note)))
+            rows.append(
+                {
+                    "id": claim.id,
+                    "paper": paper,
+                    "claim": claim.claim,
+                    "where": claim.where,
+                    "test": ". ".join(test),
+                    "published": claim.published,
+                    "measured": measured.text,
+                    "scale": measured.scale,
+                    "verdict": decision.verdict,
+                    "evidence": evidence,
+                    "group": _group(claim),
+                    "stated": claim.stated,
+                }
+            )
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
-@dataclass(frozen=True)
-class Judged:
-    """A claim of the paper called `paper`, its decision, and the result files the test read (where that is traced)."""
-
-    claim: Claim
-    decision: Decision
-    paper: str
-    files: tuple[str, ...] = ()
-
-    @property
-    def needs(self) -> str:
-        """What must have been measured before this claim can be decided."""
-        return needs(self.claim.test)
-
-    @property
-    def group(self) -> str:
-        """One of `GROUPS`."""
-        if self.claim.kind == "own":
-            return "own variations"
-        if self.claim.test in _PRINT:
-            return "print against print"
-        if self.needs == _PRIVATE:
-            return "cost at the papers’ dimensions"
-        arithmetic = (_NOTHING, NEEDS[sensitivity_theory_claims])
-        return "theory and arithmetic" if self.needs in arithmetic else "trained here"
-
-    @property
-    def code(self) -> str:
-        """Dotted name of the function that decides."""
-        return f"{TESTS[self.claim.test].__module__}.{self.claim.test}"
-
-    @property
-    def code_file(self) -> str:
-        """The file of that function."""
-        return TESTS[self.claim.test].__module__.replace(".", "/") + ".py"
+def decide(results: Results, claim: Claim) -> tuple[Measurement, Decision]:
+    """What was measured for a claim at the scale that decides it, and the verdict."""
+    scale, larger = deciding_scales(results, claim)
+    named = compared_runs(results, claim) or [name for at, name in results.runs if at == scale]
+    substitute = scale == "paper" and results.substituted(named, scale)
+    measured = _measure(results.at(scale, substitute), claim)
+    rule, limits = claim.rule
+    decision = verdicts.decide(rule, measured, **limits)
+    notes = [decision.note]
+    if substitute:
+        notes.append("not on the papers' corpus, so their sizes are neither met nor missed here")
+    for other in larger:
+        if text := _measure(results.at(other), claim).text:
+            notes.append(f"at scale {other}, with too few seeds for a verdict: {text}")
+    return measured, dataclasses.replace(decision, note="; ".join(filter(None, notes)))
 
 
-def needs(test: str) -> str:
-    """What the test called `test` needs; KeyError for one that says nothing."""
-    by_module = {module.__name__: text for module, text in NEEDS.items()}
-    return NEEDS_OF_TEST.get(test) or by_module[TESTS[test].__module__]
+def _measure(results: Results, claim: Claim) -> Measurement:
+    name, parameters = claim.quantity
+    return _quantity(name)(results, **parameters)
 
 
-def judge(results: Results, *papers: str) -> list[Judged]:
-    """Every claim of the papers (default: all known ones), decided on `results` at the largest scale that can.
+def _quantity(name: str) -> Callable[..., Measurement]:
+    """The public function of that name in `aero.report.quantities`; KeyError if there is none."""
+    for module in _MODULES:
+        function = vars(module).get(name)
+        if callable(function) and function.__module__ == module.__name__:
+            return function
+    raise KeyError(f"no quantity {name!r} in aero.report.quantities")
 
-    ValueError for a claim whose test does not exist.
+
+def _group(claim: Claim) -> str:
+    if claim.kind == "own":
+        return "own variations"
+    if claim.rule[0] == "paper_self_consistency":
+        return "paper self-consistency"
+    return next(module.GROUP for module in _MODULES if module.__name__ == _quantity(claim.quantity[0]).__module__)
+
+
+def compared_runs(results: Results, claim: Claim) -> tuple[str, ...]:
+    """The runs of params.yaml that a claim compares."""
+    named: list[str] = []
+    for key in _SIDES:
+        value = claim.quantity[1].get(key)
+        named += [value] if isinstance(value, str) else value or []
+    known = results.parameters.get("runs") or {}
+    return tuple(dict.fromkeys(run for run in named if run in known))
+
+
+def deciding_scales(results: Results, claim: Claim) -> tuple[str, tuple[str, ...]]:
+    """The scale at which a claim is decided, and larger ones with all its runs but too few seeds.
+
+    The largest scale at which all runs share two seeds decides; where there is none, the report's own scale.
     """
-    judged = []
-    for short in papers or known_papers():
-        paper = load(short)
-        for claim in paper.claims:
-            if claim.test not in TESTS:
-                raise ValueError(f"claim {claim.id}: no test {claim.test!r}; known: {', '.join(sorted(TESTS))}")
-            evidence.take()
-            judged.append(Judged(claim, decide(results, paper, claim), short, evidence.take()))
-    return judged
+    runs = compared_runs(results, claim)
+    undecided: list[str] = []
+    if not runs or results.scale == LOOK:
+        return results.scale, ()
+    for scale in results.scales:
+        if scale != LOOK:
+            common = set.intersection(*({run.seed for run in results.seeds(name, scale)} for name in runs))
+            if len(common) >= 2:
+                return scale, tuple(undecided)
+            if common and scale != results.scale:
+                undecided.append(scale)
+    return results.scale, tuple(undecided)
 
 
-def claims_csv(judged: Iterable[Judged]) -> str:
-    """The contract's CSV text, and what each claim rests on and when it was stated."""
-    rows = [
-        {
-            "id": j.claim.id,
-            "paper": j.paper,
-            "claim": j.claim.claim,
-            "where": j.claim.where,
-            "test": f"{j.claim.test}: {j.decision.rule}. Needs {j.needs}",
-            "published": j.claim.published,
-            "measured": j.decision.measured,
-            "scale": j.decision.scale,
-            "verdict": j.decision.verdict,
-            "evidence": j.decision.evidence,
-            "group": j.group,
-            "stated": j.claim.stated,
-        }
-        for j in judged
-    ]
-    return csv_text(rows, COLUMNS)
+def csv_text(judged: pd.DataFrame) -> str:
+    """The text of reports/claims.csv."""
+    return judged.to_csv(index=False, lineterminator="\n")
 
 
-def counts(judged: Iterable[Judged]) -> dict[Verdict, int]:
-    """How many claims got each verdict."""
-    found = [j.decision.verdict for j in judged]
-    return {verdict: found.count(verdict) for verdict in VERDICTS}
+def write(judged: pd.DataFrame, path: Path) -> None:
+    path.write_text(csv_text(judged), encoding="utf-8")
 
 
-def group_counts(judged: Iterable[Judged]) -> dict[str, dict[Verdict, int]]:
-    """How many claims got each verdict, by what they rest on."""
-    judged = list(judged)
-    return {group: counts(j for j in judged if j.group == group) for group in GROUPS}
+def table(judged: pd.DataFrame, paper: str = "") -> pd.DataFrame:
+    """The claims of a paper (of all if none is named) as they are shown."""
+    chosen = judged[judged.paper == paper] if paper else judged
+    return chosen[["claim", "where", "published", "measured", "verdict", "evidence"]].reset_index(drop=True)
 
 
-def stated_words(judged: Iterable[Judged]) -> str:
-    """How many claims and rules stood here before the data that decide them, by the dates of the commits."""
-    found = [j.claim.stated for j in judged]
-    before, corrected, after, none = (found.count(kind) for kind in STATED)
-    return (
-        f"{before} were stated with their rule before the data that decide them were committed, {corrected} so but "
-        f"with a rule made stricter afterwards, {after} after the data; {none} need none"
-    )
+def counts(judged: pd.DataFrame) -> pd.DataFrame:
+    """How many claims got each verdict (columns), by what they rest on (rows)."""
+    found = pd.crosstab(judged.group, judged.verdict)
+    return found.reindex(index=GROUPS, columns=VERDICTS, fill_value=0)

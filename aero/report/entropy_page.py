@@ -17,7 +17,6 @@ from aero.entropy import quarter_fractions
 from aero.published import load
 from aero.report import diagram_figures, entropy_figures, evidence, flops_figures, landscape_figures
 from aero.report import figures as aero_figures
-from aero.report.entropy_claims import within
 from aero.report.entropy_drawing import row_name
 from aero.report.entropy_figures import MARGIN_RUNS, PRUNED_RUNS, STABILISED_RUNS
 from aero.report.failure_modes import architecture, overflows
@@ -25,6 +24,7 @@ from aero.report.figure_index import FIGURES, PAPERS, Drawn
 from aero.report.figures import TABLE_2_RUNS
 from aero.report.marks import Html, figure_caption, gap, grid, number, row_label, training_caption
 from aero.report.page import figure_of
+from aero.report.quantities.entropy import clipped
 from aero.report.results import Results, Run
 from aero.report.statistics import estimate, sampling_error
 from aero.report.tables import csv_text, training_origin
@@ -206,7 +206,7 @@ def _label(results: Results, run: str) -> str:
 
 def _fraction(results: Results, run: str, maximum: str, quarters: Sequence[int]) -> str:
     seeds = results.share_of_heads(run, quarters, maximum)
-    found = within(estimate({seed: 100 * share for seed, share in seeds.items()}), 0, 100)
+    found = clipped(estimate({seed: 100 * share for seed, share in seeds.items()}), 0, 100)
     if found is None:
         return gap("–")
     text = found.text(0, "%") if maximum == "observed" else f"{found.mean:.0f} %"

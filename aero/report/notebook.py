@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
-from aero.report import claims, claims_page
+from aero.report import claims
 from aero.report.marks import Html
 from aero.report.results import Results
 from aero.report.statistics import estimate, relative
@@ -16,10 +16,7 @@ from aero.report.statistics import estimate, relative
 def claims_of(results: Results, paper: str) -> Html:
     """The paper's claims with their verdicts."""
     judged = claims.judge(results, paper)
-    if not judged:
-        return Html(f"<p>No claim of {paper} alone is entered.</p>")
-    topics = dict.fromkeys(one.claim.topic for one in judged)
-    return Html(claims_page.count_line(judged).text + claims_page.claims_table(results, judged, *topics).text)
+    return Html(claims.table(judged, paper).to_html(index=False))
 
 
 def trained(results: Results, runs: Iterable[str], baseline: str = "sm-ln-g") -> pd.DataFrame:

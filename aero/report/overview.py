@@ -6,21 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from aero.published import Table, load
 from aero.report import drawing
-from aero.report.claims import VERDICTS, Judged
-from aero.report.claims_page import answer
 from aero.report.costs import audit, published_saving, saving
 from aero.report.drawing import INK, MUTED, PAPER, PUBLISHED, TUNED, WIDTH, say_missing, style, swatch
 from aero.report.figure_index import PAPERS
 from aero.report.marks import Html, grid
 from aero.report.results import Results
 from aero.report.statistics import estimate, relative
+from aero.report.verdicts import VERDICTS
 from aero.two_party.program.optimizations import AS_PUBLISHED
 
 QUESTIONS = Path(__file__).parent / "assets" / "questions.yaml"
@@ -52,14 +53,14 @@ def questions() -> tuple[Question, ...]:
     return tuple(Question(e["asked"], tuple(e["papers"]), tuple(e["claims"])) for e in entries)
 
 
-def table_questions(judged: Sequence[Judged]) -> Html:
+def table_questions(judged: pd.DataFrame) -> Html:
     """The first table: a question a row, the claims that hold, those that do not, and how many are open."""
-    by_id = {j.claim.id: j for j in judged}
+    by_id = {j.id: j for j in judged.itertuples()}
     rows = []
     for question in questions():
         those = [by_id[name] for name in question.claims]
         papers = ", ".join(PAPERS[short] for short in question.papers)
-        open_ = sum(j.decision.verdict == "not testable here" for j in those)
+        open_ = sum(j.verdict == "not testable here" for j in those)
         rows.append(
             [
                 f'<b>{escape(question.asked)}</b><br><span class="where">{escape(papers)}</span>',
@@ -78,37 +79,37 @@ def table_questions(judged: Sequence[Judged]) -> Html:
     return Html(grid(heads, rows, caption, "questions", (0.27, 0.1, 0.29, 0.29, 0.05), "dense answers", sources=False))
 
 
-def _answers(those: Sequence[Judged], kinds: Sequence[str]) -> str:
-    chosen = sorted((j for j in those if j.decision.verdict in kinds), key=lambda j: kinds.index(j.decision.verdict))
-    lines = [answer(j) for j in chosen[:SHOWN]]
+def _answers(those: Sequence[Any], kinds: Sequence[str]) -> str:
+    chosen = sorted((j for j in those if j.verdict in kinds), key=lambda j: kinds.index(j.verdict))
+    lines = [f"{escape(j.claim)}: {escape(j.measured)} ({escape(j.published)})" for j in chosen[:SHOWN]]
     if len(chosen) > SHOWN:
         lines.append(f'<span class="where">and {len(chosen) - SHOWN} more</span>')
     return "<br>".join(lines) or "–"
 
 
-def _tally(those: Sequence[Judged]) -> str:
+def _tally(those: Sequence[Any]) -> str:
     """One square a claim, in the order of the verdicts, each told by its title."""
     squares = []
     for kind in VERDICTS:
         for j in those:
-            if j.decision.verdict == kind:
+            if j.verdict == kind:
                 name = kind.replace(" ", "-")
-                title = escape(f"{j.claim.short}: {kind}")
-                squares.append(f'<a class="square v-{name}" href="#claim-{j.claim.id}" title="{title}">■</a>')
+                title = escape(f"{j.claim}: {kind}")
+                squares.append(f'<a class="square v-{name}" href="#claim-{j.id}" title="{title}">■</a>')
     return f'<span class="tally">{"&#8203;".join(squares)}</span>'
 
 
-def figure_verdicts(judged: Sequence[Judged]) -> Figure:
+def figure_verdicts(judged: pd.DataFrame) -> Figure:
     """Verdicts by paper, contradictions inside the print apart from what was measured."""
     with style():
         figure = Figure(figsize=(WIDTH, 2.75))
         axes = figure.subplots()
         figure.subplots_adjust(left=0.23, right=0.96, top=0.86, bottom=0.13)
         for place, short in enumerate(PAPERS):
-            those = [j for j in judged if j.paper == short]
+            those = [j for j in judged.itertuples() if j.paper == short]
             left = 0
             for kind in VERDICTS:
-                count = sum(j.decision.verdict == kind for j in those)
+                count = sum(j.verdict == kind for j in those)
                 if not count:
                     continue
                 axes.barh(place, count, 0.62, left=left, color=COLOURS[kind], edgecolor=PAPER, linewidth=1)

@@ -1,16 +1,12 @@
-"""Results of several training scales beside each other: which scales are shown, at which a claim is decided, and what
-is missing at the papers' own width and depth.
-"""
+"""Results of several training scales: which are shown, and what is missing at the papers' own width and depth."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
-from aero.published import Cell, Claim, Paper, Row, load
-from aero.report.decisions import TESTS, Decision
+from aero.published import Cell, Row, load
 from aero.report.marks import Html, gap, grid, number, published_number, row_label, training_caption
 from aero.report.results import LOOK, Results
 from aero.report.statistics import estimate, relative
@@ -20,56 +16,6 @@ TABLES = ("2", "3", "4", "5", "6", "7", "8", "9")
 BASELINE = "SM+LN+G"
 LARGE = "gpu"
 """The smallest scale of the papers' own width and depth."""
-_SIDES = ("run", "base", "above", "against", "runs", "others")
-"""Parameters of a claim that name the runs it compares."""
-
-
-def sides(results: Results, claim: Claim) -> tuple[str, ...]:
-    """The runs that a claim compares."""
-    named: list[str] = []
-    for key in _SIDES:
-        value = claim.parameters.get(key)
-        named += [value] if isinstance(value, str) else value or []
-    known = results.parameters.get("runs") or {}
-    return tuple(dict.fromkeys(run for run in named if run in known))
-
-
-def deciding_scales(results: Results, claim: Claim) -> tuple[str, tuple[str, ...]]:
-    """The scale at which a claim is decided, and larger ones where all its sides are there but cannot decide it.
-
-    A verdict needs two seeds that all sides share. The largest scale that has them decides; where none has, the
-    report's own scale says what is missing.
-    """
-    runs = sides(results, claim)
-    undecided: list[str] = []
-    if not runs or results.scale == LOOK:
-        return results.scale, ()
-    for scale in results.scales:
-        if scale == LOOK:
-            continue
-        common = set.intersection(*({run.seed for run in results.seeds(name, scale)} for name in runs))
-        if len(common) >= 2:
-            return scale, tuple(undecided)
-        if common and scale != results.scale:
-            undecided.append(scale)
-    return results.scale, tuple(undecided)
-
-
-def decide(results: Results, paper: Paper, claim: Claim) -> Decision:
-    """The claim's decision at the scale that decides it; what larger ones show so far stands in its evidence."""
-    scale, larger = deciding_scales(results, claim)
-    named = sides(results, claim) or [name for at, name in results.runs if at == scale]
-    substitute = scale == "paper" and results.substituted(named, scale)
-    decision = TESTS[claim.test](results.at(scale, substitute), paper, **claim.parameters)
-    if substitute:
-        said = f"{decision.evidence}; not on the papers' corpus, so their size is not met or missed here"
-        decision = dataclasses.replace(decision, evidence=said)
-    for other in larger:
-        found = TESTS[claim.test](results.at(other), paper, **claim.parameters)
-        if found.measured:
-            said = f"{decision.evidence}; at scale {other}, with too few seeds for a verdict: {found.measured}"
-            decision = dataclasses.replace(decision, evidence=said)
-    return decision
 
 
 def _trained(number_: str) -> dict[str, tuple[Row, Cell, str]]:

@@ -8,14 +8,16 @@ from math import isfinite
 from pathlib import Path
 from statistics import fmean
 
+import pandas as pd
+
 from aero.published import load
-from aero.report.claims import Judged, counts
+from aero.report.claims import counts
 from aero.report.costs import GB, row_costs, saving
 from aero.report.results import Results, Run
 from aero.report.statistics import estimate, relative
 
 
-def summary(results: Results, judged: Sequence[Judged]) -> dict[str, object]:
+def summary(results: Results, judged: pd.DataFrame) -> dict[str, object]:
     """Perplexity, its increase in per cent and entropy by run, GB and saving by row and program, claims by verdict.
 
     Entropy: mean over heads in nats, and heads in the highest and lowest quarter of the largest observed, in per cent.
@@ -44,7 +46,7 @@ def summary(results: Results, judged: Sequence[Judged]) -> dict[str, object]:
             if (factor := saving(results, table, row.name, program, "bytes")) is not None:
                 entry_["saving"] = round(factor, 3)
             costs.setdefault(program, {}).update({f"{row.name}/{key}": value for key, value in entry_.items()})
-    verdicts = {verdict.replace(" ", "_"): count for verdict, count in counts(judged).items()}
+    verdicts = {str(verdict).replace(" ", "_"): int(count) for verdict, count in counts(judged).sum().items()}
     return {"scale": results.scale, "claims": verdicts, "runs": perplexity, "two_party": costs}
 
 
@@ -69,7 +71,7 @@ def _setting(results: Results, name: str) -> tuple[object, ...]:
     return (metrics.get("corpus"), metrics.get("context"), (metrics.get("model") or {}).get("layers"))
 
 
-def files(results: Results, judged: Sequence[Judged]) -> dict[Path, str]:
+def files(results: Results, judged: pd.DataFrame) -> dict[Path, str]:
     """Path below the project's root and text of the metrics file."""
     text = json.dumps(summary(results, judged), indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
     return {Path("reports") / "metrics.json": text}

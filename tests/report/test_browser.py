@@ -73,7 +73,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = made_results.project(tmp_path_factory.mktemp("browser"))
     path = root / "reports" / "report.html"
     path.write_text(render.compose_html(render.execute(root), "made results"), encoding="utf-8")
-    (path.parent / "claims.csv").write_text(claims.claims_csv(claims.judge(load(root))), encoding="utf-8")
+    (path.parent / "claims.csv").write_text(claims.csv_text(claims.judge(load(root))), encoding="utf-8")
     return path
 
 

@@ -201,7 +201,7 @@ def test_intervals_of_shares_end_at_0_and_100_per_cent(tmp_path: Path) -> None:
     text = entropy_page.heads_by_rule(load(root), ("sm-ln-g",)).text
     assert "92 [56, 100] %" in text and "8 [0, 44] %" in text and "cut at 0 and 100 %" in text
     assert not re.search(r"\[-|, 1[0-9][1-9]\]", text)
-    measured = {j.claim.id: j.decision.measured for j in claims.judge(load(root), "aero")}
+    measured = dict(claims.judge(load(root), "aero").set_index("id").measured)
     assert measured["f3a-baseline-gelu-well-behaved"] == "0.08 [0.00, 0.44]"
 
 

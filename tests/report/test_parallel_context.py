@@ -116,14 +116,14 @@ def three(tmp_path: Path) -> Results:
 
 
 def decide(results: Results, claim: str):
-    return next(j.decision for j in claims.judge(results, "parallel_context") if j.claim.id == claim)
+    return claims.judge(results, "parallel_context").set_index("id").loc[claim]
 
 
 def test_nothing_measured_is_a_gap(tmp_path: Path) -> None:
     results = project(tmp_path)
     assert "not measured yet" in section(results).text and not own_models(results)
-    judged = claims.judge(results, "parallel_context")
-    open_ = {j.claim.id: j.decision for j in judged if j.decision.verdict == "not testable here"}
+    judged = claims.judge(results, "parallel_context").set_index("id")
+    open_ = dict(judged[judged.verdict == "not testable here"].iterrows())
     assert len(open_) == len(judged) - 1 and all(d.evidence for d in open_.values())
     found = decide(results, "pc-default-k")
     assert found.verdict == "contradicted" and found.measured == "icl: 33.00 and 36.00; rag: 48.50 and 48.75"
@@ -131,7 +131,7 @@ def test_nothing_measured_is_a_gap(tmp_path: Path) -> None:
 
 
 def test_effects_beyond_seed_noise_are_reproduced_in_direction(three: Results) -> None:
-    verdicts = {j.claim.id: j.decision.verdict for j in claims.judge(three, "parallel_context")}
+    verdicts = dict(claims.judge(three, "parallel_context").set_index("id").verdict)
     for claim in ("degrades-lm", "degrades-synthetic", "entropy-rises", "sink-entropy", "select-retrieval"):
         assert verdicts[f"pc-{claim}"] == "direction reproduced", claim
     assert verdicts["pc-first-keys"] == "direction reproduced"
@@ -180,7 +180,7 @@ def without(values: dict, **wanted) -> dict:
 @pytest.mark.parametrize("missing", [{"task": "icl"}, {"segments": 1}, {"segments": 16}, {"sink": "sink"}, {}])
 def test_partial_files_are_told_and_break_nothing(missing: dict, tmp_path: Path) -> None:
     results = project(tmp_path, *(without(measured(seed), **missing) for seed in (1337, 1338, 1339)))
-    judged = {j.claim.id: j.decision for j in claims.judge(results, "parallel_context")}
+    judged = dict(claims.judge(results, "parallel_context").set_index("id").iterrows())
     assert section(results).text and parallel_context_tables.files(results)
     for figure in FIGURES:
         drawing.svg(figure(results), "x")
@@ -254,7 +254,7 @@ def test_a_sinks_content_is_judged_where_a_sink_matters(tmp_path: Path) -> None:
 
 def test_an_opposite_effect_is_named(tmp_path: Path) -> None:
     results = project(tmp_path, *(measured(seed, effect=-0.2) for seed in (1337, 1338, 1339)))
-    assert "the opposite, the interval on the other side of 0: lm, icl" in decide(results, "pc-sink-entropy").evidence
+    assert "the opposite holds here for lm, icl" in decide(results, "pc-sink-entropy").evidence
 
 
 def scored(task: str, score: float, low: float, high: float, entropy: float = 1.0) -> dict:

@@ -10,13 +10,11 @@ from pathlib import Path
 import made_results
 import pytest
 
-from aero.published import load as load_paper
-from aero.report import claims, page
+from aero.report import page
 from aero.report.results import Results, load
-from aero.report.scales import deciding_scales, files, missing_scale, side_by_side, sides
+from aero.report.scales import files, missing_scale, side_by_side
 from aero.report.tables import COLUMNS
 
-CLAIM = next(c for c in load_paper("aero").claims if c.id == "t2-layernorm-removal-gelu")  # sm-g against sm-ln-g
 RUNS = ("sm-ln-g", "sm-g", "sm-r", "sm")
 
 
@@ -34,51 +32,7 @@ def project(root: Path, gpu: dict[str, dict[int, float]], scale: str = "laptop")
     return load(root)
 
 
-def decision(results: Results, claim: str = CLAIM.id) -> claims.Decision:
-    return next(j.decision for j in claims.judge(results, "aero") if j.claim.id == claim)
-
-
 BASE = {1337: 5.0, 1338: 5.0}
-
-
-@pytest.mark.parametrize(
-    ("gpu", "scale", "larger"),
-    [
-        ({}, "laptop", ()),
-        ({"sm-ln-g": BASE}, "laptop", ()),  # one side alone
-        ({"sm-ln-g": BASE, "sm-g": {1337: 6.0}}, "laptop", ("gpu",)),  # one seed in common
-        ({"sm-ln-g": {1337: 5.0}, "sm-g": {1338: 6.0}}, "laptop", ()),  # none in common
-        ({"sm-ln-g": BASE, "sm-g": {1337: 6.0, 1338: 6.0}}, "gpu", ()),
-    ],
-)
-def test_the_largest_scale_where_all_sides_have_two_seeds_decides(
-    tmp_path: Path, gpu: dict[str, dict[int, float]], scale: str, larger: tuple[str, ...]
-) -> None:
-    results = project(tmp_path, gpu)
-    assert sides(results, CLAIM) == ("sm-g", "sm-ln-g")
-    assert deciding_scales(results, CLAIM) == (scale, larger)
-    found = decision(results)
-    assert found.scale == scale
-    assert ("at scale gpu, with too few seeds for a verdict: +20.00 %" in found.evidence) == bool(larger)
-    # +20 % at the gpu scale, +50 % at the laptop's; +18.92 % is published
-    assert found.measured.startswith("20.00" if scale == "gpu" else "50.")
-
-
-def test_only_smoke_results_decide_a_report_of_the_smoke_scale_and_never_another(tmp_path: Path) -> None:
-    both = {"sm-ln-g": BASE, "sm-g": {1337: 6.0, 1338: 6.0}}
-    results = project(tmp_path / "one", both, scale="smoke")
-    assert deciding_scales(results.at("smoke"), CLAIM) == ("smoke", ())
-    root = made_results.project(tmp_path / "two", runs=("sm-ln-g", "sm-g"), scale="smoke", costs=False)
-    made_results.write_run(root / "results/laptop/sm-r", "sm-r", 1337)
-    results = load(root, "laptop")
-    assert deciding_scales(results, CLAIM) == ("laptop", ())
-    assert decision(results).verdict == "not testable here"
-
-
-def test_a_claim_of_no_run_stays_at_the_reports_scale(tmp_path: Path) -> None:
-    results = project(tmp_path, {"sm-ln-g": BASE})
-    counted = next(c for c in load_paper("aero").claims if c.id == "t4-nonlinear-operations")
-    assert sides(results, counted) == () and deciding_scales(results, counted) == ("laptop", ())
 
 
 def cells(text: str, row: str) -> list[str]:

@@ -16,26 +16,21 @@ import pytest
 import yaml
 
 from aero.attention_kernels import CORES
-from aero.report import sensitivity_models, sensitivity_theory
-from aero.report.decisions import TESTS, Decision
+from aero.published import load as load_paper
+from aero.report import claims, sensitivity_models, sensitivity_theory
 from aero.report.results import Results, load
-from aero.report.sensitivity_theory_claims import ERRORS
 from stages import sensitivity_theory as stage
 
 ROOT = Path(__file__).resolve().parents[2]
-CLAIMS = {
-    claim["id"]: claim
-    for claim in yaml.safe_load(
-        (ROOT / "aero/published/variance_sensitivity_theory_claims.yaml").read_text(encoding="utf-8")
-    )["claims"]
-}
+ERRORS = 4.5
+CLAIMS = {claim.id: claim for claim in load_paper("variance_sensitivity").claims[12:]}
 FALSE = {"vs-t51-derivative", "vs-e3-line", "vs-e2-order", "vs-e4-deviation", "vs-relu-small-width", "vs-p53-causal"}
 FALSE |= {"vs-eq9"}
 """Printed statements of the theory that do not hold (docs/variance_sensitivity.md)."""
 
 
-def decide(results: Results, claim: str) -> Decision:
-    return TESTS[CLAIMS[claim]["test"]](results, None, **CLAIMS[claim].get("parameters", {}))
+def decide(results: Results, claim: str) -> claims.Decision:
+    return claims.decide(results, CLAIMS[claim])[1]
 
 
 @pytest.fixture

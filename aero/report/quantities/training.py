@@ -1,0 +1,152 @@
+"""Quantities of trainings: perplexity, divergence, curves of the loss, attention cores over training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from aero.report import sensitivity_models as models
+from aero.report.quantities.trainings import not_run, of_trainings, seeds, trained
+from aero.report.results import Results
+from aero.report.statistics import difference, estimate, relative
+from aero.report.verdicts import Measurement, exact
+
+GROUP = "trained here"
+_NOT_LEARNT = 25
+"""A baseline whose perplexity lies this many per cent above that of the compared run has not learnt."""
+
+
+def perplexity_change(results: Results, run: str, base: str, base_must_learn: bool = False) -> Measurement:
+    """Perplexity of `run` over that of `base` minus 1, in per cent, paired by seed.
+
+    base_must_learn: no verdict where `base` diverged or did not learn, because anything is better than such a baseline.
+    """
+    own, other = results.perplexity(run), results.perplexity(base)
+    missing = ""
+    if base_must_learn and any(one.diverged for one in results.seeds(base)):
+        missing = f"{base} diverged"
+    elif base_must_learn and max(relative(other, own).values(), default=0) > _NOT_LEARNT:
+        missing = f"{base} did not learn here, so it is no baseline"
+    return of_trainings(results, (run, base), {"": relative(own, other)}, unit="%", missing=missing)
+
+
+def perplexity_steps(results: Results, runs: list[str]) -> Measurement:
+    """Change in perplexity from each run of `runs` to the next, in per cent, paired by seed."""
+    changes = {
+        f"{before} to {after}": relative(results.perplexity(after), results.perplexity(before))
+        for before, after in zip(runs, runs[1:], strict=False)
+    }
+    return of_trainings(results, tuple(runs), changes, unit="%")
+
+
+def divergence(results: Results, run: str, others: list[str]) -> Measurement:
+    """Which seeds of `run` diverge; if none does, its perplexity over that of each of `others`, in per cent."""
+    runs = results.seeds(run)
+    failed = [r for r in runs if r.diverged]
+    steps = [f"seed {r.seed} diverged at step {r.diverged_at}{_first_layer(r.metrics)}" for r in failed]
+    notes = [seeds(results, run), *steps]
+    missing, worse = not_run(results, run) or ("one seed" if len(runs) < 2 else ""), {}
+    if not missing and not failed:
+        missing = not_run(results, *others)
+        times = {other: sum(r.diverged for r in results.seeds(other)) for other in others}
+        notes += [f"{other} diverged in {count} seeds" for other, count in times.items() if count]
+        found = {other: relative(results.perplexity(run), results.perplexity(other)) for other in others}
+        if all(found.values()):  # not the worst where another one diverged in every seed
+            worse = {other: one for other, values in found.items() if (one := estimate(values))}
+            if not missing and not all(one.has_interval for one in worse.values()):
+                missing = "one seed in common"
+    text = f"{len(failed)} of {len(runs)} seeds diverged" if runs else ""
+    if worse and not missing and all(one.excludes() > 0 for one in worse.values()):
+        text += f"; worst row by at least {min(one.mean for one in worse.values()):.1f} %"
+    checks = {f"seed {r.seed}": r.diverged for r in runs}
+    return trained(results, text, "; ".join(filter(None, notes)), effects=worse, checks=checks, missing=missing)
+
+
+def _first_layer(metrics: Mapping[str, Any]) -> str:
+    first = metrics.get("first_nonfinite")
+    if not isinstance(first, Mapping):
+        return ""
+    layer = first.get("layer")
+    return f" (first in {first.get('where', 'the model')}{'' if layer is None else f', layer {layer}'})"
+
+
+def rescue(results: Results, run: str, against: str) -> Measurement:
+    """Which seeds of `against` diverge where `run` never does, and the change in perplexity, in per cent."""
+    runs, base = results.seeds(run), results.seeds(against)
+    failed, base_failed = (sum(r.diverged for r in found) for found in (runs, base))
+    missing = not_run(results, run, against) or ("one seed" if min(len(runs), len(base)) < 2 else "")
+    text = (
+        ""
+        if missing.startswith("not")
+        else f"{run} {failed} of {len(runs)} diverged, {against} {base_failed} of {len(base)}"
+    )
+    checks, effects = {}, {}
+    if not missing and not failed:
+        checks = {f"seed {r.seed}": r.diverged for r in base}
+        if base_failed < len(base) and (
+            found := estimate(relative(results.perplexity(run), results.perplexity(against)))
+        ):
+            effects = {"": found}
+            text += f"; perplexity {found.text(2, '%')}"
+    return trained(results, text, seeds(results, run, against), effects=effects, checks=checks, missing=missing)
+
+
+def share_of_lower_losses(results: Results, run: str, base: str) -> Measurement:
+    """Share of the evaluations in the second half of training in which `run` has a lower loss than `base`, by seed."""
+    logs = [{r.seed: r.log for r in results.seeds(name) if r.log} for name in (run, base)]
+    shares = {}
+    for seed in sorted(set(logs[0]) & set(logs[1])):
+        own, other = (dict(zip(*log[seed].evaluations(), strict=True)) for log in logs)
+        common = sorted(set(own) & set(other))
+        if late := [step for step in common if step >= common[-1] / 2]:
+            shares[f"seed {seed}"] = sum(own[step] < other[step] for step in late) / len(late)
+    text = "; ".join(f"{seed} {share:.0%}" for seed, share in shares.items())
+    missing = "" if len(shares) > 1 else "one seed" if shares else "no evaluations in common"
+    effects = {seed: exact(share) for seed, share in shares.items()}
+    return trained(results, text, seeds(results, run, base), effects=effects, missing=missing)
+
+
+# Attention cores (variance_sensitivity) -------------------------------------------------------------------------------
+
+
+def core_difference(results: Results, runs: list[str], base: str, of: str) -> Measurement:
+    """Entropy or norm at the end of training, or gradient or loss over its second half, of each of `runs` minus
+    `base`, paired by seed."""
+    read = {
+        "entropy": lambda run: models.last(results, run, "entropy"),
+        "norm": lambda run: models.last(results, run, "norm"),
+        "gradient": lambda run: models.late_mean(results, run, "gradient_norm"),
+        "loss": lambda run: models.late_mean(results, run, "train_loss"),
+    }[of]
+    if missing := _left_out(results, *runs, base):
+        return trained(results, "", "", missing=missing)
+    changes = {run: difference(read(run), read(base)) for run in runs}
+    return of_trainings(results, (*runs, base), changes, digits=3)
+
+
+def core_entropy_change(results: Results, run: str) -> Measurement:
+    """Mean entropy at the end of training minus that after the first step."""
+    if missing := _left_out(results, run):
+        return trained(results, "", "", missing=missing)
+    return of_trainings(results, (run,), {"": models.change(results, run, "entropy")}, digits=3, unit="nats")
+
+
+def loss_rises(results: Results, run: str, rise: float) -> Measurement:
+    """In which seeds the last training loss is not finite or more than `rise` nats above the least one."""
+    if missing := _left_out(results, run):
+        return trained(results, "", "", missing=missing)
+    rises = {}
+    for one in results.seeds(run):
+        values = models.series(models.log_of(results, one), "train_loss")[1]
+        if one.diverged or values:
+            rises[f"seed {one.seed}"] = math.inf if one.diverged else values[-1] - min(values)
+    text = "; ".join(f"{seed} {'NaN' if math.isinf(value) else f'{value:.3f}'}" for seed, value in rises.items())
+    checks = {seed: value > rise for seed, value in rises.items()}
+    missing = "fewer than two seeds" if len(rises) < 2 else ""
+    return trained(results, text, seeds(results, run), checks=checks, missing=missing)
+
+
+def _left_out(results: Results, *runs: str) -> str:
+    """Why a claim on these runs is not decided at the report's scale, "" if it is."""
+    return next((words for run in runs if (words := models.left_out(results, run))), "")

@@ -50,10 +50,9 @@ def judge(results: Results, *papers: str) -> pd.DataFrame:
     rows = []
     for paper in papers or known_papers():
         for claim in load(paper).claims:
-            measured, decision = decide(results, claim)
+            found = decide(results, claim)
             (quantity, values), (rule, limits) = claim.quantity, claim.rule
             test = (verdicts.text(_quantity(quantity), values), verdicts.text(verdicts.RULES[rule], limits))
-            evidence = "; ".join(filter(None, (measured.evidence, decision.note)))
             rows.append(
                 {
                     "id": claim.id,
@@ -62,10 +61,10 @@ def judge(results: Results, *papers: str) -> pd.DataFrame:
                     "where": claim.where,
                     "test": ". ".join(test),
                     "published": claim.published,
-                    "measured": measured.text,
-                    "scale": measured.scale,
-                    "verdict": decision.verdict,
-                    "evidence": evidence,
+                    "measured": found.measured,
+                    "scale": found.scale,
+                    "verdict": found.verdict,
+                    "evidence": found.evidence,
                     "group": _group(claim),
                     "stated": claim.stated,
                 }
@@ -73,21 +72,20 @@ def judge(results: Results, *papers: str) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def decide(results: Results, claim: Claim) -> tuple[Measurement, Decision]:
-    """What was measured for a claim at the scale that decides it, and the verdict."""
+def decide(results: Results, claim: Claim) -> Decision:
+    """The decision on a claim at the scale that decides it."""
     scale, larger = deciding_scales(results, claim)
     named = compared_runs(results, claim) or [name for at, name in results.runs if at == scale]
     substitute = scale == "paper" and results.substituted(named, scale)
-    measured = _measure(results.at(scale, substitute), claim)
     rule, limits = claim.rule
-    decision = verdicts.decide(rule, measured, **limits)
-    notes = [decision.note]
+    decision = verdicts.decide(rule, _measure(results.at(scale, substitute), claim), **limits)
+    notes = [decision.evidence]
     if substitute:
         notes.append("not on the papers' corpus, so their sizes are neither met nor missed here")
     for other in larger:
         if text := _measure(results.at(other), claim).text:
             notes.append(f"at scale {other}, with too few seeds for a verdict: {text}")
-    return measured, dataclasses.replace(decision, note="; ".join(filter(None, notes)))
+    return dataclasses.replace(decision, evidence="; ".join(filter(None, notes)))
 
 
 def _measure(results: Results, claim: Claim) -> Measurement:

@@ -83,20 +83,20 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Decision:
-    """A verdict, the effect with its interval that it rests on, and a note for the evidence."""
+    """A verdict with the effect (mean and interval) that it rests on, and what claims.csv tells beside it."""
 
     verdict: str
+    measured: str
+    scale: str
+    evidence: str
     effect: Estimate | None = None
-    note: str = ""
 
 
 def decide(rule: str, measured: Measurement, **parameters: Any) -> Decision:
     """The verdict by the rule of that name; "not testable here" where something is missing."""
-    effect = next(iter(measured.effects.values()), None)
-    if measured.missing:
-        return Decision(NOT_TESTABLE, effect, measured.missing)
-    verdict, *note = RULES[rule](measured, **parameters)
-    return Decision(verdict, effect, note[0] if note else "")
+    verdict, *notes = (NOT_TESTABLE, measured.missing) if measured.missing else RULES[rule](measured, **parameters)
+    evidence = "; ".join(filter(None, (measured.evidence, *notes)))
+    return Decision(verdict, measured.text, measured.scale, evidence, next(iter(measured.effects.values()), None))
 
 
 def text(function: Callable[..., Any], parameters: Mapping[str, Any]) -> str:

@@ -1,70 +1,66 @@
-"""Counts without tracing are those of the traced program, at any depth and context, or the program is traced."""
+"""The rules of counts.json agree with tracing the programs."""
 
 from __future__ import annotations
-
-import json
 
 import pytest
 
 from aero.architecture import parse
 from aero.errors import UserError
-from aero.pipeline import ROOT
 from aero.two_party.cost import counts as module
-from aero.two_party.cost.counts import counts, evaluate, published_sizes, traced
+from aero.two_party.cost.counts import counts, derive_rule, evaluate, published_sizes, traced
 
 
 @pytest.mark.parametrize(
-    ("text", "family", "changes", "context"),
+    ("text", "family", "changes", "context", "program"),
     [
-        ("SM+LN+G", "gpt2", {}, 128),
-        ("EReg(SM(t)+R)", "gpt2", {"layers": 7}, 208),
-        ("SM+ScFuFFNi_3", "gpt2", {}, 256),
-        ("SM(t)+ScFuFFNi_9", "gpt2-18l", {}, 512),
-        ("SM+ScFuFFNi_12", "gpt2", {}, 128),  # none left
-        ("SM+ScFuFFNi_1", "gpt2", {"layers": 2}, 144),  # too shallow for a rule
-        ("SOTA(SM+ScFuFFNi_1)", "languini-gpt2", {"layers": 5}, 512),
-        ("SOTA(SM+ScFFN)", "pythia-70m", {}, 256),
-        ("SM+LN+LeakyR", "pythia-70m", {}, 256),
-        ("SM+WNorm(QK)", "languini-gpt2", {"layers": 6}, 64),
-        ("SM+ScFFN", "gpt2", {"heads": 6, "width": 192}, 100),
-        ("SM+LN+G", "gpt2", {"layers": 5}, 200),
-        ("SM(t)+ScFuFFNi_2", "pythia-70m", {}, 99),
-        ("SM", "gpt2", {"layers": 4}, 15),  # too short for a rule
+        ("SM+LN+G", "gpt2", {}, 128, "tuned"),
+        ("SM+LN+R", "gpt2", {"layers": 5}, 200, "tuned+narrow_comparisons"),
+        ("EReg(SM(t)+R)", "gpt2", {"layers": 7}, 208, "as_written"),
+        ("SM+ScFuFFNi_3", "gpt2", {}, 256, "tuned"),
+        ("SM(t)+ScFuFFNi_9", "gpt2-18l", {}, 512, "as_written"),
+        ("SOTA(SM+ScFuFFNi_1)", "languini-gpt2", {"layers": 5}, 512, "tuned"),
+        ("SOTA(SM+ScFFN)", "pythia-70m", {}, 256, "as_written"),
+        ("SM+LN+LeakyR", "pythia-70m", {}, 99, "tuned+narrow_comparisons"),
     ],
 )
-@pytest.mark.parametrize("program", module.PROGRAMS)
-def test_counts_are_those_of_the_program(text, family, changes, context, program):
+def test_rules_agree_with_tracing(text, family, changes, context, program):
+    """If this fails the programs were changed: renew the rules with `python -m aero.two_party.cost.counts`."""
     sizes = published_sizes(family, context, **changes)
-    assert counts(parse(text), sizes, program)[0] == traced(parse(text), sizes, program)
+    found, by_rule = counts(parse(text), sizes, program)
+    assert by_rule and found == traced(parse(text), sizes, program)
 
 
-def test_the_file_is_of_this_code_and_answers_without_tracing(monkeypatch):
-    """If this fails the programs were changed: `python -m aero.two_party.cost.counts` traces them again."""
-    values = json.loads(module.PATH.read_text(encoding="utf-8"))
-    assert values["code"] == module.code()
-    # Of other text of the same code the file is believed too, after half a second of reading that code.
-    assert values["files"] == {str(path): module._sha256(ROOT / path) for path in module._files()}
-    monkeypatch.setattr(module, "traced", None)
-    for text in (text.replace("i_x", "i_2") for text in module.every_architecture()):
-        for context in (module.LEAST_CONTEXT, 201, 384):
-            found, kept = counts(parse(text), published_sizes("gpt2", context, layers=9), "tuned")
-            assert kept and found
+@pytest.mark.parametrize(
+    ("text", "family", "changes", "context", "program"),
+    [
+        ("SM+ScFuFFNi_12", "gpt2", {}, 128, "tuned"),  # every FFN pruned
+        ("SM+ScFuFFNi_1", "gpt2", {"layers": 2}, 144, "tuned"),  # too shallow
+        ("SM", "gpt2", {"layers": 4}, 15, "as_written"),  # too short
+        ("SM+WNorm(QK)", "languini-gpt2", {"layers": 2}, 64, "tuned"),
+        ("SM+ScFFN", "gpt2", {"layers": 4, "heads": 6, "width": 192}, 100, "tuned"),  # other width
+        ("SM", "gpt2", {"layers": 4}, 32, "tuned-one_qkv"),  # other program
+    ],
+)
+def test_without_a_rule_the_program_is_traced(text, family, changes, context, program):
+    sizes = published_sizes(family, context, **changes)
+    found, by_rule = counts(parse(text), sizes, program)
+    assert found and not by_rule
 
 
-def test_what_the_file_holds_of_other_code_is_not_believed(tmp_path, monkeypatch):
-    values = json.loads(module.PATH.read_text(encoding="utf-8"))
-    changed = tmp_path / "counts.json"
-    for made in ({**values, "code": "0" * 64, "files": {"aero/model.py": "0"}}, {}, []):
-        changed.write_text(json.dumps(made), encoding="utf-8")
-        monkeypatch.setattr(module, "PATH", changed)
-        module._file.cache_clear()
-        sizes = published_sizes("gpt2", 128, layers=4)
-        found, kept = counts(parse("SM"), sizes, "tuned")
-        assert not kept and found == traced(parse("SM"), sizes, "tuned")
-    module._file.cache_clear()
+@pytest.mark.parametrize(("name", "program"), [("SM(t)+ScFuFFNi_x", "tuned"), ("SM+LN+G", "as_written")])
+def test_a_rule_derived_anew_is_that_of_the_file(name, program):
+    assert derive_rule(name, "gpt2", program) == module._rules()["gpt2"][program][name]
 
 
-def test_a_rule_by_hand():
+def test_every_architecture_has_a_rule_in_every_program():
+    for name in module.every_architecture():
+        for family in ("gpt2", "gpt2-18l", "pythia-70m", "languini-gpt2"):
+            for program in module.PROGRAMS:
+                sizes = published_sizes(family, 201, layers=9)
+                assert module.has_rule(parse(name.replace("i_x", "i_2")), sizes, program), (name, family, program)
+
+
+def test_evaluate_a_rule():
     rule = [["mix 12x<1,0>x<1,0>,12x<1,0>x64", 0, 1, 0], ["linear <1,2>x8,8x8", 3, 2, -1], ["scale 4,4", 0, 0, 0]]
     assert evaluate(rule, layers=5, pruned=2, context=48) == {
         ("mix", "12x48x48,12x48x64"): 5,
@@ -72,12 +68,11 @@ def test_a_rule_by_hand():
     }
 
 
-def test_sizes_that_cannot_be():
+def test_impossible_sizes():
     for arguments, changes, text in (
         (("gpt3", 128), {}, "unknown model family 'gpt3'; known: gpt2"),
         (("gpt2", 0), {}, "context 0 must be at least 1"),
         (("gpt2", 10**23), {}, r"context must be at most 10,000,000 \(got 1000"),
-        (("gpt2", 128), {"layers": 10**50}, "layers must be at most 10,000 "),
         (("gpt2", 128), {"heads": 7}, "width 768 is not divisible by 7 heads"),
     ):
         with pytest.raises(UserError, match=text):

@@ -1,27 +1,23 @@
-"""How often a program computes each of its operations, at any depth and context, without tracing it every time.
+"""How often a private program computes each operation, for any depth and context, without tracing it.
 
-Tracing a program (`aero.two_party.program.forward.operations`) needs JAX and PyTorch and so some seconds.
-`counts.json` beside
-this file holds what tracing gave, for every architecture of the notation at the sizes of every model family: counts are
-linear in the number of layers L and of pruned FFNs x, sizes in shapes linear in the context T. Each such rule was held
-against a further trace before it was written; what has no rule is there for the published sizes alone. The file names
-the code it was traced from: after a change of the programs, counts are traced again, slowly, until
+Tracing a program (`aero.two_party.program.forward.operations`) loads JAX and PyTorch, which takes seconds.
+`counts.json` holds a rule for every architecture of the notation at every family's width: counts are linear in the
+number of layers L and of pruned FFNs x, and sizes in shapes are linear in the context T. Other widths, very shallow
+models and programs without rules are traced.
+
+`tests/two_party/test_counts.py` compares the rules with tracing. After a change of the programs, renew them with
 
     python -m aero.two_party.cost.counts
-
-has renewed it.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import hashlib
 import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
@@ -31,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 from aero.architecture import Architecture, parse
 from aero.errors import UserError, got, run_main
 from aero.families import FAMILIES
-from aero.pipeline import ROOT, import_closure
 from aero.two_party.program.optimizations import check_put_back
 
 if TYPE_CHECKING:
@@ -39,24 +34,20 @@ if TYPE_CHECKING:
 
 PATH = Path(__file__).with_name("counts.json")
 PROGRAMS = ("as_written", "tuned", "tuned+narrow_comparisons")
-"""Those whose counts are kept; others are traced."""
-CONTEXTS = (128, 256, 512)
+"""Programs that have rules; others are traced."""
 OWN = "own"
-"""How the model of a measurement is called that is no family's at its published sizes but a small scale's own."""
+"""Prefix of the model name in measurements at a small scale's own sizes instead of a family's published ones."""
 VOCABULARY = {"languini-gpt2": 16384}
 """Entries of the papers' tokenizers, where it is not GPT-2's 50,257."""
-LEAST_CONTEXT = 16
-"""Contexts a rule is for: from here on, because the programs cut shorter ones into fewer blocks."""
-LEAST_LAYERS = 4
+LEAST_CONTEXT, LEAST_LAYERS = 16, 4
+"""The rules hold from here on: programs cut shorter contexts into fewer blocks."""
 _NOT_LEARNED = ("position", "rotary_fraction", "parallel_residual")
-# Contexts that no other size of a shape happens to equal.
+# A rule is derived at these contexts, which equal no other size in a shape, and checked at (T, L, x).
 _TRACED_CONTEXTS = (176, 304)
-_CHECKED = ((LEAST_CONTEXT, 6, 2), (391, 9, 4))  # (T, L, x)
+_CHECKED = ((LEAST_CONTEXT, 6, 2), (391, 9, 4), (512, LEAST_LAYERS, 1))
 
-MOST = dict.fromkeys(("layers", "heads"), 10_000) | dict.fromkeys(
-    ("width", "ffn_width", "vocabulary", "context"), 10**7
-)
-"""Sizes that a decoder can be asked for, far beyond any; larger ones are typing errors."""
+MOST = {"layers": 10_000, "heads": 10_000} | dict.fromkeys(("width", "ffn_width", "vocabulary", "context"), 10**7)
+"""Largest sizes accepted; larger ones are typing errors."""
 
 Counts = dict[tuple[str, str], int]
 """Count by operation and shape, both as in ops.csv."""
@@ -112,7 +103,7 @@ def model_config(architecture: Architecture, family: str, context: int, **change
 
 
 def counts(architecture: Architecture, sizes: Sizes, program: str) -> tuple[Counts, bool]:
-    """Operations of a forward pass with their counts, and whether they are kept ones rather than traced just now.
+    """Operations of a forward pass with their counts, and whether they come from a rule rather than from tracing.
 
     Raises UserError if `program` is unknown or cannot compute the architecture.
     """
@@ -124,17 +115,19 @@ def counts(architecture: Architecture, sizes: Sizes, program: str) -> tuple[Coun
         check_put_back(architecture, sizes.layers, program)
     except ValueError as error:
         raise UserError(str(error)) from None
-    kept = _kept(architecture, sizes, program)
-    return (traced(architecture, sizes, program), False) if kept is None else (kept, True)
+    rule = _rule_for(architecture, sizes, program)
+    if rule is None:
+        return traced(architecture, sizes, program), False
+    return evaluate(rule, sizes.layers, architecture.pruned, sizes.context), True
 
 
-def are_kept(architecture: Architecture, sizes: Sizes, program: str) -> bool:
-    """Whether `counts` answers from its file, at once, rather than by tracing the program."""
-    return _kept(architecture.at_inference(), sizes, program) is not None
+def has_rule(architecture: Architecture, sizes: Sizes, program: str) -> bool:
+    """Whether `counts` answers at once, without tracing."""
+    return _rule_for(architecture.at_inference(), sizes, program) is not None
 
 
 def traced(architecture: Architecture, sizes: Sizes, program: str) -> Counts:
-    """Counts from tracing the program itself; UserError if it cannot compute the architecture."""
+    """Counts from tracing the program; UserError if it cannot compute the architecture."""
     from aero.two_party.program.forward import operations
 
     changes = {name: getattr(sizes, name) for name in ("layers", "heads", "width", "ffn_width", "vocabulary")}
@@ -148,89 +141,43 @@ def traced(architecture: Architecture, sizes: Sizes, program: str) -> Counts:
     return {(operation.name, operation.shape): count for operation, count in found.items()}
 
 
-@cache
-def _file() -> dict[str, Any]:
-    """The rules of counts.json; empty if it is missing, damaged or of other code."""
-    try:
-        values = json.loads(PATH.read_text(encoding="utf-8"))
-        # Reading what the code says takes ten times as long as seeing that it is the same text.
-        same = all(_sha256(ROOT / path) == digest for path, digest in values["files"].items())
-        return values["rules"] if same or values["code"] == code() else {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _files() -> list[Path]:
-    """The files that decide about counts: the programs, and the model for the shapes of its weights."""
-    needed = {Path("aero") / name for name in ("model.py", "architecture.py", "families.py")}
-    needed |= {
-        path for path in import_closure("aero.two_party.program.forward") if path.parts[:2] == ("aero", "two_party")
-    }
-    return sorted(needed)
+Rule = list[list[Any]]
+"""Lines [operation and shape with "<p,b>" for a size p T + b, count for L = x = 0, per layer, per pruned FFN]."""
 
 
 @cache
-def code() -> str:
-    """Hash of what decides about counts, comments and docstrings left out."""
-    digest = hashlib.sha256()
-    for path in _files():
-        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
-            body = getattr(node, "body", None)
-            if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
-                if isinstance(body[0].value, ast.Constant) and isinstance(body[0].value.value, str):
-                    body.pop(0)
-        digest.update(f"{path}\n{ast.dump(tree)}\n".encode())
-    return digest.hexdigest()
+def _rules() -> dict[str, dict[str, dict[str, Rule]]]:
+    """Rules by family, program and name of the architecture."""
+    return json.loads(PATH.read_text(encoding="utf-8"))
 
 
 def _name(architecture: Architecture, layers: int) -> str:
-    """The rule that an architecture without training parts goes by: pruned ones share one, but for all FFNs pruned."""
+    """The name of an architecture's rule: "i_x" for any number of pruned FFNs, "i_all" (no rule) for all of them."""
     text = str(architecture)
     if not architecture.pruned:
         return text
     return re.sub(r"i_\d+", "i_all" if architecture.pruned == layers else "i_x", text)
 
 
-def _kept(architecture: Architecture, sizes: Sizes, program: str) -> Counts | None:
-    if not sizes.published_width:
+def _rule_for(architecture: Architecture, sizes: Sizes, program: str) -> Rule | None:
+    if not sizes.published_width or sizes.context < LEAST_CONTEXT or sizes.layers < LEAST_LAYERS:
         return None
-    rules = _file().get(_widths(sizes.family), {}).get(program, {}).get(_name(architecture, sizes.layers))
-    if rules is None:
-        return None
-    exact = rules.get("exact", {}).get(f"{sizes.layers},{architecture.pruned},{sizes.context}")
-    if exact is not None:
-        return {_key(text): count for text, count in exact.items()}
-    if "rule" not in rules or sizes.context < LEAST_CONTEXT or sizes.layers < LEAST_LAYERS:
-        return None
-    return evaluate(rules["rule"], sizes.layers, architecture.pruned, sizes.context)
+    return _rules().get(_widths(sizes.family), {}).get(program, {}).get(_name(architecture, sizes.layers))
 
 
 def _widths(family: str) -> str:
-    """The family under which counts are kept: those that differ in depth alone share them."""
+    """The family whose rules `family` uses: those that differ only in depth share them."""
     return "gpt2" if family == "gpt2-18l" else family
 
 
-def _key(text: str) -> tuple[str, str]:
-    name, _, shape = text.partition(" ")
-    return name, shape
-
-
-Rule = list[list[Any]]
-"""Lines [operation and shape with "<p,b>" for a size p T + b, count for L = x = 0, per layer, per pruned FFN]."""
-
-
 def evaluate(rule: Rule, layers: int, pruned: int, context: int) -> Counts:
-    """The counts of `rule` at L = layers, x = pruned, T = context, at least LEAST_CONTEXT."""
+    """The counts of `rule` at L = layers, x = pruned, T = context."""
     found: Counter[tuple[str, str]] = Counter()
     for text, base, per_layer, per_pruned in rule:
         filled = re.sub(r"<(-?\d+),(-?\d+)>", lambda m: str(int(m[1]) * context + int(m[2])), text)
         if count := base + per_layer * layers + per_pruned * pruned:
-            found[_key(filled)] += count
+            name, _, shape = filled.partition(" ")
+            found[name, shape] += count
     return dict(found)
 
 
@@ -244,7 +191,7 @@ def _generalised(low: Counts, high: Counts) -> list[str] | None:
 def _one_text(low: str, high: str) -> str:
     pieces_low, pieces_high = re.split(r"(\d+)", low), re.split(r"(\d+)", high)
     if len(pieces_low) != len(pieces_high):
-        return low  # two different operations: the check against a further trace will tell
+        return low  # two different operations: the check at `_CHECKED` fails
     pieces = []
     for one, other in zip(pieces_low, pieces_high, strict=True):
         if one == other or not one.isdigit() or not other.isdigit():
@@ -256,12 +203,13 @@ def _one_text(low: str, high: str) -> str:
     return "".join(pieces)
 
 
-def _rule(name: str, family: str, program: str) -> Rule | None:
-    """The rule of an architecture, None if counts and sizes do not follow one."""
+def derive_rule(name: str, family: str, program: str) -> Rule | None:
+    """The rule of an architecture by tracing it; None if counts and sizes do not follow one. "i_x" in `name`: any x."""
     pruned = name.count("i_x")
 
     def trace(layers: int, x: int, context: int) -> Counts:
-        return traced(_architecture(name, x), published_sizes(family, context, layers=layers), program)
+        architecture = parse(name.replace("i_x", f"i_{x}"))
+        return traced(architecture, published_sizes(family, context, layers=layers), program)
 
     shallow, deep = (trace(layers, pruned, _TRACED_CONTEXTS[0]) for layers in (5, 6))
     more = trace(6, 2, _TRACED_CONTEXTS[0]) if pruned else deep
@@ -272,18 +220,14 @@ def _rule(name: str, family: str, program: str) -> Rule | None:
     for text, key in zip(texts, deep, strict=True):
         per_layer, per_pruned = deep[key] - shallow[key], more[key] - deep[key]
         rule.append([text, deep[key] - 6 * per_layer - pruned * per_pruned, per_layer, per_pruned])
-    for context, layers, x in (*_CHECKED, (CONTEXTS[-1], LEAST_LAYERS, 1)):
+    for context, layers, x in _CHECKED:
         if evaluate(rule, layers, pruned * x, context) != trace(layers, pruned * x, context):
             return None
     return rule
 
 
-def _architecture(name: str, pruned: int) -> Architecture:
-    return parse(name.replace("i_x", f"i_{pruned}"))
-
-
 def every_architecture() -> Iterator[str]:
-    """What the notation can say of a model at inference; "i_x" stands for any number of pruned FFNs."""
+    """Every architecture of the notation at inference; "i_x" stands for any number of pruned FFNs."""
     for softmax in ("SM", "SM(t)"):
         for norm in ("", "+LN"):
             for activation in ("", "+G", "+R", "+LeakyR", "+LeakyR(global)"):
@@ -294,59 +238,43 @@ def every_architecture() -> Iterator[str]:
         yield f"SOTA(SM+{ffn})"
 
 
-def make(families: Sequence[str] = tuple(FAMILIES)) -> dict[str, Any]:
-    """The content of counts.json, by tracing; what a program cannot compute is left out."""
-    rules: dict[str, Any] = {}
+def derive_rules(families: Sequence[str] = tuple(FAMILIES)) -> dict[str, dict[str, dict[str, Rule]]]:
+    """The content of counts.json, by tracing; architectures that a program cannot compute are left out."""
+    rules: dict[str, dict[str, dict[str, Rule]]] = {}
     for family in dict.fromkeys(map(_widths, families)):
-        depths = {one.sizes["layers"] for name, one in FAMILIES.items() if _widths(name) == family}
         for program in PROGRAMS:
             of_program = rules.setdefault(family, {}).setdefault(program, {})
             for name in every_architecture():
                 try:
-                    rule = _rule(name, family, program)
+                    rule = derive_rule(name, family, program)
                 except UserError:
                     continue
-                of_program[name] = {"exact": _exact(name, family, program, depths)} if rule is None else {"rule": rule}
-    return {"code": code(), "files": {str(path): _sha256(ROOT / path) for path in _files()}, "rules": rules}
+                if rule is not None:
+                    of_program[name] = rule
+    return rules
 
 
-def _exact(name: str, family: str, program: str, depths: set[int]) -> Mapping[str, Mapping[str, int]]:
-    found = {}
-    for layers in sorted(depths):
-        for pruned in range(1, layers) if "i_x" in name else (0,):
-            for context in CONTEXTS:
-                sizes = published_sizes(family, context, layers=layers)
-                one = traced(_architecture(name, pruned), sizes, program)
-                found[f"{layers},{pruned},{context}"] = {" ".join(key): count for key, count in one.items()}
-    return found
+def _text(rules: dict[str, dict[str, dict[str, Rule]]]) -> str:
+    """JSON with one line per architecture, so that a diff shows which changed."""
+    families = []
+    for family, programs in rules.items():
+        parts = []
+        for program, names in programs.items():
+            lines = ",\n".join(f"   {json.dumps(name)}: {json.dumps(rule)}" for name, rule in names.items())
+            parts.append(f'  "{program}": {{\n{lines}\n  }}')
+        families.append(f' "{family}": {{\n' + ",\n".join(parts) + "\n }")
+    return "{\n" + ",\n".join(families) + "\n}\n"
 
 
 def _main(arguments: list[str]) -> None:
     argparse.ArgumentParser(prog="python -m aero.two_party.cost.counts", description="Renew counts.json.").parse_args(
         arguments
     )
-    made = make()
+    rules = derive_rules()
     temporary = PATH.with_name(PATH.name + ".tmp")
-    temporary.write_text(_text(made), encoding="utf-8")
+    temporary.write_text(_text(rules), encoding="utf-8")
     os.replace(temporary, PATH)
-    entries = [entry for programs in made["rules"].values() for names in programs.values() for entry in names.values()]
-    ruled = sum("rule" in entry for entry in entries)
-    print(f"{PATH}: {len(entries)} architectures in programs and families, {ruled} by a rule")
-
-
-def _text(made: Mapping[str, Any]) -> str:
-    """JSON with a line an architecture, so that a change is seen where it is."""
-    lines = [f'{{"code": "{made["code"]}",', f' "files": {json.dumps(made["files"])},', ' "rules": {']
-    families = made["rules"].items()
-    for index, (family, programs) in enumerate(families):
-        lines.append(f' "{family}": {{')
-        for place, (program, names) in enumerate(programs.items()):
-            lines.append(f'  "{program}": {{')
-            entries = [f"   {json.dumps(name)}: {json.dumps(entry)}" for name, entry in names.items()]
-            lines.append(",\n".join(entries))
-            lines.append("  }" + ("," if place < len(programs) - 1 else ""))
-        lines.append(" }" + ("," if index < len(families) - 1 else ""))
-    return "\n".join([*lines, "}}", ""])
+    print(f"{PATH}: {sum(len(names) for programs in rules.values() for names in programs.values())} rules")
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from aero.two_party.lattice.lookup import LEAST_VOCABULARY
 from aero.two_party.program.end_to_end import ask
 from aero.two_party.program.forward import operations
 from aero.two_party.program.operations import Operation
-from aero.two_party.program.optimizations import SAVINGS, changed
+from aero.two_party.program.optimizations import OPTIMIZATIONS, toggled
 from aero.two_party.runtime.settings import Settings
 from aero.two_party.serving import handshake as hello
 from aero.two_party.serving.answer import weights_sha256
@@ -62,8 +62,8 @@ ERROR_COLUMNS = (
 def programs() -> list[str]:
     """Both ends, every saving alone, every one left out of, or added to, "tuned". absorbed_ffn is nothing without
     folded_ffn."""
-    alone = [name if name != "absorbed_ffn" else "folded_ffn+absorbed_ffn" for name in SAVINGS]
-    return ["as_written", *(f"as_written+{n}" for n in alone), *map(changed, SAVINGS), "tuned"]
+    alone = [name if name != "absorbed_ffn" else "folded_ffn+absorbed_ffn" for name in OPTIMIZATIONS]
+    return ["as_written", *(f"as_written+{n}" for n in alone), *map(toggled, OPTIMIZATIONS), "tuned"]
 
 
 def of_rows(parameters: Parameters) -> dict[tuple[str, str], dict[Operation, int]]:

@@ -118,19 +118,19 @@ def _parsed(text: str) -> Architecture:
 
 def _program(text: str) -> str:
     """The name that counts are kept by, before anything is traced for it, which takes a minute."""
-    from aero.two_party.program.optimizations import AS_PUBLISHED, chosen, named
+    from aero.two_party.program.optimizations import AS_PUBLISHED, parse_program, program_name
 
     try:
-        found = named(*chosen(text))
+        found = program_name(*parse_program(text))
     except ValueError as error:
         raise UserError(str(error)) from None
     if text == AS_PUBLISHED:
         raise UserError(
             f"{AS_PUBLISHED} has costs of the printed rows alone (results/two_party/fitted*_rows.csv); take as_written"
         )
-    if "+absorbed_ffn" in text and "absorbed_ffn" not in chosen(text)[0]:
+    if "+absorbed_ffn" in text and "absorbed_ffn" not in parse_program(text)[0]:
         raise UserError(f"{text}: absorbed_ffn does nothing without folded_ffn; add that as well")
-    if "+fewer_squarings" in text and "fewer_squarings" not in chosen(text)[0]:
+    if "+fewer_squarings" in text and "fewer_squarings" not in parse_program(text)[0]:
         raise UserError(f"{text}: fewer_squarings does nothing beside split_exponential; leave that out")
     return found
 

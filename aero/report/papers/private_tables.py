@@ -32,7 +32,7 @@ from aero.report.costs import (
     wan_minutes,
 )
 from aero.report.results import Results
-from aero.two_party.program.optimizations import AS_PUBLISHED, SAVINGS, TUNED, changed
+from aero.two_party.program.optimizations import AS_PUBLISHED, OPTIMIZATIONS, TUNED, toggled
 
 MISSING = "–"
 ROW = "configuration"
@@ -297,12 +297,12 @@ def ablation(results: Results) -> pd.DataFrame:
         (line["architecture"], line["program"]): float(line["bytes"]) for line in read_csv(results.root / ABLATION)
     }
     lines = []
-    for name, what in SAVINGS.items():
+    for name, what in OPTIMIZATIONS.items():
         line = {"optimization": what.partition(" (")[0]}
         alone = f"as_written+{'folded_ffn+' if name == 'absorbed_ffn' else ''}{name}"
         left_out = "left out" if name in TUNED else "added"
         for row in ABLATED:
-            for how, program, base in (("alone", alone, STOCK), (left_out, changed(name), OPTIMISED)):
+            for how, program, base in (("alone", alone, STOCK), (left_out, toggled(name), OPTIMISED)):
                 key = f"{row}: {'alone' if how == 'alone' else 'left out'}"
                 change = found.get((row, program), math.nan) / found.get((row, base), math.nan) - 1
                 mark = " (added)" if how == "added" else ""
@@ -322,7 +322,7 @@ def function_changes(results: Results) -> pd.DataFrame:
     lines = [
         {"optimization": "none (stock SPU)", "function": "", **{r: text(errors.get((r, STOCK)), 2) for r in ABLATED}}
     ]
-    for name, what in SAVINGS.items():
+    for name, what in OPTIMIZATIONS.items():
         alone = f"as_written+{'folded_ffn+' if name == 'absorbed_ffn' else ''}{name}"
         line = {"optimization": what.partition(" (")[0]}
         line["function"] = "approximated" if name in approximate else "exact but for fixed point"

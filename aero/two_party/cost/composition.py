@@ -14,7 +14,7 @@ from aero.two_party.cost.network import Network, wire_bytes
 from aero.two_party.cost.packing import EMBEDDINGS, VOCABULARY_PROJECTIONS
 from aero.two_party.program.forward import operations
 from aero.two_party.program.operations import SHARED
-from aero.two_party.program.optimizations import chosen
+from aero.two_party.program.optimizations import parse_program
 
 Measured = Mapping[tuple[str, str], Measurement]
 
@@ -54,9 +54,9 @@ def compose(
     client, server = client + setup / 2, server + setup / 2
     ln_f = 0.0
     if config.ln_f:
-        savings, _ = chosen(program)
-        rows = 1 if "last_row" in savings else context
-        kinds = ("normalise", "normalise_tiles") if "folded_norms" in savings else ("layer_norm",)
+        optimizations, _ = parse_program(program)
+        rows = 1 if "last_row" in optimizations else context
+        kinds = ("normalise", "normalise_tiles") if "folded_norms" in optimizations else ("layer_norm",)
         norms = [o for o in counts if o.kind.removesuffix(SHARED) in kinds and o.shapes[0][0] == rows]
         ln_f = find(measured, norms[0]).bytes
     latency = {name: networks[name].latency_seconds(seconds, wire + setup, 0.0, rounds) for name in ("wan", "lan")}

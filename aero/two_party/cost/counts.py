@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from aero.architecture import Architecture, parse
 from aero.errors import UserError, got, run_main
 from aero.families import FAMILIES
-from aero.two_party.program.optimizations import check_put_back
+from aero.two_party.program.optimizations import check_rebased
 
 if TYPE_CHECKING:
     from aero.model import ModelConfig
@@ -112,7 +112,7 @@ def counts(architecture: Architecture, sizes: Sizes, program: str) -> tuple[Coun
         raise UserError(f"{architecture}: a private pass computes softmax attention only; take an SM architecture")
     try:
         architecture.ffn_layers(sizes.layers)
-        check_put_back(architecture, sizes.layers, program)
+        check_rebased(architecture, sizes.layers, program)
     except ValueError as error:
         raise UserError(str(error)) from None
     rule = _rule_for(architecture, sizes, program)

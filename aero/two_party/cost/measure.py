@@ -13,7 +13,7 @@ import numpy as np
 from aero import records
 from aero.two_party.cost.ledger import Measurement, as_json
 from aero.two_party.program.operations import SHARED, Operation
-from aero.two_party.program.optimizations import chosen
+from aero.two_party.program.optimizations import parse_program
 from aero.two_party.runtime.parties import Party, run_parties
 from aero.two_party.runtime.profile import Profile, check_pair
 from aero.two_party.runtime.relay import Relay
@@ -109,8 +109,10 @@ def warm_up(operations: Iterable[Operation]) -> tuple[Operation, ...]:
 
 def warm_up_of(program: str) -> tuple[Operation, ...]:
     """What to run before a pass of `program` so that it does not pay for keys."""
-    savings, _ = chosen(program)
-    return _warm_up("lattice_products" in savings, "narrow_comparisons" in savings, "fewer_squarings" in savings)
+    optimizations, _ = parse_program(program)
+    return _warm_up(
+        "lattice_products" in optimizations, "narrow_comparisons" in optimizations, "fewer_squarings" in optimizations
+    )
 
 
 def _warm_up(lattice: bool, narrow: bool, few: bool) -> tuple[Operation, ...]:

@@ -1,7 +1,4 @@
-"""How private programs cut what they work on: the block-lower-triangular cover of causal attention, tiles of rows.
-
-Without JAX, because the cost of the programs that `aero.two_party.program.nonlinear` writes by it is told from it too.
-"""
+"""The block-lower-triangular cover of causal attention, and tiles of rows. Without JAX, for the cost model."""
 
 from __future__ import annotations
 
@@ -18,23 +15,20 @@ def tile_side(rows: int) -> int:
 
 
 def tree_levels(entries: int) -> int:
-    """Comparisons one after the other for the maximum of `entries` (at least 1): SPU halves them, and compares what is
-    left over of an odd number at the end, one after the other (`TreeReduce` of its `reduce.cc`).
-    """
+    """Sequential comparisons for the maximum of `entries` >= 1: SPU halves them, and compares the leftovers of odd
+    numbers one after the other at the end (`TreeReduce` in its `reduce.cc`)."""
     return entries.bit_length() - 1 + entries.bit_count() - 1
 
 
 def narrow_levels(entries: int) -> int:
-    """The same for `aero.two_party.program.nonlinear.narrow_maximum`, which compares what is left over one level
-    later."""
+    """The same for `nonlinear.narrow_maximum`, which compares a leftover one level later."""
     return (entries - 1).bit_length()
 
 
 @dataclass(frozen=True)
 class Cover:
-    """A cover of (rows, columns) logits of one head by at most `blocks` blocks of rows, each as wide as its last row
-    sees. The last row of all sees every column.
-    """
+    """At most `blocks` blocks of rows that cover one head's (rows, columns) logits, each as wide as its last row sees.
+    The last row sees every column."""
 
     rows: int
     columns: int
@@ -53,19 +47,18 @@ class Cover:
 
     @property
     def tiled(self) -> bool:
-        """Whether maxima are taken within square tiles first and then over a row's tiles: about half of the
-        comparisons, and one after the other about as many as over the whole row. A square alone has such tiles.
-        """
+        """Whether maxima are taken within square tiles first and then over a row's tiles: half of the comparisons.
+        Only square logits have such tiles."""
         return self.rows == self.columns and self.blocks > 1
 
     @property
     def entries(self) -> int:
-        """Entries that are exponentiated."""
+        """Exponentiated entries."""
         return sum((high - low) * width for low, high, width in self.spans)
 
     @property
     def comparisons(self) -> int:
-        """Comparisons of two entries for the maxima of all rows; a square that is not made of tiles is filled up."""
+        """Pairwise comparisons for the maxima of all rows; incomplete tiles are padded."""
         if not self.tiled:
             return self.rows * (self.columns - 1)
         across = len(self.spans)
@@ -73,7 +66,7 @@ class Cover:
 
     @property
     def levels(self) -> int:
-        """Comparisons one after the other for the maxima of all rows, which are worked on at once."""
+        """Sequential comparisons for the maxima of all rows, which are computed in parallel."""
         return self._levels(tree_levels)
 
     @property

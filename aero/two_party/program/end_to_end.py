@@ -1,4 +1,4 @@
-"""A complete private forward pass: the client's tokens against the server's weights, logits for the client alone."""
+"""A complete private forward pass: the client's tokens and the server's weights give logits to the client only."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from aero.two_party.cost.measure import place, warm_up_of
 from aero.two_party.program.forward import forward, operations, prompt_array, prompt_type
 from aero.two_party.program.nonlinear import MASKED
 from aero.two_party.program.operations import Operation, call
-from aero.two_party.program.optimizations import AS_PUBLISHED, chosen
+from aero.two_party.program.optimizations import AS_PUBLISHED, parse_program
 from aero.two_party.program.weights import weight_arrays, weight_shapes, within_budget
 from aero.two_party.runtime.parties import Party, run_parties
 from aero.two_party.runtime.profile import check_pair
 from aero.two_party.runtime.settings import CLIENT, FIELD_BITS, NARROW_FIELD, SERVER, Settings, TwoPartyError
 
-# An operation of fewer bytes is dear where it makes a refill, 0.3 to 1.2 MB.
 FEW_BYTES = 8_000_000
+"""Below this, a refill of oblivious transfers (0.3 to 1.2 MB) is a large part of an operation's bytes."""
 OF_64_BITS = {"split_exponential", "lattice_products", "narrow_comparisons", "fewer_squarings"}
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What something cost: bytes by each party, messages of both, wall-clock seconds.
+    """Bytes sent by each party, messages of both, wall-clock seconds.
 
-    The logits' share that the server sends at the end of a pass, 8 bytes an entry of the vocabulary in a ring of 64
-    bits, is not counted: SPU counts what its programs send.
+    The server's share of the logits at the end of a pass, 8 bytes per vocabulary entry, is not counted: SPU counts only
+    what its programs send.
     """
 
     bytes_client: int
@@ -51,7 +51,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Answer(Cost):
-    """What the client holds after a private forward pass, and what the pass cost, weights already in place.
+    """The client's result of a private forward pass, and its cost with weights already in place.
 
     logits: (V,) after the last token. next_token: the most likely one.
     """
@@ -79,7 +79,7 @@ class PublicModel:
 
 @dataclass(frozen=True)
 class Question(PublicModel):
-    """What both parties know beforehand: the model, and the prompt's length."""
+    """What both parties know before a pass: the model, and the prompt's length."""
 
     tokens: int
 
@@ -94,16 +94,16 @@ class Question(PublicModel):
 
 
 def check_ring(field: str, fraction_bits: int, program: str) -> None:
-    """TwoPartyError for a program that cannot be computed in the ring `field`, ValueError for one that is none."""
+    """TwoPartyError for a program that cannot be computed in the ring `field`, ValueError for an unknown program."""
     if field == "FM32":
         raise TwoPartyError("SPU cannot divide in the ring FM32, and every softmax divides; use FM64")
-    if field != "FM64" and OF_64_BITS & chosen(program)[0]:
+    if field != "FM64" and OF_64_BITS & parse_program(program)[0]:
         raise TwoPartyError(
             f"program {program} computes on shares of 64 bits at most, not on {field}; use FM64, or as_written"
         )
-    # What is masked is compared too, and must not come near the ring's end.
+    # Masked entries are compared too, and must stay away from the ring's end.
     holds = 2.0 ** (FIELD_BITS[NARROW_FIELD] - 1 - fraction_bits)
-    if "narrow_comparisons" in chosen(program)[0] and holds <= -2 * MASKED:
+    if "narrow_comparisons" in parse_program(program)[0] and holds <= -2 * MASKED:
         raise TwoPartyError(
             f"program {program} compares in 32 bits, which are too few with {fraction_bits} fraction bits; use fewer, "
             "or a program without narrow_comparisons"
@@ -111,7 +111,7 @@ def check_ring(field: str, fraction_bits: int, program: str) -> None:
 
 
 def put_weights(party: Party, model: PublicModel, weights: Mapping[str, np.ndarray] | None) -> list[str]:
-    """Place the server's folded weights, None at the client, as the program has them; returns the inputs' names."""
+    """Place the server's folded weights (None at the client); returns the names of these inputs."""
     shapes = weight_shapes(model.parsed, model.model_config, model.program)
     owner = None if model.program == AS_PUBLISHED else SERVER
     for name in sorted(shapes):
@@ -120,7 +120,7 @@ def put_weights(party: Party, model: PublicModel, weights: Mapping[str, np.ndarr
 
 
 def put_prompt(party: Party, question: Question, ids: Sequence[int] | np.ndarray | None) -> None:
-    """Place the client's `ids` (T,), None at the server, as input "prompt"."""
+    """Place the client's `ids` (T,) (None at the server) as input "prompt"."""
     vocabulary, program = question.model_config.vocabulary, question.program
     values = None if ids is None else prompt_array(ids, vocabulary, program)
     shape, dtype = prompt_type(question.tokens, vocabulary, program)
@@ -128,11 +128,11 @@ def put_prompt(party: Party, question: Question, ids: Sequence[int] | np.ndarray
 
 
 def forward_task(party: Party, given: dict[str, Any]) -> dict[str, Any]:
-    """In a party process: place the weights, answer every prompt, and measure the same operations alone afterwards.
+    """In a party process: place the weights, answer every prompt, then measure operations alone.
 
-    given: "question" (both), "prompts" number (both), "weights" (server only), "ids" (client only, (N, T)),
-    "operations" to measure alone and how often, "runs" (both, may be left out together; those of less than FEW_BYTES
-    three times as often, unless it is once). Their mean bytes in both directions are returned under "alone".
+    given: "question" and number of "prompts" (both parties), "weights" (server), "ids" (N, T) (client); optionally
+    "operations" to run alone "runs" times (three times as often below FEW_BYTES, unless runs is 1). Their mean bytes in
+    both directions are returned as "alone".
     """
     question: Question = given["question"]
     if given.get("warm_up", True):
@@ -150,8 +150,7 @@ def forward_task(party: Party, given: dict[str, Any]) -> dict[str, Any]:
     for operation in given.get("operations", ()):
         placed, alone_function = place(party, operation), operation.function()
         profiles_alone = [party.run(alone_function, placed, ["y"]) for _ in range(given["runs"])]
-        # A refill of oblivious transfers falls into some run or other, and products of few elements come from a stock
-        # of 8,192, refilled when it is used up: their share shows in a mean, and where they weigh, of more runs.
+        # Refills of oblivious transfers and of Beaver triples fall into some runs only: a mean shows their share.
         if given["runs"] > 1 and profiles_alone[0].bytes < FEW_BYTES:
             profiles_alone += [party.run(alone_function, placed, ["y"]) for _ in range(2 * given["runs"])]
         alone[operation] = fmean(profile.bytes for profile in profiles_alone)
@@ -167,11 +166,10 @@ def ask(
 ) -> tuple[list[Answer], dict[Operation, float]]:
     """Answer `prompts` (N, T), token ids, privately: two processes, the model in one, the prompts in the other.
 
-    model: a `GPT` or the path of its checkpoint. operation_runs: how often every operation of the program is also run
-    alone in the same session, for its bytes in both directions, which a composition is held against; 0 for not at all.
-    Whether the model's values fit the fixed point is not looked at: `aero.two_party.program.fixed_point.fitting`
-    does that.
-    Raises TwoPartyError if a party fails, ValueError for prompts the model cannot take.
+    model: a `GPT` or the path of its checkpoint. operation_runs: how often every operation is also run alone in the
+    same session, for its bytes in both directions. Does not check whether the model's values fit the fixed point:
+    `aero.two_party.program.fixed_point.fitting` does. Raises TwoPartyError if a party fails, ValueError for prompts the
+    model cannot take.
     """
     if not isinstance(model, GPT):
         model = checkpoint.load(model)
@@ -211,5 +209,5 @@ def ask(
 
 
 def composed_bytes(counts: dict[Operation, int], alone: dict[Operation, float]) -> float:
-    """Bytes of a pass by its operations measured alone: sum of count x bytes."""
+    """Bytes of a pass composed from its operations measured alone: sum of count x bytes."""
     return sum(count * alone[operation] for operation, count in counts.items())

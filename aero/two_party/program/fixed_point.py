@@ -1,18 +1,18 @@
-"""Whether a model's values stay within what SPU's fixed point holds; beyond it a private answer is some other number.
+"""Whether a model's values fit SPU's fixed point. SPU does not report an overflow: a private answer is then wrong.
 
-With k bits in the ring and f fraction bits, and without a word from SPU when they are passed:
+With k bits in the ring and f fraction bits:
 
-- a product has 2f fraction bits before it is truncated, and truncation (Cheetah's, which first adds 2^(k-2) so that
-  nothing is negative) takes products below 2^(k-2-2f): 2^26;
-- `rsqrt` takes arguments below 2^(f-1): 2^17, a variance;
-- a division takes denominators below 2^f, and loses digits long before: 1/x is off by 4 % at 2^12;
-- SPU's exponential (1 + x / 2^8)^(2^8) turns round at -2^8 and is above 1 again below -2^9;
-- `shares.exponential` turns round at -2^5 and is above 1 below -2^6, half of which is allowed here;
-- `shares.negative` compares in 32 bits: what is below 2^(31-f), 2^13. Half of that is allowed here, because the next
-  value is no larger one but one of the other sign, and other prompts than those looked at go somewhat further;
+- a multiplication has 2f fraction bits before truncation, and Cheetah's truncation, which first adds 2^(k-2) so that
+  nothing is negative, takes values below 2^(k-2-2f): 2^26;
+- `rsqrt` takes arguments below 2^(f-1): a variance of 2^17;
+- a division takes denominators below 2^f, and loses precision long before: 1/x is off by 4 % at 2^12;
+- SPU's exponential (1 + x / 2^8)^(2^8) has its minimum at -2^8 and exceeds 1 below -2^9;
+- `share_steps.exponential` has its minimum at -2^5 and exceeds 1 below -2^6; half of that is allowed here;
+- `share_steps.negative` compares in 32 bits, values below 2^(31-f) = 2^13; half of that is allowed here, because beyond
+  it the sign flips, and other prompts reach somewhat further than the probes;
 - anything else stays below 2^(k-2-f).
 
-The limits of `rsqrt` and divisions were found with SPU 0.9.5, k = 64 and f = 18 (tests/two_party/test_fixed_point.py).
+The limits of `rsqrt` and division were measured with SPU 0.9.5, k = 64, f = 18 (tests/two_party/test_fixed_point.py).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from aero.two_party.lattice.share_steps import SQUARINGS
 from aero.two_party.program.forward import forward
 from aero.two_party.program.nonlinear import MASKED
 from aero.two_party.program.operations import KINDS
-from aero.two_party.program.optimizations import chosen, named
+from aero.two_party.program.optimizations import parse_program, program_name
 from aero.two_party.program.weights import weight_arrays
 from aero.two_party.runtime.settings import FIELD_BITS, NARROW_FIELD, Settings, TwoPartyError
 
 TOKENS = 128
-"""Positions that are looked at, at most: magnitudes hardly grow with the context, the time of looking does."""
+"""Positions probed, at most: magnitudes hardly grow with the context, but time does."""
 NARROW_MARGIN = 2.0
 PRODUCTS = {"mul", "dot_general", "square", "integer_pow", "conv_general_dilated"}
 _INSIDE = {"pjit", "jit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"}
@@ -45,7 +45,7 @@ _INSIDE = {"pjit", "jit", "closed_call", "core_call", "custom_jvp_call", "custom
 
 @dataclass(frozen=True)
 class Beyond:
-    """How far a value goes: what it is of, its magnitude, and the limit."""
+    """The value nearest to its limit: operation, magnitude, limit."""
 
     what: str
     value: float
@@ -53,7 +53,7 @@ class Beyond:
 
 
 def limits(settings: Settings) -> dict[str, float]:
-    """{"product", "rsqrt", "div", "exp", "squarings", "negative", "value": the magnitude that each must stay below}."""
+    """The magnitude that each of "product", "rsqrt", "div", "exp", "squarings", "negative", "value" must stay below."""
     ring, fraction = FIELD_BITS[settings.field], settings.fraction_bits
     return {
         "product": 2.0 ** (ring - 2 - 2 * fraction),
@@ -69,7 +69,7 @@ def limits(settings: Settings) -> dict[str, float]:
 def watched(
     kind: str, arrays: tuple[Array, ...], constants: Mapping[str, float], found: list[tuple[str, str, float]]
 ) -> Array:
-    """The operation's result in the clear; adds (limit's name, operation, magnitude) of all that it computes."""
+    """The operation's result in the clear; appends (name of the limit, operation, magnitude) for every value in it."""
     function = KINDS[kind].function
     closed = jax.make_jaxpr(lambda *given: function(*given, **constants))(*arrays)
 
@@ -98,7 +98,7 @@ def watched(
                 elif name == "div":
                     note("div", values[1])
                 elif name in ("exp", "exp2"):
-                    # Masked entries are exponentiated, too, and left out afterwards.
+                    # Masked entries are exponentiated too, and discarded afterwards.
                     note("exp", np.where(np.asarray(values[0]) > 0.8 * MASKED, values[0], 0.0))
                 elif name == "on_shares" and equation.params["step"] == "negative":
                     note("negative", values[0])
@@ -117,20 +117,21 @@ def watched(
 
 
 def probes(model: GPT) -> Iterator[np.ndarray]:
-    """Token ids (T,) to look at a model's values with: drawn at random, and one token again and again."""
+    """Token ids (T,) to probe a model with: random ones, and one token repeated."""
     tokens = min(model.config.context, TOKENS)
     drawn = np.random.default_rng(0).integers(0, model.config.vocabulary, tokens)
     yield from (drawn, np.full(tokens, drawn[0]))
 
 
 def farthest(model: GPT, program: str, settings: Settings, ids: np.ndarray | None = None) -> Beyond:
-    """Of all values of a pass over `ids` (T,), those of `probes` if None, the one nearest to its limit or furthest
-    beyond it. program: as `within_budget` returns it. Computed in the clear, by who holds the model.
+    """The value nearest to or furthest beyond its limit in a pass over `ids` (T,), or over `probes` if None.
+
+    program: as `within_budget` returns it. Computed in the clear by the holder of the model.
     """
     found: list[tuple[str, str, float]] = []
 
     def run(kind: str, *arrays: Array, **constants: float) -> Array:
-        if kind == "embedding_lookup":  # rows of a table, which its owner has checked; not in fixed point
+        if kind == "embedding_lookup":  # rows of a table that its owner has checked; not in fixed point
             return arrays[0] @ arrays[1]
         return watched(kind, arrays, constants, found)
 
@@ -144,26 +145,25 @@ def farthest(model: GPT, program: str, settings: Settings, ids: np.ndarray | Non
 
 
 def fitting(model: GPT, program: str, settings: Settings) -> str:
-    """`program`, or the same without one or several of fewer_squarings, narrow_comparisons and lattice_products, the
-    first in which the model's values fit: these hold less than SPU does. TwoPartyError if they fit in none.
-    """
-    savings, rebased = chosen(program)
-    few, narrow, outside = (savings & {name} for name in ("fewer_squarings", "narrow_comparisons", "lattice_products"))
-    *others, last = dict.fromkeys(
-        frozenset().union(*less) for less in itertools.product(*((frozenset(), one) for one in (outside, narrow, few)))
-    )
-    for less in others:
-        one = named(savings - less, rebased)
-        found = farthest(model, one, settings)
+    """The first program in which the model's values fit: `program`, or without some of the optimizations whose range
+    is smaller than SPU's (fewer_squarings, narrow_comparisons, lattice_products). TwoPartyError if none fits."""
+    optimizations, rebased = parse_program(program)
+    droppable = [optimizations & {name} for name in ("lattice_products", "narrow_comparisons", "fewer_squarings")]
+    choices = itertools.product(*((frozenset(), one) for one in droppable))
+    candidates = [
+        program_name(optimizations - dropped, rebased)
+        for dropped in dict.fromkeys(frozenset().union(*choice) for choice in choices)
+    ]
+    for candidate in candidates[:-1]:
+        found = farthest(model, candidate, settings)
         if found.value < found.limit:
-            return one
-    program = named(savings - last, rebased)
-    check(model, program, settings)
-    return program
+            return candidate
+    check(model, candidates[-1], settings)
+    return candidates[-1]
 
 
 def check(model: GPT, program: str, settings: Settings) -> None:
-    """TwoPartyError if the model's values leave the fixed point for `probes`: its private answers would be wrong."""
+    """TwoPartyError if the model's values overflow the fixed point on `probes`."""
     found = farthest(model, program, settings)
     if not found.value < found.limit:
         raise TwoPartyError(

@@ -2,10 +2,9 @@
 
 T: tokens of the prompt, V: vocabulary, d: width, H: heads, d_k = d / H.
 
-"as_written" computes the network as it is written, with `jax.nn`'s functions and one product a weight matrix.
-"tuned" computes the same function with the savings of `aero.two_party.program.optimizations`, each of which is a
-switch.
-"as_published" is what the published bytes were measured with, as far as is known.
+"as_written" computes the network with `jax.nn`'s functions and one matrix multiplication per weight matrix, "tuned" the
+same function with `aero.two_party.program.optimizations`, "as_published" as the published bytes were measured, as far
+as is known.
 """
 
 from __future__ import annotations
@@ -23,55 +22,58 @@ from jax import Array
 from aero.architecture import Architecture
 from aero.model import ModelConfig
 from aero.two_party.lattice.lookup import LEAST_VOCABULARY
+from aero.two_party.program.layers import Affine, Layer, Weights
 from aero.two_party.program.operations import KINDS, SHARED, Operation, call, trace
-from aero.two_party.program.optimizations import AS_PUBLISHED, Savings, chosen
+from aero.two_party.program.optimizations import AS_PUBLISHED, Optimizations, parse_program
 from aero.two_party.program.weights import weight_shapes
 
-# Encoded weights need memory, some 4 kB each when many rows are multiplied: 12 GB in one party for 4,096 entries of the
-# embedding, 9 for 768 x 3,072; 7 GB for the whole vocabulary projection of one row. A run must stay below 8.
+# Encoded weights take some 4 kB each when many rows are multiplied: 12 GB in one party for 4,096 entries of the
+# embedding, 9 for 768 x 3,072; 7 GB for the whole vocabulary projection of one row. These sizes keep a run below 8 GB.
 SLICE = 1024
 HEAD_SLICE = 16384
 WEIGHTS_AT_ONCE = 800_000
 IDS_AT_ONCE = 2
 COVER_BLOCKS = 16
 Call = Callable[..., Array]
-Named = Mapping[str, Array]
 
 
 def forward(
-    run: Call, architecture: Architecture, config: ModelConfig, program: str, weights: Named, prompt: Array
+    run: Call,
+    architecture: Architecture,
+    config: ModelConfig,
+    program: str,
+    weights: Mapping[str, Array],
+    prompt: Array,
 ) -> Array:
-    """Logits (V,) after the last of the T tokens of `prompt`, as `prompt_array` gives it.
+    """Logits (V,) after the last of the T tokens of `prompt`, which is as `prompt_array` gives it.
 
-    `run` computes or records each operation.
+    run: computes or records each operation. weights: as `weight_arrays` gives them.
     """
-    savings, _ = chosen(program)
-    fitted = AS_PUBLISHED in savings
-    if fitted:
-        run = _of_shared_weights(run)
-    tokens = prompt.shape[0]
-    if "lattice_products" in savings:
-        run = _LatticeProducts(run)
-    x = embed(run, savings, weights["token_embedding"], prompt)  # (T, d)
-    if "position_embedding" in weights:
-        x = x + weights["position_embedding"][:tokens]
-    block = _he_hofmann if architecture.block == "he_hofmann" else _pre_ln
-    for layer in range(config.layers):
-        w = {name.partition(".")[2]: value for name, value in weights.items() if name.startswith(f"{layer}.")}
-        only_last = layer == config.layers - 1 and "last_row" in savings
-        x = block(run, architecture, config, savings, w, x, only_last)
-    if "last_row" in savings:
+    optimizations, _ = parse_program(program)
+    fitted = AS_PUBLISHED in optimizations
+    this = _Pass(_with_shared_weights(run) if fitted else run, architecture, config, optimizations)
+    w = Weights.of(weights)
+    x = this.embed(w.token_embedding, prompt)  # (T, d)
+    if w.position_embedding is not None:
+        x = x + w.position_embedding[: prompt.shape[0]]
+    for index, layer in enumerate(w.layers):
+        only_last = index == config.layers - 1 and "last_row" in optimizations
+        x = (
+            this.he_hofmann(layer, x, only_last)
+            if architecture.block == "he_hofmann"
+            else this.pre_ln(layer, x, only_last)
+        )
+    if "last_row" in optimizations:
         x = x[-1:]
-    if "basis" in weights:
-        x = product(run, x if fitted else x[-1:], weights["basis"])
+    if w.basis is not None:
+        x = this.affine(x if fitted else x[-1:], w.basis)
     if config.ln_f:
-        if "folded_norms" in savings:
-            return project(run, _normalise(run, savings, x)[-1:], weights["head"]) + weights["head_bias"]
-        x = run("layer_norm", x, weights["ln_f.weight"], weights["ln_f.bias"])
-    return project(run, x if fitted else x[-1:], weights["head"])
+        x = this.normalise(x) if w.ln_f is None else _layer_norm(this.run, x, w.ln_f)
+    logits = this.project(x if fitted else x[-1:], w.head.weight)
+    return logits if w.head.bias is None else logits + w.head.bias
 
 
-def _of_shared_weights(run: Call) -> Call:
+def _with_shared_weights(run: Call) -> Call:
     """`run` for weights that no party has in the clear."""
 
     def shared(kind: str, *arrays: Array, **constants: float) -> Array:
@@ -80,49 +82,15 @@ def _of_shared_weights(run: Call) -> Call:
     return shared
 
 
-@dataclass(frozen=True)
-class _LatticeProducts:
-    """`run`, and by this name that `product` multiplies several rows outside SPU. One row costs SPU little."""
-
-    run: Call
-
-    def __call__(self, kind: str, *arrays: Array, **constants: float) -> Array:
-        return self.run(kind, *arrays, **constants)
+def _layer_norm(run: Call, x: Array, norm: Affine) -> Array:
+    return run("layer_norm", x, norm.weight, norm.bias)
 
 
-def project(run: Call, x: Array, head: Array) -> Array:
-    """Logits (V,) of the last row of states x (rows, d), in slices of the vocabulary."""
-    size = HEAD_SLICE if x.shape[0] == 1 else SLICE
-    edges = [*range(0, head.shape[1], size), head.shape[1]]
-    parts = [run("vocabulary_slice", x, head[:, low:high]) for low, high in zip(edges, edges[1:], strict=False)]
-    return jnp.concatenate(parts, 1)[-1]
+def matmul(run: Call, x: Array, weight: Array) -> Array:
+    """x (rows, n) times the server's (n, m) by SPU, in slices of at most WEIGHTS_AT_ONCE weights for several rows.
 
-
-def embed(run: Call, savings: Savings, table: Array, one_hot: Array) -> Array:
-    """One-hot (T, V) times the table (V, d): a lookup, or in slices of the vocabulary; whole, it needs too much memory.
-
-    A lookup is cheaper from LEAST_VOCABULARY entries on, whatever T and d. "as_published" has ids (T,), no rows.
+    Slices go along the longer side: columns are concatenated, inner ones added.
     """
-    if AS_PUBLISHED in savings:
-        few = range(0, one_hot.shape[0], IDS_AT_ONCE)
-        return jnp.concatenate([run("id_lookup", one_hot[low : low + IDS_AT_ONCE], table) for low in few])
-    if "lattice_lookup" in savings and table.shape[0] >= LEAST_VOCABULARY:
-        return run("embedding_lookup", one_hot, table)
-    edges = [*range(0, table.shape[0], SLICE), table.shape[0]]
-    parts = [
-        run("embedding_slice", one_hot[:, low:high], table[low:high])
-        for low, high in zip(edges, edges[1:], strict=False)
-    ]
-    return sum(parts[1:], parts[0])
-
-
-def product(run: Call, x: Array, weight: Array) -> Array:
-    """x (rows, n) times the server's (n, m), in slices of at most WEIGHTS_AT_ONCE weights where rows are many.
-
-    Slices go along the longer side: columns are put side by side, inner ones added up. lattice_products needs none.
-    """
-    if isinstance(run, _LatticeProducts) and x.shape[0] > 1:
-        return run("lattice_linear", x, weight)
     inner, columns = weight.shape
     pieces = 1 if x.shape[0] == 1 else -(-inner * columns // WEIGHTS_AT_ONCE)
     if pieces == 1:
@@ -145,174 +113,186 @@ def _merge(x: Array) -> Array:
     return jnp.swapaxes(x, 0, 1).reshape(x.shape[1], -1)
 
 
-def _product(run: Call, x: Array, w: Named, name: str) -> Array:
-    return product(run, x, w[name]) + w[f"{name}_bias"]
+@dataclass(frozen=True)
+class _Pass:
+    """The parts of one forward pass."""
 
+    run: Call
+    architecture: Architecture
+    config: ModelConfig
+    optimizations: Optimizations
 
-def _normalise(run: Call, savings: Savings, x: Array) -> Array:
-    return run("normalise_tiles" if "row_tiles" in savings and x.shape[0] > 1 else "normalise", x)
+    def has(self, optimization: str) -> bool:
+        return optimization in self.optimizations
 
+    @property
+    def narrow(self) -> dict[str, int]:
+        """The constant of operations that compare; left out where it is 0, as in the names of measured operations."""
+        return {"narrow": 1} if self.has("narrow_comparisons") else {}
 
-def _norm(run: Call, savings: Savings, w: Named, name: str, x: Array) -> Array:
-    """LayerNorm, without gain and bias where these are folded away."""
-    if f"{name}.weight" in w:
-        return run("layer_norm", x, w[f"{name}.weight"], w[f"{name}.bias"])
-    return _normalise(run, savings, x)
+    @property
+    def few(self) -> dict[str, int]:
+        """The same for operations that take exponentials."""
+        return {"few": 1} if self.has("fewer_squarings") else {}
 
+    def affine(self, x: Array, map_: Affine) -> Array:
+        """A matrix of the server's, and its bias. lattice_products takes it outside SPU unless x is one row."""
+        outside = self.has("lattice_products") and x.shape[0] > 1
+        y = self.run("lattice_linear", x, map_.weight) if outside else matmul(self.run, x, map_.weight)
+        return y if map_.bias is None else y + map_.bias
 
-def _query_key_value(
-    run: Call, config: ModelConfig, w: Named, n: Array, only_last: bool, name: str
-) -> tuple[Array, ...]:
-    """Q of all rows or of the last one, then K and V (with `name` "qk" K alone), 1/sqrt(d_k) inside Q."""
-    d = config.width
-    if "last_query" in w:
-        query, others = _product(run, n[-1:], w, "last_query"), _product(run, n, w, "others")
+    def embed(self, table: Array, prompt: Array) -> Array:
+        """Rows (T, d) of the table (V, d): by an encrypted lookup, or one-hot (T, V) times slices of the table.
+
+        A lookup is cheaper from LEAST_VOCABULARY entries on. "as_published" has ids (T,) instead of one-hot rows.
+        """
+        if self.has(AS_PUBLISHED):
+            starts = range(0, prompt.shape[0], IDS_AT_ONCE)
+            return jnp.concatenate([self.run("id_lookup", prompt[low : low + IDS_AT_ONCE], table) for low in starts])
+        if self.has("lattice_lookup") and table.shape[0] >= LEAST_VOCABULARY:
+            return self.run("embedding_lookup", prompt, table)
+        starts = range(0, table.shape[0], SLICE)
+        parts = [self.run("embedding_slice", prompt[:, low : low + SLICE], table[low : low + SLICE]) for low in starts]
+        return sum(parts[1:], parts[0])
+
+    def project(self, x: Array, head: Array) -> Array:
+        """Logits (V,) of the last row of states x (rows, d), in slices of the vocabulary."""
+        size = HEAD_SLICE if x.shape[0] == 1 else SLICE
+        starts = range(0, head.shape[1], size)
+        parts = [self.run("vocabulary_slice", x, head[:, low : low + size]) for low in starts]
+        return jnp.concatenate(parts, 1)[-1]
+
+    def normalise(self, x: Array) -> Array:
+        return self.run("normalise_tiles" if self.has("row_tiles") and x.shape[0] > 1 else "normalise", x)
+
+    def norm(self, norm: Affine | None, x: Array) -> Array:
+        """LayerNorm, without gain and bias where these are folded away."""
+        return self.normalise(x) if norm is None else _layer_norm(self.run, x, norm)
+
+    def query_key_value(self, layer: Layer, n: Array, only_last: bool) -> tuple[Array, ...]:
+        """Q of all rows or of the last one, then K and, in pre-LN layers, V. Q holds 1/sqrt(d_k)."""
+        d, whole = self.config.width, layer.qkv or layer.qk
+        if layer.last_query is not None:
+            query, others = self.affine(n[-1:], layer.last_query), self.affine(n, layer.others)
+        elif whole is not None and only_last:
+            others = self.affine(n, Affine(whole.weight[:, d:], whole.bias[d:]))
+            query = self.affine(n[-1:], Affine(whole.weight[:, :d], whole.bias[:d]))
+        elif whole is not None:
+            every = self.affine(n, whole)
+            query, others = every[:, :d], every[:, d:]
+        else:
+            query = self.affine(n[-1:] if only_last else n, layer.query)
+            query = self.run("scale_public", query, factor=float((d / self.config.heads) ** -0.5))
+            key = self.affine(n, layer.key)
+            return (
+                (query, key) if self.architecture.block == "he_hofmann" else (query, key, self.affine(n, layer.value))
+            )
         return query, *(others[:, start : start + d] for start in range(0, others.shape[1], d))
-    if name in w:
+
+    def attend(self, layer: Layer, query: Array, key: Array, value: Array) -> Array:
+        """Attention output (rows, d) of the last `rows` queries."""
+        query, key, value = (_split(x, self.config.heads) for x in (query, key, value))
+        logits = self.scores(layer, query, key)
+        if not self.has("late_division"):
+            return _merge(self.run("mix", self.probabilities(logits), value))
+        weights = self.exponentials(logits)
+        inverse = self.run("inverse_sums", weights)
+        tiles = self.has("row_tiles") and query.shape[1] > 1
+        return _merge(self.run("scale_row_tiles" if tiles else "scale_rows", self.run("mix", weights, value), inverse))
+
+    def scores(self, layer: Layer, query: Array, key: Array) -> Array:
+        """Attention logits (H, rows, T) of (H, rows, d_k) and (H, T, d_k), with rotary positions and temperatures."""
+        tokens, rows, dims = key.shape[1], query.shape[1], self.config.rotary_dims
+        if self.config.position == "rotary":
+            query = self.run("rotate", query, dims=dims, first=tokens - rows)
+            key = self.run("rotate", key, dims=dims, first=0)
+        if layer.inverse_temperature is not None:
+            factors = layer.inverse_temperature[:, tokens - rows : tokens]
+            if self.has("row_tiles") and rows > 1:
+                query = self.run("scale_row_tiles_by_server", query, factors)
+            else:
+                query = self.run("scale", query, factors[:, :, None])
+        return self.run("scores", query, key)
+
+    def blocks(self, logits: Array) -> int:
+        return min(COVER_BLOCKS, logits.shape[1]) if self.has("causal_cover") else 1
+
+    def exponentials(self, logits: Array) -> Array:
+        split = int(self.has("split_exponential"))
+        return self.run("exponentials", logits, blocks=self.blocks(logits), split=split, **self.narrow, **self.few)
+
+    def probabilities(self, logits: Array) -> Array:
+        if self.has(AS_PUBLISHED):
+            return self.run("softmax_clipped", logits)
+        if self.has("split_exponential"):
+            return self.run("divide_by_sums", self.exponentials(logits))
+        if self.has("causal_cover"):
+            return self.run("softmax_cover", logits, blocks=self.blocks(logits), **self.narrow, **self.few)
+        return self.run("softmax_plain", logits, **self.narrow, **self.few)
+
+    def pre_ln(self, layer: Layer, x: Array, only_last: bool) -> Array:
+        if layer.basis is not None:
+            x = self.affine(x, layer.basis)
+        n = self.norm(layer.ln_1, x) if self.architecture.layer_norm else x
+        attended = self.attend(layer, *self.query_key_value(layer, n, only_last))
         if only_last:
-            # One query row; keys and values of all rows.
-            others = product(run, n, w[name][:, d:]) + w[f"{name}_bias"][d:]
-            query = product(run, n[-1:], w[name][:, :d]) + w[f"{name}_bias"][:d]
+            x = x[-1:]
+        if layer.from_both is not None:
+            return self.affine(jnp.concatenate([x, attended], 1), layer.from_both)
+        if layer.from_attention is not None:
+            return x + self.affine(attended, layer.from_attention)
+        attended = self.affine(attended, layer.output)
+        after = x + attended
+        if layer.fused is None and layer.up is None:
+            return after
+        # In parallel form the FFN reads x itself, and the attention is added last, unscaled.
+        read = x if self.config.parallel_residual else after
+        y = (read if layer.beta is None else self.run("scale", read, layer.beta)) + self.ffn(layer, read)
+        return y + attended if self.config.parallel_residual else y
+
+    def ffn(self, layer: Layer, x: Array) -> Array:
+        n = self.norm(layer.ln_2, x) if self.architecture.layer_norm else x
+        if layer.fused is not None:
+            return self.affine(n, layer.fused)
+        hidden = self.affine(n, layer.up)
+        if self.architecture.ffn == "gelu":
+            if self.has("segmented_gelu"):
+                hidden = self.run("gelu_segments", hidden, **self.narrow)
+            else:
+                hidden = self.run("gelu_exact" if self.config.gelu == "exact" else "gelu_plain", hidden)
+        elif layer.slope is not None:
+            hidden = self.run("leaky_relu", hidden, layer.slope, **self.narrow)
+        elif self.architecture.ffn in ("relu", "leaky_relu"):
+            hidden = self.run("relu", hidden, **self.narrow)
+        y = self.affine(hidden, layer.down)
+        return y if layer.around is None else y + self.affine(n, layer.around)
+
+    def he_hofmann(self, layer: Layer, x: Array, only_last: bool) -> Array:
+        """b_ff FFN(n) + b_sa Concat_h((a_h I + b_h P_h - g_h C) V_h)."""
+        if layer.combine is not None:
+            n = x if layer.value is None else self.normalise(x)
+            value = n if layer.value is None else self.affine(n, layer.value)
+            rows = 1 if only_last else n.shape[0]
+            attended = self.attend(layer, *self.query_key_value(layer, n, only_last), value)
+            joined = [n[-rows:], attended, self.run("causal_mean", n, rows=rows)]
+            return self.affine(jnp.concatenate(joined, 1), layer.combine)  # (rows, 3d)
+        n = x if layer.ln_1 is None else _layer_norm(self.run, x, layer.ln_1)
+        tokens = n.shape[0]
+        query, key = (_split(m, self.config.heads) for m in self.query_key_value(layer, n, False))
+        shaped = self.probabilities(self.scores(layer, query, key))
+        if layer.shape is not None:
+            shaped = shaped + layer.shape[:, :tokens, :tokens]
         else:
-            whole = _product(run, n, w, name)
-            query, others = whole[:, :d], whole[:, d:]
-        return query, *(others[:, start : start + d] for start in range(0, others.shape[1], d))
-    query = _product(run, n[-1:] if only_last else n, w, "query")
-    query = run("scale_public", query, factor=float((d / config.heads) ** -0.5))
-    rest = ("key",) if name == "qk" else ("key", "value")
-    return query, *(_product(run, n, w, other) for other in rest)
-
-
-def _attend(
-    run: Call, config: ModelConfig, savings: Savings, w: Named, query: Array, key: Array, value: Array
-) -> Array:
-    """Attention output (rows, d) of `rows` trailing queries, Q already holding 1/sqrt(d_k)."""
-    query, key, value = (_split(x, config.heads) for x in (query, key, value))
-    logits = _scores(run, config, savings, w, query, key)
-    if "late_division" in savings:
-        weights = _exponentials(run, savings, logits)
-        inverse = run("inverse_sums", weights)
-        tiles = "row_tiles" in savings and query.shape[1] > 1
-        return _merge(run("scale_row_tiles" if tiles else "scale_rows", run("mix", weights, value), inverse))
-    return _merge(run("mix", _probabilities(run, savings, logits), value))
-
-
-def _scores(run: Call, config: ModelConfig, savings: Savings, w: Named, query: Array, key: Array) -> Array:
-    """Attention logits (H, rows, T) of heads (H, rows, d_k) and (H, T, d_k), positions and temperatures applied."""
-    tokens, rows = key.shape[1], query.shape[1]
-    if config.position == "rotary":
-        query = run("rotate", query, dims=config.rotary_dims, first=tokens - rows)
-        key = run("rotate", key, dims=config.rotary_dims, first=0)
-    if "inverse_temperature" in w:
-        factors = w["inverse_temperature"][:, tokens - rows : tokens]
-        if "row_tiles" in savings and rows > 1:
-            query = run("scale_row_tiles_by_server", query, factors)
-        else:
-            query = run("scale", query, factors[:, :, None])
-    return run("scores", query, key)
-
-
-def _blocks(savings: Savings, logits: Array) -> int:
-    return min(COVER_BLOCKS, logits.shape[1]) if "causal_cover" in savings else 1
-
-
-def _exponentials(run: Call, savings: Savings, logits: Array) -> Array:
-    split = int("split_exponential" in savings)
-    return run(
-        "exponentials", logits, blocks=_blocks(savings, logits), split=split, **_narrow(savings), **_few(savings)
-    )
-
-
-def _narrow(savings: Savings) -> dict[str, int]:
-    """The constant of operations that compare. It is left out where it is 0: their names are as they were before."""
-    return {"narrow": 1} if "narrow_comparisons" in savings else {}
-
-
-def _few(savings: Savings) -> dict[str, int]:
-    """The same of operations that take exponentials."""
-    return {"few": 1} if "fewer_squarings" in savings else {}
-
-
-def _probabilities(run: Call, savings: Savings, logits: Array) -> Array:
-    if AS_PUBLISHED in savings:
-        return run("softmax_clipped", logits)
-    if "split_exponential" in savings:
-        return run("divide_by_sums", _exponentials(run, savings, logits))
-    if "causal_cover" in savings:
-        return run("softmax_cover", logits, blocks=_blocks(savings, logits), **_narrow(savings), **_few(savings))
-    return run("softmax_plain", logits, **_narrow(savings), **_few(savings))
-
-
-def _pre_ln(
-    run: Call, architecture: Architecture, config: ModelConfig, savings: Savings, w: Named, x: Array, only_last: bool
-) -> Array:
-    if "basis" in w:
-        x = product(run, x, w["basis"])
-    n = _norm(run, savings, w, "ln_1", x) if architecture.layer_norm else x
-    attended = _attend(run, config, savings, w, *_query_key_value(run, config, w, n, only_last, "qkv"))
-    if only_last:
-        x = x[-1:]
-    if "from_both" in w:
-        return product(run, jnp.concatenate([x, attended], 1), w["from_both"]) + w["block_bias"]
-    if "from_attention" in w:
-        return x + product(run, attended, w["from_attention"]) + w["block_bias"]
-    attended = _product(run, attended, w, "output")
-    after = x + attended
-    if "fused" not in w and "up" not in w:
-        return after
-    # The parallel form reads x itself and adds the attention last, unscaled.
-    read = x if config.parallel_residual else after
-    y = (run("scale", read, w["beta"]) if "beta" in w else read) + _ffn(run, architecture, config, savings, w, read)
-    return y + attended if config.parallel_residual else y
-
-
-def _ffn(run: Call, architecture: Architecture, config: ModelConfig, savings: Savings, w: Named, x: Array) -> Array:
-    n = _norm(run, savings, w, "ln_2", x) if architecture.layer_norm else x
-    if "fused" in w:
-        return _product(run, n, w, "fused")
-    hidden = _product(run, n, w, "up")
-    if architecture.ffn == "gelu":
-        plain = "gelu_exact" if config.gelu == "exact" else "gelu_plain"
-        segmented = "segmented_gelu" in savings
-        hidden = run("gelu_segments", hidden, **_narrow(savings)) if segmented else run(plain, hidden)
-    elif "slope" in w:
-        hidden = run("leaky_relu", hidden, w["slope"], **_narrow(savings))
-    elif architecture.ffn in ("relu", "leaky_relu"):
-        hidden = run("relu", hidden, **_narrow(savings))
-    y = _product(run, hidden, w, "down")
-    return y + product(run, n, w["around"]) if "around" in w else y
-
-
-def _he_hofmann(
-    run: Call, architecture: Architecture, config: ModelConfig, savings: Savings, w: Named, x: Array, only_last: bool
-) -> Array:
-    """b_ff FFN(n) + b_sa Concat_h((a_h I + b_h P_h - g_h C) V_h)."""
-    if "combine" in w:
-        n = _normalise(run, savings, x) if "value" in w else x
-        value = _product(run, n, w, "value") if "value" in w else n
-        rows = 1 if only_last else n.shape[0]
-        attended = _attend(run, config, savings, w, *_query_key_value(run, config, w, n, only_last, "qk"), value)
-        joined = jnp.concatenate([n[-rows:], attended, run("causal_mean", n, rows=rows)], 1)  # (rows, 3d)
-        return product(run, joined, w["combine"]) + w["block_bias"]
-    # The shaped matrix a I + b P - g C, as it is defined, times V.
-    n = run("layer_norm", x, w["ln_1.weight"], w["ln_1.bias"]) if "ln_1.weight" in w else x
-    tokens = n.shape[0]
-    query, key = (_split(m, config.heads) for m in _query_key_value(run, config, w, n, False, "qk"))
-    probabilities = _probabilities(run, savings, _scores(run, config, savings, w, query, key))
-    if "shape" in w:
-        shaped = probabilities + w["shape"][:, :tokens, :tokens]
-    else:
-        centre = (np.tril(np.ones((tokens, tokens))) / np.arange(1, tokens + 1)[:, None]).astype(np.float32)
-        shaped = run("scale", probabilities, w["shape_b"]) + (
-            w["shape_a"] * np.eye(tokens, dtype=np.float32) - w["shape_g"] * centre
-        )
-    value = product(run, n, w["value"]) if "value" in w else n
-    attended = _merge(run("mix", shaped, _split(value, config.heads)))
-    if "fused" in w:
-        return attended + _product(run, n, w, "fused")
-    if "up" in w:
-        return attended + _product(run, _product(run, n, w, "up"), w, "down")
-    return attended + run("scale", n, w["b_ff"]) if "b_ff" in w else attended
+            centre = (np.tril(np.ones((tokens, tokens))) / np.arange(1, tokens + 1)[:, None]).astype(np.float32)
+            public = layer.shape_a * np.eye(tokens, dtype=np.float32) - layer.shape_g * centre
+            shaped = self.run("scale", shaped, layer.shape_b) + public
+        value = n if layer.value is None else self.affine(n, layer.value)
+        attended = _merge(self.run("mix", shaped, _split(value, self.config.heads)))
+        if layer.fused is not None:
+            return attended + self.affine(n, layer.fused)
+        if layer.up is not None:
+            return attended + self.affine(self.affine(n, layer.up), layer.down)
+        return attended if layer.b_ff is None else attended + self.run("scale", n, layer.b_ff)
 
 
 def one_hot_rows(ids: Sequence[int] | np.ndarray, vocabulary: int) -> np.ndarray:
@@ -323,7 +303,7 @@ def one_hot_rows(ids: Sequence[int] | np.ndarray, vocabulary: int) -> np.ndarray
 
 
 def prompt_array(ids: Sequence[int] | np.ndarray, vocabulary: int, program: str) -> np.ndarray:
-    """What `program` takes of the client for `ids` (T,): their one-hot rows (T, V), or "as_published" the ids."""
+    """The client's input for `ids` (T,): one-hot rows (T, V), or the ids themselves for "as_published"."""
     return np.asarray(ids, np.int32) if program == AS_PUBLISHED else one_hot_rows(ids, vocabulary)
 
 

@@ -1,7 +1,10 @@
-"""Nonlinear functions as a two-party program computes them, in JAX. d: width, T: context, H: heads.
+"""Nonlinear functions of a two-party program, in JAX. d: width, T: context, H: heads.
 
-"plain" ones are what `jax.nn` gives; the others compute the same function with fewer or cheaper secure operations. In
-SPU the exponential is (1 + x / 2^8)^(2^8): eight secret squarings, and a relative error of x^2 / 2^9.
+"plain" functions are `jax.nn`'s; the others compute the same with fewer or cheaper secure operations. SPU computes the
+exponential as (1 + x / 2^8)^(2^8): eight secret squarings, relative error x^2 / 2^9.
+
+narrow: compare in a ring of 32 bits (`share_steps.negative`). few: five squarings (`share_steps.exponential`). Both
+come as 0 or 1 from the names of operations.
 """
 
 from __future__ import annotations
@@ -27,15 +30,14 @@ GELU_DEGREE = 6
 
 
 def causal_mask(rows: int, columns: int) -> np.ndarray:
-    """(rows, columns) booleans: may the row see the column. The last row is the last position of `columns`."""
+    """(rows, columns) booleans: whether the row sees the column. The last row is the last position of `columns`."""
     return np.arange(columns)[None, :] <= np.arange(columns - rows, columns)[:, None]
 
 
 def softmax_plain(logits: Array, narrow: bool = False, few: bool = False) -> Array:
-    """Causal softmax over the last axis of (H, rows, columns), with `jax.nn`'s exponential on every entry.
+    """Causal softmax over the last axis of (H, rows, columns), exponentials of every entry.
 
-    Masking is a selection by a public mask, which costs nothing; entries above the diagonal are still exponentiated.
-    narrow, here and below: comparisons by `shares.negative`. few: exponentials by `shares.exponential`.
+    Selection by a public mask costs nothing; entries above the diagonal are still exponentiated.
     """
     mask = causal_mask(*logits.shape[-2:])
     shifted = jnp.where(mask, logits, MASKED)
@@ -50,8 +52,8 @@ def _exp(x: Array, few: bool) -> Array:
 
 
 def softmax_clipped(logits: Array) -> Array:
-    """`softmax_plain` as SPU's examples have it: what lies CLIPPED below the maximum counts as 0, by a comparison and a
-    product of every entry. That clears what is masked too.
+    """`softmax_plain` as in SPU's examples: entries CLIPPED below the maximum count as 0, by a comparison and a
+    multiplication of every entry. That also clears masked entries.
     """
     shifted = jnp.where(causal_mask(*logits.shape[-2:]), logits, MASKED)
     shifted = shifted - jnp.max(shifted, -1, keepdims=True)
@@ -62,9 +64,8 @@ def softmax_clipped(logits: Array) -> Array:
 def softmax_cover(logits: Array, blocks: int, narrow: bool = False, few: bool = False) -> Array:
     """Causal softmax of (H, rows, columns) on a block-lower-triangular cover of the visible entries.
 
-    With `blocks` blocks of rows only a fraction (blocks + 1) / (2 blocks) of the entries is compared, exponentiated and
-    scaled; one reciprocal a row. A longer product in JAX in place of SPU's own exponential is closer to it (half the
-    error at 6 products) but costs a third more: SPU truncates its squares knowing that they are positive.
+    With `blocks` blocks of rows, a fraction (blocks + 1) / (2 blocks) of the entries is compared, exponentiated and
+    scaled, with one reciprocal a row.
     """
     parts = _on_cover(logits, blocks, split=False, narrow=narrow, few=few)
     shapes = [part.shape for part in parts]
@@ -80,20 +81,20 @@ def softmax_cover(logits: Array, blocks: int, narrow: bool = False, few: bool = 
 def exponentials(logits: Array, blocks: int, split: bool, narrow: bool = False, few: bool = False) -> Array:
     """exp(logits - maximum of the row's visible entries) of (H, rows, columns), 0 above the diagonal.
 
-    On the cover of `softmax_cover`. split: as 2^-X by `shares.split_powers` instead of SPU's exponential, for X below
-    16, that is to e^-11; what is smaller counts as 2^-16.
+    On the cover of `softmax_cover`. split: as 2^-X by `share_steps.split_powers` instead of SPU's exponential, for X
+    below 16 (down to e^-11); smaller values count as 2^-16.
     """
     return _side_by_side(_on_cover(logits, blocks, split, narrow, few), logits.shape[2])
 
 
 def _on_cover(logits: Array, blocks: int, split: bool, narrow: bool, few: bool) -> list[Array]:
-    """The exponentials of `exponentials` by blocks of rows, each as wide as its last row sees."""
+    """Exponentials by blocks of rows, each as wide as its last row sees."""
     heads, rows, columns = logits.shape
     mask = causal_mask(rows, columns)
     shifted = jnp.where(mask, logits, MASKED)
     cover = Cover(rows, columns, blocks)
     below = _cover_maximum(shifted, cover, narrow) - shifted
-    # All blocks at once, in each step: the rounds of one.
+    # All blocks together in each step, so that they take the rounds of one.
     flat = _flatten([below[:, low:high, :width] for low, high, width in cover.spans])
     flat = _split_exponential(flat, narrow) if split else _exp(-flat, few)
     parts = _unflatten(flat, [(heads, high - low, width) for low, high, width in cover.spans])
@@ -111,11 +112,11 @@ def _side_by_side(parts: Sequence[Array], columns: int) -> Array:
 
 def _split_exponential(below: Array, narrow: bool) -> Array:
     """exp(-below) for below >= 0."""
-    # Truncation may leave a unit less than 0, which would wrap: a few units are added, the same for a whole row.
+    # Truncation may leave one unit below 0, which would wrap: add a few units, the same for a whole row.
     x, most = below * LOG2_E + 4 * UNIT, OCTAVES - 4 * UNIT
     x = jnp.where(negative(x - most), x, most) if narrow else jnp.minimum(x, most)
     client, server, bit = split_powers(x)
-    # The constants are powers of two, so that each product is one truncation.
+    # Powers of two, so that each multiplication is one truncation.
     power = (client * server) * (2.0**16 / (CLIENT_SCALE * SERVER_SCALE))
     return jnp.where(bit, power, power * 2.0**-16)
 
@@ -148,7 +149,7 @@ def _maximum(x: Array, narrow: bool, axis: int = -1) -> Array:
 
 
 def narrow_maximum(x: Array) -> Array:
-    """Maxima over the last axis of x, whose values differ by less than 2^(31 - fraction bits), as a tree of pairs."""
+    """Maxima over the last axis of x as a tree of pairs; values must differ by less than 2^(31 - fraction bits)."""
     while (entries := x.shape[-1]) > 1:
         half = entries // 2
         low, high = x[..., :half], x[..., half : 2 * half]
@@ -158,10 +159,8 @@ def narrow_maximum(x: Array) -> Array:
 
 
 def _cover_maximum(shifted: Array, cover: Cover, narrow: bool) -> Array:
-    """Maxima (H, rows, 1) of the rows of (H, rows, columns), where what lies above the diagonal is MASKED.
-
-    In `Cover.comparisons` comparisons a head.
-    """
+    """Maxima (H, rows, 1) of the rows of (H, rows, columns), MASKED above the diagonal, by `Cover.comparisons`
+    comparisons a head."""
     if not cover.tiled:
         return _maximum(shifted, narrow)[..., None]
     side, blocks = cover.side, len(cover.spans)
@@ -235,9 +234,9 @@ def leaky_relu(x: Array, slope: Array, narrow: bool = False) -> Array:
 def gelu_segments(x: Array, narrow: bool = False) -> Array:
     """GELU as relu(x) - r(|x|), r(u) = u (1 - Phi(u)), by a degree-6 polynomial on [0, 3.5] and 0 beyond.
 
-    Two comparisons and three products. |x| = 2 relu(x) - x comes with the first comparison. The polynomial is one in
-    z = |x| - 1.75: in powers of |x| itself its small coefficients meet powers up to 1800, and their rounding to 18
-    bits alone makes errors of 0.1. The largest error against the tanh form is `gelu_segments_error()`.
+    Two comparisons and three multiplications. |x| = 2 relu(x) - x needs no comparison of its own. The polynomial is in
+    z = |x| - 1.75: in powers of |x| itself, rounding coefficients to 18 bits alone makes errors of 0.1. The largest
+    error against the tanh form is `gelu_segments_error()`.
     """
     positive = relu(x, narrow)
     size = 2.0 * positive - x
@@ -245,7 +244,7 @@ def gelu_segments(x: Array, narrow: bool = False) -> Array:
     c = np.array(_tail_polynomial(), np.float32)
     square = z * z
     cube = square * z
-    # Both weighted sums as one product with a public matrix: two truncations instead of five.
+    # Both weighted sums by one public matrix: two truncations instead of five.
     powers = jnp.stack([z, square, cube], -1)
     sums = powers @ np.array([[c[1], c[4]], [c[2], c[5]], [0.0, c[6]]])
     tail = c[0] + sums[..., 0] + cube * (c[3] + sums[..., 1])
@@ -267,7 +266,7 @@ def _tail_polynomial() -> tuple[float, ...]:
 
 
 def gelu_segments_error() -> float:
-    """Largest |gelu_segments - gelu| over all x, from the polynomial's error and the tail that is dropped."""
+    """Largest |gelu_segments - gelu| over all x, from the polynomial's error and the dropped tail."""
     u = np.linspace(0.0, GELU_TAIL, 20001)
     inside = np.abs(np.polynomial.Polynomial(_tail_polynomial())(u - GELU_TAIL / 2) - _tail(u)).max()
     return float(max(inside, _tail(np.array([GELU_TAIL])).max()))

@@ -1,9 +1,8 @@
-"""The operations a two-party program is made of: what is measured alone, and what a row's cost is composed from.
+"""The operations of a two-party program: the unit of measurement, and of composing the cost of a whole pass.
 
-Every secure step of `aero.two_party.program.forward` goes through one of these functions. Tracing a program
-therefore lists its
-operations with their shapes and counts, and a composition cannot disagree with the program about what is computed.
-Public additions, slices, reshapes and sums cost no communication and are left in the program.
+Every secure step of `aero.two_party.program.forward` calls one of these functions through `run(kind, ...)`. Tracing a
+program therefore lists its operations with shapes and counts. Public additions, slices, reshapes and sums cost no
+communication and are not operations.
 """
 
 from __future__ import annotations
@@ -19,9 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from aero.two_party.lattice import lookup
-from aero.two_party.lattice import matmul as lattice_product
-from aero.two_party.lattice import share_steps as shares
+from aero.two_party.lattice import lookup, matmul, share_steps
 from aero.two_party.program import nonlinear
 
 Owner = Literal["secret", "server", "client", "ids"]
@@ -30,9 +27,9 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of operation: its JAX function, and for each array argument who holds it.
+    """A kind of operation: its JAX function, and who holds each array argument.
 
-    "secret": both, in shares; "ids": so too, integers of the client's.
+    "secret": both parties, in shares; "ids": the same, for integers.
     """
 
     function: Callable[..., Array]
@@ -58,22 +55,20 @@ def embedding_slice(one_hot: Array, table: Array) -> Array:
 
 @_kind("ids", "secret")
 def id_lookup(ids: Array, table: Array) -> Array:
-    """Rows of the table (V, d) by secret ids (n,), both shared, as Flax's `Embed` has it: SPU compares every id with
-    all numbers below V, and multiplies."""
+    """Rows of the table (V, d) by secret ids (n,): SPU compares every id with all numbers below V, and multiplies."""
     return jnp.take(table, ids, axis=0)
 
 
 @_kind("client", "server")
 def embedding_lookup(one_hot: Array, table: Array) -> Array:
-    """Rows of the embedding table, one-hot (T, V) times (V, d), by encrypted queries (`aero.two_party.lattice.lookup`).
+    """One-hot (T, V) times the embedding table (V, d) by encrypted queries (`aero.two_party.lattice.lookup`).
 
-    What is left for SPU is a product n deep with the server's matrix, and truncations by the 39 bits that a row comes
-    larger.
+    SPU multiplies the client's secrets by the server's hint, and truncates the 39 bits by which a row is scaled up.
     """
-    secrets, hint, masked = shares.lattice_query(one_hot, table)
+    secrets, hint, masked = share_steps.lattice_query(one_hot, table)
     edges = range(0, lookup.DEGREE, lookup.HINT_SLICE)
     parts = [secrets[:, low : low + lookup.HINT_SLICE] @ hint[low : low + lookup.HINT_SLICE] for low in edges]
-    return _truncated(shares.unmasked(masked, sum(parts[1:], parts[0])), lookup.TRUNCATIONS)
+    return _truncated(share_steps.unmasked(masked, sum(parts[1:], parts[0])), lookup.TRUNCATIONS)
 
 
 @_kind("secret", "server")
@@ -86,14 +81,14 @@ def linear(x: Array, weight: Array) -> Array:
 def lattice_linear(x: Array, weight: Array) -> Array:
     """(rows, n) times the server's (n, m), an input of the program, by `aero.two_party.lattice.matmul`.
 
-    What is left for SPU are truncations by the 28 bits that the product comes larger.
+    SPU truncates the 28 bits by which the result is scaled up.
     """
-    return _truncated(shares.lattice_product(x, weight), lattice_product.TRUNCATIONS)
+    return _truncated(share_steps.lattice_product(x, weight), matmul.TRUNCATIONS)
 
 
 def _truncated(x: Array, bits: tuple[int, ...]) -> Array:
     for index, many in enumerate(bits):
-        x = (shares.apart(x) if index else x) * np.float32(2.0**-many)
+        x = (share_steps.apart(x) if index else x) * np.float32(2.0**-many)
     return x
 
 
@@ -117,13 +112,13 @@ def mix(probabilities: Array, value: Array) -> Array:
 
 @_kind("secret", "server")
 def scale(x: Array, factor: Array) -> Array:
-    """Elementwise product with the server's factor, broadcast: beta x, q / t, gains of the He & Hofmann block."""
+    """Elementwise times the server's factor, broadcast: beta x, q / t, gains of the He & Hofmann block."""
     return x * factor
 
 
 @_kind("secret")
 def scale_public(x: Array, factor: float) -> Array:
-    """Product with a public constant: only the truncation costs."""
+    """Times a public constant: only the truncation costs."""
     return x * factor
 
 
@@ -133,26 +128,6 @@ def causal_mean(x: Array, rows: int) -> Array:
     tokens = x.shape[0]
     matrix = (np.tril(np.ones((tokens, tokens))) / np.arange(1, tokens + 1)[:, None]).astype(np.float32)
     return jnp.asarray(matrix[tokens - rows :]) @ x
-
-
-@_kind("secret")
-def softmax_plain(logits: Array, narrow: int = 0, few: int = 0) -> Array:
-    return nonlinear.softmax_plain(logits, bool(narrow), bool(few))
-
-
-@_kind("secret")
-def softmax_clipped(logits: Array) -> Array:
-    return nonlinear.softmax_clipped(logits)
-
-
-@_kind("secret")
-def softmax_cover(logits: Array, blocks: int, narrow: int = 0, few: int = 0) -> Array:
-    return nonlinear.softmax_cover(logits, blocks, bool(narrow), bool(few))
-
-
-@_kind("secret")
-def exponentials(logits: Array, blocks: int, split: int, narrow: int = 0, few: int = 0) -> Array:
-    return nonlinear.exponentials(logits, blocks, bool(split), bool(narrow), bool(few))
 
 
 @_kind("secret")
@@ -169,13 +144,13 @@ def divide_by_sums(x: Array) -> Array:
 
 @_kind("secret", "secret")
 def scale_rows(x: Array, factors: Array) -> Array:
-    """Rows of (H, rows, d_k) times (H, rows), both secret, one product an element."""
+    """Rows of (H, rows, d_k) times (H, rows), both secret, element by element."""
     return x * factors[..., None]
 
 
 @_kind("secret", "secret")
 def scale_row_tiles(x: Array, factors: Array) -> Array:
-    """The same by products with diagonal matrices."""
+    """The same by multiplication with diagonal matrices."""
     return nonlinear.row_tiles(x, factors)
 
 
@@ -185,60 +160,32 @@ def scale_row_tiles_by_server(x: Array, factors: Array) -> Array:
     return nonlinear.row_tiles(x, factors)
 
 
-@_kind("secret")
-def rotate(x: Array, dims: int, first: int) -> Array:
-    return nonlinear.rotate(x, dims, first)
-
-
-@_kind("secret", "server", "server")
-def layer_norm(x: Array, weight: Array, bias: Array) -> Array:
-    return nonlinear.layer_norm(x, weight, bias)
-
-
-@_kind("secret")
-def normalise(x: Array) -> Array:
-    return nonlinear.normalise(x)
-
-
-@_kind("secret")
-def normalise_tiles(x: Array) -> Array:
-    return nonlinear.normalise_tiles(x)
-
-
-@_kind("secret")
-def gelu_exact(x: Array) -> Array:
-    return nonlinear.gelu_exact(x)
-
-
-@_kind("secret", "server")
-def leaky_relu(x: Array, slope: Array, narrow: int = 0) -> Array:
-    return nonlinear.leaky_relu(x, slope, bool(narrow))
-
-
-@_kind("secret")
-def gelu_plain(x: Array) -> Array:
-    return nonlinear.gelu_plain(x)
-
-
-@_kind("secret")
-def gelu_segments(x: Array, narrow: int = 0) -> Array:
-    return nonlinear.gelu_segments(x, bool(narrow))
-
-
-@_kind("secret")
-def relu(x: Array, narrow: int = 0) -> Array:
-    return nonlinear.relu(x, bool(narrow))
-
+for _function in (
+    nonlinear.softmax_plain,
+    nonlinear.softmax_clipped,
+    nonlinear.softmax_cover,
+    nonlinear.exponentials,
+    nonlinear.rotate,
+    nonlinear.normalise,
+    nonlinear.normalise_tiles,
+    nonlinear.gelu_exact,
+    nonlinear.gelu_plain,
+    nonlinear.gelu_segments,
+    nonlinear.relu,
+):
+    _kind("secret")(_function)
+_kind("secret", "server")(nonlinear.leaky_relu)
+_kind("secret", "server", "server")(nonlinear.layer_norm)
 
 SHARED = "_shared"
 for _name in ("linear", "vocabulary_slice", "scale", "layer_norm", "leaky_relu"):
-    # The same with the server's arguments in shares, as what is nobody's own.
+    # The same with the server's arguments secret-shared.
     KINDS[_name + SHARED] = Kind(KINDS[_name].function, ("secret",) * len(KINDS[_name].owners))
 
 
 @dataclass(frozen=True, order=True)
 class Operation:
-    """One distinct operation: kind, argument shapes, and constants of the kind (e.g. the blocks of a cover)."""
+    """A kind of operation with argument shapes and constants of the kind (e.g. the blocks of a cover)."""
 
     kind: str
     shapes: tuple[Shape, ...]
@@ -272,18 +219,18 @@ class Operation:
 
 
 def call(kind: str, *arrays: Array, **constants: float) -> Array:
-    """Compute an operation, as a program does when it runs."""
+    """Compute an operation."""
     return KINDS[kind].function(*arrays, **constants)
 
 
 @cache
 def _result_shape(operation: Operation) -> Shape:
-    """The shape of the operation's result; a network repeats its operations, and tracing one takes milliseconds."""
+    """Cached, because a network repeats its operations and tracing one takes milliseconds."""
     return tuple(jax.eval_shape(operation.function(), *operation.arrays).shape)
 
 
 def trace(program: Callable[..., Any], *shapes: Any) -> Counter[Operation]:
-    """Operations of `program(call, *arrays)` with their counts, from argument shapes alone; nothing is computed."""
+    """Operations of `program(run, *arrays)` with their counts, from argument shapes; nothing is computed."""
     found: Counter[Operation] = Counter()
 
     def recording_call(kind: str, *arrays: Array, **constants: float) -> Array:

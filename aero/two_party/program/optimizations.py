@@ -1,11 +1,10 @@
-"""What makes a private pass cheaper without changing what it computes: switches, and the programs made of them.
+"""Optimizations of the private forward pass, and the names of programs made of them.
 
-"as_written" has none, "tuned" has all of `TUNED`. "as_written+NAME" adds one alone, "tuned-NAME" leaves one out,
-"tuned+NAME" adds one that is not among them. "fewer_squarings" does nothing beside "split_exponential".
-"@3,7" behind it names the layers before which the residual stream is put back into its own basis (absorbed_ffn).
+"as_written" has none (stock SPU), "tuned" has all of `TUNED`. "as_written+NAME" adds one, "tuned-NAME" leaves one out,
+"tuned+NAME" adds one that `TUNED` lacks. With absorbed_ffn a name may end in "@3,7": before these layers the change of
+basis of the residual stream is undone.
 
-"as_published" saves nothing and spends more: it is the configuration that explains the bytes AERO prints, as far as a
-program can be it (`AS_PUBLISHED`).
+"as_published" has none either. It is the configuration fitted to the bytes that AERO prints (`AS_PUBLISHED`).
 """
 
 from __future__ import annotations
@@ -16,90 +15,77 @@ from collections.abc import Iterable
 
 from aero.architecture import Architecture
 
-Savings = frozenset[str]
+Optimizations = frozenset[str]
 
-SAVINGS: dict[str, str] = {
+OPTIMIZATIONS: dict[str, str] = {
     "lattice_lookup": "large embeddings by encrypted queries (aero.two_party.lattice.lookup)",
-    "lattice_products": "products with the server's matrices outside SPU (aero.two_party.lattice.matmul)",
-    "one_qkv": "Q, K and V as one product, 1/sqrt(d_k) inside",
-    "folded_norms": "gain and bias of every LayerNorm folded into the product behind it",
-    "folded_ffn": "linear feed-forward folded into W_O; the He & Hofmann combination as one product",
+    "lattice_products": "multiplication by the server's matrices outside SPU (aero.two_party.lattice.matmul)",
+    "one_qkv": "Q, K and V as one matrix multiplication, 1/sqrt(d_k) folded in",
+    "folded_norms": "gain and bias of every LayerNorm folded into the matrix that follows",
+    "folded_ffn": "linear feed-forward folded into W_O; the He & Hofmann combination as one matrix",
     "absorbed_ffn": "linear feed-forward absorbed into the attention weights of its neighbours (with folded_ffn)",
     "causal_cover": "softmax on a block-lower-triangular cover of the visible entries",
     "split_exponential": "exponentials from each party's own powers of two (aero.two_party.lattice.share_steps)",
     "late_division": "division by the row sums after P V",
-    "row_tiles": "a row times a number as products of diagonal tiles: LayerNorm, 1/t, the late division",
+    "row_tiles": "scaling of rows as multiplication by diagonal tiles: LayerNorm, 1/t, the late division",
     "segmented_gelu": "GELU by two comparisons and a polynomial",
-    "last_row": "in the last layer, and behind it, only the last query row",
+    "last_row": "in the last layer and after it, only the last query row",
     "narrow_comparisons": "maxima, clipping, ReLU and the segments of GELU compared in a ring of 32 bits",
-    "fewer_squarings": "exponentials by five squarings and one product (in place of split_exponential)",
+    "fewer_squarings": "exponentials by five squarings and one multiplication (instead of split_exponential)",
 }
-"""Exact but for the fixed point: all but split_exponential and fewer_squarings, which are nearer to exp than SPU's, and
-segmented_gelu. lattice_lookup and lattice_products rest on the hardness of learning with errors in rings, as SPU's own
-products do."""
-TUNED: Savings = frozenset(SAVINGS) - {"narrow_comparisons", "fewer_squarings"}
-"""Those of "tuned". Comparisons in 32 bits came after what is kept of it had been measured, and can be added by name;
-fewer squarings are for programs without split exponentials, which are cheaper."""
+"""All are exact up to fixed point except segmented_gelu, and split_exponential and fewer_squarings, which are closer to
+exp than SPU's own. lattice_lookup and lattice_products rely on ring-LWE, as SPU's matrix multiplication does."""
+TUNED: Optimizations = frozenset(OPTIMIZATIONS) - {"narrow_comparisons", "fewer_squarings"}
+"""narrow_comparisons is left out because the committed results were measured without it; fewer_squarings because
+split_exponential is cheaper."""
 
-# The feed-forward's products and the logits are in slices too, for the same reason, and ids are looked up in pairs.
 AS_PUBLISHED = "as_published"
-"""The best fit of docs/forensics.md as a program, over "as_written": weights secret-shared between the parties,
-exponentials below e^-14 set to 0 by a comparison, token ids looked up in the table by secret comparisons, logits of all
-positions, beta of a scaled feed-forward and the He & Hofmann gains folded into the matrices around them. Two things of
-the fit are left out: SPU is this environment's, and Q, K and V are three products, because one would need 9 GB of
-encoded weights."""
+"""The best fit to AERO's printed bytes (docs/forensics.md): weights secret-shared, exponentials below e^-14 set to 0 by
+a comparison, token ids looked up by secret comparisons, logits of all positions, beta and the He & Hofmann gains folded
+into the matrices around them. Unlike the fit it uses this environment's SPU, and three matrices for Q, K and V, because
+one would need 9 GB of encoded weights."""
 
 _PROGRAM = re.compile(r"(as_written|tuned)((?:[+-][a-z_]+)*)(?:@([0-9]{1,4}(?:,[0-9]{1,4})*))?")
 
 
-def chosen(program: str) -> tuple[Savings, tuple[int, ...]]:
-    """The savings of `program`, and the layers it rebases at. ValueError for a program that cannot be."""
+def parse_program(program: str) -> tuple[Optimizations, tuple[int, ...]]:
+    """The optimizations of `program`, and the layers after "@". ValueError for an unknown program."""
     if program == AS_PUBLISHED:
         return frozenset({AS_PUBLISHED}), ()
     match = _PROGRAM.fullmatch(program)
     if match is None:
         raise ValueError(
-            f"unknown program {program[:100]!r}: as_written, tuned, as_written+SAVING, tuned+SAVING, tuned-SAVING "
-            f"or {AS_PUBLISHED}"
+            f"unknown program {program[:100]!r}: as_written, tuned, as_written+OPTIMIZATION, tuned+OPTIMIZATION, "
+            f"tuned-OPTIMIZATION or {AS_PUBLISHED}"
         )
-    savings = set() if match[1] == "as_written" else set(TUNED)
+    found = set() if match[1] == "as_written" else set(TUNED)
     for sign, name in re.findall(r"([+-])([a-z_]+)", match[2]):
-        if name not in SAVINGS:
-            near = difflib.get_close_matches(name[:100], SAVINGS, n=1)
-            raise ValueError(f"unknown saving {name[:100]!r}: {near[0] + '?' if near else ', '.join(SAVINGS)}")
-        (savings.add if sign == "+" else savings.discard)(name)
-    if "folded_ffn" not in savings:
-        savings.discard("absorbed_ffn")
-    if "split_exponential" in savings:
-        savings.discard("fewer_squarings")
-    return frozenset(savings), tuple(int(n) for n in match[3].split(",")) if match[3] else ()
+        if name not in OPTIMIZATIONS:
+            near = difflib.get_close_matches(name[:100], OPTIMIZATIONS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(OPTIMIZATIONS)}"
+            raise ValueError(f"unknown optimization {name[:100]!r}; {hint}")
+        (found.add if sign == "+" else found.discard)(name)
+    if "folded_ffn" not in found:
+        found.discard("absorbed_ffn")
+    if "split_exponential" in found:
+        found.discard("fewer_squarings")
+    return frozenset(found), tuple(int(n) for n in match[3].split(",")) if match[3] else ()
 
 
-def linear_ffn(architecture: Architecture) -> bool:
-    """Whether the residual stream goes through nothing but matrices between two attentions."""
-    return not architecture.layer_norm and architecture.ffn in ("linear", "fused")
+def program_name(optimizations: Iterable[str], rebased: tuple[int, ...] = ()) -> str:
+    """The shortest name of the program with these optimizations and layers after "@"."""
+    wanted = set(optimizations)
+    if AS_PUBLISHED in wanted:
+        return AS_PUBLISHED
+    added = [f"+{name}" for name in OPTIMIZATIONS if name in wanted]
+    changes = [_change(name) for name in OPTIMIZATIONS if (name in wanted) != (name in TUNED)]
+    text = "tuned" + "".join(changes) if len(changes) <= len(added) else "as_written" + "".join(added)
+    return text + ("@" + ",".join(map(str, rebased)) if rebased else "")
 
 
-def absorbs(architecture: Architecture, savings: Savings) -> bool:
-    """Whether a program with `savings` absorbs feed-forward networks of `architecture`: only then anything can be put
-    back."""
-    return "absorbed_ffn" in savings and linear_ffn(architecture) and architecture.block != "he_hofmann"
-
-
-def check_put_back(architecture: Architecture, layers: int, program: str) -> None:
-    """ValueError if `program` names layers to put back before where a model of `layers` layers has nothing to."""
-    savings, rebased = chosen(program)
-    if not rebased:
-        return
-    if not absorbs(architecture, savings):
-        raise ValueError(f"{program}: {architecture} has nothing to put back, so no layers can stand behind @")
-    beyond = [layer for layer in rebased if not 1 <= layer < layers]
-    if beyond:
-        raise ValueError(f"{program}: the layers behind @ are from 1 to {layers - 1}, not {beyond[0]}")
-
-
-def changed(name: str) -> str:
-    """ "tuned" without the saving, or with it where "tuned" lacks it; fewer squarings stand for split exponentials."""
+def toggled(name: str) -> str:
+    """ "tuned" without the optimization, or with it where "tuned" lacks it. fewer_squarings replaces
+    split_exponential."""
     return f"tuned{'-split_exponential' if name == 'fewer_squarings' else ''}{_change(name)}"
 
 
@@ -107,14 +93,23 @@ def _change(name: str) -> str:
     return f"{'-' if name in TUNED else '+'}{name}"
 
 
-def named(savings: Iterable[str], rebased: tuple[int, ...] = ()) -> str:
-    """The program with these savings, in its shortest form from "tuned" or "as_written"."""
-    savings = set(savings)
-    if AS_PUBLISHED in savings:
-        return AS_PUBLISHED
-    added = [name for name in SAVINGS if name in savings]
-    changes = [_change(name) for name in SAVINGS if (name in savings) != (name in TUNED)]
-    text = "as_written" + "".join(f"+{n}" for n in added)
-    if len(changes) <= len(added):
-        text = "tuned" + "".join(changes)
-    return text + ("@" + ",".join(map(str, rebased)) if rebased else "")
+def linear_ffn(architecture: Architecture) -> bool:
+    """Whether only matrices act on the residual stream between two attentions."""
+    return not architecture.layer_norm and architecture.ffn in ("linear", "fused")
+
+
+def absorbs(architecture: Architecture, optimizations: Optimizations) -> bool:
+    """Whether feed-forward networks are absorbed into attention weights, which changes the residual stream's basis."""
+    return "absorbed_ffn" in optimizations and linear_ffn(architecture) and architecture.block != "he_hofmann"
+
+
+def check_rebased(architecture: Architecture, layers: int, program: str) -> None:
+    """ValueError if `program` names layers after "@" that a model of `layers` layers does not have or cannot rebase."""
+    optimizations, rebased = parse_program(program)
+    if not rebased:
+        return
+    if not absorbs(architecture, optimizations):
+        raise ValueError(f"{program}: {architecture} has no change of basis to undo; leave out the layers after @")
+    beyond = [layer for layer in rebased if not 1 <= layer < layers]
+    if beyond:
+        raise ValueError(f"{program}: the layers after @ are 1 to {layers - 1}, not {beyond[0]}")

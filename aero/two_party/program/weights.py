@@ -1,13 +1,15 @@
-"""A model's weights as the two programs need them: transposed, folded, in float32.
+"""The server's weights as the private programs need them: transposed and folded, in float32.
 
-Everything here is done by the server on its own weights, in float64, before a question arrives. On PyTorch's meta
-device the same code gives the shapes, which is all that a client knows.
+The server folds its own weights in float64 before any question arrives. On PyTorch's meta device the same code gives
+the shapes, which is all that a client knows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,36 +17,35 @@ from torch import Tensor
 
 from aero.architecture import Architecture
 from aero.model import GPT, ModelConfig
-from aero.two_party.lattice import lookup
-from aero.two_party.lattice import matmul as lattice_product
-from aero.two_party.program.optimizations import AS_PUBLISHED, Savings, absorbs, chosen, linear_ffn, named
+from aero.two_party.lattice import lookup, matmul
+from aero.two_party.program.layers import Affine, Layer, Weights
+from aero.two_party.program.optimizations import (
+    AS_PUBLISHED,
+    Optimizations,
+    absorbs,
+    linear_ffn,
+    parse_program,
+    program_name,
+)
 from aero.weight_transforms import fold_weight_norm
 
-Weights = dict[str, Tensor]
 CONDITION_BUDGET = 100.0
-MATRICES = frozenset(
-    {"query", "key", "value", "output", "qkv", "qk", "others", "basis", "from_both", "from_attention", "combine"}
-    | {"fused", "up", "down", "around"}
-)
-"""Names, within a layer, of the matrices that several rows are multiplied by."""
+State = Mapping[str, Tensor]
 
 
 def weight_arrays(model: GPT, program: str) -> dict[str, np.ndarray]:
-    """The folded weights of `model` as float32 arrays, ready for the server's process.
-
-    Weight and spectral norms are folded away first. ValueError for an unknown program.
-    """
+    """The folded weights of `model` as float32 arrays by name. ValueError for an unknown program."""
     if model.architecture.weight_norm is not None:
         model = fold_weight_norm(model)
     weights = folded(model.architecture, model.config, model.state_dict(), program)
-    return {name: value.to(torch.float32).contiguous().numpy() for name, value in weights.items()}
+    return {name: value.to(torch.float32).contiguous().numpy() for name, value in weights.flat().items()}
 
 
 def weight_shapes(architecture: Architecture, config: ModelConfig, program: str) -> dict[str, tuple[int, ...]]:
-    """Shapes of the folded weights, from the sizes alone: all a client knows of the server's model."""
+    """Shapes of the folded weights, which are all that a client knows of the server's model."""
     architecture = architecture.at_inference()
     state = _shapes_of_model(architecture, config)
-    return {name: tuple(value.shape) for name, value in folded(architecture, config, state, program).items()}
+    return {name: tuple(value.shape) for name, value in folded(architecture, config, state, program).flat().items()}
 
 
 @cache
@@ -54,110 +55,107 @@ def _shapes_of_model(architecture: Architecture, config: ModelConfig) -> dict[st
         return GPT(architecture, config).state_dict()
 
 
-def folded(architecture: Architecture, config: ModelConfig, state: Mapping[str, Tensor], program: str) -> Weights:
+def folded(architecture: Architecture, config: ModelConfig, state: State, program: str) -> Weights:
     """Weights of `program`, float64, from a state of `aero.model.GPT`.
 
-    "as_written" keeps every matrix apart and folds only 1/alpha and the He & Hofmann scalars that multiply a matrix
-    of the server's. The savings of `aero.two_party.program.optimizations` that fold matrices do the rest.
+    "as_written" keeps every matrix and folds only 1/alpha and He & Hofmann scalars that multiply one of the server's
+    matrices. Optimizations fold the rest. ValueError for an architecture or a program that cannot be computed.
     """
     if architecture.weight_norm is not None:
-        raise ValueError(f"{architecture}: the weights have a norm; fold it first (fold_weight_norm)")
+        raise ValueError(
+            f"{architecture}: weights with a norm; fold it away first (aero.weight_transforms.fold_weight_norm)"
+        )
     if architecture.core != "softmax":
         raise ValueError(f"{architecture}: a private pass computes softmax attention only; take an SM architecture")
-    savings, rebased = chosen(program)
+    optimizations, rebased = parse_program(program)
     s = {name: value.detach().double() for name, value in state.items()}
-    weights: Weights = {"token_embedding": _token_embedding(s, config)}
-    if config.position == "learned":
-        weights["position_embedding"] = s["position_embedding.weight"]
-    basis: Tensor | None = None
-    for layer in range(config.layers):
-        block = {
-            name.removeprefix(f"blocks.{layer}."): value
-            for name, value in s.items()
-            if name.startswith(f"blocks.{layer}.")
-        }
+    layers, basis = [], None
+    for index in range(config.layers):
+        block = _block(s, index)
+        has_ffn = index < architecture.ffn_layers(config.layers)
         if architecture.block == "he_hofmann":
-            made, basis = _he_hofmann(architecture, config, block, savings, layer, basis)
+            layer, basis = _he_hofmann(architecture, config, block, optimizations, index == 0, has_ffn, basis)
         else:
             if architecture.slope is not None:
-                block["slope"] = s["leaky_slopes"][layer if architecture.slope == "layer" else 0]
-            made = {}
-            if basis is not None and layer in rebased:
-                made["basis"], basis = basis, None
-            layer_weights, basis = _pre_ln(architecture, config, block, savings, layer, basis)
-            made |= layer_weights
-        if {"lattice_products", "last_row"} <= savings and layer == config.layers - 1:
-            made = _apart(made, config.width)
-        weights |= {f"{layer}.{name}": value for name, value in made.items()}
-    head = s["token_embedding.weight" if config.tied else "lm_head.weight"].T
+                block["slope"] = s["leaky_slopes"][index if architecture.slope == "layer" else 0]
+            undone = basis if index in rebased else None
+            basis = basis if undone is None else None
+            layer, basis = _pre_ln(architecture, config, block, optimizations, has_ffn, basis)
+            layer = layer if undone is None else replace(layer, basis=Affine(undone))
+        if {"lattice_products", "last_row"} <= optimizations and index == config.layers - 1:
+            layer = _last_query_apart(layer, config.width)
+        layers.append(layer)
+    head, ln_f = Affine(s["token_embedding.weight" if config.tied else "lm_head.weight"].T), None
     if config.ln_f:
-        if basis is not None:
-            weights["basis"] = basis
-        if "folded_norms" in savings:
-            weights["head_bias"] = s["ln_f.bias"] @ head
-            head = s["ln_f.weight"][:, None] * head
-        else:
-            weights["ln_f.weight"], weights["ln_f.bias"] = s["ln_f.weight"], s["ln_f.bias"]
+        ln_f = Affine(s["ln_f.weight"], s["ln_f.bias"])
+        if "folded_norms" in optimizations:
+            head, ln_f = Affine(ln_f.weight[:, None] * head.weight, ln_f.bias @ head.weight), None
     elif basis is not None:
-        head = basis @ head
-    weights["head"] = head
-    return weights
+        head, basis = Affine(basis @ head.weight), None
+    return Weights(
+        token_embedding=_token_embedding(s, config),
+        head=head,
+        layers=tuple(layers),
+        position_embedding=s["position_embedding.weight"] if config.position == "learned" else None,
+        basis=None if basis is None else Affine(basis),
+        ln_f=ln_f,
+    )
 
 
-def _apart(w: Weights, width: int) -> Weights:
-    """A layer's weights with the query, of which the last row alone is wanted, apart from key and value.
+def _block(state: State, layer: int) -> dict[str, Tensor]:
+    prefix = f"blocks.{layer}."
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
-    A step on shares takes a matrix as the server put it.
-    """
+
+def _last_query_apart(layer: Layer, width: int) -> Layer:
+    """The last row's query apart from keys and values: a share step takes a matrix as the server put it."""
     for name in ("qkv", "qk"):
-        if name in w:
-            whole, bias = w.pop(name), w.pop(f"{name}_bias")
-            w["last_query"], w["last_query_bias"] = whole[:, :width], bias[:width]
-            w["others"], w["others_bias"] = whole[:, width:], bias[width:]
-    return w
+        whole = getattr(layer, name)
+        if whole is not None:
+            query = Affine(whole.weight[:, :width], whole.bias[:width])
+            others = Affine(whole.weight[:, width:], whole.bias[width:])
+            layer = replace(layer, **{name: None}, last_query=query, others=others)
+    return layer
 
 
 def within_budget(model: GPT, program: str, budget: float = CONDITION_BUDGET, fraction_bits: int = 18) -> str:
-    """`program` with the layers named before which the residual stream is put back into its own basis.
+    """The program that computes `program` accurately on this model; its name is known to both parties.
 
-    That is wherever the condition number of the product of absorbed matrices would exceed `budget`: an error of the
-    fixed point grows by about as much. And without lattice_lookup or lattice_products, where the embedding's entries or
-    those of some other matrix are too large for it. The name of the program is part of what both parties know.
+    Layers after "@" are added wherever the condition number of the absorbed matrices would exceed `budget`, because
+    fixed-point errors grow by about as much. lattice_lookup or lattice_products are left out where the model's entries
+    are too large for them.
     """
-    savings, _ = chosen(program)
+    optimizations, _ = parse_program(program)
     if model.architecture.weight_norm is not None:
         model = fold_weight_norm(model)
     architecture, state = model.architecture, model.state_dict()
-    if "lattice_lookup" in savings and model.config.vocabulary >= lookup.LEAST_VOCABULARY:
+    if "lattice_lookup" in optimizations and model.config.vocabulary >= lookup.LEAST_VOCABULARY:
         try:
             lookup.check(_token_embedding(state, model.config).numpy(), fraction_bits)
         except lookup.OverBudget:
-            savings -= {"lattice_lookup"}
-            program = named(savings, chosen(program)[1])
-    if absorbs(architecture, savings):
-        program = named(savings, _rebased(architecture, model.config, state, budget))
-    if "lattice_products" in savings:
+            optimizations -= {"lattice_lookup"}
+            program = program_name(optimizations, parse_program(program)[1])
+    if absorbs(architecture, optimizations):
+        program = program_name(optimizations, _rebased(architecture, model.config, state, budget))
+    if "lattice_products" in optimizations:
+        weights = folded(architecture, model.config, state, program)
         try:
-            for name, value in folded(architecture, model.config, state, program).items():
-                if name.rpartition(".")[2] in MATRICES:
-                    lattice_product.check(value.numpy(), fraction_bits)
-        except lattice_product.OverBudget:
-            program = named(savings - {"lattice_products"}, chosen(program)[1])
+            for matrix in (matrix for layer in weights.layers for matrix in layer.matrices):
+                matmul.check(matrix.numpy(), fraction_bits)
+            if weights.basis is not None:
+                matmul.check(weights.basis.weight.numpy(), fraction_bits)
+        except matmul.OverBudget:
+            program = program_name(optimizations - {"lattice_products"}, parse_program(program)[1])
     return program
 
 
-def _rebased(
-    architecture: Architecture, config: ModelConfig, state: Mapping[str, Tensor], budget: float
-) -> tuple[int, ...]:
-    """The layers before which the residual stream is put back into its own basis."""
+def _rebased(architecture: Architecture, config: ModelConfig, state: State, budget: float) -> tuple[int, ...]:
+    """The layers before which the change of basis is undone."""
     rebased: list[int] = []
     basis = torch.eye(config.width, dtype=torch.float64)
-    for layer in range(config.layers):
-        prefix = f"blocks.{layer}."
-        block = {name.removeprefix(prefix): v.double() for name, v in state.items() if name.startswith(prefix)}
-        if layer >= architecture.ffn_layers(config.layers):
-            break
-        matrix = _through_ffn(architecture, config, block)[0]
+    for layer in range(architecture.ffn_layers(config.layers)):
+        block = {name: value.double() for name, value in _block(state, layer).items()}
+        matrix = _through_ffn(architecture, config, block).weight
         if float(torch.linalg.cond(basis @ matrix)) > budget and layer > 0:
             rebased.append(layer)
             basis = torch.eye(config.width, dtype=torch.float64)
@@ -165,14 +163,14 @@ def _rebased(
     return tuple(rebased)
 
 
-def _token_embedding(state: Mapping[str, Tensor], config: ModelConfig) -> Tensor:
+def _token_embedding(state: State, config: ModelConfig) -> Tensor:
     return state["token_embedding.weight"] * (config.width**0.5 if config.embedding_scale else 1.0)
 
 
-def _bias(block: Mapping[str, Tensor], name: str, width: int) -> Tensor:
-    """The bias called `name`, or zeros where the recipe has none."""
-    device = block["attention.query.weight"].device
-    return block.get(f"{name}.bias", torch.zeros(width, dtype=torch.float64, device=device))
+def _affine(block: State, name: str, width: int) -> Affine:
+    """The linear map called `name` with `width` outputs; zero bias where the recipe has none."""
+    weight = block[f"{name}.weight"].T
+    return Affine(weight, block.get(f"{name}.bias", torch.zeros(width, dtype=torch.float64, device=weight.device)))
 
 
 def _identity(like: Tensor) -> Tensor:
@@ -180,223 +178,239 @@ def _identity(like: Tensor) -> Tensor:
     return torch.eye(like.shape[1], dtype=torch.float64, device=like.device)
 
 
-def _query_key(block: Mapping[str, Tensor], config: ModelConfig, scaled: bool) -> dict[str, Tensor]:
-    """Q and K as (in, out) matrices; `scaled` folds 1/sqrt(d_k) into Q."""
+def _side_by_side(parts: list[Affine]) -> Affine:
+    return Affine(torch.cat([one.weight for one in parts], 1), torch.cat([one.bias for one in parts]))
+
+
+def _query_key(block: State, config: ModelConfig, scaled: bool) -> list[Affine]:
+    """Q and K; `scaled` folds 1/sqrt(d_k) into Q."""
     factor = (config.width / config.heads) ** -0.5 if scaled else 1.0
-    return {
-        "query": factor * block["attention.query.weight"].T,
-        "query_bias": factor * _bias(block, "attention.query", config.width),
-        "key": block["attention.key.weight"].T,
-        "key_bias": _bias(block, "attention.key", config.width),
-    }
-
-
-def _multiply(w: Weights, name: str, matrix: Tensor) -> None:
-    """Put `matrix` behind the matrix `name` and its bias."""
-    w[name], w[f"{name}_bias"] = w[name] @ matrix, w[f"{name}_bias"] @ matrix
+    query, key = (_affine(block, f"attention.{name}", config.width) for name in ("query", "key"))
+    return [query.times(factor), key]
 
 
 def _inverse_gains(basis: Tensor) -> Tensor:
-    """Of a diagonal matrix of gains. ValueError if one is 0."""
+    """Inverse of a diagonal matrix of gains. ValueError if one is 0."""
     try:
         return torch.linalg.inv(basis)
     except torch.linalg.LinAlgError as error:
         raise ValueError("a gain of 0 cannot be folded into the matrices around it; take as_written") from error
 
 
-def _ffn(architecture: Architecture, config: ModelConfig, block: Mapping[str, Tensor]) -> Weights:
-    """The feed-forward matrices (in, out) with 1/alpha in the last of them, and beta where there is one."""
-    if architecture.ffn == "fused":
-        ffn = {"fused": block["ffn.fused.weight"].T, "fused_bias": _bias(block, "ffn.fused", config.width)}
-    else:
-        ffn = {
-            "up": block["ffn.up.weight"].T,
-            "up_bias": _bias(block, "ffn.up", config.ffn_width),
-            "down": block["ffn.down.weight"].T,
-            "down_bias": _bias(block, "ffn.down", config.width),
-        }
-    if architecture.scaled:
-        last = "fused" if architecture.ffn == "fused" else "down"
-        ffn[last] = ffn[last] / block["alpha"]
-        ffn[f"{last}_bias"] = ffn[f"{last}_bias"] / block["alpha"]
-        ffn["beta"] = block["beta"]
-    return ffn
+@dataclass
+class _Ffn:
+    """A feed-forward network while it is folded: one matrix (up None) or two, and beta."""
+
+    up: Affine | None
+    last: Affine
+    beta: Any = None
+    more: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, architecture: Architecture, config: ModelConfig, block: State) -> _Ffn:
+        """With 1/alpha in the last matrix, and beta where there is one."""
+        if architecture.ffn == "fused":
+            ffn = cls(None, _affine(block, "ffn.fused", config.width))
+        else:
+            ffn = cls(_affine(block, "ffn.up", config.ffn_width), _affine(block, "ffn.down", config.width))
+        if architecture.scaled and architecture.block != "he_hofmann":
+            ffn.last = Affine(ffn.last.weight / block["alpha"], ffn.last.bias / block["alpha"])
+            ffn.beta = block["beta"]
+        return ffn
+
+    def change_first(self, change: Any) -> None:
+        if self.up is None:
+            self.last = change(self.last)
+        else:
+            self.up = change(self.up)
+
+    def as_one(self) -> Affine:
+        """The one matrix of an FFN without an activation."""
+        if self.up is None:
+            return self.last
+        return Affine(self.up.weight @ self.last.weight, self.up.bias @ self.last.weight + self.last.bias)
+
+    def into(self, layer: Layer) -> Layer:
+        parts = {"fused": self.last} if self.up is None else {"up": self.up, "down": self.last}
+        return replace(layer, beta=self.beta, **parts, **self.more)
 
 
-def _through_ffn(architecture: Architecture, config: ModelConfig, block: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """(M, c): x -> x M + c is a linear feed-forward block with the residual connection around it."""
-    ffn = _ffn(architecture, config, block)
-    if "fused" in ffn:
-        matrix, bias = ffn["fused"], ffn["fused_bias"]
-    else:
-        matrix, bias = ffn["up"] @ ffn["down"], ffn["up_bias"] @ ffn["down"] + ffn["down_bias"]
-    return matrix + ffn.get("beta", 1.0) * _identity(matrix), bias
+def _through_ffn(architecture: Architecture, config: ModelConfig, block: State) -> Affine:
+    """A linear feed-forward block with the residual connection around it: x -> x M + c."""
+    ffn = _Ffn.of(architecture, config, block)
+    one = ffn.as_one()
+    return Affine(one.weight + (1.0 if ffn.beta is None else ffn.beta) * _identity(one.weight), one.bias)
 
 
 def _pre_ln(
     architecture: Architecture,
     config: ModelConfig,
-    block: Mapping[str, Tensor],
-    savings: Savings,
-    layer: int,
+    block: State,
+    optimizations: Optimizations,
+    has_ffn: bool,
     basis: Tensor | None,
-) -> tuple[Weights, Tensor | None]:
-    """The weights of a layer, and the basis N of what it leaves: the residual stream is X = Z N, Z what is computed.
+) -> tuple[Layer, Tensor | None]:
+    """A pre-LN layer, and the basis N after it: the residual stream is X = Z N, and Z is what is computed.
 
     Without LayerNorm and activation a layer is X' = X M + A W_O M + c (in parallel form X M + A W_O + c), A being the
-    concatenated heads. With N' = N M it is Z' = Z + A (W_O M N'^-1) + c N'^-1: no product with the residual stream is
-    left, and the matrices that read X read Z by N W_Q, N W_K, N W_V.
+    concatenated heads. With N' = N M it is Z' = Z + A (W_O M N'^-1) + c N'^-1: nothing multiplies the residual stream,
+    and the matrices that read X read Z by N W_Q, N W_K, N W_V.
     """
-    d, norm = config.width, architecture.layer_norm
-    w = _query_key(block, config, scaled="one_qkv" in savings)
-    w["value"], w["value_bias"] = block["attention.value.weight"].T, _bias(block, "attention.value", d)
-    w["output"], w["output_bias"] = block["attention.output.weight"].T, _bias(block, "attention.output", d)
-    if architecture.temperature:
-        w["inverse_temperature"] = 1.0 / block["attention.temperature"]  # (H, T)
-    for name in ("query", "key", "value"):
-        if norm and "folded_norms" in savings:
-            w[f"{name}_bias"] = w[f"{name}_bias"] + block["ln_1.bias"] @ w[name]
-            w[name] = block["ln_1.weight"][:, None] * w[name]
-        elif basis is not None:
-            w[name] = basis @ w[name]
-    if norm and "folded_norms" not in savings:
-        w["ln_1.weight"], w["ln_1.bias"] = block["ln_1.weight"], block["ln_1.bias"]
-    if "one_qkv" in savings:
-        w["qkv"] = torch.cat([w.pop("query"), w.pop("key"), w.pop("value")], 1)
-        w["qkv_bias"] = torch.cat([w.pop("query_bias"), w.pop("key_bias"), w.pop("value_bias")])
-    has_ffn = layer < architecture.ffn_layers(config.layers)
-    if linear_ffn(architecture) and "folded_ffn" in savings:
-        output, bias = w.pop("output"), w.pop("output_bias")
+    norm, fold_norms = architecture.layer_norm, "folded_norms" in optimizations
+    ln_1 = Affine(block["ln_1.weight"], block["ln_1.bias"]) if norm else None
+    projections = _query_key(block, config, scaled="one_qkv" in optimizations)
+    projections.append(_affine(block, "attention.value", config.width))
+    if norm and fold_norms:
+        projections = [one.after_norm(ln_1) for one in projections]
+    elif basis is not None:
+        projections = [one.reading(basis) for one in projections]
+    layer = Layer(
+        ln_1=None if fold_norms else ln_1,
+        inverse_temperature=1.0 / block["attention.temperature"] if architecture.temperature else None,  # (H, T)
+        **(
+            {"qkv": _side_by_side(projections)}
+            if "one_qkv" in optimizations
+            else dict(zip(("query", "key", "value"), projections, strict=True))
+        ),
+    )
+    output = _affine(block, "attention.output", config.width)
+    if linear_ffn(architecture) and "folded_ffn" in optimizations:
         if has_ffn:
-            matrix, ffn_bias = _through_ffn(architecture, config, block)
-            if not config.parallel_residual:
-                output, bias = output @ matrix, bias @ matrix
-            bias = bias + ffn_bias
-            if "absorbed_ffn" in savings:
-                basis = matrix if basis is None else basis @ matrix
-            else:
-                return w | {"from_both": torch.cat([matrix, output]), "block_bias": bias}, basis
+            through = _through_ffn(architecture, config, block)
+            output = output if config.parallel_residual else output.then(through.weight)
+            output = Affine(output.weight, output.bias + through.bias)
+            if "absorbed_ffn" not in optimizations:
+                both = torch.cat([through.weight, output.weight])
+                return replace(layer, from_both=Affine(both, output.bias)), basis
+            basis = through.weight if basis is None else basis @ through.weight
         if basis is not None:
-            inverse = torch.linalg.inv(basis)
-            output, bias = output @ inverse, bias @ inverse
-        return w | {"from_attention": output, "block_bias": bias}, basis
-    ffn = _ffn(architecture, config, block) if has_ffn else {}
-    if AS_PUBLISHED in savings and architecture.scaled and not norm:
+            output = output.then(torch.linalg.inv(basis))
+        return replace(layer, from_attention=output), basis
+    ffn = _Ffn.of(architecture, config, block) if has_ffn else None
+    if AS_PUBLISHED in optimizations and architecture.scaled and not norm:
         # X = c Z with a number c in place of the matrix N: beta x costs nothing, the matrices take up the numbers.
-        before = _identity(w["output"]) if basis is None else basis
-        basis = ffn.pop("beta", 1.0) * before
-        _multiply(w, "output", _inverse_gains(basis if config.parallel_residual else before))
-        if has_ffn:
-            first, last = ("fused", "fused") if "fused" in ffn else ("up", "down")
-            ffn[first] = before @ ffn[first]
-            _multiply(ffn, last, _inverse_gains(basis))
-    if not has_ffn:
-        return w, basis
-    if norm and "folded_norms" in savings:
-        first = "fused" if "fused" in ffn else "up"
-        ffn[f"{first}_bias"] = ffn[f"{first}_bias"] + block["ln_2.bias"] @ ffn[first]
-        ffn[first] = block["ln_2.weight"][:, None] * ffn[first]
-    elif norm:
-        w["ln_2.weight"], w["ln_2.bias"] = block["ln_2.weight"], block["ln_2.bias"]
-    if architecture.ffn == "linear" and "folded_ffn" in savings:  # LayerNorm before it, no activation inside
-        ffn["fused_bias"] = ffn.pop("up_bias") @ ffn["down"] + ffn.pop("down_bias")
-        ffn["fused"] = ffn.pop("up") @ ffn.pop("down")
-    if architecture.ffn == "leaky_relu":
-        # Of u + (1 - s) (relu(u) - u), the linear part s u needs no activation: one small matrix in its place.
-        if "folded_ffn" in savings:
-            ffn["around"] = block["slope"] * ffn["up"] @ ffn["down"]
-            ffn["down_bias"] = ffn["down_bias"] + block["slope"] * ffn["up_bias"] @ ffn["down"]
-            ffn["down"] = (1.0 - block["slope"]) * ffn["down"]
+        before = _identity(output.weight) if basis is None else basis
+        basis = (1.0 if ffn is None else ffn.beta) * before
+        output = output.then(_inverse_gains(basis if config.parallel_residual else before))
+        if ffn is not None:
+            ffn.beta = None
+            ffn.change_first(lambda one: one.reading(before))
+            ffn.last = ffn.last.then(_inverse_gains(basis))
+    layer = replace(layer, output=output)
+    if ffn is None:
+        return layer, basis
+    if norm:
+        ln_2 = Affine(block["ln_2.weight"], block["ln_2.bias"])
+        if fold_norms:
+            ffn.change_first(lambda one: one.after_norm(ln_2))
         else:
-            ffn["slope"] = block["slope"]
-    return w | ffn, basis
+            layer = replace(layer, ln_2=ln_2)
+    if architecture.ffn == "linear" and "folded_ffn" in optimizations:  # LayerNorm before it, no activation inside
+        ffn.last, ffn.up = ffn.as_one(), None
+    if architecture.ffn == "leaky_relu":
+        _fold_slope(ffn, block["slope"], "folded_ffn" in optimizations)
+    return ffn.into(layer), basis
+
+
+def _fold_slope(ffn: _Ffn, slope: Tensor, fold: bool) -> None:
+    """A leaky ReLU is u + (1 - s)(relu(u) - u): its linear part s u becomes one small matrix around the activation."""
+    if not fold:
+        ffn.more["slope"] = slope
+        return
+    up, down = ffn.up, ffn.last
+    ffn.more["around"] = Affine(slope * up.weight @ down.weight)
+    ffn.last = Affine((1.0 - slope) * down.weight, down.bias + slope * up.bias @ down.weight)
 
 
 def _he_hofmann(
     architecture: Architecture,
     config: ModelConfig,
-    block: Mapping[str, Tensor],
-    savings: Savings,
-    layer: int,
+    block: State,
+    optimizations: Optimizations,
+    first: bool,
+    has_ffn: bool,
     basis: Tensor | None,
-) -> tuple[Weights, Tensor | None]:
+) -> tuple[Layer, Tensor | None]:
     """x' = b_ff FFN(n) + b_sa Concat_h((a_h I + b_h P_h - g_h C) V_h), V = n or, in the first layer, n W_V.
 
-    With the weights, the basis of x' where gains are folded into it.
+    With the basis of x' where gains are folded into it.
     """
-    d, size = config.width, config.width // config.heads
-    tuned = "folded_ffn" in savings
-    w = _query_key(block, config, scaled=tuned)
-    if layer == 0:
-        w["ln_1.weight"], w["ln_1.bias"] = block["ln_1.weight"], block["ln_1.bias"]
-        w["value"] = block["attention.value_residual"] * block["attention.value_weight"].T
-        w["value"] = w["value"] + block["attention.value_skip"] * _identity(w["value"])
-    if layer >= architecture.ffn_layers(config.layers):
-        ffn, bias = None, torch.zeros_like(w["query_bias"])
-    elif architecture.ffn == "fused":
-        ffn, bias = block["ffn.fused.weight"].T, _bias(block, "ffn.fused", d)
-    else:
-        up, down = block["ffn.up.weight"].T, block["ffn.down.weight"].T
-        bias = _bias(block, "ffn.up", config.ffn_width) @ down + _bias(block, "ffn.down", d)
-        ffn = up @ down
+    fold = "folded_ffn" in optimizations
+    query, key = _query_key(block, config, scaled=fold)
+    ln_1, value = None, None
+    if first:
+        ln_1 = Affine(block["ln_1.weight"], block["ln_1.bias"])
+        value = block["attention.value_residual"] * block["attention.value_weight"].T
+        value = value + block["attention.value_skip"] * _identity(value)
+    ffn = _Ffn.of(architecture, config, block) if has_ffn else None
     b_ff, b_sa = block["b_ff"], block["b_sa"]
-    if not tuned:
-        gains = {name: b_sa * block[f"attention.{name}"] for name in ("shape_a", "shape_b", "shape_g")}
-        w |= {name: value[:, None, None] for name, value in gains.items()}
-        if ffn is None:
-            w["b_ff"] = b_ff
-        elif architecture.ffn == "fused":
-            w["fused"], w["fused_bias"] = b_ff * ffn, b_ff * bias
-        else:
-            w["up"], w["up_bias"] = up, _bias(block, "ffn.up", config.ffn_width)
-            w["down"], w["down_bias"] = b_ff * down, b_ff * _bias(block, "ffn.down", d)
-        return _gains_folded(w, config, basis) if AS_PUBLISHED in savings else (w, None)
-    folded_weights: Weights = {}
-    identity = _identity(w["query"])
-    value = w.pop("value", identity)
-    gains = (block[f"attention.{name}"] for name in ("shape_a", "shape_b", "shape_g"))
-    a, b, g = (torch.diag((b_sa * gain).repeat_interleave(size)) for gain in gains)
-    direct = value @ a + b_ff * (identity if ffn is None else ffn)
-    # The head's gains act on its own columns; C V = C (n W_V) = (C n) W_V, and P V is taken with V itself.
-    query_key = torch.cat([w["query"], w["key"]], 1)
-    qk_bias = torch.cat([w["query_bias"], w["key_bias"]])
-    mean_part, block_bias = -value @ g, b_ff * bias
-    if layer == 0:
-        gain, shift = w["ln_1.weight"][:, None], w["ln_1.bias"]
-        # Every row of the causal mean and of the softmax sums to 1, so LayerNorm's bias passes through both.
-        block_bias = block_bias + shift @ direct + shift @ mean_part
-        qk_bias, query_key = qk_bias + shift @ query_key, gain * query_key
-        direct, mean_part = gain * direct, gain * mean_part
-        folded_weights["value"], folded_weights["value_bias"] = gain * value, shift @ value
-    folded_weights |= {
-        "qk": query_key,
-        "qk_bias": qk_bias,
-        "combine": torch.cat([direct, b, mean_part]),
-        "block_bias": block_bias,
-    }
-    return folded_weights, None
+    gains = [b_sa * block[f"attention.shape_{name}"] for name in "abg"]
+    if fold:
+        whole = None if ffn is None else ffn.as_one()
+        return _combined(config, query, key, value, ln_1, whole, b_ff, gains), None
+    a, b, g = (gain[:, None, None] for gain in gains)
+    layer = Layer(query=query, key=key, ln_1=ln_1, value=None if value is None else Affine(value))
+    layer = replace(layer, shape_a=a, shape_b=b, shape_g=g)
+    if ffn is None:
+        layer = replace(layer, b_ff=b_ff)
+    else:
+        ffn.last = ffn.last.times(b_ff)
+        layer = ffn.into(layer)
+    return _gains_folded(layer, config, basis) if AS_PUBLISHED in optimizations else (layer, None)
 
 
-def _gains_folded(w: Weights, config: ModelConfig, basis: Tensor | None) -> tuple[Weights, Tensor]:
-    """Weights of a He & Hofmann block in which gains cost nothing, and the basis N of its output: x' = Z N.
+def _combined(
+    config: ModelConfig,
+    query: Affine,
+    key: Affine,
+    value: Tensor | None,
+    ln_1: Affine | None,
+    ffn: Affine | None,
+    b_ff: Tensor,
+    gains: list[Tensor],
+) -> Layer:
+    """A He & Hofmann layer as one matrix behind [n | P n | C n], with n W_V for n in the first layer's P n.
 
-    V = Z_V N_V and b_h on a head's columns are diagonal, so that b needs no product: Z = (P + (a/b) I - (g/b) C) Z_V
-    + FFN(n) N^-1 with N = N_V diag(b). What is added to P is "shape" (H, T, T), a weight as others.
+    A head's gains act on its own columns; C V = C (n W_V) = (C n) W_V, and P V is taken with V itself.
     """
-    a, b, g = (w.pop(name) for name in ("shape_a", "shape_b", "shape_g"))
-    before = _identity(w["query"]) if basis is None else basis
+    size, identity = config.width // config.heads, _identity(query.weight)
+    before = identity if value is None else value
+    a, b, g = (torch.diag(gain.repeat_interleave(size)) for gain in gains)
+    direct = before @ a + b_ff * (identity if ffn is None else ffn.weight)
+    mean, bias = -before @ g, b_ff * (torch.zeros_like(query.bias) if ffn is None else ffn.bias)
+    qk, values = _side_by_side([query, key]), None
+    if ln_1 is not None:
+        gain, shift = ln_1.weight[:, None], ln_1.bias
+        # Every row of the causal mean and of the softmax sums to 1, so LayerNorm's bias passes through both.
+        bias = bias + shift @ direct + shift @ mean
+        qk = qk.after_norm(ln_1)
+        direct, mean = gain * direct, gain * mean
+        values = Affine(gain * before, shift @ before)
+    return Layer(value=values, qk=qk, combine=Affine(torch.cat([direct, b, mean]), bias))
+
+
+def _gains_folded(layer: Layer, config: ModelConfig, basis: Tensor | None) -> tuple[Layer, Tensor]:
+    """A He & Hofmann layer in which gains cost nothing, and the basis N of its output: x' = Z N.
+
+    V = Z_V N_V and b_h on a head's columns are diagonal, so b needs no multiplication: with N = N_V diag(b),
+    Z = (P + (a/b) I - (g/b) C) Z_V + FFN(n) N^-1. What is added to P is "shape" (H, T, T), a weight like others.
+    """
+    a, b, g, b_ff = layer.shape_a, layer.shape_b, layer.shape_g, layer.b_ff
+    before = _identity(layer.query.weight) if basis is None else basis
     after = before @ torch.diag(b.flatten().repeat_interleave(config.width // config.heads))
     inverse = _inverse_gains(after)
-    direct = a / b
-    if "b_ff" in w and "value" not in w:
-        direct = direct + w.pop("b_ff") / b
-    elif "b_ff" in w:
-        w["fused"], w["fused_bias"] = w.pop("b_ff") * before, torch.zeros_like(w["query_bias"])
-    first, last = ("up", "down") if "up" in w else ("fused", "fused")
-    for name in {"query", "key", first} & w.keys():
-        w[name] = before @ w[name]
-    if last in w:
-        _multiply(w, last, inverse)
+    direct, up, down, fused = a / b, layer.up, layer.down, layer.fused
+    if b_ff is not None and layer.value is None:
+        direct = direct + b_ff / b
+    elif b_ff is not None:  # the first layer, where V is not n
+        fused = Affine(b_ff * before, torch.zeros_like(layer.query.bias))
+    if up is not None:
+        up, down = up.reading(before), down.then(inverse)
+    elif fused is not None:
+        fused = fused.reading(before).then(inverse)
     seen = torch.ones(config.context, config.context, dtype=b.dtype, device=b.device).tril()
-    w["shape"] = direct * _identity(seen) - g / b * (seen / seen.sum(1, keepdim=True))
-    return w, after
+    shape = direct * _identity(seen) - g / b * (seen / seen.sum(1, keepdim=True))
+    query, key = layer.query.reading(before), layer.key.reading(before)
+    return Layer(
+        query=query, key=key, value=layer.value, ln_1=layer.ln_1, up=up, down=down, fused=fused, shape=shape
+    ), after

@@ -232,7 +232,10 @@ def test_an_unknown_program_is_refused_before_anything_is_traced(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(counts_module, "traced", lambda *_: pytest.fail("it traces, which takes a minute"))
-    refused = {"bogus": "unknown program .bogus.", "tuned-one_qk": "unknown saving .one_qk.: one_qkv"}
+    refused = {
+        "bogus": "unknown program .bogus.",
+        "tuned-one_qk": "unknown optimization .one_qk.; did you mean one_qkv",
+    }
     refused["as_published"] = "costs of the printed rows alone .results/two_party/fitted._rows.csv.; take as_written"
     for program, named in refused.items():
         with pytest.raises(UserError, match=named):
@@ -254,8 +257,8 @@ def test_an_unknown_program_is_refused_before_anything_is_traced(
         (["SM+R", "--context", "1024"], "lies outside what was measured, the nearest is 512x"),
         (["SM+R", "--program", "fast"], "unknown program"),
         (["SM+R", "--program", "tuned@\u0663"], "unknown program"),
-        (["SM+R", "--program", "tuned@" + "9" * 5000], "tuned-SAVING or as_published"),
-        (["SM+R", "--program", "tuned-" + "a" * 5000], "unknown saving"),
+        (["SM+R", "--program", "tuned@" + "9" * 5000], "tuned-OPTIMIZATION or as_published"),
+        (["SM+R", "--program", "tuned-" + "a" * 5000], "unknown optimization"),
         (["SM", "--out", "a.svg"], "--out belongs to --pareto"),
         (["--pareto", "--out", "a.gif"], "must end in .svg or .png"),
         (["--pareto", "--out", "no such folder/a.svg"], "there is no folder no such folder"),
@@ -263,10 +266,10 @@ def test_an_unknown_program_is_refused_before_anything_is_traced(
         (["--pareto", "--layers", "3"], "--layers does not go with --pareto"),
         (["--pareto", "--network", "lan"], "--network does not go with --pareto"),
         (["--pareto", "--scale", "huge"], "scale"),
-        (["SM+ScFuFFN", "--program", "tuned@12"], "the layers behind @ are from 1 to 11, not 12"),
-        (["SM+ScFuFFN", "--program", "tuned@0"], "from 1 to 11, not 0"),
-        (["SM+LN+G", "--program", "tuned@6"], "SM+LN+G has nothing to put back"),
-        (["SM+ScFuFFN", "--program", "as_written@6"], "SM+ScFuFFN has nothing to put back"),
+        (["SM+ScFuFFN", "--program", "tuned@12"], "the layers after @ are 1 to 11, not 12"),
+        (["SM+ScFuFFN", "--program", "tuned@0"], "1 to 11, not 0"),
+        (["SM+LN+G", "--program", "tuned@6"], "SM+LN+G has no change of basis to undo"),
+        (["SM+ScFuFFN", "--program", "as_written@6"], "SM+ScFuFFN has no change of basis to undo"),
         (["SM+ScFuFFN", "--program", "as_written+absorbed_ffn"], "absorbed_ffn does nothing without folded_ffn"),
         (["SM+ScFuFFNi_13"], "cannot prune 13"),
     ],

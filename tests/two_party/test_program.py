@@ -13,9 +13,9 @@ from made_models import random_model, torch_logits
 from aero.architecture import parse
 from aero.model import ModelConfig
 from aero.two_party.program import nonlinear
-from aero.two_party.program.forward import WEIGHTS_AT_ONCE, forward, operations, plaintext, product
+from aero.two_party.program.forward import WEIGHTS_AT_ONCE, forward, matmul, operations, plaintext
 from aero.two_party.program.operations import Operation, call, trace
-from aero.two_party.program.optimizations import SAVINGS, TUNED, changed, chosen, named
+from aero.two_party.program.optimizations import OPTIMIZATIONS, TUNED, parse_program, program_name, toggled
 from aero.two_party.program.weights import folded, weight_arrays, weight_shapes, within_budget
 
 ROWS = (  # of AERO Tables 2 and 4
@@ -129,7 +129,7 @@ def test_a_gain_of_0_cannot_be_folded(row, gain):
         weight_arrays(model, "as_published")
 
 
-@pytest.mark.parametrize("saving", SAVINGS)
+@pytest.mark.parametrize("saving", OPTIMIZATIONS)
 @pytest.mark.parametrize(
     ("row", "switches"),
     [
@@ -145,7 +145,7 @@ def test_a_gain_of_0_cannot_be_folded(row, gain):
 )
 def test_every_saving_alone_and_all_but_it(row, switches, saving):
     model = random_model(row, **switches)
-    for text in (f"as_written+{saving}", changed(saving)):
+    for text in (f"as_written+{saving}", toggled(saving)):
         program = within_budget(model, text)
         np.testing.assert_allclose(exact_logits(model, program), torch_logits(model, IDS), atol=2e-4, rtol=0)
 
@@ -159,14 +159,17 @@ def test_tuned_in_the_clear_is_as_near_as_its_approximations(row):
 
 
 def test_programs_by_name():
-    assert chosen("tuned") == (TUNED, ()) and set(SAVINGS) - TUNED == {"narrow_comparisons", "fewer_squarings"}
-    assert chosen("tuned+narrow_comparisons") == (frozenset(SAVINGS) - {"fewer_squarings"}, ())
+    assert parse_program("tuned") == (TUNED, ()) and set(OPTIMIZATIONS) - TUNED == {
+        "narrow_comparisons",
+        "fewer_squarings",
+    }
+    assert parse_program("tuned+narrow_comparisons") == (frozenset(OPTIMIZATIONS) - {"fewer_squarings"}, ())
     # Split exponentials need no squaring at all.
-    assert chosen("tuned+fewer_squarings") == chosen("tuned")
-    assert chosen(changed("fewer_squarings"))[0] == TUNED - {"split_exponential"} | {"fewer_squarings"}
-    assert chosen("tuned-narrow_comparisons") == chosen("tuned")
-    assert chosen("as_written+last_row@1,2") == (frozenset({"last_row"}), (1, 2))
-    assert "absorbed_ffn" not in chosen("tuned-folded_ffn")[0]
+    assert parse_program("tuned+fewer_squarings") == parse_program("tuned")
+    assert parse_program(toggled("fewer_squarings"))[0] == TUNED - {"split_exponential"} | {"fewer_squarings"}
+    assert parse_program("tuned-narrow_comparisons") == parse_program("tuned")
+    assert parse_program("as_written+last_row@1,2") == (frozenset({"last_row"}), (1, 2))
+    assert "absorbed_ffn" not in parse_program("tuned-folded_ffn")[0]
     for text in (
         "tuned",
         "as_written",
@@ -182,22 +185,22 @@ def test_programs_by_name():
         "as_written+narrow_comparisons+fewer_squarings",
         "tuned-split_exponential+fewer_squarings",
     ):
-        assert named(*chosen(text)) == text
-    assert named(*chosen("tuned+lattice_products@2")) == "tuned@2"  # how it was called before
+        assert program_name(*parse_program(text)) == text
+    assert program_name(*parse_program("tuned+lattice_products@2")) == "tuned@2"  # how it was called before
     with pytest.raises(ValueError, match="last_row"):
-        chosen("tuned-last_rows")
+        parse_program("tuned-last_rows")
     for text in ("turned", "as_published+last_row"):
         with pytest.raises(ValueError, match="unknown program"):
-            chosen(text)
+            parse_program(text)
 
 
 def test_the_residual_stream_is_put_back_where_the_condition_number_exceeds_the_budget():
     model = random_model("SM+ScFuFFN", layers=6)
     state = model.state_dict()
     state["blocks.2.ffn.fused.weight"][0] *= 300.0
-    rebased = chosen(within_budget(model, "tuned"))[1]
-    assert rebased and rebased == chosen(within_budget(model, "tuned@5"))[1]
-    assert len(chosen(within_budget(model, "tuned", budget=3.0))[1]) > len(rebased)
+    rebased = parse_program(within_budget(model, "tuned"))[1]
+    assert rebased and rebased == parse_program(within_budget(model, "tuned@5"))[1]
+    assert len(parse_program(within_budget(model, "tuned", budget=3.0))[1]) > len(rebased)
     assert within_budget(model, "as_written") == "as_written"
     counts = operations(model.architecture, model.config, "tuned@3", 12)
     plain = operations(model.architecture, model.config, "tuned", 12)
@@ -300,7 +303,7 @@ def test_large_products_in_slices_are_the_product():
     for inner, columns in ((768, 3072), (3072, 768), (2304, 768)):
         x = generator.standard_normal((2, inner)).astype(np.float32)
         weight = generator.standard_normal((inner, columns)).astype(np.float32)
-        np.testing.assert_allclose(np.asarray(product(call, x, weight)), x @ weight, atol=2e-3)
+        np.testing.assert_allclose(np.asarray(matmul(call, x, weight)), x @ weight, atol=2e-3)
         shapes = (jax.ShapeDtypeStruct(x.shape, x.dtype), jax.ShapeDtypeStruct(weight.shape, weight.dtype))
-        for operation in trace(lambda run, *arrays: product(run, *arrays), *shapes):
+        for operation in trace(lambda run, *arrays: matmul(run, *arrays), *shapes):
             assert math.prod(operation.shapes[1]) <= WEIGHTS_AT_ONCE

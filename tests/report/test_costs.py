@@ -143,7 +143,6 @@ def test_parts_add_up(results: Results):
     for (_, program), line in private_inference._lines_by_row(results).items():
         found = private_tables.parts(line, "bytes")
         assert sum(found.values()) == pytest.approx(float(line["bytes"])), program
-        assert found["other"] < 0.07 * sum(found.values())
 
 
 def test_the_front_is_what_no_other_point_beats_in_both():

@@ -154,7 +154,7 @@ def test_the_front_is_what_no_other_point_beats_in_both():
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(1099.06, "1,099"), (57.7, "57.7"), (0.00278, "0.00278"), (0.0, "0.00"), (None, "–"), (float("nan"), "–")],
+    [(1099.06, "1,099"), (57.7, "57.7"), (0.00278, "0.00278"), (0.0, "0"), (None, "–"), (float("nan"), "–")],
 )
 def test_numbers_have_three_significant_digits(value: float | None, shown: str):
     assert private_tables.text(value) == shown

@@ -17,7 +17,7 @@
 import pandas as pd
 from IPython.display import HTML
 
-from aero.report import explorer, robustness, show, speed
+from aero.report import claims, explorer, robustness, show, speed
 from aero.report.costs import fits
 from aero.report.papers import private_tables as tables
 from aero.report.results import load
@@ -28,10 +28,10 @@ BENCH, ROBUSTNESS = "results/bench", "results/robustness"
 # %% [markdown]
 # ## Explorer
 #
-# Compare rows by bytes, latency and perplexity; sort and filter the claims. Everything is in this file.
+# Compare rows by bytes, latency and perplexity; search, sort and filter the claims (HTML page only).
 
 # %%
-HTML(explorer.section(results, pd.read_csv(results.root / "reports/claims.csv")))
+HTML(explorer.section(results, claims.judge(results)))
 
 # %% [markdown]
 # ## Artifact

@@ -33,7 +33,7 @@ def rows(results: Results) -> pd.DataFrame:
         if run["architecture"] == BASELINE and not run.get("regularizer")
     }
     for name, run in runs.items():
-        model, context, _ = setting = _setting(run, families)
+        model, context, budget = setting = _setting(run, families)
         if run.get("regularizer") or (setting, run["architecture"]) in seen:
             continue
         seen.add((setting, run["architecture"]))
@@ -45,7 +45,10 @@ def rows(results: Results) -> pd.DataFrame:
                 amounts = (cost.bytes / GB, _minutes(cost.latency_wan), _minutes(cost.latency_lan))
                 amounts += (_minutes(cost.seconds), cost.rounds, None if found is None else found.mean)
                 shown = (None if value is None else float(f"{value:.3g}") for value in amounts)
-                names = {"configuration": run["architecture"], "model": f"{model}, T={context}"}
+                names = {
+                    "configuration": run["architecture"],
+                    "model": f"{model}, T={context}" + (f", {budget:g}x tokens" if budget != 1 else ""),
+                }
                 lines.append(names | {"program": PROGRAM_NAMES[program]} | dict(zip(AXES, shown, strict=True)))
     return pd.DataFrame(lines)
 
@@ -121,7 +124,7 @@ def section(results: Results, claims: pd.DataFrame) -> str:
     script = (Path(__file__).parent / "assets" / "explorer.js").read_text(encoding="utf-8")
     return "\n".join(
         (
-            "<style>#explorer th button { all: unset; cursor: pointer } #explorer input, select { margin: .3em }</style>",
+            "<style>#explorer th button { all: unset; cursor: pointer }</style>",
             '<div id="explorer"><div id="explorer-chart" style="width:100%"></div></div>',
             f'<script type="application/json" id="explorer-data">{embedded}</script>',
             f"<script>{vl_convert.javascript_bundle(vl_version=VEGA_LITE)}</script>",

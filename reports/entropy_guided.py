@@ -1,91 +1,67 @@
-# ---
-# jupyter:
-#   jupytext:
-#     text_representation:
-#       extension: .py
-#       format_name: percent
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
-# ---
-
 # %% [markdown]
-# # Entropy-Guided Attention for Private LLMs, re-analysed
+# # Entropy-Guided Attention
 #
-# From the files in `results/` and `runs/`, nothing is trained or measured. Open it as a notebook with
-# `jupytext --to ipynb reports/entropy_guided.py`, or run it with `jupytext --to ipynb --execute`.
+# *Entropy-Guided Attention for Private LLMs* (arXiv 2501.03489) explains AERO's models by entropy. Without LayerNorm
+# and activations, heads of early layers stay at high entropy (overload) and those of deep layers lose theirs
+# (collapse). A learned temperature and a penalty on entropies away from a learned threshold keep them in between, and
+# perplexity falls.
 #
-# The paper says: without LayerNorm and without activations, the heads of early layers stay at high entropy (overload)
-# and those of deep layers lose theirs (collapse); a learnable temperature and a penalty on entropies away from a
-# learned threshold keep them between, and perplexity falls.
+# The text used here lost Tables 2 and 4 to 7; their rows stand in AERO's Tables 2 and 4 to 8. Figures 5, 6 and 7 are
+# AERO's 10, 18 and 19, and its Figures 1 and 3 are diagrams.
 
 # %%
-from aero.report import entropy_page, notebook
+from aero.report import show
+from aero.report.papers import entropy_guided
 from aero.report.results import load
 
-PAPER = "entropy_guided"
-LADDER = ("sm-ln-g", "sm-ln-r", "sm-ln", "sm-g", "sm-r", "sm")
-REGULARISED = {"sm-scfuffn": "ereg-smt-scfuffn", "sm-scfuffni-6": "ereg-smt-scfuffni-6"}
-PARTS = ("sm-scfuffn", "smt-scfuffn", "ereg-sm-scfuffn", "ereg-smt-scfuffn")
 results = load()
-runs = dict.fromkeys([*LADDER, *REGULARISED, *REGULARISED.values(), *PARTS])
-print(f"scale {results.scale}; scales with results: {', '.join(results.scales)}")
+METRICS, ENTROPY, CURVES = ([f"results/{results.scale}/{name}.jsonl"] for name in ("metrics", "entropy", "curves"))
 
 # %% [markdown]
-# ## What was trained
+# ## Entropy with fewer nonlinearities
 
 # %%
-notebook.trained(results, runs).round(3)
-
-# %% [markdown]
-# ## Entropy by layer
-#
-# Mean over heads and seeds, in nats; the first layer is 1. A row that starts high and ends near nothing overloads and
-# collapses.
-
-# %%
-heads = notebook.heads(results, runs)
-heads.pivot_table(index="run", columns="layer", values="entropy", sort=False).round(2)
-
-# %% [markdown]
-# ## Overload and collapse by the paper's rule
-#
-# A head is overloaded in the highest quarter of the largest entropy observed in its model and collapsed in the lowest.
-# The share of heads, by run; the spread is over seeds.
-
-# %%
-share = heads.assign(
-    overloaded=heads["of observed maximum"] >= 3 / 4,
-    collapsed=~(heads["of observed maximum"] >= 1 / 4),
+show.figure(
+    entropy_guided.figure_2(results),
+    "Entropy of every head, fewer nonlinearities",
+    "First seed. Yellow is overload, dark blue collapse.",
+    sources=ENTROPY,
+    published="entropy_guided/figure2",
 )
-by_seed = share.groupby(["run", "seed"], sort=False)[["overloaded", "collapsed"]].mean()
-by_seed.groupby("run", sort=False).agg(["mean", "min", "max"]).round(3)
+
+# %%
+show.figure(
+    entropy_guided.figure_4(results),
+    "Entropy of each layer over training",
+    "First seed: (a) baseline, (b) Softmax-only, (c) to (e) stabilised, (f) regularised.",
+    sources=CURVES,
+    published="entropy_guided/figure4",
+)
 
 # %% [markdown]
 # ## What temperature and penalty change
-#
-# Each regularised run less its plain counterpart, paired by seed.
 
 # %%
-runs_of = by_seed.index.get_level_values("run")
-plain = by_seed[runs_of.isin(REGULARISED)].rename(index=REGULARISED, level="run")
-change = (by_seed[runs_of.isin(REGULARISED.values())] - plain).dropna()
-change.groupby("run").agg(["mean", "count"]).round(3)
+show.table(
+    entropy_guided.table_3(results),
+    "Perplexity with and without entropy regularisation",
+    "Change: over the table's baseline, mean over seeds paired with the baseline's; brackets: 95 % t-interval.",
+    sources=METRICS,
+    published="entropy_guided/table3",
+)
 
 # %%
-notebook.trained(results, PARTS, baseline="sm-scfuffn").round(3)
-
-# %% [markdown]
-# ## The paper's figures
-#
-# Some of them are AERO's too, whose number their title has.
-
-# %%
-entropy_page.all_figures(results, PAPER)
-
-# %% [markdown]
-# ## Its claims
+show.table(
+    entropy_guided.parts(results),
+    "Temperature and penalty, apart and together",
+    "Perplexity of SM+ScFuFFN with each part. Change: mean over seeds, paired; brackets: 95 % t-interval.",
+    sources=METRICS,
+)
 
 # %%
-notebook.claims_of(results, PAPER)
+show.table(
+    entropy_guided.change_of_heads(results),
+    "Change in overloaded and collapsed heads",
+    "Regularised minus plain model, in percentage points of all heads, paired by seed; brackets: 95 % t-interval.",
+    sources=ENTROPY,
+)

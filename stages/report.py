@@ -10,18 +10,8 @@ import pandas as pd
 from aero.config import load as load_parameters
 from aero.errors import run_main
 from aero.records import commit, write_together
-from aero.report import (
-    claims,
-    differences,
-    entropy_page,
-    landscape_tables,
-    latex,
-    parallel_context_tables,
-    scales,
-    sensitivity,
-    summary,
-    tables,
-)
+from aero.report import claims, differences, parallel_context_tables, sensitivity, summary, tables
+from aero.report.papers import aero_entropy, entropy_landscape
 from aero.report.render import render
 from aero.report.results import Results, load
 
@@ -37,28 +27,33 @@ def main(arguments: list[str]) -> None:
     results = load(root, chosen.scale)
     judged = claims.judge(results)
     # Everything is made before anything is written: a failure leaves the last report whole.
-    texts = texts_of(results, judged)
+    texts = files(results, judged)
     report = render(root, results.scale, f"Rendered from commit {commit()[:10]}, scale {results.scale}")
     pages = {Path("reports") / "report.html": report.html, Path("reports") / "report.pdf": report.pdf}
-    # The metrics come last: they go before the first file is renamed, so a report that was killed among its renames is
-    # one without them, and has its last PDF still.
-    last = summary.files(results, judged)
-    write_together({root / path: content for path, content in (texts | pages | last).items()})
-    for path in (root / "reports" / "tables").glob("*.csv"):
+    # The metrics describe the other files and are written last.
+    metrics = summary.files(results, judged)
+    write_together({root / path: content for path, content in (texts | pages | metrics).items()})
+    for path in (root / tables.FOLDER).glob("*.csv"):
         if path.relative_to(root) not in texts:
-            path.unlink()  # a table that is made no more
+            path.unlink()
     decided = ", ".join(f"{count} {verdict}" for verdict, count in claims.counts(judged).sum().items() if count)
     print(f"reports/report.html, reports/report.pdf: scale {results.scale}; claims: {decided}")
     for problem in results.problems:
         print(f"left out: {problem}")
 
 
-def texts_of(results: Results, judged: pd.DataFrame) -> dict[Path, str]:
-    """Tables, their LaTeX and the claims by their place: what a report is but its pages and metrics."""
-    parts = (tables, landscape_tables, scales, sensitivity, parallel_context_tables)
-    printed = {path: text for part in parts for path, text in part.files(results).items()}
-    listed = {Path("reports") / "claims.csv": claims.csv_text(judged)}
-    return printed | latex.files(printed) | differences.files(results) | entropy_page.files(results) | listed
+def files(results: Results, judged: pd.DataFrame) -> dict[Path, str]:
+    """Text of the tables and claims by place."""
+    landscape = tables.FOLDER / "entropy_landscape_table1.csv"
+    temperatures = tables.FOLDER / "learned_temperatures.csv"
+    own = {
+        landscape: tables.cells_csv(entropy_landscape.cells(results)),
+        temperatures: tables.csv_text(aero_entropy.temperature_lines(results), aero_entropy.TEMPERATURE_COLUMNS),
+        Path("reports") / "claims.csv": claims.csv_text(judged),
+    }
+    for part in (tables, differences, sensitivity, parallel_context_tables):
+        own |= part.files(results)
+    return own
 
 
 if __name__ == "__main__":

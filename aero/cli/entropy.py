@@ -180,8 +180,8 @@ def _draw(chosen: argparse.Namespace, reader: Reader, statistics: EntropyStatist
         from matplotlib.colors import Normalize
         from matplotlib.figure import Figure
 
-        from aero.report.drawing import style
-        from aero.report.entropy_drawing import heatmap
+        from aero.report.papers.panels import heatmap
+        from aero.report.style import style
     except ModuleNotFoundError:
         raise UserError("--figure needs matplotlib: pip install -e '.[report]' in your clone") from None
     layers, heads = statistics.mean.shape

@@ -14,7 +14,7 @@ import pandas as pd
 from aero.published import Claim, known_papers, load
 from aero.report import verdicts
 from aero.report.quantities import costs, entropy, parallel_context, printed, sensitivity, theory, training
-from aero.report.results import LOOK, Results
+from aero.report.results import SMOKE_TEST, Results
 from aero.report.verdicts import VERDICTS, Decision, Measurement
 
 COLUMNS = (
@@ -127,10 +127,10 @@ def deciding_scales(results: Results, claim: Claim) -> tuple[str, tuple[str, ...
     """
     runs = compared_runs(results, claim)
     undecided: list[str] = []
-    if not runs or results.scale == LOOK:
+    if not runs or results.scale == SMOKE_TEST:
         return results.scale, ()
     for scale in results.scales:
-        if scale != LOOK:
+        if scale != SMOKE_TEST:
             common = set.intersection(*({run.seed for run in results.seeds(name, scale)} for name in runs))
             if len(common) >= 2:
                 return scale, tuple(undecided)

@@ -1,24 +1,20 @@
-"""How many per cent the perplexity of a table's row lies above that of the row it is compared with, paired by seed: a
-table below each printed one but AERO's Tables 2 and 8, and of all in `reports/tables/differences.csv`.
+"""Perplexity of a table's row over that of the row it is compared with, in per cent, paired by seed.
 
-A difference is the mean over the seeds that both sides have, with its 95 % t-interval. Where there is none, the cell
-says which training is missing; a seed that one side lacks, or that diverged, is named.
+The measured difference is the mean over the seeds that both sides have, with its 95 % t-interval. A note names missing
+and diverged seeds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 
+import pandas as pd
+
 from aero.published import Cell, Row, load
-from aero.report.figure_index import PAPERS
-from aero.report.landscape_tables import TRAININGS
-from aero.report.marks import Html, gap, grid, number, published_number, row_label, training_caption
 from aero.report.results import Results
 from aero.report.statistics import Estimate, estimate, relative
-from aero.report.tables import PRINTED, csv_text, training_origin
+from aero.report.tables import FOLDER, PRINTED, csv_text, table
 
 LANDSCAPE = ("entropy_landscape", "1")
 COMPARED = (*PRINTED, LANDSCAPE)
@@ -141,94 +137,65 @@ def difference(results: Results, run: str, base: str, base_name: str = "") -> Di
     return Difference(found, "; ".join(notes), found is None and all(one.diverged for one in own))
 
 
-# On the page -------------------------------------------------------------------------------------------------------
+def perplexities(results: Results, number: str, short: str = "aero") -> pd.DataFrame:
+    """A printed table's perplexities and their change over its baseline, published and measured; a line a training.
 
-
-def differences_table(results: Results, number_: str, short: str = "aero") -> Html:
-    """The comparisons of a printed table: a row a row, for every column the published difference and the measured."""
-    printed = load(short).tables[number_]
-    place = f"{PAPERS[short]} Table {number_}; {printed.place}"
-    by_group: dict[tuple[str, str], dict[str, Comparison]] = {}
-    for one in comparisons(short, number_):
-        by_group.setdefault((one.cell.column.training, one.base), {})[one.row.name] = one
-    heads = [
-        head
-        for training, base in by_group
-        for head in (f"{escape(_words(training, short))} over {escape(base)}, %: published", "measured")
-    ]
-    rows = []
-    for row in printed.rows:
-        line = [row_label(row.name) if row.name.startswith(("SM", "SOTA", "EReg")) else escape(row.name)]
-        for (_, base), group in by_group.items():
-            line += _sides(results, group.get(row.name), row.name == base, place)
-        rows.append(line)
-    runs = [run for group in by_group.values() for one in group.values() for run in (one.run, one.base_run)]
-    caption = (
-        f"<b>{PAPERS[short]} Table {number_}, differences.</b> Perplexity over that of the baseline, minus one, in per "
-        "cent. Published: of the printed perplexities. Measured: mean over seeds, each paired with the same seed of "
-        f"the baseline. {training_caption(results, dict.fromkeys(runs))}"
-    )
-    first = 0.2 if len(heads) <= 6 else 0.16
-    each = (1 - first) / len(heads)
-    widths = (first, *(each * share for _ in by_group for share in (0.8, 1.2)))
-    identifier = f"differences-{short.replace('_', '-')}-{number_}"
-    return Html(grid(["configuration", *heads], rows, caption, identifier, widths, "dense"))
-
-
-def _words(training: str, short: str) -> str:
-    """A training in words: "1.2B", "margin 0.10"; of a table with one training a row, what is compared."""
-    return TRAININGS[training] if short == LANDSCAPE[0] else training or "PPL"
-
-
-def _sides(results: Results, one: Comparison | None, is_base: bool, place: str) -> list[str]:
-    """The published and the measured cell of a comparison; of the baseline itself, its name."""
-    if one is None:
-        return ["baseline", ""] if is_base else ["", ""]
-    if text := one.published:
-        printed = number(text, "published", place)
-    else:
-        printed = published_number(one.cell if one.cell.value is None else one.base_cell, place)
-    found = difference(results, one.run, one.base_run, one.base)
-    source = ", ".join(run.path for name in (one.run, one.base_run) for run in results.seeds(name))
-    if found.estimate is None and not found.diverged:
-        return [printed, gap(found.note)]
-    text = "NaN" if found.estimate is None else _signed(found.estimate)
-    shown = number(text, training_origin(results.scale), source)
-    return [printed, shown + (f'<br><span class="where">{escape(found.note)}</span>' if found.note else "")]
-
-
-def _signed(found: Estimate) -> str:
-    found = found.possible()
-    text = f"{found.mean:+z.1f}"
-    return f"{text} [{found.low:+z.1f}, {found.high:+z.1f}]" if found.has_interval else text
-
-
-# The file ----------------------------------------------------------------------------------------------------------
-
-
-def _lines(results: Results, compared: Iterable[tuple[str, str]]) -> Iterable[Mapping[str, object]]:
-    for short, number_ in compared:
-        for one in comparisons(short, number_):
-            found = difference(results, one.run, one.base_run, one.base)
-            mean = found.estimate
-            yield {
-                "paper": short,
-                "table": number_,
-                "row": one.row.name,
-                "column": one.cell.column.label,
-                "baseline": one.base,
-                "published": one.published,
-                "measured": f"{mean.mean:.6g}" if mean else "NaN" if found.diverged else "",
-                "unit": "%",
-                "scale": results.scale,
-                "seeds": " ".join(map(str, mean.seeds)) if mean else "",
-                "ci_low": f"{mean.low:.6g}" if mean and mean.has_interval else "",
-                "ci_high": f"{mean.high:.6g}" if mean and mean.has_interval else "",
-                "note": found.note,
+    The change is the mean over seeds, paired with the baseline's, with its 95 % t-interval.
+    """
+    by_cell = {(one.row.name, one.cell.column.key): one for one in reversed(comparisons(short, number))}
+    lines = []
+    for cell in table(results, number, short):
+        column = cell.published.column
+        if column.unit != "perplexity":
+            continue
+        runs = results.seeds(cell.row.trained.get(column.training, ""))
+        compared = by_cell.get((cell.row.name, column.key))
+        change = difference(results, compared.run, compared.base_run, compared.base) if compared else None
+        failed = sum(run.diverged for run in runs)
+        lines.append(
+            {
+                "configuration": cell.row.name + (f", {column.training}" if column.training else ""),
+                "PPL, published": cell.published.text or "–",
+                "measured": cell.text or "–",
+                "change %, published": (compared.published or "–") if compared else "baseline",
+                "measured ": "baseline" if change is None else _signed(change.estimate),
+                "seeds": f"{len(runs)}, {failed} diverged" if failed else str(len(runs)),
             }
+        )
+    return pd.DataFrame(lines)
+
+
+def _signed(found: Estimate | None) -> str:
+    if found is None:
+        return "–"
+    found = found.possible()
+    interval = f" [{found.low:+z.1f}, {found.high:+z.1f}]" if found.has_interval else ""
+    return f"{found.mean:+z.1f}{interval}"
 
 
 def files(results: Results) -> dict[Path, str]:
-    """Path below the project's root and text of the file of all differences: one line a comparison."""
-    text = csv_text([dict(line) for line in _lines(results, COMPARED)], COLUMNS)
-    return {Path("reports") / "tables" / "differences.csv": text}
+    """reports/tables/differences.csv: one line a comparison."""
+    lines = []
+    for short, number in COMPARED:
+        for one in comparisons(short, number):
+            found = difference(results, one.run, one.base_run, one.base)
+            mean = found.estimate
+            has_interval = mean is not None and mean.has_interval
+            lines.append(
+                {
+                    "paper": short,
+                    "table": number,
+                    "row": one.row.name,
+                    "column": one.cell.column.label,
+                    "baseline": one.base,
+                    "published": one.published,
+                    "measured": f"{mean.mean:.6g}" if mean else "NaN" if found.diverged else "",
+                    "unit": "%",
+                    "scale": results.scale,
+                    "seeds": " ".join(map(str, mean.seeds)) if mean else "",
+                    "ci_low": f"{mean.low:.6g}" if has_interval else "",
+                    "ci_high": f"{mean.high:.6g}" if has_interval else "",
+                    "note": found.note,
+                }
+            )
+    return {FOLDER / "differences.csv": csv_text(lines, COLUMNS)}

@@ -1,7 +1,6 @@
-"""Published tables with the measured value beside every cell, and their CSV files.
+"""Published tables with the measured value beside every cell: frames for the report and the files in reports/tables.
 
-A cell of a training column is measured at the report's training scale; a cell of a cost or count column is measured at
-the papers' own dimensions whatever that scale is.
+Perplexities are measured at the report's training scale; costs and counts at the papers' own dimensions.
 """
 
 from __future__ import annotations
@@ -35,17 +34,19 @@ Origin = Literal["paper_dimensions", "smaller_scale", "missing"]
 PAPER_DIMENSIONS = "paper_dimensions"
 COLUMNS = ("row", "column", "published", "measured", "unit", "scale", "seeds", "ci_low", "ci_high", "note")
 NOT_COMPARABLE = "not comparable"
-"""How the note of a cell begins that was measured at another setting than the published number: no ratio is taken."""
-TRAINING = ("ppl", "delta")
+"""In the note of a cell that was measured in another setting than the published number: no ratio is taken."""
+PRINTED = (*(("aero", str(number)) for number in range(2, 10)), ("entropy_guided", "3"))
+"""The printed tables that `table` measures, by paper and number."""
+COST_TABLES = ("4", "5", "6", "7")
+FOLDER = Path("reports") / "tables"
 
 
 @dataclass(frozen=True)
 class MeasuredCell:
     """A published cell and what was measured for it.
 
-    text: the measured value as shown, "" where nothing was measured. scale: where `origin` is "smaller_scale", the
-    training scale; "paper_dimensions" for costs and counts. estimate: of a training cell, over seeds. source: the files
-    of a cost.
+    text: the measured value as shown, "" if there is none. scale: a training scale, or "paper_dimensions" for costs and
+    counts. estimate: over seeds, of a training cell. source: the files of a cost.
     """
 
     row: Row
@@ -60,17 +61,16 @@ class MeasuredCell:
 
 
 def table(results: Results, number: str, short: str = "aero") -> list[MeasuredCell]:
-    """Every cell of the paper's table `number`, row by row, in the printed order."""
+    """Every cell of a paper's table, row by row, in the printed order."""
     paper = load(short)
     printed = paper.tables[number]
-    return [_measure(results, paper, printed, row, cell) for row in printed.rows for cell in row.cells.values()]
-
-
-def _measure(results: Results, paper: Paper, printed: Table, row: Row, cell: Cell) -> MeasuredCell:
-    key = cell.column.key
-    if key in TRAINING or cell.column.training:
-        return _training(results, printed, row, cell)
-    return _COSTS[key](results, paper, printed, row, cell)
+    return [
+        _training(results, printed, row, cell)
+        if cell.column.training or cell.column.key in ("ppl", "delta")
+        else _COSTS[cell.column.key](results, paper, printed, row, cell)
+        for row in printed.rows
+        for cell in row.cells.values()
+    ]
 
 
 def training_origin(scale: str) -> Origin:
@@ -80,69 +80,51 @@ def training_origin(scale: str) -> Origin:
 
 def _training(results: Results, printed: Table, row: Row, cell: Cell) -> MeasuredCell:
     notes = [cell.note] if cell.note else []
-    name = row.trained.get(cell.column.training)
+    name, digits, training = row.trained.get(cell.column.training), cell.column.digits, cell.column.training
     runs = results.seeds(name) if name else ()
-    diverged = {run.seed: run.diverged_at for run in runs if run.diverged}
-    notes += mixed(results, printed, cell.column.training, runs)
+    values = results.perplexity(name) if name else {}
+    notes += _differs(results, printed, training, runs)
     if name and results.scale == "paper" and results.substituted((name,), "paper"):
         notes.append("not trained on the papers' corpus")
-    values = results.perplexity(name) if name else {}
-    digits = cell.column.digits
+    origin = training_origin(results.scale)
+
+    def measured(text: str, value: float | None, found: Estimate | None = None) -> MeasuredCell:
+        kind = origin if text else "missing"
+        return MeasuredCell(row, cell, text, value, kind, results.scale, "; ".join(notes), found)
+
     if cell.column.key.startswith("delta"):
-        base = printed.rows[0].trained.get(cell.column.training)
+        base = printed.rows[0].trained.get(training)
         values = relative(values, results.perplexity(base)) if base else {}
         if name == base and values:
-            zero = Estimate(0.0, None, None, tuple(values))
-            return MeasuredCell(
-                row,
-                cell,
-                f"{0:.{digits}f}",
-                0.0,
-                training_origin(results.scale),
-                results.scale,
-                "; ".join([*notes, "the baseline itself"]),
-                zero,
-            )
-    found = estimate(values)
+            notes.append("the baseline itself")
+            return measured(f"{0:.{digits}f}", 0.0, Estimate(0.0, None, None, tuple(values)))
+    diverged = [f"seed {run.seed} at step {run.diverged_at}" for run in runs if run.diverged]
     if diverged:
-        steps = ", ".join(f"seed {seed} at step {step}" for seed, step in diverged.items())
-        notes.append(f"{len(diverged)} of {len(runs)} seeds diverged: {steps}")
+        notes.append(f"{len(diverged)} of {len(runs)} seeds diverged: {', '.join(diverged)}")
     if not runs:
-        return MeasuredCell(row, cell, "", None, "missing", results.scale, "; ".join([*notes, "not run yet"]))
+        notes.append("not run yet")
+    found = estimate(values)
     if found is None:
-        text = "NaN" if diverged else ""
-        origin = training_origin(results.scale) if diverged else "missing"
-        return MeasuredCell(row, cell, text, math.nan if diverged else None, origin, results.scale, "; ".join(notes))
+        return measured("NaN", math.nan) if diverged else measured("", None)
     if len(found.seeds) == 1:
         notes.append(f"one seed ({found.seeds[0]}), no interval")
-    return MeasuredCell(
-        row,
-        cell,
-        f"{found.mean:.{digits}f}",
-        found.mean,
-        training_origin(results.scale),
-        results.scale,
-        "; ".join(notes),
-        found,
-    )
+    return measured(f"{found.mean:.{digits}f}", found.mean, found)
 
 
-def mixed(results: Results, printed: Table, column: str | None, runs: Sequence[Run]) -> list[str]:
-    """What sets the trainings of one row apart from the others of its table: a corpus that is not the first row's, and,
-    where the table's trainings are not all of one commit, the commit of these.
-    """
+def _differs(results: Results, printed: Table, training: str, runs: Sequence[Run]) -> list[str]:
+    """Notes on trainings of another corpus than the table's first row, or of another commit than the others."""
 
     def of(key: str, group: Iterable[Run]) -> set[str]:
         return {str(run.provenance[key]) for run in group if run.provenance.get(key)}
 
-    every = [results.seeds(row.trained.get(column)) for row in printed.rows if row.trained.get(column)]
+    every = [results.seeds(row.trained[training]) for row in printed.rows if row.trained.get(training)]
     first = next((group for group in every if group), ())
-    said = []
+    notes = []
     if runs and of("corpus_sha256", runs) != of("corpus_sha256", first):
-        said.append(f"trained on another corpus than {printed.rows[0].name}: not comparable")
-    if len(of("commit", (run for group in every for run in group))) > 1:
-        said.append("commit " + ", ".join(sorted(commit[:10] for commit in of("commit", runs))))
-    return said if runs else []
+        notes.append(f"trained on another corpus than {printed.rows[0].name}: {NOT_COMPARABLE}")
+    if runs and len(of("commit", (run for group in every for run in group))) > 1:
+        notes.append("commit " + ", ".join(sorted(commit[:10] for commit in of("commit", runs))))
+    return notes
 
 
 def _counted(results: Results, paper: Paper, printed: Table, row: Row, cell: Cell) -> MeasuredCell:
@@ -348,14 +330,22 @@ def csv_text(rows: Iterable[dict[str, object]], columns: tuple[str, ...]) -> str
     return text.getvalue()
 
 
-PRINTED = (*(("aero", number) for number in ("2", "3", "4", "5", "6", "7", "8", "9")), ("entropy_guided", "3"))
-"""The printed tables that `table` measures, by paper and number."""
-COST_TABLES = ("4", "5", "6", "7")
-
-
 def files(results: Results) -> dict[Path, str]:
-    """Path below the project's root and text of every table file."""
-    folder = Path("reports") / "tables"
-    return {
-        folder / f"{short}_table{number}.csv": cells_csv(table(results, number, short)) for short, number in PRINTED
-    } | {folder / f"aero_table{number}_costs.csv": costs_csv(cost_rows(results, number)) for number in COST_TABLES}
+    """Text of the tables' files by place; of other training scales the perplexities alone (aero_table2_gpu.csv)."""
+    found = {
+        FOLDER / f"{short}_table{number}.csv": cells_csv(table(results, number, short)) for short, number in PRINTED
+    }
+    for number in COST_TABLES:
+        found[FOLDER / f"aero_table{number}_costs.csv"] = costs_csv(cost_rows(results, number))
+    for short, number in PRINTED[:-1]:
+        rows = load(short).tables[number].rows
+        for scale in results.scales_of(*(run for row in rows for run in row.trained.values())):
+            cells = table(results.at(scale), number) if scale != results.scale else ()
+            trained = [c for c in cells if c.published.column.key.startswith("ppl") and _run_of(c)]
+            if trained:
+                found[FOLDER / f"aero_table{number}_{scale}.csv"] = cells_csv(trained)
+    return found
+
+
+def _run_of(cell: MeasuredCell) -> str | None:
+    return cell.row.trained.get(cell.published.column.training)

@@ -1,50 +1,38 @@
--- Dresses what the page marks by classes for the printed page: each class becomes a call of the function of the same
--- meaning in page.typ.
-local spans = {
-  published = "published", paper_dimensions = "paper-dimensions", smaller_scale = "smaller-scale", missing = "missing",
-  none = "none-mark", projected = "projected", where = "where", mark = "mark", ratio = "ratio", quiet = "where",
-}
+-- The document for print: HTML shown by code cells becomes native blocks, boxes become calls of page.typ's functions.
+local boxes = { figure = "figure-box", table = "table-box", caption = "caption", sources = "sources" }
 
-local function call(name, content, kind)
-  local open, close = pandoc.RawInline("typst", "#" .. name .. "["), pandoc.RawInline("typst", "]")
-  if kind == "block" then
-    open, close = pandoc.RawBlock("typst", "#" .. name .. "["), pandoc.RawBlock("typst", "]")
-  end
-  local out = { open }
-  for _, item in ipairs(content) do out[#out + 1] = item end
-  out[#out + 1] = close
+local function call(name, content)
+  local out = pandoc.Blocks({ pandoc.RawBlock("typst", "#" .. name .. "[") })
+  out:extend(content)
+  out:insert(pandoc.RawBlock("typst", "]"))
   return out
 end
 
-function Span(element)
-  element.attributes = {}
-  for _, class in ipairs(element.classes) do
-    if class == "verdict" then
-      local words = element.classes[2] or ""
-      return call('verdict("' .. words .. '")', element.content)
+local printed = {
+  Div = function(div)
+    if div.classes:includes("screen-only") then return {} end
+    for _, class in ipairs(div.classes) do
+      if boxes[class] then return call(boxes[class], div.content) end
     end
-    -- On paper a number is no link: its table's line below names the file.
-    if element.classes:includes("num") then
-      element = element:walk({ Link = function(link) return link.content end })
-    end
-    if spans[class] then return call(spans[class], element.content) end
-  end
+    return div.content
+  end,
+  -- A long notation breaks after its plus signs.
+  Str = function(str) return pandoc.Str((str.text:gsub("%+", "+\u{200B}"))) end,
+  Table = function(table)
+    local count = #table.colspecs
+    for i = 1, count do table.colspecs[i] = { pandoc.AlignLeft, nil } end
+    return table
+  end,
+}
+
+function RawBlock(raw)
+  if raw.format ~= "html" then return end
+  local html = raw.text:gsub("<details class=\"sources\"><summary>.-</summary>", "<div class=\"sources\">")
+  html = html:gsub("</details>", "</div>"):gsub("<p class=\"caption\">(.-)</p>", "<div class=\"caption\"><p>%1</p></div>")
+  return pandoc.Div(pandoc.read(html, "html").blocks):walk(printed).content
 end
 
-function Div(element)
-  for _, class in ipairs({ "caption", "legend", "source", "gaps" }) do
-    if element.classes:includes(class) then return call(class, element.content, "block") end
-  end
-  if element.classes:includes("outline") then return pandoc.RawBlock("typst", "#contents()") end
-  if element.classes:includes("table") then
-    return call(element.classes:includes("dense") and "dense" or "plain", element.content, "block")
-  end
-  if element.classes:includes("figure") then return call("drawing", element.content, "block") end
-  return element.content
-end
-
-function Header(element)
-  element.classes = {}
-  element.attributes = {}
-  return element
+-- Links inside the repository or the page lead nowhere on paper.
+function Link(link)
+  if not link.target:match("^https?:") then return link.content end
 end

@@ -1,0 +1,216 @@
+"""AERO: its tables of perplexity and counts, and its figures other than those of attention entropy.
+
+Costs of private inference are in `private_inference` and `private_tables`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from aero.architecture import parse
+from aero.flops import GPT2, PYTHIA, Sizes, count, crossover
+from aero.published import load
+from aero.report.costs import GB, all_costs, counted
+from aero.report.differences import perplexities
+from aero.report.papers.panels import TABLE_2_RUNS, layer_lines, learned, row_name
+from aero.report.results import Results
+from aero.report.style import AS_PUBLISHED, AS_WRITTEN, INK, MUTED, PUBLISHED, SERIES, TUNED, no_data, subplots
+
+FIGURE_1_ROWS = ("SM+LN+G", "SM+LN+R", "SM+ScFFN", "SM+ScFuFFN", "SM+ScFuFFNi_6", "SOTA(SM+ScFuFFNi_1)")
+PROGRAMS = {
+    "as_published": ("fitted to the published bytes", AS_PUBLISHED),
+    "as_written": ("stock SPU", AS_WRITTEN),
+    "tuned": ("optimised", TUNED),
+}
+CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192)
+ZOOM = 0.5
+"""Nats above the second-worst final loss that Figure 3b shows: the worst run (SM) would stretch the axis."""
+
+
+def table_2(results: Results) -> pd.DataFrame:
+    return perplexities(results, "2")
+
+
+def table_3(results: Results) -> pd.DataFrame:
+    return perplexities(results, "3")
+
+
+def table_4(results: Results) -> pd.DataFrame:
+    return perplexities(results, "4")
+
+
+def table_4_counts(results: Results) -> pd.DataFrame:
+    """Table 4's FLOPs and nonlinear operations, printed and counted by Appendix E."""
+    del results
+    printed = load("aero").tables["4"]
+    lines = []
+    for row in printed.rows:
+        counts = counted(row.name, printed)
+        same = [str(one) for one in row.cells["nonlinear"].operations] == [str(one) for one in counts.nonlinear]
+        lines.append(
+            {
+                "configuration": row.name,
+                "FFN GFLOPs, published": row.cells["flops_ffn"].text,
+                "counted": f"{counts.ffn / 1e9:.1f}",
+                "attention GFLOPs, published": row.cells["flops_attention"].text,
+                "counted ": f"{counts.attention / 1e9:.1f}",
+                "nonlinear operations": "as printed" if same else "; ".join(map(str, counts.nonlinear)),
+            }
+        )
+    return pd.DataFrame(lines)
+
+
+def table_5(results: Results) -> pd.DataFrame:
+    return perplexities(results, "5")
+
+
+def table_6(results: Results) -> pd.DataFrame:
+    return perplexities(results, "6")
+
+
+def table_7(results: Results) -> pd.DataFrame:
+    return perplexities(results, "7")
+
+
+def table_8(results: Results) -> pd.DataFrame:
+    return perplexities(results, "8")
+
+
+def table_9(results: Results) -> pd.DataFrame:
+    return perplexities(results, "9")
+
+
+def figure_1(results: Results) -> Figure:
+    """Communication and WAN latency of one private forward pass along AERO's steps."""
+    table = load("aero").tables["4"]
+    figure, panels = subplots(1, 2, height=4.6, sharey=True)
+    for panel, key, title in zip(panels, ("communication", "latency"), ("GB", "minutes, WAN"), strict=True):
+        for place, row in enumerate(FIGURE_1_ROWS):
+            costs = all_costs(results, table, row)
+            values = [(table.value(row, key), PUBLISHED)]
+            for program, (_, colour) in PROGRAMS.items():
+                cost = costs.get(program)
+                value = None if cost is None else cost.bytes / GB if key == "communication" else cost.latency_wan
+                values.append((value if value is None or key == "communication" else value / 60, colour))
+            for number, (value, colour) in enumerate(values):
+                if value is not None:
+                    height = place + (number - 1.5) * 0.2
+                    panel.barh(height, value, 0.18, color=colour)
+                    panel.text(value, height, f" {value:.2g}", va="center", fontsize=7)
+        panel.set_title(title)
+        panel.grid(axis="x")
+        panel.margins(x=0.1)
+    panels[0].set_yticks(range(len(FIGURE_1_ROWS)), FIGURE_1_ROWS)
+    panels[0].tick_params(axis="y", length=0)
+    panels[0].invert_yaxis()
+    labels = [("published", PUBLISHED), *PROGRAMS.values()]
+    handles = [panels[0].barh(0, 0, color=colour, label=name) for name, colour in labels]
+    figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False)
+    return figure
+
+
+def figure_3b(results: Results) -> Figure:
+    """Evaluation loss of Table 2's configurations over training: mean and range over seeds, the loss axis zoomed."""
+    figure, axes = subplots(height=3.2)
+    ends = []
+    for run in TABLE_2_RUNS:
+        curves = [dict(zip(*t.log.evaluations(), strict=True)) for t in results.seeds(run) if t.log]
+        steps = sorted(set.intersection(*map(set, curves))) if curves else []
+        if not steps:
+            continue
+        values = np.array([[curve[step] for step in steps] for curve in curves])
+        failed = any(t.diverged for t in results.seeds(run))
+        axes.plot(steps, values.mean(0), color=SERIES[run], label=row_name(run) + (" (diverged)" if failed else ""))
+        axes.fill_between(steps, values.min(0), values.max(0), color=SERIES[run], alpha=0.18, linewidth=0)
+        ends.append(values.mean(0)[-1])
+    if not ends:
+        no_data(axes, "not trained at this scale")
+        return figure
+    low, high = min(ends), sorted(ends)[-2:][0]
+    axes.set_ylim(low - 0.1, high + ZOOM)
+    axes.set_xlabel("training step")
+    axes.set_ylabel("evaluation loss, nats per token")
+    axes.grid(axis="y")
+    axes.legend(frameon=False, ncols=2)
+    return figure
+
+
+def figure_4(results: Results) -> Figure:
+    """Learned negative slopes of the leaky ReLU over training, one a layer and one for all layers."""
+    figure, panels = subplots(1, 2, height=2.4)
+    layer_lines(panels[0], results, "sm-leakyr", "(a) one slope per layer", "slopes")
+    layer_lines(panels[1], results, "sm-leakyr-global", "(b) one slope for all layers", "slopes")
+    for panel in panels:
+        panel.axhline(0, color=INK, linewidth=0.7)
+        panel.set_xlabel("training step")
+    panels[0].set_ylabel("negative slope")
+    return figure
+
+
+def figure_11(results: Results) -> Figure:
+    """Learned alpha (divides the FFN's output) and beta (scales the residual connection) of each layer; dots: seeds."""
+    figure, panels = subplots(1, 2, height=2.4)
+    for panel, name, sign in zip(panels, ("alpha", "beta"), ("α", "β"), strict=True):
+        panel.set_title(sign)
+        found = [values for run in results.seeds("sm-scffn") if (values := learned(run, name)) is not None]
+        if not found:
+            no_data(panel, "not measured")
+            continue
+        layers = np.arange(1, len(found[0]) + 1)
+        panel.bar(layers, np.mean(found, axis=0), 0.7, color=AS_WRITTEN)
+        for values in found:
+            panel.plot(layers, values, linestyle="none", marker="o", markersize=2.5, color=INK)
+        panel.axhline(1, color=MUTED, linewidth=0.8, linestyle=":")
+        panel.set_xticks(layers)
+        panel.set_xlabel("layer")
+        panel.grid(axis="y")
+    return figure
+
+
+def figure_20(results: Results) -> Figure:
+    """FLOPs per token of GPT-2, small to XL, from 128 to 8K tokens."""
+    del results
+    return _flops(GPT2)
+
+
+def figure_21(results: Results) -> Figure:
+    """FLOPs per token of Pythia, 70M to 12B, from 128 to 8K tokens."""
+    del results
+    return _flops(PYTHIA)
+
+
+def _flops(models: Mapping[str, Sizes]) -> Figure:
+    figure, panels = subplots(len(models) // 4, 4, height=2.1 * len(models) / 4, squeeze=False)
+    for panel, (name, sizes) in zip(panels.flat, models.items(), strict=True):
+        _flops_bars(panel, sizes)
+        panel.set_title(f"{name}: L={sizes.layers}, d={sizes.width}", fontsize=8)
+    for panel in panels[:, 0]:
+        panel.set_ylabel("GFLOPs per token")
+    for panel in panels[-1]:
+        panel.set_xlabel("context length T")
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False)
+    return figure
+
+
+def _flops_bars(panel: Axes, sizes: Sizes) -> None:
+    """Stacked bars by context with the FFN's share above; dotted: T = 8d/3, where attention and FFN are equal."""
+    counts = [count(parse("SM+LN+G"), sizes, context) for context in CONTEXTS]
+    ffn, attention = (
+        np.array([getattr(c, part) / context / 1e9 for c, context in zip(counts, CONTEXTS, strict=True)])
+        for part in ("ffn", "attention")
+    )
+    places = np.arange(len(CONTEXTS))
+    panel.bar(places, ffn, 0.72, color=AS_WRITTEN, label="feed-forward network")
+    panel.bar(places, attention, 0.72, bottom=ffn, color=PUBLISHED, label="attention")
+    for place, total, counted_ in zip(places, ffn + attention, counts, strict=True):
+        panel.text(place, total, f"{100 * counted_.ffn_share:.0f}", ha="center", va="bottom", fontsize=6.5)
+    equal = float(np.log2(crossover(sizes.width) / CONTEXTS[0]))
+    if equal < len(CONTEXTS) - 0.5:
+        panel.axvline(equal, color=INK, linewidth=0.9, linestyle=":")
+    panel.set_xticks(places[::2], [str(c) if c < 1024 else f"{c // 1024}K" for c in CONTEXTS[::2]])
+    panel.margins(y=0.12)

@@ -1,0 +1,340 @@
+"""AERO's figures of attention entropy, its failure modes, and the learned thresholds and temperatures."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LinearSegmentedColormap, Normalize
+from matplotlib.figure import Figure
+
+from aero.architecture import parse
+from aero.entropy import causal_bound
+from aero.published import load
+from aero.report.papers.panels import (
+    DEPTH,
+    ENTROPY,
+    MARGIN_RUNS,
+    PRUNED_RUNS,
+    REGULARISED,
+    STABILISED,
+    STABILISED_RUNS,
+    TABLE_2_RUNS,
+    depth_bar,
+    heads,
+    heatmap,
+    heatmaps,
+    layer_lines,
+    layer_ticks,
+    learned,
+    over_training,
+    overflow_map,
+    quarter_bars,
+    row_name,
+)
+from aero.report.results import Results, Run
+from aero.report.statistics import estimate
+from aero.report.style import AS_WRITTEN, INK, no_data, subplots
+
+SIGNED = LinearSegmentedColormap.from_list(
+    "signed", [(0, "#8a1c5a"), (0.5, "#efb4cf"), (0.5, "#e3dfb0"), (1, "#0b4f6c")], N=64
+)
+"""Values around 0: purple below, yellow to blue above."""
+POSITION_RUNS = ("sm-ln-g", "sm-g", "sm", REGULARISED)
+TEMPERATURE_RUNS = (REGULARISED, "smt-scfuffn")
+FAILURES = {
+    "sm": "loss NaN; early layers overloaded, deep layers collapsed",
+    "sm-scfuffni-7": "NaN in the last layers, the last two collapsed",
+    "sm-g": "58 % of heads overloaded, in early layers",
+}
+"""Runs that fail, and what AERO says of them (Sections 3.1 and 3.2, Figure 17)."""
+TEMPERATURE_COLUMNS = (
+    *("run", "architecture", "scale", "seed", "layer", "head"),
+    *("temperature", "lowest", "highest", "share_below_0", "note"),
+)
+
+
+def figure_3a(results: Results) -> Figure:
+    names = {row_name(run): run for run in TABLE_2_RUNS}
+    facts = load("aero").facts["figures"]["3a"]["fractions"]
+    printed = [(names[entry["row"]], tuple(entry["quarters"]), entry["value"]) for entry in facts]
+    return quarter_bars(results, TABLE_2_RUNS, printed=printed)
+
+
+def figure_5(results: Results) -> Figure:
+    return heatmaps(results, ("sm-ln-g", "sm-ln-r", "sm-g", "sm-r"), columns=4)
+
+
+def figure_6(results: Results) -> Figure:
+    """SM: (a) values beyond float16 in each layer over training, (b) entropy of every head."""
+    figure, (counts, heads_panel) = subplots(1, 2, height=2.7, width_ratios=(2.2, 1))
+    overflow_map(figure, counts, results, "sm", "(a) SM, values beyond float16")
+    counts.set_ylabel("layer")
+    _heads(figure, heads_panel, results, "sm", "(b) SM")
+    return figure
+
+
+def _heads(figure: Figure, panel, results: Results, run: str, title: str) -> None:
+    panel.set_title(title, fontsize=8)
+    values = heads(results, run)
+    if values is None:
+        no_data(panel, "not measured")
+        return
+    mesh = heatmap(panel, values, Normalize(0, results.first(run).entropy.maximum["causal_bound"]))
+    panel.set_xlabel("head")
+    figure.colorbar(mesh, ax=panel, label="mean entropy, nats", pad=0.02)
+
+
+def figure_7(results: Results) -> Figure:
+    return heatmaps(results, STABILISED_RUNS, STABILISED, columns=3)
+
+
+def figure_9(results: Results) -> Figure:
+    return quarter_bars(results, (*STABILISED_RUNS, REGULARISED), (*STABILISED, "entropy reg."))
+
+
+def figure_10(results: Results) -> Figure:
+    """Learned thresholds, fractions of log T: (a) per head, (b) their mean and (c) their variance per layer."""
+    figure, panels = subplots(1, 3, height=2.6)
+    trained = results.first(REGULARISED)
+    thresholds = learned(trained, "thresholds")  # (L, H)
+    for panel, title in zip(panels, ("(a) thresholds", "(b) mean over heads", "(c) variance over heads"), strict=True):
+        panel.set_title(title, fontsize=8)
+        if thresholds is None:
+            no_data(panel, "not measured")
+    if thresholds is None:
+        return figure
+    start = float((trained.metrics.get("model") or {}).get("threshold_init", 0.5))
+    low, high = min(start, thresholds.min()), max(start, thresholds.max())
+    mesh = heatmap(panels[0], thresholds, Normalize(low, max(high, low + 1e-6)))
+    panels[0].set_ylabel("layer")
+    panels[0].set_xlabel("head")
+    figure.colorbar(mesh, ax=panels[0], label="fraction of log T", pad=0.02)
+    layers = np.arange(1, len(thresholds) + 1)
+    for panel, values in zip(panels[1:], (thresholds.mean(1), thresholds.var(1)), strict=True):
+        panel.plot(values, layers, "o-", color=AS_WRITTEN, markersize=3)
+        panel.set_yticks(layer_ticks(len(layers)))
+        panel.grid(axis="x")
+        panel.locator_params(axis="x", nbins=4)
+    panels[1].axvline(start, color=INK, linewidth=0.8, linestyle=":")
+    panels[2].ticklabel_format(axis="x", style="sci", scilimits=(-2, 2))
+    return figure
+
+
+def figure_12(results: Results) -> Figure:
+    return over_training(results, TABLE_2_RUNS)
+
+
+def figure_13(results: Results) -> Figure:
+    names = ("(a) one slope per layer", "(b) one slope for all layers")
+    return over_training(results, ("sm-leakyr", "sm-leakyr-global"), names, columns=2, height=2.2)
+
+
+def figure_14(results: Results) -> Figure:
+    names = [f"({letter}) {name}" for letter, name in zip("abcd", (*STABILISED, "entropy reg."), strict=True)]
+    return over_training(results, (*STABILISED_RUNS, REGULARISED), names, columns=4)
+
+
+def figure_16(results: Results) -> Figure:
+    names = ("none pruned", *(f"{pruned} pruned" for pruned in range(1, 8)))
+    return quarter_bars(results, PRUNED_RUNS, names, ("observed", "causal_bound"))
+
+
+def figure_17(results: Results) -> Figure:
+    """Seven FFNs pruned, six and none: entropy of each layer over training, and of every head after it."""
+    runs, names = ("sm-scfuffni-7", "sm-scfuffni-6", "sm-scfuffn"), ("7 pruned", "6 pruned", "none pruned")
+    figure, panels = subplots(2, 3, height=4.4, sharey="row")
+    found = {run: values for run in runs if (values := heads(results, run)) is not None}
+    norm = Normalize(0, max((results.first(run).entropy.maximum["causal_bound"] for run in found), default=1.0))
+    for column, (run, name) in enumerate(zip(runs, names, strict=True)):
+        layer_lines(panels[0, column], results, run, name)
+        panels[0, column].set_xlabel("training step")
+        if run in found:
+            heatmap(panels[1, column], found[run], norm)
+            panels[1, column].set_xlabel("head")
+        else:
+            no_data(panels[1, column], "not measured")
+    panels[0, 0].set_ylabel("entropy, nats")
+    panels[0, 0].set_ylim(bottom=0)
+    panels[1, 0].set_ylabel("layer")
+    depth_bar(figure, panels[0], len(next(iter(found.values()), range(12))))
+    figure.colorbar(ScalarMappable(norm, ENTROPY), ax=panels[1], label="entropy, nats", pad=0.01)
+    return figure
+
+
+def figure_18(results: Results) -> Figure:
+    facts = load("aero").facts["figures"]["18"]["fractions"]
+    printed = [(MARGIN_RUNS[gamma], (3,), value) for gamma, value in facts.items()]
+    names = [f"γ = {gamma:.2f}" for gamma in MARGIN_RUNS]
+    return quarter_bars(results, tuple(MARGIN_RUNS.values()), names, ("observed", "causal_bound"), printed)
+
+
+def figure_19(results: Results) -> Figure:
+    chosen = {gamma: run for gamma, run in MARGIN_RUNS.items() if gamma <= 0.25}
+    return over_training(results, tuple(chosen.values()), [f"γ = {gamma:.2f}" for gamma in chosen])
+
+
+def overload_and_collapse(results: Results) -> pd.DataFrame:
+    """Share of heads overloaded and collapsed by the papers' rule and against other maxima, mean over seeds."""
+    lines = []
+    for run in dict.fromkeys((*TABLE_2_RUNS, *STABILISED_RUNS, *PRUNED_RUNS, *MARGIN_RUNS.values())):
+        if not results.seeds(run):
+            continue
+        shares = {
+            "overloaded, of observed max.": results.share_of_heads(run, (3,)),
+            "of causal bound": results.share_of_heads(run, (3,), "causal_bound"),
+            "of log T": results.share_of_heads(run, (3,), "log_T"),
+            "collapsed, of observed max.": results.share_of_heads(run, (0,)),
+        }
+        found = {name: estimate(values) for name, values in shares.items()}
+        gamma = next((f", γ = {value:.2f}" for value, name in MARGIN_RUNS.items() if name == run), "")
+        percent = {name: "–" if one is None else f"{100 * one.mean:.0f} %" for name, one in found.items()}
+        lines.append({"configuration": row_name(run) + gamma} | percent | {"seeds": str(len(results.seeds(run)))})
+    return pd.DataFrame(lines)
+
+
+def failures(results: Results) -> pd.DataFrame:
+    """The runs that fail in AERO: what is published, how many seeds diverged here, and which heads failed."""
+    lines = []
+    for run, claimed in FAILURES.items():
+        seeds = results.seeds(run)
+        measured = [trained.entropy for trained in seeds if trained.entropy]
+        over, under = (
+            ", ".join(f"{getattr(one, kind)['fraction']:.0%}" for one in measured) or "–"
+            for kind in ("overload", "collapse")
+        )
+        lines.append(
+            {
+                "configuration": row_name(run) if run != "sm-scfuffni-7" else "SM+ScFuFFNi_7",
+                "published": claimed,
+                "seeds diverged": f"{sum(map(failed, seeds))} of {len(seeds)}" if seeds else "not run",
+                "first failure": "; ".join(dict.fromkeys(_failure(trained) for trained in seeds)) or "–",
+                "heads overloaded, by seed": over,
+                "heads collapsed, by seed": under,
+            }
+        )
+    return pd.DataFrame(lines)
+
+
+def failed(run: Run) -> bool:
+    """Whether a training diverged or held a value that float16, in which the papers trained, cannot hold."""
+    return run.diverged or bool(run.metrics.get("float16_overflow"))
+
+
+def _failure(run: Run) -> str:
+    if run.diverged:
+        layer = (run.metrics.get("first_nonfinite") or {}).get("layer")
+        return f"NaN at step {run.diverged_at}" + ("" if layer is None else f" in layer {layer + 1}")
+    if overflow := run.metrics.get("float16_overflow"):
+        return f"beyond float16 at step {overflow['step']} in layer {overflow['layer'] + 1}"
+    return "none"
+
+
+def failures_over_training(results: Results) -> Figure:
+    """Entropy of each layer as a fraction of the causal bound, over training, of the runs that fail in AERO."""
+    figure, panels = subplots(1, len(FAILURES), height=2.3, sharey=True)
+    norm = Normalize(0, 1)
+    for panel, run in zip(panels, FAILURES, strict=True):
+        trained = results.first(run)
+        panel.set_title(row_name(run) if run != "sm-scfuffni-7" else "SM+ScFuFFNi_7", fontsize=8)
+        logged = zip(trained.log.step, trained.log.entropy, strict=True) if trained and trained.log else ()
+        rows = [(step, row) for step, row in logged if any(value is not None for value in row)]
+        if not rows:
+            no_data(panel, "not measured")
+            continue
+        values = np.array([row for _, row in rows], dtype=float).T / causal_bound(int(trained.metrics["context"]))
+        edges = np.array([0.0, *(step for step, _ in rows)])
+        layers = np.arange(len(values) + 1) + 0.5
+        mesh = panel.pcolormesh(edges, layers, np.ma.masked_invalid(values), cmap=ENTROPY, norm=norm)
+        mesh.set_edgecolor("face")
+        panel.set_yticks(layer_ticks(len(values)))
+        panel.set_xlabel("training step")
+    panels[0].set_ylabel("layer")
+    figure.colorbar(ScalarMappable(norm, ENTROPY), ax=panels, label="entropy / causal bound", pad=0.01)
+    return figure
+
+
+def by_position(results: Results) -> Figure:
+    """Mean entropy at each query position i, one line a layer, against its bound log i (dotted)."""
+    figure, panels = subplots(1, len(POSITION_RUNS), height=2.2, sharey=True)
+    layers = 12
+    for panel, run in zip(panels, POSITION_RUNS, strict=True):
+        panel.set_title(row_name(run), fontsize=8)
+        trained = results.first(run)
+        if trained is None or trained.entropy is None or not len(trained.entropy.by_position):
+            no_data(panel, "not measured")
+            continue
+        means = np.array(trained.entropy.by_position, dtype=float)  # (L, T)
+        layers = len(means)
+        positions = np.arange(1, means.shape[1] + 1)
+        panel.plot(positions, np.log(positions), color=INK, linewidth=1, linestyle=":")
+        for row, depth in zip(means, np.linspace(0, 1, layers), strict=True):
+            panel.plot(positions, row, color=DEPTH(depth), linewidth=1.1)
+        panel.set_xlabel("query position i")
+        panel.grid(axis="y")
+    panels[0].set_ylabel("entropy, nats")
+    depth_bar(figure, panels, layers)
+    return figure
+
+
+def temperatures(results: Results) -> Figure:
+    """Learned temperatures with and without the regulariser: by head, and by layer and query position."""
+    figure, panels = subplots(len(TEMPERATURE_RUNS), 2, height=4.4, width_ratios=(1, 2.2))
+    for run, row in zip(TEMPERATURE_RUNS, panels, strict=True):
+        for panel, name in zip(row, ("temperature_mean", "temperature_by_position"), strict=True):
+            panel.set_title(row_name(run) if run != "smt-scfuffn" else "SM(t)+ScFuFFN", fontsize=8)
+            values = learned(results.first(run), name)  # (L, H) or (L, T)
+            if values is None:
+                no_data(panel, "not measured")
+                continue
+            reach = np.nanmax(np.abs(values))
+            mesh = panel.pcolormesh(values, cmap=SIGNED, norm=Normalize(-reach, reach))
+            mesh.set_edgecolor("face")
+            panel.set_yticks(np.array(layer_ticks(len(values))) - 0.5, layer_ticks(len(values)))
+            panel.set_xlabel("head" if name == "temperature_mean" else "query position")
+            figure.colorbar(mesh, ax=panel, label="mean t", pad=0.01)
+        row[0].set_ylabel("layer")
+    return figure
+
+
+def temperature_lines(results: Results) -> list[dict[str, object]]:
+    """Learned temperatures of every run that has them, for reports/tables/learned_temperatures.csv.
+
+    One line a run, seed, layer and head (mean over query positions), and one a layer ("mean" over heads) with its
+    lowest and highest position and the share of positions below 0.
+    """
+    lines: list[dict[str, object]] = []
+    for name, entry in (results.parameters.get("runs") or {}).items():
+        if not parse(entry["architecture"]).temperature:
+            continue
+        common = {"run": name, "architecture": entry["architecture"], "scale": results.scale}
+        for trained in results.seeds(name):
+            lines += [common | {"seed": trained.seed} | line for line in _temperatures(trained)]
+        if not results.seeds(name):
+            lines.append(common | {"note": "not run yet"})
+    return lines
+
+
+def _temperatures(trained: Run) -> list[dict[str, object]]:
+    values = trained.entropy.learned if trained.entropy else {}
+    if not (by_head := values.get("temperature_mean")):
+        return [{"note": "temperatures not stored"}]
+    lines: list[dict[str, object]] = []
+    positions = values.get("temperature_by_position") or [None] * len(by_head)
+    for layer, (of_heads, of_positions) in enumerate(zip(by_head, positions, strict=True), start=1):
+        lines += [
+            {"layer": layer, "head": head, "temperature": f"{value:.6g}"}
+            for head, value in enumerate(of_heads, start=1)
+        ]
+        mean: dict[str, object] = {"layer": layer, "head": "mean"}
+        mean["temperature"] = f"{math.fsum(of_heads) / len(of_heads):.6g}"
+        if of_positions is None:
+            mean["note"] = "temperatures by position not stored"
+        else:
+            below = np.mean(np.array(of_positions) < 0)
+            ends = {"lowest": min(of_positions), "highest": max(of_positions), "share_below_0": below}
+            mean |= {key: f"{value:.6g}" for key, value in ends.items()}
+        lines.append(mean)
+    return lines

@@ -1,0 +1,222 @@
+"""Entropy Landscape: its table and figures; measures of how the heads' entropies are spread over layers and heads."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+
+import numpy as np
+import pandas as pd
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from numpy.typing import ArrayLike, NDArray
+
+from aero.landscape import (
+    entropy_range,
+    gini_by_layer,
+    steepness,
+    steepness_over_orders,
+    wasserstein_1,
+    wasserstein_1_by_layer,
+)
+from aero.published import Cell, Row, load
+from aero.report.papers.panels import ENTROPY, heads, heatmap, layer_ticks, row_name
+from aero.report.results import Results
+from aero.report.statistics import estimate, sampling_error
+from aero.report.style import INK, PAPER, no_data, subplots
+from aero.report.tables import MeasuredCell, table, training_origin
+
+PAPER_NAME, NUMBER = "entropy_landscape", "1"
+TRAININGS = {"baseline": "baseline", "0": "γ = 0", "10": "γ = 0.10", "20": "γ = 0.20"}
+SURFACES = {
+    "sm-ln-g": "GELU",
+    "sm-ln-r": "ReLU",
+    "ereg-smt-ln-g": "GELU + EReg",
+    "ereg-smt-ln-r": "ReLU + EReg",
+}
+MARGINS = {
+    "sm-ln-g": "baseline",
+    "ereg-smt-ln-g-gamma-00": "γ = 0",
+    "ereg-smt-ln-g-gamma-10": "γ = 0.10",
+    "ereg-smt-ln-g": "γ = 0.20",
+}
+DEEP = {
+    kind: (f"sm-ln-{letter}-18l", *(f"ereg-smt-ln-{letter}-18l{margin}" for margin in ("-gamma-00", "-gamma-10", "")))
+    for kind, letter in (("GELU", "g"), ("ReLU", "r"))
+}
+OTHERS = ("sm-ln-r", "ereg-smt-ln-r", "sm-g", "sm-r", "sm", "sm-scfuffn", "ereg-smt-scfuffn")
+_COLOURS = (INK, "#0072b2", "#009e73", "#d55e00")
+
+
+def cells(results: Results) -> list[MeasuredCell]:
+    """Every cell of Table 1, for reports/tables."""
+    by_key = {(cell.row.name, cell.published.column.key): cell for cell in table(results, NUMBER, PAPER_NAME)}
+    found = []
+    for row in load(PAPER_NAME).tables[NUMBER].rows:
+        for cell in row.cells.values():
+            kind = re.sub(r"_\d+$", "", cell.column.key)
+            found.append(by_key[row.name, cell.column.key] if kind == "ppl" else _heads_cell(results, row, cell, kind))
+    return found
+
+
+def _heads_cell(results: Results, row: Row, cell: Cell, kind: str) -> MeasuredCell:
+    """A statistic of the heads' mean entropies: of the lowest or highest head, or the distance from the baseline's."""
+    name, base = row.trained[cell.column.training], row.trained["baseline"]
+    baseline = {run.seed: run for run in results.seeds(base) if run.entropy}
+    compared = {
+        run.seed: (run, baseline[run.seed]) if kind == "w1" else (run,)
+        for run in results.seeds(name)
+        if run.entropy and (kind != "w1" or run.seed in baseline)
+    }
+    notes = [cell.note] if cell.note else []
+    found = estimate({s: _statistic(kind, *(run.entropy.mean for run in runs)) for s, runs in compared.items()})
+    if found is None:
+        notes.append("entropies not measured" if results.seeds(name) else "not run yet")
+        return MeasuredCell(row, cell, "", None, "missing", results.scale, "; ".join(notes))
+    seed = found.seeds[0]
+    if len(found.seeds) == 1:
+        notes.append(f"one seed ({seed}), no interval")
+    if kind == "w1":
+        layers = wasserstein_1_by_layer(*(run.entropy.mean for run in compared[seed])).mean()
+        notes.append(f"mean of the layers' own distances {layers:.3f} (seed {seed})")
+    error = sampling_error(partial(_statistic, kind), *(run.entropy.blocks for run in compared[seed]))
+    notes.append("no sampling error stored" if error is None else f"sampling error {error:.2g} (seed {seed})")
+    text, origin = f"{found.mean:.{cell.column.digits}f}", training_origin(results.scale)
+    return MeasuredCell(row, cell, text, found.mean, origin, results.scale, "; ".join(notes), found)
+
+
+def _statistic(kind: str, *of_heads: ArrayLike) -> float:
+    if kind == "w1":
+        return wasserstein_1(*of_heads)
+    low, high = entropy_range(*of_heads)
+    return low if kind == "low" else high
+
+
+def table_1(results: Results) -> pd.DataFrame:
+    """Table 1, one line a model and margin: perplexity and range of the heads' entropies, published and measured."""
+    measured = {(cell.row.name, cell.published.column.key): cell for cell in cells(results)}
+    lines = []
+    for row in load(PAPER_NAME).tables[NUMBER].rows:
+        for training, margin in TRAININGS.items():
+            of = {
+                re.sub(r"_\d+$", "", key): cell
+                for (name, key), cell in measured.items()
+                if name == row.name and cell.published.column.training == training
+            }
+            lines.append(
+                {
+                    "model": f"{row.name}, {margin}",
+                    "PPL, published": of["ppl"].published.text,
+                    "measured": of["ppl"].text or "–",
+                    "heads' entropy (nats), published": _range(of["low"].published.text, of["high"].published.text),
+                    "measured ": _range(of["low"].text, of["high"].text),
+                    "W₁, published / measured": f"{of['w1'].published.text} / {of['w1'].text or '–'}"
+                    if "w1" in of
+                    else "–",
+                }
+            )
+    return pd.DataFrame(lines)
+
+
+def _range(low: str, high: str) -> str:
+    return f"{low} to {high}" if low and high else "–"
+
+
+def spread(results: Results) -> pd.DataFrame:
+    """Steepness of the landscape as numbered and over random orders of the heads; Wasserstein-1 from SM+LN+G. Nats."""
+    base, lines = heads(results, "sm-ln-g"), []
+    for run in (*MARGINS, *OTHERS):
+        grid = heads(results, run)
+        if grid is None:
+            continue
+        distance = wasserstein_1(grid, base) if base is not None and grid.shape == base.shape else float("nan")
+        margin = f", {MARGINS[run]}" if run in MARGINS and run != "sm-ln-g" else ""
+        lines.append(
+            {
+                "configuration": row_name(run) + margin
+                if not run.startswith("ereg-smt-ln-g")
+                else f"EReg(SM(t)+LN+G){margin}",
+                "steepness": f"{steepness(grid).mean():.2f}",
+                "over random head orders": f"{steepness_over_orders(grid).mean():.2f}",
+                "Gini, mean over layers": f"{np.nanmean(gini_by_layer(grid)):.2f}",
+                "W₁ from SM+LN+G": f"{distance:.2f}",
+            }
+        )
+    return pd.DataFrame(lines)
+
+
+def figure_1(results: Results) -> Figure:
+    """Mean entropy as a surface over layers and heads, without and with the regulariser."""
+    found = {run: values for run in SURFACES if (values := heads(results, run)) is not None}
+    top = max((results.first(run).entropy.maximum["causal_bound"] for run in found), default=1.0)
+    figure, panels = subplots(1, 4, height=2.3, subplot_kw={"projection": "3d", "computed_zorder": False})
+    for panel, (run, name) in zip(panels, SURFACES.items(), strict=True):
+        panel.set_title(name if run in found else f"{name}: not measured", fontsize=8, y=0.95, loc="center")
+        if run not in found:
+            continue
+        layers, count = found[run].shape
+        x, y = np.meshgrid(np.arange(1, count + 1), np.arange(1, layers + 1))
+        options = {"cmap": ENTROPY, "norm": Normalize(0, top), "linewidth": 0.3, "edgecolor": PAPER}
+        panel.plot_surface(x, y, found[run], rstride=1, cstride=1, **options)
+        panel.set_zlim(0, top)
+        panel.view_init(elev=28, azim=-52)
+        panel.set_xticks(layer_ticks(count))
+        panel.set_yticks(range(2, layers + 1, max(2, layers // 3)))
+        panel.tick_params(labelsize=6.5, pad=-3)
+        panel.set_xlabel("head", fontsize=7, labelpad=-8)
+        panel.set_ylabel("layer", fontsize=7, labelpad=-6)
+        for axis in (panel.xaxis, panel.yaxis, panel.zaxis):
+            axis.pane.set_visible(False)
+    return figure
+
+
+def figure_2(results: Results) -> Figure:
+    """Gradient magnitude over layers and heads, of the mean (the caption's) and of the median entropy (the text's)."""
+    kinds = ("mean", "median")
+    found = {(kind, run): heads(results, run, kind) for kind in kinds for run in MARGINS}
+    maps = {key: steepness(values) for key, values in found.items() if values is not None}
+    norm = Normalize(0, max((np.nanmax(values) for values in maps.values()), default=1.0))
+    figure, panels = subplots(2, len(MARGINS), height=4.2, sharex=True, sharey=True)
+    for row, kind in zip(panels, kinds, strict=True):
+        for panel, (run, name) in zip(row, MARGINS.items(), strict=True):
+            panel.set_title(f"{name}, {kind}", fontsize=8)
+            if (kind, run) in maps:
+                heatmap(panel, maps[kind, run], norm)
+            else:
+                no_data(panel, "not measured")
+        row[0].set_ylabel("layer")
+    for panel in panels[1]:
+        panel.set_xlabel("head")
+    figure.colorbar(ScalarMappable(norm, ENTROPY), ax=panels, label="|∇E|, nats per layer or head", pad=0.01)
+    return figure
+
+
+def figure_3(results: Results) -> Figure:
+    """18 layers: by layer, mean entropy of the heads, their Gini coefficient and Wasserstein-1 from the baseline."""
+    figure, panels = subplots(2, 3, height=4.2, sharex=True)
+    for row, (activation, runs) in zip(panels, DEEP.items(), strict=True):
+        baseline = heads(results, runs[0])
+        for run, name, colour in zip(runs, TRAININGS.values(), _COLOURS, strict=True):
+            values = heads(results, run)
+            if values is None:
+                continue
+            measures: list[NDArray[np.float64] | None] = [values.mean(1), gini_by_layer(values), None]
+            if baseline is not None and run != runs[0]:
+                measures[2] = wasserstein_1_by_layer(values, baseline)
+            for panel, measure in zip(row, measures, strict=True):
+                if measure is not None:
+                    panel.plot(range(1, len(measure) + 1), measure, "o-", color=colour, markersize=2.5, label=name)
+        for panel, measure in zip(row, ("mean entropy, nats", "Gini coefficient", "W₁, nats"), strict=True):
+            panel.set_title(f"{measure}, {activation}", fontsize=8)
+            if not panel.lines:
+                no_data(panel, "not measured")
+            else:
+                panel.set_ylim(bottom=0)
+                panel.grid(axis="y")
+    for panel in panels[1]:
+        panel.set_xlabel("layer")
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False)
+    return figure

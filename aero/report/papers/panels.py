@@ -1,0 +1,228 @@
+"""Panels shared by the papers' figures: heatmaps of heads, quarters of the maximum entropy, layers over training.
+
+Unless a function says otherwise it draws the first seed of a run. A panel without its run says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from aero.published import load
+from aero.report.results import Results, Run
+from aero.report.style import INK, MUTED, PAPER, no_data, subplots
+
+TABLE_2_RUNS = ("sm-ln-g", "sm-ln-r", "sm-ln", "sm-g", "sm-r", "sm")
+STABILISED_RUNS = ("sm-wnorm-ffn", "sm-snorm-ffn", "sm-scffn")
+STABILISED = ("weight norm.", "spectral norm.", "scaled FFN")
+REGULARISED = "ereg-smt-scfuffn"
+PRUNED_RUNS = ("sm-scfuffn", *(f"sm-scfuffni-{pruned}" for pruned in range(1, 8)))
+MARGIN_RUNS = {
+    0.20: REGULARISED,
+    **{percent / 100: f"ereg-smt-scfuffn-gamma-{percent:02d}" for percent in (0, 5, 10, 15, 25, 30)},
+}
+MARGIN_RUNS = dict(sorted(MARGIN_RUNS.items()))
+
+ENTROPY = LinearSegmentedColormap.from_list(
+    "entropy", ["#00204c", "#213d6b", "#555b6c", "#7b7a77", "#a59c74", "#d3c064", "#ffe945"]
+)
+"""Dark blue (collapsed) to yellow (overloaded), in the order of cividis."""
+DEPTH = LinearSegmentedColormap.from_list("depth", ["#2f6db3", "#7d8a97", "#c9971c"])
+"""First layer to last; visible on a light and a dark page."""
+COUNTS = LinearSegmentedColormap.from_list("counts", ["#f3c9b4", "#d55e00", "#5a1c00"])
+
+QUARTERS = ("0 to ¼ max", "¼ to ½ max", "½ to ¾ max", "¾ max to max")
+QUARTER_COLOURS = ("#213d6b", "#7b7a77", "#c2b370", "#ffe945")
+MAXIMA = {"observed": "observed maximum", "causal_bound": "causal bound ln(T!)/T", "log_T": "log T"}
+
+
+def row_name(run: str) -> str:
+    """Architecture of the table row that a run stands for ("sm-ln-g": SM+LN+G), else the run's own name."""
+    rows = ((table, row) for table in load("aero").tables.values() for row in table.rows if row.run == run)
+    return next((table.setting(row)["architecture"] for table, row in rows), run)
+
+
+def heads(results: Results, run: str, kind: str = "mean") -> NDArray[np.float64] | None:
+    """Mean or median entropy of every head (L, H), nats."""
+    trained = results.first(run)
+    values = getattr(trained.entropy, kind) if trained and trained.entropy else ()
+    return np.array(values, dtype=float) if len(values) else None
+
+
+def learned(run: Run | None, name: str) -> NDArray[np.float64] | None:
+    values = run.entropy.learned.get(name) if run and run.entropy else None
+    return np.array(values, dtype=float) if values else None
+
+
+def layer_ticks(layers: int) -> range:
+    return range(1, layers + 1, 1 if layers <= 6 else 3)
+
+
+def heatmap(panel: Axes, values: NDArray[np.float64], norm: Normalize, colours: Any = ENTROPY) -> ScalarMappable:
+    """Values (L, H), layer 1 at the bottom; values that are not finite stay blank."""
+    layers, count = values.shape
+    mesh = panel.pcolormesh(
+        np.arange(count + 1) + 0.5,
+        np.arange(layers + 1) + 0.5,
+        np.ma.masked_invalid(values),
+        cmap=colours,
+        norm=norm,
+        edgecolors=PAPER,
+        linewidth=0.4,
+    )
+    panel.set_xticks(layer_ticks(count))
+    panel.set_yticks(layer_ticks(layers))
+    panel.tick_params(length=0)
+    panel.spines[:].set_visible(False)
+    return mesh
+
+
+def heatmaps(
+    results: Results, runs: Sequence[str], names: Sequence[str] | None = None, columns: int = 6, height: float = 2.6
+) -> Figure:
+    """Mean entropy of every head of the runs, on one colour scale up to the causal bound."""
+    figure, grid = subplots(-(-len(runs) // columns), columns, height=height, squeeze=False, sharey=True)
+    found = {run: values for run in runs if (values := heads(results, run)) is not None}
+    bounds = [results.first(run).entropy.maximum["causal_bound"] for run in found]
+    norm = Normalize(0, max(bounds, default=1.0))
+    for panel, run, name in zip(grid.flat, runs, names or map(row_name, runs), strict=False):
+        panel.set_title(name, fontsize=8)
+        if run in found:
+            heatmap(panel, found[run], norm)
+            panel.set_xlabel("head")
+        else:
+            no_data(panel, "not measured")
+    for panel in grid[:, 0]:
+        panel.set_ylabel("layer")
+    figure.colorbar(ScalarMappable(norm, ENTROPY), ax=grid, label="mean entropy, nats", shrink=0.9, pad=0.01)
+    return figure
+
+
+def quarter_bars(
+    results: Results,
+    runs: Sequence[str],
+    names: Sequence[str] | None = None,
+    maxima: Sequence[str] = tuple(MAXIMA),
+    printed: Sequence[tuple[str, tuple[int, ...], float]] = (),
+) -> Figure:
+    """Fraction of heads per quarter of each maximum, mean over seeds; one bar a run, one panel a maximum.
+
+    printed: (run, quarters, fraction) of the paper. In the panel of the observed maximum, a triangle marks where the
+    last quarter begins or the first ends.
+    """
+    figure, panels = subplots(1, len(maxima), height=0.9 + 0.3 * len(runs), sharey=True)
+    panels = np.atleast_1d(panels)
+    for panel, maximum in zip(panels, maxima, strict=True):
+        for place, run in enumerate(runs):
+            seeds = list(results.quarters(run, maximum).values())
+            if not seeds:
+                panel.text(0.02, place, "not measured", va="center", color=MUTED, style="italic", fontsize=7)
+            left = 0.0
+            for fraction, colour, ink in zip(
+                np.mean(seeds, axis=0) if seeds else (), QUARTER_COLOURS, "wwkk", strict=False
+            ):
+                panel.barh(place, fraction, 0.72, left=left, color=colour, edgecolor=PAPER, linewidth=0.6)
+                if fraction >= 0.14:
+                    middle = left + fraction / 2
+                    panel.text(middle, place, f"{fraction:.0%}", ha="center", va="center", color=ink, fontsize=7)
+                left += fraction
+        for run, quarters, value in printed if maximum == "observed" else ():
+            edge = {(3,): 1 - value, (0,): value}.get(quarters)
+            if edge is not None and run in runs:
+                panel.plot([edge], [list(runs).index(run) - 0.47], marker="v", color=INK, markersize=5, clip_on=False)
+        panel.set_title(MAXIMA[maximum], fontsize=8)
+        panel.set_xlim(0, 1)
+        panel.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "¼", "½", "¾", "1"])
+        panel.set_xlabel("fraction of heads")
+        panel.tick_params(axis="y", length=0)
+    panels[0].set_yticks(range(len(runs)), list(names or map(row_name, runs)))
+    panels[0].set_ylim(len(runs) - 0.5, -0.6)
+    handles = [
+        panels[0].barh(-5, 1, color=colour, label=name) for colour, name in zip(QUARTER_COLOURS, QUARTERS, strict=True)
+    ]
+    if printed:
+        handles += panels[0].plot([], [], marker="v", color=INK, linestyle="none", label="published")
+    figure.legend(handles=handles, loc="outside upper center", ncols=5, frameon=False)
+    return figure
+
+
+def finite_columns(run: Run | None, quantity: str) -> list[tuple[list[int], list[float]]]:
+    """Steps and values of each column of one of the log's tables (`Log`), without gaps."""
+    if run is None or run.log is None:
+        return []
+    rows = getattr(run.log, quantity)
+    columns = []
+    for values in zip(*rows, strict=True):
+        points = [(s, v) for s, v in zip(run.log.step, values, strict=True) if v is not None and np.isfinite(v)]
+        columns.append(([s for s, _ in points], [v for _, v in points]))
+    return columns if any(steps for steps, _ in columns) else []
+
+
+def layer_lines(panel: Axes, results: Results, run: str, name: str, quantity: str = "entropy") -> None:
+    """One line a layer over training, coloured by depth; dotted: the step at which the run diverged."""
+    trained = results.first(run)
+    panel.set_title(name, fontsize=8)
+    lines = finite_columns(trained, quantity)
+    if not lines:
+        no_data(panel, "not measured")
+        return
+    for (steps, values), depth in zip(lines, np.linspace(0, 1, len(lines)), strict=True):
+        panel.plot(steps, values, color=DEPTH(depth), linewidth=1.1)
+    if trained.diverged_at is not None:
+        panel.axvline(trained.diverged_at, color=INK, linewidth=0.8, linestyle=":")
+        panel.set_title(f"{name} (NaN at {trained.diverged_at})", fontsize=8)
+    panel.grid(axis="y")
+
+
+def over_training(
+    results: Results, runs: Sequence[str], names: Sequence[str] | None = None, columns: int = 3, height: float = 1.8
+) -> Figure:
+    """Entropy of each layer, mean over heads, over training; all panels on one scale. height: of a row, inches."""
+    rows = -(-len(runs) // columns)
+    figure, grid = subplots(rows, columns, height=rows * height, squeeze=False, sharey=True)
+    for panel, run, name in zip(grid.flat, runs, names or map(row_name, runs), strict=False):
+        layer_lines(panel, results, run, name)
+    for panel in grid.flat[len(runs) :]:
+        panel.set_visible(False)
+    grid[0, 0].set_ylim(bottom=0)
+    for panel in grid[:, 0]:
+        panel.set_ylabel("entropy, nats")
+    for panel in grid[-1]:
+        panel.set_xlabel("training step")
+    depth_bar(
+        figure, grid, max((len(t.log.entropy[-1]) for r in runs if (t := results.first(r)) and t.log), default=12)
+    )
+    return figure
+
+
+def depth_bar(figure: Figure, panels: Any, layers: int) -> None:
+    figure.colorbar(ScalarMappable(Normalize(1, layers), DEPTH), ax=panels, label="layer", pad=0.01, aspect=30)
+
+
+def overflow_map(figure: Figure, panel: Axes, results: Results, run: str, title: str) -> None:
+    """How many values of each block's output float16 cannot hold, layer by evaluated step; none is blank."""
+    panel.set_title(title, fontsize=8)
+    trained = results.first(run)
+    logged = zip(trained.log.step, trained.log.overflow, strict=False) if trained and trained.log else ()
+    kept = [(step, row) for step, row in logged if any(value is not None for value in row)]
+    if not kept:
+        no_data(panel, "not logged")
+        return
+    counts = np.array([row for _, row in kept], dtype=float).T  # (L, evaluations)
+    if not np.nanmax(counts) > 0:
+        no_data(panel, "none in this training")
+        return
+    shown = np.ma.masked_less(np.ma.masked_invalid(counts), 1)
+    mesh = panel.pcolormesh(shown, cmap=COUNTS, norm=LogNorm(1, max(counts[np.isfinite(counts)].max(), 10)))
+    every = max(1, len(kept) // 3)
+    panel.set_xticks(np.arange(0, len(kept), every) + 0.5, [str(step) for step, _ in kept[::every]])
+    panel.set_yticks(np.array(layer_ticks(len(counts))) - 0.5, layer_ticks(len(counts)))
+    panel.set_xlabel("training step")
+    figure.colorbar(mesh, ax=panel, label="values beyond float16", pad=0.01)

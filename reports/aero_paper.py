@@ -1,0 +1,364 @@
+# %% [markdown]
+# # AERO
+#
+# *AERO: Softmax-only LLMs for efficient private inference* (arXiv 2410.13060) removes LayerNorm and the activations of
+# the feed-forward networks step by step, fuses and prunes what has become linear, and adds a penalty on attention
+# entropy. It asks how much private inference gets cheaper and how much perplexity that costs.
+#
+# SM is the softmax, LN the LayerNorm of each block, G and R a GELU or ReLU in the feed-forward network; a row without G
+# or R has a linear one. Sc scales the feed-forward output by learned numbers, Fu fuses its two matrices, i_x replaces
+# the x deepest networks by the identity. SM(t) is a softmax with a learned temperature, EReg training with the entropy
+# penalty. SOTA rows are the simplified blocks of He & Hofmann.
+#
+# Models trained here are smaller than the papers', on another corpus and with fewer tokens. Perplexities do not compare
+# in size; directions and relative changes do, where an interval over seeds allows it. The chapter on private inference
+# has the costs, which are measured at the papers' own dimensions.
+
+# %%
+from aero.report import show
+from aero.report.papers import aero, aero_entropy
+from aero.report.results import load
+
+results = load()
+METRICS, ENTROPY, CURVES = ([f"results/{results.scale}/{name}.jsonl"] for name in ("metrics", "entropy", "curves"))
+
+# %% [markdown]
+# ## Fewer nonlinearities
+
+# %%
+show.table(
+    aero.table_2(results),
+    "Perplexity with fewer nonlinearities",
+    "Change: over the table's baseline, mean over seeds paired with the baseline's; brackets: 95 % t-interval. "
+    "Published values are quoted from the authors' earlier repository.",
+    sources=METRICS,
+    published="aero/table2",
+)
+
+# %%
+show.figure(
+    aero.figure_3b(results),
+    "Evaluation loss over training",
+    "Lines: mean over seeds; bands: range. The axis is cut above the second-worst model, because SM would stretch it.",
+    sources=CURVES,
+    published="aero/figure3b",
+)
+
+# %%
+show.figure(
+    aero.figure_4(results),
+    "Learned negative slopes of the leaky ReLU",
+    "Without LayerNorm; lines are layers. All slopes start at 0.01 and decay with the weights. In a short training "
+    "they are still moving.",
+    sources=CURVES,
+    published="aero/figure4",
+)
+
+# %% [markdown]
+# ## Attention entropy
+#
+# The entropy of a head is the mean over its queries, in nats,
+#
+# $$E^{(l,h)} = -\frac{1}{T}\sum_{i=1}^{T}\sum_{j=1}^{T} a_{ij}^{(l,h)} \log a_{ij}^{(l,h)} .$$
+#
+# A head is *overloaded* in the highest quarter of the largest entropy observed in its model, and *collapsed* in the
+# lowest. Under a causal mask row $i$ has at most $\log i$, so the mean cannot exceed $\ln(T!)/T$, which is below the
+# $\log T$ that the papers name as the maximum. The number of overloaded heads depends on which maximum is meant; all
+# three are shown.
+
+# %%
+show.table(
+    aero_entropy.overload_and_collapse(results),
+    "Overloaded and collapsed heads",
+    "Share of heads in the highest and lowest quarter of a maximum, mean over seeds. Heads whose entropy is not "
+    "finite count as collapsed.",
+    sources=ENTROPY,
+)
+
+# %%
+show.figure(
+    aero_entropy.figure_3a(results),
+    "Heads per quarter of the maximum entropy",
+    "Mean over seeds, against three maxima. Triangles: where the published fraction of the last quarter begins, or of "
+    "the first ends.",
+    sources=ENTROPY,
+    published="aero/figure3a",
+)
+
+# %%
+show.figure(
+    aero_entropy.figure_5(results),
+    "Entropy of every head",
+    "First seed. Yellow is overload, dark blue collapse. Without LayerNorm the early layers overload.",
+    sources=ENTROPY,
+    published="aero/figure5",
+)
+
+# %%
+show.figure(
+    aero_entropy.figure_12(results),
+    "Entropy of each layer over training",
+    "First seed; lines are layers, mean over heads. Dotted: the step at which a run diverged.",
+    sources=CURVES,
+    published="aero/figure12",
+)
+
+# %%
+show.figure(
+    aero_entropy.figure_13(results),
+    "Entropy of each layer over training, leaky ReLU",
+    "Without LayerNorm, with a learned negative slope. First seed.",
+    sources=CURVES,
+    published="aero/figure13",
+)
+
+# %%
+show.figure(
+    aero_entropy.by_position(results),
+    "Entropy by query position",
+    "First seed; mean over heads and held-out sequences at every position, one line a layer. Dotted: log i, the most "
+    "that the causal mask allows.",
+    sources=ENTROPY,
+)
+
+# %% [markdown]
+# ## How models fail
+#
+# The papers report three failures: the Softmax-only model diverges, pruning the seventh feed-forward network collapses
+# the last layers, and a GELU without LayerNorm overloads the early ones.
+
+# %%
+show.table(
+    aero_entropy.failures(results),
+    "Failures",
+    "A seed counts as diverged if its loss became NaN or a value left the range of float16, in which the papers "
+    "trained.",
+    sources=METRICS + ENTROPY,
+)
+
+# %%
+show.figure(
+    aero_entropy.failures_over_training(results),
+    "Entropy of the layers of models that fail",
+    "First seed; mean over a layer's heads as a fraction of the causal bound. Blank: not finite.",
+    sources=CURVES,
+)
+
+# %%
+show.figure(
+    aero_entropy.figure_6(results),
+    "How the Softmax-only model fails",
+    "(a) values of each block's output, on a held-out batch, that are not finite in float16; (b) entropy of every "
+    "head after training. First seed.",
+    sources=CURVES + ENTROPY,
+    published="aero/figure6",
+)
+
+# %% [markdown]
+# ## Stabilised feed-forward networks
+#
+# Three ways to train the Softmax-only model: divide weights by their norms (WNorm), by their largest singular value
+# (SNorm), or scale the output of the feed-forward network by learned numbers.
+
+# %%
+show.table(
+    aero.table_3(results),
+    "Stabilised Softmax-only models",
+    "Change: over the table's baseline, mean over seeds paired with the baseline's; brackets: 95 % t-interval. "
+    "Baseline: learned scaling.",
+    sources=METRICS,
+    published="aero/table3",
+)
+
+# %%
+show.table(
+    aero.table_9(results),
+    "Where to normalise weights",
+    "Change: over the table's baseline, mean over seeds paired with the baseline's; brackets: 95 % t-interval. "
+    "Baseline: the feed-forward network; for SNorm, WNorm of the same row.",
+    sources=METRICS,
+    published="aero/table9",
+)
+
+# %%
+show.figure(
+    aero_entropy.figure_7(results),
+    "Entropy of the stabilised models",
+    "First seed.",
+    sources=ENTROPY,
+    published="aero/figure7",
+)
+
+# %%
+show.figure(
+    aero_entropy.figure_9(results),
+    "Heads per quarter, stabilised and regularised",
+    "Mean over seeds.",
+    sources=ENTROPY,
+    published="aero/figure9",
+)
+
+# %%
+show.figure(
+    aero_entropy.figure_14(results),
+    "Entropy of each layer over training, stabilised and regularised",
+    "First seed.",
+    sources=CURVES,
+    published="aero/figure14",
+)
+
+# %%
+show.figure(
+    aero.figure_11(results),
+    "Learned scaling of the feed-forward network",
+    "Dots are seeds, bars their mean. Both start at 1 and are still moving at the end of a short training.",
+    sources=ENTROPY,
+    published="aero/figure11",
+)
+
+# %% [markdown]
+# ## Against the simplified blocks
+
+# %%
+show.table(
+    aero.table_4(results),
+    "Perplexity of AERO's steps and of the simplified blocks",
+    "Change: over the table's baseline, mean over seeds paired with the baseline's; brackets: 95 % t-interval.",
+    sources=METRICS,
+    published="aero/table4",
+)
+
+# %%
+show.table(
+    aero.table_4_counts(results),
+    "FLOPs and nonlinear operations",
+    "Counted by the formulas of Appendix E at the published sizes.",
+    sources=["aero/published/aero.yaml"],
+    published="aero/table4",
+)
+
+# %%
+show.figure(
+    aero.figure_1(results),
+    "Communication and latency along AERO's steps",
+    "One private forward pass of GPT-2, T = 128. Bytes in both directions. Minutes here are modelled: computing, "
+    "transfer and rounds on the published network.",
+    sources=["results/two_party/rows.csv", "results/two_party/fitted_rows.csv"],
+    published="aero/figure1",
+)
+
+# %% [markdown]
+# ## Pruned feed-forward networks and the margin of the penalty
+
+# %%
+show.figure(
+    aero_entropy.figure_16(results),
+    "Heads per quarter by pruned feed-forward networks",
+    "Mean over seeds.",
+    sources=ENTROPY,
+    published="aero/figure16",
+)
+
+# %%
+show.figure(
+    aero_entropy.figure_17(results),
+    "Seven, six and no feed-forward networks pruned",
+    "First seed. Top: entropy of each layer over training; bottom: of every head.",
+    sources=CURVES + ENTROPY,
+    published="aero/figure17",
+)
+
+# %%
+show.figure(
+    aero_entropy.figure_18(results),
+    "Heads per quarter by the margin γ",
+    "Mean over seeds. Triangles: published. The head with the largest entropy is always in the last quarter of the "
+    "observed maximum, so fewer than one head in all is impossible.",
+    sources=ENTROPY,
+    published="aero/figure18",
+)
+
+# %%
+show.figure(
+    aero_entropy.figure_19(results),
+    "Entropy of each layer over training by the margin γ",
+    "EReg(SM(t)+ScFuFFN), first seed.",
+    sources=CURVES,
+    published="aero/figure19",
+)
+
+# %%
+show.figure(
+    aero_entropy.figure_10(results),
+    "Learned thresholds of the penalty",
+    "Fractions of log T; dotted: the start. First seed.",
+    sources=ENTROPY,
+    published="aero/figure10",
+)
+
+# %%
+show.figure(
+    aero_entropy.temperatures(results),
+    "Learned temperatures",
+    "The logits are divided by t, one per head and query position. Purple: below 0, which reverses the order of "
+    "attention. First seed; all seeds are in reports/tables/learned_temperatures.csv.",
+    sources=ENTROPY,
+)
+
+# %% [markdown]
+# ## Longer contexts, more layers, other data, another family
+
+# %%
+show.table(
+    aero.table_5(results),
+    "Context 256",
+    "Change: over the table's baseline, mean over seeds paired with the baseline's; brackets: 95 % t-interval.",
+    sources=METRICS,
+    published="aero/table5",
+)
+
+# %%
+show.table(
+    aero.table_6(results),
+    "18 layers",
+    "Change: over the table's baseline, mean over seeds paired with the baseline's; brackets: 95 % t-interval.",
+    sources=METRICS,
+    published="aero/table6",
+)
+
+# %%
+show.table(
+    aero.table_7(results),
+    "Languini",
+    "Change: over the table's baseline, mean over seeds paired with the baseline's; brackets: 95 % t-interval.",
+    sources=METRICS,
+    published="aero/table7",
+)
+
+# %%
+show.table(
+    aero.table_8(results),
+    "Pythia-70M",
+    "Change: over the table's baseline, mean over seeds paired with the baseline's; brackets: 95 % t-interval.",
+    sources=METRICS,
+    published="aero/table8",
+)
+
+# %%
+show.figure(
+    aero.figure_20(results),
+    "FLOPs of GPT-2 by context length",
+    "Counted by Appendix E. Above each bar: the share of the feed-forward networks in per cent. Dotted: T = 8d/3, "
+    "where both parts are equal.",
+    sources=["aero/published/aero.yaml"],
+    published="aero/figure20",
+)
+
+# %%
+show.figure(
+    aero.figure_21(results),
+    "FLOPs of Pythia by context length",
+    "As above.",
+    sources=["aero/published/aero.yaml"],
+    published="aero/figure21",
+)

@@ -1,0 +1,86 @@
+"""Figures and tables of AERO, Entropy-Guided Attention and the Entropy Landscape, from synthetic results."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from aero.report import style
+from aero.report.papers import aero, aero_entropy, entropy_guided, entropy_landscape, panels
+from aero.report.results import Results
+
+MODULES = (aero, aero_entropy, entropy_guided, entropy_landscape)
+
+
+def shown(module: ModuleType) -> list[Callable[[Results], Figure | pd.DataFrame]]:
+    """The module's functions that return a figure or a frame."""
+    functions = (
+        value for _, value in inspect.getmembers(module, inspect.isfunction) if value.__module__ == module.__name__
+    )
+    return [
+        f for f in functions if f.__annotations__.get("return") in ("Figure", "pd.DataFrame") and f.__name__[0] != "_"
+    ]
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rsplit(".", 1)[1])
+def test_all_are_made_of_all_runs_and_of_none(module: ModuleType, everything: Results, empty: Results) -> None:
+    assert shown(module)
+    for function in shown(module):
+        for results in (everything, empty):
+            made = function(results)
+            assert isinstance(made, Figure | pd.DataFrame), function.__name__
+            if isinstance(made, pd.DataFrame):
+                assert len(made.columns) <= 6 or made.empty, function.__name__
+        text = "" if isinstance(made, pd.DataFrame) else " ".join(t.get_text() for a in made.axes for t in a.texts)
+        if function not in (aero.figure_1, aero.figure_20, aero.figure_21, entropy_landscape.figure_1):
+            assert isinstance(made, pd.DataFrame) or "not " in text, f"{function.__name__} hides that nothing was run"
+
+
+def test_a_heatmap_shows_the_entropy_of_every_head(everything: Results) -> None:
+    panel = aero_entropy.figure_5(everything).axes[0]
+    expected = np.array(everything.first("sm-ln-g").entropy.mean)
+    assert panel.get_title("left") == "SM+LN+G"
+    assert np.array_equal(panel.collections[0].get_array().reshape(expected.shape), expected)
+
+
+def test_bars_are_the_fractions_of_heads_and_triangles_the_published_ones(full: Results) -> None:
+    panel = aero_entropy.figure_3a(full).axes[0]
+    widths = [bar.get_width() for bar in panel.patches if round(bar.get_y() + bar.get_height() / 2) == 0][:4]
+    assert widths == pytest.approx(np.mean(list(full.quarters("sm-ln-g").values()), axis=0))
+    sm_g = panels.TABLE_2_RUNS.index("sm-g")
+    triangles = {
+        round(line.get_ydata()[0] + 0.47): line.get_xdata()[0] for line in panel.lines if len(line.get_xdata())
+    }
+    assert triangles[sm_g] == pytest.approx(1 - 0.58)  # Section 3.1: 58 % of the heads in the last quarter
+
+
+def test_a_diverged_run_is_marked(full: Results) -> None:
+    titles = [panel.get_title("left") for panel in aero_entropy.figure_12(full).axes]
+    assert "SM (NaN at 180)" in titles
+    frame = aero_entropy.failures(full).set_index("configuration")
+    assert frame.loc["SM", "seeds diverged"] == "3 of 3"
+    assert frame.loc["SM", "first failure"] == "NaN at step 180 in layer 12"
+
+
+def test_the_share_of_the_ffn_by_hand() -> None:
+    # GPT-2 small: FFN 16 d^2, attention 8 d^2 + 4 T d multiply-adds and additions a token: equal at T = 2 d + small
+    panel = aero.figure_20(None).axes[0]
+    shares = [float(text.get_text()) for text in panel.texts]
+    assert shares[0] > 60 and shares == sorted(shares, reverse=True) and shares[-1] < 30
+
+
+def test_steepness_and_distance_of_the_baseline(everything: Results) -> None:
+    frame = entropy_landscape.spread(everything)
+    assert frame.iloc[0]["configuration"] == "SM+LN+G" and frame.iloc[0]["W₁ from SM+LN+G"] == "0.00"
+
+
+def test_a_figure_is_the_same_text_twice(everything: Results) -> None:
+    first, second = (style.svg(aero_entropy.figure_10(everything), "thresholds <of> heads") for _ in range(2))
+    assert first == second and 'aria-label="thresholds &lt;of&gt; heads"' in first
+    assert "<metadata" not in first and "<style" not in first and "http" not in first.replace("http://www.w3.org", "")

@@ -15,7 +15,7 @@
 # has the costs, which are measured at the papers' own dimensions.
 
 # %%
-from aero.report import show
+from aero.report import claims, show
 from aero.report.papers import aero, aero_entropy
 from aero.report.results import load
 
@@ -361,4 +361,15 @@ show.figure(
     "As above.",
     sources=["aero/published/aero.yaml"],
     published="aero/figure21",
+)
+
+# %% [markdown]
+# ## Claims
+
+# %%
+show.table(
+    claims.table(claims.judge(results, "aero")).drop(columns="evidence"),
+    "Claims of the paper",
+    "Measured: mean over seeds; brackets: 95 % t-interval. The evidence of each is in reports/claims.csv.",
+    sources=["reports/claims.csv"],
 )

@@ -11,7 +11,7 @@
 # orders is shown beside it. Entropies grow with the context: compare differences, not sizes.
 
 # %%
-from aero.report import show
+from aero.report import claims, show
 from aero.report.papers import entropy_landscape
 from aero.report.results import load
 
@@ -63,4 +63,15 @@ show.figure(
     "heads.",
     sources=ENTROPY,
     published="entropy_landscape/figure3",
+)
+
+# %% [markdown]
+# ## Claims
+
+# %%
+show.table(
+    claims.table(claims.judge(results, "entropy_landscape")).drop(columns="evidence"),
+    "Claims of the paper",
+    "Measured: mean over seeds; brackets: 95 % t-interval. The evidence of each is in reports/claims.csv.",
+    sources=["reports/claims.csv"],
 )

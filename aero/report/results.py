@@ -13,6 +13,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -276,7 +277,9 @@ def load(root: Path | str | None = None, scale: str | None = None) -> Results:
 
     The report is about `scale`: the one given, else params.yaml's if it has results, else the largest that has.
     """
-    root = Path(root) if root is not None else find_root()
+    if root is None:
+        return _load_once(find_root(), scale)
+    root = Path(root)
     parameters = yaml_file(root / "params.yaml")
     problems: list[str] = []
     runs = _by_recipe({(run.scale, run.name, run.seed): run for run in _runs(root, problems)}, problems)
@@ -311,6 +314,12 @@ def load(root: Path | str | None = None, scale: str | None = None) -> Results:
         tuple(problems),
         parameters,
     )
+
+
+@cache
+def _load_once(root: Path, scale: str | None) -> Results:
+    """For the notebooks, which share a kernel."""
+    return load(root, scale)
 
 
 def _runs(root: Path, problems: list[str]) -> Iterator[Run]:

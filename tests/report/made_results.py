@@ -7,7 +7,6 @@ import dataclasses
 import json
 import math
 import random
-import shutil
 from pathlib import Path
 from statistics import fmean
 
@@ -294,10 +293,6 @@ def project(
     root.mkdir(parents=True, exist_ok=True)
     parameters = yaml.safe_load((PROJECT / "params.yaml").read_text(encoding="utf-8")) | {"scale": scale}
     (root / "params.yaml").write_text(yaml.safe_dump(parameters), encoding="utf-8")
-    for name in ("dvc.yaml", "reports/aero_softmax_only.py"):
-        if (PROJECT / name).is_file():
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(PROJECT / name, root / name)
     for run in runs:
         for seed in seeds:
             folder = root / "results" / scale / run

@@ -19,6 +19,7 @@ from aero.report.costs import GB, all_costs, counted
 from aero.report.differences import perplexities
 from aero.report.papers.panels import TABLE_2_RUNS, layer_lines, learned, row_name
 from aero.report.results import Results
+from aero.report.statistics import estimate, relative
 from aero.report.style import AS_PUBLISHED, AS_WRITTEN, INK, MUTED, PUBLISHED, SERIES, TUNED, no_data, subplots
 
 FIGURE_1_ROWS = ("SM+LN+G", "SM+LN+R", "SM+ScFFN", "SM+ScFuFFN", "SM+ScFuFFNi_6", "SOTA(SM+ScFuFFNi_1)")
@@ -27,6 +28,13 @@ PROGRAMS = {
     "as_written": ("stock SPU", AS_WRITTEN),
     "tuned": ("optimised", TUNED),
 }
+CHANGES = (
+    *(("2", row) for row in ("SM+LN+R", "SM+R", "SM+G")),
+    *(("4", row) for row in ("SM+ScFFN", "SM+ScFuFFN", "SM+ScFuFFNi_6")),
+    *(("4", f"EReg(SM(t)+{row})") for row in ("ScFuFFN", "ScFuFFNi_6")),
+    ("4", "SOTA(SM+ScFFN)"),
+)
+"""Rows of AERO's tables whose change in perplexity is drawn."""
 CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192)
 ZOOM = 0.5
 """Nats above the second-worst final loss that Figure 3b shows: the worst run (SM) would stretch the axis."""
@@ -137,6 +145,36 @@ def figure_3b(results: Results) -> Figure:
     axes.set_ylabel("evaluation loss, nats per token")
     axes.grid(axis="y")
     axes.legend(frameon=False, ncols=2)
+    return figure
+
+
+def perplexity_changes(results: Results) -> Figure:
+    """Perplexity over that of SM+LN+G: published, and measured with its 95 % t-interval over seeds."""
+    figure, axes = subplots(height=3.2)
+    base = results.perplexity("sm-ln-g")
+    for place, (number, name) in enumerate(CHANGES):
+        table = load("aero").tables[number]
+        row = table.row(name)
+        printed = row.cells["ppl"].value / table.rows[0].cells["ppl"].value
+        axes.plot([printed], [place - 0.16], "D", color=PUBLISHED, label="" if place else "published")
+        found = estimate(relative(results.perplexity(row.run or ""), base))
+        if found is None:
+            axes.text(1, place + 0.2, " not measured", va="center", color=MUTED, style="italic", fontsize=7)
+            continue
+        if found.has_interval:
+            ends = [max(1 + end / 100, 0.4) for end in (found.low, found.high)]
+            axes.plot(ends, [place + 0.16] * 2, color=AS_WRITTEN, linewidth=2.2)
+        label = "" if place else "measured, line: 95 % interval over seeds"
+        axes.plot([1 + found.mean / 100], [place + 0.16], "o", color=AS_WRITTEN, markersize=5.5, label=label)
+    axes.axvline(1, color=INK, linewidth=0.8)
+    axes.set_xscale("log")
+    axes.set_xticks([0.5, 0.7, 1, 1.4, 2, 3], ["0.5", "0.7", "1", "1.4", "2", "3"])
+    axes.set_xticks([], minor=True)
+    axes.set_yticks(range(len(CHANGES)), [name for _, name in CHANGES])
+    axes.set_ylim(len(CHANGES) - 0.5, -0.6)
+    axes.grid(axis="x")
+    axes.set_xlabel("perplexity over that of SM+LN+G")
+    figure.legend(loc="outside upper center", ncols=2, frameon=False)
     return figure
 
 

@@ -12,7 +12,7 @@ import made_results
 import pytest
 
 from aero.published import load as load_paper
-from aero.report import differences, summary
+from aero.report import differences
 from aero.report.costs import LatencyBound
 from aero.report.differences import COMPARED, comparisons, difference, perplexities
 from aero.report.papers import aero_entropy, entropy_landscape
@@ -168,4 +168,3 @@ def test_the_committed_tables_are_those_of_the_committed_results(tmp_path: Path)
     made[FOLDER / "learned_temperatures.csv"] = temperatures
     for path, text in made.items():
         assert (made_results.PROJECT / path).read_text(encoding="utf-8") == text, f"{path}: run python -m stages.report"
-    summary.summary(results, ())

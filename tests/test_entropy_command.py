@@ -23,7 +23,7 @@ from aero.entropy import EntropyRegularizer, measure
 from aero.errors import UserError
 from aero.model import GPT, ModelConfig
 from aero.pipeline import ROOT
-from aero.report import entropy_drawing
+from aero.report.papers import panels
 
 TEXT = "def add(a, b):\n    return a + b  # naïve\n" * 20
 BYTES = {bytes([byte]): byte for byte in range(256)}
@@ -225,10 +225,10 @@ def test_the_heatmap_is_drawn_as_in_the_report(tmp_path, text, capsys, monkeypat
 
     def draw(panel, values, norm):
         drawn.update(panel=panel, values=values, norm=norm)
-        return entropy_drawing_heatmap(panel, values, norm)
+        return original(panel, values, norm)
 
-    entropy_drawing_heatmap = entropy_drawing.heatmap
-    monkeypatch.setattr(entropy_drawing, "heatmap", draw)
+    original = panels.heatmap
+    monkeypatch.setattr(panels, "heatmap", draw)
     figure = tmp_path / "heads.png"
     found = json.loads(said(capsys, tmp_path, "--text", text, "--figure", figure, "--json"))
     assert drawn["values"].tolist() == found["entropy_mean"]

@@ -1,16 +1,14 @@
-"""Two real processes with SPU between them: results, bytes, what crosses the wire, and every way it can fail."""
+"""Two real processes with SPU between them: results, bytes, what crosses the link, and how failures are reported."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import re
-import resource
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -18,10 +16,11 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from clear_text import STEP, occurrences, unprotected
+from clear_text import STEP, found_in_memory, occurrences, unprotected
 
-from aero.two_party.runtime import parties, party
-from aero.two_party.runtime.parties import CLIENT, SERVER, Party, Relay, Settings, TwoPartyError, run_parties, run_party
+from aero.two_party.runtime import engine, fork_server, parties
+from aero.two_party.runtime.parties import CLIENT, SERVER, Relay, Settings, TwoPartyError, run_parties, run_party
+from aero.two_party.runtime.party_process import end_with_parent
 from aero.two_party.runtime.profile import check_pair
 
 N = 64
@@ -35,7 +34,7 @@ def relu(x):
     return jnp.maximum(x, 0)
 
 
-def product(x, w):
+def matmul(x, w):
     return x @ w
 
 
@@ -51,8 +50,8 @@ def refusal(action):
     return "accepted"
 
 
-def everything(party, own):
-    """The long task of this file; returns {name: profile or array or text} of this party."""
+def session(party, own):
+    """The one long task that most tests share; returns {name: profile or array or text} of this party."""
     client = party.rank == CLIENT
     x, y, w = (own["x"], None, None) if client else (None, own["y"], own["w"])
     out = {}
@@ -63,52 +62,44 @@ def everything(party, own):
     for i in range(3):
         out[f"relu {i}"] = party.run(relu, ["x"], ["relu"])
     for i in range(3):
-        out[f"product {i}"] = party.run(product, ["x", "w"], ["xw"])
-    out["product shared"] = party.run(product, ["x", "w_shared"], ["xw_shared"])
-    out["two outputs"] = party.run(sum_and_count, ["x", "y"], ["sum", "count"], donate=["y"])
-    # Another name for an output of the same shape is the same compiled program.
-    party.run(relu, ["sum"], ["relu of sum"])
+        out[f"matmul {i}"] = party.run(matmul, ["x", "w"], ["xw"])
+    out["matmul shared"] = party.run(matmul, ["x", "w_shared"], ["xw_shared"])
+    party.run(sum_and_count, ["x", "y"], ["sum", "count"], donate=["y"])
+    party.run(relu, ["sum"], ["relu of sum"])  # the same compiled program under another name
     for name in ("relu", "xw", "xw_shared", "sum", "count", "relu of sum"):
         out[name] = party.reveal(name, to=CLIENT)
     out["sum at the server"] = party.reveal("sum", to=SERVER)
-    out["compiled"] = len(party._code)
+    out["compiled"] = len(party._engine.compiled)
     out["donated"] = refusal(lambda: party.run(relu, ["y"], ["z"]))
-    party.drop("sum")
-    out["dropped"] = refusal(lambda: party.reveal("sum", to=CLIENT))
     out["outputs"] = refusal(lambda: party.run(sum_and_count, ["x", "x"], ["only one"]))
     out["owner"] = refusal(lambda: party.put("a", None, (1,), owner=CLIENT, from_rank=SERVER))
-    out["nobody"] = refusal(lambda: party.put("a", None, (1,), from_rank=party.rank))
     one = np.ones(2, np.float32)
     out["shape"] = refusal(lambda: party.put("a", one, (3,), from_rank=party.rank))
-    out["dtype"] = refusal(lambda: party.put("a", one.astype(np.float64), (2,), from_rank=party.rank))
     out["nan"] = refusal(lambda: party.put("a", one * np.nan, (2,), from_rank=party.rank))
     out["large"] = refusal(lambda: party.put("a", one * 1e14, (2,), from_rank=party.rank))
     out["control"] = party.control({"delay_s": 0.0})
-    out["rank"], out["pid"] = party.rank, os.getpid()
+    out["pid"] = os.getpid()
     if client:
-        party._link.send(SERVER, IN_THE_CLEAR)
+        party._channel.link.send(SERVER, IN_THE_CLEAR)
     else:
-        assert party._link.recv(CLIENT) == IN_THE_CLEAR
-    print("chatter of a party")
+        assert party._channel.link.recv(CLIENT) == IN_THE_CLEAR
     return out
 
 
 @pytest.fixture(scope="module")
 def run():
-    relay = Relay(record=True)
-    asked = []
+    relay, asked = Relay(record=True), []
 
     def answer(message):
         asked.append((message, os.getpid()))
         return "done"
 
-    client, server = run_parties(
-        everything, {"x": X}, {"y": Y, "w": W}, Settings(receive_timeout_s=300), relay=relay, on_control=answer
-    )
+    settings = Settings(receive_timeout_s=300)
+    client, server = run_parties(session, {"x": X}, {"y": Y, "w": W}, settings, relay=relay, on_control=answer)
     return client, server, relay, asked
 
 
-def test_results_are_those_of_numpy_within_the_fixed_point(run):
+def test_results_equal_numpy_within_the_fixed_point(run):
     client, server, _, _ = run
     assert np.abs(client["relu"] - np.maximum(X, 0)).max() <= 4 * STEP
     # Each factor is off by up to one step, the sum's truncation by two more.
@@ -117,7 +108,6 @@ def test_results_are_those_of_numpy_within_the_fixed_point(run):
         assert (np.abs(client[name] - X.astype(np.float64) @ W) <= bound).all()
     assert np.abs(client["relu of sum"] - np.maximum(X + Y, 0)).max() <= 4 * STEP
     assert client["count"].dtype == np.int32 and (client["count"] == (X > 0).sum(1)).all()
-    assert server["sum at the server"].dtype == np.float32
     assert np.abs(server["sum at the server"] - (X + Y)).max() <= 2 * STEP
 
 
@@ -127,58 +117,46 @@ def test_only_the_named_party_learns_a_result(run):
     assert client["sum at the server"] is None
 
 
-def test_what_one_sends_the_other_receives_in_every_run(run):
+def test_each_party_receives_what_the_other_sends_in_every_run(run):
     client, server, _, _ = run
-    for name in (f"{kind} {i}" for kind in ("relu", "product") for i in range(3)):
+    for name in (f"{kind} {i}" for kind in ("relu", "matmul") for i in range(3)):
         check_pair(client[name], server[name])
-    assert client["product 1"].bytes_sent > 0 and client["product 1"].messages_sent > 0
+    assert client["matmul 1"].bytes_sent > 0 and client["matmul 1"].messages_sent > 0
 
 
-def test_the_first_run_pays_set_up_and_the_later_ones_repeat(run):
-    client, _, _, _ = run
-    both = {name: client[name].bytes_sent + client[name].bytes_received for name in client if name[-1] in "012"}
+def test_the_first_run_pays_set_up_and_later_runs_repeat(run):
+    both = {name: profile.bytes for name, profile in run[0].items() if name[-1] in "012"}
     # Keys and first oblivious transfers: 1.4 MB and 19 MB more.
-    assert both["relu 0"] > both["relu 1"] + 1e6 and both["product 0"] > both["product 1"] + 15e6
+    assert both["relu 0"] > both["relu 1"] + 1e6 and both["matmul 0"] > both["matmul 1"] + 15e6
     assert both["relu 1"] == both["relu 2"]
-    assert client["relu 1"].messages_sent == client["relu 2"].messages_sent
     # Ciphertexts are compressed, which varies by some bytes.
-    assert both["product 1"] == pytest.approx(both["product 2"], rel=2e-3)
-    assert 100_000 < both["product 1"] < 1_000_000
+    assert both["matmul 1"] == pytest.approx(both["matmul 2"], rel=2e-3)
+    assert 100_000 < both["matmul 1"] < 1_000_000
+    assert run[0]["compiled"] == run[1]["compiled"] == 3
 
 
 def test_weights_that_the_server_owns_are_not_sent_and_cost_less(run):
     client, _, relay, _ = run
-    assert client["product shared"].bytes_sent > 1.3 * client["product 1"].bytes_sent
+    assert client["matmul shared"].bytes_sent > 1.3 * client["matmul 1"].bytes_sent
     to_client = relay.recorded[1]
     assert b'"name": "w_shared"' in to_client and b'"name": "w"' not in to_client
 
 
-def test_no_plaintext_on_the_wire(run):
-    _, _, relay, _ = run
-    to_server, to_client = relay.recorded
+def test_no_plaintext_on_the_link(run):
+    to_server, to_client = run[2].recorded
     assert len(to_server) > 11e6 and len(to_client) > 10e6
     # The search does find what is sent in the clear, in either encoding.
     assert occurrences(unprotected(DECOY), to_server) >= 8 + 8
-    assert b'"name": "x"' in to_server
     patterns = unprotected(X, Y, W, np.maximum(X, 0), X @ W, X + Y)
     assert len(patterns) > 30_000
     assert occurrences(patterns, to_server) == 0 and occurrences(patterns, to_client) == 0
 
 
-def test_compiled_once_for_each_function_and_shapes(run):
-    assert run[0]["compiled"] == run[1]["compiled"] == 3
-
-
-def test_each_is_a_process_of_its_own_and_gone_afterwards(run):
-    client, server, _, _ = run
-    assert (client["rank"], server["rank"]) == (CLIENT, SERVER)
+def test_each_party_is_a_process_that_ends(run):
+    client, server, _, asked = run
     assert len({client["pid"], server["pid"], os.getpid()}) == 3
     assert not multiprocessing.active_children()
     assert not any(Path(f"/proc/{side['pid']}").exists() for side in (client, server))
-
-
-def test_control_reaches_the_parent_from_the_client_only(run):
-    client, server, _, asked = run
     assert asked == [({"delay_s": 0.0}, os.getpid())]
     assert client["control"] == "done" and server["control"] is None
 
@@ -187,12 +165,9 @@ def test_control_reaches_the_parent_from_the_client_only(run):
     "what, message",
     [
         ("donated", "y: no such variable"),
-        ("dropped", "sum: no such variable"),
         ("outputs", "gives 2 arrays, but 1 outputs are named"),
         ("owner", "only that one may own it"),
-        ("nobody", "give the array at the party of rank"),
         ("shape", "both parties agreed on float32"),
-        ("dtype", "a is float64"),
         ("nan", "not finite"),
         ("large", "1e\\+14; the fixed point holds less than 2\\^44"),
     ],
@@ -202,7 +177,36 @@ def test_wrong_use_is_refused_before_anything_is_sent(run, what, message):
         assert re.search(message, side[what]), side[what]
 
 
-# Faults. `how` says what the server does wrong; pids are left in a folder.
+def test_sessions_share_no_randomness(run):
+    """Parties are forked from one process: their shares, keys and ciphertexts must still all differ."""
+    relay = Relay(record=True)
+    run_parties(relu_of_product, None, None, Settings(), relay=relay)
+    one_up, one_down = relay.recorded
+    other_up, other_down = run[2].recorded
+    assert min(map(len, (one_up, one_down, other_up, other_down))) > 1e6
+    assert common(one_up, one_up) == 1
+    for a, b in ((one_up, other_up), (one_down, other_down), (one_up, one_down)):
+        assert common(a, b) < 0.01
+
+
+def relu_of_product(party, own):
+    x = np.ones((8, 8), np.float32)
+    for name in ("x", "w"):
+        party.put(name, x if party.rank == CLIENT else None, (8, 8), from_rank=CLIENT)
+    party.run(matmul, ["x", "w"], ["y"])
+    party.run(relu, ["y"], ["z"])
+
+
+def common(one, other):
+    """The fraction of the 8-byte words of `one`, zeros left out, that are in `other` at any offset."""
+    words = np.unique(np.frombuffer(one, "<u8", count=len(one) // 8))
+    found = np.zeros(len(words), bool)
+    for offset in range(8):
+        found |= np.isin(words, np.frombuffer(other, "<u8", count=(len(other) - offset) // 8, offset=offset))
+    return found[words != 0].mean()
+
+
+# Faults. `how` is what the server does wrong; process ids are left in a folder.
 
 
 def faulty(party, own):
@@ -216,7 +220,6 @@ def faulty(party, own):
             os.kill(os.getpid(), signal.SIGKILL)
         elif how == "crashed in the link":
             print("[error] [interconnection_link.cc:56] cntl ErrorCode '1008'", file=sys.stderr, flush=True)
-            print("terminate called without an active exception", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGBUS)
         elif how == "silent":
             time.sleep(60)
@@ -230,20 +233,19 @@ def faulty(party, own):
 
 
 def runs(pid):
-    """Whether the process still runs; one that has ended and waits for its exit status to be read does not."""
+    """Whether the process still runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
 
 
-def gone(folder, names=("client", "server"), within_s=3.0):
-    """Whether the party processes have ended, after at most `within_s` seconds."""
-    pids = [int(Path(folder, name).read_text()) for name in names]
+def gone(folder, within_s=0.0):
+    """Whether both party processes have ended, after at most `within_s` seconds."""
     deadline = time.monotonic() + within_s
-    while alive := [pid for pid in pids if runs(pid)]:
+    while any(runs(Path(folder, name).read_text()) for name in ("client", "server")):
         if time.monotonic() > deadline:
-            return f"alive: {alive}"
+            return False
         time.sleep(0.05)
     return True
 
@@ -252,8 +254,8 @@ def gone(folder, names=("client", "server"), within_s=3.0):
     "how, error, message, receive_s, within_s",
     [
         ("killed", TwoPartyError, r"^the server process ended by signal 9 \(SIGKILL\) while running", 30, 2),
-        ("crashed in the link", TwoPartyError, r"^server: the client is gone or sent nothing for 30 s, .*1008", 30, 4),
-        ("silent", TwoPartyError, r"^client: .*the server is gone or sent nothing for 6 s; .*receive_timeout_s", 6, 9),
+        ("crashed in the link", TwoPartyError, r"^server: the client is gone or sent nothing for 30 s; .*1008", 30, 4),
+        ("silent", TwoPartyError, r"^client: .*the server is gone or sent nothing for 3 s; .*receive_timeout_s", 3, 6),
         (
             "wrong input",
             TwoPartyError,
@@ -262,63 +264,45 @@ def gone(folder, names=("client", "server"), within_s=3.0):
             2,
         ),
         ("defect", RuntimeError, r"(?s)the server's task failed:.*ZeroDivisionError", 30, 2),
-        (
-            "out of step",
-            TwoPartyError,
-            r"^server: waiting for the share of other, .*do both parties run the same",
-            30,
-            2,
-        ),
+        ("out of step", TwoPartyError, r"^server: waiting for the share of other, .*do both parties run", 30, 2),
     ],
 )
 def test_a_fault_of_one_party_ends_both_with_its_cause(tmp_path, capfd, how, error, message, receive_s, within_s):
     settings = Settings(connect_timeout_s=receive_s, receive_timeout_s=receive_s)
     with pytest.raises(error, match=message) as caught:
         run_parties(faulty, (str(tmp_path), how), (str(tmp_path), how), settings)
-    late = time.time() - float((tmp_path / "at").read_text())
-    assert late < within_s
-    assert gone(tmp_path, within_s=0.0) is True
-    if error is TwoPartyError:
-        assert "\n" not in str(caught.value)
+    assert time.time() - float((tmp_path / "at").read_text()) < within_s
+    assert gone(tmp_path)
+    assert error is RuntimeError or "\n" not in str(caught.value)
     assert capfd.readouterr() == ("", "")
 
 
-def says_and_ends(party, how):
-    if how == "wrong input":
-        raise ValueError("checkpoint broken.safetensors cannot be read; train it again")
-    if party.rank == CLIENT and how == "asked":
+def test_the_whole_run_has_a_time_limit(tmp_path):
+    start = time.monotonic()
+    with pytest.raises(TwoPartyError, match="not done after 5 s; raise total_timeout_s"):
+        run_parties(faulty, (str(tmp_path), "silent"), (str(tmp_path), "silent"), Settings(total_timeout_s=5))
+    assert 5 <= time.monotonic() - start < 8
+
+
+def answers_and_ends(party, own):
+    if party.rank == CLIENT:
         threading.Thread(target=party.control, args=("the last token",), daemon=True).start()
         time.sleep(0.5)  # sent, and nobody waits for the answer
     return party.name
 
 
-@pytest.mark.parametrize("how", ["done", "asked", "wrong input"])
-def test_what_a_party_said_counts_however_soon_after_it_ended(monkeypatch, how):
-    """As where a party sends its result and ends between two looks of the one who started it: whether there is a
-    message, and whether the process is there."""
-    heard, look = [], parties.wait
+def test_a_result_counts_however_soon_after_it_the_party_ends(monkeypatch):
+    heard, wait = [], parties.wait
 
     def late(watched, timeout=None):
-        found = look(watched, timeout)
+        found = wait(watched, timeout)
         for process in multiprocessing.active_children():
             process.join(60)
         return found
 
     monkeypatch.setattr(parties, "wait", late)
-    if how == "wrong input":
-        with pytest.raises(TwoPartyError, match="^(client|server): checkpoint broken.safetensors cannot be read; "):
-            run_parties(says_and_ends, how, how, Settings())
-        return
-    assert run_parties(says_and_ends, how, how, Settings(), on_control=heard.append) == ("client", "server")
-    assert heard == (["the last token"] if how == "asked" else [])
-
-
-def test_the_whole_run_has_a_time_limit(tmp_path):
-    settings = Settings(total_timeout_s=6)
-    start = time.monotonic()
-    with pytest.raises(TwoPartyError, match="not done after 6 s; raise total_timeout_s"):
-        run_parties(faulty, (str(tmp_path), "silent"), (str(tmp_path), "silent"), settings)
-    assert 6 <= time.monotonic() - start < 9
+    assert run_parties(answers_and_ends, 0, 0, Settings(), on_control=heard.append) == ("client", "server")
+    assert heard == ["the last token"]
 
 
 def free_addresses():
@@ -331,10 +315,8 @@ def free_addresses():
 def test_a_peer_that_never_appears(tmp_path):
     addresses = free_addresses()
     settings = Settings(connect_timeout_s=1.5, receive_timeout_s=3, addresses=addresses)
-    start = time.monotonic()
     with pytest.raises(TwoPartyError, match=rf"the server at {addresses[1]} did not appear within 1.5 s; start it"):
         run_party(CLIENT, faulty, (str(tmp_path), ""), settings)
-    assert time.monotonic() - start < 30
     assert not multiprocessing.active_children()
 
 
@@ -357,19 +339,22 @@ def test_a_party_without_a_common_parent_notices_that_its_peer_died(tmp_path):
     assert "the server is gone" in errors[CLIENT][0] and errors[CLIENT][1] < 8 + 4
 
 
-def test_a_port_in_use_is_told_before_anything_starts(monkeypatch):
-    monkeypatch.setattr(parties, "_begin", None)
+def test_a_port_in_use_is_reported_before_anything_starts():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for rank, name in ((CLIENT, "client"), (SERVER, "server")):
             addresses = ["127.0.0.1:0", "127.0.0.1:0"]
             addresses[rank] = f"127.0.0.1:{port}"
-            with pytest.raises(
-                TwoPartyError, match=f"^port {port} of the {name}'s address .* is in use; choose another"
-            ):
-                run_parties(faulty, None, None, Settings(addresses=tuple(addresses)))
+            with pytest.raises(TwoPartyError, match=f"^port {port} of the {name}'s address .* is in use"):
+                run_parties(None, None, None, Settings(addresses=tuple(addresses)))
     with pytest.raises(TwoPartyError, match="cannot listen at 192.0.2.1:9000"):
-        run_parties(faulty, None, None, Settings(addresses=("192.0.2.1:9000", "127.0.0.1:0")))
+        run_parties(None, None, None, Settings(addresses=("192.0.2.1:9000", "127.0.0.1:0")))
+
+
+def test_a_task_that_cannot_be_imported_is_refused():
+    with pytest.raises(ValueError, match="cannot be given to another process"):
+        run_parties(lambda party, own: None, None, None, Settings())
+    assert not multiprocessing.active_children()
 
 
 PARENT = """
@@ -383,93 +368,99 @@ if __name__ == "__main__":
 
 
 def test_no_orphans_when_the_parent_is_killed(tmp_path):
-    script = tmp_path / "parent.py"
+    script, here = tmp_path / "parent.py", Path(__file__).resolve()
     script.write_text(PARENT)
-    here = Path(__file__).resolve()
     arguments = [sys.executable, str(script), str(here.parent), str(here.parents[2]), str(tmp_path)]
     with subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as parent:
         deadline = time.monotonic() + 60
         while not (tmp_path / "at").exists() and time.monotonic() < deadline:
             assert parent.poll() is None
             time.sleep(0.1)
-        assert gone(tmp_path, within_s=0.0) is not True
+        assert not gone(tmp_path)
         parent.kill()
-    assert gone(tmp_path) is True
+    assert gone(tmp_path, within_s=3.0)
 
 
-def nothing(party, own):
-    return party.name
+# The fork server.
 
 
-@pytest.mark.parametrize("more", [0, 2, 2 + parties.DESCRIPTORS])
-def test_where_descriptors_run_out_the_reason_is_told_and_none_is_lost(more):
-    """However far it comes: no port, neither party, or the client but not the server."""
-
-    def held():
-        return sorted(os.listdir("/proc/self/fd"))
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    run_parties(nothing, None, None, Settings())  # with what is opened once
-    before, files = held(), set(os.listdir(tempfile.gettempdir()))
-    free = os.open(os.devnull, os.O_RDONLY)
-    os.close(free)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (free + more, hard))
-        with pytest.raises(
-            TwoPartyError, match=r"(no free port found|process could not be started).*Too many open files"
-        ):
-            run_parties(nothing, None, None, Settings())
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert held() == before and not multiprocessing.active_children()
-    assert not {name for name in set(os.listdir(tempfile.gettempdir())) - files if name.startswith("aero-party-")}
-    assert run_parties(nothing, None, None, Settings()) == ("client", "server")
+def inspect(connection):
+    """In a process started as a party's: what it has before it is given anything."""
+    end_with_parent()
+    server = os.getppid()
+    threads = len(os.listdir(f"/proc/{server}/task"))
+    connection.send((server, threads, sys.argv, {name for name in fork_server.PRELOADED if name in sys.modules}))
+    if connection.poll(60):
+        connection.recv()
 
 
-def test_a_process_that_never_gets_its_task_is_not_waited_for(monkeypatch):
-    """As on a machine so busy that it never comes so far."""
-    parties.ready()
-    monkeypatch.setattr(parties, "_give", lambda connection, message: None)
-    monkeypatch.setattr(parties, "START_TIMEOUT_S", 3.0)
-    began = time.monotonic()
-    with pytest.raises(TwoPartyError, match="^the client and server process was not up after 3 s; is this machine"):
-        run_parties(nothing, None, None, Settings())
-    assert time.monotonic() - began < 3 + 5
+def start_one():
+    context = multiprocessing.get_context(fork_server.start_method())
+    ours, theirs = context.Pipe()
+    process = context.Process(target=inspect, args=(theirs,))
+    fork_server.start(process, "client")
+    theirs.close()
+    return process, ours
+
+
+def test_a_party_starts_with_code_and_no_data(monkeypatch):
+    """The prompt is an argument of this process, as with `aero ask`."""
+    prompt = os.urandom(16).hex()
+    monkeypatch.setattr(sys, "argv", ["aero", "ask", prompt])
+    process, connection = start_one()
+    server, threads, arguments, modules = connection.recv()
+    assert threads == 1  # with more, a fork could wait for ever for a lock that another thread held
+    assert modules == set(fork_server.PRELOADED) and arguments == ["aero"]
+    places = {"asking": os.getpid(), "fork server": server, "party": process.pid}
+    found = {name: found_in_memory(pid, {"prompt": prompt.encode()})[0] for name, pid in places.items()}
+    assert found == {"asking": {"prompt"}, "fork server": set(), "party": set()}
+    connection.send("end")
+    process.join(10)
+    assert process.exitcode == 0
+
+
+def test_a_renewed_fork_server_is_another_process_and_its_parties_have_ended():
+    process, connection = start_one()
+    server = connection.recv()[0]
+    fork_server.renew()
+    process.join(10)
+    assert process.exitcode is not None and not runs(server)
+    process, connection = start_one()
+    assert connection.recv()[0] != server
+    connection.send("end")
+    process.join(10)
+    assert process.exitcode == 0
+
+
+def test_a_party_that_cannot_be_started_is_one_line(monkeypatch):
+    def refused(*_):
+        raise OSError("Too many open files")
+
+    monkeypatch.setattr(multiprocessing.forkserver, "connect_to_new_process", refused)
+    with pytest.raises(TwoPartyError, match="the client process could not be started .Too many open files.; run again"):
+        run_parties(faulty, None, None, Settings())
     assert not multiprocessing.active_children()
 
 
-def test_a_profile_that_never_ends_is_an_error_after_a_while(monkeypatch, tmp_path):
-    monkeypatch.setattr(party, "LOG_WAIT_S", 0.3)
-    log = tmp_path / "log"
-    log.write_bytes(b"[profile] half a li")
-    one = Party.__new__(Party)
-    one._log = os.open(log, os.O_RDONLY)
-    began = time.monotonic()
+def test_a_log_that_never_ends_is_an_error_after_a_while(monkeypatch, tmp_path):
+    monkeypatch.setattr(engine, "LOG_TIMEOUT_S", 0.3)
+    (tmp_path / "log").write_bytes(b"[profile] half a li")
+    log = os.open(tmp_path / "log", os.O_RDONLY)
     with pytest.raises(ValueError, match="no complete SPU profile"):
-        one._profile(0)
-    os.close(one._log)
-    assert 0.3 <= time.monotonic() - began < 3
-
-
-def test_a_task_that_cannot_be_imported_is_refused():
-    with pytest.raises(ValueError, match="cannot be given to another process"):
-        run_parties(lambda party, own: None, None, None, Settings())
-    assert not multiprocessing.active_children()
+        engine.read_profile(log, 0)
+    os.close(log)
 
 
 @pytest.mark.parametrize(
     "change, message",
     [
         ({"field": "FM48"}, "FM32, FM64, FM128"),
-        ({"fraction_bits": 0}, "choose 1 to 28"),
         ({"fraction_bits": 29}, "choose 1 to 28"),
         ({"receive_timeout_s": 0}, "receive_timeout_s 0"),
         ({"connect_timeout_s": 121}, "raise receive_timeout_s too"),
         ({"addresses": ("localhost", "127.0.0.1:1")}, "is not host:port"),
         ({"addresses": ("127.0.0.1:99999", "127.0.0.1:1")}, "is not host:port"),
-        ({"addresses": ("127.0.0.1:\u00b2", "127.0.0.1:1")}, "is not host:port"),
         ({"addresses": ("127.0.0.1:\u0668\u0660", "127.0.0.1:1")}, "is not host:port"),
-        ({"addresses": ("127.0.0.1:" + "0" * 5000 + "1", "127.0.0.1:1")}, "is not host:port"),
         ({"addresses": ("127.0.0.1:5", "127.0.0.1:5")}, "each its own port"),
         ({"threads": 0}, "at least 1"),
     ],

@@ -1,7 +1,7 @@
 """One private question, inside the two party processes: N new tokens for a prompt, one whole forward pass each.
 
-Nothing is kept from one token to the next (no KV cache): the prompt grows by the token that the client chose, and the
-pass is run over all of it. Prompts are not padded: what the server learns is the prompt's exact length and N.
+There is no KV cache: the prompt grows by the token that the client chose, and the next pass runs over all of it.
+Prompts are not padded: the server learns the prompt's exact length and N.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from aero.two_party.serving.handshake import Description
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the client chooses a token from the logits: the most likely one, or at random at a temperature above 0.
+    """How the client chooses a token: the most likely one, or at random at a temperature above 0.
 
-    entries: only tokens below this number, those that the tokenizer knows.
+    entries: tokens that the tokenizer has; ids from this number on are never chosen.
     """
 
     entries: int
@@ -55,18 +55,18 @@ class Sampling:
 
 
 def answer_task(party: Party, given: Mapping[str, Any]) -> dict[str, Any]:
-    """In a party process: place the weights, then one pass for each new token; returns costs, and ids at the client.
+    """In a party process: put the weights, then run one pass for each new token; returns costs, and ids at the client.
 
     given: "description", "tokens" (the prompt's length), "new_tokens" (both); "checkpoint", a path, and
-    "weights_sha256" of what was published from there (server only); "ids" (T,) and "sampling" (client only). The client
-    gives every token to `Party.control` as it comes.
+    "weights_sha256" of the published weights (server only); "ids" (T,) and "sampling" (client only). The client gives
+    every token to `Party.control` as it comes.
     """
     description: Description = given["description"]
     weights = None
     if party.rank == SERVER:
         weights = _weights(given["checkpoint"], given["weights_sha256"], description)
     start = time.monotonic()
-    # Keys and first oblivious transfers, apart from what a token costs; and below, what the server prepares once.
+    # Set-up (keys, first oblivious transfers, what the server prepares once) is counted apart from the tokens.
     first = warm_up_of(description.program)
     setup = _cost(party, [party.run(o.function(), place(party, o), ["y"]) for o in first], start)
     names = put_weights(party, description, weights)
@@ -90,9 +90,9 @@ def answer_task(party: Party, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def weights_sha256(model: GPT) -> str:
-    """Of architecture, sizes and every tensor of a model as `checkpoint.load` gave it: which weights are published.
+    """Hash of architecture, sizes and every tensor of a model as `checkpoint.load` gave it.
 
-    For the server alone: a client that had it could tell a known model from another.
+    Only the server may have it: a client could recognise a known model by it.
     """
     whole = hashlib.sha256(json.dumps([str(model.architecture), asdict(model.config)], sort_keys=True).encode())
     for name, tensor in sorted(model.state_dict().items()):
@@ -102,10 +102,9 @@ def weights_sha256(model: GPT) -> str:
 
 
 def _weights(path: str, published: str, description: Description) -> dict[str, np.ndarray]:
-    """The server's folded weights, read in its own process. UserError if they are not those that were `published`.
+    """The server's folded weights, read in its own process. UserError if they are not the `published` ones.
 
-    Others of the same sizes may leave the fixed point, or need the residual stream put back at other layers than the
-    published program does: their answers could be wrong without a word.
+    The published program was chosen for those: with others the answers could be wrong without a message.
     """
     model = checkpoint.load(path)
     if weights_sha256(model) != published:

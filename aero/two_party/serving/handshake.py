@@ -1,9 +1,7 @@
-"""What the parties tell each other before a private session: versions, and what the server publishes of its model.
+"""The messages before a private session, in JSON: versions, what the server publishes, and the question's size.
 
-    client: protocol and versions          server: its own, with the description and the tokenizer, or a refusal
-    client: prompt length, tokens wanted   server: begin, or a refusal
-
-Either side that finds a difference says so to the other and ends with one line that names it. Everything is JSON.
+client: protocol and versions          server: its own, with the description and the tokenizer, or a refusal
+client: prompt length, tokens wanted   server: begin, or a refusal
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from aero.two_party.program.weights import weight_shapes
 from aero.two_party.runtime.settings import Settings, TwoPartyError
 
 PROTOCOL = "aero-ask-1"
-# Decided before training and of no effect afterwards: nobody's business but the server's.
+# These have no effect after training, so they are not published.
 TRAINING_ONLY = {
     "init_std",
     "embedding_std",
@@ -36,25 +34,22 @@ TRAINING_ONLY = {
     "residual_init_scaling",
     "slope_init",
 }
-MOST_THREADS = 64
-BYTES_A_WEIGHT = 16
-"""What a client keeps for each weight of the server's: two shares of a ring of 64 bits, all zeros. While it makes them
-it takes more, for one matrix at a time."""
+MAX_THREADS = 64
+BYTES_PER_WEIGHT = 16
+"""What a client keeps for each weight of the server: two shares of 64 bits, all zeros."""
 AGREED = ("field", "fraction_bits", "mul_lsb_error", "broadcast_denominator", "colocated", "threads")
 
 
 @dataclass(frozen=True)
 class Description(PublicModel):
-    """All that a server publishes: what the program computes.
+    """All that a server publishes about its model.
 
-    One part of it depends on the weights' values: `program` names the layers before which the residual stream is put
-    back into its own basis, and leaves out a lookup that the embedding is too large for
-    (`aero.two_party.program.weights.within_budget`), products outside SPU and comparisons in 32 bits that some value
-    is too
-    large for (`aero.two_party.program.fixed_point.fitting`).
+    Only `program` depends on the weights' values: it names the layers before which the residual stream changes basis
+    (`aero.two_party.program.weights.within_budget`), and leaves out optimizations that some weight is too large for
+    (`aero.two_party.program.fixed_point.fitting`).
 
-    architecture: as it is at inference. config: the sizes and switches of `ModelConfig` that matter then. protocol: the
-    `Settings` on which both must agree. tokenizer_sha256: of the published tokenizer.
+    architecture: as it is at inference. config: sizes and switches of `ModelConfig` that matter at inference.
+    protocol: the `Settings` on which both must agree. tokenizer_sha256: of the published tokenizer.
     """
 
     protocol: Mapping[str, Any]
@@ -77,26 +72,27 @@ class Description(PublicModel):
 
     @classmethod
     def received(cls, content: Any) -> Description:
-        """From a peer's JSON. TwoPartyError unless it is complete, known and possible."""
+        """From a peer's JSON. TwoPartyError unless it is complete, well-typed, supported and fits this machine."""
         try:
             description = cls(**content)
             if not isinstance(description.program, str) or not isinstance(description.tokenizer_sha256, str):
-                raise ValueError("program and tokenizer's hash are texts")
+                raise ValueError("program and tokenizer_sha256 must be strings")
             if set(description.protocol) != set(AGREED):
                 raise ValueError(f"settings {sorted(description.protocol)}")
             if set(description.config) != {field.name for field in fields(ModelConfig)} - TRAINING_ONLY:
                 raise ValueError(f"sizes {sorted(description.config)}")
-            for name, usual in asdict(Settings()).items():
-                if name in AGREED and type(description.protocol[name]) is not type(usual):
-                    raise ValueError(f"{name} is not of type {type(usual).__name__}")
-            if Settings(**description.protocol).threads > MOST_THREADS:
-                raise ValueError(f"{description.protocol['threads']} threads, more than {MOST_THREADS}")
+            for name, default in asdict(Settings()).items():
+                if name in AGREED and type(description.protocol[name]) is not type(default):
+                    raise ValueError(f"{name} is not of type {type(default).__name__}")
+            if Settings(**description.protocol).threads > MAX_THREADS:
+                raise ValueError(f"{description.protocol['threads']} threads, more than {MAX_THREADS}")
             check_ring(description.protocol["field"], description.protocol["fraction_bits"], description.program)
             shapes = weight_shapes(description.parsed, model_config(description.config), description.program)
-            needed = BYTES_A_WEIGHT * sum(math.prod(shape) for shape in shapes.values())
-            if needed > (there := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")):
-                sizes = f"{needed / 2**30:.3g} GiB here, this machine has {there / 2**30:.3g}"
-                raise ValueError(f"the places of its weights alone take {sizes}")
+            needed = BYTES_PER_WEIGHT * sum(math.prod(shape) for shape in shapes.values())
+            memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            if needed > memory:
+                sizes = f"{needed / 2**30:.3g} GiB here, this machine has {memory / 2**30:.3g}"
+                raise ValueError(f"placeholders for its weights alone take {sizes}")
         except (TypeError, ValueError, AttributeError, KeyError, RuntimeError) as error:
             raise TwoPartyError(
                 f"the server published a model that cannot be run here ({plain(error)}); are both of one version?"
@@ -105,7 +101,7 @@ class Description(PublicModel):
 
     @property
     def sha256(self) -> str:
-        """Hash of the whole description, by which a client can insist on a model it knows."""
+        """Hash of the whole description, by which a client can require a model it knows."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
     def __str__(self) -> str:
@@ -116,7 +112,7 @@ class Description(PublicModel):
 
 @cache
 def versions() -> dict[str, str]:
-    """What must be equal on both sides for them to run one protocol: SPU, JAX, and the code that makes the program."""
+    """What must be equal on both sides: SPU, JAX, and the source code that makes the program."""
     package = Path(__file__).resolve().parents[1]
     code = hashlib.sha256()
     for path in (*sorted(package.rglob("*.py")), package.parent / "model.py", package.parent / "architecture.py"):
@@ -124,8 +120,8 @@ def versions() -> dict[str, str]:
     return {"spu": version("spu"), "jax": version("jax"), "code": code.hexdigest()[:16]}
 
 
-def difference(server: Any, client: Any) -> str | None:
-    """One line on the first of the `versions` in which the parties differ, None if there is none."""
+def version_mismatch(server: Any, client: Any) -> str | None:
+    """One line on the first of the `versions` in which the parties differ; None if they agree."""
     for who, given in (("server", server), ("client", client)):
         if not isinstance(given, Mapping):
             return f"the {who} gives no versions; is it this program?"
@@ -137,7 +133,7 @@ def difference(server: Any, client: Any) -> str | None:
 
 
 def check_lengths(config: ModelConfig, tokens: int, new_tokens: int) -> None:
-    """TwoPartyError unless the prompt and all but the last of its continuation have a position each."""
+    """TwoPartyError unless the prompt and all new tokens but the last fit the context."""
     if tokens < 1:
         raise TwoPartyError("the prompt is empty; a private question needs at least one token")
     if new_tokens < 1:
@@ -155,5 +151,5 @@ def check_lengths(config: ModelConfig, tokens: int, new_tokens: int) -> None:
 
 
 def plain(text: object) -> str:
-    """What a peer said, on one line of printable characters, at most 300."""
+    """A peer's text on one line of printable characters, at most 300."""
     return "".join(c if c.isprintable() else " " for c in " ".join(str(text).split()))[:300]

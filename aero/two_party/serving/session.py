@@ -1,29 +1,31 @@
 """Private questions: to a server process started for one of them on this machine, or to a server on another host.
 
-The server publishes what `hello.Description` says, and answers one question after the other, each in a new process, so
-that whatever a question does ends with it. Between hosts everything goes through one `Tunnel`.
+The server publishes a `Description` and answers one question after the other, each in a new process, so that whatever
+a question does ends with it. Between hosts everything goes through one `Tunnel`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from aero.errors import one_line
 from aero.two_party.runtime.addresses import free_address
-from aero.two_party.runtime.parties import Task, ready, renew, run_parties, run_party
+from aero.two_party.runtime.fork_server import ready, renew
+from aero.two_party.runtime.parties import Task, run_parties, run_party
 from aero.two_party.runtime.relay import Relay
 from aero.two_party.runtime.settings import CLIENT, SERVER, Settings, TwoPartyError
 from aero.two_party.serving.answer import Cost, Sampling, answer_task
-from aero.two_party.serving.handshake import PROTOCOL, Description, check_lengths, difference, plain, versions
-from aero.two_party.serving.tunnel import Listener, Tunnel
+from aero.two_party.serving.handshake import PROTOCOL, Description, check_lengths, plain, version_mismatch, versions
+from aero.two_party.serving.listener import Listener
+from aero.two_party.serving.published import Published, tokenizer_text
+from aero.two_party.serving.tunnel import Tunnel
 
-# The client reads the tokenizer and its prompt meanwhile.
 QUESTION_S = 30.0
-# The peer's process may start later than ours by the time that importing SPU takes on a busy machine.
+"""From the server's description to the client's question."""
 CONNECT_S = 90.0
+"""The peer's process may start later than ours by the time that importing SPU takes on a busy machine."""
 OnToken = Callable[[int, Cost], None]
 
 
@@ -37,9 +39,7 @@ class Answered:
 
 
 def ask_here(
-    path: Path | str,
-    weights_sha256: str,
-    description: Description,
+    published: Published,
     ids: Sequence[int],
     new_tokens: int,
     sampling: Sampling,
@@ -47,32 +47,32 @@ def ask_here(
     on_token: OnToken,
     relay: Relay | None = None,
 ) -> Answered:
-    """Ask the checkpoint at `path` with a client and a server process on this machine.
+    """Ask a checkpoint with a client and a server process on this machine.
 
-    weights_sha256: of the weights that the description was made for (`aero.two_party.serving.answer.weights_sha256`).
     Only the server's process reads the weights, only the client's is given the ids. Raises as `run_parties`.
     """
+    description = published.description
     check_lengths(description.model_config, len(ids), new_tokens)
     common = {"description": description, "tokens": len(ids), "new_tokens": new_tokens}
     client, server = run_parties(
         answer_task,
         common | {"ids": list(ids), "sampling": sampling},
-        common | {"checkpoint": str(path), "weights_sha256": weights_sha256},
+        common | {"checkpoint": str(published.path), "weights_sha256": published.weights_sha256},
         settings,
         relay=relay,
         on_control=lambda said: on_token(*said[1:]),
     )
     for ours, theirs in zip([client["setup"], *client["costs"]], [server["setup"], *server["costs"]], strict=True):
         if replace(ours, seconds=0) != replace(theirs, seconds=0):
-            raise TwoPartyError("the parties counted different bytes; the figures cannot be trusted, run again")
+            raise TwoPartyError("client and server counted different bytes; run again")
     return Answered(client["ids"], client["costs"], client["setup"])
 
 
 class Client:
-    """A connection to a server, which has published its model: `description` and `tokenizer` (a file's text)."""
+    """A connection to a server that has published its `description` and its `tokenizer` (text of a file)."""
 
     def __init__(self, tunnel: Tunnel, wait_s: float) -> None:
-        """Exchange versions; wait_s: how long the server may be busy with other questions. TwoPartyError if refused."""
+        """Exchange versions; wait_s: how long the server may be busy with others. TwoPartyError if it refuses."""
         self._tunnel = tunnel
         try:
             ready()
@@ -80,12 +80,12 @@ class Client:
             said = _not_refused(tunnel, tunnel.receive(wait_s))
             if said.get("hello") != PROTOCOL:
                 raise TwoPartyError(f"{tunnel.peer} speaks {plain(said.get('hello'))}, not {PROTOCOL}")
-            if wrong := difference(said.get("versions"), versions()):
+            if wrong := version_mismatch(said.get("versions"), versions()):
                 raise TwoPartyError(wrong)
             self.description = Description.received(said.get("description"))
             self.tokenizer = str(said.get("tokenizer"))
             if any("\ud800" <= character <= "\udfff" for character in self.tokenizer):
-                raise TwoPartyError(f"{tunnel.peer} published a tokenizer that is no text; is it this program?")
+                raise TwoPartyError(f"{tunnel.peer} published a tokenizer that is not text; is it this program?")
         except BaseException:
             tunnel.give_up()
             raise
@@ -93,7 +93,7 @@ class Client:
     def ask(
         self, ids: Sequence[int], new_tokens: int, sampling: Sampling, settings: Settings, on_token: OnToken
     ) -> Answered:
-        """Ask; settings: time-outs only, the rest is the server's. TwoPartyError on any failure, of either side."""
+        """Ask; of `settings` only time-outs count, the rest is the server's. TwoPartyError on any failure of either."""
         try:
             check_lengths(self.description.model_config, len(ids), new_tokens)
             question = {"tokens": len(ids), "new_tokens": new_tokens, "description": self.description.sha256}
@@ -120,25 +120,16 @@ class Client:
 
 
 class Server:
-    """A published checkpoint. settings: the protocol's and the time-outs; tokenizer: the text of its file."""
+    """Answers questions to a published checkpoint."""
 
-    def __init__(
-        self,
-        path: Path | str,
-        description: Description,
-        tokenizer: str,
-        settings: Settings,
-        most_tokens: int,
-        weights_sha256: str,
-    ) -> None:
-        """most_tokens: new tokens that one question may ask for. weights_sha256: as of `ask_here`; it stays here."""
-        self._path, self._description, self._tokenizer = str(path), description, tokenizer
-        self._weights_sha256 = weights_sha256
-        self._settings, self._most_tokens = settings, most_tokens
+    def __init__(self, published: Published, settings: Settings, most_tokens: int) -> None:
+        """most_tokens: new tokens that one question may ask for."""
+        self._published, self._settings, self._most_tokens = published, settings, most_tokens
+        self._tokenizer = tokenizer_text(published.tokenizer)
         ready()
 
     def answer(self, listener: Listener, say: Callable[[str], None]) -> bool:
-        """Wait for the next client and answer it; say one line on what came of it. Returns whether it was answered."""
+        """Wait for the next client and answer it; `say` gets one line on it. Returns whether it was answered."""
         arrival = listener.arrival()
         who, tunnel = arrival.who, arrival.tunnel
         if tunnel is None:
@@ -164,27 +155,28 @@ class Server:
     def _serve(self, tunnel: Tunnel, hello: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         if hello.get("hello") != PROTOCOL:
             raise _refused(tunnel, f"the client speaks {plain(hello.get('hello'))}, the server {PROTOCOL}")
-        if wrong := difference(versions(), hello.get("versions")):
+        if wrong := version_mismatch(versions(), hello.get("versions")):
             raise _refused(tunnel, wrong)
-        published = {"description": asdict(self._description), "tokenizer": self._tokenizer}
+        description = self._published.description
+        published = {"description": asdict(description), "tokenizer": self._tokenizer}
         tunnel.send({"hello": PROTOCOL, "versions": versions()} | published)
         question = tunnel.receive(QUESTION_S)
         if question.get("failed"):
             raise TwoPartyError("the client left without a question")
-        if question.get("description") != self._description.sha256:
+        if question.get("description") != description.sha256:
             raise _refused(tunnel, "the client asks another model than the one published; connect again")
         tokens, new_tokens = question.get("tokens"), question.get("new_tokens")
         if not all(type(number) is int and abs(number) < 2**31 for number in (tokens, new_tokens)):
-            raise _refused(tunnel, "the question names no numbers of tokens")
+            raise _refused(tunnel, "tokens and new_tokens must be integers")
         try:
-            check_lengths(self._description.model_config, tokens, new_tokens)
+            check_lengths(description.model_config, tokens, new_tokens)
         except TwoPartyError as error:
             raise _refused(tunnel, str(error)) from None
         if new_tokens > self._most_tokens:
             raise _refused(tunnel, f"{new_tokens} new tokens are asked for, this server gives {self._most_tokens}")
         tunnel.send({"begin": True})
-        given = {"description": self._description, "tokens": tokens, "new_tokens": new_tokens}
-        given |= {"checkpoint": self._path, "weights_sha256": self._weights_sha256}
+        given = {"description": description, "tokens": tokens, "new_tokens": new_tokens}
+        given |= {"checkpoint": str(self._published.path), "weights_sha256": self._published.weights_sha256}
         try:
             return question, run_through(tunnel, SERVER, answer_task, given, self._settings)
         except Exception:
@@ -200,7 +192,7 @@ def run_through(
     settings: Settings,
     on_control: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """Run our party through the tunnel, as `run_party` does; its result, when the other side is through as well."""
+    """Run our party through the tunnel, as `run_party` does; returns its result when the other side is done as well."""
     own = free_address()
     door = tunnel.carry(own)
     settings = replace(
@@ -214,7 +206,7 @@ def run_through(
 
 
 def _refused(tunnel: Tunnel, reason: str) -> TwoPartyError:
-    """Tell the client and return the error to raise here."""
+    """Send the reason to the client, and return the error to raise here."""
     tunnel.send({"refused": reason})
     return TwoPartyError(reason)
 

@@ -1,7 +1,7 @@
-"""Who may talk to whom between hosts: mutually authenticated TLS 1.3, and certificates to begin with.
+"""Mutually authenticated TLS 1.3 between hosts, and making certificates for it.
 
-Both parties name one certificate authority and show a certificate that it signed: the server one for its host name or
-address, the client one for clients. A certificate of one kind does not serve as the other.
+Both parties name one certificate authority (CA) and show a certificate that it signed: the server one for its host
+name or address, the client one for clients. A certificate of one kind is not accepted as the other.
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from aero.two_party.runtime.host_names import looked_up
+from aero.two_party.runtime.addresses import look_up
 from aero.two_party.runtime.settings import TwoPartyError, split_address
+
+if TYPE_CHECKING:
+    from cryptography import x509
 
 VALID_DAYS = 365
 # X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED
@@ -26,7 +30,7 @@ FILES = ("ca.pem", "ca.key", "server.pem", "server.key", "client.pem", "client.k
 
 @dataclass(frozen=True)
 class Credentials:
-    """Paths of a party's certificate and key, and of the authority's certificate that the other's must be signed by."""
+    """Paths of a party's certificate and key, and of the CA's certificate that must have signed the peer's."""
 
     certificate: Path
     key: Path
@@ -51,10 +55,8 @@ class Credentials:
         return context
 
     def _no_password(self) -> str:
-        """Instead of OpenSSL's own question on the terminal, which waits for ever."""
-        raise TwoPartyError(
-            f"--key {self.key} is encrypted, and nothing here asks for passwords; decrypt it (`openssl pkey`)"
-        )
+        """Replaces OpenSSL's prompt on the terminal, which would wait for ever."""
+        raise TwoPartyError(f"--key {self.key} is encrypted, which is not supported; decrypt it (`openssl pkey`)")
 
 
 def context_for(
@@ -72,16 +74,16 @@ def context_for(
 
 
 def is_loopback(host: str) -> bool:
-    """Whether every address of `host` is one of this machine alone. TwoPartyError if its name is not found in time."""
+    """Whether `host` has loopback addresses only. TwoPartyError if its name is not resolved in time."""
     try:
-        found = {entry[4][0] for entry in looked_up(host, None)}
+        found = {entry[4][0] for entry in look_up(host, None)}
     except OSError as error:
         raise TwoPartyError(f"host {host} is not known ({error.strerror}); give a name or address that is") from None
     return all(ipaddress.ip_address(address).is_loopback for address in found)
 
 
-def why(error: ssl.SSLError, peer: str) -> str:
-    """What went wrong with TLS, in words; `peer` is "the server at HOST:PORT" or the like."""
+def describe(error: ssl.SSLError, peer: str) -> str:
+    """One line on a TLS error; `peer` is "the server at HOST:PORT" or the like."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _OUT_OF_DATE:
             return (
@@ -119,26 +121,25 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> list[Path]:
     authority_key = ec.generate_private_key(ec.SECP256R1())
     authority_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "aero CA")])
 
-    def certificate(name: x509.Name, key: ec.EllipticCurvePrivateKey, usage: x509.ExtendedKeyUsage | None) -> bytes:
-        authority = usage is None
-        builder = (
-            x509.CertificateBuilder(authority_name, name, key.public_key(), x509.random_serial_number())
-            .not_valid_before(start)
-            .not_valid_after(start + datetime.timedelta(days=VALID_DAYS))
-            .add_extension(x509.BasicConstraints(ca=authority, path_length=0 if authority else None), critical=True)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False
-            )
-            .add_extension(
-                x509.KeyUsage(not authority, False, False, False, False, authority, authority, False, False),
-                critical=True,
-            )
-        )
-        if usage is not None:
-            builder = builder.add_extension(usage, critical=False)
-            if ExtendedKeyUsageOID.SERVER_AUTH in usage:
-                builder = builder.add_extension(x509.SubjectAlternativeName([_name(x509, h) for h in hosts]), False)
+    def certificate(name: x509.Name, key: ec.EllipticCurvePrivateKey, purpose: x509.ObjectIdentifier | None) -> bytes:
+        """purpose: None for the CA's own certificate."""
+        is_ca = purpose is None
+        usage = x509.KeyUsage(not is_ca, False, False, False, False, is_ca, is_ca, False, False)
+        authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
+        extensions: list[tuple[x509.ExtensionType, bool]] = [
+            (x509.BasicConstraints(ca=is_ca, path_length=0 if is_ca else None), True),
+            (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
+            (authority, False),
+            (usage, True),
+        ]
+        if purpose is not None:
+            extensions.append((x509.ExtendedKeyUsage([purpose]), False))
+        if purpose == ExtendedKeyUsageOID.SERVER_AUTH:
+            extensions.append((x509.SubjectAlternativeName([_subject_name(host) for host in hosts]), False))
+        builder = x509.CertificateBuilder(authority_name, name, key.public_key(), x509.random_serial_number())
+        builder = builder.not_valid_before(start).not_valid_after(start + datetime.timedelta(days=VALID_DAYS))
+        for extension, critical in extensions:
+            builder = builder.add_extension(extension, critical)
         return builder.sign(authority_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
     def private(key: ec.EllipticCurvePrivateKey) -> bytes:
@@ -150,21 +151,14 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> list[Path]:
     for role, purpose in (("server", ExtendedKeyUsageOID.SERVER_AUTH), ("client", ExtendedKeyUsageOID.CLIENT_AUTH)):
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"aero {role}")])
-        contents[f"{role}.pem"] = certificate(name, key, x509.ExtendedKeyUsage([purpose]))
+        contents[f"{role}.pem"] = certificate(name, key, purpose)
         contents[f"{role}.key"] = private(key)
     folder.mkdir(parents=True, exist_ok=True)
-    written: list[Path] = []
-    try:
-        for name, content in contents.items():
-            mode = 0o600 if name.endswith(".key") else 0o644
-            with open(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-                written.append(folder / name)
-                file.write(content)
-    except BaseException:
-        for path in written:
-            path.unlink(missing_ok=True)
-        raise
-    return written
+    for name, content in contents.items():
+        mode = 0o600 if name.endswith(".key") else 0o644
+        with open(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(content)
+    return [folder / name for name in contents]
 
 
 _LABEL = r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)"
@@ -184,7 +178,9 @@ def _check_host(host: str) -> None:
             ) from None
 
 
-def _name(x509, host: str):
+def _subject_name(host: str) -> x509.GeneralName:
+    from cryptography import x509
+
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:

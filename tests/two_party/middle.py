@@ -1,4 +1,4 @@
-"""Someone in the middle of a connection, who can change a byte of it or hold everything back."""
+"""A man in the middle of a connection, who can change a byte of it or hold everything back."""
 
 from __future__ import annotations
 

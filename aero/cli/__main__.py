@@ -1,0 +1,5 @@
+"""`python -m aero.cli`, the same as `aero`."""
+
+from aero.cli import run
+
+run()

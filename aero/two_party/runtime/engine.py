@@ -1,0 +1,141 @@
+"""One SPU runtime of a party: compiles JAX functions, runs them, and reads from SPU's log what each run cost."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from aero.errors import UserError
+from aero.two_party.runtime.channel import Channel, numpy_type
+from aero.two_party.runtime.profile import Profile, parse
+from aero.two_party.runtime.settings import Settings
+
+LOG_TIMEOUT_S = 5.0
+Described = tuple[tuple[int, ...], np.dtype]
+"""Shape and type of a value."""
+
+
+class Engine:
+    """An SPU runtime with one ring and one fixed-point format, and its variables by name."""
+
+    def __init__(
+        self, channel: Channel, link: Any, log: int, settings: Settings, field: str, fraction_bits: int, **options: int
+    ) -> None:
+        """link: of SPU; one for each engine. log: descriptor of the file that this process's output goes to, readable.
+
+        options: further settings of SPU's runtime, by SPU's names.
+        """
+        import spu
+        from spu import libspu
+
+        self._channel, self._log, self._settings = channel, log, settings
+        config = libspu.RuntimeConfig(
+            protocol=libspu.ProtocolKind.CHEETAH,
+            field=getattr(libspu.FieldType, field),
+            fxp_fraction_bits=fraction_bits,
+        )
+        config.enable_pphlo_profile = config.enable_hal_profile = True
+        # Operations in parallel would be counted into each other's bytes.
+        config.experimental_enable_inter_op_par = config.experimental_enable_intra_op_par = False
+        config.max_concurrency = settings.threads
+        config.experimental_enable_colocated_optimization = settings.colocated
+        config.cheetah_2pc_config.enable_mul_lsb_error = settings.mul_lsb_error
+        for name, value in options.items():
+            setattr(config, name, value)
+        with channel.step("setting up the protocol"):
+            self._runtime = spu.Runtime(link, config)
+        self.io = spu.Io(2, config)
+        self.compiled: dict[tuple, tuple[str, bytes]] = {}
+
+    def store(self, name: str, share: Any) -> None:
+        with self._channel.step(f"storing {name}"):
+            self._runtime.set_var(name, share)
+
+    def share(self, name: str) -> Any:
+        """This party's share of a variable."""
+        with self._channel.step(f"reading {name}"):
+            return self._runtime.get_var(name)
+
+    def delete(self, name: str) -> None:
+        self._runtime.del_var(name)
+
+    def describe(self, name: str) -> Described:
+        meta = self._runtime.get_var_meta(name)
+        return tuple(meta.shape.dims), numpy_type(meta)
+
+    def run(
+        self, function: Callable[..., Any], arguments: tuple[Described, ...], inputs: Sequence[str], outputs: list[str]
+    ) -> Profile:
+        """Compute `outputs` = function(*inputs) in one run; arguments: shape and type of each input."""
+        from spu import libspu
+
+        name, code = self._compile(function, arguments, len(outputs))
+        executable = libspu.Executable(name=name, input_names=list(inputs), output_names=outputs, code=code)
+        start = os.fstat(self._log).st_size
+        with self._channel.step(f"running {name}"):
+            self._runtime.run(executable)
+        return read_profile(self._log, start)
+
+    def _compile(
+        self, function: Callable[..., Any], arguments: tuple[Described, ...], outputs: int
+    ) -> tuple[str, bytes]:
+        """(name, code), compiled once for each function and shapes. ValueError for a wrong number of outputs."""
+        import jax
+        from spu import libspu
+        from spu.utils import frontend
+
+        key = (function, arguments, outputs)
+        if key not in self.compiled:
+            options = libspu.CompilerOptions()
+            options.enable_optimize_denominator_with_broadcast = self._settings.broadcast_denominator
+            results: list[int] = []
+
+            def output_names(flat: list) -> list[str]:
+                results.append(len(flat))
+                return [f"output{i}" for i in range(len(flat))]
+
+            executable, _ = frontend.compile(
+                frontend.Kind.JAX,
+                function,
+                [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in arguments],
+                {},
+                [f"input{i}" for i in range(len(arguments))],
+                [libspu.Visibility.VIS_SECRET] * len(arguments),
+                output_names,
+                copts=options,
+            )
+            if results != [outputs]:
+                raise ValueError(f"{executable.name} gives {results[0]} arrays, but {outputs} outputs are named")
+            self.compiled[key] = (executable.name, executable.code)
+        return self.compiled[key]
+
+
+def read_profile(log: int, start: int) -> Profile:
+    """The profile of one run from the log beyond byte `start`; waits LOG_TIMEOUT_S for its last line.
+
+    UserError if the log cannot be written: SPU goes on without a message then.
+    """
+    deadline = time.monotonic() + LOG_TIMEOUT_S
+    while True:
+        text = os.pread(log, os.fstat(log).st_size - start, start).decode(errors="replace")
+        if "Link details" in text and text.endswith("\n"):
+            return parse(text)
+        if time.monotonic() > deadline:
+            _check_writable()
+            return parse(text)
+        time.sleep(0.01)
+
+
+def _check_writable() -> None:
+    try:
+        os.write(1, b"\n")
+    except OSError as error:
+        raise UserError(
+            f"the log cannot be written, so the costs in it are lost ({error.strerror}); make room in "
+            f"{tempfile.gettempdir()} or set TMPDIR to another folder"
+        ) from error

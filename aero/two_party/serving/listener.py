@@ -1,0 +1,132 @@
+"""Where a server waits for clients: each does its TLS handshake and says hello beside the others, within a time limit.
+
+A client that stays silent so delays nobody. Whoever has said hello waits for its turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import socket
+import ssl
+from dataclasses import dataclass
+from typing import Any
+
+from aero.errors import one_line
+from aero.two_party.runtime.addresses import look_up
+from aero.two_party.runtime.settings import TwoPartyError, split_address
+from aero.two_party.serving.tunnel import GOODBYE_S, HANDSHAKE_S, Tunnel, event_loop
+
+HANDSHAKES = 16
+"""Clients that may be in their handshake at once; one more ends the oldest."""
+WAITING = 32
+"""Clients that may wait for their turn at once, and log lines on clients that failed."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A client that has said hello; or, without a tunnel, the log line on one that did not."""
+
+    who: str
+    tunnel: Tunnel | None
+    hello: dict[str, Any]
+    failure: str = ""
+
+
+class Listener:
+    """A listening server. TwoPartyError if it cannot listen at the address."""
+
+    def __init__(self, address: str, context: ssl.SSLContext | None) -> None:
+        host, port = split_address(address)
+        self._context = context
+        try:
+            *_, (place, *_) = look_up(host, port, socket.AF_INET)[0]
+            self._socket = socket.create_server((place, port))
+        except OSError as error:
+            raise TwoPartyError(
+                f"cannot listen at {address}: {error.strerror}; give an address of this machine and a free port"
+            ) from None
+        self._socket.setblocking(False)
+        self.address = f"{host}:{self._socket.getsockname()[1]}"
+        self._arrivals: queue.SimpleQueue[Arrival | None] = queue.SimpleQueue()
+        self._waiting = [0, 0]  # in `_arrivals`: lines on failures, clients
+        self._greetings: dict[asyncio.Task, None] = {}  # oldest first
+        self._accepting = asyncio.run_coroutine_threadsafe(self._accept(), event_loop())
+
+    def arrival(self) -> Arrival:
+        """The next client, in the order of their hellos, or the line on one that failed. OSError once closed."""
+        arrival = self._arrivals.get()
+        if arrival is None:
+            self._arrivals.put(None)
+            raise OSError("the listener is closed")
+        event_loop().call_soon_threadsafe(self._count, arrival, -1)
+        return arrival
+
+    def _count(self, arrival: Arrival, change: int) -> None:
+        self._waiting[arrival.tunnel is not None] += change
+
+    def close(self) -> None:
+        """Stop listening, and drop everybody who has not had a turn."""
+        self._accepting.cancel()
+        asyncio.run_coroutine_threadsafe(self._stop(), event_loop()).result(GOODBYE_S)
+
+    async def _stop(self) -> None:
+        self._socket.close()
+        greetings = list(self._greetings)
+        for task in greetings:
+            task.cancel()
+        await asyncio.gather(*greetings, return_exceptions=True)
+        with contextlib.suppress(queue.Empty):
+            while (arrival := self._arrivals.get_nowait()) is not None:
+                if arrival.tunnel is not None:
+                    await arrival.tunnel.shut()
+        self._arrivals.put(None)
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, (host, port, *_) = await loop.sock_accept(self._socket)
+            except OSError:
+                await asyncio.sleep(0.1)  # no descriptor is free; others are closed meanwhile
+                continue
+            if len(self._greetings) >= HANDSHAKES:
+                oldest = next(iter(self._greetings))
+                del self._greetings[oldest]
+                oldest.cancel()
+            task = loop.create_task(self._greet(connection, f"{host}:{port}"))
+            self._greetings[task] = None
+            task.add_done_callback(lambda task: self._greetings.pop(task, None))
+
+    async def _greet(self, connection: socket.socket, source: str) -> None:
+        """TLS handshake and hello, within HANDSHAKE_S each."""
+        tunnel = Tunnel(f"the client at {source}", is_client=False, secure=self._context is not None)
+        arrival = Arrival(source, None, {}, f"{source}: refused: too many clients at once; it was silent for longest")
+        try:
+            arrival = await self._arrival(tunnel, connection, source)
+        finally:
+            if self._waiting[arrival.tunnel is not None] < WAITING:
+                self._count(arrival, 1)
+                self._arrivals.put(arrival)
+            elif arrival.tunnel is not None:
+                with contextlib.suppress(OSError):
+                    await tunnel.write_message({"refused": f"{WAITING} clients are waiting; ask again later"})
+                arrival = Arrival(source, None, {})
+            if arrival.tunnel is None:
+                await tunnel.shut()
+                connection.close()
+
+    async def _arrival(self, tunnel: Tunnel, connection: socket.socket, source: str) -> Arrival:
+        who = source
+        try:
+            await tunnel.establish(connection, self._context, None)
+            who = source if tunnel.name is None else f"{source} ({tunnel.name})"
+            return Arrival(who, tunnel, await asyncio.wait_for(tunnel.read_message(), HANDSHAKE_S))
+        except TimeoutError:
+            reason = tunnel.silent(HANDSHAKE_S)
+        except (OSError, EOFError) as error:
+            reason = tunnel.lost(error)
+        except (ValueError, RuntimeError) as error:
+            reason = one_line(error)
+        return Arrival(who, None, {}, f"{who}: failed: {reason}")

@@ -1,0 +1,84 @@
+"""What a server publishes of a checkpoint: its description and its tokenizer. The weights' hash stays at the server."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aero import checkpoint
+from aero.config import load
+from aero.data.tokenizer import load_tokenizer
+from aero.data.tokens import tokens_folder
+from aero.errors import UserError
+from aero.two_party.program.fixed_point import fitting
+from aero.two_party.program.weights import within_budget
+from aero.two_party.runtime.settings import Settings
+from aero.two_party.serving.answer import weights_sha256
+from aero.two_party.serving.handshake import Description
+
+
+@dataclass(frozen=True)
+class Published:
+    """A checkpoint that is asked or served. tokenizer: as `load_tokenizer` gives it."""
+
+    path: Path
+    description: Description
+    tokenizer: Any
+    weights_sha256: str
+
+    @classmethod
+    def of(cls, path: Path, tokenizer: str | None, program: str, settings: Settings) -> Published:
+        """tokenizer: a file, None for the one beside the checkpoint's run. UserError if it is another model's."""
+        *_, header = checkpoint.describe(path)
+        loaded = load_tokenizer(tokenizer if tokenizer is not None else tokenizer_beside(path, header.get("run")))
+        check_tokenizer(loaded.sha256, header, path)
+        model = checkpoint.load(path)
+        program = fitting(model, within_budget(model, program, fraction_bits=settings.fraction_bits), settings)
+        description = Description.of(model.architecture, model.config, program, settings, loaded.sha256)
+        check_vocabulary(loaded, description)
+        return cls(path, description, loaded, weights_sha256(model))
+
+
+def check_tokenizer(sha256: str, header: Mapping[str, str], path: Path) -> None:
+    """UserError if the checkpoint's header names another tokenizer. Checkpoints of earlier versions name none."""
+    if header.get("tokenizer_sha256", sha256) != sha256:
+        raise UserError(f"{path} was trained with another tokenizer than this one; give its own as --tokenizer")
+
+
+def check_vocabulary(tokenizer: Any, description: Description) -> None:
+    """UserError if the tokenizer has more entries than the model."""
+    vocabulary = description.model_config.vocabulary
+    if tokenizer.vocabulary > vocabulary:
+        raise UserError(
+            f"the tokenizer has {tokenizer.vocabulary} entries, the model {vocabulary}: it is that of another model; "
+            "give the model's own as --tokenizer"
+        )
+
+
+def tokenizer_beside(path: Path, run: str | None) -> Path:
+    """The tokenizer of the corpus that `run` was trained on, in the folder of runs that the checkpoint lies in."""
+    corpus = None
+    if run is not None and Path("params.yaml").is_file() and run in (parameters := load()).runs:
+        corpus = parameters.corpus_name(run)
+    for folder in [*path.resolve().parents][2:3]:  # runs / RUN / seed_1 / checkpoint
+        if (tokenizer := tokens_folder(corpus, folder) / "tokenizer.json").is_file():
+            return tokenizer
+    raise UserError(
+        f"no tokenizer was found for {path} ({tokens_folder(corpus, 'runs')}); give its file as --tokenizer"
+    )
+
+
+def tokenizer_text(tokenizer: Any) -> str:
+    """The tokenizer as the text of its file, for a client."""
+    with tempfile.TemporaryDirectory(prefix="aero-") as folder:
+        tokenizer.save(Path(folder) / "tokenizer.json")
+        return (Path(folder) / "tokenizer.json").read_text(encoding="utf-8")
+
+
+def tokenizer_of_text(text: str) -> Any:
+    with tempfile.TemporaryDirectory(prefix="aero-") as folder:
+        (Path(folder) / "tokenizer.json").write_text(text, encoding="utf-8")
+        return load_tokenizer(Path(folder) / "tokenizer.json")

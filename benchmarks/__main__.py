@@ -1,10 +1,9 @@
-"""`make bench`: speed and memory beside what a user would pick instead; results/bench/*.json, a page of the report.
+"""`make bench`: speed and memory against what a user would pick instead; results in results/bench/*.json.
 
     python -m benchmarks [NAME …] [--quick]
 
 Without names every benchmark of `ALL` runs, one after the other, each in a process of its own; `gpu` where there is a
-CUDA device. --quick: few repeats, into runs/bench/, to see that it works. Ratios, not seconds, are what can be compared
-with another machine's.
+CUDA device. --quick: few repeats, into runs/bench/, as a smoke test. Compare ratios with other machines, not seconds.
 """
 
 from __future__ import annotations
@@ -21,13 +20,12 @@ ALL: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "regularized_step": ((), ("--repeats", "2", "--folder", QUICK)),
     "entropy_memory": ((), ("--out", f"{QUICK}/entropy_memory.json")),
     "tokenizing": ((), ("--repeats", "1", "--folder", QUICK)),
-    "two_party": (("--measure",), ("--folder", QUICK)),
+    "two_party": ((), ("--layers", "1", "2", "--folder", QUICK)),
     "pipeline": ((), ("--runs", "2", "--pairs", "1", "--repeats", "2", "--folder", QUICK)),
-    "gpu": (("--out", "results/bench", "--minutes", "30"), ("--tiny", "--out", QUICK)),  # its default is a visit's
+    "gpu": (("--out", "results/bench", "--minutes", "30"), ("--tiny", "--out", QUICK)),
     "sensitivity": ((), ("--batches", "1", "--threads", "1", "--processes", "1", "--to", f"{QUICK}/sensitivity.json")),
 }
-"""Every benchmark of `make bench` with its arguments, and with those for --quick. The longer searches of
-this folder, such as `scale_search` and `forensics`, make results of their own."""
+"""Every benchmark of `make bench` with its arguments, and with those for --quick."""
 
 
 def of_this_machine() -> list[str]:

@@ -79,9 +79,9 @@ def peak_bytes(way: str, context: int) -> int:
     forward_and_backward(way, inputs(1, HEADS, 64, WIDTH))  # libraries are loaded
     given = inputs(1, HEADS, context, WIDTH)
     resident = timing.resident_bytes()
-    timing.forget_peak()
+    timing.reset_peak()
     forward_and_backward(way, given)
-    return timing.peak_since() - resident
+    return timing.peak_bytes() - resident
 
 
 def memory() -> list[dict[str, object]]:

@@ -1,16 +1,12 @@
-"""A training step with the entropy regulariser: this project's, and the way of the papers' authors.
+"""A training step with the entropy regulariser: this project's against the way of the papers' authors.
 
     python -m benchmarks.regularized_step [--repeats N] [--threads N] [--widths 128 768]
 
 Theirs: Hugging Face's GPT-2 with `output_attentions=True`, which takes its eager attention, and Algorithm 1 as it is
 listed, a loop over layers and heads with log(A + 1e-9). Ours: `EReg(SM+LN+G)` with the reading `head_mean`. Beside
-them both without the regulariser: ours, which is what a free regulariser would give (another attention may be faster
-still: no bound), and their plain GPT-2 with its default attention, which does less than the authors' way. One more side
-is the matrix products of our step alone (`benchmarks.products`): what would be left if all else were free; and one
-more those with a single kernel of PyTorch's for each other part (`benchmarks.kernels`). All keep freed memory, but for
-the authors' way once more with the allocator as it comes. Same weights, batch, threads and optimiser; both sides'
-losses and penalties are compared. Memory is what a fresh process needs for one forward and backward pass beyond model
-and libraries. Writes results/bench/regularized_step.json.
+them both without the regulariser. Same weights, batch, threads and optimiser; losses and penalties are compared. Memory
+is what a fresh process needs for one forward and backward pass beyond model and libraries.
+Writes results/bench/regularized_step.json.
 """
 
 from __future__ import annotations
@@ -29,10 +25,9 @@ from aero.entropy import entropy_regularization
 from aero.training.loop import next_token_loss
 from aero.training.products import faster_products
 from aero.training.schedule import make_optimizer
-from benchmarks import kernels, products, timing
+from benchmarks import timing
 from benchmarks.timing import Measured, Side, in_turn, of, ratio, spread
 from benchmarks.training_step import (
-    ALLOCATOR,
     AS_IT_COMES,
     BETAS,
     EPSILON,
@@ -117,10 +112,6 @@ def losses_of(side: str, shape: Shape) -> tuple[list[nn.Parameter], Callable[[],
 
 def side_of(side: str, shape: Shape) -> Callable[[], Measured]:
     side = settle(side)
-    if side == products.NAME:
-        return products.timed(products.multiplying(our_model(shape), batch_of(shape)))
-    if side == kernels.NAME:
-        return products.timed(kernels.working(our_model(shape), batch_of(shape), entropy=True))
     parameters, loss, parts = losses_of(side, shape)
     if side in (AUTHORS, THEIRS):
         optimizer = torch.optim.AdamW(parameters, LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY, fused=True)
@@ -143,9 +134,9 @@ def memory_of(side: str, shape: Shape) -> Measured:
     _, loss, _ = losses_of(side.removesuffix(AS_IT_COMES), shape)
     settle(side)  # after the model: what making it has freed is not there to be taken again
     before = timing.resident_bytes()
-    timing.forget_peak()
+    timing.reset_peak()
     loss().backward()
-    return {"seconds": 0.0, "peak_bytes": float(timing.peak_since() - before)}
+    return {"seconds": 0.0, "peak_bytes": float(timing.peak_bytes() - before)}
 
 
 def overhead(ours: Sequence[Measured], plain: Sequence[Measured], name: str) -> dict[str, float]:
@@ -161,7 +152,7 @@ def compare(shape: Shape, repeats: int, threads: int) -> dict[str, Any]:
         }
 
     with ExitStack() as running:
-        found = in_turn(started(running, (*TRAINING, products.NAME, kernels.NAME)), repeats, warm_ups=3)
+        found = in_turn(started(running, TRAINING), repeats, warm_ups=3)
     ours, theirs = found[OWN], found[AUTHORS]
     pairs = list(zip(ours, theirs, strict=True))
     apart = {key: max(abs(a[key] / b[key] - 1) for a, b in pairs) for key in ("loss", "penalty")}
@@ -182,10 +173,7 @@ def compare(shape: Shape, repeats: int, threads: int) -> dict[str, Any]:
         "cpu_ratio": ratio(of(theirs, "cpu_seconds"), of(ours, "cpu_seconds")),
         "ratio_as_it_comes": ratio(of(found[AUTHORS + AS_IT_COMES]), of(ours)),
         "plain_ratio": ratio(of(theirs), of(found[PLAIN])),
-        "products_ratio": ratio(of(theirs), of(found[products.NAME])),
-        "kernels_ratio": ratio(of(theirs), of(found[kernels.NAME])),
         "authors_over_transformers": ratio(of(theirs), of(found[THEIRS])),
-        "page_faults": timing.middle(found, "page_faults"),
         "overhead": overhead(ours, found[PLAIN], "seconds"),
         "cpu_overhead": overhead(ours, found[PLAIN], "cpu_seconds"),
         "peak_bytes": {name: values[0] for name, values in peaks.items()},
@@ -217,9 +205,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "repeats": chosen.repeats,
         "gamma": GAMMA,
         "lambda": LAMBDA,
-        "allocator": ALLOCATOR,
-        "use_cache": False,
-        "attention_products": list(products.ATTENTION),
         "load_before": load_before,
         "steps": steps,
     }

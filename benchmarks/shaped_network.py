@@ -41,7 +41,6 @@ from aero.two_party.program.weights import weight_arrays, within_budget
 from aero.two_party.runtime.parties import Party, run_parties
 from aero.two_party.runtime.relay import Relay
 from aero.two_party.runtime.settings import CLIENT, SERVER, Settings
-from aero.two_party.runtime.shaped_link import relay_of
 
 LOOPBACK = "loopback"
 PASSES = Path("results/two_party/shaped.csv")
@@ -166,8 +165,9 @@ def keep_passes(
 
     def take(message: Any) -> None:
         if isinstance(message, str):
-            link = relay_of(networks.get(message))
-            relay.delay_s, relay.bandwidth_bytes = link.delay_s, link.bandwidth_bytes
+            network = networks.get(message)
+            relay.delay_s = network.rtt_ms / 2e3 if network is not None else 0.0
+            relay.bandwidth_bytes = network.bytes_per_second if network is not None else None
             return
         name = message.pop("network")
         place_of = {

@@ -1,8 +1,7 @@
-"""Timings that can be compared: each side in a process of its own, their steps taken in turn.
+"""Timings that can be compared, and provenance: each side in a process of its own, their steps taken in turn.
 
-A side of its own has its own allocator, threads and settings, as its user would have them; steps in turn meet the same
-load of the machine. What is told of a side is a median with its lowest and highest value, what is told of two is the
-ratio repeat by repeat.
+Each side so has its own allocator, threads and settings, and both meet the same load of the machine. A side gives a
+median with its lowest and highest value; two sides give the ratio of each pair of repeats.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ FOLDER = Path("results/bench")
 MB = 1e6
 
 Measured = dict[str, float]
-"""What a side says of one step; `seconds` among it."""
+"""What a side reports on one step; `seconds` among it."""
 
 
 def cores() -> int:
@@ -34,24 +33,24 @@ def cores() -> int:
 
 
 def load() -> float:
-    """Of the machine over the last minute; its own threads are in it once a benchmark has begun."""
+    """Load of the machine over the last minute."""
     return round(os.getloadavg()[0], 2)
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is in use now."""
+    """Resident memory of this process."""
     return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * resource.getpagesize()
 
 
-def forget_peak() -> None:
-    """Let `peak_since` count from now on. Linux only; OSError elsewhere."""
+def reset_peak() -> None:
+    """Let `peak_bytes` count from now on. Linux only; OSError elsewhere."""
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
 
-def peak_since() -> int:
-    """The most that this process had in use since `forget_peak`, or since it started.
+def peak_bytes() -> int:
+    """Peak resident memory since `reset_peak`, or since the start.
 
-    Not getrusage's ru_maxrss, which on Linux begins with what the process that started this one had in use.
+    Not getrusage's ru_maxrss, which on Linux includes the peak of the process that started this one.
     """
     for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith("VmHWM:"):
@@ -59,13 +58,8 @@ def peak_since() -> int:
     raise OSError("/proc/self/status has no VmHWM")
 
 
-def page_faults() -> int:
-    """Pages that this process has had the system map so far: what an allocator that gives memory back costs."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-
-
 def serve(step: Callable[[], Measured]) -> None:
-    """The child's side: does `step` for every line on standard input and answers with what it says, as JSON."""
+    """In a side's process: do `step` for every line on standard input and answer with its result, as JSON."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints must not pass for an answer
     print("ready", file=answers, flush=True)
@@ -157,11 +151,6 @@ def step_arguments(name: str, purpose: str) -> argparse.ArgumentParser:
 
 def of(steps: Sequence[Measured], name: str = "seconds") -> list[float]:
     return [step[name] for step in steps]
-
-
-def middle(found: Mapping[str, Sequence[Measured]], name: str) -> dict[str, float]:
-    """The median of a measured value, by side."""
-    return {side: median(of(steps, name)) for side, steps in found.items()}
 
 
 def save(name: str, values: Mapping[str, Any], folder: Path = FOLDER) -> None:

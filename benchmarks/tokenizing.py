@@ -58,7 +58,7 @@ def side_of(copies: int, tokenizer_path: str, folder: str) -> Callable[[], Measu
             "cpu_seconds": cpu,
             "bytes": float(sum(split["bytes"] for split in splits)),
             "tokens": float(sum(split["tokens"] for split in splits)),
-            "peak_bytes": float(timing.peak_since()),
+            "peak_bytes": float(timing.peak_bytes()),
         }
 
     return step

@@ -3,12 +3,9 @@
     python -m benchmarks.training_step [--repeats N] [--threads N] [--widths 128 768]
 
 GPT-2's layout with 12 layers, on the same weights, batch and threads: forward and backward pass, clipped gradients,
-AdamW. Theirs is `GPT2LMHeadModel` with its default attention and the AdamW that its Trainer takes by default; without
-dropout, as ours. Both sides keep freed memory, as trainings of this project do; a third one is theirs with the
-allocator as it comes, so that what the allocator gives is a figure of its own, and a fourth one the matrix products of
-our step alone (`benchmarks.products`). The sides' losses are compared. Beside the rows: their products alone, and those
-with a single kernel of PyTorch's for each other part that the row has (`benchmarks.kernels`), which bounds them.
-Writes results/bench/training_step.json.
+AdamW. The other side is `GPT2LMHeadModel` with its default attention and the AdamW that its Trainer takes by default,
+without dropout. Both keep freed memory; a third side is theirs with the allocator's defaults. The sides' losses are
+compared. Writes results/bench/training_step.json.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ from aero.training.allocation import keep_freed_memory
 from aero.training.loop import next_token_loss
 from aero.training.products import faster_products
 from aero.training.schedule import make_optimizer
-from benchmarks import kernels, products, timing
+from benchmarks import timing
 from benchmarks.timing import Measured, Side, in_turn, of, ratio, spread
 
 LAYERS = 12
@@ -39,8 +36,7 @@ TOKENS = 1024
 LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY, CLIP = 1e-3, (0.9, 0.999), 1e-8, 0.1, 1.0
 OWN, THEIRS = "aero", "transformers"
 AS_IT_COMES = ", allocator as it comes"
-"""Behind the name of a side that gives freed memory back to the system, which then clears every page of the next."""
-ALLOCATOR = f"freed memory is kept on both sides of a ratio; by no side whose name ends in {AS_IT_COMES[2:]!r}"
+"""Behind the name of a side that gives freed memory back to the system."""
 BASE = "SM+LN+G"
 ROWS = (BASE, "SM+LN+R", "SM+R", "SM+ScFFN", "SM+ScFuFFN", "SM+ScFuFFNi_6", "SOTA(SM+ScFuFFN)")
 
@@ -75,8 +71,8 @@ SHAPES = tuple(Shape(*sizes) for sizes in ((128, 128, 1024), (128, 512, 1024), (
 SHAPES += tuple(Shape(shape.width, shape.context, 50257) for shape in SHAPES)
 """Each with a small vocabulary and with GPT-2's, where the projection onto it is the larger part."""
 FIRST_APART, APART = 1e-5, 1e-2
-"""How far the sides' losses may differ, relatively: with untouched weights by the rounding of sums; after some steps of
-Adam by more, since its first update is the sign of a gradient however small: 1.5e-3 was seen after eight steps."""
+"""How far the sides' losses may differ, relatively: at the first step by the rounding of sums; later by more, since
+Adam's first update is the sign of a gradient however small."""
 ROW_SHAPES = (Shape(128, 128, 1024), Shape(768, 128, 1024))
 
 
@@ -142,12 +138,10 @@ def batch_of(shape: Shape) -> Tensor:
 def stepper(
     parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]
 ) -> Callable[[], Measured]:
-    """One training step: seconds of all, of forward and backward pass, processor seconds, page faults, its loss and
-    that of the first step."""
+    """One training step: seconds in all, of forward and backward pass, processor seconds, its loss and the first."""
     first: list[float] = []
 
     def step() -> Measured:
-        faults_before = timing.page_faults()
         began, cpu_began = time.perf_counter(), time.process_time()
         value = loss()
         value.backward()
@@ -163,7 +157,6 @@ def stepper(
             "seconds": seconds,
             "passes": passed,
             "cpu_seconds": cpu_seconds,
-            "page_faults": float(timing.page_faults() - faults_before),
             "loss": value.item(),
             "first_loss": first[0],
         }
@@ -182,10 +175,6 @@ def side_of(side: str, shape: Shape, architecture: str = BASE) -> Callable[[], M
     """The step of one side, set up as its user would have it but for the allocator, which `settle` sets."""
     side = settle(side)
     ids = batch_of(shape)
-    if side == products.NAME:
-        return products.timed(products.multiplying(our_model(shape, architecture), ids))
-    if side == kernels.NAME:
-        return products.timed(kernels.working(our_model(shape, architecture), ids))
     if side == OWN:
         model = our_model(shape, architecture)
         optimizer = make_optimizer(model, LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY)
@@ -208,23 +197,15 @@ def compare(shape: Shape, repeats: int, threads: int) -> dict[str, Any]:
     with ExitStack() as running:
         sides = {
             name: running.enter_context(Side("benchmarks.training_step", side=name, **settings))
-            for name in (OWN, THEIRS, THEIRS + AS_IT_COMES, products.NAME)
+            for name in (OWN, THEIRS, THEIRS + AS_IT_COMES)
         }
         found = in_turn(sides, repeats, warm_ups=3)
-    ours, theirs, as_it_comes, alone = found.values()
+    ours, theirs, as_it_comes = found.values()
     first, apart = (
         max(abs(a[name] / b[name] - 1) for a, b in zip(ours, theirs, strict=True)) for name in ("first_loss", "loss")
     )
     if first > FIRST_APART or apart > APART:
-        raise RuntimeError(
-            f"{shape}: the sides' losses differ by {first:.1e} at first and by {apart:.1e} later, "
-            "so they do not train the same model"
-        )
-    optimizer = {
-        name: [step["seconds"] - step["passes"] for step in steps]
-        for name, steps in found.items()
-        if name != products.NAME
-    }
+        raise RuntimeError(f"{shape}: losses differ by {first:.1e} at first and {apart:.1e} later: not the same model")
     return {
         **asdict(shape),
         "heads": shape.heads,
@@ -233,50 +214,31 @@ def compare(shape: Shape, repeats: int, threads: int) -> dict[str, Any]:
         "tokens_per_second": {name: spread([TOKENS / s for s in of(steps)]) for name, steps in found.items()},
         "ratio": ratio(of(theirs), of(ours)),
         "ratio_as_it_comes": ratio(of(as_it_comes), of(ours)),
-        "products_ratio": ratio(of(theirs), of(alone)),
-        "allocator_gain": ratio(of(as_it_comes), of(theirs)),
-        "page_faults": timing.middle(found, "page_faults"),
         "passes_ratio": ratio(of(theirs, "passes"), of(ours, "passes")),
         "cpu_ratio": ratio(of(theirs, "cpu_seconds"), of(ours, "cpu_seconds")),
-        "optimizer_seconds": {name: spread(values) for name, values in optimizer.items()},
         "first_losses_apart": first,
         "losses_apart": apart,
     }
 
 
 def rows(shape: Shape, repeats: int, threads: int) -> list[dict[str, Any]]:
-    """Our step of every row of `ROWS` against that of the first, and what bounds that: `kernels_bound` is the first
-    row's step over the products and single kernels of the other (`benchmarks.kernels`), over the ratio of FLOPs.
-    """
-    settings = {"shape": asdict(shape), "threads": threads}
+    """Our step of every row of `ROWS` against that of the first."""
     base = shape.flops_per_token(BASE)
     lines = []
     for row in ROWS[1:]:
         with ExitStack() as running:
             sides = {
-                f"{side} {name}": running.enter_context(
-                    Side("benchmarks.training_step", side=side, architecture=name, **settings)
+                name: running.enter_context(
+                    Side("benchmarks.training_step", side=OWN, architecture=name, shape=asdict(shape), threads=threads)
                 )
-                for side, names in ((OWN, (BASE, row)), (products.NAME, (BASE, row)), (kernels.NAME, (row,)))
-                for name in names
+                for name in (BASE, row)
             }
-            steps = in_turn(sides, repeats, warm_ups=3)
-        found, alone = ({name: steps[f"{side} {name}"] for name in (BASE, row)} for side in (OWN, products.NAME))
-        flops = base / shape.flops_per_token(row)
-        speedup = ratio(of(found[BASE]), of(found[row]))
-        at_most = ratio(of(found[BASE]), [flops * step for step in of(steps[f"{kernels.NAME} {row}"])])
+            found = in_turn(sides, repeats, warm_ups=3)
+        speedup, flops = ratio(of(found[BASE]), of(found[row])), base / shape.flops_per_token(row)
+        cpu = ratio(of(found[BASE], "cpu_seconds"), of(found[row], "cpu_seconds"))
         lines.append(
-            {
-                **asdict(shape),
-                "architecture": row,
-                "flops_ratio": round(flops, 4),
-                "speedup": speedup,
-                "speedup_of_passes": ratio(of(found[BASE], "passes"), of(found[row], "passes")),
-                "cpu_speedup": ratio(of(found[BASE], "cpu_seconds"), of(found[row], "cpu_seconds")),
-                "products_speedup": ratio(of(alone[BASE]), of(alone[row])),
-                "speedup_over_flops": round(speedup["median"] / flops, 4),
-                "kernels_bound": at_most,
-            }
+            {**asdict(shape), "architecture": row, "flops_ratio": round(flops, 4), "speedup": speedup}
+            | {"cpu_speedup": cpu, "speedup_over_flops": round(speedup["median"] / flops, 4)}
         )
         print(f"{shape} {row}: {speedup['median']:.2f} x {BASE}, {flops:.2f} x fewer FLOPs", flush=True)
     return lines
@@ -300,18 +262,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if shape.width in chosen.widths
         for line in rows(shape, chosen.repeats, chosen.threads)
     ]
-    values = {
-        "tokens": TOKENS,
-        "threads": chosen.threads,
-        "repeats": chosen.repeats,
-        "allocator": ALLOCATOR,
-        "use_cache": False,
-        "attention_products": list(products.ATTENTION),
-        "load_before": load_before,
-        "steps": steps,
-        "rows": lines,
-    }
-    timing.save("training_step", values, chosen.folder)
+    settings = {"tokens": TOKENS, "threads": chosen.threads, "repeats": chosen.repeats, "load_before": load_before}
+    timing.save("training_step", settings | {"steps": steps, "rows": lines}, chosen.folder)
 
 
 if __name__ == "__main__":

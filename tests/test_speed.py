@@ -6,18 +6,15 @@ import json
 import math
 import subprocess
 import sys
-import time
-from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from aero.architecture import parse
 from aero.entropy import entropy_regularization
 from aero.model import GPT, ModelConfig
-from benchmarks import kernels, pipeline, products, regularized_step, timing, tokenizing, training_step, two_party
+from benchmarks import pipeline, regularized_step, timing, tokenizing, training_step
 from benchmarks.__main__ import ALL, of_this_machine
 from benchmarks.regularized_step import algorithm_1
 from benchmarks.timing import Side, in_turn
@@ -114,10 +111,10 @@ def test_sides_take_turns_and_tell_of_a_failure(monkeypatch):
 
 PEAK = """
 from benchmarks import timing
-before = timing.peak_since()
+before = timing.peak_bytes()
 text = bytearray(64 * 2**20)
 text[::4096] = bytes([1]) * len(text[::4096])
-print(before, timing.peak_since())
+print(before, timing.peak_bytes())
 """
 
 
@@ -146,28 +143,6 @@ def test_a_repeated_corpus_is_as_much_longer():
     once, twice = (sum(map(len, tokenizing.Repeated(times).documents("valid"))) for times in (1, 2))
     assert once == twice > 0
     assert len(list(tokenizing.Repeated(2)._once.documents("valid"))) > 0
-
-
-def test_every_kind_of_growing_operation_is_a_known_one():
-
-    kinds = {operation.kind for _, _, operation, _ in two_party.growing()}
-    assert {two_party.part_of(kind) for kind in kinds} <= set(two_party.SCALING)
-
-
-def test_projections_of_larger_models_by_hand():
-    parts = {
-        "linear layers": {"bytes": 3e9, "wire_bytes": 3e9, "rounds": 10.0, "seconds": 100.0},
-        "softmax": {"bytes": 1e9, "wire_bytes": 5e8, "rounds": 20.0, "seconds": 50.0},
-    }
-    line = {"architecture": "SM", "program": "tuned", "context": 128, "parts": parts}
-    small, middle, large = two_party.models([line], two_party.Network(100, 80))
-    assert small["bytes"] == pytest.approx(4e9) and small["seconds"] == pytest.approx(150)
-    assert small["wan_seconds"] == pytest.approx(150 + 3.5e9 * 8 / 1e8 + 30 * 0.08)
-    # L 32 / 12, d 4096 / 768, H 32 / 12.
-    deep, wide = 32 / 12, 4096 / 768
-    assert large["bytes"] == pytest.approx(3e9 * deep * wide + 1e9 * deep * deep)
-    assert large["seconds"] == pytest.approx(100 * deep * wide**2 + 50 * deep * deep)
-    assert 0.8e9 < middle["parameters"] < 1.2e9 and 6e9 < large["parameters"] < 9e9
 
 
 def test_every_benchmark_of_the_list_is_a_command_and_wrong_names_are_told():
@@ -204,141 +179,3 @@ def test_a_file_says_where_it_was_made(tmp_path):
     timing.save("made", {"x": 1}, tmp_path)
     found = json.loads((tmp_path / "made.json").read_text())
     assert found["x"] == 1 and {"commit", "machine", "torch", "measured"} <= set(found["provenance"])
-
-
-def test_the_products_of_a_step_are_those_of_its_model():
-    """Four products of width d and one of the fused FFN in a layer, or two of d x 4 d; and that of the vocabulary."""
-    ids = torch.randint(0, 40, (3, 9))
-    layer, vocabulary = (27, 8, 8), (27, 8, 40)
-    for text, ffn in (("SM+ScFuFFN", [layer]), ("SM+LN+G", [(27, 8, 32), (27, 32, 8)])):
-        model = GPT(parse(text), ModelConfig(40, 9, 2, 2, 8, 32))
-        assert products.linears(model, ids) == 2 * (4 * [layer] + ffn) + [vocabulary]
-        measured = products.timed(products.multiplying(model, ids))()
-        assert measured["seconds"] == measured["passes"] > 0
-
-
-class _Called(TorchDispatchMode):
-    """Counts the kernels that are called within, with the sizes of what they are called on first."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: Counter[tuple[str, tuple[int, ...]]] = Counter()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if args and isinstance(args[0], torch.Tensor):
-            self.calls[function.overloadpacket.__name__, tuple(args[0].shape)] += 1
-        return function(*args, **(kwargs or {}))
-
-
-LAYERS, HEADS, WIDTH, BATCH, CONTEXT = 4, 2, 8, 2, 80
-"""Of the models whose kernels are counted."""
-
-
-def _counted(row: str, entropy: bool = False) -> Counter[tuple[str, tuple[int, ...]]]:
-    """The kernels of a step of `row`; that its weights stay as they are, since AdamW has its own."""
-    model = GPT(parse(row), ModelConfig(40, CONTEXT, LAYERS, HEADS, WIDTH, 32, vo_bias=True, ffn_bias=True))
-    before = [parameter.clone() for parameter in model.parameters()]
-    step = products.timed(kernels.working(model, torch.randint(0, 40, (BATCH, CONTEXT)), entropy, "bmm"))
-    with _Called() as called:
-        step()
-    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    return called.calls
-
-
-# Norms, activations (kernels and how many), sums of (tokens, d), learned scales' products, shaped attentions.
-# Residual sums: with attention in every layer, with the FFN where there is one; a row with pruned ones here has three.
-BLOCKS = {
-    "SM+LN+G": (2 * LAYERS, ("gelu", "gelu_backward"), LAYERS, 2 * LAYERS, 0, 0),
-    "SM+LN+R": (2 * LAYERS, ("relu", "threshold_backward"), LAYERS, 2 * LAYERS, 0, 0),
-    "SM+R": (0, ("relu", "threshold_backward"), LAYERS, 2 * LAYERS, 0, 0),
-    "SM+ScFFN": (0, (), 0, 2 * LAYERS, LAYERS, 0),
-    "SM+ScFuFFN": (0, (), 0, 2 * LAYERS, LAYERS, 0),
-    "SM+ScFuFFNi_1": (0, (), 0, 2 * LAYERS - 1, LAYERS - 1, 0),
-    "SOTA(SM+ScFuFFN)": (1, (), 0, LAYERS + 1, LAYERS + 1, LAYERS),  # W_V of the first layer has a sum of its own
-}
-
-
-@pytest.mark.parametrize("row", BLOCKS)
-def test_the_kernels_of_a_step_are_those_of_its_row(row):
-    """Every part counts as often, and on as many numbers, as in the layers: less would be no bound of the row's."""
-    norms, activation, activations, sums, scaled, shaped = BLOCKS[row]
-    found, tokens = _counted(row), (BATCH * CONTEXT, WIDTH)
-    for kernel in ("native_layer_norm", "native_layer_norm_backward"):
-        assert found[kernel, tokens] == norms + 1  # the final one
-    every = ("gelu", "gelu_backward", "relu", "threshold_backward")
-    for kernel in every:
-        assert found[kernel, (BATCH * CONTEXT, 32)] == (activations if kernel in activation else 0)
-        assert sum(many for (name, _), many in found.items() if name == kernel) == found[kernel, (BATCH * CONTEXT, 32)]
-    for rows in ((BATCH * HEADS, 64, 64), (BATCH * HEADS, 16, 80)):  # the causal half in blocks of 64 queries
-        for kernel in ("_softmax", "_softmax_backward_data"):
-            assert found[kernel, rows] == LAYERS
-        assert found["log", rows] == 0
-    assert found["add", tokens] == 2 * sums  # with its gradient
-    assert found["dot", (BATCH * CONTEXT * WIDTH,)] == 2 * scaled
-    assert found["cumsum", (BATCH * HEADS, CONTEXT, WIDTH // HEADS)] == 2 * shaped
-    assert found["bmm", (BATCH * HEADS, 1, CONTEXT * WIDTH // HEADS)] == 3 * shaped  # gains a, b and g
-    for kernel in ("_log_softmax", "_log_softmax_backward_data"):
-        assert found[kernel, (BATCH * CONTEXT, 40)] == 1
-
-
-def test_every_row_of_the_benchmark_has_its_kernels_counted():
-    assert {row.replace("i_6", "i_1") for row in training_step.ROWS} == BLOCKS.keys()
-
-
-def test_the_regularised_step_has_the_logarithms_too():
-    plain, found = _counted("SM+LN+G"), _counted("SM+LN+G", entropy=True)
-    more = {key: many - plain[key] for key, many in found.items() if many != plain[key]}
-    assert more == {("log", (BATCH * HEADS, 64, 64)): LAYERS, ("log", (BATCH * HEADS, 16, 80)): LAYERS}
-
-
-@pytest.mark.parametrize("row", ["SM(t)+LN+G", "SM+LeakyR", "Core(relu)+LN+G", "SM+WNorm(FFN)+R"])
-def test_no_kernels_are_made_up_for_other_rows(row):
-    with pytest.raises(ValueError, match="for benchmarks.training_step.ROWS only"):
-        kernels.working(GPT(parse(row), ModelConfig(40, 16, 1, 2, 8, 32)), torch.zeros(1, 16, dtype=torch.long))
-
-
-def test_attention_is_multiplied_by_the_faster_of_both_ways(monkeypatch):
-    """Both ways make the same numbers of products; which is taken is a matter of the clock."""
-    model = GPT(parse("SM+LN+G"), ModelConfig(40, CONTEXT, LAYERS, HEADS, WIDTH, 32))
-    ids = torch.zeros(BATCH, CONTEXT, dtype=torch.long)
-    with _Called() as called, torch.no_grad():
-        products.attending(model, ids, "oneDNN")()
-    products_of_head = [many for (name, _), many in called.calls.items() if name == "_linear_pointwise"]
-    assert sum(products_of_head) == 6 * BATCH * HEADS  # 80 positions are one block
-    assert not any(name == "bmm" for name, _ in called.calls)
-    with _Called() as called, torch.no_grad():
-        products.attending(model, ids, "bmm")()
-    assert sum(many for (name, _), many in called.calls.items() if name == "bmm") == 6 * 2  # of 64 and 16 queries
-    assert products._fastest({"slow": lambda: time.sleep(0.01), "fast": lambda: None}) == "fast"
-    monkeypatch.setattr(products, "_fastest", lambda ways: taken.append(sorted(ways)) or "bmm")
-    taken: list[list[str]] = []
-    products.multiplying(model, ids)
-    assert taken == [["bmm", "oneDNN"]]
-
-
-def test_the_bound_of_a_row_is_the_first_rows_step_over_its_kernels(monkeypatch):
-    """By hand: steps of 8 s and 4 s, half the FLOPs, and 2 s of products and single kernels."""
-    seconds = {"aero SM+LN+G": 8.0, "aero SM+R": 4.0, f"{products.NAME} SM+LN+G": 6.0, f"{products.NAME} SM+R": 1.0}
-    seconds[f"{kernels.NAME} SM+R"] = 2.0
-
-    class Side:
-        def __init__(self, *_, **settings):
-            pass
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
-    def in_turn(sides, repeats, warm_ups):
-        return {side: [dict.fromkeys(("seconds", "passes", "cpu_seconds"), seconds[side])] * repeats for side in sides}
-
-    monkeypatch.setattr(training_step, "Side", Side)
-    monkeypatch.setattr(training_step, "in_turn", in_turn)
-    monkeypatch.setattr(training_step, "ROWS", ("SM+LN+G", "SM+R"))
-    flops = {"SM+LN+G": 10.0, "SM+R": 5.0}
-    monkeypatch.setattr(Shape, "flops_per_token", lambda self, row: flops[row])
-    (line,) = training_step.rows(TINY, 3, 1)
-    assert line["kernels_bound"] == {"median": 2.0, "low": 2.0, "high": 2.0}  # 8 / 2 / 2
-    assert line["products_speedup"]["median"] == 6.0 and line["speedup_over_flops"] == 1.0

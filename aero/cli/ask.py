@@ -94,8 +94,8 @@ def _certificates(chosen: argparse.Namespace) -> None:
 
 
 def _serve(chosen: argparse.Namespace) -> int:
+    from aero.cli.published import publish
     from aero.two_party.serving.listener import Listener
-    from aero.two_party.serving.published import Published
     from aero.two_party.serving.session import Server
     from aero.two_party.serving.tls import context_for
 
@@ -103,7 +103,7 @@ def _serve(chosen: argparse.Namespace) -> int:
         raise UserError(f"--most-tokens must be at least 1, got {chosen.most_tokens}")
     context = context_for(chosen.listen, _credentials(chosen), chosen.insecure, server=True)
     settings = _settings(chosen)
-    published = Published.of(chosen.checkpoint, chosen.tokenizer, chosen.program, settings)
+    published, _ = publish(chosen.checkpoint, chosen.tokenizer, chosen.program, settings)
     listener = Listener(chosen.listen, context)
     server = Server(published, settings, chosen.most_tokens)
     security = "mutually authenticated TLS" if context is not None else "plain TCP"
@@ -142,22 +142,22 @@ def _ask(chosen: argparse.Namespace) -> None:
 
 
 def _ask_here(chosen: argparse.Namespace, prompt: str, settings: Settings) -> None:
-    from aero.two_party.serving.published import Published
+    from aero.cli.published import publish
     from aero.two_party.serving.session import ask_here
 
     if chosen.expect or _credentials(chosen) is not None:
         raise UserError("--expect and certificates are for --server; leave them out with --checkpoint")
-    published = Published.of(chosen.checkpoint, chosen.tokenizer, chosen.program or "tuned", settings)
+    published, tokenizer = publish(chosen.checkpoint, chosen.tokenizer, chosen.program or "tuned", settings)
 
     def ask(*question: Any) -> Answered:
         return ask_here(published, *question)
 
-    _answer(chosen, prompt, published.description, published.tokenizer, settings, ask)
+    _answer(chosen, prompt, published.description, tokenizer, settings, ask)
 
 
 def _ask_server(chosen: argparse.Namespace, prompt: str, settings: Settings) -> None:
+    from aero.cli.published import check_vocabulary, tokenizer_of_text
     from aero.data.tokenizer import load_tokenizer
-    from aero.two_party.serving.published import check_vocabulary, tokenizer_of_text
     from aero.two_party.serving.session import Client
     from aero.two_party.serving.tls import context_for
     from aero.two_party.serving.tunnel import dial

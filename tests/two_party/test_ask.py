@@ -25,6 +25,7 @@ from made_models import random_model, torch_logits
 from aero import checkpoint, cli
 from aero.architecture import parse
 from aero.cli import ask as asking
+from aero.cli.published import publish
 from aero.data.tokenizer import build
 from aero.model import ModelConfig
 from aero.two_party.cost import cost_model
@@ -35,7 +36,6 @@ from aero.two_party.serving import session as serving
 from aero.two_party.serving.answer import Cost, Sampling
 from aero.two_party.serving.handshake import Description
 from aero.two_party.serving.listener import Listener
-from aero.two_party.serving.published import Published
 from aero.two_party.serving.session import Answered
 from aero.two_party.serving.tls import make_certificates
 from aero.two_party.serving.tunnel import Tunnel, dial
@@ -222,7 +222,7 @@ def serve_one(server, listener, lines):
 
 
 def test_a_server_with_another_model_than_expected(path):
-    published = Published.of(path, None, "tuned", Settings())
+    published, _ = publish(path, None, "tuned", Settings())
     server, listener, lines = serving.Server(published, Settings(), 5), Listener("127.0.0.1:0", None), []
     sha256 = published.description.sha256
     for arguments, said in [
@@ -244,7 +244,7 @@ def test_changed_weights_are_not_served(path, tmp_path, monkeypatch, capsys):
     sent, send = [], Tunnel.send
     monkeypatch.setattr(Tunnel, "send", lambda self, message, *more: (sent.append(message), send(self, message, *more)))
     own = shutil.copytree(path.parents[2], tmp_path / "runs") / path.relative_to(path.parents[2])
-    published = Published.of(own, None, "tuned", Settings())
+    published, _ = publish(own, None, "tuned", Settings())
     server, listener, lines = serving.Server(published, Settings(), 5), Listener("127.0.0.1:0", None), []
     checkpoint.save(own, random_model("EReg(SM(t)+ScFuFFN)", seed=1, layers=1, vocabulary=257, context=CONTEXT))
     thread = serve_one(server, listener, lines)

@@ -19,8 +19,7 @@ from aero.two_party.runtime.relay import Relay
 from aero.two_party.runtime.settings import NAMES, Settings
 from aero.two_party.serving.answer import Sampling, weights_sha256
 from aero.two_party.serving.handshake import Description
-from aero.two_party.serving.published import Published
-from aero.two_party.serving.session import ask_here
+from aero.two_party.serving.session import Published, ask_here
 
 TOKENS, NEW, VOCABULARY = 8, 2, 257
 # Random tokens, and the vocabulary's last entry repeated.
@@ -88,7 +87,7 @@ class Session:
 
         settings = Settings(receive_timeout_s=300)
         question = (prompt, NEW, Sampling(VOCABULARY), settings, on_token, relay)
-        published = Published(path, description, None, weights_sha256(model))
+        published = Published(path, description, "", weights_sha256(model))
         self.answered = ask_here(published, *question)
         self.to_server, self.to_client = relay.recorded
 

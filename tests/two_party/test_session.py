@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from dataclasses import asdict
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +18,6 @@ from hypothesis import strategies as st
 from made_models import random_model
 
 from aero.architecture import parse
-from aero.data.tokenizer import build
 from aero.model import ModelConfig
 from aero.two_party.runtime.channel import Channel
 from aero.two_party.runtime.settings import CLIENT, SERVER, Settings, TwoPartyError
@@ -25,7 +25,7 @@ from aero.two_party.serving import handshake, listener, session
 from aero.two_party.serving.answer import Cost, Sampling
 from aero.two_party.serving.handshake import PROTOCOL, TRAINING_ONLY, Description, version_mismatch, versions
 from aero.two_party.serving.listener import Listener
-from aero.two_party.serving.session import Client, Server
+from aero.two_party.serving.session import Client, Published, Server
 from aero.two_party.serving.tls import Credentials, make_certificates
 from aero.two_party.serving.tunnel import CLIENT_MESSAGE_BYTES, dial
 
@@ -64,9 +64,7 @@ def served(contexts, monkeypatch):
     monkeypatch.setattr(session, "ready", lambda: None)
     monkeypatch.setattr(session, "renew", lambda: lines.append("renew"))
     door = Listener("127.0.0.1:0", contexts["server"])
-    tokenizer = build({bytes([byte]): byte for byte in range(256)}, 256)
-    published = SimpleNamespace(path="none", description=DESCRIPTION, tokenizer=tokenizer, weights_sha256="0" * 64)
-    server = Server(published, Settings(), 5)
+    server = Server(Published(Path("none"), DESCRIPTION, "{}", "0" * 64), Settings(), 5)
 
     def serve():
         while not over:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from aero.errors import one_line
@@ -19,7 +20,6 @@ from aero.two_party.runtime.settings import CLIENT, SERVER, Settings, TwoPartyEr
 from aero.two_party.serving.answer import Cost, Sampling, answer_task
 from aero.two_party.serving.handshake import PROTOCOL, Description, check_lengths, plain, version_mismatch, versions
 from aero.two_party.serving.listener import Listener
-from aero.two_party.serving.published import Published, tokenizer_text
 from aero.two_party.serving.tunnel import Tunnel
 
 QUESTION_S = 30.0
@@ -27,6 +27,16 @@ QUESTION_S = 30.0
 CONNECT_S = 90.0
 """The peer's process may start later than ours by the time that importing SPU takes on a busy machine."""
 OnToken = Callable[[int, Cost], None]
+
+
+@dataclass(frozen=True)
+class Published:
+    """A checkpoint that is asked or served. tokenizer: text of its file. weights_sha256: never sent to a client."""
+
+    path: Path
+    description: Description
+    tokenizer: str
+    weights_sha256: str
 
 
 @dataclass(frozen=True)
@@ -125,7 +135,6 @@ class Server:
     def __init__(self, published: Published, settings: Settings, most_tokens: int) -> None:
         """most_tokens: new tokens that one question may ask for."""
         self._published, self._settings, self._most_tokens = published, settings, most_tokens
-        self._tokenizer = tokenizer_text(published.tokenizer)
         ready()
 
     def answer(self, listener: Listener, say: Callable[[str], None]) -> bool:
@@ -158,7 +167,7 @@ class Server:
         if wrong := version_mismatch(versions(), hello.get("versions")):
             raise _refused(tunnel, wrong)
         description = self._published.description
-        published = {"description": asdict(description), "tokenizer": self._tokenizer}
+        published = {"description": asdict(description), "tokenizer": self._published.tokenizer}
         tunnel.send({"hello": PROTOCOL, "versions": versions()} | published)
         question = tunnel.receive(QUESTION_S)
         if question.get("failed"):

@@ -1,10 +1,9 @@
-"""What a server publishes of a checkpoint: its description and its tokenizer. The weights' hash stays at the server."""
+"""Preparing a checkpoint for private questions: its description, its tokenizer, and checks that they fit."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +17,22 @@ from aero.two_party.program.weights import within_budget
 from aero.two_party.runtime.settings import Settings
 from aero.two_party.serving.answer import weights_sha256
 from aero.two_party.serving.handshake import Description
+from aero.two_party.serving.session import Published
 
 
-@dataclass(frozen=True)
-class Published:
-    """A checkpoint that is asked or served. tokenizer: as `load_tokenizer` gives it."""
+def publish(path: Path, tokenizer: str | None, program: str, settings: Settings) -> tuple[Published, Any]:
+    """What is published of the checkpoint at `path`, and its tokenizer, loaded.
 
-    path: Path
-    description: Description
-    tokenizer: Any
-    weights_sha256: str
-
-    @classmethod
-    def of(cls, path: Path, tokenizer: str | None, program: str, settings: Settings) -> Published:
-        """tokenizer: a file, None for the one beside the checkpoint's run. UserError if it is another model's."""
-        *_, header = checkpoint.describe(path)
-        loaded = load_tokenizer(tokenizer if tokenizer is not None else tokenizer_beside(path, header.get("run")))
-        check_tokenizer(loaded.sha256, header, path)
-        model = checkpoint.load(path)
-        program = fitting(model, within_budget(model, program, fraction_bits=settings.fraction_bits), settings)
-        description = Description.of(model.architecture, model.config, program, settings, loaded.sha256)
-        check_vocabulary(loaded, description)
-        return cls(path, description, loaded, weights_sha256(model))
+    tokenizer: a file, None for the one beside the checkpoint's run. UserError if it is another model's.
+    """
+    *_, header = checkpoint.describe(path)
+    loaded = load_tokenizer(tokenizer if tokenizer is not None else tokenizer_beside(path, header.get("run")))
+    check_tokenizer(loaded.sha256, header, path)
+    model = checkpoint.load(path)
+    program = fitting(model, within_budget(model, program, fraction_bits=settings.fraction_bits), settings)
+    description = Description.of(model.architecture, model.config, program, settings, loaded.sha256)
+    check_vocabulary(loaded, description)
+    return Published(path, description, tokenizer_text(loaded), weights_sha256(model)), loaded
 
 
 def check_tokenizer(sha256: str, header: Mapping[str, str], path: Path) -> None:

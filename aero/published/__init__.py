@@ -136,21 +136,20 @@ class Table:
 class Claim:
     """A sentence that a paper states or implies, and how it is decided.
 
-    kind: "claim", "contradiction" (two statements of the paper do not fit together) or "own" (a variation added here).
-    stated: whether claim and rule entered this repository before the data that decide them. short: the subject in a few
-    words. quantity: a function of `aero.report.quantities` and its parameters. rule: one of `aero.report.verdicts` and
-    its parameters. published: the number or order claimed.
+    stated: whether claim and rule entered this repository before the data that decide them. quantity: a function of
+    `aero.report.quantities` and its parameters. rule: one of `aero.report.verdicts` and its parameters. published: the
+    number or order claimed. kind: "contradiction" if two statements of the paper do not fit together, "own" for a
+    variation added here.
     """
 
     id: str
-    short: str
     claim: str
     where: str
-    kind: str
     stated: str
     quantity: tuple[str, dict[str, Any]]
     rule: tuple[str, dict[str, Any]]
     published: str
+    kind: str = "claim"
 
 
 @dataclass(frozen=True)

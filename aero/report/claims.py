@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 
 import pandas as pd
 
@@ -17,36 +16,15 @@ from aero.report.quantities import costs, entropy, parallel_context, printed, se
 from aero.report.results import SMOKE_TEST, Results
 from aero.report.verdicts import VERDICTS, Decision, Measurement
 
-COLUMNS = (
-    "id",
-    "paper",
-    "claim",
-    "where",
-    "test",
-    "published",
-    "measured",
-    "scale",
-    "verdict",
-    "evidence",
-    "group",
-    "stated",
-)
 GROUPS = (training.GROUP, costs.GROUP, theory.GROUP, "paper self-consistency", "own variations")
 """What a claim rests on."""
-MEANINGS = {
-    "reproduced": "the effect is there, in the published direction and size",
-    "direction reproduced": "the effect is there, its size is another",
-    "not seen at this scale": "absent or opposite here, in smaller models or settings that the papers do not print",
-    "contradicted": "wrong at any size: costs, counts, theory, and what the papers print against it",
-    "not testable here": "not decided yet: a run, a second seed or a measurement is missing",
-}
 _MODULES = (training, entropy, costs, printed, sensitivity, theory, parallel_context)
 _SIDES = ("run", "base", "above", "against", "runs", "others")
 """Parameters of a quantity that name the runs it compares."""
 
 
 def judge(results: Results, *papers: str) -> pd.DataFrame:
-    """Every claim of the papers (default: all known ones) with its verdict: one row a claim, columns `COLUMNS`."""
+    """Every claim of the papers (default: all known ones) with its verdict: one row a claim."""
     rows = []
     for paper in papers or known_papers():
         for claim in load(paper).claims:
@@ -69,7 +47,7 @@ def judge(results: Results, *papers: str) -> pd.DataFrame:
                     "stated": claim.stated,
                 }
             )
-    return pd.DataFrame(rows, columns=COLUMNS)
+    return pd.DataFrame(rows)
 
 
 def decide(results: Results, claim: Claim) -> Decision:
@@ -142,10 +120,6 @@ def deciding_scales(results: Results, claim: Claim) -> tuple[str, tuple[str, ...
 def csv_text(judged: pd.DataFrame) -> str:
     """The text of reports/claims.csv."""
     return judged.to_csv(index=False, lineterminator="\n")
-
-
-def write(judged: pd.DataFrame, path: Path) -> None:
-    path.write_text(csv_text(judged), encoding="utf-8")
 
 
 def table(judged: pd.DataFrame, paper: str = "") -> pd.DataFrame:

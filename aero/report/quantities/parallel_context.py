@@ -5,8 +5,9 @@ P = 1 is full attention. What is lost is the mean loss in nats for language mode
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from aero.published import table
@@ -29,130 +30,107 @@ from aero.report.verdicts import Measurement, exact
 GROUP = "trained here"
 
 
-def _unit(task: str) -> str:
-    return "nats" if task == "lm" else "points"
+def _of_decoder(quantity: Callable[..., dict[str, Any]]) -> Callable[..., Measurement]:
+    """Make a measurement of what `quantity` returns for the decoders trained here, one a seed, that were measured on
+    all its tasks: with full attention, and at the largest P without a remedy and with its method."""
+
+    @functools.wraps(quantity)
+    def measure(results: Results, **parameters: Any) -> Measurement:
+        found = own_models(results)
+        methods = {"naive", parameters.get("method", "naive")}
+        lacking = {
+            model.seed: f"seed {model.seed} lacks some of {task} ({model.path})"
+            for model in found
+            for task in parameters.get("tasks") or [parameters["task"]]
+            for place in [(1, "naive"), *((largest(found, task), method) for method in methods)]
+            if place[0] is None or model.row(task, *place) is None
+        }
+        models = [model for model in found if model.seed not in lacking]
+        parts: dict[str, Any] = {"missing": "; ".join(lacking.values()) or "fewer than two seeds: make parallel"}
+        if len(models) >= 2:
+            parts = quantity(models, **parameters)
+        seeds = ", ".join(str(m.seed) for m in models)
+        solved = sum(bool(m.values["solves_retrieval"]) for m in models)
+        notes = [f"decoder trained here, seeds {seeds}; {solved} of {len(models)} solve retrieval with full attention"]
+        evidence = "; ".join(filter(None, notes * bool(models) + parts.pop("notes", [])))
+        scale = found[0].values["scale"] if found else results.scale
+        return Measurement(**{"text": "", "scale": scale, "evidence": evidence, "own_size": False} | parts)
+
+    return measure
 
 
-def _models(results: Results, tasks: Sequence[str], *methods: str) -> tuple[list[Measured], str]:
-    """The models measured on all `tasks` with full attention and at the largest P, without a remedy and with
-    `methods`; and why there are fewer than two, "" if there are."""
-    found = own_models(results)
-    if not found:
-        return [], "not run yet: make parallel"
-    lacking = {}
-    for model in found:
-        for task in tasks:
-            p = largest(found, task)
-            wanted = [(1, "naive"), *((p, method) for method in ("naive", *methods))]
-            if p is None or any(model.row(task, n, method) is None for n, method in wanted):
-                lacking[model.seed] = f"seed {model.seed} lacks some of {task} ({model.path})"
-                break
-    models = [model for model in found if model.seed not in lacking]
-    if len(models) >= 2:
-        return models, ""
-    if lacking:
-        return models, f"not measured: {'; '.join(lacking.values())}; make parallel measures all"
-    return models, f"one seed ({models[0].seed}): no interval, so no verdict"
-
-
-def _measurement(
-    results: Results, models: Sequence[Measured], text: str = "", *notes: str, **parts: Any
-) -> Measurement:
-    """A measurement of the decoder trained here."""
-    solved = sum(bool(m.values["solves_retrieval"]) for m in models)
-    seeds = ", ".join(str(m.seed) for m in models)
-    words = f"rotary decoder trained here, seeds {seeds}; {solved} of {len(models)} solve retrieval with full attention"
-    evidence = "; ".join(filter(None, (words if models else "", *notes)))
-    scale = models[0].values["scale"] if models else (own_models(results) or [None])[0]
-    scale = scale if isinstance(scale, str) else results.scale if scale is None else scale.values["scale"]
-    return Measurement(text, scale, evidence, own_size=False, **parts)
-
-
-def _by_task(
-    results: Results, models: Sequence[Measured], found: dict[str, Summary | None], unit: dict[str, str], *notes: str
-) -> Measurement:
-    """A measurement with one effect a task."""
-    text = ", ".join(
-        f"{task} {one.text(1 if unit[task] == 'points' else 3, unit[task], 'over episodes')}"
-        for task, one in found.items()
-        if one
-    )
+def _by_task(found: dict[str, Summary | None], unit: str = "", *notes: str) -> dict[str, Any]:
+    """The parts of a measurement with one effect a task; unit: "" for what is lost, nats or points of per cent."""
+    parts = []
+    for task, one in found.items():
+        own = unit or ("nats" if task == "lm" else "points")
+        if one:
+            parts.append(f"{task} {one.text(1 if own == 'points' else 3, own.strip(), 'over episodes')}")
     effects = {task: one.estimate if one else Estimate(math.nan, None, None, ()) for task, one in found.items()}
-    return _measurement(results, models, text, *notes, effects=effects)
+    return {"text": ", ".join(parts), "effects": effects, "notes": list(notes)}
 
 
-def loss_with_segments(results: Results, task: str) -> Measurement:
+def _lost(models: Sequence[Measured], task: str, one: tuple[int, str], other: tuple[int, str]) -> Summary | None:
+    """What is lost at one (P, remedy) more than at the other."""
+    return lost({m.seed: (m.row(task, *one), m.row(task, *other)) for m in models})
+
+
+def _entropy(models: Sequence[Measured], task: str, one: tuple[int, str], other: tuple[int, str]) -> Summary | None:
+    """Entropy of the query's attention at one (P, remedy) minus that at the other."""
+    found = estimate({m.seed: m.row(task, *one)["entropy"] - m.row(task, *other)["entropy"] for m in models})
+    return found and Summary(found)
+
+
+@_of_decoder
+def loss_with_segments(models: Sequence[Measured], task: str) -> dict[str, Any]:
     """What is lost at the largest P more than with full attention, over seeds (over episodes where the seeds agree)."""
-    models, missing = _models(results, [task])
-    if missing:
-        return _measurement(results, models, missing=missing)
     p = largest(models, task)
-    found = lost({m.seed: (m.row(task, p, "naive"), m.row(task, 1, "naive")) for m in models})
+    found = _by_task({task: _lost(models, task, (p, "naive"), (1, "naive"))})
     scores = {n: by_seed(models, task, n, "naive") for n in models[0].segments(task)}
     rows = "; ".join(f"P={n}: {math.fsum(values.values()) / len(values):.2f}" for n, values in scores.items())
     published = table("parallel_context/tablemain").row("P=64").cells[task].text
-    text = f"{found.text(1 if _unit(task) == 'points' else 3, _unit(task), 'over episodes')} at P={p}"
-    return _measurement(results, models, text, rows, f"published at P=64: {published}", effects={"": found.estimate})
+    text = f"{found['text'].removeprefix(task).strip()} at P={p}"
+    return found | {"text": text, "notes": [rows, f"published at P=64: {published}"]}
 
 
-def _entropy_change(
-    results: Results, tasks: list[str], one: tuple[int | None, str], other: tuple[int | None, str]
-) -> Measurement:
-    """Entropy of the query's attention at one (P, remedy) minus another, by task; P None is the largest."""
-    models, missing = _models(results, tasks, *({one[1], other[1]} - {"naive"}))
-    if missing:
-        return _measurement(results, models, missing=missing)
-    found = {}
-    for task in tasks:
-        rows = {m.seed: [m.row(task, p or largest(models, task), method) for p, method in (one, other)] for m in models}
-        change = estimate({seed: a["entropy"] - b["entropy"] for seed, (a, b) in rows.items()})
-        found[task] = None if change is None else Summary(change)
-    return _by_task(results, models, found, dict.fromkeys(tasks, "nats"))
-
-
-def entropy_with_segments(results: Results, tasks: list[str]) -> Measurement:
+@_of_decoder
+def entropy_with_segments(models: Sequence[Measured], tasks: list[str]) -> dict[str, Any]:
     """Entropy of the query's attention at the largest P minus that with full attention, over seeds."""
-    return _entropy_change(results, tasks, (None, "naive"), (1, "naive"))
+    return _by_task({t: _entropy(models, t, (largest(models, t), "naive"), (1, "naive")) for t in tasks}, "nats")
 
 
-def entropy_with_remedy(results: Results, method: str, tasks: list[str]) -> Measurement:
+@_of_decoder
+def entropy_with_remedy(models: Sequence[Measured], method: str, tasks: list[str]) -> dict[str, Any]:
     """Entropy of the query's attention at the largest P with a remedy (sink, select, both) minus without, over
     seeds."""
-    return _entropy_change(results, tasks, (None, method), (None, "naive"))
+    at = {task: largest(models, task) for task in tasks}
+    return _by_task({t: _entropy(models, t, (p, method), (p, "naive")) for t, p in at.items()}, "nats")
 
 
-def loss_with_remedy(results: Results, method: str, tasks: list[str]) -> Measurement:
+@_of_decoder
+def loss_with_remedy(models: Sequence[Measured], method: str, tasks: list[str]) -> dict[str, Any]:
     """What is lost at the largest P with a remedy (sink, select, both) minus without, over seeds (over episodes where
     the seeds agree)."""
-    models, missing = _models(results, tasks, method)
-    if missing:
-        return _measurement(results, models, missing=missing)
-    found = {}
-    for task in tasks:
-        p = largest(models, task)
-        found[task] = lost({m.seed: (m.row(task, p, method), m.row(task, p, "naive")) for m in models})
-    return _by_task(results, models, found, {task: _unit(task) for task in tasks})
+    at = {task: largest(models, task) for task in tasks}
+    return _by_task({t: _lost(models, t, (p, method), (p, "naive")) for t, p in at.items()})
 
 
-def correlation_with_loss(results: Results, tasks: list[str]) -> Measurement:
+@_of_decoder
+def correlation_with_loss(models: Sequence[Measured], tasks: list[str]) -> dict[str, Any]:
     """Pearson's r over P of entropy with what is lost, of the curves averaged over seeds, with Fisher's interval."""
-    models, missing = _models(results, tasks)
-    if missing:
-        return _measurement(results, models, missing=missing)
     found = {task: mean_correlation(models, task) for task in tasks}
-    text = ", ".join(f"{task} {correlation_text(c)}" for task, c in found.items())
-    points = f"points: {', '.join(f'{task} {c.points}' for task, c in found.items())}"
-    effects = {task: Estimate(math.nan if c.r is None else c.r, c.low, c.high, ()) for task, c in found.items()}
-    return _measurement(results, models, text, points, effects=effects)
+    return {
+        "text": ", ".join(f"{task} {correlation_text(c)}" for task, c in found.items()),
+        "effects": {t: Estimate(math.nan if c.r is None else c.r, c.low, c.high, ()) for t, c in found.items()},
+        "notes": [f"points: {', '.join(f'{task} {c.points}' for task, c in found.items())}"],
+    }
 
 
-def difference_between_sinks(results: Results, tasks: list[str]) -> Measurement:
+@_of_decoder
+def difference_between_sinks(models: Sequence[Measured], method: str, tasks: list[str]) -> dict[str, Any]:
     """Largest difference in what is lost between shared prefixes at the largest P, in per cent of the loss without one
     for `lm` and in points for others. Only for tasks in which, within two seeds or more, some prefix changes the score
     by more than the sampling error."""
-    models, missing = _models(results, tasks, "sink")
-    if missing:
-        return _measurement(results, models, missing=missing)
     counting, seen, unseen = {}, [], []
     for task in tasks:
         p, spreads = largest(models, task), {}
@@ -170,11 +148,15 @@ def difference_between_sinks(results: Results, tasks: list[str]) -> Measurement:
             counting[task] = max(spreads.values())
         else:
             unseen.append(f"{task} in {len(spreads)} of {len(models)} seeds")
-    text = ", ".join(f"{task} {value:.1f} {'%' if task == 'lm' else 'points'}" for task, value in counting.items())
     changed = f"a prefix changes the score beyond sampling error: {', '.join(unseen)}" if unseen else ""
-    missing = "" if counting else "no task in which a prefix changes the score in two seeds"
-    effects = {task: exact(value) for task, value in counting.items()}
-    return _measurement(results, models, text, changed, *seen, effects=effects, missing=missing)
+    return {
+        "text": ", ".join(
+            f"{task} {value:.1f} {'%' if task == 'lm' else 'points'}" for task, value in counting.items()
+        ),
+        "effects": {task: exact(value) for task, value in counting.items()},
+        "notes": [changed, *seen],
+        "missing": "" if counting else "no task in which a prefix changes the score in two seeds",
+    }
 
 
 def _differ(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -185,22 +167,20 @@ def _differ(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return abs(one["score"] - other["score"]) > half
 
 
-def size_of_first_keys(results: Results, tasks: list[str]) -> Measurement:
+@_of_decoder
+def size_of_first_keys(models: Sequence[Measured], tasks: list[str]) -> dict[str, Any]:
     """Norm of the keys of the first tokens of segments 2 to P, at the largest P, over that of the same tokens in full
     attention, minus 1; mean over layers but the first, whose keys depend on their token alone."""
-    models, missing = _models(results, tasks)
-    if missing:
-        return _measurement(results, models, missing=missing)
-    ratios = {task: {m.seed: _key_ratio(m, task, largest(models, task), "first") for m in models} for task in tasks}
-    if any(ratio is None for seeds in ratios.values() for ratio in seeds.values()):
-        missing = "norms of the same tokens in segments and in full attention not measured yet: make parallel"
-        return _measurement(results, models, missing=missing)
-    changes = {task: estimate({s: ratio - 1 for s, ratio in seeds.items()}) for task, seeds in ratios.items()}
-    later = {task: [_key_ratio(m, task, largest(models, task), "later") for m in models] for task in tasks}
-    shown = [f"{task} {sum(v) / len(v):.3f}" for task, v in later.items() if None not in v]
-    found = {task: one and Summary(one) for task, one in changes.items()}
+    first, later = (
+        {task: {m.seed: _key_ratio(m, task, largest(models, task), kind) for m in models} for task in tasks}
+        for kind in ("first", "later")
+    )
+    if any(ratio is None for seeds in first.values() for ratio in seeds.values()):
+        return {"missing": "keys of the same tokens in segments and in full attention not measured: make parallel"}
+    changes = {task: estimate({s: ratio - 1 for s, ratio in seeds.items()}) for task, seeds in first.items()}
+    shown = [f"{task} {sum(v.values()) / len(v):.3f}" for task, v in later.items() if None not in v.values()]
     note = f"ratio of all other tokens: {', '.join(shown) or 'none'}"
-    return _by_task(results, models, found, dict.fromkeys(tasks, ""), note)
+    return _by_task({task: one and Summary(one) for task, one in changes.items()}, " ", note)
 
 
 def _key_ratio(model: Measured, task: str, p: int, kind: str) -> float | None:
@@ -212,13 +192,9 @@ def _key_ratio(model: Measured, task: str, p: int, kind: str) -> float | None:
     return sum(ratios) / len(ratios)
 
 
-def best_k(results: Results) -> Measurement:
-    """How much larger the K of selective attention with the best mean over seeds is in classification and in retrieved
-    passages than in key-value retrieval."""
-    tasks = ("icl", "rag", "synthetic")
-    models, missing = _models(results, tasks, "select")
-    if missing:
-        return _measurement(results, models, missing=missing)
+@_of_decoder
+def best_k(models: Sequence[Measured], method: str, tasks: list[str]) -> dict[str, Any]:
+    """How much larger the K of selective attention with the best mean over seeds is in each task than in the last."""
     best, alike, shown = {}, {}, []
     for task in tasks:
         aggregation, p = models[0].values["selection"]["aggregation"][task], largest(models, task)
@@ -230,9 +206,11 @@ def best_k(results: Results) -> Measurement:
         best[task] = max(means, key=lambda k: (means[k], -k))
         alike[task] = [k for k in means if means[k] == means[best[task]]]
         shown.append(f"{task}: " + ", ".join(f"K={k} {value:.1f}" for k, value in means.items()))
-    text = ", ".join(f"{task} K={' or '.join(map(str, ks))}" for task, ks in alike.items())
-    effects = {task: exact(float(best[task] - best["synthetic"])) for task in ("icl", "rag")}
-    return _measurement(results, models, text, *shown, effects=effects)
+    return {
+        "text": ", ".join(f"{task} K={' or '.join(map(str, ks))}" for task, ks in alike.items()),
+        "effects": {task: exact(float(best[task] - best[tasks[-1]])) for task in tasks[:-1]},
+        "notes": shown,
+    }
 
 
 def cost_of_segments(results: Results, percent: float) -> Measurement:

@@ -88,7 +88,8 @@ def conclusion(results: Results, found: Sweep, name: str) -> dict[str, Any]:
         way: holds({core: read_(core) for core in ORDER})
         for way, read_ in (("clipped before", found.of_means), ("clipped after", found.clipped_after))
     }
-    seeds = {f"seed {seed}": holds({core: found.sensitivities(core)[seed] for core in ORDER}) for seed in found.seeds}
+    of_core = {core: found.sensitivities(core) for core in ORDER}
+    seeds = {f"seed {seed}": holds({core: of_core[core][seed] for core in ORDER}) for seed in found.seeds}
     before, after = ("holds" if held else "does not hold" for held in averaged.values())
     text = f"{before} of averages{'' if before == after else f' ({after} clipped after)'}"
     text += f", {sum(seeds.values())} of {len(seeds)} seeds"

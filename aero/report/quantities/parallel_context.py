@@ -46,7 +46,8 @@ def _of_decoder(quantity: Callable[..., dict[str, Any]]) -> Callable[..., Measur
             if place[0] is None or model.row(task, *place) is None
         }
         models = [model for model in found if model.seed not in lacking]
-        parts: dict[str, Any] = {"missing": "; ".join(lacking.values()) or "fewer than two seeds: make parallel"}
+        missing = f"not measured: {'; '.join(lacking.values())}" if lacking else "fewer than two seeds: make parallel"
+        parts: dict[str, Any] = {"missing": missing}
         if len(models) >= 2:
             parts = quantity(models, **parameters)
         seeds = ", ".join(str(m.seed) for m in models)
@@ -176,7 +177,7 @@ def size_of_first_keys(models: Sequence[Measured], tasks: list[str]) -> dict[str
         for kind in ("first", "later")
     )
     if any(ratio is None for seeds in first.values() for ratio in seeds.values()):
-        return {"missing": "keys of the same tokens in segments and in full attention not measured: make parallel"}
+        return {"missing": "keys of the same tokens in segments and in full attention not measured yet: make parallel"}
     changes = {task: estimate({s: ratio - 1 for s, ratio in seeds.items()}) for task, seeds in first.items()}
     shown = [f"{task} {sum(v.values()) / len(v):.3f}" for task, v in later.items() if None not in v.values()]
     note = f"ratio of all other tokens: {', '.join(shown) or 'none'}"

@@ -1,6 +1,6 @@
-"""Time and memory of encoding a context in P segments: `python -m stages.parallel_context_cost`.
+"""Measure time and memory of encoding a context in P segments: `python -m stages.parallel_context_cost`.
 
-Every setting runs in a process of its own on one thread; writes runs/parallel_context/cost.json.
+Writes runs/parallel_context/cost.json.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from aero import records
 from aero.config import load
 from aero.errors import run_main
-from aero.parallel_context.cost import measure_apart
+from aero.parallel_context.cost import measure_in_new_process
 from aero.parallel_context.settings import settings
 from aero.records import write_text
 
@@ -28,16 +28,17 @@ def main(arguments: list[str]) -> None:
     parameters = load()
     scale = chosen.scale or parameters.scale
     sizes = settings(parameters).at(scale).cost
-    origin = records.provenance(torch=torch.__version__, started=records.now())  # the commit that measures
+    origin = records.provenance(torch=torch.__version__, started=records.now())
     clock = time.monotonic()
     model = {"layers": sizes.layers, "heads": sizes.heads, "width": sizes.width}
     rows = []
     for segments in sizes.segments:
         for way in ("full",) if segments == 1 else ("segments", "mask"):
-            row = measure_apart(**model, tokens=sizes.tokens, segments=segments, way=way, repeats=sizes.repeats)
+            row = measure_in_new_process(
+                **model, tokens=sizes.tokens, segments=segments, way=way, repeats=sizes.repeats
+            )
             rows.append(row)
-            memory = "" if row["peak_bytes"] is None else f", {row['peak_bytes'] / 2**20:.0f} MiB"
-            print(f"P={segments} {way}: {row['cpu_s']:.2f} s of one core{memory}", flush=True)
+            print(f"P={segments} {way}: {row['cpu_s']:.2f} s, {row['peak_bytes'] / 2**20:.0f} MiB", flush=True)
     result = {
         "scale": scale,
         "model": model,

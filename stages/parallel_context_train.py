@@ -1,7 +1,7 @@
 """Train the small rotary decoder of parallel context encoding: `python -m stages.parallel_context_train [--seed SEED]`.
 
-Writes checkpoint.safetensors, log.csv and training.json to runs/parallel_context/seed_SEED/ when it is done, and
-log.unfinished.csv meanwhile.
+Writes checkpoint.safetensors, log.csv and training.json to runs/parallel_context/seed_SEED/ at the end, and
+log.unfinished.csv before.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ def main(arguments: list[str]) -> None:
     }
     if here.train.threads:
         torch.set_num_threads(here.train.threads)
-    origin = records.provenance(torch=torch.__version__, started=records.now())  # the commit that is trained
+    origin = records.provenance(torch=torch.__version__, started=records.now())
     clock, device = time.monotonic(), default_device()
     torch.manual_seed(seed)
     model = GPT(parse(section.architecture), config).to(device)
     length, batch_size = config.context, here.train.batch_size
     rows: list[dict[str, Any]] = []
 
-    def keep(row: dict[str, Any]) -> None:
+    def log(row: dict[str, Any]) -> None:
         rows.append(row)
         write_text(unfinished(folder / "log.csv"), csv_text(list(rows[0]), rows))
 
@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> None:
         model,
         Mixture(tasks, tokens.train, length, batch_size, seed),
         here.train,
-        keep,
+        log,
         device,
         f"parallel_context seed {seed}",
     )

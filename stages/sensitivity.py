@@ -1,8 +1,9 @@
-"""Learning-rate sensitivity of every attention core (`variance_sensitivity`, Table 1): `python -m stages.sensitivity`.
+"""Train every attention core over a grid of learning rates (`variance_sensitivity`, Table 1): `python -m
+stages.sensitivity`.
 
-All (rate, seed) pairs of a core are trained at once. Writes to runs/sensitivity: losses.csv, a line a core, rate and
-seed; traces.csv and gains.csv, how training goes at the rate that the figures show, for which all cores are trained
-once more, looked at before every step; sweep.json, setting and provenance.
+All (rate, seed) pairs of a core train together. Writes to runs/sensitivity: losses.csv, one row a core, rate and seed;
+traces.csv and gains.csv, training behaviour at the learning rate of the figures, for which every core is trained again
+with attention measured before every step; sweep.json, setting and provenance.
 """
 
 from __future__ import annotations
@@ -18,102 +19,82 @@ import torch
 from aero import records
 from aero.attention_kernels import CORES
 from aero.config import load
-from aero.errors import UserError, run_main
-from aero.records import csv_text, write_together
+from aero.errors import UserError, json_file, run_main
 from aero.sensitivity.setting import Setting, learning_rates
 from aero.sensitivity.stacked import train
 from aero.sensitivity.sweep import figure_rate, gain_rows, loss_rows, trace_rows
-
-FOLDER = Path("runs/sensitivity")
 
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.sensitivity", description=__doc__)
     parser.add_argument("--scale", help="another scale than params.yaml names")
     parser.add_argument(
-        "--figures-at", type=float, metavar="RATE", help="only train anew, at this rate, what the figures show"
+        "--figures-at", type=float, metavar="RATE", help="only repeat the trainings of the figures, at this rate"
     )
-    parser.add_argument("--to", type=Path, default=FOLDER, help="folder of the results")
+    parser.add_argument("--to", type=Path, default=Path("runs/sensitivity"), help="folder of the results")
     chosen = parser.parse_args(arguments)
     parameters = load()
     if chosen.scale:
         parameters = parameters.at_scale(chosen.scale)
-    sizes, open_ = parameters.active.sensitivity, parameters.sensitivity
-    setting = Setting(**open_.experiment(), steps=sizes.steps)
+    sizes, section = parameters.active.sensitivity, parameters.sensitivity
+    setting = Setting(**section.experiment(), steps=sizes.steps)
     rates, seeds = learning_rates(), tuple(range(sizes.seeds))
-    torch.set_num_threads(open_.threads or torch.get_num_threads())
-    torch.set_flush_denormal(True)  # collapsed attention is full of numbers too small to be worth their time
+    torch.set_num_threads(section.threads or torch.get_num_threads())
+    torch.set_flush_denormal(True)  # collapsed attention is full of denormal numbers, which are slow
     described = {
-        "setting": {**open_.experiment(), "steps": sizes.steps, "window": open_.window, "initial": open_.initial},
+        "setting": {**section.experiment(), "steps": sizes.steps, "window": section.window, "initial": section.initial},
         "seeds": list(seeds),
     }
     if chosen.figures_at is not None:
-        figures_at(chosen.figures_at, setting, described, chosen.to)
+        repeat_figures(chosen.figures_at, setting, described, chosen.to)
         return
     started, trained, seconds = records.now(), {}, {}
     for name, core in CORES.items():
         began = time.perf_counter()
-        trained[name] = train(core, setting, rates, seeds, looks=(setting.steps - 1,))
+        trained[name] = train(core, setting, rates, seeds, observe_at=(setting.steps - 1,))
         seconds[name] = round(time.perf_counter() - began, 1)
         print(f"{name}: {len(rates) * len(seeds)} models, {sizes.steps} steps, {seconds[name]} s", flush=True)
-    rows = [row for n in trained for row in loss_rows(n, trained[n], rates, seeds, open_.window, open_.initial)]
-    shown = figure_rate(trained, rates, open_.window)
-    # Where the rule finds none, the figures show the middle rate.
-    files = {"losses.csv": csv_text(list(rows[0]), rows)} | followed(shown or rates[len(rates) // 2], setting, seeds)
-    files["sweep.json"] = (
-        json.dumps(
-            {
-                "scale": parameters.scale,
-                **described,
-                "figure_rate": shown,
-                "seconds": seconds,
-                "threads": torch.get_num_threads(),
-                "provenance": records.provenance(torch=torch.__version__, started=started),
-            },
-            indent=1,
-        )
-        + "\n"
-    )
-    write_together({chosen.to / name: text for name, text in files.items()})
+    rows = [row for n in trained for row in loss_rows(n, trained[n], rates, seeds, section.window, section.initial)]
+    rate = figure_rate(trained, rates, section.window)  # the figures show the middle rate where there is none
+    about = {
+        "scale": parameters.scale,
+        **described,
+        "figure_rate": rate,
+        "seconds": seconds,
+        "threads": torch.get_num_threads(),
+        "provenance": records.provenance(torch=torch.__version__, started=started),
+    }
+    files = {"losses.csv": csv_text(list(rows[0]), rows)}
+    files |= figure_files(rate or rates[len(rates) // 2], setting, seeds)
+    write(chosen.to, files, about)
 
 
-def figures_at(rate: float, setting: Setting, described: dict[str, Any], folder: Path) -> None:
-    """Write traces.csv and gains.csv anew, at a learning rate given by hand instead of the one that the rule chose.
+def repeat_figures(rate: float, setting: Setting, described: dict[str, Any], folder: Path) -> None:
+    """Replace traces.csv and gains.csv by trainings at a manually chosen rate; sweep.json records it.
 
-    `figure_rate_by_hand` of sweep.json then tells the report so. described: setting and seeds as sweep.json has them;
-    UserError without a sweep, or if its own are others: its losses would be of other trainings than the figures.
+    UserError unless the folder's sweep has the same setting and seeds.
     """
-    if not (path := folder / "sweep.json").is_file():
-        raise UserError(f"{path} is not there; run python -m stages.sensitivity first")
-    about = json.loads(path.read_text(encoding="utf-8"))
-    if others := _differences(about, described):
-        raise UserError(f"{path} is of another sweep than params.yaml describes: {others}")
+    about = json_file(folder / "sweep.json")
+    if any(about[key] != described[key] for key in described):
+        raise UserError(f"{folder / 'sweep.json'} has another setting or other seeds than params.yaml")
     about |= {"figure_rate": rate, "figure_rate_by_hand": True}
     about |= {"figures_provenance": records.provenance(torch=torch.__version__)}
-    files = followed(rate, setting, tuple(described["seeds"])) | {path.name: json.dumps(about, indent=1) + "\n"}
-    write_together({folder / name: text for name, text in files.items()})
+    write(folder, figure_files(rate, setting, tuple(described["seeds"])), about)
 
 
-def followed(rate: float, setting: Setting, seeds: tuple[int, ...]) -> dict[str, str]:
-    """traces.csv and gains.csv: trainings of every core at one rate, looked at before every step."""
+def figure_files(rate: float, setting: Setting, seeds: tuple[int, ...]) -> dict[str, str]:
+    """traces.csv and gains.csv of trainings of every core at one rate."""
     traces, gains = [], []
     for name, core in CORES.items():
-        trained = train(core, setting, (rate,), seeds, looks=range(setting.steps))
+        trained = train(core, setting, (rate,), seeds, observe_at=range(setting.steps))
         traces += trace_rows(name, trained, 0, seeds)
         gains += gain_rows(name, core, trained, 0, seeds)
-    tables = {"traces.csv": traces, "gains.csv": gains}
-    return {name: csv_text(list(rows[0]), rows) for name, rows in tables.items()}
+    return {"traces.csv": csv_text(list(traces[0]), traces), "gains.csv": csv_text(list(gains[0]), gains)}
 
 
-def _differences(there: dict[str, Any], here: dict[str, Any]) -> str:
-    """In what the setting and seeds of sweep.json differ from those of params.yaml, in words; "" if in nothing."""
-    first, second = ({**about["setting"], "seeds": about["seeds"]} for about in (there, here))
-    names = dict.fromkeys([*first, *second])
-    return ", ".join(
-        f"{name} {first.get(name)} there, {second.get(name)} here"
-        for name in names
-        if first.get(name) != second.get(name)
-    )
+def write(folder: Path, files: dict[str, str], about: dict[str, Any]) -> None:
+    files |= {"sweep.json": json.dumps(about, indent=1) + "\n"}
+    write_together({folder / name: text for name, text in files.items()})
 
 
 if __name__ == "__main__":

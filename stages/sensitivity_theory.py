@@ -1,34 +1,24 @@
-"""The theory of `variance_sensitivity` against Monte Carlo: `python -m stages.sensitivity_theory [--out FOLDER]`.
+"""Check the theory of `variance_sensitivity`: `python -m stages.sensitivity_theory [--out FOLDER]`.
 
-Writes theory.json and theory_*.csv: what the paper prints, what was derived (docs/variance_sensitivity.md), what was
-drawn, each mean with its standard error.
+Writes theory.json (settings and small results) and theory.jsonl (tables, one row a line): what the paper prints, what
+was derived (docs/variance_sensitivity.md), and draws, each mean with its standard error.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from aero import records
-from aero.attention_kernels import attend, core_named, row_entropy
-from aero.config import SensitivityTheoryParameters, load
+from aero.config import load
 from aero.errors import run_main
-from aero.records import csv_text, write_together
-from aero.sensitivity import sampling, theory
-
-Row = dict[str, Any]
-LANGUAGE_MODELS = {"LLaMA-1B, Figure 1": 768, "GPT-2, Figure 7": 200}
-SMALL_POSITIONS, SMALL_WIDTH, WINDOW = 20, 3, 8
-CURVE_POINTS = 50
-HISTOGRAM_CORES, HISTOGRAM_SIGMAS = ("softmax", "relu"), (1.0, 2.0, 4.0, 8.0)  # Figure 3's
+from aero.sensitivity import theory_checks
+from aero.records import write_together
 
 
 def main(arguments: list[str]) -> None:
@@ -41,285 +31,23 @@ def main(arguments: list[str]) -> None:
         settings = settings.model_copy(update={"normals": normals})
     torch.set_num_threads(1)
     started, clock = records.now(), time.monotonic()
-    controlled, weights = controlled_rows(settings)
-    drawn, dirichlet = dirichlet_rows(settings)
-    tables = {
-        "softmax": list(softmax_rows(settings)),
-        "curves": list(curve_rows(settings)),
-        "relu": list(relu_rows(settings)),
-        "controlled": controlled,
-        "weights": weights,
-        "bounds": list(bound_rows()),
-        "dirichlet": drawn,
-    }
+    rows = [{"table": name, **row} for name, table in theory_checks.tables(settings).items() for row in table]
     summary = {
         "scale": parameters.scale,
         "settings": settings.model_dump(mode="json"),
-        "dirichlet": dirichlet,
-        "layernorm": layernorm_rows(settings),
-        "least_entropy": least_entropy_rows(),
-        "matrices": matrix_rows(SMALL_POSITIONS),
-        "ranges": range_rows(settings),
-        "relu_scale_difference": relu_scale_difference(settings),
-        "provenance": records.provenance(
-            started=started, seconds=round(time.monotonic() - clock, 1), numpy=np.__version__, torch=torch.__version__
-        ),
+        **theory_checks.summary(settings),
     }
-    texts = {chosen.out / f"theory_{name}.csv": as_csv(rows) for name, rows in tables.items()}
-    write_together(texts | {chosen.out / "theory.json": json.dumps(summary, indent=1, allow_nan=False) + "\n"})
-    print(f"{chosen.out}/theory.json and {len(tables)} tables, {time.monotonic() - clock:.0f} s")
-
-
-def softmax_rows(settings: SensitivityTheoryParameters) -> Iterator[Row]:
-    """Theorem 5.1 for the softmax: entropy and its derivative in sigma^2, over sigma and N."""
-    for positions in settings.softmax.positions:
-        for index, sigma in enumerate(settings.softmax.sigmas):
-            generator = np.random.default_rng([settings.seed, 1, positions, index])
-            draws = max(2000, min(200_000, settings.normals // positions))
-            sample = sampling.sample_softmax(sigma, positions, draws, generator)
-            exact = theory.softmax_moments(sigma, positions)
-            yield {
-                "positions": positions,
-                "sigma": sigma,
-                "draws": draws,
-                "entropy": sample.entropy.mean,
-                "entropy_error": sample.entropy.error,
-                "entropy_spread": sample.entropy.error * math.sqrt(draws),
-                "entropy_quadrature": exact.entropy,
-                "expansion_2": theory.entropy_expansion(sigma, positions),
-                "expansion_4": theory.entropy_expansion(sigma, positions, order=4),
-                "slope": sample.slope.mean,
-                "slope_error": sample.slope.error,
-                "slope_quadrature": exact.derivative,
-                "theorem_slope": -sample.squares.mean,
-                "theorem_slope_error": sample.squares.error,
-                "theorem_slope_quadrature": exact.theorem_derivative,
-                "appendix_slope_quadrature": exact.appendix_derivative,
-                "collapse_sigma": theory.collapse_sigma(positions),
-            }
-
-
-def curve_rows(settings: SensitivityTheoryParameters) -> Iterator[Row]:
-    """The exact curves between the drawn points, for figures."""
-    low, high = min(settings.softmax.sigmas), max(settings.softmax.sigmas)
-    for positions in settings.softmax.positions:
-        for sigma in np.linspace(low, high, CURVE_POINTS).tolist():
-            exact = theory.softmax_moments(sigma, positions)
-            yield {
-                "positions": positions,
-                "sigma": sigma,
-                "entropy": exact.entropy,
-                "expansion_2": theory.entropy_expansion(sigma, positions),
-                "slope": exact.derivative,
-                "theorem_slope": exact.theorem_derivative,
-            }
-
-
-def relu_rows(settings: SensitivityTheoryParameters) -> Iterator[Row]:
-    """Theorem 5.1 for the ReLU kernel: entropy, delta^2 and undefined rows, over D and N."""
-    for positions in settings.relu.positions:
-        for dims in settings.relu.dimensions:
-            generator = np.random.default_rng([settings.seed, 2, positions, dims])
-            rows = max(500, min(100_000, settings.normals // (positions * dims)))
-            sample = sampling.sample_relu(dims, positions, rows, generator)
-            scale = (positions - 1) / positions
-            yield {
-                "dimensions": dims,
-                "positions": positions,
-                "rows": rows,
-                "entropy": sample.entropy.mean,
-                "entropy_error": sample.entropy.error,
-                "entropy_derived": theory.relu_entropy(dims, positions),
-                "entropy_printed": theory.relu_entropy_printed(dims, positions),
-                "square": sample.square.mean,
-                "square_error": sample.square.error,
-                "square_derived": scale * theory.RELU_VARIANCE / dims,
-                "square_printed": theory.RELU_VARIANCE_PRINTED / dims,
-                "undefined": sample.undefined.mean,
-                "undefined_error": sample.undefined.error,
-                "undefined_exact": theory.relu_undefined(dims, positions),
-                "zeros": sample.zeros.mean,
-            }
-
-
-def controlled_rows(settings: SensitivityTheoryParameters) -> tuple[list[Row], list[Row]]:
-    """Figure 3: variance and entropy of every core by sigma, and the weights of one query."""
-    chosen = settings.controlled
-    rows, weights = [], []
-    for core in chosen.cores:
-        for sigma in chosen.sigmas:
-            sample = sampling.sample_controlled(
-                core, sigma, chosen.positions, chosen.dimensions, chosen.matrices, settings.seed
-            )
-            place = {"core": core, "sigma": sigma, "positions": chosen.positions, "dimensions": chosen.dimensions}
-            rows.append(
-                place
-                | {
-                    "matrices": chosen.matrices,
-                    "variance": sample.variance.mean,
-                    "variance_error": sample.variance.error,
-                    "entropy": sample.entropy.mean,
-                    "entropy_error": sample.entropy.error,
-                }
-            )
-            if core in HISTOGRAM_CORES and sigma in HISTOGRAM_SIGMAS:
-                weights += [place | {"key": key, "weight": w} for key, w in enumerate(sample.weights.tolist())]
-    return rows, weights
-
-
-def bound_rows() -> Iterator[Row]:
-    """Proposition 5.3 where every query sees every key, and where a mask hides some, as in the paper's figures."""
-    cases: list[tuple[str, theory.Mask, int]] = [("small model, Figure 1", "full", SMALL_POSITIONS)]
-    cases.append(("small model with a window, Figure 1", "window", SMALL_POSITIONS))
-    for name, positions in LANGUAGE_MODELS.items():
-        cases.append((name, "causal", positions))
-    for name, mask, positions in cases:
-        keys = theory.visible_keys(mask, positions, WINDOW)
-        least, greatest = theory.norm_range(keys)
-        yield {
-            "model": name,
-            "mask": mask,
-            "positions": positions,
-            "norm_least": least,
-            "norm_greatest": greatest,
-            "entropy_greatest": theory.entropy_maximum(keys),
-            "norm_least_printed": 1.0,
-            "norm_greatest_printed": math.sqrt(positions),
-            "entropy_greatest_printed": math.log(positions),
-        }
-
-
-def dirichlet_rows(settings: SensitivityTheoryParameters) -> tuple[list[Row], list[Row]]:
-    """Figure 10: entropy and norm of Dirichlet rows; their means beside the exact ones."""
-    chosen, rows, summaries = settings.dirichlet, [], []
-    for index, alpha in enumerate(chosen.alphas):
-        generator = np.random.default_rng([settings.seed, 3, index])
-        entropies, norms = sampling.sample_dirichlet(alpha, chosen.positions, chosen.rows, generator)
-        rows += [{"alpha": alpha, "entropy": h, "norm": n} for h, n in zip(entropies, norms, strict=True)]
-        entropy, square = sampling.estimate(entropies), sampling.estimate(norms**2)
-        outside = sum(
-            not theory.least_row_norm(h) - 1e-9 <= n <= theory.greatest_row_norm(h, chosen.positions) + 1e-9
-            for h, n in zip(entropies, norms, strict=True)
-        )
-        summaries.append(
-            {
-                "alpha": alpha,
-                "positions": chosen.positions,
-                "rows": chosen.rows,
-                "entropy": entropy.mean,
-                "entropy_error": entropy.error,
-                "entropy_exact": theory.dirichlet_entropy(alpha, chosen.positions),
-                "square": square.mean,
-                "square_error": square.error,
-                "square_exact": theory.dirichlet_square(alpha, chosen.positions),
-                "correlation": float(np.corrcoef(entropies, norms)[0, 1]),
-                "outside_bounds": outside,
-            }
-        )
-    return rows, summaries
-
-
-def layernorm_rows(settings: SensitivityTheoryParameters) -> list[Row]:
-    """Entropy of QK-LayerNorm, gamma = 1, when queries are scaled: exact invariance needs an epsilon of 0."""
-    generator = torch.Generator().manual_seed(settings.seed)
-    query, key = (
-        torch.randn(500, SMALL_POSITIONS, SMALL_WIDTH, dtype=torch.float64, generator=generator) for _ in "qk"
+    seconds = round(time.monotonic() - clock, 1)
+    summary["provenance"] = records.provenance(
+        started=started, seconds=seconds, numpy=np.__version__, torch=torch.__version__
     )
-    rows = []
-    for factor in (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 1e3):
-        _, probabilities = attend(core_named("qk_layernorm_fixed"), factor * query, key, key)
-        rows.append({"factor": factor, "entropy": row_entropy(probabilities).mean().item()})
-    return rows
-
-
-def least_entropy_rows() -> list[Row]:
-    """What gamma = 1 guarantees: |Z| <= D, after the language models' scaling sqrt(D)."""
-    cases = (("small model", SMALL_POSITIONS, SMALL_WIDTH, 1.0), ("decoder", 768, 64, math.sqrt(64)))
-    return [
-        {
-            "model": model,
-            "positions": positions,
-            "dimensions": dims,
-            "bound": dims / scale,
-            "entropy_least": theory.least_entropy(dims / scale, positions),
-        }
-        for model, positions, dims, scale in cases
-    ]
-
-
-def matrix_rows(positions: int) -> list[Row]:
-    """Entropy, Frobenius and spectral norm of three attention matrices: Eq. 9 has the one where the other acts."""
-    common = np.zeros((positions, positions))
-    common[:, 0] = 1
-    matrices = {
-        "every row uniform": np.full((positions, positions), 1 / positions),
-        "every query its own key": np.eye(positions),
-        "every query the same key": common,
+    lines = [json.dumps({k: float(f"{v:.7g}") if isinstance(v, float) else v for k, v in r.items()}) for r in rows]
+    texts = {
+        "theory.jsonl": "\n".join(lines) + "\n",
+        "theory.json": json.dumps(summary, indent=1, allow_nan=False) + "\n",
     }
-    return [
-        {
-            "matrix": name,
-            "positions": positions,
-            "entropy": row_entropy(torch.from_numpy(matrix)).mean().item() + 0.0,
-            "frobenius": float(np.linalg.norm(matrix)),
-            "spectral": float(np.linalg.norm(matrix, 2)),
-        }
-        for name, matrix in matrices.items()
-    ]
-
-
-def range_rows(settings: SensitivityTheoryParameters) -> list[Row]:
-    """Proposition 5.3 on drawn attention matrices of the small model's size, every core over all sigmas.
-
-    outside: matrices beyond [1, sqrt(N)] or [0, log N], of those without an empty row, as the proposition assumes rows
-    that sum to 1. empty: matrices with a row that gives no key a weight; the ReLU kernel's 0/0, which is taken as 0.
-    """
-    positions, dims, matrices = SMALL_POSITIONS, SMALL_WIDTH, 200
-    generator = torch.Generator().manual_seed(settings.seed)
-    drawn = torch.randn(2, matrices, positions, dims, dtype=torch.float64, generator=generator)
-    rows, slack = [], 1e-5  # kernels divide by their sum plus a small number
-    for core in settings.controlled.cores:
-        norms, entropies, whole = [], [], []
-        for sigma in settings.controlled.sigmas:
-            query, key = sigma * drawn
-            _, probabilities = attend(core_named(core), query, key, key)  # (matrices, N, N)
-            norms.append(torch.linalg.matrix_norm(probabilities))
-            entropies.append(row_entropy(probabilities).mean(-1))
-            whole.append(probabilities.sum(-1).amin(-1) > 0.5)
-        norm, entropy, sums = (torch.cat(values) for values in (norms, entropies, whole))
-        inside = (norm >= 1 - slack) & (norm <= math.sqrt(positions) + slack)
-        inside &= (entropy >= -slack) & (entropy <= math.log(positions) + slack)
-        rows.append(
-            {
-                "core": core,
-                "positions": positions,
-                "dimensions": dims,
-                "matrices": len(norm),
-                "outside": int((sums & ~inside).sum()),
-                "empty": int((~sums).sum()),
-                "norm_least": norm[sums].min().item(),
-                "norm_greatest": norm[sums].max().item(),
-                "entropy_least": entropy[sums].min().item() + 0.0,
-                "entropy_greatest": entropy[sums].max().item(),
-                "norm_least_empty": norm[~sums].min().item() if (~sums).any() else None,
-            }
-        )
-    return rows
-
-
-def relu_scale_difference(settings: SensitivityTheoryParameters) -> float:
-    """Largest change of the mean entropy when queries and keys of the same draws are scaled by sigma."""
-    found = [
-        sampling.sample_relu(16, 20, 2000, np.random.default_rng([settings.seed, 4]), sigma).entropy.mean
-        for sigma in (1.0, 0.01, 0.3, 7.0, 1000.0)
-    ]
-    return max(found) - min(found)
-
-
-def as_csv(rows: Sequence[Row]) -> str:
-    """CSV text with seven significant digits."""
-    written = [{k: f"{v:.7g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows]
-    return csv_text(list(rows[0]), written)
+    write_together({chosen.out / name: text for name, text in texts.items()})
+    print(f"{chosen.out}/theory.json and theory.jsonl, {seconds:.0f} s")
 
 
 if __name__ == "__main__":

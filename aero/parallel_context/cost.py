@@ -1,16 +1,17 @@
 """Time and memory of encoding a context in P segments against full attention, which the paper did not measure.
 
-Each setting runs in a process of its own, so that its peak memory is its own. Weights are random: what they are changes
-neither time nor memory. Three ways to encode: full (P = 1), segments (each on its own, equal ones as one batch), mask
-(one pass under the mask of `Layout`, which is how parallel encoding is often emulated).
+Weights are random: they change neither time nor memory. Three ways to encode: full (P = 1), segments (each on its own,
+equal ones as one batch), mask (one pass under the mask of `Layout`, the usual emulation of parallel encoding).
 """
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,14 @@ from aero.parallel_context.encoding import encode, in_one_pass, read
 from aero.parallel_context.layout import Layout, split
 from aero.parallel_context.own_model import OwnModel
 
-WAYS = ("full", "segments", "mask")
-
 
 def measure(
     layers: int, heads: int, width: int, tokens: int, segments: int, way: str, repeats: int, question: int = 16
 ) -> dict[str, Any]:
     """Encode `tokens` random tokens in this process and read them with `question` more; the fastest of `repeats`.
 
-    cpu_s: processor seconds, which other work on the machine lengthens least; peak_bytes: most memory beyond what the
-    process had after a short pass, None where the system does not tell; attention_pairs: query-key pairs of one head.
+    cpu_s: processor seconds; peak_bytes: peak memory beyond that after a short pass; attention_pairs: query-key pairs
+    of one head.
     """
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -51,11 +50,9 @@ def measure(
         return encode(model, ids[:, :tokens].split(list(lengths), 1), query=question)
 
     read(model, encode(model, [ids[:, :16]]), ids[:, :1])  # libraries allocate at the first pass
-    before = _memory("VmRSS")
-    reset = _reset_peak()
-    first = context()
-    peak = _memory("VmHWM")
-    del first
+    before = _peak_memory()
+    context()
+    peak = _peak_memory() - before
     encoding = [_timed(context) for _ in range(repeats)]
     encoded = encode(model, ids[:, :tokens].split(list(lengths), 1), query=question)
     reading = [_timed(lambda: read(model, encoded, ids[:, tokens:])) for _ in range(repeats)]
@@ -66,47 +63,31 @@ def measure(
         "cpu_s": min(cpu for cpu, _ in encoding),
         "wall_s": min(wall for _, wall in encoding),
         "question_cpu_s": min(cpu for cpu, _ in reading),
-        "peak_bytes": peak - before if reset and peak is not None and before is not None else None,
+        "peak_bytes": peak,
         "attention_pairs": sum(length * (length + 1) // 2 for length in lengths),
         "repeats": repeats,
     }
 
 
-def measure_apart(**setting: Any) -> dict[str, Any]:
-    """`measure(**setting)` in a fresh process. UserError with its last line if that fails."""
+def measure_in_new_process(**setting: Any) -> dict[str, Any]:
+    """`measure(**setting)` in a process of its own, so that its peak memory is its own. UserError if that fails."""
     finished = subprocess.run(
         [sys.executable, "-m", "aero.parallel_context.cost", json.dumps(setting)], capture_output=True, text=True
     )
     if finished.returncode:
-        reason = (finished.stderr.strip().splitlines() or [f"exit status {finished.returncode}"])[-1]
-        raise UserError(f"measuring {setting} failed: {reason}")
+        raise UserError(f"measuring {setting} failed: {finished.stderr.strip().splitlines()[-1:]}")
     return json.loads(finished.stdout)
 
 
-def _timed(work: Any) -> tuple[float, float]:
+def _timed(work: Callable[[], Any]) -> tuple[float, float]:
     cpu, wall = time.process_time(), time.perf_counter()
     work()
     return time.process_time() - cpu, time.perf_counter() - wall
 
 
-def _memory(kind: str) -> int | None:
-    """A line of /proc/self/status in bytes: VmRSS now, VmHWM at its peak."""
-    try:
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-            if line.startswith(kind + ":"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return None
-
-
-def _reset_peak() -> bool:
-    """Whether the system lets a process begin its peak memory anew."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except OSError:
-        return False
-    return True
+def _peak_memory() -> int:
+    """Peak resident memory of this process in bytes; not of getrusage, which begins at the parent's."""
+    return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text(encoding="ascii"))[1]) * 1024
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A context encoded in P segments, read by a query: for every model that can continue from cached keys and values."""
+"""A context encoded in P segments and read by a query, for every model that continues from cached keys and values."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from aero.parallel_context.layout import PREFIX, Layout
 from aero.parallel_context.selection import Selection
 
 Cache = list[tuple[Tensor, Tensor]]
-"""Keys, already rotated, and values of every layer: (B, H', n, d_k) each."""
+"""Rotated keys, and values, of every layer: (B, H', n, d_k) each."""
 
 
 class Model(Protocol):
-    """A decoder with rotary positions. context: positions it was trained on."""
+    """A decoder with rotary positions. context: number of positions it was trained on."""
 
     context: int
 
@@ -32,7 +32,7 @@ class Model(Protocol):
     ) -> tuple[Tensor, Cache]:
         """Logits (B, m, V) of `ids` (B, m) at `positions` (m,) behind the n tokens of `cache`, and the longer cache.
 
-        mask: (m, n + m) bool in place of causal attention; query_pass: sees, and may change, every layer's attention.
+        mask: (m, n + m) bool instead of causal attention; query_pass: records, and may change, every layer's attention.
         """
         ...
 
@@ -48,8 +48,8 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a model made of a query: logits (B, m, V), row entropies (L, B, H, m) in nats, the context with the query
-    behind it, and the segments each layer selected, (B, H or 1, m or 1, P), none without a selection."""
+    """A query's logits (B, m, V), row entropies (L, B, H, m) in nats, the context extended by the query, and the
+    segments that each layer selected, (B, H or 1, m or 1, P)."""
 
     logits: Tensor
     entropies: Tensor
@@ -61,8 +61,8 @@ class Reading:
 def encode(model: Model, segments: Sequence[Tensor], prefix: Tensor | None = None, query: int = 0) -> Encoded:
     """Encode `segments`, each (B, n_p) ids, independently of each other, behind a shared `prefix` (S,) if there is one.
 
-    Segments of equal length are one batch. query: tokens that will follow, for whose positions there must be room.
-    ValueError for segments that do not fit the model's context.
+    Segments of equal length form one batch. query: tokens that will follow and need positions. ValueError for segments
+    that do not fit the model's context.
     """
     shared = 0 if prefix is None else len(prefix)
     layout = Layout(shared, tuple(segment.shape[1] for segment in segments), query)
@@ -93,22 +93,21 @@ def encode(model: Model, segments: Sequence[Tensor], prefix: Tensor | None = Non
 
 @torch.no_grad()
 def read(model: Model, encoded: Encoded, ids: Tensor, selection: Selection | None = None) -> Reading:
-    """Let the query `ids` (B, m) read an encoded context. ValueError if it runs past the model's positions."""
+    """Read an encoded context by the query `ids` (B, m). ValueError if the query exceeds the model's positions."""
     m = ids.shape[1]
     if encoded.next_position + m > model.context:
         raise ValueError(
-            f"the query's {m} tokens would stand at positions {encoded.next_position} to"
-            f" {encoded.next_position + m - 1}, the model has {model.context}"
+            f"the query's {m} tokens from position {encoded.next_position} exceed the model's {model.context}"
         )
     positions = encoded.next_position + torch.arange(m, device=ids.device)
     groups = torch.cat([encoded.groups, torch.full((m,), PREFIX, device=ids.device)])
     query_pass = QueryPass(groups, selection)
     logits, cache = model.forward(ids, positions, encoded.cache, query_pass=query_pass)
     if selection is not None and selection.two_passes and query_pass.segments > 1:
-        query_pass = QueryPass(groups, selection, kept=query_pass.over_layers())
+        query_pass = QueryPass(groups, selection, decided=query_pass.over_layers())
         logits, cache = model.forward(ids, positions, encoded.cache, query_pass=query_pass)
-    behind = Encoded(cache, groups, encoded.next_position + m)
-    return Reading(logits, torch.stack(query_pass.entropies), behind, query_pass.selected)
+    extended = Encoded(cache, groups, encoded.next_position + m)
+    return Reading(logits, torch.stack(query_pass.entropies), extended, query_pass.selected)
 
 
 @torch.no_grad()
@@ -117,7 +116,7 @@ def answer(
 ) -> tuple[Tensor, Tensor]:
     """Greedy answer of `tokens` ids to `question` (B, m): ids (B, tokens), and entropies (L, B, H, m + tokens - 1).
 
-    Every pass selects anew, as the authors' code does: the question's by all its tokens, then each answer token's.
+    Every pass selects anew, as the authors' code does: the question's, then each answer token's.
     """
     reading = read(model, encoded, question, selection)
     entropies, answers = [reading.entropies], [reading.logits[:, -1].argmax(-1, keepdim=True)]
@@ -130,10 +129,7 @@ def answer(
 
 @torch.no_grad()
 def in_one_pass(model: Model, layout: Layout, ids: Tensor) -> Tensor:
-    """Logits (B, length, V) of `ids` laid out as `layout`, under its mask: parallel encoding without its savings.
-
-    What it computes is what `encode` and `read` compute; it needs the whole attention matrix.
-    """
+    """Logits (B, length, V) of `ids` in one pass under the layout's mask: `encode` and `read` without their savings."""
     layout.check(model.context)
     positions, mask = (x.to(ids.device) for x in (layout.positions(), layout.mask()))
     return model.forward(ids, positions, mask=mask)[0]

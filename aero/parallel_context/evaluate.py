@@ -1,12 +1,13 @@
-"""How well a model does a task with its context in P segments, and how its attention and its keys look meanwhile."""
+"""Performance on a task with its context in P segments, with attention entropy and the norms of keys and values."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import string
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,38 +19,22 @@ from aero.parallel_context.layout import PREFIX, split
 from aero.parallel_context.selection import Selection
 from aero.parallel_context.tasks import Batch
 
-
-@dataclass(frozen=True)
-class Norms:
-    """Mean norms, a layer, of the vectors of three kinds of token: the shared prefix's first, the segments' first, and
-    all later ones of the segments. None where there is no such token."""
-
-    prefix_first: list[float] | None
-    segment_first: list[float]
-    later: list[float] | None
-
-
-@dataclass(frozen=True)
-class SameTokens:
-    """Mean norms, a layer, of the tokens of all segments but the first, in segments and in full attention behind the
-    same prefix: what encoding apart does to a token. The first segment sees the same at any P. first: the segments'
-    first tokens. later: all others, None where there are none."""
-
-    first: list[float]
-    first_full: list[float]
-    later: list[float] | None
-    later_full: list[float] | None
+Judge = Callable[[list[int], tuple[str, ...]], bool]
+"""Whether generated ids are one of the accepted answers."""
+Norms = dict[str, list[float] | None]
+"""Mean norms a layer by kind of token, None where there is no such token."""
 
 
 @dataclass(frozen=True)
 class Measurement:
     """One task at one setting.
 
-    scores: a number an episode: 1 or 0 for a right or wrong answer, or the mean loss in nats. entropies: a number an
-    episode, the mean over layers, heads and query rows, nats. entropy_by_layer: (L,). key_norms, value_norms: of the
-    encoded context. token_norms: a tensor a batch, (2, L, n), mean norms of keys and of values of every token of the
-    context, to be given to the measurements of more segments as `full`. same_keys, same_values: those set against
-    `full`; None without it, and for one segment.
+    scores, entropies: one an episode: 1 or 0 for a right or wrong answer, or the mean loss in nats; the mean entropy
+    over layers, heads and query rows in nats. entropy_by_layer: (L,).
+    key_norms, value_norms: of the encoded context, by "prefix_first" (the shared prefix's first token),
+    "segment_first" and "later". token_norms: one tensor a batch, (2, L, n), norms of keys and values of every context
+    token. same_keys, same_values: norms of the tokens behind the first segment in segments ("first", "later") and in
+    full attention ("first_full", "later_full"), of segments' first tokens and all others; None without `full`.
     """
 
     scores: np.ndarray
@@ -57,9 +42,9 @@ class Measurement:
     entropy_by_layer: np.ndarray
     key_norms: Norms
     value_norms: Norms
-    token_norms: list[Tensor] = field(default_factory=list)
-    same_keys: SameTokens | None = None
-    same_values: SameTokens | None = None
+    token_norms: list[Tensor]
+    same_keys: Norms | None
+    same_values: Norms | None
 
 
 def measure(
@@ -68,55 +53,49 @@ def measure(
     segments: int,
     prefix: Tensor | None = None,
     selections: Sequence[Selection | None] = (None,),
-    judge: Callable[[list[int], tuple[str, ...]], bool] | None = None,
+    judge: Judge | None = None,
     answer_tokens: int | None = None,
     full: Sequence[Tensor] | None = None,
 ) -> list[Measurement]:
-    """Run `batches` with contexts in P `segments` behind `prefix` (S,), None for none; one result a selection.
+    """Run `batches` with contexts in P `segments` behind `prefix` (S,) or nothing; one result a selection.
 
     A batch with one question token and a longer answer is scored by its loss (language modelling), any other by its
-    greedy answer: whether all ids are right, or what `judge(ids, accepted)` says of `answer_tokens` generated ones.
-    full: `token_norms` of the same batches and prefix in one segment, to set those of more segments against.
-    ValueError as `encode` and `split`, and if there is no batch.
+    greedy answer: whether all ids are right, or what `judge` says of `answer_tokens` generated ones.
+    full: `token_norms` of the same batches and prefix in one segment, for same_keys and same_values.
     """
-    found = [_Collected() for _ in selections]
-    keys, values, by_token, groups = [], [], [], []
+    scores: list[list[float]] = [[] for _ in selections]
+    entropies: list[list[float]] = [[] for _ in selections]
+    by_layer: list[list[Tensor]] = [[] for _ in selections]  # (L, B) each
+    kinds, by_token, groups = [], [], []
     for batch in batches:
         bounds = np.cumsum([0, *split(len(batch.units), segments)])
-        parts = [torch.cat(batch.units[a:b], 1) for a, b in zip(bounds, bounds[1:], strict=False)]
+        parts = [torch.cat(batch.units[a:b], 1) for a, b in itertools.pairwise(bounds)]
         tokens = answer_tokens or batch.answer.shape[1]
         encoded = encode(model, parts, prefix, batch.question.shape[1] + tokens - 1)
-        norms = _token_norms(encoded)
-        keys.append(_norms(norms[0], encoded.groups))
-        values.append(_norms(norms[1], encoded.groups))
-        groups.append(encoded.groups[encoded.groups != PREFIX].cpu())
-        by_token.append(norms[..., encoded.groups != PREFIX].float().cpu())
-        for selection, collected in zip(selections, found, strict=True):
-            scores, seen = _answered(model, encoded, batch, tokens, selection, judge)
-            collected.add(scores, seen.double())
-    if not keys:
-        raise ValueError("no episode to measure")
-    norms = _mean_norms(keys), _mean_norms(values), by_token
+        norms, in_segment = _token_norms(encoded), encoded.groups != PREFIX
+        kinds.append(_by_kind(norms, encoded.groups))
+        by_token.append(norms[..., in_segment].float().cpu())
+        groups.append(encoded.groups[in_segment].cpu())
+        for index, selection in enumerate(selections):
+            given, seen = _answered(model, encoded, batch, tokens, selection, judge)
+            seen = seen.double()
+            scores[index] += given
+            entropies[index] += seen.mean((0, 2, 3)).tolist()
+            by_layer[index].append(seen.mean((2, 3)))
+    key_norms, value_norms = _mean_norms(kinds, ("prefix_first", "segment_first", "later"))
     same = (None, None) if full is None or segments < 2 else _same_tokens(by_token, full, groups)
     return [
         Measurement(
-            np.array(c.scores), np.array(c.entropies), torch.cat(c.by_layer, 1).mean(1).cpu().numpy(), *norms, *same
+            np.array(given),
+            np.array(seen),
+            torch.cat(layers, 1).mean(1).cpu().numpy(),
+            key_norms,
+            value_norms,
+            by_token,
+            *same,
         )
-        for c in found
+        for given, seen, layers in zip(scores, entropies, by_layer, strict=True)
     ]
-
-
-@dataclass
-class _Collected:
-    scores: list[float] = field(default_factory=list)
-    entropies: list[float] = field(default_factory=list)
-    by_layer: list[Tensor] = field(default_factory=list)
-
-    def add(self, scores: list[float], seen: Tensor) -> None:
-        """seen: entropies (L, B, H, m)."""
-        self.scores += scores
-        self.entropies += seen.mean((0, 2, 3)).tolist()
-        self.by_layer.append(seen.mean((2, 3)))  # (L, B)
 
 
 def _answered(
@@ -125,7 +104,7 @@ def _answered(
     batch: Batch,
     tokens: int,
     selection: Selection | None,
-    judge: Callable[[list[int], tuple[str, ...]], bool] | None,
+    judge: Judge | None,
 ) -> tuple[list[float], Tensor]:
     """Scores of the episodes of a batch and the entropies (L, B, H, m) of their query rows."""
     if is_language_modelling(batch):
@@ -169,50 +148,48 @@ def _token_norms(encoded: Encoded) -> Tensor:
 
 
 def _begins(groups: Tensor) -> Tensor:
-    """Whether a token's group is another than that of the token before, (n,)."""
+    """Whether a token is the first of its group, (n,)."""
     first = torch.ones_like(groups, dtype=torch.bool)
     first[1:] = groups[1:] != groups[:-1]
     return first
 
 
-def _norms(norms: Tensor, groups: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None]:
-    """Of norms (L, n): (L,) means of prefix first, segment first and later tokens."""
-    first = _begins(groups)
-    in_prefix = groups == PREFIX
+def _by_kind(norms: Tensor, groups: Tensor) -> list[Tensor | None]:
+    """Of norms (2, L, n): (2, L) means of the prefix's first, the segments' first and their later tokens."""
+    first, in_prefix = _begins(groups), groups == PREFIX
     later = ~first & ~in_prefix
-    return (
-        norms[:, 0] if in_prefix.any() else None,
-        norms[:, first & ~in_prefix].mean(1),
-        norms[:, later].mean(1) if later.any() else None,
-    )
-
-
-def _same_tokens(
-    apart: Sequence[Tensor], full: Sequence[Tensor], groups: Sequence[Tensor]
-) -> tuple[SameTokens, SameTokens]:
-    """Keys' and values' norms (2, L, n) of every batch against `full`, means over batches. groups: (n,) a batch."""
-    columns = []  # first, first_full, later, later_full; each (2, L) a batch
-    for one, whole, own in zip(apart, full, groups, strict=True):
-        first, moved = _begins(own), own > 0
-        chosen = (moved & first, moved & ~first)
-        columns.append([norms[..., mask].mean(-1) for mask in chosen for norms in (one, whole)])
-    means = [torch.stack(column).double().mean(0) for column in zip(*columns, strict=True)]
-    keys, values = ([None if mean.isnan().any() else mean[which].tolist() for mean in means] for which in (0, 1))
-    return SameTokens(*keys), SameTokens(*values)
-
-
-def _mean_norms(parts: list[tuple[Tensor | None, Tensor, Tensor | None]]) -> Norms:
-    means = [
-        None if any(part is None for part in column) else torch.stack(column).mean(0).tolist()
-        for column in zip(*parts, strict=True)
+    return [
+        norms[..., 0] if in_prefix.any() else None,
+        norms[..., first & ~in_prefix].mean(-1),
+        norms[..., later].mean(-1) if later.any() else None,
     ]
-    return Norms(*means)
+
+
+def _same_tokens(apart: Sequence[Tensor], full: Sequence[Tensor], groups: Sequence[Tensor]) -> tuple[Norms, Norms]:
+    """Norms (2, L, n) of every batch in segments and in full attention, of tokens behind the first segment."""
+    batches = []
+    for one, whole, own in zip(apart, full, groups, strict=True):
+        first, behind = _begins(own), own > 0
+        masks = (behind & first, behind & ~first)
+        batches.append([norms[..., m].mean(-1).double() if m.any() else None for m in masks for norms in (one, whole)])
+    return _mean_norms(batches, ("first", "first_full", "later", "later_full"))
+
+
+def _mean_norms(batches: list[list[Tensor | None]], names: Sequence[str]) -> tuple[Norms, Norms]:
+    """Keys' and values' norms by name, from (2, L) a batch and name; the mean over batches, None if any lacks it."""
+    columns = zip(*batches, strict=True)
+    means = [None if any(x is None for x in column) else torch.stack(column).mean(0) for column in columns]
+    keys, values = (
+        {name: None if mean is None else mean[which].tolist() for name, mean in zip(names, means, strict=True)}
+        for which in (0, 1)
+    )
+    return keys, values
 
 
 def interval(values: np.ndarray, proportion: bool, mean: float | None = None) -> tuple[float, float]:
     """95 % interval of the mean over episodes: Wilson's for a proportion, the normal one otherwise.
 
-    mean: the mean itself where it is one of several sets' means.
+    mean: given where it is not the mean of the values, but of several sets' means.
     """
     count, z = len(values), 1.959963984540054
     mean = float(values.mean()) if mean is None else mean

@@ -11,13 +11,11 @@ from aero.parallel_context.attention import QueryPass, attend
 from aero.parallel_context.encoding import Cache
 
 FAMILIES = ("llama", "mistral", "qwen2")
-"""`model_type` of the configurations that are supported: rotary, no soft-capped logits, one kind of attention layer."""
-
+"""Supported values of `model_type`: rotary positions, no soft-capped logits, one kind of attention layer."""
 IMPLEMENTATION = "aero_parallel_context"
 """The name under which `_attention` is registered."""
-
 REPLACEABLE = ("eager", "sdpa", IMPLEMENTATION)
-"""Attention implementations whose numbers this one reproduces."""
+"""Attention implementations that `_attention` reproduces; others never form the probabilities that it needs."""
 
 
 def _attention(
@@ -35,7 +33,7 @@ def _attention(
     if sliding_window is not None and key.shape[-2] > sliding_window:
         raise ValueError(
             f"{type(module).__name__} attends to a window of {sliding_window} tokens and the context has"
-            f" {key.shape[-2]}: a segment is seen whole or not at all; use a shorter context or a model without window"
+            f" {key.shape[-2]}: use a shorter context or a model without a window"
         )
     mask = None if attention_mask is None else attention_mask[0, 0]
     return attend(query, key, value, scaling, mask, query_pass).transpose(1, 2).contiguous(), None
@@ -44,29 +42,21 @@ def _attention(
 AttentionInterface.register(IMPLEMENTATION, _attention)
 
 
-def check_implementation(name: str | None) -> None:
-    """ValueError for an attention implementation that parallel encoding cannot work with."""
-    if name is not None and name not in REPLACEABLE:
-        raise ValueError(
-            f"attention implementation {name!r} is not supported: entropy and selection need the attention"
-            f" probabilities, which it never forms; load the model with attn_implementation='sdpa' or 'eager'"
-        )
-
-
 class HuggingFaceModel:
-    """A Llama, Mistral or Qwen2 for causal language modelling; its attention implementation is replaced for good.
+    """A Llama, Mistral or Qwen2 causal language model; its attention implementation is replaced for good.
 
-    ValueError for another family, an attention implementation or a cache that cannot be replaced.
+    ValueError for another family or an attention implementation that is not in REPLACEABLE.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        kind = model.config.model_type
+        kind, implementation = model.config.model_type, model.config._attn_implementation
         if kind not in FAMILIES:
-            raise ValueError(f"model family {kind!r} is not supported: parallel encoding knows {', '.join(FAMILIES)}")
-        check_implementation(model.config._attn_implementation)
+            raise ValueError(f"model family {kind!r} is not supported; supported: {', '.join(FAMILIES)}")
+        if implementation not in REPLACEABLE:
+            raise ValueError(f"attention implementation {implementation!r} is not supported; use 'sdpa' or 'eager'")
         model.set_attn_implementation(IMPLEMENTATION)
         self.model = model.eval()
-        self.context, self.layers = model.config.max_position_embeddings, model.config.num_hidden_layers
+        self.context = model.config.max_position_embeddings
 
     def forward(
         self,
@@ -86,8 +76,7 @@ class HuggingFaceModel:
             attention_mask=None if mask is None else mask[None, None],
             past_key_values=past,
             use_cache=True,
-            # A context pass is for its cache: the logits of its last token are the fewest it can give.
-            logits_to_keep=1 if query_pass is None and mask is None else 0,
+            logits_to_keep=1 if query_pass is None and mask is None else 0,  # a context pass needs only its cache
             query_pass=query_pass,
         )
         return output.logits, [(layer.keys, layer.values) for layer in past.layers]

@@ -1,8 +1,8 @@
-"""Where the tokens of a context in P segments stand: positions, segments and who may attend to whom.
+"""Positions, segments and visibility of the tokens of a context in P segments.
 
     [shared prefix] [segment 1] … [segment P] [query]
 
-Every segment begins at the position behind the prefix, so segments share positions; the query continues behind the
+Every segment starts at the position behind the prefix, so segments share positions; the query continues behind the
 longest one. A segment sees the prefix and itself, the query sees everything, each causally.
 """
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 PREFIX = -1
-"""The group of tokens that belong to no segment: the shared prefix, and the query."""
+"""Group of the tokens that belong to no segment: the shared prefix and the query."""
 
 
 @dataclass(frozen=True)
@@ -25,20 +25,14 @@ class Layout:
     segments: tuple[int, ...]
     query: int
 
-    def __post_init__(self) -> None:
-        if not self.segments or min(self.segments) < 1:
-            raise ValueError(f"segments of {list(self.segments)} tokens: there must be one at least, and none empty")
-        if self.prefix < 0 or self.query < 0:
-            raise ValueError(f"prefix of {self.prefix} and query of {self.query} tokens: neither can be negative")
-
     @property
     def length(self) -> int:
-        """Tokens altogether."""
+        """All tokens."""
         return self.prefix + sum(self.segments) + self.query
 
     @property
     def next_position(self) -> int:
-        """Position of the query's first token: behind the longest segment."""
+        """Position of the query's first token, behind the longest segment."""
         return self.prefix + max(self.segments)
 
     def positions(self) -> Tensor:
@@ -48,7 +42,7 @@ class Layout:
         return torch.cat([*parts, self.next_position + torch.arange(self.query)])
 
     def groups(self) -> Tensor:
-        """Segment of every token counted from 0, `PREFIX` for prefix and query, (length,)."""
+        """Segment of every token, from 0, or `PREFIX`, (length,)."""
         parts = [torch.full((self.prefix,), PREFIX)]
         parts += [torch.full((length,), segment) for segment, length in enumerate(self.segments)]
         return torch.cat([*parts, torch.full((self.query,), PREFIX)])
@@ -62,32 +56,21 @@ class Layout:
         return visible & (order[:, None] >= order)
 
     def check(self, context: int) -> None:
-        """ValueError if a token's position is beyond what a model of `context` positions was trained on."""
-        for number, length in enumerate(self.segments, start=1):
-            if self.prefix + length > context:
-                behind = f" behind a prefix of {self.prefix}" if self.prefix else ""
-                raise ValueError(
-                    f"segment {number} of {len(self.segments)} has {length} tokens{behind}, the model has {context}"
-                    " positions: use more segments or a shorter context"
-                )
-        if self.next_position + self.query > context:
+        """ValueError if a token's position is beyond the `context` positions of a model."""
+        needed = self.next_position + self.query
+        if needed > context:
             raise ValueError(
-                f"the query's {self.query} tokens would stand at positions {self.next_position} to"
-                f" {self.next_position + self.query - 1}, the model has {context}: use more segments or less context"
+                f"a prefix of {self.prefix}, a longest segment of {max(self.segments)} and a query of {self.query} "
+                f"tokens need {needed} positions, the model has {context}: use more segments or a shorter context"
             )
 
 
 def split(units: int, segments: int) -> tuple[int, ...]:
-    """How many of `units` indivisible pieces each of P `segments` gets: equally many, or the first ones one more.
+    """Sizes of P `segments` of `units` indivisible units, equal or with one more in the first ones.
 
-    ValueError if there are more segments than pieces.
+    ValueError unless 1 <= P <= units.
     """
-    if segments < 1:
-        raise ValueError(f"P={segments} segments: there must be at least one")
-    if segments > units:
-        raise ValueError(
-            f"P={segments} segments, but the context has only {units} pieces (tokens, examples or passages) to divide"
-            f" among them: P must not exceed {units}"
-        )
+    if not 1 <= segments <= units:
+        raise ValueError(f"P={segments} segments: P must be 1 to {units}, the units of the context")
     share, more = divmod(units, segments)
     return tuple(share + (segment < more) for segment in range(segments))

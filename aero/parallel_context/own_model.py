@@ -1,4 +1,4 @@
-"""This project's rotary decoder (`aero.model.GPT` with position=rotary) as a model of `encoding`."""
+"""This project's rotary decoder (`aero.model.GPT`) as a model of `encoding`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aero.parallel_context.encoding import Cache
 
 @dataclass
 class _Pass:
-    """What one forward pass hands to every layer's attention, and the cache they leave."""
+    """Inputs of one forward pass for every layer's attention, and the cache that the pass builds."""
 
     positions: Tensor
     before: Cache | None
@@ -29,7 +29,7 @@ class _Pass:
 
 
 class _CachedAttention(nn.Module):
-    """A block's own attention over cached keys and values, at given positions."""
+    """A block's attention over cached keys and values, at given positions."""
 
     def __init__(self, inner: Attention, layer: int, now: _Pass) -> None:
         super().__init__()
@@ -49,29 +49,19 @@ class _CachedAttention(nn.Module):
 
 
 class OwnModel:
-    """A `GPT` with rotary positions and softmax attention. ValueError for one whose positions cannot be shared by
-    segments, or with another attention core."""
+    """A `GPT` with rotary positions and softmax attention; ValueError for any other."""
 
     def __init__(self, model: GPT) -> None:
-        if model.config.position != "rotary":
-            raise ValueError(
-                "parallel context encoding needs rotary positions, which segments can share; this model has learned"
-                " ones: train one with position=rotary (the pythia families)"
-            )
-        if model.architecture.temperature:
-            raise ValueError(
-                f"{model.architecture}: a temperature belongs to one query position and would be shared by segments;"
-                " use an architecture without SM(t)"
-            )
         core = core_named(model.architecture.core)
-        # Only what changes the weights alone (sigmaReparam) leaves the attention the softmax that `attend` computes.
-        if core.probabilities is not softmax_core or core.gains is not None:
+        if model.config.position != "rotary" or model.architecture.temperature:
             raise ValueError(
-                f"{model.architecture}: parallel encoding computes softmax attention and has no form of the core"
-                f" {model.architecture.core!r} over cached segments; use SM or Core(sigma_reparam)"
+                f"{model.architecture}: segments share positions, which needs rotary ones (position=rotary) and no"
+                " temperature a position (SM(t))"
             )
+        if core.probabilities is not softmax_core or core.gains is not None:
+            raise ValueError(f"{model.architecture}: parallel encoding supports softmax attention only")
         self.model = model.eval()
-        self.context, self.layers = model.config.context, model.config.layers
+        self.context = model.config.context
 
     def forward(
         self,
@@ -81,14 +71,14 @@ class OwnModel:
         mask: Tensor | None = None,
         query_pass: QueryPass | None = None,
     ) -> tuple[Tensor, Cache]:
-        """See `encoding.Model`. `ids` of one pass must not exceed the model's context either."""
+        """See `encoding.Model`."""
         now = _Pass(positions, cache, mask, query_pass)
         with self._attending(now):
             return self.model(ids), now.cache
 
     @contextmanager
     def _attending(self, now: _Pass) -> Iterator[None]:
-        """The model's blocks with `_CachedAttention` in the place of their attention."""
+        """The model with `_CachedAttention` instead of its blocks' attention."""
         own = [block.attention for block in self.model.blocks]
         try:
             for layer, block in enumerate(self.model.blocks):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from aero import families
 from aero.config import ModelParameters, Parameters, TrainParameters
@@ -25,15 +25,15 @@ class SelectionSettings(Strict):
 
 
 class AblationSettings(Strict):
-    """What is varied, each from the default, at the largest P of a task."""
+    """What is varied, one at a time from the default, at the largest P of a task."""
 
-    top_k: tuple[int, ...]
+    top_k: tuple[Annotated[int, Field(ge=1)], ...]
     aggregation: tuple[Aggregation, ...]
     sinks: dict[str, str]
 
 
 class CostSettings(Strict):
-    """Sizes of the random model whose time and memory are measured, and its context in tokens."""
+    """Sizes of the random model whose time and memory are measured, and of its context in tokens."""
 
     layers: int = Field(ge=1)
     heads: int = Field(ge=1)
@@ -44,14 +44,14 @@ class CostSettings(Strict):
 
 
 class ScaleSettings(Strict):
-    """units: of a context, a task. predicted: scored tokens of language modelling. episodes: measured, a setting."""
+    """units: of a context, by task. predicted: scored tokens of language modelling. episodes: measured per setting."""
 
     model: ModelParameters
     train: TrainParameters
     rotary_fraction: float = Field(gt=0, le=1)
     tied: bool = False
     segments: tuple[int, ...] = Field(min_length=1)
-    units: dict[TaskName, int]
+    units: dict[TaskName, int] = Field(min_length=len(TASKS))
     predicted: int = Field(ge=2)
     episodes: int = Field(ge=1)
     batch_size: int = Field(ge=1)
@@ -59,8 +59,8 @@ class ScaleSettings(Strict):
 
 
 class ParallelContextSettings(Strict):
-    """The whole section. sink: the shared prefix of the model trained here. required: the fraction of the synthetic
-    task that full attention must solve for the result to say `solves_retrieval`; all is measured in any case."""
+    """The whole section. sink: the shared prefix of the model trained here. required: the fraction of key-value
+    retrieval that full attention must answer for `solves_retrieval` in the result."""
 
     family: str
     architecture: str
@@ -72,17 +72,9 @@ class ParallelContextSettings(Strict):
     scales: dict[str, ScaleSettings]
 
     def select(self, task: TaskName, **changes: Any) -> Selection:
-        """The task's selection, `changes` replacing fields of it."""
-        chosen = self.selection
-        return Selection(
-            **{
-                "top_k": chosen.top_k,
-                "aggregation": chosen.aggregation[task],
-                "score_top": chosen.score_top,
-                "aggregate_top": chosen.aggregate_top,
-            }
-            | changes
-        )
+        """The task's default selection with `changes`."""
+        values = self.selection.model_dump()
+        return Selection(**values | {"aggregation": self.selection.aggregation[task]} | changes)
 
     def at(self, scale: str) -> ScaleSettings:
         if scale not in self.scales:
@@ -90,22 +82,19 @@ class ParallelContextSettings(Strict):
         return self.scales[scale]
 
     def model_config_for(self, scale: str, vocabulary: int) -> ModelConfig:
-        """The decoder that is trained at `scale`: the family's switches with the rotary fraction of the section."""
+        """The decoder that is trained at `scale`."""
         chosen = self.at(scale)
         sizes = chosen.model.model_dump()
-        switches = {"rotary_fraction": chosen.rotary_fraction, "tied": chosen.tied}
-        return families.config(self.family, vocabulary, **sizes, **switches)
+        return families.config(
+            self.family, vocabulary, **sizes, rotary_fraction=chosen.rotary_fraction, tied=chosen.tied
+        )
 
 
 def settings(parameters: Parameters) -> ParallelContextSettings:
     """The checked section; UserError, one line, for anything wrong with it."""
     try:
-        found = ParallelContextSettings.model_validate(parameters.parallel_context)
+        return ParallelContextSettings.model_validate(parameters.parallel_context)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in ("parallel_context", *first["loc"]))
         raise UserError(f"params.yaml: {place}: {first['msg']}") from None
-    for name, scale in found.scales.items():
-        if missing := set(TASKS) - set(scale.units):
-            raise UserError(f"params.yaml: parallel_context.scales.{name}.units lacks {', '.join(sorted(missing))}")
-    return found

@@ -1,17 +1,17 @@
-"""The four kinds of task in an offline form that a small model can be trained for.
+"""The paper's four kinds of task in an offline form that a small model can learn.
 
-A context is a list of indivisible units, which P segments divide among themselves; a question follows, then an answer.
+A context is a list of indivisible units, divided among P segments; a question follows, then an answer.
 
-synthetic   key-value retrieval: units are pairs "key value", the question is "? key". Keys and values are drawn anew
-            for every episode, so the answer is nowhere but in the context. In place of JSON key-value retrieval.
-rag         answers from passages: a unit is a passage "entity attribute value attribute value", the question is
-            "? entity attribute"; other passages state the same attribute of other entities. In place of NQ, TriviaQA,
-            HotpotQA and PopQA with retrieved passages.
-icl         in-context classification: a unit is an example "word word label". Words belong to topics, which the
-            weights can learn; which label a topic has is drawn for every episode, so the examples must tell it. In
-            place of TREC, NLU, BANKING77 and CLINC150.
-lm          language modelling of held-out text of the run's corpus: units are tokens, the last ones are predicted. In
-            place of PG-19.
+synthetic   key-value retrieval instead of JSON key-value retrieval. A unit is a pair "key value", the question is
+            "? key". Pairs are drawn for every episode, so only the context has the answer.
+rag         answers from passages instead of NQ, TriviaQA, HotpotQA and PopQA. A unit is a passage "entity attribute
+            value attribute value", the question is "? entity attribute"; other passages have the same attribute of
+            other entities.
+icl         in-context classification instead of TREC, NLU, BANKING77 and CLINC150. A unit is an example "word word
+            label". Words belong to topics, which the weights can learn; the label of a topic is drawn for every
+            episode, so only the examples have it.
+lm          language modelling of held-out text of the run's corpus instead of PG-19. Units are tokens; the last ones
+            are predicted.
 
 The symbols of the first three are single tokens behind the text's vocabulary.
 """
@@ -32,9 +32,9 @@ TOPICS = 8
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Ids of text tokens, 0 to text - 1, and of the symbols behind them, one range a kind.
+    """Ids of text tokens, 0 to text - 1, then `ask`, which begins a question, then one range a kind of symbol.
 
-    words belong to `TOPICS` topics: word i to topic i mod `TOPICS`.
+    Word i belongs to topic i mod TOPICS.
     """
 
     text: int
@@ -46,17 +46,12 @@ class Vocabulary:
 
     @property
     def ask(self) -> int:
-        """The id that begins a question."""
         return self.text
 
     def first(self, kind: str) -> int:
         """The first id of a kind of symbol."""
-        place = self.text + 1
-        for other in ("keys", "values", "words", "labels", "attributes"):
-            if other == kind:
-                return place
-            place += getattr(self, other)
-        raise ValueError(f"no symbols of kind {kind!r}")
+        kinds = ("keys", "values", "words", "labels", "attributes")
+        return self.text + 1 + sum(getattr(self, other) for other in kinds[: kinds.index(kind)])
 
     @property
     def size(self) -> int:
@@ -67,7 +62,7 @@ class Vocabulary:
 class Batch:
     """Episodes of equal shape: units (U tensors of (B, w_u) ids), question (B, m), answer (B, a).
 
-    accepted: for texts, the answers of each episode that count; the answer's tokens then do not matter.
+    accepted: the accepted answers of each episode as texts, which replace `answer`.
     """
 
     units: list[Tensor]
@@ -75,16 +70,19 @@ class Batch:
     answer: Tensor
     accepted: list[tuple[str, ...]] = field(default_factory=list)
 
+    def to(self, device: str) -> Batch:
+        units = [unit.to(device) for unit in self.units]
+        return Batch(units, self.question.to(device), self.answer.to(device), self.accepted)
+
 
 class EpisodeTask:
-    """One of the three symbolic tasks. units: how many a context has; width: tokens of one."""
+    """One of the three symbolic tasks. units: of a context; width: tokens of a unit."""
 
     def __init__(self, name: str, vocabulary: Vocabulary, units: int) -> None:
         self.name, self.units, self._vocabulary = name, units, vocabulary
         self.width = {"synthetic": 2, "rag": 5, "icl": 3}[name]
-        most = vocabulary.keys if name != "icl" else None
-        if units < 1 or (most is not None and units > most):
-            raise ValueError(f"{name}: {units} units; a context has at least 1 and at most {most} of them")
+        if name != "icl" and units > vocabulary.keys:
+            raise ValueError(f"{name}: {units} units, but there are only {vocabulary.keys} keys")
 
     def episode(self, random: np.random.Generator, units: int, questions: int) -> tuple[np.ndarray, ...]:
         """Context (units, width), questions (questions, m) and answers (questions, 1) of one episode."""
@@ -102,12 +100,11 @@ class EpisodeTask:
             yield Batch(list(context.unbind(1)), question[:, 0], answer[:, 0])
 
     def sequence(self, random: np.random.Generator, length: int, grown: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-        """A training sequence of `length` tokens, and which of them are answers, bool: an episode of any size, then
-        questions with answers to fill it; all examples of a classification are both.
+        """A training sequence of `length` tokens, and which of them are answers (bool).
 
-        The context comes in parts, each followed by as many questions about it as it has units. The size of a part is
-        drawn log-uniformly from 2 to the evaluated size, or as far towards it from 4 as the curriculum has `grown` (0
-        to 1); a classification has as many topics as it has grown to, from 2 to all.
+        The context comes in parts, each followed by as many questions as it has units. The size of a part is drawn
+        log-uniformly from 2 to a maximum that the curriculum raises from 4 (`grown` 0) to the evaluated size (1). A
+        classification is a list of examples, with 2 (`grown` 0) to all topics.
         """
         if self.name == "icl":
             units, topics = -(-length // self.width), 2 + round(grown * (TOPICS - 2))
@@ -125,7 +122,7 @@ class EpisodeTask:
                 part, context = context[:units], context[units:]
                 ids += part.reshape(-1).tolist()
                 answers += [False] * part.size
-            # With replacement: were every unit asked about once, an answer could be had by eliminating the others.
+            # With replacement: if every unit were asked about once, the last answers would follow by elimination.
             drawn = part[random.integers(len(part), size=len(part))]
             for question, answer in zip(*self._asked(random, drawn), strict=True):
                 ids += [*question.tolist(), *answer.tolist()]
@@ -146,7 +143,7 @@ class EpisodeTask:
         return np.concatenate([entities[:, None], facts], 1)
 
     def _asked(self, random: np.random.Generator, units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """A question (q, m) about each of q units, and its answers (q, 1); of a passage, about one of its facts."""
+        """Questions (q, m) about each of q units, of a passage about one of its facts, and answers (q, 1)."""
         ask = np.full(len(units), self._vocabulary.ask)
         if self.name == "synthetic":
             return np.stack([ask, units[:, 0]], 1), units[:, 1:]
@@ -172,9 +169,9 @@ def make_episode_tasks(vocabulary: Vocabulary, units: Mapping[str, int]) -> list
 
 
 class TextTask:
-    """Language modelling of a token stream: context of `units` tokens, one token unsplit, then `predicted` ones.
+    """Language modelling of a token stream: a context of `units` tokens, one token, then `predicted` tokens.
 
-    The token between is the query's first, as in the authors' code, so that every predicted one has a query row.
+    The token between is the query's first, as in the authors' code, so that every predicted token has a query row.
     """
 
     name, width = "lm", 1
@@ -184,30 +181,24 @@ class TextTask:
 
     def batches(self, episodes: int, batch_size: int, seed: int) -> Iterator[Batch]:
         """Up to `episodes` windows from different places of the stream; the same for the same seed."""
-        for ids in _windows(self._stream, self.units + 1 + self.predicted, episodes, batch_size, seed):
+        length, tokens = self.units + 1 + self.predicted, self._stream.tokens
+        windows = len(tokens) // length
+        if not windows:
+            raise ValueError(f"the held-out text has {len(tokens)} tokens, fewer than one window of {length}")
+        starts = np.sort(np.random.default_rng(seed).permutation(windows)[:episodes]) * length
+        for start in range(0, len(starts), batch_size):
+            rows = starts[start : start + batch_size, None] + np.arange(length)
+            ids = torch.from_numpy(tokens[rows].astype(np.int64))
             context, question, answer = ids.split([self.units, 1, self.predicted], 1)
             yield Batch(list(context.split(1, 1)), question, answer)
 
 
-def _windows(stream: TokenStream, length: int, count: int, batch_size: int, seed: int) -> Iterator[Tensor]:
-    places = len(stream.tokens) // length
-    if not places:
-        raise ValueError(f"the held-out text has {len(stream.tokens)} tokens, fewer than one window of {length}")
-    chosen = np.sort(np.random.default_rng(seed).permutation(places)[:count]) * length
-    for start in range(0, len(chosen), batch_size):
-        rows = chosen[start : start + batch_size, None] + np.arange(length)
-        yield torch.from_numpy(stream.tokens[rows].astype(np.int64))
-
-
 UNSCORED = -100
-"""Target of a token that nothing lets one predict: F.cross_entropy ignores it."""
+"""Target of tokens that are not scored; F.cross_entropy ignores it."""
 
 
 class Mixture:
-    """Training batches of all tasks together, every sequence of one task, in turn; text is one of them.
-
-    `batch` depends on nothing but its arguments and the seed.
-    """
+    """Training batches of the symbolic tasks and text, one task a sequence, in turn."""
 
     def __init__(self, tasks: list[EpisodeTask], stream: TokenStream, length: int, batch_size: int, seed: int) -> None:
         self._tasks, self._stream, self._length = {task.name: task for task in tasks}, stream, length
@@ -215,10 +206,9 @@ class Mixture:
         self.kinds = [*(task.name for task in tasks), "lm"]
 
     def batch(self, step: int, grown: Mapping[str, float], kinds: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Sequences of one step and their targets, (B, T) int64 both: the answers, or all of a text.
+        """Sequences of one step and their targets, (B, T) int64 both: answers only, or all of a text.
 
-        grown: how far the curriculum of each symbolic task has come, see `EpisodeTask.sequence`. kinds: those that take
-        part; row b is of kind b mod their number.
+        grown: curriculum of each symbolic task, see `EpisodeTask.sequence`. kinds: row b is of kind b mod their number.
         """
         random = np.random.default_rng((self._seed, step))
         rows, scored = [], []

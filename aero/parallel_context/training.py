@@ -1,8 +1,7 @@
 """Training of the small decoder that parallel context encoding is measured on.
 
-Only what a context lets one predict is scored: text, and answers. Each task counts equally, whatever its number of
-scored tokens. Episodes grow as a task is solved (a curriculum), because a model that has not learnt to look up a pair
-among four learns nothing from forty-eight.
+Only what the context determines is scored: text, and answers. Every task counts equally. Episodes grow as a task is
+solved (a curriculum): a model that cannot look up one of four pairs learns nothing from forty-eight.
 """
 
 from __future__ import annotations
@@ -23,13 +22,11 @@ from aero.training.loop import TrainSettings, learning_rate_factor
 from aero.training.schedule import make_optimizer
 
 SOLVED, GROWTH = 0.9, 0.02
-"""A task grows by GROWTH of its full size after every step at which SOLVED of what can be known is answered rightly,
-averaged over the last ten steps or so."""
-
+"""A task grows by GROWTH of its full size after every step with SOLVED of the knowable answers right, as a moving
+average over about ten steps."""
 FIRST, OPENS = "synthetic", 0.1
-"""Key-value retrieval is trained alone until it has grown this far: looking up is what the other tasks need too, and
-among four tasks at once it is learnt much later (docs/decisions.md)."""
-
+"""Key-value retrieval trains alone until it has grown this far: the other tasks need looking up, and with all four
+tasks from the start it is learnt much later."""
 KNOWABLE = {"icl": 0.8}
 """Fraction of answers that can be known: the first example of each topic cannot."""
 
@@ -38,12 +35,13 @@ def train(
     model: GPT,
     mixture: Mixture,
     settings: TrainSettings,
-    keep: Callable[[dict[str, Any]], None],
+    log: Callable[[dict[str, Any]], None],
     device: str = "cpu",
     label: str = "",
 ) -> float:
-    """Train `model` in place by the recipe of `settings`; `keep` is given a row of losses, accuracies and sizes a
-    logged step. Returns processor seconds. ValueError if the loss becomes not finite.
+    """Train `model` in place; `log` receives a row of losses, accuracies and sizes every logged step.
+
+    Returns processor seconds. ValueError if the loss is not finite.
     """
     optimizer = make_optimizer(
         model, settings.learning_rate, settings.betas, settings.epsilon, settings.weight_decay, settings.optimizer
@@ -60,7 +58,7 @@ def train(
         losses, hits = losses_by_kind(model, ids, targets, kinds)
         loss = torch.stack(list(losses.values())).mean()
         if not math.isfinite(loss.item()):
-            raise ValueError(f"training became not finite at step {step}; lower the learning rate")
+            raise ValueError(f"the loss is not finite at step {step}; lower the learning rate")
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip or math.inf)
         optimizer.step()
@@ -74,7 +72,7 @@ def train(
             row |= {f"loss_{kind}": round(losses[kind].item(), 4) if kind in losses else "" for kind in mixture.kinds}
             row |= {f"right_{kind}": round(value, 3) for kind, value in right.items()}
             row |= {f"grown_{kind}": round(value, 2) for kind, value in grown.items() if kind != "lm"}
-            keep(row)
+            log(row)
     model.eval()
     return time.process_time() - began
 
@@ -82,8 +80,7 @@ def train(
 def losses_by_kind(
     model: GPT, ids: Tensor, targets: Tensor, kinds: list[str]
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Mean loss in nats and fraction of right predictions over the scored tokens of each kind; row b is of kind b mod
-    the number of kinds."""
+    """Mean loss in nats and fraction of right predictions over the scored tokens of each kind (see `Mixture.batch`)."""
     logits = model(ids)[:, :-1]
     wanted = targets[:, 1:]
     flat = F.cross_entropy(logits.flatten(0, 1).float(), wanted.flatten(), ignore_index=UNSCORED, reduction="none")

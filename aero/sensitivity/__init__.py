@@ -1,1 +1,1 @@
-"""`variance_sensitivity`: in-context regression with attention alone, and its sensitivity to the learning rate."""
+"""`variance_sensitivity`: in-context regression by attention alone, its learning-rate sensitivity, and its theory."""

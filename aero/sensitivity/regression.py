@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from aero.sensitivity.setting import SET, TOKENS, Setting
+from aero.sensitivity.setting import TOKENS, TRAINING_SET, Setting
 
 
 def sequences(dimensions: int, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """`count` sequences (B, N, d + 1) of tokens (x_i, y_i), the last label hidden as 0, and that label (B,).
+    """`count` sequences (B, N, d + 1) of tokens (x_i, y_i) with the last label set to 0, and that label (B,).
 
-    x_i and w ~ N(0, I_d), y_i = w^T x_i; a new w for every sequence.
+    x_i and w ~ N(0, I_d), y_i = w^T x_i; every sequence has its own w.
     """
     x = torch.randn(count, TOKENS, dimensions, generator=generator)
     w = torch.randn(count, dimensions, generator=generator)
@@ -24,15 +24,15 @@ def sequences(dimensions: int, count: int, generator: torch.Generator) -> tuple[
 
 
 class Batches:
-    """The batches that the models of each seed see: (K, B, N, d + 1) and (K, B), for K seeds.
+    """Training batches of K seeds: tokens (K, B, N, d + 1) and targets (K, B).
 
-    They depend on the seed alone, so every learning rate and every core of one seed sees the same ones.
+    They depend on the seed alone: every learning rate and every core of one seed sees the same batches.
     """
 
     def __init__(self, setting: Setting, seeds: Sequence[int], dtype: torch.dtype = torch.float32) -> None:
         self._setting, self._dtype, self._step = setting, dtype, 0
         self._generators = [torch.Generator().manual_seed(2 * seed + 1) for seed in seeds]
-        self._set = self._draw(SET) if setting.data == "set" else None
+        self._set = self._draw(TRAINING_SET) if setting.data == "set" else None
 
     def _draw(self, count: int) -> tuple[Tensor, Tensor]:
         drawn = [sequences(self._setting.dimensions, count, generator) for generator in self._generators]
@@ -43,7 +43,7 @@ class Batches:
         batch = self._setting.batch
         if self._set is None:
             return self._draw(batch)
-        start = self._step * batch % SET
+        start = self._step * batch % TRAINING_SET
         self._step += 1
         tokens, targets = (x[:, start : start + batch] for x in self._set)
         return tokens, targets

@@ -1,7 +1,7 @@
 """Monte Carlo for the theory of `variance_sensitivity`, every mean with its standard error.
 
-Nothing here uses a formula of `aero.sensitivity.theory`: entropies are those of drawn attention rows, and derivatives
-are differences of entropies at two variances on the same draws.
+No formula of `aero.sensitivity.theory` is used: entropies are of drawn attention rows, derivatives are difference
+quotients of entropies at two variances on the same draws.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aero.attention_kernels import attend, core_named, normalise, row_entropy
 
 Array = NDArray[np.float64]
 CHUNK = 2_000_000
-"""Normal deviates held at a time."""
+"""Normal deviates in memory at a time."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,16 @@ class Estimate:
 
 
 def estimate(values: Array) -> Estimate:
-    """Mean and standard error of independent values; the error is nan for fewer than two."""
-    error = values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-    return Estimate(float(values.mean()), float(error))
+    """Mean and standard error of two or more independent values."""
+    return Estimate(float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values))))
 
 
-def _chunks(draws: int, size: int) -> Iterator[int]:
+def _estimates(chunks: list[list[Array]]) -> list[Estimate]:
+    """One estimate a column of chunks."""
+    return [estimate(np.concatenate(parts)) for parts in zip(*chunks, strict=True)]
+
+
+def _chunk_sizes(draws: int, size: int) -> Iterator[int]:
     at_once = max(1, CHUNK // size)
     for start in range(0, draws, at_once):
         yield min(at_once, draws - start)
@@ -52,12 +56,8 @@ def _entropy(p: Array) -> Array:
 
 @dataclass(frozen=True)
 class SoftmaxSample:
-    """Over draws of z ~ N(0, sigma^2 I_N): entropy, its difference quotient in sigma^2, and two moments of z under p.
+    """Over draws of z ~ N(0, sigma^2 I_N): entropy, its slope in sigma^2, sum_i z_i^2 p_i and Var_p(z)."""
 
-    squares: sum_i z_i^2 p_i. variance: Var_p(z).
-    """
-
-    draws: int
     entropy: Estimate
     slope: Estimate
     squares: Estimate
@@ -67,40 +67,38 @@ class SoftmaxSample:
 def sample_softmax(
     sigma: float, positions: int, draws: int, generator: np.random.Generator, step: float = 0.01
 ) -> SoftmaxSample:
-    """Draw softmax rows. The slope is [H(sigma^2 (1 + step)) - H(sigma^2 (1 - step))] / (2 step sigma^2), both on the
-    same normal deviates."""
+    """Draw softmax rows. The slope is [H(sigma^2 (1 + step)) - H(sigma^2 (1 - step))] / (2 step sigma^2) on the same
+    normal deviates."""
     found: list[list[Array]] = []
-    for rows in _chunks(draws, positions):
+    for rows in _chunk_sizes(draws, positions):
         normal = generator.standard_normal((rows, positions))
         z = sigma * normal
         p = _softmax(z)
         above, below = (_entropy(_softmax(sigma * math.sqrt(1 + s) * normal)) for s in (step, -step))
         mean, square = np.sum(z * p, -1), np.sum(z * z * p, -1)
         found.append([_entropy(p), (above - below) / (2 * step * sigma**2), square, square - mean**2])
-    columns = [estimate(np.concatenate(parts)) for parts in zip(*found, strict=True)]
-    return SoftmaxSample(draws, *columns)
+    return SoftmaxSample(*_estimates(found))
 
 
 @dataclass(frozen=True)
 class ReluSample:
-    """Over rows of the ReLU kernel with queries sigma g and keys sigma h, g and h standard normal in D dimensions.
+    """Over rows of the ReLU kernel with standard normal queries and keys in D dimensions, scaled by sigma.
 
-    entropy, square (the mean over keys of delta_ij^2, Appendix E.4): over rows that are defined. undefined: share of
-    rows that are 0 / 0. zeros: share of weights that are exactly 0 in the others.
+    entropy, square (the mean over keys of delta_ij^2, Appendix E.4), zeros (fraction of weights that are 0): over
+    rows that are defined. undefined: fraction of rows that are 0 / 0.
     """
 
-    rows: int
     entropy: Estimate
     square: Estimate
-    undefined: Estimate
     zeros: Estimate
+    undefined: Estimate
 
 
 def sample_relu(dims: int, positions: int, rows: int, generator: np.random.Generator, sigma: float = 1.0) -> ReluSample:
-    """Draw rows, each with a query and N keys of its own."""
+    """Draw rows, each with its own query and N keys."""
     found: list[list[Array]] = []
     undefined = []
-    for count in _chunks(rows, dims * positions):
+    for count in _chunk_sizes(rows, dims * positions):
         query = np.maximum(sigma * generator.standard_normal((count, dims, 1)), 0)
         keys = np.maximum(sigma * generator.standard_normal((count, positions, dims)), 0)
         t = (keys @ query)[..., 0]  # (rows, N)
@@ -109,14 +107,13 @@ def sample_relu(dims: int, positions: int, rows: int, generator: np.random.Gener
         t, total = t[total[:, 0] > 0], total[total[:, 0] > 0]
         p = t / total
         found.append([_entropy(p), np.mean((positions * p - 1) ** 2, -1), np.mean(p == 0, -1)])
-    entropy, square, zeros = (estimate(np.concatenate(parts)) for parts in zip(*found, strict=True))
-    return ReluSample(rows, entropy, square, estimate(np.concatenate(undefined)), zeros)
+    return ReluSample(*_estimates(found), estimate(np.concatenate(undefined)))
 
 
 @dataclass(frozen=True)
 class ControlledSample:
-    """Attention matrices of one core at a controlled variance: logit variance (Definition 5.2, of the logits as the
-    softmax or the kernel gets them) and entropy, each the mean over a matrix's rows; weights of one query."""
+    """Over attention matrices of one core: variance of the logits (Definition 5.2) and entropy, each the mean over a
+    matrix's rows; weights (N,) of one query."""
 
     variance: Estimate
     entropy: Estimate
@@ -130,18 +127,16 @@ def sample_controlled(core: str, sigma: float, positions: int, dims: int, matric
     """
     chosen = core_named(core)
     generator = torch.Generator().manual_seed(seed)
-    entropies, variances = [], []
-    weights = np.zeros(0)
+    entropies, variances, weights = [], [], None
     for _ in range(matrices):
         query, key = (torch.randn(positions, dims, dtype=torch.float64, generator=generator) for _ in range(2))
         query = query / query.norm(dim=-1, keepdim=True)
         key = sigma * key
         normal_query, normal_key = normalise(chosen, query, key)
-        logits = normal_query @ normal_key.T
         _, probabilities = attend(chosen, query, key, key)
         entropies.append(row_entropy(probabilities).mean().item())
-        variances.append(logits.var(-1, unbiased=False).mean().item())
-        if not len(weights):
+        variances.append((normal_query @ normal_key.T).var(-1, unbiased=False).mean().item())
+        if weights is None:
             weights = probabilities[positions // 2].numpy()
     return ControlledSample(estimate(np.array(variances)), estimate(np.array(entropies)), weights)
 

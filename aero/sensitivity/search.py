@@ -1,18 +1,18 @@
-"""The search over what the paper leaves open: which settings are reasonable, and what each of them gives.
+"""The search over what `variance_sensitivity` leaves open: all plausible settings, and the sensitivities of each.
 
-A setting is what a training depends on (`Setting`); a reading is what is made of its losses afterwards (`Reading`).
-The reasonable settings are the product of REASONABLE, fixed before any of them was run; how their losses are read was
-mended after a first search (docs/decisions.md tells what and why). The search
-draws from them without replacement in an order that a seed fixes, so whatever part of it has been run is a random
-sample, and the share of settings for which a conclusion holds has an interval.
+A `Setting` determines a training, a `Reading` how its losses become a sensitivity. The settings are the product of
+CHOICES, fixed before any was run, in an order that ORDER_SEED fixes: any first part of them is a random sample.
 """
 
 from __future__ import annotations
 
+import csv
 import itertools
 import random
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -21,8 +21,9 @@ from aero.attention_kernels import CORES
 from aero.sensitivity.metric import final_losses, sensitivity
 from aero.sensitivity.setting import Setting, learning_rates
 from aero.sensitivity.stacked import Trained, train
+from aero.training.log import csv_text, write_text
 
-REASONABLE: dict[str, tuple[object, ...]] = {
+CHOICES: dict[str, tuple[object, ...]] = {
     "hidden": ("x3+y", "x2+y", "embedded"),
     "residual": (True, False),
     "readout": ("slot", "linear"),
@@ -33,38 +34,26 @@ REASONABLE: dict[str, tuple[object, ...]] = {
 }
 STEPS = (500, 2000)
 WINDOW = 50
-"""Training losses averaged as the final loss. The last one alone is no reading: it is that of 4 or 16 sequences, whose
-labels, squared, have a standard deviation of twice their mean, and says more of them than of the model."""
-SEARCHED_CORES = (
-    "softmax",
-    "window_softmax",
-    "sigma_reparam",
-    "sigmoid",
-    "elu",
-    "qk_layernorm",
-    "relu",
-    "relu_performer",
-)
-"""The rows of Table 1, and the second usual form of its last one."""
+"""Training losses averaged as the final loss: a single one is of 4 or 16 sequences and mostly noise."""
 RELU_CORES = ("relu", "relu_performer")
-"""Either can be Table 1's row."""
+"""Two usual forms of the ReLU kernel; either can be Table 1's row."""
+SEARCHED_CORES = ("softmax", "window_softmax", "sigma_reparam", "sigmoid", "elu", "qk_layernorm", *RELU_CORES)
 ORDER_SEED = 2025
 
 
 @dataclass(frozen=True)
 class Reading:
     """steps: after which the loss is final. initial: l_0 is the loss of the untrained models ("measured") or of
-    predicting 0 ("zero"), on the sequences of the final loss. relu: the core that Table 1's ReLU row is.
-    """
+    predicting 0 ("zero"). relu: the core of Table 1's ReLU row."""
 
     steps: int
     initial: str
     relu: str
 
 
-def reasonable(steps: int = STEPS[-1]) -> list[Setting]:
-    """Every reasonable setting, in the order in which the search runs them."""
-    products = (dict(zip(REASONABLE, values, strict=True)) for values in itertools.product(*REASONABLE.values()))
+def plausible_settings(steps: int = STEPS[-1]) -> list[Setting]:
+    """Every plausible setting, in the order in which the search runs them."""
+    products = (dict(zip(CHOICES, values, strict=True)) for values in itertools.product(*CHOICES.values()))
     found = [
         Setting(**values, steps=steps)
         for values in products
@@ -79,63 +68,86 @@ def readings() -> Iterator[Reading]:
         yield Reading(*values)
 
 
-def lines(
-    number: int, setting: Setting, core: str, trained: Trained, seeds: tuple[int, ...]
-) -> list[dict[str, object]]:
-    """Lines of search.csv of one core in one setting: a line a seed and number of steps, its final losses by rate;
-    "inf" for a diverged one.
-    """
+def rows(number: int, setting: Setting, core: str, trained: Trained, seeds: tuple[int, ...]) -> list[dict[str, object]]:
+    """Rows of search.csv of one core in one setting, one a seed and number of steps: final losses by rate, "inf" for a
+    diverged training."""
     made = []
-    for steps in STEPS:
-        if steps > setting.steps:
-            continue
-        window = min(WINDOW, steps)
+    for steps in (steps for steps in STEPS if steps <= setting.steps):
         final, untrained, zero = (
-            final_losses(losses[:steps], window)
+            final_losses(losses[:steps], min(WINDOW, steps))
             for losses in (trained.losses, trained.untrained_losses, trained.zero_losses)
         )
         for k, seed in enumerate(seeds):
-            values = [f"{value:.5g}" for value in final[:, k].tolist()]
+            losses = zip(learning_rates(), final[:, k].tolist(), strict=True)
             made.append(
                 {
                     "number": number,
-                    **{name: getattr(setting, name) for name in REASONABLE},
+                    **{name: getattr(setting, name) for name in CHOICES},
                     "core": core,
                     "seed": seed,
                     "steps": steps,
                     "initial_loss": f"{untrained[k].item():.6g}",
                     "zero_loss": f"{zero[k].item():.6g}",
-                    **{f"{rate:g}": value for rate, value in zip(learning_rates(), values, strict=True)},
+                    **{f"{rate:g}": f"{value:.5g}" for rate, value in losses},
                 }
             )
     return made
 
 
-def run(number: int, setting: Setting, core: str, seeds: tuple[int, ...]) -> list[dict[str, object]]:
-    """Train one core in one setting at all rates and seeds."""
-    return lines(number, setting, core, train(CORES[core], setting, learning_rates(), seeds), seeds)
+def extend(
+    path: Path,
+    trainings: Iterable[tuple[int, Setting, str, tuple[int, ...]]],
+    minutes: float,
+    origin: Callable[[float], Mapping[str, object]],
+    last_only: bool = False,
+) -> None:
+    """Train every (number, setting, core, seeds) at all rates and append its rows to `path`; skip those in the file.
 
-
-def read_losses(line: Mapping[str, str]) -> Tensor:
-    """Final losses (R,) of a line of search.csv."""
-    return torch.tensor([float(line[f"{rate:g}"]) for rate in learning_rates()], dtype=torch.float64)
-
-
-def sensitivities(lines: list[Mapping[str, str]]) -> dict[tuple[int, Reading], dict[str, float]]:
-    """Sensitivity by core for every setting (its number) and reading, the mean over its seeds.
-
-    Settings that lack a core are left out.
+    No training starts after `minutes`. origin: further columns, from the seconds of processor time that it took.
+    last_only: only the rows of the setting's own number of steps.
     """
+    found = read(path)
+    done = {(row["number"], row["steps"], row["core"]) for row in found}
+    end = time.monotonic() + 60 * minutes
+    for number, setting, core, seeds in trainings:
+        if (str(number), str(setting.steps), core) in done:
+            continue
+        if time.monotonic() > end:
+            break
+        began = time.process_time()
+        made = rows(number, setting, core, train(CORES[core], setting, learning_rates(), seeds), seeds)
+        more = origin(time.process_time() - began)
+        made = [row | dict(more) for row in made if not last_only or row["steps"] == setting.steps]
+        found += [{key: str(value) for key, value in row.items()} for row in made]
+        write_text(path, csv_text(list(found[0]), found))
+        print(f"{number}, {core}: {setting}", flush=True)
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """Rows of a CSV file, none if it does not exist."""
+    if not path.is_file():
+        return []
+    with open(path, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def read_losses(row: Mapping[str, str]) -> Tensor:
+    """Final losses (R,) of a row of search.csv."""
+    return torch.tensor([float(row[f"{rate:g}"]) for rate in learning_rates()], dtype=torch.float64)
+
+
+def sensitivities(rows: list[Mapping[str, str]]) -> dict[tuple[int, Reading], dict[str, float]]:
+    """Sensitivity by core for every (setting number, reading), the mean over seeds; incomplete settings are left
+    out."""
     found: dict[tuple[int, Reading], dict[str, list[float]]] = {}
-    for line in lines:
-        losses = read_losses(line)[:, None]
+    for row in rows:
+        losses = read_losses(row)[:, None]
         for reading in readings():
-            if int(line["steps"]) != reading.steps or line["core"] in RELU_CORES and line["core"] != reading.relu:
+            if int(row["steps"]) != reading.steps or row["core"] in RELU_CORES and row["core"] != reading.relu:
                 continue
-            core = "relu" if line["core"] in RELU_CORES else line["core"]
-            initial = float(line["initial_loss" if reading.initial == "measured" else "zero_loss"])
+            core = "relu" if row["core"] in RELU_CORES else row["core"]
+            initial = float(row["initial_loss" if reading.initial == "measured" else "zero_loss"])
             value = sensitivity(losses, initial)[0].item()
-            found.setdefault((int(line["number"]), reading), {}).setdefault(core, []).append(value)
-    wanted = len(SEARCHED_CORES) - 1
+            found.setdefault((int(row["number"]), reading), {}).setdefault(core, []).append(value)
     means = {key: {core: sum(v) / len(v) for core, v in values.items()} for key, values in found.items()}
-    return {key: values for key, values in means.items() if len(values) == wanted}
+    return {key: values for key, values in means.items() if len(values) == len(SEARCHED_CORES) - 1}

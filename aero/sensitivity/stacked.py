@@ -1,7 +1,6 @@
-"""Attention-only Transformers, many at once: the models of all (learning rate, seed) pairs are one stack of parameters.
+"""Attention-only Transformers trained together: all (learning rate, seed) pairs are one stack of parameters.
 
-Shapes: R learning rates, K seeds, S = R K models with the seed running fastest, L layers, B sequences, N tokens,
-D width.
+Shapes: R learning rates, K seeds, S = R K models (the seed runs fastest), L layers, B sequences, N tokens, D width.
 """
 
 from __future__ import annotations
@@ -27,17 +26,20 @@ from aero.sensitivity.regression import Batches
 from aero.sensitivity.setting import LAYERS, Setting
 
 FIRST_ITERATIONS = 30
-"""Of the power iteration at initialisation; one a step follows."""
+"""Power iterations at initialisation; one a step follows."""
 DROP_EVERY = 10
-"""Steps after which models that have diverged leave the stack: many of the rates diverge within few steps."""
+"""Steps between removals of diverged models from the stack."""
+
+Observer = Callable[[int, Tensor, Tensor], None]
+"""Called with a layer's number, P (S, B, N, N) and the logits Z (S, B, N, N), after QK-LayerNorm."""
 
 
 class Stack:
-    """S models of one core with their parameters stacked.
+    """S models of one core.
 
-    parameters: "weights" (S, L, 3, D, D), W_Q, W_K, W_V, applied from the right; "gains" (S, L, 2, D), gamma_q and
-    gamma_k of QK-LayerNorm; "sigma_gains" (S, L, 3), gamma of sigmaReparam; "embedding" (S, d + 1, D) and "readout"
-    (S, D). Only those exist that are trained.
+    parameters, of which only the trained ones exist: "weights" (S, L, 3, D, D), W_Q, W_K, W_V applied from the right;
+    "gains" (S, L, 2, D), gamma_q and gamma_k of QK-LayerNorm; "sigma_gains" (S, L, 3), gamma of sigmaReparam;
+    "embedding" (S, d + 1, D); "readout" (S, D).
     """
 
     def __init__(
@@ -50,30 +52,29 @@ class Stack:
             for name in drawn[0]
         }
         self.rates = torch.tensor(rates, dtype=dtype).repeat_interleave(len(seeds))  # (S,)
-        self.seed_of = torch.arange(len(seeds)).repeat(len(rates))  # (S,), its place in `seeds`
-        self.vectors: Tensor | None = None
+        self.seed_of = torch.arange(len(seeds)).repeat(len(rates))  # (S,), index into `seeds`
+        self.vectors: Tensor | None = None  # of sigmaReparam's power iteration
         if core.reparametrised:
             weights = self.parameters["weights"]
             unit, start = torch.ones(weights.shape[:3], dtype=dtype), torch.ones(weights.shape[:4], dtype=dtype)
             _, self.vectors = reparametrise(weights, unit, start, FIRST_ITERATIONS)
 
     def keep(self, which: Tensor) -> None:
-        """Leave only the models marked in `which` (S,)."""
+        """Keep only the models marked in `which` (S,)."""
         self.parameters = {name: value[which] for name, value in self.parameters.items()}
         self.rates, self.seed_of = self.rates[which], self.seed_of[which]
         self.vectors = None if self.vectors is None else self.vectors[which]
 
-    def forward(self, tokens: Tensor, look: Callable[[int, Tensor, Tensor], None] | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, observe: Observer | None = None) -> Tensor:
         """Predictions (S, B) for tokens (S, B, N, d + 1).
 
-        `look` is called with every layer's number, P (S, B, N, N) and logits Z (S, B, N, N), its queries times its keys
-        after QK-LayerNorm. Without it the last layer has only the query that the prediction reads.
+        Without an observer the last layer computes only the query that the prediction reads.
         """
         p, (models, batch, count, _), width = self.parameters, tokens.shape, self.setting.width
         weights = p["weights"]
         if self.vectors is not None:
             weights, vectors = reparametrise(weights, p["sigma_gains"], self.vectors)
-            if torch.is_grad_enabled():  # looking at a model does not move it
+            if torch.is_grad_enabled():  # observing a model does not change it
                 self.vectors = vectors
         x = tokens
         if "embedding" in p:
@@ -82,18 +83,18 @@ class Stack:
         for layer in range(LAYERS):
             qkv = (x.reshape(models, batch * count, width) @ joined[layer]).view(models, batch, count, 3 * width)
             query, key, value = qkv.split(width, -1)  # (S, B, N, D) each
-            if layer == LAYERS - 1 and look is None:
+            if layer == LAYERS - 1 and observe is None:
                 query, x = query[..., -1:, :], x[..., -1:, :]
             gains = None
             if "gains" in p:
                 gamma_q, gamma_k = p["gains"][:, layer].unbind(1)  # (S, D)
                 gains = gamma_q[:, None, None], gamma_k[:, None, None]
-            if look is None:
+            if observe is None:
                 update = attended(self.core, query, key, value, gains)
             else:
                 update, probabilities = attend(self.core, query, key, value, gains)
                 normal_query, normal_key = normalise(self.core, query, key, gains)
-                look(layer, probabilities, normal_query @ normal_key.mT)
+                observe(layer, probabilities, normal_query @ normal_key.mT)
             x = x + update if self.setting.residual else update
         last = x[..., -1, :]  # (S, B, D)
         if "readout" in p:
@@ -101,14 +102,13 @@ class Stack:
         return last[..., -1]
 
     def losses(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Mean squared error (S,) of each model on tokens (K, B, N, d + 1) and targets (K, B) of each seed."""
+        """Mean squared error (S,) of each model on the tokens (K, B, N, d + 1) and targets (K, B) of its seed."""
         return (self.forward(tokens[self.seed_of]) - targets[self.seed_of]).square().mean(-1)
 
     def step(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """One step of SGD of every model at its own rate; losses before it and norms of the gradient, (S,) each.
+        """One step of SGD; losses before it and gradient norms, (S,) each.
 
-        A norm is infinite where its square overflows: in float32 from 1.8e19. It stays so because the kept sweep was
-        measured so; a sum in double would turn its gaps into numbers.
+        A norm is infinite where its square overflows, in float32 from 1.8e19, as in the committed sweep.
         """
         names, values = list(self.parameters), list(self.parameters.values())
         for value in values:
@@ -130,20 +130,20 @@ class Stack:
         return losses.detach(), squares.sqrt()
 
     @torch.no_grad()
-    def look(self, tokens: Tensor) -> dict[str, Tensor]:
-        """What attention does on tokens (K, B, N, d + 1): means over sequences and rows, (S, L) each.
+    def attention_statistics(self, tokens: Tensor) -> dict[str, Tensor]:
+        """Means over sequences and rows of tokens (K, B, N, d + 1), (S, L) each.
 
-        entropy (nats, Eq. 7), frobenius (||P||_F), variance (of the logits of a row, Definition 5.2), and for a core
-        with gains gain_q, gain_k (norms of gamma).
+        entropy (nats, Eq. 7), frobenius (||P||_F), variance (of a row's logits, Definition 5.2) and, for a core with
+        gains, gain_q and gain_k (norms of gamma).
         """
         seen: dict[str, list[Tensor]] = {"entropy": [], "frobenius": [], "variance": []}
 
-        def look(layer: int, probabilities: Tensor, logits: Tensor) -> None:
+        def observe(layer: int, probabilities: Tensor, logits: Tensor) -> None:
             seen["entropy"].append(row_entropy(probabilities).mean((1, 2)))
             seen["frobenius"].append(frobenius_norm(probabilities).mean(1))
             seen["variance"].append(logits.var(-1, correction=0).mean((1, 2)))
 
-        self.forward(tokens[self.seed_of], look)
+        self.forward(tokens[self.seed_of], observe)
         found = {name: torch.stack(values, 1) for name, values in seen.items()}
         if self.core.gains is not None:
             fixed = torch.ones(len(self.rates), LAYERS, 2, self.setting.width, dtype=tokens.dtype)
@@ -153,43 +153,42 @@ class Stack:
 
 
 def initial(core: Core, setting: Setting, seed: int) -> dict[str, Tensor]:
-    """Parameters of one model at initialisation: a function of the seed and the setting; the weights of all cores are
-    the same.
-    """
+    """Parameters of one model at initialisation; all cores share the weights of a seed and setting."""
     generator, width = torch.Generator().manual_seed(2 * seed), setting.width
 
     def matrix(*shape: int, fan_in: int, fan_out: int) -> Tensor:
-        bound = setting.bound(fan_in, fan_out)
+        bound = setting.init_bound(fan_in, fan_out)
         if bound is None:
             return 0.1 * torch.randn(*shape, generator=generator)
         return (2 * torch.rand(*shape, generator=generator) - 1) * bound
 
-    made = {"weights": matrix(LAYERS, 3, width, width, fan_in=width, fan_out=width)}
+    drawn = {"weights": matrix(LAYERS, 3, width, width, fan_in=width, fan_out=width)}
     if setting.hidden == "embedded":
         inputs = setting.dimensions + 1
-        made["embedding"] = matrix(inputs, width, fan_in=inputs, fan_out=width)
+        drawn["embedding"] = matrix(inputs, width, fan_in=inputs, fan_out=width)
     if setting.readout == "linear":
-        made["readout"] = matrix(width, fan_in=width, fan_out=1)
+        drawn["readout"] = matrix(width, fan_in=width, fan_out=1)
     if core.gains not in (None, "fixed"):
-        made["gains"] = torch.ones(LAYERS, 2, width)
+        drawn["gains"] = torch.ones(LAYERS, 2, width)
     if core.reparametrised:
-        made["sigma_gains"] = torch.ones(LAYERS, 3)
-    return made
+        drawn["sigma_gains"] = torch.ones(LAYERS, 3)
+    return drawn
 
 
 @dataclass
 class Trained:
-    """What a stack did: losses and gradient norms (steps, R, K); the losses, on the same batches, of the untrained
-    models and of predicting 0, (steps, K) each; and `Stack.look` at `looked` steps, (looks, R, K, L) each. Not a number
-    once a model has diverged.
+    """Losses and gradient norms of a stack, (steps, R, K) each, NaN once a model has diverged.
+
+    untrained_losses, zero_losses: (steps, K), on the same batches, of the untrained models and of predicting 0.
+    statistics: `Stack.attention_statistics` before the steps `observed_at`, (observations, R, K, L) each.
     """
 
     losses: Tensor
     gradient_norms: Tensor
     untrained_losses: Tensor
     zero_losses: Tensor
-    looked: list[int] = field(default_factory=list)
-    seen: dict[str, Tensor] = field(default_factory=dict)
+    observed_at: list[int] = field(default_factory=list)
+    statistics: dict[str, Tensor] = field(default_factory=dict)
 
 
 def train(
@@ -197,18 +196,18 @@ def train(
     setting: Setting,
     rates: Sequence[float],
     seeds: Sequence[int],
-    looks: Container[int] = (),
+    observe_at: Container[int] = (),
     dtype: torch.dtype = torch.float32,
 ) -> Trained:
-    """Train the models of all pairs of `rates` and `seeds` at once, `setting.steps` steps of SGD.
+    """Train the models of all pairs of `rates` and `seeds` for `setting.steps` steps of SGD.
 
-    A training ends with its first loss that is not finite. looks: steps before which `Stack.look` looks at them.
+    A training ends with its first loss that is not finite. observe_at: steps before which attention is measured.
     """
     stack, batches, shape = Stack(core, setting, rates, seeds, dtype), Batches(setting, seeds, dtype), (-1, len(seeds))
     untrained = Stack(core, setting, rates[:1], seeds, dtype)
     alive = torch.arange(len(stack.rates))
     losses = torch.full((setting.steps, len(alive)), torch.nan, dtype=dtype)
-    norms, looked, seen = losses.clone(), [], []
+    norms, observed_at, observed = losses.clone(), [], []
     untrained_losses, zero_losses = torch.empty(2, setting.steps, len(seeds), dtype=dtype)
     for step in range(setting.steps):
         tokens, targets = batches.next()
@@ -217,22 +216,24 @@ def train(
             zero_losses[step] = targets.square().mean(-1)
         if not len(alive):
             continue
-        if step in looks:
-            looked.append(step)
-            seen.append({name: _among(alive, value, losses.shape[1]) for name, value in stack.look(tokens).items()})
+        if step in observe_at:
+            observed_at.append(step)
+            found = stack.attention_statistics(tokens)
+            observed.append({name: _scatter(value, alive, losses.shape[1]) for name, value in found.items()})
         losses[step, alive], norms[step, alive] = stack.step(tokens, targets)
         if (step + 1) % DROP_EVERY == 0:
             finite = torch.isfinite(losses[step + 1 - DROP_EVERY : step + 1, alive]).all(0)
             if not finite.all():
                 stack.keep(finite)
                 alive = alive[finite]
-    found = {name: torch.stack([s[name] for s in seen]).unflatten(1, shape) for name in (seen[0] if seen else ())}
+    names = observed[0] if observed else ()
+    statistics = {name: torch.stack([found[name] for found in observed]).unflatten(1, shape) for name in names}
     losses, norms = losses.unflatten(1, shape), norms.unflatten(1, shape)
-    return Trained(losses, norms, untrained_losses, zero_losses, looked, found)
+    return Trained(losses, norms, untrained_losses, zero_losses, observed_at, statistics)
 
 
-def _among(places: Tensor, values: Tensor, count: int) -> Tensor:
-    """`values` (S, L) at their places among `count` models, not a number elsewhere."""
+def _scatter(values: Tensor, indices: Tensor, count: int) -> Tensor:
+    """`values` (S, L) at their indices among `count` models, NaN elsewhere."""
     found = torch.full((count, values.shape[1]), torch.nan, dtype=values.dtype)
-    found[places] = values
+    found[indices] = values
     return found

@@ -1,8 +1,8 @@
-"""Theorem 5.1, Proposition 5.3 and their surroundings in `variance_sensitivity`, as printed and as they hold.
+"""Theorem 5.1 and Proposition 5.3 of `variance_sensitivity`, as printed and as derived (docs/variance_sensitivity.md).
 
-N positions, D dimensions of a query or key, logits z ~ N(0, sigma^2 I_N), p = softmax(z), H entropy in nats. What
-differs from the paper is derived in docs/variance_sensitivity.md. Expectations over z are computed here to machine
-precision, by quadrature; `aero.sensitivity.sampling` draws them, as an independent check.
+N positions, D dimensions of a query or key, logits z ~ N(0, sigma^2 I_N), p = softmax(z), H the entropy in nats.
+Expectations over z are computed by quadrature to machine precision; `aero.sensitivity.sampling` is an independent
+Monte Carlo check.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+Array = NDArray[np.float64]
 Mask = Literal["full", "causal", "window"]
-
-
-# Softmax ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class SoftmaxMoments:
-    """Expectations over z: the entropy, sum_i z_i^2 p_i and (sum_i z_i p_i)^2."""
+    """Expectations over z of the entropy, of sum_i z_i^2 p_i and of (sum_i z_i p_i)^2."""
 
     sigma: float
     entropy: float
@@ -32,30 +31,27 @@ class SoftmaxMoments:
 
     @property
     def derivative(self) -> float:
-        """dH / d(sigma^2) = -E[Var_p(z)] / (2 sigma^2): the last line of Appendix E.3, which holds."""
+        """dH / d(sigma^2) = -E[Var_p(z)] / (2 sigma^2), the last line of Appendix E.3, which is correct."""
         return -(self.second_moment - self.squared_mean) / (2 * self.sigma**2)
 
     @property
     def theorem_derivative(self) -> float:
-        """-E[sum_i z_i^2 p_i], what Theorem 5.1 prints as the derivative."""
+        """-E[sum_i z_i^2 p_i], the derivative that Theorem 5.1 prints."""
         return -self.second_moment
 
     @property
     def appendix_derivative(self) -> float:
-        """The line of Appendix E.3 in which the derivative is taken: its last two terms lack the factor 1/(2 sigma)."""
+        """The line of Appendix E.3 that takes the derivative; its last two terms lack the factor 1 / (2 sigma)."""
         return -(self.second_moment - self.squared_mean) / self.sigma
 
 
 def softmax_moments(sigma: float, positions: int) -> SoftmaxMoments:
-    """The expectations over z ~ N(0, sigma^2 I_N), by quadrature.
+    """Expectations over z ~ N(0, sigma^2 I_N), by quadrature.
 
-    With S = sum_j exp(z_j), 1/S and 1/S^2 are the integrals of exp(-t S) and t exp(-t S) over t > 0, and
-    log S that of (exp(-t) - exp(-t S)) / t. Under them the z_i are independent, so N dimensions become one, whatever N:
-    every expectation is an integral over u = log t of products of one-dimensional normal expectations. Both integrals
-    are trapezoidal sums of smooth functions that vanish at the ends, whose error is far below 1e-10.
-    ValueError for a sigma that is not positive or fewer than one position.
+    With S = sum_j exp(z_j), 1/S and 1/S^2 are the integrals of exp(-t S) and t exp(-t S) over t > 0, and log S that of
+    (exp(-t) - exp(-t S)) / t. Under them the z_i are independent, so every expectation is an integral over u = log t of
+    products of one-dimensional normal expectations. Both are trapezoidal sums with an error far below 1e-10.
     """
-    _check(sigma, positions)
     one = _one_position(sigma)
     others = one.survival ** (positions - 1)
     pairs = positions * (positions - 1) * one.survival ** max(positions - 2, 0) * one.first**2
@@ -73,11 +69,11 @@ def softmax_moments(sigma: float, positions: int) -> SoftmaxMoments:
 class _OnePosition:
     """At every u = log t, with x = t exp(z): E[exp(-x)], E[z x exp(-x)], E[z^2 x exp(-x)] and E[z^2 x^2 exp(-x)]."""
 
-    u: NDArray[np.float64]
-    survival: NDArray[np.float64]
-    first: NDArray[np.float64]
-    second: NDArray[np.float64]
-    doubled: NDArray[np.float64]
+    u: Array
+    survival: Array
+    first: Array
+    second: Array
+    doubled: Array
 
 
 @lru_cache(maxsize=64)  # the same for every N
@@ -90,7 +86,7 @@ def _one_position(sigma: float) -> _OnePosition:
     u = np.arange(-width, width, 0.1)
     x = u[:, None] + z  # log(t exp(z))
     tail = np.exp(np.minimum(x, 700.0))
-    log_term = x - tail  # of t exp(z) exp(-t exp(z)); exp(-tail) alone where x does not count
+    log_term = x - tail  # of t exp(z) exp(-t exp(z))
     once = np.exp(log_term)
     return _OnePosition(
         u,
@@ -102,22 +98,16 @@ def _one_position(sigma: float) -> _OnePosition:
 
 
 def entropy_expansion(sigma: float, positions: int, order: int = 2) -> float:
-    """E[H] = log N - (N-1)/(2N) sigma^2 + 3(N-1)/(4 N^2) sigma^4 + O(sigma^6), up to `order` 2 or 4.
+    """E[H] = log N - (N-1)/(2N) sigma^2 + 3(N-1)/(4 N^2) sigma^4 + O(sigma^6), up to `order` 2 (Theorem 5.1) or 4.
 
-    Order 2 is Theorem 5.1's. The expansion is of the expectation: a single draw of z deviates by terms in sigma^2 and
-    sigma^3.
+    The entropy of a single draw deviates from it by terms in sigma^2 and sigma^3.
     """
-    _check(sigma, positions)
-    if order not in (2, 4):
-        raise ValueError(f"order must be 2 or 4, got {order}")
     found = math.log(positions) - (positions - 1) / (2 * positions) * sigma**2
     return found if order == 2 else found + 3 * (positions - 1) / (4 * positions**2) * sigma**4
 
 
 def collapse_sigma(positions: int) -> float:
-    """sqrt(2 log N): where log N - sigma^2 / 2, the expansion for many positions, reaches 0 (the freezing point of
-    Derrida's random energy model). What a "small" sigma is depends on N through it."""
-    _check(1.0, positions)
+    """sqrt(2 log N), where log N - sigma^2 / 2 reaches 0 (the freezing point of Derrida's random energy model)."""
     return math.sqrt(2 * math.log(positions))
 
 
@@ -127,7 +117,6 @@ def least_entropy(bound: float, positions: int) -> float:
     dH/dz_i = p_i (sum_j p_j z_j - z_i) changes its sign once, from + to -, so H is least at a corner: k logits at
     +bound, the others at -bound. QK-LayerNorm with gamma = 1 has |Z_ij| <= D (Eq. 2).
     """
-    _check(bound, positions)
     entropies = []
     for high in range(1, positions + 1):
         low = (positions - high) * math.exp(-2 * bound)  # relative to exp(bound)
@@ -136,74 +125,63 @@ def least_entropy(bound: float, positions: int) -> float:
     return min(entropies)
 
 
-# ReLU kernel ------------------------------------------------------------------------------------------------------
-
 RELU_VARIANCE = math.pi * (math.pi - 1)
-"""D E[delta_ij^2] for many positions and dimensions: the variance of t_ij over the keys of one query, over (D mu)^2."""
+"""D E[delta_ij^2] for large N and D: the variance of t_ij over the keys of one query, over (D mu)^2."""
 RELU_VARIANCE_PRINTED = math.pi**2 - 1
 """tau^2 / mu^2 of Appendix E.4: the variance over queries and keys."""
 
 
 def relu_entropy(dims: int, positions: int) -> float:
-    """E[H] = log N - (N-1)/N pi (pi - 1) / (2 D) + O(D^-2) of the ReLU kernel, Gaussian queries and keys."""
-    _check(1.0, positions), _check(1.0, dims)
+    """E[H] = log N - (N-1)/N pi (pi - 1) / (2 D) + O(D^-2) of the ReLU kernel with Gaussian queries and keys."""
     return math.log(positions) - (positions - 1) / positions * RELU_VARIANCE / (2 * dims)
 
 
 def relu_entropy_printed(dims: int, positions: int) -> float:
     """The same from the moments that Appendix E.4 prints: log N - (pi^2 - 1) / (2 D)."""
-    _check(1.0, positions), _check(1.0, dims)
     return math.log(positions) - RELU_VARIANCE_PRINTED / (2 * dims)
 
 
 def relu_undefined(dims: int, positions: int) -> float:
-    """Probability that a row of the ReLU kernel is 0 / 0: no component in which query and some key are both positive.
+    """Probability that a row of the ReLU kernel is 0 / 0: no component has both the query and some key positive.
 
-    Of the D components, each is harmless with probability 1/2 (query not positive) + 2^-(N+1) (it is, but no key is).
+    For one component that has probability 1/2 (query not positive) + 2^-(N+1) (query positive, no key positive).
     """
-    _check(1.0, positions), _check(1.0, dims)
     return ((1 + 2.0**-positions) / 2) ** dims
 
 
-# Norm and entropy of an attention matrix --------------------------------------------------------------------------
-
-
 def visible_keys(mask: Mask, positions: int, window: int = 8) -> NDArray[np.int64]:
-    """How many keys each of the N queries may see: all, those up to its own position, or i - W ... i + W."""
-    _check(1.0, positions)
+    """How many keys each of the N queries sees: all, those up to its own position, or i - W ... i + W."""
     index = np.arange(positions)
-    if mask == "full":
-        return np.full(positions, positions)
-    if mask == "causal":
-        return index + 1
-    if mask == "window":
-        return np.minimum(index + window, positions - 1) - np.maximum(index - window, 0) + 1
-    raise ValueError(f"unknown mask {mask!r}: full, causal or window")
+    return {
+        "full": np.full(positions, positions),
+        "causal": index + 1,
+        "window": np.minimum(index + window, positions - 1) - np.maximum(index - window, 0) + 1,
+    }[mask]
 
 
 def norm_range(keys: NDArray[np.int64]) -> tuple[float, float]:
-    """Least and greatest ||P||_F where row i spreads over `keys[i]` positions: uniform rows and one-hot rows.
+    """Least and greatest ||P||_F where row i sees `keys[i]` keys: of uniform and of one-hot rows.
 
-    With all N keys everywhere these are 1 and sqrt(N) (Proposition 5.3).
+    With all N keys visible these are 1 and sqrt(N) (Proposition 5.3).
     """
     return math.sqrt(np.sum(1.0 / keys)), math.sqrt(len(keys))
 
 
 def entropy_maximum(keys: NDArray[np.int64]) -> float:
-    """Greatest H(P), the mean over rows (Eq. 7), where row i spreads over `keys[i]` positions."""
+    """Greatest H(P), the mean over rows (Eq. 7), where row i sees `keys[i]` keys."""
     return float(np.mean(np.log(keys)))
 
 
 def least_row_norm(entropy: float) -> float:
-    """exp(-H/2): no row of entropy H has a smaller l2 norm, since the collision entropy -log |p|^2 is at most H."""
+    """exp(-H/2), the least l2 norm of a row of entropy H: the collision entropy -log |p|^2 is at most H."""
     return math.exp(-entropy / 2)
 
 
 def greatest_row_norm(entropy: float, positions: int) -> float:
-    """The greatest l2 norm of a row of entropy H over N positions: one large entry, the others equal (Harremoes and
-    Topsoe 2001, upper boundary of the index of coincidence). ValueError for an entropy outside [0, log N]."""
-    if not -1e-12 <= entropy <= math.log(positions) + 1e-12:
-        raise ValueError(f"entropy {entropy} is not within [0, log {positions}]")
+    """The greatest l2 norm of a row of entropy H in [0, log N]: one large entry, the others equal.
+
+    Harremoes and Topsoe 2001, upper boundary of the index of coincidence.
+    """
     low, high = 1 / positions, 1.0
     for _ in range(200):
         largest = (low + high) / 2
@@ -223,21 +201,10 @@ def _peaked_entropy(largest: float, positions: int) -> float:
 
 def dirichlet_entropy(alpha: float, positions: int) -> float:
     """E[H] of a row from Dirichlet(alpha 1) over N positions: psi(N alpha + 1) - psi(alpha + 1) (Eq. 39)."""
-    import torch
-
-    _check(alpha, positions)
     ends = torch.tensor([positions * alpha + 1, alpha + 1], dtype=torch.float64).digamma()
     return float(ends[0] - ends[1])
 
 
 def dirichlet_square(alpha: float, positions: int) -> float:
     """E[|p|^2] of the same: (alpha + 1) / (N alpha + 1)."""
-    _check(alpha, positions)
     return (alpha + 1) / (positions * alpha + 1)
-
-
-def _check(scale: float, positions: int) -> None:
-    if not scale > 0:
-        raise ValueError(f"sigma, bound or concentration must be positive, got {scale}")
-    if positions < 1:
-        raise ValueError(f"positions and dimensions must be at least 1, got {positions}")

@@ -1,6 +1,6 @@
 """Train the settings of the search nearest to Table 1 with fresh seeds: `python -m stages.sensitivity_nearest`.
 
-`aero.report.papers.variance_sensitivity` chooses them from the search's result. Appends to runs/sensitivity/nearest.csv
+`aero.report.papers.variance_search` chooses them from the search's result. Appends to runs/sensitivity/nearest.csv
 and resumes where it stopped. Not part of `make repro`: the report uses the committed results/sensitivity/nearest.csv.
 """
 
@@ -10,10 +10,10 @@ import argparse
 from pathlib import Path
 
 import torch
+from aero.report.papers.variance_search import FRESH_SEEDS, nearest_trainings
 
 from aero.errors import UserError, check_minutes, run_main
 from aero.records import provenance
-from aero.report.papers.variance_sensitivity import FRESH_SEEDS, nearest_trainings
 from aero.report.results import load
 from aero.sensitivity.search import extend
 

@@ -17,8 +17,8 @@ import torch
 from aero import records
 from aero.config import load
 from aero.errors import run_main
-from aero.sensitivity import theory_checks
 from aero.records import write_together
+from aero.sensitivity import theory_checks
 
 
 def main(arguments: list[str]) -> None:

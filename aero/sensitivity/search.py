@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from aero.attention_kernels import CORES
+from aero.records import csv_text, write_text
 from aero.sensitivity.metric import final_losses, sensitivity
 from aero.sensitivity.setting import Setting, learning_rates
 from aero.sensitivity.stacked import Trained, train
-from aero.training.log import csv_text, write_text
 
 CHOICES: dict[str, tuple[object, ...]] = {
     "hidden": ("x3+y", "x2+y", "embedded"),

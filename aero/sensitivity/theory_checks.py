@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from aero.attention import attend, core_named, row_entropy
+from aero.attention_kernels import attend, core_named, row_entropy
 from aero.config import SensitivityTheoryParameters
 from aero.sensitivity import sampling, theory
 

@@ -20,6 +20,7 @@ from aero import records
 from aero.attention_kernels import CORES
 from aero.config import load
 from aero.errors import UserError, json_file, run_main
+from aero.records import csv_text, write_together
 from aero.sensitivity.setting import Setting, learning_rates
 from aero.sensitivity.stacked import train
 from aero.sensitivity.sweep import figure_rate, gain_rows, loss_rows, trace_rows

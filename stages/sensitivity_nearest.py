@@ -10,10 +10,10 @@ import argparse
 from pathlib import Path
 
 import torch
-from aero.report.papers.variance_search import FRESH_SEEDS, nearest_trainings
 
 from aero.errors import UserError, check_minutes, run_main
 from aero.records import provenance
+from aero.report.papers.variance_search import FRESH_SEEDS, nearest_trainings
 from aero.report.results import load
 from aero.sensitivity.search import extend
 

@@ -21,7 +21,7 @@ def lines(path, records):
     return path
 
 
-def test_key_value_pairs_are_units_and_the_asked_one_is_kept(tmp_path):
+def test_key_value_pairs_are_units_and_the_asked_one_stays(tmp_path):
     pairs = {f"key{i}": f"value{i}" for i in range(9)}
     path = lines(tmp_path / "synthetic.jsonl", [{"context": json.dumps(pairs), "question": "key7", "answer": "value7"}])
     (whole,) = benchmarks.synthetic(path, encode, 1000, 5, 0)
@@ -29,7 +29,7 @@ def test_key_value_pairs_are_units_and_the_asked_one_is_kept(tmp_path):
     assert b'"key7"' in bytes(whole.question[0].tolist())
     (cut,) = benchmarks.synthetic(path, encode, 60, 5, 0)
     assert '"key7": "value7"' in text_of(cut) and len(text_of(cut)) <= 60
-    with pytest.raises(UserError, match="not even one piece"):
+    with pytest.raises(UserError, match="no unit of the context fits"):
         list(benchmarks.rag(lines(tmp_path / "r.jsonl", [PASSAGES]), encode, 3, 1, 0))
 
 
@@ -84,50 +84,35 @@ def record(**changes):
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("{", "line 1 is not JSON"),
-        (record() + "\n\n{", "line 3 is not JSON"),
-        ("[]", "line 1: expected an object, got an empty list"),
-        ("\n", "is empty"),
-        ('{"other": 1}', "line 1 lacks 'ctxs'; it has other"),
-        (record(ctxs=[{"text": "one"}, {"title": "B"}]), "line 1, passage 2 of 'ctxs' lacks 'text'; it has title"),
-        (record(ctxs=["one", "two"]), "line 1, passage 1 of 'ctxs': expected an object with 'text', got text"),
-        (record(ctxs=[]), "line 1: 'ctxs' must be a list of passages, it is an empty list"),
-        (record(ctxs=[{"text": ["one"]}]), "passage 1 of 'ctxs': 'text' must be text, it is a list"),
-        (record(answers=None), "line 1 lacks 'answers'; it has ctxs, question"),
-        (record(answers=[]), "'answers' is empty"),
-        (record(answers=["Ada", None]), "line 1: one of 'answers' must be text, it is null"),
-        (record(question={"a": 1}), "line 1: 'question' must be text, it is an object"),
-        ("[" * 100_000, "line 1 is not JSON"),
+        ("{", "one JSON object a line"),
+        ("[1]", "one JSON object a line"),
+        ('{"other": 1}', "line 1: expected 'question'"),
+        (record(ctxs=[{"text": "one"}, {"title": "B"}]), "line 1: expected 'question'"),
+        (record(ctxs=[{"text": ["one"]}]), "line 1: expected 'question'"),
+        (record(answers=[]), "no answer"),
+        (record(answers=["Ada", None]), "not None"),
+        ("[" * 100_000, "one JSON object a line"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_told(tmp_path, text, named):
+def test_files_of_another_form(tmp_path, text, named):
     path = tmp_path / "rag.jsonl"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match="rag.jsonl") as caught:
         list(benchmarks.rag(path, encode, 100, 1, 0))
-    assert "rag.jsonl" in str(caught.value) and named in str(caught.value)
-    with pytest.raises(UserError, match="does not exist; docs/parallel_context.md"):
-        list(benchmarks.rag(tmp_path / "none.jsonl", encode, 100, 1, 0))
+    assert named in str(caught.value)
 
 
-@pytest.mark.parametrize("context", ["[1, 2]", [1, 2]])
-def test_pairs_that_are_no_object_are_refused(tmp_path, context):
-    path = lines(tmp_path / "synthetic.jsonl", [{"context": context, "question": "k", "answer": "v"}])
-    with pytest.raises(UserError, match="line 1: 'context' must be an object of keys and values, it is a list"):
-        list(benchmarks.synthetic(path, encode, 100, 1, 0))
-    path = lines(tmp_path / "synthetic.jsonl", [{"context": "{1}", "question": "k", "answer": "v"}])
-    with pytest.raises(UserError, match="line 1: 'context' is not JSON"):
-        list(benchmarks.synthetic(path, encode, 100, 1, 0))
+def test_contexts_and_text_of_another_form(tmp_path):
+    for context in ("[1, 2]", [1, 2], "{1}", '{"other": 1}'):
+        path = lines(tmp_path / "synthetic.jsonl", [{"context": context, "question": "k", "answer": "v"}])
+        with pytest.raises(UserError, match="line 1: expected 'context'"):
+            list(benchmarks.synthetic(path, encode, 100, 1, 0))
+    (tmp_path / "lm.txt").write_bytes(b"no\xfft")
+    with pytest.raises(UserError, match="lm.txt: expected text in utf-8"):
+        list(benchmarks.language_modelling(tmp_path / "lm.txt", encode, 8, 4, 1, 0))
 
 
-def test_bytes_that_are_no_text_are_told_with_their_line(tmp_path):
-    path = tmp_path / "lm.txt"
-    path.write_bytes("fine\nstill fïne\nno\xfft".encode("latin-1").replace(b"\xef", "ï".encode()))
-    with pytest.raises(UserError, match="lm.txt, line 3: byte 0xff is not UTF-8"):
-        list(benchmarks.language_modelling(path, encode, 8, 4, 1, 0))
-
-
-def test_lines_end_at_newlines_alone(tmp_path):
+def test_lines_end_at_newlines_only(tmp_path):
     path = tmp_path / "rag.jsonl"
     path.write_text(json.dumps(PASSAGES | {"question": "a\u2028b?"}, ensure_ascii=False) + "\r\n", encoding="utf-8")
     (batch,) = benchmarks.rag(path, encode, 1000, 1, 0)
@@ -138,7 +123,7 @@ def test_lines_end_at_newlines_alone(tmp_path):
         benchmarks.labelled(path)
 
 
-def test_an_answer_ends_with_its_line():
+def test_only_the_first_line_of_an_answer_counts():
     right = {name: benchmarks.judge_of(name, lambda ids: bytes(ids).decode()) for name in ("rag", "synthetic", "icl")}
     for name in ("rag", "synthetic"):
         assert right[name](encode(" Ada Lovelace\n\nQuestion: Who?"), ("Ada Lovelace",))
@@ -152,7 +137,7 @@ def test_a_task_takes_several_files(tmp_path):
         (tmp_path / name).write_text("", encoding="utf-8")
     assert benchmarks.files_of(tmp_path, "rag") == [(tmp_path / "rag.json",), (tmp_path / "rag_nq.jsonl",)]
     assert benchmarks.files_of(tmp_path, "synthetic") == [(tmp_path / "synthetic.jsonl",)]
-    with pytest.raises(UserError, match="icl_train.txt has no icl_test.. beside it"):
+    with pytest.raises(UserError, match="must both exist"):
         benchmarks.files_of(tmp_path, "icl")
     (tmp_path / "icl_test.txt").write_text("", encoding="utf-8")
     found = [tuple(path.name for path in one) for one in benchmarks.files_of(tmp_path, "icl")]

@@ -7,7 +7,7 @@ import torch
 
 from aero.parallel_context.attention import QueryPass
 from aero.parallel_context.layout import PREFIX
-from aero.parallel_context.selection import Selection, aggregate, chosen, group_scores, visible
+from aero.parallel_context.selection import Selection, aggregate, group_scores, largest, visible
 
 GROUPS = torch.tensor([PREFIX, 0, 0, 0, 1, 1, 2, PREFIX])
 
@@ -35,11 +35,11 @@ def test_aggregate_by_plain_loops(dims, top):
         assert found[place].item() == pytest.approx(expected, abs=1e-5)
 
 
-def test_chosen_and_visible_by_hand():
-    kept = chosen(torch.tensor([[0.2, 0.5, 0.4]]), 2)
+def test_selected_and_visible_by_hand():
+    kept = largest(torch.tensor([[0.2, 0.5, 0.4]]), 2)
     assert kept.tolist() == [[False, True, True]]
     assert visible(kept, GROUPS).tolist() == [[True, False, False, False, True, True, True, True]]
-    assert chosen(torch.tensor([0.2, 0.5]), 7).all()
+    assert largest(torch.tensor([0.2, 0.5]), 7).all()
 
 
 def test_probabilities_are_masked_and_renormalised():
@@ -61,7 +61,7 @@ def test_probabilities_are_masked_and_renormalised():
         assert seen.entropies[0][0, h, i].item() == pytest.approx(entropy)
 
 
-def test_aggregations_share_a_decision_as_they_say():
+def test_aggregations_share_a_decision():
     logits = torch.randn(2, 3, 4, 8, generator=torch.Generator().manual_seed(4))
     shapes = {"none": (2, 3, 4, 3), "T": (2, 3, 1, 3), "HT": (2, 1, 1, 3)}
     for aggregation, shape in shapes.items():
@@ -70,11 +70,13 @@ def test_aggregations_share_a_decision_as_they_say():
         assert seen.selected[0].shape == shape and (seen.selected[0].sum(-1) == 1).all()
     first = QueryPass(GROUPS, Selection(top_k=1, aggregation="LHT"))
     for layer in range(3):
-        assert torch.equal(first.probabilities(logits + layer), (logits + layer).softmax(-1)), "it only collects"
+        assert torch.equal(first.probabilities(logits + layer), (logits + layer).softmax(-1)), (
+            "the first pass only collects scores"
+        )
     assert first.over_layers().shape == (2, 1, 1, 3) and not first.selected
 
 
-def test_layers_that_disagree_decide_together_by_hand():
+def test_selection_over_layers_by_hand():
     """One key a segment, so a score is a probability: layer 1 is for segment 0, layers 2 and 3 for segment 1."""
     rows = [[0.50, 0.30, 0.20], [0.10, 0.60, 0.30], [0.20, 0.70, 0.10]]
     seen = QueryPass(torch.tensor([0, 1, 2]), Selection(top_k=1, aggregation="LHT"))
@@ -89,9 +91,3 @@ def test_layers_that_disagree_decide_together_by_hand():
     for row in ([0.80, 0.10, 0.10], [0.40, 0.35, 0.25], [0.30, 0.20, 0.50]):
         seen.probabilities(torch.tensor(row).log().view(1, 1, 1, 3))
     assert seen.over_layers().tolist() == [[[[True, False, False]]]]
-
-
-def test_refusals():
-    for wrong in ({"top_k": 0}, {"score_top": 0}, {"aggregation": "TH"}, {"aggregate_top": 0}):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            Selection(**wrong)

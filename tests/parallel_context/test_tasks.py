@@ -39,7 +39,7 @@ def looked_up(name, context, question):
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_the_context_holds_the_answer_and_no_other(name):
+def test_context_has_the_answer_and_no_other(name):
     random = np.random.default_rng(5)
     asked = 0
     for _ in range(30):
@@ -54,7 +54,7 @@ def test_the_context_holds_the_answer_and_no_other(name):
     assert 65 < asked < 90 if name == "icl" else asked == 90
 
 
-def test_symbols_of_a_kind_stay_in_their_range():
+def test_symbols_stay_in_their_range():
     context, questions, answers = TASKS["rag"].episode(np.random.default_rng(1), 6, 4)
     kinds = [[kind_of(symbol)[0] for symbol in unit] for unit in context]
     assert all(unit == ["keys", "attributes", "values", "attributes", "values"] for unit in kinds)
@@ -86,7 +86,7 @@ def mixture(seed=3):
     return Mixture(list(TASKS.values()), STREAM, 64, 8, seed)
 
 
-def test_training_sequences_are_whole_and_answers_alone_are_scored():
+def test_training_sequences_score_answers_only():
     kinds = mixture().kinds
     ids, targets = mixture().batch(7, GROWN, kinds)
     again, _ = mixture().batch(7, GROWN, kinds)
@@ -123,6 +123,6 @@ def test_episodes_grow_with_the_curriculum():
     assert labels == {0.0: 2, 0.5: 5, 1.0: 8}
 
 
-def test_impossible_sizes_are_refused():
-    with pytest.raises(ValueError, match="synthetic: 65 units"):
+def test_impossible_sizes():
+    with pytest.raises(ValueError, match="65 units"):
         EpisodeTask("synthetic", VOCABULARY, 65)

@@ -31,7 +31,7 @@ def test_losses_by_kind_by_plain_loops():
         assert losses[kind].item() == pytest.approx(expected, abs=1e-5) and shares[kind] == pytest.approx(right)
 
 
-def test_a_training_is_repeatable_and_lowers_the_loss():
+def test_training_is_repeatable_and_lowers_the_loss():
     vocabulary = Vocabulary(8, keys=8, values=4, words=8, labels=8, attributes=2)
     stream = TokenStream(np.arange(400, dtype=np.uint16) % 8, np.array([0, 400]))
     tasks = make_episode_tasks(vocabulary, {"synthetic": 4, "rag": 2, "icl": 8})
@@ -48,11 +48,11 @@ def test_a_training_is_repeatable_and_lowers_the_loss():
     assert rows[0]["loss_lm"] == "", "the other tasks wait until pairs can be looked up"
 
 
-def test_a_training_that_breaks_says_so():
+def test_training_that_diverges():
     model = own()
     with torch.no_grad():
         model.ln_f.weight.fill_(float("inf"))
     stream = TokenStream(np.arange(400, dtype=np.uint16) % 8, np.array([0, 400]))
     tasks = make_episode_tasks(Vocabulary(8, 8, 4, 8, 8, 2), {"synthetic": 4, "rag": 2, "icl": 8})
-    with pytest.raises(ValueError, match="not finite at step 0; lower the learning rate"):
+    with pytest.raises(ValueError, match="not finite at step 0"):
         train(model, Mixture(tasks, stream, 48, 8, 1), SETTINGS, print)

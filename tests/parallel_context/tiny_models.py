@@ -40,10 +40,9 @@ def hugging_face(kind, attention="sdpa", **changes):
 
 
 def made(kind):
-    """The model as one of `encoding`, and a function of ids that gives its own full-attention logits.
+    """The model as one of `encoding`, and a function of ids that gives its own full-attention logits, in float64.
 
-    In double precision: in single the rounding of logits of a few units is as large as the 1e-6 that is asked for. The
-    reference is Hugging Face's `sdpa`, because its `eager` rounds probabilities to single precision.
+    The reference is Hugging Face's `sdpa`, because its `eager` rounds probabilities to single precision.
     """
     if kind == "own":
         return OwnModel(own().double()), own().double()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from aero.published import table
-from aero.report.parallel_context import (
+from aero.report.papers.parallel_context import (
     Measured,
     Summary,
     by_seed,

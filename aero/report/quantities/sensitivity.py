@@ -14,13 +14,14 @@ from typing import Any
 
 from scipy.stats import spearmanr
 
+from aero.report.papers.variance_search import search, share
+from aero.report.papers.variance_sensitivity import Line, Sweep, published, sweep
 from aero.report.results import Results
-from aero.report.sensitivity import Line, Sweep, read, sweep, trained_decades
-from aero.report.sensitivity_search import published, search, share
 from aero.report.statistics import Estimate
 from aero.report.verdicts import Measurement, exact
 from aero.sensitivity.conclusions import CONCLUSIONS, ORDER
-from aero.sensitivity.metric import clipped
+from aero.sensitivity.metric import clipped, trained_decades
+from aero.sensitivity.search import read
 from aero.sensitivity.setting import TOKENS, WIDTH
 
 GROUP = "trained here"

@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from aero.report.papers.variance_theory import Line, TheoryResults, load_theory, with_error
 from aero.report.results import Results
-from aero.report.sensitivity_theory import Line, TheoryResults, load_theory, with_error
 from aero.report.verdicts import PAPER_DIMENSIONS, PUBLISHED_ONLY, Measurement
 
 GROUP = "theory and arithmetic"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from aero.report import sensitivity_models as models
+from aero.report.papers import variance_decoder as models
 from aero.report.quantities.trainings import not_run, of_trainings, seeds, trained
 from aero.report.results import Results
 from aero.report.statistics import difference, estimate, relative
@@ -138,7 +138,7 @@ def loss_rises(results: Results, run: str, rise: float) -> Measurement:
         return trained(results, "", "", missing=missing)
     rises = {}
     for one in results.seeds(run):
-        values = models.series(models.log_of(results, one), "train_loss")[1]
+        values = models.series(one, "train_loss")[1]
         if one.diverged or values:
             rises[f"seed {one.seed}"] = math.inf if one.diverged else values[-1] - min(values)
     text = "; ".join(f"{seed} {'NaN' if math.isinf(value) else f'{value:.3f}'}" for seed, value in rises.items())

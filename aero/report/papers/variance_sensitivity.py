@@ -1,0 +1,363 @@
+"""Variance Sensitivity: Table 1 and the figures of the paper's small model."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from torch import Tensor
+
+from aero.attention_kernels import CORES
+from aero.published import load
+from aero.report.results import Results
+from aero.report.statistics import CONFIDENCE, Estimate, estimate
+from aero.report.style import MUTED, no_data, subplots
+from aero.report.tables import COLUMNS, csv_text
+from aero.sensitivity.metric import TRAINS, clipped, sensitivity, sensitivity_clipped_after, sensitivity_of_means
+from aero.sensitivity.search import read
+from aero.sensitivity.setting import LAYERS, TOKENS, WIDTH, Setting
+
+PAPER = "variance_sensitivity"
+FOLDERS = ("runs/sensitivity", "results/sensitivity")
+MAIN = ("softmax", "window_softmax", "qk_layernorm", "relu")
+OTHERS = ("sigma_reparam", "elu", "sigmoid")
+GAINS = {
+    "qk_layernorm_gradient_clip": "gradient clipping",
+    "qk_layernorm_free": "no clipping",
+    "qk_layernorm_fixed": "γ = 1",
+    "qk_layernorm": "weight clipping",
+}
+COLOURS = {
+    "softmax": "#d55e00",
+    "window_softmax": "#e69f00",
+    "sigma_reparam": "#cc79a7",
+    "qk_layernorm": "#009e73",
+    "relu": "#0072b2",
+    "elu": "#56b4e9",
+    "sigmoid": "#8a6d3b",
+    "qk_layernorm_gradient_clip": "#cc79a7",
+    "qk_layernorm_free": "#d55e00",
+    "qk_layernorm_fixed": "#0072b2",
+}
+"""One colour a core in all figures of the paper, warm for the softmax-based ones."""
+SOLID = ("softmax", "window_softmax", "sigma_reparam", "qk_layernorm_free", "qk_layernorm_gradient_clip")
+LAYER_COLOURS = ("#2f6db3", "#56b4e9", "#7d8a97", "#c9971c", "#d55e00")
+Line = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Final losses (R, K) and l_0 (K,) by core, for R learning rates and K seeds.
+
+    zero: losses (K,) of predicting 0 on the same sequences. about: sweep.json. lines: losses.csv.
+    """
+
+    folder: str
+    about: dict[str, Any]
+    rates: tuple[float, ...]
+    seeds: tuple[int, ...]
+    final: dict[str, Tensor]
+    initial: dict[str, Tensor]
+    zero: Tensor
+    lines: tuple[Line, ...]
+
+    @property
+    def scale(self) -> str:
+        return str(self.about["scale"])
+
+    @property
+    def setting(self) -> Setting:
+        names = [field.name for field in fields(Setting)]
+        return Setting(**{name: self.about["setting"][name] for name in names})
+
+    @property
+    def origin(self) -> str:
+        """The model is the paper's own where its width is the printed D; scale `smoke` trains too briefly."""
+        own = self.scale != "smoke" and self.setting.width == WIDTH
+        return "paper_dimensions" if own else "smaller_scale"
+
+    @property
+    def figure_rate_by_hand(self) -> bool:
+        """Whether the learning rate of the figures over training was chosen manually."""
+        return bool(self.about.get("figure_rate_by_hand"))
+
+    def sensitivities(self, core: str) -> dict[int, float]:
+        """By seed, each with its own l*."""
+        values = sensitivity(self.final[core], self.initial[core])
+        return dict(zip(self.seeds, values.tolist(), strict=True))
+
+    def estimate(self, core: str) -> Estimate | None:
+        return estimate(self.sensitivities(core))
+
+    def of_means(self, core: str) -> float:
+        """Sensitivity of losses clipped and then averaged over seeds (Section 4.3, Figure 2)."""
+        return sensitivity_of_means(self.final[core], self.initial[core])
+
+    def clipped_after(self, core: str) -> float:
+        """The same, averaged and then clipped: the paper does not print the order."""
+        return sensitivity_clipped_after(self.final[core], self.initial[core])
+
+    def estimate_of_means(self, core: str) -> Estimate:
+        """`of_means` with a 95 % bootstrap interval over all K^K resamples of seeds; too narrow for five seeds."""
+        final, initial, count = self.final[core], self.initial[core], len(self.seeds)
+        if count == 1:
+            return Estimate(self.of_means(core), None, None, self.seeds)
+        values, weights = [], []
+        for draw in map(list, itertools.combinations_with_replacement(range(count), count)):
+            values.append(sensitivity_of_means(final[:, draw], initial[draw]))
+            weights.append(math.factorial(count) // math.prod(map(math.factorial, Counter(draw).values())))
+        order = np.argsort(values)
+        cumulated = np.cumsum(np.array(weights)[order])
+        tails = (0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2)
+        low, high = (values[order[np.searchsorted(cumulated, tail * cumulated[-1])]] for tail in tails)
+        return Estimate(self.of_means(core), low, high, self.seeds)
+
+    def training_rates(self, core: str) -> float:
+        """Learning rates that train, of R, the mean over seeds: final loss below half of that of predicting 0."""
+        return (self.final[core] < TRAINS * self.zero).sum(0).double().mean().item()
+
+
+def sweep(results: Results) -> Sweep | None:
+    """The fresh sweep if it is of the report's scale, else the committed one; None if there is none."""
+    found = {}
+    for folder in FOLDERS:
+        path = results.root / folder / "sweep.json"
+        found[folder] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    fresh, committed = found.values()
+    use_fresh = fresh and (not committed or fresh["scale"] == results.scale)
+    folder, about = (FOLDERS[0], fresh) if use_fresh else (FOLDERS[1], committed)
+    if about is None:
+        return None
+    lines = read(results.root / folder / "losses.csv")
+    rates = tuple(dict.fromkeys(float(line["rate"]) for line in lines))
+    seeds = tuple(dict.fromkeys(int(line["seed"]) for line in lines))
+    shape, final, initial, zero = (len(rates), len(seeds)), {}, {}, torch.zeros(0)
+    for core in dict.fromkeys(line["core"] for line in lines):
+        own = [line for line in lines if line["core"] == core]
+        losses = [[float(line[key] or math.inf) for line in own] for key in ("final_loss", "initial_loss", "zero_loss")]
+        final[core], untrained, zeros = (torch.tensor(x, dtype=torch.float64).view(shape) for x in losses)
+        initial[core], zero = untrained[0], zeros[0]
+    return Sweep(folder, about, rates, seeds, final, initial, zero, tuple(lines))
+
+
+def titles() -> dict[str, str]:
+    """Title by core, those of the printed Table 1 first and in its order."""
+    printed = [row.name for row in load(PAPER).tables["1"].rows]
+    by_title = {core.title: name for name, core in CORES.items()}
+    first = {by_title[title]: title for title in printed if title in by_title}
+    return first | {name: core.title for name, core in CORES.items() if name not in first}
+
+
+def published() -> dict[str, float]:
+    """Table 1 by core."""
+    by_title = {core.title: name for name, core in CORES.items()}
+    return {by_title[row.name]: row.cells["sensitivity"].value for row in load(PAPER).tables["1"].rows}
+
+
+# Tables ---------------------------------------------------------------------------------------------------------------
+
+
+def table_1(results: Results) -> pd.DataFrame:
+    """Table 1 with every core of the registry, the three ways to average over seeds beside each other."""
+    measured, printed = sweep(results), published()
+    rows = []
+    for core, title in titles().items():
+        row: dict[str, Any] = {"re-weighting function": title, "published": printed.get(core)}
+        if measured is not None and core in measured.final:
+            row |= {
+                "measured": measured.estimate_of_means(core).text(),
+                "clipped after averaging": measured.clipped_after(core),
+                "mean of each seed's own": measured.estimate(core).text(),
+                f"rates that train, of {len(measured.rates)}": f"{measured.training_rates(core):.1f}",
+            }
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def files(results: Results) -> dict[Path, str]:
+    """reports/tables/variance_sensitivity_table1.csv: three lines a core, one a way of averaging."""
+    measured, printed = sweep(results), load(PAPER).tables["1"]
+    cells = {row.name: row.cells["sensitivity"].text for row in printed.rows}
+    lines = []
+    for core, title in titles().items():
+        ways: dict[str, tuple[Estimate | None, str]] = {
+            "sensitivity": (None, "losses clipped, averaged over seeds"),
+            "sensitivity clipped after": (None, "losses averaged over seeds, then clipped"),
+            "sensitivity of each seed": (None, "of each seed's losses, averaged"),
+        }
+        if measured is not None and core in measured.final:
+            after = Estimate(measured.clipped_after(core), None, None, measured.seeds)
+            found = (measured.estimate_of_means(core), after, measured.estimate(core))
+            ways = {column: (one, note) for (column, (_, note)), one in zip(ways.items(), found, strict=True)}
+        for column, (one, note) in ways.items():
+            lines.append(
+                {
+                    "row": title,
+                    "column": column,
+                    "published": cells.get(title, "") if column == "sensitivity" else "",
+                    "measured": f"{one.mean:.4f}" if one else "",
+                    "unit": "loss",
+                    "scale": measured.scale if one else "",
+                    "seeds": len(one.seeds) if one else 0,
+                    "ci_low": f"{one.low:.4f}" if one and one.has_interval else "",
+                    "ci_high": f"{one.high:.4f}" if one and one.has_interval else "",
+                    "note": note if title in cells else f"{note}; not a row of the published table",
+                }
+            )
+    return {Path("reports/tables") / f"{PAPER}_table1.csv": csv_text(lines, COLUMNS)}
+
+
+# Figures --------------------------------------------------------------------------------------------------------------
+
+
+def short_name(core: str) -> str:
+    return CORES[core].title.replace("Window Softmax", "Window").replace(" Kernel", "")
+
+
+def core_legend(figure: Figure, names: dict[str, str]) -> None:
+    """One legend above all panels, by core."""
+    handles = [Line2D([], [], **line_style(core), label=name) for core, name in names.items()]
+    figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), frameon=False)
+
+
+def figure_2(results: Results) -> Figure:
+    """Final loss over the learning rate: softmax, window, QK-LayerNorm, ReLU kernel."""
+    return _final_losses(results, MAIN)
+
+
+def figure_5(results: Results) -> Figure:
+    """The same for sigmaReparam, ELU+1 and sigmoid."""
+    return _final_losses(results, OTHERS)
+
+
+def _final_losses(results: Results, cores: Sequence[str]) -> Figure:
+    """Clipped final loss over the learning rate: mean and range of seeds, and l_0."""
+    measured = sweep(results)
+    figure, panel = subplots(height=2.9)
+    if measured is None:
+        no_data(panel, "not measured")
+        return figure
+    cores = [core for core in cores if core in measured.final]
+    for core in cores:
+        losses, colour = clipped(measured.final[core], measured.initial[core]).numpy(), COLOURS[core]
+        panel.fill_between(measured.rates, losses.min(1), losses.max(1), color=colour, alpha=0.15, linewidth=0)
+        panel.plot(measured.rates, losses.mean(1), marker="o", markersize=2.5, **line_style(core))
+        panel.axhline(measured.initial[core].mean().item(), linewidth=0.8, linestyle=":", color=colour)
+    panel.set_xscale("log")
+    panel.set(ylim=(0, None), xlabel="learning rate", ylabel="final loss, at most l₀ (dotted)")
+    panel.grid()
+    core_legend(figure, {core: short_name(core) for core in cores})
+    return figure
+
+
+def line_style(core: str) -> dict[str, str]:
+    """Dashed for the entropy-stable cores, as in the paper."""
+    return {"color": COLOURS[core], "linestyle": "-" if core in SOLID else "--"}
+
+
+def figure_1_bottom(results: Results) -> Figure:
+    """Loss, gradient norm, entropy and ||P||_F over training: softmax, window, QK-LayerNorm, ReLU kernel."""
+    return _over_training(results, {core: short_name(core) for core in MAIN})
+
+
+def figure_6(results: Results) -> Figure:
+    """The same for sigmaReparam, ELU+1 and sigmoid."""
+    return _over_training(results, {core: short_name(core) for core in OTHERS})
+
+
+def figure_8(results: Results) -> Figure:
+    """The same for QK-LayerNorm with gamma clipped in weight or in gradient, fixed and free."""
+    return _over_training(results, GAINS)
+
+
+def first_seed(results: Results, name: str) -> pd.DataFrame:
+    """traces.csv or gains.csv of the first seed, which the figures show."""
+    measured = sweep(results)
+    path = results.root / measured.folder / name if measured else None
+    if path is None or not path.is_file():
+        return pd.DataFrame(columns=["core"])
+    frame = pd.read_csv(path)
+    return frame[frame["seed"] == measured.seeds[0]]
+
+
+def _over_training(results: Results, names: dict[str, str]) -> Figure:
+    frame, measured = first_seed(results, "traces.csv"), sweep(results)
+    figure, panels = subplots(1, 4, height=2.3)
+    columns = {
+        "loss": "loss",
+        "gradient_norm": "gradient norm",
+        "entropy": "entropy, nats",
+        "frobenius": "‖P‖ (Frobenius)",
+    }
+    for panel, (column, title) in zip(panels, columns.items(), strict=True):
+        panel.set_title(title)
+        if frame.empty:
+            no_data(panel, "not measured")
+            continue
+        for core in names:
+            own = frame[frame["core"] == core]
+            panel.plot(own["step"], own[column], linewidth=1.1, **line_style(core))
+            if column == "entropy":
+                low, high = own[column] - own["entropy_std"], own[column] + own["entropy_std"]
+                panel.fill_between(own["step"], low, high, color=COLOURS[core], alpha=0.15, linewidth=0)
+        _limits(panel, column)
+        panel.set_xlabel("step")
+        panel.grid(axis="y")
+        for core in names:
+            own = frame[frame["core"] == core].dropna(subset=[column])
+            if len(own) and own["step"].iloc[-1] < measured.setting.steps - 1:  # the training diverged
+                last, top = own.iloc[-1], panel.get_ylim()[1]
+                mark = "^" if last[column] > top else "x"
+                panel.plot(last["step"], min(last[column], top), mark, color=COLOURS[core], clip_on=False)
+    core_legend(figure, names)
+    return figure
+
+
+def _limits(panel: Axes, column: str) -> None:
+    """Logarithmic axes for loss and gradient; the bounds of Proposition 5.3 for entropy and ||P||_F."""
+    if column in ("loss", "gradient_norm"):
+        panel.set_yscale("log")
+        low, high = panel.get_ylim()
+        panel.set_ylim(max(low, 1e-3), min(high, 1e6))
+        return
+    bounds, low = ((math.log(TOKENS),), -0.05) if column == "entropy" else ((1.0, math.sqrt(TOKENS)), 0.5)
+    for bound in bounds:
+        panel.axhline(bound, color=MUTED, linewidth=0.8, linestyle=":")
+    panel.set_ylim(low, 1.1 * bounds[-1])
+
+
+def figure_9(results: Results) -> Figure:
+    """Norms of gamma, variance of logits and entropy of every layer, one row a treatment of gamma."""
+    frame = first_seed(results, "gains.csv")
+    columns = {"gain_q": "‖γ_q‖", "gain_k": "‖γ_k‖", "variance": "variance of logits", "entropy": "entropy, nats"}
+    figure, panels = subplots(len(GAINS), len(columns), height=6.0, sharex="row")
+    for row, (core, words) in zip(panels, GAINS.items(), strict=True):
+        for panel, column in zip(row, columns, strict=True):
+            for layer, colour in enumerate(LAYER_COLOURS):
+                own = frame[(frame["core"] == core) & (frame.get("layer") == layer)]
+                if len(own):
+                    panel.plot(own["step"], own[column], color=colour, linewidth=1.0)
+            panel.grid(axis="y")
+        row[0].set_ylabel(words)
+        row[2].set_yscale("log")
+        row[3].axhline(math.log(TOKENS), color=MUTED, linewidth=0.8, linestyle=":")
+        row[3].set_ylim(0, 1.08 * math.log(TOKENS))
+    for panel, title in zip(panels[0], columns.values(), strict=True):
+        panel.set_title(title, fontsize=8)
+    for panel in panels[-1]:
+        panel.set_xlabel("step")
+    handles = [Line2D([], [], color=LAYER_COLOURS[i], label=f"layer {i + 1}") for i in range(LAYERS)]
+    figure.legend(handles=handles, loc="outside upper left", ncols=LAYERS, frameon=False)
+    return figure

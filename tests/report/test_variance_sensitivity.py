@@ -1,0 +1,116 @@
+"""Tables, figures and statistics of Variance Sensitivity, from the committed results and by hand."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from aero.report.papers import variance_decoder, variance_search, variance_sensitivity, variance_theory
+from aero.report.papers.variance_search import FRESH_SEEDS, best, distance, nearest, nearest_trainings, repeated, share
+from aero.report.papers.variance_sensitivity import Sweep, published
+from aero.report.results import Run, load
+from aero.sensitivity.conclusions import ORDER
+from aero.sensitivity.metric import sensitivity_of_means
+from aero.sensitivity.search import Reading
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULES = (variance_sensitivity, variance_search, variance_theory, variance_decoder)
+DRAWN = [
+    (module, name)
+    for module in MODULES
+    for name in vars(module)
+    if name.startswith(("table_", "figure_")) and callable(vars(module)[name])
+]
+
+
+@pytest.fixture(scope="module")
+def results():
+    return load(ROOT, "laptop")
+
+
+@pytest.mark.parametrize(("module", "name"), DRAWN, ids=[name for _, name in DRAWN])
+def test_tables_and_figures_are_made_with_and_without_results(module, name, results, tmp_path):
+    (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text(encoding="utf-8"), encoding="utf-8")
+    made, empty = getattr(module, name)(results), getattr(module, name)(load(tmp_path, "laptop"))
+    assert type(made) is type(empty) and isinstance(made, pd.DataFrame | Figure)
+    if isinstance(made, pd.DataFrame):
+        assert len(made) and made.shape[1] <= 6
+    else:
+        made.canvas.draw()
+        assert any(axes.has_data() for axes in made.axes)
+
+
+def test_committed_table_is_that_of_the_results(results):
+    for path, text in variance_sensitivity.files(results).items():
+        assert text == (ROOT / path).read_text(encoding="utf-8")
+
+
+def test_bootstrap_interval_takes_every_resample_of_seeds():
+    """95 % of the 27 equally likely resamples of three seeds, by brute force."""
+    random = torch.Generator().manual_seed(1)
+    final, initial = 3 * torch.rand(6, 3, generator=random).double(), torch.tensor([2.0, 2.5, 3.0]).double()
+    made = Sweep("", {}, (), (0, 1, 2), {"softmax": final}, {"softmax": initial}, initial, ())
+    found = made.estimate_of_means("softmax")
+    values = sorted(
+        sensitivity_of_means(final[:, list(draw)], initial[list(draw)])
+        for draw in itertools.product(range(3), repeat=3)
+    )
+    low, high = (values[math.ceil(27 * tail) - 1] for tail in (0.025, 0.975))
+    assert (found.low, found.high) == pytest.approx((low, high))
+    assert found.mean == pytest.approx(sensitivity_of_means(final, initial))
+
+
+def test_share_counts_every_setting_once():
+    """Setting 1 agrees in one of two readings, setting 2 in its only one."""
+    low, high = dict.fromkeys(ORDER, 1.0) | {"relu": 0.5}, dict.fromkeys(ORDER, 1.0)
+    readings = [Reading(500, "measured", "relu"), Reading(2000, "measured", "relu")]
+    values = {(1, readings[0]): low, (1, readings[1]): high, (2, readings[0]): low}
+    found = variance_search.Search("", values, {}, {})
+    assert share(found, "relu_below_softmax").value == 0.75
+    assert share(found, "relu_below_softmax", {(1, 2000)}).value == 0
+    # Wilson for 0.75 of 2: centre (0.75 + 0.96036) / 2.92073 = 0.58559, half 0.39764
+    assert share(found, "relu_below_softmax").low == pytest.approx(0.188, abs=1e-2)
+
+
+def test_nearest_settings_are_trained_again_with_fresh_seeds(results):
+    chosen, made = nearest(results), repeated(results)
+    assert len(chosen) == 10 and {(one.number, one.reading) for one in made} == set(chosen)
+    assert len(nearest_trainings(results)) == len(set(nearest_trainings(results)))
+    first, one = "clipped, then averaged", best(results)
+    assert distance(one.values(first)) == min(distance(other.values(first)) for other in made)
+    assert one.final["softmax"].shape == (19, len(FRESH_SEEDS))
+    before, after, seeds = one.holds("relu_below_softmax")
+    values = [one.values(way) for way in list(variance_search.WAYS)[:2]]
+    assert (before, after) == tuple(v["relu"] < v["softmax"] for v in values) and 0 <= seeds <= len(FRESH_SEEDS)
+    assert distance(published()) == 0
+
+
+def test_mean_with_its_standard_error():
+    assert variance_theory.with_error(-0.37862, 0.0012) == "-0.3786(12)"
+    assert variance_theory.with_error(12.3, 1.5) == "12.3(15)" and variance_theory.with_error(2.0, 0.0) == "2"
+
+
+def test_series_of_a_run():
+    curves = {
+        "step": [1, 2, 3, 4],
+        "train_loss": [4.0, 3.0, None, 1.0],
+        "entropy_layer_0": [2.0, None, 1.0, 1.0],
+        "entropy_layer_1": [4.0, None, 3.0, 2.0],
+    }
+    run = Run("r", "laptop", 1, "SM+LN+G", 1.0, 0.0, None, {}, "", False, curves=curves)
+    assert variance_decoder.series(run, "train_loss") == ([1, 2, 4], [4.0, 3.0, 1.0])
+    assert variance_decoder.series(run, "entropy") == ([1, 3, 4], [3.0, 2.0, 1.5])
+    assert variance_decoder.series(run, "norm") == ([], [])
+
+
+def test_scale_of_rates_by_width(results, tmp_path):
+    assert variance_decoder.left_out(results, "core-softmax-hot") == ""
+    assert "laptop" in variance_decoder.left_out(load(ROOT, "gpu"), "core-softmax-hot")
+    assert np.isfinite(list(variance_decoder.last(results, "core-softmax", "entropy").values())).all()

@@ -105,8 +105,8 @@ show.table(
 show.table(
     parallel_context.table_ablation(results),
     "Selective attention by K and aggregation",
-    "Published at P = 64 / measured at the largest P of each task, so sizes do not compare; without a shared sink. K and "
-    "the aggregation vary one at a time from the default.",
+    "Published at P = 64 / measured at the largest P of each task, so sizes do not compare; without a shared sink. "
+    "K and the aggregation vary one at a time from the default.",
     sources=RESULTS,
     command=MEASURE,
     published="parallel_context/ablation",

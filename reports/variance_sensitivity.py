@@ -154,8 +154,8 @@ show.table(
 show.table(
     variance_search.table_ranges(results),
     "Learning rates at which a core trains",
-    "Decades between the lowest and the highest rate that trains, where softmax trains at some rate. The paper's Figure "
-    "2 shows nearly five decades for the ReLU kernel.",
+    "Decades between the lowest and the highest rate that trains, where softmax trains at some rate. The paper's "
+    "Figure 2 shows nearly five decades for the ReLU kernel.",
     sources=SEARCH[:1],
     command="python -m stages.sensitivity_search",
 )
@@ -170,8 +170,8 @@ show.table(
 show.figure(
     variance_decoder.figure_1_top(results),
     "Three cores while the decoder trains",
-    "Lines: means over seeds; bands: their range. Gradient norms are before clipping. Dotted: the bounds that the paper "
-    "draws; dashed: what a causal mask allows.",
+    "Lines: means over seeds; bands: their range. Gradient norms are before clipping. Dotted: the bounds that the "
+    "paper draws; dashed: what a causal mask allows.",
     sources=DECODER,
     published="variance_sensitivity/figure1_top",
 )
@@ -285,7 +285,7 @@ show.table(
 show.table(
     variance_theory.table_matrices(results),
     "Equation 9 on three attention matrices, N = 20",
-    "The gradient through PV is multiplied by at most the spectral norm, which a collapse to the own key does not raise.",
+    "The gradient through PV is multiplied by at most the spectral norm. A collapse to the own key does not raise it.",
     sources=THEORY,
     command=CHECK,
 )

@@ -10,8 +10,8 @@ import pandas as pd
 from aero.config import load as load_parameters
 from aero.errors import run_main
 from aero.records import commit, write_together
-from aero.report import claims, differences, parallel_context_tables, sensitivity, summary, tables
-from aero.report.papers import aero_entropy, entropy_landscape
+from aero.report import claims, differences, summary, tables
+from aero.report.papers import aero_entropy, entropy_landscape, parallel_context, variance_sensitivity
 from aero.report.render import render
 from aero.report.results import Results, load
 
@@ -51,7 +51,7 @@ def files(results: Results, judged: pd.DataFrame) -> dict[Path, str]:
         temperatures: tables.csv_text(aero_entropy.temperature_lines(results), aero_entropy.TEMPERATURE_COLUMNS),
         Path("reports") / "claims.csv": claims.csv_text(judged),
     }
-    for part in (tables, differences, sensitivity, parallel_context_tables):
+    for part in (tables, differences, variance_sensitivity, parallel_context):
         own |= part.files(results)
     return own
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +16,7 @@ from aero.entropy import causal_bound, max_entropy
 from aero.flops import Sizes, count
 from aero.published import load
 from aero.records import read_trainings
-from aero.report import costs, parallel_context
+from aero.report import costs
 from aero.report.costs import published_bound
 from aero.two_party.cost.ledger import DetailedRow, Measurement, Row, read
 from aero.two_party.cost.network import Network, implied_bandwidth_mbit, lower_bound_seconds
@@ -159,20 +157,6 @@ def test_a_gigabyte_of_another_size_is_seen(monkeypatch):
     monkeypatch.setattr(costs, "GB", 2**30)
     with pytest.raises(AssertionError):
         least_minutes(lambda: PUBLISHED.one_way)
-
-
-@pytest.mark.parametrize("factor", [1.0, 2**20 / 1e6])
-def test_memory_is_told_in_mebibytes(monkeypatch, factor):
-    """A peak of 3,145,728 bytes is 3 MiB; in units of 1,000,000 bytes it would be read as more."""
-    kept = sorted((ROOT / "results/parallel_context").glob("*/cost.json"))[0]
-    values = json.loads(kept.read_text(encoding="utf-8"))
-    for row in values["rows"]:
-        row["peak_bytes"] = 300 * 2**20
-    found = SimpleNamespace(values=values, path="cost.json")
-    monkeypatch.setattr(parallel_context, "costs", lambda results: found)
-    monkeypatch.setattr(parallel_context, "MIB", parallel_context.MIB / factor)
-    text = parallel_context.table_cost(None).text
-    assert ("300 MiB" in text) is (factor == 1.0)
 
 
 def table_cells(number: str) -> list[dict[str, str]]:

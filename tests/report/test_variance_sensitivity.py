@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from pathlib import Path
@@ -110,7 +111,7 @@ def test_series_of_a_run():
     assert variance_decoder.series(run, "norm") == ([], [])
 
 
-def test_scale_of_rates_by_width(results, tmp_path):
+def test_scale_of_rates_by_width(results):
     assert variance_decoder.left_out(results, "core-softmax-hot") == ""
-    assert "laptop" in variance_decoder.left_out(load(ROOT, "gpu"), "core-softmax-hot")
+    assert "laptop" in variance_decoder.left_out(dataclasses.replace(results, scale="gpu"), "core-softmax-hot")
     assert np.isfinite(list(variance_decoder.last(results, "core-softmax", "entropy").values())).all()

@@ -122,12 +122,14 @@ def section(results: Results, claims: pd.DataFrame) -> str:
     }
     embedded = json.dumps(data).replace("<", "\\u003c").replace("&", "\\u0026")
     script = (Path(__file__).parent / "assets" / "explorer.js").read_text(encoding="utf-8")
+    # A tab in one of its strings would be changed by Pandoc and the script's hash with it.
+    bundle = vl_convert.javascript_bundle(vl_version=VEGA_LITE).replace("\t", "\\t")
     return "\n".join(
         (
             "<style>#explorer th button { all: unset; cursor: pointer }</style>",
             '<div id="explorer"><div id="explorer-chart" style="width:100%"></div></div>',
             f'<script type="application/json" id="explorer-data">{embedded}</script>',
-            f"<script>{vl_convert.javascript_bundle(vl_version=VEGA_LITE)}</script>",
+            f"<script>{bundle}</script>",
             f"<script>{script}</script>",
         )
     )

@@ -130,7 +130,7 @@ def published_minutes(results: Results) -> Figure:
                 points.append((number, bound.overlapped, printed))
     del results
     with style.style():
-        figure = Figure(figsize=(style.WIDTH * 0.62, 3.2))
+        figure = Figure(figsize=(style.WIDTH, 3.0))
         axes = figure.subplots()
         ends = [3.0, 130.0]
         axes.plot(ends, ends, color=style.INK, linewidth=1)

@@ -218,8 +218,8 @@ def operations(results: Results, most: int = 12) -> pd.DataFrame:
     sent = {id(line): float(line["bytes_sent_client"]) + float(line["bytes_sent_server"]) for line in own}
     lines = [
         {
-            "operation": line["op"],
-            "shape": line["shape"],
+            "operation": line["op"].replace("(", " (").replace(",", ", "),
+            "shape": line["shape"].replace(",", ", "),
             "MB": text(sent[id(line)] / 1e6),
             "messages": text(float(line["messages"] or "nan")),
             "rounds": text(float(line["rounds"] or "nan"), 2),
@@ -297,44 +297,43 @@ def ablation(results: Results) -> pd.DataFrame:
         (line["architecture"], line["program"]): float(line["bytes"]) for line in read_csv(results.root / ABLATION)
     }
     lines = []
-    for name, what in OPTIMIZATIONS.items():
-        line = {"optimization": what.partition(" (")[0]}
-        alone = f"as_written+{'folded_ffn+' if name == 'absorbed_ffn' else ''}{name}"
-        left_out = "left out" if name in TUNED else "added"
+    for name in OPTIMIZATIONS:
+        line, added = {"optimization": name.replace("_", " ")}, "" if name in TUNED else " (added)"
         for row in ABLATED:
-            for how, program, base in (("alone", alone, STOCK), (left_out, toggled(name), OPTIMISED)):
-                key = f"{row}: {'alone' if how == 'alone' else 'left out'}"
+            for how, program, base in (("alone", _alone(name), STOCK), ("left out", toggled(name), OPTIMISED)):
                 change = found.get((row, program), math.nan) / found.get((row, base), math.nan) - 1
-                mark = " (added)" if how == "added" else ""
-                line[key] = MISSING if math.isnan(change) else f"{100 * change:+.1f} %{mark}"
+                mark = added if how == "left out" else ""
+                line[f"{row}: {how}"] = MISSING if math.isnan(change) else f"{100 * change:+.1f} %{mark}"
         lines.append(line)
     return pd.DataFrame(lines)
 
 
+def _alone(name: str) -> str:
+    """Stock SPU with one optimization; absorbed_ffn needs folded_ffn."""
+    return f"as_written+{'folded_ffn+' if name == 'absorbed_ffn' else ''}{name}"
+
+
+APPROXIMATE = {"segmented_gelu", "split_exponential", "fewer_squarings"}
+"""The others are exact but for the fixed point."""
+
+
 def function_changes(results: Results) -> pd.DataFrame:
-    """What each optimization changes, and the largest logit error of a pass with it alone beside stock SPU's."""
+    """What each optimization does, and the largest logit error of a pass with it alone beside stock SPU's."""
     errors = {
         (line["architecture"], line["program"]): float(line["max_logit_error"])
         for line in read_csv(results.root / ABLATION_ERRORS)
         if (line["scale"], line["tokens"]) == ("laptop", "16")
     }
-    approximate = {"segmented_gelu", "split_exponential", "fewer_squarings"}
-    lines = [
-        {"optimization": "none (stock SPU)", "function": "", **{r: text(errors.get((r, STOCK)), 2) for r in ABLATED}}
-    ]
+    programs = {"none (stock SPU)": (STOCK, "")}
     for name, what in OPTIMIZATIONS.items():
-        alone = f"as_written+{'folded_ffn+' if name == 'absorbed_ffn' else ''}{name}"
-        line = {"optimization": what.partition(" (")[0]}
-        line["function"] = "approximated" if name in approximate else "exact but for fixed point"
-        lines.append(line | {row: text(errors.get((row, alone)), 2) for row in ABLATED})
-    lines.append(
-        {
-            "optimization": "all (optimised)",
-            "function": "",
-            **{row: text(errors.get((row, OPTIMISED)), 2) for row in ABLATED},
-        }
+        mark = "; approximated" if name in APPROXIMATE else ""
+        programs[name.replace("_", " ")] = (_alone(name), what.partition(" (")[0] + mark)
+    programs["all (optimised)"] = (OPTIMISED, "")
+    return pd.DataFrame(
+        {"optimization": name, "what it does": what}
+        | {f"{row}: logit error": text(errors.get((row, program)), 2) for row in ABLATED}
+        for name, (program, what) in programs.items()
     )
-    return pd.DataFrame(lines)
 
 
 def latency_model(results: Results) -> pd.DataFrame:

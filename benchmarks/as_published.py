@@ -20,8 +20,9 @@ from pathlib import Path
 from aero.config import Parameters, load
 from aero.errors import UserError, check_minutes, run_main
 from aero.report.costs import FITTED
+from aero.two_party.cost.resume import PrintedRow, measure_rows
 from aero.two_party.program.optimizations import AS_PUBLISHED
-from stages.two_party_all import PrintedRow, measure_rows, printed_rows
+from stages.two_party_all import printed_rows, rounds_runs
 
 TABLES = ("aero/table4", "aero/table5", "aero/table6", "aero/table7")
 FIGURE = ("aero/figure15",)
@@ -52,13 +53,13 @@ def main(arguments: list[str]) -> None:
     stem = "fitted_figure15" if chosen.figure15 else "fitted"
     ops_file, rows_file = (chosen.folder / f"{stem}_{what}.csv" for what in ("ops", "rows"))
     measure_rows(
-        parameters,
+        parameters.two_party,
         fitted_rows(parameters, FIGURE if chosen.figure15 else TABLES),
         FIGURE_PROGRAMS if chosen.figure15 else PROGRAMS,
         ops_file,
         rows_file,
-        chosen.minutes,
-        rounds=True,
+        minutes=chosen.minutes,
+        rounds_runs=rounds_runs(parameters),
         repeats=REPEATS,
         rounds_from=[FITTED.parent / name for name in ("ops.csv", "all_ops.csv", "fitted_ops.csv")],
     )

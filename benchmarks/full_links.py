@@ -26,12 +26,12 @@ from aero.architecture import parse
 from aero.config import load
 from aero.errors import UserError, check_minutes, run_main
 from aero.records import write_text
-from aero.two_party.cost.latency import Cost, measure_costs
 from aero.two_party.cost.ledger import as_json
 from aero.two_party.cost.packing import MATRICES
 from aero.two_party.program.forward import operations
 from aero.two_party.program.operations import Operation
 from aero.two_party.runtime.settings import Settings
+from benchmarks.latency import Cost, measure_costs
 
 ROWS = ("SM+LN+G", "SM+LN+R", "SM+ScFuFFN")
 FURTHER = (Operation("gelu_exact", ((16, 1024),)),)

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from aero.config import Parameters, load
 from aero.errors import UserError, check_minutes, run_main
+from aero.two_party.cost.resume import PrintedRow, measure_rows
 from benchmarks.as_published import REPEATS, TABLES
-from stages.two_party_all import PrintedRow, measure_rows, printed_rows
+from stages.two_party_all import printed_rows, rounds_runs
 
 PATH = Path("results/two_party/lattice_rows.csv")
 PROGRAMS = ("as_written", "as_written+lattice_products", "tuned-lattice_products", "tuned")
@@ -38,7 +39,8 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"scale {parameters.scale} has operations of its own sizes; take scale: laptop in params.yaml")
     ops_file, rows_file = (chosen.folder / f"lattice_{what}.csv" for what in ("ops", "rows"))
     rows = rows_of(parameters)
-    measure_rows(parameters, rows, PROGRAMS, ops_file, rows_file, chosen.minutes, rounds=True, repeats=REPEATS)
+    options = {"minutes": chosen.minutes, "rounds_runs": rounds_runs(parameters), "repeats": REPEATS}
+    measure_rows(parameters.two_party, rows, PROGRAMS, ops_file, rows_file, **options)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,6 @@ from aero.data.tokens import open_tokens
 from aero.errors import UserError, run_main
 from aero.model import ModelConfig
 from aero.records import run_folder, write_text
-from aero.two_party.cost.latency import REFILL, Cost, error_share, measure_costs, predict, refills_of
 from aero.two_party.cost.ledger import as_json
 from aero.two_party.cost.measure import place, warm_up_of
 from aero.two_party.cost.network import Network
@@ -41,6 +40,7 @@ from aero.two_party.program.weights import weight_arrays, within_budget
 from aero.two_party.runtime.parties import Party, run_parties
 from aero.two_party.runtime.relay import Relay
 from aero.two_party.runtime.settings import CLIENT, SERVER, Settings
+from benchmarks.latency import REFILL, Cost, error_share, measure_costs, predict, refills_of
 
 LOOPBACK = "loopback"
 PASSES = Path("results/two_party/shaped.csv")

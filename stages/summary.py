@@ -17,7 +17,8 @@ from aero.architecture import parse
 from aero.config import Parameters, load
 from aero.errors import UserError, json_file, run_main, seed_number
 from aero.records import write_text
-from aero.two_party.cost.cost_model import KEPT_FILES, estimate, measured_operations
+from aero.two_party.cost.composition import estimate
+from aero.two_party.cost.cost_model import COMMITTED_FILES, measured_operations
 from aero.two_party.cost.counts import published_sizes
 from aero.two_party.cost.network import Network
 
@@ -78,7 +79,7 @@ def cost(parameters: Parameters, run: str, architecture: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for program in two_party.programs:
         try:
-            operations = measured_operations(two_party.variant(), files=KEPT_FILES)
+            operations = measured_operations(two_party.variant(), files=COMMITTED_FILES)
             one = estimate(parse(architecture), sizes, program, operations)
         except UserError as error:
             print(f"no cost of program {program}: {error}")

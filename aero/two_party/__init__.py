@@ -1,6 +1,6 @@
-"""Two-party private inference: the server holds the weights, the client the prompt, SecretFlow SPU's Cheetah between.
+"""Two-party private inference: the server holds the weights, the client the prompt, on SecretFlow SPU's Cheetah.
 
-`end_to_end.ask` runs a private forward pass; `program` is what it computes, `operations` what that is made of,
-`measure` and `compose` what it costs, `parties` and `relay` the two processes and the link between them. A question of
-a person goes through `serving` and, inside the parties, `answer`; between hosts through a `tunnel`, after a `hello`.
+program: what a private forward pass computes (`end_to_end.ask` runs one). lattice: own protocols on RLWE ciphertexts.
+runtime: the two processes and the link between them. serving: answering questions, also between hosts. cost: measured
+operations and the cost model behind `aero cost`.
 """

@@ -18,7 +18,8 @@ from aero.architecture import parse
 from aero.config import load as load_parameters
 from aero.report import claims, summary
 from aero.report.results import Results
-from aero.two_party.cost.cost_model import KEPT_FILES, estimate, measured_operations
+from aero.two_party.cost.composition import estimate
+from aero.two_party.cost.cost_model import COMMITTED_FILES, measured_operations
 from aero.two_party.cost.counts import published_sizes
 from stages import summary as stage
 
@@ -29,7 +30,7 @@ RUN = "sm-scfuffn"
 def project(tmp_path: Path) -> Path:
     """The project's parameters and kept operations, and one made training."""
     shutil.copyfile(made_results.PROJECT / "params.yaml", tmp_path / "params.yaml")
-    for name in KEPT_FILES:
+    for name in COMMITTED_FILES:
         if (made_results.PROJECT / name).is_file():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(made_results.PROJECT / name, tmp_path / name)
@@ -47,7 +48,7 @@ def test_a_run_in_a_few_numbers(project: Path, monkeypatch: pytest.MonkeyPatch) 
     found = written(project, monkeypatch)
     assert list(found) == ["scale", "architecture", "perplexity", "entropy", "as_written", "tuned"]
     assert (found["scale"], found["architecture"], found["perplexity"]) == ("laptop", "SM+ScFuFFN", 40.0)
-    operations = measured_operations(load_parameters().two_party.variant(), files=KEPT_FILES)
+    operations = measured_operations(load_parameters().two_party.variant(), files=COMMITTED_FILES)
     for program in ("as_written", "tuned"):
         one = estimate(parse("SM+ScFuFFN"), published_sizes("gpt2", 128), program, operations)
         assert found[program]["gigabytes"] == round(one.bytes / 1e9, 4)

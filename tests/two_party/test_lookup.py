@@ -1,34 +1,27 @@
-"""Encrypted lookups: their arithmetic against plain integers, their randomness, and what crosses the link."""
+"""Encrypted lookups: arithmetic against plain integers, noise bounds, randomness, and two real processes."""
 
 from __future__ import annotations
 
 import math
 import re
 
-import jax
 import numpy as np
 import pytest
 from clear_text import STEP, occurrences, unprotected
 from made_models import random_model, torch_logits
 
-from aero import checkpoint
 from aero.architecture import parse
 from aero.errors import UserError
 from aero.model import ModelConfig
-from aero.two_party.cost import packing
 from aero.two_party.lattice import lookup, polynomials
-from aero.two_party.lattice.share_steps import STEPS, Hand, ShareStep, plan
+from aero.two_party.lattice.share_steps import STEPS, StepContext
 from aero.two_party.program.end_to_end import ask, composed_bytes
 from aero.two_party.program.forward import one_hot_rows, operations
 from aero.two_party.program.operations import Operation
 from aero.two_party.program.weights import within_budget
-from aero.two_party.runtime import party
 from aero.two_party.runtime.parties import run_parties
 from aero.two_party.runtime.relay import Relay
-from aero.two_party.runtime.settings import CLIENT, SERVER, Settings, TwoPartyError
-from aero.two_party.serving.answer import Sampling, weights_sha256
-from aero.two_party.serving.handshake import Description
-from aero.two_party.serving.session import ask_here
+from aero.two_party.runtime.settings import CLIENT, SERVER, Settings
 
 RING = 1 << 64
 LARGE = 5003  # entries, from where a lookup is cheaper: not a multiple of the ring's degree
@@ -65,7 +58,7 @@ def signed(values):
 
 @pytest.mark.parametrize("entry", [None, 7.9, -7.9, 2.0**-18])
 def test_products_of_limbs_are_those_of_integers(entry):
-    """Made-up tables and the largest ones; at full degree the sums are larger, see the next test."""
+    """Random tables and the largest entries; at full degree the sums are larger, see the next test."""
     table = table_of(45, 3)
     if entry is not None:
         table[:] = entry
@@ -95,14 +88,14 @@ def test_a_hint_at_full_degree_is_that_of_integers():
         assert ((hint[:, j] - columns.astype(object) @ np.array(column, object)) % 2**53 == 0).all()
 
 
-def test_what_float64_cannot_tell_for_certain_is_an_error():
+def test_inexact_float64_is_an_error():
     for size in (24, 30, 45):
         with pytest.raises(ArithmeticError, match="not exact"):
             lookup._times_public(np.full((1, 40, lookup.DEGREE), 1 << (11 + size)))
 
 
-def test_queries_are_the_encrypted_choice_and_nothing_repeats():
-    """b - A s is 2^28 at the token and, besides, within 10 sigma and half of what is cut off; another pass differs."""
+def test_queries_encrypt_the_one_hot_vector_and_never_repeat():
+    """b - A s is 2^28 at the token, plus noise within 10 sigma and the dropped bits; another pass differs."""
     ids, matrix = np.array([0, 44, 44]), public_matrix(45, SMALL)
     found = [lookup.encrypt(ids, 45, SMALL) for _ in range(2)]
     for secrets, message in found:
@@ -124,7 +117,7 @@ def test_secrets_and_errors_have_their_distributions():
     weights = np.exp(-(np.arange(-most, most + 1) ** 2) / (2 * polynomials.DEVIATION**2))
     probabilities = np.diff(np.concatenate([[0], thresholds.astype(np.float64), [2.0**64]])) / 2.0**64
     np.testing.assert_allclose(probabilities, weights / weights.sum(), atol=1e-15)
-    errors = polynomials.errors(count)
+    errors = polynomials.gaussian(count)
     assert errors.std() == pytest.approx(polynomials.DEVIATION, rel=0.01) and abs(errors.mean()) < 0.04
     for value in (-4, 0, 3):
         expected = weights[value + most] / weights.sum()
@@ -132,15 +125,15 @@ def test_secrets_and_errors_have_their_distributions():
 
 
 def test_a_lookup_is_the_row_of_the_table():
-    """Whole, in integers, at the degree that the program takes: C - S H is 2^39 times the row and a small error."""
+    """At full degree, in integers: C - S H is 2^39 times the row plus small noise."""
     table, ids = table_of(LARGE, 8), np.array([0, 1, 2047, 2048, LARGE - 1])
     made = lookup.Table.of(table, 18)
     secrets, message = lookup.encrypt(ids, LARGE)
     selected = made.select(np.frombuffer(message, np.uint8).reshape(len(ids), LARGE, 6))
     found = signed(selected.astype(object) - secrets.astype(object) @ made.hint.astype(object))
     off = np.array((found - 2**39 * integers(table)[ids]) / 2**39, float)
-    assert np.abs(off).max() < 5 * lookup.error_of(table, 18) < 0.6
-    assert off.std() == pytest.approx(lookup.error_of(table, 18), rel=0.4)
+    assert np.abs(off).max() < 5 * lookup.noise_of(table, 18) < 0.6
+    assert off.std() == pytest.approx(lookup.noise_of(table, 18), rel=0.4)
 
 
 def test_tables_beyond_the_budget_are_refused():
@@ -153,14 +146,14 @@ def test_tables_beyond_the_budget_are_refused():
         with pytest.raises(lookup.OverBudget, match=f"{said}.*tuned-lattice_lookup"):
             lookup.Table.of(table, 18)
     lattice_table = STEPS["lattice_query"].prepare
-    for hand in (Hand(CLIENT, 18, "FM128"), Hand(CLIENT, 16)):
+    for hand in (StepContext(CLIENT, 18, "FM128"), StepContext(CLIENT, 16)):
         with pytest.raises(UserError, match="needs the ring FM64 and 18 fraction bits"):
             lattice_table(hand, None)
-    assert lattice_table(Hand(CLIENT), None) is None
+    assert lattice_table(StepContext(CLIENT), None) is None
 
 
-def test_the_program_says_whether_it_looks_up():
-    """Where the table breaks the budget, the program's name tells, which both parties know; sizes decide the rest."""
+def test_when_a_program_uses_a_lookup():
+    """By the noise budget of the table, in the name of the program, and by the size of the vocabulary."""
     model = random_model("SM+ScFuFFN", layers=1, vocabulary=LARGE)
     assert within_budget(model, "tuned") == "tuned"
     model.token_embedding.weight.data *= 200.0
@@ -175,44 +168,6 @@ def test_the_program_says_whether_it_looks_up():
     small = ModelConfig(vocabulary=4095, context=16, layers=1, heads=2, width=16, ffn_width=64)
     kinds = {o.kind for o in operations(parse("SM"), small, "tuned", 16)}
     assert "embedding_slice" in kinds and "embedding_lookup" not in kinds
-
-
-def test_a_program_is_cut_at_its_lookup():
-    """Table and one-hot go to the step as they were given; no two truncations stand in one program of SPU's."""
-    operation = Operation("embedding_lookup", ((4, LARGE), (LARGE, 8)))
-    arguments = [jax.ShapeDtypeStruct(shape, np.float32) for shape in operation.shapes]
-    cut = plan(operation.function(), arguments, ["one_hot", "table"], ["y"])
-    steps = [part for part in cut.parts if isinstance(part, ShareStep)]
-    assert [step.step for step in steps] == ["lattice_query", "unmasked", "apart", "apart"]
-    assert steps[0].inputs == ("one_hot", "table")
-    assert not any({"one_hot", "table"} & set(part.inputs) for part in cut.parts if part is not steps[0])
-    table, ids = table_of(LARGE, 8), np.array([5002, 0, 17, 17])
-    rows = operation.function()(one_hot_rows(ids, LARGE), table)
-    np.testing.assert_allclose(rows, table[ids], rtol=1e-6)
-
-
-def test_what_the_law_is_linear_in():
-    one = packing.sized("embedding_lookup", "128x50257,50257x768")
-    slices = packing.ciphertexts(128, 1024, 768)
-    features = packing.features(one)
-    assert one.group == "embedding_lookup 2/2"
-    assert features["bytes_sent_client"] == (1.0, 2 * slices.sent, 0, 0, 128 * 768, 128 * 50257)
-    assert features["bytes_sent_server"] == (1.0, 0, 2 * slices.packed, 2 * slices.bare, 128 * 768)
-    assert features["messages"][-1] == 8
-
-
-def test_a_message_of_another_size_is_refused():
-    class Link:
-        def recv(self, rank):
-            return b"12345"
-
-    holder = party.Party.__new__(party.Party)
-    holder._link, holder._other, holder.settings = Link(), SERVER, Settings()
-    messages = party._Messages(holder, "lattice_query")
-    with pytest.raises(TwoPartyError, match="sent 5 bytes, not 6; do both run the same program"):
-        messages.receive(6)
-    assert messages.receive(5) == b"12345"
-    assert messages.profile(1.0).bytes_received == 5
 
 
 TOKENS, WIDTH, PASSES = 20, 16, 2
@@ -297,20 +252,3 @@ def test_a_private_pass_with_a_lookup_is_torchs_and_its_bytes_those_of_the_opera
     assert any(operation.kind == "embedding_lookup" for operation in counts)
     measured = min(answer.bytes for answer in answers)
     assert composed_bytes(counts, alone) == pytest.approx(measured, abs=0.03 * measured + 1.2e6)
-
-
-@pytest.mark.slow
-def test_a_question_of_two_tokens_with_lookups(tmp_path):
-    model = random_model("SM+ScFuFFN", layers=1, width=16, vocabulary=LARGE)
-    path = tmp_path / "checkpoint.safetensors"
-    checkpoint.save(path, model)
-    description = Description.of(model.architecture, model.config, "tuned", Settings(), "0" * 64)
-    said = []
-    prompt = [5, LARGE - 1, 7]
-    question = (prompt, 2, Sampling(LARGE), Settings(), lambda *token: said.append(token))
-    answered = ask_here(path, weights_sha256(model), description, *question)
-    for token, cost in said:
-        assert token == torch_logits(model, np.array(prompt)).argmax()
-        assert cost.bytes_client > len(prompt) * LARGE * 6
-        prompt.append(token)
-    assert answered.ids == prompt[3:] and answered.setup.bytes > 1e6

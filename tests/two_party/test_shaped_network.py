@@ -14,11 +14,11 @@ from made_models import SIZES, random_model
 from aero.architecture import parse
 from aero.errors import UserError
 from aero.model import ModelConfig
-from aero.two_party.cost.latency import Cost
 from aero.two_party.cost.network import Network
 from aero.two_party.program.forward import operations
 from aero.two_party.runtime.settings import Settings
 from benchmarks import shaped_network
+from benchmarks.latency import Cost
 from benchmarks.shaped_network import COLUMNS, check_predictable, keep_passes, keep_predictions
 
 CONFIG = ModelConfig(**SIZES)

@@ -30,7 +30,8 @@ from aero.report.costs import (
 )
 from aero.report.papers.private_tables import HEADLINE, PARTS, PROGRAM_NAMES, parts, text
 from aero.report.results import Results
-from aero.two_party.cost.cost_model import estimate, measured_operations
+from aero.two_party.cost.composition import estimate
+from aero.two_party.cost.cost_model import measured_operations
 from aero.two_party.cost.counts import published_sizes
 
 COLOURS = ("#d55e00", "#e69f00", "#f0e442", "#56b4e9", "#0072b2", "#009e73", "#9aa3ae")

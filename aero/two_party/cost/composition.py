@@ -1,25 +1,143 @@
-"""The cost of a whole private forward pass, composed from operations measured alone."""
+"""The cost of a whole private forward pass, composed from operations: measured rows, and estimates at any size."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING
 
 from aero.architecture import Architecture
-from aero.model import ModelConfig
+from aero.two_party.cost.cost_model import QUANTITIES, Operations, relative
+from aero.two_party.cost.counts import Sizes, counts
 from aero.two_party.cost.ledger import DetailedRow, Measurement, Row, as_json, find, session_setup
 from aero.two_party.cost.network import Network, wire_bytes
 from aero.two_party.cost.packing import EMBEDDINGS, VOCABULARY_PROJECTIONS
-from aero.two_party.program.forward import operations
-from aero.two_party.program.operations import SHARED
 from aero.two_party.program.optimizations import parse_program
 
-Measured = Mapping[tuple[str, str], Measurement]
+if TYPE_CHECKING:
+    from aero.model import ModelConfig
+
+BLOCKS = "blocks"
+PARTS = dict.fromkeys(EMBEDDINGS, "embedding") | dict.fromkeys(VOCABULARY_PROJECTIONS, "vocabulary projection")
+"""The part of a model that a kind of operation belongs to; all others are in BLOCKS."""
 
 
-PARTS = dict.fromkeys(EMBEDDINGS, "embedding") | dict.fromkeys(VOCABULARY_PROJECTIONS, "head")
+@dataclass(frozen=True)
+class PassCost:
+    """Cost of one private forward pass, set-up included, and bounds of its errors.
+
+    wire_bytes: bytes that take time on a link (`network.wire_bytes`). *_error: relative bounds of what is interpolated;
+    infinite where something is extrapolated or measured too rarely; the error of composing adds to them. by_part: bytes
+    of embedding, blocks, vocabulary projection and set-up. timed_by_law: operations measured without seconds.
+    seconds_timed_once: seconds of operations that were timed in a single run. interpolated, extrapolated: operations
+    not measured at this size. by_rule: counts come from counts.json, not from tracing.
+    """
+
+    architecture: str
+    sizes: Sizes
+    program: str
+    bytes_client: float
+    bytes_server: float
+    wire_bytes: float
+    messages: float
+    rounds: float
+    seconds: float
+    bytes_error: float
+    wire_error: float
+    rounds_error: float
+    seconds_error: float
+    by_part: Mapping[str, float]
+    seconds_by_kind: Mapping[str, float]
+    operations: int
+    timed_by_law: tuple[str, ...]
+    seconds_timed_once: float
+    interpolated: tuple[str, ...]
+    extrapolated: tuple[str, ...]
+    by_rule: bool
+
+    @property
+    def bytes(self) -> float:
+        """Bytes in both directions."""
+        return self.bytes_client + self.bytes_server
+
+    def latency(self, network: Network) -> float:
+        """Seconds on `network`; NaN if rounds were not measured."""
+        return network.latency_seconds(self.seconds, self.wire_bytes, 0.0, self.rounds)
+
+    def latency_error(self, network: Network) -> float:
+        """Relative bound of the latency's error: computing, transfer and rounds may all err to the same side."""
+        parts = (
+            (network.latency_seconds(self.seconds, 0.0, 0.0, 0.0), self.seconds_error),
+            (network.latency_seconds(0.0, self.wire_bytes, 0.0, 0.0), self.wire_error),
+            (network.latency_seconds(0.0, 0.0, 0.0, self.rounds), self.rounds_error),
+        )
+        return relative(sum(_absolute(seconds, error) for seconds, error in parts), self.latency(network))
+
+
+def _absolute(value: float, error: float) -> float:
+    """The absolute error; 0 for a value of 0 whatever its relative error."""
+    return abs(value) * error if value and error else 0.0
+
+
+def estimate(
+    architecture: Architecture, sizes: Sizes, program: str, operations: Operations, extrapolate: bool = False
+) -> PassCost:
+    """The cost of `architecture` at `sizes`, one set-up included.
+
+    UserError if an operation lies outside the measured sizes (unless `extrapolate`), or if the program cannot compute
+    the architecture.
+    """
+    needed, by_rule = counts(architecture, sizes, program)
+    total, error = dict.fromkeys(QUANTITIES, 0.0), dict.fromkeys(QUANTITIES, 0.0)
+    setup = operations.setup_bytes(needed)
+    by_part = {"embedding": 0.0, BLOCKS: 0.0, "vocabulary projection": 0.0, "set-up": setup}
+    by_kind: dict[str, float] = {}
+    wire, wire_error, timed_once = setup, 0.0, 0.0
+    not_measured: dict[str, list[str]] = {"interpolated": [], "extrapolated": [], "timed by law": []}
+    for (op, shape), count in needed.items():
+        one = operations.cost(op, shape, extrapolate)
+        off = {name: _absolute(one.values[name], one.errors[name]) for name in QUANTITIES}
+        for name in QUANTITIES:
+            total[name] += count * one.values[name]
+            error[name] += count * off[name]
+        sent = [one.values[f"bytes_sent_{who}"] for who in ("client", "server")]
+        wire += count * wire_bytes(op, *sent)
+        wire_error += count * wire_bytes(op, off["bytes_sent_client"], off["bytes_sent_server"])
+        kind = op.partition("(")[0]
+        by_part[PARTS.get(kind, BLOCKS)] += count * sum(sent)
+        by_kind[kind] = by_kind.get(kind, 0.0) + count * one.values["seconds"]
+        if one.how in not_measured:
+            not_measured[one.how].append(f"{op} {shape}")
+        elif operations.measured[op, shape].runs == 1:
+            timed_once += count * one.values["seconds"]
+    # Keys and first oblivious transfers go both ways in about equal parts.
+    client, server = (total[f"bytes_sent_{who}"] + setup / 2 for who in ("client", "server"))
+    return PassCost(
+        architecture=str(architecture),
+        sizes=sizes,
+        program=program,
+        bytes_client=client,
+        bytes_server=server,
+        wire_bytes=wire,
+        messages=total["messages"],
+        rounds=total["rounds"],
+        seconds=total["seconds"],
+        bytes_error=relative(error["bytes_sent_client"] + error["bytes_sent_server"], client + server),
+        wire_error=relative(wire_error, wire),
+        rounds_error=relative(error["rounds"], total["rounds"]),
+        seconds_error=relative(error["seconds"], total["seconds"]),
+        by_part=by_part,
+        seconds_by_kind=by_kind,
+        operations=len(needed),
+        timed_by_law=tuple(not_measured["timed by law"]),
+        seconds_timed_once=timed_once,
+        interpolated=tuple(not_measured["interpolated"]),
+        extrapolated=tuple(not_measured["extrapolated"]),
+        by_rule=by_rule,
+    )
 
 
 def compose(
@@ -28,94 +146,88 @@ def compose(
     model: str,
     program: str,
     context: int,
-    measured: Measured,
+    measured: Mapping[tuple[str, str], Measurement],
     networks: Mapping[str, Network],
-    provenance: str = "",
-) -> Row:
-    """The row of `architecture`: sum over operations of count x steady-state cost, plus one set-up.
+    places: Sequence[str] = (),
+) -> DetailedRow:
+    """The row of `architecture`: sum over operations of count x measured cost, plus one set-up.
 
-    networks: must hold "wan" and "lan". ValueError if an operation was not measured.
+    networks: must hold "wan" and "lan". places: where the paper prints the row. The provenance is that of the newest
+    measurement, with the date and commit of the oldest. ValueError if an operation was not measured.
     """
-    counts = operations(architecture, config, program, context)
-    client = server = messages = rounds = seconds = wire = 0.0
-    setup = session_setup(find(measured, operation) for operation in counts)
-    by_part = {"embedding": 0.0, "head": 0.0}
-    for operation, count in counts.items():
+    from aero.two_party.program.forward import operations
+    from aero.two_party.program.operations import SHARED
+
+    needed = operations(architecture, config, program, context)
+    total: Counter[str] = Counter()
+    by_bytes: Counter[str] = Counter()
+    by_seconds: Counter[str] = Counter()
+    sources = {}
+    setup = session_setup(find(measured, operation) for operation in needed)
+    for operation, count in needed.items():
         one = find(measured, operation)
-        client += count * one.bytes_sent_client
-        server += count * one.bytes_sent_server
-        wire += count * wire_bytes(one.op, one.bytes_sent_client, one.bytes_sent_server)
-        messages += count * one.messages
-        rounds += count * one.rounds
-        seconds += count * one.seconds
-        if operation.kind in PARTS:
-            by_part[PARTS[operation.kind]] += count * one.bytes
-    # Keys and first oblivious transfers go both ways in about equal parts.
-    client, server = client + setup / 2, server + setup / 2
+        for name in QUANTITIES:
+            total[name] += count * getattr(one, name)
+        total["wire"] += count * wire_bytes(one.op, one.bytes_sent_client, one.bytes_sent_server)
+        by_bytes[operation.kind] += count * one.bytes
+        by_seconds[operation.kind] += count * one.seconds
+        source = json.loads(one.provenance)
+        sources[source.get("measured", "")] = source
     ln_f = 0.0
     if config.ln_f:
         optimizations, _ = parse_program(program)
         rows = 1 if "last_row" in optimizations else context
         kinds = ("normalise", "normalise_tiles") if "folded_norms" in optimizations else ("layer_norm",)
-        norms = [o for o in counts if o.kind.removesuffix(SHARED) in kinds and o.shapes[0][0] == rows]
+        norms = [o for o in needed if o.kind.removesuffix(SHARED) in kinds and o.shapes[0][0] == rows]
         ln_f = find(measured, norms[0]).bytes
-    latency = {name: networks[name].latency_seconds(seconds, wire + setup, 0.0, rounds) for name in ("wan", "lan")}
-    return Row(
+    oldest, newest = sources[min(sources)], sources[max(sources)]
+    source = newest | {"measured_first": oldest.get("measured"), "commit_first": oldest.get("commit")}
+    source.pop("computation", None)
+    latency = {
+        name: networks[name].latency_seconds(total["seconds"], total["wire"] + setup, 0.0, total["rounds"])
+        for name in ("wan", "lan")
+    }
+    # Keys and first oblivious transfers go both ways in about equal parts.
+    client, server = (total[f"bytes_sent_{who}"] + setup / 2 for who in ("client", "server"))
+    return DetailedRow(
         architecture=str(architecture),
         model=model,
         context=context,
         program=program,
         bytes=client + server,
-        messages=messages,
-        rounds=rounds,
-        seconds=seconds,
+        messages=total["messages"],
+        rounds=total["rounds"],
+        seconds=total["seconds"],
         latency_wan_s=latency["wan"],
         latency_lan_s=latency["lan"],
         method="composed",
-        max_logit_error=None,  # of passes, and a row is a sum: docs/two_party.md says where errors are
+        max_logit_error=None,
         bytes_client=client,
         bytes_server=server,
-        embedding_bytes=by_part["embedding"],
-        head_bytes=by_part["head"],
+        embedding_bytes=float(sum(by_bytes[kind] for kind in EMBEDDINGS)),
+        head_bytes=float(sum(by_bytes[kind] for kind in VOCABULARY_PROJECTIONS)),
         ln_f_bytes=ln_f,
         setup_bytes=setup,
-        provenance=provenance or as_json(operations=sum(counts.values())),
+        provenance=as_json(**source),
+        backbone_bytes=sum(amount for kind, amount in by_bytes.items() if kind not in PARTS),
+        backbone_seconds=sum(amount for kind, amount in by_seconds.items() if kind not in PARTS),
+        bytes_by_kind=as_json(**by_bytes),
+        seconds_by_kind=as_json(**{kind: round(amount, 4) for kind, amount in by_seconds.items()}),
+        places="; ".join(places),
     )
 
 
-def compose_detailed(
-    architecture: Architecture,
-    config: ModelConfig,
-    model: str,
-    program: str,
-    context: int,
-    measured: Measured,
-    networks: Mapping[str, Network],
-    places: tuple[str, ...] = (),
-) -> DetailedRow:
-    """`compose` with bytes and seconds by kind of operation, and where the row is printed.
+def without_details(row: DetailedRow) -> Row:
+    """The row with the columns of rows.csv."""
+    values = asdict(row)
+    return Row(**{one.name: values[one.name] for one in fields(Row)})
 
-    The provenance is that of the oldest and the newest of its measurements. Raises as `compose`.
-    """
-    row = compose(architecture, config, model, program, context, measured, networks)
-    by_bytes: Counter[str] = Counter()
-    by_seconds: Counter[str] = Counter()
-    sources = {}
-    for operation, count in operations(architecture, config, program, context).items():
-        one = find(measured, operation)
-        by_bytes[operation.kind] += count * one.bytes
-        by_seconds[operation.kind] += count * one.seconds
-        source = json.loads(one.provenance)
-        sources[source.get("measured", "")] = source
-    oldest, newest = sources[min(sources)], sources[max(sources)]
-    source = newest | {"measured_first": oldest.get("measured"), "commit_first": oldest.get("commit")}
-    source.pop("computation", None)
-    values = asdict(row) | {
-        "provenance": as_json(**source),
-        "backbone_bytes": sum(amount for kind, amount in by_bytes.items() if kind not in PARTS),
-        "backbone_seconds": sum(amount for kind, amount in by_seconds.items() if kind not in PARTS),
-        "bytes_by_kind": as_json(**by_bytes),
-        "seconds_by_kind": as_json(**{kind: round(amount, 4) for kind, amount in by_seconds.items()}),
-        "places": "; ".join(places),
-    }
-    return DetailedRow(**values)
+
+def composition_error(passes: Iterable[Mapping[str, object]], quantity: str = "bytes") -> float | None:
+    """Largest relative difference of a quantity ("bytes", "seconds" or "messages") between complete passes and the sum
+    of their operations; None without a pass. passes: the entries of end_to_end.json and full_passes.json."""
+    keys = [f"composed_over_measured_{quantity}", *(["composed_over_measured"] if quantity == "bytes" else [])]
+    ratios = [entry.get(key) for entry in passes for key in keys]
+    return max(
+        (abs(ratio - 1) for ratio in ratios if isinstance(ratio, int | float) and math.isfinite(ratio)), default=None
+    )

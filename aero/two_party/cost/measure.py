@@ -1,4 +1,4 @@
-"""Measuring operations one by one in a real two-party run: bytes, messages, seconds, set-up, and rounds."""
+"""Measure operations one by one in a real two-party run: bytes, messages, seconds, set-up and rounds."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from aero.two_party.runtime.profile import Profile, check_pair
 from aero.two_party.runtime.relay import Relay
 from aero.two_party.runtime.settings import CLIENT, SERVER, Settings
 
-# One of each protocol: comparison, product of shares, division, product with the server's matrix, of two shared ones,
-# with the server's vector, truncation. Their first runs pay for keys and first oblivious transfers.
+# One operation of each protocol of SPU: comparison, multiplication of shares, division, multiplication by the server's
+# matrix, of two shared matrices and by the server's vector, truncation. Their first runs pay for keys and first
+# oblivious transfers.
 WARM_UP = (
     Operation("relu", ((8, 8),)),
     Operation("softmax_plain", ((1, 8, 8),)),
@@ -30,11 +31,9 @@ WARM_UP = (
     Operation("embedding_slice", ((8, 8), (8, 8))),
     Operation("normalise", ((8, 8),)),
 )
-# That of products outside SPU, where one is measured: its first run sends keys of its own.
+# Protocols with keys or oblivious transfers of their own, run only where they are measured.
 LATTICE_WARM_UP = Operation("lattice_linear", ((8, 8), (8, 8)))
-# That of comparisons in a ring of their own, which has its own oblivious transfers.
 NARROW_WARM_UP = Operation("relu", ((8, 8),), (("narrow", 1),))
-# That of exponentials in a session of SPU of their own.
 FEW_WARM_UP = Operation("softmax_plain", ((1, 8, 8),), (("few", 1),))
 DELAY_S = 0.020
 REFILL_MESSAGES = 1000
@@ -43,7 +42,7 @@ SAME_PROTOCOL = 32_768
 
 
 def arguments(operation: Operation, seed: int = 0) -> list[np.ndarray]:
-    """Values to measure `operation` on. Bytes do not depend on them; division and roots need sane ones."""
+    """Random values to measure `operation` on. Bytes do not depend on them; division and roots need moderate ones."""
     generator = np.random.default_rng(seed)
     values = []
     for shape, owner in zip(operation.shapes, operation.owners, strict=True):
@@ -61,7 +60,7 @@ def arguments(operation: Operation, seed: int = 0) -> list[np.ndarray]:
 
 
 def place(party: Party, operation: Operation) -> list[str]:
-    """Give made-up arguments to the two parties as their owners say; returns the variables' names."""
+    """Place random arguments at their owners; returns the variables' names."""
     names, values = [], arguments(operation)
     for index, (shape, owner) in enumerate(zip(operation.shapes, operation.owners, strict=True)):
         source = SERVER if owner == "server" else CLIENT
@@ -120,10 +119,10 @@ def _warm_up(lattice: bool, narrow: bool, few: bool) -> tuple[Operation, ...]:
 
 
 def refilled(profile: Profile) -> bool:
-    """Does this run look as if it also paid for a new stock of oblivious transfers (1,281 messages, 266 kB)?
+    """Whether this run seems to include a refill of oblivious transfers (1,281 messages, 266 kB).
 
-    Judged by totals of both directions, which the two parties see alike, so they repeat the same runs. Beside the
-    hundreds of MB of a large exponential or GELU such a stock is nothing, and those have many messages of their own.
+    Judged by totals of both directions, so that both parties repeat the same runs. Beside the hundreds of MB of a large
+    exponential or GELU, which have many messages of their own, a refill does not matter.
     """
     return profile.messages_sent + profile.messages_received > REFILL_MESSAGES and profile.bytes < REFILL_MATTERS
 
@@ -142,7 +141,7 @@ def rounds_task(party: Party, request: dict[str, Any]) -> dict[Operation, float]
             party.barrier()
             party.control(("delay", delay))
             party.barrier()
-            # The least of several: a refill of oblivious transfers adds rounds to some run or other.
+            # The least of several, because a refill of oblivious transfers adds rounds to some runs.
             times[delay] = min(party.run(function, names, ["y"]).seconds for _ in range(request["runs"]))
         party.barrier()
         party.control(("delay", 0.0))
@@ -153,10 +152,9 @@ def rounds_task(party: Party, request: dict[str, Any]) -> dict[Operation, float]
 def shrink(operation: Operation) -> Operation:
     """`operation` on fewer rows and columns, where computing takes little time and the rounds are nearly the same.
 
-    Rounds come from the depth of a protocol, not from how many elements run in parallel, but the protocol depends on
-    how many there are: below 16,384 elements SPU takes products from a stock of Beaver triples, in 1 round instead of
-    5, and squares of up to 8,192 in one piece. So SAME_PROTOCOL elements stay. The length over which a maximum
-    is taken does set the depth, so the last axis of a softmax stays too.
+    Rounds come from the depth of a protocol, but SPU chooses the protocol by the number of elements: below 16,384 it
+    multiplies by Beaver triples, in 1 round instead of 5, and squares up to 8,192 at once. So SAME_PROTOCOL elements
+    are kept. A maximum's depth depends on its length, so the last axis of a softmax is kept too.
     """
     kind, shapes = operation.kind, operation.shapes
     if kind == "id_lookup":
@@ -182,7 +180,7 @@ def shrink(operation: Operation) -> Operation:
     if kind == "causal_mean":
         rows = int(dict(operation.constants)["rows"])
         return Operation(kind, ((min(shapes[0][0], 8), min(shapes[0][1], 64)),), (("rows", min(rows, 8)),))
-    # The first axis of all arguments that have the rank of the first; what is broadcast against them keeps its own.
+    # Cut the first axis of all arguments with the rank of the first; broadcast arguments keep theirs.
     axes = len(shapes[0])
     if math.prod(shapes[0]) <= SAME_PROTOCOL:
         return operation
@@ -204,14 +202,12 @@ def measure(
     rounds_runs: int = 3,
     rounds: Mapping[Operation, float] | None = None,
 ) -> list[Measurement]:
-    """Measure each of `operations` in the steady state of one two-party session, and its rounds in another before it.
+    """Measure each of `operations`, in order, in the steady state of one session, and its rounds in a session before.
 
-    The order of `operations` is kept. on_measured: called with each measurement as soon as it is there; what it was
-    given stands only if `measure` returns, because the two parties' profiles are held against each other at the end.
-    runs: of each operation: bytes and messages are those of the run with the fewest bytes, seconds the median.
-    rounds_runs: repetitions at each delay; the fewer, the more noise by refills. 0 leaves rounds out (NaN).
-    rounds: of each operation, if they are known already.
-    Raises TwoPartyError if a party fails, ValueError if the two parties' profiles do not agree.
+    runs: of each operation; bytes and messages are those of the run with the fewest bytes, seconds the median.
+    on_measured: called with each measurement, which stands only if `measure` returns. rounds_runs: repetitions at each
+    delay; 0 leaves rounds out (NaN). rounds: of each operation, if known already. Raises TwoPartyError if a party
+    fails, ValueError if the two parties' profiles do not agree.
     """
     wanted = list(dict.fromkeys(operations))
     if not wanted:
@@ -256,15 +252,13 @@ def measure(
 
 
 def _setup_bytes(needed: Iterable[Operation], warm: Mapping[Operation, tuple[Profile, Profile]]) -> int:
-    """What the first runs of each of `needed` paid beyond the second ones: keys and first oblivious transfers."""
+    """Extra bytes of the first run of each of `needed` over the second: keys and first oblivious transfers."""
     return sum(first.bytes - second.bytes for first, second in (warm[one] for one in needed))
 
 
 def measure_rounds(operations: Sequence[Operation], settings: Settings, runs: int = 3) -> dict[Operation, float]:
-    """Round trips that cost time, for each operation: the slope of its seconds against the round-trip time.
-
-    A relay between the parties delays every byte. Operations that shrink to the same small one are measured once.
-    """
+    """Round trips that cost time, for each operation: the slope of its seconds against the round-trip time, which a
+    relay between the parties sets. Operations that shrink to the same one are measured once."""
     relay = Relay()
     by_small: dict[Operation, Operation] = {}
     for operation in operations:

@@ -1,4 +1,4 @@
-"""From bytes, rounds and computing time to latency, and back from published latency to the bandwidth it implies."""
+"""Network model: latency from bytes, rounds and computing time, and the bandwidth that a published latency implies."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ BOTH_WAYS_AT_ONCE = frozenset(
     | {"scores", "mix", "scale_rows", "scale_row_tiles"}
     | {"softmax_clipped", "linear_shared", "vocabulary_slice_shared", "scale_shared"}
 )
-"""Kinds of operation that are mostly products of two shared tensors (spu 0.9.5, mpc/cheetah/arithmetic.cc, MulAA).
-
-Measured on a link of limited rate, at the papers' own sizes, in results/two_party/full_links.csv; those of
-"as_published" were not, and are the same products: softmax_plain's squares, mix and scale_rows.
-"""
+"""Kinds of operation that mostly multiply two shared tensors (spu 0.9.5, mpc/cheetah/arithmetic.cc, MulAA), measured on
+a link of limited rate in results/two_party/full_links.csv."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +28,8 @@ class Network:
         return self.bandwidth_mbit * 1e6 / 8
 
     def transfer_seconds(self, bytes_client: float, bytes_server: float) -> float:
-        """Time on the wire of bytes that take turns: each direction has the full bandwidth, one waits for the other.
-
-        Bytes that cross in both directions at once cost the larger half alone: give their `wire_bytes`, and 0.
-        """
+        """Time of bytes that alternate: each direction has the full bandwidth and waits for the other. For bytes that
+        cross at once give their `wire_bytes`, and 0."""
         return (bytes_client + bytes_server) * 8 / (self.bandwidth_mbit * 1e6)
 
     def latency_seconds(self, compute: float, bytes_client: float, bytes_server: float, rounds: float) -> float:
@@ -43,10 +38,10 @@ class Network:
 
 
 def wire_bytes(op: str, bytes_client: float, bytes_server: float) -> float:
-    """Bytes of a measured operation that cost time on a link, `op` as ops.csv names it.
+    """Bytes of a measured operation that take time on a link, `op` as in ops.csv.
 
-    SPU's Cheetah computes a product of two shared tensors in two halves at once, one in each direction, from 16,384
-    elements on, and so it does squares; products with one party's own values and comparisons alternate.
+    Cheetah multiplies and squares shared tensors of 16,384 elements or more in two halves at once, one in each
+    direction; multiplication by one party's own values and comparisons alternate.
     """
     both_at_once = op.partition("(")[0] in BOTH_WAYS_AT_ONCE
     return max(bytes_client, bytes_server) if both_at_once else bytes_client + bytes_server
@@ -55,10 +50,10 @@ def wire_bytes(op: str, bytes_client: float, bytes_server: float) -> float:
 def lower_bound_seconds(
     total_bytes: float, bandwidth_mbit: float, directions: Directions = "both_overlapping"
 ) -> float:
-    """Least time that `total_bytes`, both directions together, need on a link of `bandwidth_mbit` each way.
+    """Least time of `total_bytes`, both directions together, on a link of `bandwidth_mbit` each way.
 
     "both_overlapping": half of the bytes each way at once, the most favourable reading of a published figure.
-    "one_way": all bytes one after the other. Neither counts any computing or any round trip.
+    "one_way": one byte after the other. Neither counts computing or round trips.
     """
     if bandwidth_mbit <= 0:
         raise ValueError(f"bandwidth must be positive, got {bandwidth_mbit} Mbit/s")

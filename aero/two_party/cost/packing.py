@@ -1,9 +1,9 @@
-"""What SPU's Cheetah packs: from the shapes of an operation to the numbers its cost is linear in.
+"""How SPU's Cheetah packs an operation: from its shapes to the features that its cost is linear in.
 
-Products of matrices are done on ciphertexts of 8,192 coefficients, products of entries in batches of 8,192, comparisons
-and truncations entry by entry (SPU 0.9.5: `matmat_prot.cc`, `cheetah_dot.cc`, `cheetah_mul.cc`). So bytes are linear in
-the number of ciphertexts and entries, whatever the sizes; computing time in products of ciphertexts (0.7 ms each, what
-encoding a weight matrix takes included) and in automorphisms, by which answers are packed (1.2 ms).
+Matrices are multiplied on ciphertexts of 8,192 coefficients, entries in batches of 8,192; comparisons and truncations
+go entry by entry (SPU 0.9.5: `matmat_prot.cc`, `cheetah_dot.cc`, `cheetah_mul.cc`). So bytes are linear in ciphertexts
+and entries at any size, and computing time in ciphertext multiplications (0.7 ms each, with the encoding of the weight
+matrix) and automorphisms, which pack answers (1.2 ms each).
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from aero.two_party.program.cover import Cover, narrow_levels, tile_side, tree_l
 SLOTS = 8192
 EMBEDDINGS = ("embedding_slice", "embedding_lookup", "id_lookup")
 VOCABULARY_PROJECTIONS = ("vocabulary_slice", "vocabulary_slice_shared")
-"""Kinds of operations that are no part of a block."""
+"""Kinds of operations outside the blocks."""
 
 _MAXIMUM = ("softmax", "exponentials")
 MATRICES = frozenset(
     {"linear", "lattice_linear", "embedding_slice", "embedding_lookup", "vocabulary_slice", "scores", "mix"}
 )
-"""Products of matrices: few bytes and a round or two beside seconds of computing."""
-_ONE_PRODUCT = ("linear", "embedding_slice", "vocabulary_slice")
+"""Matrix multiplications: few bytes and a round or two beside seconds of computing."""
+_ONE_MATMUL = ("linear", "embedding_slice", "vocabulary_slice")
 _OF_TWO_SECRETS = ("gelu", "softmax", "layer_norm", "exponentials", "divide_by_sums", "scale_rows")
 _ROW_TILES = ("scale_row_tiles", "scale_row_tiles_by_server", "normalise_tiles")
-_BY_SERVER = (*_ONE_PRODUCT, "scale_row_tiles_by_server")
-# Sizes that stand in a name, and constants that change no cost; other constants make another operation of it.
+_BY_SERVER = (*_ONE_MATMUL, "scale_row_tiles_by_server")
+# Constants that are sizes, and constants that change no cost; any other constant makes another group.
 _SIZE, _COSTLESS = ("rows",), ("factor", "first")
 
 Shape = tuple[int, ...]
@@ -40,10 +40,10 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Sized:
-    """An operation of ops.csv taken apart: those of one `group` follow one law, `sizes` are what they differ in.
+    """A parsed operation of ops.csv: operations of one `group` follow one model and differ in `sizes`.
 
-    Embedding, vocabulary projection and other products with the server's matrix are one group: the client's one-hot
-    rows cost what its shares of a secret cost.
+    Embedding, vocabulary projection and other multiplications by the server's matrix are one group: the client's
+    one-hot rows cost the same as its shares of a secret.
     """
 
     group: str
@@ -60,15 +60,13 @@ class Sized:
 
     @property
     def one_row(self) -> bool:
-        """Whether it works on a last query row alone: few entries, of which SPU computes some by other protocols."""
+        """Whether it is on the last query row only: few entries, for which SPU partly uses other protocols."""
         return len(self.shapes[0]) > 1 and self.shapes[0][-2] == 1
 
 
 def sized(op: str, shape: str, without: Sequence[str] = ()) -> Sized:
-    """ "softmax_cover(blocks=8)", "12x128x128" as a `Sized`; ValueError if it is not written so.
-
-    without: further constants that make no other operation of it.
-    """
+    """ "softmax_cover(blocks=8)", "12x128x128" as a `Sized`; ValueError for another form. without: further constants
+    that make no other group."""
     match = re.fullmatch(r"(\w+)(?:\((.*)\))?", op)
     if not match:
         raise ValueError(f"operation {op!r} is not kind(constant=value,…)")
@@ -79,26 +77,25 @@ def sized(op: str, shape: str, without: Sequence[str] = ()) -> Sized:
     kept = ",".join(f"{key}={value}" for key, value in constants.items() if key not in left_out)
     ranks = "/".join(str(len(one)) for one in shapes)
     rows, blocks = (int(constants[name]) if name in constants else None for name in ("rows", "blocks"))
-    law = (
-        "product with the server's matrix" if match[1] in _ONE_PRODUCT else f"{match[1]}({kept})" if kept else match[1]
-    )
-    return Sized(f"{law} {ranks}", match[1], shapes, rows, blocks, constants.get("narrow") == "1")
+    group = f"{match[1]}({kept})" if kept else match[1]
+    if match[1] in _ONE_MATMUL:
+        group = "multiplication by the server's matrix"
+    return Sized(f"{group} {ranks}", match[1], shapes, rows, blocks, constants.get("narrow") == "1")
 
 
 @cache
 def features(operation: Sized) -> dict[str, tuple[float, ...]]:
-    """What each quantity of `aero.two_party.cost.cost_model.QUANTITIES` is a sum of, with factors that are not
-    negative.
+    """The features of each quantity of `cost_model.QUANTITIES`; its factors are not negative.
 
-    The rounds of a maximum grow with its comparisons one after the other; all others have a fixed number.
+    The rounds of a maximum grow with its sequential comparisons; all others have a fixed number.
     """
     if operation.kind == "embedding_lookup":
         return _lookup_features(operation)
     if operation.kind == "lattice_linear":
         return _lattice_features(operation)
-    products = _products(operation)
-    if products is not None:
-        many, rows, inner, columns = products
+    matmul_ = _matmul(operation)
+    if matmul_ is not None:
+        many, rows, inner, columns = matmul_
         one = ciphertexts(rows, inner, columns)
         results = many * rows * columns
         sending, answering = (many * one.sent, 0, 0), (0, many * one.packed, many * one.bare)
@@ -110,7 +107,7 @@ def features(operation: Sized) -> dict[str, tuple[float, ...]]:
             "bytes_sent_client": (1.0, *client, results),
             "bytes_sent_server": (1.0, *server, results),
             "messages": (1.0, *both, results),
-            "seconds": (1.0, many * one.multiplied, many * one.turned, results),
+            "seconds": (1.0, many * one.multiplied, many * one.automorphisms, results),
             "rounds": (1.0,),
         }
     entries = _entries(operation)
@@ -135,14 +132,13 @@ def features(operation: Sized) -> dict[str, tuple[float, ...]]:
 
 
 def _batches(entries: int) -> int:
-    """Batches of entrywise products of two secrets: from two of them on as two halves, one evaluated by each party
-    (`arith/cheetah_mul.cc`).
-    """
+    """Batches of entrywise multiplication of two secrets: from two batches on in two halves, one per party
+    (`arith/cheetah_mul.cc`)."""
     return 2 * math.ceil(math.ceil(entries / 2) / SLOTS) if entries >= 2 * SLOTS else math.ceil(entries / SLOTS)
 
 
 def _lookup_features(operation: Sized) -> dict[str, tuple[float, ...]]:
-    """Products of the client's secrets with slices of the server's hint, the queries, and truncations of the result."""
+    """The client's secrets times slices of the server's hint, the queries, and truncations of the result."""
     (tokens, vocabulary), (_, width) = operation.shapes
     one, many = ciphertexts(tokens, lookup.HINT_SLICE, width), lookup.DEGREE // lookup.HINT_SLICE
     sending, answering = (many * one.sent, 0, 0), (0, many * one.packed, many * one.bare)
@@ -153,16 +149,14 @@ def _lookup_features(operation: Sized) -> dict[str, tuple[float, ...]]:
         "bytes_sent_client": (1.0, *client, results, queries),
         "bytes_sent_server": (1.0, *server, results),
         "messages": (1.0, *crossing, results, math.ceil(tokens / lookup.TOKENS_AT_ONCE)),
-        "seconds": (1.0, many * one.multiplied, many * one.turned, queries, queries * width),
+        "seconds": (1.0, many * one.multiplied, many * one.automorphisms, queries, queries * width),
         "rounds": (1.0,),
     }
 
 
 def _lattice_features(operation: Sized) -> dict[str, tuple[float, ...]]:
-    """Ciphertexts of `aero.two_party.lattice.matmul`, and truncations of the result.
-
-    Seconds go into spectra of the matrix, which groups of rows share, their products, and what packs an answer.
-    """
+    """Ciphertexts of `aero.two_party.lattice.matmul`, and truncations of the result. Seconds go into spectra of the
+    matrix, which groups of rows share, their multiplication, and packing."""
     (rows, inner), (_, columns) = operation.shapes
     layout = Layout(rows, inner, columns)
     sent, answered, results = layout.groups * layout.blocks, layout.groups * layout.packs, rows * columns
@@ -176,10 +170,10 @@ def _lattice_features(operation: Sized) -> dict[str, tuple[float, ...]]:
     }
 
 
-def _products(operation: Sized) -> tuple[int, int, int, int] | None:
-    """(how many, rows, inner, columns) of a product of matrices, None for other operations."""
+def _matmul(operation: Sized) -> tuple[int, int, int, int] | None:
+    """(how many, rows, inner, columns) of matrix multiplications, None for other operations."""
     shapes = operation.shapes
-    if operation.kind in _ONE_PRODUCT:
+    if operation.kind in _ONE_MATMUL:
         return 1, *shapes[0], shapes[1][1]
     if operation.kind == "scores":
         return *shapes[0], shapes[1][1]
@@ -193,7 +187,7 @@ def _products(operation: Sized) -> tuple[int, int, int, int] | None:
 
 
 def _entries(operation: Sized) -> int:
-    """Entries that an elementwise operation works on: those of its largest argument, or the rows that are asked for."""
+    """Entries of an elementwise operation: of its largest argument, or of the `rows` asked for."""
     if operation.rows is not None:
         return operation.rows * operation.shapes[0][-1]
     return max(math.prod(shape) for shape in operation.shapes)
@@ -201,23 +195,20 @@ def _entries(operation: Sized) -> int:
 
 @dataclass(frozen=True)
 class Ciphertexts:
-    """Those of one product of matrices: sent, answered in packs, answered bare (half as long); multiplications, and
-    automorphisms, by which answers are packed.
-
-    left: the holder of the left matrix sends and the other answers, not the other way round.
-    """
+    """Ciphertexts of one matrix multiplication: sent, packed answers, bare answers (half as long); ciphertext
+    multiplications and automorphisms. left: the holder of the left matrix sends and the other answers."""
 
     left: bool
     sent: int
     packed: int
     bare: int
     multiplied: int
-    turned: int
+    automorphisms: int
 
 
 @cache
 def ciphertexts(rows: int, inner: int, columns: int) -> Ciphertexts:
-    """Ciphertexts of a product (rows, inner) (inner, columns), as `CheetahDot::Impl::doDotOLE` decides."""
+    """Ciphertexts of (rows, inner) times (inner, columns), as `CheetahDot::Impl::doDotOLE` decides."""
     (down, along, across), deep = _blocks(rows, inner, columns, packing=True)
     packing = down * across > 1
     if not packing:  # one answer is not worth packing
@@ -231,12 +222,12 @@ def ciphertexts(rows: int, inner: int, columns: int) -> Ciphertexts:
         packed=packed if packing else 0,
         bare=0 if packing else answers,
         multiplied=down * along * across,
-        turned=-(-rows * columns // SLOTS) * deep if packing else 0,
+        automorphisms=-(-rows * columns // SLOTS) * deep if packing else 0,
     )
 
 
 def _blocks(rows: int, inner: int, columns: int, packing: bool) -> tuple[tuple[int, int, int], int]:
-    """Blocks along rows, inner and columns that cost least by SPU's own estimate, and the inner size of a block.
+    """Blocks along rows, inner and columns with the least cost by SPU's own estimate, and the inner size of a block.
 
     `MatMatProtocol::GetSubMatShape`: 1000 a ciphertext on the wire, 1 an automorphism, 0.1 a multiplication.
     """
@@ -248,9 +239,9 @@ def _blocks(rows: int, inner: int, columns: int, packing: bool) -> tuple[tuple[i
             wide = min(columns, SLOTS // high // deep)
             across, along = -(-columns // wide), -(-inner // deep)
             sent = min(down, across) * along
-            turned = -(-rows * columns // SLOTS) * deep if packing else 0
+            automorphisms = -(-rows * columns // SLOTS) * deep if packing else 0
             multiplied = down * along * across
-            cost = (sent + -(-down * across // deep)) * 1000.0 + turned + multiplied / 10.0
+            cost = (sent + -(-down * across // deep)) * 1000.0 + automorphisms + multiplied / 10.0
             if cost <= best:
                 best, found = cost, ((down, along, across), deep)
             deep = deep * 2 if packing else deep + 1
@@ -258,5 +249,5 @@ def _blocks(rows: int, inner: int, columns: int, packing: bool) -> tuple[tuple[i
 
 
 def within(sizes: Sequence[int], others: Sequence[Sequence[int]]) -> bool:
-    """Whether every size lies between the smallest and the largest of the same place in `others`."""
+    """Whether every size lies between the smallest and the largest at the same place in `others`."""
     return bool(others) and all(min(p) <= s <= max(p) for s, p in zip(sizes, zip(*others, strict=True), strict=True))

@@ -1,17 +1,16 @@
-"""Rows of the server's embedding table by the client's encrypted choice: the arithmetic of `lattice_lookup`.
+"""The client reads rows of the server's embedding table by encrypted queries: the arithmetic of `lattice_lookup`.
 
 T: tokens, V: vocabulary, d: width, n: degree of the ring R = Z[X] / (X^n + 1), q = 2^53, f: fraction bits.
 
-As in SimplePIR (Henzinger et al., USENIX Security 2023), in the ring: for every token t the client draws a ternary
-secret s and errors e and sends b = A s + e + 2^28 u_t mod q, u_t being the one-hot vector of t. A (V, n) is public:
-below each other, the matrices of the products with public elements a_1, a_2, … of R. The server, which holds the table
-D (V, d), takes D^T b = (D^T A) s + D^T e + 2^28 x_t. There, other than in SimplePIR, it stops: the hint D^T A (d, n)
-would tell the client the table, so it stays, and (D^T A) s is a product of the two parties' own matrices by SPU, in
-shares. What is left when that is subtracted are shares of 2^28 x_t and a small error, modulo 2^53; all is kept 2^11
-times as large, modulo 2^64, as SPU keeps shares.
+SimplePIR (Henzinger et al., USENIX Security 2023) over the ring. For every token t the client samples a ternary secret
+s and noise e and sends b = A s + e + 2^28 u_t mod q, u_t being the one-hot vector of t. A (V, n) is public: the stacked
+matrices of multiplication by public elements a_1, a_2, … of R. The server, which holds the table D (V, d), computes
+D^T b = (D^T A) s + D^T e + 2^28 x_t. Unlike in SimplePIR the hint D^T A (d, n), which would reveal the table, stays
+with the server, and SPU multiplies it by the client's s, in shares. Subtracting that leaves shares of 2^28 x_t plus
+small noise, modulo 2^53. All values are kept scaled by 2^11, modulo 2^64, as SPU keeps shares.
 
-The secrets and errors must be drawn anew for every token of every pass, from the operating system's generator: of two
-queries with one s the difference is that of two one-hot vectors and small errors, and shows both tokens.
+Secrets and noise must be sampled anew for every token of every pass: two queries with the same s would differ by two
+one-hot vectors and small noise, which reveals both tokens.
 """
 
 from __future__ import annotations
@@ -22,37 +21,37 @@ from functools import cache
 
 import numpy as np
 
-from aero.two_party.lattice.polynomials import DEVIATION, errors, integers, spectrum, ternary
+from aero.two_party.lattice.polynomials import DEVIATION, gaussian, inverse_spectrum, spectrum, ternary
 
 DEGREE, MODULUS_BITS = 2048, 53
-"""n and log2 q: 128 bits of security with uniform ternary secrets and errors of deviation 3.2 ("Security Guidelines
+"""n and log2 q: 128 bits of security with uniform ternary secrets and noise of deviation 3.2 ("Security Guidelines
 for Implementing Homomorphic Encryption", IACR ePrint 2024/463; the HomomorphicEncryption.org standard of 2018 allows
 54)."""
 SENT_BITS = 48
-"""The highest bits of b, which are sent: 6 bytes an entry. What is cut off is part of the error."""
+"""The highest bits of b are sent: 6 bytes an entry. The dropped bits add to the noise."""
 SCALE_BITS = 39
 TRUNCATIONS = (16, 16, 7)
-"""Modulo 2^64, x_t is 2^39 times as large as in fixed point; SPU takes that away by public factors 2^-16, 2^-16, 2^-7.
-With a smaller one SPU would multiply by 2^18 first, for which the ring has no room."""
+"""Modulo 2^64, x_t is scaled by 2^39 over fixed point; SPU removes that by public factors 2^-16, 2^-16, 2^-7. A smaller
+factor would make SPU multiply by 2^18 first, for which the ring has no room."""
 HINT_SLICE, TOKENS_AT_ONCE = 1024, 16
-"""Rows of the hint in one product of SPU's, for the sake of its memory; tokens in a message of queries, 4.8 MB where
-there are 50,257 entries."""
+"""Rows of the hint in one multiplication by SPU, to bound its memory; tokens in one message of queries, 4.8 MB for
+50,257 entries."""
 LEAST_VOCABULARY = 2 * DEGREE
-"""From here on the product with the hint, n entries deep, is at most half of that with the table, V deep."""
-ERROR_BUDGET = 4.0
-"""Standard deviation of an entry's error, in units of the fixed point's last bit. The sum over the slices of GPT-2's
-50,257 entries has 5: 50 truncations that are off by one in half of the cases."""
+"""From here on multiplying by the hint, n entries deep, costs at most half of multiplying by the table, V deep."""
+NOISE_BUDGET = 4.0
+"""Largest allowed standard deviation of an entry's noise, in units of the fixed point's last bit. For comparison, the
+sum over slices of GPT-2's 50,257 entries has 5, from 50 truncations."""
 _RING_BITS, _LIMB = 64, 24
 _AT_ONCE = 64
 
 
 class OverBudget(ValueError):
-    """A table whose entries are too large for the errors or the ring."""
+    """A table whose entries are too large for the noise budget or the ring."""
 
 
 @cache
 def public_elements(blocks: int, degree: int = DEGREE) -> np.ndarray:
-    """a_1 … (blocks, n) uint64, uniform below q: SHAKE-128 of a fixed text, so that nobody can have chosen them."""
+    """a_1 … (blocks, n) uint64, uniform below q: SHAKE-128 of a fixed text, so that nobody can choose them."""
     stream = hashlib.shake_128(f"aero embedding lookup, degree {degree}".encode()).digest(8 * blocks * degree)
     return np.frombuffer(stream, "<u8").reshape(blocks, degree) & np.uint64((1 << MODULUS_BITS) - 1)
 
@@ -73,9 +72,9 @@ def encrypt(ids: np.ndarray, vocabulary: int, degree: int = DEGREE) -> tuple[np.
     query = np.empty((tokens, blocks * degree), np.uint64)
     # 27 bits times 2,048 ternary entries: far below what 53 bits of a float hold.
     for block, limbs in enumerate(zip(*_limb_spectra(blocks, degree, 27), strict=True)):
-        low, high = (integers(limb * transforms).astype(np.uint64) for limb in limbs)
+        low, high = (inverse_spectrum(limb * transforms).astype(np.uint64) for limb in limbs)
         query[:, block * degree : (block + 1) * degree] = low + (high << np.uint64(27))
-    query = query[:, :vocabulary] + errors(tokens * vocabulary).reshape(tokens, vocabulary).astype(np.uint64)
+    query = query[:, :vocabulary] + gaussian(tokens * vocabulary).reshape(tokens, vocabulary).astype(np.uint64)
     query[np.arange(tokens), ids] += np.uint64(1 << (SCALE_BITS - _RING_BITS + MODULUS_BITS))
     cut = MODULUS_BITS - SENT_BITS
     query += np.uint64(1 << (cut - 1))  # to the nearest
@@ -83,26 +82,26 @@ def encrypt(ids: np.ndarray, vocabulary: int, degree: int = DEGREE) -> tuple[np.
     return secrets, query.astype("<u8").view(np.uint8).reshape(tokens, vocabulary, 8)[..., :6].tobytes()
 
 
-def error_of(table: np.ndarray, fraction_bits: int) -> float:
-    """The largest standard deviation of the error of an entry of D^T b, in units of the fixed point's last bit."""
+def noise_of(table: np.ndarray, fraction_bits: int) -> float:
+    """The largest standard deviation of the noise of an entry of D^T b, in units of the fixed point's last bit."""
     cut = 2.0 ** (MODULUS_BITS - SENT_BITS)
-    deviation = (DEVIATION**2 + cut**2 / 12) ** 0.5  # that of what is cut off too, which is uniform
+    deviation = (DEVIATION**2 + cut**2 / 12) ** 0.5  # and that of the dropped bits, which is uniform
     columns = np.sqrt(np.square(table, dtype=np.float64).sum(0)).max() * 2.0**fraction_bits
     return float(columns * deviation * 2.0 ** (_RING_BITS - MODULUS_BITS - SCALE_BITS))
 
 
 def check(table: np.ndarray, fraction_bits: int = 18) -> None:
-    """OverBudget unless the errors stay within ERROR_BUDGET and the entries within what SPU truncates: 2^62."""
+    """OverBudget unless the noise is within NOISE_BUDGET and entries are within what SPU can truncate: 2^62."""
     first_factor = fraction_bits - TRUNCATIONS[0]  # 2^-16 is this power of two in fixed point
     most = 2.0 ** (_RING_BITS - 2 - SCALE_BITS - fraction_bits - first_factor)
-    largest, error = float(np.abs(table).max(initial=0.0)), error_of(table, fraction_bits)
+    largest, error = float(np.abs(table).max(initial=0.0)), noise_of(table, fraction_bits)
     remedy = "compute without lattice_lookup (program tuned-lattice_lookup)"
     if largest > 0.99 * most:
         raise OverBudget(f"the embedding has an entry of {largest:.3g}, a lookup holds less than {most:g}; {remedy}")
-    if error > ERROR_BUDGET:
+    if error > NOISE_BUDGET:
         raise OverBudget(
             f"the embedding is so large that a lookup would be off by {error:.3g} last bits of the fixed point, more "
-            f"than {ERROR_BUDGET:g}; {remedy}"
+            f"than {NOISE_BUDGET:g}; {remedy}"
         )
 
 
@@ -116,7 +115,7 @@ class Table:
 
     @classmethod
     def of(cls, values: np.ndarray, fraction_bits: int, degree: int = DEGREE) -> Table:
-        """With its hint, which takes some seconds. OverBudget as `check`."""
+        """Computes the hint, which takes seconds. OverBudget as `check`."""
         check(values, fraction_bits)
         vocabulary, width = values.shape
         blocks = -(-vocabulary // degree)
@@ -129,7 +128,7 @@ class Table:
         return cls(values, hint << np.uint64(_RING_BITS - MODULUS_BITS), fraction_bits)
 
     def select(self, queries: np.ndarray) -> np.ndarray:
-        """D^T b (T, d) modulo 2^64 for queries (T, V, 6) uint8, by float64 products of limbs, all of them exact."""
+        """D^T b (T, d) modulo 2^64 for queries (T, V, 6) uint8, by exact float64 multiplication of limbs."""
         tokens, vocabulary = queries.shape[:2]
         largest = max(1.0, float(np.abs(self.values).max()) * 2.0**self.fraction_bits)
         rows = max(1, int(2.0 ** (53 - _LIMB) / (largest + 1)))
@@ -149,9 +148,9 @@ def _fixed(values: np.ndarray, fraction_bits: int) -> np.ndarray:
 
 
 def _times_public(columns: np.ndarray) -> np.ndarray:
-    """Columns of D (c, blocks, n) times A: (c, n) uint64, of which the lower 53 bits count.
+    """Columns of D (c, blocks, n) times A: (c, n) uint64 modulo 2^53.
 
-    A row of D^T A is the sum of products D_k(X) a_k(1/X), whose spectrum is that of D_k times the conjugate of a_k's.
+    A row of D^T A is sum_k D_k(X) a_k(1/X), whose spectrum is that of D_k times the conjugate of a_k's.
     """
     blocks, degree = columns.shape[1:]
     low = ((columns + 1024) & 2047) - 1024
@@ -159,6 +158,6 @@ def _times_public(columns: np.ndarray) -> np.ndarray:
     for shift, limb in ((0, low), (11, (columns - low) >> 11)):
         transforms = spectrum(limb.astype(np.float64))
         for place, public in enumerate(_limb_spectra(blocks, degree, 18)):
-            product = integers(np.einsum("ckh,kh->ch", transforms, public.conj()))
+            product = inverse_spectrum(np.einsum("ckh,kh->ch", transforms, public.conj()))
             found += product.astype(np.uint64) << np.uint64(shift + 18 * place)
     return found

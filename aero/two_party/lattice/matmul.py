@@ -1,26 +1,26 @@
-"""A secret times the server's matrix: the arithmetic of `lattice_products`.
+"""Multiplication of a secret-shared matrix by the server's matrix: the arithmetic of `lattice_products`.
 
-X (T, k) is shared, X = X_0 + X_1 modulo 2^64, W (k, m) the server's, both integers of the fixed point; n: degree of the
-ring R = Z[Y] / (Y^n + 1); all ciphertexts are modulo q = 2^64. The server multiplies X_1 W itself. X_0 W it computes on
-ciphertexts that the client sends, as Cheetah does (Huang et al., USENIX Security 2022), whose answers are packed as in
-BumbleBee (Lu et al., NDSS 2025):
+X (T, k) is shared, X = X_0 + X_1 modulo 2^64, and W (k, m) is the server's, both integers of the fixed point. n is the
+degree of the ring R = Z[Y] / (Y^n + 1); ciphertexts are RLWE pairs (a, b), b + a s = message + noise, modulo q = 2^64.
+The server computes X_1 W in the clear, and X_0 W on ciphertexts of the client, as Cheetah does (Huang et al., USENIX
+Security 2022), with answers packed as in BumbleBee (Lu et al., NDSS 2025). Messages are encoded in coefficients:
 
     x(Y) = sum_{i, c} X[i, c] Y^(16 w i + c)        16 columns c of X and up to 128 of its rows i
     w(Y) = sum_{v, c} W[c, v] Y^(16 v - c)          the same 16 rows c of W and w of its columns v
 
-have (X W)[i, v] as coefficient 16 (w i + v) of x w. Of a ciphertext's products, summed over blocks of 16 inner places,
-one coefficient in 16 is wanted; 16 such sums become one ciphertext by 4 automorphisms Y -> Y^(n / 2^l + 1), each of
-which doubles what is wanted and takes away half of what is not. 15 changes of keys bring 16 together.
+so that (X W)[i, v] is coefficient 16 (w i + v) of x w. Of the sum over blocks of 16 inner places one coefficient in 16
+is wanted. Packing combines 16 such ciphertexts into one by 4 automorphisms Y -> Y^(n / 2^l + 1), each of which doubles
+the wanted coefficients and cancels half of the others; that takes 15 key switchings.
 
-SPU has the same protocol, in RNS form at n = 8,192, and encodes the matrix in every product anew: that is most of its
-time. Here q is a power of two, where shares live, so that nothing is rescaled; sums of products are matrix products of
-floats (limbs of 21 and 22 bits, exact) at the n / 2 complex roots; and the lowest bits of a result may be wrong, as
-fixed point cuts them off: q has no room for them, which is what allows n = 4,096. A result is 2^28 times as large as in
-fixed point (`RESULT_BITS`), and is off by the deviation that `error_of` says.
+SPU runs the same protocol in RNS form at n = 8,192 and encodes the matrix anew every time, which is most of its time.
+Here q is a power of two like the ring of the shares, so nothing is rescaled; sums of polynomial products are matrix
+multiplications of floats at the n / 2 complex roots (limbs of 21 and 22 bits, exact). The noise reaches the lowest bits
+of a result, which fixed point truncates; that allows n = 4,096. A result is scaled by 2^28 (`RESULT_BITS`) over fixed
+point, with the noise of `noise_of`.
 
-Who learns what: the server sees ciphertexts. The client decrypts X_0 W - R, R uniform modulo 2^64 and kept by the
-server as its share, so noise tells it nothing of W. The other half of an answer is W's combination of the client's own
-public elements; the server adds a fresh encryption of zero to it, a sample of ring-LWE whose secret it alone has.
+What each party learns: the server sees ciphertexts only. The client decrypts X_0 W - R with R uniform modulo 2^64, kept
+by the server as its share, so noise reveals nothing about W. The `a` half of an answer is a combination by W of the
+client's own public elements; the server adds a fresh encryption of zero to hide it.
 """
 
 from __future__ import annotations
@@ -34,56 +34,55 @@ import numpy as np
 
 from aero.two_party.lattice.polynomials import (
     DEVIATION,
-    errors,
-    integers,
-    joined,
+    automorphism,
+    from_limbs,
+    gaussian,
+    inverse_spectrum,
     limb_spectra,
     limbs,
-    shifted,
     spectrum,
-    substituted,
     ternary,
+    times_monomial,
     times_small,
     uniform,
 )
 
 DEGREE = 4096
-"""n. With q = 2^64, uniform ternary secrets and errors of deviation 3.2: 128 bits of security allow up to 2^109 here
+"""n. With uniform ternary secrets and noise of deviation 3.2, 128 bits of security allow q up to 2^109 at this degree
 (HomomorphicEncryption.org standard of 2018; 2^106 in "Security Guidelines for Implementing Homomorphic Encryption",
 IACR ePrint 2024/463)."""
 LEVELS = 4
 PACKED = 1 << LEVELS
-"""Inner places in a ciphertext that is sent, and sums that become one ciphertext that is answered."""
+"""Inner places in a query ciphertext, and ciphertexts packed into one answer."""
 ROWS = 128
-"""Rows of X in a ciphertext, at most."""
+"""Most rows of X in a ciphertext."""
 WIDE = 16
-"""Columns of W in a ciphertext, at most: the errors of one meet the entries of all."""
+"""Most columns of W in a ciphertext: each one's noise meets the entries of all."""
 RESULT_BITS = 28
-"""Modulo 2^64, an entry of the result is 2^28 times as large as in fixed point."""
+"""A result is scaled by 2^28 over fixed point, modulo 2^64."""
 TRUNCATIONS = (16, 12)
 """Their sum: SPU takes that away by public factors 2^-16 and 2^-12."""
 DIGITS, DIGIT_BITS = 3, 16
-"""A change of keys takes an element in so many digits, the highest ones; below stays an error."""
+"""Gadget decomposition for key switching: the highest digits of an element; the rest is noise."""
 CUT_BITS = (16, 24)
-"""Lowest bits of the two halves of an answer that are not sent: 6 and 5 bytes a coefficient are left."""
-ERROR_BUDGET = 4.0
-"""Standard deviation of an entry's error, in units of the fixed point's last bit, as in
-`aero.two_party.lattice.lookup`."""
+"""Lowest bits of (a, b) of an answer that are not sent, which leaves 6 and 5 bytes a coefficient."""
+NOISE_BUDGET = 4.0
+"""Largest allowed standard deviation of an entry's noise, in units of the fixed point's last bit."""
 FRACTION_BITS = (16, 20)
-"""The fixed points it is for: below, SPU cannot tell 2^-16; above, values beyond 2^8 have no room in a result."""
+"""Supported fraction bits: below, SPU cannot represent 2^-16; above, values beyond 2^8 overflow a result."""
 SEED = 32
 
 
 class OverBudget(ValueError):
-    """A matrix whose entries are too large for the errors."""
+    """A matrix whose entries are too large for the noise budget."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a product (rows, inner) (inner, columns) is cut into ciphertexts.
+    """How (rows, inner) times (inner, columns) is cut into ciphertexts.
 
-    groups of up to `height` rows are products of their own; `blocks` ciphertexts of a group are sent, `packs`
-    answered, each with PACKED x wide columns.
+    Each of `groups` groups has up to `height` rows, `blocks` query ciphertexts and `packs` answers, each with PACKED x
+    `wide` columns.
     """
 
     rows: int
@@ -113,12 +112,12 @@ class Layout:
 
     @property
     def query_bytes(self) -> int:
-        """Of the message with the ciphertexts of a group: a seed, and half of each ciphertext."""
+        """Length of a group's query message: a seed for the `a` halves, and the `b` halves."""
         return SEED + 8 * self.blocks * self.degree
 
     @property
     def answer_bytes(self) -> int:
-        """Of the message with the answers to a group."""
+        """Length of a group's answer message."""
         return self.packs * self.degree * sum((64 - cut) // 8 for cut in CUT_BITS)
 
     def spans(self) -> Iterator[slice]:
@@ -138,12 +137,12 @@ def _power(level: int, degree: int) -> int:
 
 
 def _halves(elements: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """`limb_spectra` of both halves of ciphertexts, each (count, n), as (count, 2, 3, n/2)."""
+    """`limb_spectra` of ciphertexts (a, b), each (count, n), as (count, 2, 3, n/2)."""
     return np.moveaxis(np.stack([limb_spectra(elements), limb_spectra(seconds)]), (0, 1), (1, 2))
 
 
-class Secret:
-    """The client's secret of a session, and what the server is told of it: a public key, and keys to change by."""
+class SecretKey:
+    """The client's secret key for one session, and the public material for the server."""
 
     def __init__(self, degree: int = DEGREE) -> None:
         self._degree = degree
@@ -152,24 +151,24 @@ class Secret:
         seed = os.urandom(SEED)
         keys = self._masks(uniform(seed, "keys", 1 + LEVELS * DIGITS, degree))
         for level in range(LEVELS):
-            turned = substituted(secret.view(np.uint64), _power(level, degree))
+            turned = automorphism(secret.view(np.uint64), _power(level, degree))
             for digit in range(DIGITS):
                 keys[1 + level * DIGITS + digit] += turned << np.uint64(64 - (DIGITS - digit) * DIGIT_BITS)
-        self.announced = seed + keys.astype("<u8").tobytes()
-        """Bytes for the server, `Public.size` of them: a public key, and the turned secrets under the secret."""
+        self.public_material = seed + keys.astype("<u8").tobytes()
+        """`PublicMaterial.size` bytes: a public key, and key-switching keys for the automorphisms of the secret."""
 
     def _masks(self, elements: np.ndarray) -> np.ndarray:
-        """Fresh encryptions of zero (count, n) that go with the public elements a (count, n): e - a s."""
-        noise = errors(elements.size).reshape(elements.shape).view(np.uint64)
+        """The `b` halves e - a s (count, n) of fresh encryptions of zero with public elements a (count, n)."""
+        noise = gaussian(elements.size).reshape(elements.shape).view(np.uint64)
         return noise - times_small(limb_spectra(elements), self._spectrum)
 
     def encrypt(self, share: np.ndarray, layout: Layout, fraction_bits: int) -> bytes:
-        """The message for a group of rows (up to `height`, inner) uint64 of the client's share of X."""
+        """The query message for a group of rows (up to `height`, inner) uint64 of the client's share of X."""
         seed = os.urandom(SEED)
         query = self._masks(uniform(seed, "query", layout.blocks, self._degree))
         padded = np.zeros((layout.height, layout.blocks * PACKED), np.uint64)
         padded[: share.shape[0], : share.shape[1]] = share
-        # Packing makes everything PACKED times as large.
+        # Packing scales by PACKED.
         padded <<= np.uint64(RESULT_BITS - fraction_bits - LEVELS)
         places = layout.height * layout.wide * PACKED
         rows = query[:, :places].reshape(layout.blocks, layout.height, -1)
@@ -178,41 +177,41 @@ class Secret:
         return seed + query.astype("<u8").tobytes()
 
     def decrypt(self, answer: bytes, layout: Layout, rows: int) -> np.ndarray:
-        """The client's share (rows, columns) uint64 of the product of a group."""
+        """The client's share (rows, columns) uint64 of a group's result."""
         first, second = _unpacked(answer, layout)
         return layout.wanted(second + times_small(limb_spectra(first), self._spectrum), rows)
 
 
-class Public:
-    """What the server knows of the client's secret."""
+class PublicMaterial:
+    """The client's public key and key-switching keys, at the server."""
 
-    def __init__(self, announced: bytes, degree: int = DEGREE) -> None:
+    def __init__(self, message: bytes, degree: int = DEGREE) -> None:
         keys = 1 + LEVELS * DIGITS
-        seconds = np.frombuffer(announced[SEED:], "<u8").reshape(keys, degree)
-        spectra = _halves(uniform(announced[:SEED], "keys", keys, degree), seconds)
+        seconds = np.frombuffer(message[SEED:], "<u8").reshape(keys, degree)
+        spectra = _halves(uniform(message[:SEED], "keys", keys, degree), seconds)
         self._zero = spectra[0]
         self._change = spectra[1:].reshape(LEVELS, DIGITS, 6, degree // 2)
 
     @staticmethod
     def size(degree: int = DEGREE) -> int:
-        """Bytes of `Secret.announced`."""
+        """Length of `SecretKey.public_material`."""
         return SEED + 8 * degree * (1 + LEVELS * DIGITS)
 
     def encryptions_of_zero(self, count: int, degree: int) -> tuple[np.ndarray, np.ndarray]:
-        """Both halves (count, n) of fresh encryptions of zero by the public key."""
+        """(a, b), each (count, n), of fresh encryptions of zero under the public key."""
         small = spectrum(ternary(count * degree).reshape(count, degree).astype(np.float64))
         fresh = []
         for half in self._zero:
-            noise = errors(count * degree).reshape(count, degree).view(np.uint64)
+            noise = gaussian(count * degree).reshape(count, degree).view(np.uint64)
             fresh.append(times_small(half[:, None], small) + noise)
         return fresh[0], fresh[1]
 
-    def turned(self, level: int, first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Ciphertexts (…, n) under the automorphism of `level`, again of the same secret."""
+    def apply_automorphism(self, level: int, first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The automorphism of `level` applied to ciphertexts (a, b), each (…, n), switched back to the secret key."""
         degree = first.shape[-1]
         power = _power(level, degree)
-        rest = substituted(first, power).view(np.int64)
-        # Rounded to the highest digits, the sum wraps as the ring does.
+        rest = automorphism(first, power).view(np.int64)
+        # Rounded to the highest digits; the sum wraps as the ring does.
         rest = (rest + (1 << (63 - DIGITS * DIGIT_BITS))) >> (64 - DIGITS * DIGIT_BITS)
         digits = np.empty((*first.shape[:-1], DIGITS, degree))
         for place in range(DIGITS - 1):
@@ -222,37 +221,37 @@ class Public:
         digits[..., DIGITS - 1, :] = rest
         values, key = spectrum(digits), self._change[level]
         summed = sum(values[..., place, None, :] * key[place] for place in range(DIGITS))
-        parts = integers(summed).reshape(*first.shape[:-1], 2, 3, degree)
-        changed = joined(np.moveaxis(parts, -2, 0))
-        return changed[..., 0, :], changed[..., 1, :] + substituted(second, power)
+        parts = inverse_spectrum(summed).reshape(*first.shape[:-1], 2, 3, degree)
+        changed = from_limbs(np.moveaxis(parts, -2, 0))
+        return changed[..., 0, :], changed[..., 1, :] + automorphism(second, power)
 
-    def packed(self, first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """PACKED ciphertexts (PACKED, …, n) as one: coefficient PACKED p + c is PACKED times coefficient PACKED p of
-        the c-th. Of `second` only these coefficients matter."""
+    def pack(self, first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """PACKED ciphertexts (a, b), each (PACKED, …, n), as one: its coefficient PACKED p + c is PACKED times
+        coefficient PACKED p of the c-th. Only these coefficients of b matter."""
         for level in reversed(range(LEVELS)):
             half = len(first) // 2
-            moved = shifted(first[half:], 1 << level), shifted(second[half:], 1 << level)
-            turned = self.turned(level, first[:half] - moved[0], second[:half] - moved[1])
+            moved = times_monomial(first[half:], 1 << level), times_monomial(second[half:], 1 << level)
+            turned = self.apply_automorphism(level, first[:half] - moved[0], second[:half] - moved[1])
             first, second = first[:half] + moved[0] + turned[0], second[:half] + moved[1] + turned[1]
         return first[0], second[0]
 
 
 def times(left: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-    """left (rows, k) uint64 times an integer matrix (k, m) modulo 2^64, by exact products of floats.
+    """left (rows, k) uint64 times an integer matrix (k, m) modulo 2^64, by exact float64 multiplication of limbs.
 
-    ValueError if a column of `matrix` is so large that sums of them would not be exact.
+    ValueError if a column of `matrix` is too large for exact sums.
     """
     if np.abs(matrix).sum(0, dtype=np.float64).max(initial=0.0) * 2.0**21 >= 2.0**53:
-        raise ValueError("entries of the matrix are too large for exact products of floats")
+        raise ValueError("entries of the matrix are too large for exact multiplication in float64")
     right = matrix.astype(np.float64)
-    return joined(np.stack([(limb @ right).astype(np.int64) for limb in limbs(left)]))
+    return from_limbs(np.stack([(limb @ right).astype(np.int64) for limb in limbs(left)]))
 
 
-def error_of(matrix: np.ndarray, fraction_bits: int = 18, wide: int = WIDE, degree: int = DEGREE) -> float:
-    """The largest standard deviation of the error of an entry of X W, in units of the fixed point's last bit.
+def noise_of(matrix: np.ndarray, fraction_bits: int = 18, wide: int = WIDE, degree: int = DEGREE) -> float:
+    """The largest standard deviation of the noise of an entry of X W, in units of the fixed point's last bit.
 
-    wide: that of the `Layout`; at 128 rows it is 2, and never more than WIDE. The query's errors meet all columns whose
-    products are in one ciphertext, any `wide` neighbours; each level's change of keys is doubled by those behind it.
+    wide: that of the `Layout`, 2 at 128 rows and never more than WIDE. A query's noise meets all columns in the same
+    ciphertext, any `wide` neighbours; the noise of a level's key switching is doubled by every later level.
     """
     squares = np.square(matrix, dtype=np.float64).sum(0)
     neighbours = np.convolve(squares, np.ones(min(wide, len(squares)))).max()
@@ -266,17 +265,17 @@ def error_of(matrix: np.ndarray, fraction_bits: int = 18, wide: int = WIDE, degr
 
 
 def check(matrix: np.ndarray, fraction_bits: int = 18) -> None:
-    """OverBudget unless the errors stay within ERROR_BUDGET."""
-    error = error_of(matrix, fraction_bits)
-    if not error <= ERROR_BUDGET:
+    """OverBudget unless the noise is within NOISE_BUDGET."""
+    noise = noise_of(matrix, fraction_bits)
+    if not noise <= NOISE_BUDGET:
         raise OverBudget(
-            f"a matrix of weights is so large that a lattice product would be off by {error:.3g} last bits of the "
-            f"fixed point, more than {ERROR_BUDGET:g}; compute without lattice_products (tuned-lattice_products)"
+            f"a weight matrix is so large that the noise of its lattice multiplication would be {noise:.3g} last bits "
+            f"of the fixed point, more than {NOISE_BUDGET:g}; compute without it (tuned-lattice_products)"
         )
 
 
 class Matrix:
-    """The server's matrix W (k, m), in fixed point."""
+    """The server's matrix W (k, m) in fixed point."""
 
     def __init__(self, values: np.ndarray, fraction_bits: int) -> None:
         """OverBudget as `check`."""
@@ -285,15 +284,15 @@ class Matrix:
         self._integers = np.rint(values.astype(np.float64) * 2.0**fraction_bits).astype(np.int32)
 
     def times_own(self, share: np.ndarray) -> np.ndarray:
-        """The server's share (rows, k) uint64 of X times W, as large as results are."""
+        """The server's share (rows, k) uint64 of X times W, scaled as results are."""
         return times(share, self._integers) << np.uint64(RESULT_BITS - self._bits)
 
-    def answer(self, public: Public, queries: list[bytes], layout: Layout) -> tuple[list[bytes], np.ndarray]:
-        """The answers to the queries of all groups, and the server's share (rows, columns) of X_0 W."""
+    def answer(self, public: PublicMaterial, queries: list[bytes], layout: Layout) -> tuple[list[bytes], np.ndarray]:
+        """The answer messages to the queries of all groups, and the server's share (rows, columns) of X_0 W."""
         firsts, seconds = zip(*(self._read(query, layout) for query in queries), strict=True)
         degree, groups = layout.degree, layout.groups
-        # Times Y^(1 - PACKED) here, so that w(Y) has no negative powers: Y^(n - 15) = -Y^-15.
-        turned = np.negative(shifted(np.concatenate(firsts), degree - PACKED + 1))
+        # Multiplied by Y^(1 - PACKED) here, so that w(Y) has no negative powers: Y^(n - 15) = -Y^-15.
+        turned = np.negative(times_monomial(np.concatenate(firsts), degree - PACKED + 1))
         spectra = limb_spectra(turned).reshape(3, groups, layout.blocks, -1).transpose(3, 2, 1, 0)
         right = np.concatenate([spectra.real, spectra.imag], 2).reshape(degree // 2, layout.blocks, -1)
         taps, roots = self._taps(layout), _roots(PACKED * layout.wide, degree)
@@ -305,8 +304,8 @@ class Matrix:
             values = (roots @ tap).reshape(degree // 2, 2 * PACKED, layout.blocks) @ right
             values = values.reshape(degree // 2, 2, PACKED, 2, groups, 3)
             real, imaginary = values[:, 0, :, 0] - values[:, 1, :, 1], values[:, 0, :, 1] + values[:, 1, :, 0]
-            parts = integers((real + 1j * imaginary).transpose(3, 1, 2, 0))
-            first, second = public.packed(joined(parts), scalars[pack])
+            parts = inverse_spectrum((real + 1j * imaginary).transpose(3, 1, 2, 0))
+            first, second = public.pack(from_limbs(parts), scalars[pack])
             zero = public.encryptions_of_zero(groups, degree)
             answered[0, :, pack] = first + zero[0]
             answered[1, :, pack] = second + zero[1] - masks[:, pack]
@@ -314,12 +313,12 @@ class Matrix:
         return [_sent(answered[:, group]) for group in range(groups)], np.concatenate(shares)
 
     def _read(self, query: bytes, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
-        """Both halves (blocks, n) of the ciphertexts of a group."""
+        """(a, b), each (blocks, n), of a group's query."""
         seconds = np.frombuffer(query[SEED:], "<u8").reshape(layout.blocks, layout.degree)
         return uniform(query[:SEED], "query", layout.blocks, layout.degree), seconds
 
     def _padded(self, layout: Layout) -> np.ndarray:
-        """W (blocks, PACKED, packs, PACKED, wide), with zeros where sizes are no multiples."""
+        """W as (blocks, PACKED, packs, PACKED, wide), zero-padded."""
         inner, columns = layout.blocks * PACKED, layout.packs * PACKED * layout.wide
         padded = np.zeros((inner, columns), np.int32)
         padded[: layout.inner, : layout.columns] = self._integers
@@ -332,7 +331,7 @@ class Matrix:
             yield pack.reshape(PACKED * layout.wide, PACKED * layout.blocks).astype(np.float64)
 
     def _scalars(self, seconds: tuple[np.ndarray, ...], layout: Layout) -> np.ndarray:
-        """Second halves of the sums, (packs, PACKED, groups, n), of which coefficients 16 p are computed."""
+        """The `b` halves of the sums, (packs, PACKED, groups, n); only coefficients 16 p are computed."""
         padded, places = self._padded(layout), layout.degree // PACKED
         left = np.stack(seconds).reshape(layout.groups, layout.blocks, places, PACKED).transpose(0, 2, 1, 3)
         left = left.reshape(layout.groups * places, -1)
@@ -340,7 +339,7 @@ class Matrix:
         for column in range(layout.wide):
             matrix = padded[..., column].reshape(layout.blocks * PACKED, -1)
             found = times(left, matrix).reshape(layout.groups, places, -1)
-            # Times Y^(16 column).
+            # Multiplied by Y^(16 column).
             summed[:, column:] += found[:, : places - column]
             summed[:, :column] -= found[:, places - column :]
         whole = np.zeros((layout.packs, PACKED, layout.groups, places, PACKED), np.uint64)
@@ -349,13 +348,13 @@ class Matrix:
 
 
 def _roots(powers: int, degree: int) -> np.ndarray:
-    """Real and imaginary parts (n, powers), one below the other, of the first powers of the roots of Y^n + 1."""
+    """Real and imaginary parts (n, powers), alternating, of the first powers of the roots of Y^n + 1."""
     values = spectrum(np.eye(powers, degree)).T
     return np.ascontiguousarray(np.stack([values.real, values.imag], 1).reshape(degree, powers))
 
 
 def _sent(halves: np.ndarray) -> bytes:
-    """Answers (2, packs, n) without their lowest bits."""
+    """The message of answers (2, packs, n) without their lowest bits."""
     found = []
     for half, cut in zip(halves, CUT_BITS, strict=True):
         rounded = (half + np.uint64(1 << (cut - 1))) >> np.uint64(cut)
@@ -364,7 +363,7 @@ def _sent(halves: np.ndarray) -> bytes:
 
 
 def _unpacked(answer: bytes, layout: Layout) -> Iterator[np.ndarray]:
-    """Both halves (packs, n) of the answers to a group."""
+    """(a, b), each (packs, n), of a group's answers."""
     at = 0
     for cut in CUT_BITS:
         width = 8 - cut // 8

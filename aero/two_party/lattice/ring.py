@@ -1,8 +1,7 @@
-"""A party's own share as ring elements, out of and into the form SPU keeps it in.
+"""A party's own share as ring elements, from and to SPU's serialised form.
 
-SPU 0.9.5 hands a share out as two kinds of protobuf messages, which its Python module gives as bytes: a
-`ValueMetaProto` (data_type 1, visibility 3, shape 4 with dims 1, storage_type 5) and chunks, `ValueChunkProto`
-(total_bytes 1, chunk_offset 2, content 3). Numbers that are 0 are left out.
+SPU 0.9.5 gives a share as protobuf messages in bytes: one `ValueMetaProto` (data_type 1, visibility 3, shape 4 with
+dims 1, storage_type 5) and chunks, `ValueChunkProto` (total_bytes 1, chunk_offset 2, content 3). Zeros are left out.
 """
 
 from __future__ import annotations
@@ -54,15 +53,15 @@ def bits_of(share: Any, count: int) -> np.ndarray:
 
 
 def content_of(share: Any) -> bytes:
-    """What the chunks of a share hold together. ValueError if they do not fit together."""
+    """The joined content of a share's chunks. ValueError if they do not fit together."""
     return _joined([dict(_fields(chunk)) for chunk in share.share_chunks])
 
 
 def share_of(values: np.ndarray, shape: Sequence[int], dtype: Any, owner: int | None, field: str) -> Any:
-    """This party's part of a value of dtype bool, int32 or float32, as SPU takes it.
+    """This party's share of a bool, int32 or float32 value, as SPU takes it.
 
-    values: ring elements, for bool the xor share of each bit. Integers may be any of the ring, whatever their dtype.
-    owner: the party that holds the value in the clear, the other's elements being zeros; None: secret.
+    values: ring elements; for bool the xor share of each bit. owner: the party that holds the value in the clear (the
+    other's elements are zeros); None for a secret.
     """
     from spu import libspu
 
@@ -114,7 +113,7 @@ def _joined(chunks: Sequence[dict[int, Any]]) -> bytes:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Fields of a chunk, a protobuf message that has numbers and byte strings alone."""
+    """Fields of a chunk, a protobuf message of numbers and byte strings."""
     at = 0
     while at < len(message):
         key, at = _read_varint(message, at)

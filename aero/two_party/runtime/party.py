@@ -28,7 +28,8 @@ from aero.two_party.runtime.settings import (
 )
 
 if TYPE_CHECKING:
-    from aero.two_party.lattice.share_steps import Hand, Plan, ShareStep
+    from aero.two_party.lattice.share_steps import StepContext
+    from aero.two_party.program.plan import Plan, ShareStep
 
 
 class Party:
@@ -126,7 +127,7 @@ class Party:
         if plan is None:
             profile = self._run_on_spu(function, inputs, outputs)
         else:
-            from aero.two_party.lattice.share_steps import Segment
+            from aero.two_party.program.plan import Segment
 
             profiles = []
             for part, unneeded in zip(plan.parts, plan.drop, strict=True):
@@ -147,7 +148,7 @@ class Party:
 
         It is kept until that input is put again or dropped. Without this call the first `run` computes it.
         """
-        from aero.two_party.lattice.share_steps import ShareStep
+        from aero.two_party.program.plan import ShareStep
 
         plan, known, start = self._plan(function, inputs, outputs), len(self._prepared), time.monotonic()
         for part in plan.parts if plan is not None else ():
@@ -220,7 +221,7 @@ class Party:
         """The parts of a function with steps on shares; None for a function without."""
         import jax
 
-        from aero.two_party.lattice.share_steps import plan
+        from aero.two_party.program.plan import plan
 
         key = (function, tuple(inputs), tuple(outputs), tuple(self._held[name] for name in inputs))
         if key not in self._plans:
@@ -230,7 +231,7 @@ class Party:
 
     def _prepare(self, part: ShareStep) -> Any:
         """What the step prepares from its last input; None for a step that prepares nothing."""
-        from aero.two_party.lattice.share_steps import STEPS, Hand
+        from aero.two_party.lattice.share_steps import STEPS, StepContext
 
         step, name = STEPS[part.step], part.inputs[-1]
         if step.prepare is None:
@@ -240,8 +241,8 @@ class Party:
                 raise ValueError(f"{each}: no party has it in the clear, as the step {part.step} needs it")
         key = part.step, name
         if key not in self._prepared:
-            hand = Hand(self.rank, self.settings.fraction_bits, self.settings.field)
-            self._prepared[key] = step.prepare(hand, self._clear[name])
+            context = StepContext(self.rank, self.settings.fraction_bits, self.settings.field)
+            self._prepared[key] = step.prepare(context, self._clear[name])
         return self._prepared[key]
 
     def _run_step(self, part: ShareStep) -> Profile:
@@ -250,11 +251,11 @@ class Party:
 
         step, messages = STEPS[part.step], StepMessages(self._channel, part.step)
         runs: list[tuple[Profile, float]] = []
-        hand = self._step_context(messages, runs)
+        context = self._step_context(messages, runs)
         prepared, start = self._prepare(part), time.monotonic()
         shapes = [self._held[name][0] for name in part.inputs]
         if step.in_the_clear:
-            results = step.of_shares(hand, *(self._clear[name] for name in part.inputs[:-1]), prepared, shapes)
+            results = step.of_shares(context, *(self._clear[name] for name in part.inputs[:-1]), prepared, shapes)
         else:
             bits = FIELD_BITS[self.settings.field]
             if bits > 64:
@@ -265,7 +266,7 @@ class Party:
                 )
             secrets = part.inputs if step.prepare is None else part.inputs[:-1]
             shares = [ring_elements(self._engine.share(name), bits) for name in secrets]
-            results = step.of_shares(hand, *shares, *(() if step.prepare is None else (prepared, shapes)))
+            results = step.of_shares(context, *shares, *(() if step.prepare is None else (prepared, shapes)))
         for output, values, shape, (dtype, owner) in zip(
             part.outputs, results, step.shapes(*shapes), step.results, strict=True
         ):
@@ -277,9 +278,9 @@ class Party:
         profile = together([messages.profile(), *(profile for profile, _ in runs)])
         return replace(profile, seconds=time.monotonic() - start - overhead)
 
-    def _step_context(self, messages: StepMessages, runs: list[tuple[Profile, float]]) -> Hand:
+    def _step_context(self, messages: StepMessages, runs: list[tuple[Profile, float]]) -> StepContext:
         """What a step may use of this party. Its runs of SPU are added to `runs`: profile and seconds in all."""
-        from aero.two_party.lattice.share_steps import SQUARINGS, Hand, by_squarings
+        from aero.two_party.lattice.share_steps import SQUARINGS, StepContext, by_squarings
 
         field, bits = self.settings.field, self.settings.fraction_bits
 
@@ -303,7 +304,7 @@ class Party:
             engine = self._step_engine("exponentials by fewer squarings", field, bits, fxp_exp_iters=SQUARINGS)
             return ring_elements(run(share, np.float32, by_squarings, engine, field), FIELD_BITS[field])
 
-        return Hand(
+        return StepContext(
             self.rank,
             bits,
             field,

@@ -1,4 +1,4 @@
-"""Steps on shares: their arithmetic on made-up shares, the cutting of programs, and both in two real processes."""
+"""Steps on shares: arithmetic on random shares, cutting programs at them, and two real processes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from aero.two_party.lattice import share_steps as shares
 from aero.two_party.lattice.ring import bits_of, ring_elements, share_of
-from aero.two_party.lattice.share_steps import OCTAVES, SQUARINGS, STEPS, Hand, Segment, ShareStep, negative, plan
+from aero.two_party.lattice.share_steps import OCTAVES, SQUARINGS, STEPS, StepContext, negative
 from aero.two_party.program import nonlinear
+from aero.two_party.program.plan import Segment, ShareStep, plan
 from aero.two_party.runtime.parties import run_parties
 from aero.two_party.runtime.relay import Relay
 from aero.two_party.runtime.settings import CLIENT, SERVER, Settings
@@ -24,11 +25,11 @@ RING = 1 << 64
 
 @given(st.integers(0, int(OCTAVES * 2**BITS) - 1), st.integers(0, RING - 1))
 @settings(max_examples=300, deadline=None)
-def test_own_powers_of_two_shares_make_two_to_the_minus_x(x, mask):
+def test_powers_of_the_two_shares_multiply_to_two_to_the_minus_x(x, mask):
     """u_0 u_1, times 2^16 where the bits differ, is 2^-X: in exact integers, for any masking of X."""
     of_shares = STEPS["split_powers"].of_shares
-    client, zeros, bit_0 = of_shares(Hand(CLIENT, BITS), np.array([mask], np.uint64))
-    other_zeros, server, bit_1 = of_shares(Hand(SERVER, BITS), np.array([(x - mask) % RING], np.uint64))
+    client, zeros, bit_0 = of_shares(StepContext(CLIENT, BITS), np.array([mask], np.uint64))
+    other_zeros, server, bit_1 = of_shares(StepContext(SERVER, BITS), np.array([(x - mask) % RING], np.uint64))
     assert zeros[0] == other_zeros[0] == 0
     product = int(client[0]) * int(server[0])
     assert product <= 1 << 61  # fits the ring with room for the sign
@@ -54,7 +55,7 @@ def in_the_clear(cut, **values):
     return values
 
 
-def test_cutting_keeps_the_function_and_drops_what_nobody_needs():
+def test_a_plan_computes_the_function_and_drops_unneeded_values():
     constant = np.linspace(0.5, 1.5, 6, dtype=np.float32)
 
     def function(x, y):
@@ -114,7 +115,7 @@ def test_bits_survive_the_form_of_a_share(field):
 def test_shares_modulo_2_to_the_32_are_shares_of_the_same_number(x, mask):
     seen = []
     for rank, share in ((CLIENT, mask), (SERVER, (x - mask) % RING)):
-        hand = Hand(rank, BITS, narrow_sign=lambda low: (seen.append(int(low[0])), np.zeros(1, np.uint64))[1])
+        hand = StepContext(rank, BITS, narrow_sign=lambda low: (seen.append(int(low[0])), np.zeros(1, np.uint64))[1])
         STEPS["negative"].of_shares(hand, np.array([share], np.uint64))
     assert max(seen) < 2**32 and (sum(seen) % 2**32 >= 2**31) is (x < 0)
 
@@ -195,53 +196,13 @@ def test_exponentials_of_two_processes_by_five_squarings_and_their_limit():
     assert squares == [SQUARINGS, 8]
 
 
-ENTRIES = (1, 2, 7, 13)
-
-
-def wide_relu(x):
-    return nonlinear.relu(x)
-
-
-def narrow_relu(x):
-    return nonlinear.relu(x, narrow=True)
-
-
-def wide_maximum(x):
-    return jnp.max(x, -1)
-
-
-def compared_task(party, values):
-    found = {}
-    for entries in ENTRIES:
-        x = None if values is None else values[:, :entries]
-        party.put("x", x, (16, entries), from_rank=CLIENT)
-        for function in (wide_relu, narrow_relu, wide_maximum, nonlinear.narrow_maximum):
-            party.run(function, ["x"], [function.__name__])
-            found[function.__name__, entries] = party.reveal(function.__name__, to=CLIENT)
-    return found
-
-
-def test_comparisons_of_two_processes_in_32_bits_are_bit_for_bit_those_in_64():
-    """Ties, masked entries, zeros and units, of one entry, two, and numbers that no tree of pairs divides."""
-    values = np.random.default_rng(0).integers(-3, 4, (16, max(ENTRIES))).astype(np.float32)
-    values[1], values[2, ::2], values[3, :3] = nonlinear.MASKED, nonlinear.MASKED, (0.0, 2.0**-18, -(2.0**-18))
-    values[4] = np.random.default_rng(1).normal(0, 100, max(ENTRIES))
-    found, _ = run_parties(compared_task, values, None, Settings())
-    for entries in ENTRIES:
-        wide, narrow = found["wide_relu", entries], found["narrow_relu", entries]
-        assert (wide == narrow).all() and (wide == (values[:, :entries] > 0) * wide).all() and wide.max() > 0
-        assert (found["wide_maximum", entries] == found["narrow_maximum", entries]).all()
-        largest = values[:, :entries].max(-1)
-        np.testing.assert_allclose(found["narrow_maximum", entries], largest, atol=2.0**-17, rtol=0)
-
-
 def one_sign_task(party, values):
     party.put("x", values, (4096,), from_rank=CLIENT)
     party.run(narrowly, ["x"], ["sign"])
     return party.reveal("sign", to=CLIENT)
 
 
-def test_what_is_compared_in_32_bits_crosses_the_link_in_no_form():
+def test_values_compared_in_32_bits_do_not_cross_the_link():
     values = np.random.default_rng(2).normal(0, 10, 4096).astype(np.float32)
     relay = Relay(record=True)
     found, _ = run_parties(one_sign_task, values, None, Settings(), relay=relay)
@@ -252,25 +213,3 @@ def test_what_is_compared_in_32_bits_crosses_the_link_in_no_form():
     # The search finds them where they do cross.
     lowered = np.rint(runs[5] / STEP).astype("<i4").tobytes()
     assert near(runs, relay.recorded[0][:1001] + lowered + relay.recorded[0][1001:])
-
-
-def spus_own(x):
-    return jnp.exp(-x)
-
-
-def exponentials_task(party, values):
-    party.put("x", values, (4096,), from_rank=CLIENT)
-    profiles = {}
-    for name, function in (("split", exponential), ("spu", spus_own)):
-        for _ in range(2):
-            profile = party.run(function, ["x"], [name])
-        profiles[name] = profile.bytes_sent + profile.bytes_received
-    return profiles, {name: party.reveal(name, to=CLIENT) for name in profiles}
-
-
-def test_exponentials_of_two_processes_are_nearer_and_cheaper_than_spus():
-    x = np.concatenate([np.linspace(0.0, 14.0, 4092), [20.0, 100.0, 1000.0, 4000.0]]).astype(np.float32)
-    (sent, found), _ = run_parties(exponentials_task, x, None, Settings())
-    error = {name: np.abs(values - np.exp(-x.astype(np.float64))) for name, values in found.items()}
-    assert error["split"].max() < 5e-5 < error["spu"].max()
-    assert sent["split"] < sent["spu"] / 3

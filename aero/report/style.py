@@ -70,6 +70,8 @@ _SETTINGS: dict[str, Any] = {
 
 
 rcParams.update(_SETTINGS)
+_DECIMALS = re.compile(r"(\.\d\d)\d+")
+"""Hundredths of a point are enough in a path; more makes the page a third larger."""
 
 
 def subplots(
@@ -97,6 +99,7 @@ def svg(figure: Figure, title: str) -> str:
     text = re.sub(r"\s*<!--.*?-->", "", text, flags=re.DOTALL)
     # A style element inside an inline SVG would apply to the whole page.
     text = re.sub(r"\s*<style.*?</style>", "", text, flags=re.DOTALL)
+    text = re.sub(r'(?<= d=")[^"]*', lambda match: _DECIMALS.sub(r"\1", match.group()), text)
     return text.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" stroke-linejoin="round" ', 1)
 
 

@@ -18,9 +18,21 @@ local printed = {
   end,
   -- A long notation breaks after its plus signs.
   Str = function(str) return pandoc.Str((str.text:gsub("%+", "+\u{200B}"))) end,
+  -- Columns get widths by their longest cells, within bounds.
   Table = function(table)
-    local count = #table.colspecs
-    for i = 1, count do table.colspecs[i] = { pandoc.AlignLeft, nil } end
+    local longest, total = {}, 0
+    local function measure(row)
+      for i, cell in ipairs(row.cells) do
+        local letters = utf8.len(pandoc.utils.stringify(cell.contents)) or 0
+        longest[i] = math.max(longest[i] or 8, math.min(letters, 60))
+      end
+    end
+    for _, row in ipairs(table.head.rows) do measure(row) end
+    for _, body in ipairs(table.bodies) do
+      for _, row in ipairs(body.body) do measure(row) end
+    end
+    for _, letters in ipairs(longest) do total = total + letters end
+    for i, letters in ipairs(longest) do table.colspecs[i] = { pandoc.AlignLeft, letters / total } end
     return table
   end,
 }

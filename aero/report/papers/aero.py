@@ -17,7 +17,7 @@ from aero.flops import GPT2, PYTHIA, Sizes, count, crossover
 from aero.published import load
 from aero.report.costs import GB, all_costs, counted
 from aero.report.differences import perplexities
-from aero.report.papers.panels import TABLE_2_RUNS, layer_lines, learned, row_name
+from aero.report.papers.panels import TABLE_2_RUNS, layer_lines, learned, notation
 from aero.report.results import Results
 from aero.report.statistics import estimate, relative
 from aero.report.style import AS_PUBLISHED, AS_WRITTEN, INK, MUTED, PUBLISHED, SERIES, TUNED, no_data, subplots
@@ -109,7 +109,7 @@ def figure_1(results: Results) -> Figure:
                 if value is not None:
                     height = place + (number - 1.5) * 0.2
                     panel.barh(height, value, 0.18, color=colour)
-                    panel.text(value, height, f" {value:.2g}", va="center", fontsize=7)
+                    panel.text(value, height, f" {float(f'{value:.2g}'):g}", va="center", fontsize=7)
         panel.set_title(title)
         panel.grid(axis="x")
         panel.margins(x=0.1)
@@ -133,7 +133,9 @@ def figure_3b(results: Results) -> Figure:
             continue
         values = np.array([[curve[step] for step in steps] for curve in curves])
         failed = any(t.diverged for t in results.seeds(run))
-        axes.plot(steps, values.mean(0), color=SERIES[run], label=row_name(run) + (" (diverged)" if failed else ""))
+        axes.plot(
+            steps, values.mean(0), color=SERIES[run], label=notation(results, run) + (" (diverged)" if failed else "")
+        )
         axes.fill_between(steps, values.min(0), values.max(0), color=SERIES[run], alpha=0.18, linewidth=0)
         ends.append(values.mean(0)[-1])
     if not ends:

@@ -29,10 +29,10 @@ from aero.report.papers.panels import (
     layer_lines,
     layer_ticks,
     learned,
+    notation,
     over_training,
     overflow_map,
     quarter_bars,
-    row_name,
 )
 from aero.report.results import Results, Run
 from aero.report.statistics import estimate
@@ -57,7 +57,7 @@ TEMPERATURE_COLUMNS = (
 
 
 def figure_3a(results: Results) -> Figure:
-    names = {row_name(run): run for run in TABLE_2_RUNS}
+    names = {notation(results, run): run for run in TABLE_2_RUNS}
     facts = load("aero").facts["figures"]["3a"]["fractions"]
     printed = [(names[entry["row"]], tuple(entry["quarters"]), entry["value"]) for entry in facts]
     return quarter_bars(results, TABLE_2_RUNS, printed=printed)
@@ -189,9 +189,8 @@ def overload_and_collapse(results: Results) -> pd.DataFrame:
             "collapsed, of observed max.": results.share_of_heads(run, (0,)),
         }
         found = {name: estimate(values) for name, values in shares.items()}
-        gamma = next((f", γ = {value:.2f}" for value, name in MARGIN_RUNS.items() if name == run), "")
         percent = {name: "–" if one is None else f"{100 * one.mean:.0f} %" for name, one in found.items()}
-        lines.append({"configuration": row_name(run) + gamma} | percent | {"seeds": str(len(results.seeds(run)))})
+        lines.append({"configuration": notation(results, run)} | percent | {"seeds": str(len(results.seeds(run)))})
     return pd.DataFrame(lines)
 
 
@@ -207,7 +206,7 @@ def failures(results: Results) -> pd.DataFrame:
         )
         lines.append(
             {
-                "configuration": row_name(run) if run != "sm-scfuffni-7" else "SM+ScFuFFNi_7",
+                "configuration": notation(results, run),
                 "published": claimed,
                 "seeds diverged": f"{sum(map(failed, seeds))} of {len(seeds)}" if seeds else "not run",
                 "first failure": "; ".join(dict.fromkeys(_failure(trained) for trained in seeds)) or "–",
@@ -238,7 +237,7 @@ def failures_over_training(results: Results) -> Figure:
     norm = Normalize(0, 1)
     for panel, run in zip(panels, FAILURES, strict=True):
         trained = results.first(run)
-        panel.set_title(row_name(run) if run != "sm-scfuffni-7" else "SM+ScFuFFNi_7", fontsize=8)
+        panel.set_title(notation(results, run), fontsize=8)
         logged = zip(trained.log.step, trained.log.entropy, strict=True) if trained and trained.log else ()
         rows = [(step, row) for step, row in logged if any(value is not None for value in row)]
         if not rows:
@@ -261,7 +260,7 @@ def by_position(results: Results) -> Figure:
     figure, panels = subplots(1, len(POSITION_RUNS), height=2.2, sharey=True)
     layers = 12
     for panel, run in zip(panels, POSITION_RUNS, strict=True):
-        panel.set_title(row_name(run), fontsize=8)
+        panel.set_title(notation(results, run), fontsize=8)
         trained = results.first(run)
         if trained is None or trained.entropy is None or not len(trained.entropy.by_position):
             no_data(panel, "not measured")
@@ -284,7 +283,7 @@ def temperatures(results: Results) -> Figure:
     figure, panels = subplots(len(TEMPERATURE_RUNS), 2, height=4.4, width_ratios=(1, 2.2))
     for run, row in zip(TEMPERATURE_RUNS, panels, strict=True):
         for panel, name in zip(row, ("temperature_mean", "temperature_by_position"), strict=True):
-            panel.set_title(row_name(run) if run != "smt-scfuffn" else "SM(t)+ScFuFFN", fontsize=8)
+            panel.set_title(notation(results, run), fontsize=8)
             values = learned(results.first(run), name)  # (L, H) or (L, T)
             if values is None:
                 no_data(panel, "not measured")

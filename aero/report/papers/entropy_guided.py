@@ -15,8 +15,8 @@ from aero.report.papers.panels import (
     STABILISED_RUNS,
     TABLE_2_RUNS,
     heatmaps,
+    notation,
     over_training,
-    row_name,
 )
 from aero.report.results import Results
 from aero.report.statistics import difference, estimate, relative
@@ -62,7 +62,7 @@ def change_of_heads(results: Results) -> pd.DataFrame:
     """Change in the share of overloaded and collapsed heads by temperature and regulariser, paired by seed."""
     lines = []
     for plain, regularised in REGULARISED_RUNS.items():
-        line = {"without": row_name(plain), "with": row_name(regularised)}
+        line = {"without": notation(results, plain), "with": notation(results, regularised)}
         for name, quarters in {"overloaded, % points": (3,), "collapsed, % points": (0,)}.items():
             sides = (results.share_of_heads(run, quarters) for run in (regularised, plain))
             change = estimate({seed: 100 * value for seed, value in difference(*sides).items()})

@@ -21,7 +21,7 @@ from aero.landscape import (
     wasserstein_1_by_layer,
 )
 from aero.published import Cell, Row, load
-from aero.report.papers.panels import ENTROPY, heads, heatmap, layer_ticks, row_name
+from aero.report.papers.panels import ENTROPY, heads, heatmap, layer_ticks, notation
 from aero.report.results import Results
 from aero.report.statistics import estimate, sampling_error
 from aero.report.style import INK, PAPER, no_data, subplots
@@ -131,12 +131,9 @@ def spread(results: Results) -> pd.DataFrame:
         if grid is None:
             continue
         distance = wasserstein_1(grid, base) if base is not None and grid.shape == base.shape else float("nan")
-        margin = f", {MARGINS[run]}" if run in MARGINS and run != "sm-ln-g" else ""
         lines.append(
             {
-                "configuration": row_name(run) + margin
-                if not run.startswith("ereg-smt-ln-g")
-                else f"EReg(SM(t)+LN+G){margin}",
+                "configuration": notation(results, run),
                 "steepness": f"{steepness(grid).mean():.2f}",
                 "over random head orders": f"{steepness_over_orders(grid).mean():.2f}",
                 "Gini, mean over layers": f"{np.nanmean(gini_by_layer(grid)):.2f}",

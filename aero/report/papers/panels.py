@@ -15,7 +15,6 @@ from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from aero.published import load
 from aero.report.results import Results, Run
 from aero.report.style import INK, MUTED, PAPER, no_data, subplots
 
@@ -43,10 +42,11 @@ QUARTER_COLOURS = ("#213d6b", "#7b7a77", "#c2b370", "#ffe945")
 MAXIMA = {"observed": "observed maximum", "causal_bound": "causal bound ln(T!)/T", "log_T": "log T"}
 
 
-def row_name(run: str) -> str:
-    """Architecture of the table row that a run stands for ("sm-ln-g": SM+LN+G), else the run's own name."""
-    rows = ((table, row) for table in load("aero").tables.values() for row in table.rows if row.run == run)
-    return next((table.setting(row)["architecture"] for table, row in rows), run)
+def notation(results: Results, run: str) -> str:
+    """Architecture of a run in the papers' notation, and its margin where it is not the usual one."""
+    entry = (results.parameters.get("runs") or {}).get(run, {})
+    gamma = (entry.get("regularizer") or {}).get("gamma")
+    return entry.get("architecture", run) + (f", γ = {gamma:.2f}" if gamma is not None else "")
 
 
 def heads(results: Results, run: str, kind: str = "mean") -> NDArray[np.float64] | None:
@@ -92,7 +92,7 @@ def heatmaps(
     found = {run: values for run in runs if (values := heads(results, run)) is not None}
     bounds = [results.first(run).entropy.maximum["causal_bound"] for run in found]
     norm = Normalize(0, max(bounds, default=1.0))
-    for panel, run, name in zip(grid.flat, runs, names or map(row_name, runs), strict=False):
+    for panel, run, name in zip(grid.flat, runs, names or [notation(results, run) for run in runs], strict=False):
         panel.set_title(name, fontsize=8)
         if run in found:
             heatmap(panel, found[run], norm)
@@ -142,7 +142,7 @@ def quarter_bars(
         panel.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "¼", "½", "¾", "1"])
         panel.set_xlabel("fraction of heads")
         panel.tick_params(axis="y", length=0)
-    panels[0].set_yticks(range(len(runs)), list(names or map(row_name, runs)))
+    panels[0].set_yticks(range(len(runs)), names or [notation(results, run) for run in runs])
     panels[0].set_ylim(len(runs) - 0.5, -0.6)
     handles = [
         panels[0].barh(-5, 1, color=colour, label=name) for colour, name in zip(QUARTER_COLOURS, QUARTERS, strict=True)
@@ -187,7 +187,7 @@ def over_training(
     """Entropy of each layer, mean over heads, over training; all panels on one scale. height: of a row, inches."""
     rows = -(-len(runs) // columns)
     figure, grid = subplots(rows, columns, height=rows * height, squeeze=False, sharey=True)
-    for panel, run, name in zip(grid.flat, runs, names or map(row_name, runs), strict=False):
+    for panel, run, name in zip(grid.flat, runs, names or [notation(results, run) for run in runs], strict=False):
         layer_lines(panel, results, run, name)
     for panel in grid.flat[len(runs) :]:
         panel.set_visible(False)

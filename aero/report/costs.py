@@ -23,7 +23,7 @@ from aero.two_party.program.optimizations import AS_PUBLISHED
 
 GB = 1e9
 """The papers do not say whether a GB is 1e9 or 2^30 bytes; 1e9 is the smaller claim."""
-MIB, GIB = 2**20, 2**30
+MIB = 2**20
 
 STOCK, OPTIMISED = "as_written", "tuned"
 PROGRAMS = (STOCK, OPTIMISED)

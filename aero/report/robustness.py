@@ -67,17 +67,15 @@ def determinism(results: Results) -> pd.DataFrame:
 def server(results: Results) -> Figure:
     """Resident memory of a server and seconds a question over a long session."""
     found = read(results, "server")
-    with style.style():
-        figure = Figure(figsize=(style.WIDTH, 1.9), layout="constrained")
-        panels = figure.subplots(1, 2)
-        if not found:
-            style.say_missing(panels[0], "not measured yet")
-            return figure
-        samples = pd.DataFrame(found["samples"], columns=found["columns"])
-        samples = samples[samples["memory_bytes"] > 0]
-        panels[0].plot(samples["question"], samples["memory_bytes"] / MIB, color=style.AS_WRITTEN)
-        panels[1].plot(samples["question"], samples["seconds"], color=style.AS_WRITTEN, linewidth=0.6)
-        for axes, label in zip(panels, ("resident memory, MiB", "seconds a question"), strict=True):
-            axes.set(xlabel="question", ylabel=label, ylim=(0, None))
-            axes.grid()
+    figure, panels = style.subplots(1, 2, height=1.9)
+    if not found:
+        style.no_data(panels[0], "not measured yet")
+        return figure
+    samples = pd.DataFrame(found["samples"], columns=found["columns"])
+    samples = samples[samples["memory_bytes"] > 0]
+    panels[0].plot(samples["question"], samples["memory_bytes"] / MIB, color=style.AS_WRITTEN)
+    panels[1].plot(samples["question"], samples["seconds"], color=style.AS_WRITTEN, linewidth=0.6)
+    for axes, label in zip(panels, ("resident memory, MiB", "seconds a question"), strict=True):
+        axes.set(xlabel="question", ylabel=label, ylim=(0, None))
+        axes.grid()
     return figure

@@ -102,26 +102,24 @@ def pipeline(results: Results) -> pd.DataFrame:
 def growth_with_depth(results: Results) -> Figure:
     """GB and seconds of complete small private passes by number of layers, measured and composed."""
     lines = read(results, "two_party_growth_layers").get("lines", ())
-    with style.style():
-        figure = Figure(figsize=(style.WIDTH, 2.8), layout="constrained")
-        panels = figure.subplots(1, 2)
-        if not lines:
-            style.say_missing(panels[0], "not measured yet")
-            return figure
-        colours = {"as_written": style.AS_WRITTEN, "tuned": style.TUNED}
-        for axes, key, unit, label in ((panels[0], "bytes", 1e6, "MB"), (panels[1], "seconds", 1, "seconds")):
-            for line in lines:
-                sizes = [point["size"] for point in line["points"]]
-                dash = "-" if line["architecture"] == "SM+LN+G" else "--"
-                axes.plot(sizes, [point[key] / unit for point in line["points"]], dash, marker="o", markersize=5,
-                          color=colours[line["program"]],
-                          label=f"{line['architecture']}, {PROGRAM_NAMES[line['program']]}")  # fmt: skip
-                axes.plot(sizes, [point[f"composed_{key}"] / unit for point in line["points"]], "x", color=style.INK,
-                          markersize=5)  # fmt: skip
-            sizes = [point["size"] for point in lines[0]["points"]]
-            axes.set_xticks(sizes)
-            axes.set(xlabel="layers", ylabel=label, ylim=(0, None))
-            axes.grid()
-        panels[1].plot([], [], "x", color=style.INK, markersize=5, label="sum of operations")
-        figure.legend(*panels[1].get_legend_handles_labels(), ncols=3, loc="outside upper center", frameon=False)
+    figure, panels = style.subplots(1, 2, height=2.8)
+    if not lines:
+        style.no_data(panels[0], "not measured yet")
+        return figure
+    colours = {"as_written": style.AS_WRITTEN, "tuned": style.TUNED}
+    for axes, key, unit, label in ((panels[0], "bytes", 1e6, "MB"), (panels[1], "seconds", 1, "seconds")):
+        for line in lines:
+            sizes = [point["size"] for point in line["points"]]
+            dash = "-" if line["architecture"] == "SM+LN+G" else "--"
+            axes.plot(sizes, [point[key] / unit for point in line["points"]], dash, marker="o", markersize=5,
+                      color=colours[line["program"]],
+                      label=f"{line['architecture']}, {PROGRAM_NAMES[line['program']]}")  # fmt: skip
+            axes.plot(sizes, [point[f"composed_{key}"] / unit for point in line["points"]], "x", color=style.INK,
+                      markersize=5)  # fmt: skip
+        sizes = [point["size"] for point in lines[0]["points"]]
+        axes.set_xticks(sizes)
+        axes.set(xlabel="layers", ylabel=label, ylim=(0, None))
+        axes.grid()
+    panels[1].plot([], [], "x", color=style.INK, markersize=5, label="sum of operations")
+    figure.legend(*panels[1].get_legend_handles_labels(), ncols=3, loc="outside upper center", frameon=False)
     return figure

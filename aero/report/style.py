@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 from html import escape
 from typing import Any
 
@@ -19,7 +19,6 @@ matplotlib.use("svg")
 from matplotlib import rcParams  # noqa: E402  the backend must be chosen first
 from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
-from matplotlib.patches import Rectangle  # noqa: E402
 
 INK, GRID, PAPER, MUTED = "#1c2129", "#d5dae1", "#fdfdfc", "#6b7480"
 PUBLISHED, AS_PUBLISHED, AS_WRITTEN, TUNED = "#9aa3ae", "#56b4e9", "#0072b2", "#009e73"
@@ -82,11 +81,6 @@ def subplots(
     return figure, figure.subplots(rows, columns, **options)
 
 
-@contextmanager
-def style() -> Iterator[None]:
-    yield
-
-
 def svg(figure: Figure, title: str) -> str:
     """The figure as an SVG element with `title` for screen readers; the same text for the same figure on every run."""
     buffer = io.StringIO()
@@ -94,53 +88,30 @@ def svg(figure: Figure, title: str) -> str:
     figure.savefig(buffer, format="svg", metadata=nothing, bbox_inches="tight", pad_inches=_MARGIN)
     text = buffer.getvalue()
     text = text[text.index("<svg") :].strip()
-    text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    # matplotlib names every text in a comment: $10^{-2}$ there would pass for one of the page's formulas.
-    text = re.sub(r"\s*<!--.*?-->", "", text, flags=re.DOTALL)
     # A style element inside an inline SVG would apply to the whole page.
-    text = re.sub(r"\s*<style.*?</style>", "", text, flags=re.DOTALL)
+    text = re.sub(r"\s*<(metadata|style)\b.*?</\1>|\s*<!--.*?-->", "", text, flags=re.DOTALL)
     text = re.sub(r'(?<= d=")[^"]*', lambda match: _DECIMALS.sub(r"\1", match.group()), text)
     return text.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" stroke-linejoin="round" ', 1)
 
 
 def spread(positions: Sequence[float], gap: float) -> list[float]:
-    """The positions moved apart, in their order, until neighbours are `gap` from each other, for labels at a line's
-    end.
-    """
+    """The positions moved apart, in their order, until neighbours are `gap` from each other, for labels of lines."""
     order = sorted(range(len(positions)), key=positions.__getitem__)
-    groups = [[[positions[i]], [i]] for i in order]
-    moved = True
-    while moved:
-        moved = False
-        for left, right in zip(groups, groups[1:], strict=False):
-            top = _centre(left[0]) + gap * (len(left[1]) - 1) / 2
-            bottom = _centre(right[0]) - gap * (len(right[1]) - 1) / 2
-            if bottom - top < gap - 1e-12:
-                left[0] += right[0]
-                left[1] += right[1]
-                groups.remove(right)
-                moved = True
-                break
-    placed = [0.0] * len(positions)
-    for values, indices in groups:
-        start = _centre(values) - gap * (len(indices) - 1) / 2
-        for rank, index in enumerate(indices):
-            placed[index] = start + gap * rank
-    return placed
+    groups = [([positions[index]], [index]) for index in order]
 
+    def start(group: tuple[list[float], list[int]]) -> float:
+        return sum(group[0]) / len(group[0]) - gap * (len(group[1]) - 1) / 2
 
-def _centre(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-def swatch(
-    figure: Figure, x: float, y: float, colour: str, hatch: str = "", height: float = 0.026, width: float = 0.026
-) -> None:
-    """A filled box of a legend, its lower left corner at (x, y), in fractions of the figure."""
-    box = Rectangle(
-        (x, y), width, height, transform=figure.transFigure, facecolor=colour, hatch=hatch, edgecolor=PAPER, linewidth=0
-    )
-    figure.patches.append(box)
+    place = 0
+    while place + 1 < len(groups):
+        left, right = groups[place], groups[place + 1]
+        if start(right) - start(left) - gap * (len(left[1]) - 1) >= gap - 1e-12:
+            place += 1
+            continue
+        groups[place : place + 2] = [(left[0] + right[0], left[1] + right[1])]
+        place = max(place - 1, 0)
+    placed = {index: start(group) + gap * rank for group in groups for rank, index in enumerate(group[1])}
+    return [placed[index] for index in range(len(positions))]
 
 
 def no_data(axes: Axes, text: str) -> None:
@@ -152,4 +123,4 @@ def no_data(axes: Axes, text: str) -> None:
     axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, color=MUTED, style="italic")
 
 
-say_missing = no_data
+style = nullcontext

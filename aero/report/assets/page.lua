@@ -24,7 +24,7 @@ local printed = {
     local function measure(row)
       for i, cell in ipairs(row.cells) do
         local letters = utf8.len(pandoc.utils.stringify(cell.contents)) or 0
-        longest[i] = math.max(longest[i] or 8, math.min(letters, 60))
+        longest[i] = math.max(longest[i] or 11, math.min(letters, 60))
       end
     end
     for _, row in ipairs(table.head.rows) do measure(row) end

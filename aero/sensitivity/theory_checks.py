@@ -26,6 +26,13 @@ HISTOGRAM_CORES, HISTOGRAM_SIGMAS = ("softmax", "relu"), (1.0, 2.0, 4.0, 8.0)
 """What Figure 3 shows."""
 
 
+def _with_error(**estimates: sampling.Estimate) -> Row:
+    """Every mean by name, and its standard error beside it."""
+    return {
+        key: value for name, one in estimates.items() for key, value in ((name, one.mean), (f"{name}_error", one.error))
+    }
+
+
 def tables(settings: SensitivityTheoryParameters) -> dict[str, list[Row]]:
     """Every table of theory.jsonl by name."""
     controlled, weights = controlled_rows(settings)
@@ -62,18 +69,13 @@ def softmax_rows(settings: SensitivityTheoryParameters) -> list[Row]:
             sample = sampling.sample_softmax(sigma, positions, draws, generator)
             exact = theory.softmax_moments(sigma, positions)
             rows.append(
-                {
-                    "positions": positions,
-                    "sigma": sigma,
-                    "draws": draws,
-                    "entropy": sample.entropy.mean,
-                    "entropy_error": sample.entropy.error,
+                {"positions": positions, "sigma": sigma, "draws": draws}
+                | _with_error(entropy=sample.entropy, slope=sample.slope)
+                | {
                     "entropy_spread": sample.entropy.error * math.sqrt(draws),
                     "entropy_quadrature": exact.entropy,
                     "expansion_2": theory.entropy_expansion(sigma, positions),
                     "expansion_4": theory.entropy_expansion(sigma, positions, order=4),
-                    "slope": sample.slope.mean,
-                    "slope_error": sample.slope.error,
                     "slope_quadrature": exact.derivative,
                     "theorem_slope": -sample.squares.mean,
                     "theorem_slope_error": sample.squares.error,
@@ -114,22 +116,14 @@ def relu_rows(settings: SensitivityTheoryParameters) -> list[Row]:
             rows = max(500, min(100_000, settings.normals // (positions * dims)))
             sample = sampling.sample_relu(dims, positions, rows, generator)
             table.append(
-                {
-                    "dimensions": dims,
-                    "positions": positions,
-                    "rows": rows,
-                    "entropy": sample.entropy.mean,
-                    "entropy_error": sample.entropy.error,
+                {"dimensions": dims, "positions": positions, "rows": rows, "zeros": sample.zeros.mean}
+                | _with_error(entropy=sample.entropy, square=sample.square, undefined=sample.undefined)
+                | {
                     "entropy_derived": theory.relu_entropy(dims, positions),
                     "entropy_printed": theory.relu_entropy_printed(dims, positions),
-                    "square": sample.square.mean,
-                    "square_error": sample.square.error,
                     "square_derived": (positions - 1) / positions * theory.RELU_VARIANCE / dims,
                     "square_printed": theory.RELU_VARIANCE_PRINTED / dims,
-                    "undefined": sample.undefined.mean,
-                    "undefined_error": sample.undefined.error,
                     "undefined_exact": theory.relu_undefined(dims, positions),
-                    "zeros": sample.zeros.mean,
                 }
             )
     return table
@@ -143,20 +137,10 @@ def controlled_rows(settings: SensitivityTheoryParameters) -> tuple[list[Row], l
     for core in chosen.cores:
         for sigma in chosen.sigmas:
             sample = sampling.sample_controlled(core, sigma, *sizes.values(), chosen.matrices, settings.seed)
-            rows.append(
-                {
-                    "core": core,
-                    "sigma": sigma,
-                    **sizes,
-                    "matrices": chosen.matrices,
-                    "variance": sample.variance.mean,
-                    "variance_error": sample.variance.error,
-                    "entropy": sample.entropy.mean,
-                    "entropy_error": sample.entropy.error,
-                }
-            )
+            place = {"core": core, "sigma": sigma, **sizes}
+            estimates = _with_error(variance=sample.variance, entropy=sample.entropy)
+            rows.append(place | {"matrices": chosen.matrices} | estimates)
             if core in HISTOGRAM_CORES and sigma in HISTOGRAM_SIGMAS:
-                place = {"core": core, "sigma": sigma, **sizes}
                 weights += [place | {"key": key, "weight": w} for key, w in enumerate(sample.weights.tolist())]
     return rows, weights
 
@@ -196,15 +180,10 @@ def dirichlet_rows(settings: SensitivityTheoryParameters) -> tuple[list[Row], li
             for h, n in zip(entropies, norms, strict=True)
         )
         means.append(
-            {
-                "alpha": alpha,
-                "positions": chosen.positions,
-                "rows": chosen.rows,
-                "entropy": entropy.mean,
-                "entropy_error": entropy.error,
+            {"alpha": alpha, "positions": chosen.positions, "rows": chosen.rows}
+            | _with_error(entropy=entropy, square=square)
+            | {
                 "entropy_exact": theory.dirichlet_entropy(alpha, chosen.positions),
-                "square": square.mean,
-                "square_error": square.error,
                 "square_exact": theory.dirichlet_square(alpha, chosen.positions),
                 "correlation": float(np.corrcoef(entropies, norms)[0, 1]),
                 "outside_bounds": outside,

@@ -6,6 +6,7 @@ import pytest
 
 from aero.errors import UserError
 from aero.parallel_context import benchmarks
+from aero.parallel_context.evaluate import contains_answer, first_word_is
 
 
 def encode(text):
@@ -121,6 +122,12 @@ def test_lines_end_at_newlines_only(tmp_path):
     path.write_bytes(b"NUM:x a\x85b ?\r\n\nDESC c\n")
     with pytest.raises(UserError, match="icl.txt, line 3: expected LABEL:sub"):
         benchmarks.labelled(path)
+
+
+def test_substring_match():
+    assert contains_answer("It is the Eiffel-Tower, I think", ("the Eiffel Tower", "eiffeltower"))
+    assert not contains_answer("Paris", ("London", "")) and not contains_answer("anything", ("the",))
+    assert first_word_is(" 12\n", ("12",)) and not first_word_is("12", ("1",))
 
 
 def test_only_the_first_line_of_an_answer_counts():

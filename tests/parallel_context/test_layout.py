@@ -1,7 +1,6 @@
 """Positions and masks against a definition in plain loops, position by position."""
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,24 +41,6 @@ def test_mask_positions_and_groups_by_plain_loops(prefix, segments, query):
         behind = {"prefix": 0, "segment": prefix, "query": prefix + max(segments)}[kind]
         assert positions[row] == behind + index
         assert groups[row] == (segment if kind == "segment" else PREFIX)
-
-
-def test_one_segment_is_a_causal_sequence():
-    layout = Layout(0, (5,), 3)
-    assert torch.equal(layout.positions(), torch.arange(8))
-    assert torch.equal(layout.mask(), torch.ones(8, 8, dtype=torch.bool).tril())
-
-
-def test_layout_by_hand():
-    layout = Layout(1, (2, 1), 1)
-    assert layout.positions().tolist() == [0, 1, 2, 1, 3]
-    assert layout.mask().int().tolist() == [
-        [1, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0],
-        [1, 1, 1, 0, 0],
-        [1, 0, 0, 1, 0],
-        [1, 1, 1, 1, 1],
-    ]
 
 
 def test_units_are_divided_evenly():

@@ -85,9 +85,3 @@ def test_selection_over_layers_by_hand():
     # Sums over layers: 0.8, 1.6, 0.6. The first layer alone would keep segment 0.
     assert seen.over_layers().tolist() == [[[[False, True, False]]]]
     assert seen.scores[0].argmax() == 0
-
-    # Neither does the last layer alone decide: it is for segment 2, the sums are 1.5, 0.65, 0.85.
-    seen = QueryPass(torch.tensor([0, 1, 2]), Selection(top_k=1, aggregation="LHT"))
-    for row in ([0.80, 0.10, 0.10], [0.40, 0.35, 0.25], [0.30, 0.20, 0.50]):
-        seen.probabilities(torch.tensor(row).log().view(1, 1, 1, 3))
-    assert seen.over_layers().tolist() == [[[[True, False, False]]]]

@@ -54,14 +54,6 @@ def test_context_has_the_answer_and_no_other(name):
     assert 65 < asked < 90 if name == "icl" else asked == 90
 
 
-def test_symbols_stay_in_their_range():
-    context, questions, answers = TASKS["rag"].episode(np.random.default_rng(1), 6, 4)
-    kinds = [[kind_of(symbol)[0] for symbol in unit] for unit in context]
-    assert all(unit == ["keys", "attributes", "values", "attributes", "values"] for unit in kinds)
-    assert all(kind_of(symbol)[0] == "values" for symbol in answers[:, 0])
-    assert VOCABULARY.size == 50 + 1 + 64 + 32 + 32 + 16 + 8 and kind_of(VOCABULARY.size - 1) == ("attributes", 7)
-
-
 def test_batches_repeat_and_differ_by_seed():
     first, again, other = (list(TASKS["synthetic"].batches(5, 3, seed)) for seed in (1, 1, 2))
     assert [b.question.shape for b in first] == [(3, 2), (2, 2)] and len(first[0].units) == 20

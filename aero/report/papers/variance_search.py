@@ -21,40 +21,34 @@ from aero.attention_kernels import CORES
 from aero.report.papers.variance_sensitivity import FOLDERS, Line, published, short_name, sweep
 from aero.report.results import Results
 from aero.sensitivity.conclusions import CONCLUSIONS, ORDER
-from aero.sensitivity.metric import sensitivity, sensitivity_clipped_after, sensitivity_of_means, trained_decades
+from aero.sensitivity.metric import TRAINS, sensitivity, sensitivity_of_means
 from aero.sensitivity.search import (
     CHOICES,
     RELU_CORES,
-    STEPS,
     Reading,
     plausible_settings,
     read,
     read_losses,
     sensitivities,
 )
-from aero.sensitivity.setting import Setting, learning_rates
+from aero.sensitivity.setting import Setting
 
 
 @dataclass(frozen=True)
 class Search:
     """Sensitivities by core of every (setting number, reading), and the settings' values by number.
 
-    decades: by (number, steps) and core, between the lowest and the highest rate that trains; None where none does.
+    learning: (number, steps) of the settings in which softmax trains at some rate.
     """
 
     file: str
     found: dict[tuple[int, Reading], dict[str, float]]
     settings: dict[int, dict[str, str]]
-    decades: dict[tuple[int, int], dict[str, float | None]]
+    learning: frozenset[tuple[int, int]]
 
     @property
     def numbers(self) -> list[int]:
         return sorted({number for number, _ in self.found})
-
-    @property
-    def learning(self) -> frozenset[tuple[int, int]]:
-        """(number, steps) of the settings in which softmax trains at some rate."""
-        return frozenset(key for key, of_core in self.decades.items() if of_core.get("softmax") is not None)
 
 
 @dataclass(frozen=True)
@@ -85,11 +79,13 @@ def _larger(results: Results, name: str) -> str | None:
 def _read_search(root: Path, file: str) -> Search:
     lines = read(root / file)
     settings = {int(line["number"]): {name: line[name] for name in CHOICES} for line in lines}
-    decades: dict[tuple[int, int], dict[str, float | None]] = {}
-    for line in lines:
-        trained = trained_decades(learning_rates(), read_losses(line).tolist(), float(line["zero_loss"]))
-        decades.setdefault((int(line["number"]), int(line["steps"])), {})[line["core"]] = trained
-    return Search(file, sensitivities(lines), settings, decades)
+    softmax = [line for line in lines if line["core"] == "softmax"]
+    learning = {
+        (int(line["number"]), int(line["steps"]))
+        for line in softmax
+        if read_losses(line).min() < TRAINS * float(line["zero_loss"])
+    }
+    return Search(file, sensitivities(lines), settings, frozenset(learning))
 
 
 def share(found: Search, conclusion: str, among: Collection[tuple[int, int]] | None = None) -> Share:
@@ -127,12 +123,6 @@ def ranked(found: Search, relu: str) -> list[tuple[int, float, Reading]]:
 NEAREST = 5
 FRESH_SEEDS = (1001, 1002, 1003, 1004, 1005)
 """Seeds of the settings that are trained again: neither the search (0 to 239) nor the sweep (0 to 4) uses them."""
-WAYS = {
-    "clipped, then averaged": sensitivity_of_means,
-    "averaged, then clipped": sensitivity_clipped_after,
-    "mean of each seed’s own": lambda final, initial: sensitivity(final, initial).mean().item(),
-}
-"""Ways of averaging over seeds, from final losses (R, K) and l_0 (K,); the first is Table 1's."""
 
 
 def nearest(results: Results) -> list[tuple[int, Reading]]:
@@ -166,17 +156,15 @@ class Repeated:
     final: Mapping[str, Tensor]
     initial: Mapping[str, Tensor]
 
-    def values(self, way: str) -> dict[str, float]:
-        """Sensitivity by core for one of `WAYS`."""
-        return {core: WAYS[way](self.final[core], self.initial[core]) for core in ORDER}
+    def values(self) -> dict[str, float]:
+        """Sensitivity by core, of losses clipped and then averaged over seeds, as in Table 1."""
+        return {core: sensitivity_of_means(self.final[core], self.initial[core]) for core in ORDER}
 
-    def holds(self, conclusion: str) -> tuple[bool, bool, int]:
-        """Whether a conclusion holds for either average, and in how many seeds."""
-        holds = CONCLUSIONS[conclusion].holds
-        before, after = (holds(self.values(way)) for way in list(WAYS)[:2])
+    def seeds_with(self, conclusion: str) -> int:
+        """In how many seeds a conclusion holds."""
         own = {core: sensitivity(self.final[core], self.initial[core]).tolist() for core in ORDER}
-        seeds = [holds({core: values[k] for core, values in own.items()}) for k in range(len(FRESH_SEEDS))]
-        return before, after, sum(seeds)
+        by_seed = [{core: values[k] for core, values in own.items()} for k in range(len(FRESH_SEEDS))]
+        return sum(map(CONCLUSIONS[conclusion].holds, by_seed))
 
 
 def repeated(results: Results) -> list[Repeated]:
@@ -201,8 +189,8 @@ def repeated(results: Results) -> list[Repeated]:
 
 
 def best(results: Results) -> Repeated | None:
-    """The repeated setting nearest to Table 1 by its own way of averaging."""
-    return min(repeated(results), key=lambda one: distance(one.values(next(iter(WAYS)))), default=None)
+    """The repeated setting nearest to Table 1."""
+    return min(repeated(results), key=lambda one: distance(one.values()), default=None)
 
 
 # Tables ---------------------------------------------------------------------------------------------------------------
@@ -216,7 +204,7 @@ def table_nearest(results: Results) -> pd.DataFrame:
         columns["setting of Table 1"] = {core: measured.of_means(core) for core in ORDER}
     if one is not None and found is not None:
         columns["nearest, one seed"] = found.found[one.number, one.reading]
-        columns["nearest, five fresh seeds"] = one.values("clipped, then averaged")
+        columns["nearest, five fresh seeds"] = one.values()
     rows = [
         {"re-weighting function": short_name(core)} | {name: f"{v[core]:.2f}" for name, v in columns.items()}
         for core in ORDER
@@ -247,7 +235,7 @@ def table_conclusions(results: Results) -> pd.DataFrame:
             seeds = [{core: measured.sensitivities(core)[seed] for core in ORDER} for seed in measured.seeds]
             row["Table 1, seeds"] = f"{sum(map(conclusion.holds, seeds))} of {len(seeds)}"
         if one is not None:
-            row["nearest, seeds"] = f"{one.holds(name)[2]} of {len(FRESH_SEEDS)}"
+            row["nearest, seeds"] = f"{one.seeds_with(name)} of {len(FRESH_SEEDS)}"
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -277,24 +265,4 @@ def table_choices(results: Results) -> pd.DataFrame:
                 "least distance from published": f"{min(map(distance, group)):.2f}",
             }
         )
-    return pd.DataFrame(rows)
-
-
-def table_ranges(results: Results) -> pd.DataFrame:
-    """Over how many decades of the learning rate each core trains, where softmax trains at some rate."""
-    found = search(results)
-    rows = []
-    for steps in STEPS if found is not None else ():
-        chosen = [of_core for key, of_core in found.decades.items() if key[1] == steps and key in found.learning]
-        for core in (*ORDER, RELU_CORES[1]):
-            decades = [of_core.get(core) or 0.0 for of_core in chosen]
-            rows.append(
-                {
-                    "steps": steps,
-                    "re-weighting function": CORES[core].title,
-                    "settings in which it trains": f"{sum(c.get(core) is not None for c in chosen)} of {len(chosen)}",
-                    "decades, median": f"{median(decades):.1f}",
-                    "decades, most": f"{max(decades):.1f}",
-                }
-            )
     return pd.DataFrame(rows)

@@ -146,31 +146,6 @@ def table_matrices(results: Results) -> pd.DataFrame:
     )
 
 
-def table_layernorm(results: Results) -> pd.DataFrame:
-    """Entropy of QK-LayerNorm with gamma = 1 when queries are scaled by a factor."""
-    found = load_theory(results.root)
-    return pd.DataFrame(
-        {"factor on the queries": f"{line['factor']:g}", "mean entropy, nats": f"{line['entropy']:.4f}"}
-        for line in (found.summary["layernorm"] if found else ())
-    )
-
-
-def table_dirichlet(results: Results) -> pd.DataFrame:
-    """Means of Dirichlet rows, drawn and exact, and the correlation of entropy and norm."""
-    found = load_theory(results.root)
-    return pd.DataFrame(
-        {
-            "α": f"{line['alpha']:g}",
-            "mean entropy, drawn": with_error(line["entropy"], line["entropy_error"]),
-            "exact": f"{line['entropy_exact']:.4f}",
-            "mean squared norm, drawn": with_error(line["square"], line["square_error"]),
-            "exact ": f"{line['square_exact']:.4f}",
-            "correlation of entropy and norm": f"{line['correlation']:.2f}",
-        }
-        for line in (found.summary["dirichlet"] if found else ())
-    )
-
-
 # Figures --------------------------------------------------------------------------------------------------------------
 
 
@@ -256,7 +231,13 @@ def figure_10(results: Results) -> Figure:
     for line, colour in zip(found.summary["dirichlet"], ("#0072b2", "#d55e00", "#009e73"), strict=False):
         rows = found.frame("dirichlet", alpha=line["alpha"])
         panel.scatter(
-            rows["entropy"], rows["norm"], s=6, color=colour, alpha=0.6, linewidth=0, label=f"α = {line['alpha']:g}"
+            rows["entropy"],
+            rows["norm"],
+            s=6,
+            color=colour,
+            alpha=0.6,
+            linewidth=0,
+            label=f"α = {line['alpha']:g}, correlation {line['correlation']:.2f}",
         )
     panel.axvline(math.log(size), color=MUTED, linewidth=0.8, linestyle=":")
     panel.set(xlabel=f"entropy of a row over N = {size} keys, nats (dotted: log N)", ylabel="ℓ₂ norm", ylim=(0, 1.03))

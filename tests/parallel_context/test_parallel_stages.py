@@ -7,6 +7,7 @@ import pytest
 import yaml
 from tiny_models import hugging_face
 
+from aero.parallel_context.cost import measure
 from stages import keep, parallel_context, parallel_context_cost, parallel_context_train, tokenize_corpus
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,7 +20,7 @@ def folder(tmp_path_factory):
     values = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     values["scale"] = "smoke"
     values["scales"]["smoke"]["tokens"] |= {"train_bytes": 100_000, "validation_bytes": 20_000}
-    values["parallel_context"]["scales"]["smoke"]["cost"] |= {"segments": [1, 4]}
+    values["parallel_context"]["scales"]["smoke"]["cost"] |= {"segments": [1]}
     (folder / "params.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
     return folder
 
@@ -78,10 +79,11 @@ def test_impossible_segments(project, tmp_path):
 
 def test_time_and_memory(project):
     parallel_context_cost.main([])
-    rows = json.loads((project / "runs/parallel_context/cost.json").read_text())["rows"]
-    assert [(r["way"], r["segments"]) for r in rows] == [("full", 1), ("segments", 4), ("mask", 4)]
-    assert [r["attention_pairs"] for r in rows] == [64 * 65 // 2, 4 * 16 * 17 // 2, 4 * 16 * 17 // 2]
-    assert all(r["cpu_s"] > 0 and r["question_cpu_s"] > 0 for r in rows)
+    (full,) = json.loads((project / "runs/parallel_context/cost.json").read_text())["rows"]
+    sizes = {"layers": 2, "heads": 2, "width": 16, "tokens": 64, "repeats": 1}
+    rows = [measure(**sizes, segments=4, way=way) for way in ("segments", "mask")]
+    assert [row["attention_pairs"] for row in (full, *rows)] == [64 * 65 // 2, 4 * 16 * 17 // 2, 4 * 16 * 17 // 2]
+    assert all(row["cpu_s"] > 0 and row["question_cpu_s"] > 0 for row in (full, *rows)) and full["peak_bytes"] > 0
 
 
 def test_results_are_kept_by_scale(project):

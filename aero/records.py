@@ -35,7 +35,7 @@ FILES = ("metrics.jsonl", "entropy.jsonl", "curves.jsonl")
 """The committed results of a scale. metrics.jsonl is written last."""
 _VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX"}
 """Flag in /proc/cpuinfo and its name, widest first."""
-_ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 Row = dict[str, float | int | None]
@@ -61,7 +61,7 @@ def commit() -> str:
 
 def _git(*arguments: str) -> str:
     finished = subprocess.run(
-        ["git", "-C", str(_ROOT), *arguments], capture_output=True, text=True, check=True, timeout=20
+        ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True, timeout=20
     )
     return finished.stdout.strip()
 

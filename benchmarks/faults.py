@@ -47,7 +47,7 @@ from dvc.repo import Repo
 
 from aero import records, whole_dvc  # noqa: F401 - Repo below is DVC as `make` runs it
 from aero.errors import UserError, run_main
-from aero.pipeline import ROOT
+from aero.records import ROOT
 from aero.records import write_text
 from benchmarks.fault_results import content_of, md5_of
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from aero.entropy import entropy_regularization
 from aero.training.loop import next_token_loss
-from aero.training.products import faster_products
+from aero.training.kernels import faster_products
 from aero.training.schedule import make_optimizer
 from benchmarks import timing
 from benchmarks.timing import Measured, Side, in_turn, of, ratio, spread

@@ -25,7 +25,7 @@ from aero.flops import count
 from aero.model import GPT, ModelConfig
 from aero.training.allocation import keep_freed_memory
 from aero.training.loop import next_token_loss
-from aero.training.products import faster_products
+from aero.training.kernels import faster_products
 from aero.training.schedule import make_optimizer
 from benchmarks import timing
 from benchmarks.timing import Measured, Side, in_turn, of, ratio, spread

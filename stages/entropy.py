@@ -12,9 +12,8 @@ from aero.config import load
 from aero.data.tokens import scale_root
 from aero.errors import json_file, run_main, seed_number
 from aero.records import run_folder
-from aero.training.processes import default_device
-from aero.training.run_tokens import run_tokens
-from aero.training.trained_entropy import write_entropy
+from aero.training.distributed import default_device
+from aero.training.run import run_tokens, write_entropy
 
 
 def main(arguments: list[str]) -> None:
@@ -22,24 +21,19 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("run", help="a name under `runs` in params.yaml")
     parser.add_argument("--seed", type=seed_number, help="default: the first of `seeds`")
     parser.add_argument("--scale", help="another scale than params.yaml names")
-    parser.add_argument(
-        "--tokens", type=Path, help="folder of token files (default: that of the run's corpus and scale)"
-    )
-    parser.add_argument("--folder", type=Path, help="folder of the run (default: where stages.train writes it)")
+    parser.add_argument("--tokens", type=Path, help="folder of token files (default: of the run's corpus and scale)")
+    parser.add_argument("--folder", type=Path, help="folder of the run (default: the one stages.train writes)")
     chosen = parser.parse_args(arguments)
-    parameters = load()
-    root = scale_root(chosen.scale, parameters.scale)
-    if chosen.scale:
-        parameters = parameters.at_scale(chosen.scale)
-    parameters.run(chosen.run)
-    seed = parameters.seeds[0] if chosen.seed is None else chosen.seed
-    folder = chosen.folder or run_folder(chosen.run, seed, chosen.scale)
+    active = load()
+    parameters, root = active.at_scale(chosen.scale), scale_root(chosen.scale, active.scale)
+    run = parameters.resolve(chosen.run, chosen.seed)
+    folder = chosen.folder or run_folder(run.name, run.seed, chosen.scale)
     metrics = json_file(folder / "metrics.json")
     device = default_device()
     model = load_checkpoint(folder / "checkpoint.safetensors").to(device)
-    torch.set_num_threads(max(1, parameters.active.train.threads or torch.get_num_threads()))
-    tokens = run_tokens(parameters, chosen.run, root, chosen.tokens)
-    write_entropy(folder / "entropy.json", model, metrics, tokens, parameters, device)
+    torch.set_num_threads(max(1, run.train.threads or torch.get_num_threads()))
+    tokens = run_tokens(parameters, run, root, chosen.tokens)
+    write_entropy(folder / "entropy.json", model, metrics, tokens, run, device)
 
 
 if __name__ == "__main__":

@@ -53,9 +53,7 @@ def train_one(scale: str, run: str, seed: int, overrides: dict[str, Any]) -> dic
         entropy.write_text("\n".join(",".join(f"{value:.6g}" for value in row) for row in mean.tolist()) + "\n")
 
     metrics = train_run(
-        parameters,
-        run,
-        seed,
+        parameters.resolve(run, seed),
         tokens,
         folder,
         folder / "resume.safetensors",

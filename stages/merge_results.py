@@ -1,6 +1,6 @@
 """Merge trainings of another machine: `python -m stages.merge_results DIR...` adds them to results/SCALE/.
 
-DIR: a folder that `stages.train_many --out` wrote. All are read and checked before anything is written. A training that
+DIR: a folder that `stages.train_limited --out` wrote. All are read and checked before anything is written. A training that
 is already there is replaced if the other one started later.
 """
 
@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> None:
     for folder in chosen.folders:
         trainings = list(read_trainings(folder, scale=None).values())
         if not trainings:
-            raise UserError(f"{folder} has no {FILES[0]} with trainings; name a folder of `stages.train_many --out`")
+            raise UserError(f"{folder} has no {FILES[0]} with trainings; name a folder of `stages.train_limited --out`")
         for training in trainings:
             refuse_changes(training.metrics, folder / FILES[0], chosen.allow_changes)
             check_name(training.metrics["scale"], "scale", folder / FILES[0])

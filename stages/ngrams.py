@@ -29,7 +29,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--run", default="sm-ln-g", help="the run whose batches are counted")
     chosen = parser.parse_args(arguments)
     parameters = load().at_scale(chosen.scale)
-    seed, train, sizes = parameters.seeds[0], parameters.train(chosen.run), parameters.model(chosen.run)
+    run = parameters.resolve(chosen.run)
+    seed, train, sizes = run.seed, run.train, run.sizes
     tokens = open_tokens(Path("runs/scales") / chosen.scale / "tokens")
     batches = Batches(tokens.train, sizes.context, train.batch_size, seed)
     held_out = evaluation_batches(tokens.valid, sizes.context, train.batch_size, train.final_evaluation_tokens)

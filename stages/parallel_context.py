@@ -22,7 +22,7 @@ from aero.parallel_context import prepare
 from aero.parallel_context.experiment import possible, rows_of
 from aero.parallel_context.settings import TASKS, settings
 from aero.records import write_text
-from aero.training.processes import default_device
+from aero.training.distributed import default_device
 
 
 def main(arguments: list[str]) -> None:

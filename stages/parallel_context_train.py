@@ -25,7 +25,7 @@ from aero.parallel_context.settings import settings
 from aero.parallel_context.tasks import Mixture, Vocabulary, make_episode_tasks
 from aero.parallel_context.training import FIRST, GROWTH, KNOWABLE, OPENS, SOLVED, train
 from aero.records import csv_text, temporary, unfinished, write_text, write_together
-from aero.training.processes import default_device
+from aero.training.distributed import default_device
 
 
 def main(arguments: list[str]) -> None:

@@ -1,8 +1,7 @@
 """Perplexity, entropy and cost of one trained run in a few numbers, which `dvc metrics diff` compares.
 
-`python -m stages.summary RUN [--seed SEED]` writes summary.json beside the run's metrics. The cost is that of a private
-forward pass at the published sizes of the run's family, composed of the operations kept in results/: it follows the
-architecture at once, without anything being measured again.
+`python -m stages.summary RUN [--seed SEED]` writes runs/summaries/RUN-SEED.json. The cost is that of a private forward
+pass at the published sizes of the run's family, composed of the committed operations in results/.
 """
 
 from __future__ import annotations
@@ -13,10 +12,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-from aero.architecture import parse
-from aero.config import Parameters, load
+from aero.config import Parameters, ResolvedRun, load
 from aero.errors import UserError, json_file, run_main, seed_number
-from aero.records import write_text
+from aero.records import run_folder, write_text
 from aero.two_party.cost.composition import estimate
 from aero.two_party.cost.cost_model import COMMITTED_FILES, measured_operations
 from aero.two_party.cost.counts import published_sizes
@@ -27,36 +25,35 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.summary", description=__doc__)
     parser.add_argument("run", help="a name under `runs` in params.yaml")
     parser.add_argument("--seed", type=seed_number, help="default: the first of `seeds`")
-    parser.add_argument("--folder", type=Path, help="folder of the run (default: runs/RUN/seed_SEED)")
     chosen = parser.parse_args(arguments)
     parameters = load()
-    parameters.run(chosen.run)
-    seed = parameters.seeds[0] if chosen.seed is None else chosen.seed
-    folder = chosen.folder or Path("runs") / chosen.run / f"seed_{seed}"
-    metrics, entropies = (_read(folder / name, f"{chosen.run}-{seed}") for name in ("metrics.json", "entropy.json"))
-    found = trained(metrics) | {"entropy": entropy(entropies)} | cost(parameters, chosen.run, metrics["architecture"])
-    write_text(folder / "summary.json", json.dumps(found, indent=1, allow_nan=False) + "\n")
-    print(f"{folder / 'summary.json'}: {found['architecture']}")
+    run = parameters.resolve(chosen.run, chosen.seed)
+    metrics, entropies = (_read(run, name) for name in ("metrics.json", "entropy.json"))
+    found = trained(metrics) | {"entropy": entropy(entropies)} | cost(parameters, run)
+    path = Path("runs/summaries") / f"{run.name}-{run.seed}.json"
+    write_text(path, json.dumps(found, indent=1, allow_nan=False) + "\n")
+    print(f"{path}: {found['architecture']}")
 
 
-def _read(path: Path, training: str) -> dict[str, Any]:
+def _read(run: ResolvedRun, name: str) -> dict[str, Any]:
+    path = run_folder(run.name, run.seed) / name
     try:
         return json_file(path)
     except FileNotFoundError:
-        raise UserError(f"{path} is not there; train and measure it first: dvc repro summary@{training}") from None
+        raise UserError(f"{path} is missing; make it: dvc repro summary@{run.name}-{run.seed}") from None
 
 
 def trained(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Scale, architecture and evaluation perplexity; the step of the divergence in its place if there was one."""
-    found = {"scale": metrics["scale"], "architecture": metrics["architecture"]}
+    """Scale, architecture and evaluation perplexity, or the step of the divergence."""
+    found = {name: metrics[name] for name in ("scale", "architecture", "config_hash")}
     if metrics["diverged_at_step"] is not None:
         return found | {"diverged_at_step": metrics["diverged_at_step"]}
     return found | {"perplexity": round(metrics["eval_perplexity"], 4)}
 
 
 def entropy(values: dict[str, Any]) -> dict[str, float]:
-    """Mean entropy over the heads with a finite one, nats and share of the causal bound; overloaded and collapsed heads
-    in per cent, by the papers' rule.
+    """Mean entropy over the heads with a finite one, in nats and as a share of the causal bound; overloaded and
+    collapsed heads in per cent, by the papers' rule.
     """
     heads = [head for layer in values["entropy_mean"] for head in layer if head is not None and math.isfinite(head)]
     found = {
@@ -69,18 +66,18 @@ def entropy(values: dict[str, Any]) -> dict[str, float]:
     return {"mean_nats": round(mean, 4), "of_bound": round(mean / values["maximum"]["causal_bound"], 4)} | found
 
 
-def cost(parameters: Parameters, run: str, architecture: str) -> dict[str, Any]:
-    """Cost of a private pass by program: GB, rounds, minutes on the first of the networks; a program whose operations
-    are not all measured is left out.
+def cost(parameters: Parameters, run: ResolvedRun) -> dict[str, Any]:
+    """GB, rounds and minutes (on the first network) of a private pass by program; a program whose operations are not
+    all measured is left out.
     """
     two_party = parameters.two_party
     name, link = next(iter(two_party.networks.items()))
-    sizes = published_sizes(parameters.run(run).model, parameters.context(run))
+    sizes = published_sizes(run.parameters.model, run.context)
     found: dict[str, Any] = {}
     for program in two_party.programs:
         try:
             operations = measured_operations(two_party.variant(), files=COMMITTED_FILES)
-            one = estimate(parse(architecture), sizes, program, operations)
+            one = estimate(run.architecture, sizes, program, operations)
         except UserError as error:
             print(f"no cost of program {program}: {error}")
             continue

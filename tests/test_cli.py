@@ -11,7 +11,7 @@ import pytest
 from dvc.repo import Repo
 
 from aero import cli
-from aero.pipeline import ROOT
+from aero.records import ROOT
 from aero.training import catalogue
 
 

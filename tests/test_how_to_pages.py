@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from aero.architecture import parse
-from aero.pipeline import ROOT
+from aero.records import ROOT
 
 COMMAND = f'aero() {{ "{sys.executable}" -m aero.cli "$@"; }}\n'
 """The command of this tree, whether or not it is installed."""

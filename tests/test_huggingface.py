@@ -23,7 +23,7 @@ from transformers import (
 from aero import row_entropy
 from aero.entropy import BLOCKS, EntropyRegularizer, causal_bound, measure
 from aero.hf.measure import row_entropies
-from aero.pipeline import ROOT
+from aero.records import ROOT
 
 
 def by_output_attentions(model, ids, mask=None):

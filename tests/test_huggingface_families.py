@@ -10,7 +10,7 @@ from tiny_hugging_face import ROPE, SIZES, padded, some_ids
 from transformers import AutoModelForCausalLM
 
 from aero.hf.measure import row_entropies
-from aero.pipeline import ROOT
+from aero.records import ROOT
 
 SPREAD = 0.2
 """Of the weights. At 0.3 their three layers make of float32's rounding up to 1.5e-5 nats, by eager attention alone."""

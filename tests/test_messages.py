@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from aero.errors import EXTRAS, UserError, check_file, json_file, run_main, seed_number, text_of
-from aero.pipeline import ROOT
+from aero.records import ROOT
 
 
 @pytest.mark.parametrize(

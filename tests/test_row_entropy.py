@@ -15,7 +15,7 @@ from plain_attention import softmax_with_entropy
 from aero import attention, row_entropy
 from aero.attention import softmax_attention
 from aero.row_entropy import attention_with_entropy, blocked, causal_blocks, fused, kept_blocks
-from aero.training.compiled import as_it_stands
+from aero.training.kernels import as_it_stands
 
 
 def random_inputs(context, width=16, heads=3, size=2.0, dtype=torch.float32, seed=0):
@@ -299,7 +299,7 @@ def test_flex_attention_is_one_graph(monkeypatch):
 
 @pytest.mark.parametrize("suppressed", [False, True])
 def test_what_torch_no_longer_compiles_is_an_error(suppressed, monkeypatch):
-    """It would run as it stands, with the T x T matrix; `aero.training.compiled` has errors suppressed."""
+    """It would run as it stands, with the T x T matrix; `aero.training.kernels` has errors suppressed."""
     compiling_with("eager", monkeypatch)
 
     def kernel(x):

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from aero.config import Name, Parameters
-from aero.pipeline import ROOT
+from aero.records import ROOT
 
 SOURCES = sorted(path for part in ("aero", "stages", "benchmarks") for path in (ROOT / part).rglob("*.py"))
 SOURCES += sorted((ROOT / "reports").glob("*.py"))

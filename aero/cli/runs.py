@@ -16,11 +16,11 @@ from aero.config import MEASURED, Parameters, load
 from aero.errors import UserError
 from aero.published import Table
 from aero.training import catalogue
+from aero.training.catalogue import Found
 
 ELSEWHERE = {"variance_sensitivity": "docs/variance_sensitivity.md", "parallel_context": "docs/parallel_context.md"}
 """Papers whose own models are no runs of params.yaml, and the page about them."""
 
-Found = dict[tuple[str, str], tuple[catalogue.Result, ...]]
 
 
 def list_runs(chosen: argparse.Namespace) -> str:
@@ -94,7 +94,8 @@ def _natural(place: str) -> tuple[str, str, int]:
 
 
 def _entry(parameters: Parameters, name: str, scales: Sequence[str], found: Found) -> dict[str, Any]:
-    run, of_run = parameters.run(name), found.get((parameters.scale, name), ())
+    resolved, of_run = parameters.resolve(name), found.get((parameters.scale, name), ())
+    run = resolved.parameters
     costs = {}
     for scale in scales:
         there = parameters.at_scale(scale)
@@ -109,15 +110,15 @@ def _entry(parameters: Parameters, name: str, scales: Sequence[str], found: Foun
         }
     return {
         "run": name,
-        "architecture": str(parameters.architecture(name)),
+        "architecture": str(resolved.architecture),
         "model": run.model,
-        "context": parameters.context(name),
-        "corpus": parameters.corpus_name(name) or parameters.corpus_called(None).name,
+        "context": resolved.context,
+        "corpus": resolved.corpus_name or resolved.corpus.name,
         "rows": list(run.rows),
         "figures": list(run.figures),
         "reason": run.reason,
         "scale": parameters.scale,
-        "status": catalogue.status(parameters, name, of_run),
+        "status": catalogue.status(resolved, of_run),
         "seeds": [result.seed for result in of_run],
         "diverged_seeds": [result.seed for result in of_run if result.diverged],
         "planned_seeds": [seed for run_, seed in parameters.trainings() if run_ == name],

@@ -9,7 +9,7 @@ from aero.config import ModelParameters, Parameters, TrainParameters
 from aero.errors import UserError
 from aero.model import ModelConfig
 from aero.parallel_context.selection import Aggregation, Selection
-from aero.sections import Field, Strict, ValidationError
+from aero.config import Field, Strict, ValidationError
 
 TASKS = ("lm", "icl", "rag", "synthetic")
 TaskName = Literal["lm", "icl", "rag", "synthetic"]

@@ -1,6 +1,6 @@
-"""The runs of params.yaml as a list: what each is for, what is there of it, and what it costs at every scale.
+"""The runs of params.yaml with the state of their results and their costs at every scale.
 
-Nothing here loads torch, so that looking things up takes a moment.
+Nothing here loads torch, so that `aero runs` answers in a moment.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from aero.config import MEASURED, Parameters
+from aero.config import MEASURED, Parameters, ResolvedRun
 from aero.errors import UserError
 from aero.flops import count
 from aero.records import FILES, read_all_metrics, read_metrics
@@ -22,7 +22,7 @@ Status = Literal["missing", "outdated", "diverged", "kept", "fresh"]
 
 @dataclass(frozen=True)
 class Result:
-    """One finished training, from its metrics.json. fresh: in runs/ and not only in results/."""
+    """One finished training. fresh: in runs/ and not only committed."""
 
     scale: str
     run: str
@@ -35,13 +35,17 @@ class Result:
     tokens_per_second: float
     perplexity: float | None = None
     configuration: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Its `model`, `train` and `regularizer` as it was trained; empty where its file does not say."""
+    """Its `model`, `train` and `regularizer`; empty if not recorded."""
     machine: str = ""
+
+
+Found = dict[tuple[str, str], tuple[Result, ...]]
+"""Results by scale and run."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """One training: tokens seen, FLOPs, and hours on `device`; None where nothing tells how fast that is."""
+    """One training: tokens seen, FLOPs, and hours on `device` (None if its speed is unknown)."""
 
     tokens: int
     flops: float
@@ -49,9 +53,9 @@ class Cost:
     hours: float | None
 
 
-def results(root: Path | str = ".", problems: list[str] | None = None) -> dict[tuple[str, str], tuple[Result, ...]]:
-    """Finished trainings by scale and run, fresh ones in the place of kept ones; files of another form are left out,
-    and told in `problems`.
+def results(root: Path | str = ".", problems: list[str] | None = None) -> Found:
+    """Finished trainings by scale and run; those in runs/ replace committed ones. Damaged files are left out and named in
+    `problems`.
     """
     root = Path(root)
     found: dict[tuple[str, str, int], Result] = {}
@@ -65,7 +69,7 @@ def results(root: Path | str = ".", problems: list[str] | None = None) -> dict[t
         except (OSError, UserError) as error:
             if problems is not None:
                 problems.append(str(error))
-    by_run: dict[tuple[str, str], tuple[Result, ...]] = {}
+    by_run: Found = {}
     for (scale, run, _), result in sorted(found.items()):
         by_run[scale, run] = (*by_run.get((scale, run), ()), result)
     return by_run
@@ -92,17 +96,16 @@ def _add(found: dict[tuple[str, str, int], Result], values: Mapping[str, Any], f
     )
 
 
-def status(parameters: Parameters, run: str, found: Iterable[Result]) -> Status:
-    """What there is of `run` at the active scale, `found` being its results there.
+def status(run: ResolvedRun, found: Iterable[Result]) -> Status:
+    """State of the results `found` of `run` at its scale.
 
     outdated: a result of another architecture, size, recipe or regulariser than params.yaml has now, or one of fewer
-    tokens. diverged: every training ended early, by a number that was not finite. fresh: one at least is in runs/.
+    tokens. diverged: every training diverged. fresh: at least one is in runs/. kept: all are committed.
     """
-    found, expected = tuple(found), tokens(parameters, run)
+    found, expected = tuple(found), tokens(run)
     if not found:
         return "missing"
-    same = str(parameters.architecture(run)), parameters.model(run).context
-    configured = _configuration(parameters, run)
+    same, configured = (str(run.architecture), run.sizes.context), _configuration(run)
     for result in found:
         if (result.architecture, result.context) != same or (not result.diverged and result.tokens != expected):
             return "outdated"
@@ -114,22 +117,24 @@ def status(parameters: Parameters, run: str, found: Iterable[Result]) -> Status:
 
 
 BOOKKEEPING = frozenset({"threads", "compile", "log_every", "checkpoint_every"})
-"""Training settings that change how a run is carried out, not what it is."""
+"""Training settings that do not change the trained model."""
 
 
-def _configuration(parameters: Parameters, run: str) -> dict[str, dict[str, Any]]:
-    """What a result of `run` says of its configuration, of what params.yaml says now."""
-    train, regularizer = parameters.train(run), parameters.run_regularizer(run)
-    sizes = parameters.model(run)
-    weight = regularizer.weight(train.batch_size, sizes.context)
+def _configuration(run: ResolvedRun) -> dict[str, dict[str, Any]]:
+    """The current configuration of `run`, in the form that results state theirs."""
+    regularizer = run.regularizer
     inits = {name: getattr(regularizer, name) for name in ("temperature_init", "threshold_init")}
-    regularized = {"reduction": regularizer.reduction, "gamma": regularizer.gamma, "lambda_": weight}
-    values = {"model": sizes.model_dump() | inits, "train": train.model_dump(), "regularizer": regularized}
+    regularized = {"reduction": regularizer.reduction, "gamma": regularizer.gamma, "lambda_": run.weight}
+    values = {
+        "model": run.sizes.model_dump() | inits,
+        "train": run.train.model_dump(),
+        "regularizer": regularized,
+    }
     return {name: _listed(section) for name, section in values.items()}
 
 
 def _differ(given: Mapping[str, Any], configured: Mapping[str, Any]) -> bool:
-    """Whether a result names another value; what it does not name had no other then."""
+    """Whether a result names another value; what it does not name had only one value then."""
 
     def same(one: Any, other: Any) -> bool:
         numbers = isinstance(one, int | float) and isinstance(other, float)
@@ -143,67 +148,58 @@ def _listed(section: Mapping[str, Any]) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in section.items()}
 
 
-def tokens(parameters: Parameters, run: str) -> int:
-    """Tokens that `run` is trained on at the active scale."""
-    train = parameters.train(run)
-    return train.steps * train.batch_size * train.accumulation * parameters.model(run).context
+def tokens(run: ResolvedRun) -> int:
+    """Tokens that `run` is trained on."""
+    train = run.train
+    return train.steps * train.batch_size * train.accumulation * run.sizes.context
 
 
-def training_flops(parameters: Parameters, run: str) -> float:
-    """FLOPs of training `run` at the active scale: three forward passes for every token.
+def training_flops(run: ResolvedRun) -> float:
+    """FLOPs of training `run`: three forward passes for every token.
 
-    The stack by the papers' formulas (AERO Appendix E), and the vocabulary projection, 2 d V a token, which they leave
+    The layers by the papers' formulas (AERO Appendix E), and the vocabulary projection, 2 d V a token, which they leave
     out. Evaluation is not counted.
     """
-    sizes = parameters.model(run)
-    counted = count(parameters.architecture(run), sizes, sizes.context)
-    forward = (counted.ffn + counted.attention) / sizes.context + 2 * sizes.width * parameters.vocabulary(run)
-    return 3 * forward * tokens(parameters, run)
+    sizes = run.sizes
+    counted = count(run.architecture, sizes, sizes.context)
+    forward = (counted.ffn + counted.attention) / sizes.context + 2 * sizes.width * run.vocabulary
+    return 3 * forward * tokens(run)
 
 
-def cost(parameters: Parameters, run: str, found: dict[tuple[str, str], tuple[Result, ...]], device: str = "") -> Cost:
-    """What `run` costs at the active scale on `device`, the scale's own by default.
+def cost(parameters: Parameters, name: str, found: Found, device: str = "") -> Cost:
+    """Cost of the run at the active scale on `device`, by default the scale's own.
 
-    On a device of params.yaml the hours are FLOPs over peak x assumed utilisation. On the device `measured` they follow
-    from `found`: the run's own best speed at this scale (other work may have slowed the rest), else the median FLOP/s
-    of the other runs there. Results of other scales tell nothing: a step of a model this small costs its calls, not its
-    FLOPs (d=32 takes 10 to 50 times what the FLOP/s of d=64 make of it).
+    On a device of params.yaml: FLOPs over peak x assumed utilisation. On the device `measured`: the run's own best
+    speed at this scale (other work may have slowed the rest), else the median FLOP/s of the other runs there. Results
+    of other scales are not used: models this small take time by operation, not by FLOP.
     """
-    device = device or parameters.active.device
-    seen, flops = tokens(parameters, run), training_flops(parameters, run)
+    device, run = device or parameters.active.device, parameters.resolve(name)
+    seen, flops = tokens(run), training_flops(run)
     if device != MEASURED:
         chosen = parameters.device(device)
         return Cost(seen, flops, device, flops / (chosen.peak_tflops * 1e12 * chosen.utilisation) / 3600)
-    results_here = found.get((parameters.scale, run), ())  # one that diverged at its first step has no speed
-    own = [result.tokens_per_second for result in results_here if result.tokens_per_second > 0]
+    own = [speed for result in found.get((parameters.scale, name), ()) if (speed := result.tokens_per_second) > 0]
     if own:
         return Cost(seen, flops, device, seen / max(own) / 3600)
     speed = achieved_flops(parameters, found)
     return Cost(seen, flops, device, None if speed is None else flops / speed / 3600)
 
 
-def achieved_flops(parameters: Parameters, found: dict[tuple[str, str], tuple[Result, ...]]) -> float | None:
+def achieved_flops(parameters: Parameters, found: Found) -> float | None:
     """Median FLOP/s of the trainings in `found` at the active scale, None if there is none."""
-    speeds = [
-        speed
-        for (scale, run), of_run in found.items()
-        if scale == parameters.scale and run in parameters.runs
-        for speed in _speeds(parameters, run, of_run)
-    ]
+    speeds = []
+    for (scale, name), of_run in found.items():
+        if scale == parameters.scale and name in parameters.runs:
+            run = parameters.resolve(name)
+            flops = training_flops(run) / tokens(run)
+            speeds += [flops * speed for result in of_run if (speed := result.tokens_per_second) > 0]
     return statistics.median(speeds) if speeds else None
 
 
-def _speeds(parameters: Parameters, run: str, of_run: Iterable[Result]) -> list[float]:
-    """FLOP/s of the results of `run` at the active scale; one that diverged at its first step has none."""
-    flops = training_flops(parameters, run) / tokens(parameters, run)
-    return [flops * result.tokens_per_second for result in of_run if result.tokens_per_second > 0]
-
-
-def in_order(parameters: Parameters, found: dict[tuple[str, str], tuple[Result, ...]]) -> list[tuple[str, int]]:
-    """(run, seed) of `training_order`, table after table; then the further seeds of its compared runs, closest first.
-
-    How close a run is to the nearest of its table, in relative perplexity at the active scale, is what a further seed
-    can decide; a table's first run, its baseline, comes before the others of it. Unknown ones come last, as listed.
+def in_order(parameters: Parameters, found: Found) -> list[tuple[str, int]]:
+    """(run, seed) of `training_order`, table after table; then the further seeds of its compared runs, those first whose
+    perplexity is closest to another of their table, which a further seed can decide. A table's first run, its baseline,
+    counts as close as the closest; runs without results come last.
     """
     tables = parameters.training_order.values()
     first = [(run, seed) for table in tables for run in table for seed in parameters.seeds]
@@ -227,12 +223,9 @@ def _perplexity(found: Iterable[Result]) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-def expected_seconds(
-    parameters: Parameters, run: str, found: dict[tuple[str, str], tuple[Result, ...]]
-) -> tuple[float | None, bool]:
-    """How long `run` trains at the active scale, and whether results there tell it; else the scale's device is assumed.
-
-    None where nothing tells. Evaluation counts as far as the results' tokens a second hold it.
+def expected_seconds(parameters: Parameters, run: str, found: Found) -> tuple[float | None, bool]:
+    """Expected training time of `run` at the active scale (None if unknown), and whether it comes from results there;
+    otherwise the speed of the scale's device is assumed.
     """
     measured = any(scale == parameters.scale for scale, _ in found)
     hours = cost(parameters, run, found, MEASURED if measured else "").hours

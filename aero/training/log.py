@@ -1,16 +1,20 @@
-"""The training log: one CSV row per logged step."""
+"""The training log: one CSV row per logged step; TensorBoard and Weights & Biases beside it."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import Any, Literal, Protocol, TextIO
 
+from aero.errors import UserError
 from aero.records import Row, csv_text, write_text
+
+Tracker = Literal["tensorboard", "wandb"]
 
 
 class Observer(Protocol):
-    """Who follows a training: `begin` with the rows of the steps that are already done, `add` for every new one."""
+    """Follows a training: `begin` with the rows of the steps that are already done, `add` for every new one."""
 
     def begin(self, rows: Sequence[Row]) -> None: ...
 
@@ -35,15 +39,12 @@ def columns(layers: int, attention: bool = False, slopes: int = 0) -> list[str]:
 
 
 class LiveLog:
-    """The log while its training runs: every row is in the file as soon as it is known.
-
-    It is a file of its own, so that the log beside the metrics of an earlier training stays theirs until the new ones
-    are there. A kill can leave half a row at the end. Resuming writes the rows of the saved state anew and goes on
-    behind them, so the log of a training has each step once, however often it was killed.
+    """The log of a running training: every row is in the file at once. A kill can leave half a row at the end; resuming
+    rewrites the rows of the saved state first, so each step appears once.
     """
 
-    def __init__(self, path: Path, layers: int, attention: bool = False, slopes: int = 0) -> None:
-        self._path, self._columns = path, columns(layers, attention, slopes)
+    def __init__(self, path: Path, names: Sequence[str]) -> None:
+        self._path, self._columns = path, names
         self._file: TextIO | None = None
 
     def begin(self, rows: Sequence[Row]) -> None:
@@ -60,11 +61,76 @@ class LiveLog:
             self._file.close()
 
 
-def write(path: Path, rows: Sequence[Row], layers: int, attention: bool = False, slopes: int = 0) -> None:
-    """Write all rows atomically."""
-    write_text(path, text_of(rows, layers, attention, slopes))
+def open_tracker(name: Tracker, folder: Path, run: str, seed: int, scale: str, configuration: str) -> Observer:
+    """The tracker called `name`; its files go below `folder`. configuration: the run's hash.
+    UserError if its package is not installed."""
+    if name == "tensorboard":
+        return _TensorBoard(_package("torch.utils.tensorboard", name), folder / "tensorboard")
+    return _WeightsAndBiases(_package("wandb", name), folder, run, seed, scale, configuration)
 
 
-def text_of(rows: Sequence[Row], layers: int, attention: bool = False, slopes: int = 0) -> str:
-    """log.csv; numbers in the shortest form that reads back to the same float, gaps empty."""
-    return csv_text(columns(layers, attention, slopes), rows)
+def _package(module: str, name: Tracker) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise UserError(
+            f"{name} is not installed; pip install -e '.[{name}]' in your clone or leave --tracker out"
+        ) from None
+
+
+class _TensorBoard:
+    def __init__(self, package: Any, folder: Path) -> None:
+        self._package, self._folder = package, folder
+
+    def begin(self, rows: Sequence[Row]) -> None:
+        done = int(rows[-1]["step"]) if rows else 0
+        # Steps that a killed process logged after its last saved state are logged again; the old ones are removed.
+        self._writer = self._package.SummaryWriter(str(self._folder), purge_step=done + 1)
+
+    def add(self, row: Row) -> None:
+        for key, value in _measured(row).items():
+            self._writer.add_scalar(key, value, row["step"])
+        self._writer.flush()
+
+    def end(self) -> None:
+        self._writer.close()
+
+
+class _WeightsAndBiases:
+    """One W&B run a training. Its id contains the configuration, so that only the same training resumes it."""
+
+    def __init__(self, package: Any, folder: Path, run: str, seed: int, scale: str, configuration: str) -> None:
+        self._package, self._folder, self._configuration = package, folder, configuration
+        self._run, self._seed, self._scale = run, seed, scale
+
+    def begin(self, rows: Sequence[Row]) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        name = f"{self._scale}-{self._run}-{self._seed}"
+        self._writer = self._package.init(
+            project="aero",
+            name=name,
+            id=f"{name}-{self._configuration[:8]}",
+            resume="allow",
+            dir=str(self._folder),
+            config={"run": self._run, "seed": self._seed, "scale": self._scale},
+        )
+
+    def add(self, row: Row) -> None:
+        # W&B drops the steps that a resumed training repeats.
+        self._writer.log(_measured(row), step=row["step"])
+
+    def end(self) -> None:
+        self._writer.finish()
+
+
+def _measured(row: Row) -> dict[str, float]:
+    """The row's values, grouped by quantity: entropy/layer_3."""
+    values = {key: value for key, value in row.items() if value is not None and key != "step"}
+    return {key.replace("_layer_", "/layer_"): value for key, value in values.items()}
+
+
+def outcome_line(metrics: dict[str, Any]) -> str:
+    """Perplexity and time of a training, or the step at which it diverged."""
+    if metrics["eval_perplexity"] is None:
+        return f"diverged at step {metrics['diverged_at_step']}"
+    return f"perplexity {metrics['eval_perplexity']:.3f}, {metrics['provenance']['seconds']:.0f} s"

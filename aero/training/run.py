@@ -13,23 +13,25 @@ import torch
 
 from aero import records
 from aero.checkpoint import save
-from aero.config import Parameters
+from aero.config import Parameters, ResolvedRun
 from aero.data.batches import Batches, evaluation_batches
-from aero.data.tokens import Tokens
-from aero.errors import UserError, json_file
+from aero.data.tokens import Tokens, open_tokens, tokens_folder
+from aero.entropy import measure
+from aero.errors import UserError
 from aero.model import GPT
-from aero.records import temporary, unfinished, write_together
-from aero.training.allocation import keep_freed_memory
-from aero.training.configuration import code_hash, configuration, regularizer_of
-from aero.training.log import LiveLog, Observer, text_of
-from aero.training.loop import ALONE, configuration_hash, evaluate, find_nonfinite, train
-from aero.training.processes import Processes, default_device
+from aero.records import temporary, unfinished, write_text, write_together
+from aero.training.diagnostics import find_nonfinite
+from aero.training.distributed import ALONE, Processes, default_device
+from aero.training.kernels import eager
+from aero.training.log import LiveLog, Observer, columns
+from aero.training.loop import Outcome, Regularizer, evaluate, train
+
+ENTROPY_BATCH = 32
+"""Sequences a batch when entropies are measured."""
 
 
 def train_run(
-    parameters: Parameters,
-    run: str,
-    seed: int,
+    run: ResolvedRun,
     tokens: Tokens,
     folder: Path,
     state_path: Path | None = None,
@@ -42,138 +44,240 @@ def train_run(
     checkpoint: bool = True,
     after: Callable[[GPT, dict[str, Any]], None] | None = None,
 ) -> dict[str, Any] | None:
-    """Train `run` with `seed` and write log.csv, checkpoint.safetensors and, last, metrics.json into `folder`.
+    """Train `run` and write log.csv, checkpoint.safetensors and, last, metrics.json into `folder`.
 
-    log.unfinished.csv grows while it trains; an earlier training's files in `folder` stay until the new ones take their
-    places. Returns the metrics, or None if `stop`, asked before every step, ended it first; the
-    state then resumes it. With `unless_done`, metrics of the very same configuration in `folder` are returned as they
-    are. Of several `processes` the first alone writes; all return the metrics.
-    checkpoint: whether the model is written. after: is given the trained model and its metrics, before metrics.json
-    says that the run is done.
+    log.unfinished.csv grows while it trains; earlier files in `folder` stay until the new ones replace them. Returns
+    the metrics, or None if `stop`, called before every step, ended the training; the saved state then resumes it. With
+    `unless_done`, metrics of the same configuration in `folder` are returned as they are. Of several `processes` the
+    first one writes; all return the metrics.
+    checkpoint: whether to write the model. after: called with the trained model and its metrics, before metrics.json.
     """
-    architecture, settings = parameters.architecture(run), parameters.train(run)
-    config, regularizer = parameters.model_config_for(run, tokens.vocabulary), regularizer_of(parameters, run)
-    slopes = {None: 0, "layer": config.layers, "global": 1}[architecture.slope]
+    settings, state_hash = run.train, run.hash(tokens.manifest)
+    config = run.model_config(tokens.vocabulary)
     device = device or (processes.device if processes.several else default_device())
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    if device == "cpu":
-        keep_freed_memory()
-    description = {"seed": seed} | configuration(parameters, run, tokens.manifest)
-    packing = description["packing"]
-    state_hash = configuration_hash(description)
-    if unless_done and (metrics := metrics_of(folder, state_hash)):
-        left = [folder / "log.csv", *([folder / "checkpoint.safetensors"] if checkpoint else [])]
-        if all(path.is_file() for path in left):
+    if unless_done and (metrics := finished_metrics(folder, state_hash)):
+        needed = [folder / "log.csv", *([folder / "checkpoint.safetensors"] if checkpoint else [])]
+        if all(path.is_file() for path in needed):
             return metrics
     started, clock = records.now(), time.monotonic()
-    batches = Batches(tokens.train, config.context, settings.batch_size, seed, packing, device)
-
-    def held_out(count: int) -> list[torch.Tensor]:
-        return list(evaluation_batches(tokens.valid, config.context, settings.batch_size, count, packing))
-
-    evaluation = held_out(settings.evaluation_tokens)
+    slopes = {None: 0, "layer": config.layers, "global": 1}[run.architecture.slope]
+    names = columns(config.layers, settings.log_attention, slopes)
     if processes.first:
-        live = unfinished(folder / "log.csv")
-        observers = [LiveLog(live, config.layers, settings.log_attention, slopes), *observers]
+        observers = [LiveLog(unfinished(folder / "log.csv"), names), *observers]
+    evaluation = _held_out(run, tokens, settings.evaluation_tokens)
     try:
         outcome = train(
-            architecture,
+            run.architecture,
             config,
             settings,
-            regularizer,
-            batches,
+            Regularizer(run.regularizer.reduction, run.regularizer.gamma, run.weight),
+            Batches(tokens.train, config.context, settings.batch_size, run.seed, run.corpus.packing, device),
             evaluation,
-            seed,
+            run.seed,
             state_path,
-            f"{state_hash}.{code_hash(__name__)}",  # what older code began is not finished by newer
+            state_hash,
             device,
             progress,
-            f"{run} seed {seed}",
+            run.label,
             stop,
             processes,
             observers,
         )
     except torch.OutOfMemoryError as error:
         raise UserError(
-            f"{run} does not fit into the memory of {device}: {str(error).splitlines()[0]} "
+            f"{run.name} does not fit into the memory of {device}: {str(error).splitlines()[0]} "
             "Halve train.batch_size and double train.accumulation"
         ) from None
-    finished = outcome.diverged_at_step is not None or outcome.steps_done == settings.steps
-    if not finished:
+    if outcome.diverged_at_step is None and outcome.steps_done < settings.steps:
         return None
-    loss = None
-    if outcome.diverged_at_step is None:
-        loss = evaluate(outcome.model, held_out(settings.final_evaluation_tokens), device, processes)
-        if not math.isfinite(loss):  # the last step itself broke the weights
-            loss, outcome.diverged_at_step = None, outcome.steps_done
-            batch = evaluation[0].to(device)
-            outcome.first_nonfinite = find_nonfinite(outcome.model, batch, outcome.steps_done, processes)
-    predicted = settings.batch_size * settings.accumulation * config.context
-    parameters_count = sum(parameter.numel() for parameter in outcome.model.parameters())
-    metrics = {
-        "run": run,
-        "paper_rows": list(parameters.run(run).rows),
-        "architecture": str(architecture),
-        "scale": parameters.scale,
-        "model": {**description["model"], "parameters": parameters_count},
+    loss = _final_loss(run, outcome, tokens, evaluation, device, processes)
+    metrics = _metrics(run, outcome, loss, tokens, device, processes)
+    metrics["provenance"] |= {
+        "started": started,
+        "seconds": round(time.monotonic() - clock, 1),
+        "cpu_seconds": round(outcome.cpu_seconds, 1),
+    }
+    if processes.first:
+        _write(folder, run, outcome, metrics, names, checkpoint, after)
+        if state_path is not None:
+            state_path.unlink(missing_ok=True)
+    return metrics
+
+
+def _write(
+    folder: Path,
+    run: ResolvedRun,
+    outcome: Outcome,
+    metrics: dict[str, Any],
+    names: Sequence[str],
+    checkpoint: bool,
+    after: Callable[[GPT, dict[str, Any]], None] | None,
+) -> None:
+    """Write the files of a finished training; log.unfinished.csv is removed."""
+    place = folder / "checkpoint.safetensors"
+    if checkpoint:
+        named = {"run": run.name, "seed": str(run.seed), "config_hash": metrics["config_hash"]}
+        save(temporary(place), outcome.model, **named, tokenizer_sha256=metrics["provenance"]["tokenizer_sha256"])
+    if after is not None:
+        after(outcome.model, metrics)
+    texts = {
+        folder / "log.csv": records.csv_text(names, outcome.rows),
+        folder / "metrics.json": json.dumps(metrics, indent=1, allow_nan=False) + "\n",
+    }
+    write_together(texts, beside=[place] if checkpoint else [])
+    unfinished(folder / "log.csv").unlink(missing_ok=True)
+
+
+def _held_out(run: ResolvedRun, tokens: Tokens, count: int) -> list[torch.Tensor]:
+    sizes, packing = run.sizes, run.corpus.packing
+    return list(evaluation_batches(tokens.valid, sizes.context, run.train.batch_size, count, packing))
+
+
+def _final_loss(
+    run: ResolvedRun,
+    outcome: Outcome,
+    tokens: Tokens,
+    evaluation: list[torch.Tensor],
+    device: str,
+    processes: Processes,
+) -> float | None:
+    """Loss of the trained model on the final evaluation's tokens; None for a training that diverged, also in the last
+    update."""
+    if outcome.diverged_at_step is not None:
+        return None
+    loss = evaluate(outcome.model, _held_out(run, tokens, run.train.final_evaluation_tokens), device, processes)
+    if math.isfinite(loss):
+        return loss
+    outcome.diverged_at_step = outcome.steps_done
+    batch = evaluation[0].to(device)
+    outcome.first_nonfinite = find_nonfinite(outcome.model, batch, outcome.steps_done, processes)
+    return None
+
+
+def _metrics(
+    run: ResolvedRun, outcome: Outcome, loss: float | None, tokens: Tokens, device: str, processes: Processes
+) -> dict[str, Any]:
+    description = run.configuration(tokens.manifest)
+    count = outcome.steps_done * run.train.batch_size * run.train.accumulation * run.sizes.context
+    size = sum(parameter.numel() for parameter in outcome.model.parameters())
+    return {
+        "run": run.name,
+        "paper_rows": list(run.parameters.rows),
+        "architecture": str(run.architecture),
+        "scale": run.scale,
+        "model": {**description["model"], "parameters": size},
         "corpus": description["corpus"],
-        "context": config.context,
-        "seed": seed,
-        "tokens": outcome.steps_done * predicted,
+        "context": run.sizes.context,
+        "seed": run.seed,
+        "tokens": count,
         "eval_loss": loss,
         "eval_perplexity": None if loss is None else math.exp(min(loss, 700.0)),
         "diverged_at_step": outcome.diverged_at_step,
         "first_nonfinite": outcome.first_nonfinite,
         "float16_overflow": outcome.float16_overflow,
-        "tokens_per_second": round(outcome.steps_done * predicted / max(outcome.seconds, 1e-9), 1),
+        "tokens_per_second": round(count / max(outcome.seconds, 1e-9), 1),
         "train": description["train"],
         "regularizer": description["regularizer"],
-        "config_hash": state_hash,
+        "config_hash": run.hash(tokens.manifest),
         "provenance": records.provenance(
             torch=torch.__version__,
             device=torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu",
             processes=processes.count,
             corpus_sha256=description["corpus_sha256"],
             tokenizer_sha256=description["tokenizer_sha256"],
-            started=started,
-            seconds=round(time.monotonic() - clock, 1),
-            cpu_seconds=round(outcome.cpu_seconds, 1),
         ),
     }
-    if processes.first:
-        place = folder / "checkpoint.safetensors"
-        if checkpoint:
-            save(
-                temporary(place),
-                outcome.model,
-                run=run,
-                seed=str(seed),
-                config_hash=state_hash,
-                tokenizer_sha256=description["tokenizer_sha256"],
-            )
-        if after is not None:
-            after(outcome.model, metrics)
-        texts = {
-            folder / "log.csv": text_of(outcome.rows, config.layers, settings.log_attention, slopes),
-            folder / "metrics.json": json.dumps(metrics, indent=1, allow_nan=False) + "\n",
-        }
-        write_together(texts, beside=[place] if checkpoint else [])
-        live.unlink(missing_ok=True)
-        if state_path is not None:
-            state_path.unlink(missing_ok=True)
-    return metrics
 
 
-def run_hash(parameters: Parameters, run: str, seed: int, tokens: Tokens) -> str:
-    """The configuration hash that the metrics of this training state."""
-    return configuration_hash({"seed": seed} | configuration(parameters, run, tokens.manifest))
-
-
-def metrics_of(folder: Path, config_hash: str) -> dict[str, Any] | None:
+def finished_metrics(folder: Path, config_hash: str) -> dict[str, Any] | None:
     """The metrics in `folder` if they are of the configuration with this hash."""
     try:
-        metrics = json_file(folder / "metrics.json")
+        metrics = records.read_metrics(folder)
     except (OSError, ValueError):
         return None
     return metrics if metrics.get("config_hash") == config_hash else None
+
+
+def run_tokens(parameters: Parameters, run: ResolvedRun, root: Path, given: Path | None = None) -> Tokens:
+    """The verified token files of the run's corpus below `root`, or those in `given`.
+
+    UserError if they are of another corpus than the scale's or have too large a vocabulary; ValueError if they are
+    missing or damaged.
+    """
+    if given is not None:
+        return open_tokens(given, verify=True)
+    folder = tokens_folder(run.corpus_name, root)
+    option = "" if run.corpus_name is None else f" --corpus {run.corpus_name}"
+    if root != Path("runs"):
+        option += f" --scale {parameters.scale}"
+    remedy = f"make it again: python -m stages.tokenize_corpus{option}"
+    if not (folder / "manifest.json").is_file() and root != Path("runs"):
+        raise UserError(f"token files {folder} of scale {parameters.scale} are missing; {remedy}")
+    tokens = open_tokens(folder, verify=True)
+    corpus = tokens.manifest["corpus"]["name"]
+    if corpus != run.corpus.name:
+        raise UserError(f"{folder} is of corpus {corpus}, scale {run.scale} needs {run.corpus.name}; {remedy}")
+    if tokens.vocabulary > run.vocabulary:
+        raise UserError(
+            f"{folder} has {tokens.vocabulary} entries, scale {run.scale} allows {run.vocabulary} for {run.name};"
+            f" {remedy}"
+        )
+    return tokens
+
+
+def write_entropy(
+    path: Path, model: GPT, metrics: dict[str, Any], tokens: Tokens, run: ResolvedRun, device: str
+) -> None:
+    """Measure the attention entropy of the trained `model` of `metrics` on held-out tokens, and write entropy.json.
+
+    UserError if `tokens` are of another corpus or tokenizer than the training's.
+    """
+    made = metrics["provenance"]
+    for name in ("corpus_sha256", "tokenizer_sha256"):
+        if made.get(name, tokens.manifest[name]) != tokens.manifest[name]:
+            raise UserError(
+                f"{tokens.folder} holds other tokens than {run.name} was trained on ({name}); name its own with "
+                "--tokens, or train it again"
+            )
+    config = model.config
+    batches = evaluation_batches(tokens.valid, config.context, ENTROPY_BATCH, run.entropy_tokens, run.corpus.packing)
+    model.eval()  # in training mode a spectral norm would iterate
+    with eager():
+        measured = measure(model, (ids.to(device) for ids in batches)).summary()
+    result = {
+        **{name: metrics[name] for name in ("run", "seed", "scale", "architecture")},
+        "context": config.context,
+        "layers": config.layers,
+        "heads": config.heads,
+        **measured,
+        "learned": learned(model),
+        "provenance": metrics["provenance"],
+        "measured": records.provenance(torch=torch.__version__, device=device, at=records.now()),
+    }
+    write_text(path, json.dumps(result, allow_nan=False) + "\n")
+
+
+def learned(model: torch.nn.Module) -> dict[str, object]:
+    """The learned values that figures draw: alpha and beta (L), thresholds (L, H), slopes (L or 1), and of temperatures
+    (L, H, T) the means over positions (L, H) and over heads (L, T); None for what a model does not have.
+    """
+    values = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    temperatures = [value for name, value in values.items() if name.endswith("temperature")]
+
+    def stacked(suffix: str) -> list[object] | None:
+        found = [value.tolist() for name, value in values.items() if name.endswith(suffix)]
+        return found or None
+
+    def whole(name: str) -> list[object] | None:
+        return values[name].tolist() if name in values else None
+
+    return {
+        "alpha": stacked(".alpha"),
+        "beta": stacked(".beta"),
+        "thresholds": whole("reg_threshold_weights"),
+        "slopes": whole("leaky_slopes"),
+        "temperature_mean": [value.mean(-1).tolist() for value in temperatures] or None,
+        "temperature_by_position": [value.mean(0).tolist() for value in temperatures] or None,
+    }

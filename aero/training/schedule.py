@@ -8,9 +8,11 @@ from typing import Literal
 import torch
 from torch import nn
 
+from aero.schema import TrainParameters
+
 LARGE = 2**20
-"""Parameters of a model that is trained with faster kernels on a CPU. Their last bits differ; the laptop scale's models
-are smaller, and keep theirs."""
+"""Parameters from which a model trains with faster kernels on a CPU, whose last bits differ. The laptop scale's models
+are smaller."""
 
 
 def linear_warmup_decay(step: int, steps: int, warmup_steps: int) -> float:
@@ -30,11 +32,19 @@ def ramped_cosine(step: int, steps: int, warmup_steps: int, final: float) -> flo
     return cosine * min(step + 1, warmup_steps) / warmup_steps
 
 
+def learning_rate_factor(settings: TrainParameters, step: int) -> float:
+    """Factor on the learning rate at `step` (0-based), by the settings' schedule."""
+    warmup_steps = settings.warmup_steps or max(1, round(settings.warmup * settings.steps))
+    if settings.schedule == "cosine":
+        return ramped_cosine(step, settings.steps, warmup_steps, settings.final_learning_rate / settings.learning_rate)
+    return linear_warmup_decay(step, settings.steps, warmup_steps)
+
+
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
     """Weight decay on weight matrices, embeddings and slopes; none on biases, norms, gains, temperatures, thresholds.
 
-    Slopes of a leaky ReLU decay, towards 0, because they did in the authors' training (relu-revival-normfree,
-    train_utils.py: all that is neither LayerNorm nor named a bias or a gain). weight.original0 is the gain g (out, 1)
+    Slopes of a leaky ReLU decay towards 0, as in the authors' training (relu-revival-normfree, train_utils.py: all but
+    LayerNorm and parameters named bias or gain). weight.original0 is the gain g (out, 1)
     of a weight norm, W = g v / |v|.
     """
     undecayed_tables = ("temperature", "reg_threshold_weights", "weight.original0")
@@ -56,8 +66,7 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """AdamW (CodeParrot's recipe) or Adam (Languini's, with a weight decay of 0).
 
-    fused: the whole update of a weight is one kernel, which reads and writes memory once; so it is of a large model on
-    a CPU.
+    fused: one kernel for the whole update of a weight; always used for a large model on a CPU.
     """
     kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[name]
     groups = parameter_groups(model, weight_decay)

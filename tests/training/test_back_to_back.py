@@ -12,7 +12,7 @@ from aero.data.tokens import open_tokens
 from aero.errors import UserError
 from aero.records import read_training, read_trainings
 from aero.training import back_to_back
-from aero.training.back_to_back import Limit
+from aero.training.time_limited import Limit
 from stages import entropy, merge_results, train, train_many
 
 LONG = {"steps": 4000, "log_every": 1, "evaluate_every": 1000, "checkpoint_every": 4000}

@@ -7,7 +7,7 @@ import torch
 
 from aero.architecture import parse
 from aero.model import GPT, ModelConfig
-from aero.training.compiled import as_it_stands, compile_step
+from aero.training.kernels import as_it_stands, compile_step
 from aero.training.loop import next_token_loss
 
 CONFIG = ModelConfig(vocabulary=32, context=8, layers=2, heads=2, width=16, ffn_width=64, temperature_init=1.0)

@@ -13,7 +13,7 @@ from aero.architecture import parse
 from aero.model import GPT, ModelConfig
 from aero.records import read_rows
 from aero.training import state
-from aero.training.compiled import tensor_cores
+from aero.training.kernels import tensor_cores
 from aero.training.log import LiveLog, columns, write
 from aero.training.loop import (
     Regularizer,

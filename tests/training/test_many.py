@@ -12,7 +12,7 @@ import pytest
 from small_project import children, environment, finish, one_line_error, stage, start, timeless, whole_lines
 
 from aero.errors import UserError
-from aero.training.many import Training, has_entropy, here, on_cluster
+from aero.training.launch import Training, has_entropy, here, on_cluster
 
 
 def results(folder):

@@ -16,7 +16,7 @@ from aero.errors import UserError
 from aero.records import read_rows
 from aero.training import processes
 from aero.training.loop import Regularizer, _regularization
-from aero.training.processes import Processes
+from aero.training.distributed import Processes
 
 
 def torchrun(folder, *script, count=2):

@@ -12,7 +12,7 @@ from small_project import make, stage
 from aero.config import load
 from aero.data.tokens import scale_root
 from aero.errors import UserError
-from aero.training.run_tokens import run_tokens
+from aero.training.run import run_tokens
 
 
 @pytest.fixture(scope="module")

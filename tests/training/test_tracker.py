@@ -8,7 +8,7 @@ import pytest
 from small_project import one_line_error, stage
 
 from aero.errors import UserError
-from aero.training.tracker import open_tracker
+from aero.training.log import open_tracker
 
 DONE = [{"step": 1, "train_loss": 3.0}, {"step": 10, "train_loss": 2.0}]
 ROW = {"step": 20, "train_loss": 1.5, "eval_loss": None, "entropy_layer_3": 0.25}

@@ -237,7 +237,7 @@ def points(
     sizes = published_sizes(model, context)
     found, without = [], {}
     for name, run in parameters.runs.items():
-        if run.model != model or parameters.context(name) != context:
+        if run.model != model or parameters.resolve(name).context != context:
             continue
         if run.overrides:
             without[name] = "trained by a recipe of its own"

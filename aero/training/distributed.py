@@ -1,6 +1,6 @@
 """Several processes, started by `torchrun`, that train one run together (DistributedDataParallel).
 
-Each takes its share of every batch. What the loop averages over them, gradients and losses, is the whole batch's.
+Each takes its share of every batch; averaged over them, gradients and losses are those of the whole batch.
 """
 
 from __future__ import annotations
@@ -93,22 +93,24 @@ class Processes:
         return self.lowest(value) == -self.lowest(-value)
 
 
+ALONE = Processes()
+
+
 def default_device() -> str:
-    """Where a process that is alone computes."""
+    """The device of a process that trains alone."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @contextlib.contextmanager
 def join() -> Iterator[Processes]:
-    """Join the processes that `torchrun` started, or be alone; on GPUs each process has its own.
+    """Join the processes that `torchrun` started, or train alone; on GPUs each process has its own.
 
-    UserError if its variables are none of torchrun's, if there are fewer GPUs than processes, or if another process is
-    lost on the way.
+    UserError if torchrun's variables are invalid, there are fewer GPUs than processes, or another process is lost.
     """
     count, rank, local = _number("WORLD_SIZE", 1), _number("RANK", 0), _number("LOCAL_RANK", 0)
     if count < 1 or rank >= count:
         raise UserError(
-            f"RANK {rank} of WORLD_SIZE {count} is no process: start by torchrun, which sets both, or unset both"
+            f"RANK {rank} is not below WORLD_SIZE {count}: start with torchrun, which sets both, or unset both"
         )
     gpus = torch.cuda.device_count()
     if count == 1:
@@ -120,7 +122,7 @@ def join() -> Iterator[Processes]:
         torch.cuda.set_device(local)
     lost = UserError(
         f"process {rank} of {count}: another process of this training ended; "
-        "the same command goes on from the last saved state"
+        "the same command resumes from the last saved state"
     )
 
     def stopped(*_: object) -> None:
@@ -134,21 +136,21 @@ def join() -> Iterator[Processes]:
     except RuntimeError as error:
         if not _lost(error):
             raise
-        # The group is left as it is: taking it down properly would wait for the lost process.
+        # Destroying the group would wait for the lost process.
         raise lost from None
     dist.destroy_process_group()
 
 
 def _number(variable: str, default: int) -> int:
-    """The whole number that torchrun has put into `variable`."""
+    """The whole number in an environment variable of torchrun."""
     text = os.environ.get(variable, str(default))
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise UserError(
-            f"{variable} is {cut(repr(text), 100)}, no whole number: torchrun sets it; without torchrun, unset it"
+            f"{variable} is {cut(repr(text), 100)}, not a whole number: torchrun sets it; without torchrun, unset it"
         )
     return int(text)
 
 
 def _lost(error: RuntimeError) -> bool:
-    """Whether a collective failed because a peer is gone; gloo says so in words alone."""
+    """Whether a collective failed because a peer is gone; gloo raises a plain RuntimeError."""
     return isinstance(error, dist.DistError) or "gloo/transport" in str(error)

@@ -1,7 +1,7 @@
 """Many trainings at once: on this machine, or as jobs of a cluster's scheduler through submitit.
 
-Every training is a process of its own (`stages.train`, then `stages.entropy`), so one that fails takes no other with
-it, and one that was killed goes on from its last saved state when it is started again.
+Every training is a process of its own (`stages.train`, then `stages.entropy`): one that fails stops no other, and one
+that was killed resumes when it is started again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aero.errors import UserError, json_file
+from aero.errors import UserError
+from aero.records import read_training
 
 if TYPE_CHECKING:
     import submitit
@@ -25,10 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Training:
-    """One training and where it leaves its files; `here` is the folder that params.yaml lies in.
-
-    arguments: what else `stages.train` is given.
-    """
+    """One training and its folder; `here` is the folder of params.yaml. arguments: further ones of `stages.train`."""
 
     run: str
     seed: int
@@ -49,17 +47,17 @@ class Training:
         return [[sys.executable, *train], [sys.executable, *entropy]]
 
     def __call__(self) -> str | None:
-        """Do it; None, or in a line why it failed. All output goes to output.txt in the folder."""
-        return self.do(os.environ, lambda process: None)
+        """Run the commands; None, or one line why they failed. Their output goes to output.txt in the folder."""
+        return self.execute(os.environ, lambda process: None)
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission:
-        """What submitit asks for when the scheduler takes the machine away: the same again, which resumes."""
+        """Called by submitit when the scheduler takes the machine away: submits the same again, which resumes."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
 
-    def do(self, environment: Mapping[str, str], started: Callable[[subprocess.Popen[bytes]], None]) -> str | None:
-        """`__call__` in an environment, telling `started` of each process."""
+    def execute(self, environment: Mapping[str, str], started: Callable[[subprocess.Popen[bytes]], None]) -> str | None:
+        """`__call__` in an environment; `started` is called with each process."""
         output = self.folder / "output.txt"
         output.parent.mkdir(parents=True, exist_ok=True)
         for command in self.commands():
@@ -79,7 +77,7 @@ class Training:
                     started(process)
                     status = process.wait()
                 finally:
-                    # When the scheduler interrupts the wait, nothing is left that would hold the state.
+                    # If the scheduler interrupts the wait, no process may keep the lock on the state.
                     process.terminate()
                     process.wait()
             if status < 0:
@@ -92,16 +90,15 @@ class Training:
 
 
 def has_entropy(folder: Path) -> bool:
-    """Whether the entropy in `folder` was measured on the very training whose metrics lie there."""
+    """Whether the entropy in `folder` was measured on the training of the metrics there."""
     try:
-        metrics, entropy = (json_file(folder / name) for name in ("metrics.json", "entropy.json"))
-        return entropy["provenance"] == metrics["provenance"]
-    except (OSError, ValueError, KeyError):
+        return read_training(folder).entropy is not None
+    except (OSError, ValueError):
         return False
 
 
-def here(trainings: Sequence[Training], jobs: int, gpus: Sequence[str] = ()) -> Iterator[tuple[Training, str | None]]:
-    """Do `trainings`, `jobs` at a time, on this machine; each with None or why it failed, as they end.
+def run_here(trainings: Sequence[Training], jobs: int, gpus: Sequence[str] = ()) -> Iterator[tuple[Training, str | None]]:
+    """Run `trainings` on this machine, `jobs` at a time; yields each with None or the reason it failed.
 
     gpus: names for CUDA_VISIBLE_DEVICES; with fewer than `jobs`, several trainings share one.
     """
@@ -124,7 +121,7 @@ def here(trainings: Sequence[Training], jobs: int, gpus: Sequence[str] = ()) -> 
                 process.terminate()
 
         try:
-            return "stopped" if stopped.is_set() else training.do(environment, started)
+            return "stopped" if stopped.is_set() else training.execute(environment, started)
         finally:
             slots.put(slot)
 
@@ -139,12 +136,12 @@ def here(trainings: Sequence[Training], jobs: int, gpus: Sequence[str] = ()) -> 
                 process.terminate()
 
 
-def on_cluster(
+def run_on_cluster(
     trainings: Sequence[Training], folder: Path, cluster: str, jobs: int, **resources: Any
 ) -> Iterator[tuple[Training, str | None]]:
-    """Submit `trainings` as one job array, `jobs` at a time; each with None or why it failed, as they end.
+    """Submit `trainings` as one job array, `jobs` at a time; yields each with None or the reason it failed.
 
-    cluster: "slurm", or "local" for submitit's own stand-in on this machine. folder: submitit's job files.
+    cluster: "slurm", or "local" for submitit's executor on this machine. folder: submitit's job files.
     resources: submitit's parameters, such as timeout_min, gpus_per_node, slurm_partition.
     UserError if submitit is not installed or the scheduler refuses.
     """
@@ -158,7 +155,7 @@ def on_cluster(
         with executor.batch():
             submitted = [executor.submit(training) for training in trainings]
     except (RuntimeError, OSError, subprocess.SubprocessError, submitit.core.utils.FailedJobError) as error:
-        raise UserError(f"{cluster} takes no jobs: {error}") from None
+        raise UserError(f"{cluster} refuses the jobs: {error}") from None
     of_job = dict(zip((job.job_id for job in submitted), trainings, strict=True))
     for job in submitit.helpers.as_completed(submitted, poll_frequency=1 if cluster == "local" else 20):
         failure = job.exception()

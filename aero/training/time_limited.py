@@ -1,0 +1,174 @@
+"""Trainings one after the other in this process within a time limit, for a time-limited machine.
+
+One process pays once for loading PyTorch and the corpus. A run that does not fit into the time left is stopped with a
+saved state, and the next call resumes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from aero.config import ResolvedRun
+from aero.data.tokens import Tokens
+from aero.errors import UserError
+from aero.model import GPT
+from aero.records import Row, lock
+from aero.training.distributed import default_device
+from aero.training.run import finished_metrics, train_run, write_entropy
+
+SAFETY = 1.25
+"""Time reserved to start and to end a run: the longest so far, times this."""
+FIRST_SHARE = 0.04
+"""The same before the first run: this share of the time limit."""
+
+How = Literal["finished", "found", "unfinished", "failed"]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How one training ended. found: it was done before. metrics: of a finished or found one."""
+
+    run: ResolvedRun
+    how: How
+    metrics: dict[str, Any] | None = None
+    line: str = ""
+
+
+@dataclass
+class Limit:
+    """The time limit, and the time it takes to start a run and to end one, on the clock of `time.monotonic`.
+
+    seconds: None for no limit. interrupted: called before every step; True ends the run as the limit does.
+    """
+
+    seconds: float | None = None
+    interrupted: Callable[[], bool] = lambda: False
+    began: float = field(default_factory=time.monotonic)
+    starting: float | None = None
+    ending: float | None = None
+
+    def elapsed(self) -> float:
+        return round(time.monotonic() - self.began, 1)
+
+    def left(self) -> float:
+        """Seconds left."""
+        return float("inf") if self.seconds is None else self.began + self.seconds - time.monotonic()
+
+    def reserve(self, measured: float | None) -> float:
+        if self.seconds is None:
+            return 0.0
+        return FIRST_SHARE * self.seconds if measured is None else SAFETY * measured
+
+    def may_start(self) -> bool:
+        """Whether there is time to start a run and save it."""
+        return not self.interrupted() and self.left() > self.reserve(self.starting) + self.reserve(self.ending)
+
+    def stop(self) -> bool:
+        """Whether a run must stop now, to be saved or evaluated in time."""
+        return self.interrupted() or self.left() < self.reserve(self.ending)
+
+    def took(self, starting: float | None, ending: float) -> None:
+        self.starting = max(filter(None, (self.starting, starting)), default=None)
+        self.ending = max(self.ending or 0.0, ending)
+
+
+class _Stopwatch:
+    """An observer that notes the end of a training's first and last step."""
+
+    def __init__(self) -> None:
+        self.began = self.stopped = time.monotonic()
+        self.first: float | None = None
+
+    def begin(self, rows: Sequence[Row]) -> None:
+        pass
+
+    def add(self, row: Row) -> None:
+        self.first = self.first or time.monotonic()
+
+    def end(self) -> None:
+        self.stopped = time.monotonic()
+
+
+def train_in_turn(
+    runs: Sequence[ResolvedRun],
+    tokens_of: Callable[[ResolvedRun], Tokens],
+    folder_of: Callable[[ResolvedRun], Path],
+    limit: Limit,
+    device: str | None = None,
+) -> Iterator[Ending]:
+    """Train one run after the other and measure their entropies, while there is time.
+
+    folder_of: folder of metrics.json, entropy.json, log.csv and the state of an unfinished run; no checkpoint is
+    written. A run that fails stops no other. A run that fails when compiled is trained again without compiling. Ends
+    after the run that the limit stops.
+    """
+    device = device or default_device()
+    for run in runs:
+        if not limit.may_start():
+            return
+        began, folder, tokens = time.monotonic(), folder_of(run), tokens_of(run)
+        if metrics := finished_metrics(folder, run.hash(tokens.manifest)):
+            yield Ending(run, "found", metrics)
+            continue
+        watch = _Stopwatch()
+        try:
+            metrics = _train(run, tokens, folder, limit, device, watch)
+        except Exception as error:  # a failing run must not cost the time of the others
+            line = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+            yield Ending(run, "failed", line=str(error) if _of_input(error) else line)
+            continue
+        finally:
+            _free_memory(device)
+        limit.took(None if watch.first is None else watch.first - began, time.monotonic() - watch.stopped)
+        if metrics is None:
+            yield Ending(run, "unfinished")
+            return
+        yield Ending(run, "finished", metrics)
+
+
+def _train(
+    run: ResolvedRun, tokens: Tokens, folder: Path, limit: Limit, device: str, watch: _Stopwatch
+) -> dict[str, Any] | None:
+    def entropy(model: GPT, metrics: dict[str, Any]) -> None:
+        path = folder / "entropy.json"
+        path.unlink(missing_ok=True)
+        # A model that diverged may have no finite entropies.
+        with contextlib.suppress(ValueError) if metrics["diverged_at_step"] is not None else contextlib.nullcontext():
+            write_entropy(path, model, metrics, tokens, run, device)
+
+    def once() -> dict[str, Any] | None:
+        return train_run(
+            run, tokens, folder, state, device, stop=limit.stop, observers=[watch], checkpoint=False, after=entropy
+        )
+
+    state = folder / "resume.safetensors"
+    with lock(state):
+        try:
+            return once()
+        except Exception as error:
+            if _of_input(error) or not (run.train.compile and device.startswith("cuda")):
+                raise
+            print(f"{run.label}: {type(error).__name__}, again without compiling: {str(error)[:300]}", flush=True)
+            _free_memory(device)
+            with torch.compiler.set_stance("force_eager"):
+                return once()
+
+
+def _of_input(error: Exception) -> bool:
+    """Whether the error is a user error, whose message is one line."""
+    return isinstance(error, UserError | ValueError)
+
+
+def _free_memory(device: str) -> None:
+    """Free the memory of the last model and its compilation."""
+    gc.collect()
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()

@@ -1,0 +1,130 @@
+"""Train runs one after the other in this process within --minutes: `python -m stages.train_limited [RUN...] --out DIR`.
+
+For a time-limited machine (docs/gpu.md): every result is written to DIR, which holds only a few files to download;
+`python -m stages.merge_results DIR` adds them to results/SCALE/. The same command again resumes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aero import records
+from aero.config import Parameters, ResolvedRun, load
+from aero.data.tokens import Tokens, scale_root
+from aero.errors import UserError, check_minutes, run_main
+from aero.training import catalogue
+from aero.training.distributed import default_device
+from aero.training.log import outcome_line
+from aero.training.run import run_tokens
+from aero.training.time_limited import Ending, Limit, train_in_turn
+from stages.train_many import add_runs, chosen_runs
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m stages.train_limited", description=__doc__)
+    add_runs(parser, "default: all of training_order, then further seeds")
+    parser.add_argument("--minutes", type=float, help="time limit")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--state", type=Path, help="folder of the runs (default runs/scales/SCALE)")
+    chosen = parser.parse_args(arguments)
+    check_minutes(chosen.minutes)
+    active = load()
+    parameters, root = active.at_scale(chosen.scale), scale_root(chosen.scale, active.scale)
+    opened: dict[str | None, Tokens] = {}  # by corpus: verifying one takes seconds
+
+    def tokens_of(run: ResolvedRun) -> Tokens:
+        if run.corpus_name not in opened:
+            opened[run.corpus_name] = run_tokens(parameters, run, root, chosen.tokens)
+        return opened[run.corpus_name]
+
+    def folder_of(run: ResolvedRun) -> Path:
+        return (chosen.state or Path("runs/scales") / run.scale) / run.name / f"seed_{run.seed}"
+
+    found = catalogue.results()
+    runs = wanted(parameters, chosen.runs, chosen.seeds, found)
+    done = records.read_all_metrics(Path("results") / parameters.scale)
+    done |= records.read_all_metrics(chosen.out, scale=parameters.scale)
+    pending = [
+        run
+        for run in runs
+        if done.get((run.name, run.seed), {}).get("config_hash") != run.hash(tokens_of(run).manifest)
+    ]
+    limit, stopped = Limit(None if chosen.minutes is None else 60 * chosen.minutes), threading.Event()
+    limit.interrupted = stopped.is_set
+    print(f"{len(runs) - len(pending)} of {len(runs)} trainings are done; {forecast(parameters, pending, found, limit)}")
+    report = {
+        "scale": parameters.scale,
+        "minutes": chosen.minutes,
+        "device": torch.cuda.get_device_name() if default_device() == "cuda" else "cpu",
+        "provenance": records.provenance(torch=torch.__version__, started=records.now()),
+        "trainings": [],
+        "left": [run.label for run in pending],
+    }
+    before = signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    try:
+        for ended in train_in_turn(pending, tokens_of, folder_of, limit):
+            if ended.metrics is not None:
+                training = records.read_training(folder_of(ended.run))
+                records.write_trainings(chosen.out, [training], parameters.scale)
+            note(report, ended, chosen.out, limit)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if stopped.is_set():
+        raise KeyboardInterrupt
+    failed = [line["training"] for line in report["trainings"] if line["how"] == "failed"]
+    if failed:
+        raise UserError(f"{len(failed)} of {len(pending)} trainings failed ({', '.join(failed)}); the others are saved")
+    left = len(report["left"])
+    print(f"{left} left; the same command resumes, on a new machine merge first" if left else "all are done")
+
+
+def wanted(
+    parameters: Parameters, names: list[str], seeds: list[int] | None, found: catalogue.Found
+) -> list[ResolvedRun]:
+    """The named runs with their seeds, or all of `training_order` and further seeds."""
+    runs = chosen_runs(parameters, names)
+    if runs:
+        pairs = [(run, seed) for run in dict.fromkeys(runs) for seed in dict.fromkeys(seeds or parameters.seeds)]
+    else:
+        pairs = [pair for pair in catalogue.in_order(parameters, found) if not seeds or pair[1] in seeds]
+    return [parameters.resolve(run, seed) for run, seed in pairs]
+
+
+def note(report: dict[str, Any], ended: Ending, out: Path, limit: Limit) -> None:
+    """Print how a training ended and add it to report.json."""
+    line = {
+        "failed": f"failed: {ended.line}",
+        "unfinished": "not finished, its state is saved",
+    }.get(ended.how) or outcome_line(ended.metrics)
+    if ended.how == "found":
+        line = f"was done on this machine: {line}"
+    if ended.how != "unfinished":
+        report["left"].remove(ended.run.label)
+    report["trainings"].append({"training": ended.run.label, "how": ended.how, "outcome": line})
+    records.write_text(out / "report.json", json.dumps(report | {"seconds": limit.elapsed()}, indent=1) + "\n")
+    print(f"{ended.run.label}: {line}; {limit.elapsed():.0f} s elapsed", flush=True)
+
+
+def forecast(parameters: Parameters, pending: list[ResolvedRun], found: catalogue.Found, limit: Limit) -> str:
+    """Expected time of the pending trainings, and how many fit into the time limit."""
+    expected = [catalogue.expected_seconds(parameters, run.name, found) for run in pending]
+    if not expected:
+        return "nothing to train"
+    times = [seconds for seconds, _ in expected]
+    if None in times:
+        return f"{len(pending)} to train, unknown how long"
+    fitting = sum(limit.seconds is None or sum(times[: i + 1]) <= limit.seconds for i in range(len(times)))
+    basis = "as fast as committed results" if expected[0][1] else f"on the assumed {parameters.active.device}"
+    within = "" if limit.seconds is None else f", {fitting} of them in {limit.seconds / 60:g} minutes"
+    return f"{len(pending)} to train take {sum(times) / 60:.1f} minutes {basis}{within}"
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -19,7 +19,7 @@ CASES ?=
 BIN := .venv/bin
 # DVC itself, but for a dvc.lock that no kill leaves half-written and a params.yaml that is checked before its values
 # are put into commands; plain `dvc` does neither.
-DVC := python -m aero.whole_dvc
+DVC := dvc
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYTHONHASHSEED := 0
 

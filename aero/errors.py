@@ -1,4 +1,4 @@
-"""How the command line tells of bad input: one line on standard error, exit status 1, no traceback."""
+"""Errors of the command line: one line on standard error, exit status 1, no traceback."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import re
 import signal
 import stat
 import sys
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 LONGEST_LINE = 1000
-"""Characters of an error that are shown: what a damaged file holds could go on for megabytes."""
+"""Characters of an error that are shown; it may quote a damaged file."""
 
 
 EXTRAS = {
@@ -29,15 +28,15 @@ EXTRAS = {
     "dvc": "pipeline",
     "submitit": "cluster",
 }
-"""Packages that only a part of this project needs, and the extra of pyproject.toml that installs each."""
+"""Optional packages, and the extra of pyproject.toml that installs each."""
 
 
 class UserError(ValueError):
-    """Input a person can mend; its text names the cause and the remedy in one line."""
+    """A mistake of the user; the message names cause and remedy in one line."""
 
 
-def tell_interrupts_while_loading() -> None:
-    """Until `run_main` sees to it, Ctrl-C ends the process with one line: libraries take seconds to load."""
+def report_interrupts_while_loading() -> None:
+    """Until `run_main` starts, Ctrl-C ends the process with one line; loading libraries takes seconds."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupted_while_loading)
 
@@ -48,28 +47,25 @@ def _interrupted_while_loading(*_: object) -> None:
 
 
 def run_main(main: Callable[[list[str]], int | None], arguments: list[str] | None = None) -> None:
-    """Run `main(arguments)` and leave the process.
+    """Run `main(arguments)` and exit.
 
-    `ValueError`, `OSError` and `KeyboardInterrupt` become one line on standard error and exit status 1 (130 for an
-    interrupt), and so do a lack of memory that Python notices and a package of `EXTRAS` that is not installed. Anything
-    else is a defect of this project and keeps its traceback.
+    ValueError, OSError, MemoryError, KeyboardInterrupt and a missing package of `EXTRAS` become one line on standard
+    error and exit status 1 (130 for an interrupt). Any other error is a defect and keeps its traceback.
     """
     if signal.getsignal(signal.SIGINT) is _interrupted_while_loading:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         status = main(sys.argv[1:] if arguments is None else arguments)
-        sys.stdout.flush()  # later, Python only complains of what could not be written
+        sys.stdout.flush()
     except KeyboardInterrupt:
         print("error: interrupted; a run can be resumed by the same command", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
-        _drop_output()  # whoever read it has seen enough (`| head`)
+        _drop_output()  # the reader has closed the pipe (`| head`)
         sys.exit(1)
     except MemoryError as error:
-        said = " ".join(str(error).split())
-        print(
-            f"error: out of memory{f' ({said})' if said else ''}; free some, or ask for less at once", file=sys.stderr
-        )
+        reason = " ".join(str(error).split())
+        print(f"error: out of memory{f' ({reason})' if reason else ''}", file=sys.stderr)
         sys.exit(1)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
@@ -87,7 +83,7 @@ def run_main(main: Callable[[list[str]], int | None], arguments: list[str] | Non
 
 
 def _drop_output() -> None:
-    """Standard output leads nowhere from here on, if what is still buffered for it cannot be written."""
+    """Discard standard output if its buffer cannot be written."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -103,7 +99,7 @@ REMEDIES = {
     errno.ENOSPC: "make room there",
     errno.EMFILE: "allow more open files (`ulimit -n`)",
 }
-"""What helps where the system refuses a file, by its number of the error."""
+"""Remedies for errors of the file system."""
 
 
 def _remedy(error: ValueError | OSError) -> str:
@@ -115,7 +111,7 @@ def _remedy(error: ValueError | OSError) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """What the error says, on one line of printable characters: it may quote a file or a peer that is not trusted."""
+    """The message on one line of printable characters; it may quote an untrusted file or peer."""
     line = " ".join(str(error).split()) or type(error).__name__
     line = "".join(c if c.isprintable() else "\ufffd" for c in line)
     return line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]} ..."
@@ -131,20 +127,18 @@ def known(kind: str, name: str, names: Collection[str]) -> str:
 
 
 def check_file(path: Path, most: int | None = None) -> None:
-    """UserError for what is no file, where a pipe would be waited for and a device read without end, and for one of
-    more than `most` bytes. FileNotFoundError if there is nothing.
-    """
+    """UserError if `path` is not a regular file or has more than `most` bytes. FileNotFoundError if it is missing."""
     try:
         found = path.stat()
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-        raise UserError(f"{path} is a link that leads back to itself; name the file") from None
+        raise UserError(f"{path} is a link to itself; name the file") from None
     if not stat.S_ISREG(found.st_mode):
         kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, socket or device"
         raise UserError(f"{path} is {kind}; name a file")
     if most is not None and found.st_size > most:
-        raise UserError(f"{path} has {found.st_size:,} bytes, more than the {most:,} that are read; give a part of it")
+        raise UserError(f"{path} has {found.st_size:,} bytes, more than the {most:,} allowed")
 
 
 def text_of(path: Path, most: int | None = None) -> str:
@@ -161,43 +155,55 @@ def text_of(path: Path, most: int | None = None) -> str:
 
 
 def seed_number(text: str) -> int:
-    """What `--seed` takes, as argparse's `type`: a whole number from 0, below 2^63 as PyTorch takes them."""
+    """The value of `--seed` (argparse's `type`): a whole number below 2^63."""
     if not re.fullmatch("[0-9]{1,19}", text) or int(text) >= 2**63:
         raise argparse.ArgumentTypeError(f"{cut(text, 40)!r} must be a whole number from 0 to {2**63 - 1}")
     return int(text)
 
 
 def check_minutes(minutes: float | None) -> None:
-    """UserError unless a time limit is None or a number of minutes above 0: NaN would end nothing."""
+    """UserError unless a time limit is None or a positive number of minutes."""
     if minutes is not None and not 0 < minutes < 1e9:
-        raise UserError(f"--minutes {minutes:g}: more than 0, and a number")
+        raise UserError(f"--minutes {minutes:g}: must be a number above 0")
 
 
 def yaml_of(text: str) -> Any:
-    """What a text in YAML says. ValueError for one that is nested too deeply, has too many parts, or names a key twice;
-    PyYAML's own errors, of whatever type, for one that is not valid.
+    """The values of a YAML text. ValueError if a mapping has a key twice; PyYAML's own errors if it is not valid.
 
-    By libyaml where PyYAML has it, in a fifth of the time. Its stack ends at some 10^4 levels, and the process with it,
-    so that its events, which need no stack, are looked at first.
+    Numbers such as 1e-5 are numbers, as in YAML 1.2.
     """
     import yaml
 
-    kind = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    check_events(yaml.parse(text, Loader=kind))
-    loader = _checking(kind)(text)
-    try:
-        return bounded(loader.get_single_data())
-    finally:
-        loader.dispose()
+    return yaml.load(text, Loader=_loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+
+
+@cache
+def _loader(kind: type[Any]) -> type[Any]:
+    class Loader(kind):
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen = set()
+            for key, _ in node.value:
+                value = key.value if isinstance(key.value, str) else None
+                if key.tag != "tag:yaml.org,2002:merge" and value is not None:
+                    if value in seen:
+                        raise ValueError(
+                            f"line {key.start_mark.line + 1} has the key {cut(value, 100)!r} a second time"
+                        )
+                    seen.add(value)
+            return super().construct_mapping(node, deep)
+
+    exponent = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", exponent, list("-+0123456789"))
+    return Loader
 
 
 def yaml_file(path: Path) -> dict[Any, Any]:
-    """The mapping that a file in YAML holds. UserError, naming the file, for anything else; OSError as for any file."""
+    """The mapping in a YAML file. UserError, naming the file, for anything else; OSError if it cannot be opened."""
     try:
         values = yaml_of(text_of(path))
     except (OSError, UserError):
         raise
-    except Exception as error:  # a date without a month, a tag of another type: YAML's readers raise anything
+    except Exception as error:  # PyYAML raises errors of many types
         raise UserError(f"{path} is not valid YAML: {type(error).__name__}: {error}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold a mapping of parameters")
@@ -205,7 +211,7 @@ def yaml_file(path: Path) -> dict[Any, Any]:
 
 
 def json_file(path: Path) -> dict[str, Any]:
-    """The mapping that a file in JSON holds. UserError, naming the file, for anything else; OSError as for any file."""
+    """The mapping in a JSON file. UserError, naming the file, for anything else; OSError if it cannot be opened."""
     try:
         values = json.loads(text_of(path))
     except UserError:
@@ -217,155 +223,16 @@ def json_file(path: Path) -> dict[str, Any]:
     return values
 
 
-_MERGE = "tag:yaml.org,2002:merge"
-
-
-@dataclass
-class _Part:
-    """A list, mapping, scalar or alias of a YAML text, as far as it has been read.
-
-    keys: of a mapping's own. parts: of a mapping, its own and merged. height: levels of collections in it. merges: the
-    key that was read last is the one that merges (`<<`).
-    """
-
-    value: str | None = None
-    merge_key: bool = False
-    keys: set[str] | None = None
-    parts: int = 0
-    height: int = 0
-    key_next: bool = True
-    merges: bool = False
-    anchor: str | None = None
-
-
-def check_events(events: Iterable[Any], most: int = 100, merged: int = 10**5) -> None:
-    """ValueError for PyYAML's events of a text that is nested more than `most` deep, with what its aliases stand for;
-    gives a key twice, of which one would be lost; merges lists of mappings, which can double what it means with every
-    line; or merges more than `merged` keys."""
-    import yaml
-
-    opened: list[_Part] = []
-    anchors: dict[str, _Part] = {}
-    for event in events:
-        if isinstance(event, yaml.CollectionEndEvent):
-            part = opened.pop()
-            if part.anchor is not None:
-                anchors[part.anchor] = part
-        elif isinstance(event, yaml.AliasEvent):
-            if any(part.anchor == event.anchor for part in opened):
-                raise ValueError(f"line {event.start_mark.line + 1}: a part of it contains itself")
-            part = anchors.get(event.anchor) or _Part()
-        elif isinstance(event, yaml.ScalarEvent):
-            plain = event.tag in (None, "!") and event.implicit[0]  # `! <<` is what it is without `!`
-            part = _Part(event.value, event.tag == _MERGE or plain and event.value == "<<")
-            if event.anchor is not None:
-                anchors[event.anchor] = part
-        elif isinstance(event, yaml.CollectionStartEvent):
-            keys: set[str] | None = set() if isinstance(event, yaml.MappingStartEvent) else None
-            anchors.pop(event.anchor, None)
-            opened.append(_Part(merge_key=event.tag == _MERGE, keys=keys, height=1, anchor=event.anchor))
-            if opened[1:] and opened[-2].merges and keys is None:
-                raise ValueError(f"line {event.start_mark.line + 1} merges a list of mappings; merge one")
-            if len(opened) > most:
-                raise ValueError(f"line {event.start_mark.line + 1} is nested more than {most} deep")
-            continue
-        else:
-            continue
-        if opened:
-            merged -= _add(opened[-1], part, event.start_mark.line + 1)
-            if merged < 0:
-                raise ValueError(f"line {event.start_mark.line + 1} merges more keys than there is room for")
-            if len(opened) - 1 + opened[-1].height > most:
-                raise ValueError(f"line {event.start_mark.line + 1} is nested more than {most} deep")
-
-
-def _add(holder: _Part, part: _Part, line: int) -> int:
-    """Add a whole part to the list or mapping that it stands in; how many keys that merged."""
-    holder.height = max(holder.height, part.height + 1)
-    if holder.keys is None:
-        return 0
-    holder.key_next = not holder.key_next
-    if not holder.key_next:  # `part` was the key
-        if part.value is not None:
-            if part.value in holder.keys:
-                raise ValueError(f"line {line} has the key {cut(part.value, 100)!r} a second time")
-            holder.keys.add(part.value)
-        holder.merges, holder.parts = part.merge_key, holder.parts + 1
-        return 0
-    if not holder.merges:
-        return 0
-    if part.keys is None and part.height:
-        raise ValueError(f"line {line} merges a list of mappings; merge one")
-    holder.merges, holder.parts = False, holder.parts + part.parts
-    return part.parts
-
-
-_EXPONENT = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$")
-"""Numbers such as 1e-5, which are text to YAML 1.1, PyYAML's, and numbers to 1.2, DVC's."""
-_DIGITS = 10_000
-"""Characters of a whole number in YAML. PyYAML reads 1:30:00, to the base 60, in a time that grows as their square."""
-
-
-@cache
-def _checking(kind: type[Any]) -> type[Any]:
-    """PyYAML's loader `kind` with a bound on the length of numbers, and no keys that are equal when they are read."""
-
-    class Checking(kind):
-        def flatten_mapping(self, node: Any) -> None:
-            if not hasattr(node, "own_keys"):  # the first time: others that merge this one may do so before its turn
-                node.own_keys = [key for key, _ in node.value if key.tag != _MERGE]
-            super().flatten_mapping(node)
-
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            found = super().construct_mapping(node, deep)
-            seen = set()
-            for key in node.own_keys:
-                value = self.construct_object(key, deep=True)
-                if value in seen:
-                    raise ValueError(f"line {key.start_mark.line + 1} has the key {cut(str(value), 100)} a second time")
-                seen.add(value)
-            return found
-
-        def construct_int(self, node: Any) -> int:
-            if len(node.value) > _DIGITS:
-                raise ValueError(f"line {node.start_mark.line + 1} has a number of {len(node.value)} characters")
-            return self.construct_yaml_int(node)
-
-    Checking.add_constructor("tag:yaml.org,2002:int", Checking.construct_int)
-    Checking.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
-    return Checking
-
-
-def bounded(tree: Any, most: int = 10**6) -> Any:
-    """`tree` of lists and mappings. ValueError if it has more than `most` parts, or contains itself: a few lines of
-    YAML whose aliases stand for each other are millions of parts as soon as somebody writes them out."""
-    sizes: dict[int, int | None] = {}
-
-    def size(part: Any) -> int:
-        if not isinstance(part, dict | list | tuple):  # tuples: of `!!pairs` and `!!omap`
-            return 1
-        if id(part) not in sizes:
-            sizes[id(part)] = None
-            sizes[id(part)] = 1 + sum(map(size, part.values() if isinstance(part, dict) else part))
-        if (found := sizes[id(part)]) is None:
-            raise ValueError("a part of it contains itself")
-        return found
-
-    if (parts := size(tree)) > most:
-        raise ValueError(f"it has {parts:.1e} parts" if parts < 1e300 else "it has no end of parts")
-    return tree
-
-
 def got(value: Any) -> str:
-    """The value that was found, cut where it is long."""
+    """The value that was found, shortened."""
     try:
         text = repr(value)
-    except ValueError:  # Python writes no integer of more than 4,300 digits
+    except ValueError:  # an integer of more than 4,300 digits
         text = "a number of thousands of digits"
     return f" (got {text if len(text) <= 100 else text[:100] + '...'})"
 
 
 def cut(text: str, most: int = 600) -> str:
-    """The text, or its beginning and end where it is longer than `most`: a number may have thousands of digits."""
+    """The text, or its beginning and end if it is longer than `most`."""
     half = most // 2
     return text if len(text) <= most else f"{text[:half]}...{text[-half:]}"

@@ -45,10 +45,9 @@ import yaml
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
-from aero import records, whole_dvc  # noqa: F401 - Repo below is DVC as `make` runs it
+from aero import records
 from aero.errors import UserError, run_main
-from aero.records import ROOT
-from aero.records import write_text
+from aero.records import ROOT, write_text
 from benchmarks.fault_results import content_of, md5_of
 
 FILE = Path("results/robustness/faults.json")
@@ -141,7 +140,7 @@ class Project:
     def start(self) -> subprocess.Popen[bytes]:
         self._output.truncate(0)
         self._latest = subprocess.Popen(
-            [sys.executable, "-m", "aero.whole_dvc", "repro", "--no-run-cache", *self.targets],
+            [sys.executable, "-m", "dvc", "repro", "--no-run-cache", *self.targets],
             cwd=self.folder,
             env=self.environment,
             stdin=subprocess.DEVNULL,

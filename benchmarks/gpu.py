@@ -35,8 +35,8 @@ from aero.flops import count
 from aero.model import ModelConfig
 from aero.records import Row, write_text
 from aero.row_entropy import blocked, can_fuse, fused
-from aero.training.loop import Regularizer, train
 from aero.training.distributed import default_device
+from aero.training.loop import Regularizer, train
 
 ROWS = ("SM+LN+G", "SM(t)+LN+G", "EReg(SM(t)+LN+G)", "SM(t)+ScFuFFN", "EReg(SM(t)+ScFuFFN)")
 """Steps of these: the baseline, and two architectures each with and without the regulariser."""

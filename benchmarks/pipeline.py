@@ -28,8 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from aero.errors import UserError, run_main
-from aero.records import ROOT
-from aero.records import write_text
+from aero.records import ROOT, write_text
 from benchmarks import timing
 from benchmarks.timing import ratio, spread
 

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from aero.entropy import entropy_regularization
+from aero.training.kernels import faster_matmul
 from aero.training.loop import next_token_loss
-from aero.training.kernels import faster_products
 from aero.training.schedule import make_optimizer
 from benchmarks import timing
 from benchmarks.timing import Measured, Side, in_turn, of, ratio, spread
@@ -98,7 +98,7 @@ def losses_of(side: str, shape: Shape) -> tuple[list[nn.Parameter], Callable[[],
         parameters = list(base.parameters())
 
         def loss() -> Tensor:
-            with faster_products(base):
+            with faster_matmul(base):
                 if side == PLAIN:
                     parts[:] = [next_token_loss(base(ids), ids), torch.zeros(())]
                     return parts[0]

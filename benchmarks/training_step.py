@@ -23,9 +23,8 @@ from torch import Tensor, nn
 from aero.architecture import parse
 from aero.flops import count
 from aero.model import GPT, ModelConfig
-from aero.training.allocation import keep_freed_memory
+from aero.training.kernels import faster_matmul
 from aero.training.loop import next_token_loss
-from aero.training.kernels import faster_products
 from aero.training.schedule import make_optimizer
 from benchmarks import timing
 from benchmarks.timing import Measured, Side, in_turn, of, ratio, spread
@@ -166,8 +165,6 @@ def stepper(
 
 def settle(side: str) -> str:
     """Set this process's allocator as `side` asks, and the side's name without that."""
-    if not side.endswith(AS_IT_COMES):
-        keep_freed_memory()
     return side.removesuffix(AS_IT_COMES)
 
 
@@ -178,7 +175,7 @@ def side_of(side: str, shape: Shape, architecture: str = BASE) -> Callable[[], M
     if side == OWN:
         model = our_model(shape, architecture)
         optimizer = make_optimizer(model, LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY)
-        with_products = faster_products(model)
+        with_products = faster_matmul(model)
 
         def loss() -> Tensor:
             with with_products:

@@ -1,7 +1,7 @@
 """Merge trainings of another machine: `python -m stages.merge_results DIR...` adds them to results/SCALE/.
 
-DIR: a folder that `stages.train_limited --out` wrote. All are read and checked before anything is written. A training that
-is already there is replaced if the other one started later.
+DIR: a folder that `stages.train_limited --out` wrote. All are read and checked before anything is written. A training
+replaces an earlier one of the same run and seed.
 """
 
 from __future__ import annotations

@@ -58,7 +58,8 @@ def main(arguments: list[str]) -> None:
     ]
     limit, stopped = Limit(None if chosen.minutes is None else 60 * chosen.minutes), threading.Event()
     limit.interrupted = stopped.is_set
-    print(f"{len(runs) - len(pending)} of {len(runs)} trainings are done; {forecast(parameters, pending, found, limit)}")
+    done_before = len(runs) - len(pending)
+    print(f"{done_before} of {len(runs)} trainings are done; {forecast(parameters, pending, found, limit)}", flush=True)
     report = {
         "scale": parameters.scale,
         "minutes": chosen.minutes,

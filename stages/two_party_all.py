@@ -13,7 +13,6 @@ from typing import Any
 
 from aero.architecture import parse
 from aero.config import Parameters, load
-from aero.costed import costed_places
 from aero.errors import UserError, check_minutes, run_main
 from aero.families import CHANGEABLE
 from aero.records import lock
@@ -27,11 +26,11 @@ def printed_rows(parameters: Parameters) -> list[PrintedRow]:
     """The rows that AERO prints costs of, in the order of params.yaml."""
     found: dict[tuple[str, str, int], PrintedRow] = {}
     for name, run in parameters.runs.items():
-        if not (places := costed_places(run)):
+        if not (places := run.priced_places()):
             continue
-        architecture, family, context = parse(run.architecture), run.model, parameters.context(name)
+        architecture, family, context = parse(run.architecture), run.model, parameters.resolve(name).context
         if parameters.active.two_party == OWN:
-            config = parameters.model_config_for(name, parameters.vocabulary(name))
+            config = parameters.resolve(name).model_config()
             family, context = f"{OWN} {family}", config.context
         else:
             config = model_config(architecture, family, context)

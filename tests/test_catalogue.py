@@ -52,15 +52,15 @@ def test_every_printed_row_is_trained() -> None:
 def test_a_row_names_a_run_of_its_configuration(short: str, number: str, row: str, training: str, run: str) -> None:
     table = published.load(short).tables[number]
     setting = table.setting(table.row(row), training)
-    assert PAPER_SCALE.architecture(run) == parse(setting["architecture"])
-    sizes = PAPER_SCALE.model(run)
+    assert PAPER_SCALE.resolve(run).architecture == parse(setting["architecture"])
+    sizes = PAPER_SCALE.resolve(run).sizes
     assert (sizes.layers, sizes.heads, sizes.width) == (setting["layers"], setting["heads"], setting["width"])
-    assert (PAPER_SCALE.context(run), sizes.context) == (setting["context"], setting["context"])
+    assert (PAPER_SCALE.resolve(run).context, sizes.context) == (setting["context"], setting["context"])
     languini = setting["corpus"] == "Languini"
-    assert (PAPER_SCALE.corpus_name(run) is None) != languini
+    assert (PAPER_SCALE.resolve(run).corpus_name is None) != languini
     assert PAPER_SCALE.run(run).model == ("languini-gpt2" if languini else setting["model"])
     if "gamma" in setting:
-        assert PAPER_SCALE.run_regularizer(run).gamma == setting["gamma"]
+        assert PAPER_SCALE.resolve(run).regularizer.gamma == setting["gamma"]
     if "tokens" in setting:  # printed in billions, with one decimal
         assert abs(tokens(PAPER_SCALE, run) - setting["tokens"]) <= 0.05e9
 
@@ -78,10 +78,10 @@ def test_runs_and_tables_name_each_other() -> None:
 
 def trained_configuration(run: str, scale: str) -> str:
     """What a training depends on: parameters that its architecture does not use are left out."""
-    at_scale, architecture = PARAMETERS.at_scale(scale), PARAMETERS.architecture(run)
-    regularizer = at_scale.run_regularizer(run)
-    used = [str(architecture), at_scale.run(run).model, at_scale.corpus_name(run)]
-    used += [at_scale.model(run).model_dump(), at_scale.train(run).model_dump()]
+    at_scale, architecture = PARAMETERS.at_scale(scale), PARAMETERS.resolve(run).architecture
+    regularizer = at_scale.resolve(run).regularizer
+    used = [str(architecture), at_scale.run(run).model, at_scale.resolve(run).corpus_name]
+    used += [at_scale.resolve(run).sizes.model_dump(), at_scale.resolve(run).train.model_dump()]
     if architecture.temperature:
         used.append(regularizer.temperature_init)
     if architecture.entropy_regularized:
@@ -104,8 +104,16 @@ def test_every_figure_of_trainings_has_its_runs() -> None:
     assert figures >= {f"entropy_guided/figure{n}" for n in (2, 4, 5, 6, 7)}
     assert figures >= {f"entropy_landscape/figure{n}" for n in (1, 2, 3)}
     margins = [run for run, values in PARAMETERS.runs.items() if "aero/figure18" in values.figures]
-    assert sorted(PARAMETERS.run_regularizer(run).gamma for run in margins) == [0, 0.05, 0.10, 0.15, 0.20, 0.25, 0.30]
-    pruned = {PARAMETERS.architecture(run).pruned for run in PARAMETERS.runs if run.startswith("sm-scfuffn")}
+    assert sorted(PARAMETERS.resolve(run).regularizer.gamma for run in margins) == [
+        0,
+        0.05,
+        0.10,
+        0.15,
+        0.20,
+        0.25,
+        0.30,
+    ]
+    pruned = {PARAMETERS.resolve(run).architecture.pruned for run in PARAMETERS.runs if run.startswith("sm-scfuffn")}
     assert pruned == set(range(8))
 
 
@@ -160,7 +168,7 @@ def test_every_run_can_be_built(scale: str) -> None:
     at_scale = PARAMETERS.at_scale(scale)
     models = {}  # those that runs share, once
     for run in at_scale.runs:
-        architecture, config = at_scale.architecture(run), at_scale.model_config_for(run, at_scale.vocabulary(run))
+        architecture, config = at_scale.resolve(run).architecture, at_scale.resolve(run).model_config()
         models[str(architecture), repr(config)] = architecture, config
     assert 60 < len(models) <= len(at_scale.runs)
     with torch.device("meta"):
@@ -202,12 +210,12 @@ def test_kept_results_are_of_the_configuration_in_params() -> None:
     checked = 0
     for path, metrics in COMMITTED.items():
         parameters, run = PARAMETERS.at_scale(metrics["scale"]), metrics["run"]
-        assert str(parameters.architecture(run)) == metrics["architecture"], path
-        sizes = parameters.model(run).model_dump()
+        assert str(parameters.resolve(run).architecture) == metrics["architecture"], path
+        sizes = parameters.resolve(run).sizes.model_dump()
         assert sizes == {key: metrics["model"][key] for key in sizes}, path
-        train = json.loads(json.dumps(parameters.train(run).model_dump()))
+        train = json.loads(json.dumps(parameters.resolve(run).train.model_dump()))
         assert {key: train[key] for key in metrics["train"]} == metrics["train"], path
-        regularizer = parameters.run_regularizer(run)
+        regularizer = parameters.resolve(run).regularizer
         assert metrics["model"]["temperature_init"] == regularizer.temperature_init, path
         if metrics["regularizer"]:
             weight = regularizer.weight(train["batch_size"], sizes["context"])

@@ -13,9 +13,10 @@ from aero.config import TrainParameters
 from aero.families import FAMILIES
 from aero.flops import count
 from aero.model import GPT, ModelConfig
-from aero.records import read_rows
-from aero.training.log import columns, write
-from aero.training.loop import Regularizer, attention_statistics, train
+from aero.records import csv_text, read_rows
+from aero.training.diagnostics import attention_statistics
+from aero.training.log import columns
+from aero.training.loop import Regularizer, train
 from aero.training.schedule import parameter_groups
 from aero.weight_transforms import fold_weight_norm
 
@@ -251,7 +252,7 @@ def test_the_log_has_norms_and_variances_only_where_they_are_asked_for(tmp_path)
             progress=False,
         )
         rows[asked] = outcome.rows
-        write(tmp_path / f"{asked}.csv", outcome.rows, 3, asked)
+        (tmp_path / f"{asked}.csv").write_text(csv_text(columns(3, asked), outcome.rows))
     assert "log_attention" not in recipes[False] and recipes[True]["log_attention"]
     assert [row["train_loss"] for row in rows[True]] == [row["train_loss"] for row in rows[False]]
     assert not any(key.startswith(("norm_", "variance_")) for row in rows[False] for key in row)

@@ -22,7 +22,7 @@ from aero.data.tokenizer import build
 from aero.entropy import EntropyRegularizer, measure
 from aero.errors import UserError
 from aero.model import GPT, ModelConfig
-from aero.pipeline import ROOT
+from aero.records import ROOT
 from aero.report.papers import panels
 
 TEXT = "def add(a, b):\n    return a + b  # naïve\n" * 20

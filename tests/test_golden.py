@@ -194,7 +194,7 @@ def test_every_run_is_made_of_parts_that_a_case_holds():
     wanted = {
         (run, part)
         for run, settings in parameters.runs.items()
-        for part in parts(settings.architecture, parameters.model_config_for(run, 257))
+        for part in parts(settings.architecture, parameters.resolve(run).model_config(257))
     }
     assert {(run, part) for run, part in wanted if part not in held} == set()
 

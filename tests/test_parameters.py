@@ -131,20 +131,24 @@ def test_overrides_reach_the_training():
     values = copy.deepcopy(VALUES)
     values["runs"]["sm"]["overrides"] = {"learning_rate": 0.5}
     parameters = Parameters.model_validate(values)
-    assert parameters.train("sm").learning_rate == 0.5
-    assert parameters.train("sm-r").learning_rate == VALUES["scales"]["laptop"]["train"]["learning_rate"]
+    assert parameters.resolve("sm").train.learning_rate == 0.5
+    assert parameters.resolve("sm-r").train.learning_rate == VALUES["scales"]["laptop"]["train"]["learning_rate"]
     values["runs"]["sm"]["overrides"] = {"learning_rate": -1}
     with pytest.raises(ValueError, match="runs.sm.overrides"):
-        Parameters.model_validate(values).train("sm")
+        Parameters.model_validate(values)
 
 
 def test_a_context_a_family_and_a_budget_change_what_they_say_and_nothing_else():
     parameters = load(ROOT / "params.yaml").at_scale("paper")
-    base, longer = parameters.train("sm-ln-g"), parameters.train("sm-ln-g-t256")
+    base, longer = parameters.resolve("sm-ln-g").train, parameters.resolve("sm-ln-g-t256").train
     assert longer.batch_size * 256 == base.batch_size * 128
     assert longer.model_copy(update={"batch_size": base.batch_size}) == base
-    assert parameters.model("sm-ln-g-t256").model_dump() == parameters.model("sm-ln-g").model_dump() | {"context": 256}
-    assert parameters.model("sm-ln-g-18l").model_dump() == parameters.model("sm-ln-g").model_dump() | {"layers": 18}
+    assert parameters.resolve("sm-ln-g-t256").sizes.model_dump() == parameters.resolve("sm-ln-g").sizes.model_dump() | {
+        "context": 256
+    }
+    assert parameters.resolve("sm-ln-g-18l").sizes.model_dump() == parameters.resolve("sm-ln-g").sizes.model_dump() | {
+        "layers": 18
+    }
     once, twice, fourfold = (parameters.train(f"languini-sm-ln-g-{tag}") for tag in ("1b2", "2b4", "4b8"))
     assert (twice.steps, twice.accumulation) == (2 * once.steps, once.accumulation)
     assert (fourfold.steps, fourfold.accumulation) == (2 * once.steps, 2 * once.accumulation)
@@ -153,23 +157,23 @@ def test_a_context_a_family_and_a_budget_change_what_they_say_and_nothing_else()
 
 def test_a_run_changes_the_regularizer_and_its_family_does():
     parameters = load(ROOT / "params.yaml")
-    assert parameters.run_regularizer("ereg-smt-scfuffn") == parameters.regularizer
-    assert parameters.run_regularizer("ereg-smt-scfuffn-gamma-00").gamma == 0
-    assert parameters.run_regularizer("ereg-smt-scfuffn-head-mean").reduction == "head_mean"
-    languini = parameters.run_regularizer("languini-ereg-smt-scfuffn-1b2")
+    assert parameters.resolve("ereg-smt-scfuffn").regularizer == parameters.regularizer
+    assert parameters.resolve("ereg-smt-scfuffn-gamma-00").regularizer.gamma == 0
+    assert parameters.resolve("ereg-smt-scfuffn-head-mean").regularizer.reduction == "head_mean"
+    languini = parameters.resolve("languini-ereg-smt-scfuffn-1b2").regularizer
     assert (languini.lambda_, languini.temperature_init, languini.gamma) == (5e-5, 0.1, 0.2)
 
 
 def test_families_bring_their_switches():
     parameters = load(ROOT / "params.yaml").at_scale("paper")
-    gpt2 = parameters.model_config_for("sm-ln-g", 50000)
+    gpt2 = parameters.resolve("sm-ln-g").model_config(50000)
     assert gpt2.tied and gpt2.position == "learned" and not gpt2.vo_bias and not gpt2.embedding_scale
-    pythia = parameters.model_config_for("pythia-sm-g-t256", 50000)
+    pythia = parameters.resolve("pythia-sm-g-t256").model_config(50000)
     assert (pythia.layers, pythia.heads, pythia.width, pythia.context) == (6, 8, 512, 256)
     assert pythia.position == "rotary" and pythia.parallel_residual and not pythia.tied
-    simplified = parameters.model_config_for("pythia-sota-sm-scffn-t256", 50000)
+    simplified = parameters.resolve("pythia-sota-sm-scffn-t256").model_config(50000)
     assert simplified.position == "learned" and not simplified.parallel_residual and not simplified.tied
-    assert parameters.model_config_for("languini-sm-ln-g-1b2", 16384).embedding_scale
+    assert parameters.resolve("languini-sm-ln-g-1b2").model_config(16384).embedding_scale
 
 
 def test_position_sum_weight_means_the_same_for_every_batch():
@@ -197,7 +201,7 @@ def test_tables_are_trained_whole_in_the_order_of_a_visit():
     assert landscape <= set(listed)
     # Every other run too, but those that need further token files and those of a rate that means something at scale
     # laptop alone, which docs/gpu.md names both.
-    apart = {run for run in parameters.runs if parameters.corpus_name(run) is not None}
+    apart = {run for run in parameters.runs if parameters.resolve(run).corpus_name is not None}
     hot = {run for run in RUNS if run.endswith(HOT)}
     assert set(listed) == set(parameters.runs) - apart - hot and len(hot) == 7
     page = " ".join((ROOT / "docs/gpu.md").read_text(encoding="utf-8").split())

@@ -15,7 +15,7 @@ from plain_attention import softmax_with_entropy
 from aero import attention, row_entropy
 from aero.attention import softmax_attention
 from aero.row_entropy import attention_with_entropy, blocked, causal_blocks, fused, kept_blocks
-from aero.training.kernels import as_it_stands
+from aero.training.kernels import eager
 
 
 def random_inputs(context, width=16, heads=3, size=2.0, dtype=torch.float32, seed=0):
@@ -208,7 +208,7 @@ def test_nothing_is_fused_where_nothing_may_be_compiled(monkeypatch):
 
     monkeypatch.setattr(row_entropy, "_TRITON", True)
     assert row_entropy.can_fuse(OnGpu, OnGpu)
-    with as_it_stands():
+    with eager():
         assert not row_entropy.can_fuse(OnGpu, OnGpu)
     assert row_entropy.can_fuse(OnGpu, OnGpu)
 

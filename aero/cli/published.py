@@ -55,7 +55,7 @@ def tokenizer_beside(path: Path, run: str | None) -> Path:
     """The tokenizer of the corpus that `run` was trained on, in the folder of runs that the checkpoint lies in."""
     corpus = None
     if run is not None and Path("params.yaml").is_file() and run in (parameters := load()).runs:
-        corpus = parameters.corpus_name(run)
+        corpus = parameters.resolve(run).corpus_name
     for folder in [*path.resolve().parents][2:3]:  # runs / RUN / seed_1 / checkpoint
         if (tokenizer := tokens_folder(corpus, folder) / "tokenizer.json").is_file():
             return tokenizer

@@ -22,7 +22,6 @@ ELSEWHERE = {"variance_sensitivity": "docs/variance_sensitivity.md", "parallel_c
 """Papers whose own models are no runs of params.yaml, and the page about them."""
 
 
-
 def list_runs(chosen: argparse.Namespace) -> str:
     """The text of `aero runs`."""
     parameters = load()

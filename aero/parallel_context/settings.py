@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from aero import families
-from aero.config import ModelParameters, Parameters, TrainParameters
+from aero.config import Field, ModelParameters, Parameters, Strict, TrainParameters, ValidationError
 from aero.errors import UserError
 from aero.model import ModelConfig
 from aero.parallel_context.selection import Aggregation, Selection
-from aero.config import Field, Strict, ValidationError
 
 TASKS = ("lm", "icl", "rag", "synthetic")
 TaskName = Literal["lm", "icl", "rag", "synthetic"]

@@ -18,8 +18,8 @@ from tqdm import tqdm
 
 from aero.model import GPT
 from aero.parallel_context.tasks import UNSCORED, Mixture
-from aero.training.loop import TrainSettings, learning_rate_factor
-from aero.training.schedule import make_optimizer
+from aero.schema import TrainParameters
+from aero.training.schedule import learning_rate_factor, make_optimizer
 
 SOLVED, GROWTH = 0.9, 0.02
 """A task grows by GROWTH of its full size after every step with SOLVED of the knowable answers right, as a moving
@@ -34,7 +34,7 @@ KNOWABLE = {"icl": 0.8}
 def train(
     model: GPT,
     mixture: Mixture,
-    settings: TrainSettings,
+    settings: TrainParameters,
     log: Callable[[dict[str, Any]], None],
     device: str = "cpu",
     label: str = "",

@@ -54,8 +54,8 @@ class Cost:
 
 
 def results(root: Path | str = ".", problems: list[str] | None = None) -> Found:
-    """Finished trainings by scale and run; those in runs/ replace committed ones. Damaged files are left out and named in
-    `problems`.
+    """Finished trainings by scale and run; those in runs/ replace committed ones. Damaged files are left out and
+    named in `problems`.
     """
     root = Path(root)
     found: dict[tuple[str, str, int], Result] = {}
@@ -197,9 +197,9 @@ def achieved_flops(parameters: Parameters, found: Found) -> float | None:
 
 
 def in_order(parameters: Parameters, found: Found) -> list[tuple[str, int]]:
-    """(run, seed) of `training_order`, table after table; then the further seeds of its compared runs, those first whose
-    perplexity is closest to another of their table, which a further seed can decide. A table's first run, its baseline,
-    counts as close as the closest; runs without results come last.
+    """(run, seed) of `training_order`, table after table; then the further seeds of its compared runs, first those
+    whose perplexity is closest to another of their table, where a further seed decides most. A table's first run, its
+    baseline, counts as close as the closest; runs without results come last.
     """
     tables = parameters.training_order.values()
     first = [(run, seed) for table in tables for run in table for seed in parameters.seeds]

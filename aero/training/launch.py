@@ -97,7 +97,9 @@ def has_entropy(folder: Path) -> bool:
         return False
 
 
-def run_here(trainings: Sequence[Training], jobs: int, gpus: Sequence[str] = ()) -> Iterator[tuple[Training, str | None]]:
+def run_here(
+    trainings: Sequence[Training], jobs: int, gpus: Sequence[str] = ()
+) -> Iterator[tuple[Training, str | None]]:
     """Run `trainings` on this machine, `jobs` at a time; yields each with None or the reason it failed.
 
     gpus: names for CUDA_VISIBLE_DEVICES; with fewer than `jobs`, several trainings share one.

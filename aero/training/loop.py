@@ -10,7 +10,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,6 +30,7 @@ from aero.training.distributed import ALONE, Processes
 from aero.training.kernels import compile_step, eager, faster_matmul, tensor_cores
 from aero.training.log import Observer
 from aero.training.schedule import learning_rate_factor, make_optimizer
+from aero.training.state import Outcome
 
 IGNORED = -100
 """Target of the last position, which has no next token."""
@@ -48,27 +49,6 @@ class BatchSource(Protocol):
     """`aero.data.Batches`: a batch depends on its step alone."""
 
     def batch(self, step: int) -> Tensor: ...
-
-
-@dataclass
-class Outcome:
-    """Result of a training: the model, the log and how it ended.
-
-    diverged_at_step: step whose loss or gradient was not finite, None if there was none.
-    first_nonfinite: {"step", "layer", "where"} (`diagnostics.find_nonfinite`).
-    cpu_seconds: processor time, which other work on the machine does not lengthen.
-    float16_overflow: first logged {"step", "layer", "value"} with an activation beyond 65504, where the papers' fp16
-        training would have become infinite; value None if it was not finite here either.
-    """
-
-    model: GPT
-    rows: list[Row] = field(default_factory=list)
-    steps_done: int = 0
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    diverged_at_step: int | None = None
-    first_nonfinite: dict[str, Any] | None = None
-    float16_overflow: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

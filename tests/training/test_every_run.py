@@ -20,7 +20,7 @@ def corpora(tmp_path_factory):
     """Token files by the name of the corpus, None for the default."""
     folder = make(tmp_path_factory.mktemp("corpora"))
     opened = {}
-    for name in {PARAMETERS.corpus_name(run) for run in PARAMETERS.runs}:
+    for name in {PARAMETERS.resolve(run).corpus_name for run in PARAMETERS.runs}:
         finished = stage(folder, "tokenize_corpus", *(() if name is None else ("--corpus", name)))
         assert finished.returncode == 0, finished.stderr
         opened[name] = open_tokens(tokens_folder(name, folder / "runs"))
@@ -29,7 +29,7 @@ def corpora(tmp_path_factory):
 
 @pytest.mark.parametrize("run", PARAMETERS.runs)
 def test_a_run_ends_with_a_loss_or_with_where_it_diverged(run, corpora, tmp_path):
-    metrics = train_run(PARAMETERS, run, 1337, corpora[PARAMETERS.corpus_name(run)], tmp_path, progress=False)
+    metrics = train_run(resolved := PARAMETERS.resolve(run), corpora[resolved.corpus_name], tmp_path, progress=False)
     assert metrics["architecture"] == PARAMETERS.run(run).architecture
     if metrics["diverged_at_step"] is None:
         assert math.isfinite(metrics["eval_loss"]) and metrics["eval_loss"] < 1.2 * math.log(512)
@@ -46,9 +46,9 @@ def test_a_run_that_is_made_to_diverge_says_in_which_layer(run, corpora, tmp_pat
     changes = {"overrides": {**PARAMETERS.run(run).overrides, "learning_rate": 1e30, "clip": None}}
     changed = PARAMETERS.runs | {run: PARAMETERS.run(run).model_copy(update=changes)}
     parameters = PARAMETERS.model_copy(update={"runs": changed})
-    metrics = train_run(parameters, run, 1337, corpora[PARAMETERS.corpus_name(run)], tmp_path, progress=False)
+    metrics = train_run(resolved := parameters.resolve(run), corpora[resolved.corpus_name], tmp_path, progress=False)
     assert metrics["eval_loss"] is None and metrics["diverged_at_step"] is not None
     first = metrics["first_nonfinite"]
     assert first["step"] <= metrics["diverged_at_step"] and first["where"]
-    layers = PARAMETERS.model(run).layers
+    layers = PARAMETERS.resolve(run).sizes.layers
     assert first["layer"] in range(layers) or first["where"] in ("embedding", "logits")

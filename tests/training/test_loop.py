@@ -1,30 +1,19 @@
-"""The training loop: schedule, golden curve, resumption bit for bit, divergence in order."""
+"""The training loop: schedule, a plain transcription, resumption bit for bit, divergence in order."""
 
 import dataclasses
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from aero.architecture import parse
 from aero.model import GPT, ModelConfig
-from aero.records import read_rows
+from aero.records import csv_text, read_rows
 from aero.training import state
-from aero.training.kernels import tensor_cores
-from aero.training.log import LiveLog, columns, write
-from aero.training.loop import (
-    Regularizer,
-    evaluate,
-    find_nonfinite,
-    layer_statistics,
-    learning_rate_factor,
-    next_token_loss,
-    train,
-)
-from aero.training.schedule import make_optimizer, parameter_groups
+from aero.training.diagnostics import find_nonfinite, layer_statistics
+from aero.training.log import LiveLog, columns
+from aero.training.loop import Regularizer, evaluate, next_token_loss, train
+from aero.training.schedule import learning_rate_factor, make_optimizer, parameter_groups
 
 CONFIG = ModelConfig(vocabulary=32, context=8, layers=2, heads=2, width=16, ffn_width=64, temperature_init=1.0)
 REGULARIZER = Regularizer("position_sum", 0.2, 1e-3)
@@ -208,8 +197,8 @@ def test_training_learns_and_logs():
     assert evaluate(outcome.model, EVALUATION) == pytest.approx(losses[-1])
 
 
-@pytest.mark.parametrize("killed_at", [1, 5, 8, 11])
-@pytest.mark.parametrize("settings", [Settings(), Settings(precision="float16"), Settings(optimizer="adam")])
+@pytest.mark.parametrize("killed_at", [1, 8])
+@pytest.mark.parametrize("settings", [Settings(), Settings(precision="float16")])
 def test_killed_and_resumed_equals_unkilled(tmp_path, killed_at, settings):
     state = tmp_path / "state.safetensors"
     whole = run(settings)
@@ -242,13 +231,12 @@ def test_the_log_is_live_and_written_anew_from_the_state(tmp_path):
             return super().batch(step)
 
     with pytest.raises(KeyboardInterrupt):
-        run(source=Watched(10), state_path=kept, state_hash="h", observers=[LiveLog(path, 2)])
+        run(source=Watched(10), state_path=kept, state_hash="h", observers=[LiveLog(path, columns(2))])
     assert [row["step"] for row in read_rows(path)] == [1, 3, 6, 9]
     with open(path, "a") as file:
         file.write("12,3")  # a kill in the middle of a write
-    outcome = run(state_path=kept, state_hash="h", observers=[LiveLog(path, 2)])
-    write(tmp_path / "whole.csv", outcome.rows, 2)
-    assert path.read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    outcome = run(state_path=kept, state_hash="h", observers=[LiveLog(path, columns(2))])
+    assert path.read_text() == csv_text(columns(2), outcome.rows)
     assert [row["step"] for row in outcome.rows] == [1, 3, 6, 9, 12]
 
 
@@ -453,7 +441,6 @@ def test_measuring_does_not_train(tmp_path):
 
 @pytest.mark.parametrize("most", [1.0, None])
 def test_a_finite_gradient_whose_norm_is_beyond_float32_is_clipped_and_no_divergence(monkeypatch, most):
-    """The square of 1e20 is not a float32; before, the run ended there, and clipping made the gradient 0."""
     from aero.training import loop
 
     model = GPT(parse("SM"), CONFIG)
@@ -469,34 +456,6 @@ def test_a_finite_gradient_whose_norm_is_beyond_float32_is_clipped_and_no_diverg
     assert loop._clip_in_double(model, most) == math.inf
 
 
-def test_an_ordinary_gradient_is_clipped_as_torch_clips_it():
-    from aero.training import loop
-
-    torch.manual_seed(0)
-    one, other = GPT(parse("SM+LN+G"), CONFIG), GPT(parse("SM+LN+G"), CONFIG)
-    for a, b in zip(one.parameters(), other.parameters(), strict=True):
-        a.grad = torch.randn_like(a)
-        b.grad = a.grad.clone()
-    assert loop._clip(one, 0.7) == torch.nn.utils.clip_grad_norm_(other.parameters(), 0.7)
-    assert all(torch.equal(a.grad, b.grad) for a, b in zip(one.parameters(), other.parameters(), strict=True))
-
-
-def test_first_nonfinite_layer():
-    model = GPT(parse("SM"), CONFIG)
-    model.blocks[1].attention.value.weight.data.fill_(math.inf)
-    assert find_nonfinite(model, Source().batch(0), 3) == {"step": 3, "layer": 1, "where": "block output"}
-
-
-def test_log_round_trip(tmp_path):
-    rows = [{"step": 1, "tokens": 8, "train_loss": 0.1 + 0.2, "eval_loss": None, "entropy_layer_1": 1e-9}]
-    write(tmp_path / "log.csv", rows, 2)
-    back = read_rows(tmp_path / "log.csv")
-    assert list(back[0]) == columns(2)
-    assert {key: value for key, value in back[0].items() if value is not None} == {
-        key: value for key, value in rows[0].items() if value is not None
-    }
-
-
 @pytest.mark.parametrize(("architecture", "slopes"), [("SM+LeakyR", 2), ("SM+LeakyR(global)", 1), ("SM+R", 0)])
 def test_learned_slopes_are_logged_at_every_logged_step(architecture, slopes, tmp_path):
     outcome = run(architecture=architecture)
@@ -505,7 +464,7 @@ def test_learned_slopes_are_logged_at_every_logged_step(architecture, slopes, tm
     if slopes:
         assert [outcome.rows[-1][name] for name in names] == outcome.model.leaky_slopes.tolist()
         assert outcome.rows[0][names[0]] != outcome.rows[-1][names[0]]
-    write(tmp_path / "log.csv", outcome.rows, 2, slopes=slopes)
+    (tmp_path / "log.csv").write_text(csv_text(columns(2, slopes=slopes), outcome.rows))
     assert [{key: row.get(key) for key in columns(2, slopes=slopes)} for row in outcome.rows] == read_rows(
         tmp_path / "log.csv"
     )
@@ -533,21 +492,3 @@ def test_next_token_loss_is_that_of_the_cut_logits(dtype):
     expected.backward()
     assert value.dtype == expected.dtype and torch.equal(value, expected)
     assert torch.equal(ours.grad, cut.grad) and not ours.grad[:, -1].any()
-
-
-def test_the_model_needs_torch_alone():
-    code = (
-        "import sys, aero.model; print(sorted(m for m in ('spu','jax','dvc','datasets','pandas') if m in sys.modules))"
-    )
-    root = Path(__file__).resolve().parents[2]
-    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True)
-    assert finished.stdout.strip() == "[]"
-
-
-def test_only_a_gpu_evaluates_with_shortened_operands():
-    before = torch.get_float32_matmul_precision()
-    with tensor_cores("cpu"):
-        assert torch.get_float32_matmul_precision() == before
-    with tensor_cores("cuda:0"):
-        assert torch.get_float32_matmul_precision() == "high"
-    assert torch.get_float32_matmul_precision() == before

@@ -37,7 +37,9 @@ def test_codeparrot_recipe_is_stated_as_the_kept_results_state_it():
     kept = read_all_metrics(ROOT / "results/laptop").values()
     assert len(kept) >= 14
     for metrics in kept:
-        assert json.loads(json.dumps(parameters.train(metrics["run"]).recipe())) == metrics["train"], metrics["run"]
+        assert json.loads(json.dumps(parameters.resolve(metrics["run"]).train.recipe())) == metrics["train"], metrics[
+            "run"
+        ]
 
 
 @pytest.mark.parametrize(

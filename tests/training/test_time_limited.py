@@ -1,4 +1,4 @@
-"""Trainings one after the other in one process: their results, the time limit, interrupting, going on, merging."""
+"""Trainings one after the other in one process: results, time limit, interruption, resumption, merging."""
 
 import json
 import signal
@@ -11,9 +11,9 @@ from aero.config import load
 from aero.data.tokens import open_tokens
 from aero.errors import UserError
 from aero.records import read_training, read_trainings
-from aero.training import back_to_back
+from aero.training import time_limited
 from aero.training.time_limited import Limit
-from stages import entropy, merge_results, train, train_many
+from stages import entropy, merge_results, train, train_limited
 
 LONG = {"steps": 4000, "log_every": 1, "evaluate_every": 1000, "checkpoint_every": 4000}
 
@@ -42,7 +42,7 @@ def trainings(folder):
 
 def test_results_are_those_of_the_single_stages_and_come_in_one_file(inside, capsys):
     folder = inside()
-    train_many.main(["sm-r", "ereg-smt-scfuffni-6", "--seeds", "4", "--out", "home"])
+    train_limited.main(["sm-r", "ereg-smt-scfuffni-6", "--seeds", "4", "--out", "home"])
     assert sorted(path.name for path in (folder / "home").iterdir()) == [
         "curves.jsonl",
         "entropy.jsonl",
@@ -61,35 +61,34 @@ def test_results_are_those_of_the_single_stages_and_come_in_one_file(inside, cap
     assert ours == theirs and len(ours["learned"]["thresholds"]) == 7
     before = (folder / "home/metrics.jsonl").read_bytes()
     capsys.readouterr()
-    train_many.main(["sm-r", run, "--seeds", seed, "--out", "home"])  # in home/
-    train_many.main(["sm-r", run, "--seeds", seed, "--out", "empty"])  # in results/
+    train_limited.main(["sm-r", run, "--seeds", seed, "--out", "home"])  # in home/
+    train_limited.main(["sm-r", run, "--seeds", seed, "--out", "empty"])  # in results/
     assert capsys.readouterr().out.count("2 of 2 trainings are done; nothing to train") == 2
     assert (folder / "home/metrics.jsonl").read_bytes() == before
     report = json.loads((folder / "home/report.json").read_text())
     assert report["left"] == [] and [line["how"] for line in report["trainings"]] == ["finished"] * 2
-    assert report["corpora"][""]["corpus_sha256"] == open_tokens("runs/tokens").manifest["corpus_sha256"]
 
 
 def test_what_was_trained_on_this_machine_goes_out_again_until_it_is_merged(inside):
     """A folder that is emptied before every command: what an earlier one left elsewhere is not trained again."""
     folder = inside()
-    train_many.main(["sm-r", "--out", "first"])
-    train_many.main(["sm-r", "--out", "second"])
+    train_limited.main(["sm-r", "--out", "first"])
+    train_limited.main(["sm-r", "--out", "second"])
     assert trainings(folder / "first") == trainings(folder / "second") != {}
 
 
 def test_one_failing_stops_no_other(inside):
     folder = inside()
     with pytest.raises(UserError, match=r"1 of 2 trainings failed \(impossible seed 1337\)"):
-        train_many.main(["impossible", "sm-r", "--out", "home"])
+        train_limited.main(["impossible", "sm-r", "--out", "home"])
     assert set(trainings(folder / "home")) == {("sm-r", 1337)}
     report = json.loads((folder / "home/report.json").read_text())
-    assert report["left"] == [] and report["trainings"][0]["said"].startswith("failed: the corpus has")
+    assert report["left"] == [] and report["trainings"][0]["outcome"].startswith("failed: the corpus has")
 
 
-def test_what_fails_when_compiled_is_trained_as_it_stands(inside, monkeypatch, capsys):
+def test_a_run_that_fails_when_compiled_is_trained_without(inside, monkeypatch, capsys):
     folder = inside(train={"compile": True})
-    parameters, tokens, tried = load(), open_tokens("runs/tokens"), []
+    run, tokens, tried = load().resolve("sm-r", 1), open_tokens("runs/tokens"), []
 
     def failing(*arguments, **more):
         tried.append(more["stop"])
@@ -97,25 +96,20 @@ def test_what_fails_when_compiled_is_trained_as_it_stands(inside, monkeypatch, c
             raise RuntimeError("no such kernel")
         return {"run": "sm-r"}
 
-    monkeypatch.setattr(back_to_back, "train_run", failing)
-    monkeypatch.setattr(back_to_back, "_forget", lambda device: None)
-    found = list(
-        back_to_back.back_to_back(
-            parameters, [("sm-r", 1)], lambda run: tokens, lambda run, seed: folder / "x", Limit(), "cuda"
-        )
-    )
-    assert [ending.how for ending in found] == ["finished"] and len(tried) == 2
+    def endings(device):
+        return list(time_limited.train_in_turn([run], lambda run: tokens, lambda run: folder / "x", Limit(), device))
+
+    monkeypatch.setattr(time_limited, "train_run", failing)
+    monkeypatch.setattr(time_limited, "_free_memory", lambda device: None)
+    assert [ending.how for ending in endings("cuda")] == ["finished"] and len(tried) == 2
     assert "again without compiling: no such kernel" in capsys.readouterr().out
     tried.clear()
-    on_cpu = back_to_back.back_to_back(
-        parameters, [("sm-r", 1)], lambda run: tokens, lambda run, seed: folder / "x", Limit(), "cpu"
-    )
-    assert [(ending.how, ending.line) for ending in on_cpu] == [("failed", "RuntimeError: no such kernel")]
+    assert [(ending.how, ending.line) for ending in endings("cpu")] == [("failed", "RuntimeError: no such kernel")]
 
 
 def test_the_limit_by_hand(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(back_to_back.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time_limited.time, "monotonic", lambda: now[0])
     limit = Limit(50.0, began=100.0)  # nothing measured: 4 % of it, 2 s, to start a run and 2 s to end one
     assert limit.left() == 50 and limit.may_start() and not limit.stop()
     now[0] = 145.9
@@ -138,10 +132,10 @@ def test_the_limit_by_hand(monkeypatch):
 
 def test_the_limit_is_kept_and_the_next_call_ends_as_if_there_had_been_none(inside):
     folder = inside(train=LONG)
-    train_many.main(["sm-r", "sm-g", "--out", "home", "--minutes", "0.1"])
+    train_limited.main(["sm-r", "sm-g", "--out", "home", "--minutes", "0.1"])
     report = json.loads((folder / "home/report.json").read_text())
     assert 4 < report["seconds"] < 6 + 1.5  # 0.24 s are kept free for the end; on a busy machine it takes longer
-    assert [(line["run"], line["how"]) for line in report["trainings"]] == [("sm-r", "unfinished")]
+    assert [(line["training"], line["how"]) for line in report["trainings"]] == [("sm-r seed 1337", "unfinished")]
     assert report["left"] == ["sm-r seed 1337", "sm-g seed 1337"] and not (folder / "home/metrics.jsonl").exists()
     state = folder / "runs/scales/smoke/sm-r/seed_1337/resume.safetensors"
     done = len(whole_lines(state.with_name("log.unfinished.csv"))) - 1
@@ -150,7 +144,7 @@ def test_the_limit_is_kept_and_the_next_call_ends_as_if_there_had_been_none(insi
 
 def test_stopped_by_sigterm_the_last_step_is_saved_and_it_goes_on(inside, capsys):
     folder = inside(train=LONG | {"steps": 200, "checkpoint_every": 200})
-    process = start(folder, "-m", "stages.train_many", "sm-g", "sm-r", "--out", "home")
+    process = start(folder, "-m", "stages.train_limited", "sm-g", "sm-r", "--out", "home")
     trained = folder / "runs/scales/smoke/sm-r/seed_1337"
     while process.poll() is None and len(whole_lines(trained / "log.unfinished.csv")) < 30:
         time.sleep(0.002)
@@ -160,7 +154,7 @@ def test_stopped_by_sigterm_the_last_step_is_saved_and_it_goes_on(inside, capsys
     assert "sm-r seed 1337: not finished, its state is saved" in stopped.stdout
     assert set(trainings(folder / "home")) == {("sm-g", 1337)}
     done = whole_lines(trained / "log.unfinished.csv")
-    train_many.main(["sm-g", "sm-r", "--out", "home"])
+    train_limited.main(["sm-g", "sm-r", "--out", "home"])
     said = capsys.readouterr().out
     assert "1 of 2 trainings are done" in said and "all are done" in said and "starting anew" not in said
     whole = whole_lines(trained / "log.csv")
@@ -170,30 +164,13 @@ def test_stopped_by_sigterm_the_last_step_is_saved_and_it_goes_on(inside, capsys
     assert without_seconds(trained / "log.csv") == without_seconds(folder / "alone/log.csv")
 
 
-def test_killed_at_once_what_is_finished_is_whole(inside, capsys):
-    folder = inside(train=LONG | {"steps": 200, "checkpoint_every": 50})
-    process = start(folder, "-m", "stages.train_many", "sm-g", "sm-r", "--out", "home")
-    while (
-        process.poll() is None and len(whole_lines(folder / "runs/scales/smoke/sm-r/seed_1337/log.unfinished.csv")) < 60
-    ):
-        time.sleep(0.002)
-    process.kill()
-    process.communicate()
-    assert set(trainings(folder / "home")) == {("sm-g", 1337)}
-    train_many.main(["sm-g", "sm-r", "--out", "home"])
-    assert "1 of 2 trainings are done" in capsys.readouterr().out
-    assert set(trainings(folder / "home")) == {("sm-g", 1337), ("sm-r", 1337)}
-
-
 def test_bad_requests_train_nothing(inside):
     folder = inside()
-    for arguments, told in (
+    for arguments, reason in (
         (["sm-rr", "--out", "home"], "sm-rr"),
         (["sm-r", "--out", "home", "--minutes", "0"], "--minutes 0"),
-        (["sm-r", "--out", "home", "--cluster", "local"], "neither --cluster nor --keep"),
-        (["sm-r", "--state", "x"], "--out"),
         (["sm-r", "--out", "home", "--scale", "laptop"], "runs/scales/laptop/tokens"),
     ):
-        with pytest.raises(ValueError, match=told.replace(".", r"\.")):
-            train_many.main(arguments)
+        with pytest.raises(ValueError, match=reason):
+            train_limited.main(arguments)
     assert not (folder / "home").exists() and not (folder / "runs/scales").exists()

@@ -14,9 +14,9 @@ from small_project import children, finish, start, whole_lines
 
 from aero.errors import UserError
 from aero.records import read_rows
-from aero.training import processes
-from aero.training.loop import Regularizer, _regularization
+from aero.training import distributed
 from aero.training.distributed import Processes
+from aero.training.loop import Regularizer, Trainer
 
 
 def torchrun(folder, *script, count=2):
@@ -42,7 +42,6 @@ IN_DOUBLE = (Path(__file__).with_name("train_in_double.py"),)
             marks=pytest.mark.slow,
         ),
         pytest.param(("-m", "stages.train"), "sm-ln-g", {}, {"accumulation": 2}, marks=pytest.mark.slow),
-        pytest.param(("-m", "stages.train"), "sm-snorm-qkvo-ffn", {}, {}, marks=pytest.mark.nightly),
         pytest.param(("-m", "stages.train"), "sm-wnorm-qkvo-ffn", {}, {}, marks=pytest.mark.nightly),
     ],
 )
@@ -66,21 +65,18 @@ def test_two_processes_have_the_losses_of_one(project, script, run, regularizer,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dying", [0, pytest.param(1, marks=pytest.mark.nightly)])
-def test_a_dead_process_ends_the_other_and_the_training_resumes(project, dying):
+def test_a_dead_process_ends_the_other_and_the_training_resumes(project):
     folder = project(train={"steps": 120, "log_every": 1, "checkpoint_every": 5})
     launcher = torchrun(folder, "-m", "stages.train", "sm-r", "--out", "out")
     while launcher.poll() is None and len(whole_lines(folder / "out/log.unfinished.csv")) < 12:
         time.sleep(0.005)
     assert launcher.poll() is None, launcher.communicate()
     ranks = {rank_of(pid): pid for pid in children(launcher.pid)}
-    os.kill(ranks[dying], signal.SIGKILL)
+    os.kill(ranks[0], signal.SIGKILL)
     ended = finish(launcher, timeout=60)
     assert ended.returncode != 0 and not (folder / "out/metrics.json").exists()
-    told = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    assert len(told) == 1 and f"process {1 - dying} of 2: another process of this training ended" in told[0], (
-        ended.stderr
-    )
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1 and "process 1 of 2: another process of this training ended" in lines[0], ended.stderr
     resumed = finish(torchrun(folder, "-m", "stages.train", "sm-r", "--out", "out"))
     assert resumed.returncode == 0 and "starting anew" not in resumed.stdout, resumed.stderr
     assert [row["step"] for row in read_rows(folder / "out/log.csv")] == list(range(1, 121))
@@ -116,7 +112,8 @@ def test_regularisers_of_shares_average_to_that_of_the_batch(reduction):
     def gradients(part, processes):
         model = SimpleNamespace(reg_threshold_weights=thresholds.clone().requires_grad_())
         part = part.clone().requires_grad_()
-        value = _regularization(part, model, regularizer, processes)
+        trainer = SimpleNamespace(model=model, regularizer=regularizer, processes=processes)
+        value = Trainer._penalty(trainer, part)
         value.backward()
         return value.detach(), part.grad, model.reg_threshold_weights.grad
 
@@ -131,18 +128,16 @@ def test_regularisers_of_shares_average_to_that_of_the_batch(reduction):
 @pytest.mark.parametrize(
     ("variables", "named"),
     [
-        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', no whole number"),
-        ({"WORLD_SIZE": "\u0662"}, "WORLD_SIZE is"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', not a whole number"),
         ({"RANK": "-1"}, "RANK is '-1'"),
         ({"LOCAL_RANK": "9" * 5000}, "LOCAL_RANK is '999"),
-        ({"WORLD_SIZE": "0"}, "RANK 0 of WORLD_SIZE 0 is no process"),
-        ({"WORLD_SIZE": "2", "RANK": "2"}, "RANK 2 of WORLD_SIZE 2 is no process"),
-        ({"RANK": "1"}, "RANK 1 of WORLD_SIZE 1 is no process"),
+        ({"WORLD_SIZE": "0"}, "RANK 0 is not below WORLD_SIZE 0"),
+        ({"WORLD_SIZE": "2", "RANK": "2"}, "RANK 2 is not below WORLD_SIZE 2"),
     ],
 )
 def test_variables_that_are_none_of_torchruns_are_refused(variables, named, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=re.escape(named)) as caught, processes.join():
+    with pytest.raises(UserError, match=re.escape(named)) as caught, distributed.join():
         pass
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 300

@@ -5,7 +5,6 @@ import time
 import types
 
 import pytest
-from small_project import one_line_error, stage
 
 from aero.errors import UserError
 from aero.training.log import open_tracker
@@ -70,21 +69,6 @@ def test_a_missing_package_is_named(monkeypatch, tmp_path, name, module):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UserError, match=rf"{name} is not installed; pip install -e '.\[{name}\]' in your clone"):
         open_tracker(name, tmp_path, "sm", 1, "smoke", "0123456789ab")
-
-
-def test_the_command_asks_for_the_package_before_it_trains(project):
-    folder = project()
-    (folder / "wandb.py").write_text("raise ImportError('none here')\n")
-    one_line_error(stage(folder, "train", "sm-r", "--tracker", "wandb", "--out", "out"), "wandb is not installed")
-    assert not (folder / "out").exists()
-    (folder / "wandb.py").write_text(
-        "import pathlib, types\n"
-        "place = pathlib.Path('seen')\n"
-        "def log(values, step):\n    place.open('a').write(f'{step} ')\n"
-        "def init(**settings):\n    return types.SimpleNamespace(log=log, finish=lambda: None)\n"
-    )
-    assert stage(folder, "train", "sm-r", "--tracker", "wandb", "--out", "out").returncode == 0
-    assert [int(step) for step in (folder / "seen").read_text().split()] == [1, *range(2, 13, 2)]
 
 
 def test_the_real_tensorboard_holds_every_step_once_after_resuming(tmp_path):

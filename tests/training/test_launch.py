@@ -3,7 +3,6 @@
 import fcntl
 import json
 import os
-import shutil
 import signal
 import sys
 import time
@@ -12,11 +11,8 @@ import pytest
 from small_project import children, environment, finish, one_line_error, stage, start, timeless, whole_lines
 
 from aero.errors import UserError
-from aero.training.launch import Training, has_entropy, here, on_cluster
-
-
-def results(folder):
-    return sorted(path.relative_to(folder).as_posix() for path in (folder / "results").rglob("*.*"))
+from aero.records import read_trainings
+from aero.training.launch import Training, has_entropy, run_here, run_on_cluster
 
 
 def contents(folder):
@@ -34,9 +30,7 @@ def test_one_failing_stops_no_other_and_what_is_done_is_not_done_again(project):
     finished = stage(folder, *command)
     one_line_error(finished, "2 of 4 trainings failed", "impossible seed 1337", "impossible seed 4")
     assert finished.stdout.count("failed: the corpus has") == 2 and finished.stdout.count("perplexity") == 2
-    names = ("entropy.json", "log.csv", "metrics.json")
-    expected = [f"results/smoke/sm-r/{name}" for name in names]
-    assert results(folder) == sorted(expected + [f"results/smoke/sm-r/seed_4/{name}" for name in names])
+    assert list(read_trainings(folder / "results/smoke")) == [("sm-r", 4), ("sm-r", 1337)]
     trained = folder / "runs/scales/smoke/sm-r"
     assert stage(folder, "train", "sm-r", "--out", "alone").returncode == 0
     assert timeless(trained / "seed_1337") == timeless(folder / "alone")
@@ -69,13 +63,13 @@ def test_several_trainings_share_a_gpu(tmp_path):
     seen = []
 
     class Counted(Training):
-        def do(self, environment, started):
+        def execute(self, environment, started):
             seen.append(environment["CUDA_VISIBLE_DEVICES"])
             time.sleep(0.05)
             return None
 
     trainings = [Counted("sm", seed, "smoke", tmp_path, tmp_path) for seed in range(6)]
-    assert {t.seed: failure for t, failure in here(trainings, 3, ["2", "5"])} == dict.fromkeys(range(6))
+    assert {t.seed: failure for t, failure in run_here(trainings, 3, ["2", "5"])} == dict.fromkeys(range(6))
     assert set(seen) == {"2", "5"} and len(seen) == 6
 
 
@@ -84,14 +78,14 @@ def test_bad_requests(project):
     one_line_error(stage(folder, "train_many", "sm-rr"), "sm-rr", "sm-r")
     one_line_error(stage(folder, "train_many", "sm-r", "--jobs", "0"), "--jobs 0")
     one_line_error(stage(folder, "train_many", "sm-r", "--tokens", "none"), "none")
-    one_line_error(stage(folder, "train_many", "sm-r", "--cluster", "slurm"), "slurm takes no jobs")
+    one_line_error(stage(folder, "train_many", "sm-r", "--cluster", "slurm"), "slurm refuses the jobs")
     assert not (folder / "runs/scales").exists()
 
 
 def test_without_submitit_it_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(UserError, match=r"pip install -e '.\[cluster\]' in your clone"):
-        next(on_cluster([], tmp_path, "local", 1))
+        next(run_on_cluster([], tmp_path, "local", 1))
 
 
 @pytest.mark.slow
@@ -100,7 +94,7 @@ def test_jobs_of_a_cluster_merge_into_the_results(project):
     finished = stage(folder, "train_many", "sm-r", "impossible", "--cluster", "local", "--keep", "--minutes", "5")
     one_line_error(finished, "1 of 2 trainings failed", "impossible seed 1337")
     assert "sm-r seed 1337: perplexity" in finished.stdout
-    assert results(folder) == [f"results/smoke/sm-r/{name}" for name in ("entropy.json", "log.csv", "metrics.json")]
+    assert read_trainings(folder / "results/smoke")["sm-r", 1337].entropy
 
 
 @pytest.mark.slow
@@ -122,12 +116,3 @@ def test_an_interrupted_job_is_submitted_again_and_resumes(project, monkeypatch)
     assert "starting anew" not in (out / "output.txt").read_text()
     assert [int(line[0]) for line in whole_lines(out / "log.csv")[1:]] == list(range(1, 401))
     assert has_entropy(out)
-
-
-def test_entropy_of_another_training_does_not_count(tmp_path):
-    assert not has_entropy(tmp_path)
-    for name, started in (("metrics.json", "today"), ("entropy.json", "yesterday")):
-        (tmp_path / name).write_text(json.dumps({"provenance": {"started": started}}))
-    assert not has_entropy(tmp_path)
-    shutil.copy(tmp_path / "metrics.json", tmp_path / "entropy.json")
-    assert has_entropy(tmp_path)

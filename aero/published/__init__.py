@@ -33,8 +33,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a printed table; `digits` decimals are printed. training: which of a row's trainings it is about, ""
-    if the row has one."""
+    """A printed column. digits: decimals printed. training: which of a row's trainings it is about, if of one."""
 
     key: str
     label: str
@@ -45,11 +44,8 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """One printed cell.
-
-    value: the printed number in the column's unit; None if nothing usable is printed, `math.nan` for a printed NaN.
-    operations: instead of a value in the column `#Nonlinear Ops`. note: why a cell is empty, or what is odd about it.
-    """
+    """A printed number in the column's unit: None if nothing usable is printed, NaN (training diverged) if printed.
+    operations: instead of a number in `#Nonlinear Ops`. note: why the cell is empty, or what is odd about it."""
 
     column: Column
     value: float | None = None
@@ -58,7 +54,6 @@ class Cell:
 
     @property
     def diverged(self) -> bool:
-        """Whether the table prints NaN: training diverged."""
         return self.value is not None and math.isnan(self.value)
 
     @property
@@ -78,11 +73,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A printed row: its name (mostly an architecture in the papers' notation), group and cells.
-
-    run: None if the row is not trained here, or has several trainings; `runs` then has the run of each. setting: what
-    differs from the table's dimensions, and the architecture where the name is not one.
-    """
+    """A printed row, named by its architecture in the papers' notation or by a label. run: what stands for it here;
+    `runs` if it has several trainings. setting: what differs from the table's dimensions, and the architecture where
+    the name is not one."""
 
     name: str
     group: str
@@ -99,11 +92,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A printed table.
-
-    dimensions: what it was measured on. trainings: what differs for each training of a row with several. note: what is
-    lost of the table in the sources used here. same_models: the table with the same models where the rows are lost.
-    """
+    """A printed table. dimensions: what it was measured on. trainings: what differs for each training of a row with
+    several. note: what is lost of the table. same_models: the table with the same models where the rows are lost."""
 
     number: str
     title: str
@@ -122,10 +112,10 @@ class Table:
 
     def row(self, name: str) -> Row:
         """The row called `name` ("SM+LN+G"); ValueError naming the known ones if there is none."""
-        for row in self.rows:
-            if row.name == name:
-                return row
-        raise ValueError(f"Table {self.number} has no row {name!r}; rows: {', '.join(row.name for row in self.rows)}")
+        rows = {row.name: row for row in self.rows}
+        if name not in rows:
+            raise ValueError(f"Table {self.number} has no row {name!r}; rows: {', '.join(rows)}")
+        return rows[name]
 
     def value(self, row: str, column: str) -> float | None:
         """The printed number at (row, column), None where the cell is empty."""
@@ -215,8 +205,7 @@ def _table(number: str, values: dict[str, Any], file: str) -> Table:
     for row in rows:
         if row.runs and set(row.runs) != set(trainings):
             raise ValueError(f"{file}, Table {number}, row {row.name}: runs are not those of trainings")
-    more = {key: str(values[key]) for key in ("note", "same_models") if key in values}
-    return Table(number, values["title"], values["place"], dict(values["dimensions"]), columns, rows, trainings, **more)
+    return Table(**values | {"number": number, "columns": columns, "rows": rows, "trainings": trainings})
 
 
 def _row(values: dict[str, Any], columns: dict[str, Column], place: str) -> Row:
@@ -241,9 +230,6 @@ def _cell(column: Column, value: Any, note: str) -> Cell:
 
 
 def _claim(entry: dict[str, Any]) -> Claim:
-    parts = {key: (value, {}) if isinstance(value := entry[key], str) else next(iter(value.items())) for key in _PARTS}
-    return Claim(**entry | parts)
-
-
-_PARTS = ("quantity", "rule")
-"""Entries of a claim that are a name, or a name with its parameters."""
+    """Quantity and rule are a name, or a name with its parameters."""
+    named = {key: entry[key] if isinstance(entry[key], dict) else {entry[key]: {}} for key in ("quantity", "rule")}
+    return Claim(**entry | {key: next(iter(one.items())) for key, one in named.items()})

@@ -7,21 +7,20 @@ therefore not seen, never contradicted: the paper's own setting may be another.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable
 from typing import Any
 
+import pandas as pd
 from scipy.stats import spearmanr
 
 from aero.report.papers.variance_search import search, share
-from aero.report.papers.variance_sensitivity import Line, Sweep, published, sweep
+from aero.report.papers.variance_sensitivity import Sweep, published, sweep
 from aero.report.results import Results
 from aero.report.statistics import Estimate
 from aero.report.verdicts import Measurement, exact
 from aero.sensitivity.conclusions import CONCLUSIONS, ORDER
 from aero.sensitivity.metric import clipped, trained_decades
-from aero.sensitivity.search import read
 from aero.sensitivity.setting import TOKENS, WIDTH
 
 GROUP = "trained here"
@@ -108,7 +107,11 @@ def conclusion(results: Results, found: Sweep, name: str) -> dict[str, Any]:
 def decades_that_train(results: Results, found: Sweep, core: str) -> dict[str, Any]:
     """Decades between the lowest and the highest learning rate whose final loss (clipped, mean over seeds) is below
     half of that of predicting 0; and how many more they are than the softmax's."""
-    own, base = (decades_of(found, name) for name in (core, "softmax"))
+    decades = []
+    for name in (core, "softmax"):
+        losses = clipped(found.final[name], found.initial[name]).mean(1)
+        decades.append(trained_decades(found.rates, losses.tolist(), found.zero.mean().item()) or 0.0)
+    own, base = decades
     return {
         "text": f"{own:.1f} decades, softmax {base:.1f}",
         "effects": {core: exact(own)},
@@ -116,27 +119,14 @@ def decades_that_train(results: Results, found: Sweep, core: str) -> dict[str, A
     }
 
 
-def decades_of(found: Sweep, core: str) -> float:
-    """Decades over which a core trains by the clipped mean over seeds; 0 for one rate or none."""
-    losses = clipped(found.final[core], found.initial[core]).mean(1)
-    return trained_decades(found.rates, losses.tolist(), found.zero.mean().item()) or 0.0
-
-
 @_of_sweep
 def last_entropies(results: Results, found: Sweep, fall: list[str], stay: list[str]) -> dict[str, Any]:
     """Last finite entropy over training at the figures' learning rate: whether it is below 0.25 log N for the cores
     `fall` and above 0.5 log N for the cores `stay`, by seed."""
-    lines, missing = _over_training(results, found, "traces.csv", (*fall, *stay), "entropy")
+    traces, missing = _over_training(results, found, "traces.csv", (*fall, *stay), "entropy")
     if missing:
         return {"missing": missing}
-    last = {
-        core: [
-            [float(line["entropy"]) for line in lines if _is(line, core, seed) and line["entropy"]][-1]
-            / math.log(TOKENS)
-            for seed in found.seeds
-        ]
-        for core in (*fall, *stay)
-    }
+    last = {core: [traces[core, s].entropy.iloc[-1] / math.log(TOKENS) for s in found.seeds] for core in (*fall, *stay)}
     checks = {
         f"seed {seed}": all(last[core][k] < _COLLAPSED for core in fall) and all(last[core][k] > _KEPT for core in stay)
         for k, seed in enumerate(found.seeds)
@@ -150,54 +140,35 @@ def growth_of_gains(results: Results, found: Sweep) -> dict[str, Any]:
     """Largest product of the norms of gamma over training at the figures' learning rate, over its start: whether it is
     above 1.5 without clipping, above 1.1 but less than that with clipped gradients and not above 1 with weight
     clipping, and the lowest entropy is lower without clipping than with weight clipping; by seed."""
-    lines, missing = _over_training(results, found, "gains.csv", _CLIPPING, "gain_q")
+    traces, missing = _over_training(results, found, "gains.csv", tuple(_CLIPPING), "gain_q")
     if missing:
         return {"missing": missing}
-    grown: dict[str, list[float]] = {core: [] for core in _CLIPPING}
+    grown = {}
+    for core in _CLIPPING:
+        products = [traces[core, seed].gain_q * traces[core, seed].gain_k for seed in found.seeds]
+        grown[core] = [one.max() / one.iloc[0] for one in products]
     checks = {}
-    for seed in found.seeds:
-        entropy = {}
-        for core in _CLIPPING:
-            own = [line for line in lines if _is(line, core, seed) and line["gain_q"] and line["gain_k"]]
-            products = [float(line["gain_q"]) * float(line["gain_k"]) for line in own]
-            grown[core].append(max(products) / products[0])
-            entropy[core] = min(float(line["entropy"]) for line in own if line["entropy"])
-        free, gradient, weight = (grown[core][-1] for core in _CLIPPING)
+    for seed, free, gradient, weight in zip(found.seeds, *grown.values(), strict=True):
         grows = free > _FREE and free > gradient > _SLOWER and weight <= 1 + 1e-6
-        checks[f"seed {seed}"] = grows and entropy["qk_layernorm_free"] < entropy["qk_layernorm"]
+        lowest = [traces[core, seed].entropy.min() for core in ("qk_layernorm_free", "qk_layernorm")]
+        checks[f"seed {seed}"] = bool(grows and lowest[0] < lowest[1])
     ranges = ", ".join(f"{min(of):.2f} to {max(of):.2f}" for of in grown.values())
     text = f"grows {ranges}-fold ({', '.join(_CLIPPING.values())})"
-    evidence = _at_rate(found, "gains.csv", checks)
-    if found.about["figure_rate"] in found.rates:
-        ends = ", ".join(f"{name} {_diverged(found, core)}" for core, name in _CLIPPING.items())
-        evidence += f"; of {len(found.seeds)} trainings diverged: {ends}"
-    return {"text": text, "checks": checks, "evidence": evidence}
+    return {"text": text, "checks": checks, "evidence": _at_rate(found, "gains.csv", checks)}
 
 
 def _over_training(
-    results: Results, found: Sweep, file: str, cores: tuple[str, ...] | dict[str, str], column: str
-) -> tuple[list[Line], str]:
-    """The lines of a file of values over training; and why some are missing, "" if none is."""
+    results: Results, found: Sweep, file: str, cores: tuple[str, ...], column: str
+) -> tuple[dict[tuple[str, int], pd.DataFrame], str]:
+    """Values over training by core and seed; and why some are missing, "" if none is."""
     if found.about.get("figure_rate") is None:
-        return [], "no learning rate at which softmax fails and ReLU or QK-LayerNorm trains"
-    lines = read(results.root / found.folder / file)
-    present = {(line["core"], line.get("seed")) for line in lines if line.get(column)}
-    wanted = itertools.product(cores, map(str, found.seeds))
-    absent = [f"{core} seed {seed}" for core, seed in wanted if (core, seed) not in present]
-    return lines, f"not measured over training: {absent[0]} and {len(absent) - 1} more" if absent else ""
-
-
-def _is(line: Line, core: str, seed: int) -> bool:
-    return line["core"] == core and line.get("seed") == str(seed)
+        return {}, "no learning rate at which softmax fails and ReLU or QK-LayerNorm trains"
+    lines = pd.read_csv(results.root / found.folder / file).dropna(subset=[column])
+    traces = dict(iter(lines.groupby(["core", "seed"])))
+    absent = [f"{core} seed {seed}" for core in cores for seed in found.seeds if (core, seed) not in traces]
+    return traces, f"not measured over training: {absent[0]} and {len(absent) - 1} more" if absent else ""
 
 
 def _at_rate(found: Sweep, file: str, checks: dict[str, bool]) -> str:
-    given = " (given)" if found.figure_rate_by_hand else ""
-    rate = f"{found.about['figure_rate']:g}{given}"
+    rate = f"{found.about['figure_rate']:g}{' (given)' if found.figure_rate_by_hand else ''}"
     return f"{found.folder}/{file}, at rate {rate}: holds in {sum(checks.values())} of {len(checks)} seeds"
-
-
-def _diverged(found: Sweep, core: str) -> int:
-    """How many trainings with this core diverged at the figures' rate."""
-    rate = f"{found.about['figure_rate']:g}"
-    return sum(line["core"] == core and line["rate"] == rate and line["diverged_at_step"] != "" for line in found.lines)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from aero.report.papers import variance_decoder as models
 from aero.report.quantities.trainings import not_run, of_trainings, seeds, trained
@@ -44,49 +42,33 @@ def divergence(results: Results, run: str, others: list[str]) -> Measurement:
     """Which seeds of `run` diverge; if none does, its perplexity over that of each of `others`, in per cent."""
     runs = results.seeds(run)
     failed = [r for r in runs if r.diverged]
-    steps = [f"seed {r.seed} diverged at step {r.diverged_at}{_first_layer(r.metrics)}" for r in failed]
-    notes = [seeds(results, run), *steps]
+    text = f"{len(failed)} of {len(runs)} seeds diverged" if runs else ""
+    notes = [seeds(results, run), *(f"seed {r.seed} diverged at step {r.diverged_at}" for r in failed)]
     missing, worse = not_run(results, run) or ("one seed" if len(runs) < 2 else ""), {}
     if not missing and not failed:
         missing = not_run(results, *others)
         times = {other: sum(r.diverged for r in results.seeds(other)) for other in others}
         notes += [f"{other} diverged in {count} seeds" for other, count in times.items() if count]
-        found = {other: relative(results.perplexity(run), results.perplexity(other)) for other in others}
-        if all(found.values()):  # not the worst where another one diverged in every seed
-            worse = {other: one for other, values in found.items() if (one := estimate(values))}
+        changes = [relative(results.perplexity(run), results.perplexity(other)) for other in others]
+        if all(changes):  # not the worst where another one diverged in every seed
+            worse = dict(zip(others, map(estimate, changes), strict=True))
             if not missing and not all(one.has_interval for one in worse.values()):
                 missing = "one seed in common"
-    text = f"{len(failed)} of {len(runs)} seeds diverged" if runs else ""
     if worse and not missing and all(one.excludes() > 0 for one in worse.values()):
         text += f"; worst row by at least {min(one.mean for one in worse.values()):.1f} %"
     checks = {f"seed {r.seed}": r.diverged for r in runs}
     return trained(results, text, "; ".join(filter(None, notes)), effects=worse, checks=checks, missing=missing)
 
 
-def _first_layer(metrics: Mapping[str, Any]) -> str:
-    first = metrics.get("first_nonfinite")
-    if not isinstance(first, Mapping):
-        return ""
-    layer = first.get("layer")
-    return f" (first in {first.get('where', 'the model')}{'' if layer is None else f', layer {layer}'})"
-
-
 def rescue(results: Results, run: str, against: str) -> Measurement:
     """Which seeds of `against` diverge where `run` never does, and the change in perplexity, in per cent."""
-    runs, base = results.seeds(run), results.seeds(against)
-    failed, base_failed = (sum(r.diverged for r in found) for found in (runs, base))
-    missing = not_run(results, run, against) or ("one seed" if min(len(runs), len(base)) < 2 else "")
-    text = (
-        ""
-        if missing.startswith("not")
-        else f"{run} {failed} of {len(runs)} diverged, {against} {base_failed} of {len(base)}"
-    )
+    failed = {name: [r.diverged for r in results.seeds(name)] for name in (run, against)}
+    missing = not_run(results, run, against) or ("one seed" if min(map(len, failed.values())) < 2 else "")
+    text = ", ".join(f"{name} {sum(of)} of {len(of)} diverged" for name, of in failed.items())
     checks, effects = {}, {}
-    if not missing and not failed:
-        checks = {f"seed {r.seed}": r.diverged for r in base}
-        if base_failed < len(base) and (
-            found := estimate(relative(results.perplexity(run), results.perplexity(against)))
-        ):
+    if not missing and not any(failed[run]):
+        checks = {f"seed {r.seed}": r.diverged for r in results.seeds(against)}
+        if found := estimate(relative(results.perplexity(run), results.perplexity(against))):
             effects = {"": found}
             text += f"; perplexity {found.text(2, '%')}"
     return trained(results, text, seeds(results, run, against), effects=effects, checks=checks, missing=missing)

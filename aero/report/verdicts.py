@@ -193,7 +193,10 @@ def either_within(m: Measurement, value: float, tolerance: float) -> tuple[str, 
 
 def holds(m: Measurement) -> tuple[str, ...]:
     """Reproduced if every condition holds, contradicted if not."""
-    return (REPRODUCED if all(m.checks.values()) else m.absent,)
+    failing = [name for name, held in m.checks.items() if not held]
+    more = f" and {len(failing) - 3} more" if len(failing) > 3 else ""
+    note = f"fails for {'; '.join(failing[:3])}{more}" if any(failing) else ""
+    return (m.absent if failing else REPRODUCED), note
 
 
 def paper_self_consistency(m: Measurement) -> tuple[str, ...]:

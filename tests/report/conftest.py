@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import made_results
 import pytest
+import synthetic
 
 from aero.report import results as results_module
 from aero.report.results import Results
@@ -14,13 +14,13 @@ from aero.report.results import Results
 @pytest.fixture(scope="session")
 def full_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runs of AERO's Tables 2 and 4 with three seeds, and all costs."""
-    return made_results.project(tmp_path_factory.mktemp("full"))
+    return synthetic.project(tmp_path_factory.mktemp("full"))
 
 
 @pytest.fixture(scope="session")
 def empty_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Nothing measured at all."""
-    return made_results.project(tmp_path_factory.mktemp("empty"), runs=(), costs=False)
+    return synthetic.project(tmp_path_factory.mktemp("empty"), runs=(), costs=False)
 
 
 @pytest.fixture(scope="session")
@@ -36,5 +36,5 @@ def empty(empty_root: Path) -> Results:
 @pytest.fixture(scope="session")
 def everything(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """One seed of every run that a figure needs."""
-    runs = tuple(made_results.RUNS | made_results.MORE_RUNS)
-    return results_module.load(made_results.project(tmp_path_factory.mktemp("everything"), seeds=(1337,), runs=runs))
+    runs = (*synthetic.RUNS, *synthetic.MORE_RUNS)
+    return results_module.load(synthetic.project(tmp_path_factory.mktemp("everything"), seeds=(1337,), runs=runs))

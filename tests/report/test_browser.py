@@ -12,9 +12,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import made_results
 import pandas as pd
 import pytest
+import synthetic
 
 from aero.report import explorer, render, show
 from aero.report.papers import entropy_guided
@@ -73,7 +73,7 @@ def browser(page: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def page(tmp_path_factory: pytest.TempPathFactory, full: Results) -> Path:
     """A page with a formula, a figure, a wide table and the explorer, as the stage leaves it in reports/."""
     wide = pd.DataFrame({f"a column of {number} words": ["EReg(SM(t)+ScFuFFNi_6)"] * 3 for number in range(6)})
-    claims = pd.read_csv(made_results.PROJECT / "reports/claims.csv")
+    claims = pd.read_csv(synthetic.PROJECT / "reports/claims.csv")
     parts = (
         show.figure(entropy_guided.figure_2(full), "A figure", "Of every head.", sources=["results/a.jsonl"]).data,
         show.table(wide, "A table", "Of six columns.", command="python -m stages.report").data,

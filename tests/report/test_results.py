@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import made_results
 import pytest
+import synthetic
 
 from aero.errors import UserError
 from aero.report.results import find_root, load
@@ -23,24 +23,24 @@ def test_every_run_seed_and_cost_is_read(full_root: Path) -> None:
 
 
 def test_a_fresh_result_replaces_the_committed_one(tmp_path: Path) -> None:
-    root = made_results.project(tmp_path, runs=("sm-r",))
-    made_results.write_run(root / "runs" / "sm-r" / "seed_1338", "sm-r", 1338, perplexity=20.0)
+    root = synthetic.project(tmp_path, runs=("sm-r",))
+    synthetic.write_run(root / "runs" / "sm-r" / "seed_1338", "sm-r", 1338, perplexity=20.0)
     results = load(root)
     assert results.perplexity("sm-r")[1338] == 20.0
     assert [run.fresh for run in results.seeds("sm-r")] == [False, True, False]
 
 
 def test_seeds_of_another_corpus_are_named_and_left_out(tmp_path: Path) -> None:
-    root = made_results.project(tmp_path, runs=("sm-r",))
-    made_results.write_run(root / "runs" / "sm-r" / "seed_1337", "sm-r", 1337, corpus_sha256="cd" * 32)
+    root = synthetic.project(tmp_path, runs=("sm-r",))
+    synthetic.write_run(root / "runs" / "sm-r" / "seed_1337", "sm-r", 1337, corpus_sha256="cd" * 32)
     results = load(root)
     assert [run.seed for run in results.seeds("sm-r")] == [1337] and len(results.problems) == 2
 
 
 def test_the_number_of_threads_is_not_part_of_the_recipe(tmp_path: Path) -> None:
-    root = made_results.project(tmp_path, runs=("sm-r",))
+    root = synthetic.project(tmp_path, runs=("sm-r",))
     folder = root / "runs/sm-r/seed_1338"
-    made_results.write_run(folder, "sm-r", 1338)
+    synthetic.write_run(folder, "sm-r", 1338)
     for key, value, seeds in (("threads", 8, 3), ("steps", 9, 1)):
         metrics = json.loads((folder / "metrics.json").read_text())
         metrics["train"][key] = value
@@ -49,14 +49,14 @@ def test_the_number_of_threads_is_not_part_of_the_recipe(tmp_path: Path) -> None
 
 
 def test_a_damaged_line_of_costs_is_named_and_left_out(tmp_path: Path) -> None:
-    root = made_results.project(tmp_path, runs=())
+    root = synthetic.project(tmp_path, runs=())
     (root / "results/two_party/rows.csv").write_text("architecture,bytes\nSM,many\n", encoding="utf-8")
     results = load(root)
     assert results.costs == () and "rows.csv, line 2" in results.problems[0]
 
 
 def test_the_scale_is_the_active_one_if_it_has_results(tmp_path: Path) -> None:
-    root = made_results.project(tmp_path, runs=("sm-r",), seeds=(1337,), scale="smoke")
+    root = synthetic.project(tmp_path, runs=("sm-r",), seeds=(1337,), scale="smoke")
     assert load(root).scale == "smoke" and load(root, "laptop").scale == "laptop"
     (root / "params.yaml").write_text("scale: laptop\n", encoding="utf-8")
     assert load(root).scale == "smoke"
@@ -71,8 +71,8 @@ def test_no_project_and_damaged_parameters_are_clear_errors(tmp_path: Path) -> N
 
 
 def test_fresh_costs_replace_committed_ones_row_by_row(tmp_path: Path) -> None:
-    root = made_results.project(tmp_path, runs=())
-    made_results.write_costs(root / "runs" / "two_party")
+    root = synthetic.project(tmp_path, runs=())
+    synthetic.write_costs(root / "runs" / "two_party")
     path = root / "runs/two_party/rows.csv"
     head, first, *_ = path.read_text(encoding="utf-8").splitlines()
     path.write_text(f"{head}\n{first.replace('15300000000', '14000000000')}\n", encoding="utf-8")
@@ -83,9 +83,9 @@ def test_fresh_costs_replace_committed_ones_row_by_row(tmp_path: Path) -> None:
 
 
 def test_entropies_of_an_earlier_training_are_left_out(tmp_path: Path) -> None:
-    root = made_results.project(tmp_path, runs=())
+    root = synthetic.project(tmp_path, runs=())
     folder = root / "runs/sm-r/seed_1337"
-    made_results.write_run(folder, "sm-r", 1337)
+    synthetic.write_run(folder, "sm-r", 1337)
     assert load(root).first("sm-r").entropy is not None
     metrics = json.loads((folder / "metrics.json").read_text())
     metrics["provenance"]["started"] = "2026-02-02T00:00:00+00:00"

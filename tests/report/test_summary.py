@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
-import made_results
 import pytest
+import synthetic
 import yaml
 
 from aero.architecture import parse
@@ -29,12 +26,12 @@ RUN = "sm-scfuffn"
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """The project's parameters and kept operations, and one made training."""
-    shutil.copyfile(made_results.PROJECT / "params.yaml", tmp_path / "params.yaml")
+    shutil.copyfile(synthetic.PROJECT / "params.yaml", tmp_path / "params.yaml")
     for name in COMMITTED_FILES:
-        if (made_results.PROJECT / name).is_file():
+        if (synthetic.PROJECT / name).is_file():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(made_results.PROJECT / name, tmp_path / name)
-    made_results.write_run(tmp_path / f"runs/{RUN}/seed_1337", RUN, 1337, perplexity=40.0)
+            shutil.copyfile(synthetic.PROJECT / name, tmp_path / name)
+    synthetic.write_run(tmp_path / f"runs/{RUN}/seed_1337", RUN, 1337, perplexity=40.0)
     return tmp_path
 
 
@@ -97,44 +94,6 @@ def test_without_a_training_it_is_one_line(project: Path, monkeypatch: pytest.Mo
         stage.main(["sm"])
     with pytest.raises(ValueError, match="sm-scfufn"):
         stage.main(["sm-scfufn"])
-
-
-def test_one_table_tells_what_a_change_did(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`dvc metrics diff` on the summaries of two architectures: perplexity, entropy and cost, and what did not change
-    is not in it.
-    """
-
-    def run(*command: str) -> str:
-        environment = os.environ | {"GIT_AUTHOR_NAME": "t", "GIT_AUTHOR_EMAIL": "t@t", "DVC_NO_ANALYTICS": "1"}
-        environment |= {"GIT_COMMITTER_NAME": "t", "GIT_COMMITTER_EMAIL": "t@t"}
-        finished = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=60)
-        assert finished.returncode == 0, finished.stderr
-        return finished.stdout
-
-    written(project, monkeypatch)
-    metrics = f"runs/{RUN}/seed_1337/summary.json"
-    (project / "dvc.yaml").write_text(f"metrics:\n  - {metrics}\n", encoding="utf-8")
-    run("git", "init", "-q")
-    run(sys.executable, "-m", "dvc", "init", "-q")
-    run("git", "add", "dvc.yaml", metrics, ".dvc", "params.yaml")
-    run("git", "commit", "-qm", "before")
-    path = project / f"runs/{RUN}/seed_1337/metrics.json"
-    values = json.loads(path.read_text(encoding="utf-8"))
-    values |= {"architecture": "SM+ScFuFFNi_6", "eval_perplexity": 44.0}
-    path.write_text(json.dumps(values), encoding="utf-8")
-    written(project, monkeypatch)
-    table = run(sys.executable, "-m", "dvc", "metrics", "diff", "--md")
-    lines = {
-        line.split("|")[2].strip(): [cell.strip() for cell in line.split("|")[3:6]]
-        for line in table.splitlines()[2:]
-        if "|" in line
-    }
-    assert lines["perplexity"] == ["40.0", "44.0", "4.0"]
-    assert lines["architecture"][:2] == ["SM+ScFuFFN", "SM+ScFuFFNi_6"]
-    before, after, change = map(float, lines["as_written.gigabytes"])
-    assert before > after and change == pytest.approx(after - before)
-    # In the tuned program every linear FFN is folded away: pruning six of them saves nothing there.
-    assert "tuned.gigabytes" not in lines and "entropy.mean_nats" not in lines
 
 
 def test_the_reports_numbers_have_entropies(full: Results) -> None:

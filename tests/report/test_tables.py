@@ -8,8 +8,8 @@ import json
 from collections import Counter
 from pathlib import Path
 
-import made_results
 import pytest
+import synthetic
 
 from aero.published import load as load_paper
 from aero.report import differences
@@ -43,7 +43,7 @@ def trained(root: Path, run: str, **by_seed: float | None) -> None:
     """Fresh results of a run with these perplexities; None for a training that diverged at step 180."""
     for seed, value in by_seed.items():
         folder = root / "runs" / run / f"seed_{seed[1:]}"
-        made_results.write_run(folder, run, int(seed[1:]), perplexity=value, diverged_at=None if value else 180)
+        synthetic.write_run(folder, run, int(seed[1:]), perplexity=value, diverged_at=None if value else 180)
 
 
 def cell(results: Results, number: str, row: str, key: str):  # noqa: ANN201
@@ -60,7 +60,7 @@ def test_one_line_for_every_printed_cell(full: Results, number: str, count: int)
 
 
 def test_a_change_is_paired_by_seed(tmp_path: Path) -> None:
-    root = made_results.project(tmp_path, runs=())
+    root = synthetic.project(tmp_path, runs=())
     trained(root, "sm-ln-g", s1337=10.0, s1338=20.0, s1339=40.0)
     trained(root, "sm-g", s1337=11.0, s1338=22.4, s1339=43.2)
     results = load(root)
@@ -75,14 +75,14 @@ def test_a_change_is_paired_by_seed(tmp_path: Path) -> None:
 
 
 def test_one_seed_has_no_interval(tmp_path: Path) -> None:
-    root = made_results.project(tmp_path, runs=())
+    root = synthetic.project(tmp_path, runs=())
     trained(root, "sm-r", s1337=10.0)
     line = next(x for x in lines(load(root), "aero_table2.csv") if x["row"] == "SM+R" and x["column"] == "Eval PPL")
     assert line["seeds"] == "1337" and line["ci_low"] == line["ci_high"] == "" and "one seed (1337)" in line["note"]
 
 
 def test_diverged_seeds_are_counted_in_the_note(tmp_path: Path) -> None:
-    root = made_results.project(tmp_path, runs=())
+    root = synthetic.project(tmp_path, runs=())
     trained(root, "sm-r", s1337=4.0, s1338=None, s1339=600.0)
     trained(root, "sm", s1337=None)
     results = load(root)
@@ -112,7 +112,7 @@ def test_the_least_time_of_the_published_bytes_by_hand() -> None:
 
 
 def test_other_commits_and_corpora_are_named(tmp_path: Path) -> None:
-    root = made_results.project(tmp_path, runs=())
+    root = synthetic.project(tmp_path, runs=())
     trained(root, "sm-ln-g", s1337=10.0)
     for run, changes in {"sm-g": {"commit": "decade" * 7}, "sm-r": {"corpus_sha256": "cd" * 32}}.items():
         trained(root, run, s1337=11.0)
@@ -145,7 +145,7 @@ def test_each_row_is_compared_with_what_its_paper_compares_it_with(empty: Result
 
 
 def test_a_difference_says_what_is_missing(tmp_path: Path) -> None:
-    root = made_results.project(tmp_path, runs=())
+    root = synthetic.project(tmp_path, runs=())
     trained(root, "sm-scffn", s1337=10.0, s1338=None, s1339=20.0)
     trained(root, "sm-snorm-ffn", s1337=11.0, s1338=12.0, s1339=23.0, s1340=9.0)
     trained(root, "sm-wnorm-ffn", s1337=None, s1338=None)
@@ -160,11 +160,11 @@ def test_a_difference_says_what_is_missing(tmp_path: Path) -> None:
 
 def test_the_committed_tables_are_those_of_the_committed_results(tmp_path: Path) -> None:
     for name in ("params.yaml", "results"):  # without fresh results in runs/
-        (tmp_path / name).symlink_to(made_results.PROJECT / name)
+        (tmp_path / name).symlink_to(synthetic.PROJECT / name)
     results = load(tmp_path, "laptop")
     made = files(results) | differences.files(results)
     made[FOLDER / "entropy_landscape_table1.csv"] = cells_csv(entropy_landscape.cells(results))
     temperatures = csv_text(aero_entropy.temperature_lines(results), aero_entropy.TEMPERATURE_COLUMNS)
     made[FOLDER / "learned_temperatures.csv"] = temperatures
     for path, text in made.items():
-        assert (made_results.PROJECT / path).read_text(encoding="utf-8") == text, f"{path}: run python -m stages.report"
+        assert (synthetic.PROJECT / path).read_text(encoding="utf-8") == text, f"{path}: run python -m stages.report"

@@ -44,7 +44,6 @@ class Log:
     """
 
     step: tuple[int, ...]
-    tokens: tuple[float | None, ...]
     train_loss: tuple[float | None, ...]
     eval_loss: tuple[float | None, ...]
     entropy: tuple[tuple[float | None, ...], ...]
@@ -61,7 +60,7 @@ class Log:
 class Entropy:
     """Headwise attention entropy of a trained model on held-out tokens, nats.
 
-    mean: (L, H), sem: its standard error over sequences; median: that of all rows. by_position: (L, T). blocks:
+    mean: (L, H); median: that of all rows. by_position: (L, T). blocks:
     (K, L, H), means of K blocks of held-out sequences. quarters: fraction of heads per quarter of the maximum, for the
     maxima "observed", "log_T" and "causal_bound" in `maximum`. overload, collapse: fraction of heads and the layers
     they are in. learned: learned values, such as thresholds. Older files lack some.
@@ -73,9 +72,7 @@ class Entropy:
     quarters: dict[str, tuple[float, ...]]
     overload: dict[str, Any]
     collapse: dict[str, Any]
-    sem: Rows = ()
     median: Rows = ()
-    by_position_sem: Rows = ()
     blocks: tuple[Rows, ...] = ()
     learned: dict[str, Any] = field(default_factory=dict)
 
@@ -119,10 +116,21 @@ class Run:
     @property
     def recipe(self) -> tuple[str, ...]:
         """What two seeds must have in common to be averaged: architecture, sizes, corpus, tokenizer, training."""
-        train, model = chosen_settings(self.metrics.get("train") or {}, self.metrics.get("model") or {})
-        values = [self.metrics.get(key) for key in ("architecture", "corpus", "context", "regularizer")]
-        tokens = [self.provenance.get(f"{what}_sha256") for what in ("corpus", "tokenizer")]
-        return tuple(json.dumps(v, sort_keys=True) for v in (*values, model, train, *tokens))
+        train = self.metrics.get("train") or {}
+        train_defaults = {name: f.default for name, f in TrainParameters.model_fields.items()}
+        model_defaults = {f.name: f.default for f in dataclasses.fields(ModelConfig)}
+        values = [
+            *(self.metrics.get(key) for key in ("architecture", "corpus", "context", "regularizer")),
+            _changed(self.metrics.get("model") or {}, model_defaults),
+            _changed({k: v for k, v in train.items() if k not in BOOKKEEPING}, train_defaults),
+            *(self.provenance.get(f"{name}_sha256") for name in ("corpus", "tokenizer")),
+        ]
+        return tuple(json.dumps(value, sort_keys=True) for value in values)
+
+
+def _changed(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """Settings that differ from the default, which is what an older result that does not name them had."""
+    return {k: v for k, v in values.items() if k not in defaults or v != defaults[k]}
 
 
 @dataclass(frozen=True)
@@ -257,21 +265,6 @@ def find_root(start: Path | None = None) -> Path:
     raise ValueError(f"no params.yaml at or above {start}; run from inside the project")
 
 
-def chosen_settings(train: dict[str, Any], model: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Settings of a training and of its model that differ from the default, without bookkeeping.
-
-    A setting that an older result does not name has its default.
-    """
-    train_defaults = {name: f.default for name, f in TrainParameters.model_fields.items()}
-    model_defaults = {f.name: f.default for f in dataclasses.fields(ModelConfig)}
-    recipe = {name: value for name, value in train.items() if name not in BOOKKEEPING}
-    return _without_defaults(recipe, train_defaults), _without_defaults(model, model_defaults)
-
-
-def _without_defaults(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key not in defaults or value != defaults[key]}
-
-
 def load(root: Path | str | None = None, scale: str | None = None) -> Results:
     """Read all results below `root` (found from the working directory if None).
 
@@ -363,7 +356,7 @@ def _log(curves: Mapping[str, Sequence[Any]]) -> Log:
 
     return Log(
         step=tuple(map(int, curves["step"])),
-        **{name: tuple(map(_optional, curves[name])) for name in ("tokens", "train_loss", "eval_loss")},
+        **{name: tuple(map(_optional, curves[name])) for name in ("train_loss", "eval_loss")},
         entropy=table("entropy_layer_"),
         overflow=table("overflow_layer_"),
         slopes=table("slope_"),
@@ -378,9 +371,7 @@ def _entropy(values: Mapping[str, Any]) -> Entropy:
         quarters={key: tuple(map(_number, fractions)) for key, fractions in values["quarters"].items()},
         overload=values["overload"],
         collapse=values["collapse"],
-        sem=_rows(values.get("entropy_sem", [])),
         median=_rows(values.get("entropy_median", [])),
-        by_position_sem=_rows(values.get("entropy_by_position_sem", [])),
         blocks=tuple(map(_rows, values.get("entropy_blocks", []))),
         learned=dict(values.get("learned") or {}),
     )

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from aero.published import Cell, Paper, Row, Table, load
 from aero.report.costs import (
@@ -26,11 +25,10 @@ from aero.report.costs import (
     row_costs,
     saving,
 )
-from aero.report.results import Results, Run
+from aero.report.results import Cost, Results, Run
 from aero.report.statistics import Estimate, estimate, relative
 from aero.two_party.program.optimizations import AS_PUBLISHED
 
-Origin = Literal["paper_dimensions", "smaller_scale", "missing"]
 PAPER_DIMENSIONS = "paper_dimensions"
 COLUMNS = ("row", "column", "published", "measured", "unit", "scale", "seeds", "ci_low", "ci_high", "note")
 NOT_COMPARABLE = "not comparable"
@@ -46,18 +44,16 @@ class MeasuredCell:
     """A published cell and what was measured for it.
 
     text: the measured value as shown, "" if there is none. scale: a training scale, or "paper_dimensions" for costs and
-    counts. estimate: over seeds, of a training cell. source: the files of a cost.
+    counts. estimate: over seeds, of a training cell.
     """
 
     row: Row
     published: Cell
     text: str
     value: float | None
-    origin: Origin
     scale: str
     note: str
     estimate: Estimate | None = None
-    source: str = ""
 
 
 def table(results: Results, number: str, short: str = "aero") -> list[MeasuredCell]:
@@ -73,11 +69,6 @@ def table(results: Results, number: str, short: str = "aero") -> list[MeasuredCe
     ]
 
 
-def training_origin(scale: str) -> Origin:
-    """Only the scale `paper` has the papers' size and budget; `gpu` has their size, but fewer tokens."""
-    return "paper_dimensions" if scale == "paper" else "smaller_scale"
-
-
 def _training(results: Results, printed: Table, row: Row, cell: Cell) -> MeasuredCell:
     notes = [cell.note] if cell.note else []
     name, digits, training = row.trained.get(cell.column.training), cell.column.digits, cell.column.training
@@ -86,11 +77,9 @@ def _training(results: Results, printed: Table, row: Row, cell: Cell) -> Measure
     notes += _differs(results, printed, training, runs)
     if name and results.scale == "paper" and results.substituted((name,), "paper"):
         notes.append("not trained on the papers' corpus")
-    origin = training_origin(results.scale)
 
     def measured(text: str, value: float | None, found: Estimate | None = None) -> MeasuredCell:
-        kind = origin if text else "missing"
-        return MeasuredCell(row, cell, text, value, kind, results.scale, "; ".join(notes), found)
+        return MeasuredCell(row, cell, text, value, results.scale, "; ".join(notes), found)
 
     if cell.column.key.startswith("delta"):
         base = printed.rows[0].trained.get(training)
@@ -137,18 +126,16 @@ def _counted(results: Results, paper: Paper, printed: Table, row: Row, cell: Cel
         value = (counts.ffn if cell.column.key == "flops_ffn" else counts.attention) / 1e9
         text = f"{value:.{cell.column.digits}f}"
     notes.append("counted by the formulas of Appendix E")
-    return MeasuredCell(row, cell, text, value, "paper_dimensions", PAPER_DIMENSIONS, "; ".join(notes))
+    return MeasuredCell(row, cell, text, value, PAPER_DIMENSIONS, "; ".join(notes))
 
 
 def _missing_cost(row: Row, cell: Cell, note: str = "") -> MeasuredCell:
     notes = [text for text in (cell.note, note, "not measured yet") if text]
-    return MeasuredCell(row, cell, "", None, "missing", PAPER_DIMENSIONS, "; ".join(notes))
+    return MeasuredCell(row, cell, "", None, PAPER_DIMENSIONS, "; ".join(notes))
 
 
-def _cost_cell(row: Row, cell: Cell, value: float, notes: list[str], source: str) -> MeasuredCell:
-    text = f"{value:.{cell.column.digits}f}"
-    note = "; ".join(notes)
-    return MeasuredCell(row, cell, text, value, "paper_dimensions", PAPER_DIMENSIONS, note, source=source)
+def _cost_cell(row: Row, cell: Cell, value: float, notes: list[str]) -> MeasuredCell:
+    return MeasuredCell(row, cell, f"{value:.{cell.column.digits}f}", value, PAPER_DIMENSIONS, "; ".join(notes))
 
 
 def _communication(results: Results, paper: Paper, printed: Table, row: Row, cell: Cell) -> MeasuredCell:
@@ -166,7 +153,7 @@ def _communication(results: Results, paper: Paper, printed: Table, row: Row, cel
     if "tuned" in costs:
         notes.append(f"tuned {costs['tuned'].bytes / GB:.2f}")
     shown = fitted or costs["as_written"]
-    return _cost_cell(row, cell, shown.bytes / GB, notes, shown.path)
+    return _cost_cell(row, cell, shown.bytes / GB, notes)
 
 
 def _latency(results: Results, paper: Paper, printed: Table, row: Row, cell: Cell) -> MeasuredCell:
@@ -188,7 +175,7 @@ def _latency(results: Results, paper: Paper, printed: Table, row: Row, cell: Cel
         notes.append(f"as_written {beside.latency_wan / 60:.2f} on the same day")
     notes += [f"as_written {cost.latency_wan / 60:.2f} on another day" for cost in others]
     notes = [text for text in (*notes, note) if text]
-    return _cost_cell(row, cell, shown.latency_wan / 60, notes, shown.path)
+    return _cost_cell(row, cell, shown.latency_wan / 60, notes)
 
 
 def _saving(results: Results, paper: Paper, printed: Table, row: Row, cell: Cell) -> MeasuredCell:
@@ -197,15 +184,13 @@ def _saving(results: Results, paper: Paper, printed: Table, row: Row, cell: Cell
     value = published_saving(results, printed, row.name, quantity)
     plain = saving(results, printed, row.name, "as_written", quantity)
     notes = [cell.note] if cell.note else []
-    program = "as_written" if value is None else AS_PUBLISHED
     if value is not None:
-        notes.append(program if plain is None else f"{program}; as_written {plain:.2f}")
+        notes.append(AS_PUBLISHED if plain is None else f"{AS_PUBLISHED}; as_written {plain:.2f}")
     elif plain is not None:
-        notes.append(program)
+        notes.append("as_written")
     else:
         return _missing_cost(row, cell)
-    both = (all_costs(results, printed, name)[program].path for name in (printed.rows[0].name, row.name))
-    return _cost_cell(row, cell, plain if value is None else value, notes, ", ".join(sorted(set(both))))
+    return _cost_cell(row, cell, plain if value is None else value, notes)
 
 
 _COSTS: dict[str, Callable[[Results, Paper, Table, Row, Cell], MeasuredCell]] = {
@@ -219,73 +204,47 @@ _COSTS: dict[str, Callable[[Results, Paper, Table, Row, Cell], MeasuredCell]] = 
 }
 
 COST_COLUMNS = (
-    "row",
-    "program",
-    "bytes",
-    "set_up_bytes",
-    "embedding_bytes",
-    "head_bytes",
-    "ln_f_bytes",
-    "messages",
-    "rounds",
-    "compute_s",
-    "latency_wan_min",
-    "latency_lan_min",
-    "method",
-    "max_logit_error",
-    "published_gb",
-    "bytes_over_published",
-    "published_min",
-    "bound_overlapped_min",
-    "bound_one_way_min",
-    "needed_mbit",
+    *("row", "program", "bytes", "set_up_bytes", "embedding_bytes", "head_bytes", "ln_f_bytes", "messages", "rounds"),
+    *("compute_s", "latency_wan_min", "latency_lan_min", "method", "max_logit_error", "published_gb"),
+    *("bytes_over_published", "published_min", "bound_overlapped_min", "bound_one_way_min", "needed_mbit"),
 )
 
 
-def cost_rows(results: Results, number: str = "4", short: str = "aero") -> list[dict[str, str | float | None]]:
+def cost_rows(results: Results, number: str = "4") -> list[dict[str, str | float | None]]:
     """One entry a row and program: what was measured, and the bound the published bytes put on the published latency.
 
     Rows without a measurement have one entry with the published side alone. Bytes are both ways; minutes and seconds.
     """
-    paper = load(short)
+    paper = load("aero")
     printed = paper.tables[number]
     entries: list[dict[str, str | float | None]] = []
     for row in printed.rows:
         gigabytes, minutes = row.cells["communication"].value, row.cells["latency"].value
-        bound = LatencyBound(gigabytes, paper.facts["network"]["bandwidth_mbit"]) if gigabytes else None
-        side: dict[str, str | float | None] = {
-            "row": row.name,
-            "published_gb": gigabytes,
-            "published_min": minutes,
-            "bound_overlapped_min": bound.overlapped if bound else None,
-            "bound_one_way_min": bound.one_way if bound else None,
-            "needed_mbit": bound.needed_mbit(minutes) if bound and minutes else None,
-        }
+        side: dict[str, str | float | None] = {"row": row.name, "published_gb": gigabytes, "published_min": minutes}
+        if gigabytes:
+            bound = LatencyBound(gigabytes, paper.facts["network"]["bandwidth_mbit"])
+            side |= {"bound_overlapped_min": bound.overlapped, "bound_one_way_min": bound.one_way}
+            side["needed_mbit"] = bound.needed_mbit(minutes) if minutes else None
         costs = all_costs(results, printed, row.name)
-        for program, cost in costs.items():
-            entries.append(
-                dict.fromkeys(COST_COLUMNS)
-                | side
-                | {
-                    "program": program,
-                    "bytes": cost.bytes,
-                    "set_up_bytes": part_bytes(cost, "setup_bytes"),
-                    "embedding_bytes": part_bytes(cost, "embedding_bytes"),
-                    "head_bytes": part_bytes(cost, "head_bytes"),
-                    "ln_f_bytes": part_bytes(cost, "ln_f_bytes"),
-                    "messages": cost.messages,
-                    "rounds": cost.rounds,
-                    "compute_s": cost.seconds,
-                    "latency_wan_min": None if cost.latency_wan is None else cost.latency_wan / 60,
-                    "latency_lan_min": None if cost.latency_lan is None else cost.latency_lan / 60,
-                    "method": cost.method,
-                    "max_logit_error": cost.max_logit_error,
-                    "bytes_over_published": cost.bytes / GB / gigabytes if gigabytes else None,
-                }
-            )
-        if not costs:
-            entries.append(dict.fromkeys(COST_COLUMNS) | side)
+        entries += [side | _measured(cost, gigabytes) for cost in costs.values()] or [side | {"program": None}]
     return entries
+
+
+def _measured(cost: Cost, gigabytes: float | None) -> dict[str, str | float | None]:
+    parts = {f"{name}_bytes": part_bytes(cost, f"{name}_bytes") for name in ("embedding", "head", "ln_f")}
+    return parts | {
+        "program": cost.program,
+        "bytes": cost.bytes,
+        "set_up_bytes": part_bytes(cost, "setup_bytes"),
+        "messages": cost.messages,
+        "rounds": cost.rounds,
+        "compute_s": cost.seconds,
+        "latency_wan_min": None if cost.latency_wan is None else cost.latency_wan / 60,
+        "latency_lan_min": None if cost.latency_lan is None else cost.latency_lan / 60,
+        "method": cost.method,
+        "max_logit_error": cost.max_logit_error,
+        "bytes_over_published": cost.bytes / GB / gigabytes if gigabytes else None,
+    }
 
 
 def cells_csv(cells: Iterable[MeasuredCell]) -> str:
@@ -311,7 +270,7 @@ def cells_csv(cells: Iterable[MeasuredCell]) -> str:
     return csv_text(rows, COLUMNS)
 
 
-def costs_csv(entries: Iterable[dict[str, str | float | None]]) -> str:
+def _costs_csv(entries: Iterable[dict[str, str | float | None]]) -> str:
     """The entries as CSV text; bytes whole, other numbers to six digits, gaps empty."""
     return csv_text([{key: _written(key, value) for key, value in entry.items()} for entry in entries], COST_COLUMNS)
 
@@ -319,7 +278,7 @@ def costs_csv(entries: Iterable[dict[str, str | float | None]]) -> str:
 def _written(key: str, value: str | float | None) -> str:
     if value is None or isinstance(value, str):
         return value or ""
-    return f"{value:.0f}" if key == "bytes" or key.endswith("_bytes") else f"{value:.6g}"
+    return f"{value:.0f}" if key.endswith("bytes") else f"{value:.6g}"
 
 
 def csv_text(rows: Iterable[dict[str, object]], columns: tuple[str, ...]) -> str:
@@ -336,7 +295,7 @@ def files(results: Results) -> dict[Path, str]:
         FOLDER / f"{short}_table{number}.csv": cells_csv(table(results, number, short)) for short, number in PRINTED
     }
     for number in COST_TABLES:
-        found[FOLDER / f"aero_table{number}_costs.csv"] = costs_csv(cost_rows(results, number))
+        found[FOLDER / f"aero_table{number}_costs.csv"] = _costs_csv(cost_rows(results, number))
     for short, number in PRINTED[:-1]:
         rows = load(short).tables[number].rows
         for scale in results.scales_of(*(run for row in rows for run in row.trained.values())):

@@ -25,7 +25,7 @@ from aero.report.papers.panels import ENTROPY, heads, heatmap, layer_ticks, nota
 from aero.report.results import Results
 from aero.report.statistics import estimate, sampling_error
 from aero.report.style import INK, PAPER, no_data, subplots
-from aero.report.tables import MeasuredCell, table, training_origin
+from aero.report.tables import MeasuredCell, table
 
 PAPER_NAME, NUMBER = "entropy_landscape", "1"
 TRAININGS = {"baseline": "baseline", "0": "γ = 0", "10": "γ = 0.10", "20": "γ = 0.20"}
@@ -73,7 +73,7 @@ def _heads_cell(results: Results, row: Row, cell: Cell, kind: str) -> MeasuredCe
     found = estimate({s: _statistic(kind, *(run.entropy.mean for run in runs)) for s, runs in compared.items()})
     if found is None:
         notes.append("entropies not measured" if results.seeds(name) else "not run yet")
-        return MeasuredCell(row, cell, "", None, "missing", results.scale, "; ".join(notes))
+        return MeasuredCell(row, cell, "", None, results.scale, "; ".join(notes))
     seed = found.seeds[0]
     if len(found.seeds) == 1:
         notes.append(f"one seed ({seed}), no interval")
@@ -82,8 +82,8 @@ def _heads_cell(results: Results, row: Row, cell: Cell, kind: str) -> MeasuredCe
         notes.append(f"mean of the layers' own distances {layers:.3f} (seed {seed})")
     error = sampling_error(partial(_statistic, kind), *(run.entropy.blocks for run in compared[seed]))
     notes.append("no sampling error stored" if error is None else f"sampling error {error:.2g} (seed {seed})")
-    text, origin = f"{found.mean:.{cell.column.digits}f}", training_origin(results.scale)
-    return MeasuredCell(row, cell, text, found.mean, origin, results.scale, "; ".join(notes), found)
+    text = f"{found.mean:.{cell.column.digits}f}"
+    return MeasuredCell(row, cell, text, found.mean, results.scale, "; ".join(notes), found)
 
 
 def _statistic(kind: str, *of_heads: ArrayLike) -> float:

@@ -113,8 +113,9 @@ def test_a_program_has_its_shortest_name_and_its_own_passes(
     found = as_json(capsys, "SM+ScFuFFN", "--program", "as_written")
     assert found["composition_messages_error"] == pytest.approx(0.1)
     # No pass of this program: those of all.
-    found = as_json(capsys, "SM+ScFuFFN", "--program", "tuned+narrow_comparisons", "--extrapolate", "--context", "128")
-    assert found["composition_messages_error"] == pytest.approx(0.4)
+    entries = [{"program": "tuned-last_row", "composed_over_measured_messages": 0.7}]
+    Path("results/two_party/end_to_end.json").write_text(json.dumps(entries))
+    assert as_json(capsys, "SM+ScFuFFN")["composition_messages_error"] == pytest.approx(0.3)
 
 
 def test_from_another_folder_it_reads_the_clone(

@@ -7,7 +7,7 @@ the shapes, which is all that a client knows.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -199,12 +199,13 @@ def _inverse_gains(basis: Tensor) -> Tensor:
 
 @dataclass
 class _Ffn:
-    """A feed-forward network while it is folded: one matrix (up None) or two, and beta."""
+    """A feed-forward network while it is folded: one matrix (up None) or two, and the rest of its weights."""
 
     up: Affine | None
     last: Affine
     beta: Any = None
-    more: dict[str, Any] = field(default_factory=dict)
+    slope: Any = None
+    around: Affine | None = None
 
     @classmethod
     def of(cls, architecture: Architecture, config: ModelConfig, block: State) -> _Ffn:
@@ -232,7 +233,7 @@ class _Ffn:
 
     def into(self, layer: Layer) -> Layer:
         parts = {"fused": self.last} if self.up is None else {"up": self.up, "down": self.last}
-        return replace(layer, beta=self.beta, **parts, **self.more)
+        return replace(layer, beta=self.beta, slope=self.slope, around=self.around, **parts)
 
 
 def _through_ffn(architecture: Architecture, config: ModelConfig, block: State) -> Affine:
@@ -307,19 +308,14 @@ def _pre_ln(
             layer = replace(layer, ln_2=ln_2)
     if architecture.ffn == "linear" and "folded_ffn" in optimizations:  # LayerNorm before it, no activation inside
         ffn.last, ffn.up = ffn.as_one(), None
-    if architecture.ffn == "leaky_relu":
-        _fold_slope(ffn, block["slope"], "folded_ffn" in optimizations)
+    if architecture.ffn == "leaky_relu" and "folded_ffn" in optimizations:
+        # Of u + (1 - s)(relu(u) - u), the linear part s u becomes one small matrix around the activation.
+        slope, up, down = block["slope"], ffn.up, ffn.last
+        ffn.around = Affine(slope * up.weight @ down.weight)
+        ffn.last = Affine((1.0 - slope) * down.weight, down.bias + slope * up.bias @ down.weight)
+    elif architecture.ffn == "leaky_relu":
+        ffn.slope = block["slope"]
     return ffn.into(layer), basis
-
-
-def _fold_slope(ffn: _Ffn, slope: Tensor, fold: bool) -> None:
-    """A leaky ReLU is u + (1 - s)(relu(u) - u): its linear part s u becomes one small matrix around the activation."""
-    if not fold:
-        ffn.more["slope"] = slope
-        return
-    up, down = ffn.up, ffn.last
-    ffn.more["around"] = Affine(slope * up.weight @ down.weight)
-    ffn.last = Affine((1.0 - slope) * down.weight, down.bias + slope * up.bias @ down.weight)
 
 
 def _he_hofmann(

@@ -66,7 +66,7 @@ def _cost(chosen: argparse.Namespace) -> None:
 
     root = folder_of_costs(Path(), needed=(str(PATH),))
     if root != Path():
-        print(f"note: neither {PATH} nor kept costs in this folder; those of {root} are read", file=sys.stderr)
+        print(f"note: neither {PATH} nor measured costs in this folder; reading those of {root}", file=sys.stderr)
     print(cost_answer.answer(chosen, load(root / PATH), root))
 
 

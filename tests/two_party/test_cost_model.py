@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import made_costs
 import pytest
+import synthetic_costs
 
 from aero.architecture import parse
 from aero.config import load
@@ -38,13 +38,13 @@ SIDES = ("bytes_sent_client", "bytes_sent_server")
 
 
 def of(rows) -> Operations:
-    return Operations(ledger.by_operation(rows), made_costs.VARIANT)
+    return Operations(ledger.by_operation(rows), synthetic_costs.VARIANT)
 
 
 @pytest.fixture(scope="module")
 def three() -> Operations:
     """Every operation of the synthetic architectures at T = 128, 256 and 512."""
-    return of(made_costs.operations((128, 256, 512)))
+    return of(synthetic_costs.operations((128, 256, 512)))
 
 
 def test_packing_is_that_of_spu():
@@ -79,7 +79,7 @@ def test_a_pass_is_the_sum_of_its_operations_and_one_set_up(three):
     sizes = published_sizes("gpt2", 256)
     cost = estimate(parse("EReg(SM(t)+ScFuFFN)"), sizes, "tuned", three)
     needed = counts(parse("SM(t)+ScFuFFN"), sizes, "tuned")[0]
-    rows = {key: made_costs.made(*key) for key in needed}
+    rows = {key: synthetic_costs.made(*key) for key in needed}
     total = {name: sum(n * getattr(rows[key], name) for key, n in needed.items()) for name in ("bytes", "rounds")}
     assert cost.bytes == pytest.approx(total["bytes"] + 21e6, rel=1e-12)
     assert sum(cost.by_part.values()) == pytest.approx(cost.bytes, rel=1e-12) and cost.by_part["set-up"] == 21e6
@@ -93,13 +93,13 @@ def test_a_pass_is_the_sum_of_its_operations_and_one_set_up(three):
     assert cost.latency(Network(100, 80)) == pytest.approx(latency, rel=1e-9)
 
 
-@pytest.mark.parametrize("program", made_costs.PROGRAMS)
+@pytest.mark.parametrize("program", synthetic_costs.PROGRAMS)
 def test_a_linear_cost_is_found_between_measured_sizes(three, program):
     for context in (320, 384):
         sizes = published_sizes("gpt2", context, layers=15)
         cost = estimate(parse("SM+LN+R"), sizes, program, three)
         needed = counts(parse("SM+LN+R"), sizes, program)[0]
-        exact = sum(n * made_costs.made(*key).bytes for key, n in needed.items()) + 21e6
+        exact = sum(n * synthetic_costs.made(*key).bytes for key, n in needed.items()) + 21e6
         assert abs(exact / cost.bytes - 1) <= cost.bytes_error
         assert cost.interpolated and not cost.extrapolated and math.isfinite(cost.seconds_error)
         # At T = 128, 256, 512 and 384 rows come in tiles of 128, so that the cost of other tiles is less certain.
@@ -134,18 +134,18 @@ def test_outside_the_measured_sizes_there_is_no_answer(three):
     assert cost.bytes_error == math.inf and "relu 640x3072" in cost.extrapolated
     assert cost.rounds_error == cost.latency_error(Network(100, 80)) == math.inf
     with pytest.raises(UserError, match="no gelu_plain was measured"):
-        few = of(made_costs.operations((128, 256), ("SM+R",)))
+        few = of(synthetic_costs.operations((128, 256), ("SM+R",)))
         estimate(parse("SM+G"), published_sizes("gpt2", 128), "as_written", few)
 
 
 def test_too_few_measured_sizes():
-    two = of([made_costs.made("relu", "128x64"), made_costs.made("relu", "512x64")])
+    two = of([synthetic_costs.made("relu", "128x64"), synthetic_costs.made("relu", "512x64")])
     with pytest.raises(UserError, match="2 measured shapes of its kind are too few"):
         two.cost("relu", "256x64")
     assert two.cost("relu", "256x64", extrapolate=True).how == "extrapolated"
     assert two.cost("relu", "128x64").how == "measured"
     with pytest.raises(UserError, match=r"from one measured shape \(128x64\) nothing follows for another"):
-        of([made_costs.made("relu", "128x64")]).cost("relu", "512x64", extrapolate=True)
+        of([synthetic_costs.made("relu", "128x64")]).cost("relu", "512x64", extrapolate=True)
 
 
 def test_errors_of_a_pass_by_hand(monkeypatch):
@@ -182,7 +182,7 @@ def test_errors_of_a_pass_by_hand(monkeypatch):
 def test_rounds_are_bounded_by_their_own_model():
     """10, 11 and 10 rounds at 1, 2 and 4 rows: without the one between, the model predicts 10, a tenth less."""
     rounds = {1: 10.0, 2: 11.0, 4: 10.0, 8: math.nan}
-    found = of(made_costs.made("relu", f"{rows}x64", rounds=value) for rows, value in rounds.items())
+    found = of(synthetic_costs.made("relu", f"{rows}x64", rounds=value) for rows, value in rounds.items())
     cost = found.cost("relu", "3x64")
     assert cost.how == "interpolated" and 10 < cost.values["rounds"] < 11
     assert cost.errors["rounds"] == pytest.approx(1 / 10)
@@ -205,7 +205,7 @@ def test_a_measurement_lies_where_its_neighbours_predict():
         "scale": [Operation("scale", ((rows, 256), ())) for rows in (16, 48, 80, 128)],
     }
     wanted = [operation for operations in kinds.values() for operation in operations]
-    measured = of(measure(wanted, "made", 1, made_costs.VARIANT, Settings(), rounds_runs=0))
+    measured = of(measure(wanted, "made", 1, synthetic_costs.VARIANT, Settings(), rounds_runs=0))
     for group, _, error, *_ in cost_model_errors(measured):
         assert error < 0.03, group
     left_out = [operations[2] for operations in kinds.values()]
@@ -266,7 +266,7 @@ def test_bytes_measured_without_seconds(three):
     """The bytes count, the seconds come from the model, and the bytes are a point of the model elsewhere."""
     op, shape = "exponentials(blocks=16,split=1)", "12x200x200"
     before = three.cost(op, shape)
-    row = made_costs.made(op, shape, bytes_sent_client=1.2 * before.values["bytes_sent_client"], seconds=math.nan)
+    row = synthetic_costs.made(op, shape, bytes_sent_client=1.2 * before.values["bytes_sent_client"], seconds=math.nan)
     found = of([*three.measured.values(), row]).cost(op, shape)
     assert found.values["bytes_sent_client"] == row.bytes_sent_client and found.errors["bytes_sent_client"] == 0
     assert found.values["seconds"] == pytest.approx(before.values["seconds"])
@@ -276,12 +276,12 @@ def test_bytes_measured_without_seconds(three):
 
 
 def test_fresh_measurements_replace_committed_ones_of_the_same_settings(tmp_path):
-    committed, fresh = made_costs.made("relu", "8x8"), made_costs.made("relu", "8x8", seconds=7.0)
-    other = made_costs.made("relu", "16x8", variant="cheetah-FM64-18-lsb_error")
-    small = made_costs.made("relu", "4x8", model="own")
+    committed, fresh = synthetic_costs.made("relu", "8x8"), synthetic_costs.made("relu", "8x8", seconds=7.0)
+    other = synthetic_costs.made("relu", "16x8", variant="cheetah-FM64-18-lsb_error")
+    small = synthetic_costs.made("relu", "4x8", model="own")
     ledger.write(tmp_path / "results/two_party/ops.csv", [committed, other, small], ledger.Measurement)
     ledger.write(tmp_path / "runs/two_party/all_ops.csv", [fresh], ledger.Measurement)
-    found = measured_operations(made_costs.VARIANT, tmp_path)
+    found = measured_operations(synthetic_costs.VARIANT, tmp_path)
     assert list(found.measured) == [("relu", "8x8")] and found.cost("relu", "8x8").values["seconds"] == 7.0
     with pytest.raises(UserError, match="no operation measured with cheetah-FM32"):
         measured_operations("cheetah-FM32-12-exact", tmp_path)

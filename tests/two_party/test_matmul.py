@@ -100,7 +100,7 @@ def test_a_packed_ciphertext_holds_the_wanted_coefficients_of_all():
 
 
 @pytest.mark.parametrize(("rows", "inner", "columns"), [(128, 40, 50), (129, 48, 300), (12, 16, 16), (2, 5, 1)])
-def test_shares_of_a_product_are_those_of_integers(rows, inner, columns):
+def test_shares_of_the_result_are_those_of_integers(rows, inner, columns):
     """Within six predicted standard deviations of the noise, for sizes that need padding."""
     generator = np.random.default_rng(rows)
     layout = lattice.Layout(rows, inner, columns)
@@ -171,7 +171,7 @@ def test_masks_of_answers_are_uniform_and_none_is_used_twice(hidden, monkeypatch
     assert (found[0][1] != found[1][1]).all()
 
 
-def test_first_halves_of_answers_are_hidden_each_by_a_secret_of_its_own(hidden):
+def test_a_halves_of_answers_are_hidden_by_independent_secrets(hidden):
     """All columns of the matrix are equal, and so are all combinations of a group's public elements: only the fresh
     encryptions of zero differ."""
     _, _, _, found = hidden

@@ -6,9 +6,9 @@ import dataclasses
 import json
 from pathlib import Path
 
-import made_costs
 import numpy as np
 import pytest
+import synthetic_costs
 import yaml
 
 from aero.config import load
@@ -80,7 +80,7 @@ def measured(monkeypatch):
         if failing & {operation.kind for operation in wanted}:
             raise TwoPartyError("the server process died (signal 9)")
         calls.extend(operation.kind for operation in wanted)
-        return [made_costs.made(o.name, o.shape, variant=variant, rounds=rounds[o], runs=runs) for o in wanted]
+        return [synthetic_costs.made(o.name, o.shape, variant=variant, rounds=rounds[o], runs=runs) for o in wanted]
 
     monkeypatch.setattr(resume, "measure", fake)
     monkeypatch.setattr(resume, "measure_rounds", lambda wanted, settings, runs: dict.fromkeys(wanted, 5.0))
@@ -110,7 +110,7 @@ def test_only_missing_operations_are_measured(measured, tmp_path):
 
 def test_other_rows_rounds_and_missing_seconds(measured, tmp_path, monkeypatch):
     wanted, path = [Wanted(RELU, "gpt2", 128)], tmp_path / "ops.csv"
-    other = made_costs.made("relu", "8x8")
+    other = synthetic_costs.made("relu", "8x8")
     first = measure_missing(wanted, path, "fm64", Settings(), rounds_runs=1, seconds=False, others=[other])
     assert np.isnan(first["relu", "16x64"].seconds)
     assert other in ledger.read(path, ledger.Measurement, ledger.NO_SECONDS)

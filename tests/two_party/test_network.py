@@ -13,7 +13,7 @@ def test_latency_of_the_papers_network_by_hand():
     assert wan.latency_seconds(3.0, 30e6, 20e6, 100) == pytest.approx(15.0)
 
 
-def test_products_of_shares_cross_both_ways_at_once_and_products_with_weights_take_turns():
+def test_multiplication_of_shares_sends_both_ways_at_once_and_by_weights_alternates():
     assert wire_bytes("softmax_cover(blocks=8)", 30.0, 20.0) == wire_bytes("gelu_plain", 20.0, 30.0) == 30.0
     assert wire_bytes("linear", 30.0, 20.0) == wire_bytes("relu", 30.0, 20.0) == 50.0
 

@@ -83,7 +83,7 @@ def test_a_function_without_steps_is_not_cut_and_impossible_ones_are_refused():
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (3, 5)])
-def test_ring_elements_survive_the_form_of_a_share(shape):
+def test_ring_elements_round_trip_through_a_share(shape):
     values = np.random.default_rng(0).integers(0, RING, int(np.prod(shape)), np.uint64)
     share = share_of(values, shape, np.float32, None, "FM64")
     assert (ring_elements(share, 64) == values).all()
@@ -100,7 +100,7 @@ def test_ring_elements_survive_the_form_of_a_share(shape):
 
 
 @pytest.mark.parametrize("field", ["FM32", "FM64"])
-def test_bits_survive_the_form_of_a_share(field):
+def test_bits_round_trip_through_a_share(field):
     values = np.random.default_rng(0).integers(0, 2, 15, np.uint64)
     share = share_of(values, (3, 5), np.bool_, None, field)
     assert (bits_of(share, 15) == values).all()
@@ -140,7 +140,7 @@ def signs_task(party, values):
     return profiles, {name: party.reveal(name, to=CLIENT) for name in profiles}
 
 
-def test_signs_of_two_processes_from_half_of_the_digits_and_their_limit():
+def test_narrow_comparisons_of_two_processes_and_their_limit():
     values = np.linspace(-0.9999, 0.9999, 4096)
     # Both ends, zero, and the smallest number of either sign: the largest float32 below 1 is the largest that is held.
     values[:5] = (-1.0, np.nextafter(np.float32(1), np.float32(0)), 0.0, 2.0**-31, -(2.0**-31))
@@ -176,7 +176,7 @@ def squarings_task(party, values):
     return profiles, {name: party.reveal(name, to=CLIENT) for name in profiles}
 
 
-def test_exponentials_of_two_processes_by_five_squarings_and_their_limit():
+def test_five_squarings_of_two_processes_and_their_limit():
     """Off by |x|^3 e^x / 6144, 2.2e-4 at most, and x^2 e^x / 512, 1.1e-3; truncations add units, times 2^5 or 2^8."""
     values = np.linspace(-100.0, 0.0, 4096).astype(np.float32)
     (spent, found), (spent_there, _) = run_parties(squarings_task, values, None, Settings())

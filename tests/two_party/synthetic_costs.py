@@ -1,4 +1,4 @@
-"""Measured operations made up by a law that is known, as files of a project."""
+"""Synthetic measurements of operations with a known linear cost, as files of a project."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROGRAMS = ("as_written", "tuned")
 
 
 def made(op: str, shape: str, **changes: object) -> ledger.Measurement:
-    """An operation whose bytes, messages and seconds are sums over what SPU packs."""
+    """An operation whose bytes, messages and seconds are linear in its features."""
     features = packing.features(packing.sized(op, shape))
     client, server = (
         1000 * sum((place + 2) * value for place, value in enumerate(features[f"bytes_sent_{who}"]))

@@ -34,7 +34,7 @@ show.table(
     "seeds agree, so Wilson's interval over episodes. Published: Llama-3.1-8B with 8,192 tokens of context.",
     sources=RESULTS,
     command=MEASURE,
-    published="parallel_context/main",
+    published="parallel_context/Summary, main results",
 )
 
 # %%
@@ -96,7 +96,7 @@ show.figure(
 show.table(
     parallel_context.table_methods(models),
     "The remedies",
-    "Performance, and the mean attention entropy of the query's tokens. Brackets as above.",
+    "Performance by P and remedy; brackets as above. The figure above has the entropies.",
     sources=RESULTS,
     command=MEASURE,
 )
@@ -109,7 +109,7 @@ show.table(
     "K and the aggregation vary one at a time from the default.",
     sources=RESULTS,
     command=MEASURE,
-    published="parallel_context/ablation",
+    published="parallel_context/Summary, ablation study",
 )
 
 # %%
@@ -158,7 +158,7 @@ for other in parallel_context.other_models(results):
         show.table(
             parallel_context.table_methods([other]),
             f"The remedies, {other.values['model']}",
-            "Performance and entropy on the benchmark files; brackets: 95 % interval over examples.",
+            "Performance on the benchmark files; brackets: 95 % interval over examples.",
             sources=[other.path],
         )
     )

@@ -5,9 +5,11 @@
 # collapses and training becomes unstable. Kernels such as ReLU and QK-LayerNorm avoid this. It shows the effect with a
 # small Transformer of attention alone, in a language model, and in theory.
 #
-# **What holds here.** The theory's conclusions hold, with three printed formulas corrected. In the small model the
-# ReLU kernel is less sensitive to the learning rate than softmax in every seed. The published values and their order
-# were not recovered.
+# **What holds here.** Softmax entropy falls as the variance of the logits grows, and the entropy of the ReLU kernel
+# does not. Several printed formulas need correction, and a collapse does not always enlarge the bound on the gradient
+# (Eq. 9). In the small model, the entropy of softmax collapses where its training becomes unstable. The ReLU kernel is
+# less sensitive to the learning rate than softmax in every seed. The published values and their order were not
+# recovered.
 #
 # **Setting not recovered.** The paper omits the width, residual connections, initialisation, steps and data of its
 # small model. Missing effects are therefore reported as not seen, never as contradicted.
@@ -78,7 +80,7 @@ show.figure(
     "the last finite value of a training that diverged, a triangle one above the panel.",
     sources=TRACES,
     command=TRAIN,
-    published="variance_sensitivity/figure1_bottom",
+    published="variance_sensitivity/figure1 (bottom)",
 )
 
 # %%
@@ -164,7 +166,7 @@ show.figure(
     "Lines: means over seeds; bands: their range. Gradient norms are before clipping. Dotted: the bounds that the "
     "paper draws; dashed: what a causal mask allows.",
     sources=DECODER,
-    published="variance_sensitivity/figure1_top",
+    published="variance_sensitivity/figure1 (top)",
 )
 
 # %%
@@ -250,7 +252,7 @@ show.figure(
     "entropy of about 5.0 for the ReLU kernel but no D; here D = 12.",
     sources=THEORY,
     command=CHECK,
-    published="variance_sensitivity/figure3",
+    published="variance_sensitivity/figure3 (left)",
 )
 
 # %%
@@ -260,7 +262,7 @@ show.figure(
     "Means over 12 matrices a point. QK-LayerNorm has γ = 1; its logits have a variance of about D for every σ.",
     sources=THEORY,
     command=CHECK,
-    published="variance_sensitivity/figure3",
+    published="variance_sensitivity/figure3 (right)",
 )
 
 # %%

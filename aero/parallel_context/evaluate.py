@@ -165,10 +165,10 @@ def _by_kind(norms: Tensor, groups: Tensor) -> list[Tensor | None]:
     ]
 
 
-def _same_tokens(apart: Sequence[Tensor], full: Sequence[Tensor], groups: Sequence[Tensor]) -> tuple[Norms, Norms]:
+def _same_tokens(parallel: Sequence[Tensor], full: Sequence[Tensor], groups: Sequence[Tensor]) -> tuple[Norms, Norms]:
     """Norms (2, L, n) of every batch in segments and in full attention, of tokens behind the first segment."""
     batches = []
-    for one, whole, own in zip(apart, full, groups, strict=True):
+    for one, whole, own in zip(parallel, full, groups, strict=True):
         first, behind = _begins(own), own > 0
         masks = (behind & first, behind & ~first)
         batches.append([norms[..., m].mean(-1).double() if m.any() else None for m in masks for norms in (one, whole)])

@@ -104,7 +104,7 @@ def ablation(section: ParallelContextSettings, task: TaskName, default: Selectio
 def row(task: Task, p: int, sink: str | None, selection: Selection | None, found: Measurement) -> dict[str, Any]:
     """One measurement: score (perplexity, or per cent) with its 95 % interval over episodes, entropies and norms.
 
-    Of several sets the score is the mean of their scores; `sets` has them apart.
+    Of several sets the score is the mean of their scores; `sets` has each of them.
     """
     metric = METRICS[task.name]
     is_loss = metric == "perplexity"

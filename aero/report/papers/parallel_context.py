@@ -129,21 +129,19 @@ class Summary:
         return self.estimate.text(digits, unit) + (f" {label}" if self.episodes else "")
 
 
-def summary(rows: Mapping[int, Row], what: str = "score") -> Summary | None:
-    """The mean over seeds of one number of every seed's row; None if there is none.
+def summary(rows: Mapping[int, Row]) -> Summary | None:
+    """The mean score over seeds; None if there is none.
 
     The seeds share their episodes. Where all seeds agree, or there is one, the spread over seeds is no interval, and
     the row's own interval over episodes is used. Per cents are clipped to 0 and 100.
     """
-    found = estimate({seed: row[what] for seed, row in rows.items()})
+    found = estimate({seed: row["score"] for seed, row in rows.items()})
     if found is None:
         return None
     first = next(iter(rows.values()))
-    per_cent = what == "score" and first["task"] != "lm"
-    if len(found.seeds) == 1 or (per_cent and len({row[what] for row in rows.values()}) == 1):
-        prefix = "entropy_" if what == "entropy" else ""
-        low, high = first[f"{prefix}low"], first[f"{prefix}high"]
-        return Summary(Estimate(found.mean, low, high, found.seeds), int(first["episodes"]))
+    per_cent = first["task"] != "lm"
+    if len(found.seeds) == 1 or (per_cent and len({row["score"] for row in rows.values()}) == 1):
+        return Summary(Estimate(found.mean, first["low"], first["high"], found.seeds), int(first["episodes"]))
     if per_cent:
         found = Estimate(found.mean, max(0.0, found.low), min(100.0, found.high), found.seeds)
     return Summary(found)
@@ -322,16 +320,14 @@ def _published_and_measured(models: Sequence[Measured], printed: Table) -> pd.Da
     return pd.DataFrame(rows)
 
 
-def _cell(rows: Mapping[int, Row], what: str = "score") -> str:
-    """The mean with its interval, "" where there is none."""
-    found = summary(rows, what)
-    if found is None:
-        return ""
-    return found.text(2 if what == "entropy" or next(iter(rows.values()))["task"] == "lm" else 1)
+def _cell(rows: Mapping[int, Row]) -> str:
+    """The mean score with its interval, "" where there is none."""
+    found = summary(rows)
+    return found.text(2 if next(iter(rows.values()))["task"] == "lm" else 1) if found else ""
 
 
 def table_methods(models: Sequence[Measured]) -> pd.DataFrame:
-    """The remedies at every P: performance, and the mean attention entropy of the query in nats."""
+    """Performance with every remedy at every P."""
     rows = []
     for p in sorted({p for task in TASKS for p in all_segments(models, task)}):
         for method, words in METHODS.items():
@@ -340,8 +336,7 @@ def table_methods(models: Sequence[Measured]) -> pd.DataFrame:
             line = {"P": str(p), "remedy": words}
             for task in TASKS:
                 found = {m.seed: row for m in models if (row := m.row(task, p, method))}
-                text = f"{_cell(found)}; {_cell(found, 'entropy')} nats" if found else impossible(models, task, p)
-                line[f"{TASKS[task]}, {UNITS[task]}"] = text or "–"
+                line[f"{TASKS[task]}, {UNITS[task]}"] = _cell(found) or impossible(models, task, p) or "–"
             rows.append(line)
     return pd.DataFrame(rows)
 

@@ -192,27 +192,26 @@ def files(results: Results) -> dict[Path, str]:
     cells = {row.name: row.cells["sensitivity"].text for row in printed.rows}
     lines = []
     for core, title in titles().items():
-        ways: dict[str, tuple[Estimate | None, str]] = {
-            "sensitivity": (None, "losses clipped, averaged over seeds"),
-            "sensitivity clipped after": (None, "losses averaged over seeds, then clipped"),
-            "sensitivity of each seed": (None, "of each seed's losses, averaged"),
+        if measured is None or core not in measured.final:
+            continue
+        after = Estimate(measured.clipped_after(core), None, None, measured.seeds)
+        ways = {
+            "sensitivity": ("losses clipped, averaged over seeds", measured.estimate_of_means(core)),
+            "sensitivity clipped after": ("losses averaged over seeds, then clipped", after),
+            "sensitivity of each seed": ("of each seed's losses, averaged", measured.estimate(core)),
         }
-        if measured is not None and core in measured.final:
-            after = Estimate(measured.clipped_after(core), None, None, measured.seeds)
-            found = (measured.estimate_of_means(core), after, measured.estimate(core))
-            ways = {column: (one, note) for (column, (_, note)), one in zip(ways.items(), found, strict=True)}
-        for column, (one, note) in ways.items():
+        for column, (note, one) in ways.items():
             lines.append(
                 {
                     "row": title,
                     "column": column,
                     "published": cells.get(title, "") if column == "sensitivity" else "",
-                    "measured": f"{one.mean:.4f}" if one else "",
+                    "measured": f"{one.mean:.4f}",
                     "unit": "loss",
-                    "scale": measured.scale if one else "",
-                    "seeds": len(one.seeds) if one else 0,
-                    "ci_low": f"{one.low:.4f}" if one and one.has_interval else "",
-                    "ci_high": f"{one.high:.4f}" if one and one.has_interval else "",
+                    "scale": measured.scale,
+                    "seeds": len(one.seeds),
+                    "ci_low": f"{one.low:.4f}" if one.has_interval else "",
+                    "ci_high": f"{one.high:.4f}" if one.has_interval else "",
                     "note": note if title in cells else f"{note}; not a row of the published table",
                 }
             )

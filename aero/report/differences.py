@@ -31,28 +31,14 @@ BASE_TRAININGS = {("aero", "9"): {"SNorm": "WNorm"}, LANDSCAPE: dict.fromkeys(("
 Table 9: "weight normalization works better in other linear layers" (its caption). `entropy_landscape`: the baseline.
 """
 COLUMNS = (
-    "paper",
-    "table",
-    "row",
-    "column",
-    "baseline",
-    "published",
-    "measured",
-    "unit",
-    "scale",
-    "seeds",
-    "ci_low",
-    "ci_high",
-    "note",
+    *("paper", "table", "row", "column", "baseline", "published", "measured", "unit", "scale", "seeds"),
+    *("ci_low", "ci_high", "note"),
 )
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two perplexities that a printed table sets against each other, and their runs.
-
-    base: the other side: its row, or its training where it stands in the same row.
-    """
+    """Two perplexities of a printed table and their runs. base: the row, or training of the same row, compared with."""
 
     row: Row
     cell: Cell
@@ -72,9 +58,9 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Difference:
-    """What was measured of a comparison, in per cent; None and a note that says why, if nothing was.
+    """A measured difference in per cent; None, and a note that says why, if there is none.
 
-    diverged: whether there is none because every training of its row diverged.
+    diverged: whether every training of the row diverged.
     """
 
     estimate: Estimate | None
@@ -109,9 +95,9 @@ def _perplexities(row: Row) -> dict[str, Cell]:
 
 
 def difference(results: Results, run: str, base: str, base_name: str = "") -> Difference:
-    """How far the perplexity of `run` lies above that of `base`, in per cent, over the seeds that both have.
+    """Perplexity of `run` over that of `base`, in per cent, over the seeds that both have; not across corpora.
 
-    base_name: how the note calls the other side. Trainings on different texts are not compared.
+    base_name: the name of the other side in notes.
     """
     own, other = results.seeds(run), results.seeds(base)
     base_name = base_name or base

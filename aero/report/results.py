@@ -135,9 +135,7 @@ def _changed(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]
 
 @dataclass(frozen=True)
 class Cost:
-    """A line of two_party/rows.csv or all_rows.csv: one forward pass of a row, in one program; bytes both ways,
-    seconds.
-    """
+    """A line of two_party/rows.csv or all_rows.csv: one forward pass of a row in one program; bytes both ways."""
 
     architecture: str
     model: str
@@ -156,9 +154,7 @@ class Cost:
 
     @property
     def operations_path(self) -> str:
-        """The file of the operations that it is composed from: ops.csv beside rows.csv, all_ops.csv beside
-        all_rows.csv.
-        """
+        """The file of its operations: ops.csv beside rows.csv, all_ops.csv beside all_rows.csv."""
         own = PurePosixPath(self.path)
         return str(own.with_name(own.name.replace("rows", "ops")))
 
@@ -167,8 +163,8 @@ class Cost:
 class Results:
     """All results under `root`, and the training scale the report is about.
 
-    operations: each once, from the file that goes first. by_file: all lines of each of those files. substitute: whether
-    what is looked at was trained on another corpus than the papers'.
+    operations: each once. by_file: all lines of each of their files. substitute: whether the trainings had another
+    corpus than the papers'.
     """
 
     root: Path
@@ -193,13 +189,11 @@ class Results:
         return any(run.metrics.get("corpus") not in PAPERS_CORPORA for run in trained)
 
     def seeds(self, run: str, scale: str | None = None) -> tuple[Run, ...]:
-        """The trainings of `run` at `scale` (the report's if None), one a seed, of one recipe; empty if there is
-        none.
-        """
+        """The trainings of `run` at `scale` (the report's if None), one a seed, of one recipe."""
         return self.runs.get((scale or self.scale, run), ())
 
     def first(self, run: str) -> Run | None:
-        """The training of `run` with the lowest-numbered default seed, else the first there is."""
+        """The training of `run` with the default seed, else the first."""
         seeds = self.seeds(run)
         return next((r for r in seeds if r.seed == DEFAULT_SEED), seeds[0] if seeds else None)
 
@@ -243,11 +237,8 @@ class Results:
         return dataclasses.replace(self, scale=scale, substitute=substitute)
 
     def scales_of(self, *runs: str) -> tuple[str, ...]:
-        """The scales that are shown of the runs, largest first: those with a result of any, and the report's own."""
-        shown = {
-            s for s in self.scales if SMOKE_TEST not in (s, self.scale) and any(self.seeds(run, s) for run in runs)
-        }
-        return tuple(dict.fromkeys(s for s in (*self.scales, self.scale) if s in shown or s == self.scale))
+        """The scales with a result of any of the runs, largest first, without the smoke test."""
+        return tuple(s for s in self.scales if s != SMOKE_TEST and any(self.seeds(run, s) for run in runs))
 
     @property
     def scales(self) -> tuple[str, ...]:
@@ -348,19 +339,12 @@ def _run(training: Training, path: str, fresh: bool) -> Run:
 
 
 def _log(curves: Mapping[str, Sequence[Any]]) -> Log:
-    steps = len(curves["step"])
-
     def table(prefix: str) -> tuple[tuple[float | None, ...], ...]:
         names = sorted((k for k in curves if k.startswith(prefix)), key=lambda k: int(k.rsplit("_", 1)[1]))
-        return tuple(zip(*(map(_optional, curves[name]) for name in names), strict=True)) or ((),) * steps
+        return tuple(zip(*(curves[name] for name in names), strict=True)) or ((),) * len(curves["step"])
 
-    return Log(
-        step=tuple(map(int, curves["step"])),
-        **{name: tuple(map(_optional, curves[name])) for name in ("train_loss", "eval_loss")},
-        entropy=table("entropy_layer_"),
-        overflow=table("overflow_layer_"),
-        slopes=table("slope_"),
-    )
+    columns = {name: tuple(curves[name]) for name in ("step", "train_loss", "eval_loss")}
+    return Log(**columns, entropy=table("entropy_layer_"), overflow=table("overflow_layer_"), slopes=table("slope_"))
 
 
 def _entropy(values: Mapping[str, Any]) -> Entropy:

@@ -13,7 +13,7 @@ from scipy.special import stdtrit
 
 CONFIDENCE = 0.95
 LOWEST = {"perplexity": 1.0, "%": -100.0}
-"""What a trained quantity can be at least, by the unit of its column: perplexity, and its change in per cent."""
+"""Smallest feasible value by unit: perplexity, and its change in per cent."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,7 @@ class Estimate:
         return self.low is not None and self.high is not None and self.low <= value <= self.high
 
     def possible(self, unit: str = "%") -> Estimate:
-        """As it is shown: what cannot be is cut from the interval, perplexity below 1 and its changes below -100 %.
-
-        The t-interval of a few seeds that differ much knows no such bound. What decides a claim is the uncut one.
-        """
+        """The interval clipped to the feasible range, for showing: perplexity from 1, its change from -100 %."""
         lowest = LOWEST.get(unit, -math.inf)
         return self if self.low is None or self.low >= lowest else dataclasses.replace(self, low=lowest)
 
@@ -94,12 +91,10 @@ RESAMPLES = 400
 def sampling_error(
     statistic: Callable[..., ArrayLike], *blocks: ArrayLike, resamples: int = RESAMPLES, seed: int = 0
 ) -> NDArray[np.float64] | None:
-    """Standard error of `statistic` for the held-out tokens it was measured on, by bootstrap; None for fewer than two
-    blocks, or none at all.
+    """Bootstrap standard error of `statistic` for the held-out tokens; None for fewer than two blocks.
 
-    blocks: one array (K, …) a model, its entropies averaged over each of K blocks of held-out sequences. K blocks are
-    drawn with replacement, the same of every model because all were measured on the same tokens, and the statistic is
-    taken of their means. The spread over seeds is another matter: `estimate`.
+    blocks: one array (K, …) a model, entropies averaged over each of K blocks of held-out sequences. K blocks are drawn
+    with replacement, the same of every model; `statistic` takes their means. The spread over seeds is in `estimate`.
     """
     arrays = [np.asarray(block, dtype=float) for block in blocks]
     if not arrays or any(len(array) < 2 or len(array) != len(arrays[0]) for array in arrays):

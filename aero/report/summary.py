@@ -1,4 +1,4 @@
-"""The few numbers of the report that `dvc metrics show` lists; `stages.summary` has those of a single run."""
+"""reports/metrics.json, the few numbers that `dvc metrics show` lists."""
 
 from __future__ import annotations
 
@@ -18,12 +18,9 @@ from aero.report.statistics import estimate, relative
 
 
 def summary(results: Results, judged: pd.DataFrame) -> dict[str, object]:
-    """Perplexity, its increase in per cent and entropy by run, GB and saving by row and program, claims by verdict.
+    """Perplexity, its increase over SM+LN+G and entropy by run, GB and saving by row and program, claims by verdict.
 
-    Entropy: mean over heads in nats, and heads in the highest and lowest quarter of the largest observed, in per cent.
-
-    Only what was measured is in it; a run that diverged has `diverged` seeds and no perplexity. The increase is over
-    SM+LN+G, so only runs of its depth, context and corpus have one.
+    Only runs of SM+LN+G's depth, context and corpus have an increase.
     """
     table = load("aero").tables["4"]
     perplexity: dict[str, dict[str, float | int]] = {}
@@ -51,7 +48,7 @@ def summary(results: Results, judged: pd.DataFrame) -> dict[str, object]:
 
 
 def _entropy(seeds: Sequence[Run]) -> dict[str, float]:
-    """Means over the seeds that have entropies; heads without a finite one count as collapsed, and in no mean."""
+    """Means over seeds: entropy of the finite heads, and shares of overloaded and collapsed heads."""
     measured = [run.entropy for run in seeds if run.entropy]
     found = {
         "entropy_nats": {

@@ -6,6 +6,7 @@ Costs of private inference are in `private_inference` and `private_tables`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -40,16 +41,9 @@ ZOOM = 0.5
 """Nats above the second-worst final loss that Figure 3b shows: the worst run (SM) would stretch the axis."""
 
 
-def table_2(results: Results) -> pd.DataFrame:
-    return perplexities(results, "2")
-
-
-def table_3(results: Results) -> pd.DataFrame:
-    return perplexities(results, "3")
-
-
-def table_4(results: Results) -> pd.DataFrame:
-    return perplexities(results, "4")
+table_2, table_3, table_4, table_5, table_6, table_7, table_8, table_9 = (
+    partial(perplexities, number=str(number)) for number in range(2, 10)
+)
 
 
 def table_4_counts(results: Results) -> pd.DataFrame:
@@ -71,26 +65,6 @@ def table_4_counts(results: Results) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(lines)
-
-
-def table_5(results: Results) -> pd.DataFrame:
-    return perplexities(results, "5")
-
-
-def table_6(results: Results) -> pd.DataFrame:
-    return perplexities(results, "6")
-
-
-def table_7(results: Results) -> pd.DataFrame:
-    return perplexities(results, "7")
-
-
-def table_8(results: Results) -> pd.DataFrame:
-    return perplexities(results, "8")
-
-
-def table_9(results: Results) -> pd.DataFrame:
-    return perplexities(results, "9")
 
 
 def figure_1(results: Results) -> Figure:

@@ -1,4 +1,4 @@
-"""Model checkpoints: safetensors with the architecture and sizes in the metadata. Nothing is ever unpickled."""
+"""Model checkpoints: safetensors with architecture and sizes in the metadata. Nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -12,23 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from aero.architecture import Architecture, parse
 from aero.model import GPT, ModelConfig
 
-try:
-    from safetensors import SafetensorError, safe_open
-    from safetensors.torch import save_file
-except ModuleNotFoundError:
-    from aero.plain_safetensors import SafetensorError, safe_open, save_file
-
 FORMAT = "aero-checkpoint-1"
 LARGEST_SIZE, MOST_LAYERS = 2**20, 256
-"""Sizes of a model beyond which its description is taken for a damaged or hostile one."""
+"""A description with larger sizes is refused as damaged or hostile."""
 
 
 def save(path: Path | str, model: GPT, **metadata: str) -> None:
-    """Write `model` to `path`, beside first and then renamed, so that a reader never sees half a file."""
+    """Write `model` to `path`, atomically."""
     path = Path(path)
     tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
     header = {
@@ -47,7 +43,7 @@ def load(path: Path | str) -> GPT:
         architecture, config = _described(header)
         if config.layers > len(tensors):
             raise ValueError(f"{config.layers} layers of {len(tensors)} tensors")
-        with torch.device("meta"):  # before memory is taken for sizes that the file only claims
+        with torch.device("meta"):  # check the sizes that the file claims before allocating memory for them
             check_fit(tensors, GPT(architecture, config).state_dict())
         model = GPT(architecture, config)
         model.load_state_dict(tensors)
@@ -74,10 +70,10 @@ def _described(header: Mapping[str, str]) -> tuple[Architecture, ModelConfig]:
 
 
 def model_config(values: Any) -> ModelConfig:
-    """Sizes and switches from JSON of elsewhere. ValueError unless each is there, of its type, finite and possible."""
+    """Sizes and switches from untrusted JSON. ValueError unless each is known, of its type, finite and possible."""
     types = typing.get_type_hints(ModelConfig)
     if not isinstance(values, Mapping):
-        raise ValueError("its sizes are no names with values")
+        raise ValueError("its sizes are not a mapping")
     if odd := sorted(map(str, set(values) - set(types))):
         raise ValueError(f"unknown size {odd[0][:40]!r}")
     for name, value in values.items():
@@ -87,7 +83,7 @@ def model_config(values: Any) -> ModelConfig:
         if wanted is float and not abs(value) < 1e30:  # also true of NaN, and of an integer beyond floats
             raise ValueError(f"{name} is {str(value)[:40]}")
         if wanted is int and value > (MOST_LAYERS if name == "layers" else LARGEST_SIZE):
-            raise ValueError(f"{name} {str(value)[:40]} is beyond every model of this project")
+            raise ValueError(f"{name} {str(value)[:40]} is larger than any model of this project")
     return ModelConfig(**values)
 
 
@@ -104,10 +100,10 @@ def check_fit(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Te
 
 
 def write_tensors(path: Path | str, tensors: dict[str, torch.Tensor], header: dict[str, str]) -> None:
-    """Write a safetensors file atomically: to a temporary name, flushed to disk, renamed. OSError if it cannot be.
+    """Write a safetensors file atomically: to a temporary name, flushed to disk, renamed. OSError if that fails.
 
-    The header is one JSON entry of the metadata: safetensors writes several entries in a random order, and equal
-    contents should be equal files. It holds the SHA-256 of everything, by which reading notices a changed bit.
+    The header is one JSON entry of the metadata (safetensors writes several entries in random order; equal contents
+    give equal files). It contains the SHA-256 of header and tensors, which `read_tensors` checks.
     """
     path = Path(path)
     header = header | {"sha256": _digest(tensors, header)}
@@ -130,12 +126,12 @@ def read_tensors(
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Tensors and metadata of a safetensors file. ValueError if missing, damaged or not of `expected_format`.
 
-    With the tensors, the SHA-256 that `write_tensors` put there is checked too.
+    The SHA-256 of `write_tensors` is checked unless `header_only`.
     """
     path = Path(path)
     if path.is_dir():
         raise ValueError(
-            f"{path} is a folder: give the checkpoint.safetensors of a run trained here, as runs/RUN/seed_S has"
+            f"{path} is a folder: give the checkpoint.safetensors of a run, runs/RUN/seed_S/checkpoint.safetensors"
         )
     if not path.is_file():
         raise ValueError(f"checkpoint {path} does not exist; train the run first (python -m stages.train RUN)")
@@ -143,7 +139,7 @@ def read_tensors(
         with safe_open(str(path), framework="pt") as file:
             header = json.loads((file.metadata() or {}).get("aero", "{}"))
             if not isinstance(header, dict) or not all(isinstance(value, str) for value in header.values()):
-                raise ValueError("its metadata are no texts by name")
+                raise ValueError("its metadata are not a mapping of texts")
             tensors = {} if header_only else {name: file.get_tensor(name) for name in file.keys()}
         found = header.get("format")
         checked = found == expected_format and not header_only and "sha256" in header  # older files have none
@@ -151,10 +147,9 @@ def read_tensors(
             raise ValueError("its SHA-256 is not the one that was written with it")
     except (SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:
         reason = " ".join(str(error).split())[:300]
-        remedy = "if a run left it, train that run again"
-        raise ValueError(f"checkpoint {path} is damaged, or none ({reason}); {remedy}") from None
+        raise ValueError(f"checkpoint {path} is damaged or no checkpoint ({reason}); train the run again") from None
     if found != expected_format:
-        raise ValueError(f"{path} is no {expected_format} file; it says {str(found)[:40]!r}")
+        raise ValueError(f"{path} is no {expected_format} file: its format is {str(found)[:40]!r}")
     return tensors, header
 
 

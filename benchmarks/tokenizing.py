@@ -3,7 +3,7 @@
     python -m benchmarks.tokenizing [--repeats N] [--vocabulary N]
 
 The standard library with its tests, once and several times over, is read, encoded, hashed and written on one thread by
-`aero.data.encode.write_tokens`. A core's speed is MB of text over processor seconds, which other work on the machine
+`aero.data.tokens.write_tokens`. A core's speed is MB of text over processor seconds, which other work on the machine
 does not lengthen. Memory is a fresh process's high-water mark (VmHWM). Learning the tokenizer is not
 part of it, as it always learns from the same 20 MB. Writes results/bench/tokenizing.json.
 """
@@ -18,9 +18,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from aero.data.corpora import PythonStandardLibrary, Split
-from aero.data.encode import write_tokens
+from aero.data.base import Split
+from aero.data.python_stdlib import PythonStandardLibrary
 from aero.data.tokenizer import load_tokenizer, train_tokenizer
+from aero.data.tokens import write_tokens
 from benchmarks import timing
 from benchmarks.timing import MB, Measured, Side, in_turn, of, spread
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from aero import config as parameters
 from aero.config import Parameters
-from aero.data.corpora import Corpus, open_corpus
-from aero.data.encode import write_tokens
+from aero.data.base import Corpus
 from aero.data.languini_vocabulary import LanguiniVocabulary
+from aero.data.registry import open_corpus
 from aero.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
-from aero.data.tokens import scale_root, tokens_folder
+from aero.data.tokens import scale_root, tokens_folder, write_tokens
 from aero.errors import UserError, run_main
 
 

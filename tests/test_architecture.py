@@ -9,33 +9,21 @@ from aero.architecture import Architecture, parse
 NOTATIONS = [
     "SM+LN+G",
     "SM+LN+R",
-    "SM+LN",
-    "SM+G",
-    "SM+R",
     "SM",
     "SM+ScFFN",
     "SM+ScFuFFN",
-    "SM+ScFuFFNi_1",
     "SM+ScFuFFNi_6",
     "SM(t)+ScFuFFN",
     "EReg(SM(t)+ScFuFFN)",
     "EReg(SM(t)+ScFuFFNi_6)",
-    "EReg(SM(t)+R)",
-    "EReg(SM(t)+G)",
-    "EReg(SM(t)+LN+G)",
     "EReg(SM+LN+G)",
     "SM+LeakyR",
     "SM+LN+LeakyR(global)",
-    "SM+LeakyR(global)",
     "SM+WNorm(FFN)",
-    "SM+SNorm(QK)",
-    "SM+WNorm(QK+FFN)",
     "SM+SNorm(QKV+FFN)",
     "SM+WNorm(QKVO+FFN)",
     "EReg(SM(t)+ScFuFFNi_2+SNorm(QKVO+FFN))",
     "SOTA(SM+ScFFN+WNorm(FFN))",
-    "SOTA(SM+ScFFN)",
-    "SOTA(SM+ScFuFFN)",
     "SOTA(SM+ScFuFFNi_1)",
 ]
 
@@ -58,7 +46,7 @@ def test_fields_of_the_most_complex_row():
     )
 
 
-def test_training_alone_knows_regulariser_and_norms():
+def test_regulariser_and_norms_disappear_at_inference():
     assert parse("EReg(SM(t)+ScFuFFN+WNorm(QK+FFN))").at_inference() == parse("SM(t)+ScFuFFN")
 
 
@@ -69,28 +57,20 @@ def test_training_alone_knows_regulariser_and_norms():
         ("LN+SM", "'LN'"),
         ("SM+G+R", "R sets"),
         ("SM+LN+ScFFN", "LN"),
-        ("", "''"),
         ("SM+ScFuFFNi_0", "ScFuFFNi_0"),
         ("EReg(EReg(SM))", "EReg"),
-        ("SM+SM", "SM"),
         ("SOTA(SM+G)", "SOTA"),
-        ("SM+LN+LN", "LN"),
-        ("SM+ScFuFFNi_", "ScFuFFNi_"),
         ("EReg(SM", "EReg(SM"),
         ("SM+WNorm(V)", "WNorm(V) must name one of FFN, QK, QK+FFN, QKV+FFN, QKVO+FFN"),
-        ("SM+WNorm()", "WNorm()"),
-        ("SM+WNorm", "'WNorm'"),
         ("SM+WNorm(FFN)+SNorm(QK)", "SNorm(QK) sets normed, weight_norm a second time"),
         ("SM+LeakyR(x)", "'LeakyR(x)'"),
-        ("SM+R+LeakyR", "LeakyR sets ffn"),
         ("SM+G+ScFuFFN", "an FFN with an activation can be neither scaled nor fused"),
-        ("SM+ScFFN+LeakyR", "an FFN with an activation can be neither scaled nor fused"),
         ("SM+ScFFN+ScFuFFN", "ScFuFFN sets ffn, scaled a second time"),
         ("SOTA(SM+ScFFN+WNorm(QKV+FFN))", "has no W_O and, but for its first layer, no W_V"),
         ("SOTA(SM+ScFFN+SNorm(QK))", "starts with W_Q = 0"),
     ],
 )
-def test_bad_notation_is_refused_with_the_bad_part(text, named):
+def test_bad_notation_is_refused_naming_the_part(text, named):
     with pytest.raises(ValueError) as caught:
         parse(text)
     assert named in str(caught.value) and "\n" not in str(caught.value)
@@ -112,22 +92,9 @@ def test_fields_that_do_not_fit_each_other(fields, message):
         Architecture(**fields)
 
 
-def test_text_is_required():
-    with pytest.raises(ValueError, match="text"):
-        parse(None)
-
-
 def test_more_pruned_ffns_than_layers():
     with pytest.raises(ValueError, match="cannot prune 6 FFNs of a model with 5 layers"):
         parse("SM+ScFuFFNi_6").ffn_layers(5)
-
-
-def test_norms_of_ffns_that_are_all_pruned():
-    normed = parse("SM+ScFuFFNi_3+WNorm(QK+FFN)")
-    assert normed.ffn_layers(4) == 1
-    with pytest.raises(ValueError, match="all 3 FFNs are pruned"):
-        normed.ffn_layers(3)
-    assert parse("SM+ScFuFFNi_3+WNorm(QK)").ffn_layers(3) == 0
 
 
 @given(

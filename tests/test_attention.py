@@ -1,178 +1,118 @@
-"""The attention cores of `variance_sensitivity`, against plain-loop transcriptions of the paper's equations."""
-
-from __future__ import annotations
+"""Softmax attention and its entropies against loops over the papers' formulas; shaped attention."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plain_attention import softmax_with_entropy
 
-from aero.attention import softmax_attention
-from aero.attention_kernels import (
-    CORES,
-    attend,
-    attended,
-    causal_mask,
-    clip_gain,
-    clip_gain_gradient,
-    core_named,
-    frobenius_norm,
-    row_entropy,
-    sigma_reparam,
-)
-
-PHI = {
-    "relu": lambda x: max(x, 0.0),
-    "elu": lambda x: x + 1 if x > 0 else math.exp(x),
-    "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
-    "relu_performer": lambda x: max(x, 0.0) + 1e-3,
-}
-N, D, WINDOW = 20, 3, 8
+from aero.attention import matrix_attention, shaped_attention, softmax_attention
+from aero.hf.attention import attention_function
+from aero.row_entropy import attention_with_entropy
 
 
-def normalised(x: list[float]) -> list[float]:
-    mean = sum(x) / len(x)
-    variance = sum((value - mean) ** 2 for value in x) / len(x)
-    return [(value - mean) / math.sqrt(variance + 1e-5) for value in x]
+def test_entropies_of_hand_worked_rows():
+    logits = torch.tensor([[5.0, 9.0, 9.0], [math.log(3), 0.0, 9.0], [0.0, 0.0, 0.0]])
+    key = torch.eye(3).reshape(1, 1, 3, 3)
+    _, entropies = matrix_attention(math.sqrt(3) * logits[None, None], key, key)
+    expected = torch.tensor([0.0, -(0.75 * math.log(0.75) + 0.25 * math.log(0.25)), math.log(3)])
+    torch.testing.assert_close(entropies.flatten(), expected)
 
 
-def transcribed(name: str, query: list[list[float]], key: list[list[float]], causal: bool) -> list[list[float]]:
-    """P of one core by the paper's formulas, an element at a time."""
-    if name.startswith("qk_layernorm"):
-        query, key = [normalised(q) for q in query], [normalised(k) for k in key]
-    rows = []
-    for i, q in enumerate(query):
-        row = []
-        for j, k in enumerate(key):
-            seen = (j <= i or not causal) and (name != "window_softmax" or i - WINDOW <= j <= i + WINDOW)
-            if name in PHI:
-                similarity = sum(PHI[name](a) * PHI[name](b) for a, b in zip(q, k, strict=True))
-            else:
-                similarity = math.exp(sum(a * b for a, b in zip(q, k, strict=True)))
-            row.append(similarity * seen)
-        total = sum(row)
-        rows.append([value / total if total else 0.0 for value in row])
-    return rows
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("name", CORES)
-def test_every_core_is_its_formula(name, causal):
-    generator = torch.Generator().manual_seed(3)
-    query, key, value = torch.randn(3, 2, N, D, generator=generator, dtype=torch.float64)
-    output, probabilities = attend(CORES[name], query, key, value, allowed=causal_mask(N) if causal else None)
+def test_attention_equals_the_papers_formula_and_gradients_equal_finite_differences():
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 2, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    t = (torch.rand(2, 5, dtype=torch.float64) + 0.5).requires_grad_()
+    output, entropies = softmax_attention(q, k, v, t, entropy=True)
     for b in range(2):
-        expected = torch.tensor(transcribed(name, query[b].tolist(), key[b].tolist(), causal), dtype=torch.float64)
-        torch.testing.assert_close(probabilities[b], expected, atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(output[b], probabilities[b] @ value[b])
+        for h in range(2):
+            for i in range(5):  # AERO Eq. 10 and 11, as loops
+                z = torch.stack([(q[b, h, i] @ k[b, h, j]) / (t[h, i] * 2.0) for j in range(i + 1)])
+                a = z.exp() / z.exp().sum()
+                torch.testing.assert_close(entropies[b, h, i], -(a * a.log()).sum())
+                torch.testing.assert_close(output[b, h, i], (a[:, None] * v[b, h, : i + 1]).sum(0))
+    assert torch.autograd.gradcheck(lambda *x: softmax_attention(*x, entropy=True), (q, k, v, t))
+    torch.testing.assert_close(softmax_attention(q, k, v, t)[0], output)
+    with pytest.raises(ValueError, match="heads x queries = 2 x 5"):
+        softmax_attention(q, k, v, t[:, :4])
 
 
-def test_every_query_attends_somewhere_but_those_the_relu_kernel_leaves_empty():
-    generator = torch.Generator().manual_seed(0)
-    query, key = torch.randn(2, 200, 5, D, generator=generator)
-    for name, core in CORES.items():
-        sums = attend(core, query, key, key)[1].sum(-1)
-        if name == "relu":
-            empty = (query <= 0).all(-1) | ((query.relu() @ key.relu().mT) == 0).all(-1)
-            assert 0.1 < empty.double().mean() < 0.2 and (sums[empty] == 0).all()  # 1/8 and the rare empty keys
-            torch.testing.assert_close(sums[~empty], torch.ones(int((~empty).sum())), atol=0.05, rtol=0)
-        else:
-            torch.testing.assert_close(sums, torch.ones_like(sums), atol=1e-5, rtol=0)
+@pytest.mark.parametrize(
+    ("t", "first", "entropy"),
+    [
+        (1.0, 9 / 10, 0.325082973),  # logits 2 ln 3 and 0: 9 to 1; ln 10 - 9/10 ln 9
+        (2.0, 3 / 4, 0.562335145),  # ln 3 and 0: 3 to 1; 2 ln 2 - 3/4 ln 3
+        (-2.0, 1 / 4, 0.562335145),  # -ln 3 and 0: 1 to 3
+    ],
+)
+def test_a_temperature_divides_the_logits_by_hand(t, first, entropy):
+    """AERO Eq. 11 and 12. Two tokens, width 4; values 1 and 0."""
+    query, key, value = (torch.zeros(1, 1, 2, 4, dtype=torch.float64) for _ in range(3))
+    query[..., 1, 0], key[..., 0, 0], value[..., 0, :] = 2.0, 2 * math.log(3), 1.0
+    temperature = torch.tensor([[7.0, t]], dtype=torch.float64)  # (H, T); the first query has one key
+    for output, entropies in (
+        softmax_attention(query, key, value, temperature, entropy=True),
+        attention_with_entropy(query / temperature[..., None], key, value, 0.5),
+    ):
+        assert output[0, 0, :, 0].tolist() == pytest.approx([1.0, first], abs=1e-9)
+        assert entropies.flatten().tolist() == pytest.approx([0.0, entropy], abs=1e-9)
+    output, _ = attention_function(SimpleNamespace(entropy_temperature=temperature), query, key, value, None)
+    assert output[0, :, 0, 0].tolist() == pytest.approx([1.0, first], abs=1e-9)  # (B, T, H, d)
 
 
-def test_a_relu_kernel_row_without_similarity():
-    """With 0.001 more in phi it attends by the sums of the keys' features: 10.002, 0.002, 1.002, 0.302 of 11.308."""
-    query = torch.tensor([[-1.0, -2.0]])
-    key = torch.tensor([[5.0, 5.0], [-1.0, -1.0], [1.0, -3.0], [0.1, 0.2]])
-    assert attend(CORES["relu"], query, key, key)[1].tolist() == [[0.0] * 4]
-    rows = attend(CORES["relu_performer"], query, key, key)[1]
-    torch.testing.assert_close(rows * 11.308, torch.tensor([[10.002, 0.002, 1.002, 0.302]]), atol=1e-4, rtol=0)
+@given(st.integers(0, 10_000), st.integers(1, 9), st.floats(0.1, 30), st.floats(0.05, 20), st.floats(1, 10))
+@settings(max_examples=40, deadline=None)
+def test_entropy_grows_with_temperature_up_to_log_i(seed, context, size, temperature, factor):
+    generator = torch.Generator().manual_seed(seed)
+    query, key, value = (torch.randn(1, 2, context, 4, generator=generator, dtype=torch.float64) for _ in range(3))
+    query, t = size * query, temperature * (0.5 + torch.rand(2, context, generator=generator, dtype=torch.float64))
+
+    def entropies(query, t):
+        return softmax_attention(query, key, value, t, entropy=True)[1]
+
+    found = entropies(query, t)
+    bound = torch.arange(1, context + 1, dtype=torch.float64).log().expand_as(found)
+    assert (found >= -1e-9).all() and (found <= bound + 1e-9).all()
+    assert (entropies(query, factor * t) >= found - 1e-12).all()
+    torch.testing.assert_close(entropies(factor * query, factor * t), found, atol=1e-9, rtol=0)
+    torch.testing.assert_close(entropies(query, 1e9 * t), bound, atol=1e-9, rtol=0)
 
 
-@pytest.mark.parametrize("name", CORES)
-def test_attending_without_the_matrix_is_attending_with_it(name):
-    """Values and gradients, also of the last query alone."""
-    query, key, value = torch.randn(3, 4, 2, N, D, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    for queries in (N, 1):
-        inputs = [x.clone().requires_grad_() for x in (query[..., -queries:, :], key, value)]
-        plain, without = (made(CORES[name], *inputs) for made in (lambda *x: attend(*x)[0], attended))
-        assert plain.shape == without.shape == (4, 2, queries, D)
-        torch.testing.assert_close(without, plain, atol=1e-12, rtol=1e-10)
-        weight = torch.randn(plain.shape, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
-        gradients = [torch.autograd.grad((made * weight).sum(), inputs) for made in (plain, without)]
-        for first, second in zip(*gradients, strict=True):
-            torch.testing.assert_close(second, first, atol=1e-9, rtol=1e-8)
+def test_half_precision_and_huge_logits():
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 70, 16) for _ in range(3))
+    half = [x.bfloat16() for x in (3 * q, k, v)]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output, entropies = matrix_attention(*half)
+    assert output.dtype == torch.bfloat16 and entropies.dtype == torch.float32
+    exact = softmax_with_entropy(half[0].double() @ half[1].double().mT / 4)[1]
+    torch.testing.assert_close(entropies.double(), exact, atol=2e-5, rtol=0)
+    q = (1e4 * q).requires_grad_()  # all but one probability of a row underflow to 0
+    matrix_attention(q, k, v)[1].sum().backward()
+    assert q.grad.isfinite().all()
 
 
-def test_the_softmax_core_is_the_softmax_attention_of_the_decoder():
-    query, key, value = torch.randn(3, 2, 4, 9, 8, generator=torch.Generator().manual_seed(1))
-    expected, entropies = softmax_attention(query, key, value, entropy=True)
-    output, probabilities = attend(CORES["softmax"], query, key, value, scale=8**-0.5, allowed=causal_mask(9))
-    torch.testing.assert_close(output, expected)
-    torch.testing.assert_close(row_entropy(probabilities), entropies, atol=1e-6, rtol=1e-5)
+def test_the_compiler_traces_attention_with_entropy_as_one_graph():
+    inputs = [torch.randn(1, 2, 5, 4, requires_grad=True) for _ in range(3)]
+    compiled = torch.compile(matrix_attention, backend="aot_eager", fullgraph=True)
+    expected, found = (sum(x.square().sum() for x in f(*inputs)) for f in (matrix_attention, compiled))
+    for one, other in zip(torch.autograd.grad(found, inputs), torch.autograd.grad(expected, inputs), strict=True):
+        torch.testing.assert_close(one, other)
 
 
-def test_gains_multiply_what_is_normalised_and_only_there():
-    query, key = torch.randn(2, N, D, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    gains = (torch.tensor([2.0, 0.5, 1.0]).double(), torch.tensor([1.0, -1.0, 3.0]).double())
-    logits = (
-        torch.nn.functional.layer_norm(query, (D,))
-        * gains[0]
-        @ (torch.nn.functional.layer_norm(key, (D,)) * gains[1]).T
-    )
-    torch.testing.assert_close(attend(CORES["qk_layernorm"], query, key, key, gains)[1], logits.softmax(-1))
-    torch.testing.assert_close(
-        attend(CORES["relu"], query, key, key, gains)[1], attend(CORES["relu"], query, key, key)[1]
-    )
-
-
-def test_scale_invariance_of_the_kernels_and_of_qk_layernorm():
-    """Section 5.1: ReLU and QK-LayerNorm do not see the variance of queries and keys; softmax does."""
-    query, key = torch.randn(2, N, D, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    entropies = {
-        name: [row_entropy(attend(CORES[name], s * query, s * key, key)[1]).mean().item() for s in (1.0, 8.0)]
-        for name in ("relu", "qk_layernorm", "softmax")
-    }
-    for name in ("relu", "qk_layernorm"):
-        assert entropies[name][0] == pytest.approx(entropies[name][1], rel=1e-3)
-    assert entropies["softmax"][1] < 0.3 * entropies["softmax"][0]
-
-
-def test_sigma_reparam_has_spectral_norm_gamma_and_the_gradient_of_the_exact_formula():
-    generator = torch.Generator().manual_seed(4)
-    weight = torch.randn(6, 3, 3, generator=generator, dtype=torch.float64, requires_grad=True)
-    gain, start = torch.linspace(0.5, 3, 6, dtype=torch.float64), torch.ones(6, 3, dtype=torch.float64)
-    made, vector = sigma_reparam(weight, gain, start, iterations=500)
-    torch.testing.assert_close(torch.linalg.matrix_norm(made, 2), gain)
-    probe = torch.randn(6, 3, 3, generator=generator, dtype=torch.float64)
-    (got,) = torch.autograd.grad((made * probe).sum(), weight)
-    exact = weight * (gain / torch.linalg.matrix_norm(weight, 2))[:, None, None]
-    (expected,) = torch.autograd.grad((exact * probe).sum(), weight)
-    torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-6)
-    again, _ = sigma_reparam(weight, gain, vector)
-    torch.testing.assert_close(again, made)
-
-
-def test_clipping_of_gains():
-    gradient = torch.tensor([[3.0, 4.0, 0.0], [0.3, 0.4, 0.0]])
-    torch.testing.assert_close(clip_gain_gradient(gradient), torch.tensor([[0.6, 0.8, 0.0], [0.3, 0.4, 0.0]]))
-    gain = torch.tensor([1.5, -7.0, 0.25], requires_grad=True)
-    clip_gain(gain)
-    assert gain.tolist() == [1.0, -1.0, 0.25]
-
-
-def test_entropy_and_norm_at_the_extremes():
-    """Proposition 5.3: uniform rows have entropy log N and norm 1, one-hot rows 0 and sqrt(N)."""
-    uniform, one_hot = torch.full((N, N), 1 / N), torch.eye(N)
-    torch.testing.assert_close(row_entropy(uniform), torch.full((N,), math.log(N)))
-    assert frobenius_norm(uniform).item() == pytest.approx(1) and row_entropy(one_hot).tolist() == [0.0] * N
-    assert frobenius_norm(one_hot).item() == pytest.approx(math.sqrt(N))
-    half = torch.tensor([[0.5, 0.5], [1.0, 0.0]])
-    assert row_entropy(half).tolist() == pytest.approx([math.log(2), 0]) and frobenius_norm(
-        half
-    ).item() == pytest.approx(1.5**0.5)
-
-
-def test_an_unknown_core_is_named():
-    with pytest.raises(ValueError, match="unknown attention core 'sofmax'; known: softmax, "):
-        core_named("sofmax")
+def test_shaped_attention_equals_its_matrix_definition():
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 6, 3, dtype=torch.float64) for _ in range(3))
+    a, b, g = (torch.rand(2, dtype=torch.float64) for _ in range(3))
+    output, _ = shaped_attention(q, k, v, a, b, g)
+    for h in range(2):
+        softmax, centre = torch.zeros(2, 6, 6, dtype=torch.float64)
+        for i in range(6):
+            z = torch.stack([(q[0, h, i] @ k[0, h, j]) / math.sqrt(3) for j in range(i + 1)])
+            softmax[i, : i + 1] = z.softmax(0)
+            centre[i, : i + 1] = 1 / (i + 1)
+        matrix = a[h] * torch.eye(6, dtype=torch.float64) + b[h] * softmax - g[h] * centre
+        torch.testing.assert_close(output[0, h], matrix @ v[0, h])

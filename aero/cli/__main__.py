@@ -1,4 +1,4 @@
-"""`python -m aero.cli`, the same as `aero`."""
+"""`python -m aero.cli`."""
 
 from aero.cli import run
 

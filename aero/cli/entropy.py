@@ -1,4 +1,4 @@
-"""The command `aero entropy`: attention entropy, on a text, of a checkpoint of ours or a Hugging Face model."""
+"""The command `aero entropy`: attention entropy, on a text, of a checkpoint or a Hugging Face model."""
 
 from __future__ import annotations
 
@@ -19,54 +19,51 @@ if TYPE_CHECKING:
 
     from aero.entropy import EntropyStatistics, HeadFailures
 
-DESCRIPTION = """The text is cut into sequences of one length, the last short one dropped; every head's entropy is the
-mean over queries and sequences. Nothing is downloaded: MODEL is a folder with a Hugging Face causal language model and
-its tokenizer, or a checkpoint of this project."""
+DESCRIPTION = """The text is cut into sequences of one length; a shorter rest is dropped. A head's entropy is the mean
+over queries and sequences. MODEL is a checkpoint of this project, or a folder with a Hugging Face causal language model
+and its tokenizer; nothing is downloaded."""
 FIGURES = (".svg", ".png", ".pdf")
 LONGEST = 1024
-"""The default sequence length is the model's context, up to this."""
-
-
+"""The default sequence length is the model's context, but at most this."""
 DTYPES = ("float32", "auto", "bfloat16", "float16")
 TEXT_BYTES = 2**28
-"""The longest text that is read: it is tokenized whole, whatever part of it is measured."""
+"""The longest text that is read: it is tokenized as a whole."""
 
 
 def add_commands(commands: Any) -> None:
     """Add the parser of `aero entropy` to the subparsers of `aero`; it sets `run`."""
     parser = commands.add_parser("entropy", help="attention entropy of a model on a text", description=DESCRIPTION)
-    parser.add_argument("model", type=Path, metavar="MODEL", help="a folder, or a checkpoint.safetensors of ours")
-    parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="UTF-8 text that the model reads")
+    parser.add_argument("model", type=Path, metavar="MODEL", help="a folder, or a checkpoint.safetensors")
+    parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="UTF-8 text to measure on")
     parser.add_argument(
         "--context",
         type=int,
         metavar="T",
-        help=f"tokens a sequence (default: the model's, {LONGEST} or --tokens, the least of them)",
+        help=f"tokens in a sequence (default: the smallest of the model's context, {LONGEST} and --tokens)",
     )
-    parser.add_argument("--tokens", type=int, default=16384, metavar="N", help="at most so many tokens (default 16384)")
-    parser.add_argument("--batch", type=int, default=4, metavar="B", help="sequences at once (default 4)")
+    parser.add_argument("--tokens", type=int, default=16384, metavar="N", help="most tokens to measure (default 16384)")
+    parser.add_argument("--batch", type=int, default=4, metavar="B", help="sequences in a batch (default 4)")
     parser.add_argument(
         "--dtype",
         choices=DTYPES,
         default=DTYPES[0],
-        help="what a Hugging Face model computes in; auto: what it was saved in (default float32)",
+        help="data type of a Hugging Face model; auto: as it was saved (default float32)",
+    )
+    parser.add_argument("--bos", action="store_true", help="begin every sequence with the tokenizer's BOS token")
+    parser.add_argument("--tokenizer", type=Path, help="tokenizer of a checkpoint (default: the one of its run)")
+    parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
+    parser.add_argument(
+        "--baseline", type=Path, metavar="FILE", help="--json of another model: print the distance of each layer"
     )
     parser.add_argument(
-        "--bos", action="store_true", help="begin every sequence with the tokenizer's token for that (default: none)"
-    )
-    parser.add_argument("--tokenizer", type=Path, help="of a checkpoint of ours (default: beside its run)")
-    parser.add_argument("--json", action="store_true", help="everything, as one JSON object")
-    parser.add_argument("--baseline", type=Path, metavar="FILE", help="--json of another model: distance of each layer")
-    parser.add_argument(
-        "--figure", type=Path, metavar="FILE", help="draw the heatmap of layers and heads (svg, png, pdf)"
+        "--figure", type=Path, metavar="FILE", help="draw a heatmap of layers and heads (svg, png, pdf)"
     )
     parser.set_defaults(run=lambda chosen: print(answer(chosen)))
 
 
 @dataclass(frozen=True)
 class Reader:
-    """A model with its tokenizer. context: the most tokens it takes; None: not said. bos: the token that begins every
-    sequence; None: none does."""
+    """A model with its tokenizer. context: its most tokens, if known. bos: the token that begins every sequence."""
 
     model: nn.Module
     encode: Callable[[str], list[int]]
@@ -76,7 +73,7 @@ class Reader:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of a reader's model on so many sequences of `text`. landscape: see `_landscape`."""
+    """Result of measuring a model on so many sequences of `text`. landscape: see `_landscape`."""
 
     reader: Reader
     statistics: EntropyStatistics
@@ -86,7 +83,7 @@ class Measured:
 
 
 def answer(chosen: argparse.Namespace) -> str:
-    """The text of `aero entropy`."""
+    """The output of `aero entropy`."""
     import torch
 
     from aero.entropy import measure
@@ -104,18 +101,10 @@ def answer(chosen: argparse.Namespace) -> str:
     if (chosen.context or 0) > chosen.tokens:
         raise UserError(f"--tokens {chosen.tokens} is less than one sequence of --context {chosen.context}")
     ids = reader.encode(text)
-    if not ids:  # transformers makes an empty tokenizer where its files are missing
-        raise UserError(
-            f"the tokenizer of {chosen.model} makes no token of {chosen.text}: is the text empty, or tokenizer.json "
-            "missing?"
-        )
     begun = reader.bos is not None
     context = min(chosen.context or min(reader.context or LONGEST, LONGEST, chosen.tokens), len(ids) + begun)
     if context < 2:
-        raise UserError(
-            f"a sequence of {context} token(s) has entropy 0 by definition, as a token alone sees only itself; give a "
-            "longer --text, --context or --tokens"
-        )
+        raise UserError(f"a sequence of {context} token(s) has no entropy; give a longer --text, --context or --tokens")
     count = min(len(ids) // (context - begun), chosen.tokens // context)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     sequences = torch.tensor(ids[: count * (context - begun)], device=device).reshape(count, context - begun)
@@ -129,14 +118,12 @@ def answer(chosen: argparse.Namespace) -> str:
 
 
 def _baseline(path: Path) -> list[list[float]]:
-    """Headwise means (L, H) of another model's --json; NaN for a head that was not finite."""
+    """Headwise means (L, H) from another model's --json; NaN for a head that was not finite."""
     try:
         mean = json.loads(text_of(path))["entropy_mean"]
         rows = [[math.nan if value is None else float(value) for value in row] for row in mean]
         if not rows or len({len(row) for row in rows}) != 1 or not rows[0]:
-            raise ValueError("its `entropy_mean` is no table of layers and heads")
-        if any(math.isinf(value) for row in rows for value in row):
-            raise ValueError("an entropy in it is infinite")
+            raise ValueError("`entropy_mean` is no table of layers and heads")
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise UserError(f"--baseline {path} is no output of `aero entropy --json` ({error!r:.200})") from None
     return rows
@@ -145,61 +132,59 @@ def _baseline(path: Path) -> list[list[float]]:
 def _landscape(
     chosen: argparse.Namespace, statistics: EntropyStatistics, baseline: list[list[float]] | None
 ) -> dict[str, Any]:
-    """What "Regularizing the Entropy Landscape" makes of the headwise means: its Figures 2 and 3, and Table 1's range.
+    """Figures 2 and 3 of `entropy_landscape` and the range of its Table 1, from the headwise means.
 
-    None where a number needs a head that was not finite, or, for the Wasserstein-1 distances, a baseline.
+    None where a number needs a head that was not finite, or a baseline that was not given.
     """
     from aero.landscape import entropy_range, gini_by_layer, steepness, wasserstein_1_by_layer
 
-    mean = statistics.mean.double().cpu().numpy().clip(min=0.0)  # a collapsed head may be a rounding error below 0
+    mean = statistics.mean.double().cpu().numpy().clip(min=0.0)  # a collapsed head can be a rounding error below 0
     found: dict[str, Any] = {
-        "gini_by_layer": [_known(value) for value in gini_by_layer(mean)],
-        "steepness": [[_known(value) for value in row] for row in steepness(mean)],
-        "range": [_known(value) for value in entropy_range(mean)],
+        "gini_by_layer": [_finite(value) for value in gini_by_layer(mean)],
+        "steepness": [[_finite(value) for value in row] for row in steepness(mean)],
+        "range": [_finite(value) for value in entropy_range(mean)],
         "wasserstein_1_by_layer": None,
     }
     if baseline is not None:
         try:
-            found["wasserstein_1_by_layer"] = [_known(value) for value in wasserstein_1_by_layer(mean, baseline)]
+            found["wasserstein_1_by_layer"] = [_finite(value) for value in wasserstein_1_by_layer(mean, baseline)]
         except ValueError as error:
             raise UserError(f"--baseline {chosen.baseline}: {error}") from None
     return found
 
 
-def _known(value: float) -> float | None:
+def _finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
 def _draw(chosen: argparse.Namespace, reader: Reader, statistics: EntropyStatistics) -> None:
-    """Heatmap of the headwise means, as AERO's Figures 5, 6b, 7 and 17e to g have them: layer 1 at the bottom, colours
-    from 0 to the most that the mask of any layer allows; written beside and renamed.
-    """
+    """Heatmap of the headwise means as in AERO's Figures 5 to 7: layer 1 at the bottom, colours from 0 to the bound."""
     from aero.records import write_together
 
     try:
-        from matplotlib.colors import Normalize
         from matplotlib.figure import Figure
-
-        from aero.report.papers.panels import heatmap
-        from aero.report.style import style
     except ModuleNotFoundError:
         raise UserError("--figure needs matplotlib: pip install -e '.[report]' in your clone") from None
-    layers, heads = statistics.mean.shape
-    drawn = io.BytesIO()
-    with style():
-        figure = Figure(figsize=(1.8 + 0.32 * heads, 1.4 + 0.26 * layers), layout="constrained")
-        axes = figure.subplots()
-        norm = Normalize(0.0, _bounds(statistics).max().item() or 1.0)
-        mesh = heatmap(axes, statistics.mean.double().cpu().numpy(), norm)
-        axes.set(xlabel="head", ylabel="layer")
-        axes.set_title(f"{type(reader.model).__name__}, T={statistics.by_position.shape[1]}", fontsize=8)
-        bar = figure.colorbar(mesh, label="mean entropy, nats")
-        bar.outline.set_visible(False)
-        bar.solids.set(rasterized=False, edgecolor="face")
-        # Outside the report nothing lies behind the figure.
-        figure.savefig(drawn, format=chosen.figure.suffix[1:], dpi=150, facecolor="white")
     if not chosen.figure.parent.is_dir():
         raise UserError(f"--figure {chosen.figure} cannot be written: there is no folder {chosen.figure.parent}")
+    layers, heads = statistics.mean.shape
+    figure = Figure(figsize=(1.8 + 0.32 * heads, 1.4 + 0.26 * layers), layout="constrained")
+    axes = figure.subplots()
+    edges = [i + 0.5 for i in range(max(layers, heads) + 1)]
+    mesh = axes.pcolormesh(
+        edges[: heads + 1],
+        edges[: layers + 1],
+        statistics.mean.double().cpu().numpy(),
+        vmin=0.0,
+        vmax=_bounds(statistics).max().item() or 1.0,
+    )
+    axes.set(xlabel="head", ylabel="layer")
+    axes.set_title(f"{type(reader.model).__name__}, T={statistics.by_position.shape[1]}", fontsize=8)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.yaxis.get_major_locator().set_params(integer=True)
+    figure.colorbar(mesh, label="mean entropy, nats")
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=chosen.figure.suffix[1:], dpi=150, facecolor="white")
     try:
         write_together({chosen.figure: drawn.getvalue()})
     except OSError as error:
@@ -214,16 +199,16 @@ def _open(chosen: argparse.Namespace) -> Reader:
     if not checkpoint.is_file():
         raise UserError(
             f"{path} is neither a folder with a Hugging Face model (config.json) nor a checkpoint of this project; "
-            "of a hub, give the folder that huggingface_hub.snapshot_download returns: nothing is downloaded here"
+            "nothing is downloaded: for a model of the hub give the folder of huggingface_hub.snapshot_download"
         )
     if chosen.bos or chosen.dtype != DTYPES[0]:
-        raise UserError("--bos and --dtype are for Hugging Face models; checkpoints of this project have neither")
+        raise UserError("--bos and --dtype are for Hugging Face models only")
     return _open_checkpoint(checkpoint, chosen.tokenizer)
 
 
 def _open_checkpoint(path: Path, tokenizer: Path | None) -> Reader:
     from aero import checkpoint
-    from aero.cli.ask import check_tokenizer, tokenizer_beside
+    from aero.cli.tokenizers import check_tokenizer, tokenizer_beside
     from aero.data.tokenizer import load_tokenizer
 
     model = checkpoint.load(path)
@@ -244,33 +229,27 @@ def _open_hugging_face(path: Path, dtype: str, begin: bool) -> Reader:
         from transformers.utils import logging
     except ModuleNotFoundError:
         raise UserError(f"{path} needs transformers: pip install -e '.[hf]' in your clone") from None
+    from aero.entropy import EntropyRegularizer
     from aero.hf.loading import load_model
+    from aero.hf.measure import positions_of
 
     logging.disable_progress_bar()
     try:
-        # Unset, trust_remote_code is asked for on the terminal.
+        # Without trust_remote_code=False, transformers asks on the terminal.
         model = load_model(path, head_needed=False, local_files_only=True, dtype=dtype)
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # transformers checks sizes with errors of its own, or divides by them
+        regularizer = None
+        if getattr(model.config, "entropy_regularizer", None) is not None:
+            regularizer = EntropyRegularizer.load(model, path)  # its temperatures are part of the model
+    except Exception as error:  # transformers raises errors of many types
         raise UserError(f"{path} cannot be loaded as a causal language model with its tokenizer: {error}") from None
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
-        raise UserError(f"the tokenizer in {path} has {len(tokenizer)} entries, more than the model: it is another's")
+        raise UserError(f"the tokenizer in {path} has {len(tokenizer)} entries, more than the model")
     if begin and tokenizer.bos_token_id is None:
-        raise UserError(f"the tokenizer in {path} has no token that begins a sequence: leave --bos out")
-    from aero.hf.measure import positions_of
-
+        raise UserError(f"the tokenizer in {path} has no BOS token: omit --bos")
     context = positions_of(model)
-    if getattr(model.config, "entropy_regularizer", None) is not None:
-        from aero.entropy import EntropyRegularizer
-
-        try:
-            regularizer = EntropyRegularizer.load(model, path)  # its temperatures are part of the model
-        except TypeError as error:  # config.json says what it likes
-            raise UserError(
-                f"the entropy_regularizer in {path}/config.json is none of this project's: {error}"
-            ) from None
-        for temperatures in regularizer.temperatures:  # one a position, of which the model may have more
-            context = min(temperatures.shape[-1], context or temperatures.shape[-1])
+    for temperatures in regularizer.temperatures if regularizer is not None else ():  # (H, positions)
+        context = min(temperatures.shape[-1], context or temperatures.shape[-1])
 
     def encode(text: str) -> list[int]:
         return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -297,11 +276,10 @@ def _json(chosen: argparse.Namespace, measured: Measured) -> str:
         **measured.statistics.summary(),
         "of_bound": {
             **{
-                what: {"fraction": found.fraction, "layers": list(found.layers)}
-                for what, found in _against_bound(measured.statistics).items()
+                name: {"fraction": found.fraction, "layers": list(found.layers)}
+                for name, found in _against_bound(measured.statistics).items()
             },
-            "rule": "the same with the largest mean that the layer's mask allows (entropy_bound, else causal_bound) as "
-            "max",
+            "rule": "the same with max = the largest mean that the layer's mask allows (entropy_bound or causal_bound)",
         },
         "landscape": measured.landscape,
         "provenance": records.provenance(measured=records.now()),
@@ -310,21 +288,21 @@ def _json(chosen: argparse.Namespace, measured: Measured) -> str:
 
 
 def _dtype(model: nn.Module) -> str:
-    """What most numbers of the model are in, as torch calls it."""
+    """Data type of the model's largest parameter."""
     return str(max(model.parameters(), key=lambda one: one.numel()).dtype).removeprefix("torch.")
 
 
 def _against_bound(statistics: EntropyStatistics) -> dict[str, HeadFailures]:
-    """Overload and collapse by the largest mean over queries that each layer's mask allows, ln(T!)/T for a causal one.
+    """Overload and collapse relative to the largest mean that each layer's mask allows.
 
-    The largest entropy observed, which the papers take, calls some head overloaded in every model.
+    Relative to the largest observed entropy, as in the papers, every model has an overloaded head.
     """
     import torch
 
     from aero.entropy import collapse, overload
 
     least = torch.finfo(torch.float64).tiny  # the bound is 0 where a mask shows a single key
-    share = statistics.mean.double() / _bounds(statistics).clamp_min(least)[:, None]
+    share = statistics.mean.double() / _bounds(statistics).clamp_min(least)[:, None]  # (L, H)
     return {"overload": overload(share, 1.0), "collapse": collapse(share, 1.0)}
 
 
@@ -340,77 +318,62 @@ def _bounds(statistics: EntropyStatistics) -> Tensor:
 
 
 def _table(chosen: argparse.Namespace, measured: Measured) -> str:
-    """A line a layer, counted from 1: mean with its sampling error, lowest and highest head, and heads by quarter
-    of the largest; failures by two maxima.
-    """
-    import torch
-
+    """One line a layer: mean with standard error, lowest and highest head, bound, heads by quarter of the maximum."""
     from aero.entropy import quarter_fractions
 
-    bounds = _bounds(measured.statistics).tolist()
-    summary, mean = measured.statistics.summary(), measured.statistics.mean.double()
+    statistics, model = measured.statistics, measured.reader.model
+    bounds, summary, mean = _bounds(statistics).tolist(), statistics.summary(), statistics.mean.double()
     layers, heads = mean.shape
     maxima = summary["maximum"]
-    compared, largest, name = measured.statistics.reference()
+    values, largest, name = statistics.reference()
+    bos = "" if measured.reader.bos is None else f", each beginning with token {measured.reader.bos}"
     lines = [
-        f"{chosen.model}: {type(measured.reader.model).__name__}, {layers} layers x {heads} heads; "
-        f"{measured.sequences} sequences of {measured.statistics.by_position.shape[1]} tokens of {chosen.text}"
-        f"{', the first of them ' + repr(measured.reader.bos) if measured.reader.bos is not None else ''}; "
-        f"{_dtype(measured.reader.model)} on {next(measured.reader.model.parameters()).device.type}",
+        f"{chosen.model}: {type(model).__name__}, {layers} layers x {heads} heads; {measured.sequences} sequences of "
+        f"{statistics.by_position.shape[1]} tokens of {chosen.text}{bos}; "
+        f"{_dtype(model)} on {next(model.parameters()).device.type}",
         f"Entropies in nats; maximum observed {_number(maxima['observed'])}, causal bound ln(T!)/T "
-        f"{_number(maxima['causal_bound'])}, log T {_number(maxima['log_T'])}.{_of_errors(measured.statistics)}",
+        f"{_number(maxima['causal_bound'])}, log T {_number(maxima['log_T'])}. ±: standard error",
         "",
         f"layer  {'mean':>12}  lowest  highest   bound  heads per quarter of the maximum ({name})",
     ]
-    for layer, values in enumerate(mean):
-        finite = values[torch.isfinite(values)]
-        least, most = (finite.min().item(), finite.max().item()) if len(finite) else (None, None)
-        counts = [round(fraction * heads) for fraction in quarter_fractions(compared[layer], largest)]
+    for layer, row in enumerate(mean):
+        finite = row[row.isfinite()]
+        low, high = (finite.min().item(), finite.max().item()) if len(finite) else (None, None)
+        counts = [round(fraction * heads) for fraction in quarter_fractions(values[layer], largest)]
         lines.append(
-            f"{layer + 1:5}  {_with_error(measured.statistics, layer):>12}  {_number(least):>6}  "
-            f"{_number(most):>7}  {_number(bounds[layer]):>6}  {' '.join(f'{count:3}' for count in counts)}"
+            f"{layer + 1:5}  {_with_error(statistics, layer):>12}  {_number(low):>6}  {_number(high):>7}  "
+            f"{_number(bounds[layer]):>6}  {' '.join(f'{count:3}' for count in counts)}"
             + (f"   {heads - len(finite)} not finite" if len(finite) < heads else "")
         )
-    lines.append("")
-    steep = [value for row in measured.landscape["steepness"] for value in row if value is not None]
-    lines.append(
+    steep = [value for row in measured.landscape["steepness"] for value in row if value is not None] or [math.nan]
+    lines += [
+        "",
         f"landscape: Gini by layer {_series(measured.landscape['gini_by_layer'])}; steepness "
-        f"{_number(sum(steep) / len(steep) if steep else None)} on average, {_number(max(steep, default=None))} at most"
-    )
+        f"{_number(sum(steep) / len(steep))} on average, at most {_number(max(steep))}",
+    ]
     if (distances := measured.landscape["wasserstein_1_by_layer"]) is not None:
         lines.append(f"Wasserstein-1 to {chosen.baseline} by layer, nats: {_series(distances)}")
-    for what, by_bound in _against_bound(measured.statistics).items():
-        found = summary[what]
+    for failure, by_bound in _against_bound(statistics).items():
+        found = summary[failure]
         lines.append(
-            f"{what}: {_failed(found['fraction'], found['layers'])}; against the bound "
+            f"{failure}: {_failed(found['fraction'], found['layers'])}; relative to the bound "
             f"{_failed(by_bound.fraction, by_bound.layers)}"
         )
-    return "\n".join([*lines, f"rule: {summary['rule']}; the bound of a layer stands in its line"])
+    return "\n".join([*lines, f"rule: {summary['rule']}"])
 
 
 def _with_error(statistics: EntropyStatistics, layer: int) -> str:
-    """Mean of the layer's finite heads, and its standard error where there are two blocks of sequences or more.
-
-    Heads of one model read the same sequences, so their own errors do not make that of their mean: blocks do.
-    """
-    import torch
-
+    """Mean of the layer's finite heads ± its standard error over blocks, if there are at least two blocks."""
     from aero.entropy import standard_error
 
     mean = statistics.mean[layer].double()
-    finite = torch.isfinite(mean)
+    finite = mean.isfinite()
     if not finite.any():
         return "-"
     shown = _number(mean[finite].mean().item())
     if statistics.blocks is None or len(statistics.blocks) < 2:
         return shown
     return f"{shown}±{_number(standard_error(statistics.blocks[:, layer, finite].double().mean(1), 0).item())}"
-
-
-def _of_errors(statistics: EntropyStatistics) -> str:
-    if statistics.blocks is None or len(statistics.blocks) < 2:
-        return " One block of sequences: no sampling error."
-    return f" ±: standard error of the mean, over {len(statistics.blocks)} blocks of consecutive sequences."
 
 
 def _series(values: Sequence[float | None]) -> str:

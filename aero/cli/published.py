@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from aero import checkpoint
-from aero.config import load
+from aero.cli.tokenizers import check_tokenizer, tokenizer_beside
 from aero.data.tokenizer import load_tokenizer
-from aero.data.tokens import tokens_folder
 from aero.errors import UserError
 from aero.two_party.program.fixed_point import fitting
 from aero.two_party.program.weights import within_budget
@@ -35,12 +33,6 @@ def publish(path: Path, tokenizer: str | None, program: str, settings: Settings)
     return Published(path, description, tokenizer_text(loaded), weights_sha256(model)), loaded
 
 
-def check_tokenizer(sha256: str, header: Mapping[str, str], path: Path) -> None:
-    """UserError if the checkpoint's header names another tokenizer. Checkpoints of earlier versions name none."""
-    if header.get("tokenizer_sha256", sha256) != sha256:
-        raise UserError(f"{path} was trained with another tokenizer than this one; give its own as --tokenizer")
-
-
 def check_vocabulary(tokenizer: Any, description: Description) -> None:
     """UserError if the tokenizer has more entries than the model."""
     vocabulary = description.model_config.vocabulary
@@ -49,19 +41,6 @@ def check_vocabulary(tokenizer: Any, description: Description) -> None:
             f"the tokenizer has {tokenizer.vocabulary} entries, the model {vocabulary}: it is that of another model; "
             "give the model's own as --tokenizer"
         )
-
-
-def tokenizer_beside(path: Path, run: str | None) -> Path:
-    """The tokenizer of the corpus that `run` was trained on, in the folder of runs that the checkpoint lies in."""
-    corpus = None
-    if run is not None and Path("params.yaml").is_file() and run in (parameters := load()).runs:
-        corpus = parameters.resolve(run).corpus_name
-    for folder in [*path.resolve().parents][2:3]:  # runs / RUN / seed_1 / checkpoint
-        if (tokenizer := tokens_folder(corpus, folder) / "tokenizer.json").is_file():
-            return tokenizer
-    raise UserError(
-        f"no tokenizer was found for {path} ({tokens_folder(corpus, 'runs')}); give its file as --tokenizer"
-    )
 
 
 def tokenizer_text(tokenizer: Any) -> str:

@@ -1,11 +1,10 @@
-"""The command `aero runs`: every training of the papers, with its table rows, state and cost."""
+"""The command `aero runs`: every training of the papers, with its table rows, status and cost."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
 import json
-import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -14,97 +13,78 @@ from typing import Any
 from aero import published
 from aero.config import MEASURED, Parameters, load
 from aero.errors import UserError
-from aero.published import Table
 from aero.training import catalogue
 from aero.training.catalogue import Found
 
-ELSEWHERE = {"variance_sensitivity": "docs/variance_sensitivity.md", "parallel_context": "docs/parallel_context.md"}
-"""Papers whose own models are no runs of params.yaml, and the page about them."""
-
 
 def list_runs(chosen: argparse.Namespace) -> str:
-    """The text of `aero runs`."""
+    """The output of `aero runs`."""
     parameters = load()
     if chosen.scale is not None:
         parameters = parameters.at_scale(chosen.scale)
     names, place, remark = list(parameters.runs), "", ""
     if chosen.table is not None:
-        place = _place(chosen.table)
-        names, remark = _of_place(parameters, place)
+        paper, _, table = chosen.table.rpartition("/")
+        place = f"{paper or 'aero'}/{'table' if table.isdigit() else ''}{table}"  # "4" and "aero/4" are "aero/table4"
+        names, remark = _runs_of(parameters, place)
     for name in chosen.runs:
-        parameters.run(name)  # an unknown one is refused with its nearest
+        parameters.run(name)  # UserError for an unknown one
     if chosen.runs and not (names := [name for name in names if name in chosen.runs]):
         raise UserError(f"{place} has none of {', '.join(chosen.runs)}")
     scales = [chosen.scale] if chosen.scale is not None else list(parameters.scales)
-    found = catalogue.results(problems=(left_out := []))
-    for problem in left_out:
+    found = catalogue.results(problems=(problems := []))
+    for problem in problems:
         print(problem, file=sys.stderr)
     entries = [_entry(parameters, name, scales, found) for name in names]
     if chosen.json:
         if remark:
             print(remark, file=sys.stderr)
         return json.dumps(entries, indent=1, ensure_ascii=False)
-    stated = _detailed if chosen.scale is not None else _overview
-    return "\n".join(filter(None, [stated(parameters, entries, found, place), remark]))
+    return "\n".join(filter(None, [_table(parameters, entries, scales, found, place), remark]))
 
 
-def _place(text: str) -> str:
-    """The table or figure called `text`: "4" and "aero/4" are "aero/table4"."""
-    paper, _, place = text.rpartition("/")
-    return f"{paper or 'aero'}/{'table' if place.isdigit() else ''}{place}"
+def _runs_of(parameters: Parameters, place: str) -> tuple[list[str], str]:
+    """Runs of a table or figure in the order of params.yaml, and a remark if its rows are those of another table.
 
-
-def _of_place(parameters: Parameters, wanted: str) -> tuple[list[str], str]:
-    """Runs of a table or figure in the order of params.yaml, and a line about them if its rows are lost; UserError with
-    the known ones if none is of it.
+    UserError with the nearest known place if no run is for it.
     """
     places = {
-        name: {"/".join(place.split("/")[:2]) for place in (*run.rows, *run.figures)}
+        name: {"/".join(row.split("/")[:2]) for row in (*run.rows, *run.figures)}
         for name, run in parameters.runs.items()
     }
-    if names := [name for name in parameters.runs if wanted in places[name]]:
+    if names := [name for name in parameters.runs if place in places[name]]:
         return names, ""
-    if table := _lost_tables().get(wanted):
-        of_sibling = [name for name in parameters.runs if table.same_models in places[name]]
-        return of_sibling, f"{wanted} itself names no run: {table.note}, whose runs these are."
-    known = sorted({place for of_run in places.values() for place in of_run} | set(_lost_tables()), key=_natural)
-    paper = wanted.partition("/")[0]
-    if paper in ELSEWHERE:
-        there = ", ".join(place for place in known if place.startswith(f"{paper}/")) or "none"
-        raise UserError(f"no run is of {wanted}; what this paper trains apart is in {ELSEWHERE[paper]}; known: {there}")
-    near = difflib.get_close_matches(wanted.lower().replace(" ", ""), known, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    raise UserError(f"no run is of {wanted}; {hint}known: {', '.join(known)}")
-
-
-def _lost_tables() -> dict[str, Table]:
-    """Tables whose rows are not in the sources, but which are about the models of another: "entropy_guided/table2"."""
-    return {
-        f"{short}/table{number}": table
-        for short in published.known_papers()
-        for number, table in published.load(short).tables.items()
+    # Tables whose rows are lost in the sources, but which are about the models of another table.
+    same_models = {
+        f"{paper}/table{number}": table
+        for paper in published.known_papers()
+        for number, table in published.load(paper).tables.items()
         if table.same_models
     }
-
-
-def _natural(place: str) -> tuple[str, str, int]:
-    match = re.fullmatch(r"(.*?)/([a-z]+)(\d+)", place)
-    return (match[1], match[2], int(match[3])) if match else (place, "", 0)
+    if table := same_models.get(place):
+        names = [name for name in parameters.runs if table.same_models in places[name]]
+        return names, f"{place} itself names no run ({table.note}); these are the runs of {table.same_models}."
+    known = sorted(set().union(*places.values(), same_models))
+    near = difflib.get_close_matches(place.lower().replace(" ", ""), known, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise UserError(f"no run is for {place}; {hint}known: {', '.join(known)}")
 
 
 def _entry(parameters: Parameters, name: str, scales: Sequence[str], found: Found) -> dict[str, Any]:
+    """Everything about one run, JSON-ready."""
     resolved, of_run = parameters.resolve(name), found.get((parameters.scale, name), ())
     run = resolved.parameters
+    seeds = [seed for run_, seed in parameters.trainings() if run_ == name]
     costs = {}
     for scale in scales:
-        there = parameters.at_scale(scale)
-        devices = {there.active.device} if there.active.device == MEASURED else set(parameters.devices)
-        estimates = {device: catalogue.cost(there, name, found, device) for device in sorted(devices)}
-        own = estimates[there.active.device]
+        scaled = parameters.at_scale(scale)
+        own = scaled.active.device
+        devices = {own} if own == MEASURED else set(parameters.devices)
+        estimates = {device: catalogue.cost(scaled, name, found, device) for device in sorted(devices)}
         costs[scale] = {
-            "tokens": own.tokens,
-            "training_flops": own.flops,
-            "device": own.device,
+            "tokens": estimates[own].tokens,
+            "training_flops": estimates[own].flops,
+            "device": estimates[own].device,
             "hours": {device: estimate.hours for device, estimate in estimates.items()},
         }
     return {
@@ -120,126 +100,71 @@ def _entry(parameters: Parameters, name: str, scales: Sequence[str], found: Foun
         "status": catalogue.status(resolved, of_run),
         "seeds": [result.seed for result in of_run],
         "diverged_seeds": [result.seed for result in of_run if result.diverged],
-        "planned_seeds": [seed for run_, seed in parameters.trainings() if run_ == name],
-        "stages": [_stage(parameters, name, seed) for run_, seed in parameters.trainings() if run_ == name],
+        "planned_seeds": seeds,
+        "stages": [_stage(parameters, name, seed) for seed in seeds],
         "cost": costs,
     }
 
 
 def _stage(parameters: Parameters, name: str, seed: int) -> str:
-    """The stage that makes a training, as `dvc repro` and `dvc exp run` take it."""
+    """The stage of a training, as `dvc repro` and `dvc exp run` name it."""
     if seed not in parameters.seeds:
         return f"catalogue/dvc.yaml:train_again@{name}-{seed}"
     return f"{'' if name in parameters.active_runs else 'catalogue/dvc.yaml:'}train@{name}-{seed}"
 
 
-def _overview(parameters: Parameters, entries: Sequence[dict[str, Any]], found: Found, place: str) -> str:
-    """Every run in a line: state at the active scale, cost at every scale."""
-    scales = list(parameters.scales)
+def _table(
+    parameters: Parameters, entries: Sequence[dict[str, Any]], scales: Sequence[str], found: Found, place: str
+) -> str:
+    """One line a run: status at the active scale, cost of one training at each of `scales`; a summary below."""
     costs = [name for scale in scales for name in (f"{scale}: tokens", "FLOPs", "time")]
-    head = ["run", "architecture", "model", "T", parameters.scale, "seeds", *costs, "stands for"]
-    lines = [
-        [
-            *_who(entry),
-            entry["status"],
-            _seeds(entry),
-            *(text for scale in scales for text in (*_sizes(entry, scale), _duration(_hours(entry, scale)))),
-            _stands_for(entry, place),
-        ]
-        for entry in entries
+    lines = [["run", "architecture", "model", "T", parameters.scale, "seeds", *costs, "stands for"]]
+    for entry in entries:
+        diverged = f", {len(entry['diverged_seeds'])} diverged" if entry["diverged_seeds"] else ""
+        line = [entry["run"], entry["architecture"], entry["model"], str(entry["context"]), entry["status"]]
+        line.append(f"{len(entry['seeds'])}/{len(entry['planned_seeds'])}{diverged}")
+        for scale in scales:
+            cost = entry["cost"][scale]
+            line += [_number(cost["tokens"]), _number(cost["training_flops"]), _duration(_hours(entry, scale))]
+        rows = entry["rows"] or entry["figures"]
+        asked = [place] if place in entry["figures"] and place not in rows else []
+        lines.append([*line, "; ".join([*rows, *asked]) or str(entry["reason"])])
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]) - 1)]
+    aligned = [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[-1]]) for line in lines
     ]
     devices = "; ".join(f"{scale} {_device(parameters.at_scale(scale), found)}" for scale in scales)
-    return "\n".join([*_aligned(head, lines), "", *_summary(parameters, entries), f"Time of one training: {devices}."])
+    return "\n".join([*aligned, "", _summary(parameters, entries), f"Time of one training: {devices}."])
 
 
-def _detailed(parameters: Parameters, entries: Sequence[dict[str, Any]], found: Found, place: str) -> str:
-    """Every run in a line: state and cost at the active scale, on every device."""
-    scale = parameters.scale
-    devices = list(entries[0]["cost"][scale]["hours"])
-    head = ["run", "architecture", "model", "T", "status", "seeds", "tokens", "FLOPs", *devices, "stands for"]
-    lines = [
-        [
-            *_who(entry),
-            entry["status"],
-            _seeds(entry),
-            *_sizes(entry, scale),
-            *(_duration(hours) for hours in entry["cost"][scale]["hours"].values()),
-            _stands_for(entry, place),
-        ]
-        for entry in entries
-    ]
-    return "\n".join(
-        [
-            *_aligned(head, lines),
-            "",
-            *_summary(parameters, entries),
-            f"Time of one training: {_device(parameters, found)}.",
-        ]
+def _summary(parameters: Parameters, entries: Sequence[dict[str, Any]]) -> str:
+    states = Counter(entry["status"] for entry in entries)
+    planned = sum(len(entry["planned_seeds"]) for entry in entries)
+    finished = sum(len(set(entry["planned_seeds"]) & set(entry["seeds"])) for entry in entries)
+    hours = [_hours(entry, parameters.scale) for entry in entries]
+    total = None if None in hours else sum(h * len(e["planned_seeds"]) for h, e in zip(hours, entries, strict=True))
+    by_state = ", ".join(f"{states[state]} {state}" for state in catalogue.Status.__args__ if states[state])
+    return (
+        f"{len(entries)} runs ({by_state}), {planned} planned trainings; {finished} of them at scale "
+        f"{parameters.scale} are finished, and all would take {_duration(total)}."
     )
 
 
-def _summary(parameters: Parameters, entries: Sequence[dict[str, Any]]) -> list[str]:
-    scale = parameters.scale
-    states = {state: sum(entry["status"] == state for entry in entries) for state in catalogue.Status.__args__}
-    hours = [_hours(entry, scale) for entry in entries]
-    planned = [len(entry["planned_seeds"]) for entry in entries]
-    there = sum(len(set(entry["planned_seeds"]) & set(entry["seeds"])) for entry in entries)
-    total = None if None in hours else sum(h * n for h, n in zip(hours, planned, strict=True))
-    return [
-        f"{_counted(len(entries), 'run')}, {_counted(sum(planned), 'training')} with their seeds; "
-        + f"at scale {scale} {there} of them are there, of the runs "
-        + ", ".join(f"{number} {state}" for state, number in states.items() if number)
-        + f"; all trainings one after the other: {_duration(total)}.",
-    ]
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def _who(entry: dict[str, Any]) -> list[str]:
-    return [entry["run"], entry["architecture"], entry["model"], str(entry["context"])]
-
-
-def _stands_for(entry: dict[str, Any], place: str) -> str:
-    """The rows of a run, and the figure that was asked for; its figures if it has no rows; else why it exists."""
-    places = entry["rows"] or entry["figures"]
-    asked = [place] if place in entry["figures"] and place not in places else []
-    return "; ".join([*places, *asked]) or str(entry["reason"])
-
-
-def _seeds(entry: dict[str, Any]) -> str:
-    diverged = len(entry["diverged_seeds"])
-    text = f"{len(entry['seeds'])}/{len(entry['planned_seeds'])}"
-    return f"{text}, {diverged} diverged" if diverged else text
-
-
-def _sizes(entry: dict[str, Any], scale: str) -> list[str]:
-    cost = entry["cost"][scale]
-    return [_number(cost["tokens"]), _number(cost["training_flops"])]
-
-
 def _hours(entry: dict[str, Any], scale: str) -> float | None:
-    cost = entry["cost"][scale]
-    return cost["hours"][cost["device"]]
+    cost = entry["cost"].get(scale)
+    return None if cost is None else cost["hours"][cost["device"]]
 
 
 def _device(parameters: Parameters, found: Found) -> str:
+    """How the time of a training at the active scale is estimated."""
     device = parameters.active.device
     if device == MEASURED:
-        if own := _machines(found, parameters.scale):
-            return f"from the processor time of each run's fastest result ({own})"
-        return "unknown (?): no result of this scale is there, and those of others do not carry over"
+        machines = Counter(r.machine for (scale, _), rs in found.items() if scale == parameters.scale for r in rs)
+        if machines:
+            return f"from the fastest result of each run ({machines.most_common(1)[0][0]})"
+        return "unknown: no result of this scale"
     chosen = parameters.device(device)
-    assumed = f"{chosen.peak_tflops:g} TFLOP/s x {chosen.utilisation:g}"
-    # The FLOPs are the papers', who count neither; a step of the laptop scale takes 1.4 to 3 times as long with both.
-    return f"on one {device} (an assumption, not measured: {assumed}, without the entropies and regulariser of EReg)"
-
-
-def _machines(found: Found, scale: str) -> str:
-    """The machine most results of `scale` come from."""
-    names = Counter(result.machine for (where, _), of_run in found.items() if where == scale for result in of_run)
-    return names.most_common(1)[0][0] if names else ""
+    return f"on one {device}, assumed at {chosen.peak_tflops:g} TFLOP/s x {chosen.utilisation:g}"
 
 
 def _duration(hours: float | None) -> str:
@@ -257,11 +182,3 @@ def _number(value: float) -> str:
         if value >= unit:
             return f"{value / unit:.3g} {name}"
     return f"{value:g}"
-
-
-def _aligned(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(line[i]) for line in (head, *lines)) for i in range(len(head) - 1)]
-    return [
-        "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[-1]])
-        for line in (head, *lines)
-    ]

@@ -1,7 +1,7 @@
-"""The papers' corpus: CodeParrot as prepared for the Hugging Face course, read through `datasets`.
+"""The corpus `codeparrot`: CodeParrot as prepared for the Hugging Face course, read through `datasets`.
 
-The recipe is that of He & Hofmann's code, which the authors of AERO run (facts in `docs/decisions.md`): both data sets
-shuffled with seed 0, the first 600,000 files to train on, the first 2,000 of the validation set to evaluate.
+The recipe of He & Hofmann's code, which the authors of AERO use: both data sets shuffled with seed 0, the first 600,000
+files for training, the first 2,000 of the validation set for evaluation.
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from aero.data.hub import hub_offline, hub_reachable, unreachable
-
-if TYPE_CHECKING:
-    from aero.data.corpora import Split
+from aero.data.base import Split
+from aero.data.hub import hub_online
 
 DATA_SETS = {"train": "huggingface-course/codeparrot-ds-train", "valid": "huggingface-course/codeparrot-ds-valid"}
 HUB_SPLITS = {"train": "train", "valid": "validation"}  # each data set has one split only
@@ -25,10 +23,9 @@ TEXT_COLUMN = "content"
 
 
 class CodeParrot:
-    """`huggingface-course/codeparrot-ds-train` and `-valid`, from the hub or from the local cache of `datasets`.
+    """The two data sets from the hub or from the local cache of `datasets`, memory-mapped.
 
-    The data sets are Arrow files on disk, memory-mapped and read one document at a time: the shuffle is one of row
-    numbers. (The streaming mode of `datasets` shuffles within a buffer only and gives other files than the papers'.)
+    The streaming mode of `datasets` is not used: it shuffles within a buffer only and gives other files.
     """
 
     name = "codeparrot"
@@ -63,9 +60,12 @@ class CodeParrot:
         if split in self._loaded:
             return self._loaded[split]
         name = DATA_SETS[split]
-        online = not hub_offline() and hub_reachable()
+        remedy = f"set {self.key}=python_stdlib or local, or go online"
+        online = hub_online()
         if not online and not _cached(name):
-            raise ValueError(unreachable(f"corpus 'codeparrot' cannot be reached ({name})", self.key))
+            raise ValueError(
+                f"corpus 'codeparrot' cannot be reached ({name}): no answer from the hub and no local copy; {remedy}"
+            )
         if not online:
             os.environ["HF_HUB_OFFLINE"] = "1"  # read once, when `datasets` is first imported
         try:
@@ -78,8 +78,7 @@ class CodeParrot:
         try:
             data_set = datasets.load_dataset(name, split=HUB_SPLITS[split])
         except (OSError, ValueError) as error:
-            told = unreachable(f"corpus 'codeparrot' cannot be loaded ({name}: {error})", self.key)
-            raise ValueError(told) from None
+            raise ValueError(f"corpus 'codeparrot' cannot be loaded ({name}: {error}); {remedy}") from None
         data_set = data_set.shuffle(seed=SHUFFLE_SEED)
         self._loaded[split] = data_set.select(range(min(self._counts[split], len(data_set))))
         return self._loaded[split]

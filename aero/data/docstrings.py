@@ -1,6 +1,6 @@
-"""Technical prose that is on every machine: docstrings and help topics of the installed Python standard library.
+"""The corpus `stdlib_docstrings`: docstrings and help topics of the standard library of the running Python.
 
-A substitute for books where none may be had. It is not literature: it explains code, in short sections, with examples.
+Technical prose that is on every machine, a substitute for books where none may be used.
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from aero.data.corpora import PythonStandardLibrary, Split, files_digest, files_of_split
+from aero.data.base import Split, files_digest, files_of_split
+from aero.data.python_stdlib import PythonStandardLibrary
 
 TOPICS = "pydoc_data/topics.py"  # the language reference, as `help()` shows it
-REPEATED_FROM = 100  # characters; shorter sentences repeat by themselves ("Return a copy.")
+REPEATED_FROM = 100  # characters; shorter sentences repeat naturally ("Return a copy.")
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class StandardLibraryDocstrings:
-    """Docstrings of the running interpreter's standard library, and the topics of `help()`.
+    """A few MB, held in memory. A document is all docstrings of one file, in source order, or one topic of `help()`.
 
-    A document is all docstrings of one file (module, classes, functions, in source order) or one topic, so that the
-    split is by file and by topic. A paragraph of `REPEATED_FROM` characters or more that occurs again is left out, in
-    topics a shorter one too (chapters contain their sections), so that no such text stands on both sides of the split.
-    The whole is a few MB and is kept in memory once read.
+    Repeated paragraphs are left out, so that none is in both splits: those of `REPEATED_FROM` characters or more, and
+    of topics all (chapters contain their sections).
     """
 
     name = "stdlib_docstrings"
@@ -97,17 +96,17 @@ class StandardLibraryDocstrings:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "topics":
                 topics = ast.literal_eval(node.value)
         texts: dict[str, str] = {}
-        # The shortest first: a section keeps its text, and the chapters around it lose it.
+        # The shortest first: a section keeps its text, and the chapter that contains it loses it.
         for topic in sorted(topics, key=lambda topic: (len(topics[topic]), topic)):
             if text := self._new_paragraphs(topics[topic].strip(), 0):
                 texts[f"{TOPICS}:{topic}"] = text + "\n"
         return texts
 
     def _new_paragraphs(self, text: str, repeated_from: int) -> str:
-        """`text` without the paragraphs of `repeated_from` characters or more that an earlier one had."""
+        """`text` without earlier paragraphs of `repeated_from` characters or more."""
         kept = []
         for paragraph in text.split("\n\n"):
-            plain = " ".join(paragraph.split())  # a section stands indented in its chapter
+            plain = " ".join(paragraph.split())  # a section is indented in its chapter
             if plain in self._seen and len(plain) >= repeated_from:
                 self._repeated += 1
             elif plain:
@@ -134,5 +133,5 @@ def _docstrings(tree: ast.Module) -> Iterator[str]:
     for node in sorted(nodes, key=lambda node: getattr(node, "lineno", 0)):
         docstring = ast.get_docstring(node, clean=False)
         if docstring and (cleaned := inspect.cleandoc(docstring).strip()):
-            # A source file may hold half a surrogate pair as an escape, which is no text and has no UTF-8.
+            # A source file may contain half a surrogate pair as an escape, which cannot be encoded.
             yield cleaned.encode("utf-8", "replace").decode("utf-8")

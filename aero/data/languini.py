@@ -1,8 +1,8 @@
-"""The Languini Books of languini-kitchen, from files that a user brings (docs/corpora.md says which and why).
+"""The corpus `languini`: the Languini Books of languini-kitchen, from files that a user provides (docs/corpora.md).
 
-What languini-kitchen (commit bb7afb4) does, and this does too: its published file lists alone say which books are read,
-in which split and in which order; a book is found by its file name; its text is the whole file, decoded as UTF-8, with
-all line ends turned into a line feed and nothing else changed; an end-of-document token stands between books.
+As in languini-kitchen (commit bb7afb4): its published file lists define which books are read, in which split and order.
+A book is found by its file name. Its text is the whole file in UTF-8, with all line ends converted to line feeds. An
+end-of-document token separates books.
 """
 
 from __future__ import annotations
@@ -15,23 +15,22 @@ from typing import Any
 
 import numpy as np
 
-from aero.data.corpora import Split, files_digest
+from aero.data.base import Split, files_digest, raise_error
 
 TEST_SPLITS = ("iid", "discworld", "java", "langlearn", "statistics", "woodworking")
 LISTS_RECORD = "Zenodo record 8375423"
-WHY = (
-    "books3, its text, was withdrawn in 2023 after copyright complaints and cannot be downloaded: bring a copy of your"
-    " own (docs/corpora.md), or use corpus stdlib_docstrings"
+WITHDRAWN = (
+    "its text, books3, was withdrawn in 2023 and cannot be downloaded: provide your own copy (docs/corpora.md), or use"
+    " corpus stdlib_docstrings"
 )
 
 
 class LanguiniBooks:
     """Languini's training books and one of its test splits: `iid`, the papers' own, or a topic left out of training.
 
-    The folder is laid out as languini-kitchen leaves its `data`: books as `.txt` files anywhere below `books3`, lists
-    (`file_list_train.npy`, `file_list_test_iid.npy`, …) in `books`. Both may also lie in the folder itself. Every book
-    of a list must be there. One book at a time is in memory, and the names of all. A symbolic link that leads out of
-    the folder is refused.
+    The folder has the layout of languini-kitchen's `data`: books as `.txt` files anywhere below `books3`, lists
+    (`file_list_train.npy`, `file_list_test_iid.npy`, …) in `books`. Both may also be in the folder itself. Every listed
+    book must exist. Symbolic links that lead out of the folder are refused.
     """
 
     name = "languini"
@@ -56,14 +55,14 @@ class LanguiniBooks:
                 text = content.decode("utf-8")
             except UnicodeDecodeError as error:
                 raise ValueError(
-                    f"corpus 'languini': {path} is not UTF-8 ({error.reason} at byte {error.start}); bring a sound copy"
+                    f"corpus 'languini': {path} is not UTF-8 ({error.reason} at byte {error.start}); replace it"
                 ) from None
             self._digests[name] = hashlib.sha256(content).hexdigest()
             if text:
                 yield text.replace("\r\n", "\n").replace("\r", "\n")
 
     def manifest(self) -> dict[str, Any]:
-        """Lists with their SHA-256, one SHA-256 over all books read; not one a book, which would be 25 MB."""
+        """The lists with their SHA-256, and one SHA-256 over all books read (one a book would be 25 MB)."""
         return {
             "name": self.name,
             "test_split": self.test_split,
@@ -76,7 +75,7 @@ class LanguiniBooks:
     def _books(self, split: Split) -> list[str]:
         """Names of the split's books in the order of its list, all of them found. ValueError for what is missing."""
         if not self.folder.is_dir():
-            raise ValueError(f"corpus 'languini': {self.folder} is not a folder; {WHY}")
+            raise ValueError(f"corpus 'languini': {self.folder} is not a folder; {WITHDRAWN}")
         lists = {which: self._list(which) for which in self.lists}
         self._in_both = len(set(lists["train"]) & set(lists["valid"]))
         if self._paths is None:
@@ -86,22 +85,19 @@ class LanguiniBooks:
     def _list(self, split: str) -> list[str]:
         """Book names of one published list: rows of (path, number of tokens); a book's name is its file name's stem."""
         file = self.lists[split]
-        path = next((p for p in (self.folder / "books" / file, self.folder / file) if p.is_file()), None)
+        path = next((p for p in (self.folder / "books" / file, self.folder / file) if self._inside(p).is_file()), None)
         if path is None:
             raise ValueError(
                 f"corpus 'languini': {file} is neither in {self.folder} nor in its folder books; Languini's file lists"
-                f" are {LISTS_RECORD}; {WHY}"
+                f" are {LISTS_RECORD}; {WITHDRAWN}"
             )
-        self._inside(path)
         try:
             rows = np.load(path, mmap_mode="r", allow_pickle=False)
-            if not isinstance(rows, np.ndarray):
-                raise ValueError("it is an archive and no array")
             if rows.ndim != 2 or rows.shape[1] != 2 or rows.dtype.kind != "U" or not rows.nbytes:
                 raise ValueError(f"{rows.dtype} {rows.shape} instead of rows of path and length as text")
             names = [_stem(row[0]) for row in rows]
             tokens = sum(int(row[1]) for row in rows)
-        except Exception as error:  # NumPy reads a damaged header as Python source, or the file as a zip archive
+        except Exception as error:  # NumPy raises errors of many types for a damaged file
             reason = f"{type(error).__name__}: {str(error)[:200]}"
             raise ValueError(
                 f"corpus 'languini': {path} is not one of Languini's file lists ({reason}); take it from {LISTS_RECORD}"
@@ -120,10 +116,10 @@ class LanguiniBooks:
         return path
 
     def _find(self, wanted: set[str]) -> dict[str, Path]:
-        """Where the wanted books lie. ValueError if one is missing, or is there twice."""
+        """The paths of the wanted books. ValueError if one is missing or exists twice."""
         books3 = self._inside(self.folder / "books3")
         found: dict[str, Path] = {}
-        for parent, folders, files in os.walk(books3 if books3.is_dir() else self.folder, onerror=_raise):
+        for parent, folders, files in os.walk(books3 if books3.is_dir() else self.folder, onerror=raise_error):
             folders.sort()
             for file in sorted(files):
                 if not file.endswith(".txt") or (name := _stem(file)) not in wanted:
@@ -131,13 +127,13 @@ class LanguiniBooks:
                 path = self._inside(Path(parent, file))
                 if name in found:
                     raise ValueError(
-                        f"corpus 'languini': {found[name]} and {path} are both the book {name!r}; keep one"
+                        f"corpus 'languini': {found[name]} and {path} are the same book {name!r}; keep one"
                     )
                 found[name] = path
         if missing := wanted - found.keys():
             raise ValueError(
                 f"corpus 'languini': {len(missing):,} of {len(wanted):,} listed books are not below {self.folder},"
-                f" first {min(missing)[:200] + '.txt'!r}; {WHY}"
+                f" first {min(missing)[:200] + '.txt'!r}; {WITHDRAWN}"
             )
         return found
 
@@ -145,7 +141,3 @@ class LanguiniBooks:
 def _stem(path: str) -> str:
     """File name without folders and last ending: 'a/Title - Author.epub.txt' is 'Title - Author.epub'."""
     return os.path.splitext(os.path.basename(str(path)))[0]
-
-
-def _raise(error: OSError) -> None:
-    raise error

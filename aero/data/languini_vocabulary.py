@@ -1,9 +1,8 @@
-"""Languini's own vocabularies (`books_16384.vocab` of languini-kitchen), encoded without the sentencepiece package.
+"""Languini's own vocabularies (`books_16384.vocab` of languini-kitchen), used without the sentencepiece package.
 
-They are byte-pair vocabularies that sentencepiece learned with its identity normalisation, no added blank and byte
-fallback: text is cut into characters, a blank written as U+2581, a character that is no piece into its UTF-8 bytes, and
-of all adjacent pairs that form a piece the one with the lowest id is joined first. `tokenizers` does the same with the
-merges written out, and gives the ids of sentencepiece (tested).
+They are byte-pair vocabularies of sentencepiece with identity normalisation, no added blank and byte fallback. Text is
+cut into characters, with U+2581 for a blank and UTF-8 bytes for a character that is no piece. Of all adjacent pairs
+that form a piece, the one with the lowest id is merged first. `tokenizers` gives the same ids from a list of merges.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 
 FORMAT = "aero-languini-vocabulary-1"
 END_OF_DOCUMENT = "<D>"
-# What a vocabulary of Languini begins with: padding, unknown, end of document, the 256 bytes.
+# The first pieces of every vocabulary of Languini: padding, unknown, end of document, the 256 bytes.
 FIRST = ("<pad>", "<unk>", END_OF_DOCUMENT, *(f"<0x{byte:02X}>" for byte in range(256)))
 BLANK = "\u2581"
 LARGEST = 65_536  # what fits into uint16 token files
@@ -27,9 +26,9 @@ LARGEST = 65_536  # what fits into uint16 token files
 
 @dataclass(frozen=True)
 class LanguiniVocabulary:
-    """Text to Languini's ids and back; the same use as `aero.data.tokenizer.Tokenizer`.
+    """Text to ids and back, with the interface of `aero.data.tokenizer.Tokenizer`.
 
-    As in sentencepiece, `<D>` written out in a text is the end-of-document token, and U+2581 is a blank.
+    As in sentencepiece, `<D>` in a text is the end-of-document token, and U+2581 is a blank.
     """
 
     pieces: tuple[str, ...]
@@ -41,7 +40,7 @@ class LanguiniVocabulary:
 
     @property
     def end_of_text(self) -> int:
-        """Id of `<D>`, which Languini puts between books."""
+        """Id of `<D>`, which separates books."""
         return FIRST.index(END_OF_DOCUMENT)
 
     @property
@@ -54,7 +53,7 @@ class LanguiniVocabulary:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: list[str], threads: int = 1) -> list[list[int]]:
-        """Ids of each text. `tokenizers` takes all cores; RAYON_NUM_THREADS sets another number than `threads`."""
+        """Ids of each text. With `threads` above 1, `tokenizers` uses all cores, or RAYON_NUM_THREADS."""
         if threads == 1:
             return [self._encoder.encode(text, add_special_tokens=False).ids for text in texts]
         return [encoded.ids for encoded in self._encoder.encode_batch_fast(texts, add_special_tokens=False)]
@@ -70,7 +69,7 @@ class LanguiniVocabulary:
         return content.decode("utf-8", "replace")
 
     def save(self, path: str | Path) -> None:
-        """Write the vocabulary as JSON, beside first and then renamed."""
+        """Write the vocabulary as JSON, atomically."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(path.name + ".tmp")
@@ -90,30 +89,30 @@ class LanguiniVocabulary:
             merges += sorted(pairs, key=lambda pair: (ids[pair[0]], ids[pair[1]]))
         encoder = Tokenizer(models.BPE(vocab=ids, merges=merges, unk_token="<unk>", byte_fallback=True))
         encoder.normalizer = normalizers.Replace(" ", BLANK)
-        # No piece holds a line end (sentencepiece learns from lines), so cutting there changes no id and is faster.
+        # No piece contains a line end (sentencepiece learns from lines), so cutting there is faster and changes no id.
         encoder.pre_tokenizer = pre_tokenizers.Split("\n", "isolated")
         encoder.add_special_tokens([AddedToken(END_OF_DOCUMENT, normalized=False, special=True)])
         return encoder
 
 
 def read_vocabulary(path: str | Path) -> LanguiniVocabulary:
-    """The vocabulary in one of Languini's `.vocab` files, one piece a line. ValueError if it is another file."""
+    """The vocabulary in one of Languini's `.vocab` files, one piece a line. ValueError for any other file."""
     lines = Path(path).read_bytes().decode("utf-8").split("\n")
     return _checked(lines[:-1] if lines[-1] == "" else lines)
 
 
 def vocabulary_from_json(content: dict[str, Any]) -> LanguiniVocabulary:
-    """What `LanguiniVocabulary.save` wrote. ValueError if it has been changed."""
+    """A vocabulary written by `LanguiniVocabulary.save`. ValueError if it was changed."""
     vocabulary = _checked(content["pieces"])
     if vocabulary.sha256 != content["sha256"]:
-        raise ValueError("its content does not match its own sha256: it has been changed or cut")
+        raise ValueError("its content does not match its own sha256: it was changed or cut")
     return vocabulary
 
 
 def _checked(pieces: list[str]) -> LanguiniVocabulary:
     if tuple(pieces[: len(FIRST)]) != FIRST:
         raise ValueError(
-            "it is no .vocab file of languini-kitchen, which begins with <pad>, <unk>, <D> and the 256 bytes"
+            "it is not a .vocab file of languini-kitchen, which begins with <pad>, <unk>, <D> and the 256 bytes"
         )
     known = set(pieces)
     if len(known) != len(pieces) or "" in known:
@@ -122,5 +121,5 @@ def _checked(pieces: list[str]) -> LanguiniVocabulary:
         raise ValueError(f"vocabulary of {len(pieces)} does not fit into 16-bit token files; {LARGEST} is the most")
     for piece in pieces[len(FIRST) :]:
         if len(piece) > 1 and not any(piece[:i] in known and piece[i:] in known for i in range(1, len(piece))):
-            raise ValueError(f"its piece {piece!r} cannot be joined from two others: it has been changed or cut")
+            raise ValueError(f"its piece {piece!r} cannot be merged from two others: it was changed or cut")
     return LanguiniVocabulary(tuple(pieces))

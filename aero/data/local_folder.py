@@ -1,4 +1,4 @@
-"""A corpus from a folder of one's own: text files, JSON lines, Parquet."""
+"""The corpus `local`: a folder of text, JSON-lines or Parquet files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from aero.data.corpora import Split, files_digest, files_of_split, split_point
+from aero.data.base import Split, files_digest, files_of_split, raise_error, split_point
+from aero.errors import UserError
 
 TEXT_ENDINGS = (".txt", ".py", ".md")
 ROW_ENDINGS = (".parquet", ".jsonl")
@@ -19,13 +20,13 @@ PIECE_BYTES = 8 * 2**20  # a longer text file is read in pieces, so that one fil
 
 
 class LocalFolder:
-    """All text (.txt, .py, .md), JSON-lines and Parquet files below a folder.
+    """All text (.txt, .py, .md), JSON-lines and Parquet files below a folder, except hidden ones.
 
-    A text file is one document (longer than `PIECE_BYTES`: several, cut at line ends); of the others every row is one,
-    taken from `text_column`. Validation: text files are held out by the hash of their path, rows by that of path and
-    row number; a folder that holds exactly the folders `train` and `valid` is taken as split that way by its owner.
-    Bytes that are not UTF-8 become U+FFFD and are counted; files with NUL bytes are binary and skipped.
-    Hidden files are left out. A symbolic link that leads out of the folder is refused.
+    A text file is one document (if longer than `PIECE_BYTES`: several, cut at line ends). Of the other files every row
+    is a document, taken from `text_column`. Text files are held out by the hash of their path, rows by that of path
+    and row number. A folder that contains exactly the folders `train` and `valid` is split that way instead.
+    Bytes that are not UTF-8 become U+FFFD and are counted; files with NUL bytes are skipped as binary.
+    Symbolic links that lead out of the folder are refused.
     """
 
     name = "local"
@@ -45,7 +46,7 @@ class LocalFolder:
             raise ValueError(f"corpus 'local': {self.folder} is not a folder; set corpus.path to one with text files")
         root = self.folder.resolve()
         found = []
-        for parent, folders, names in os.walk(self.folder, onerror=_raise):
+        for parent, folders, names in os.walk(self.folder, onerror=raise_error):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             for name in [*folders, *names]:
                 path = Path(parent, name)
@@ -56,10 +57,10 @@ class LocalFolder:
                 for name in names
                 if name.lower().endswith(TEXT_ENDINGS + ROW_ENDINGS)
                 and not name.startswith(".")
-                and not Path(parent, name).is_symlink()  # a link within the folder would give its file twice
+                and not Path(parent, name).is_symlink()  # a link within the folder would read its file twice
             ]
         for key in found:
-            if not (self.folder / key).is_file():  # reading a pipe waits for whoever writes to it
+            if not (self.folder / key).is_file():
                 raise ValueError(f"corpus 'local': {self.folder / key} is a pipe, socket or device; remove it")
         if not found:
             endings = ", ".join(TEXT_ENDINGS + ROW_ENDINGS)
@@ -116,7 +117,7 @@ class LocalFolder:
                 text = decoder.decode(block)
                 replaced += text.count("\ufffd") - block.count(_REPLACEMENT)
                 text = rest + text
-                if len(block) < PIECE_BYTES:  # the last one, as a rule the only one
+                if len(block) < PIECE_BYTES:  # the last one, usually the only one
                     rest = text
                     continue
                 end = text.rfind("\n") + 1 or len(text)
@@ -148,7 +149,7 @@ class LocalFolder:
                     raise ValueError(self._no_column(f"{key} line {number}", columns)) from None
                 except (ValueError, TypeError, RecursionError) as error:
                     raise ValueError(
-                        f"corpus 'local': {key} line {number} is not a JSON object ({error}); mend or remove the line"
+                        f"corpus 'local': {key} line {number} is not a JSON object ({error}); fix or remove the line"
                     ) from None
                 yield self._checked(text, f"{key} line {number}")
         self._digests[key] = digest.hexdigest()
@@ -161,32 +162,21 @@ class LocalFolder:
             raise ValueError(
                 f"corpus 'local': {key} needs pyarrow ({error}); install it: pip install -e '.[corpora]' in your clone"
             ) from None
-        path = self.folder / key
-
-        def lists() -> Iterator[list[Any]]:
-            """The names of the columns, then the entries of ours, some at a time."""
+        path, number = self.folder / key, 0
+        try:
             with parquet.ParquetFile(path, pre_buffer=False, buffer_size=2**20) as file:
-                yield file.schema_arrow.names
+                if self.text_column not in (names := file.schema_arrow.names):
+                    raise UserError(self._no_column(key, ", ".join(map(repr, names)) or "none"))
                 for batch in file.iter_batches(batch_size=64, columns=[self.text_column]):
-                    yield batch.column(0).to_pylist()
-
-        def following() -> list[Any] | None:
-            # What is damaged in a file ends in errors of many kinds, few of which name the file.
-            try:
-                return next(read, None)
-            except (pyarrow.ArrowException, OSError, ValueError) as error:
-                raise ValueError(
-                    f"corpus 'local': {key} is not a readable Parquet file ({str(error)[:300]}); mend or remove it"
-                ) from None
-
-        read = lists()
-        names, number = following() or [], 0
-        if self.text_column not in names:
-            raise ValueError(self._no_column(key, ", ".join(map(repr, names)) or "none"))
-        while (texts := following()) is not None:
-            for text in texts:
-                yield self._checked(text, f"{key} row {number}")
-                number += 1
+                    for text in batch.column(0).to_pylist():
+                        yield self._checked(text, f"{key} row {number}")
+                        number += 1
+        except UserError:
+            raise
+        except (pyarrow.ArrowException, OSError, ValueError) as error:
+            raise ValueError(
+                f"corpus 'local': {key} is not a readable Parquet file ({str(error)[:300]}); fix or remove it"
+            ) from None
         with open(path, "rb") as file:
             self._digests[key] = hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -194,11 +184,11 @@ class LocalFolder:
         if text is None:
             return ""
         if not isinstance(text, str):
-            raise ValueError(
+            raise UserError(
                 f"corpus 'local': {where}: column {self.text_column!r} holds {type(text).__name__}, not text;"
                 " set corpus.text_column"
             )
-        # A JSON escape can hold half a surrogate pair, which is no text and has no UTF-8.
+        # A JSON escape can be half a surrogate pair, which cannot be encoded.
         return text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
 
     def _no_column(self, where: str, columns: str) -> str:
@@ -206,7 +196,3 @@ class LocalFolder:
             f"corpus 'local': {where} has no column {self.text_column!r}; set corpus.text_column to one of: "
             f"{columns[:300]}"
         )
-
-
-def _raise(error: OSError) -> None:
-    raise error

@@ -1,7 +1,7 @@
 """Byte-level BPE: trained by `tokenizers`, used through tiktoken, which encodes several times faster.
 
-Any text has an encoding and decodes back to itself: the 256 bytes are the first entries. Text is first cut by GPT-2's
-pattern; merges never cross a cut. The one special token, `<|endoftext|>`, is never produced from text.
+Any text has an encoding and decodes to itself: the 256 bytes are the first entries. Text is first cut by GPT-2's
+pattern; merges never cross a cut. The only special token, `<|endoftext|>`, is never produced from text.
 """
 
 from __future__ import annotations
@@ -16,28 +16,27 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tiktoken
 
 from aero.data import languini_vocabulary
+from aero.data.hub import hub_online
 from aero.data.languini_vocabulary import LanguiniVocabulary
-
-if TYPE_CHECKING:
-    from aero.data.tokens import Tokens
+from aero.data.tokens import Tokens
 
 FORMAT = "aero-tokenizer-1"
 END_OF_TEXT = "<|endoftext|>"
-# GPT-2's pre-tokenisation (Radford et al. 2019), the pattern `tokenizers` has built in as ByteLevel(use_regex=True).
+# GPT-2's pre-tokenisation (Radford et al. 2019), in `tokenizers` ByteLevel(use_regex=True).
 PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 SMALLEST, LARGEST = 257, 65_536  # the 256 bytes and `<|endoftext|>`; what fits into uint16
 HUB_PREFIX = "hub:"
 
-# The pattern's look-ahead overflows the regular-expression stack on about a million blanks in a row, which ends the
-# process with a Rust panic. Such a run is cut into parts of this many characters, each encoded by itself.
+# On about a million blanks in a row the pattern overflows the regular-expression stack, and a Rust panic ends the
+# process. Such a run is cut into parts of this many characters, each encoded by itself.
 BLANKS_AT_MOST = 50_000
 _LONG_BLANKS = re.compile(rf"\s{{{BLANKS_AT_MOST}}}")
-# Learning takes time quadratic in the length of a word: 2 MB of base64 in one line would take hours.
+# Training takes time quadratic in the length of a word: 2 MB of base64 in one line would take hours.
 _LONG_WORD = re.compile(r"(\S{1000}|\s{1000})(?=.)", re.DOTALL)
 _SELF_CHECK = "def f(x):\n\treturn  x['naïve'] + 3.14   # it's 1,000 \u4f60\u597d \U0001f600\r\n\n    pass\n"
 
@@ -57,34 +56,34 @@ class Tokenizer:
 
     @property
     def sha256(self) -> str:
-        """Hash of all that decides the ids: pattern, tokens in order, special token."""
+        """Hash of everything that determines the ids: pattern, tokens in order, special token."""
         whole = hashlib.sha256(f"{PATTERN}\n{END_OF_TEXT} {self.end_of_text}\n".encode())
         for token, rank in sorted(self.ranks.items(), key=lambda item: item[1]):
             whole.update(f"{rank} {token.hex()}\n".encode())
         return whole.hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`; a special token written out in it is plain text."""
+        """Ids of `text`; `<|endoftext|>` in it is plain text."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: list[str], threads: int = 1) -> list[list[int]]:
         """Ids of each text, computed on `threads` threads."""
         if any(len(text) >= BLANKS_AT_MOST and _LONG_BLANKS.search(text) for text in texts):
             encode = self.encoding.encode_ordinary
-            return [[i for part in _without_long_blanks(text) for i in encode(part)] for text in texts]
+            return [[i for part in _cut_after(_LONG_BLANKS, text) for i in encode(part)] for text in texts]
         if threads == 1:
             return [self.encoding.encode_ordinary(text) for text in texts]
         return self.encoding.encode_ordinary_batch(texts, num_threads=threads)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of `ids`; bytes that are no UTF-8 become U+FFFD. ValueError for an id outside the vocabulary."""
+        """The text of `ids`; invalid UTF-8 becomes U+FFFD. ValueError for an id outside the vocabulary."""
         ids = [int(i) for i in ids]
         if wrong := [i for i in ids if not 0 <= i < self.vocabulary]:
             raise ValueError(f"token id {wrong[0]} is not in the vocabulary (0 to {self.vocabulary - 1})")
         return self.encoding.decode(ids)
 
     def save(self, path: str | Path) -> None:
-        """Write the tokenizer as JSON, beside first and then renamed; the same tokenizer gives the same bytes."""
+        """Write the tokenizer as JSON, atomically; the same tokenizer gives the same bytes."""
         ordered = sorted(self.ranks, key=self.ranks.__getitem__)
         content = {
             "format": FORMAT,
@@ -102,7 +101,7 @@ class Tokenizer:
 
 
 def build(ranks: dict[bytes, int], end_of_text: int) -> Tokenizer:
-    """A tokenizer from its tokens. ValueError unless bytes, ids and special token make one gap-free vocabulary."""
+    """A tokenizer from its tokens. ValueError unless it has all 256 bytes and ids 0, 1, 2, … without gap."""
     if missing := [byte for byte in range(256) if bytes([byte]) not in ranks]:
         raise ValueError(f"a byte-level tokenizer has all 256 bytes as tokens; {len(missing)} are missing")
     if sorted([*ranks.values(), end_of_text]) != list(range(len(ranks) + 1)):
@@ -132,7 +131,7 @@ def train_tokenizer(documents: Iterable[str], vocabulary: int, training_bytes: i
     def sample() -> Iterator[str]:
         nonlocal read
         for text in documents:
-            yield from _without_long_words(text)
+            yield from _cut_after(_LONG_WORD, text)
             read += len(text.encode("utf-8", "replace"))
             if read >= training_bytes:
                 return
@@ -152,11 +151,11 @@ def train_tokenizer(documents: Iterable[str], vocabulary: int, training_bytes: i
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer | LanguiniVocabulary:
-    """The tokenizer in `path`: this project's own file, a byte-level BPE `tokenizer.json` of `tokenizers`, or a
-    `.vocab` file of languini-kitchen.
+    """The tokenizer in `path`: a file of this project, a byte-level BPE `tokenizer.json` of `tokenizers`, or a `.vocab`
+    file of languini-kitchen.
 
     `hub:owner/name` fetches that repository's `tokenizer.json` from the Hugging Face hub (or its local cache), e.g. the
-    papers' `hub:huggingface-course/code-search-net-tokenizer`. Raises ValueError for a missing, damaged or other file.
+    papers' `hub:huggingface-course/code-search-net-tokenizer`. ValueError for a missing, damaged or unsuitable file.
     """
     if str(path).startswith(HUB_PREFIX):
         path = _from_hub(str(path).removeprefix(HUB_PREFIX))
@@ -182,19 +181,17 @@ def load_tokenizer(path: str | Path) -> Tokenizer | LanguiniVocabulary:
 
 
 def tokenizer_of(tokens: Tokens) -> Tokenizer | LanguiniVocabulary:
-    """The tokenizer that made `tokens`, from their folder. ValueError if its file is damaged or another one."""
+    """The tokenizer of `tokens`, from their folder. ValueError if its file is damaged or was replaced."""
     path = tokens.folder / "tokenizer.json"
     tokenizer = load_tokenizer(path)
     if tokenizer.sha256 != tokens.manifest.get("tokenizer_sha256"):
-        raise ValueError(
-            f"{path} is not the tokenizer these token files came from; make them again: dvc repro -f tokenize"
-        )
+        raise ValueError(f"{path} is not the tokenizer of these token files; make them again: dvc repro -f tokenize")
     return tokenizer
 
 
 def _from_own(content: dict[str, Any]) -> Tokenizer:
     if content.get("format") != FORMAT:
-        raise ValueError(f"no {FORMAT} file and no tokenizer.json of `tokenizers`")
+        raise ValueError(f"neither a {FORMAT} file nor a tokenizer.json of `tokenizers`")
     if content["pattern"] != PATTERN:
         raise ValueError("it was made with another pre-tokenisation pattern")
     try:
@@ -203,19 +200,19 @@ def _from_own(content: dict[str, Any]) -> Tokenizer:
         raise ValueError(f"its tokens are not base64: {error}") from None
     tokenizer = build(ranks, int(content["special"][END_OF_TEXT]))
     if tokenizer.sha256 != content["sha256"]:
-        raise ValueError("its content does not match its own sha256: it has been changed or cut")
+        raise ValueError("its content does not match its own sha256: it was changed or cut")
     return tokenizer
 
 
 def _from_learned(content: dict[str, Any], end_of_text: int | None) -> Tokenizer:
     """From the JSON of `tokenizers`. The special token comes last unless its id is given.
 
-    tiktoken merges by the id of the result, `tokenizers` by the position in the list of merges: the same where ids rise
-    with that position, which is checked, and then both are compared on a text with every kind of piece.
+    tiktoken merges by the id of the result, `tokenizers` by the position in the list of merges. Both are the same if
+    ids rise with that position; that is checked, and so are the ids of a text with every kind of piece.
     """
     model, before = content["model"], content.get("pre_tokenizer") or {}
     if model.get("type", "BPE") != "BPE" or before.get("type") != "ByteLevel" or not before.get("use_regex", True):
-        raise ValueError("it is no byte-level BPE with GPT-2's pre-tokenisation")
+        raise ValueError("it is not a byte-level BPE with GPT-2's pre-tokenisation")
     if content.get("normalizer") or before.get("add_prefix_space"):
         raise ValueError("it changes the text before encoding (normalizer or added space)")
     to_byte = {character: byte for byte, character in _byte_characters().items()}
@@ -245,34 +242,25 @@ def _special_id(content: dict[str, Any]) -> int:
 
 @cache
 def _byte_characters() -> dict[int, str]:
-    """How byte-level BPE files write a byte: printable Latin-1 as itself, the others from U+0100 on, in order."""
+    """The character for each byte in byte-level BPE files: printable Latin-1 is itself, others are from U+0100 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + place) for place, byte in enumerate(others)}
 
 
-def _without_long_words(text: str) -> Iterator[str]:
+def _cut_after(pattern: re.Pattern[str], text: str) -> Iterator[str]:
+    """`text` in parts, cut after every match of `pattern`."""
     start = 0
-    for match in _LONG_WORD.finditer(text):
-        yield text[start : match.end()]
-        start = match.end()
-    yield text[start:]
-
-
-def _without_long_blanks(text: str) -> Iterator[str]:
-    start = 0
-    while match := _LONG_BLANKS.search(text, start):
+    for match in pattern.finditer(text):
         yield text[start : match.end()]
         start = match.end()
     yield text[start:]
 
 
 def _from_hub(repository: str) -> Path:
-    from aero.data.hub import hub_offline, hub_reachable
-
-    online = not hub_offline() and hub_reachable()
     from huggingface_hub import hf_hub_download
 
+    online = hub_online()
     try:
         return Path(hf_hub_download(repository, "tokenizer.json", local_files_only=not online))
     except (OSError, ValueError) as error:

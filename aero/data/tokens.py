@@ -1,7 +1,6 @@
-"""Token files: the ids of a corpus on disk, memory-mapped, so that neither writing nor reading one needs its size in
-memory.
+"""Token files: the ids of a corpus on disk. Writing streams the corpus; reading maps the files into memory.
 
-A folder holds `train.bin` and `valid.bin` (uint16, little-endian), `train.offsets.npy` and `valid.offsets.npy`
+A folder contains `train.bin` and `valid.bin` (uint16, little-endian), `train.offsets.npy` and `valid.offsets.npy`
 (uint64), `tokenizer.json` and `manifest.json`. Every document is followed by one `<|endoftext|>`: document i is
 `tokens[offsets[i] : offsets[i + 1] - 1]`, and offsets has one entry more than there are documents.
 """
@@ -10,19 +9,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
+import os
+import platform
+import shutil
+from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from aero.data.base import Corpus, Split
+    from aero.data.languini_vocabulary import LanguiniVocabulary
+    from aero.data.tokenizer import Tokenizer
+
 FORMAT = "aero-tokens-1"
 SPLITS: tuple[Literal["train"], Literal["valid"]] = ("train", "valid")
-LARGEST_VOCABULARY = 65_536  # ids are of 16 bits
+LARGEST_VOCABULARY = 65_536  # ids have 16 bits
 REMEDY = "make the token files again: python -m stages.tokenize_corpus, or dvc repro -f tokenize"
-
-_READ_TOKENS = 2**22
+_BATCH_CHARACTERS = 2**21  # text encoded at once; about 60 MB with its ids
 
 
 @dataclass(frozen=True)
@@ -54,16 +61,15 @@ def tokens_folder(corpus: str | None = None, root: Path | str = "runs") -> Path:
 
 
 def scale_root(scale: str | None, active: str) -> Path:
-    """Where the token files of a scale lie: runs/ for the one params.yaml names, runs/scales/SCALE/ for another."""
+    """Parent folder of a scale's token files: runs/ for the scale in params.yaml, runs/scales/SCALE/ for another."""
     return Path("runs") if scale in (None, active) else Path("runs/scales") / scale
 
 
 def open_tokens(folder: str | Path, verify: bool = False) -> Tokens:
     """The token files in `folder`, memory-mapped.
 
-    Sizes and boundaries are always held against the manifest; `verify` also reads every byte, checks the SHA-256 of
-    ids and boundaries, and that every document ends with `<|endoftext|>`. Raises ValueError naming the damaged file and
-    what to do.
+    Sizes and document boundaries are always checked against the manifest; `verify` also checks the SHA-256 of ids and
+    boundaries. Raises ValueError naming the missing or damaged file and the remedy.
     """
     folder = Path(folder)
     path = folder / "manifest.json"
@@ -73,14 +79,10 @@ def open_tokens(folder: str | Path, verify: bool = False) -> Tokens:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
             raise ValueError(f"format {manifest['format']!r} instead of {FORMAT!r}")
-        vocabulary = _number(manifest, "vocabulary", LARGEST_VOCABULARY)
-        for name in ("corpus_sha256", "tokenizer_sha256"):
-            if not (isinstance(said := manifest[name], str) and re.fullmatch("[0-9a-f]{64}", said)):
-                raise ValueError(f"{name} is {str(said)[:40]!r}, no SHA-256")
+        vocabulary = manifest["vocabulary"]
+        if type(vocabulary) is not int or not 1 <= vocabulary <= LARGEST_VOCABULARY:
+            raise ValueError(f"vocabulary is {str(vocabulary)[:40]}")
         streams = {split: _open_split(folder, split, manifest["splits"][split], verify) for split in SPLITS}
-        if verify:
-            for split in SPLITS:
-                _verify_ids(folder, split, streams[split], manifest)
     except _Damaged as error:
         raise ValueError(str(error)) from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -94,60 +96,145 @@ class _Damaged(Exception):
         super().__init__(f"token file {path} is damaged: {reason}; {REMEDY}")
 
 
-def _number(values: dict[str, Any], name: str, most: int = 2**60, least: int = 1) -> int:
-    """A number from `least` to `most`. ValueError for anything else: JSON knows 1e999, true and "12" as well."""
-    if type(number := values[name]) is not int or not least <= number <= most:
-        raise ValueError(f"{name} is {str(number)[:40]!r}, not a whole number from {least} to {most}")
-    return number
-
-
 def _open_split(folder: Path, split: str, entry: dict[str, Any], verify: bool) -> TokenStream:
     path, offsets_path = folder / f"{split}.bin", folder / f"{split}.offsets.npy"
     for needed in (path, offsets_path):
         if not needed.is_file():
             raise _Damaged(needed, "it does not exist")
-    count, documents = _number(entry, "tokens"), _number(entry, "documents")
-    if path.stat().st_size != 2 * count:
+    count, documents = entry["tokens"], entry["documents"]
+    if path.stat().st_size != 2 * count or not count:
         raise _Damaged(path, f"{path.stat().st_size} bytes instead of {2 * count}")
     try:
         offsets = np.load(offsets_path, mmap_mode="r", allow_pickle=False)
-    except Exception as error:  # NumPy reads a damaged header as Python source, or the file as a zip archive
+    except Exception as error:  # NumPy raises errors of many types for a damaged file
         raise _Damaged(offsets_path, f"{type(error).__name__}: {str(error)[:200]}") from None
-    if not isinstance(offsets, np.ndarray):
-        raise _Damaged(offsets_path, "it is an archive and no array")
-    if offsets.dtype != np.uint64 or offsets.shape != (documents + 1,):
-        raise _Damaged(offsets_path, f"{offsets.dtype} {offsets.shape} instead of uint64 ({documents + 1},)")
+    if not isinstance(offsets, np.ndarray) or offsets.dtype != np.uint64 or offsets.shape != (documents + 1,):
+        raise _Damaged(offsets_path, f"not an array uint64 ({documents + 1},)")
     if offsets[0] != 0 or offsets[-1] != count or np.any(offsets[1:] <= offsets[:-1]):
         raise _Damaged(offsets_path, f"the document boundaries do not rise from 0 to {count}")
-    hashes = {path: "sha256", offsets_path: "offsets_sha256"} if verify else {}
-    for hashed, name in hashes.items():
-        if (name == "sha256" or name in entry) and sha256_of(hashed) != entry[name]:  # older ones have no other
-            raise _Damaged(hashed, "its SHA-256 is not the one in manifest.json")
+    if verify:
+        for hashed, name in ((path, "sha256"), (offsets_path, "offsets_sha256")):
+            if sha256_of(hashed) != entry[name]:
+                raise _Damaged(hashed, "its SHA-256 is not the one in manifest.json")
     return TokenStream(np.memmap(path, dtype="<u2", mode="r", shape=(count,)), offsets)
-
-
-def _verify_ids(folder: Path, split: str, stream: TokenStream, manifest: dict[str, Any]) -> None:
-    """_Damaged unless all ids are of the vocabulary and `<|endoftext|>` ends every document.
-
-    Where the manifest has no hash of the boundaries it may also stand nowhere else: a boundary that was moved from one
-    document's end to another such place is seen by that alone. Languini's vocabulary makes it of `<D>` in a text, too.
-    """
-    vocabulary = manifest["vocabulary"]
-    end, ends = _number(manifest, "end_of_text", vocabulary - 1, least=0), 0
-    for start in range(0, len(stream.tokens), _READ_TOKENS):
-        part = stream.tokens[start : start + _READ_TOKENS]
-        if (largest := int(part.max())) >= vocabulary:
-            raise _Damaged(folder / f"{split}.bin", f"id {largest} of {vocabulary}")
-        ends += int(np.count_nonzero(part == end))
-    moved = "offsets_sha256" not in manifest["splits"][split] and ends != stream.documents
-    for start in range(1, len(stream.offsets), _READ_TOKENS):
-        last = stream.offsets[start : start + _READ_TOKENS] - np.uint64(1)
-        moved = moved or bool(np.any(stream.tokens[last] != end))
-    if moved:
-        raise _Damaged(folder / f"{split}.offsets.npy", f"its documents do not end where id {end}, their end, stands")
 
 
 def sha256_of(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_tokens(
+    corpus: Corpus,
+    tokenizer: Tokenizer | LanguiniVocabulary,
+    folder: str | Path,
+    train_bytes: int | None = None,
+    validation_bytes: int | None = None,
+    threads: int | None = None,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Encode both splits of `corpus` into `folder` and return the manifest written there.
+
+    train_bytes, validation_bytes: stop after the document with which a split reaches so many UTF-8 bytes; None reads
+    all. threads: encoding threads, by default one a core. progress: a progress bar, if on a terminal.
+    The files are written to `<folder>.tmp`, which replaces `folder` when complete. The same text gives the same bytes.
+    Raises ValueError for a split without text.
+    """
+    folder = Path(folder)
+    temporary = folder.with_name(folder.name + ".tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    threads = threads or os.cpu_count() or 1
+    try:
+        limits = {"train": train_bytes, "valid": validation_bytes}
+        splits = {
+            split: _write_split(corpus, tokenizer, split, temporary, limits[split], threads, progress)
+            for split in SPLITS
+        }
+        tokenizer.save(temporary / "tokenizer.json")
+        manifest = {
+            "format": FORMAT,
+            "corpus_sha256": hashlib.sha256("".join(splits[s]["text_sha256"] for s in SPLITS).encode()).hexdigest(),
+            "tokenizer_sha256": tokenizer.sha256,
+            "vocabulary": tokenizer.vocabulary,
+            "end_of_text": tokenizer.end_of_text,
+            "splits": splits,
+            "corpus": corpus.manifest(),
+            "python": platform.python_version(),
+        }
+        (temporary / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.replace(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return manifest
+
+
+def _write_split(
+    corpus: Corpus,
+    tokenizer: Tokenizer | LanguiniVocabulary,
+    split: Split,
+    folder: Path,
+    limit: int | None,
+    threads: int,
+    progress: bool,
+) -> dict[str, Any]:
+    """Write the ids and boundaries of one split and return its entry in the manifest."""
+    from tqdm import tqdm
+
+    offsets = array("Q", [0])
+    text_digest, file_digest = hashlib.sha256(), hashlib.sha256()
+    size = 0
+    hidden = None if progress else True  # None: shown on a terminal only
+    with (
+        open(folder / f"{split}.bin", "wb") as file,
+        tqdm(desc=f"tokenize {split}", total=limit, unit="B", unit_scale=True, disable=hidden) as bar,
+    ):
+        for texts in _batches(corpus.documents(split), limit):
+            ids_of_batch = array("H")
+            for ids in tokenizer.encode_batch(texts, threads):
+                ids.append(tokenizer.end_of_text)
+                offsets.append(offsets[-1] + len(ids))
+                ids_of_batch.fromlist(ids)
+            file.write(ids_of_batch)
+            file_digest.update(ids_of_batch)
+            for text in texts:
+                content = text.encode("utf-8", "replace")
+                size += len(content)
+                text_digest.update(len(content).to_bytes(8, "little"))
+                text_digest.update(content)
+            bar.update(size - bar.n)
+    if len(offsets) == 1:
+        raise ValueError(
+            f"the {split} split of corpus {corpus.name!r} has no text; check corpus.path and corpus.validation_fraction"
+        )
+    offsets_path = folder / f"{split}.offsets.npy"
+    np.save(offsets_path, np.frombuffer(offsets, dtype=np.uint64))
+    return {
+        "documents": len(offsets) - 1,
+        "tokens": offsets[-1],
+        "bytes": size,
+        "text_sha256": text_digest.hexdigest(),
+        "sha256": file_digest.hexdigest(),
+        "offsets_sha256": sha256_of(offsets_path),
+    }
+
+
+def _batches(documents: Iterator[str], limit: int | None) -> Iterator[list[str]]:
+    """Documents in lists of about `_BATCH_CHARACTERS`, up to and including the one that reaches `limit` bytes."""
+    texts: list[str] = []
+    waiting = read = 0
+    for text in documents:
+        texts.append(text)
+        waiting += len(text)
+        if limit is not None:
+            read += len(text.encode("utf-8", "replace"))
+            if read >= limit:
+                break
+        if waiting >= _BATCH_CHARACTERS:
+            yield texts
+            texts, waiting = [], 0
+    if texts:
+        yield texts

@@ -1,5 +1,7 @@
-"""AERO's entropy regulariser for Hugging Face's causal language models: a learnable threshold a head, a learnable
-temperature a query position, a penalty in the loss. Through the attention function of `aero.hf.measure`.
+"""AERO's entropy regulariser for Hugging Face's causal language models.
+
+It adds a learnable threshold for every head, a learnable temperature for every query position, and a penalty in the
+loss, through the attention function of `aero.hf.attention`.
 """
 
 from __future__ import annotations
@@ -17,18 +19,18 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from aero.entropy_statistics import Reduction, check_ids, entropy_regularization
-from aero.hf.measure import IMPLEMENTATION, recorded_rows, run, switch_attention, vocabulary
-from aero.hf.padding import check_padding, real_of
+from aero.hf.attention import IMPLEMENTATION, recorded_rows, switch_attention
+from aero.hf.measure import check_padding, real_tokens, run, vocabulary
 
 
 def _bound(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call of `model` by their names."""
+    """The arguments of a call of `model`, by name."""
     given = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     return {**given, **given.get("kwargs", {})}
 
 
 def _part(labels: Tensor, together: Tensor | int) -> Tensor:
-    """The share of a micro-batch, by its shifted labels, in a step of so many."""
+    """A micro-batch's share of the labels of a step, by its shifted labels."""
     return labels.ne(-100).sum() / together
 
 
@@ -38,34 +40,26 @@ class EntropyRegularizer:
         regularizer = EntropyRegularizer(model, context=128)
         Trainer(model=model, ...).train()
 
-    The model then adds lambda times the regularisation to the loss it returns in training mode. Its new parameters are
+    In training mode the model then adds lambda times the regularisation to its loss. The new parameters are
     `reg_threshold_weights` (L, H), fractions of log T, and in every attention module `entropy_temperature`
-    (H, context), which divides the logits of its query row. They are trained and saved with the model's own; `load`
-    puts them back.
+    (H, context), which divides the logits of its query row. They are trained and saved with the model; `load` restores
+    them.
 
-    context: the longest sequence, as temperatures belong to positions; and the T of E_max = log T in every batch, so
-    that neither padding nor the lengths beside it change a sequence's penalty. A batch of nothing but padding has
-    penalty 0. lambda_, gamma, reduction: see `aero.entropy.entropy_regularization`; head_mean takes the mean over all
-    real queries of a batch.
-    lambda_positions: `position_sum` adds up over a batch's tokens, so lambda_ is that of a batch of so many (the
-    papers' 128 x 128), whatever the batch; None: as it stands.
-    threshold_init: of every head, a fraction of log T from 0 to 1.
-    temperature_init: 1 leaves a trained model as it is, the papers start new ones at 0.01; None: no temperatures.
+    context: the longest sequence, and T in E_max = log T for every batch, so that padding does not change the penalty.
+    lambda_, gamma, reduction: see `aero.entropy.entropy_regularization`; head_mean averages over all real queries.
+    lambda_positions: `position_sum` sums over the tokens of a batch, so the penalty is scaled to a batch of this many
+        tokens (the papers' 128 x 128); None: not scaled.
+    threshold_init: initial threshold of every head, a fraction of log T from 0 to 1.
+    temperature_init: 1 leaves a trained model unchanged, the papers start new ones at 0.01; None: no temperatures.
+        Nothing keeps a temperature positive: Adam moves one of 0.01 below 0 in about ten steps at 1e-3. Watch the
+        smallest of `temperatures`.
 
-    Nothing keeps a temperature above 0: one that crosses it turns its row's attention over. Optimizers that step by
-    their learning rate (Adam) take one of 0.01 there in some ten steps at 1e-3; look at the least of `temperatures`.
+    With gradient accumulation a micro-batch is weighted by its share of the step's labels, as in the loss. A loss
+    function of your own adds `share`. Padding is left out of the penalty, by a mask (B, T) or (B, 1, T, S).
 
-    With gradient accumulation a micro-batch weighs by its share of the step's labels, as the loss does: all that it is
-    told of the others is their number. With sequences of one length that is its share of the tokens, and the step's
-    penalty by `position_sum` that of one batch; otherwise, as a sequence has one label fewer than tokens, nearly. A
-    loss of your own adds `share`.
-
-    Raises ValueError if `model` is no model of transformers but a wrapper of one, its attention cannot be switched to
-    ours or has dropout, it has a regulariser already or a value is out of range; in training, if ids are no token ids
-    of the model or a mask tells no padding.
-
-    A mask of padding is (B, T); one that a caller made for every pair, (B, 1, T, S), bool or to be added to the logits,
-    tells padding too: a token that no query sees, not even its own, is left out of the penalty.
+    Raises ValueError if `model` is not a PreTrainedModel, its attention cannot be switched to ours or has dropout, it
+    has a regulariser already, or a value is out of range; in training, if ids are no token ids of the model or the mask
+    does not show the padding.
     """
 
     def __init__(
@@ -81,8 +75,8 @@ class EntropyRegularizer:
     ) -> None:
         if not isinstance(model, PreTrainedModel):
             raise ValueError(
-                f"{type(model).__name__} is no PreTrainedModel of transformers: give the model inside, before "
-                "torch.compile, PEFT or a parallel wrapper takes it"
+                f"{type(model).__name__} is no PreTrainedModel of transformers: create the regulariser before "
+                "torch.compile, PEFT or a parallel wrapper"
             )
         if hasattr(model, "reg_threshold_weights"):
             raise ValueError(f"this {type(model).__name__} has an entropy regulariser already")
@@ -103,8 +97,8 @@ class EntropyRegularizer:
         for name in ("attn_pdrop", "attention_dropout"):
             if getattr(model.config.get_text_config(), name, 0.0):
                 raise ValueError(
-                    f"attention dropout {getattr(model.config.get_text_config(), name):g} is on, and the entropy of "
-                    f"dropped weights means nothing: load the model with {name}=0.0"
+                    f"attention dropout {getattr(model.config.get_text_config(), name):g}: the entropy of dropped "
+                    f"weights is meaningless; load the model with {name}=0.0"
                 )
         rows, _ = run(model, torch.zeros(1, 1, dtype=torch.long), None, switched=True)
         heads = rows[0].entropies.shape[1]
@@ -118,10 +112,10 @@ class EntropyRegularizer:
         self.model = model
         self.context, self.gamma, self.reduction = context, gamma, reduction
         self.lambda_, self.lambda_positions = lambda_, lambda_positions
-        self._told = False
+        self._warned = False
         self.penalty: Tensor | None = None
-        """What the last forward pass in training mode added to the loss, nats. If it had no labels, and so no loss:
-        what is to be added to yours, with its gradient (`share` under gradient accumulation)."""
+        """What the last forward pass in training mode added to the loss, nats. If it had no labels: what your own loss
+        should add, with gradient (`share` under gradient accumulation)."""
         model.config.entropy_regularizer = {
             "context": context,
             "lambda_": lambda_,
@@ -135,14 +129,13 @@ class EntropyRegularizer:
 
     @classmethod
     def load(cls, model: PreTrainedModel, folder: Path | str) -> EntropyRegularizer:
-        """The regulariser of `model`, which was saved with one in `folder` and loaded from there.
+        """The regulariser of `model`, which was loaded from `folder` and saved there with a regulariser.
 
         ValueError if it was saved without one, or its parameters are not in the folder's safetensors files.
         """
         if not Path(folder).is_dir():
             raise ValueError(
-                f"{folder} is no folder: give the one that save_pretrained wrote, for a model of a hub what "
-                "huggingface_hub.snapshot_download returns"
+                f"{folder} is no folder: give the folder of save_pretrained, or of huggingface_hub.snapshot_download"
             )
         settings = getattr(model.config, "entropy_regularizer", None)
         if settings is None:
@@ -164,24 +157,25 @@ class EntropyRegularizer:
 
     @property
     def temperatures(self) -> list[Tensor]:
-        """The temperatures (H, context) of every attention module; empty if it has none."""
+        """The temperatures (H, context) of every attention module; empty if there are none."""
         return [value for name, value in self.named_parameters() if name.endswith("entropy_temperature")]
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """The regulariser's own parameters under their names in the model."""
+        """The parameters of the regulariser with their names in the model."""
         own = ("reg_threshold_weights", "entropy_temperature")
         return ((name, value) for name, value in self.model.named_parameters() if name.split(".")[-1] in own)
 
     def share(self, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
-        """What a loss of your own adds after a forward pass without labels, with its gradient: nats.
+        """What your own loss function adds after a forward pass without labels, with gradient, nats.
 
             def my_loss(outputs, labels, num_items_in_batch=None):
                 return my_cross_entropy(...) + regularizer.share(labels, num_items_in_batch)
 
             Trainer(model, arguments, compute_loss_func=my_loss, ...)
 
-        labels: (B, T), -100 where there is none. num_items_in_batch: the labels of all accumulated micro-batches, as
-        `Trainer` counts them, if your loss is divided by it; None: the penalty whole. RuntimeError without such a pass.
+        labels: (B, T), -100 where there is none. num_items_in_batch: the number of labels of all accumulated
+        micro-batches, from `Trainer`, if your loss is divided by it; None: the whole penalty.
+        RuntimeError without such a forward pass.
         """
         if self.penalty is None or self.penalty.grad_fn is None:
             raise RuntimeError(
@@ -190,7 +184,7 @@ class EntropyRegularizer:
         return self.penalty if num_items_in_batch is None else self.penalty * _part(labels[..., 1:], num_items_in_batch)
 
     def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
-        """All of the model's parameters for an optimizer: decay on matrices, none on biases, norms, and our own."""
+        """All parameters of the model for an optimizer: decay on matrices only, not on biases, norms, regulariser."""
         own = {name for name, _ in self.named_parameters()}
         decayed, others = [], []
         for name, value in self.model.named_parameters():
@@ -200,21 +194,21 @@ class EntropyRegularizer:
     def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if model.config._attn_implementation != IMPLEMENTATION:
             raise ValueError(
-                f"the attention of this {type(model).__name__} was switched to {model.config._attn_implementation}, "
-                f"which knows no temperatures and no entropies: model.set_attn_implementation('{IMPLEMENTATION}') first"
+                f"the attention of this {type(model).__name__} was switched to {model.config._attn_implementation}; "
+                f"call model.set_attn_implementation('{IMPLEMENTATION}') first"
             )
         if not model.training:
-            return  # whatever records now (`recording`) goes on
+            return
         recorded_rows.set([])
         given = _bound(model, args, kwargs)
         if (ids := given.get("input_ids")) is not None:
-            # On a GPU their values are not looked at: every step would wait for it, and there it refuses them itself.
+            # On a GPU the values are not checked, since every step would wait for it.
             check_ids(ids, vocabulary(model) if ids.device.type == "cpu" else None)
         if (mask := given.get("attention_mask")) is not None:
             check_padding(mask, ids)
 
     def _after(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """`output` with the penalty in its loss. model: a replica of `self.model` where torch makes some."""
+        """`output` with the penalty in its loss. model: `self.model` or a replica of it."""
         if not model.training:
             return None
         rows = recorded_rows.get()
@@ -222,25 +216,25 @@ class EntropyRegularizer:
         if output is None:  # the forward pass failed
             return None
         given = _bound(model, args, kwargs)
-        home = model.reg_threshold_weights.device  # the layers of one model may lie on several
+        home = model.reg_threshold_weights.device  # the layers may be on several devices
         entropies = torch.stack([row.entropies.to(home) for row in rows])  # (L, B, H, T)
         if torch.is_grad_enabled() and model.is_activation_checkpointing and not entropies.requires_grad:
             raise ValueError(
-                "gradient checkpointing keeps the entropies' gradient back: use it with "
+                "reentrant gradient checkpointing loses the gradient of the entropies: use "
                 "gradient_checkpointing_kwargs={'use_reentrant': False}"
             )
         self.penalty = penalty = self._weighted(entropies, model.reg_threshold_weights, given.get("attention_mask"))
         if given.get("labels") is None:
-            if given.get("num_items_in_batch") is not None and not self._told:
-                self._told = True
+            if given.get("num_items_in_batch") is not None and not self._warned:
+                self._warned = True
                 warnings.warn(
-                    "the model was called without labels, so its loss is made elsewhere (compute_loss_func, label "
+                    "the model was called without labels, so its loss is computed elsewhere (compute_loss_func, label "
                     "smoothing) and has no penalty unless that adds regularizer.share(labels, num_items_in_batch)",
                     stacklevel=2,
                 )
             return None
         if (together := given.get("num_items_in_batch")) is not None:
-            # The loss is then this micro-batch's share of one over all accumulated micro-batches; so must this be.
+            # The loss is then this micro-batch's share of the step's loss; so must the penalty be.
             labels = given.get("shift_labels")
             labels = given["labels"][..., 1:] if labels is None else labels
             penalty = penalty * _part(labels, together)
@@ -254,7 +248,7 @@ class EntropyRegularizer:
         """lambda times the regularisation of entropies (L, B, H, T), without the rows of padding."""
         rows, longest = entropies.transpose(1, 2).flatten(2)[:, None], entropies.shape[-1]  # (L, 1, H, B T)
         if attention_mask is not None:
-            real = real_of(attention_mask).to(rows.device)[:, -longest:].expand(entropies.shape[1], -1)
+            real = real_tokens(attention_mask).to(rows.device)[:, -longest:].expand(entropies.shape[1], -1)
             rows, longest = rows[..., real.flatten()], int(real.sum(-1).max())
         if longest > self.context:
             raise ValueError(

@@ -79,7 +79,7 @@ def test_ids_above_32767_stay_positive():
     assert Batches(stream, 3, 1, seed=0).batch(0).tolist() == [[65535, 40000, 1]]
 
 
-def test_too_little_text_is_told():
+def test_too_little_text_is_an_error():
     with pytest.raises(ValueError, match="4 chunks of 10 tokens, fewer than one batch of 5"):
         Batches(stream_of([20, 29]), 10, 5, seed=0)
     with pytest.raises(ValueError, match="no held-out document is as long as the context of 64"):
@@ -104,8 +104,8 @@ def test_evaluation_is_a_fixed_evenly_spaced_subset():
     assert torch.equal(torch.cat(list(evaluation_batches(stream, 10, 8, tokens=10_000))), every)
 
 
-def test_batches_of_a_stream_that_is_held_on_a_device_are_the_same():
-    """What a GPU holds is gathered there; here the copy lies on the CPU."""
+def test_batches_of_a_stream_on_a_device_are_the_same():
+    """Batches are gathered on the device; here the device is the CPU."""
     stream = stream_of([30, 9, 41, 17])
     plain, resident = Batches(stream, 4, 3, seed=5), Batches(stream, 4, 3, seed=5)
     resident._resident = torch.from_numpy(stream.tokens.astype(np.int32))

@@ -1,4 +1,4 @@
-"""Corpora: what is read, in which order, into which split, and how bad input is told."""
+"""Corpora: what is read, in which order, into which split; errors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from aero.data import local_folder
-from aero.data.corpora import PythonStandardLibrary, files_digest, files_of_split, open_corpus, split_point
+from aero.data.base import files_digest, files_of_split, split_point
 from aero.data.local_folder import LocalFolder
+from aero.data.python_stdlib import PythonStandardLibrary
+from aero.data.registry import open_corpus
 
 
 def texts(corpus, split):
@@ -39,7 +41,7 @@ def test_split_is_a_partition_near_the_fraction_and_does_not_depend_on_the_listi
     assert set(valid) == {key for key in keys if split_point(key) < 0.05}
     assert 60 <= len(valid) <= 140  # binomial(2000, 0.05): 100 +- 4 sigma
     assert files_of_split(keys[::-1], "train", 0.05) == train
-    assert train != sorted(train)  # a limit on the bytes takes a sample, not the letters A to C
+    assert train != sorted(train)  # a limit on the bytes then takes a random sample
 
 
 @pytest.mark.parametrize("fraction", [0.0001, 0.9999])
@@ -91,7 +93,7 @@ def test_standard_library_skips_and_names_what_is_no_utf8(tmp_path):
     assert corpus.manifest()["empty_files"] == 1
 
 
-def test_empty_standard_library_is_told(tmp_path):
+def test_empty_standard_library_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="python_stdlib.*empty.*corpus.path"):
         texts(PythonStandardLibrary(folder=tmp_path), "train")
 

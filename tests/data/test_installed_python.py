@@ -1,14 +1,11 @@
-"""The corpus of installed packages: filters, one text once, splits by text, a manifest that tells machines apart."""
+"""The corpus of installed packages: filters, one text once, splits by text, manifest."""
 
 import hashlib
 
 import pytest
 
-from aero.data.corpora import open_corpus, split_point
-from aero.data.encode import write_tokens
+from aero.data.base import split_point
 from aero.data.installed_python import InstalledPython, why_not
-from aero.data.tokenizer import train_tokenizer
-from aero.data.tokens import open_tokens
 
 
 def folders(root, files):
@@ -79,20 +76,7 @@ def test_filters_by_hand(text, reason):
     assert why_not(text) == reason
 
 
-def test_nothing_installed_is_told(tmp_path):
+def test_nothing_installed_is_an_error(tmp_path):
     alone = folders(tmp_path, {"library/one.py": source(1)})
     with pytest.raises(ValueError, match=r"empty.*set scales\.gpu\.corpus\.name$"):
         list(InstalledPython(folders=alone, key="scales.gpu.corpus.name").documents("train"))
-
-
-def test_token_files_of_it(tmp_path):
-    corpus = InstalledPython(0.2, folders=folders(tmp_path, FILES))
-    write_tokens(corpus, train_tokenizer(corpus.documents("train"), 300), tmp_path / "tokens", progress=False)
-    tokens = open_tokens(tmp_path / "tokens", verify=True)
-    assert tokens.train.documents + tokens.valid.documents == 80
-    assert tokens.manifest["corpus"]["name"] == "installed_python"
-
-
-def test_the_running_interpreter_has_more_of_it_than_its_library():
-    corpus = open_corpus("installed_python", validation_fraction=0.05)
-    assert corpus.folders["site-packages"].is_dir() and corpus.folders["library"].is_dir()

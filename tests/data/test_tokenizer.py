@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import random
-import time
 
 import pytest
 import tiktoken
 from tokenizers import Tokenizer as Learned
 from tokenizers import models, pre_tokenizers, trainers
 
-from aero.data.corpora import open_corpus
-from aero.data.tokenizer import PATTERN, _byte_characters, build, load_tokenizer, train_tokenizer
+from aero.data.registry import open_corpus
+from aero.data.tokenizer import PATTERN, build, load_tokenizer, train_tokenizer
 
 ODD_TEXTS = [
     "",
@@ -35,7 +34,7 @@ def files():
 
 @pytest.fixture(scope="module")
 def trained(files):
-    return train_tokenizer(files, 2000, training_bytes=2_000_000)
+    return train_tokenizer(files, 2000, training_bytes=500_000)
 
 
 def learned_by_tokenizers(documents, vocabulary, special_first=False):
@@ -65,10 +64,10 @@ def test_ids_equal_those_of_tokenizers(files, trained):
     for text in files:
         sample.append(text)
         size += len(text.encode())
-        if size >= 2_000_000:
+        if size >= 500_000:
             break
     learned = learned_by_tokenizers(sample, 2000)
-    for text in files[:120] + random_texts(2000) + [text for text in ODD_TEXTS if "<|" not in text]:
+    for text in files[:120] + random_texts(500) + [text for text in ODD_TEXTS if "<|" not in text]:
         assert trained.encode(text) == learned.encode(text).ids
     assert trained.end_of_text == learned.token_to_id("<|endoftext|>") == 1999
 
@@ -97,7 +96,7 @@ def test_batches_and_threads_give_the_same_ids(files, trained):
     assert trained.encode_batch(files[:30], threads=2) == one_by_one == trained.encode_batch(files[:30])
 
 
-def test_a_million_blanks_do_not_end_the_process(trained):
+def test_a_million_blanks(trained):
     for text in (" " * 2_000_000 + "x", "x" + "\n" * 1_200_000, " " * 49_999 + "x", " " * 100_000):
         assert trained.decode(trained.encode(text)) == text
     assert trained.encode_batch(["a b", " " * 60_000, "c"])[::2] == [trained.encode("a b"), trained.encode("c")]
@@ -111,17 +110,9 @@ def test_training_is_repeatable_and_stops_at_its_sample(files, trained):
             used.append(text)
             yield text
 
-    assert train_tokenizer(counted(), 2000, training_bytes=2_000_000).sha256 == trained.sha256
-    assert 2_000_000 <= sum(len(text.encode()) for text in used) < 2_400_000
+    assert train_tokenizer(counted(), 2000, training_bytes=500_000).sha256 == trained.sha256
+    assert 500_000 <= sum(len(text.encode()) for text in used) < 900_000
     assert train_tokenizer(files[:30], 2000, training_bytes=100_000).sha256 != trained.sha256
-
-
-def test_one_endless_word_does_not_stop_the_training():
-    word = "".join(random.Random(0).choices("0123456789abcdef", k=1_000_000))
-    started = time.monotonic()
-    tokenizer = train_tokenizer([word, " " * 1_000_000, "a" * 1_000_000], 400)
-    assert time.monotonic() - started < 10
-    assert tokenizer.decode(tokenizer.encode(word)) == word
 
 
 def test_little_text_gives_a_smaller_vocabulary():
@@ -149,38 +140,17 @@ def test_pattern_is_gpt2s():
     assert encoding.encode_ordinary(")\n") == [41, 10]  # a merge across the cut does not happen
 
 
-def test_byte_characters_against_tokenizers():
-    assert sorted(_byte_characters().values()) == sorted(pre_tokenizers.ByteLevel.alphabet())
-    assert [_byte_characters()[byte] for byte in b" \nA\xad"] == ["Ġ", "Ċ", "A", "Ń"]
-
-
 @pytest.mark.parametrize("vocabulary", [0, 256, 65_537])
 def test_impossible_vocabulary(vocabulary):
     with pytest.raises(ValueError, match=f"vocabulary={vocabulary}: must be 257"):
         train_tokenizer(["text"], vocabulary)
 
 
-def test_smallest_vocabulary_is_bytes():
-    tokenizer = train_tokenizer(["text text"], 257)
-    assert tokenizer.vocabulary == 257
-    assert [tokenizer.decode([i]) for i in tokenizer.encode("text")] == list("text")
-
-
-def test_no_text():
-    with pytest.raises(ValueError, match="training split is empty"):
-        train_tokenizer([], 300)
-
-
-def test_decode_refuses_unknown_ids(trained):
-    with pytest.raises(ValueError, match="token id 2000 is not in the vocabulary"):
-        trained.decode([1, 2000])
-
-
 def damaged(content, **changes):
     return json.dumps(content | changes)
 
 
-def test_bad_files(tmp_path, trained, files):
+def test_errors(tmp_path, trained, files):
     trained.save(tmp_path / "good.json")
     good = json.loads((tmp_path / "good.json").read_text())
     learned = json.loads(learned_by_tokenizers(files[:10], 400).to_str())
@@ -191,12 +161,12 @@ def test_bad_files(tmp_path, trained, files):
     cases = {
         "{": "cannot be used",
         "[]": "cannot be used",
-        "{}": "no aero-tokenizer-1 file",
+        "{}": "neither a aero-tokenizer-1 file",
         damaged(good, tokens_base64=swapped): "does not match its own sha256",
         damaged(good, tokens_base64={}): "256 are missing",
         damaged(good, pattern="."): "another pre-tokenisation pattern",
         damaged(good, special={}): "cannot be used",
-        damaged(learned, pre_tokenizer={"type": "Whitespace"}): "no byte-level BPE",
+        damaged(learned, pre_tokenizer={"type": "Whitespace"}): "not a byte-level BPE",
         damaged(learned, normalizer={"type": "Lowercase"}): "changes the text",
         damaged(learned, added_tokens=[]): "no <|endoftext|> token",
         damaged(learned, added_tokens=[{"id": 399, "content": "<|endoftext|>"}], model=reversed_merges): "do not rise",
@@ -209,11 +179,9 @@ def test_bad_files(tmp_path, trained, files):
         assert message in str(told.value)
     with pytest.raises(ValueError, match="does not exist"):
         load_tokenizer(tmp_path / "none.json")
-
-
-def test_ids_must_be_gap_free():
-    ranks = {bytes([byte]): byte for byte in range(256)}
+    with pytest.raises(ValueError, match="token id 2000 is not in the vocabulary"):
+        trained.decode([1, 2000])
+    with pytest.raises(ValueError, match="training split is empty"):
+        train_tokenizer([], 300)
     with pytest.raises(ValueError, match="without gap"):
-        build(ranks, 300)
-    with pytest.raises(ValueError, match="without gap"):
-        build(ranks, 5)
+        build({bytes([byte]): byte for byte in range(256)}, 300)

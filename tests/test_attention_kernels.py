@@ -1,27 +1,152 @@
-"""Attention cores in the decoder: against plain loops, their gains, what is logged of them, where they are refused."""
+"""Attention kernels of `variance_sensitivity` against loops over the paper's equations, alone and in a decoder."""
 
-import copy
+from __future__ import annotations
+
 import math
 
 import pytest
 import torch
 
 from aero.architecture import parse
-from aero.attention_kernels import CORES, GAIN_GRADIENT_LIMIT, GAIN_LIMIT
-from aero.checkpoint import load, save
-from aero.config import TrainParameters
+from aero.attention import softmax_attention
+from aero.attention_kernels import (
+    CORES,
+    GAIN_GRADIENT_LIMIT,
+    GAIN_LIMIT,
+    attend,
+    attended,
+    causal_mask,
+    frobenius_norm,
+    row_entropy,
+    sigma_reparam,
+)
 from aero.families import FAMILIES
-from aero.flops import count
 from aero.model import GPT, ModelConfig
-from aero.records import csv_text, read_rows
 from aero.training.diagnostics import attention_statistics
-from aero.training.log import columns
-from aero.training.loop import Regularizer, train
-from aero.training.schedule import parameter_groups
-from aero.weight_transforms import fold_weight_norm
+
+PHI = {
+    "relu": lambda x: max(x, 0.0),
+    "elu": lambda x: x + 1 if x > 0 else math.exp(x),
+    "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
+    "relu_performer": lambda x: max(x, 0.0) + 1e-3,
+}
+N, D, WINDOW = 20, 3, 8
+
+
+def normalised(x: list[float]) -> list[float]:
+    mean = sum(x) / len(x)
+    variance = sum((value - mean) ** 2 for value in x) / len(x)
+    return [(value - mean) / math.sqrt(variance + 1e-5) for value in x]
+
+
+def transcribed(name: str, query: list[list[float]], key: list[list[float]], causal: bool) -> list[list[float]]:
+    """P of one core by the paper's formulas, an element at a time."""
+    if name.startswith("qk_layernorm"):
+        query, key = [normalised(q) for q in query], [normalised(k) for k in key]
+    rows = []
+    for i, q in enumerate(query):
+        row = []
+        for j, k in enumerate(key):
+            seen = (j <= i or not causal) and (name != "window_softmax" or i - WINDOW <= j <= i + WINDOW)
+            if name in PHI:
+                similarity = sum(PHI[name](a) * PHI[name](b) for a, b in zip(q, k, strict=True))
+            else:
+                similarity = math.exp(sum(a * b for a, b in zip(q, k, strict=True)))
+            row.append(similarity * seen)
+        total = sum(row)
+        rows.append([value / total if total else 0.0 for value in row])
+    return rows
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", CORES)
+def test_every_core_equals_its_formula(name, causal):
+    generator = torch.Generator().manual_seed(3)
+    query, key, value = torch.randn(3, 2, N, D, generator=generator, dtype=torch.float64)
+    output, probabilities = attend(CORES[name], query, key, value, allowed=causal_mask(N) if causal else None)
+    for b in range(2):
+        expected = torch.tensor(transcribed(name, query[b].tolist(), key[b].tolist(), causal), dtype=torch.float64)
+        torch.testing.assert_close(probabilities[b], expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(output[b], probabilities[b] @ value[b])
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_attention_without_the_matrix_equals_attention_with_it(name):
+    """Values and gradients, also of the last query alone."""
+    query, key, value = torch.randn(3, 4, 2, N, D, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    for queries in (N, 1):
+        inputs = [x.clone().requires_grad_() for x in (query[..., -queries:, :], key, value)]
+        plain, without = (made(CORES[name], *inputs) for made in (lambda *x: attend(*x)[0], attended))
+        assert plain.shape == without.shape == (4, 2, queries, D)
+        torch.testing.assert_close(without, plain, atol=1e-12, rtol=1e-10)
+        weight = torch.randn(plain.shape, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+        gradients = [torch.autograd.grad((made * weight).sum(), inputs) for made in (plain, without)]
+        for first, second in zip(*gradients, strict=True):
+            torch.testing.assert_close(second, first, atol=1e-9, rtol=1e-8)
+
+
+def test_the_softmax_core_is_the_softmax_attention_of_the_decoder():
+    query, key, value = torch.randn(3, 2, 4, 9, 8, generator=torch.Generator().manual_seed(1))
+    expected, entropies = softmax_attention(query, key, value, entropy=True)
+    output, probabilities = attend(CORES["softmax"], query, key, value, scale=8**-0.5, allowed=causal_mask(9))
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(row_entropy(probabilities), entropies, atol=1e-6, rtol=1e-5)
+
+
+def test_gains_multiply_normalised_queries_and_keys_only():
+    query, key = torch.randn(2, N, D, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    gains = (torch.tensor([2.0, 0.5, 1.0]).double(), torch.tensor([1.0, -1.0, 3.0]).double())
+    logits = (
+        torch.nn.functional.layer_norm(query, (D,))
+        * gains[0]
+        @ (torch.nn.functional.layer_norm(key, (D,)) * gains[1]).T
+    )
+    torch.testing.assert_close(attend(CORES["qk_layernorm"], query, key, key, gains)[1], logits.softmax(-1))
+    torch.testing.assert_close(
+        attend(CORES["relu"], query, key, key, gains)[1], attend(CORES["relu"], query, key, key)[1]
+    )
+
+
+def test_scale_invariance_of_the_kernels_and_of_qk_layernorm():
+    """Section 5.1: ReLU and QK-LayerNorm do not see the variance of queries and keys; softmax does."""
+    query, key = torch.randn(2, N, D, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    entropies = {
+        name: [row_entropy(attend(CORES[name], s * query, s * key, key)[1]).mean().item() for s in (1.0, 8.0)]
+        for name in ("relu", "qk_layernorm", "softmax")
+    }
+    for name in ("relu", "qk_layernorm"):
+        assert entropies[name][0] == pytest.approx(entropies[name][1], rel=1e-3)
+    assert entropies["softmax"][1] < 0.3 * entropies["softmax"][0]
+
+
+def test_sigma_reparam_has_spectral_norm_gamma_and_the_gradient_of_the_exact_formula():
+    generator = torch.Generator().manual_seed(4)
+    weight = torch.randn(6, 3, 3, generator=generator, dtype=torch.float64, requires_grad=True)
+    gain, start = torch.linspace(0.5, 3, 6, dtype=torch.float64), torch.ones(6, 3, dtype=torch.float64)
+    made, vector = sigma_reparam(weight, gain, start, iterations=500)
+    torch.testing.assert_close(torch.linalg.matrix_norm(made, 2), gain)
+    probe = torch.randn(6, 3, 3, generator=generator, dtype=torch.float64)
+    (got,) = torch.autograd.grad((made * probe).sum(), weight)
+    exact = weight * (gain / torch.linalg.matrix_norm(weight, 2))[:, None, None]
+    (expected,) = torch.autograd.grad((exact * probe).sum(), weight)
+    torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-6)
+    again, _ = sigma_reparam(weight, gain, vector)
+    torch.testing.assert_close(again, made)
+
+
+def test_entropy_and_norm_at_the_extremes():
+    """Proposition 5.3: uniform rows have entropy log N and norm 1, one-hot rows 0 and sqrt(N)."""
+    uniform, one_hot = torch.full((N, N), 1 / N), torch.eye(N)
+    torch.testing.assert_close(row_entropy(uniform), torch.full((N,), math.log(N)))
+    assert frobenius_norm(uniform).item() == pytest.approx(1) and row_entropy(one_hot).tolist() == [0.0] * N
+    assert frobenius_norm(one_hot).item() == pytest.approx(math.sqrt(N))
+    half = torch.tensor([[0.5, 0.5], [1.0, 0.0]])
+    assert row_entropy(half).tolist() == pytest.approx([math.log(2), 0]) and frobenius_norm(
+        half
+    ).item() == pytest.approx(1.5**0.5)
+
 
 SMALL = {"vocabulary": 40, "context": 9, "layers": 3, "heads": 2, "width": 8, "ffn_width": 32}
-WINDOW = 8
 
 
 def notation(core):
@@ -147,7 +272,7 @@ def test_every_core_trains_and_sees_no_future(core):
         torch.testing.assert_close(model(changed)[:, :5], model(tokens)[:, :5], atol=1e-9, rtol=1e-9)
 
 
-def test_gains_are_clipped_as_their_core_says():
+def test_gains_are_clipped_according_to_the_core():
     for core, limited in (("qk_layernorm", True), ("qk_layernorm_free", False), ("relu", None)):
         model = build(core)
         if limited is not None:
@@ -166,39 +291,7 @@ def test_gains_are_clipped_as_their_core_says():
     torch.testing.assert_close(clipped, free * GAIN_GRADIENT_LIMIT / free.norm())
 
 
-def test_sigma_reparam_has_unit_spectral_norm_and_iterates_in_training_only():
-    torch.manual_seed(1)
-    model = GPT(parse("Core(sigma_reparam)+LN+G"), ModelConfig(**SMALL))
-    attention = model.blocks[0].attention
-    for layer in (attention.query, attention.key, attention.value):
-        for _ in range(500):
-            layer.weight  # noqa: B018  a pass of power iteration
-        assert torch.linalg.matrix_norm(layer.weight, 2).item() == pytest.approx(1, abs=1e-3)
-    assert not hasattr(attention.output, "parametrizations")
-    model.eval()
-    with torch.no_grad():
-        attention.query.parametrizations.weight.original.copy_(torch.randn(8, 8))
-    before = attention.query.parametrizations.weight[0].inner.vector.clone()
-    assert torch.equal(attention.query.weight, attention.query.weight)
-    assert torch.equal(before, attention.query.parametrizations.weight[0].inner.vector)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("core", ["relu", "qk_layernorm", "sigma_reparam"])
-def test_a_checkpoint_and_a_fold_keep_the_function(core, tmp_path):
-    model = build(core).float()
-    save(tmp_path / "model", model)
-    torch.testing.assert_close(load(tmp_path / "model")(ids()), model(ids()), atol=0, rtol=0)
-    torch.testing.assert_close(fold_weight_norm(copy.deepcopy(model))(ids()), model(ids()))
-
-
-def test_gains_do_not_decay():
-    model = build("qk_layernorm")
-    decayed = {id(p) for p in parameter_groups(model, 0.1)[0]["params"]}
-    assert not decayed & {id(p) for name, p in model.named_parameters() if name.endswith("_gain")}
-
-
-def test_where_a_core_makes_no_sense_it_is_refused():
+def test_architectures_that_a_core_does_not_fit():
     for text in ("Core(relu(t))", "EReg(Core(relu)+LN+G)", "SOTA(Core(relu)+ScFFN)", "Core(relu)+G+WNorm(FFN)"):
         with pytest.raises(ValueError, match="Core"):
             parse(text)
@@ -212,7 +305,7 @@ def test_where_a_core_makes_no_sense_it_is_refused():
     GPT(parse("Core(relu)+LN+G"), ModelConfig(**(SMALL | FAMILIES["pythia-70m"].switches | {"rotary_fraction": 0.5})))
 
 
-def test_a_private_pass_refuses_it():
+def test_private_inference_refuses_other_cores():
     from aero.errors import UserError
     from aero.two_party.cost.counts import counts, published_sizes
     from aero.two_party.program.weights import weight_arrays
@@ -221,55 +314,3 @@ def test_a_private_pass_refuses_it():
         weight_arrays(build("relu"), "tuned")
     with pytest.raises(UserError, match="softmax attention only"):
         counts(parse("Core(relu)+LN+G"), published_sizes("gpt2", 128), "tuned")
-
-
-def test_counts_leave_out_what_no_paper_counts():
-    sizes = ModelConfig(**SMALL)
-    ours, plain = (count(parse(notation(core)), sizes, 9) for core in ("relu", "softmax"))
-    assert (ours.ffn, ours.attention) == (plain.ffn, plain.attention)
-    assert [o.name for o in ours.nonlinear] == ["LN", "G"] and [o.name for o in plain.nonlinear] == ["SM", "LN", "G"]
-
-
-def test_the_log_has_norms_and_variances_only_where_they_are_asked_for(tmp_path):
-    plain, measured = columns(2), columns(2, attention=True)
-    assert measured == plain + [f"{name}_layer_{i}" for name in ("norm", "variance") for i in (0, 1)]
-    values = {"steps": 4, "batch_size": 2, "learning_rate": 1e-2, "betas": (0.9, 0.999), "epsilon": 1e-8}
-    values |= {"weight_decay": 0.1, "clip": 1.0, "warmup": 0.0, "log_every": 1, "evaluate_every": 2}
-    values |= {"evaluation_tokens": 9, "final_evaluation_tokens": 9, "checkpoint_every": 2}
-    rows, recipes = {}, {}
-    for asked in (False, True):
-        settings = TrainParameters(**values, log_attention=asked)
-        recipes[asked] = settings.recipe()
-        torch.manual_seed(0)
-        outcome = train(
-            parse("Core(relu)+LN+G"),
-            ModelConfig(**SMALL),
-            settings,
-            Regularizer("position_sum", 0.2, 1e-5),
-            Same(),
-            [ids()],
-            seed=3,
-            progress=False,
-        )
-        rows[asked] = outcome.rows
-        (tmp_path / f"{asked}.csv").write_text(csv_text(columns(3, asked), outcome.rows))
-    assert "log_attention" not in recipes[False] and recipes[True]["log_attention"]
-    assert [row["train_loss"] for row in rows[True]] == [row["train_loss"] for row in rows[False]]
-    assert not any(key.startswith(("norm_", "variance_")) for row in rows[False] for key in row)
-    with_norms = [row["step"] for row in rows[True] if "norm_layer_2" in row]
-    assert with_norms == [1, 2, 4] == [row["step"] for row in rows[True] if row.get("eval_loss") is not None]
-    final = read_rows(tmp_path / "True.csv")[-1]
-    expected = attention_statistics(outcome.model, ids())
-    assert [final[f"norm_layer_{i}"] for i in range(3)] == pytest.approx(expected[0])
-    assert [final[f"variance_layer_{i}"] for i in range(3)] == pytest.approx(expected[1])
-    with pytest.raises(ValueError, match="log_attention knows no shaped attention"):
-        train(
-            parse("SOTA(SM+ScFFN)"), ModelConfig(**SMALL), settings, Regularizer("position_sum", 0.2, 0), Same(), [], 1
-        )
-
-
-class Same:
-    """The same sequences at every step."""
-
-    def batch(self, step):
-        return ids()

@@ -1,0 +1,126 @@
+"""Weight norm, spectral norm and sigmaReparam, and how they are folded away; fused feed-forward matrices."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+from aero.architecture import NORMED, parse
+from aero.checkpoint import load, save
+from aero.model import GPT, ModelConfig
+from aero.weight_transforms import fold_weight_norm, fuse_ffn
+
+SMALL = {"vocabulary": 40, "context": 9, "layers": 3, "heads": 2, "width": 8, "ffn_width": 32}
+
+
+def build(text, **changes):
+    torch.manual_seed(1)
+    model = GPT(parse(text), ModelConfig(**(SMALL | {"init_std": 0.3, "temperature_init": 0.7} | changes)))
+    for parameter in model.parameters():  # gains, biases and norms away from their neutral start
+        parameter.data.add_(0.1 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def ids(batch=2, context=9):
+    return torch.randint(0, 40, (batch, context), generator=torch.Generator().manual_seed(2))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layers", NORMED)
+def test_weight_norm_equals_equation_5_and_starts_at_the_plain_weights(layers):
+    torch.manual_seed(3)
+    plain = GPT(parse("SM"), ModelConfig(**SMALL)).eval()
+    torch.manual_seed(3)
+    normed = GPT(parse(f"SM+WNorm({layers})"), ModelConfig(**SMALL)).eval()
+    torch.testing.assert_close(normed(ids()), plain(ids()))
+    names = {"Q": "query", "K": "key", "V": "value", "O": "output"}
+    for block in normed.blocks:
+        found = {
+            letter for letter, name in names.items() if hasattr(getattr(block.attention, name), "parametrizations")
+        }
+        found |= {"FFN" for layer in (block.ffn.up, block.ffn.down) if hasattr(layer, "parametrizations")}
+        assert found == set(NORMED[layers])
+    normed = build(f"SM+WNorm({layers})")
+    layer = normed.blocks[1].ffn.up if "FFN" in layers else normed.blocks[1].attention.query
+    g, v = layer.parametrizations.weight.original0, layer.parametrizations.weight.original1
+    rows = [g[row] * v[row] / math.sqrt(sum(float(x) ** 2 for x in v[row])) for row in range(len(v))]
+    torch.testing.assert_close(layer.weight, torch.stack(rows))
+
+
+@torch.no_grad()
+def test_spectral_norm_iterates_in_training_mode_only_and_finds_the_largest_singular_value():
+    model = build("SM+SNorm(FFN)")  # the weights were changed after the singular vectors were found
+    up = model.blocks[0].ffn.up
+    before = up.weight.clone()
+    model(ids())
+    assert torch.equal(up.weight, before)
+    model.train()
+    for _ in range(200):
+        model(ids())
+    model.eval()
+    original = up.parametrizations.weight.original
+    torch.testing.assert_close(up.weight, original / torch.linalg.matrix_norm(original, 2))
+    assert (up.weight - before).abs().max() > 1e-3
+
+
+@torch.no_grad()
+def test_spectral_norm_is_computed_outside_autocast():
+    model, seen = build("SM+SNorm(FFN)"), []
+    inner = model.blocks[0].ffn.up.parametrizations.weight[0].inner
+    inner.register_forward_pre_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model(ids()).dtype == torch.bfloat16
+    assert seen == [False]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["WNorm", "SNorm"])
+@pytest.mark.parametrize("layers", ["FFN", "QKVO+FFN"])
+@pytest.mark.parametrize("rest", ["SM+LN+R+{}", "EReg(SM(t)+ScFuFFNi_1+{})"])
+def test_folding_keeps_the_function(kind, layers, rest):
+    model = build(rest.format(f"{kind}({layers})"))
+    model.train()
+    model(ids())
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    folded = fold_weight_norm(model)
+    assert model.training and all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert folded.architecture == parse(rest.format("X").replace("+X", ""))
+    assert set(folded.state_dict()) == set(GPT(folded.architecture, model.config).state_dict())
+    assert torch.equal(folded(ids()), model.eval()(ids()))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("text", ["SM+ScFFN", "EReg(SM(t)+ScFFN+WNorm(FFN))", "SOTA(SM+ScFFN)"])
+def test_fused_ffn_equals_the_two_layer_ffn_it_replaces(text, biased):
+    two = build(text, ffn_bias=biased)
+    fused = fuse_ffn(two)
+    assert str(fused.architecture) == text.replace("ScFFN", "ScFuFFN").replace("+WNorm(FFN)", "")
+    same_kind = GPT(fused.architecture, two.config).eval()
+    same_kind.load_state_dict(fused.state_dict())
+    torch.testing.assert_close(same_kind(ids()), two(ids()), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("text", "named"), [("SM+LN+G", "G between"), ("SM+LeakyR", "LeakyR between")])
+def test_an_ffn_with_an_activation_is_not_fused(text, named):
+    with pytest.raises(ValueError, match=named):
+        fuse_ffn(build(text))
+
+
+def test_sigma_reparam_has_unit_spectral_norm_and_iterates_in_training_mode_only(tmp_path):
+    torch.manual_seed(1)
+    model = GPT(parse("Core(sigma_reparam)+LN+G"), ModelConfig(**SMALL))
+    attention = model.blocks[0].attention
+    for layer in (attention.query, attention.key, attention.value):
+        for _ in range(500):
+            layer.weight  # noqa: B018  one power iteration
+        assert torch.linalg.matrix_norm(layer.weight, 2).item() == pytest.approx(1, abs=1e-3)
+    assert not hasattr(attention.output, "parametrizations")
+    model.eval()
+    before = attention.query.parametrizations.weight[0].inner.vector.clone()
+    assert torch.equal(attention.query.weight, attention.query.weight)
+    assert torch.equal(before, attention.query.parametrizations.weight[0].inner.vector)
+    save(tmp_path / "model", model)
+    torch.testing.assert_close(load(tmp_path / "model")(ids()), model(ids()), atol=0, rtol=0)
+    torch.testing.assert_close(fold_weight_norm(copy.deepcopy(model))(ids()), model(ids()))

@@ -68,8 +68,10 @@ def test_a_row_names_a_run_of_its_configuration(short: str, number: str, row: st
 def test_runs_and_tables_name_each_other() -> None:
     of_run = defaultdict(set)
     for short in PAPERS:
-        for row, run in published.row_identifiers(short).items():
-            of_run[run].add(row)
+        for table in published.load(short).tables.values():
+            for row in table.rows:
+                for training, run in row.trained.items():
+                    of_run[run].add(f"{short}/table{table.number}/{row.name}" + (f"/{training}" if training else ""))
     assert set(of_run) <= set(PARAMETERS.runs)
     for name, run in PARAMETERS.runs.items():
         assert set(run.rows) == of_run[name], name

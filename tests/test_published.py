@@ -11,7 +11,7 @@ import yaml
 
 from aero import published
 from aero.architecture import parse
-from aero.published import Row, Table, known_papers, load, row_identifiers, table
+from aero.published import Row, Table, known_papers, load, table
 
 ROOT = Path(__file__).resolve().parents[1]
 PAPER = load("aero")
@@ -187,7 +187,7 @@ def test_a_row_names_what_was_trained_for_each_of_its_numbers() -> None:
     row = found.row("L=18 T=128 ReLU")
     setting = found.setting(row, "10")
     assert (setting["architecture"], setting["gamma"], setting["layers"]) == ("EReg(SM(t)+LN+R)", 0.1, 18)
-    assert row_identifiers("entropy_landscape")["entropy_landscape/table1/L=18 T=128 ReLU/10"] == row.trained["10"]
+    assert row.trained["10"] == "ereg-smt-ln-r-18l-gamma-10"
 
 
 def test_an_unknown_paper_or_row_is_refused_by_name() -> None:

@@ -188,16 +188,6 @@ def fact(short: str, place: str) -> dict[str, Any]:
     return found
 
 
-def row_identifiers(short: str) -> dict[str, str]:
-    """Run by printed row, for every trained row: "aero/table4/SM+ScFFN", or "aero/table8/SM+R/256" for one training."""
-    return {
-        f"{short}/table{table.number}/{row.name}" + (f"/{training}" if training else ""): run
-        for table in load(short).tables.values()
-        for row in table.rows
-        for training, run in row.trained.items()
-    }
-
-
 def _table(number: str, values: dict[str, Any], file: str) -> Table:
     columns = {str(key): Column(str(key), **column) for key, column in values["columns"].items()}
     rows = tuple(_row(row, columns, f"{file}, Table {number}") for row in values["rows"])

@@ -354,24 +354,3 @@ def folder_of_costs(start: Path, needed: Sequence[str] = ()) -> Path:
             f"the measured costs of operations are neither in this folder nor beside this package; {_IN_CLONE}"
         )
     return ROOT
-
-
-ModelErrors = tuple[str, int, float | None, float | None, float | None]
-
-
-def cost_model_errors(operations: Operations) -> list[ModelErrors]:
-    """(group, measured shapes, leave-one-out error of bytes, of rounds, of seconds) of every kind of operation;
-    operations on a single row apart where others are measured too."""
-    found: list[ModelErrors] = []
-    for group, members in operations.groups.items():
-        both = len({one.one_row for one, _ in members}) == 2
-        for one_row in sorted({one.one_row for one, _ in members}):
-            sent, answered, rounds, seconds = (
-                None if model is None else model.error
-                for name in ("bytes_sent_client", "bytes_sent_server", "rounds", "seconds")
-                for model, _ in (operations.model_for(group, name, one_row),)
-            )
-            name = group.rpartition(" ")[0] + (" of one row" if both and one_row else "")
-            bytes_ = None if sent is None or answered is None else max(sent, answered)
-            found.append((name, sum(one.one_row is one_row for one, _ in members), bytes_, rounds, seconds))
-    return sorted(found, key=lambda one: one[:2])

@@ -121,11 +121,6 @@ def counts(architecture: Architecture, sizes: Sizes, program: str) -> tuple[Coun
     return evaluate(rule, sizes.layers, architecture.pruned, sizes.context), True
 
 
-def has_rule(architecture: Architecture, sizes: Sizes, program: str) -> bool:
-    """Whether `counts` answers at once, without tracing."""
-    return _rule_for(architecture.at_inference(), sizes, program) is not None
-
-
 def traced(architecture: Architecture, sizes: Sizes, program: str) -> Counts:
     """Counts from tracing the program; UserError if it cannot compute the architecture."""
     from aero.two_party.program.forward import operations

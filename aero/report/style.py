@@ -91,6 +91,7 @@ def svg(figure: Figure, title: str) -> str:
     # A style element inside an inline SVG would apply to the whole page.
     text = re.sub(r"\s*<(metadata|style)\b.*?</\1>|\s*<!--.*?-->", "", text, flags=re.DOTALL)
     text = re.sub(r'(?<= d=")[^"]*', lambda match: _DECIMALS.sub(r"\1", match.group()), text)
+    text = re.sub(r"\s+", " ", text).replace("> <", "><")
     return text.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" stroke-linejoin="round" ', 1)
 
 

@@ -32,6 +32,9 @@ local printed = {
       for _, row in ipairs(body.body) do measure(row) end
     end
     for _, letters in ipairs(longest) do total = total + letters end
+    for i, letters in ipairs(longest) do longest[i] = math.max(letters, total / 9) end
+    total = 0
+    for _, letters in ipairs(longest) do total = total + letters end
     for i, letters in ipairs(longest) do table.colspecs[i] = { pandoc.AlignLeft, letters / total } end
     return table
   end,

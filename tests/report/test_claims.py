@@ -237,7 +237,7 @@ def slopes(name: str, *rows: Sequence[float]) -> list[Run]:
         values = tuple(tuple(v * (1 + 0.01 * place * (i > 0)) for v in row) for i, row in enumerate(rows))
         none = (None,) * len(rows)
         steps = tuple(range(10, 10 * len(rows) + 1, 10))
-        log = Log(step=steps, tokens=none, train_loss=none, eval_loss=none, entropy=none, slopes=values)
+        log = Log(step=steps, train_loss=none, eval_loss=none, entropy=none, slopes=values)
         found.append(run(name, seed, log=log))
     return found
 
@@ -267,7 +267,7 @@ def test_slopes_at_first() -> None:
 def test_loss_curves() -> None:
     def curve(name: str, losses: Sequence[float]) -> list[Run]:
         none = (None,) * len(losses)
-        log = Log(step=(1, 2, 3, 4), tokens=none, train_loss=none, eval_loss=tuple(losses), entropy=none)
+        log = Log(step=(1, 2, 3, 4), train_loss=none, eval_loss=tuple(losses), entropy=none)
         return [run(name, seed, log=log) for seed in SEEDS[:2]]
 
     base = curve("sm-g", (4, 3, 2, 2))

@@ -48,15 +48,6 @@ def test_every_side_of_a_regularised_step_trains_the_same_model(monkeypatch):
     assert penalties["plain"] == penalties["transformers"] == [0.0, 0.0]
 
 
-def test_both_sides_of_a_ratio_have_the_same_allocator(monkeypatch):
-    kept = []
-    monkeypatch.setattr(training_step, "keep_freed_memory", lambda: kept.append(True))
-    for name in (training_step.OWN, training_step.THEIRS, *regularized_step.TRAINING[:-1]):
-        assert training_step.settle(name) == name
-    assert len(kept) == 6
-    assert training_step.settle(regularized_step.TRAINING[-1]) == "authors" and len(kept) == 6
-
-
 def test_their_model_has_our_weights(monkeypatch):
     monkeypatch.setattr(training_step, "TOKENS", 16)
     model, ids = our_model(TINY), batch_of(TINY)

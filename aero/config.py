@@ -60,7 +60,7 @@ class Parameters(Strict):
     active_runs: tuple[str, ...] = Field(min_length=1)
     more_runs: tuple[str, ...]
     compared_runs: tuple[str, ...]
-    training_order: dict[str, tuple[str, ...]] = {}  # by table: what `stages.train_many --out` trains first
+    training_order: dict[str, tuple[str, ...]] = {}  # by table: what `stages.train_limited` trains first
     corpus: CorpusParameters
     corpora: dict[CorpusKey, FurtherCorpusParameters] = {}
     tokenizer: TokenizerParameters

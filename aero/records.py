@@ -284,9 +284,7 @@ def read_rows(path: Path) -> list[Row]:
 # Plausibility
 
 TOLERANCE = 1e-3
-"""Rounding allowed for a mean entropy in nats, and for log perplexity against the loss."""
-OBSERVED = 1e-6
-"""Relative difference allowed between the largest mean entropy and the stated one."""
+"""Rounding allowed between log perplexity and the loss."""
 _KINDS = {"run": str, "scale": str, "architecture": str, "seed": int, "tokens": int, "context": int}
 _SECTIONS = ("provenance", "model", "train", "regularizer", "first_nonfinite", "float16_overflow")
 
@@ -331,38 +329,6 @@ def check_metrics(values: Any, **expected: Any) -> None:
             )
     elif not math.isclose(math.log(perplexity) if perplexity > 0 else -math.inf, loss, abs_tol=TOLERANCE):
         raise ValueError(f"eval_perplexity {perplexity:.6g} is not the exponential of eval_loss {loss:.6g}")
-
-
-def check_entropies(values: Mapping[str, Any], mean: Sequence[Sequence[float]], metrics: Mapping[str, Any]) -> None:
-    """ValueError unless `mean`, the mean entropy of every head (L, H) in nats (NaN if not finite), is plausible for the
-    training of `metrics`: its layers and heads, within the causal bound, and consistent with the rest of `values`.
-    """
-    sizes = metrics.get("model") or {}
-    shape = len(mean), len(mean[0])
-    expected = sizes.get("layers", shape[0]), sizes.get("heads", shape[1])
-    if shape != expected:
-        raise ValueError(f"entropy_mean has {shape[0]} layers x {shape[1]} heads, the training {expected}")
-    context = int(metrics["context"])
-    bound = math.lgamma(context + 1) / context  # the largest mean over queries under a causal mask
-    heads = [head for layer in mean for head in layer if not math.isnan(head)]
-    if wrong := [head for head in heads if not -TOLERANCE <= head <= bound + TOLERANCE]:
-        raise ValueError(f"a head's entropy is {wrong[0]:.4g} nats, outside 0 to {bound:.4g}")
-    stated = values["maximum"]
-    if "causal_bound" in stated and not math.isclose(float(stated["causal_bound"]), bound, rel_tol=OBSERVED):
-        raise ValueError(f"its causal bound is {cut(repr(stated['causal_bound']), 40)}, not {bound:.6g}")
-    largest = max(heads, default=0.0)
-    if "observed" in stated and not math.isclose(
-        float(stated["observed"]), largest, rel_tol=OBSERVED, abs_tol=OBSERVED
-    ):
-        raise ValueError(f"its observed maximum is {cut(repr(stated['observed']), 40)}, not {largest:.6g}")
-    by_position = values.get("entropy_by_position") or []
-    if by_position and len(by_position) != len(mean):
-        raise ValueError(f"entropy_by_position has {len(by_position)} layers, entropy_mean {len(mean)}")
-    for layer, (positions, of_heads) in enumerate(zip(by_position, mean, strict=False), start=1):
-        if all(map(_finite, (*positions, *of_heads))) and len(positions) == context:
-            one, other = math.fsum(positions) / len(positions), math.fsum(of_heads) / len(of_heads)
-            if abs(one - other) > TOLERANCE:
-                raise ValueError(f"layer {layer} has mean {one:.4g} nats by position and {other:.4g} by head")
 
 
 def _finite(value: Any) -> bool:

@@ -1,7 +1,6 @@
-"""Keep fresh results: copy the small result files of runs/ into results/, which git keeps (`make keep`).
+"""Copy the small result files of runs/ to results/, which git keeps (`make keep`).
 
-Refuses results whose source tree had uncommitted changes, because nobody could run that code again, and costs that lack
-some of those that are kept, which would be lost.
+Refuses results of uncommitted code, and costs that lack a line of the committed file, which would be lost.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.keep", description=__doc__)
     parser.add_argument("--from", dest="source", type=Path, default=Path("runs"))
     parser.add_argument("--to", dest="target", type=Path, default=Path("results"))
-    parser.add_argument("--allow-changes", action="store_true", help="keep results of uncommitted code all the same")
+    parser.add_argument("--allow-changes", action="store_true", help="accept results of uncommitted code")
     chosen = parser.parse_args(arguments)
     plan: list[tuple[Path, Path]] = []
     trainings = [path.parent for path in sorted(chosen.source.glob("*/seed_*/metrics.json"))]
@@ -49,9 +48,9 @@ def copy(files: list[tuple[Path, Path]]) -> None:
 
 
 def two_party_files(source: Path, target: Path, allow_changes: bool) -> list[tuple[Path, Path]]:
-    """Measured costs, each file with its place; none of scale smoke, whose operations are of its own small models.
+    """Measured costs, each file with its target; none of scale smoke, whose models are its own.
 
-    UserError for a file that is damaged, of uncommitted code, or without a line that the kept one has.
+    UserError for a file that is damaged, of uncommitted code, or without a line of the committed one.
     """
     plan = []
     for path in sorted(source.glob("*")):
@@ -62,13 +61,13 @@ def two_party_files(source: Path, target: Path, allow_changes: bool) -> list[tup
             refuse_changes(line, path, allow_changes)
         if not lines or any(_of_smoke(line) for line in lines.values()):
             continue
-        kept = target / path.name
-        if kept.is_file() and (lacking := len(_lines(kept).keys() - lines.keys())):
+        committed = target / path.name
+        if committed.is_file() and (lacking := len(_lines(committed).keys() - lines.keys())):
             raise UserError(
-                f"{path} lacks {lacking} of the lines that {kept} has, which would be lost; measure those too, or "
-                "remove that file first"
+                f"{path} lacks {lacking} of the lines of {committed}, which would be lost; measure them too, or remove "
+                "that file first"
             )
-        plan.append((path, kept))
+        plan.append((path, committed))
     return plan
 
 
@@ -77,23 +76,22 @@ def _of_smoke(line: Mapping[str, Any]) -> bool:
 
 
 PASS = ("run", "architecture", "program", "tokens", "layers", "width")
-"""What names a complete pass in a file of such."""
+"""Key of a complete pass."""
 
 
 def _lines(path: Path) -> dict[tuple[str, ...], Mapping[str, Any]]:
-    """The lines of a file of costs by their names, with their provenance as a mapping."""
+    """The lines of a file of costs by their keys, with provenance as a mapping."""
     try:
         if path.suffix == ".csv":
             rows = {ledger.name_of(row): asdict(row) for row in ledger.read_any(path)}
             return {name: row | {"provenance": json.loads(row["provenance"])} for name, row in rows.items()}
         return {tuple(str(entry.get(name)) for name in PASS): dict(entry) for entry in json.loads(text_of(path))}
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{path} is no file of costs ({type(error).__name__}: {error}); measure it again") from None
+        raise UserError(f"{path} is not a file of costs ({type(error).__name__}: {error}); measure it again") from None
 
 
 def sensitivity_files(source: Path, target: Path, allow_changes: bool) -> list[tuple[Path, Path]]:
-    """Learning-rate sweep, its search, the nearest settings trained again and the theory, each file with its place; not
-    the sweep of scale smoke."""
+    """Files of `variance_sensitivity`, each with its target; no sweep of scale smoke."""
     files = [path for path in (source / "search.csv", source / "nearest.csv") if path.is_file()]
     made = {
         "sweep.json": [source / name for name in ("losses.csv", "traces.csv", "gains.csv", "sweep.json")],
@@ -110,7 +108,7 @@ def sensitivity_files(source: Path, target: Path, allow_changes: bool) -> list[t
 
 
 def _parallel_context(source: Path, target: Path, allow_changes: bool) -> list[tuple[Path, Path]]:
-    """Measurements of parallel context encoding, each with its place: models trained here by scale and seed."""
+    """Measurements of parallel context encoding, each with its target: models trained here by scale and seed."""
     plan = []
     for path in sorted((source / "parallel_context").rglob("*.json")):
         values = json_file(path)
@@ -122,7 +120,7 @@ def _parallel_context(source: Path, target: Path, allow_changes: bool) -> list[t
         folder = target / "parallel_context"
         if path.name == "measured.json":
             plan.append((path, folder / values["scale"] / f"{path.parent.name}.json"))
-        else:  # time and memory belong to a scale, a model that was not trained here to none
+        else:  # time and memory belong to a scale, a pretrained model to none
             plan.append(
                 (path, folder / values["scale"] / path.name if path.name == "cost.json" else folder / path.name)
             )

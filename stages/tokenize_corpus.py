@@ -1,4 +1,4 @@
-"""Read a corpus, learn or load its tokenizer, write the token files. `python -m stages.tokenize_corpus [--corpus NAME]`
+"""Read a corpus, train or load its tokenizer, write the token files: `python -m stages.tokenize_corpus [--corpus NAME]`
 
 Without NAME the corpus is `corpus` of params.yaml and the output runs/tokens; with it, `corpora.NAME` and
 runs/tokens_NAME. With --scale SCALE, another than params.yaml names, they go to runs/scales/SCALE/ instead.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 
 from aero import config as parameters
 from aero.config import Parameters
@@ -37,7 +36,7 @@ def chosen_corpus(chosen: Parameters, name: str | None = None) -> Corpus:
 
 
 def name_key(chosen: Parameters, name: str | None = None) -> str:
-    """The parameter that decides which corpus `chosen_corpus` opens: a scale's own goes before `corpus.name`."""
+    """The parameter that names the corpus: a scale's own if it has one, else `corpus.name`."""
     if name is not None:
         return f"corpora.{name}.name"
     return f"scales.{chosen.scale}.corpus.name" if "name" in chosen.active.corpus else "corpus.name"
@@ -69,27 +68,25 @@ PAPERS_TOKENIZERS = {
 
 
 def unlike_the_papers(chosen: Parameters, name: str | None = None) -> list[str]:
-    """At the scale `paper`, what of corpus and tokenizer is not the papers', a line each: nothing else tells it there.
-
-    A tokenizer file of one's own is not looked into: it may be a copy of the papers'.
-    """
+    """Notes on how corpus and tokenizer differ from the papers' at the scale `paper`. A local tokenizer file is assumed
+    to be the papers'."""
     if chosen.scale != "paper":
         return []
-    corpus, said = chosen.corpus_called(name).name, []
+    corpus, notes = chosen.corpus_called(name).name, []
     if corpus not in PAPERS_TOKENIZERS:
         papers = "languini" if name is not None else "codeparrot"
-        said.append(f"note: scale paper, but {name_key(chosen, name)} is {corpus}, not the papers' {papers}")
+        notes.append(f"note: scale paper, but {name_key(chosen, name)} is {corpus}, not the papers' {papers}")
     key, path = "tokenizer.path", chosen.tokenizer.path
     if name is not None:
         key, path = f"corpora.{name}.tokenizer_path", chosen.corpora[name].tokenizer_path
     if path is None:
         papers = f", the papers' is {PAPERS_TOKENIZERS[corpus]}" if corpus in PAPERS_TOKENIZERS else ""
-        said.append(f"note: scale paper, but {key} is null: a tokenizer is trained here{papers}")
+        notes.append(f"note: scale paper, but {key} is null: a tokenizer is trained here{papers}")
     elif corpus == "codeparrot" and path.startswith("hub:") and path != PAPERS_TOKENIZERS[corpus]:
-        said.append(f"note: scale paper, but {key} is {path}, the papers' is {PAPERS_TOKENIZERS[corpus]}")
-    if said:
-        said.append("note: perplexities of these tokens do not compare with the published ones (docs/corpora.md)")
-    return said
+        notes.append(f"note: scale paper, but {key} is {path}, the papers' is {PAPERS_TOKENIZERS[corpus]}")
+    if notes:
+        notes.append("note: perplexities of these tokens do not compare with the published ones (docs/corpora.md)")
+    return notes
 
 
 def main(arguments: list[str]) -> None:
@@ -97,16 +94,13 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--corpus", help="a name under `corpora` in params.yaml; default: `corpus`")
     parser.add_argument("--scale", help="another scale than params.yaml names")
     asked = parser.parse_args(arguments)
-    name, root = asked.corpus, Path("runs")
-    started = time.monotonic()
-    chosen = parameters.load()
-    if asked.scale:
-        chosen, root = chosen.at_scale(asked.scale), scale_root(asked.scale, chosen.scale)
+    name, started, active = asked.corpus, time.monotonic(), parameters.load()
+    chosen, root = active.at_scale(asked.scale), scale_root(asked.scale, active.scale)
     corpus = chosen_corpus(chosen, name)
     limits = chosen.active.tokens
     tokenizer = chosen_tokenizer(chosen, corpus, name)
     for line in unlike_the_papers(chosen, name):
-        print(line, flush=True)  # before hours of work, after what may be refused
+        print(line, flush=True)
     manifest = write_tokens(
         corpus,
         tokenizer,

@@ -62,7 +62,7 @@ def test_a_row_names_a_run_of_its_configuration(short: str, number: str, row: st
     if "gamma" in setting:
         assert PAPER_SCALE.resolve(run).regularizer.gamma == setting["gamma"]
     if "tokens" in setting:  # printed in billions, with one decimal
-        assert abs(tokens(PAPER_SCALE, run) - setting["tokens"]) <= 0.05e9
+        assert abs(tokens(PAPER_SCALE.resolve(run)) - setting["tokens"]) <= 0.05e9
 
 
 def test_runs_and_tables_name_each_other() -> None:
@@ -259,7 +259,7 @@ def write_metrics(folder: Path, run: str = "sm", seed: int = 1337, **changes: ob
 
 def test_status_is_that_of_the_files(tmp_path: Path) -> None:
     def found() -> str:
-        return status(PARAMETERS, "sm", results(tmp_path).get(("laptop", "sm"), ()))
+        return status(PARAMETERS.resolve("sm"), results(tmp_path).get(("laptop", "sm"), ()))
 
     assert found() == "missing"
     write_metrics(tmp_path / "results/laptop", diverged_at_step=3, tokens=3072)
@@ -290,7 +290,7 @@ def test_status_is_that_of_the_files(tmp_path: Path) -> None:
 )
 def test_a_result_of_another_configuration_is_outdated(tmp_path, section, changed, expected) -> None:
     write_metrics(tmp_path / "results/laptop", **{section: changed})
-    assert status(PARAMETERS, "sm", results(tmp_path)["laptop", "sm"]) == expected
+    assert status(PARAMETERS.resolve("sm"), results(tmp_path)["laptop", "sm"]) == expected
 
 
 def test_every_kept_result_is_of_the_configuration_as_status_reads_it() -> None:
@@ -298,15 +298,15 @@ def test_every_kept_result_is_of_the_configuration_as_status_reads_it() -> None:
     for scale in {scale for scale, _ in found}:
         for run in PARAMETERS.runs:
             if kept := [result for result in found.get((scale, run), ()) if not result.fresh]:
-                assert status(PARAMETERS.at_scale(scale), run, kept) in ("kept", "diverged"), (scale, run)
+                assert status(PARAMETERS.at_scale(scale).resolve(run), kept) in ("kept", "diverged"), (scale, run)
 
 
 def test_cost_by_hand(tmp_path: Path) -> None:
     run, laptop = "sm-scfuffn", PARAMETERS.at_scale("laptop")
-    assert tokens(laptop, run) == 1000 * 16 * 64
+    assert tokens(laptop.resolve(run)) == 1000 * 16 * 64
     # Per token 12 layers of 2 d^2 (fused) + 8 d^2 + 3 T d + d, and the vocabulary projection 2 d V.
     forward = 12 * (10 * 64**2 + 3 * 64 * 64 + 64) + 2 * 64 * 257
-    assert training_flops(laptop, run) == 3 * forward * 1_024_000
+    assert training_flops(laptop.resolve(run)) == 3 * forward * 1_024_000
     paper = cost(PAPER_SCALE, "sm-ln-g", {}, "A100")
     stack = (14.5e9 + 7.7e9) / 128  # Table 4, FLOPs of one forward pass
     assert paper.flops == pytest.approx(3 * (stack + 2 * 768 * 50_000) * paper.tokens, rel=0.01)
@@ -315,8 +315,8 @@ def test_cost_by_hand(tmp_path: Path) -> None:
     write_metrics(tmp_path / "results/laptop", tokens_per_second=4000.0)
     found = results(tmp_path)
     assert cost(laptop, "sm", found).hours == pytest.approx(1_024_000 / 4000 / 3600)
-    speed = 4000 * training_flops(laptop, "sm") / 1_024_000
-    assert cost(laptop, run, found).hours == pytest.approx(training_flops(laptop, run) / speed / 3600)
+    speed = 4000 * training_flops(laptop.resolve("sm")) / 1_024_000
+    assert cost(laptop, run, found).hours == pytest.approx(training_flops(laptop.resolve(run)) / speed / 3600)
     # A scale without results of its own: what the run reached at another one tells nothing of a smaller model.
     smoke = PARAMETERS.at_scale("smoke")
     assert cost(smoke, "sm", found).hours is None and cost(smoke, run, found).hours is None
@@ -348,7 +348,7 @@ def test_further_seeds_go_to_what_is_closest(tmp_path: Path) -> None:
 def test_expected_seconds_come_from_results_where_there_are_any(tmp_path: Path) -> None:
     gpu = PARAMETERS.at_scale("gpu")
     seconds, measured = expected_seconds(gpu, "sm", {})
-    assert not measured and seconds == pytest.approx(training_flops(gpu, "sm") / (989e12 * 0.3))
+    assert not measured and seconds == pytest.approx(training_flops(gpu.resolve("sm")) / (989e12 * 0.3))
     write_metrics(
         tmp_path / "results/gpu",
         scale="gpu",
@@ -356,5 +356,5 @@ def test_expected_seconds_come_from_results_where_there_are_any(tmp_path: Path) 
         provenance={"device": "NVIDIA H200", "cpu_seconds": 1.0},
     )
     seconds, measured = expected_seconds(gpu, "sm", results(tmp_path))
-    assert measured and seconds == pytest.approx(tokens(gpu, "sm") / 4e5)
+    assert measured and seconds == pytest.approx(tokens(gpu.resolve("sm")) / 4e5)
     assert expected_seconds(PARAMETERS.at_scale("smoke"), "sm", {}) == (None, False)

@@ -56,7 +56,7 @@ def test_costs_replace_those_that_they_contain_and_no_others(inside):
     shutil.copyfile(ROOT / target, target)
     rows = costs()
     ledger.write(fresh, rows[:-1], ledger.Measurement)
-    refused(f"lacks 1 of the lines that {target} has")
+    refused(f"lacks 1 of the lines of {target}")
     assert target.read_bytes() == (ROOT / target).read_bytes()
     slower = [replace(row, seconds=2 * row.seconds) for row in rows]
     ledger.write(fresh, slower, ledger.Measurement)
@@ -67,11 +67,11 @@ def test_costs_replace_those_that_they_contain_and_no_others(inside):
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("rows.csv", "garbage", "rows.csv is no file of costs"),
-        ("rows.csv", "garbage\nmore\n", "rows.csv is no file of costs"),
-        ("ops.csv", "op,shape,variant\na,b,c\n", "ops.csv is no file of costs"),
-        ("end_to_end.json", '[{"scale": "laptop"}, 3]', "end_to_end.json is no file of costs"),
-        ("end_to_end.json", "[" * 100_000, "end_to_end.json is no file of costs"),
+        ("rows.csv", "garbage", "rows.csv is not a file of costs"),
+        ("rows.csv", "garbage\nmore\n", "rows.csv is not a file of costs"),
+        ("ops.csv", "op,shape,variant\na,b,c\n", "ops.csv is not a file of costs"),
+        ("end_to_end.json", '[{"scale": "laptop"}, 3]', "end_to_end.json is not a file of costs"),
+        ("end_to_end.json", "[" * 100_000, "end_to_end.json is not a file of costs"),
     ],
 )
 def test_damaged_costs_are_refused(inside, name, text, said):
@@ -105,7 +105,7 @@ def test_costs_of_uncommitted_code_are_refused_and_those_of_small_models_left(in
 def test_a_line_that_stands_twice_is_refused(tmp_path):
     rows, path = costs(), tmp_path / "ops.csv"
     ledger.write(path, [*rows, replace(rows[3], bytes_sent_client=1.0)], ledger.Measurement)
-    with pytest.raises(ValueError, match=rf"line {len(rows) + 2}: .* stands in line 5 too; measure again"):
+    with pytest.raises(ValueError, match=rf"line {len(rows) + 2}: .* is in the file twice; measure again"):
         ledger.read(path, ledger.Measurement)
 
 

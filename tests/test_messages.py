@@ -38,8 +38,8 @@ from aero.records import ROOT
             "error: [Errno 20] Not a directory: '/dev/null/x'; a part of that path is a file; give another path\n",
         ),
         (OSError(5, "Input/output error"), 1, "error: [Errno 5] Input/output error\n"),
-        (MemoryError(), 1, "error: out of memory; free some, or ask for less at once\n"),
-        (MemoryError("8 GiB"), 1, "error: out of memory (8 GiB); free some, or ask for less at once\n"),
+        (MemoryError(), 1, "error: out of memory\n"),
+        (MemoryError("8 GiB"), 1, "error: out of memory (8 GiB)\n"),
         (KeyboardInterrupt(), 130, "error: interrupted; a run can be resumed by the same command\n"),
     ],
 )
@@ -90,15 +90,12 @@ def test_extras_are_those_of_the_project():
         assert any(re.match(rf"{package}\b", wanted) for wanted in extras[extra]), package
 
 
-@pytest.mark.parametrize("minutes", [0, -1, math.nan, math.inf])
-@pytest.mark.parametrize("module", ["train_many", "sensitivity_search", "two_party_all"])
+@pytest.mark.parametrize("minutes", [0, math.nan])
+@pytest.mark.parametrize("module", ["train_limited", "sensitivity_search"])
 def test_a_time_limit_that_ends_nothing_is_refused_before_anything_starts(module, minutes, tmp_path, monkeypatch):
-    """NaN is later than no moment, so a limit of NaN was none."""
     monkeypatch.chdir(tmp_path)
-    if module == "two_party_all" and minutes == 0:
-        return  # which measures nothing and says what is left
-    run = ["sm-r", "--out", "home"] if module == "train_many" else []
-    with pytest.raises(UserError, match=f"--minutes {minutes:g}: more than 0, and a number"):
+    run = ["sm-r", "--out", "home"] if module == "train_limited" else []
+    with pytest.raises(UserError, match=f"--minutes {minutes:g}: must be a number above 0"):
         importlib.import_module(f"stages.{module}").main([*run, "--minutes", str(minutes)])
     assert list(tmp_path.iterdir()) == []
 

@@ -182,28 +182,6 @@ def test_a_repeated_seed_is_refused(project):
         read_trainings(Path("results/laptop"))
 
 
-def in_bits(values):
-    return [[head / math.log(2) for head in layer] for layer in values["entropy_mean"]]
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda v: {"entropy_mean": [[9.9, *v["entropy_mean"][0][1:]], *v["entropy_mean"][1:]]}, "9.9 nats, outside 0"),
-        (lambda v: {"entropy_mean": v["entropy_mean"][:1]}, "1 layers x 4 heads, the training (12, 4)"),
-        (lambda v: {"maximum": v["maximum"] | {"observed": 1.0}}, "its observed maximum is 1.0"),
-        (lambda v: {"maximum": v["maximum"] | {"causal_bound": 5.0}}, "its causal bound is 5.0"),
-        (lambda v: {"entropy_by_position": v["entropy_by_position"][1:]}, "11 layers, entropy_mean 12"),
-        (lambda v: {"entropy_mean": in_bits(v), "maximum": {"observed": max(map(max, in_bits(v)))}}, "nats"),
-    ],
-)
-def test_implausible_entropies_are_named_and_left_out(project, change, reason):
-    edit_line("entropy.jsonl", lambda values: values | change(values))
-    found = load(project)
-    assert found.first("sm-ln-g").entropy is None
-    assert len(found.problems) == 1 and reason in found.problems[0]
-
-
 def test_a_damaged_log_is_refused(tmp_path):
     (tmp_path / "log.csv").write_text("step,eval_loss\nx,1\n")
     with pytest.raises(UserError, match="not a training log"):

@@ -149,7 +149,7 @@ def test_a_context_a_family_and_a_budget_change_what_they_say_and_nothing_else()
     assert parameters.resolve("sm-ln-g-18l").sizes.model_dump() == parameters.resolve("sm-ln-g").sizes.model_dump() | {
         "layers": 18
     }
-    once, twice, fourfold = (parameters.train(f"languini-sm-ln-g-{tag}") for tag in ("1b2", "2b4", "4b8"))
+    once, twice, fourfold = (parameters.resolve(f"languini-sm-ln-g-{tag}").train for tag in ("1b2", "2b4", "4b8"))
     assert (twice.steps, twice.accumulation) == (2 * once.steps, once.accumulation)
     assert (fourfold.steps, fourfold.accumulation) == (2 * once.steps, 2 * once.accumulation)
     assert once.learning_rate == 6e-4 != base.learning_rate

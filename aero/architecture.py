@@ -9,8 +9,8 @@ SM+ScFFN                       linear feed-forward with learnable scaling (Eq. 6
 SM+ScFuFFNi_6                  its two matrices fused into one, the 6 deepest feed-forward blocks pruned
 EReg(SM(t)+ScFuFFN)            learnable softmax temperature, trained with entropy regularisation
 SOTA(SM+ScFFN)                 the same idea in the simplified block of He & Hofmann (2024), the papers' "SOTA" rows
-Core(relu)+LN+G                another attention core in the place of the softmax (`variance_sensitivity`; the names
-                               are those of `aero.attention_kernels.CORES`)
+Core(relu)+LN+G                another attention core instead of the softmax (`variance_sensitivity`; names as in
+                               `aero.attention_kernels.CORES`)
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Architecture:
     """Which nonlinearities, norms and feed-forward form a decoder has.
 
     block: "pre_ln" is the GPT-2 block (AERO Eq. 1), "he_hofmann" the skipless parallel block of He & Hofmann (2024).
-    layer_norm: LayerNorm in every block. (A He & Hofmann row keeps one, in its first block, whatever this says.)
+    layer_norm: LayerNorm in every block. (A He & Hofmann row always has one, in its first block.)
     ffn: the activation between the two feed-forward matrices; "linear" has none, "fused" is one (d, d) matrix.
-    slope: whether a leaky ReLU's learnable slope belongs to one layer or to all of them (AERO Figure 4).
+    slope: whether a leaky ReLU has one learnable slope per layer or one for all (AERO Figure 4).
     scaled: learnable output scaling alpha and residual scaling beta of a linear feed-forward block (AERO Eq. 6).
     pruned: number of deepest feed-forward blocks replaced by the identity (`ScFuFFNi_x`).
     temperature: learnable softmax temperature t in R^(H x T) per layer (AERO Eq. 11).
@@ -89,8 +89,8 @@ class Architecture:
             self.block == "he_hofmann" or self.temperature or self.entropy_regularized or self.weight_norm
         ):
             raise ValueError(
-                f"Core({self.core}) stands for the softmax of a plain decoder: it takes no temperature, weight norm,"
-                " EReg(…) or SOTA(…)"
+                f"Core({self.core}) replaces the softmax of a plain decoder: it cannot be combined with temperature,"
+                " weight norm, EReg(…) or SOTA(…)"
             )
         if (self.slope is not None) != (self.ffn == "leaky_relu"):
             raise ValueError(f"slope={self.slope!r} with ffn={self.ffn!r}: a leaky ReLU has a slope, nothing else has")
@@ -136,13 +136,13 @@ class Architecture:
         return f"{kind}({next(text for text, layers in NORMED.items() if layers == self.normed)})"
 
     def at_inference(self) -> Architecture:
-        """What is left when training is over: the regulariser is gone, weight norms are folded away."""
+        """The architecture after training: without regulariser, with weight norms folded."""
         return replace(self, entropy_regularized=False, weight_norm=None, normed=())
 
     def ffn_layers(self, layers: int) -> int:
         """Number of layers that keep their feed-forward block, out of `layers`.
 
-        ValueError if more are pruned than there are, or if none is left of those that shall be normalised.
+        ValueError if more are pruned than there are layers, or if all are pruned but should be normalised.
         """
         if self.pruned > layers:
             raise ValueError(f"{self}: cannot prune {self.pruned} FFNs of a model with {layers} layers")
@@ -152,9 +152,9 @@ class Architecture:
 
 
 def parse(text: str) -> Architecture:
-    """The architecture written as `text` in the papers' notation; `str()` of it gives the notation back.
+    """The architecture of `text` in the papers' notation, the inverse of `str()`.
 
-    Spaces are ignored. Raises ValueError naming the part that cannot be read.
+    Spaces are ignored. Raises ValueError naming the part that is wrong.
     """
     if not isinstance(text, str):
         raise ValueError(f"architecture must be text in the papers' notation, got {type(text).__name__}")
@@ -210,6 +210,6 @@ def parse(text: str) -> Architecture:
 
 
 def _quoted(text: str) -> str:
-    """The text as Python writes it, cut where it is long: an odd character is written as up to ten."""
+    """`repr` of the text, cut if it is long."""
     quoted = repr(text)
     return quoted if len(quoted) <= _LONGEST else f"{quoted[:_LONGEST]}..."

@@ -1,6 +1,6 @@
-"""The papers' model families as fields of `aero.model.ModelConfig`: their sizes, and the switches that set them apart.
+"""The papers' model families as fields of `aero.model.ModelConfig`: sizes and switches.
 
-gpt2, gpt2-18l   GPT-2 small with 12 and 18 layers in the CodeParrot recipe, which is the configuration's default
+gpt2, gpt2-18l   GPT-2 small with 12 and 18 layers in the CodeParrot recipe (the defaults of `ModelConfig`)
 pythia-70m       GPT-NeoX: rotary positions on a quarter of each head, parallel residual, untied, biases everywhere
 languini-gpt2    languini-kitchen's GPT-2 small: embeddings x sqrt(d), scaled FFN start, untied, biases everywhere
 
@@ -20,7 +20,7 @@ _BIASED_UNTIED = {"qk_bias": True, "vo_bias": True, "ffn_bias": True, "tied": Fa
 
 @dataclass(frozen=True)
 class Family:
-    """`sizes` as published, which a smaller scale replaces; `switches`, which make the family at any size."""
+    """sizes: as published; a smaller scale replaces them. switches: what defines the family at any size."""
 
     sizes: dict[str, int]
     switches: dict[str, Any] = field(default_factory=dict)
@@ -32,7 +32,7 @@ CHANGEABLE = {
     "width": "width of the residual stream, d",
     "vocabulary": "entries of the vocabulary, V",
 }
-"""Sizes that commands take as options, --layers and so on; the FFN's width follows from `width`."""
+"""Sizes that commands accept as options (--layers ...). The FFN's width follows from `width`."""
 
 FAMILIES = {
     "gpt2": Family({"layers": 12, "heads": 12, "width": 768, "ffn_width": 3072}),
@@ -49,9 +49,9 @@ FAMILIES = {
 
 
 def config(family: str, vocabulary: int, context: int, **changes: Any) -> ModelConfig:
-    """The configuration of `family` at its published size, `changes` replacing fields of it.
+    """The configuration of `family` at its published size, with some fields replaced by `changes`.
 
-    ValueError for an unknown family or for what `ModelConfig` refuses.
+    ValueError for an unknown family or impossible fields.
     """
     from aero.model import ModelConfig
 

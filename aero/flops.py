@@ -9,7 +9,7 @@ from aero.architecture import ACTIVATIONS, Architecture
 
 
 class Dimensions(Protocol):
-    """What a count needs to know of a model; `aero.model.ModelConfig` has it."""
+    """Sizes that `count` needs; `aero.model.ModelConfig` has them."""
 
     layers: int
     heads: int
@@ -81,10 +81,9 @@ class Count:
 def count(architecture: Architecture, model: Dimensions, context: int) -> Count:
     """The papers' counts: FFN 16 d^2 (fused 2 d^2), attention 8 d^2 + 3 T d + d, per token and layer.
 
-    For the He & Hofmann rows attention is 4 d^2 + 2 T d: the formula that reproduces the published figures, since
-    value and output projections are identities there. The final LayerNorm is not counted, as in the papers, nor are
-    rotary positions; weight norms are folded away. An attention core other than the softmax multiplies the same
-    matrices and counts as many FLOPs; its own nonlinear operations, which no paper counts, are left out.
+    For the He & Hofmann rows attention is 4 d^2 + 2 T d, which reproduces the published figures: value and output
+    projections are identities there. As in the papers, the final LayerNorm and rotary positions are not counted;
+    weight norms are folded. Other attention cores than the softmax count the same FLOPs and no nonlinear operation.
     """
     layers, width = model.layers, model.width
     with_ffn = architecture.ffn_layers(layers)
@@ -112,7 +111,7 @@ def count(architecture: Architecture, model: Dimensions, context: int) -> Count:
 def crossover(width: int) -> float:
     """The context length at which attention and feed-forward network have equally many FLOPs, (8 d - 1) / 3 tokens.
 
-    16 d^2 = 8 d^2 + 3 T d + d; the paper's 8 d / 3 leaves the last term out (AERO Eq. 13). For unfused networks four
-    times as wide as the model.
+    16 d^2 = 8 d^2 + 3 T d + d; the paper's 8 d / 3 neglects the last term (AERO Eq. 13). For unfused feed-forward
+    networks of width 4 d.
     """
     return (8 * width - 1) / 3

@@ -1,7 +1,7 @@
-"""The entropy landscape of multi-head attention: its steepness, and how its heads differ (paper `entropy_landscape`).
+"""The entropy landscape of multi-head attention: steepness and differences between heads (paper `entropy_landscape`).
 
-A landscape is the array (L, H) of one number a head, its mean or median attention entropy in nats. A head whose entropy
-is not finite is NaN; every statistic leaves NaN heads out, unless it says otherwise.
+A landscape is an array (L, H) with the mean or median attention entropy of every head, nats. Heads that are not finite
+are NaN and left out of every statistic unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ Landscape = NDArray[np.float64]
 def steepness(landscape: ArrayLike) -> Landscape:
     """|grad E| = sqrt((dE/dlayer)^2 + (dE/dhead)^2) on the grid of layers and heads (Section 4.1): (L, H) -> (L, H).
 
-    Central differences over neighbours one apart, one-sided at the edges, as numpy.gradient has them; a direction with
-    a single layer or head adds nothing. NaN where a neighbour that is needed is NaN. E is the mean of a head's token
-    entropies in the caption of Figure 2 and their median in the text; what is passed decides.
+    Differences as in numpy.gradient: central, one-sided at the edges; a direction with a single layer or head adds
+    nothing. NaN where a required neighbour is NaN. For Figure 2, E is the mean of a head's token entropies according to
+    the caption and their median according to the text; the caller decides.
     """
     values = _grid(landscape)
     squares = [np.gradient(values, axis=axis) ** 2 for axis in (0, 1) if values.shape[axis] > 1]
@@ -25,10 +25,10 @@ def steepness(landscape: ArrayLike) -> Landscape:
 
 
 def steepness_over_orders(landscape: ArrayLike, orders: int = 200, seed: int = 0) -> Landscape:
-    """Mean of `steepness` over random orders of the heads within every layer, each head in its own place: (L, H).
+    """Mean of `steepness` over random orders of the heads within every layer, reported for each head: (L, H).
 
-    Heads have no order: exchanging two, with their weights, gives the same model and another map. This mean does not
-    depend on the numbering, up to its own sampling.
+    Heads have no natural order: exchanging two, with their weights, gives the same model but another map. This mean
+    does not depend on the numbering, up to sampling error.
     """
     values = _grid(landscape)
     draw = np.random.default_rng(seed)
@@ -41,15 +41,14 @@ def steepness_over_orders(landscape: ArrayLike, orders: int = 200, seed: int = 0
 
 
 def gini(values: ArrayLike) -> float:
-    """Gini coefficient of non-negative values: sum_ij |x_i - x_j| / (2 n^2 mean), from 0 (equal) to (n - 1) / n (one
-    has all).
+    """Gini coefficient of non-negative values, sum_ij |x_i - x_j| / (2 n^2 mean): 0 if equal, at most (n - 1) / n.
 
-    0 where all values are 0. NaN without any value. ValueError for a negative one.
+    0 if all values are 0, NaN without values. ValueError for a negative value.
     """
     x = _finite(values)
     if len(x) == 0:
         return float("nan")
-    # Entropies that are 0 come out a rounding error below it.
+    # An entropy of 0 can be a rounding error below 0.
     if x.min() < -1e-6:
         raise ValueError(f"a Gini coefficient needs values that are not negative, got {x.min():.6g}")
     x = np.sort(x.clip(0))
@@ -64,7 +63,7 @@ def gini_by_layer(landscape: ArrayLike) -> NDArray[np.float64]:
 
 
 def wasserstein_1(values: ArrayLike, others: ArrayLike) -> float:
-    """Wasserstein-1 distance of two empirical distributions on the line, in their unit; NaN if one has no value."""
+    """Wasserstein-1 distance of two empirical distributions on the line, in their unit; NaN if one is empty."""
     from scipy.stats import wasserstein_distance
 
     one, other = _finite(values), _finite(others)
@@ -74,14 +73,14 @@ def wasserstein_1(values: ArrayLike, others: ArrayLike) -> float:
 def wasserstein_1_by_layer(landscape: ArrayLike, baseline: ArrayLike) -> NDArray[np.float64]:
     """Distance of each layer's heads from those of the baseline's same layer, nats: (L, H), (L, H') -> (L,).
 
-    Figure 3c. Its mean is never below the distance of all heads from all heads: Table 1's number can be either.
+    Figure 3c. Its mean is never below the distance of all heads from all heads; Table 1 does not say which it states.
     ValueError for landscapes of different depth.
     """
     one, other = _grid(landscape), _grid(baseline)
     if len(one) != len(other):
         raise ValueError(f"{len(one)} layers cannot be compared with {len(other)} layer by layer")
     if one.shape == other.shape and np.isfinite(one).all() and np.isfinite(other).all():
-        # Of equally many values the distance is that of the sorted ones, pair by pair: no call a layer.
+        # For equally many values it is the mean difference of the sorted values.
         return np.abs(np.sort(one, axis=1) - np.sort(other, axis=1)).mean(1)
     return np.array([wasserstein_1(a, b) for a, b in zip(one, other, strict=True)])
 

@@ -2,10 +2,10 @@
 
     H_i = -sum_j p_ij log p_ij = lse_i - sum_j p_ij z_ij,    sum_j p_ij z_ij = scale q_i . (sum_j p_ij k_j)
 
-`blocked` goes through the queries in blocks, and through them again for the gradient; it runs on any device and under
-any mask. `kept_blocks` keeps what the gradient needs of each block instead, which is faster: the probabilities of
-the causal half, and with entropies their logarithms, so that memory grows as T squared.
-`fused` takes both sums from a fused kernel, as the keys can be averaged like values; CUDA only.
+`blocked` computes blocks of queries, and computes them again for the gradient; on any device and under any mask.
+`kept_blocks` saves the probabilities of every block (with entropies also their logarithms) for the gradient instead,
+which is faster but takes memory O(T^2). `fused` takes both sums from a fused CUDA kernel, which averages the keys like
+values.
 
 Shapes: B sequences, H heads, T queries, S keys, d_k and d_v width of a key and a value of one head.
 """
@@ -23,27 +23,27 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 Mask = Callable[[int, int], Tensor]
-"""Which keys the queries from `start` to before `stop` see: (B or 1, H or 1, stop - start, S), bool."""
+"""(start, stop) -> keys that the queries from `start` to before `stop` see: (B or 1, H or 1, stop - start, S), bool."""
 
 _TRITON = importlib.util.find_spec("triton") is not None
 
 ROWS = 64
-"""Queries in a block of `blocked` (docs/decisions.md)."""
+"""Queries in a block of `blocked` and `kept_blocks`."""
 
 FUSED_WIDTHS = range(16, 257)
-"""Widths of a head that FlexAttention's kernels take."""
+"""Head widths that FlexAttention's kernels support."""
 
 JOINT_WIDTH = 128
-"""Up to this d_v + d_k, `fused` averages values and keys in one pass; beyond it their tiles crowd a GPU's shared
-memory, and two passes of the usual width do it."""
+"""Up to this d_v + d_k, `fused` averages values and keys in one pass; beyond it, in two passes of normal width, since
+their tiles would not fit into a GPU's shared memory."""
 
 _compiling = True
-"""Whether torch.compile may be used: `without_compiling` says no."""
+"""Whether torch.compile may be used; see `without_compiling`."""
 
 
 @contextlib.contextmanager
 def without_compiling() -> Iterator[None]:
-    """In here nothing is fused: FlexAttention is a fused kernel only when compiled, otherwise it holds T x T values."""
+    """Inside, nothing is fused: FlexAttention is a fused kernel only if compiled, otherwise it makes T x T matrices."""
     global _compiling
     before, _compiling = _compiling, False
     try:
@@ -57,14 +57,13 @@ def attention_with_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Attention output (B, H, T, d_v) and row entropies (B, H, T), nats, in O(T) memory; first derivatives only.
 
-    query: (B, H, T, d_k), key: (B, H, S, d_k), value: (B, H, S, d_v). mask None is the causal one, for T = S.
-    Computed in float32 where the inputs have fewer bits; the output then has the type of `value`, the entropies have
-    float32. A row that sees no key has output 0 and entropy 0; one with a logit that is NaN or +inf, or with all at
-    -inf, has entropy NaN, and the gradients of its head are then not finite. No other head's are touched.
+    query: (B, H, T, d_k), key: (B, H, S, d_k), value: (B, H, S, d_v). mask: None is the causal mask, for T = S.
+    Half-precision inputs are computed in float32; the output then has the type of `value`, the entropies float32.
+    A row without visible keys has output 0 and entropy 0. A row with a NaN or +inf logit, or with only -inf, has
+    entropy NaN, and the gradients of its head (of no other head) are not finite.
 
-    In float32 logits are off by some 1e-7 of the largest, and what is made of them too, by either way as by the matrix.
-    At a width of 64, against float64: entropies by up to 5e-7 of the largest logit, nats (1e-5 at 20, 1e-4 at 200);
-    output and gradients by up to 2e-7 of the largest logit times their own largest value.
+    Errors of float32 against float64 at d_k = 64: entropies up to 5e-7 of the largest logit, nats (1e-5 at 20, 1e-4 at
+    200); output and gradients up to 2e-7 of the largest logit times their own largest value.
     """
     if mask is None and query.shape[-2] != key.shape[-2]:
         raise ValueError(
@@ -81,14 +80,14 @@ def attention_with_entropy(
 
 
 def blocked(query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Mask | None = None) -> tuple[Tensor, Tensor]:
-    """`attention_with_entropy` by blocks of `ROWS` queries: -sum p log p as it stands, so nothing cancels."""
+    """`attention_with_entropy` in blocks of `ROWS` queries, as -sum p log p, without cancellation."""
     return _Blocked.apply(query, key, value, scale, mask)
 
 
 class _Blocked(torch.autograd.Function):
-    """The probabilities of one block at a time, made again in the backward pass.
+    """The probabilities of one block at a time, computed again in the backward pass.
 
-    Within, sequences and heads are one axis: (B H, T, d). A product of matrices then need not copy what a block sees.
+    Inside, sequences and heads are one axis: (B H, T, d). Matrix multiplications then need no copy of a block.
     """
 
     @staticmethod
@@ -98,9 +97,9 @@ class _Blocked(torch.autograd.Function):
         ctx.save_for_backward(query, key, value)
         ctx.scale, ctx.mask = scale, mask
         heads = query.shape[:2]
-        q, k, v = query.flatten(0, 1) * scale, key.flatten(0, 1), value.flatten(0, 1)
-        output = q.new_empty(*q.shape[:2], v.shape[-1])
-        entropies = q.new_empty(q.shape[:2])
+        q, k, v = query.flatten(0, 1) * scale, key.flatten(0, 1), value.flatten(0, 1)  # (B H, T or S, d)
+        output = q.new_empty(*q.shape[:2], v.shape[-1])  # (B H, T, d_v)
+        entropies = q.new_empty(q.shape[:2])  # (B H, T)
         for rows, keys, p in _probabilities(q, k, heads, mask):
             output[:, rows] = p @ v[:, keys]
             entropies[:, rows] = -_log(p).mul_(p).sum(-1)
@@ -123,17 +122,16 @@ class _Blocked(torch.autograd.Function):
 
 
 def kept_blocks(query: Tensor, key: Tensor, value: Tensor, scale: float, entropy: bool) -> tuple[Tensor, Tensor | None]:
-    """Causal attention as `blocked` gives it, with entropies (B, H, T) or None, that keeps the probabilities of the
-    causal half, and with entropies their logarithms, for the backward pass; first derivatives only.
+    """Causal attention output and entropies (B, H, T) or None, as `blocked`, with saved blocks; first derivatives only.
 
-    query, key, value: (B, H, T, d), on a CPU, where it is faster than torch's own attention from some 256 positions on:
-    that makes its logits again in the backward pass (docs/decisions.md).
+    query, key, value: (B, H, T, d). On a CPU it is faster than PyTorch's attention from about 256 positions on, which
+    computes its logits again in the backward pass.
     """
     return _KeptBlocks.apply(query, key, value, scale, entropy)
 
 
 class _KeptBlocks(torch.autograd.Function):
-    """As `_Blocked` within, under the causal mask."""
+    """As `_Blocked`, under the causal mask."""
 
     @staticmethod
     def forward(
@@ -180,7 +178,7 @@ def _add_block(
     d_p: Tensor,
     d_output: Tensor,
 ) -> None:
-    """Add to the gradients of query, key and value what the block of `rows` and `keys` gives. inputs: query and key."""
+    """Add the contribution of the block of `rows` and `keys` to the gradients. inputs: query and key."""
     (d_query, d_key, d_value), (q, k) = gradients, inputs
     d_value[:, keys].baddbmm_(p.mT, d_output[:, rows])
     d_logits = torch._softmax_backward_data(d_p, p, -1, p.dtype)
@@ -189,16 +187,16 @@ def _add_block(
 
 
 def _log(p: Tensor) -> Tensor:
-    """log p, finite: p log p is 0 where p is 0; clamping keeps it so."""
+    """log p, clamped to be finite: p log p is then 0 where p is 0."""
     return p.clamp_min(torch.finfo(p.dtype).tiny).log_()
 
 
 def _probabilities(
     query: Tensor, key: Tensor, heads: Sequence[int], mask: Mask | None
 ) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Of every block: its queries, the range of keys they see, and p (B H, rows, keys).
+    """For every block: its queries, the range of keys they see, and p (B H, rows, keys).
 
-    query: scaled, (B H, T, d_k). heads: (B, H), which a mask tells apart.
+    query: scaled, (B H, T, d_k). heads: (B, H), the axes that a mask distinguishes.
     """
     for start in range(0, query.shape[1], ROWS):
         rows = slice(start, min(start + ROWS, query.shape[1]))
@@ -231,17 +229,16 @@ def fused(
 ) -> tuple[Tensor, Tensor]:
     """`attention_with_entropy` under the causal mask, through a fused kernel.
 
-    attend: (query, key, values, scale) -> averaged values and log-sum-exp (B, H, T); FlexAttention if not given.
-    The entropy is a difference of two numbers of the logits' size, so its error is up to 5e-7 of the largest logit:
-    2e-6 at 5, 1e-5 at 20, 1e-4 at 200, and the papers' first temperature of 0.01 takes them into the hundreds. That of
-    `blocked` is as large at 5, a fifth of it at 200. Where it takes the entropy below 0, 0 is given and the gradient
-    kept. The gradient has no such difference in it and is as exact as that of `blocked`.
+    attend: (query, key, values, scale) -> averaged values and log-sum-exp (B, H, T); default FlexAttention.
+    The entropy is a difference of two numbers of the size of the logits, so its error is up to 5e-7 of the largest
+    logit: 2e-6 at 5, 1e-5 at 20, 1e-4 at 200 (a fifth of that for `blocked`). A negative result is clamped to 0, with
+    its gradient kept. The gradient contains no such difference and is as exact as that of `blocked`.
 
-    A row's mean key must not meet the keys that it does not see: 0 x NaN is NaN. So those that are not finite are left
-    out of it; the log-sum-exp tells which rows did see them.
+    Keys that are not finite are left out of the mean key, since 0 x NaN is NaN also for rows that do not see them; the
+    log-sum-exp shows which rows see them.
 
-    The gradient needs none of the log-sum-exp: what lse_i gives to a logit is taken back by the logits themselves in
-    sum_j p_ij z_ij. What remains is -sum_j z_ij dp_ij, which `key` and `query` detached outside of p leave.
+    The log-sum-exp needs no gradient: its derivative with respect to a logit cancels against that of the logits in
+    sum_j p_ij z_ij. What remains is -sum_j z_ij dp_ij, the gradient with `key` and `query` detached outside of p.
     """
     attend = attend or _flex_attention
     width, finite_key = value.shape[-1], key.detach().nan_to_num(0.0, 0.0, 0.0)
@@ -257,7 +254,7 @@ def fused(
 
 
 def can_fuse(query: Tensor, value: Tensor) -> bool:
-    """Whether `fused` has a kernel for these: on CUDA, with Triton, of a width that FlexAttention takes, float32."""
+    """Whether `fused` has a kernel for these: on CUDA with Triton, not float64, of a supported head width."""
     return (
         _compiling
         and query.device.type == "cuda"
@@ -269,8 +266,8 @@ def can_fuse(query: Tensor, value: Tensor) -> bool:
 
 
 IEEE = {"FLOAT32_PRECISION": "'ieee'"}
-"""FlexAttention's option for products in float32 as they are. Left to itself it takes TF32 where the process allows
-that for products of matrices, and an entropy has three digits."""
+"""FlexAttention's option for matrix multiplications in float32. By default it uses TF32 where the process allows that,
+which leaves three digits of an entropy."""
 
 
 def _flex_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -285,21 +282,20 @@ def _flex_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> 
 
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """FlexAttention is fused only when compiled; as it stands it holds the T x T matrix.
+    """FlexAttention is fused only if compiled; uncompiled it makes the T x T matrix.
 
-    Beyond eight variants of a function (`torch._dynamo.config.recompile_limit`) torch runs it as it stands and says so
-    in a log only. With `fullgraph` that is an error, FailOnRecompileLimitHit, also where errors are suppressed, as they
-    are in training; `torch._dynamo.reset()` makes room.
+    After eight variants of a function (`torch._dynamo.config.recompile_limit`) torch runs it uncompiled and only logs
+    it. With `fullgraph` that is an error, FailOnRecompileLimitHit; `torch._dynamo.reset()` resets the count.
     """
     return torch.compile(function, fullgraph=True)
 
 
 @cache
 def causal_blocks(context: int, device: torch.device, size: int = 128) -> Any:
-    """FlexAttention's description of the causal mask: block row r sees the blocks before it whole and block r in part.
+    """FlexAttention's causal block mask: block row r sees the blocks before it in full and block r in part.
 
-    As `create_block_mask` finds it, which goes through a T x T matrix for it. A last row of fewer than `size` queries
-    sees all its blocks in part.
+    The same as that of `create_block_mask`, which needs a T x T matrix. A last row of fewer than `size` queries sees
+    all its blocks in part.
     """
     from torch.nn.attention.flex_attention import BlockMask
 

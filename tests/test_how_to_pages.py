@@ -1,4 +1,4 @@
-"""The examples in the how-to pages run as they are printed, each page from top to bottom."""
+"""The examples in the how-to pages run, each page from top to bottom."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from aero.architecture import parse
 from aero.records import ROOT
 
 COMMAND = f'aero() {{ "{sys.executable}" -m aero.cli "$@"; }}\n'
-"""The command of this tree, whether or not it is installed."""
+"""The command of this source tree."""
 
 
 @pytest.mark.parametrize("page", ["measure_entropy", "regularize"])
@@ -33,7 +33,7 @@ def test_examples_run(page, tmp_path, monkeypatch):
             assert "Wasserstein-1 to entropy.json" in done.stdout and (tmp_path / "heads.svg").stat().st_size > 1000
 
 
-def test_the_notation_that_is_explained_is_the_one_that_is_read():
+def test_the_explained_notation_can_be_parsed():
     page = (ROOT / "docs/reading_the_report.md").read_text(encoding="utf-8").partition("## Notation")[2]
     cells = [line.split("|")[1:3] for line in page.splitlines() if line.startswith("| `")]
     written = [name for cell in cells for part in cell for name in re.findall(r"`(\S+)`", part)]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
-from contextlib import nullcontext
 from html import escape
 from typing import Any
 
@@ -122,6 +121,3 @@ def no_data(axes: Axes, text: str) -> None:
     for spine in axes.spines.values():
         spine.set_visible(False)
     axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, color=MUTED, style="italic")
-
-
-style = nullcontext

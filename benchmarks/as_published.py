@@ -1,14 +1,14 @@
-"""What AERO's rows cost as written, as the best fit of docs/forensics.md has them, and tuned, measured together.
+"""AERO's rows measured in one go: fitted to the published bytes, stock SPU, and optimised.
 
-    python -m benchmarks.as_published [--figure15] [--minutes M]
+    python -m benchmarks.as_published [--figure15 | --lattice] [--minutes M]
 
-The rows of Tables 4 to 7 at their own sizes, those of He & Hofmann in "as_published" alone. Every operation of the
-programs is measured by the same command, three times at T=128 and once beyond: seconds are compared with
-each other, so they must not be of different days. It writes results/two_party/fitted_ops.csv and fitted_rows.csv after
-every few operations and goes on where it was killed. Rounds are those of ops.csv, all_ops.csv and fitted_ops.csv where
-the operation is the same, and measured where there are none. About an hour and a half on 2 cores.
+The rows of Tables 4 to 7 at their own sizes, those of He & Hofmann as published alone. Every operation of the programs
+is measured by the same command, three times at T=128 and once beyond, since seconds of different days cannot be
+compared. Writes results/two_party/fitted_ops.csv and fitted_rows.csv after every few operations and goes on where it
+was stopped; about an hour and a half on 2 cores. Rounds are taken from other files where the operation is the same.
 
---figure15: the rows of Figure 15, as published and as written, into fitted_figure15_ops.csv and _rows.csv. Ten minutes.
+--figure15: the rows of Figure 15, as published and stock, into fitted_figure15_*.csv. Ten minutes.
+--lattice: stock, optimised within SPU, and optimised, into lattice_*.csv. 45 minutes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stages.two_party_all import printed_rows, rounds_runs
 TABLES = ("aero/table4", "aero/table5", "aero/table6", "aero/table7")
 FIGURE = ("aero/figure15",)
 PROGRAMS = ("as_published", "as_written", "tuned-lattice_products", "tuned-lattice_products-row_tiles")
-FIGURE_PROGRAMS = PROGRAMS[:2]
+LATTICE_PROGRAMS = ("as_written", "as_written+lattice_products", "tuned-lattice_products", "tuned")
 REPEATS = {128: 3}
 
 
@@ -41,28 +41,27 @@ def fitted_rows(parameters: Parameters, places: tuple[str, ...] = TABLES) -> lis
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.as_published", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.as_published", description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, help="stop after about so long, between two sessions")
-    parser.add_argument("--figure15", action="store_true", help="the rows of Figure 15 in place of the tables'")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--figure15", action="store_true", help="the rows of Figure 15")
+    which.add_argument("--lattice", action="store_true", help="stock, optimised within SPU, and optimised")
     parser.add_argument("--folder", type=Path, default=FITTED.parent)
     chosen = parser.parse_args(arguments)
     check_minutes(chosen.minutes or None)
     parameters = load()
     if parameters.active.two_party != "gpt2":
         raise UserError(f"scale {parameters.scale} has operations of its own sizes; take scale: laptop in params.yaml")
-    stem = "fitted_figure15" if chosen.figure15 else "fitted"
-    ops_file, rows_file = (chosen.folder / f"{stem}_{what}.csv" for what in ("ops", "rows"))
-    measure_rows(
-        parameters.two_party,
-        fitted_rows(parameters, FIGURE if chosen.figure15 else TABLES),
-        FIGURE_PROGRAMS if chosen.figure15 else PROGRAMS,
-        ops_file,
-        rows_file,
-        minutes=chosen.minutes,
-        rounds_runs=rounds_runs(parameters),
-        repeats=REPEATS,
-        rounds_from=[FITTED.parent / name for name in ("ops.csv", "all_ops.csv", "fitted_ops.csv")],
-    )
+    stem, programs, rows = "fitted", PROGRAMS, fitted_rows(parameters, FIGURE if chosen.figure15 else TABLES)
+    if chosen.figure15:
+        stem, programs = "fitted_figure15", PROGRAMS[:2]
+    elif chosen.lattice:
+        stem, programs = "lattice", LATTICE_PROGRAMS
+        rows = [row for row in printed_rows(parameters) if any(place.startswith(TABLES) for place in row.places)]
+    known = () if chosen.lattice else [FITTED.parent / name for name in ("ops.csv", "all_ops.csv", "fitted_ops.csv")]
+    files = [chosen.folder / f"{stem}_{what}.csv" for what in ("ops", "rows")]
+    options = {"minutes": chosen.minutes, "rounds_runs": rounds_runs(parameters), "repeats": REPEATS}
+    measure_rows(parameters.two_party, rows, programs, *files, rounds_from=known, **options)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,9 @@
-"""Memory, time and error of attention with entropy: through the T x T matrix, by blocks of rows that are made again for
-the gradient, and by blocks that are kept for it.
+"""Memory of attention with entropy: through the T x T matrix, by blocks of rows that are recomputed for the gradient,
+and by blocks that are kept for it.
 
     python -m benchmarks.entropy_memory
 
-One attention layer, forward and backward, float32, CPU. Peak memory is what a fresh process needs beyond its inputs
-(high-water mark of its resident set). Seconds are medians of interleaved repeats in one process; only their ratio is a
-claim. Errors are against float64, the largest of all values or gradients, for logits of standard deviation 1.
+One attention layer, forward and backward, float32, CPU. Peak memory is what a fresh process needs beyond its inputs.
 Writes results/bench/entropy_memory.json.
 """
 
@@ -16,10 +14,8 @@ import json
 import math
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 
 import torch
 from torch import Tensor
@@ -37,9 +33,6 @@ CONTEXTS = {
     "kept": (256, 512, 1024, 2048, 4096),
     "blocks": (256, 512, 1024, 2048, 4096, 8192, 16384),
 }
-TIMED = {"GPT-2, batch 2": (2, 12, 64), "laptop scale, batch 16": (16, 4, 16)}  # B, H, d_k
-TIMED_CONTEXTS = (64, 128, 256, 512, 1024)
-REPEATS = 5
 
 
 def by_matrix(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -101,55 +94,6 @@ def growth(lines: list[dict[str, object]], way: str) -> float:
     return timing.exponent(*([line[name] for line in longest] for name in ("context", "peak_bytes")))
 
 
-def errors(context: int) -> dict[str, object]:
-    """Largest deviation from float64 of the entropies and outputs, and of the gradients, by head and so in less
-    memory."""
-    exact = forward_and_backward("matrix", inputs(1, 1, context, WIDTH, torch.float64))
-    line: dict[str, object] = {"context": context}
-    for way in WAYS:
-        found = forward_and_backward(way, inputs(1, 1, context, WIDTH))
-        off = [(x.double() - y).abs().max().item() for x, y in zip(found, exact, strict=True)]
-        line |= {f"{way}_values": max(off[:2]), f"{way}_gradients": max(off[2:])}
-    return line
-
-
-def seconds() -> list[dict[str, object]]:
-    torch.set_num_threads(1)
-    lines = []
-    for name, (batch, heads, width) in TIMED.items():
-        for context in TIMED_CONTEXTS:
-            given = inputs(batch, heads, context, width)
-            times: dict[str, list[float]] = {way: [] for way in WAYS}
-            for repeat in range(REPEATS + 1):
-                for way in WAYS:
-                    began = time.perf_counter()
-                    forward_and_backward(way, given)
-                    if repeat:  # the first of each warms up
-                        times[way].append(time.perf_counter() - began)
-            ratios = {
-                way: sorted(own / m for m, own in zip(times["matrix"], times[way], strict=True))
-                for way in ("blocks", "kept")
-            }
-            lines.append(
-                {
-                    "shape": name,
-                    "batch": batch,
-                    "heads": heads,
-                    "width": width,
-                    "context": context,
-                    "seconds": {way: median(values) for way, values in times.items()},
-                    "blocks_over_matrix": median(ratios["blocks"]),
-                    "range": [ratios["blocks"][0], ratios["blocks"][-1]],
-                    "kept_over_matrix": median(ratios["kept"]),
-                    "kept_range": [ratios["kept"][0], ratios["kept"][-1]],
-                    "repeats": REPEATS,
-                }
-            )
-            said = ", ".join(f"{way} / matrix {median(values):.2f}" for way, values in ratios.items())
-            print(f"{name} T={context}: {said}", flush=True)
-    return lines
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peak", nargs=2, metavar=("WAY", "T"), help="only print the bytes of one measurement")
@@ -167,8 +111,6 @@ def main() -> None:
         "kept_up_to": KEPT_UP_TO,
         "memory": lines,
         "growth": {way: round(growth(lines, way), 3) for way in WAYS},
-        "errors": [errors(context) for context in (256, 1024, 4096)],
-        "seconds": seconds(),
         "provenance": records.provenance(torch=torch.__version__, threads=1, measured=records.now()),
     }
     write_text(chosen.out, json.dumps(result, indent=1) + "\n")

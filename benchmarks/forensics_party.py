@@ -1,11 +1,10 @@
-"""One party of the forensic measurements, for any SPU wheel from 0.9.0b2 on: run by `benchmarks.forensics`.
+"""One party of `benchmarks.forensics`, for any SPU wheel from 0.9.0b2 on; needs only NumPy, JAX and SPU.
 
     PYTHON benchmarks/forensics_party.py RANK CLIENT_ADDRESS SERVER_ADDRESS REQUEST
 
-REQUEST (JSON) has runtime and compiler options under SPU's own names, and the operations. PYTHON may belong to another
-environment with another version of SPU, whose interface differs from the one `aero.two_party` uses, and has no other
-package of this project: hence a file that needs NumPy, JAX and SPU alone. One JSON line an operation goes to standard
-output: bytes that this party sent in each run (SPU's "Link details"), seconds.
+REQUEST (JSON) has runtime and compiler options under SPU's own names, and the operations. PYTHON may have another
+version of SPU than this project. One JSON line an operation goes to standard output: bytes that this party sent in
+each run, seconds.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
 """Complete private passes at the papers' own size (GPT-2 small, 12 layers, T = 128), beside their composition.
 
     python -m benchmarks.full_passes SM+ScFuFFN SM+LN+R SM+LN+G --programs tuned as_written
-    python -m benchmarks.full_passes                        # compositions alone, from today's ops.csv
+    python -m benchmarks.full_passes                        # compose all entries again
 
-A pass takes 10 to 40 minutes and its seconds mean something on an otherwise idle machine only; the load at its start
-and end is in the file. The weights are drawn as the recipe draws them before training, embeddings, queries and keys
-wider, so that attention is not uniform and logits spread: bytes do not depend on weights, and errors of trained ones
-are measured at the scales that are trained (`stages.end_to_end`). Appends to results/two_party/full_passes.json after
-every pass; a row and program that is there already is passed over. The compositions of all entries are those of
-results/two_party/ops.csv as it is then, and of savings_ops.csv for what that lacks, or of the file of operations that
-was given with the pass: --operations, for a machine that is not as fast as it was when those were measured.
+A pass takes 10 to 40 minutes; its seconds mean something on an otherwise idle machine only, and the load is in the
+file. Weights are drawn as before training, with embeddings, queries and keys wider, so that attention is not uniform:
+bytes do not depend on weights. Appends to results/two_party/full_passes.json after every pass and skips what is there.
+Compositions are of results/two_party/ops.csv, and of savings_ops.csv for what that lacks.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ import torch
 from aero import records
 from aero.architecture import parse
 from aero.config import Parameters, load
-from aero.errors import UserError, run_main
+from aero.errors import run_main
 from aero.model import GPT
 from aero.records import write_text
 from aero.two_party.cost import ledger
@@ -36,15 +33,14 @@ from aero.two_party.program.weights import within_budget
 from aero.two_party.runtime.settings import Settings
 
 PATH = Path("results/two_party/full_passes.json")
-OPERATIONS = ("savings_ops.csv", "ops.csv")  # what a later one has counts
+OPERATIONS = ("savings_ops.csv", "ops.csv")  # a later file takes precedence
 SEED = 1337
 SPREAD = 2.0  # times the recipe's standard deviation
-# A party may compute for minutes (encoding a layer's weights) before it sends again.
-RECEIVE_TIMEOUT_S = 1800
+RECEIVE_TIMEOUT_S = 1800  # a party may encode a layer's weights for minutes before it sends again
 
 
 def random_model(row: str, parameters: Parameters) -> GPT:
-    """`row` at GPT-2 small's dimensions, weights by the recipe's initialisation, some of them spread."""
+    """`row` at GPT-2 small's dimensions, with random weights."""
     config, _ = parameters.two_party_model()
     torch.manual_seed(SEED)
     model = GPT(parse(row), config).eval()
@@ -62,8 +58,7 @@ def full_pass(row: str, named: str, parameters: Parameters) -> dict[str, Any]:
     prompt = np.random.default_rng(SEED).integers(0, config.vocabulary, (1, context))
     with torch.no_grad():
         plain = model(torch.from_numpy(prompt))[0, -1].numpy()
-    program = within_budget(model, named)
-    load_before = os.getloadavg()[1]
+    program, load_before = within_budget(model, named), os.getloadavg()[1]
     settings = Settings(**parameters.two_party.settings() | {"receive_timeout_s": RECEIVE_TIMEOUT_S})
     (answer,), _ = ask(model, prompt, program, settings)
     return {
@@ -88,17 +83,12 @@ def full_pass(row: str, named: str, parameters: Parameters) -> dict[str, Any]:
 
 
 def composed(entry: dict[str, Any], parameters: Parameters) -> dict[str, Any]:
-    """`entry` with the sum of its operations measured alone, and that over the pass; None where one was not measured.
-
-    Layers put back into their own basis add products that neither file may have.
-    """
+    """`entry` with the sum of its operations measured alone; None where one of them was not measured."""
     config, context = parameters.two_party_model()
     counts = operations(parse(entry["architecture"]), config, entry["computed_as"], context)
     own = entry.get("operations_file")
-    files = [PATH.with_name(name) for name in ([own] if own else OPERATIONS)]
-    measured = ledger.by_operation(
-        row for path in files if path.is_file() for row in ledger.read(path, ledger.Measurement)
-    )
+    paths = [path for name in ([own] if own else OPERATIONS) if (path := PATH.with_name(name)).is_file()]
+    measured = ledger.by_operation(row for path in paths for row in ledger.read(path, ledger.Measurement))
     missing = [f"{one.name} {one.shape}" for one in counts if (one.name, one.shape) not in measured]
     parts = [] if missing else [(count, ledger.find(measured, one)) for one, count in counts.items()]
     whole = entry | {"bytes": entry["bytes_client"] + entry["bytes_server"]}
@@ -110,42 +100,35 @@ def composed(entry: dict[str, Any], parameters: Parameters) -> dict[str, Any]:
     return entry | found | {"operations_measured": [times[0], times[-1]] if times else []}
 
 
-def kept() -> list[dict[str, Any]]:
+def entries() -> list[dict[str, Any]]:
     return json.loads(PATH.read_text(encoding="utf-8")) if PATH.is_file() else []
 
 
-def keep(entries: list[dict[str, Any]], parameters: Parameters) -> None:
-    lines = [composed(entry, parameters) for entry in entries]
-    write_text(PATH, json.dumps(lines, indent=1, allow_nan=False) + "\n")
+def write(lines: list[dict[str, Any]], parameters: Parameters) -> None:
+    content = [composed(entry, parameters) for entry in lines]
+    write_text(PATH, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.full_passes", description=__doc__.splitlines()[0])
-    parser.add_argument("rows", nargs="*", help='such as "SM+ScFuFFN"; none: compose the kept passes anew')
+    parser.add_argument("rows", nargs="*", type=lambda text: str(parse(text)), help='such as "SM+ScFuFFN"')
     parser.add_argument("--programs", nargs="+", default=["tuned", "as_written"])
-    parser.add_argument("--operations", type=Path, help="file of operations beside full_passes.json to compose of")
     given = parser.parse_args(arguments)
-    own = given.operations
-    if own is not None and not (given.rows and own.resolve().parent == PATH.resolve().parent and own.is_file()):
-        raise UserError(f"--operations needs rows and a file in {PATH.parent}, not {own}")
     parameters = load().at_scale("laptop")
     for row in given.rows:
-        parse(row)
-    for row in given.rows:
         for program in given.programs:
-            done = kept()
+            done = entries()
             if any((one["architecture"], one["program"]) == (row, program) for one in done):
-                print(f"{row} {program}: kept already")
+                print(f"{row} {program}: already measured")
                 continue
-            entry = full_pass(row, program, parameters) | ({"operations_file": own.name} if own is not None else {})
-            keep([*done, entry], parameters)
+            entry = full_pass(row, program, parameters)
+            write([*done, entry], parameters)
+            gigabytes = (entry["bytes_client"] + entry["bytes_server"]) / 1e9
             print(
-                f"{row} {program}: error {entry['max_logit_error']:.4f}, "
-                f"{(entry['bytes_client'] + entry['bytes_server']) / 1e9:.3f} GB, {entry['seconds']:.0f} s",
-                flush=True,
+                f"{row} {program}: error {entry['max_logit_error']:.4f}, {gigabytes:.3f} GB, {entry['seconds']:.0f} s"
             )
-    if kept():
-        keep(kept(), parameters)
+    if done := entries():
+        write(done, parameters)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
-"""A latency model that can be held against private passes on a shaped link.
+"""Cost of single operations on a link, and the latency of a private pass predicted from them.
 
-Every operation of a program is run alone, at its own shapes, on three links: one that only passes on, one that delays,
-one that limits the rate. The second less the first, by the round-trip time, gives its rounds; the third less the first,
-times the rate, its wire bytes: those that cost time. They are fewer than its bytes where both directions are used at
-once: SPU sends a product of two shares in halves, one each way, but a product with one party's own value alternates.
-Products of matrices send little, compute for seconds and have a round or two, which their own noise would hide: their
-rounds are those of a small product, their wire bytes by `network.wire_bytes`.
+Every operation is run alone, at its own shapes, on three links: open, delayed, and limited in rate. The extra time of
+the second, over the round-trip time, gives its rounds; that of the third, times the rate, its wire bytes: those that
+cost time, fewer than its bytes where both directions are used at once. Matrix multiplications compute for seconds and
+have one or two rounds, which noise would hide: their rounds are those of a small one, their wire bytes by
+`network.wire_bytes`.
 
 A pass then takes, on a network, the sum of computing + wire bytes / bandwidth + rounds x round-trip time over its
-operations, plus as many refills of oblivious transfers as it made, which are left out of every operation.
+operations, plus as many refills of oblivious transfers as it made.
 """
 
 from __future__ import annotations
@@ -53,8 +52,7 @@ _REFILL_RUNS = 10
 class Cost:
     """What one operation costs in its steady state, or one refill: seconds on an open link, wire bytes, rounds.
 
-    bytes: in both directions, all of them. What is left of noise may make wire bytes and rounds of cheap operations
-    negative; it is kept, because cutting it off would add up.
+    bytes: in both directions. Noise may make wire bytes and rounds of cheap operations negative.
     """
 
     op: str
@@ -109,7 +107,7 @@ def refills_of(counts: Mapping[Operation, int], costs: Mapping[tuple[str, str], 
 
 
 def cost_task(party: Party, request: dict[str, Any]) -> None:
-    """In a party process: run every operation on its links and tell the client's parent; the client's times count."""
+    """In a party process: run every operation on its links and report the client's costs to its parent."""
     for operation in warm_up(request["operations"]):
         party.run(operation.function(), place(party, operation), ["y"])
     for operation in request["operations"]:
@@ -153,16 +151,13 @@ def _messages(profile: Profile) -> int:
 
 
 def _refilled(profiles: Mapping[str, Sequence[Profile]]) -> Callable[[Profile], bool]:
-    """Did this run of an operation make a refill? Judged by the fewest messages of all its runs, on any link."""
+    """Whether a run made a refill, by the fewest messages of all runs on any link."""
     fewest = min(_messages(profile) for runs in profiles.values() for profile in runs)
     return lambda profile: _messages(profile) >= fewest + REFILL_MESSAGES // 2
 
 
 def cost_of(operation: Operation, profiles: Mapping[str, Sequence[Profile]]) -> Cost:
-    """The cost by runs without a refill, by all runs on a link where each made one.
-
-    Computing is the median, slopes are between the least times: other work on the machine only ever adds.
-    """
+    """The cost by runs without a refill: computing by the median, differences between the least times."""
     plain = _without_refills({link: runs for link, runs in profiles.items() if link in LINKS})
     one = min(plain["open"], key=_messages)
     if operation.kind in MATRICES:

@@ -1,38 +1,36 @@
-"""Complete private passes over shaped links, beside what the latency model predicts from operations measured alone.
+"""Complete private passes over shaped links, and what operations cost on a link, each at its own shape.
 
-    python -m benchmarks.shaped_network                      # everything: half an hour, on a quiet machine
-    python -m benchmarks.shaped_network --only operations    # their costs alone
-    python -m benchmarks.shaped_network --only passes --networks wan --runs sm-scfuffn --programs tuned
+    python -m benchmarks.shaped_network operations     # what a prediction needs: results/two_party/shaped_ops.csv
+    python -m benchmarks.shaped_network passes         # results/two_party/shaped.csv, beside the prediction
+    python -m benchmarks.shaped_network full_links     # at the papers' own size: results/two_party/full_links.csv
 
-Writes what operations cost to results/two_party/shaped_ops.csv and to results/two_party/shaped.csv one line a pass, as
-soon as it is measured, in place of the line of the same architecture, program, context and network; predictions are
-made anew for all lines, or for none where one that is there could not be. "loopback" is the relay without rate and
-delay. The refills of oblivious transfers that a prediction counts are those of the loopback pass.
+Half an hour each on a quiet machine (full_links: two hours). The link is a relay with the rate and delay of each
+network of params.yaml; "loopback" has neither. Every line is written as soon as it is measured; full_links goes on
+where it was stopped. A pass is predicted from its operations if all were measured by today's program.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
-import io
 import json
+import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from aero import checkpoint, records
 from aero.architecture import parse
-from aero.config import load
+from aero.config import Parameters, load
 from aero.data.batches import evaluation_batches
 from aero.data.tokens import open_tokens
-from aero.errors import UserError, run_main
-from aero.model import ModelConfig
-from aero.records import run_folder, write_text
+from aero.errors import run_main
+from aero.model import GPT, ModelConfig
 from aero.two_party.cost.ledger import as_json
 from aero.two_party.cost.measure import place, warm_up_of
 from aero.two_party.cost.network import Network
+from aero.two_party.cost.packing import MATRICES
 from aero.two_party.program.end_to_end import Question, put_prompt, put_weights
 from aero.two_party.program.forward import operations
 from aero.two_party.program.operations import Operation
@@ -41,43 +39,41 @@ from aero.two_party.runtime.parties import Party, run_parties
 from aero.two_party.runtime.relay import Relay
 from aero.two_party.runtime.settings import CLIENT, SERVER, Settings
 from benchmarks.latency import REFILL, Cost, error_share, measure_costs, predict, refills_of
+from benchmarks.timing import read_lines, write_lines
 
 LOOPBACK = "loopback"
-PASSES = Path("results/two_party/shaped.csv")
-OPERATIONS = Path("results/two_party/shaped_ops.csv")
+PASSES, OPERATIONS = Path("results/two_party/shaped.csv"), Path("results/two_party/shaped_ops.csv")
+FULL_LINKS = Path("results/two_party/full_links.csv")
+FULL_ROWS = ("SM+LN+G", "SM+LN+R", "SM+ScFuFFN")
 OTHER_PROGRAM = 0.1
-"""Share by which the bytes of a pass are off its operations' if another program made it; refills are a few per cent."""
-MOST_NAMED = 3
-"""Operations that an error names; a pass has up to twenty."""
-COMMAND = "python -m benchmarks.shaped_network"
+"""A pass whose bytes differ from its operations' by more than this share was made by another program."""
 COLUMNS = (
-    "architecture program model context network bandwidth_mbit rtt_ms seconds predicted compute transfer rounds error "
-    "bytes messages refills provenance"
-).split()
+    *("architecture", "program", "model", "context", "network", "bandwidth_mbit", "rtt_ms", "seconds", "predicted"),
+    *("compute", "transfer", "rounds", "error", "bytes", "messages", "refills", "provenance"),
+)
+COST_COLUMNS = (*(field.name for field in dataclasses.fields(Cost)), "provenance")
 
 
 def pass_task(party: Party, given: dict[str, Any]) -> None:
-    """In a party process: one pass on each network, from the placed question to the logits that the client holds."""
+    """In a party process: one pass on each network, from the prompt in place to the logits at the client."""
     question: Question = given["question"]
     for operation in warm_up_of(question.program):
         party.run(operation.function(), place(party, operation), ["y"])
     names = put_weights(party, question, given["weights"] if party.rank == SERVER else None)
     put_prompt(party, question, given["ids"] if party.rank == CLIENT else None)
-    function = question.function(names)
-    inputs = [*(f"w.{name}" for name in names), "prompt"]
-    # Compiles the program and gets the memory; measured passes begin after it.
-    party.run(function, inputs, ["logits"])
+    function, inputs = question.function(names), [*(f"w.{name}" for name in names), "prompt"]
+    party.run(function, inputs, ["logits"])  # compiles the program
     for network in given["networks"]:
         party.barrier()
         party.control(network)
         party.barrier()
-        began = time.perf_counter()
+        start = time.perf_counter()
         profile = party.run(function, inputs, ["logits"])
         party.reveal("logits", to=CLIENT)
         measured = {
             "network": network,
-            "seconds": time.perf_counter() - began,
-            "bytes": profile.bytes_sent + profile.bytes_received,
+            "seconds": round(time.perf_counter() - start, 3),
+            "bytes": profile.bytes,
             "messages": profile.messages_sent + profile.messages_received,
         }
         party.barrier()
@@ -85,213 +81,128 @@ def pass_task(party: Party, given: dict[str, Any]) -> None:
         party.control(measured)
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    """Lines of a CSV file, none if it is not there."""
-    if not path.exists():
-        return []
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+def measure_passes(
+    model: GPT, program: str, tokens: Path, networks: Mapping[str, Network | None], settings: Settings, made: str
+) -> None:
+    """Passes over every network; each replaces the line of the same architecture, program, context and network."""
+    config, context = model.config, model.config.context
+    question = Question(str(model.architecture), dataclasses.asdict(config), program, context)
+    ids = next(iter(evaluation_batches(open_tokens(tokens).valid, context, 1, context)))[0].numpy()
+    common, relay = {"question": question, "networks": list(networks)}, Relay()
+    key = {"architecture": question.architecture, "program": program, "model": as_json(**question.config)}
+    key["context"] = str(context)
+
+    def control(message: Any) -> None:
+        if isinstance(message, str):
+            network = networks.get(message)
+            relay.delay_s = network.rtt_ms / 2e3 if network is not None else 0.0
+            relay.bandwidth_bytes = network.bytes_per_second if network is not None else None
+            return
+        network = networks[message["network"]]
+        line = key | (dataclasses.asdict(network) if network is not None else {}) | message | {"provenance": made}
+        own = key | {"network": message["network"]}
+        others = [old for old in read_lines(PASSES) if any(old[name] != value for name, value in own.items())]
+        write_lines(PASSES, COLUMNS, [*others, line])
+        print(f"{question.architecture} {program} {message['network']}: {message['seconds']:.1f} s", flush=True)
+
+    weights = weight_arrays(model, program)
+    inputs = common | {"ids": ids}, common | {"weights": weights}
+    run_parties(pass_task, *inputs, settings, relay=relay, on_control=control)
 
 
-def write(path: Path, columns: list[str], lines: list[dict[str, Any]]) -> None:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
-    writer.writeheader()
-    writer.writerows(lines)
-    write_text(path, text.getvalue())
+def measure_operations(
+    path: Path, wanted: Iterable[Operation], settings: Settings, repeats: int, made: str, with_refill: bool
+) -> None:
+    """Measure the costs on a link, and put them into `path` as they come."""
+    lines = {(line["op"], line["shape"]): line for line in read_lines(path)}
+
+    def keep(cost: Cost) -> None:
+        lines[cost.op, cost.shape] = dataclasses.asdict(cost) | {"provenance": made}
+        write_lines(path, COST_COLUMNS, [lines[key] for key in sorted(lines)])
+        print(f"{cost.op} {cost.shape}: {cost.seconds:.3f} s, {cost.rounds:.1f} rounds", flush=True)
+
+    measure_costs(wanted, settings, repeats, keep, with_refill=with_refill)
+
+
+def full_size(parameters: Parameters) -> list[Operation]:
+    """The operations of `FULL_ROWS` at the papers' size except matrix multiplications, smallest first."""
+    config, context = parameters.at_scale("laptop").two_party_model()
+    # Of Pythia's baseline, with fewer entries: the full size would take a quarter of an hour on the limited link.
+    found: dict[Operation, None] = {Operation("gelu_exact", ((16, 1024),)): None}
+    for row in FULL_ROWS:
+        for program in parameters.two_party.programs:
+            found |= dict.fromkeys(operations(parse(row), config, program, context))
+    return sorted(
+        (one for one in found if one.kind not in MATRICES), key=lambda one: (sum(map(math.prod, one.shapes)), one)
+    )
+
+
+def predict_passes() -> None:
+    """Add to every measured pass the prediction of the latency model."""
+    numbers = [field.name for field in dataclasses.fields(Cost)[2:]]
+    costs = {
+        (line["op"], line["shape"]): Cost(line["op"], line["shape"], *(float(line[name]) for name in numbers))
+        for line in read_lines(OPERATIONS)
+    }
+    lines = read_lines(PASSES)
+    for line in lines:
+        config, name = ModelConfig(**json.loads(line["model"])), f"{line['architecture']} {line['program']}"
+        counts = operations(parse(line["architecture"]), config, line["program"], int(line["context"]))
+        same = [other for other in lines if all(other[key] == line[key] for key in COLUMNS[:4])]
+        loopback = [other for other in same if other["network"] == LOOPBACK]
+        missing = [one.name for one in counts if (one.name, one.shape) not in costs]
+        if missing or (REFILL, "") not in costs or not loopback:
+            print(f"{name} {line['network']}: not predicted; measure operations and the {LOOPBACK} pass first")
+            continue
+        composed = sum(count * costs[one.name, one.shape].bytes for one, count in counts.items())
+        if abs(composed / float(loopback[0]["bytes"]) - 1) > OTHER_PROGRAM:
+            print(f"{name} {line['network']}: not predicted; another program made the pass, measure passes again")
+            continue
+        refills = refills_of(counts, costs, float(loopback[0]["messages"]))
+        network = Network(float(line["bandwidth_mbit"]), float(line["rtt_ms"])) if line["bandwidth_mbit"] else None
+        parts = predict(counts, costs, refills, network)
+        line["predicted"] = round(parts.seconds, 3)
+        line |= {what: round(getattr(parts, what), 3) for what in ("compute", "transfer", "rounds")}
+        line |= {"error": round(error_share(parts.seconds, float(line["seconds"])), 4), "refills": refills}
+        print(f"{name} {line['network']}: {float(line['seconds']):.1f} s measured, {parts.seconds:.1f} predicted")
+    write_lines(PASSES, COLUMNS, lines)
 
 
 def main(arguments: list[str]) -> None:
     parameters = load()
     networks = {name: Network(n.bandwidth_mbit, n.rtt_ms) for name, n in parameters.two_party.networks.items()}
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.shaped_network", description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=["operations", "passes", "full_links"])
     parser.add_argument("--runs", nargs="+", default=list(parameters.two_party.end_to_end_runs))
     parser.add_argument("--programs", nargs="+", default=list(parameters.two_party.programs))
     parser.add_argument("--networks", nargs="+", default=[LOOPBACK, *networks], choices=[LOOPBACK, *networks])
-    parser.add_argument("--only", choices=["operations", "passes", "predictions"])
-    parser.add_argument("--missing", action="store_true", help="measure only operations that have no line yet")
     parser.add_argument("--repeats", type=int, default=3, help="runs of an operation on each link")
     parser.add_argument("--checkpoints", type=Path, default=Path("runs"), help="folder of the trained runs")
     parser.add_argument("--tokens", type=Path, default=Path("runs/tokens"), help="folder of token files")
     chosen = parser.parse_args(arguments)
     settings = Settings(**parameters.two_party.settings())
     made = as_json(**records.provenance(measured=records.now(), settings=parameters.two_party.variant()))
-    models = {}
-    if chosen.only != "predictions":
-        for run in chosen.runs:
-            folder = chosen.checkpoints / run_folder(run, parameters.seeds[0]).relative_to("runs")
-            models[run] = checkpoint.load(folder / "checkpoint.safetensors")
-    # As `aero ask` computes it: with layers put back into their own basis where the weights ask for it.
-    asked = [(model, within_budget(model, program)) for model in models.values() for program in chosen.programs]
-    if chosen.only in (None, "operations"):
-        wanted: dict[Any, None] = {}
-        for model, program in asked:
+    if chosen.what == "full_links":
+        known = {(line["op"], line["shape"]) for line in read_lines(FULL_LINKS)}
+        for one in full_size(parameters):
+            if (one.name, one.shape) not in known:
+                measure_operations(FULL_LINKS, [one], settings, chosen.repeats, made, with_refill=False)
+        return
+    models = []
+    for run in chosen.runs:
+        folder = chosen.checkpoints / records.run_folder(run, parameters.seeds[0]).relative_to("runs")
+        models.append(checkpoint.load(folder / "checkpoint.safetensors"))
+    programs = [(model, within_budget(model, program)) for model in models for program in chosen.programs]
+    if chosen.what == "operations":
+        wanted: dict[Operation, None] = {}
+        for model, program in programs:
             wanted |= dict.fromkeys(operations(model.architecture, model.config, program, model.config.context))
-        known = {(line["op"], line["shape"]) for line in read(OPERATIONS)} if chosen.missing else set()
-        missing = [one for one in wanted if (one.name, one.shape) not in known]
-        keep_costs(missing, settings, chosen.repeats, made, with_refill=(REFILL, "") not in known)
-    if chosen.only in (None, "passes"):
-        for model, program in asked:
-            check_predictable(model, program, chosen.networks)
-        for model, program in asked:
-            keep_passes(model, program, chosen, {name: networks.get(name) for name in chosen.networks}, settings, made)
-    keep_predictions()
-
-
-def keep_costs(wanted: list[Any], settings: Settings, repeats: int, made: str, with_refill: bool) -> None:
-    columns = [*(field.name for field in dataclasses.fields(Cost)), "provenance"]
-    if not (wanted or with_refill):
-        return
-    kept = {(line["op"], line["shape"]): line for line in read(OPERATIONS)}
-
-    def keep(cost: Cost) -> None:
-        kept[cost.op, cost.shape] = dataclasses.asdict(cost) | {"provenance": made}
-        write(OPERATIONS, columns, list(kept.values()))
-        print(
-            f"{cost.op} {cost.shape}: {cost.seconds:.3f} s, {cost.wire_bytes:.0f} wire bytes, {cost.rounds:.1f} rounds"
-        )
-
-    measure_costs(wanted, settings, repeats, keep, with_refill=with_refill)
-
-
-def keep_passes(
-    model: Any, program: str, chosen: Any, networks: dict[str, Network | None], settings: Settings, made: str
-) -> None:
-    config, context = model.config, model.config.context
-    question = Question(str(model.architecture), dataclasses.asdict(config), program, context)
-    ids = next(iter(evaluation_batches(open_tokens(chosen.tokens).valid, context, 1, context)))[0].numpy()
-    common = {"question": question, "networks": list(networks)}
-    relay = Relay()
-
-    def take(message: Any) -> None:
-        if isinstance(message, str):
-            network = networks.get(message)
-            relay.delay_s = network.rtt_ms / 2e3 if network is not None else 0.0
-            relay.bandwidth_bytes = network.bytes_per_second if network is not None else None
-            return
-        name = message.pop("network")
-        place_of = {
-            "architecture": question.architecture,
-            "program": program,
-            "model": as_json(**question.config),
-            "context": str(context),
-            "network": name,
-        }
-        network = networks[name]
-        shape = {} if network is None else dataclasses.asdict(network)
-        line = place_of | shape | message | {"seconds": round(message["seconds"], 3), "provenance": made}
-        others = [old for old in read(PASSES) if any(old[key] != value for key, value in place_of.items())]
-        write(PASSES, COLUMNS, [*others, line])
-        print(f"{question.architecture} {program} {name}: {message['seconds']:.1f} s", flush=True)
-
-    run_parties(
-        pass_task,
-        common | {"ids": ids},
-        common | {"weights": weight_arrays(model, program)},
-        settings,
-        relay=relay,
-        on_control=take,
-    )
-
-
-def known_costs() -> dict[tuple[str, str], Cost]:
-    """The link costs that are there, by (op, shape)."""
-    numbers = [field.name for field in dataclasses.fields(Cost)[2:]]
-    return {
-        (line["op"], line["shape"]): Cost(line["op"], line["shape"], *(float(line[name]) for name in numbers))
-        for line in read(OPERATIONS)
-    }
-
-
-def without_cost(counts: Mapping[Operation, int], costs: Mapping[tuple[str, str], Cost]) -> list[str]:
-    """What a prediction needs that was not measured: operations, or a refill."""
-    missing = [f"{one.name} {one.shape}" for one in counts if (one.name, one.shape) not in costs]
-    return missing if (REFILL, "") in costs else [*missing, REFILL]
-
-
-def check_predictable(model: Any, program: str, networks: Sequence[str]) -> None:
-    """UserError if passes over `networks` would take the place of predicted ones and could not be predicted."""
-    named = {
-        "architecture": str(model.architecture),
-        "program": program,
-        "model": as_json(**dataclasses.asdict(model.config)),
-        "context": str(model.config.context),
-    }
-    same = [line for line in read(PASSES) if all(line[key] == value for key, value in named.items())]
-    if any(line["predicted"] and line["network"] in networks for line in same):
-        counts = operations(model.architecture, model.config, program, model.config.context)
-        if missing := without_cost(counts, known_costs()):
-            raise UserError(_kept_as_they_are({_lacks_costs(missing): {f"{model.architecture} {program}": None}}))
-
-
-Lack = tuple[str, str]
-"""What a prediction lacks, and the command that measures it."""
-
-
-def _lacks_costs(missing: Sequence[str]) -> Lack:
-    more = f" and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
-    return f"operations ({'; '.join(missing[:MOST_NAMED])}{more})", f"{COMMAND} --only operations --missing"
-
-
-def _kept_as_they_are(lacking: Mapping[Lack, Iterable[str]]) -> str:
-    """lacking: names of models and programs by what they lack."""
-    said = "; ".join(
-        f"{', '.join(names)}: without {what}, `{command}` measures it" for (what, command), names in lacking.items()
-    )
-    return f"the predictions in {PASSES} stay as they are, since not all can be made anew: {said}"
-
-
-def keep_predictions() -> None:
-    """Add to every pass measured what the model says of it.
-
-    UserError, and nothing is written, if a pass that has a prediction would lose it.
-    """
-    costs = known_costs()
-    lines = read(PASSES)
-    if not costs or not lines:
-        print("nothing to predict yet: operations and passes are both needed")
-        return
-    lost: dict[Lack, dict[str, None]] = {}
-    said = []
-    for line in lines:
-        config = ModelConfig(**json.loads(line["model"]))
-        counts = operations(parse(line["architecture"]), config, line["program"], int(line["context"]))
-        missing = without_cost(counts, costs)
-        same = [other for other in lines if all(other[key] == line[key] for key in COLUMNS[:4])]
-        open_link = [other for other in same if other["network"] == LOOPBACK]
-        composed = sum(count * costs[one.name, one.shape].bytes for one, count in counts.items()) if not missing else 0
-        other = bool(open_link) and composed and abs(composed / float(open_link[0]["bytes"]) - 1) > OTHER_PROGRAM
-        name = f"{line['architecture']} {line['program']}"
-        if missing or not open_link or other:
-            lacks, command = f"its {LOOPBACK} pass", f"{COMMAND} --only passes"
-            if missing:
-                lacks, command = _lacks_costs(missing)
-            elif other:
-                lacks = "a pass of today's program, whose bytes are others"
-            if line["predicted"]:
-                lost.setdefault((lacks, command), {})[name] = None
-            said.append(f"{name} {line['network']}: no prediction, it lacks {lacks}")
-            continue
-        refills = refills_of(counts, costs, float(open_link[0]["messages"]))
-        network = Network(float(line["bandwidth_mbit"]), float(line["rtt_ms"])) if line["bandwidth_mbit"] else None
-        parts = predict(counts, costs, refills, network)
-        line |= {
-            "predicted": round(parts.seconds, 3),
-            "compute": round(parts.compute, 3),
-            "transfer": round(parts.transfer, 3),
-            "rounds": round(parts.rounds, 3),
-            "error": round(error_share(parts.seconds, float(line["seconds"])), 4),
-            "refills": refills,
-        }
-        said.append(
-            f"{name} {line['network']}: {float(line['seconds']):.1f} s measured, "
-            f"{parts.seconds:.1f} predicted ({parts.compute:.1f} + {parts.transfer:.1f} + {parts.rounds:.1f}), "
-            f"{float(line['error']):+.1%}"
-        )
-    if lost:
-        raise UserError(_kept_as_they_are(lost))
-    print("\n".join(said))
-    write(PASSES, COLUMNS, lines)
+        measure_operations(OPERATIONS, wanted, settings, chosen.repeats, made, with_refill=True)
+    else:
+        for model, program in programs:
+            links = {name: networks.get(name) for name in chosen.networks}
+            measure_passes(model, program, chosen.tokens, links, settings, made)
+    predict_passes()
 
 
 if __name__ == "__main__":

@@ -7,13 +7,14 @@ median with its lowest and highest value; two sides give the ratio of each pair 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import math
 import os
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 from aero import records
 from aero.records import write_text
 
+ROOT = Path(__file__).resolve().parents[1]
 FOLDER = Path("results/bench")
 MB = 1e6
 
@@ -163,3 +165,16 @@ def made_here() -> dict[str, Any]:
     import torch
 
     return records.provenance(torch=torch.__version__, measured=records.now(), load=load())
+
+
+def read_lines(path: Path) -> list[dict[str, str]]:
+    """Lines of a CSV file, none if it does not exist."""
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write_lines(path: Path, columns: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> None:
+    """Replace a CSV file at once; keys that are not in `columns` are left out."""
+    write_text(path, records.csv_text(columns, [{name: line.get(name, "") for name in columns} for line in lines]))

@@ -1,4 +1,4 @@
-"""A training step of this project beside one of Hugging Face's GPT-2, and of the papers' rows beside one another.
+"""A training step of this project beside one of Hugging Face's GPT-2.
 
     python -m benchmarks.training_step [--repeats N] [--threads N] [--widths 128 768]
 
@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from aero.architecture import parse
-from aero.flops import count
 from aero.model import GPT, ModelConfig
 from aero.training.kernels import faster_matmul
 from aero.training.loop import next_token_loss
@@ -37,7 +36,6 @@ OWN, THEIRS = "aero", "transformers"
 AS_IT_COMES = ", allocator as it comes"
 """Behind the name of a side that gives freed memory back to the system."""
 BASE = "SM+LN+G"
-ROWS = (BASE, "SM+LN+R", "SM+R", "SM+ScFFN", "SM+ScFuFFN", "SM+ScFuFFNi_6", "SOTA(SM+ScFuFFN)")
 
 
 @dataclass(frozen=True)
@@ -60,11 +58,6 @@ class Shape:
         sizes = (self.vocabulary, self.context, LAYERS, self.heads, self.width, 4 * self.width)
         return ModelConfig(*sizes, **({"vo_bias": True, "ffn_bias": True} | changes))
 
-    def flops_per_token(self, architecture: str) -> float:
-        """Of a forward pass: the stack by the papers' formulas, and the vocabulary projection."""
-        counted = count(parse(architecture), self.config(), self.context)
-        return (counted.ffn + counted.attention) / self.context + 2 * self.width * self.vocabulary
-
 
 SHAPES = tuple(Shape(*sizes) for sizes in ((128, 128, 1024), (128, 512, 1024), (768, 128, 1024), (768, 512, 1024)))
 SHAPES += tuple(Shape(shape.width, shape.context, 50257) for shape in SHAPES)
@@ -72,7 +65,6 @@ SHAPES += tuple(Shape(shape.width, shape.context, 50257) for shape in SHAPES)
 FIRST_APART, APART = 1e-5, 1e-2
 """How far the sides' losses may differ, relatively: at the first step by the rounding of sums; later by more, since
 Adam's first update is the sign of a gradient however small."""
-ROW_SHAPES = (Shape(128, 128, 1024), Shape(768, 128, 1024))
 
 
 def our_model(shape: Shape, architecture: str = BASE) -> GPT:
@@ -218,29 +210,6 @@ def compare(shape: Shape, repeats: int, threads: int) -> dict[str, Any]:
     }
 
 
-def rows(shape: Shape, repeats: int, threads: int) -> list[dict[str, Any]]:
-    """Our step of every row of `ROWS` against that of the first."""
-    base = shape.flops_per_token(BASE)
-    lines = []
-    for row in ROWS[1:]:
-        with ExitStack() as running:
-            sides = {
-                name: running.enter_context(
-                    Side("benchmarks.training_step", side=OWN, architecture=name, shape=asdict(shape), threads=threads)
-                )
-                for name in (BASE, row)
-            }
-            found = in_turn(sides, repeats, warm_ups=3)
-        speedup, flops = ratio(of(found[BASE]), of(found[row])), base / shape.flops_per_token(row)
-        cpu = ratio(of(found[BASE], "cpu_seconds"), of(found[row], "cpu_seconds"))
-        lines.append(
-            {**asdict(shape), "architecture": row, "flops_ratio": round(flops, 4), "speedup": speedup}
-            | {"cpu_speedup": cpu, "speedup_over_flops": round(speedup["median"] / flops, 4)}
-        )
-        print(f"{shape} {row}: {speedup['median']:.2f} x {BASE}, {flops:.2f} x fewer FLOPs", flush=True)
-    return lines
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     chosen = timing.step_arguments("training_step", __doc__.splitlines()[0]).parse_args(arguments)
     if chosen.side:
@@ -253,14 +222,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if shape.width in chosen.widths:
             steps.append(compare(shape, chosen.repeats, chosen.threads))
             print(f"{shape}: {steps[-1]['ratio']} x transformers' tokens/s", flush=True)
-    lines = [
-        line
-        for shape in ROW_SHAPES
-        if shape.width in chosen.widths
-        for line in rows(shape, chosen.repeats, chosen.threads)
-    ]
     settings = {"tokens": TOKENS, "threads": chosen.threads, "repeats": chosen.repeats, "load_before": load_before}
-    timing.save("training_step", settings | {"steps": steps, "rows": lines}, chosen.folder)
+    timing.save("training_step", settings | {"steps": steps}, chosen.folder)
 
 
 if __name__ == "__main__":

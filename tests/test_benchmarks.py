@@ -1,4 +1,4 @@
-"""The speed measurements: what they compare is the same computation, and their arithmetic is by hand."""
+"""The benchmarks: both sides compute the same, and their arithmetic is checked by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ import torch
 from aero.architecture import parse
 from aero.entropy import entropy_regularization
 from aero.model import GPT, ModelConfig
-from benchmarks import pipeline, regularized_step, timing, tokenizing, training_step
+from aero.two_party.cost.network import Network
+from aero.two_party.program.operations import Operation
+from benchmarks import faults, gpu, latency, pipeline, regularized_step, server_soak, timing, training_step
 from benchmarks.__main__ import ALL, of_this_machine
 from benchmarks.regularized_step import algorithm_1
 from benchmarks.timing import Side, in_turn
@@ -83,12 +85,6 @@ def test_the_authors_loop_agrees_with_our_regulariser():
     assert algorithm_1(attentions, thresholds, 0.1).item() == pytest.approx(ours.item(), rel=1e-4)
 
 
-def test_flops_of_a_shape_by_hand():
-    # A token of GPT-2 small at T=128: 24 d^2 + 3 T d + d in each of 12 layers, and 2 d V.
-    expected = 12 * (24 * 768**2 + 3 * 128 * 768 + 768) + 2 * 768 * 1024
-    assert Shape(768, 128, 1024).flops_per_token("SM+LN+G") == pytest.approx(expected)
-
-
 def test_sides_take_turns_and_tell_of_a_failure(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     settings = {"shape": {"width": 16, "context": 512, "vocabulary": 50}, "threads": 1}
@@ -119,21 +115,11 @@ def test_the_peak_of_a_process_is_not_that_of_the_one_that_started_it():
     assert before < size / 2 and 60 * 2**20 < after - before < 100 * 2**20
 
 
-def test_ratios_are_taken_repeat_by_repeat():
-    assert timing.ratio([2.0, 9.0, 4.0], [1.0, 3.0, 4.0]) == {"median": 2.0, "low": 1.0, "high": 3.0}
-
-
 def test_exponents_by_hand():
     assert timing.exponent([128, 256, 512], [3.0, 12.0, 48.0]) == pytest.approx(2.0)
     assert timing.exponent([1, 2], [5.0, 5.0]) == pytest.approx(0.0)
     # Least squares over 0, 1 and 3 doublings with values at 0, 0 and 3 doublings: (1.6667 3) / 4.6667.
     assert timing.exponent([1, 2, 8], [5.0, 5.0, 40.0]) == pytest.approx(15 / 14)
-
-
-def test_a_repeated_corpus_is_as_much_longer():
-    once, twice = (sum(map(len, tokenizing.Repeated(times).documents("valid"))) for times in (1, 2))
-    assert once == twice > 0
-    assert len(list(tokenizing.Repeated(2)._once.documents("valid"))) > 0
 
 
 def test_every_benchmark_of_the_list_is_a_command_and_wrong_names_are_told():
@@ -152,21 +138,78 @@ def test_the_gpu_is_measured_where_there_is_one(monkeypatch, available):
     assert of_this_machine() == [name for name in ALL if available or name != "gpu"]
 
 
-def test_jobs_are_compared_in_pairs_whose_order_alternates(monkeypatch):
-    taken = []
-    monkeypatch.setattr(pipeline, "train", lambda root, names, jobs: taken.append(jobs) or float(jobs))
-    assert pipeline.by_jobs(ROOT, ["a"], 3) == {1: [1.0] * 3, 2: [2.0] * 3}
-    assert taken == [1, 2, 2, 1, 1, 2]
-
-
-@pytest.mark.parametrize("told", ["Running stage 'report':", "Stage 'report' didn't change"])
-def test_a_plain_repro_that_had_something_to_do_is_no_idle_one(monkeypatch, told):
-    monkeypatch.setattr(pipeline, "said", lambda *_: told)
-    with pytest.raises(RuntimeError, match="had something to do"):
-        pipeline.repro_as_typed(ROOT)
-
-
 def test_a_file_says_where_it_was_made(tmp_path):
     timing.save("made", {"x": 1}, tmp_path)
     found = json.loads((tmp_path / "made.json").read_text())
     assert found["x"] == 1 and {"commit", "machine", "torch", "measured"} <= set(found["provenance"])
+
+
+def test_the_gpu_benchmark_runs_in_small_on_a_cpu(tmp_path):
+    gpu.main(["--tiny", "--out", str(tmp_path)])
+    found = json.loads((tmp_path / "gpu.json").read_text())
+    assert not found["left_out"] and len(found["steps"]) == 7
+    assert all(step["tokens_per_second"] > 0 for step in found["steps"])
+    assert {line["architecture"] for line in found["overhead"]} == {"EReg(SM(t)+LN+G)", "EReg(SM(t)+ScFuFFN)"}
+
+
+def soak(count, **changes):
+    """Samples of an idle server that holds the same but for `changes`: {column: value by question}."""
+    steady = {"seconds": 2.0, "memory_bytes": 3e8, "descriptors": 12, "sockets": 4, "threads": 2, "processes": 3}
+    rows = []
+    for question in range(1, count + 1):
+        values = {"question": question, "files": 0} | steady | {k: f(question) for k, f in changes.items()}
+        rows.append([values[name] for name in server_soak.COLUMNS])
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("changes", "failed"),
+    [
+        ({}, []),
+        ({"memory_bytes": lambda q: 3e8 - 1e8 / q}, []),  # what the first questions load is no growth
+        ({"memory_bytes": lambda q: 3e8 + 5e4 * q}, ["memory of the server and its fork server"]),
+        ({"descriptors": lambda q: 12 + (q > 900)}, ["descriptors of the idle server"]),
+    ],
+)
+def test_growth_of_a_server_is_seen(changes, failed):
+    cases = server_soak.judge(soak(1000, **changes), 1000)
+    assert [case["name"] for case in cases if case["passed"] != case["count"]] == failed
+
+
+def test_what_a_process_tree_holds_is_counted(tmp_path):
+    code = "import socket, subprocess, sys; s = socket.socket(); print(flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1) as process:
+        process.stdout.readline()
+        found = server_soak.counted(process.pid, tmp_path)
+        assert server_soak.tree(process.pid) == [process.pid]
+        process.stdin.close()
+    assert (found["sockets"], found["processes"], found["threads"], found["files"]) == (1, 1, 1, 0)
+    assert found["memory_bytes"] > 5e6
+
+
+@pytest.mark.slow
+def test_the_server_of_the_soak_answers(tmp_path):
+    with server_soak.served(tmp_path) as (serving, model, connect, _):
+        token = server_soak.clear_answers(model)[0]
+        assert server_soak.ask(connect(), token) == server_soak.expected(model, token)
+        assert "1 new after 1 tokens" in serving.line(1)
+
+
+def test_a_damaged_result_is_seen(tmp_path):
+    (tmp_path / "metrics.json").write_text('{"a": 1, "seconds": 2}')
+    whole = faults.content_hash(tmp_path / "metrics.json")
+    (tmp_path / "metrics.json").write_text('{"a": 1, "seconds": 3}')
+    assert faults.content_hash(tmp_path / "metrics.json") == whole
+    for name, text in (("metrics.json", '{"a": 1'), ("log.csv", "a,b\n1\n"), ("checkpoint.safetensors", "x")):
+        (tmp_path / name).write_text(text)
+        assert faults.content_hash(tmp_path / name).startswith("damaged")
+
+
+def test_a_latency_is_predicted_from_costs_by_hand():
+    one = Operation("relu", ((2, 3),))
+    costs = {("relu", "2x3"): latency.Cost("relu", "2x3", 0.5, 1e6, 2.0, 2e6, 10.0)}
+    costs["refill", ""] = latency.Cost("refill", "", 1.0, 0.0, 4.0, 266e3, 1281.0)
+    found = latency.predict({one: 3}, costs, 1, Network(100, 80))
+    assert found.compute == 2.5 and found.transfer == pytest.approx(3e6 / 12.5e6)
+    assert found.rounds == pytest.approx(10 * 0.08)
+    assert latency.refills_of({one: 3}, costs, 30 + 2 * 1281) == 2

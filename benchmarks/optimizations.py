@@ -1,0 +1,166 @@
+"""What each optimization of the private program is worth, alone and together: bytes, seconds, logit error.
+
+    python -m benchmarks.optimizations bytes                   operations at GPT-2's dimensions, composed to rows
+    python -m benchmarks.optimizations errors --run sm-ln-g    private passes of a trained run against PyTorch
+
+Each optimization is added to "as_written" alone, and left out of "tuned" alone (or added, where "tuned" lacks it).
+`bytes` measures what results/two_party/ops.csv lacks into savings_ops.csv and writes savings.csv; `errors` writes
+savings_errors.csv after every few prompts. Both go on where they were stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from aero import checkpoint, records
+from aero.architecture import parse
+from aero.config import Parameters, load
+from aero.data.batches import evaluation_batches
+from aero.data.tokens import open_tokens
+from aero.errors import UserError, run_main
+from aero.model import GPT
+from aero.two_party.cost import ledger
+from aero.two_party.cost.measure import measure
+from aero.two_party.lattice.lookup import LEAST_VOCABULARY
+from aero.two_party.program.end_to_end import ask
+from aero.two_party.program.forward import operations
+from aero.two_party.program.operations import Operation
+from aero.two_party.program.optimizations import OPTIMIZATIONS, toggled
+from aero.two_party.runtime.settings import Settings
+from aero.two_party.serving import handshake
+from aero.two_party.serving.answer import weights_sha256
+from benchmarks.timing import read_lines, write_lines
+
+ROWS = ("SM+LN+G", "SM+LN+R", "SM+ScFuFFN", "EReg(SM(t)+ScFuFFN)", "SOTA(SM+ScFuFFN)")
+FOLDER = Path("results/two_party")
+ERRORS = FOLDER / "savings_errors.csv"
+PROMPTS_A_SESSION = 20
+ERROR_KEY = ("architecture", "program", "scale", "tokens")
+ERROR_COLUMNS = (
+    *("architecture", "program", "scale", "prompts", "tokens"),
+    *("max_logit_error", "same_top_token", "provenance"),
+)
+
+
+def programs() -> list[str]:
+    """Stock, every optimization alone, every one toggled in "tuned", and "tuned". absorbed_ffn needs folded_ffn."""
+    alone = [name if name != "absorbed_ffn" else "folded_ffn+absorbed_ffn" for name in OPTIMIZATIONS]
+    return ["as_written", *(f"as_written+{name}" for name in alone), *map(toggled, OPTIMIZATIONS), "tuned"]
+
+
+def needed(parameters: Parameters) -> dict[tuple[str, str], dict[Operation, int]]:
+    """Operations and counts of every row and program, without programs that change nothing for a row."""
+    config, context = parameters.at_scale("laptop").two_party_model()
+    found: dict[tuple[str, str], dict[Operation, int]] = {}
+    for row in ROWS:
+        counts = {program: dict(operations(parse(row), config, program, context)) for program in programs()}
+        ends = {"as_written": counts["as_written"], "tuned": counts["tuned"]}
+        found |= {(row, program): c for program, c in counts.items() if program in ends or c not in ends.values()}
+    return found
+
+
+def measure_bytes(parameters: Parameters) -> None:
+    """Measure what is missing, small operations first, and compose the rows that are complete."""
+    wanted, variant = needed(parameters), parameters.two_party.variant()
+    context = parameters.at_scale("laptop").two_party_model()[1]
+    path = FOLDER / "savings_ops.csv"
+    own = ledger.read(path, ledger.Measurement) if path.is_file() else []
+    others = ledger.read(FOLDER / "ops.csv", ledger.Measurement)
+    measured = ledger.by_operation([*own, *others])
+    if {row.variant for row in measured.values()} != {variant}:
+        raise UserError(f"{FOLDER} holds operations of other settings than {variant}; measure ops.csv again")
+    missing = {op for counts in wanted.values() for op in counts if (op.name, op.shape) not in measured}
+
+    def keep(row: ledger.Measurement) -> None:
+        own.append(row)
+        ledger.write(path, sorted(own, key=lambda each: each.key), ledger.Measurement)
+        print(f"{row.op} {row.shape}: {row.bytes / 1e6:.2f} MB", flush=True)
+
+    if missing:
+        small_first = sorted(missing, key=lambda op: (sum(math.prod(shape) for shape in op.shapes), op))
+        settings = Settings(**parameters.two_party.settings())
+        measure(small_first, "gpt2", context, variant, settings, runs=3, on_measured=keep, rounds_runs=0)
+    measured = ledger.by_operation([*own, *others])
+    lines = []
+    for (row, program), counts in wanted.items():
+        try:
+            parts = [(count, ledger.find(measured, operation)) for operation, count in counts.items()]
+        except ValueError:
+            continue
+        sent = sum(count * part.bytes for count, part in parts) + ledger.session_setup(part for _, part in parts)
+        seconds = sum(count * part.seconds for count, part in parts)
+        line = {"architecture": row, "program": program, "bytes": f"{sent:.0f}", "seconds": f"{seconds:.1f}"}
+        lines.append(line)
+    write_lines(FOLDER / "savings.csv", ("architecture", "program", "bytes", "seconds"), lines)
+    print(f"{len(lines)} of {len(wanted)} rows: {FOLDER / 'savings.csv'}")
+
+
+def measure_errors(parameters: Parameters, run: str, chosen: list[str], prompts: int, tokens: int) -> None:
+    """Private passes of a trained run by every program, against its PyTorch logits."""
+    model = checkpoint.load(records.run_folder(run, parameters.seeds[0]) / "checkpoint.safetensors")
+    context = model.config.context
+    held_out = evaluation_batches(open_tokens(Path("runs/tokens")).valid, context, prompts, prompts * context)
+    ids = next(iter(held_out))[:, :tokens]
+    with torch.no_grad():
+        plain = model(ids)[:, -1].numpy()
+    vocabulary = model.config.vocabulary
+    scale = parameters.scale if vocabulary < LEAST_VOCABULARY else f"{parameters.scale}, V={vocabulary}"
+    for program in chosen:
+        key = dict(zip(ERROR_KEY, (str(model.architecture), program, scale, str(ids.shape[1])), strict=True))
+        compare(model, ids, plain, key, Settings(**parameters.two_party.settings()))
+
+
+def compare(model: GPT, ids: torch.Tensor, plain: np.ndarray, key: Mapping[str, str], settings: Settings) -> None:
+    """Private passes of the prompts (P, T) against the last logits (P, V) of PyTorch; goes on with a line of `key`
+    that the same code made of the same weights.
+    """
+    made = {"weights": weights_sha256(model), "code": handshake.versions()["code"]}
+    lines = [line for line in read_lines(ERRORS) if not matches(line, key)]
+    old = [line for line in read_lines(ERRORS) if matches(line, key)]
+    done, worst, same = 0, 0.0, 0
+    if old and made.items() <= json.loads(old[0]["provenance"]).items():
+        done, worst = int(old[0]["prompts"]), float(old[0]["max_logit_error"])
+        same = int(old[0]["same_top_token"])
+    while done < len(ids):
+        part = slice(done, min(done + PROMPTS_A_SESSION, len(ids)))
+        answers, _ = ask(model, ids[part].numpy(), key["program"], settings)
+        for answer, logits in zip(answers, plain[part], strict=True):
+            worst = max(worst, float(np.abs(answer.logits - logits).max()))
+            same += int(answer.next_token == logits.argmax())
+        done += len(answers)
+        found: dict[str, Any] = {"prompts": done, "max_logit_error": f"{worst:.5f}", "same_top_token": same}
+        found["provenance"] = ledger.as_json(**records.provenance(**made, measured=records.now()))
+        write_lines(ERRORS, ERROR_COLUMNS, [*lines, {**key, **found}])
+        print(f"{key['architecture']} {key['program']}: error {worst:.4f}, same top token {same}/{done}", flush=True)
+
+
+def matches(line: Mapping[str, str], key: Mapping[str, str]) -> bool:
+    return all(line[name] == value for name, value in key.items())
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.optimizations", description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("bytes", "errors"))
+    parser.add_argument("--run", default="sm-scfuffn", help="a trained run of the pipeline (errors)")
+    parser.add_argument("--programs", nargs="+", help="default: all (errors)")
+    parser.add_argument("--prompts", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=32, help="tokens of each prompt (errors)")
+    given = parser.parse_args(arguments)
+    parameters = load()
+    if given.what == "bytes":
+        measure_bytes(parameters)
+    else:
+        parameters.run(given.run)
+        measure_errors(parameters, given.run, given.programs or programs(), given.prompts, given.tokens)
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -36,9 +36,8 @@ from safetensors import SafetensorError, safe_open
 
 from aero import records
 from aero.errors import UserError, run_main
-from aero.records import write_text
+from aero.records import ROOT, write_text
 from benchmarks import server_soak
-from benchmarks.timing import ROOT
 
 FILE = Path("results/robustness/faults.json")
 RUN = "ereg-smt-scfuffn"

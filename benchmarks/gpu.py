@@ -27,6 +27,7 @@ from aero.errors import UserError, check_minutes, run_main
 from aero.flops import count
 from aero.model import ModelConfig
 from aero.records import Row, write_text
+from aero.training.distributed import default_device
 from aero.training.loop import Regularizer, train
 
 ROWS = ("SM+LN+G", "SM(t)+LN+G", "EReg(SM(t)+LN+G)", "SM(t)+ScFuFFN", "EReg(SM(t)+ScFuFFN)")

@@ -20,8 +20,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aero.errors import run_main
+from aero.records import ROOT
 from benchmarks import timing
-from benchmarks.timing import ROOT, ratio, spread
+from benchmarks.timing import ratio, spread
 
 FILE = "dvc.yaml"
 

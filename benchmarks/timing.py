@@ -22,7 +22,6 @@ from typing import Any
 from aero import records
 from aero.records import write_text
 
-ROOT = Path(__file__).resolve().parents[1]
 FOLDER = Path("results/bench")
 MB = 1e6
 

@@ -61,16 +61,6 @@ show.figure(
 # The paper reports a correlation of about 0.95 between entropy and performance. Only language modelling has it here.
 
 # %%
-show.table(
-    parallel_context.table_correlation(models),
-    "Correlation of entropy with what is lost",
-    "Pearson's r with log-perplexity or per cent wrong, over full attention and every P; brackets: Fisher's 95 % "
-    "interval over points that are few and lie on one curve.",
-    sources=RESULTS,
-    command=MEASURE,
-)
-
-# %%
 show.figure(
     parallel_figures.figure_correlation(results),
     "Entropy against what is lost",
@@ -112,15 +102,6 @@ show.table(
     published="parallel_context/Summary, ablation study",
 )
 
-# %%
-show.table(
-    parallel_context.table_sinks(models),
-    "The shared prefix by its content",
-    "At the largest P of each task. The paper says that the content is indifferent.",
-    sources=RESULTS,
-    command=MEASURE,
-)
-
 # %% [markdown]
 # ## Cost
 #
@@ -133,15 +114,6 @@ show.table(
     "Time and memory of encoding the context",
     "A random decoder on one thread, each setting in its own process, the fastest of several passes. Memory: the peak "
     "beyond that of the loaded model. Question: 16 query tokens that read the encoded context.",
-    sources=[found.path for found in [parallel_context.costs(results)] if found],
-    command=MEASURE,
-)
-
-# %%
-show.figure(
-    parallel_figures.figure_cost(results),
-    "Time and memory against P",
-    "Ratios to full attention.",
     sources=[found.path for found in [parallel_context.costs(results)] if found],
     command=MEASURE,
 )

@@ -131,27 +131,6 @@ show.table(
     command="python -m stages.sensitivity_nearest",
 )
 
-# %%
-show.table(
-    variance_search.table_conclusions(results),
-    "Which conclusions depend on the setting",
-    "Share of the sampled settings in which a conclusion holds, with Wilson's 95 % interval; each setting has one seed "
-    "and counts by the fraction of its readings. Then the seeds in which it holds in Table 1's setting and in the "
-    "nearest one.",
-    sources=SEARCH + SWEEP,
-    command="python -m stages.sensitivity_search",
-)
-
-# %%
-show.table(
-    variance_search.table_choices(results),
-    "What each open choice changes",
-    "Medians over all sampled settings and readings with a value; how often QK-LayerNorm and ReLU are both below all "
-    "softmax-based cores; the smallest distance from the published values.",
-    sources=SEARCH[:1],
-    command="python -m stages.sensitivity_search",
-)
-
 # %% [markdown]
 # ## Attention cores in a language model
 #
@@ -188,15 +167,6 @@ show.figure(
     published="variance_sensitivity/figure4",
 )
 
-# %%
-show.table(
-    variance_decoder.table_decoder(results),
-    "Attention cores in the decoder",
-    "Means over seeds; brackets: 95 % t-interval. Entropy in nats and the norm are means over layers, heads and "
-    "held-out sequences.",
-    sources=DECODER,
-)
-
 # %% [markdown]
 # ## Theory
 #
@@ -206,40 +176,11 @@ show.table(
 # in `docs/variance_sensitivity.md`.
 
 # %%
-show.table(
-    variance_theory.table_derivative(results),
-    "The derivative ∂H/∂σ² of the entropy of softmax",
-    "Printed formulas are evaluated by quadrature. Drawn: difference quotient of the entropy on the same normal draws; "
-    "brackets: standard error of the last digits.",
-    sources=THEORY,
-    command=CHECK,
-)
-
-# %%
 show.figure(
     variance_theory.figure_expansion(results),
     "Theorem 5.1 against draws",
     "Left: the expansion holds where σ² is small against 2 log N. Right: the printed derivative starts at 0, where the "
     "expansion's slope is −(N−1)/2N, and falls without bound.",
-    sources=THEORY,
-    command=CHECK,
-)
-
-# %%
-show.table(
-    variance_theory.table_relu(results),
-    "Deviation D E[δ²] of the ReLU kernel, N = 20",
-    "Printed: τ²/μ² of Appendix E.4; derived: (N−1)/N π(π−1), for large D. At the small model's D = 3 one row in eight "
-    "is 0/0.",
-    sources=THEORY,
-    command=CHECK,
-)
-
-# %%
-show.table(
-    variance_theory.table_relu(results, "entropy"),
-    "Expected entropy of the ReLU kernel, N = 20",
-    "Printed and derived: log N minus half of the deviation above.",
     sources=THEORY,
     command=CHECK,
 )
@@ -263,24 +204,6 @@ show.figure(
     sources=THEORY,
     command=CHECK,
     published="variance_sensitivity/figure3 (right)",
-)
-
-# %%
-show.table(
-    variance_theory.table_bounds(results),
-    "Proposition 5.3 under the masks of the paper's models",
-    "Causal and windowed queries see fewer keys, so the printed bounds 1 and log N cannot be reached there.",
-    sources=THEORY,
-    command=CHECK,
-)
-
-# %%
-show.table(
-    variance_theory.table_matrices(results),
-    "Equation 9 on three attention matrices, N = 20",
-    "The gradient through PV is multiplied by at most the spectral norm. A collapse to the own key does not raise it.",
-    sources=THEORY,
-    command=CHECK,
 )
 
 # %%

@@ -60,20 +60,11 @@ def test_train_then_measure(project, capsys):
     assert {"commit", "machine", "torch", "started", "seconds"} <= set(measured["provenance"])
 
 
-@pytest.mark.parametrize("part", [["--tasks", "lm"], ["--segments", "1", "2"]])
-def test_partial_measurement_needs_its_own_file(project, part, tmp_path):
+def test_partial_measurement_needs_its_own_file(project, tmp_path):
+    part, out = ["--tasks", "synthetic", "--segments", "1", "32"], tmp_path / "part.json"
     with pytest.raises(ValueError, match="--out"):
         parallel_context.main(part)
-    parallel_context.main([*part, "--out", str(tmp_path / "part.json")])
-    assert len(json.loads((tmp_path / "part.json").read_text())["rows"]) > 0
-
-
-def test_impossible_segments(project, tmp_path):
-    out = tmp_path / "part.json"
-    with pytest.raises(ValueError, match="synthetic: .* P must be 1 to 8"):
-        parallel_context.main(["--segments", "32", "--tasks", "synthetic", "--out", str(out)])
-    assert not out.exists()
-    parallel_context.main(["--segments", "1", "32", "--tasks", "synthetic", "--out", str(out)])
+    parallel_context.main([*part, "--out", str(out)])
     assert json.loads(out.read_text())["tasks"]["synthetic"]["left_out"] == [32]
 
 
@@ -145,12 +136,3 @@ def test_hugging_face_model_on_benchmark_files(project, llama, data, tmp_path):
     with pytest.raises(ValueError, match="--model needs --data"):
         parallel_context.main(["--model", str(llama)])
     assert not (tmp_path / "no").exists()
-
-
-def test_invalid_parameters(folder, tmp_path, monkeypatch):
-    values = yaml.safe_load((folder / "params.yaml").read_text())
-    values["parallel_context"]["selection"]["top_k"] = 0
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="parallel_context.selection.top_k"):
-        parallel_context_cost.main([])

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.stats import pearsonr
 
 from aero.published import Table, load
 from aero.report.results import SCALES, Results
-from aero.report.statistics import Estimate, estimate
+from aero.report.statistics import CONFIDENCE, Estimate, estimate
 from aero.report.tables import COLUMNS, NOT_COMPARABLE, csv_text
 
 PAPER = "parallel_context"
@@ -178,28 +179,6 @@ def loss_of(row: Row) -> float:
     return math.log(row["score"]) if row["task"] == "lm" else 100 - row["score"]
 
 
-@dataclass(frozen=True)
-class Correlation:
-    """Pearson's r over `points` pairs, with Fisher's 95 % interval; None where it is not defined."""
-
-    r: float | None
-    low: float | None
-    high: float | None
-    points: int
-
-
-def pearson(x: Sequence[float], y: Sequence[float]) -> Correlation:
-    """r of x and y, and tanh(artanh r ± 1.96 / sqrt(n - 3)) for four points or more."""
-    a, b = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
-    if len(a) < 2 or not a.std() or not b.std():
-        return Correlation(None, None, None, len(a))
-    r = float(np.clip(np.corrcoef(a, b)[0, 1], -1.0, 1.0))
-    if len(a) < 4 or abs(r) > 1 - 1e-12:
-        return Correlation(r, None, None, len(a))
-    centre, half = math.atanh(r), 1.959963984540054 / math.sqrt(len(a) - 3)
-    return Correlation(r, math.tanh(centre - half), math.tanh(centre + half), len(a))
-
-
 def mean_curve(models: Sequence[Measured], task: str, method: str) -> list[tuple[int, float, float]]:
     """P, entropy and loss, means over seeds, of one of `METHODS`."""
     points = []
@@ -209,16 +188,24 @@ def mean_curve(models: Sequence[Measured], task: str, method: str) -> list[tuple
     return points
 
 
-def mean_correlation(models: Sequence[Measured], task: str, methods: Sequence[str] = ("naive",)) -> Correlation:
-    """r of entropy and loss over P, P = 1 included, of the curves averaged over seeds."""
-    points = [point for method in methods for point in mean_curve(models, task, method)]
+def correlation(models: Sequence[Measured], task: str) -> Estimate:
+    """Pearson's r of entropy and loss over P, P = 1 included, of the curves averaged over seeds, without a remedy."""
+    points = mean_curve(models, task, "naive")
     return pearson([entropy for _, entropy, _ in points], [loss for _, _, loss in points])
 
 
-def correlation_text(found: Correlation) -> str:
-    if found.r is None:
-        return "not defined"
-    return f"{found.r:.2f}" + ("" if found.low is None else f" [{found.low:.2f}, {found.high:.2f}]")
+def pearson(x: Sequence[float], y: Sequence[float]) -> Estimate:
+    """r with Fisher's 95 % interval for four points or more; NaN where it is not defined."""
+    if len(x) < 2 or not np.std(x) or not np.std(y):
+        return Estimate(math.nan, None, None, ())
+    found = pearsonr(x, y)
+    has_interval = len(x) > 3 and abs(found.statistic) < 1 - 1e-12
+    low, high = map(float, found.confidence_interval(CONFIDENCE)) if has_interval else (None, None)
+    return Estimate(float(found.statistic), low, high, ())
+
+
+def correlation_text(found: Estimate) -> str:
+    return "not defined" if math.isnan(found.mean) else found.text()
 
 
 def _mean(values: Iterator[float]) -> float:
@@ -338,34 +325,6 @@ def table_methods(models: Sequence[Measured]) -> pd.DataFrame:
                 found = {m.seed: row for m in models if (row := m.row(task, p, method))}
                 line[f"{TASKS[task]}, {UNITS[task]}"] = _cell(found) or impossible(models, task, p) or "–"
             rows.append(line)
-    return pd.DataFrame(rows)
-
-
-def table_sinks(models: Sequence[Measured]) -> pd.DataFrame:
-    """The shared prefix by its content, at the largest P of each task."""
-    sinks = dict.fromkeys(row["sink"] for m in models for row in m.values["rows"])
-    rows = []
-    for sink in sinks:
-        line = {"shared prefix": {None: "none", "sink": "default"}.get(sink, sink)}
-        for task in TASKS:
-            p = largest(models, task)
-            found = {m.seed: row for m in models if p and (row := m.exact(task, p, sink, None, None))}
-            line[f"{TASKS[task]}, P={p}, {UNITS[task]}"] = _cell(found) or "–"
-        rows.append(line)
-    return pd.DataFrame(rows)
-
-
-def table_correlation(models: Sequence[Measured]) -> pd.DataFrame:
-    """Entropy against loss: r over P, with Fisher's interval."""
-    rows = []
-    for task, words in TASKS.items():
-        line = {"task": words}
-        for column, methods in (("r over P, no remedy", ("naive",)), ("r over P and remedies", tuple(METHODS))):
-            found = mean_correlation(models, task, methods)
-            line[column] = f"{correlation_text(found)}, {found.points} points"
-        each = (mean_correlation([model], task) for model in models)
-        line["each seed, no remedy"] = ", ".join("–" if c.r is None else f"{c.r:.2f}" for c in each)
-        rows.append(line)
     return pd.DataFrame(rows)
 
 

@@ -16,15 +16,14 @@ from aero.report.papers.parallel_context import (
     Row,
     all_segments,
     by_seed,
+    correlation,
     correlation_text,
-    costs,
     largest,
-    mean_correlation,
     mean_curve,
     own_models,
 )
 from aero.report.results import Results
-from aero.report.style import GRID, INK, MUTED, no_data, subplots
+from aero.report.style import GRID, MUTED, no_data, subplots
 
 COLOURS = {"naive": "#d55e00", "sink": "#0072b2", "select": "#009e73", "both": "#cc79a7"}
 MARKERS = {"naive": "o", "sink": "s", "select": "^", "both": "D"}
@@ -76,7 +75,7 @@ def figure_correlation(results: Results) -> Figure:
                 for p, x, y in curve[:: max(1, len(curve) - 1)]:
                     axes.annotate(f"P={p}", (x, y), xytext=(4, 4), textcoords="offset points", fontsize=7)
         axes.set(xlabel="attention entropy, nats", ylabel="loss, nats" if task == "lm" else "% wrong")
-        axes.set_title(f"{words}: r {correlation_text(mean_correlation(models, task))}")
+        axes.set_title(f"{words}: r {correlation_text(correlation(models, task))}")
         axes.grid(color=GRID)
     _legend(figure)
     return figure
@@ -121,31 +120,6 @@ def _norms(rows: Sequence[Row], which: str, kind: str) -> tuple[np.ndarray, np.n
         return np.mean([one[name] for one in same], 0), np.mean([one[f"{name}_full"] for one in same], 0)
     plain = [row[f"{which}_norms"][kind] for row in rows if row[f"{which}_norms"][kind]]
     return np.mean(plain, 0) if plain else np.array([]), np.array([])
-
-
-def figure_cost(results: Results) -> Figure:
-    """Time and memory of encoding, relative to full attention, against P."""
-    found = costs(results)
-    figure, panels = subplots(1, 2, height=2.8)
-    rows = found.values["rows"] if found else []
-    columns = {"cpu_s": "time, ratio to full attention", "peak_bytes": "memory, ratio to full attention"}
-    for axes, (what, label) in zip(panels, columns.items(), strict=True):
-        if not rows:
-            no_data(axes, "not measured")
-            continue
-        full = next(row for row in rows if row["way"] == "full")
-        axes.axhline(1.0, color=MUTED, linewidth=0.9, linestyle="--")
-        for way, colour, words in (("segments", "#0072b2", "as segments"), ("mask", "#d55e00", "under a mask")):
-            own = [full, *(row for row in rows if row["way"] == way)]
-            ratios = [row[what] / full[what] for row in own]
-            axes.plot([row["segments"] for row in own], ratios, color=colour, marker="o", markersize=4, label=words)
-        if what == "cpu_s":
-            pairs = {row["segments"]: row["attention_pairs"] / full["attention_pairs"] for row in rows}
-            axes.plot(list(pairs), list(pairs.values()), color=INK, linewidth=0.9, label="query-key pairs")
-        _over_p(axes, sorted({row["segments"] for row in rows}))
-        axes.set(ylim=(0, None), ylabel=label)
-        axes.legend(frameon=False)
-    return figure
 
 
 def _over_p(axes: Axes, ps: Sequence[int]) -> None:

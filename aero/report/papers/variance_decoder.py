@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean
+from collections.abc import Callable, Sequence
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from aero.attention_kernels import core_named
 from aero.report.papers.variance_sensitivity import COLOURS, core_legend, line_style, short_name, sweep
 from aero.report.results import Results, Run
-from aero.report.statistics import estimate
 from aero.report.style import GRID, MUTED, no_data, subplots
 from aero.sensitivity import theory
 from aero.sensitivity.conclusions import SOFTMAX_BASED
-from aero.sensitivity.search import read
 from aero.sensitivity.setting import TOKENS
 
 HOT, HOT_SCALE = "-hot", "laptop"
@@ -54,70 +49,31 @@ def seeds_of(results: Results, run: str) -> tuple[Run, ...]:
     return () if left_out(results, run) else results.seeds(run)
 
 
-def series(run: Run, column: str) -> tuple[list[int], list[float]]:
-    """Steps and values of a logged column; of `entropy`, `norm` and `variance` the mean over layers."""
-    names = [column]
-    if column in ("entropy", "norm", "variance"):
-        names = [name for name in run.curves if name.startswith(f"{column}_layer_")]
-    steps, values = [], []
-    for step, *found in zip(run.curves.get("step", ()), *(run.curves.get(name, ()) for name in names), strict=False):
-        present = [value for value in found if value is not None]
-        if present:
-            steps.append(int(step))
-            values.append(fmean(present))
-    return steps, values
+def series(run: Run, column: str) -> pd.Series:
+    """A logged column by step, without its gaps; of `entropy`, `norm` and `variance` the mean over layers."""
+    names = [name for name in run.curves if name.startswith(f"{column}_layer_")] or [column]
+    values = {name: run.curves[name] for name in names if name in run.curves}
+    return pd.DataFrame(values, index=run.curves.get("step", []), dtype=float).mean(axis=1).dropna()
 
 
 def last(results: Results, run: str, column: str) -> dict[int, float]:
     """The last logged value of a column, by seed."""
-    return _by_seed(results, run, column, lambda steps, values: values[-1])
+    return _by_seed(results, run, column, lambda values: values.iloc[-1])
 
 
 def change(results: Results, run: str, column: str) -> dict[int, float]:
     """The last logged value minus the first, by seed."""
-    return _by_seed(results, run, column, lambda steps, values: values[-1] - values[0])
+    return _by_seed(results, run, column, lambda values: values.iloc[-1] - values.iloc[0])
 
 
 def late_mean(results: Results, run: str, column: str) -> dict[int, float]:
     """Mean of a column over the second half of training, by seed."""
-    return _by_seed(
-        results,
-        run,
-        column,
-        lambda steps, values: fmean(v for step, v in zip(steps, values, strict=True) if step >= steps[-1] / 2),
-    )
+    return _by_seed(results, run, column, lambda values: values[values.index >= values.index[-1] / 2].mean())
 
 
-def _by_seed(
-    results: Results, run: str, column: str, of: Callable[[list[int], list[float]], float]
-) -> dict[int, float]:
+def _by_seed(results: Results, run: str, column: str, of: Callable[[pd.Series], float]) -> dict[int, float]:
     found = {trained.seed: series(trained, column) for trained in results.seeds(run)}
-    return {seed: of(steps, values) for seed, (steps, values) in found.items() if values}
-
-
-def table_decoder(results: Results) -> pd.DataFrame:
-    """Evaluation loss, gradient norm, entropy and ||P||_F of every core at the end of training."""
-    rows = []
-    for suffix, words in RATES.items():
-        for core in COMPARED + OTHERS:
-            name = run_name(core, suffix)
-            if not (seeds := seeds_of(results, name)):
-                continue
-            failed = sum(run.diverged for run in seeds)
-            quantities = {
-                "evaluation loss, nats": ({run.seed: run.loss for run in seeds if not run.diverged}, 3),
-                "gradient norm, 2nd half": (late_mean(results, name, "gradient_norm"), 3),
-                "entropy, change": (change(results, name, "entropy"), 2),
-                "‖P‖_F, end": (last(results, name, "norm"), 2),
-            }
-            row = {"core": core_named(core).title, "learning rate": words}
-            for column, (values, digits) in quantities.items():
-                found = estimate(values)
-                row[column] = found.text(digits) if found else "–"
-            if failed:
-                row["evaluation loss, nats"] += f" ({failed} of {len(seeds)} diverged)"
-            rows.append(row)
-    return pd.DataFrame(rows)
+    return {seed: float(of(values)) for seed, values in found.items() if len(values)}
 
 
 def figure_1_top(results: Results) -> Figure:
@@ -156,15 +112,13 @@ def _training(results: Results, cores: Sequence[str], entropy: str) -> Figure:
     return figure
 
 
-def _mean_and_range(panel: Axes, curves: Sequence[tuple[list[int], list[float]]], line: dict[str, str]) -> None:
+def _mean_and_range(panel: Axes, curves: Sequence[pd.Series], line: dict[str, str]) -> None:
     """Mean and range of seeds at their common steps."""
-    curves = [curve for curve in curves if curve[0]]
-    if not curves:
-        return
-    steps = sorted(set.intersection(*(set(steps) for steps, _ in curves)))
-    values = np.array([[dict(zip(*curve, strict=True))[step] for step in steps] for curve in curves])
-    panel.plot(steps, values.mean(0), **line, linewidth=1.2)
-    panel.fill_between(steps, values.min(0), values.max(0), color=line["color"], alpha=0.2, linewidth=0)
+    if curves := [curve for curve in curves if len(curve)]:
+        values = pd.concat(curves, axis=1, join="inner")
+        panel.plot(values.index, values.mean(axis=1), **line, linewidth=1.2)
+        low, high = values.min(axis=1), values.max(axis=1)
+        panel.fill_between(values.index, low, high, color=line["color"], alpha=0.2, linewidth=0)
 
 
 def _bounds(panel: Axes, column: str, context: int) -> None:
@@ -181,7 +135,7 @@ def _bounds(panel: Axes, column: str, context: int) -> None:
 
 def figure_4(results: Results) -> Figure:
     """Normalised entropy H / (log N - H) (Eq. 8) against the variance of the logits while training."""
-    points: dict[str, Mapping[str, list[tuple[float, float]]]] = {"small model": _of_small_model(results)}
+    points = {"small model": _of_small_model(results)}
     points |= {f"decoder, {words}": _of_decoders(results, suffix) for suffix, words in RATES.items()}
     figure, panels = subplots(1, len(points), height=3.0, sharey=True)
     for panel, (title, found) in zip(panels, points.items(), strict=True):
@@ -190,11 +144,8 @@ def figure_4(results: Results) -> Figure:
             no_data(panel, "not measured")
             continue
         for core, pairs in found.items():
-            variances, entropies = np.array(pairs).T
-            marker, colour = "o" if core in SOFTMAX_BASED else "v", COLOURS[core]
-            panel.scatter(
-                np.minimum(variances, LARGEST_VARIANCE), entropies, s=9, alpha=0.6, linewidth=0, c=colour, marker=marker
-            )
+            look = {"c": COLOURS[core], "marker": "o" if core in SOFTMAX_BASED else "v", "alpha": 0.6, "linewidth": 0}
+            panel.scatter(pairs["variance"].clip(upper=LARGEST_VARIANCE), pairs["entropy"], s=9, **look)
         panel.set(xscale="log", yscale="log", xlabel="variance of the logits")
         panel.grid(color=GRID)
     panels[0].set_ylabel("H / (log N − H)")
@@ -202,29 +153,28 @@ def figure_4(results: Results) -> Figure:
     return figure
 
 
-def _of_small_model(results: Results) -> dict[str, list[tuple[float, float]]]:
+def _of_small_model(results: Results) -> dict[str, pd.DataFrame]:
     """Variance and normalised entropy of the small model at every plotted step, by core."""
-    measured, found = sweep(results), {}
-    for line in read(results.root / measured.folder / "traces.csv") if measured else []:
-        if line["core"] in COMPARED + OTHERS and line.get("variance") and line["entropy"]:
-            point = float(line["variance"]), _normalised(float(line["entropy"]), TOKENS)
-            if min(point) > 0:
-                found.setdefault(line["core"], []).append(point)
-    return found
+    measured = sweep(results)
+    if measured is None:
+        return {}
+    frame = pd.read_csv(results.root / measured.folder / "traces.csv")
+    frame["entropy"] = _normalised(frame["entropy"], TOKENS)
+    shown = frame["core"].isin(COMPARED + OTHERS) & (frame["variance"] > 0) & (frame["entropy"] > 0)
+    return dict(iter(frame[shown].groupby("core", sort=False)))
 
 
-def _of_decoders(results: Results, suffix: str) -> dict[str, list[tuple[float, float]]]:
+def _of_decoders(results: Results, suffix: str) -> dict[str, pd.DataFrame]:
     """The same of the decoder at every evaluation."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    found: dict[str, pd.DataFrame] = {}
     for core in COMPARED + OTHERS:
         for run in seeds_of(results, run_name(core, suffix)):
-            variances, entropies = (series(run, name)[1] for name in ("variance", "entropy"))
-            pairs = [(v, _normalised(h, run.metrics["context"])) for v, h in zip(variances, entropies, strict=False)]
-            if pairs:
-                found.setdefault(core, []).extend(pairs)
+            entropy = _normalised(series(run, "entropy"), run.metrics["context"])
+            frame = pd.DataFrame({"variance": series(run, "variance"), "entropy": entropy})
+            found[core] = pd.concat([found[core], frame]) if core in found else frame
     return found
 
 
-def _normalised(entropy: float, positions: int) -> float:
+def _normalised(entropy: pd.Series, positions: int) -> pd.Series:
     """H / (log N - H), Eq. 8."""
     return entropy / (math.log(positions) - entropy)

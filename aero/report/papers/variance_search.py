@@ -7,61 +7,39 @@ best of them is chosen, was fixed before those trainings.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 
 import pandas as pd
 import torch
-from torch import Tensor
 
 from aero.attention_kernels import CORES
-from aero.report.papers.variance_sensitivity import FOLDERS, Line, published, short_name, sweep
+from aero.report.papers.variance_sensitivity import FOLDERS, published, short_name, sweep
 from aero.report.results import Results
+from aero.report.statistics import Estimate
 from aero.sensitivity.conclusions import CONCLUSIONS, ORDER
-from aero.sensitivity.metric import TRAINS, sensitivity, sensitivity_of_means
-from aero.sensitivity.search import (
-    CHOICES,
-    RELU_CORES,
-    Reading,
-    plausible_settings,
-    read,
-    read_losses,
-    sensitivities,
-)
+from aero.sensitivity.metric import sensitivity_of_means
+from aero.sensitivity.search import RELU_CORES, Reading, plausible_settings, read, read_losses, sensitivities
 from aero.sensitivity.setting import Setting
+
+NEAREST = 5
+FRESH_SEEDS = (1001, 1002, 1003, 1004, 1005)
+"""Seeds of the settings that are trained again: neither the search (0 to 239) nor the sweep (0 to 4) uses them."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """Sensitivities by core of every (setting number, reading), and the settings' values by number.
-
-    learning: (number, steps) of the settings in which softmax trains at some rate.
-    """
+    """Sensitivities by core of every (setting number, reading)."""
 
     file: str
     found: dict[tuple[int, Reading], dict[str, float]]
-    settings: dict[int, dict[str, str]]
-    learning: frozenset[tuple[int, int]]
 
     @property
     def numbers(self) -> list[int]:
         return sorted({number for number, _ in self.found})
-
-
-@dataclass(frozen=True)
-class Share:
-    """A fraction of settings with Wilson's 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-    @property
-    def text(self) -> str:
-        return f"{self.value:.0%} [{self.low:.0%}, {self.high:.0%}]"
 
 
 def search(results: Results) -> Search | None:
@@ -77,32 +55,21 @@ def _larger(results: Results, name: str) -> str | None:
 
 @cache
 def _read_search(root: Path, file: str) -> Search:
-    lines = read(root / file)
-    settings = {int(line["number"]): {name: line[name] for name in CHOICES} for line in lines}
-    softmax = [line for line in lines if line["core"] == "softmax"]
-    learning = {
-        (int(line["number"]), int(line["steps"]))
-        for line in softmax
-        if read_losses(line).min() < TRAINS * float(line["zero_loss"])
-    }
-    return Search(file, sensitivities(lines), settings, frozenset(learning))
+    return Search(file, sensitivities(read(root / file)))
 
 
-def share(found: Search, conclusion: str, among: Collection[tuple[int, int]] | None = None) -> Share:
-    """How often a conclusion holds: every setting counts once, with the fraction of its readings that agree.
+def share(found: Search, conclusion: str) -> Estimate:
+    """In which fraction of settings a conclusion holds, with Wilson's 95 % interval.
 
-    among: (number, steps) of the settings and readings that count; None for all.
+    Every setting counts once, with the fraction of its readings that agree.
     """
-    holds = CONCLUSIONS[conclusion].holds
     by_setting: dict[int, list[bool]] = {}
-    for (number, reading), values in found.found.items():
-        if among is None or (number, reading.steps) in among:
-            by_setting.setdefault(number, []).append(holds(values))
-    fractions = [sum(flags) / len(flags) for flags in by_setting.values()]
-    mean, count, square = sum(fractions) / len(fractions), len(fractions), 1.959964**2
+    for (number, _), values in found.found.items():
+        by_setting.setdefault(number, []).append(CONCLUSIONS[conclusion](values))
+    mean, count, square = fmean(map(fmean, by_setting.values())), len(by_setting), 1.959964**2
     centre = (mean + square / (2 * count)) / (1 + square / count)
     half = math.sqrt(square * (mean * (1 - mean) / count + square / (4 * count**2))) / (1 + square / count)
-    return Share(mean, max(0.0, centre - half), min(1.0, centre + half))
+    return Estimate(mean, max(0.0, centre - half), min(1.0, centre + half), ())
 
 
 def distance(values: Mapping[str, float]) -> float:
@@ -111,26 +78,17 @@ def distance(values: Mapping[str, float]) -> float:
     return math.sqrt(sum((values[core] - printed[core]) ** 2 for core in ORDER) / len(ORDER))
 
 
-def ranked(found: Search, relu: str) -> list[tuple[int, float, Reading]]:
-    """Number, distance and nearest reading of every setting, the nearest first, for one form of the ReLU kernel."""
-    best: dict[int, tuple[float, Reading]] = {}
-    for (number, reading), values in found.found.items():
-        if reading.relu == relu and (number not in best or distance(values) < best[number][0]):
-            best[number] = distance(values), reading
-    return sorted(((number, *of) for number, of in best.items()), key=lambda item: item[1])
-
-
-NEAREST = 5
-FRESH_SEEDS = (1001, 1002, 1003, 1004, 1005)
-"""Seeds of the settings that are trained again: neither the search (0 to 239) nor the sweep (0 to 4) uses them."""
-
-
 def nearest(results: Results) -> list[tuple[int, Reading]]:
-    """The NEAREST settings of the search for each form of the ReLU kernel, with their readings."""
+    """The NEAREST settings of the search for each form of the ReLU kernel, each with its nearest reading."""
     found = search(results)
-    if found is None:
-        return []
-    return [(number, reading) for form in RELU_CORES for number, _, reading in ranked(found, form)[:NEAREST]]
+    chosen: list[tuple[int, Reading]] = []
+    for form in RELU_CORES if found else ():
+        own = [key for key in found.found if key[1].relu == form]
+        readings: dict[int, Reading] = {}
+        for number, reading in sorted(own, key=lambda key: distance(found.found[key])):
+            readings.setdefault(number, reading)
+        chosen += list(readings.items())[:NEAREST]
+    return chosen
 
 
 def nearest_trainings(results: Results) -> list[tuple[int, Setting, str]]:
@@ -149,51 +107,38 @@ def _trained(core: str, reading: Reading) -> str:
 
 @dataclass(frozen=True)
 class Repeated:
-    """A setting trained with fresh seeds: by core, final losses (R, K) and l_0 (K,) as its reading has it."""
+    """A setting trained with fresh seeds: sensitivity by core, of losses clipped and averaged over seeds as in Table 1.
+
+    The clipping is at l_0 as the reading has it.
+    """
 
     number: int
     reading: Reading
-    final: Mapping[str, Tensor]
-    initial: Mapping[str, Tensor]
-
-    def values(self) -> dict[str, float]:
-        """Sensitivity by core, of losses clipped and then averaged over seeds, as in Table 1."""
-        return {core: sensitivity_of_means(self.final[core], self.initial[core]) for core in ORDER}
-
-    def seeds_with(self, conclusion: str) -> int:
-        """In how many seeds a conclusion holds."""
-        own = {core: sensitivity(self.final[core], self.initial[core]).tolist() for core in ORDER}
-        by_seed = [{core: values[k] for core, values in own.items()} for k in range(len(FRESH_SEEDS))]
-        return sum(map(CONCLUSIONS[conclusion].holds, by_seed))
+    values: Mapping[str, float]
 
 
 def repeated(results: Results) -> list[Repeated]:
     """The settings of `nearest` that were trained again with every seed and core, in its order."""
-    if (file := _larger(results, "nearest.csv")) is None:
-        return []
-    by_training: dict[tuple[str, str, str], dict[int, Line]] = {}
-    for line in read(results.root / file):
-        by_training.setdefault((line["number"], line["steps"], line["core"]), {})[int(line["seed"])] = line
+    file = _larger(results, "nearest.csv")
+    rows = read(results.root / file) if file else []
+    lines = {(row["number"], row["steps"], row["core"], row["seed"]): row for row in rows}
     made = []
     for number, reading in nearest(results):
-        column = "initial_loss" if reading.initial == "measured" else "zero_loss"
-        final, initial = {}, {}
+        column, values = "initial_loss" if reading.initial == "measured" else "zero_loss", {}
         for core in ORDER:
-            lines = by_training.get((str(number), str(reading.steps), _trained(core, reading)), {})
-            if set(FRESH_SEEDS) <= set(lines):
-                final[core] = torch.stack([read_losses(lines[seed]) for seed in FRESH_SEEDS], 1)
-                initial[core] = torch.tensor([float(lines[seed][column]) for seed in FRESH_SEEDS], dtype=torch.float64)
-        if set(final) == set(ORDER):
-            made.append(Repeated(number, reading, final, initial))
+            place = (str(number), str(reading.steps), _trained(core, reading))
+            own = [lines[*place, str(seed)] for seed in FRESH_SEEDS if (*place, str(seed)) in lines]
+            if len(own) == len(FRESH_SEEDS):
+                initial = torch.tensor([float(line[column]) for line in own], dtype=torch.float64)
+                values[core] = sensitivity_of_means(torch.stack([read_losses(line) for line in own], 1), initial)
+        if len(values) == len(ORDER):
+            made.append(Repeated(number, reading, values))
     return made
 
 
 def best(results: Results) -> Repeated | None:
     """The repeated setting nearest to Table 1."""
-    return min(repeated(results), key=lambda one: distance(one.values()), default=None)
-
-
-# Tables ---------------------------------------------------------------------------------------------------------------
+    return min(repeated(results), key=lambda one: distance(one.values), default=None)
 
 
 def table_nearest(results: Results) -> pd.DataFrame:
@@ -204,7 +149,7 @@ def table_nearest(results: Results) -> pd.DataFrame:
         columns["setting of Table 1"] = {core: measured.of_means(core) for core in ORDER}
     if one is not None and found is not None:
         columns["nearest, one seed"] = found.found[one.number, one.reading]
-        columns["nearest, five fresh seeds"] = one.values()
+        columns["nearest, five fresh seeds"] = one.values
     rows = [
         {"re-weighting function": short_name(core)} | {name: f"{v[core]:.2f}" for name, v in columns.items()}
         for core in ORDER
@@ -220,49 +165,3 @@ def nearest_setting(results: Results) -> str:
         return "not measured"
     form = CORES[one.reading.relu].title
     return f"{plausible_settings(one.reading.steps)[one.number]}, l₀ {one.reading.initial}, {form}"
-
-
-def table_conclusions(results: Results) -> pd.DataFrame:
-    """Each conclusion of the paper: in which share of settings, seeds of Table 1 and seeds of the nearest it holds."""
-    found, measured, one = search(results), sweep(results), best(results)
-    rows = []
-    for name, conclusion in CONCLUSIONS.items():
-        row = {"conclusion": f"{conclusion.text} ({conclusion.where})"}
-        if found is not None:
-            row["share of settings"] = share(found, name).text
-            row["where softmax trains"] = share(found, name, found.learning).text if found.learning else ""
-        if measured is not None:
-            seeds = [{core: measured.sensitivities(core)[seed] for core in ORDER} for seed in measured.seeds]
-            row["Table 1, seeds"] = f"{sum(map(conclusion.holds, seeds))} of {len(seeds)}"
-        if one is not None:
-            row["nearest, seeds"] = f"{one.seeds_with(name)} of {len(FRESH_SEEDS)}"
-        rows.append(row)
-    return pd.DataFrame(rows)
-
-
-def table_choices(results: Results) -> pd.DataFrame:
-    """What each open choice does: medians over all settings and readings that share a value."""
-    found = search(results)
-    if found is None:
-        return pd.DataFrame()
-    grouped: dict[tuple[str, str], list[dict[str, float]]] = {}
-    for (number, reading), values in found.found.items():
-        made = {**found.settings[number], "steps": str(reading.steps), "l₀": reading.initial}
-        made["ReLU kernel"] = CORES[reading.relu].title
-        for choice in made.items():
-            grouped.setdefault(choice, []).append(values)
-    order = list(dict.fromkeys(name for name, _ in grouped))
-    rows = []
-    for (name, value), group in sorted(grouped.items(), key=lambda item: (order.index(item[0][0]), item[0][1])):
-        agree = fmean(CONCLUSIONS["stable_below_softmax"].holds(values) for values in group)
-        rows.append(
-            {
-                "choice": f"{name}: {value}",
-                "softmax, median": f"{median(values['softmax'] for values in group):.2f}",
-                "QK-LayerNorm, median": f"{median(values['qk_layernorm'] for values in group):.2f}",
-                "ReLU, median": f"{median(values['relu'] for values in group):.2f}",
-                "both below softmax-based cores": f"{agree:.0%}",
-                "least distance from published": f"{min(map(distance, group)):.2f}",
-            }
-        )
-    return pd.DataFrame(rows)

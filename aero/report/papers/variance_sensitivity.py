@@ -26,8 +26,7 @@ from aero.report.statistics import CONFIDENCE, Estimate, estimate
 from aero.report.style import MUTED, no_data, subplots
 from aero.report.tables import COLUMNS, csv_text
 from aero.sensitivity.metric import TRAINS, clipped, sensitivity, sensitivity_clipped_after, sensitivity_of_means
-from aero.sensitivity.search import read
-from aero.sensitivity.setting import LAYERS, TOKENS, WIDTH, Setting
+from aero.sensitivity.setting import LAYERS, TOKENS, Setting
 
 PAPER = "variance_sensitivity"
 FOLDERS = ("runs/sensitivity", "results/sensitivity")
@@ -54,14 +53,13 @@ COLOURS = {
 """One colour a core in all figures of the paper, warm for the softmax-based ones."""
 SOLID = ("softmax", "window_softmax", "sigma_reparam", "qk_layernorm_free", "qk_layernorm_gradient_clip")
 LAYER_COLOURS = ("#2f6db3", "#56b4e9", "#7d8a97", "#c9971c", "#d55e00")
-Line = dict[str, str]
 
 
 @dataclass(frozen=True)
 class Sweep:
     """Final losses (R, K) and l_0 (K,) by core, for R learning rates and K seeds.
 
-    zero: losses (K,) of predicting 0 on the same sequences. about: sweep.json. lines: losses.csv.
+    zero: losses (K,) of predicting 0 on the same sequences. about: sweep.json.
     """
 
     folder: str
@@ -71,7 +69,6 @@ class Sweep:
     final: dict[str, Tensor]
     initial: dict[str, Tensor]
     zero: Tensor
-    lines: tuple[Line, ...]
 
     @property
     def scale(self) -> str:
@@ -81,17 +78,6 @@ class Sweep:
     def setting(self) -> Setting:
         names = [field.name for field in fields(Setting)]
         return Setting(**{name: self.about["setting"][name] for name in names})
-
-    @property
-    def origin(self) -> str:
-        """The model is the paper's own where its width is the printed D; scale `smoke` trains too briefly."""
-        own = self.scale != "smoke" and self.setting.width == WIDTH
-        return "paper_dimensions" if own else "smaller_scale"
-
-    @property
-    def figure_rate_by_hand(self) -> bool:
-        """Whether the learning rate of the figures over training was chosen manually."""
-        return bool(self.about.get("figure_rate_by_hand"))
 
     def sensitivities(self, core: str) -> dict[int, float]:
         """By seed, each with its own l*."""
@@ -114,14 +100,12 @@ class Sweep:
         final, initial, count = self.final[core], self.initial[core], len(self.seeds)
         if count == 1:
             return Estimate(self.of_means(core), None, None, self.seeds)
-        values, weights = [], []
-        for draw in map(list, itertools.combinations_with_replacement(range(count), count)):
-            values.append(sensitivity_of_means(final[:, draw], initial[draw]))
-            weights.append(math.factorial(count) // math.prod(map(math.factorial, Counter(draw).values())))
-        order = np.argsort(values)
-        cumulated = np.cumsum(np.array(weights)[order])
+        draws = list(itertools.combinations_with_replacement(range(count), count))
+        times = [math.factorial(count) // math.prod(map(math.factorial, Counter(draw).values())) for draw in draws]
+        means = clipped(final, initial)[:, draws].mean(-1)  # (R, number of draws)
+        values = (means - means.min(0).values).mean(0).numpy()
         tails = (0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2)
-        low, high = (values[order[np.searchsorted(cumulated, tail * cumulated[-1])]] for tail in tails)
+        low, high = np.quantile(np.repeat(values, times), tails, method="inverted_cdf").tolist()
         return Estimate(self.of_means(core), low, high, self.seeds)
 
     def training_rates(self, core: str) -> float:
@@ -131,25 +115,19 @@ class Sweep:
 
 def sweep(results: Results) -> Sweep | None:
     """The fresh sweep if it is of the report's scale, else the committed one; None if there is none."""
-    found = {}
-    for folder in FOLDERS:
-        path = results.root / folder / "sweep.json"
-        found[folder] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    fresh, committed = found.values()
-    use_fresh = fresh and (not committed or fresh["scale"] == results.scale)
-    folder, about = (FOLDERS[0], fresh) if use_fresh else (FOLDERS[1], committed)
-    if about is None:
+    paths = {folder: results.root / folder / "sweep.json" for folder in FOLDERS}
+    found = {folder: json.loads(path.read_text(encoding="utf-8")) for folder, path in paths.items() if path.is_file()}
+    if not found:
         return None
-    lines = read(results.root / folder / "losses.csv")
-    rates = tuple(dict.fromkeys(float(line["rate"]) for line in lines))
-    seeds = tuple(dict.fromkeys(int(line["seed"]) for line in lines))
-    shape, final, initial, zero = (len(rates), len(seeds)), {}, {}, torch.zeros(0)
-    for core in dict.fromkeys(line["core"] for line in lines):
-        own = [line for line in lines if line["core"] == core]
-        losses = [[float(line[key] or math.inf) for line in own] for key in ("final_loss", "initial_loss", "zero_loss")]
-        final[core], untrained, zeros = (torch.tensor(x, dtype=torch.float64).view(shape) for x in losses)
+    folder = next((name for name, about in found.items() if about["scale"] == results.scale), list(found)[-1])
+    lines = pd.read_csv(results.root / folder / "losses.csv", float_precision="round_trip").fillna(math.inf)
+    rates, seeds = (tuple(lines[column].unique().tolist()) for column in ("rate", "seed"))
+    final, initial, zero = {}, {}, torch.zeros(0)
+    for core, own in lines.groupby("core", sort=False):
+        losses = torch.from_numpy(own[["final_loss", "initial_loss", "zero_loss"]].to_numpy())
+        final[core], untrained, zeros = losses.T.reshape(3, len(rates), len(seeds))
         initial[core], zero = untrained[0], zeros[0]
-    return Sweep(folder, about, rates, seeds, final, initial, zero, tuple(lines))
+    return Sweep(folder, found[folder], rates, seeds, final, initial, zero)
 
 
 def titles() -> dict[str, str]:

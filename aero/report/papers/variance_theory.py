@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -19,7 +18,6 @@ from aero.report.results import Results
 from aero.report.style import GRID, MUTED, no_data, subplots
 from aero.sensitivity import theory
 
-Line = dict[str, Any]
 POSITION_COLOURS = {2: "#8a6d3b", 20: "#009e73", 200: "#0072b2", 768: "#cc79a7"}
 
 
@@ -29,28 +27,25 @@ class TheoryResults:
 
     folder: Path
     summary: dict[str, Any]
-    tables: dict[str, list[Line]]
-
-    def lines(self, table: str, **where: object) -> list[Line]:
-        """The lines of a table whose columns have the given values."""
-        return [line for line in self.tables[table] if all(line[key] == value for key, value in where.items())]
+    tables: dict[str, pd.DataFrame]
 
     def frame(self, table: str, **where: object) -> pd.DataFrame:
-        return pd.DataFrame(self.lines(table, **where))
+        """The rows of a table whose columns have the given values."""
+        found = self.tables[table]
+        return found[(found[list(where)] == pd.Series(where)).all(axis=1)]
 
 
 def load_theory(root: Path) -> TheoryResults | None:
     """Fresh results of the stage, else the committed ones; None if there are none."""
-    for folder in map(Path, FOLDERS):
-        if not (root / folder / "theory.json").is_file():
-            continue
-        tables: dict[str, list[Line]] = {}
-        for text in (root / folder / "theory.jsonl").read_text(encoding="utf-8").splitlines():
-            line = json.loads(text)
-            tables.setdefault(line.pop("table"), []).append(line)
-        summary = json.loads((root / folder / "theory.json").read_text(encoding="utf-8"))
-        return TheoryResults(folder, summary, tables)
-    return None
+    folder = next((folder for folder in map(Path, FOLDERS) if (root / folder / "theory.json").is_file()), None)
+    if folder is None:
+        return None
+    tables: dict[str, list[dict[str, Any]]] = {}
+    for text in (root / folder / "theory.jsonl").read_text(encoding="utf-8").splitlines():
+        line = json.loads(text)
+        tables.setdefault(line.pop("table"), []).append(line)
+    summary = json.loads((root / folder / "theory.json").read_text(encoding="utf-8"))
+    return TheoryResults(folder, summary, {name: pd.DataFrame(lines) for name, lines in tables.items()})
 
 
 def with_error(mean: float, error: float) -> str:
@@ -59,91 +54,6 @@ def with_error(mean: float, error: float) -> str:
         return f"{mean:.4g}"
     digits = max(0, 1 - math.floor(math.log10(error)))
     return f"{mean:.{digits}f}({error * 10**digits:.0f})"
-
-
-# Tables ---------------------------------------------------------------------------------------------------------------
-
-
-def table_derivative(results: Results) -> pd.DataFrame:
-    """Theorem 5.1's derivative, Appendix E.3's line and its last line beside the drawn slope of the entropy."""
-    found = load_theory(results.root)
-    wanted = {1: (1.0,), 2: (0.1, 1.0, 4.0), 20: (0.1, 0.5, 1.0, 3.0), 200: (0.1, 1.0, 3.0, 8.0)}
-    lines = [
-        line
-        for n, sigmas in wanted.items()
-        for sigma in sigmas
-        for line in (found.lines("softmax", positions=n, sigma=sigma) if found else ())
-    ]
-    rows = [
-        {
-            "N": str(line["positions"]),
-            "σ": f"{line['sigma']:g}",
-            "Theorem 5.1": _short(line["theorem_slope_quadrature"]),
-            "E.3, differentiated line": _short(line["appendix_slope_quadrature"]),
-            "E.3, last line": _short(line["slope_quadrature"]),
-            "drawn": with_error(line["slope"], line["slope_error"]),
-        }
-        for line in lines
-    ]
-    return pd.DataFrame(rows)
-
-
-def _short(value: float) -> str:
-    return f"{value:.4f}" if 1e-3 <= abs(value) < 1000 else "0" if abs(value) < 1e-9 else f"{value:.3g}"
-
-
-def table_relu(results: Results, quantity: str = "square") -> pd.DataFrame:
-    """The ReLU kernel by D at N = 20: printed, derived and drawn; "square" is D E[delta^2], "entropy" E[H]."""
-    found = load_theory(results.root)
-    rows = []
-    for line in found.lines("relu", positions=20) if found else ():
-        dims = line["dimensions"]
-        scale, digits = (dims, 3) if quantity == "square" else (1, 4)
-        rows.append(
-            {
-                "D": str(dims),
-                "printed": f"{scale * line[f'{quantity}_printed']:.{digits}f}",
-                "derived": f"{scale * line[f'{quantity}_derived']:.{digits}f}",
-                "drawn": with_error(scale * line[quantity], scale * line[f"{quantity}_error"]),
-                "rows 0/0, drawn": _percent(line["undefined"]),
-                "rows 0/0, exact": _percent(line["undefined_exact"]),
-            }
-        )
-    return pd.DataFrame(rows)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.2g} %" if share > 1e-8 or not share else "below 10⁻⁶ %"
-
-
-def table_bounds(results: Results) -> pd.DataFrame:
-    """Proposition 5.3 as printed, and what the masks of the paper's models allow."""
-    found = load_theory(results.root)
-    return pd.DataFrame(
-        {
-            "model": f"{line['model']}, {line['mask']} attention",
-            "N": str(line["positions"]),
-            "‖P‖_F, printed": f"{line['norm_least_printed']:.2f} to {line['norm_greatest_printed']:.2f}",
-            "‖P‖_F, possible": f"{line['norm_least']:.2f} to {line['norm_greatest']:.2f}",
-            "H at most, printed": f"{line['entropy_greatest_printed']:.2f}",
-            "H at most, possible": f"{line['entropy_greatest']:.2f}",
-        }
-        for line in (found.tables["bounds"] if found else ())
-    )
-
-
-def table_matrices(results: Results) -> pd.DataFrame:
-    """Entropy and norms of three attention matrices, N = 20: Eq. 9 bounds the spectral norm by ||P||_F."""
-    found = load_theory(results.root)
-    return pd.DataFrame(
-        {
-            "attention matrix": line["matrix"],
-            "H(P)": f"{line['entropy']:.2f}",
-            "‖P‖_F": f"{line['frobenius']:.2f}",
-            "spectral norm": f"{line['spectral']:.2f}",
-        }
-        for line in (found.summary["matrices"] if found else ())
-    )
 
 
 # Figures --------------------------------------------------------------------------------------------------------------
@@ -185,8 +95,8 @@ def figure_3_left(results: Results) -> Figure:
         for panel, sigma in zip(row, (1.0, 2.0, 4.0, 8.0), strict=True):
             weights = found.frame("weights", core=core, sigma=sigma)["weight"]
             panel.hist(np.maximum(weights, 1e-6), bins=np.logspace(-6, 0, 19), color=COLOURS[core])
-            (line,) = found.lines("controlled", core=core, sigma=sigma)
-            panel.set_title(f"σ = {sigma:g}, H = {line['entropy']:.2f}", fontsize=8, fontweight="normal")
+            entropy = found.frame("controlled", core=core, sigma=sigma)["entropy"].item()
+            panel.set_title(f"σ = {sigma:g}, H = {entropy:.2f}", fontsize=8, fontweight="normal")
             panel.set_xscale("log")
         row[0].set_ylabel(f"{short_name(core)}, keys")
     for panel in panels[1]:
@@ -230,15 +140,8 @@ def figure_10(results: Results) -> Figure:
     panel.fill_between(entropies, low, high, color=GRID, alpha=0.6, linewidth=0, label="possible")
     for line, colour in zip(found.summary["dirichlet"], ("#0072b2", "#d55e00", "#009e73"), strict=False):
         rows = found.frame("dirichlet", alpha=line["alpha"])
-        panel.scatter(
-            rows["entropy"],
-            rows["norm"],
-            s=6,
-            color=colour,
-            alpha=0.6,
-            linewidth=0,
-            label=f"α = {line['alpha']:g}, correlation {line['correlation']:.2f}",
-        )
+        label = f"α = {line['alpha']:g}, correlation {line['correlation']:.2f}"
+        panel.scatter(rows["entropy"], rows["norm"], s=6, color=colour, alpha=0.6, linewidth=0, label=label)
     panel.axvline(math.log(size), color=MUTED, linewidth=0.8, linestyle=":")
     panel.set(xlabel=f"entropy of a row over N = {size} keys, nats (dotted: log N)", ylabel="ℓ₂ norm", ylim=(0, 1.03))
     panel.legend(frameon=False)
@@ -247,7 +150,6 @@ def figure_10(results: Results) -> Figure:
 
 
 def _empty(figure: Figure) -> Figure:
-    panel: Axes
     for panel in figure.axes:
         no_data(panel, "not measured")
     return figure

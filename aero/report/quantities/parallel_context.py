@@ -15,12 +15,13 @@ from aero.report.papers.parallel_context import (
     Measured,
     Summary,
     by_seed,
+    correlation,
     correlation_text,
     costs,
     largest,
     loss_of,
     lost,
-    mean_correlation,
+    mean_curve,
     own_models,
 )
 from aero.report.results import Results
@@ -119,11 +120,12 @@ def loss_with_remedy(models: Sequence[Measured], method: str, tasks: list[str]) 
 @_of_decoder
 def correlation_with_loss(models: Sequence[Measured], tasks: list[str]) -> dict[str, Any]:
     """Pearson's r over P of entropy with what is lost, of the curves averaged over seeds, with Fisher's interval."""
-    found = {task: mean_correlation(models, task) for task in tasks}
+    found = {task: correlation(models, task) for task in tasks}
+    points = ", ".join(f"{task} {len(mean_curve(models, task, 'naive'))}" for task in tasks)
     return {
         "text": ", ".join(f"{task} {correlation_text(c)}" for task, c in found.items()),
-        "effects": {t: Estimate(math.nan if c.r is None else c.r, c.low, c.high, ()) for t, c in found.items()},
-        "notes": [f"points: {', '.join(f'{task} {c.points}' for task, c in found.items())}"],
+        "effects": found,
+        "notes": [f"points: {points}"],
     }
 
 

@@ -17,7 +17,6 @@ from scipy.stats import spearmanr
 from aero.report.papers.variance_search import search, share
 from aero.report.papers.variance_sensitivity import Sweep, published, sweep
 from aero.report.results import Results
-from aero.report.statistics import Estimate
 from aero.report.verdicts import Measurement, exact
 from aero.sensitivity.conclusions import CONCLUSIONS, ORDER
 from aero.sensitivity.metric import clipped, trained_decades
@@ -48,7 +47,8 @@ def _of_sweep(quantity: Callable[..., dict[str, Any]]) -> Callable[..., Measurem
         width = f", D={found.setting.width} where the paper prints {WIDTH}" if found.setting.width != WIDTH else ""
         seeds = f"{found.folder}/losses.csv, {len(found.seeds)} seeds{width}"
         parts["evidence"] = "; ".join(filter(None, (seeds, parts.get("evidence", ""))))
-        scale = "paper_dimensions" if found.origin == "paper_dimensions" else found.scale
+        own_size = found.scale != "smoke" and found.setting.width == WIDTH  # scale `smoke` trains too briefly
+        scale = "paper_dimensions" if own_size else found.scale
         return Measurement(**({"text": "", "scale": scale, "own_size": False} | parts))
 
     return measure
@@ -83,7 +83,7 @@ def sensitivities(results: Results, found: Sweep, tolerance: float, rank: float)
 def conclusion(results: Results, found: Sweep, name: str) -> dict[str, Any]:
     """Whether a conclusion of Table 1 holds of losses averaged over seeds, clipped before or after, and in every seed;
     and in what share of the reasonable settings."""
-    holds = CONCLUSIONS[name].holds
+    holds = CONCLUSIONS[name]
     averaged = {
         way: holds({core: read_(core) for core in ORDER})
         for way, read_ in (("clipped before", found.of_means), ("clipped after", found.clipped_after))
@@ -96,8 +96,8 @@ def conclusion(results: Results, found: Sweep, name: str) -> dict[str, Any]:
     searched = search(results)
     shared = share(searched, name) if searched else None
     return {
-        "text": text + (f"; {shared.text} of settings" if shared else ""),
-        "effects": {"share of settings": Estimate(shared.value, shared.low, shared.high, ())} if shared else {},
+        "text": text + (f"; {shared.mean:.0%} [{shared.low:.0%}, {shared.high:.0%}] of settings" if shared else ""),
+        "effects": {"share of settings": shared} if shared else {},
         "checks": averaged | seeds,
         "evidence": f"{searched.file}, {len(searched.numbers)} settings" if searched else "",
     }
@@ -170,5 +170,5 @@ def _over_training(
 
 
 def _at_rate(found: Sweep, file: str, checks: dict[str, bool]) -> str:
-    rate = f"{found.about['figure_rate']:g}{' (given)' if found.figure_rate_by_hand else ''}"
+    rate = f"{found.about['figure_rate']:g}" + " (given)" * bool(found.about.get("figure_rate_by_hand"))
     return f"{found.folder}/{file}, at rate {rate}: holds in {sum(checks.values())} of {len(checks)} seeds"

@@ -120,7 +120,7 @@ def loss_rises(results: Results, run: str, rise: float) -> Measurement:
         return trained(results, "", "", missing=missing)
     rises = {}
     for one in results.seeds(run):
-        values = models.series(one, "train_loss")[1]
+        values = models.series(one, "train_loss").tolist()
         if one.diverged or values:
             rises[f"seed {one.seed}"] = math.inf if one.diverged else values[-1] - min(values)
     text = "; ".join(f"{seed} {'NaN' if math.isinf(value) else f'{value:.3f}'}" for seed, value in rises.items())

@@ -92,32 +92,31 @@ def _stacked(
     printed: Mapping[str, float] | None = None,
 ) -> Figure:
     """Horizontal bars, one a row and program; `printed`: the published value of a row, a diamond on its bars."""
-    with style.style():
-        figure = Figure(figsize=(style.WIDTH, 0.8 + 0.27 * max(len(bars), 2)))
-        axes = figure.subplots()
-        if not bars:
-            style.say_missing(axes, "not measured yet")
-            return figure
-        names = list(dict.fromkeys(name for name, *_ in bars))
-        places = [place + 0.35 * names.index(name) for place, (name, *_) in enumerate(bars)]
-        left = [0.0] * len(bars)
-        for kind, colour in zip(kinds, colours, strict=True):
-            widths = [amounts[kind] for *_, amounts in bars]
-            axes.barh(places, widths, left=left, height=0.8, color=colour, label=kind, edgecolor=style.PAPER, lw=0.4)
-            left = [start + width for start, width in zip(left, widths, strict=True)]
-        if printed:
-            values = [printed[name] for name, *_ in bars]
-            axes.plot(values, places, "D", color=style.PAPER, markeredgecolor=style.INK, markersize=5, label="paper")
-        for place, total in zip(places, left, strict=True):
-            axes.text(total, place, f" {text(total, 2)}", va="center")
-        axes.set_yticks(places, [f"{name}, {PROGRAM_NAMES[program]}" for name, program, _ in bars])
-        axes.tick_params(axis="y", length=0)
-        axes.invert_yaxis()
-        axes.set_xlim(0, max(left) * 1.08)
-        axes.grid(axis="x")
-        axes.set_xlabel(label)
-        axes.legend(ncols=len(kinds) + bool(printed), loc="lower left", bbox_to_anchor=(-0.35, 1), frameon=False,
-                    handlelength=1, columnspacing=1)  # fmt: skip
+    figure = Figure(figsize=(style.WIDTH, 0.8 + 0.27 * max(len(bars), 2)))
+    axes = figure.subplots()
+    if not bars:
+        style.say_missing(axes, "not measured yet")
+        return figure
+    names = list(dict.fromkeys(name for name, *_ in bars))
+    places = [place + 0.35 * names.index(name) for place, (name, *_) in enumerate(bars)]
+    left = [0.0] * len(bars)
+    for kind, colour in zip(kinds, colours, strict=True):
+        widths = [amounts[kind] for *_, amounts in bars]
+        axes.barh(places, widths, left=left, height=0.8, color=colour, label=kind, edgecolor=style.PAPER, lw=0.4)
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    if printed:
+        values = [printed[name] for name, *_ in bars]
+        axes.plot(values, places, "D", color=style.PAPER, markeredgecolor=style.INK, markersize=5, label="paper")
+    for place, total in zip(places, left, strict=True):
+        axes.text(total, place, f" {text(total, 2)}", va="center")
+    axes.set_yticks(places, [f"{name}, {PROGRAM_NAMES[program]}" for name, program, _ in bars])
+    axes.tick_params(axis="y", length=0)
+    axes.invert_yaxis()
+    axes.set_xlim(0, max(left) * 1.08)
+    axes.grid(axis="x")
+    axes.set_xlabel(label)
+    axes.legend(ncols=len(kinds) + bool(printed), loc="lower left", bbox_to_anchor=(-0.35, 1), frameon=False,
+                handlelength=1, columnspacing=1)  # fmt: skip
     return figure
 
 
@@ -130,28 +129,27 @@ def published_minutes(results: Results) -> Figure:
             if bound and printed:
                 points.append((number, bound.overlapped, printed))
     del results
-    with style.style():
-        figure = Figure(figsize=(style.WIDTH, 3.0))
-        axes = figure.subplots()
-        ends = [3.0, 130.0]
-        axes.plot(ends, ends, color=style.INK, linewidth=1)
-        axes.fill_between(ends, [1, 1], ends, color=style.GRID, alpha=0.6, linewidth=0)
-        for number, marker in zip(("4", "5", "6", "7"), "osD^", strict=True):
-            own = [point for point in points if point[0] == number]
-            colours = [IMPOSSIBLE if printed < least else POSSIBLE for _, least, printed in own]
-            axes.scatter([p[1] for p in own], [p[2] for p in own], c=colours, marker=marker, s=28, zorder=3,
-                         edgecolors=style.PAPER, linewidths=0.5, label=f"Table {number}")  # fmt: skip
-        axes.set(xscale="log", yscale="log", xlim=ends, ylim=(3, 60))
-        for axis in (axes.xaxis, axes.yaxis):
-            ticks = [tick for tick in (3, 5, 10, 20, 50, 100) if tick <= axis.get_view_interval()[1]]
-            axis.set_ticks(ticks, [f"{tick}" for tick in ticks])
-            axis.set_ticks([], minor=True)
-        axes.set_xlabel("least minutes for the published GB at 100 Mbit/s")
-        axes.set_ylabel("published minutes")
-        axes.text(40, 4, "impossible on the\npublished network", ha="center", color=style.INK)
-        legend = axes.legend(frameon=False, loc="upper left")
-        for handle in legend.legend_handles:
-            handle.set_facecolor(style.MUTED)
+    figure = Figure(figsize=(style.WIDTH, 3.0))
+    axes = figure.subplots()
+    ends = [3.0, 130.0]
+    axes.plot(ends, ends, color=style.INK, linewidth=1)
+    axes.fill_between(ends, [1, 1], ends, color=style.GRID, alpha=0.6, linewidth=0)
+    for number, marker in zip(("4", "5", "6", "7"), "osD^", strict=True):
+        own = [point for point in points if point[0] == number]
+        colours = [IMPOSSIBLE if printed < least else POSSIBLE for _, least, printed in own]
+        axes.scatter([p[1] for p in own], [p[2] for p in own], c=colours, marker=marker, s=28, zorder=3,
+                     edgecolors=style.PAPER, linewidths=0.5, label=f"Table {number}")  # fmt: skip
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=(3, 60))
+    for axis in (axes.xaxis, axes.yaxis):
+        ticks = [tick for tick in (3, 5, 10, 20, 50, 100) if tick <= axis.get_view_interval()[1]]
+        axis.set_ticks(ticks, [f"{tick}" for tick in ticks])
+        axis.set_ticks([], minor=True)
+    axes.set_xlabel("least minutes for the published GB at 100 Mbit/s")
+    axes.set_ylabel("published minutes")
+    axes.text(40, 4, "impossible on the\npublished network", ha="center", color=style.INK)
+    legend = axes.legend(frameon=False, loc="upper left")
+    for handle in legend.legend_handles:
+        handle.set_facecolor(style.MUTED)
     return figure
 
 
@@ -169,50 +167,48 @@ def savings_by_program(results: Results) -> Figure:
     """Saving in GB over SM+LN+G at T=128: published, reproduced, stock SPU, with a cheap GELU, optimised."""
     table, fitted = aero_table("4"), fits(results)
     base = fitted.get(("4", table.rows[0].name))
-    with style.style():
-        figure = Figure(figsize=(style.WIDTH, 2.6))
-        axes = figure.subplots()
-        for place, name in enumerate(SAVINGS_ROWS):
-            found, fit = audit(results, table, name, "bytes"), fitted.get(("4", name))
-            values = (
-                table.value(name, "savings_communication"),
-                base.gigabytes / fit.gigabytes if base and fit else None,
-                found.as_written,
-                found.one_gelu,
-                saving(results, table, name, OPTIMISED, "bytes"),
-            )
-            for value, (label, (marker, colour)) in zip(values, SAVINGS.items(), strict=True):
-                if value is not None:
-                    axes.plot([value], [place], marker, color=colour, markersize=6.5, markeredgecolor=style.INK,
-                              markeredgewidth=0.4, label=label if place == 0 else None)  # fmt: skip
-        axes.axvline(1, color=style.INK, linewidth=0.8)
-        axes.set_yticks(range(len(SAVINGS_ROWS)), SAVINGS_ROWS)
-        axes.tick_params(axis="y", length=0)
-        axes.set_ylim(len(SAVINGS_ROWS) - 0.5, -0.5)
-        axes.set_xlim(left=0)
-        axes.grid()
-        axes.set_xlabel("times fewer bytes than SM+LN+G in the same program")
-        axes.legend(ncols=5, loc="lower left", bbox_to_anchor=(-0.27, 1), frameon=False, columnspacing=0.8,
-                    handletextpad=0.2)  # fmt: skip
+    figure = Figure(figsize=(style.WIDTH, 2.6))
+    axes = figure.subplots()
+    for place, name in enumerate(SAVINGS_ROWS):
+        found, fit = audit(results, table, name, "bytes"), fitted.get(("4", name))
+        values = (
+            table.value(name, "savings_communication"),
+            base.gigabytes / fit.gigabytes if base and fit else None,
+            found.as_written,
+            found.one_gelu,
+            saving(results, table, name, OPTIMISED, "bytes"),
+        )
+        for value, (label, (marker, colour)) in zip(values, SAVINGS.items(), strict=True):
+            if value is not None:
+                axes.plot([value], [place], marker, color=colour, markersize=6.5, markeredgecolor=style.INK,
+                          markeredgewidth=0.4, label=label if place == 0 else None)  # fmt: skip
+    axes.axvline(1, color=style.INK, linewidth=0.8)
+    axes.set_yticks(range(len(SAVINGS_ROWS)), SAVINGS_ROWS)
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(SAVINGS_ROWS) - 0.5, -0.5)
+    axes.set_xlim(left=0)
+    axes.grid()
+    axes.set_xlabel("times fewer bytes than SM+LN+G in the same program")
+    axes.legend(ncols=5, loc="lower left", bbox_to_anchor=(-0.27, 1), frameon=False, columnspacing=0.8,
+                handletextpad=0.2)  # fmt: skip
     return figure
 
 
 def fit_residuals(results: Results) -> Figure:
     """Relative difference of the reproduced from the published GB, all rows of Tables 4-7."""
     fitted = fits(results)
-    with style.style():
-        figure = Figure(figsize=(style.WIDTH, 1.5))
-        axes = figure.subplots()
-        for place, number in enumerate(("4", "5", "6", "7")):
-            values = [fit.residual_percent for (which, _), fit in fitted.items() if which == number]
-            axes.plot(values, [place] * len(values), "o", color=style.AS_WRITTEN, alpha=0.5, markersize=6,
-                      markeredgewidth=0)  # fmt: skip
-        axes.axvline(0, color=style.INK, linewidth=0.8)
-        axes.set_yticks(range(4), [f"Table {number}" for number in ("4", "5", "6", "7")])
-        axes.set_ylim(3.5, -0.5)
-        axes.set_xlim(-2, 2)
-        axes.grid(axis="x")
-        axes.set_xlabel("reproduced minus published GB, %")
+    figure = Figure(figsize=(style.WIDTH, 1.5))
+    axes = figure.subplots()
+    for place, number in enumerate(("4", "5", "6", "7")):
+        values = [fit.residual_percent for (which, _), fit in fitted.items() if which == number]
+        axes.plot(values, [place] * len(values), "o", color=style.AS_WRITTEN, alpha=0.5, markersize=6,
+                  markeredgewidth=0)  # fmt: skip
+    axes.axvline(0, color=style.INK, linewidth=0.8)
+    axes.set_yticks(range(4), [f"Table {number}" for number in ("4", "5", "6", "7")])
+    axes.set_ylim(3.5, -0.5)
+    axes.set_xlim(-2, 2)
+    axes.grid(axis="x")
+    axes.set_xlabel("reproduced minus published GB, %")
     return figure
 
 
@@ -284,29 +280,28 @@ TICKS = [digit * 10.0**power for power in range(-1, 4) for digit in (1, 1.5, 2, 
 
 def draw_pareto(found: Sequence[Point], title: str, scale: str) -> Figure:
     """Perplexity against GB, both in logarithms; the front is a line through larger, named points."""
-    with style.style():
-        figure = Figure(figsize=(style.WIDTH, 4.0))
-        axes = figure.subplots()
-        if not found:
-            style.say_missing(axes, "not measured yet")
-            return figure
-        front = [point for point in found if point.front]
-        rest = [point for point in found if not point.front]
-        axes.step([p.bytes / GB for p in front], [p.perplexity for p in front], where="post", color=style.TUNED)
-        for some, colour, size in ((rest, style.AS_WRITTEN, 18), (front, style.TUNED, 36)):
-            axes.scatter([p.bytes / GB for p in some], [p.perplexity for p in some], s=size, color=colour,
-                         edgecolor=style.PAPER, linewidth=0.6, zorder=3)  # fmt: skip
-        axes.set(xscale="log", yscale="log", title=title)
-        axes.set_xlabel("communication of one private forward pass, GB (both directions)")
-        axes.set_ylabel(f"evaluation perplexity, scale {scale}")
-        axes.grid()
-        axes.margins(x=0.12, y=0.08)
-        for axis in (axes.xaxis, axes.yaxis):
-            low, high = axis.get_view_interval()
-            ticks = [tick for tick in TICKS if low <= tick <= high]
-            axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
-            axis.set_ticks([], minor=True)
-        _label(axes, [*front, *rest])
+    figure = Figure(figsize=(style.WIDTH, 4.0))
+    axes = figure.subplots()
+    if not found:
+        style.say_missing(axes, "not measured yet")
+        return figure
+    front = [point for point in found if point.front]
+    rest = [point for point in found if not point.front]
+    axes.step([p.bytes / GB for p in front], [p.perplexity for p in front], where="post", color=style.TUNED)
+    for some, colour, size in ((rest, style.AS_WRITTEN, 18), (front, style.TUNED, 36)):
+        axes.scatter([p.bytes / GB for p in some], [p.perplexity for p in some], s=size, color=colour,
+                     edgecolor=style.PAPER, linewidth=0.6, zorder=3)  # fmt: skip
+    axes.set(xscale="log", yscale="log", title=title)
+    axes.set_xlabel("communication of one private forward pass, GB (both directions)")
+    axes.set_ylabel(f"evaluation perplexity, scale {scale}")
+    axes.grid()
+    axes.margins(x=0.12, y=0.08)
+    for axis in (axes.xaxis, axes.yaxis):
+        low, high = axis.get_view_interval()
+        ticks = [tick for tick in TICKS if low <= tick <= high]
+        axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.set_ticks([], minor=True)
+    _label(axes, [*front, *rest])
     return figure
 
 

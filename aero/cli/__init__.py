@@ -20,21 +20,27 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: list[str]) -> int | None:
-    parser = _Parser(prog="aero", description="Costs, entropies, trainings and private inference.")
+    parser = _Parser(prog="aero", description="Measure and run private language models.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
     runs = commands.add_parser(
         "runs",
         help="list the trainings of the papers: table rows, status, cost",
-        description="One line a run: its status at the active scale, the cost of one training at every scale, the "
-        "table rows it is for. Status: missing; outdated (params.yaml has changed since); diverged; kept (in "
+        description="One line per run: its status at the active scale, the cost of one training at every scale, the "
+        "table rows it reproduces. Status: missing; outdated (params.yaml has changed since); diverged; kept (in "
         "results/); fresh (in runs/). Seeds: finished of planned trainings.",
     )
     runs.add_argument("runs", nargs="*", metavar="RUN", help="only these runs, e.g. sm-ln-g")
-    runs.add_argument("--scale", help="status and cost at this scale (default: status at params.yaml's, cost at all)")
+    runs.add_argument(
+        "--scale", help="status and cost at this scale (default: status at params.yaml's scale, cost at all scales)"
+    )
     runs.add_argument("--table", help="only runs of one table or figure: aero/4, aero/table4, aero/figure18")
     runs.add_argument("--json", action="store_true", help="print everything as JSON")
     runs.set_defaults(run=_runs)
-    costs = commands.add_parser("cost", help="bytes, rounds and latency of a private forward pass of any architecture")
+    costs = commands.add_parser(
+        "cost",
+        help="bytes, rounds and latency of a private forward pass of any architecture",
+        description="Give exactly one of ARCHITECTURE, --compare and --pareto. Costs come from measured operations.",
+    )
     cost.add_arguments(costs)
     costs.set_defaults(run=_cost)
     ask.add_commands(commands)

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from aero.two_party.serving.session import Answered
     from aero.two_party.serving.tls import Credentials
 
-ASK = """Ask a model privately. The client learns the model's answer and nothing else about it. The server learns the
-number of tokens in the prompt and in the answer, and nothing else about them. Each new token takes a whole forward
-pass. --checkpoint runs client and server on this machine; --server asks an `aero serve` elsewhere."""
-SERVE = """Answer private questions, one after the other, each in a new process. Prints one line for each question.
-Ctrl-C stops the server. Clients learn architecture, sizes, program, protocol settings and tokenizer."""
+ASK = """Ask a model privately. The client learns the answer and the published description, not the weights. The server
+learns the number of tokens in the prompt and in the answer, and nothing else about them. Each new token takes a whole
+forward pass. --checkpoint runs client and server on this machine; --server asks an `aero serve` elsewhere."""
+SERVE = """Answer private questions one at a time, each in a new process. Prints one line for each question. Ctrl-C stops
+the server. Clients learn architecture, sizes, program, protocol settings and tokenizer, but not the weights."""
 LONGEST_WAIT_S = 1e6
 JOINERS = "\u200c\u200d"
 """Format characters that many scripts and emoji need; they move and hide nothing."""
@@ -42,38 +42,42 @@ def add_commands(commands: Any) -> None:
     ask.add_argument(
         "--temperature", type=float, default=0.0, help="sample at this temperature; 0 (default): the most likely token"
     )
-    ask.add_argument("--seed", type=int, default=0, help="of the sampling")
+    ask.add_argument("--seed", type=int, default=0, help="random seed for sampling")
     ask.add_argument(
         "--program", help="tuned, as_written, tuned-lattice_products, ...; with --server: refuse any other program"
     )
-    ask.add_argument("--expect", metavar="SHA256", help="refuse a server with another description than this")
-    ask.add_argument("--wait", type=float, default=60, metavar="S", help="for a busy server, seconds (default 60)")
+    ask.add_argument("--expect", metavar="SHA256", help="refuse a server whose description has a different SHA-256")
+    ask.add_argument(
+        "--wait", type=float, default=60, metavar="S", help="seconds to wait for a busy server (default 60)"
+    )
     ask.add_argument("--json", action="store_true", help="print one JSON object at the end")
-    serve = commands.add_parser("serve", help="answer private questions with a model", description=SERVE)
+    serve = commands.add_parser("serve", help="serve a model for private questions", description=SERVE)
     serve.set_defaults(run=_serve)
     serve.add_argument("--checkpoint", type=Path, required=True, help="the model")
     serve.add_argument("--listen", default="127.0.0.1:9731", metavar="HOST:PORT", help="default 127.0.0.1:9731")
     serve.add_argument(
         "--program", default="tuned", help="tuned (default), as_written, or with one change: tuned-lattice_products"
     )
-    serve.add_argument("--most-tokens", type=int, default=256, metavar="N", help="most new tokens of a question (256)")
+    serve.add_argument(
+        "--most-tokens", type=int, default=256, metavar="N", help="maximum new tokens per question (default 256)"
+    )
     serve.add_argument("--once", action="store_true", help="end after one question; exit status 0 if it was answered")
     serve.add_argument(
         "--total", type=float, default=3600, metavar="S", help="time limit of a question, seconds (default 3600)"
     )
     for command in (ask, serve):
-        command.add_argument("--tokenizer", help="the model's tokenizer (default: of the token files of its run)")
+        command.add_argument("--tokenizer", help="tokenizer file (default: the one stored with the run)")
         command.add_argument(
             "--timeout",
             type=float,
             default=120,
             metavar="S",
-            help="longest wait for one message of the other party, its computation included, seconds (default 120)",
+            help="longest wait for one message of the other party, including its computing time, seconds (default 120)",
         )
-        command.add_argument("--certificate", type=Path, help="of this side, PEM; with --key and --ca")
-        command.add_argument("--key", type=Path, help="of the certificate")
+        command.add_argument("--certificate", type=Path, help="this side's certificate (PEM); with --key and --ca")
+        command.add_argument("--key", type=Path, help="its private key")
         command.add_argument("--ca", type=Path, help="the authority that signed the other side's certificate")
-        command.add_argument("--insecure", action="store_true", help="plain TCP between hosts, which anybody can read")
+        command.add_argument("--insecure", action="store_true", help="unencrypted TCP; the network can read it")
     certificates = commands.add_parser("certificates", help="make a CA and certificates for `ask` and `serve`")
     certificates.set_defaults(run=_certificates)
     certificates.add_argument("folder", type=Path, help="where to write them")

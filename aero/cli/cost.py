@@ -30,21 +30,23 @@ def add_arguments(cost: argparse.ArgumentParser) -> None:
     cost.add_argument("architecture", nargs="?", help="in the papers' notation, for example SM+ScFuFFNi_3")
     cost.add_argument("--model", default="gpt2", help=f"model family: {', '.join(FAMILIES)} (default gpt2)")
     cost.add_argument("--context", type=int, default=128, help="tokens of the prompt, T (default 128)")
-    cost.add_argument("--network", help="wan (default), lan or another of two_party.networks, or MBIT,RTT_MS: 300,20")
+    cost.add_argument(
+        "--network", help="wan (default), lan or a name under two_party.networks in params.yaml, or MBIT,RTT_MS: 300,20"
+    )
     cost.add_argument(
         "--program",
         default="tuned",
-        help="tuned (default, optimised), as_written (stock SPU), or with one optimization more or less: "
+        help="tuned (default, optimised), as_written (stock SPU), or with one optimization added or removed: "
         "tuned-lattice_products, as_written+one_qkv",
     )
     for name, what in CHANGEABLE.items():
-        cost.add_argument(f"--{name}", type=int, help=f"{what}, if not as published for the family")
+        cost.add_argument(f"--{name}", type=int, help=f"{what}, overrides the family's published value")
     cost.add_argument("--compare", nargs=2, metavar=("A", "B"), help="two architectures side by side")
     cost.add_argument("--pareto", action="store_true", help="perplexity against communication of all trained runs")
     cost.add_argument("--scale", help="scale of the trainings for --pareto (default: params.yaml's)")
     cost.add_argument("--out", type=Path, help="figure of --pareto, .svg or .png (default pareto.svg)")
     cost.add_argument(
-        "--extrapolate", action="store_true", help="also answer beyond the measured sizes, marked as such"
+        "--extrapolate", action="store_true", help="extrapolate beyond the measured sizes and mark the answer"
     )
     cost.add_argument("--json", action="store_true", help="everything, as JSON")
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from aero.entropy import EntropyStatistics, HeadFailures
 
-DESCRIPTION = """The text is cut into sequences of one length; a shorter rest is dropped. A head's entropy is the mean
-over queries and sequences. MODEL is a checkpoint of this project, or a folder with a Hugging Face causal language model
-and its tokenizer; nothing is downloaded."""
+DESCRIPTION = """Measure the attention entropy of every head of MODEL on a text. The text is cut into sequences of one
+length; a shorter remainder is dropped. A head's entropy is the mean over queries and sequences. MODEL is a checkpoint
+of this project, or a folder with a Hugging Face causal language model and its tokenizer; nothing is downloaded."""
 FIGURES = (".svg", ".png", ".pdf")
 LONGEST = 1024
 """The default sequence length is the model's context, but at most this."""
@@ -41,19 +41,24 @@ def add_commands(commands: Any) -> None:
         metavar="T",
         help=f"tokens in a sequence (default: the smallest of the model's context, {LONGEST} and --tokens)",
     )
-    parser.add_argument("--tokens", type=int, default=16384, metavar="N", help="most tokens to measure (default 16384)")
+    parser.add_argument(
+        "--tokens", type=int, default=16384, metavar="N", help="maximum number of tokens (default 16384)"
+    )
     parser.add_argument("--batch", type=int, default=4, metavar="B", help="sequences in a batch (default 4)")
     parser.add_argument(
         "--dtype",
         choices=DTYPES,
         default=DTYPES[0],
-        help="data type of a Hugging Face model; auto: as it was saved (default float32)",
+        help="compute precision of a Hugging Face model; auto: as saved (default float32)",
     )
     parser.add_argument("--bos", action="store_true", help="begin every sequence with the tokenizer's BOS token")
     parser.add_argument("--tokenizer", type=Path, help="tokenizer of a checkpoint (default: the one of its run)")
     parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
     parser.add_argument(
-        "--baseline", type=Path, metavar="FILE", help="--json of another model: print the distance of each layer"
+        "--baseline",
+        type=Path,
+        metavar="FILE",
+        help="--json output of another model; prints each layer's distance to it",
     )
     parser.add_argument(
         "--figure", type=Path, metavar="FILE", help="draw a heatmap of layers and heads (svg, png, pdf)"

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 ASK = """Ask a model privately. The client learns the answer and the published description, not the weights. The server
 learns the number of tokens in the prompt and in the answer, and nothing else about them. Each new token takes a whole
 forward pass. --checkpoint runs client and server on this machine; --server asks an `aero serve` elsewhere."""
-SERVE = """Answer private questions one at a time, each in a new process. Prints one line for each question. Ctrl-C stops
-the server. Clients learn architecture, sizes, program, protocol settings and tokenizer, but not the weights."""
+SERVE = """Answer private questions one at a time, each in a new process. Prints one line for each question. Ctrl-C
+stops the server. Clients learn architecture, sizes, program, protocol settings and tokenizer, but not the weights."""
 LONGEST_WAIT_S = 1e6
 JOINERS = "\u200c\u200d"
 """Format characters that many scripts and emoji need; they move and hide nothing."""

@@ -33,8 +33,7 @@ def pareto(chosen: argparse.Namespace, parameters: Parameters, root: Path, out: 
         content: str | bytes = style.svg(figure, f"Perplexity against communication: {title}")
     else:
         image = io.BytesIO()
-        with style.style():
-            figure.savefig(image, format="png", dpi=160, facecolor="white", bbox_inches="tight")
+        figure.savefig(image, format="png", dpi=160, facecolor="white", bbox_inches="tight")
         content = image.getvalue()
     write_together({out: content})
     if chosen.json:

@@ -76,9 +76,7 @@ def encode(model: Model, segments: Sequence[Tensor], prefix: Tensor | None = Non
     for length in sorted(set(layout.segments)):
         same = [number for number, other in enumerate(layout.segments) if other == length]
         ids = torch.cat([segments[number] for number in same])  # (P' B, n_p)
-        before = (
-            None if start is None else [(k.repeat(len(same), 1, 1, 1), v.repeat(len(same), 1, 1, 1)) for k, v in start]
-        )
+        before = start and [tuple(x.repeat(len(same), 1, 1, 1) for x in layer) for layer in start]
         _, cache = model.forward(ids, shared + torch.arange(length, device=device), before)
         for place, number in enumerate(same):
             rows = slice(place * sequences, (place + 1) * sequences)

@@ -84,27 +84,15 @@ def measure(
             by_layer[index].append(seen.mean((2, 3)))
     key_norms, value_norms = _mean_norms(kinds, ("prefix_first", "segment_first", "later"))
     same = (None, None) if full is None or segments < 2 else _same_tokens(by_token, full, groups)
-    return [
-        Measurement(
-            np.array(given),
-            np.array(seen),
-            torch.cat(layers, 1).mean(1).cpu().numpy(),
-            key_norms,
-            value_norms,
-            by_token,
-            *same,
-        )
-        for given, seen, layers in zip(scores, entropies, by_layer, strict=True)
-    ]
+    found = []
+    for given, seen, layers in zip(scores, entropies, by_layer, strict=True):
+        mean = torch.cat(layers, 1).mean(1).cpu().numpy()
+        found.append(Measurement(np.array(given), np.array(seen), mean, key_norms, value_norms, by_token, *same))
+    return found
 
 
 def _answered(
-    model: Model,
-    encoded: Encoded,
-    batch: Batch,
-    tokens: int,
-    selection: Selection | None,
-    judge: Judge | None,
+    model: Model, encoded: Encoded, batch: Batch, tokens: int, selection: Selection | None, judge: Judge | None
 ) -> tuple[list[float], Tensor]:
     """Scores of the episodes of a batch and the entropies (L, B, H, m) of their query rows."""
     if is_language_modelling(batch):
@@ -142,9 +130,8 @@ def _plain(text: str) -> str:
 
 def _token_norms(encoded: Encoded) -> Tensor:
     """(2, L, n): norms of keys and of values, mean over sequences and heads."""
-    return torch.stack(
-        [torch.stack([layer[which].double().norm(dim=-1).mean((0, 1)) for layer in encoded.cache]) for which in (0, 1)]
-    )
+    parts = zip(*encoded.cache, strict=True)
+    return torch.stack([torch.stack([x.double().norm(dim=-1).mean((0, 1)) for x in layers]) for layers in parts])
 
 
 def _begins(groups: Tensor) -> Tensor:
@@ -154,15 +141,15 @@ def _begins(groups: Tensor) -> Tensor:
     return first
 
 
+def _over(norms: Tensor, mask: Tensor) -> Tensor | None:
+    """Means (2, L) of norms (2, L, n) over the tokens of a mask (n,); None if there is no such token."""
+    return norms[..., mask].mean(-1).double() if mask.any() else None
+
+
 def _by_kind(norms: Tensor, groups: Tensor) -> list[Tensor | None]:
-    """Of norms (2, L, n): (2, L) means of the prefix's first, the segments' first and their later tokens."""
+    """Means of norms (2, L, n) over the prefix's first, the segments' first and their later tokens."""
     first, in_prefix = _begins(groups), groups == PREFIX
-    later = ~first & ~in_prefix
-    return [
-        norms[..., 0] if in_prefix.any() else None,
-        norms[..., first & ~in_prefix].mean(-1),
-        norms[..., later].mean(-1) if later.any() else None,
-    ]
+    return [_over(norms, mask) for mask in (first & in_prefix, first & ~in_prefix, ~first & ~in_prefix)]
 
 
 def _same_tokens(parallel: Sequence[Tensor], full: Sequence[Tensor], groups: Sequence[Tensor]) -> tuple[Norms, Norms]:
@@ -170,19 +157,17 @@ def _same_tokens(parallel: Sequence[Tensor], full: Sequence[Tensor], groups: Seq
     batches = []
     for one, whole, own in zip(parallel, full, groups, strict=True):
         first, behind = _begins(own), own > 0
-        masks = (behind & first, behind & ~first)
-        batches.append([norms[..., m].mean(-1).double() if m.any() else None for m in masks for norms in (one, whole)])
+        batches.append([_over(norms, m) for m in (behind & first, behind & ~first) for norms in (one, whole)])
     return _mean_norms(batches, ("first", "first_full", "later", "later_full"))
 
 
 def _mean_norms(batches: list[list[Tensor | None]], names: Sequence[str]) -> tuple[Norms, Norms]:
     """Keys' and values' norms by name, from (2, L) a batch and name; the mean over batches, None if any lacks it."""
-    columns = zip(*batches, strict=True)
-    means = [None if any(x is None for x in column) else torch.stack(column).mean(0) for column in columns]
-    keys, values = (
-        {name: None if mean is None else mean[which].tolist() for name, mean in zip(names, means, strict=True)}
-        for which in (0, 1)
-    )
+    keys: Norms = dict.fromkeys(names)
+    values: Norms = dict.fromkeys(names)
+    for name, column in zip(names, zip(*batches, strict=True), strict=True):
+        if all(x is not None for x in column):
+            keys[name], values[name] = torch.stack(column).mean(0).tolist()
     return keys, values
 
 

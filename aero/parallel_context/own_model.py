@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -17,34 +14,31 @@ from aero.parallel_context.attention import QueryPass, attend
 from aero.parallel_context.encoding import Cache
 
 
-@dataclass
-class _Pass:
-    """Inputs of one forward pass for every layer's attention, and the cache that the pass builds."""
-
-    positions: Tensor
-    before: Cache | None
-    mask: Tensor | None
-    query_pass: QueryPass | None
-    cache: Cache = field(default_factory=list)
-
-
 class _CachedAttention(nn.Module):
-    """A block's attention over cached keys and values, at given positions."""
+    """A block's attention of one pass over cached keys and values, at given positions; appends its own to `cache`."""
 
-    def __init__(self, inner: Attention, layer: int, now: _Pass) -> None:
+    def __init__(
+        self,
+        inner: Attention,
+        positions: Tensor,
+        before: tuple[Tensor, Tensor] | None,
+        mask: Tensor | None,
+        query_pass: QueryPass | None,
+        cache: Cache,
+    ) -> None:
         super().__init__()
-        self.inner, self.layer, self.now = inner, layer, now
+        self.inner, self.positions, self.before = inner, positions, before
+        self.mask, self.query_pass, self.cache = mask, query_pass, cache
 
     def forward(self, x: Tensor, entropy: bool) -> tuple[Tensor, None]:
-        inner, now = self.inner, self.now
+        inner = self.inner
         q, k, v = (split_heads(layer(x), inner.heads) for layer in (inner.query, inner.key, inner.value))
-        table = inner.rotary[:, now.positions]  # (2, m, r/2)
+        table = inner.rotary[:, self.positions]  # (2, m, r/2)
         q, k = rotate(q, table), rotate(k, table)
-        if now.before is not None:
-            past_k, past_v = now.before[self.layer]
-            k, v = torch.cat([past_k, k], -2), torch.cat([past_v, v], -2)
-        now.cache.append((k, v))
-        attended = attend(q, k, v, 1 / math.sqrt(q.shape[-1]), now.mask, now.query_pass)
+        if self.before is not None:
+            k, v = (torch.cat([past, new], -2) for past, new in zip(self.before, (k, v), strict=True))
+        self.cache.append((k, v))
+        attended = attend(q, k, v, 1 / math.sqrt(q.shape[-1]), self.mask, self.query_pass)
         return inner.output(merge_heads(attended)), None
 
 
@@ -72,18 +66,12 @@ class OwnModel:
         query_pass: QueryPass | None = None,
     ) -> tuple[Tensor, Cache]:
         """See `encoding.Model`."""
-        now = _Pass(positions, cache, mask, query_pass)
-        with self._attending(now):
-            return self.model(ids), now.cache
-
-    @contextmanager
-    def _attending(self, now: _Pass) -> Iterator[None]:
-        """The model with `_CachedAttention` instead of its blocks' attention."""
         own = [block.attention for block in self.model.blocks]
+        longer: Cache = []
         try:
-            for layer, block in enumerate(self.model.blocks):
-                block.attention = _CachedAttention(own[layer], layer, now)
-            yield
+            for block, attention, before in zip(self.model.blocks, own, cache or [None] * len(own), strict=True):
+                block.attention = _CachedAttention(attention, positions, before, mask, query_pass, longer)
+            return self.model(ids), longer
         finally:
             for block, attention in zip(self.model.blocks, own, strict=True):
                 block.attention = attention

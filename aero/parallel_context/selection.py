@@ -40,11 +40,8 @@ class Selection:
 
 def group_scores(probabilities: Tensor, groups: Tensor, segments: int, top: int = 5) -> Tensor:
     """Sum of the `top` largest probabilities of every segment: (…, m, n) and groups (n,) give (…, m, P)."""
-    scores = []
-    for segment in range(segments):
-        own = probabilities[..., groups == segment]
-        scores.append(own.topk(min(top, own.shape[-1]), dim=-1).values.sum(-1))
-    return torch.stack(scores, -1)
+    parts = [probabilities[..., groups == segment] for segment in range(segments)]
+    return torch.stack([own.topk(min(top, own.shape[-1]), dim=-1).values.sum(-1) for own in parts], -1)
 
 
 def aggregate(scores: Tensor, dims: tuple[int, ...], top: int | None = 5) -> Tensor:
@@ -53,13 +50,10 @@ def aggregate(scores: Tensor, dims: tuple[int, ...], top: int | None = 5) -> Ten
         return scores
     if top is None:
         return scores.mean(dims, keepdim=True)
-    dims = tuple(dim % scores.ndim for dim in dims)
-    kept = [dim for dim in range(scores.ndim) if dim not in dims]
-    flat = scores.permute(*kept, *dims).flatten(len(kept))
-    summed = flat.topk(min(top, flat.shape[-1]), dim=-1).values.sum(-1)
-    for dim in sorted(dims):
-        summed = summed.unsqueeze(dim)
-    return summed
+    flat = scores.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims))
+    reduced = [dim % scores.ndim for dim in dims]
+    shape = [1 if dim in reduced else size for dim, size in enumerate(scores.shape)]
+    return flat.topk(min(top, flat.shape[-1]), dim=-1).values.sum(-1).reshape(shape)
 
 
 def largest(scores: Tensor, top_k: int) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,12 +21,14 @@ CHUNK = 2_000_000
 """Normal deviates in memory at a time."""
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(NamedTuple):
     """A mean over independent draws and its standard error."""
 
     mean: float
     error: float
+
+
+Sample = dict[str, Estimate]
 
 
 def estimate(values: Array) -> Estimate:
@@ -34,9 +36,8 @@ def estimate(values: Array) -> Estimate:
     return Estimate(float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values))))
 
 
-def _estimates(chunks: list[list[Array]]) -> list[Estimate]:
-    """One estimate a column of chunks."""
-    return [estimate(np.concatenate(parts)) for parts in zip(*chunks, strict=True)]
+def _estimates(chunks: list[dict[str, Array]]) -> Sample:
+    return {name: estimate(np.concatenate([chunk[name] for chunk in chunks])) for name in chunks[0]}
 
 
 def _chunk_sizes(draws: int, size: int) -> Iterator[int]:
@@ -54,80 +55,55 @@ def _entropy(p: Array) -> Array:
     return -np.sum(p * np.log(np.where(p > 0, p, 1.0)), -1)
 
 
-@dataclass(frozen=True)
-class SoftmaxSample:
-    """Over draws of z ~ N(0, sigma^2 I_N): entropy, its slope in sigma^2, sum_i z_i^2 p_i and Var_p(z)."""
-
-    entropy: Estimate
-    slope: Estimate
-    squares: Estimate
-    variance: Estimate
-
-
 def sample_softmax(
     sigma: float, positions: int, draws: int, generator: np.random.Generator, step: float = 0.01
-) -> SoftmaxSample:
-    """Draw softmax rows. The slope is [H(sigma^2 (1 + step)) - H(sigma^2 (1 - step))] / (2 step sigma^2) on the same
-    normal deviates."""
-    found: list[list[Array]] = []
+) -> Sample:
+    """Over draws of z ~ N(0, sigma^2 I_N): entropy, its slope in sigma^2, and squares = sum_i z_i^2 p_i.
+
+    The slope is [H(sigma^2 (1 + step)) - H(sigma^2 (1 - step))] / (2 step sigma^2) on the same normal deviates.
+    """
+    chunks = []
     for rows in _chunk_sizes(draws, positions):
         normal = generator.standard_normal((rows, positions))
         z = sigma * normal
         p = _softmax(z)
         above, below = (_entropy(_softmax(sigma * math.sqrt(1 + s) * normal)) for s in (step, -step))
-        mean, square = np.sum(z * p, -1), np.sum(z * z * p, -1)
-        found.append([_entropy(p), (above - below) / (2 * step * sigma**2), square, square - mean**2])
-    return SoftmaxSample(*_estimates(found))
+        slope = (above - below) / (2 * step * sigma**2)
+        chunks.append({"entropy": _entropy(p), "slope": slope, "squares": np.sum(z * z * p, -1)})
+    return _estimates(chunks)
 
 
-@dataclass(frozen=True)
-class ReluSample:
-    """Over rows of the ReLU kernel with standard normal queries and keys in D dimensions, scaled by sigma.
+def sample_relu(dims: int, positions: int, rows: int, generator: np.random.Generator, sigma: float = 1.0) -> Sample:
+    """Over rows of the ReLU kernel, each with its own query and N keys, standard normal in D dimensions times sigma.
 
     entropy, square (the mean over keys of delta_ij^2, Appendix E.4), zeros (fraction of weights that are 0): over
     rows that are defined. undefined: fraction of rows that are 0 / 0.
     """
-
-    entropy: Estimate
-    square: Estimate
-    zeros: Estimate
-    undefined: Estimate
-
-
-def sample_relu(dims: int, positions: int, rows: int, generator: np.random.Generator, sigma: float = 1.0) -> ReluSample:
-    """Draw rows, each with its own query and N keys."""
-    found: list[list[Array]] = []
-    undefined = []
+    chunks = []
     for count in _chunk_sizes(rows, dims * positions):
         query = np.maximum(sigma * generator.standard_normal((count, dims, 1)), 0)
         keys = np.maximum(sigma * generator.standard_normal((count, positions, dims)), 0)
         t = (keys @ query)[..., 0]  # (rows, N)
         total = t.sum(-1, keepdims=True)
-        undefined.append((total[:, 0] == 0).astype(float))
-        t, total = t[total[:, 0] > 0], total[total[:, 0] > 0]
-        p = t / total
-        found.append([_entropy(p), np.mean((positions * p - 1) ** 2, -1), np.mean(p == 0, -1)])
-    return ReluSample(*_estimates(found), estimate(np.concatenate(undefined)))
+        undefined = (total[:, 0] == 0).astype(float)
+        p = t[total[:, 0] > 0] / total[total[:, 0] > 0]
+        square, zeros = np.mean((positions * p - 1) ** 2, -1), np.mean(p == 0, -1)
+        chunks.append({"entropy": _entropy(p), "square": square, "zeros": zeros, "undefined": undefined})
+    return _estimates(chunks)
 
 
-@dataclass(frozen=True)
-class ControlledSample:
-    """Over attention matrices of one core: variance of the logits (Definition 5.2) and entropy, each the mean over a
-    matrix's rows; weights (N,) of one query."""
-
-    variance: Estimate
-    entropy: Estimate
-    weights: Array
-
-
-def sample_controlled(core: str, sigma: float, positions: int, dims: int, matrices: int, seed: int) -> ControlledSample:
+def sample_controlled(
+    core: str, sigma: float, positions: int, dims: int, matrices: int, seed: int
+) -> tuple[Sample, Array]:
     """The experiment of section 5.1: unit-norm queries, keys from N(0, sigma^2 I), so that Z_ij ~ N(0, sigma^2).
 
-    The same seed gives the same directions for every sigma and core. QK-LayerNorm has its gains at 1.
+    Returns variance of the logits (Definition 5.2) and entropy, each the mean over a matrix's rows, over attention
+    matrices; and the weights (N,) of one query. The same seed gives the same directions for every sigma and core.
+    QK-LayerNorm has its gains at 1.
     """
     chosen = core_named(core)
     generator = torch.Generator().manual_seed(seed)
-    entropies, variances, weights = [], [], None
+    entropies, variances, weights = [], [], []
     for _ in range(matrices):
         query, key = (torch.randn(positions, dims, dtype=torch.float64, generator=generator) for _ in range(2))
         query = query / query.norm(dim=-1, keepdim=True)
@@ -136,9 +112,8 @@ def sample_controlled(core: str, sigma: float, positions: int, dims: int, matric
         _, probabilities = attend(chosen, query, key, key)
         entropies.append(row_entropy(probabilities).mean().item())
         variances.append((normal_query @ normal_key.T).var(-1, unbiased=False).mean().item())
-        if weights is None:
-            weights = probabilities[positions // 2].numpy()
-    return ControlledSample(estimate(np.array(variances)), estimate(np.array(entropies)), weights)
+        weights.append(probabilities[positions // 2].numpy())
+    return {"variance": estimate(np.array(variances)), "entropy": estimate(np.array(entropies))}, weights[0]
 
 
 def sample_dirichlet(alpha: float, positions: int, rows: int, generator: np.random.Generator) -> tuple[Array, Array]:

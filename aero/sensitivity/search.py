@@ -53,12 +53,8 @@ class Reading:
 
 def plausible_settings(steps: int = STEPS[-1]) -> list[Setting]:
     """Every plausible setting, in the order in which the search runs them."""
-    products = (dict(zip(CHOICES, values, strict=True)) for values in itertools.product(*CHOICES.values()))
-    found = [
-        Setting(**values, steps=steps)
-        for values in products
-        if not (values["hidden"] == "embedded" and values["readout"] == "slot")
-    ]
+    products = [dict(zip(CHOICES, values, strict=True)) for values in itertools.product(*CHOICES.values())]
+    found = [Setting(**one, steps=steps) for one in products if (one["hidden"], one["readout"]) != ("embedded", "slot")]
     random.Random(ORDER_SEED).shuffle(found)
     return found
 
@@ -78,19 +74,11 @@ def rows(number: int, setting: Setting, core: str, trained: Trained, seeds: tupl
             for losses in (trained.losses, trained.untrained_losses, trained.zero_losses)
         )
         for k, seed in enumerate(seeds):
+            row = {"number": number, **{name: getattr(setting, name) for name in CHOICES}}
+            row |= {"core": core, "seed": seed, "steps": steps}
+            row |= {"initial_loss": f"{untrained[k].item():.6g}", "zero_loss": f"{zero[k].item():.6g}"}
             losses = zip(learning_rates(), final[:, k].tolist(), strict=True)
-            made.append(
-                {
-                    "number": number,
-                    **{name: getattr(setting, name) for name in CHOICES},
-                    "core": core,
-                    "seed": seed,
-                    "steps": steps,
-                    "initial_loss": f"{untrained[k].item():.6g}",
-                    "zero_loss": f"{zero[k].item():.6g}",
-                    **{f"{rate:g}": f"{value:.5g}" for rate, value in losses},
-                }
-            )
+            made.append(row | {f"{rate:g}": f"{value:.5g}" for rate, value in losses})
     return made
 
 

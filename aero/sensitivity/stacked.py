@@ -218,8 +218,9 @@ def train(
             continue
         if step in observe_at:
             observed_at.append(step)
-            found = stack.attention_statistics(tokens)
-            observed.append({name: _scatter(value, alive, losses.shape[1]) for name, value in found.items()})
+            seen = stack.attention_statistics(tokens)
+            nothing = torch.full((losses.shape[1], LAYERS), torch.nan, dtype=dtype)
+            observed.append({name: nothing.index_copy(0, alive, value) for name, value in seen.items()})
         losses[step, alive], norms[step, alive] = stack.step(tokens, targets)
         if (step + 1) % DROP_EVERY == 0:
             finite = torch.isfinite(losses[step + 1 - DROP_EVERY : step + 1, alive]).all(0)
@@ -230,10 +231,3 @@ def train(
     statistics = {name: torch.stack([found[name] for found in observed]).unflatten(1, shape) for name in names}
     losses, norms = losses.unflatten(1, shape), norms.unflatten(1, shape)
     return Trained(losses, norms, untrained_losses, zero_losses, observed_at, statistics)
-
-
-def _scatter(values: Tensor, indices: Tensor, count: int) -> Tensor:
-    """`values` (S, L) at their indices among `count` models, NaN elsewhere."""
-    found = torch.full((count, values.shape[1]), torch.nan, dtype=values.dtype)
-    found[indices] = values
-    return found

@@ -104,20 +104,13 @@ def trace_rows(name: str, trained: Trained, rate: int, seeds: Sequence[int]) -> 
         begin = 0
         for index in plotted(trained, rate, k):
             step = trained.observed_at[index]
-            seen = {key: trained.statistics[key][index, rate, k] for key in ("entropy", "frobenius", "variance")}
-            rows.append(
-                {
-                    "core": name,
-                    "seed": seed,
-                    "step": step,
-                    "loss": largest(trained.losses[begin : step + 1, rate, k]),
-                    "gradient_norm": largest(trained.gradient_norms[begin : step + 1, rate, k]),
-                    "entropy": _number(seen["entropy"].mean()),
-                    "entropy_std": _number(seen["entropy"].std(correction=0)),
-                    "frobenius": _number(seen["frobenius"].mean()),
-                    "variance": _number(seen["variance"].mean()),
-                }
-            )
+            means = {key: _number(values[index, rate, k].mean()) for key, values in trained.statistics.items()}
+            row = {"core": name, "seed": seed, "step": step}
+            row["loss"] = largest(trained.losses[begin : step + 1, rate, k])
+            row["gradient_norm"] = largest(trained.gradient_norms[begin : step + 1, rate, k])
+            row["entropy"] = means["entropy"]
+            row["entropy_std"] = _number(trained.statistics["entropy"][index, rate, k].std(correction=0))
+            rows.append(row | {key: means[key] for key in ("frobenius", "variance")})
             begin = step + 1
     return rows
 

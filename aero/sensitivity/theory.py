@@ -52,32 +52,22 @@ def softmax_moments(sigma: float, positions: int) -> SoftmaxMoments:
     (exp(-t) - exp(-t S)) / t. Under them the z_i are independent, so every expectation is an integral over u = log t of
     products of one-dimensional normal expectations. Both are trapezoidal sums with an error far below 1e-10.
     """
-    one = _one_position(sigma)
-    others = one.survival ** (positions - 1)
-    pairs = positions * (positions - 1) * one.survival ** max(positions - 2, 0) * one.first**2
-    mean = positions * np.sum(others * one.first) * 0.1  # E[sum_i z_i p_i]
-    log_sum = np.sum(np.exp(-np.exp(np.minimum(one.u, 700.0))) - one.survival**positions) * 0.1  # E[log S]
+    u, survival, first, second, doubled = _one_position(sigma)
+    others = survival ** (positions - 1)
+    pairs = positions * (positions - 1) * survival ** max(positions - 2, 0) * first**2
+    mean = positions * np.sum(others * first) * 0.1  # E[sum_i z_i p_i]
+    log_sum = np.sum(np.exp(-np.exp(np.minimum(u, 700.0))) - survival**positions) * 0.1  # E[log S]
     return SoftmaxMoments(
         sigma,
         float(log_sum - mean),
-        float(positions * np.sum(others * one.second) * 0.1),
-        float(np.sum(positions * others * one.doubled + pairs) * 0.1),
+        float(positions * np.sum(others * second) * 0.1),
+        float(np.sum(positions * others * doubled + pairs) * 0.1),
     )
 
 
-@dataclass(frozen=True)
-class _OnePosition:
-    """At every u = log t, with x = t exp(z): E[exp(-x)], E[z x exp(-x)], E[z^2 x exp(-x)] and E[z^2 x^2 exp(-x)]."""
-
-    u: Array
-    survival: Array
-    first: Array
-    second: Array
-    doubled: Array
-
-
 @lru_cache(maxsize=64)  # the same for every N
-def _one_position(sigma: float) -> _OnePosition:
+def _one_position(sigma: float) -> tuple[Array, Array, Array, Array, Array]:
+    """u = log t; at every u, with x = t exp(z), the means of exp(-x), z x exp(-x), z^2 x exp(-x), (z x)^2 exp(-x)."""
     step = 0.02
     g = np.arange(-12, 12 + step / 2, step)
     weight = np.exp(-g * g / 2) * step / math.sqrt(2 * math.pi)
@@ -88,13 +78,8 @@ def _one_position(sigma: float) -> _OnePosition:
     tail = np.exp(np.minimum(x, 700.0))
     log_term = x - tail  # of t exp(z) exp(-t exp(z))
     once = np.exp(log_term)
-    return _OnePosition(
-        u,
-        np.exp(-tail) @ weight,
-        once @ (z * weight),
-        once @ (z * z * weight),
-        np.exp(x + log_term) @ (z * z * weight),
-    )
+    square = z * z * weight
+    return u, np.exp(-tail) @ weight, once @ (z * weight), once @ square, np.exp(x + log_term) @ square
 
 
 def entropy_expansion(sigma: float, positions: int, order: int = 2) -> float:

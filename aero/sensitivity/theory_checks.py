@@ -26,11 +26,9 @@ HISTOGRAM_CORES, HISTOGRAM_SIGMAS = ("softmax", "relu"), (1.0, 2.0, 4.0, 8.0)
 """What Figure 3 shows."""
 
 
-def _with_error(**estimates: sampling.Estimate) -> Row:
+def _with_error(sample: sampling.Sample, *names: str) -> Row:
     """Every mean by name, and its standard error beside it."""
-    return {
-        key: value for name, one in estimates.items() for key, value in ((name, one.mean), (f"{name}_error", one.error))
-    }
+    return {key: value for name in names for key, value in zip((name, f"{name}_error"), sample[name], strict=True)}
 
 
 def tables(settings: SensitivityTheoryParameters) -> dict[str, list[Row]]:
@@ -70,15 +68,15 @@ def softmax_rows(settings: SensitivityTheoryParameters) -> list[Row]:
             exact = theory.softmax_moments(sigma, positions)
             rows.append(
                 {"positions": positions, "sigma": sigma, "draws": draws}
-                | _with_error(entropy=sample.entropy, slope=sample.slope)
+                | _with_error(sample, "entropy", "slope")
                 | {
-                    "entropy_spread": sample.entropy.error * math.sqrt(draws),
+                    "entropy_spread": sample["entropy"].error * math.sqrt(draws),
                     "entropy_quadrature": exact.entropy,
                     "expansion_2": theory.entropy_expansion(sigma, positions),
                     "expansion_4": theory.entropy_expansion(sigma, positions, order=4),
                     "slope_quadrature": exact.derivative,
-                    "theorem_slope": -sample.squares.mean,
-                    "theorem_slope_error": sample.squares.error,
+                    "theorem_slope": -sample["squares"].mean,
+                    "theorem_slope_error": sample["squares"].error,
                     "theorem_slope_quadrature": exact.theorem_derivative,
                     "appendix_slope_quadrature": exact.appendix_derivative,
                     "collapse_sigma": theory.collapse_sigma(positions),
@@ -116,8 +114,8 @@ def relu_rows(settings: SensitivityTheoryParameters) -> list[Row]:
             rows = max(500, min(100_000, settings.normals // (positions * dims)))
             sample = sampling.sample_relu(dims, positions, rows, generator)
             table.append(
-                {"dimensions": dims, "positions": positions, "rows": rows, "zeros": sample.zeros.mean}
-                | _with_error(entropy=sample.entropy, square=sample.square, undefined=sample.undefined)
+                {"dimensions": dims, "positions": positions, "rows": rows, "zeros": sample["zeros"].mean}
+                | _with_error(sample, "entropy", "square", "undefined")
                 | {
                     "entropy_derived": theory.relu_entropy(dims, positions),
                     "entropy_printed": theory.relu_entropy_printed(dims, positions),
@@ -136,12 +134,11 @@ def controlled_rows(settings: SensitivityTheoryParameters) -> tuple[list[Row], l
     rows, weights = [], []
     for core in chosen.cores:
         for sigma in chosen.sigmas:
-            sample = sampling.sample_controlled(core, sigma, *sizes.values(), chosen.matrices, settings.seed)
+            sample, drawn = sampling.sample_controlled(core, sigma, *sizes.values(), chosen.matrices, settings.seed)
             place = {"core": core, "sigma": sigma, **sizes}
-            estimates = _with_error(variance=sample.variance, entropy=sample.entropy)
-            rows.append(place | {"matrices": chosen.matrices} | estimates)
+            rows.append(place | {"matrices": chosen.matrices} | _with_error(sample, "variance", "entropy"))
             if core in HISTOGRAM_CORES and sigma in HISTOGRAM_SIGMAS:
-                weights += [place | {"key": key, "weight": w} for key, w in enumerate(sample.weights.tolist())]
+                weights += [place | {"key": key, "weight": weight} for key, weight in enumerate(drawn.tolist())]
     return rows, weights
 
 
@@ -174,14 +171,14 @@ def dirichlet_rows(settings: SensitivityTheoryParameters) -> tuple[list[Row], li
         generator = np.random.default_rng([settings.seed, 3, index])
         entropies, norms = sampling.sample_dirichlet(alpha, chosen.positions, chosen.rows, generator)
         rows += [{"alpha": alpha, "entropy": h, "norm": n} for h, n in zip(entropies, norms, strict=True)]
-        entropy, square = sampling.estimate(entropies), sampling.estimate(norms**2)
+        means_of = {"entropy": sampling.estimate(entropies), "square": sampling.estimate(norms**2)}
         outside = sum(
             not theory.least_row_norm(h) - 1e-9 <= n <= theory.greatest_row_norm(h, chosen.positions) + 1e-9
             for h, n in zip(entropies, norms, strict=True)
         )
         means.append(
             {"alpha": alpha, "positions": chosen.positions, "rows": chosen.rows}
-            | _with_error(entropy=entropy, square=square)
+            | _with_error(means_of, "entropy", "square")
             | {
                 "entropy_exact": theory.dirichlet_entropy(alpha, chosen.positions),
                 "square_exact": theory.dirichlet_square(alpha, chosen.positions),
@@ -283,7 +280,7 @@ def range_rows(settings: SensitivityTheoryParameters) -> list[Row]:
 def relu_scale_difference(settings: SensitivityTheoryParameters) -> float:
     """Largest change of the ReLU kernel's mean entropy when queries and keys of the same draws are scaled by sigma."""
     found = [
-        sampling.sample_relu(16, 20, 2000, np.random.default_rng([settings.seed, 4]), sigma).entropy.mean
+        sampling.sample_relu(16, 20, 2000, np.random.default_rng([settings.seed, 4]), sigma)["entropy"].mean
         for sigma in (1.0, 0.01, 0.3, 7.0, 1000.0)
     ]
     return max(found) - min(found)

@@ -4,7 +4,6 @@ import pytest
 import torch
 from tiny_models import CONTEXT, HUGGING_FACE, hugging_face, ids, made, own
 
-from aero.parallel_context.attention import attend
 from aero.parallel_context.encoding import answer, encode, in_one_pass, read
 from aero.parallel_context.layout import Layout
 from aero.parallel_context.own_model import OwnModel
@@ -82,15 +81,6 @@ def test_greedy_answer_equals_repeated_full_attention(family):
     assert entropies.shape == (2, 2, 4, 6)
 
 
-def test_entropies_equal_those_of_the_model():
-    plain = own()
-    context, query = ids(2, 20).split([12, 8], 1)
-    reading = read(OwnModel(own()), encode(OwnModel(own()), [context]), query)
-    with torch.no_grad():
-        _, entropies = plain(torch.cat([context, query], 1), entropy=True)
-    assert torch.allclose(reading.entropies, entropies[:, :, :, 12:], atol=1e-5)
-
-
 def test_encoding_restores_the_model():
     model = own()
     attentions = [block.attention for block in model.blocks]
@@ -135,18 +125,3 @@ def test_sigma_reparam_equals_full_attention():
     with torch.no_grad():
         expected = plain(torch.cat([context, query], 1))[:, 14:]
     assert (reading.logits - expected).abs().max() < 1e-6 and expected.abs().max() > 0.1
-
-
-@pytest.mark.parametrize("masked", [False, True])
-def test_grouped_heads_by_plain_loops(masked):
-    random = torch.Generator().manual_seed(0)
-    query, key, value = (torch.randn(1, h, n, 4, generator=random).double() for h, n in ((4, 3), (2, 5), (2, 5)))
-    causal = torch.ones(3, 5, dtype=torch.bool).tril(2)
-    mask = causal & (torch.arange(5) != 1) if masked else None
-    found = attend(query, key, value, 0.5, mask)
-    for h in range(4):
-        for i in range(3):
-            row = [j for j in range(i + 3) if not (masked and j == 1)]
-            weights = torch.stack([0.5 * query[0, h, i] @ key[0, h // 2, j] for j in row]).softmax(0)
-            expected = sum(w * value[0, h // 2, j] for w, j in zip(weights, row, strict=True))
-            assert torch.allclose(found[0, h, i], expected)

@@ -61,21 +61,6 @@ def test_probabilities_are_masked_and_renormalised():
         assert seen.entropies[0][0, h, i].item() == pytest.approx(entropy)
 
 
-def test_aggregations_share_a_decision():
-    logits = torch.randn(2, 3, 4, 8, generator=torch.Generator().manual_seed(4))
-    shapes = {"none": (2, 3, 4, 3), "T": (2, 3, 1, 3), "HT": (2, 1, 1, 3)}
-    for aggregation, shape in shapes.items():
-        seen = QueryPass(GROUPS, Selection(top_k=1, aggregation=aggregation))
-        seen.probabilities(logits)
-        assert seen.selected[0].shape == shape and (seen.selected[0].sum(-1) == 1).all()
-    first = QueryPass(GROUPS, Selection(top_k=1, aggregation="LHT"))
-    for layer in range(3):
-        assert torch.equal(first.probabilities(logits + layer), (logits + layer).softmax(-1)), (
-            "the first pass only collects scores"
-        )
-    assert first.over_layers().shape == (2, 1, 1, 3) and not first.selected
-
-
 def test_selection_over_layers_by_hand():
     """One key a segment, so a score is a probability: layer 1 is for segment 0, layers 2 and 3 for segment 1."""
     rows = [[0.50, 0.30, 0.20], [0.10, 0.60, 0.30], [0.20, 0.70, 0.10]]

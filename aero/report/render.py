@@ -58,8 +58,8 @@ def execute(root: Path, scale: str | None = None) -> list[Any]:
     """The executed cells of all notebooks, in order."""
     import jupytext
     from jupyter_client import KernelManager
-    from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError
+    from nbconvert.preprocessors import ExecutePreprocessor
     from nbformat.v4 import new_code_cell, new_notebook
 
     notebook = new_notebook()
@@ -84,10 +84,10 @@ def execute(root: Path, scale: str | None = None) -> list[Any]:
         # A socket file keeps other users of the machine from the kernel; its path must be short.
         transport = "ipc" if os.name == "posix" and len(home) < 85 else "tcp"
         manager = KernelManager(kernel_name="python3", transport=transport, connection_file=f"{home}/kernel.json")
-        resources = {"metadata": {"path": str(root)}}
-        client = NotebookClient(notebook, km=manager, timeout=CELL_SECONDS, resources=resources)
         try:
-            client.execute(env=environment)
+            manager.start_kernel(env=environment, cwd=str(root))
+            executor = ExecutePreprocessor(timeout=CELL_SECONDS)
+            notebook, _ = executor.preprocess(notebook, {"metadata": {"path": str(root)}}, km=manager)
         except CellExecutionError as error:
             message = re.sub(r"\x1b\[[0-9;]*m", "", f"{error.ename}: {error.evalue}")
             raise ValueError(f"a notebook in reports/ fails: {' '.join(message.split())}") from None

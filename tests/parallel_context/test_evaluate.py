@@ -52,26 +52,6 @@ def test_answers_are_right_or_wrong():
     assert found.scores.tolist() == [1.0, 0.0, 1.0, 0.0] and all(len(given) == 3 for given, _ in seen)
 
 
-def test_norms_by_kind_of_token():
-    tokens = ids(2, 9)
-    batch = Batch(list(tokens[:, :6].split(1, 1)), tokens[:, 6:8], tokens[:, 8:])
-    prefix = ids(1, 2, seed=4)[0]
-    plain, shared = (measure(OwnModel(own()), [batch], 3, head)[0] for head in (None, prefix))
-    model = own()
-    with torch.no_grad():
-        x = model.blocks[0].ln_1(model.token_embedding(tokens[:, :6]))
-        keys = model.blocks[0].attention.key(x).unflatten(-1, (4, -1)).norm(dim=-1).mean(-1)  # rotation keeps norms
-    assert plain.key_norms["prefix_first"] is None
-    # Three segments of two tokens: tokens 0, 2, 4 are first, in the first layer whatever stands before them.
-    for found in (plain, shared):
-        assert found.key_norms["segment_first"][0] == pytest.approx(keys[:, ::2].mean().item(), abs=1e-5)
-        assert found.key_norms["later"][0] == pytest.approx(keys[:, 1::2].mean().item(), abs=1e-5)
-    assert len(shared.key_norms["prefix_first"]) == 2 and len(shared.value_norms["prefix_first"]) == 2
-    assert plain.key_norms["segment_first"][1] != pytest.approx(shared.key_norms["segment_first"][1], abs=1e-4)
-    (each,) = measure(OwnModel(own()), [batch], 6)
-    assert each.key_norms["later"] is None
-
-
 def test_norms_of_the_same_tokens_in_segments_and_in_full_attention():
     tokens, prefix, model = ids(2, 10), ids(1, 2, seed=4)[0], OwnModel(own())
     batches = [Batch(list(tokens[:, :8].split(1, 1)), tokens[:, 8:9], tokens[:, 9:])]
@@ -95,6 +75,10 @@ def test_norms_of_the_same_tokens_in_segments_and_in_full_attention():
             for name, norms in (("later", apart), ("later_full", whole)):
                 expected = (norms[layer][4] + norms[layer][5] + norms[layer][7]) / 3
                 assert same[name][layer] == pytest.approx(expected, abs=1e-5)
+        assert (found.key_norms["prefix_first"] is None) == (head is None)
+        for name, places in (("segment_first", (0, 3, 6)), ("later", (1, 2, 4, 5, 7))):
+            expected = sum(apart[1][place] for place in places) / len(places)
+            assert found.key_norms[name][1] == pytest.approx(expected, abs=1e-5)
         # The first layer's keys know nothing but their token.
         assert same["first"][0] == pytest.approx(same["first_full"][0], abs=1e-5)
         assert same["first"][1] != pytest.approx(same["first_full"][1], abs=1e-3)

@@ -31,17 +31,19 @@ def test_losses_by_kind_by_plain_loops():
         assert losses[kind].item() == pytest.approx(expected, abs=1e-5) and shares[kind] == pytest.approx(right)
 
 
-def test_training_is_repeatable_and_lowers_the_loss():
-    vocabulary = Vocabulary(8, keys=8, values=4, words=8, labels=8, attributes=2)
+def mixture():
     stream = TokenStream(np.arange(400, dtype=np.uint16) % 8, np.array([0, 400]))
-    tasks = make_episode_tasks(vocabulary, {"synthetic": 4, "rag": 2, "icl": 8})
+    tasks = make_episode_tasks(Vocabulary(8, 8, 4, 8, 8, 2), {"synthetic": 4, "rag": 2, "icl": 8})
+    return Mixture(tasks, stream, 48, 8, 1)
+
+
+def test_training_is_repeatable_and_lowers_the_loss():
     runs = []
     for _ in range(2):
         model = own()
         torch.manual_seed(0)
-        model = GPT(model.architecture, model.config)
-        rows = []
-        assert train(model, Mixture(tasks, stream, 48, 8, 1), SETTINGS, rows.append) > 0
+        model, rows = GPT(model.architecture, model.config), []
+        assert train(model, mixture(), SETTINGS, rows.append) > 0
         runs.append(rows)
     assert runs[0] == runs[1] and [row["step"] for row in rows] == [2, 4, 6]
     assert rows[-1]["loss_synthetic"] < rows[0]["loss_synthetic"] and not model.training
@@ -52,7 +54,5 @@ def test_training_that_diverges():
     model = own()
     with torch.no_grad():
         model.ln_f.weight.fill_(float("inf"))
-    stream = TokenStream(np.arange(400, dtype=np.uint16) % 8, np.array([0, 400]))
-    tasks = make_episode_tasks(Vocabulary(8, 8, 4, 8, 8, 2), {"synthetic": 4, "rag": 2, "icl": 8})
     with pytest.raises(ValueError, match="not finite at step 0"):
-        train(model, Mixture(tasks, stream, 48, 8, 1), SETTINGS, print)
+        train(model, mixture(), SETTINGS, print)

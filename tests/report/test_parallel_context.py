@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from aero.report.papers import parallel_context, parallel_figures
-from aero.report.papers.parallel_context import correlation, loss_of, lost, own_models, pearson, summary
+from aero.report.papers.parallel_context import loss_of, lost, own_models, pearson, summary
 from aero.report.results import load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,10 +82,6 @@ def test_correlation_by_hand():
     assert found.mean == pytest.approx(0.8) and (found.low, found.high) == pytest.approx((-0.2796, 0.9862), abs=1e-3)
     assert pearson([1, 2, 3, 4], [4, 3, 2, 1]).mean == pytest.approx(-1) and math.isnan(pearson([1, 2], [3, 3]).mean)
     assert pearson([1, 2, 4], [2, 1, 5]).low is None
-
-
-def test_correlation_of_language_modelling(results):
-    assert correlation(own_models(results), "lm").low > 0
 
 
 def test_partial_measurement_does_not_replace_a_complete_one(empty):

@@ -155,10 +155,10 @@ def lost(pairs: Mapping[int, tuple[Row, Row]]) -> Summary | None:
     """
     differences = {seed: loss_of(one) - loss_of(other) for seed, (one, other) in pairs.items()}
     found = estimate(differences)
-    if found is None or not found.has_interval:
-        return None if found is None else Summary(found)
+    if found is None:
+        return None
     one, other = next(iter(pairs.values()))
-    if one["task"] == "lm":
+    if not found.has_interval or one["task"] == "lm":
         return Summary(found)
     low, high, episodes = found.low, found.high, None
     if len(set(differences.values())) == 1:

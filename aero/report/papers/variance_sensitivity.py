@@ -132,10 +132,7 @@ def sweep(results: Results) -> Sweep | None:
 
 def titles() -> dict[str, str]:
     """Title by core, those of the printed Table 1 first and in its order."""
-    printed = [row.name for row in load(PAPER).tables["1"].rows]
-    by_title = {core.title: name for name, core in CORES.items()}
-    first = {by_title[title]: title for title in printed if title in by_title}
-    return first | {name: core.title for name, core in CORES.items() if name not in first}
+    return {name: CORES[name].title for name in (*published(), *CORES)}
 
 
 def published() -> dict[str, float]:

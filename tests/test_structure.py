@@ -1,0 +1,87 @@
+"""Imports point one way and form no cycle, functions stay short, and nothing is unpickled or evaluated."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FILES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted((ROOT / "aero").rglob("*.py"))
+}
+TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
+BASE = {"architecture", "attention", "attention_kernels", "config", "entropy_statistics", "errors", "families", "flops"}
+BASE |= {"model", "records", "row_entropy", "schema", "weight_transforms"}
+ALLOWED = {
+    "data": BASE,
+    "two_party": BASE | {"checkpoint"},
+    "sensitivity": BASE | {"entropy"},
+    "training": BASE | {"checkpoint", "data", "entropy"},
+    "published": BASE,
+}
+"""What a part of `aero` may import of the others, beside itself."""
+FORBIDDEN = {"pickle", "cPickle", "dill", "marshal", "shelve", "joblib", "cloudpickle"}
+
+
+def imports(name, also_for_types=False):
+    """Modules of `aero` that a module imports, also inside functions."""
+    tree, found = TREES[name], set()
+    only_types = [
+        node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+    ]
+    skipped = set() if also_for_types else {inner for node in only_types for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        if node in skipped:
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        for full in names:
+            while full and full not in FILES:
+                full = full.rpartition(".")[0]
+            if full and full != name:
+                found.add(full)
+    return found
+
+
+def test_no_import_cycles():
+    left = {name: imports(name) for name in FILES}
+    while leaves := [name for name, needed in left.items() if not needed & left.keys()]:
+        for name in leaves:
+            del left[name]
+    assert not left, f"import cycle among {sorted(left)}"
+
+
+@pytest.mark.parametrize("part", ALLOWED)
+def test_imports_point_one_way(part):
+    for name in FILES:
+        if name.split(".")[1:2] == [part]:
+            others = {full.split(".")[1] for full in imports(name, also_for_types=True) if "." in full} - {part}
+            assert others <= ALLOWED[part], f"{name} imports {sorted(others - ALLOWED[part])}"
+
+
+def test_functions_stay_short():
+    for folder in ("aero", "stages", "benchmarks"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    assert node.end_lineno - node.lineno < 80, f"{path.relative_to(ROOT)}: {node.name}"
+
+
+def test_nothing_is_unpickled_or_evaluated():
+    for folder in ("aero", "stages"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Import):
+                    assert not FORBIDDEN & {alias.name.split(".")[0] for alias in node.names}, path
+                elif isinstance(node, ast.ImportFrom):
+                    assert (node.module or "").split(".")[0] not in FORBIDDEN, path
+                elif isinstance(node, ast.Call):
+                    called = ast.unparse(node.func)
+                    assert called not in {"eval", "exec", "torch.load", "os.system"}, path
+                    shell = [word for word in node.keywords if word.arg == "shell"]
+                    assert not any(ast.unparse(word.value) == "True" for word in shell), path

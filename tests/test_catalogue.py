@@ -163,7 +163,7 @@ def test_a_figure_has_the_runs_of_its_caption(figure: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "scale", ["smoke", *(pytest.param(scale, marks=pytest.mark.slow) for scale in ("laptop", "gpu", "paper"))]
+    "scale", [pytest.param(scale, marks=pytest.mark.slow) for scale in ("smoke", "laptop", "desk", "gpu", "paper")]
 )
 def test_every_run_can_be_built(scale: str) -> None:
     """No run asks for a combination that the model refuses. Without memory: on PyTorch's meta device."""

@@ -24,7 +24,7 @@ def test_every_package_of_the_lock_has_one_version():
 def test_the_lock_has_the_versions_that_the_project_names():
     """All extras but those that are left out of it on purpose."""
     locked = {plain(line.split("==")[0]): line.split("==")[1] for line in LOCK}
-    left_out = {"tensorboard", "wandb", "fuzz"}
+    left_out = {"tensorboard", "wandb"}
     extras = {name: wanted for name, wanted in PROJECT["optional-dependencies"].items() if name not in left_out}
     for wanted in [*PROJECT["dependencies"], *(one for some in extras.values() for one in some)]:
         name, _, version = wanted.partition("==")

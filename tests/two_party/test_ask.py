@@ -336,7 +336,7 @@ def test_rounds_are_composed_or_unknown(tmp_path, description, monkeypatch):
     monkeypatch.setattr(cost_model, "ROOT", tmp_path)
     assert asking._rounds(description, 8, 2) == (expected, None)
     save(tmp_path, [row for row in rows if row.op != "inverse_sums"])
-    assert asking._rounds(description, 8, 2, tmp_path) == (None, "inverse_sums was not measured")
+    assert asking._rounds(description, 8, 2, tmp_path) == (None, "the rounds of inverse_sums were not measured")
     save(tmp_path, [measured(*one, math.nan) for one in every])
     rounds, unknown = asking._rounds(description, 8, 1, tmp_path)
     assert rounds is None and re.fullmatch(r"the rounds of \S+ were not measured", unknown)

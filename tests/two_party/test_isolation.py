@@ -50,7 +50,7 @@ def of_model(model, program="tuned"):
     """{name: bytes} of what exposes weights: a row of Q's matrix as it is in the checkpoint, and of the first
     layer's largest matrix as the program takes it, folded, and as it is multiplied by outside SPU."""
     query = model.blocks[0].attention.query.weight.detach().numpy()[3]
-    of_layer = (a for name, a in weight_arrays(model, program).items() if name.startswith("0.") and a.ndim == 2)
+    of_layer = (a for name, a in weight_arrays(model, program).items() if name.startswith("layers.0.") and a.ndim == 2)
     folded = max(of_layer, key=np.size)[3]
     fixed = np.floor(folded.astype(np.float64) / STEP).astype("<i8")
     integers = np.rint(folded.astype(np.float64) / STEP).astype("<i4")

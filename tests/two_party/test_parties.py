@@ -255,7 +255,7 @@ def gone(folder, within_s=0.0):
     [
         ("killed", TwoPartyError, r"^the server process ended by signal 9 \(SIGKILL\) while running", 30, 2),
         ("crashed in the link", TwoPartyError, r"^server: the client is gone or sent nothing for 30 s; .*1008", 30, 4),
-        ("silent", TwoPartyError, r"^client: .*the server is gone or sent nothing for 3 s; .*receive_timeout_s", 3, 6),
+        ("silent", TwoPartyError, r"^client: .*the server is gone or sent nothing for 8 s; .*receive_timeout_s", 8, 12),
         (
             "wrong input",
             TwoPartyError,

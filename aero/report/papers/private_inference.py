@@ -95,7 +95,7 @@ def _stacked(
     figure = Figure(figsize=(style.WIDTH, 0.8 + 0.27 * max(len(bars), 2)))
     axes = figure.subplots()
     if not bars:
-        style.say_missing(axes, "not measured yet")
+        style.no_data(axes, "not measured yet")
         return figure
     names = list(dict.fromkeys(name for name, *_ in bars))
     places = [place + 0.35 * names.index(name) for place, (name, *_) in enumerate(bars)]
@@ -283,7 +283,7 @@ def draw_pareto(found: Sequence[Point], title: str, scale: str) -> Figure:
     figure = Figure(figsize=(style.WIDTH, 4.0))
     axes = figure.subplots()
     if not found:
-        style.say_missing(axes, "not measured yet")
+        style.no_data(axes, "not measured yet")
         return figure
     front = [point for point in found if point.front]
     rest = [point for point in found if not point.front]

@@ -98,6 +98,7 @@ class Listener:
             task = loop.create_task(self._greet(connection, f"{host}:{port}"))
             self._greetings[task] = None
             task.add_done_callback(lambda task: self._greetings.pop(task, None))
+            await asyncio.sleep(0)  # a task that is cancelled before it starts would report nothing
 
     async def _greet(self, connection: socket.socket, source: str) -> None:
         """TLS handshake and hello, within HANDSHAKE_S each."""

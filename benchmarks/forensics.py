@@ -6,7 +6,7 @@
 
 `measure` runs two processes of PYTHON and adds to results/two_party/forensics_ops.csv what is not there yet. `search`
 composes every row for every combination, ranks them by the largest relative residual over all rows, and writes the
-best to results/two_party/forensics_fits.csv. docs/forensics.md discusses the result.
+best to results/two_party/forensics_fits.csv. docs/communication_fit.md discusses the result.
 
 Other versions: `python3.11 -m venv old && old/bin/pip install spu==0.9.2b0 "numpy<2" "scipy<1.13"`.
 """

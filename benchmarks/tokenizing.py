@@ -26,7 +26,7 @@ from benchmarks import timing
 from benchmarks.timing import MB, Measured, Side, in_turn, of, spread
 
 COPIES = (1, 4, 16)
-"""A high-water mark rises by ever less: over few copies it looks like growth (docs/decisions.md)."""
+"""A high-water mark rises by ever less: over few copies it looks like growth."""
 VALIDATION = 0.01
 
 

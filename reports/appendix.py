@@ -118,7 +118,7 @@ show.table(
 # %%
 show.figure(
     speed.growth_with_depth(results), "A private pass by depth", "Width 128, T=32. Crosses: the sum of its operations.",
-    sources=[f"{BENCH}/two_party_growth_layers.json"], command="python -m benchmarks.growth_layers"
+    sources=[f"{BENCH}/two_party_growth_layers.json"], command="python -m benchmarks.two_party"
 )
 
 # %% [markdown]
@@ -134,7 +134,7 @@ show.table(
 # %%
 show.figure(
     robustness.server(results), "A server over 1,000 questions", "One small model; every answer equals PyTorch's.",
-    sources=[f"{ROBUSTNESS}/server.json"], command="python -m benchmarks.long_server"
+    sources=[f"{ROBUSTNESS}/server.json"], command="python -m benchmarks.server_soak"
 )
 
 # %% [markdown]
@@ -144,5 +144,4 @@ show.figure(
 show.table(
     robustness.determinism(results), "The same training again",
     "Equal on the same kind of processor with the same number of threads.", sources=[f"{ROBUSTNESS}/determinism.json"],
-    command="python -m benchmarks.determinism"
 )

@@ -91,7 +91,7 @@ show.table(
 # ## How the fit was found
 #
 # The papers do not state the configuration. Every combination of version, settings and choices of the program was
-# composed from measured operations and compared with all published rows (`docs/forensics.md`).
+# composed from measured operations and compared with all published rows (`docs/communication_fit.md`).
 
 # %%
 show.figure(
@@ -197,21 +197,21 @@ show.table(
 show.table(
     tables.ablation(results), "The optimizations one by one, bytes",
     "Alone: added to stock SPU. Left out: of the optimised program; the last two are not in it and are added instead.",
-    sources=["results/two_party/savings.csv"], command="python -m benchmarks.savings"
+    sources=["results/two_party/savings.csv"], command="python -m benchmarks.optimizations"
 )
 
 # %%
 show.table(
     tables.function_changes(results), "The optimizations one by one, logits",
     "Largest difference of a logit from PyTorch's in complete passes with this optimization alone.",
-    sources=["results/two_party/savings_errors.csv"], command="python -m benchmarks.savings"
+    sources=["results/two_party/savings_errors.csv"], command="python -m benchmarks.optimizations"
 )
 
 # %%
 show.table(
     tables.held_out_prompts(results), "Held-out prompts",
     "Models trained here. Optimised answers 200 prompts, the other programs 5 to 20 of the same.",
-    sources=["results/two_party/savings_errors.csv"], command="python -m benchmarks.savings"
+    sources=["results/two_party/savings_errors.csv"], command="python -m benchmarks.optimizations"
 )
 
 # %% [markdown]

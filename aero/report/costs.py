@@ -68,7 +68,7 @@ def published_bound(paper: Paper, table: str, row: str) -> LatencyBound | None:
 
 @dataclass(frozen=True)
 class Fit:
-    """A published row composed from operations in the configuration that fits all 35 rows best (docs/forensics.md)."""
+    """A published row composed from operations in the configuration that fits all 35 rows best."""
 
     gigabytes: float
     residual_percent: float

@@ -40,10 +40,10 @@ TUNED: Optimizations = frozenset(OPTIMIZATIONS) - {"narrow_comparisons", "fewer_
 split_exponential is cheaper."""
 
 AS_PUBLISHED = "as_published"
-"""The best fit to AERO's printed bytes (docs/forensics.md): weights secret-shared, exponentials below e^-14 set to 0 by
-a comparison, token ids looked up by secret comparisons, logits of all positions, beta and the He & Hofmann gains folded
-into the matrices around them. Unlike the fit it uses this environment's SPU, and three matrices for Q, K and V, because
-one would need 9 GB of encoded weights."""
+"""The best fit to the printed bytes (docs/communication_fit.md): weights secret-shared, exponentials below e^-14 set
+to 0 by a comparison, token ids looked up by secret comparisons, logits of all positions, beta and the He & Hofmann
+gains folded into the matrices around them. Unlike the fit it uses this environment's SPU, and three matrices for Q, K
+and V, because one would need 9 GB of encoded weights."""
 
 _PROGRAM = re.compile(r"(as_written|tuned)((?:[+-][a-z_]+)*)(?:@([0-9]{1,4}(?:,[0-9]{1,4})*))?")
 

@@ -33,7 +33,7 @@ class Settings:
     field: the ring, FM32, FM64 or FM128 (integers modulo 2^64 for FM64); fraction_bits: binary digits after the point.
     mul_lsb_error: let a product's last fixed-point bit be wrong, which saves a quarter of the bytes of products. Leave
         it off: in SPU 0.9.5 it also makes about one batch of 8,192 products in 10,000 wrong altogether, and with it the
-        logits of one forward pass in a hundred even of a small model (docs/decisions.md).
+        logits of one forward pass in a hundred even of a small model.
     broadcast_denominator: divide by a broadcast denominator with one reciprocal per row, not one per entry.
     colocated: a tensor that one party holds in the clear (the server's weights) is used as such, never secret-shared.
     threads: what SPU may use in each party. It splits oblivious transfers by this number, so set-up bytes and message

@@ -11,7 +11,7 @@ import time
 
 from aero import config as parameters
 from aero.config import Parameters
-from aero.data.base import Corpus
+from aero.data.base import Corpus, reading_notes
 from aero.data.languini_vocabulary import LanguiniVocabulary
 from aero.data.registry import open_corpus
 from aero.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
@@ -110,8 +110,8 @@ def main(arguments: list[str]) -> None:
     )
     for split, entry in manifest["splits"].items():
         print(f"{split}: {entry['documents']:,} documents, {entry['bytes']:,} bytes, {entry['tokens']:,} tokens")
-    if description := manifest["corpus"].get("description"):
-        print(description)
+    for line in [*filter(None, [manifest["corpus"].get("description")]), *reading_notes(manifest["corpus"])]:
+        print(line)
     seconds = time.monotonic() - started
     print(f"vocabulary {manifest['vocabulary']:,}, corpus {manifest['corpus_sha256'][:12]}, {seconds:.1f} s")
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 Split = Literal["train", "valid"]
@@ -44,6 +46,80 @@ def files_of_split(keys: Iterable[str], split: Split, validation_fraction: float
     if len(ordered) >= 2:
         held_out = min(max(held_out, 1), len(ordered) - 1)
     return shuffled(ordered[:held_out] if split == "valid" else ordered[held_out:])
+
+
+_SPLIT_WORDS = {
+    "test": ("test", "testing", "eval", "evaluation"),
+    "valid": ("validation", "valid", "dev", "val"),
+    "train": ("train", "training"),
+}
+"""The words by which `datasets` recognises a split in the name of a file or folder, the most cautious first."""
+
+
+def split_by_name(keys: Sequence[str]) -> dict[str, Any] | None:
+    """The owner's split: the files of `train` and `valid`, and a `description`. None if no file is named as held out.
+
+    Names are those that the hub's layouts have: `train/`, `data/valid/`, `train.jsonl`,
+    `data/validation-00000-of-00001.parquet`. A folder's name counts before the file's. Held-out files are never trained
+    on. Without a validation file, test files are used as such; otherwise they are left out. Files without such a name
+    are for training only where no file is named so.
+    """
+    named: dict[str, list[str]] = {"train": [], "valid": [], "test": [], "": []}
+    for key in keys:
+        named[_named_split(key)].append(key)
+    if not named["valid"] + named["test"]:
+        return None
+    train, valid = named["train"] or named[""], named["valid"] or named["test"]
+    left_out = len(keys) - len(train) - len(valid)
+    listed = [f"{len(files)} {what} ({_first(files)})" for what, files in (("train", train), ("valid", valid))]
+    return {"train": train, "valid": valid, "description": f"by name, {', '.join(listed)}, {left_out} left out"}
+
+
+def _named_split(key: str) -> str:
+    """ "train", "valid", "test", or "" if the path says nothing."""
+    *folders, name = key.split("/")
+    if name.lower().endswith(".py"):
+        # Code: `train.py` trains and `pkg/testing/` tests. Only a folder at the top gives a split.
+        folders, name = folders[: 2 if folders[:1] == ["data"] else 1], ""
+    for parts in (folders, [name]):
+        for split, words in _SPLIT_WORDS.items():
+            if any(re.search(rf"(^|[-._ 0-9])({'|'.join(words)})([-._ 0-9]|$)", part, re.IGNORECASE) for part in parts):
+                return split
+    return ""
+
+
+def _first(names: Sequence[str]) -> str:
+    """The first of `names`, for a message."""
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "") if names else "none"
+
+
+_NOTED = {
+    "split": "split",
+    "decoded_utf16": "decoded from UTF-16",
+    "replaced_characters": "not UTF-8, with characters replaced by U+FFFD (convert them to UTF-8)",
+    "skipped_binary": "skipped, binary or UTF-16 without a byte order mark",
+    "skipped_not_utf8": "skipped, not UTF-8",
+    "skipped_not_python": "skipped, not Python",
+}
+
+
+def reading_notes(manifest: dict[str, Any]) -> list[str]:
+    """Lines on the split that a corpus took and on the files that it skipped or decoded, from its manifest."""
+    lines = []
+    for key, label in _NOTED.items():
+        if isinstance(found := manifest.get(key), str):
+            lines.append(f"{label}: {found}")
+        elif found:
+            lines.append(f"{label}: {len(found)} file{'s' * (len(found) > 1)} ({_first(list(found))})")
+    if left_out := manifest.get("left_out"):
+        lines.append("left out: " + ", ".join(f"{count} {reason}" for reason, count in left_out.items()))
+    return lines
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def files_digest(digests: dict[str, str]) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from aero.data.base import Split, files_digest, raise_error
+from aero.data.base import Split, files_digest, raise_error, sha256_of
 
 TEST_SPLITS = ("iid", "discworld", "java", "langlearn", "statistics", "woodworking")
 LISTS_RECORD = "Zenodo record 8375423"
@@ -102,9 +102,8 @@ class LanguiniBooks:
             raise ValueError(
                 f"corpus 'languini': {path} is not one of Languini's file lists ({reason}); take it from {LISTS_RECORD}"
             ) from None
-        with open(path, "rb") as content:
-            digest = hashlib.file_digest(content, "sha256").hexdigest()
-        self._listed[split] = {"file": file, "sha256": digest, "books": len(names), "listed_tokens": tokens}
+        listed = {"file": file, "sha256": sha256_of(path), "books": len(names), "listed_tokens": tokens}
+        self._listed[split] = listed
         return names
 
     def _inside(self, path: Path) -> Path:

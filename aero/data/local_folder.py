@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import codecs
-import hashlib
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from aero.data.base import Split, files_digest, files_of_split, raise_error, split_point
+from aero.data.base import Split, files_digest, files_of_split, raise_error, sha256_of, split_by_name, split_point
 from aero.errors import UserError
 
 TEXT_ENDINGS = (".txt", ".py", ".md")
@@ -23,10 +22,10 @@ class LocalFolder:
     """All text (.txt, .py, .md), JSON-lines and Parquet files below a folder, except hidden ones.
 
     A text file is one document (if longer than `PIECE_BYTES`: several, cut at line ends). Of the other files every row
-    is a document, taken from `text_column`. Text files are held out by the hash of their path, rows by that of path
-    and row number. A folder that contains exactly the folders `train` and `valid` is split that way instead.
-    Bytes that are not UTF-8 become U+FFFD and are counted; files with NUL bytes are skipped as binary.
-    Symbolic links that lead out of the folder are refused.
+    is a document, taken from `text_column`. The split is the owner's if file or folder names give one
+    (`split_by_name`). Otherwise text files are held out by the hash of their path, rows by that of path and row number.
+    UTF-16 with a byte order mark is decoded. Other bytes that are not UTF-8 become U+FFFD and are counted; files with
+    NUL bytes are skipped as binary. Symbolic links that lead out of the folder are refused.
     """
 
     name = "local"
@@ -36,7 +35,9 @@ class LocalFolder:
         self.text_column = text_column
         self.validation_fraction = validation_fraction
         self._digests: dict[str, str] = {}
+        self._split = ""
         self._binary: set[str] = set()
+        self._utf16: set[str] = set()
         self._replaced: dict[str, int] = {}
         self._empty: set[str] = set()
 
@@ -69,25 +70,35 @@ class LocalFolder:
 
     def documents(self, split: Split) -> Iterator[str]:
         keys = self.files()
-        given = {key.split("/", 1)[0] for key in keys} == {"train", "valid"}
-        if given:
-            keys = [key for key in keys if key.startswith(f"{split}/")]
+        named = split_by_name(keys)
+        if named is not None:
+            keys, self._split = named[split], named["description"]
+            if not keys:
+                raise ValueError(
+                    f"corpus 'local': {self.folder} has no {split} files ({self._split}); rename or add files"
+                )
         row_files = [key for key in keys if key.lower().endswith(ROW_ENDINGS)]
         text_files = [key for key in keys if not key.lower().endswith(ROW_ENDINGS)]
-        if not given:
+        if named is None:
+            self._split = (
+                f"by a hash, {self.validation_fraction:.3g} held out; no name of the {len(keys)} files gives one"
+            )
             if len(text_files) == 1 and not row_files:
                 raise ValueError(
                     f"corpus 'local': {self.folder} holds one text file, and validation is held out by file;"
                     " split it in two, or make the folders train/ and valid/ in it"
                 )
             text_files = files_of_split(text_files, split, self.validation_fraction)
-        for key in text_files:
-            yield from self._text(key)
-        for key in row_files:
+        for key in [*text_files, *row_files]:
+            # Before the first document: a limit on bytes may end the reading within the file.
+            self._digests[key] = sha256_of(self.folder / key)
+            if key not in row_files:
+                yield from self._text(key)
+                continue
             rows = self._parquet(key) if key.lower().endswith(".parquet") else self._json_lines(key)
             for number, text in enumerate(rows):
                 held_out = split_point(f"{key}:{number}") < self.validation_fraction
-                if text and (given or held_out == (split == "valid")):
+                if text and (named is not None or held_out == (split == "valid")):
                     yield text
 
     def manifest(self) -> dict[str, Any]:
@@ -95,27 +106,35 @@ class LocalFolder:
             "name": self.name,
             "text_column": self.text_column,
             "validation_fraction": self.validation_fraction,
+            "split": self._split,
             "files_sha256": files_digest(self._digests),
             "empty_files": len(self._empty),
             "skipped_binary": sorted(self._binary),
+            "decoded_utf16": sorted(self._utf16),
             "replaced_characters": dict(sorted(self._replaced.items())),
             "files": dict(sorted(self._digests.items())),
         }
 
     def _text(self, key: str) -> Iterator[str]:
-        digest = hashlib.sha256()
-        decoder = codecs.getincrementaldecoder("utf-8-sig")(errors="replace")
         replaced = size = 0
         rest = ""
         with open(self.folder / key, "rb") as file:
+            start = file.read(8192)
+            file.seek(0)
+            utf16 = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+            if b"\0" in start and not utf16:
+                del self._digests[key]
+                self._binary.add(key)
+                return
+            if utf16:
+                self._utf16.add(key)
+            decoder = codecs.getincrementaldecoder("utf-16" if utf16 else "utf-8-sig")(errors="replace")
             while block := file.read(PIECE_BYTES):
-                if not size and b"\0" in block[:8192]:
-                    self._binary.add(key)
-                    return
                 size += len(block)
-                digest.update(block)
                 text = decoder.decode(block)
-                replaced += text.count("\ufffd") - block.count(_REPLACEMENT)
+                replaced += text.count("\ufffd") - (0 if utf16 else block.count(_REPLACEMENT))
+                if replaced > 0:
+                    self._replaced[key] = replaced
                 text = rest + text
                 if len(block) < PIECE_BYTES:  # the last one, usually the only one
                     rest = text
@@ -126,19 +145,16 @@ class LocalFolder:
                     yield text[:end]
         tail = decoder.decode(b"", final=True)
         replaced += tail.count("\ufffd")
-        if rest + tail:
-            yield rest + tail
-        self._digests[key] = digest.hexdigest()
         if replaced > 0:
             self._replaced[key] = replaced
         if not size:
             self._empty.add(key)
+        if rest + tail:
+            yield rest + tail
 
     def _json_lines(self, key: str) -> Iterator[str]:
-        digest = hashlib.sha256()
         with open(self.folder / key, "rb") as file:
             for number, line in enumerate(file, start=1):
-                digest.update(line)
                 if not line.strip():
                     continue
                 try:
@@ -152,7 +168,6 @@ class LocalFolder:
                         f"corpus 'local': {key} line {number} is not a JSON object ({error}); fix or remove the line"
                     ) from None
                 yield self._checked(text, f"{key} line {number}")
-        self._digests[key] = digest.hexdigest()
 
     def _parquet(self, key: str) -> Iterator[str]:
         try:
@@ -177,8 +192,6 @@ class LocalFolder:
             raise ValueError(
                 f"corpus 'local': {key} is not a readable Parquet file ({str(error)[:300]}); fix or remove it"
             ) from None
-        with open(path, "rb") as file:
-            self._digests[key] = hashlib.file_digest(file, "sha256").hexdigest()
 
     def _checked(self, text: object, where: str) -> str:
         if text is None:

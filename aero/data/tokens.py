@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from aero.data.base import sha256_of
+
 if TYPE_CHECKING:
     from aero.data.base import Corpus, Split
     from aero.data.languini_vocabulary import LanguiniVocabulary
@@ -117,12 +119,6 @@ def _open_split(folder: Path, split: str, entry: dict[str, Any], verify: bool) -
             if sha256_of(hashed) != entry[name]:
                 raise _Damaged(hashed, "its SHA-256 is not the one in manifest.json")
     return TokenStream(np.memmap(path, dtype="<u2", mode="r", shape=(count,)), offsets)
-
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal digits."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_tokens(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from aero.data import local_folder
-from aero.data.base import files_digest, files_of_split, split_point
+from aero.data.base import files_digest, files_of_split, reading_notes, split_point
 from aero.data.local_folder import LocalFolder
 from aero.data.python_stdlib import PythonStandardLibrary
 from aero.data.registry import open_corpus
@@ -123,6 +123,22 @@ def test_local_text_files(tmp_path):
     assert manifest["files"]["a.md"] == hashlib.sha256(b"md").hexdigest()
 
 
+@pytest.mark.parametrize("piece", [16, 2**20])
+def test_a_byte_limit_leaves_no_file_out_of_the_manifest(tmp_path, monkeypatch, piece):
+    """Token files of the same `files_sha256` are those of the same text."""
+    monkeypatch.setattr(local_folder, "PIECE_BYTES", piece)
+    digests = set()
+    for ending in ("txt", "jsonl"):
+        for text in ("first", "other"):
+            line = f"{text} caf\n" * 9 if ending == "txt" else json.dumps({"content": text * 9}) + "\n"
+            folder = write(tmp_path / ending / text, {f"train/a.{ending}": line * 3, f"valid/b.{ending}": line})
+            corpus = LocalFolder(folder)
+            next(corpus.documents("train"))
+            assert list(corpus.manifest()["files"]) == [f"train/a.{ending}"]
+            digests.add(corpus.manifest()["files_sha256"])
+    assert len(digests) == 4
+
+
 def test_local_binary_and_invalid_bytes_are_counted(tmp_path):
     write(tmp_path, {"a.txt": b"caf\xe9 \xff", "b.txt": b"MZ\x00\x01"})
     write(tmp_path, {"c.txt": "genuine \ufffd", "d.txt": b"cut \xe4\xbd"})
@@ -130,6 +146,17 @@ def test_local_binary_and_invalid_bytes_are_counted(tmp_path):
     assert set(texts(corpus, "train") + texts(corpus, "valid")) == {"caf\ufffd \ufffd", "genuine \ufffd", "cut \ufffd"}
     assert corpus.manifest()["skipped_binary"] == ["b.txt"]
     assert corpus.manifest()["replaced_characters"] == {"a.txt": 2, "d.txt": 1}
+    notes = reading_notes(corpus.manifest())
+    assert [note for note in notes if "2 files (a.txt, d.txt)" in note] and [note for note in notes if "b.txt" in note]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_local_utf16_is_decoded(tmp_path, encoding):
+    write(tmp_path, {"train/a.txt": "\ufeffnaïve 你好\n".encode(encoding), "valid/b.txt": "x"})
+    corpus = LocalFolder(tmp_path)
+    assert texts(corpus, "train") == ["naïve 你好\n"]
+    assert not corpus.manifest()["replaced_characters"] and not corpus.manifest()["skipped_binary"]
+    assert any("UTF-16: 1 file (train/a.txt)" in note for note in reading_notes(corpus.manifest()))
 
 
 @pytest.mark.parametrize("size", [7, 16, 64])
@@ -146,10 +173,58 @@ def test_local_long_file_comes_in_pieces_cut_at_line_ends(tmp_path, monkeypatch,
         assert all(piece.endswith("\n") for piece in pieces[:-1])
 
 
-def test_local_train_and_valid_folders_are_the_owners_split(tmp_path):
-    write(tmp_path, {"train/one.txt": "a", "valid/two.txt": "b"})
+@pytest.mark.parametrize("owner", ["txt", "jsonl"])
+@pytest.mark.parametrize(
+    ("train", "valid", "others"),
+    [
+        ("train/a", "valid/b", ()),
+        ("train/a", "valid/b", ("README.md",)),
+        ("train/a", "validation/b", ("test/c", "extra")),
+        ("data/train/a", "data/valid/b", ("data/eval-2/c", "LICENSE.md")),
+        ("train", "valid", ("test",)),
+        ("train", "test", ()),
+        ("wiki.train", "wiki.val", ("wiki.test",)),
+        ("en/my-training_01", "en/my-dev_01", ("en/notes",)),
+        ("data/train-00000-of-00001", "data/validation-00000-of-00001", ("data/test-00000-of-00001",)),
+    ],
+)
+def test_local_names_give_the_owners_split_as_datasets_does(tmp_path, owner, train, valid, others):
+    from datasets.data_files import DataFilesDict, get_data_patterns
+
+    def file(name):
+        return name if name.endswith(".md") else f"{name}.{owner}"
+
+    names = {train: "learnt", valid: "held", **dict.fromkeys(others, "never")}
+    write(
+        tmp_path, {file(name): (text if owner == "txt" else f'{{"content": "{text}"}}') for name, text in names.items()}
+    )
     corpus = LocalFolder(tmp_path)
-    assert (texts(corpus, "train"), texts(corpus, "valid")) == (["a"], ["b"])
+    assert (texts(corpus, "train"), texts(corpus, "valid")) == (["learnt"], ["held"])
+    assert file(valid) in reading_notes(corpus.manifest())[0]
+    theirs = DataFilesDict.from_patterns(get_data_patterns(str(tmp_path)), base_path=str(tmp_path))
+    held_out = theirs.get("validation") or theirs["test"]
+    assert [Path(path).relative_to(tmp_path).as_posix() for path in [*theirs["train"], *held_out]] == [
+        file(train),
+        file(valid),
+    ]
+
+
+def test_local_files_named_as_held_out_are_never_trained_on(tmp_path):
+    write(tmp_path / "some", {"a.txt": "a", "b.txt": "b", "Test.txt": "t"})
+    assert texts(LocalFolder(tmp_path / "some"), "train") == ["a", "b"]
+    assert texts(LocalFolder(tmp_path / "some"), "valid") == ["t"]
+    write(tmp_path / "only", {"test/a.txt": "a", "valid/b.txt": "b"})
+    with pytest.raises(ValueError, match="no train files"):
+        texts(LocalFolder(tmp_path / "only"), "train")
+
+
+def test_names_of_programs_are_no_split(tmp_path):
+    names = ["train.py", "test_model.py", "pkg/testing/a.py", "pkg/dev/b.py", "setup.py"]
+    corpus = LocalFolder(write(tmp_path, {name: name for name in names}), validation_fraction=0.4)
+    assert sorted(texts(corpus, "train") + texts(corpus, "valid")) == sorted(names)
+    assert "hash" in corpus.manifest()["split"]
+    write(tmp_path, {"test/c.py": "held"})
+    assert texts(LocalFolder(tmp_path), "valid") == ["held"]
 
 
 def test_local_rows_of_jsonl_and_parquet(tmp_path):

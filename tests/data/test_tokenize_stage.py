@@ -67,6 +67,17 @@ def test_bad_input_is_one_line_and_nothing_written(params, tmp_path, monkeypatch
     assert not Path("runs").exists()
 
 
+def test_the_split_of_a_local_corpus_is_printed(params, tmp_path, capsys):
+    for name, text in (("train.txt", b"caf\xe9 " * 50), ("valid.txt", b"held out "), ("c.txt", b"beside")):
+        (tmp_path / name).write_bytes(text)
+    params(corpus={"name": "local", "path": "."})
+    tokenize_corpus.main([])
+    printed = capsys.readouterr().out
+    assert "1 train (train.txt), 1 valid (valid.txt), 1 left out" in printed and "UTF-8" in printed
+    tokens = open_tokens("runs/tokens")
+    assert tokenizer_of(tokens).decode(tokens.valid.tokens) == "held out <|endoftext|>"
+
+
 def test_languini_with_its_own_vocabulary(params, tmp_path):
     for name, text in (("train", "The value of é.\r\n"), ("test_iid", "Held out.")):
         np.save(tmp_path / f"file_list_{name}.npy", np.array([[f"files/{name}.epub.npy", "9"]]))

@@ -84,41 +84,57 @@ show.table(
 
 # %%
 show.table(
-    speed.training_step(results), "A training step against transformers",
+    speed.training_step(results),
+    "A training step against transformers",
     "SM+LN+G, 12 layers, 1,024 tokens a batch, 2 threads, the same weights and optimiser. Medians of 7 interleaved "
-    "repeats with their range.", sources=[f"{BENCH}/training_step.json"], command="python -m benchmarks.training_step"
+    "repeats with their range.",
+    sources=[f"{BENCH}/training_step.json"],
+    command="python -m benchmarks.training_step",
 )
 
 # %%
 show.table(
-    speed.regularized_step(results), "A regularised step against the authors' loop",
+    speed.regularized_step(results),
+    "A regularised step against the authors' loop",
     "The authors' way is transformers' GPT-2 with `output_attentions=True` and Algorithm 1 as a loop.",
-    sources=[f"{BENCH}/regularized_step.json"], command="python -m benchmarks.regularized_step"
+    sources=[f"{BENCH}/regularized_step.json"],
+    command="python -m benchmarks.regularized_step",
 )
 
 # %%
 show.table(
-    speed.entropy_memory(results), "Memory of attention with its entropy",
-    "Four heads of width 64, forward and backward.", sources=[f"{BENCH}/entropy_memory.json"],
-    command="python -m benchmarks.entropy_memory"
+    speed.entropy_memory(results),
+    "Memory of attention with its entropy",
+    "Four heads of width 64, forward and backward.",
+    sources=[f"{BENCH}/entropy_memory.json"],
+    command="python -m benchmarks.entropy_memory",
 )
 
 # %%
 show.table(
-    speed.tokenizing(results), "Tokenizing", "Source files to token files: reading, encoding, hashing, writing.",
-    sources=[f"{BENCH}/tokenizing.json"], command="python -m benchmarks.tokenizing"
+    speed.tokenizing(results),
+    "Tokenizing",
+    "Source files to token files: reading, encoding, hashing, writing.",
+    sources=[f"{BENCH}/tokenizing.json"],
+    command="python -m benchmarks.tokenizing",
 )
 
 # %%
 show.table(
-    speed.pipeline(results), "The pipeline", "In a clone with all outputs in place.",
-    sources=[f"{BENCH}/pipeline.json"], command="python -m benchmarks.pipeline"
+    speed.pipeline(results),
+    "The pipeline",
+    "In a clone with all outputs in place.",
+    sources=[f"{BENCH}/pipeline.json"],
+    command="python -m benchmarks.pipeline",
 )
 
 # %%
 show.figure(
-    speed.growth_with_depth(results), "A private pass by depth", "Width 128, T=32. Crosses: the sum of its operations.",
-    sources=[f"{BENCH}/two_party_growth_layers.json"], command="python -m benchmarks.two_party"
+    speed.growth_with_depth(results),
+    "A private pass by depth",
+    "Width 128, T=32. Crosses: the sum of its operations.",
+    sources=[f"{BENCH}/two_party_growth_layers.json"],
+    command="python -m benchmarks.two_party",
 )
 
 # %% [markdown]
@@ -126,15 +142,20 @@ show.figure(
 
 # %%
 show.table(
-    robustness.campaigns(results), "Campaigns",
+    robustness.campaigns(results),
+    "Campaigns",
     "A check passes if the result is right or the error is one line that names its cause.",
-    sources=[f"{ROBUSTNESS}/{name}.json" for name in robustness.CAMPAIGNS], command="make fuzz; make faults"
+    sources=[f"{ROBUSTNESS}/{name}.json" for name in robustness.CAMPAIGNS],
+    command="make fuzz; make faults",
 )
 
 # %%
 show.figure(
-    robustness.server(results), "A server over 1,000 questions", "One small model; every answer equals PyTorch's.",
-    sources=[f"{ROBUSTNESS}/server.json"], command="python -m benchmarks.server_soak"
+    robustness.server(results),
+    "A server over 1,000 questions",
+    "One small model; every answer equals PyTorch's.",
+    sources=[f"{ROBUSTNESS}/server.json"],
+    command="python -m benchmarks.server_soak",
 )
 
 # %% [markdown]
@@ -142,6 +163,8 @@ show.figure(
 
 # %%
 show.table(
-    robustness.determinism(results), "The same training again",
-    "Equal on the same kind of processor with the same number of threads.", sources=[f"{ROBUSTNESS}/determinism.json"],
+    robustness.determinism(results),
+    "The same training again",
+    "Equal on the same kind of processor with the same number of threads.",
+    sources=[f"{ROBUSTNESS}/determinism.json"],
 )

@@ -34,10 +34,9 @@ show.figure(
 # %% [markdown]
 # ## Verdicts
 #
-# A small model can show that an effect exists. It cannot show that the effect is missing in a large one. *Contradicted*
-# is therefore kept for costs, counts, theory and arithmetic, and for training at the papers' own size; an effect that a
-# small model does not show is *not seen at this scale*. A verdict needs two seeds that all sides of the comparison
-# have.
+# A small model can show that an effect exists. It cannot show that the effect is missing in a large one: what it does
+# not show is *undecided* or *opposite here*. *Contradicted* is kept for costs, counts, theory and arithmetic. A verdict
+# needs two seeds that all sides of the comparison have, and a baseline that has learnt more than n-grams do.
 
 # %%
 counts = claims.counts(claims.judge(results))

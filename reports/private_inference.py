@@ -42,49 +42,62 @@ COMPOSE = "python -m stages.two_party_all"
 
 # %%
 show.table(
-    tables.headline(results), "One private forward pass of GPT-2 at T=128",
+    tables.headline(results),
+    "One private forward pass of GPT-2 at T=128",
     "GB in both directions, embedding and logits included. The saving is over `SM+LN+G` in the same column.",
-    sources=[FITS, *ROWS]
+    sources=[FITS, *ROWS],
 )
 
 # %%
 show.figure(
-    figures.bytes_by_part(results), "Where the bytes go",
+    figures.bytes_by_part(results),
+    "Where the bytes go",
     "GPT-2, T=128. `other`: learned scaling of feed-forward outputs, set-up of a session (22 MB).",
-    sources=["results/two_party/all_rows.csv"], command=COMPOSE
+    sources=["results/two_party/all_rows.csv"],
+    command=COMPOSE,
 )
 
 # %%
 show.table(
-    tables.communication(results, "4"), "AERO Table 4, communication: GPT-2, T=128",
+    tables.communication(results, "4"),
+    "AERO Table 4, communication: GPT-2, T=128",
     "The optimised program adds one 768 x 768 matmul (3.3 MB) before each layer where the weights need the residual "
-    "stream restored to its own basis.", sources=[FITS, *ROWS], command=COMPOSE
+    "stream restored to its own basis.",
+    sources=[FITS, *ROWS],
+    command=COMPOSE,
 )
 
 # %%
 show.table(
-    tables.communication(results, "5"), "AERO Table 5, communication: GPT-2, T=256", "As the table above.",
-    sources=[FITS, *ROWS]
+    tables.communication(results, "5"),
+    "AERO Table 5, communication: GPT-2, T=256",
+    "As the table above.",
+    sources=[FITS, *ROWS],
 )
 
 # %%
 show.table(
-    tables.communication(results, "6"), "AERO Table 6, communication: 18 layers, T=128", "As the table above.",
-    sources=[FITS, *ROWS]
+    tables.communication(results, "6"),
+    "AERO Table 6, communication: 18 layers, T=128",
+    "As the table above.",
+    sources=[FITS, *ROWS],
 )
 
 # %%
 show.table(
-    tables.communication(results, "7"), "AERO Table 7, communication: Languini, T=512",
-    "As the table above; vocabulary of 16,384.", sources=[FITS, *ROWS]
+    tables.communication(results, "7"),
+    "AERO Table 7, communication: Languini, T=512",
+    "As the table above; vocabulary of 16,384.",
+    sources=[FITS, *ROWS],
 )
 
 # %%
 show.table(
-    tables.figure_15(results), "AERO Figure 15, costs: Pythia-70M, T=256",
+    tables.figure_15(results),
+    "AERO Figure 15, costs: Pythia-70M, T=256",
     "The printed values are lost from the text used here. Most of the baseline is the exact GELU: erf costs three "
     "times as many bytes in SPU 0.9.5 as in 0.9.2b0.",
-    sources=["results/two_party/all_rows.csv", "results/two_party/fitted_figure15_rows.csv"]
+    sources=["results/two_party/all_rows.csv", "results/two_party/fitted_figure15_rows.csv"],
 )
 
 # %% [markdown]
@@ -95,16 +108,20 @@ show.table(
 
 # %%
 show.figure(
-    figures.fit_residuals(results), "The fit to the published bytes",
-    "One point a row of AERO Tables 4 to 7; nothing was adjusted a row.", sources=[FITS],
-    command="python -m benchmarks.forensics"
+    figures.fit_residuals(results),
+    "The fit to the published bytes",
+    "One point a row of AERO Tables 4 to 7; nothing was adjusted a row.",
+    sources=[FITS],
+    command="python -m benchmarks.forensics",
 )
 
 # %%
 show.table(
-    tables.communication_fit(results), "The best fit with one choice changed",
-    "Largest residual over all rows. The rank is among all combinations searched.", sources=[FITS],
-    command="python -m benchmarks.forensics"
+    tables.communication_fit(results),
+    "The best fit with one choice changed",
+    "Largest residual over all rows. The rank is among all combinations searched.",
+    sources=[FITS],
+    command="python -m benchmarks.forensics",
 )
 
 # %% [markdown]
@@ -116,22 +133,28 @@ show.table(
 
 # %%
 show.figure(
-    figures.savings_by_program(results), "Saving in communication",
+    figures.savings_by_program(results),
+    "Saving in communication",
     "Each saving compares a row with `SM+LN+G` in the same program; the triangle exchanges the baseline's GELU only.",
-    sources=[FITS, *ROWS, "results/two_party/ops.csv"]
+    sources=[FITS, *ROWS, "results/two_party/ops.csv"],
 )
 
 # %%
 show.table(
-    tables.savings(results, "4"), "AERO Table 4, saving in communication", "As in the figure above.",
-    sources=[FITS, *ROWS, "results/two_party/ops.csv"]
+    tables.savings(results, "4"),
+    "AERO Table 4, saving in communication",
+    "As in the figure above.",
+    sources=[FITS, *ROWS, "results/two_party/ops.csv"],
 )
 
 # %%
 show.figure(
-    figures.pareto(results), "Perplexity against communication",
+    figures.pareto(results),
+    "Perplexity against communication",
     f"Runs of GPT-2's architecture, trained at scale {results.scale}; bytes of the optimised program at GPT-2's size. "
-    "No other run beats those on the line in both.", sources=ROWS, command="aero cost --pareto"
+    "No other run beats those on the line in both.",
+    sources=ROWS,
+    command="aero cost --pareto",
 )
 
 # %% [markdown]
@@ -142,28 +165,35 @@ show.figure(
 
 # %%
 show.figure(
-    figures.published_minutes(results), "Published minutes against published bytes",
-    "All rows of AERO Tables 4 to 7. Orange: impossible at 100 Mbit/s even with both directions always busy."
+    figures.published_minutes(results),
+    "Published minutes against published bytes",
+    "All rows of AERO Tables 4 to 7. Orange: impossible at 100 Mbit/s even with both directions always busy.",
 )
 
 # %%
 show.table(
-    tables.minutes(results, "4"), "AERO Table 4, minutes on the published network",
-    "Network minutes: transfer and rounds at 100 Mbit/s and 80 ms, without computing.", sources=ROWS
+    tables.minutes(results, "4"),
+    "AERO Table 4, minutes on the published network",
+    "Network minutes: transfer and rounds at 100 Mbit/s and 80 ms, without computing.",
+    sources=ROWS,
 )
 
 # %%
 show.figure(
-    figures.minutes_by_part(results), "Modelled minutes of a forward pass",
+    figures.minutes_by_part(results),
+    "Modelled minutes of a forward pass",
     "Computing of two processes on 2 cores, transfer, and rounds, all measured in one session. Diamond: the paper.",
-    sources=ROWS, command=COMPOSE
+    sources=ROWS,
+    command=COMPOSE,
 )
 
 # %%
 show.figure(
-    figures.seconds_by_part(results), "Where the computing goes",
+    figures.seconds_by_part(results),
+    "Where the computing goes",
     "GPT-2, T=128. The optimised program multiplies by the server's matrices outside SPU, by the same protocol.",
-    sources=["results/two_party/all_rows.csv"], command=COMPOSE
+    sources=["results/two_party/all_rows.csv"],
+    command=COMPOSE,
 )
 
 # %% [markdown]
@@ -176,9 +206,11 @@ show.figure(
 
 # %%
 show.table(
-    tables.latency_model(results), "The latency model against measured passes",
+    tables.latency_model(results),
+    "The latency model against measured passes",
     "Complete passes of small trained models over links of limited rate and delay.",
-    sources=["results/two_party/shaped.csv"], command="python -m benchmarks.shaped_network"
+    sources=["results/two_party/shaped.csv"],
+    command="python -m benchmarks.shaped_network",
 )
 
 # %% [markdown]
@@ -189,29 +221,37 @@ show.table(
 
 # %%
 show.table(
-    tables.optimised_over_stock(results), "Optimised over stock SPU, AERO's own rows",
-    "Bytes over the published ones and over stock SPU; seconds of computing over stock SPU.", sources=ROWS
+    tables.optimised_over_stock(results),
+    "Optimised over stock SPU, AERO's own rows",
+    "Bytes over the published ones and over stock SPU; seconds of computing over stock SPU.",
+    sources=ROWS,
 )
 
 # %%
 show.table(
-    tables.ablation(results), "The optimizations one by one, bytes",
+    tables.ablation(results),
+    "The optimizations one by one, bytes",
     "Alone: added to stock SPU. Left out: of the optimised program; the last two are not in it and are added instead.",
-    sources=["results/two_party/savings.csv"], command="python -m benchmarks.optimizations"
+    sources=["results/two_party/savings.csv"],
+    command="python -m benchmarks.optimizations",
 )
 
 # %%
 show.table(
-    tables.function_changes(results), "The optimizations one by one, logits",
+    tables.function_changes(results),
+    "The optimizations one by one, logits",
     "Largest difference of a logit from PyTorch's in complete passes with this optimization alone.",
-    sources=["results/two_party/savings_errors.csv"], command="python -m benchmarks.optimizations"
+    sources=["results/two_party/savings_errors.csv"],
+    command="python -m benchmarks.optimizations",
 )
 
 # %%
 show.table(
-    tables.held_out_prompts(results), "Held-out prompts",
+    tables.held_out_prompts(results),
+    "Held-out prompts",
     "Models trained here. Optimised answers 200 prompts, the other programs 5 to 20 of the same.",
-    sources=["results/two_party/savings_errors.csv"], command="python -m benchmarks.optimizations"
+    sources=["results/two_party/savings_errors.csv"],
+    command="python -m benchmarks.optimizations",
 )
 
 # %% [markdown]
@@ -221,21 +261,27 @@ show.table(
 
 # %%
 show.table(
-    tables.complete_passes(results), "Complete passes at GPT-2's size",
+    tables.complete_passes(results),
+    "Complete passes at GPT-2's size",
     "Random weights, one pass each. @6: the residual stream is restored before layer 6.",
-    sources=["results/two_party/full_passes.json"], command="python -m benchmarks.full_passes"
+    sources=["results/two_party/full_passes.json"],
+    command="python -m benchmarks.full_passes",
 )
 
 # %%
 show.table(
-    tables.trained_passes(results), "Complete passes of models trained here",
-    "From token ids to logits, against the same checkpoint in PyTorch.", sources=["results/two_party/end_to_end.json"],
-    command="python -m stages.end_to_end"
+    tables.trained_passes(results),
+    "Complete passes of models trained here",
+    "From token ids to logits, against the same checkpoint in PyTorch.",
+    sources=["results/two_party/end_to_end.json"],
+    command="python -m stages.end_to_end",
 )
 
 # %%
 show.table(
-    tables.operations(results), "The largest single operations",
+    tables.operations(results),
+    "The largest single operations",
     "GPT-2, T=128, steady state, both directions. All operations are in the file.",
-    sources=["results/two_party/ops.csv"], command="python -m stages.two_party_ops"
+    sources=["results/two_party/ops.csv"],
+    command="python -m stages.two_party_ops",
 )

@@ -12,7 +12,8 @@
 # recovered.
 #
 # **Setting not recovered.** The paper omits the width, residual connections, initialisation, steps and data of its
-# small model. Missing effects are therefore reported as not seen, never as contradicted.
+# small model. Missing effects are therefore reported as *undecided* or *opposite here*, never as
+# *contradicted*.
 
 # %%
 from aero.report import claims, show

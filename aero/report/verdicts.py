@@ -1,13 +1,13 @@
 """The rules that turn what was measured for a claim into a verdict.
 
-A claim names its rule and the rule's parameters in `aero/published`. Common to all rules:
+A claim names its rule and the rule's parameters in `aero/published`. Verdicts on trained models follow the rules that
+results/desk/predictions.yaml registered before the trainings of scale `desk`:
 
-- Training claims compare runs by seed. An interval is the 95 % t-interval over seeds, of paired differences where two
-  runs are compared; with one seed there is no interval and no verdict.
-- A published size can be met only by trainings of the papers' own size, budget and corpus. Smaller trainings can show
-  the direction.
-- An effect that is absent or opposite in a smaller training is "not seen at this scale". It is "contradicted" at the
-  papers' own size, and where no training is involved.
+- An interval on the claimed side of zero shows the direction. If it contains the published number, it reproduces it.
+- An interval on the other side is "opposite here"; one that contains zero is "undecided".
+- A claim whose runs are missing, failed or rest on a control that fails the gate is "not testable here".
+
+"Contradicted" is kept for logic, arithmetic, counts and costs at the papers' dimensions.
 """
 
 from __future__ import annotations
@@ -19,17 +19,21 @@ from typing import Any
 
 from aero.report.statistics import Estimate
 
-VERDICTS = REPRODUCED, DIRECTION, NOT_SEEN, CONTRADICTED, NOT_TESTABLE = (
+VERDICTS = REPRODUCED, DIRECTION, OPPOSITE, UNDECIDED, CEILING, NOT_TESTABLE, CONTRADICTED = (
     "reproduced",
     "direction reproduced",
-    "not seen at this scale",
-    "contradicted",
+    "opposite here",
+    "undecided",
+    "at ceiling",
     "not testable here",
+    "contradicted",
 )
 PAPER_DIMENSIONS = "paper_dimensions"
 """The scale of costs, counts and theory, at the sizes of the papers."""
 PUBLISHED_ONLY = "published numbers"
 """The scale of a claim that needs nothing measured."""
+AT_CEILING = 0.02
+"""Two fractions that are both this near to 0, or both to 1, leave no room for a difference."""
 
 
 def exact(value: float) -> Estimate:
@@ -43,8 +47,8 @@ class Measurement:
 
     effects: what the rule judges, by name. against: how much more it is than in a baseline; the baseline must have
     less. checks: conditions by name. text, scale, evidence: as they stand in claims.csv. missing: why there can be no
-    verdict. own_size: whether an absent effect contradicts the paper. sizes_compare: whether a published size can be
-    met.
+    verdict. trained: whether it was seen in models trained here, which cannot contradict a paper. fractions: the two
+    sides of a comparison of fractions.
     """
 
     text: str
@@ -54,31 +58,18 @@ class Measurement:
     against: Mapping[str, Estimate] = field(default_factory=dict)
     checks: Mapping[str, bool] = field(default_factory=dict)
     missing: str = ""
-    own_size: bool = True
-    sizes_compare: bool = True
+    trained: bool = False
+    fractions: Sequence[float] = ()
 
     @property
-    def absent(self) -> str:
-        """The verdict for an effect that is absent or opposite."""
-        return CONTRADICTED if self.own_size else NOT_SEEN
+    def at_ceiling(self) -> bool:
+        """Whether all compared fractions lie within 0.02 of 0, or all within 0.02 of 1."""
+        ends = (all(abs(one - end) <= AT_CEILING for one in self.fractions) for end in (0, 1))
+        return bool(self.fractions) and any(ends)
 
-    @property
-    def same_size(self) -> str:
-        """The verdict for an effect in the published direction whose size is the published one."""
-        return REPRODUCED if self.sizes_compare else DIRECTION
-
-    def beyond(self, side: int, limit: float = 0.0) -> bool:
-        """Whether every effect's interval lies above (1) or below (-1) `limit`, and more so than in the baselines."""
-        return all(one.excludes(limit) == side for one in self.effects.values()) and all(
-            one.excludes() > 0 for one in self.against.values()
-        )
-
-    def opposite(self, signs: Sequence[int]) -> str:
-        """A note that names the effects whose interval lies on the other side of 0."""
-        pairs = zip(self.effects.items(), signs, strict=True)
-        names = [name for (name, one), sign in pairs if one.excludes() == -sign]
-        which = f" for {', '.join(names)}" if any(names) else ""
-        return f"the opposite holds here{which}" if names else ""
+    def absent(self, opposite: bool) -> str:
+        """The verdict for an effect that is absent, or `opposite` beyond noise."""
+        return CONTRADICTED if not self.trained else OPPOSITE if opposite else UNDECIDED
 
 
 @dataclass(frozen=True)
@@ -94,7 +85,12 @@ class Decision:
 
 def decide(rule: str, measured: Measurement, **parameters: Any) -> Decision:
     """The verdict by the rule of that name; "not testable here" where something is missing."""
-    verdict, *notes = (NOT_TESTABLE, measured.missing) if measured.missing else RULES[rule](measured, **parameters)
+    if measured.missing:
+        verdict, *notes = NOT_TESTABLE, measured.missing
+    elif measured.at_ceiling:
+        verdict, *notes = (CEILING,)
+    else:
+        verdict, *notes = RULES[rule](measured, **parameters)
     evidence = "; ".join(filter(None, (measured.evidence, *notes)))
     return Decision(verdict, measured.text, measured.scale, evidence, next(iter(measured.effects.values()), None))
 
@@ -115,80 +111,76 @@ def _short(value: Any) -> str:
 
 def equal_within(m: Measurement, value: float, tolerance: float | None = None, beyond: float = 0.0) -> tuple[str, ...]:
     """Direction reproduced if every interval lies on the side of `beyond` (default 0) where `value` does; reproduced
-    if `value` is in the interval or within `tolerance` of the mean besides, where sizes compare."""
+    if every interval contains `value` besides, or every mean is within `tolerance` of it where that is given."""
     side = 1 if value > beyond else -1
-    if not m.beyond(side, beyond):
-        return m.absent, "" if beyond else m.opposite([side] * len(m.effects))
     met = all(e.contains(value) if tolerance is None else abs(e.mean - value) <= tolerance for e in m.effects.values())
-    return (m.same_size if met else DIRECTION,)
+    return _on_side(m, side, beyond, met)
 
 
-def above(m: Measurement, limit: float = 0.0, size: float | None = None, complete: bool = False) -> tuple[str, ...]:
-    """Direction reproduced if every interval lies above `limit`; reproduced if the values reach `size` besides, or if
-    the direction is all that is claimed (`complete`)."""
-    return _beyond(m, 1, limit, complete or (size is not None and all(e.mean >= size for e in m.effects.values())))
+def above(m: Measurement, limit: float = 0.0, size: float | None = None) -> tuple[str, ...]:
+    """Direction reproduced if every interval lies above `limit`; reproduced if the means reach `size` besides."""
+    return _on_side(m, 1, limit, size is not None and all(e.mean >= size for e in m.effects.values()))
 
 
-def below(m: Measurement, limit: float = 0.0, complete: bool = False) -> tuple[str, ...]:
-    """Direction reproduced if every interval lies below `limit`; reproduced if that is all that is claimed
-    (`complete`)."""
-    return _beyond(m, -1, limit, complete)
+def below(m: Measurement, limit: float = 0.0) -> tuple[str, ...]:
+    """Direction reproduced if every interval lies below `limit`."""
+    return _on_side(m, -1, limit, False)
 
 
-def _beyond(m: Measurement, side: int, limit: float, complete: bool) -> tuple[str, ...]:
-    if not m.beyond(side, limit):
-        return m.absent, "" if limit else m.opposite([side] * len(m.effects))
-    return (REPRODUCED if complete else DIRECTION,)
+def _on_side(m: Measurement, side: int, limit: float, met: bool) -> tuple[str, ...]:
+    """The verdict on effects that should lie on one side of `limit`, and more so than in the baselines."""
+    found = [side * one.excludes(limit) for one in m.effects.values()]
+    more = [one.excludes() for one in m.against.values()]
+    if min(*found, *more, 1) > 0:
+        return (REPRODUCED if met else DIRECTION,)
+    names = [name for name, where in zip(m.effects, found, strict=True) if where < 0]
+    return m.absent(opposite=min(*found, *more, 0) < 0), _named(names) if len(found) > 1 else ""
 
 
-def not_above(m: Measurement, limit: float) -> tuple[str, ...]:
-    """Not above `limit`: direction reproduced if the whole interval lies below, reproduced if sizes compare besides,
-    undecided if the interval contains it."""
-    (effect,) = m.effects.values()
-    side = effect.excludes(limit)
-    if not side:
-        return NOT_TESTABLE, "seed noise is wider than the margin"
-    return (m.same_size if side < 0 else m.absent,)
+def _named(names: Sequence[str]) -> str:
+    """A note that names the effects on the other side."""
+    return f"the opposite holds for {', '.join(names)}" if names else ""
 
 
 def ordering(m: Measurement, signs: list[int] | None = None) -> tuple[str, ...]:
     """Reproduced if every difference is beyond noise on its claimed side of 0 (default: above); direction reproduced
     if at least one is and none is on the other side."""
     signs = signs or [1] * len(m.effects)
-    sides = [e.excludes() * sign for e, sign in zip(m.effects.values(), signs, strict=True)]
-    if min(sides) > 0:
+    found = {name: e.excludes() * sign for (name, e), sign in zip(m.effects.items(), signs, strict=True)}
+    if min(found.values()) > 0:
         return (REPRODUCED,)
-    return (DIRECTION if max(sides) > 0 and min(sides) == 0 else m.absent), m.opposite(signs)
+    if max(found.values()) > 0 and min(found.values()) == 0:
+        return (DIRECTION,)
+    other = [name for name, side in found.items() if side < 0]
+    return m.absent(opposite=bool(other)), _named(other)
 
 
-def in_seeds(m: Measurement, otherwise: str = "") -> tuple[str, ...]:
-    """Reproduced if it happens in every seed, direction reproduced if in some; or if in none, but every difference
-    lies on the side of 0 that `otherwise` names."""
+def in_seeds(m: Measurement) -> tuple[str, ...]:
+    """Reproduced if it happens in every seed, direction reproduced if in some, opposite here if in none."""
     happened = list(m.checks.values())
-    if happened and any(happened):
-        return (REPRODUCED if all(happened) else DIRECTION,)
-    side = {"above": 1, "below": -1}.get(otherwise, 0)
-    return (DIRECTION if side and m.effects and m.beyond(side) else m.absent,)
+    return (REPRODUCED if all(happened) else DIRECTION if any(happened) else m.absent(opposite=True),)
 
 
 def all_hold(m: Measurement, above: float | None = None) -> tuple[str, ...]:
-    """Direction reproduced if every condition holds; reproduced if every interval lies above `above` besides."""
+    """Direction reproduced if every condition holds; reproduced if every interval lies above `above` besides;
+    undecided if some hold, opposite here if none does."""
     if not all(m.checks.values()):
-        return (m.absent,)
-    return (REPRODUCED if above is not None and m.effects and m.beyond(1, above) else DIRECTION,)
+        return (m.absent(opposite=not any(m.checks.values())),)
+    sure = above is not None and m.effects and all(one.excludes(above) > 0 for one in m.effects.values())
+    return (REPRODUCED if sure else DIRECTION,)
 
 
 def ratio_direction(m: Measurement, factor: float, tolerance: float) -> tuple[str, ...]:
     """Reproduced if the ratio is `factor` within the share `tolerance`; direction reproduced if it is above 1."""
     (effect,) = m.effects.values()
     near = abs(effect.mean / factor - 1) <= tolerance
-    return (REPRODUCED if near else DIRECTION if effect.mean > 1 else m.absent,)
+    return (REPRODUCED if near else DIRECTION if effect.mean > 1 else m.absent(opposite=True),)
 
 
 def either_within(m: Measurement, value: float, tolerance: float) -> tuple[str, ...]:
     """Reproduced if the first number is `value` within `tolerance`, direction reproduced if another one is."""
     near = [abs(e.mean - value) <= tolerance for e in m.effects.values()]
-    return (REPRODUCED if near[0] else DIRECTION if any(near) else m.absent,)
+    return (REPRODUCED if near[0] else DIRECTION if any(near) else m.absent(opposite=True),)
 
 
 def holds(m: Measurement) -> tuple[str, ...]:
@@ -196,7 +188,7 @@ def holds(m: Measurement) -> tuple[str, ...]:
     failing = [name for name, held in m.checks.items() if not held]
     more = f" and {len(failing) - 3} more" if len(failing) > 3 else ""
     note = f"fails for {'; '.join(failing[:3])}{more}" if any(failing) else ""
-    return (m.absent if failing else REPRODUCED), note
+    return (m.absent(opposite=True) if failing else REPRODUCED), note
 
 
 def paper_self_consistency(m: Measurement) -> tuple[str, ...]:
@@ -204,19 +196,5 @@ def paper_self_consistency(m: Measurement) -> tuple[str, ...]:
     return holds(m)
 
 
-RULES: dict[str, Callable[..., tuple[str, ...]]] = {
-    rule.__name__: rule
-    for rule in (
-        equal_within,
-        above,
-        below,
-        not_above,
-        ordering,
-        in_seeds,
-        all_hold,
-        ratio_direction,
-        either_within,
-        holds,
-        paper_self_consistency,
-    )
-}
+_RULES = (equal_within, above, below, ordering, in_seeds, all_hold, ratio_direction, either_within, holds)
+RULES: dict[str, Callable[..., tuple[str, ...]]] = {rule.__name__: rule for rule in (*_RULES, paper_self_consistency)}

@@ -67,9 +67,10 @@ ONE = (1.0, 1.0, 1.0)
 @pytest.mark.parametrize(
     ("ratios", "verdict"),
     [
-        ((1.188, 1.190, 1.189), "direction reproduced"),  # around the published +18.92 %, in a smaller training
-        ((1.20, 0.90, 1.05), "not seen at this scale"),
-        ((0.80, 0.81, 0.79), "not seen at this scale"),
+        ((1.188, 1.190, 1.189), "reproduced"),  # around the published +18.92 %
+        ((1.30, 1.31, 1.32), "direction reproduced"),
+        ((1.20, 0.90, 1.05), "undecided"),
+        ((0.80, 0.81, 0.79), "opposite here"),
         ((1.30,), "not testable here"),
         ((), "not testable here"),
     ],
@@ -77,26 +78,6 @@ ONE = (1.0, 1.0, 1.0)
 def test_change_in_perplexity(ratios: tuple[float, ...], verdict: str) -> None:
     found = decide(perplexities(sm_ln_g=ONE[: len(ratios)], sm_g=ratios), "t2-layernorm-removal-gelu")
     assert found.verdict == verdict
-    assert ("opposite" in found.evidence) == (bool(ratios) and max(ratios) < 1)
-
-
-def test_sizes_are_met_and_contradicted_at_the_papers_own_scale_and_corpus_only() -> None:
-    claim = "t2-layernorm-removal-gelu"
-    near, reversed_ = (1.188, 1.190, 1.189), (0.80, 0.81, 0.79)
-    assert decide(perplexities("paper", sm_ln_g=ONE, sm_g=near), claim).verdict == "reproduced"
-    assert decide(perplexities("paper", sm_ln_g=ONE, sm_g=reversed_), claim).verdict == "contradicted"
-    for values, verdict in ((near, "direction reproduced"), (reversed_, "not seen at this scale")):
-        own = [run("sm-g", s, 10 * v, "paper", corpus="python_stdlib") for s, v in zip(SEEDS, values, strict=True)]
-        found = decide(results(*own, *(run("sm-ln-g", s, 10, "paper") for s in SEEDS), scale="paper"), claim)
-        assert found.verdict == verdict and "not on the papers' corpus" in found.evidence
-
-
-def test_no_worse_needs_a_baseline_that_learnt() -> None:
-    claim = "t4-fusing-is-free"
-    for values, verdict in (((1.0, 0.999, 1.001), "direction reproduced"), ((0.54, 0.55, 0.56), "not testable here")):
-        assert decide(perplexities(sm_scffn=ONE, sm_scfuffn=values), claim).verdict == verdict
-    found = decide(perplexities(sm_scffn=(1.0, 1.0, None), sm_scfuffn=(1.0, 0.999, 1.001)), claim)
-    assert found.verdict == "not testable here" and found.evidence.endswith("sm-scffn diverged")
 
 
 @pytest.mark.parametrize(
@@ -104,32 +85,20 @@ def test_no_worse_needs_a_baseline_that_learnt() -> None:
     [
         ((None, None, None), "reproduced"),
         ((None, 1.0, 1.0), "direction reproduced"),
-        ((1.5, 1.52, 1.54), "direction reproduced"),  # the worst of all
-        ((1.1, 1.12, 1.11), "not seen at this scale"),
+        ((1.5, 1.52, 1.54), "opposite here"),
         ((None,), "not testable here"),
     ],
 )
 def test_divergence(own: tuple[float | None, ...], verdict: str) -> None:
-    others = {"sm_ln_g": ONE, "sm_ln_r": ONE, "sm_ln": (1.1, 1.1, 1.1), "sm_g": (1.2, 1.21, 1.22), "sm_r": ONE}
-    found = decide(perplexities(**others, sm=own), "t2-softmax-only-fails")
-    assert found.verdict == verdict and found.measured.startswith(f"{own.count(None)} of {len(own)}")
+    found = decide(perplexities(sm=own), "t2-softmax-only-fails")
+    assert found.verdict == verdict and f"{own.count(None)} of {len(own)}" in found.measured
 
 
-def test_not_the_worst_where_another_one_diverged_in_every_seed() -> None:
-    others = {"sm_ln_g": (None,) * 3, "sm_ln_r": ONE, "sm_ln": ONE, "sm_g": ONE, "sm_r": ONE}
-    found = decide(perplexities(**others, sm=(1.5, 1.52, 1.54)), "t2-softmax-only-fails")
-    assert found.verdict == "not seen at this scale" and "sm-ln-g diverged in 3 seeds" in found.evidence
-
-
-def test_rescue_by_scaling() -> None:
+def test_scaling_must_train_where_the_softmax_only_model_diverges() -> None:
     claim = "t4-scaling-rescues-training"
-    for base, verdict in (
-        ((None,) * 3, "reproduced"),
-        ((None, 2, 2), "direction reproduced"),
-        (ONE, "not seen at this scale"),
-    ):
+    for base, verdict in (((None,) * 3, "reproduced"), ((None, 2, 2), "direction reproduced"), (ONE, "opposite here")):
         assert decide(perplexities(sm_scffn=(0.99, 1.0, 1.01), sm=base), claim).verdict == verdict
-    assert decide(perplexities(sm_scffn=(None, 0.5, 0.5), sm=(None,) * 3), claim).verdict == "not seen at this scale"
+    assert decide(perplexities(sm_scffn=(None, 0.5, 0.5), sm=(None,) * 3), claim).verdict == "direction reproduced"
 
 
 def test_the_largest_scale_with_two_common_seeds_decides() -> None:
@@ -179,9 +148,9 @@ def heads(name: str, layers: Sequence[float | None], learned: Sequence[Any] = ({
     ("scaled", "verdict", "share"),
     [
         ([0.9, 0.8, 0.7], "direction reproduced", "0.00"),
-        ([0.9, 0.1, 0.1], "not seen at this scale", "0.67"),
-        ([0.9, None, None], "not seen at this scale", "0.67"),  # heads that are not finite have collapsed
-        ([None] * 3, "not seen at this scale", "1.00"),
+        ([0.9, 0.1, 0.1], "opposite here", "0.67"),
+        ([0.9, None, None], "opposite here", "0.67"),  # heads that are not finite have collapsed
+        ([None] * 3, "opposite here", "1.00"),
     ],
 )
 def test_share_of_collapsed_heads(scaled: list[float | None], verdict: str, share: str) -> None:
@@ -193,7 +162,7 @@ def test_overload_is_more_than_the_baselines() -> None:
     flat, spread = [0.9] * 4, [0.9, 0.6, 0.4, 0.3]
     claim = "f3a-overload-gelu"
     assert decide(results(*heads("sm-g", flat), *heads("sm-ln-g", spread)), claim).verdict == "direction reproduced"
-    assert decide(results(*heads("sm-g", flat), *heads("sm-ln-g", flat)), claim).verdict == "not seen at this scale"
+    assert decide(results(*heads("sm-g", flat), *heads("sm-ln-g", flat)), claim).verdict == "undecided"
 
 
 def test_layers_and_learned_values() -> None:
@@ -201,11 +170,11 @@ def test_layers_and_learned_values() -> None:
     found = decide(falling, "f5-deep-collapse")
     assert found.verdict == "direction reproduced" and found.measured.startswith("0.850 [")
     assert decide(falling, "eg-overload-in-sm").measured.startswith("0.400 [")
-    for step, verdict in ((0.3, "direction reproduced"), (-0.3, "not seen at this scale")):
+    for step, verdict in ((0.3, "direction reproduced"), (-0.3, "opposite here")):
         learned = [{"alpha": [1 + step * layer + 0.01 * (p - 1) * layer for layer in range(12)]} for p in range(3)]
         found = decide(results(*heads("sm-scffn", [0.5] * 12, learned)), "f11-alpha-grows")
         assert found.verdict == verdict and found.measured.startswith(f"{8 * step:.3f} [")
-    for spread, verdict in ((0.05, "direction reproduced"), (0.001, "not seen at this scale")):
+    for spread, verdict in ((0.05, "direction reproduced"), (0.001, "opposite here")):
         learned = [
             {"thresholds": [[spread * (i + h) * (1 + 0.01 * p) for h in (-3, -1, 1, 3)] for i in range(12)]}
             for p in range(3)
@@ -225,7 +194,7 @@ def test_landscape_by_hand() -> None:
         assert decide(found, claim).verdict == "direction reproduced", claim
     for layers, verdict in (
         ([0.9, 0.5, 0.7, 0.7], "direction reproduced"),
-        ([0.7, 0.7, 0.9, 0.5], "not seen at this scale"),
+        ([0.7, 0.7, 0.9, 0.5], "opposite here"),
     ):
         assert decide(results(*heads("sm-ln-g", layers)), "l2-deep-layers-flat").verdict == verdict
 
@@ -243,7 +212,7 @@ def slopes(name: str, *rows: Sequence[float]) -> list[Run]:
 
 
 @pytest.mark.parametrize(
-    ("last", "verdict"), [(0.02, "reproduced"), (-0.12, "direction reproduced"), (0.9, "not seen at this scale")]
+    ("last", "verdict"), [(0.02, "reproduced"), (-0.12, "direction reproduced"), (0.9, "opposite here")]
 )
 def test_slopes_that_return_to_zero(last: float, verdict: str) -> None:
     found = decide(results(*slopes("sm-leakyr-global", [0.01], [0.3], [last])), "f4-slopes-vanish-global")
@@ -254,12 +223,12 @@ def test_slopes_at_first() -> None:
     late = [[9.0, 9.0, 9.0]] * 18
     for early, deep, verdict in (
         (0.03, -0.02, "reproduced"),
-        (0.03, 0.02, "not seen at this scale"),
-        (-0.03, 0.02, "not seen at this scale"),
+        (0.03, 0.02, "opposite here"),
+        (-0.03, 0.02, "opposite here"),
     ):
         found = results(*slopes("sm-leakyr", [0.0] * 3, [early, 7.0, deep], *late))  # a tenth of 20 steps: two
         assert decide(found, "f4-slopes-at-first-layerwise").verdict == verdict
-    for slope, verdict in ((0.03, "direction reproduced"), (-0.03, "not seen at this scale")):
+    for slope, verdict in ((0.03, "direction reproduced"), (-0.03, "opposite here")):
         found = results(*slopes("sm-leakyr-global", [0.0], [slope], *([9.0] for _ in late)))
         assert decide(found, "f4-slope-at-first-global").verdict == verdict
 
@@ -274,7 +243,7 @@ def test_loss_curves() -> None:
     for own, verdict in (
         ((5, 2, 1, 1), "reproduced"),
         ((3, 2, 1, 3), "direction reproduced"),
-        ((3, 2, 3, 3), "not seen at this scale"),
+        ((3, 2, 3, 3), "opposite here"),
     ):
         assert decide(results(*base, *curve("sm-r", own)), "f3b-loss-curves").verdict == verdict
 

@@ -46,11 +46,11 @@ def share_of_heads(
 def difference_of_shares(results: Results, run: str, base: str, quarters: list[int]) -> Measurement:
     """Share of heads in the given quarters (0 to 3) of the largest observed entropy, `run` minus `base`, by seed."""
     own, other = results.share_of_heads(run, quarters), results.share_of_heads(base, quarters)
-    found, text = estimate(difference(own, other)), None
+    found, text, means = estimate(difference(own, other)), None, []
     if found is not None:
         means = [math.fsum(side[seed] for seed in found.seeds) / len(found.seeds) for side in (own, other)]
         text = f"{means[0]:.2f} - {means[1]:.2f} = {found.text(2)}"
-    return of_trainings(results, (run, base), {"": found}, text=text)
+    return of_trainings(results, (run, base), {"": found}, text=text, fractions=means)
 
 
 def _layers(results: Results, run: str) -> dict[int, NDArray[np.float64]]:

@@ -56,7 +56,7 @@ def _of_decoder(quantity: Callable[..., dict[str, Any]]) -> Callable[..., Measur
         notes = [f"decoder trained here, seeds {seeds}; {solved} of {len(models)} solve retrieval with full attention"]
         evidence = "; ".join(filter(None, notes * bool(models) + parts.pop("notes", [])))
         scale = found[0].values["scale"] if found else results.scale
-        return Measurement(**{"text": "", "scale": scale, "evidence": evidence, "own_size": False} | parts)
+        return Measurement(**{"text": "", "scale": scale, "evidence": evidence, "trained": True} | parts)
 
     return measure
 

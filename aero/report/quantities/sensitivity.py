@@ -1,7 +1,7 @@
 """Quantities of the small Transformer of `variance_sensitivity`.
 
-Its layers and tokens are the paper's, but most of the setting is not printed. An effect that is absent here is
-therefore not seen, never contradicted: the paper's own setting may be another.
+Its layers and tokens are the paper's, but most of the setting is not printed: an effect that is absent here may be
+there in the paper's own setting.
 """
 
 from __future__ import annotations
@@ -42,14 +42,12 @@ def _of_sweep(quantity: Callable[..., dict[str, Any]]) -> Callable[..., Measurem
         found = sweep(results)
         if found is None or not set(ORDER) <= set(found.final) or len(found.seeds) < 2:
             missing = "the sweep over learning rates has not been run"
-            return Measurement("", results.scale, missing=missing, own_size=False)
+            return Measurement("", results.scale, missing=missing, trained=True)
         parts = quantity(results, found, **parameters)
         width = f", D={found.setting.width} where the paper prints {WIDTH}" if found.setting.width != WIDTH else ""
         seeds = f"{found.folder}/losses.csv, {len(found.seeds)} seeds{width}"
         parts["evidence"] = "; ".join(filter(None, (seeds, parts.get("evidence", ""))))
-        own_size = found.scale != "smoke" and found.setting.width == WIDTH  # scale `smoke` trains too briefly
-        scale = "paper_dimensions" if own_size else found.scale
-        return Measurement(**({"text": "", "scale": scale, "own_size": False} | parts))
+        return Measurement(**({"text": "", "scale": found.scale, "trained": True} | parts))
 
     return measure
 

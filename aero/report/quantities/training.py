@@ -7,26 +7,17 @@ import math
 from aero.report.papers import variance_decoder as models
 from aero.report.quantities.trainings import not_run, of_trainings, seeds, trained
 from aero.report.results import Results
-from aero.report.statistics import difference, estimate, relative
+from aero.report.statistics import difference, relative
 from aero.report.verdicts import Measurement, exact
 
 GROUP = "trained here"
-_NOT_LEARNT = 25
-"""A baseline whose perplexity lies this many per cent above that of the compared run has not learnt."""
 
 
-def perplexity_change(results: Results, run: str, base: str, base_must_learn: bool = False) -> Measurement:
-    """Perplexity of `run` over that of `base` minus 1, in per cent, paired by seed.
-
-    base_must_learn: no verdict where `base` diverged or did not learn, because anything is better than such a baseline.
-    """
-    own, other = results.perplexity(run), results.perplexity(base)
-    missing = ""
-    if base_must_learn and any(one.diverged for one in results.seeds(base)):
-        missing = f"{base} diverged"
-    elif base_must_learn and max(relative(other, own).values(), default=0) > _NOT_LEARNT:
-        missing = f"{base} did not learn here, so it is no baseline"
-    return of_trainings(results, (run, base), {"": relative(own, other)}, unit="%", missing=missing)
+def perplexity_change(results: Results, run: str, base: str) -> Measurement:
+    """Perplexity of `run` over that of `base` minus 1, in per cent, paired by seed."""
+    return of_trainings(
+        results, (run, base), {"": relative(results.perplexity(run), results.perplexity(base))}, unit="%"
+    )
 
 
 def perplexity_steps(results: Results, runs: list[str]) -> Measurement:
@@ -38,40 +29,26 @@ def perplexity_steps(results: Results, runs: list[str]) -> Measurement:
     return of_trainings(results, tuple(runs), changes, unit="%")
 
 
-def divergence(results: Results, run: str, others: list[str]) -> Measurement:
-    """Which seeds of `run` diverge; if none does, its perplexity over that of each of `others`, in per cent."""
-    runs = results.seeds(run)
-    failed = [r for r in runs if r.diverged]
-    text = f"{len(failed)} of {len(runs)} seeds diverged" if runs else ""
-    notes = [seeds(results, run), *(f"seed {r.seed} diverged at step {r.diverged_at}" for r in failed)]
-    missing, worse = not_run(results, run) or ("one seed" if len(runs) < 2 else ""), {}
-    if not missing and not failed:
-        missing = not_run(results, *others)
-        times = {other: sum(r.diverged for r in results.seeds(other)) for other in others}
-        notes += [f"{other} diverged in {count} seeds" for other, count in times.items() if count]
-        changes = [relative(results.perplexity(run), results.perplexity(other)) for other in others]
-        if all(changes):  # not the worst where another one diverged in every seed
-            worse = dict(zip(others, map(estimate, changes), strict=True))
-            if not missing and not all(one.has_interval for one in worse.values()):
-                missing = "one seed in common"
-    if worse and not missing and all(one.excludes() > 0 for one in worse.values()):
-        text += f"; worst row by at least {min(one.mean for one in worse.values()):.1f} %"
-    checks = {f"seed {r.seed}": r.diverged for r in runs}
-    return trained(results, text, "; ".join(filter(None, notes)), effects=worse, checks=checks, missing=missing)
-
-
-def rescue(results: Results, run: str, against: str) -> Measurement:
-    """Which seeds of `against` diverge where `run` never does, and the change in perplexity, in per cent."""
-    failed = {name: [r.diverged for r in results.seeds(name)] for name in (run, against)}
-    missing = not_run(results, run, against) or ("one seed" if min(map(len, failed.values())) < 2 else "")
-    text = ", ".join(f"{name} {sum(of)} of {len(of)} diverged" for name, of in failed.items())
-    checks, effects = {}, {}
-    if not missing and not any(failed[run]):
-        checks = {f"seed {r.seed}": r.diverged for r in results.seeds(against)}
-        if found := estimate(relative(results.perplexity(run), results.perplexity(against))):
-            effects = {"": found}
-            text += f"; perplexity {found.text(2, '%')}"
-    return trained(results, text, seeds(results, run, against), effects=effects, checks=checks, missing=missing)
+def divergence(results: Results, run: str, against: str = "") -> Measurement:
+    """Which seeds of `run` diverge; with `against`, which seeds of it do where those of `run` do not."""
+    sides = (run, against) if against else (run,)
+    failed = {name: {r.seed: r.diverged for r in results.seeds(name)} for name in sides}
+    shared = set.intersection(*(set(of) for of in failed.values()))
+    missing = not_run(results, *sides) or ("one seed" if len(shared) < 2 else "")
+    checks = {
+        f"seed {seed}": failed[against][seed] and not failed[run][seed] if against else failed[run][seed]
+        for seed in sorted(shared)
+    }
+    text = ", ".join(f"{name} {sum(of.values())} of {len(of)} seeds diverged" for name, of in failed.items() if of)
+    notes = [
+        f"{name} seed {r.seed} diverged at step {r.diverged_at}"
+        for name in sides
+        for r in results.seeds(name)
+        if r.diverged
+    ]
+    return trained(
+        results, text, "; ".join(filter(None, (seeds(results, *sides), *notes))), checks=checks, missing=missing
+    )
 
 
 def share_of_lower_losses(results: Results, run: str, base: str) -> Measurement:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aero.report.results import Results
@@ -32,6 +32,7 @@ def of_trainings(
     unit: str = "",
     text: str | None = None,
     missing: str = "",
+    fractions: Sequence[float] = (),
 ) -> Measurement:
     """A measurement of `runs` from values by seed, or estimates of them; with the reason if there can be no verdict.
 
@@ -54,13 +55,13 @@ def of_trainings(
         effects={name: one for name, one in found.items() if one is not None},
         against={name: one for name, one in others.items() if one is not None},
         missing=gap or missing,
+        fractions=fractions,
     )
 
 
 def trained(results: Results, text: str, evidence: str, **parts: Any) -> Measurement:
-    """A measurement whose sizes compare with the papers' only at their own size, budget and corpus."""
-    own = results.published_scale
-    return Measurement(text, results.scale, evidence, own_size=own, sizes_compare=own, **parts)
+    """A measurement of models that were trained here."""
+    return Measurement(text, results.scale, evidence, trained=True, **parts)
 
 
 def _estimated(values: Mapping[int, float] | Estimate | None) -> Estimate | None:

@@ -37,7 +37,8 @@ def main(arguments: list[str]) -> None:
     evaluation = np.concatenate([batch.numpy() for batch in held_out])
     rows = []
     for steps in sorted(set(chosen.steps or [train.steps])):
-        seen = np.concatenate([batches.batch(step).numpy() for step in range(steps * train.accumulation)])
+        once = min(steps * train.accumulation, batches.steps_per_epoch)  # repeated text is counted once
+        seen = np.concatenate([batches.batch(step).numpy() for step in range(once)])
         model = NGrams(seen, tokens.vocabulary, ORDER)
         for order in range(1, ORDER + 1):
             perplexity = model.perplexity(evaluation, order)

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from aero.architecture import Architecture, parse
+from aero.errors import check_file
 from aero.model import GPT, ModelConfig
 
 FORMAT = "aero-checkpoint-1"
@@ -133,8 +134,12 @@ def read_tensors(
         raise ValueError(
             f"{path} is a folder: give the checkpoint.safetensors of a run, runs/RUN/seed_S/checkpoint.safetensors"
         )
-    if not path.is_file():
-        raise ValueError(f"checkpoint {path} does not exist; train the run first (python -m stages.train RUN)")
+    try:
+        check_file(path)
+    except FileNotFoundError:
+        raise ValueError(
+            f"checkpoint {path} does not exist; train the run first (python -m stages.train RUN)"
+        ) from None
     try:
         with safe_open(str(path), framework="pt") as file:
             header = json.loads((file.metadata() or {}).get("aero", "{}"))

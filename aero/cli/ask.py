@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
+import time
 import unicodedata
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aero.errors import UserError, one_line
+from aero.errors import UserError, check_file, one_line
 
 if TYPE_CHECKING:
     from aero.two_party.runtime.settings import Settings
     from aero.two_party.serving.answer import Cost
     from aero.two_party.serving.handshake import Description
+    from aero.two_party.serving.listener import Listener
     from aero.two_party.serving.session import Answered
     from aero.two_party.serving.tls import Credentials
 
@@ -26,6 +29,9 @@ forward pass. --checkpoint runs client and server on this machine; --server asks
 SERVE = """Answer private questions one at a time, each in a new process. Prints one line for each question. Ctrl-C
 stops the server. Clients learn architecture, sizes, program, protocol settings and tokenizer, but not the weights."""
 LONGEST_WAIT_S = 1e6
+SMALL_MODEL = 20_000_000
+"""Weights; smaller models do not write sense."""
+PLAIN_S = 2.0
 JOINERS = "\u200c\u200d"
 """Format characters that many scripts and emoji need; they move and hide nothing."""
 
@@ -54,7 +60,9 @@ def add_commands(commands: Any) -> None:
     serve = commands.add_parser("serve", help="serve a model for private questions", description=SERVE)
     serve.set_defaults(run=_serve)
     serve.add_argument("--checkpoint", type=Path, required=True, help="the model")
-    serve.add_argument("--listen", default="127.0.0.1:9731", metavar="HOST:PORT", help="default 127.0.0.1:9731")
+    serve.add_argument(
+        "--listen", default="127.0.0.1:9731", metavar="HOST:PORT", help="default 127.0.0.1:9731; IPv6: [::1]:9731"
+    )
     serve.add_argument(
         "--program", default="tuned", help="tuned (default), as_written, or with one change: tuned-lattice_products"
     )
@@ -98,20 +106,27 @@ def _certificates(chosen: argparse.Namespace) -> None:
 
 
 def _serve(chosen: argparse.Namespace) -> int:
-    from aero.cli.published import publish
     from aero.two_party.serving.listener import Listener
-    from aero.two_party.serving.session import Server
     from aero.two_party.serving.tls import context_for
 
     if chosen.most_tokens < 1:
         raise UserError(f"--most-tokens must be at least 1, got {chosen.most_tokens}")
-    context = context_for(chosen.listen, _credentials(chosen), chosen.insecure, server=True)
+    _check_files(chosen)
     settings = _settings(chosen)
+    context = context_for(chosen.listen, _credentials(chosen), chosen.insecure, server=True)
+    listener = Listener(chosen.listen, context)  # before the model is loaded: the port may be in use
+    try:
+        return _serve_at(listener, chosen, settings, "plain TCP" if context is None else "mutually authenticated TLS")
+    finally:
+        listener.close()
+
+
+def _serve_at(listener: Listener, chosen: argparse.Namespace, settings: Settings, security: str) -> int:
+    from aero.cli.published import publish
+    from aero.two_party.serving.session import Server
+
     published, _ = publish(chosen.checkpoint, chosen.tokenizer, chosen.program, settings)
-    listener = Listener(chosen.listen, context)
-    server = Server(published, settings, chosen.most_tokens)
-    security = "mutually authenticated TLS" if context is not None else "plain TCP"
-    description = published.description
+    server, description = Server(published, settings, chosen.most_tokens), published.description
     _print_line(f"{description} at {listener.address}, {security}; description {description.sha256}")
     answered = failed = 0
     try:
@@ -121,53 +136,65 @@ def _serve(chosen: argparse.Namespace) -> int:
             if chosen.once:
                 return int(not success)
     except KeyboardInterrupt:
-        pass
-    finally:
-        listener.close()
-    _print_line(f"stopped; {answered} answered, {failed} failed")
-    return 0
+        _print_line(f"stopped; {answered} answered, {failed} failed")
+        return 0
+
+
+def _check_files(chosen: argparse.Namespace) -> None:
+    """UserError for a missing checkpoint, or files of another kind, before libraries are loaded for seconds."""
+    try:
+        check_file(chosen.checkpoint)
+    except FileNotFoundError:
+        raise UserError(
+            f"checkpoint {chosen.checkpoint} does not exist; `make example` trains one, or give that of a run"
+        ) from None
+    if chosen.tokenizer is not None:
+        check_file(Path(chosen.tokenizer))
 
 
 def _ask(chosen: argparse.Namespace) -> None:
-    from aero.two_party.serving.answer import Sampling
-
     # Refused before anything is connected or loaded.
     if chosen.tokens < 1:
         raise UserError(f"--tokens {chosen.tokens} must be at least 1")
-    Sampling(1, chosen.temperature, chosen.seed)
+    if chosen.checkpoint is not None:
+        _check_files(chosen)
+        if chosen.expect or _credentials(chosen) is not None:
+            raise UserError("--expect and certificates are for --server; leave them out with --checkpoint")
+    elif not 0 < chosen.wait < LONGEST_WAIT_S:
+        raise UserError(f"--wait {chosen.wait:g} must be above 0 and below {LONGEST_WAIT_S:,.0f} seconds")
     prompt = sys.stdin.read() if chosen.prompt == "-" else chosen.prompt
     if not prompt:
         raise UserError("the prompt is empty; a private question needs at least one token")
     settings = _settings(chosen)
-    if chosen.checkpoint is not None:
-        _ask_here(chosen, prompt, settings)
-    else:
-        _ask_server(chosen, prompt, settings)
+    with Display(prompt, chosen.json) as display:
+        display.say("loading libraries")
+        from aero.two_party.serving.answer import Sampling
+
+        Sampling(1, chosen.temperature, chosen.seed)
+        (_ask_here if chosen.checkpoint is not None else _ask_server)(chosen, prompt, settings, display)
 
 
-def _ask_here(chosen: argparse.Namespace, prompt: str, settings: Settings) -> None:
+def _ask_here(chosen: argparse.Namespace, prompt: str, settings: Settings, display: Display) -> None:
     from aero.cli.published import publish
     from aero.two_party.serving.session import ask_here
 
-    if chosen.expect or _credentials(chosen) is not None:
-        raise UserError("--expect and certificates are for --server; leave them out with --checkpoint")
+    display.say("loading and checking the model")
     published, tokenizer = publish(chosen.checkpoint, chosen.tokenizer, chosen.program or "tuned", settings)
 
     def ask(*question: Any) -> Answered:
         return ask_here(published, *question)
 
-    _answer(chosen, prompt, published.description, tokenizer, settings, ask)
+    _answer(chosen, prompt, published.description, tokenizer, settings, ask, display)
 
 
-def _ask_server(chosen: argparse.Namespace, prompt: str, settings: Settings) -> None:
+def _ask_server(chosen: argparse.Namespace, prompt: str, settings: Settings, display: Display) -> None:
     from aero.cli.published import check_vocabulary, tokenizer_of_text
     from aero.data.tokenizer import load_tokenizer
     from aero.two_party.serving.session import Client
     from aero.two_party.serving.tls import context_for
     from aero.two_party.serving.tunnel import dial
 
-    if not 0 < chosen.wait < LONGEST_WAIT_S:
-        raise UserError(f"--wait {chosen.wait:g} must be above 0 and below {LONGEST_WAIT_S:,.0f} seconds")
+    display.say(f"connecting to {chosen.server}")
     context = context_for(chosen.server, _credentials(chosen), chosen.insecure, server=False)
     client = Client(dial(chosen.server, context, chosen.wait), chosen.wait)
     try:
@@ -181,7 +208,7 @@ def _ask_server(chosen: argparse.Namespace, prompt: str, settings: Settings) -> 
         if tokenizer.sha256 != description.tokenizer_sha256:
             raise UserError("the tokenizer is not the one that the server published; leave out --tokenizer")
         check_vocabulary(tokenizer, description)
-        _answer(chosen, prompt, description, tokenizer, settings, client.ask)
+        _answer(chosen, prompt, description, tokenizer, settings, client.ask, display)
     finally:
         client.close()
 
@@ -193,32 +220,98 @@ def _answer(
     tokenizer: Any,
     settings: Settings,
     ask: Callable[..., Answered],
+    display: Display,
 ) -> None:
     """Ask, print the tokens as they come, then what they cost."""
+    from aero.two_party.program.weights import weight_shapes
     from aero.two_party.serving.answer import Sampling
 
+    sampling = Sampling(tokenizer.vocabulary, chosen.temperature, chosen.seed)
+    shapes = weight_shapes(description.parsed, description.model_config, description.program).values()
+    if (weights := sum(map(math.prod, shapes))) < SMALL_MODEL:
+        display.note(
+            f"note: a model of {weights / 1e6:.1f} million weights (GPT-2: 124), or one that was hardly trained, "
+            "answers nonsense"
+        )
     ids: list[int] = []
-    shown = ""
 
     def on_token(token: int, _: Cost) -> None:
-        nonlocal shown
         ids.append(token)
-        if not chosen.json:
-            text = tokenizer.decode(ids)
-            # The first bytes of a character are shown with its last.
-            complete = text.rstrip("\ufffd") if len(ids) < chosen.tokens else text
-            print(_printable(complete[len(shown) :]), end="", flush=True)
-            shown = complete
+        text = tokenizer.decode(ids)
+        # The first bytes of a character are shown with its last.
+        display.show(text.rstrip("\ufffd") if len(ids) < chosen.tokens else text)
 
     prompt_ids = tokenizer.encode(prompt)
-    sampling = Sampling(tokenizer.vocabulary, chosen.temperature, chosen.seed)
-    answered = ask(prompt_ids, chosen.tokens, sampling, settings, on_token)
+    answered = ask(prompt_ids, chosen.tokens, sampling, settings, on_token, display.say)
     rounds, unknown = _rounds(description, len(prompt_ids), len(answered.costs))
+    display.close()
     if chosen.json:
         found = asdict(answered) | {"text": tokenizer.decode(ids), "prompt_tokens": len(prompt_ids), "rounds": rounds}
         print(json.dumps(found | {"rounds_unknown": unknown, "description": asdict(description)}, indent=1))
         return
-    print(f"\n\n{_summary(answered, len(prompt_ids), rounds, unknown)}")
+    print(f"\n{_summary(answered, len(prompt_ids), rounds, unknown)}")
+
+
+class Display:
+    """The prompt and the answer on standard output, what is going on on standard error.
+
+    A terminal has one live view of both, and gets the text when it is complete. Elsewhere the text is printed as it
+    comes, and what is going on every PLAIN_S seconds, one line each. With `--json` only a terminal gets any of it.
+    """
+
+    def __init__(self, prompt: str, as_json: bool) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._prompt, self._answer, self._as_json = prompt, "", as_json
+        self._doing, self._since, self._said_at = "", time.monotonic(), -PLAIN_S
+        self._console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+        self._live = None
+        if self._console.is_terminal:
+            options = {"transient": True, "redirect_stdout": False, "redirect_stderr": False}
+            self._live = Live(get_renderable=self._view, console=self._console, refresh_per_second=4, **options)
+        self._held = self._live is not None and sys.stdout.isatty()
+
+    def __enter__(self) -> Display:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the live view, and the line of the answer. Without effect if closed."""
+        if self._live is not None:
+            self._live.stop()
+        if self._answer and not self._as_json:
+            print(_printable(self._prompt + self._answer) if self._held else "", flush=True)
+        self._live, self._answer = None, ""
+
+    def say(self, doing: str) -> None:
+        """What is going on."""
+        self._doing = doing
+        if self._live is None and not self._as_json and time.monotonic() - self._said_at >= PLAIN_S:
+            self._said_at = time.monotonic()
+            self.note(f"{doing} ({self._said_at - self._since:.0f} s)")
+
+    def note(self, line: str) -> None:
+        if self._live is not None or not self._as_json:
+            self._console.print(line)
+
+    def show(self, answer: str) -> None:
+        """The answer so far."""
+        if not self._held and not self._as_json:
+            more = answer[len(self._answer) :] if self._answer else self._prompt + answer
+            print(_printable(more), end="", flush=True)
+        self._answer = answer
+
+    def _view(self) -> Any:
+        from rich.console import Group
+        from rich.text import Text
+
+        doing = f"{self._doing} ({time.monotonic() - self._since:.0f} s)"
+        return Group(Text(_printable(self._prompt + self._answer)), Text(doing, style="dim"))
 
 
 def _summary(answered: Answered, prompt_tokens: int, rounds: float | None, unknown: str | None) -> str:

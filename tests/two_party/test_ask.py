@@ -10,6 +10,7 @@ import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -199,7 +200,7 @@ def test_what_is_refused_before_anything_starts(path, certificates, tmp_path, ca
         ([*here, "--timeout", "0", PROMPT], "timeout_s 0"),
         ([*here, "--ca", "x", PROMPT], "belong together"),
         ([*here, *security(certificates, "client"), PROMPT], "are for --server"),
-        (["ask", "--checkpoint", str(tmp_path / "none"), PROMPT], "does not exist; train the run first"),
+        (["ask", "--checkpoint", str(tmp_path / "none"), PROMPT], "does not exist; `make example` trains one"),
         ([*here, "--server", "127.0.0.1:1", PROMPT], "not allowed with argument"),
         (["ask", "--server", "192.0.2.1:9731", PROMPT], "plain TCP between hosts is refused"),
         (["serve", "--checkpoint", str(path), "--listen", "0.0.0.0:0"], "plain TCP between hosts is refused"),
@@ -260,7 +261,7 @@ def test_changed_weights_are_not_served(path, tmp_path, monkeypatch, capsys):
 def answering(tokens, costs, shown=None, capsys=None):
     """In the place of `ask_here`: an answer of these tokens."""
 
-    def ask_here(published, ids, new_tokens, sampling, settings, on_token):
+    def ask_here(published, ids, new_tokens, sampling, settings, on_token, on_progress):
         assert ids == list(PROMPT.encode()) and sampling == Sampling(257, 0.0, 0)
         for token in tokens:
             on_token(token, costs[0])
@@ -275,7 +276,7 @@ def test_tokens_are_printed_as_they_come_and_then_their_costs(path, monkeypatch,
     shown, costs = [], [Cost(1_500_000, 2_500_000, 40, 2.0)] * 3
     monkeypatch.setattr(serving, "ask_here", answering("né".encode(), costs, shown, capsys))
     cli.main(["ask", "--checkpoint", str(path), "--tokens", "3", PROMPT])
-    assert shown == ["n", "", "é"]  # the first byte of a character waits for the second
+    assert shown == [f"{PROMPT}n", "", "é"]  # the first byte of a character waits for the second
     out = capsys.readouterr().out
     assert "3 tokens after 8: 4.5 MB from the client, 7.5 MB from the server, 120 messages, " in out
     assert "set-up, once a session: 22.0 MB, 5000 messages, 3.0 s" in out
@@ -286,11 +287,72 @@ def test_control_characters_of_a_token_are_escaped(path, monkeypatch, capsys):
     monkeypatch.setattr(serving, "ask_here", answering(b"a\x1b[2J\x9b\x07\r\t\n\x7f", [Cost(1, 1, 1, 0.0)]))
     cli.main(["ask", "--checkpoint", str(path), "--tokens", "2", PROMPT])
     out = capsys.readouterr().out
-    assert out.startswith("a\\x1b[2J") and "\\x07\\r\t\n\\x7f" in out
+    assert out.startswith(f"{PROMPT}a\\x1b[2J") and "\\x07\\r\t\n\\x7f" in out
     assert not [char for char in out if unicodedata.category(char) == "Cc" and char not in "\n\t"]
     # Bidirectional overrides and invisible characters; but no joiner of a script or of emoji.
     assert asking._printable("a\u202eb\u2066c\u200f\ufeff\U000e0041") == r"a\u202eb\u2066c\u200f\ufeff\U000e0041"
     assert asking._printable("\u200c\U0001f469\u200d\U0001f4bb") == "\u200c\U0001f469\u200d\U0001f4bb"
+
+
+def test_the_prompt_and_what_is_going_on_are_shown(path, monkeypatch, capsys):
+    """Lines elsewhere than on a terminal; on one a view that is gone at the end, and the text on standard output."""
+    monkeypatch.setattr(asking, "PLAIN_S", 0.0)
+
+    def ask_here(published, ids, new_tokens, sampling, settings, on_token, on_progress):
+        on_progress("token 1 of 1: layer 3 of 12, 4.5 MB so far")
+        on_token(ord("x"), Cost(1, 1, 1, 0.0))
+        return Answered([ord("x")], [Cost(1, 1, 1, 0.0)], Cost(1, 1, 1, 0.0))
+
+    monkeypatch.setattr(serving, "ask_here", ask_here)
+    command = ["ask", "--checkpoint", str(path), PROMPT + "\x1b[2J"]
+    cli.main(command)
+    out, error = capsys.readouterr()
+    assert out.startswith(f"{PROMPT}\\x1b[2Jx\n") and "\x1b" not in out + error
+    assert "layer 3 of 12, 4.5 MB" in error and "nonsense" in error
+    cli.main([*command, "--json"])
+    out, error = capsys.readouterr()
+    assert json.loads(out)["text"] == "x" and error == ""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    cli.main(command)
+    out, error = capsys.readouterr()
+    assert out.startswith(f"{PROMPT}\\x1b[2Jx\n") and "\x1b[2J" not in out + error
+    assert "layer 3 of 12, 4.5 MB" in error and "nonsense" in error
+
+
+def test_a_missing_file_or_a_port_in_use_is_reported_before_anything_is_loaded(path, tmp_path):
+    """In seconds less than PyTorch takes to load."""
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        here = f"127.0.0.1:{used.getsockname()[1]}"
+        cases = [
+            (["serve", "--checkpoint", str(tmp_path / "none")], "does not exist; `make example`"),
+            (["ask", "--checkpoint", str(tmp_path / "none"), "a"], "does not exist; `make example`"),
+            (["serve", "--checkpoint", "/dev/zero"], "is a pipe, socket or device; name a file"),
+            (["ask", "--checkpoint", str(tmp_path), "a"], "is a folder"),
+            (["serve", "--checkpoint", str(path), "--tokenizer", "/dev/zero"], "is a pipe, socket or device"),
+            (["serve", "--checkpoint", str(path), "--listen", here], "cannot listen at"),
+            (["serve", "--checkpoint", str(path), "--listen", "::1:9731"], "in brackets, for example"),
+        ]
+        arguments = json.dumps([arguments for arguments, _ in cases])
+        found = subprocess.run([sys.executable, "-c", REFUSED, arguments], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    for line, (_, said) in zip(json.loads(found.stdout), cases, strict=True):
+        assert said in line and "\n" not in line
+
+
+REFUSED = """
+import json, sys
+sys.modules["torch"] = sys.modules["jax"] = None  # importing them fails
+from aero import cli
+lines = []
+for arguments in json.loads(sys.argv[1]):
+    try:
+        cli.main(arguments)
+    except ValueError as error:
+        lines.append(str(error))
+print(json.dumps(lines))
+"""
 
 
 def test_only_a_server_limits_the_whole_question():

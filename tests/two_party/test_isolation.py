@@ -86,9 +86,9 @@ class Session:
                     self.memory[name] = found_in_memory(child.pid, own[name] | others[name])
 
         settings = Settings(receive_timeout_s=300)
-        question = (prompt, NEW, Sampling(VOCABULARY), settings, on_token, relay)
+        question = (prompt, NEW, Sampling(VOCABULARY), settings, on_token)
         published = Published(path, description, "", weights_sha256(model))
-        self.answered = ask_here(published, *question)
+        self.answered = ask_here(published, *question, relay=relay)
         self.to_server, self.to_client = relay.recorded
 
 

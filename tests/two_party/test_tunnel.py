@@ -6,11 +6,13 @@ import contextlib
 import datetime
 import os
 import re
+import shutil
 import socket
 import stat
 import threading
 import time
 import zlib
+from pathlib import Path
 
 import pytest
 from cryptography import x509
@@ -34,8 +36,13 @@ def folders(tmp_path_factory):
     """Two certificate authorities."""
     both = [tmp_path_factory.mktemp("certificates") / name for name in ("ours", "other")]
     for folder in both:
-        make_certificates(folder, ["localhost", "127.0.0.1"])
+        make_certificates(folder, ["localhost", "127.0.0.1", "::1"])
     return both
+
+
+def write_private(path, content):
+    path.touch(0o600)
+    path.write_bytes(content)
 
 
 def context(folder, role, ca=None):
@@ -43,9 +50,9 @@ def context(folder, role, ca=None):
     return Credentials(*files).context(server=role == "server")
 
 
-def joined(server_context=None, client_context=None, through=None):
+def joined(server_context=None, client_context=None, through=None, at="127.0.0.1:0"):
     """(tunnel or error at the server, the same at the client) of one connection, after a hello and its answer."""
-    listener = Listener("127.0.0.1:0", server_context)
+    listener = Listener(at, server_context)
     address = listener.address if through is None else through(listener.address)
     found = {}
 
@@ -58,7 +65,7 @@ def joined(server_context=None, client_context=None, through=None):
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     try:
-        client = dial(f"127.0.0.1:{address.rpartition(':')[2]}", client_context)
+        client = dial(address, client_context)
         try:
             client.send({"hello": "you"})
             assert client.receive() == {"heard": {"hello": "you"}}
@@ -92,8 +99,7 @@ class Echo:
 
 
 def connect(address):
-    host, port = address.split(":")
-    return socket.create_connection((host, int(port)), 10)
+    return socket.create_connection(addresses.split_address(address), 10)
 
 
 def echoed(door, size):
@@ -126,6 +132,27 @@ def test_connections_of_both_sides_pass_unchanged_and_the_end_is_agreed(folders,
     server.finish()
     finish.join(10)
     server.give_up(), client.close()  # without effect
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_ipv6(folders, secure):
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 here")
+    contexts = [context(folders[0], role) for role in ("server", "client")]
+    server, client = joined(*(contexts if secure else ()), at="[::1]:0")
+    assert "[::1]:" in client.peer and "[::1]:" in server.peer
+    server.close(), client.close()
+    assert context_for("[::1]:0", None, False, server=True) is None
+    with pytest.raises(TwoPartyError, match="plain TCP between hosts is refused"):
+        context_for("[::]:0", None, False, server=True)
+
+
+@pytest.mark.parametrize("address", ["::1:9731", "[::1]", "[]:1", "[localhost]:1", "a:b:1", "h:99999", "h:\u0668", "h"])
+def test_an_address_that_is_no_host_and_port(address):
+    with pytest.raises(ValueError, match="host:port|brackets"):
+        addresses.split_address(address)
 
 
 def test_a_connection_to_a_party_that_does_not_listen_yet_is_closed():
@@ -255,7 +282,7 @@ def test_an_expired_certificate_is_refused_and_named(folders, tmp_path, whose):
     pem, no_password = serialization.Encoding.PEM, serialization.NoEncryption()
     (tmp_path / f"{whose}.pem").write_bytes(builder.sign(authority, hashes.SHA256()).public_bytes(pem))
     private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, no_password)
-    (tmp_path / f"{whose}.key").write_bytes(private)
+    write_private(tmp_path / f"{whose}.key", private)
     other = "client" if whose == "server" else "server"
     contexts = {whose: context(tmp_path, whose, folders[0]), other: context(folders[0], other)}
     found = joined(contexts["server"], contexts["client"])
@@ -287,9 +314,74 @@ def test_an_encrypted_key_is_refused_without_a_prompt(folders, tmp_path):
     key = serialization.load_pem_private_key((folders[0] / "client.key").read_bytes(), None)
     encrypted = serialization.BestAvailableEncryption(b"secret")
     text = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encrypted)
-    (tmp_path / "client.key").write_bytes(text)
+    write_private(tmp_path / "client.key", text)
     with pytest.raises(TwoPartyError, match="client.key is encrypted"):
         Credentials(folders[0] / "client.pem", tmp_path / "client.key", folders[0] / "ca.pem").context(server=False)
+
+
+@pytest.fixture
+def own(folders, tmp_path):
+    """(the client's credentials in a folder of their own, a function that loads them)."""
+    names = ("client.pem", "client.key", "ca.pem")
+    for name in names:
+        shutil.copy(folders[0] / name, tmp_path / name)
+    files = Credentials(*(tmp_path / name for name in names))
+    return files, lambda: files.context(server=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "said"),
+    [
+        ("key", 0o644, "can be read by other users .mode 644.; chmod 600"),
+        ("key", 0o640, "can be read by"),
+        ("key", 0o620, "can be read by"),
+        ("ca", 0o666, "can be changed by other users .mode 666.; chmod 644"),
+        ("certificate", 0o664, "can be changed by"),
+    ],
+)
+def test_files_that_other_users_can_read_or_change_are_refused(own, name, mode, said):
+    files, load = own
+    load()
+    getattr(files, name).chmod(mode)
+    with pytest.raises(TwoPartyError, match=said):
+        load()
+    target = getattr(files, name).rename(files.key.with_name("elsewhere"))  # the same through a link
+    getattr(files, name).symlink_to(target)
+    with pytest.raises(TwoPartyError, match=said):
+        load()
+    target.chmod(0o600)
+    load()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("name", ["key", "ca"])
+def test_a_key_or_a_link_of_another_user_is_refused(own, name):
+    files, load = own
+    path = getattr(files, name)
+    os.chown(path, 12345, -1)
+    with pytest.raises(TwoPartyError, match="belongs to user 12345"):
+        load()
+    os.chown(path, 0, -1)
+    link = path.rename(path.with_name("elsewhere"))
+    path.symlink_to(link)
+    os.chown(path, 12345, -1, follow_symlinks=False)
+    with pytest.raises(TwoPartyError, match="belongs to user 12345"):
+        load()
+
+
+@pytest.mark.parametrize("name", ["key", "ca", "certificate"])
+def test_a_device_is_no_credential(folders, name):
+    files = {"certificate": "client.pem", "key": "client.key", "ca": "ca.pem"}
+    paths = {field: folders[0] / file for field, file in files.items()} | {name: Path("/dev/zero")}
+    with pytest.raises(ValueError, match="/dev/zero is a pipe, socket or device"):
+        Credentials(**paths).context(server=False)
+
+
+def test_a_dangling_link_in_the_place_of_a_key_stops_before_anything_is_written(tmp_path):
+    (tmp_path / "client.key").symlink_to(tmp_path / "others")
+    with pytest.raises(TwoPartyError, match="already there"):
+        make_certificates(tmp_path, ["localhost"])
+    assert os.listdir(tmp_path) == ["client.key"]
 
 
 def test_keys_are_private_and_never_overwritten(folders):

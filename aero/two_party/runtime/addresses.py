@@ -1,74 +1,56 @@
-"""Addresses: free ports on this machine, and host names looked up within a time limit."""
+"""Addresses: host:port as text, free ports on this machine, and host names looked up within a time limit."""
 
 from __future__ import annotations
 
-import errno
+import ipaddress
 import random
 import socket
 import threading
-from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
-from aero.two_party.runtime.settings import NAMES, Settings, TwoPartyError, split_address
+from aero.errors import cut
+from aero.two_party.runtime.settings import TwoPartyError
 
 FREE_PORTS = range(20000, 32000)
 """Below the ports that the kernel gives to outgoing connections."""
 LOOKUP_TIMEOUT_S = 10.0
 
 
-def free_address(host: str = "127.0.0.1", taken: Sequence[str] = ()) -> str:
-    """An address at `host` with a free port, other than the addresses in `taken`."""
-    error: OSError | None = None
+def split_address(address: str) -> tuple[str, int]:
+    """ "host:port" or "[IPv6]:port" as (host, port); ValueError for anything else. Port 0 means any free one."""
+    host, colon, port = address.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    # `isdigit` alone takes digits of other scripts, and a superscript two that `int` does not read.
+    if not (colon and bare and port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 65536):
+        raise ValueError(f"address {cut(repr(address), 200)} is not host:port; write for example 127.0.0.1:9731")
+    if (":" in bare) != (bare != host):
+        raise ValueError(
+            f"address {cut(repr(address), 200)}: write an IPv6 address in brackets, for example [::1]:9731"
+        )
+    return bare, int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def free_address(taken: str = "") -> str:
+    """An address on this machine, other than `taken`, whose port is free now."""
     for port in random.SystemRandom().sample(FREE_PORTS, 100):
-        address = f"{host}:{port}"
-        if address not in taken:
-            error = _bind_error(host, port)
-            if error is None:
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            if (address := f"127.0.0.1:{port}") != taken:
                 return address
-    reason = error.strerror if error is not None else "all are in use"
-    raise TwoPartyError(f"no free port found on {host} ({reason}); give an address with a port")
+    raise TwoPartyError("no free port found on 127.0.0.1; end programs that use many")
 
 
-def listening_addresses(settings: Settings) -> tuple[str, str]:
-    """Where client and server listen: port 0 becomes a free port. TwoPartyError if a port is in use."""
-    addresses: list[str] = []
-    for name, address in zip(NAMES, settings.addresses, strict=True):
-        host, port = split_address(address)
-        if port:
-            check_free(address, name)
-        addresses.append(address if port else free_address(host, addresses))
-    return addresses[0], addresses[1]
-
-
-def check_free(address: str, name: str) -> None:
-    """TwoPartyError if the party called `name` cannot listen at `address`."""
-    host, port = split_address(address)
-    error = _bind_error(host, port)
-    if error is None:
-        return
-    if error.errno == errno.EADDRINUSE:
-        raise TwoPartyError(f"port {port} of the {name}'s address {address} is in use; choose another, or 0 for any")
-    raise TwoPartyError(f"the {name} cannot listen at {address}: {error.strerror}; give an address of this machine")
-
-
-def _bind_error(host: str, port: int) -> OSError | None:
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-            probe.listen(1)
-    except OSError as error:
-        return error
-    return None
-
-
-def look_up(host: str, port: int | None, family: int = socket.AF_UNSPEC) -> list[tuple[Any, ...]]:
-    """`socket.getaddrinfo` for TCP. OSError for an unknown name, TwoPartyError after LOOKUP_TIMEOUT_S."""
+def look_up(host: str, port: int | None) -> list[tuple[Any, ...]]:
+    """`socket.getaddrinfo` for TCP, IPv4 first. OSError for an unknown name, TwoPartyError after LOOKUP_TIMEOUT_S."""
     found: list[list[tuple[Any, ...]] | Exception] = []
 
     def resolve() -> None:
         try:
-            found.append(socket.getaddrinfo(host, port, family, socket.SOCK_STREAM))
+            found.append(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
         except UnicodeError:
             found.append(OSError(0, f"{host[:100]!r} is not a host name"))
         except OSError as error:
@@ -85,4 +67,13 @@ def look_up(host: str, port: int | None, family: int = socket.AF_UNSPEC) -> list
         )
     if isinstance(found[0], Exception):
         raise found[0]
-    return found[0]
+    return sorted(found[0], key=lambda entry: entry[0] != socket.AF_INET)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` has loopback addresses only. TwoPartyError if its name is not resolved in time."""
+    try:
+        found = {entry[4][0] for entry in look_up(host, None)}
+    except OSError as error:
+        raise TwoPartyError(f"host {host} is not known ({error.strerror}); give a name or address that is") from None
+    return all(ipaddress.ip_address(address).is_loopback for address in found)

@@ -17,7 +17,7 @@ import numpy as np
 
 from aero.two_party.lattice.ring import content_of
 from aero.two_party.runtime.profile import Profile
-from aero.two_party.runtime.settings import CLIENT, FIELD_BITS, NAMES, SERVER, Settings, TwoPartyError, split_address
+from aero.two_party.runtime.settings import CLIENT, FIELD_BITS, NAMES, SERVER, Settings, TwoPartyError
 
 RETRY_INTERVAL_S = 0.2
 MAX_CHUNKS = 4096
@@ -42,7 +42,6 @@ class Channel:
         self._settings = settings
         description = libspu.link.Desc()
         for name, address in zip(NAMES, addresses, strict=True):
-            split_address(address)
             description.add_party(name, address)
         description.recv_timeout_ms = description.http_timeout_ms = int(settings.receive_timeout_s * 1000)
         description.retry_opts.max_retry = 0  # else a stalled link is noticed after several time-outs

@@ -20,12 +20,12 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
 from aero.two_party.runtime import fork_server
-from aero.two_party.runtime.addresses import check_free, listening_addresses
+from aero.two_party.runtime.addresses import free_address
 from aero.two_party.runtime.party import Party
 from aero.two_party.runtime.party_process import party_process
 from aero.two_party.runtime.profile import Profile
 from aero.two_party.runtime.relay import Relay
-from aero.two_party.runtime.settings import CLIENT, NAMES, SERVER, Settings, TwoPartyError, split_address
+from aero.two_party.runtime.settings import CLIENT, NAMES, SERVER, Settings, TwoPartyError
 
 __all__ = ["CLIENT", "SERVER", "Party", "Profile", "Relay", "Settings", "TwoPartyError", "run_parties", "run_party"]
 
@@ -51,11 +51,11 @@ def run_parties(
 
     task: a function that can be imported by its name. Each process gets its own input only. relay: the parties dial
     each other through it. on_control: called in this process with what the client gives to `Party.control`, returns
-    the answer. Raises TwoPartyError: a port in use (before anything starts), parties that do not connect in time, one
-    that dies (noticed within 2 s) or loses the other, a time-out, wrong input to the task; RuntimeError with the
-    party's traceback for any other exception of the task.
+    the answer. Raises TwoPartyError: parties that do not connect in time, one that dies (noticed within 2 s) or loses
+    the other, a time-out, wrong input to the task; RuntimeError with the party's traceback for any other exception of
+    the task.
     """
-    addresses = listening_addresses(settings)
+    addresses = ((client := free_address()), free_address(client))
     dialled = [addresses, addresses]
     if relay is not None:
         doors = relay.open(addresses)
@@ -81,6 +81,7 @@ def run_party(
     rank: int,
     task: Task,
     own_input: Any,
+    addresses: Sequence[str],
     settings: Settings,
     *,
     on_control: Callable[[Any], Any] | None = None,
@@ -88,16 +89,10 @@ def run_party(
 ) -> Any:
     """Run one party of which the other is started elsewhere with the same task and settings; returns its result.
 
-    `settings.addresses` must name both ports. Raises as `run_parties`; a peer that dies is noticed after
-    `receive_timeout_s` at the latest, or as soon as `alarm` reports it.
+    addresses: (client's, server's) as this party dials them; it listens at its own. Raises as `run_parties`; a peer
+    that dies is noticed after `receive_timeout_s` at the latest, or as soon as `alarm` reports it.
     """
-    if rank not in (CLIENT, SERVER):
-        raise ValueError(f"rank {rank} is neither {CLIENT} (client) nor {SERVER} (server)")
-    for name, address in zip(NAMES, settings.addresses, strict=True):
-        if split_address(address)[1] == 0:
-            raise ValueError(f"the {name}'s address {address} names no port; a party alone needs both")
-    check_free(settings.addresses[rank], NAMES[rank])
-    return _Supervisor(task, {rank: own_input}, [settings.addresses] * 2, settings, on_control, alarm).run()[rank]
+    return _Supervisor(task, {rank: own_input}, [addresses] * 2, settings, on_control, alarm).run()[rank]
 
 
 class _Child:

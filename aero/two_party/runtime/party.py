@@ -112,13 +112,15 @@ class Party:
         inputs: Sequence[str],
         outputs: Sequence[str],
         donate: Sequence[str] = (),
+        before_part: Callable[[Sequence[str], int], Any] = lambda inputs, size: None,
     ) -> Profile:
         """Compute `outputs` = function(*inputs) privately, function being JAX; drop the inputs named in `donate`.
 
         Compiled from shapes alone, once for each function, shapes and number of outputs: pass the same function object
         again, not a new lambda. The first runs of a pair pay for set-up (keys, oblivious transfers), and now and then
         a run pays for a new stock of those. A function with steps on shares (`aero.two_party.lattice.share_steps`)
-        takes several runs of SPU. ValueError for an unknown input or a wrong number of outputs.
+        takes several runs of SPU; `before_part` is called before each of its parts, with the names of the part's inputs
+        and the bytes so far. ValueError for an unknown input or a wrong number of outputs.
         """
         missing = [name for name in (*inputs, *donate) if name not in self._held]
         if missing:
@@ -129,8 +131,9 @@ class Party:
         else:
             from aero.two_party.program.plan import Segment
 
-            profiles = []
+            profiles: list[Profile] = []
             for part, unneeded in zip(plan.parts, plan.drop, strict=True):
+                before_part(part.inputs, sum(profile.bytes for profile in profiles))
                 if isinstance(part, Segment):
                     profiles.append(self._run_on_spu(part.function, part.inputs, part.outputs))
                 else:

@@ -15,7 +15,8 @@ from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
-from aero.two_party.runtime.settings import CLIENT, SERVER, TwoPartyError, split_address
+from aero.two_party.runtime.addresses import split_address
+from aero.two_party.runtime.settings import CLIENT, SERVER, TwoPartyError
 
 PIECE_BYTES = 1 << 18
 QUEUE_PIECES = 128

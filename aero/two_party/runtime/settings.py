@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aero.errors import UserError, cut
+from aero.errors import UserError
 
 CLIENT, SERVER = 0, 1
 NAMES = ("client", "server")
@@ -15,15 +15,6 @@ NARROW_FIELD = "FM32"
 
 class TwoPartyError(UserError):
     """A private run could not be set up or carried through; one line naming the cause and the remedy."""
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """ "host:port" as (host, port); ValueError if it is anything else. Port 0 means: one that is free."""
-    host, colon, port = address.rpartition(":")
-    # `isdigit` alone takes digits of other scripts, and a superscript two that `int` does not read.
-    if not (colon and host and port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 65536):
-        raise ValueError(f"address {cut(repr(address), 200)} is not host:port; write for example 127.0.0.1:9731")
-    return host, int(port)
 
 
 @dataclass(frozen=True)
@@ -41,7 +32,6 @@ class Settings:
     connect_timeout_s: from "this party is ready" until both are connected, at most receive_timeout_s.
     receive_timeout_s: the longest wait for one message of the peer, its computation included.
     total_timeout_s: the whole run, None for no limit.
-    addresses: (client, server), each "host:port"; port 0 takes a free one (both parties on this machine only).
     """
 
     field: str = "FM64"
@@ -52,7 +42,6 @@ class Settings:
     connect_timeout_s: float = 30
     receive_timeout_s: float = 120
     total_timeout_s: float | None = None
-    addresses: tuple[str, str] = ("127.0.0.1:0", "127.0.0.1:0")
     threads: int = 1
 
     def __post_init__(self) -> None:
@@ -73,8 +62,3 @@ class Settings:
             )
         if self.threads < 1:
             raise ValueError(f"threads {self.threads} must be at least 1")
-        if len(self.addresses) != 2:
-            raise ValueError(f"addresses {self.addresses!r} must be two, the client's and the server's")
-        hosts = [split_address(address) for address in self.addresses]
-        if hosts[0] == hosts[1] and hosts[0][1]:
-            raise ValueError(f"client and server have the same address {self.addresses[0]}; give each its own port")

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -59,7 +60,7 @@ def answer_task(party: Party, given: Mapping[str, Any]) -> dict[str, Any]:
 
     given: "description", "tokens" (the prompt's length), "new_tokens" (both); "checkpoint", a path, and
     "weights_sha256" of the published weights (server only); "ids" (T,) and "sampling" (client only). The client gives
-    every token to `Party.control` as it comes.
+    `Party.control` ("token", id, cost) for every token, and ("progress", text).
     """
     description: Description = given["description"]
     weights = None
@@ -67,8 +68,11 @@ def answer_task(party: Party, given: Mapping[str, Any]) -> dict[str, Any]:
         weights = _weights(given["checkpoint"], given["weights_sha256"], description)
     start = time.monotonic()
     # Set-up (keys, first oblivious transfers, what the server prepares once) is counted apart from the tokens.
-    first = warm_up_of(description.program)
-    setup = _cost(party, [party.run(o.function(), place(party, o), ["y"]) for o in first], start)
+    first, profiles = warm_up_of(description.program), []
+    for index, operation in enumerate(first):
+        party.control(("progress", f"set-up, step {index + 1} of {len(first)}"))
+        profiles.append(party.run(operation.function(), place(party, operation), ["y"]))
+    setup = _cost(party, profiles, start)
     names = put_weights(party, description, weights)
     ids = [int(i) for i in given["ids"]] if party.rank == CLIENT else None
     costs = []
@@ -78,15 +82,35 @@ def answer_task(party: Party, given: Mapping[str, Any]) -> dict[str, Any]:
         question = Question(description.architecture, dict(description.config), description.program, tokens)
         put_prompt(party, question, ids)
         function, inputs = question.function(names), [*(f"w.{name}" for name in names), "prompt"]
+        progress = _Progress(party, f"token {index + 1} of {given['new_tokens']}", setup, costs, description)
         prepared = party.prepare(function, inputs, ["logits"])
         setup, start = replace(setup, seconds=setup.seconds + prepared), start + prepared
-        profile = party.run(function, inputs, ["logits"])
+        profile = party.run(function, inputs, ["logits"], before_part=progress.part)
         logits = party.reveal("logits", to=CLIENT)
         costs.append(_cost(party, [profile], start))
         if ids is not None:
             ids.append(given["sampling"].choose(logits, index))
             party.control(("token", ids[-1], costs[-1]))
     return {"setup": setup, "costs": costs, "ids": None if ids is None else ids[given["tokens"] :]}
+
+
+class _Progress:
+    """Reports the layers of one pass to the process that started the client."""
+
+    def __init__(self, party: Party, token: str, setup: Cost, costs: Sequence[Cost], description: Description) -> None:
+        self._party, self._token, self._layers = party, token, description.config["layers"]
+        self._bytes, self._layer = setup.bytes + sum(cost.bytes for cost in costs), 0
+        self._say(token, 0)
+
+    def part(self, inputs: Sequence[str], size: int) -> None:
+        """Before the part of the program that takes `inputs`, after `size` bytes of this pass."""
+        found = [int(match[1]) for name in inputs if (match := re.match(r"w\.layers\.(\d+)\.", name))]
+        if found and (layer := max(found) + 1) > self._layer:
+            self._layer = layer
+            self._say(f"{self._token}: layer {layer} of {self._layers}", size)
+
+    def _say(self, text: str, size: int) -> None:
+        self._party.control(("progress", f"{text}, {(self._bytes + size) / 1e6:.1f} MB so far"))
 
 
 def weights_sha256(model: GPT) -> str:

@@ -23,6 +23,7 @@ from aero.model import ModelConfig
 from aero.two_party.program.end_to_end import PublicModel, check_ring
 from aero.two_party.program.weights import weight_shapes
 from aero.two_party.runtime.settings import Settings, TwoPartyError
+from aero.two_party.serving.tunnel import plain
 
 PROTOCOL = "aero-ask-1"
 # These have no effect after training, so they are not published.
@@ -148,8 +149,3 @@ def check_lengths(config: ModelConfig, tokens: int, new_tokens: int) -> None:
             f"a prompt of {tokens} tokens leaves room for {config.context - tokens + 1} new ones in the model's "
             f"context of {config.context}, not for {new_tokens}; ask for fewer or shorten the prompt"
         )
-
-
-def plain(text: object) -> str:
-    """A peer's text on one line of printable characters, at most 300."""
-    return "".join(c if c.isprintable() else " " for c in " ".join(str(text).split()))[:300]

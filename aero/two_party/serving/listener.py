@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from aero.errors import one_line
-from aero.two_party.runtime.addresses import look_up
-from aero.two_party.runtime.settings import TwoPartyError, split_address
+from aero.two_party.runtime.addresses import join_address, look_up, split_address
+from aero.two_party.runtime.settings import TwoPartyError
 from aero.two_party.serving.tunnel import GOODBYE_S, HANDSHAKE_S, Tunnel, event_loop
 
 HANDSHAKES = 16
@@ -41,14 +41,14 @@ class Listener:
         host, port = split_address(address)
         self._context = context
         try:
-            *_, (place, *_) = look_up(host, port, socket.AF_INET)[0]
-            self._socket = socket.create_server((place, port))
+            family, *_, place = look_up(host, port)[0]
+            self._socket = socket.create_server(place, family=family)
         except OSError as error:
             raise TwoPartyError(
                 f"cannot listen at {address}: {error.strerror}; give an address of this machine and a free port"
             ) from None
         self._socket.setblocking(False)
-        self.address = f"{host}:{self._socket.getsockname()[1]}"
+        self.address = join_address(host, self._socket.getsockname()[1])
         self._arrivals: queue.SimpleQueue[Arrival | None] = queue.SimpleQueue()
         self._waiting = [0, 0]  # in `_arrivals`: lines on failures, clients
         self._greetings: dict[asyncio.Task, None] = {}  # oldest first
@@ -95,7 +95,7 @@ class Listener:
                 oldest = next(iter(self._greetings))
                 del self._greetings[oldest]
                 oldest.cancel()
-            task = loop.create_task(self._greet(connection, f"{host}:{port}"))
+            task = loop.create_task(self._greet(connection, join_address(host, port)))
             self._greetings[task] = None
             task.add_done_callback(lambda task: self._greetings.pop(task, None))
             await asyncio.sleep(0)  # a task that is cancelled before it starts would report nothing

@@ -6,6 +6,7 @@ a question does ends with it. Between hosts everything goes through one `Tunnel`
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,15 +19,18 @@ from aero.two_party.runtime.parties import Task, run_parties, run_party
 from aero.two_party.runtime.relay import Relay
 from aero.two_party.runtime.settings import CLIENT, SERVER, Settings, TwoPartyError
 from aero.two_party.serving.answer import Cost, Sampling, answer_task
-from aero.two_party.serving.handshake import PROTOCOL, Description, check_lengths, plain, version_mismatch, versions
+from aero.two_party.serving.handshake import PROTOCOL, Description, check_lengths, version_mismatch, versions
 from aero.two_party.serving.listener import Listener
-from aero.two_party.serving.tunnel import Tunnel
+from aero.two_party.serving.tunnel import Tunnel, plain
 
 QUESTION_S = 30.0
 """From the server's description to the client's question."""
 CONNECT_S = 90.0
 """The peer's process may start later than ours by the time that importing SPU takes on a busy machine."""
+LOG_LINES, LOG_S = 10, 60.0
+"""Log lines on failed clients in so many seconds: anybody who can connect could fill a disk."""
 OnToken = Callable[[int, Cost], None]
+OnProgress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ def ask_here(
     sampling: Sampling,
     settings: Settings,
     on_token: OnToken,
+    on_progress: OnProgress = lambda text: None,
     relay: Relay | None = None,
 ) -> Answered:
     """Ask a checkpoint with a client and a server process on this machine.
@@ -64,13 +69,14 @@ def ask_here(
     description = published.description
     check_lengths(description.model_config, len(ids), new_tokens)
     common = {"description": description, "tokens": len(ids), "new_tokens": new_tokens}
+    on_progress("starting client and server, and connecting them")
     client, server = run_parties(
         answer_task,
         common | {"ids": list(ids), "sampling": sampling},
         common | {"checkpoint": str(published.path), "weights_sha256": published.weights_sha256},
         settings,
         relay=relay,
-        on_control=lambda said: on_token(*said[1:]),
+        on_control=_heard(on_token, on_progress),
     )
     for ours, theirs in zip([client["setup"], *client["costs"]], [server["setup"], *server["costs"]], strict=True):
         if replace(ours, seconds=0) != replace(theirs, seconds=0):
@@ -101,7 +107,13 @@ class Client:
             raise
 
     def ask(
-        self, ids: Sequence[int], new_tokens: int, sampling: Sampling, settings: Settings, on_token: OnToken
+        self,
+        ids: Sequence[int],
+        new_tokens: int,
+        sampling: Sampling,
+        settings: Settings,
+        on_token: OnToken,
+        on_progress: OnProgress = lambda text: None,
     ) -> Answered:
         """Ask; of `settings` only time-outs count, the rest is the server's. TwoPartyError on any failure of either."""
         try:
@@ -111,13 +123,14 @@ class Client:
             if _not_refused(self._tunnel, self._tunnel.receive()).get("begin") is not True:
                 raise TwoPartyError(f"{self._tunnel.peer} did not begin; are both of one version?")
             common = {"description": self.description, "tokens": len(ids), "new_tokens": new_tokens}
+            on_progress("starting the client, and connecting it to the server")
             found = run_through(
                 self._tunnel,
                 CLIENT,
                 answer_task,
                 common | {"ids": list(ids), "sampling": sampling},
                 replace(settings, **self.description.protocol),
-                on_control=lambda said: on_token(*said[1:]),
+                on_control=_heard(on_token, on_progress),
             )
         except BaseException:
             self._tunnel.give_up()
@@ -135,21 +148,24 @@ class Server:
     def __init__(self, published: Published, settings: Settings, most_tokens: int) -> None:
         """most_tokens: new tokens that one question may ask for."""
         self._published, self._settings, self._most_tokens = published, settings, most_tokens
+        self._failed_at: list[float] = []  # when the latest failures were logged
+        self._not_logged = 0
         ready()
 
     def answer(self, listener: Listener, say: Callable[[str], None]) -> bool:
-        """Wait for the next client and answer it; `say` gets one line on it. Returns whether it was answered."""
+        """Wait for the next client and answer it; `say` gets one line on it. Returns whether it was answered.
+
+        Of failures `say` gets LOG_LINES in LOG_S seconds; a later line counts the others.
+        """
         arrival = listener.arrival()
         who, tunnel = arrival.who, arrival.tunnel
         if tunnel is None:
-            say(arrival.failure)
-            return False
+            return self._failed(arrival.failure, say)
         try:
             question, found = self._serve(tunnel, arrival.hello)
         except (ValueError, OSError, RuntimeError) as error:
             tunnel.give_up()
-            say(f"{who}: failed: {one_line(error)}")
-            return False
+            return self._failed(f"{who}: failed: {one_line(error)}", say)
         except BaseException:
             tunnel.give_up()
             raise
@@ -160,6 +176,17 @@ class Server:
             f"{found['setup'].seconds + sum(cost.seconds for cost in costs):.1f} s"
         )
         return True
+
+    def _failed(self, line: str, say: Callable[[str], None]) -> bool:
+        now = time.monotonic()
+        self._failed_at = [at for at in self._failed_at if now - at < LOG_S]
+        if len(self._failed_at) >= LOG_LINES:
+            self._not_logged += 1
+        else:
+            say(line + (f" ({self._not_logged:,} more failures were not logged)" if self._not_logged else ""))
+            self._failed_at.append(now)
+            self._not_logged = 0
+        return False
 
     def _serve(self, tunnel: Tunnel, hello: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         if hello.get("hello") != PROTOCOL:
@@ -204,14 +231,21 @@ def run_through(
     """Run our party through the tunnel, as `run_party` does; returns its result when the other side is done as well."""
     own = free_address()
     door = tunnel.carry(own)
-    settings = replace(
-        settings,
-        addresses=(own, door) if rank == CLIENT else (door, own),
-        connect_timeout_s=min(settings.receive_timeout_s, CONNECT_S),
-    )
-    found = run_party(rank, task, own_input, settings, on_control=on_control, alarm=tunnel)
+    addresses = (own, door) if rank == CLIENT else (door, own)
+    settings = replace(settings, connect_timeout_s=min(settings.receive_timeout_s, CONNECT_S))
+    found = run_party(rank, task, own_input, addresses, settings, on_control=on_control, alarm=tunnel)
     tunnel.finish()
     return found
+
+
+def _heard(on_token: OnToken, on_progress: OnProgress) -> Callable[[Any], None]:
+    """Takes what the client's party says."""
+
+    def heard(said: tuple[Any, ...]) -> None:
+        kind, *content = said
+        (on_token if kind == "token" else on_progress)(*content)
+
+    return heard
 
 
 def _refused(tunnel: Tunnel, reason: str) -> TwoPartyError:

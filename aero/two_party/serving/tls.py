@@ -11,18 +11,21 @@ import ipaddress
 import os
 import re
 import ssl
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aero.two_party.runtime.addresses import look_up
-from aero.two_party.runtime.settings import TwoPartyError, split_address
+from aero.errors import check_file
+from aero.two_party.runtime.addresses import is_loopback, split_address
+from aero.two_party.runtime.settings import TwoPartyError
 
 if TYPE_CHECKING:
     from cryptography import x509
 
 VALID_DAYS = 365
+LARGEST_PEM = 1 << 20
 # X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED
 _OUT_OF_DATE = (9, 10)
 FILES = ("ca.pem", "ca.key", "server.pem", "server.key", "client.pem", "client.key")
@@ -42,8 +45,7 @@ class Credentials:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
         for name, path in (("--certificate", self.certificate), ("--key", self.key), ("--ca", self.ca)):
-            if not Path(path).is_file():
-                raise TwoPartyError(f"{name} {path} does not exist; make certificates with `aero certificates FOLDER`")
+            _check_private(name, Path(path), 0o077 if name == "--key" else 0o022)
         try:
             context.load_cert_chain(self.certificate, self.key, self._no_password)
             context.load_verify_locations(self.ca)
@@ -59,6 +61,27 @@ class Credentials:
         raise TwoPartyError(f"--key {self.key} is encrypted, which is not supported; decrypt it (`openssl pkey`)")
 
 
+def _check_private(name: str, path: Path, forbidden: int) -> None:
+    """TwoPartyError unless `path`, also what it links to, belongs to this user or root, without `forbidden` rights."""
+    try:
+        check_file(path, LARGEST_PEM)
+        link, found = path.lstat(), path.stat()
+    except FileNotFoundError:
+        raise TwoPartyError(
+            f"{name} {path} does not exist; make certificates with `aero certificates FOLDER`"
+        ) from None
+    if strangers := {link.st_uid, found.st_uid} - {0, os.geteuid()}:
+        raise TwoPartyError(
+            f"{name} {path} belongs to user {strangers.pop()}, who could change it; copy it to a file of your own"
+        )
+    if found.st_mode & forbidden:
+        who, remedy = ("read", "600") if forbidden & 0o044 else ("changed", "644")
+        raise TwoPartyError(
+            f"{name} {path} can be {who} by other users (mode {stat.S_IMODE(found.st_mode):o}); "
+            f"chmod {remedy} {path.resolve()}" + ("" if name != "--key" else ", or make new ones if others had it")
+        )
+
+
 def context_for(
     address: str, credentials: Credentials | None, insecure: bool, *, server: bool
 ) -> ssl.SSLContext | None:
@@ -71,15 +94,6 @@ def context_for(
         f"{address} is not on this machine, and plain TCP between hosts is refused; give --certificate, --key and --ca "
         "(`aero certificates FOLDER` makes them), or --insecure to go without"
     )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether `host` has loopback addresses only. TwoPartyError if its name is not resolved in time."""
-    try:
-        found = {entry[4][0] for entry in look_up(host, None)}
-    except OSError as error:
-        raise TwoPartyError(f"host {host} is not known ({error.strerror}); give a name or address that is") from None
-    return all(ipaddress.ip_address(address).is_loopback for address in found)
 
 
 def describe(error: ssl.SSLError, peer: str) -> str:
@@ -115,7 +129,7 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> list[Path]:
         _check_host(host)
     if folder.exists() and not folder.is_dir():
         raise TwoPartyError(f"{folder} is a file; name a folder for the certificates")
-    if there := [name for name in FILES if (folder / name).exists()]:
+    if there := [name for name in FILES if os.path.lexists(folder / name)]:
         raise TwoPartyError(f"{folder / there[0]} is already there; choose another folder, nothing was written")
     start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=5)  # clocks of two hosts differ
     authority_key = ec.generate_private_key(ec.SECP256R1())

@@ -23,10 +23,9 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from functools import cache
 from typing import Any
 
-from aero.two_party.runtime.addresses import look_up
-from aero.two_party.runtime.settings import TwoPartyError, split_address
+from aero.two_party.runtime.addresses import look_up, split_address
+from aero.two_party.runtime.settings import TwoPartyError
 from aero.two_party.serving import tls
-from aero.two_party.serving.handshake import plain
 
 MESSAGE, OPEN, DATA, END = range(4)
 HEAD, CRC = struct.Struct(">BII"), struct.Struct(">I")
@@ -47,6 +46,11 @@ def event_loop() -> asyncio.AbstractEventLoop:
     loop.set_exception_handler(lambda *_: None)  # failures are reported by `Tunnel.failure`
     threading.Thread(target=loop.run_forever, name="aero-tunnel", daemon=True).start()
     return loop
+
+
+def plain(text: object) -> str:
+    """A peer's text on one line of printable characters, at most 300."""
+    return "".join(c if c.isprintable() else " " for c in " ".join(str(text).split()))[:300]
 
 
 class Tunnel:

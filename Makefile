@@ -13,22 +13,42 @@ BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYTHONHASHSEED := 0
 
-.PHONY: repro all parallel report docs keep test slow nightly bench install lint
+.PHONY: repro all parallel report docs keep test slow nightly bench install lint lock
 install: .venv/.installed
 
-# uv if available, pip otherwise. The stamp is written last, so that a failed installation is repeated.
-.venv/.installed: requirements.lock pyproject.toml
+# uv if available, pip otherwise, with progress. The stamp is written last, so that a failed installation is repeated.
+# The locks are complete, hence --no-deps. Of torch the CPU build is taken where the index has it; the CUDA build needs
+# a second lock.
+ifneq ($(shell command -v uv 2>/dev/null),)
+VENV := uv venv -q --allow-existing --python $(PYTHON) .venv
+INSTALL := uv pip install --python $(BIN)/python --no-deps
+else
+VENV := $(PYTHON) -m venv .venv
+INSTALL := $(BIN)/python -u -m pip install --disable-pip-version-check --progress-bar off --no-deps
+endif
+PROGRESS := awk -v all=$$(grep -c == requirements.lock) '/^ *Collecting/ {printf "%d of %d: %s\n", ++n, all, $$2} \
+  /^Installing/ {print "unpacking, 1 to 3 minutes"} {fflush()}'
+
+.venv/.installed: SHELL := /bin/bash -o pipefail
+.venv/.installed: requirements.lock requirements-cuda.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || \
 	  { echo "error: Python 3.11 is needed (SPU has no build for others) and '$(PYTHON)' is not one; install it or run make PYTHON=/path/to/python3.11" >&2; exit 1; }
-	@if command -v uv >/dev/null 2>&1; then \
-	  uv venv -q --allow-existing --python $(PYTHON) .venv && uv pip install -q --python $(BIN)/python -r requirements.lock && \
-	  uv pip install -q --python $(BIN)/python --no-deps -e .; \
-	else \
-	  $(PYTHON) -m venv .venv && $(BIN)/python -m pip install -q --disable-pip-version-check -r requirements.lock && \
-	  $(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -e .; \
-	fi
+	@echo "installing into .venv; 3 to 7 minutes with pip"
+	@$(VENV)
+	@$(INSTALL) --require-hashes -r requirements.lock | $(PROGRESS)
+	@if $(BIN)/python -c 'from importlib.metadata import requires; exit(not any("cuda" in one for one in requires("torch")))'; then \
+	  $(INSTALL) --require-hashes -r requirements-cuda.lock | $(PROGRESS); fi
+	@$(INSTALL) -q --no-build-isolation -e .
 	@$(BIN)/python -m stages.offline_plots >/dev/null
 	@touch $@
+
+# Newer versions: change pyproject.toml, then this. torch's CPU build is not on every index: its hash is kept.
+lock:
+	@cpu=$$(grep -A1 '^torch==' requirements.lock | tail -1); \
+	uv pip compile -q --generate-hashes --no-annotate --no-header --python-version 3.11 \
+	  --python-platform x86_64-manylinux_2_28 --extra all --extra test pyproject.toml -o .venv/all.lock && \
+	awk -v cpu="$$cpu" '/^[a-z]/ {to = /^(nvidia|cuda|triton)/ ? "requirements-cuda.lock" : "requirements.lock"} \
+	  {print > to} /^torch==/ {print cpu > to}' .venv/all.lock
 
 # Trainings are independent: JOBS at once, then their entropies, under DVC's locks.
 at_once = for kind in 'train(_again)?@|sensitivity' 'entropy@'; do \

@@ -1,12 +1,12 @@
-"""requirements.lock: one version of every package, those that pyproject.toml names."""
+"""The lock files: every package in one version with its hashes, those that pyproject.toml names, and their licences."""
 
+import importlib.metadata
 import re
 import tomllib
-from pathlib import Path
 
 from aero.records import ROOT
 
-LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
+LOCKS = ("requirements.lock", "requirements-cuda.lock")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
@@ -14,30 +14,55 @@ def plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def test_every_package_of_the_lock_has_one_version():
-    assert len(LOCK) > 100
-    assert [line for line in LOCK if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!+_-]+", line)] == []
-    names = [plain(line.split("==")[0]) for line in LOCK]
-    assert len(set(names)) == len(names)
+def locked(path: str) -> dict[str, str]:
+    """Version by package. The whole file is packages with hashes; anything else fails."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    package = r"([A-Za-z0-9._-]+)==([A-Za-z0-9.!+_-]+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n"
+    assert re.sub(package, "", text) == "", path
+    found = re.findall(package, text)
+    versions = {plain(name): version for name, version, _ in found}
+    assert len(versions) == len(found)
+    return versions
+
+
+def test_every_package_has_one_version_and_hashes():
+    main, cuda = map(locked, LOCKS)
+    assert len(main) > 100 and not set(main) & set(cuda)
+    assert {plain(name.split("-")[0]) for name in cuda} == {"cuda", "nvidia", "triton"}
 
 
 def test_the_lock_has_the_versions_that_the_project_names():
     """All extras but those that are left out of it on purpose."""
-    locked = {plain(line.split("==")[0]): line.split("==")[1] for line in LOCK}
+    versions = locked("requirements.lock")
     left_out = {"tensorboard", "wandb"}
     extras = {name: wanted for name, wanted in PROJECT["optional-dependencies"].items() if name not in left_out}
     for wanted in [*PROJECT["dependencies"], *(one for some in extras.values() for one in some)]:
         name, _, version = wanted.partition("==")
         if version:
-            assert locked[plain(name)] == version, wanted
+            assert versions[plain(name)] == version, wanted
         elif not wanted.startswith("aero-reproduced["):
-            assert plain(re.split(r"[<>=]", wanted)[0]) in locked, wanted
+            assert plain(re.split(r"[<>=]", wanted)[0]) in versions, wanted
     for name in left_out:
         assert all("==" in wanted for wanted in PROJECT["optional-dependencies"][name])
 
 
-def test_nothing_is_installed_from_elsewhere():
-    """Neither an address nor a second index, in the lock, the project or the Makefile."""
-    for path in ("requirements.lock", "pyproject.toml", "Makefile"):
-        text = Path(ROOT / path).read_text(encoding="utf-8")
-        assert not re.search(r"index-url|find-links|git\+|http://|--trusted-host|curl |wget ", text), path
+def test_nothing_is_installed_from_elsewhere_or_unchecked():
+    """Neither an address nor a second index; what the Makefile and the Dockerfile install from a lock has hashes."""
+    for path in (*LOCKS, "pyproject.toml", "Makefile", "Dockerfile"):
+        text = (ROOT / path).read_text(encoding="utf-8")
+        assert not re.search(r"index-url|find-links|git\+|https?://|--trusted-host|curl |wget ", text), path
+        for line in text.splitlines():
+            assert "-r requirements" not in line or "--require-hashes" in line, (path, line)
+
+
+def test_copyleft_licences_are_listed():
+    security = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    installed = {plain(one.name): one.metadata for one in importlib.metadata.distributions()}
+    copyleft = set()
+    for name in locked("requirements.lock").keys() & installed.keys():
+        metadata = installed[name]
+        stated = [metadata.get("License-Expression"), metadata.get("License"), *metadata.get_all("Classifier", [])]
+        if re.search(r"GPL|GNU|MPL|Mozilla|EPL|Eclipse", " ".join(str(line)[:200] for line in stated)):
+            copyleft.add(name)
+    assert "pygit2" in copyleft
+    assert [name for name in sorted(copyleft) if f"`{name}`" not in security] == []

@@ -26,7 +26,7 @@ else
 VENV := $(PYTHON) -m venv .venv
 INSTALL := $(BIN)/python -u -m pip install --disable-pip-version-check --progress-bar off --no-deps
 endif
-PROGRESS := awk -v all=$$(grep -c == requirements.lock) '/^ *Collecting/ {printf "%d of %d: %s\n", ++n, all, $$2} \
+PROGRESS := awk -v all=$$(grep -c == requirements.lock) '/^(Collecting|Processing)/ {printf "%d of %d: %s\n", ++n, all, $$2} \
   /^Installing/ {print "unpacking, 1 to 3 minutes"} {fflush()}'
 
 .venv/.installed: SHELL := /bin/bash -o pipefail

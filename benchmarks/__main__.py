@@ -16,9 +16,9 @@ from aero.errors import UserError, run_main
 
 QUICK = "runs/bench"
 ALL: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "training_step": ((), ("--repeats", "2", "--folder", QUICK)),
-    "regularized_step": ((), ("--repeats", "2", "--folder", QUICK)),
-    "entropy_memory": ((), ("--out", f"{QUICK}/entropy_memory.json")),
+    "training_step": ((), ("--repeats", "2", "--widths", "128", "--folder", QUICK)),
+    "regularized_step": ((), ("--repeats", "2", "--widths", "128", "--folder", QUICK)),
+    "entropy_memory": ((), ("--longest", "512", "--out", f"{QUICK}/entropy_memory.json")),
     "tokenizing": ((), ("--repeats", "1", "--folder", QUICK)),
     "two_party": ((), ("--layers", "1", "2", "--folder", QUICK)),
     "pipeline": ((), ("--runs", "2", "--pairs", "1", "--repeats", "2", "--folder", QUICK)),

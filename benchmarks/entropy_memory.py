@@ -12,9 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -66,25 +64,28 @@ def forward_and_backward(way: str, given: list[Tensor]) -> list[Tensor]:
     return [output.detach(), entropies.detach(), *gradients]
 
 
-def peak_bytes(way: str, context: int) -> int:
-    """In this process: how far one layer raises the high-water mark above its inputs."""
-    torch.set_num_threads(1)
+def peak_of(way: str, context: int) -> Callable[[], timing.Measured]:
+    """How far one layer raises the process's high-water mark above its inputs."""
     forward_and_backward(way, inputs(1, HEADS, 64, WIDTH))  # libraries are loaded
     given = inputs(1, HEADS, context, WIDTH)
-    resident = timing.resident_bytes()
-    timing.reset_peak()
-    forward_and_backward(way, given)
-    return timing.peak_bytes() - resident
+
+    def measured() -> timing.Measured:
+        resident = timing.resident_bytes()
+        timing.reset_peak()
+        forward_and_backward(way, given)
+        return {"peak_bytes": timing.peak_bytes() - resident}
+
+    return measured
 
 
-def memory() -> list[dict[str, object]]:
+def memory(contexts: Mapping[str, Sequence[int]]) -> list[dict[str, object]]:
     lines = []
-    for way, contexts in CONTEXTS.items():
-        for context in contexts:
-            command = [sys.executable, "-m", "benchmarks.entropy_memory", "--peak", way, str(context)]
-            peak = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-            lines.append({"way": way, "context": context, "peak_bytes": peak})
-            print(f"{way} T={context}: {peak / 1e6:.1f} MB", flush=True)
+    for way, lengths in contexts.items():
+        for context in lengths:
+            with timing.side(peak_of, 1, way=way, context=context) as one:
+                (found,) = timing.in_turn({way: one}, 1, warm_ups=0)[way]
+            lines.append({"way": way, "context": context, **found})
+            print(f"{way} T={context}: {found['peak_bytes'] / 1e6:.1f} MB", flush=True)
     return lines
 
 
@@ -96,13 +97,10 @@ def growth(lines: list[dict[str, object]], way: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peak", nargs=2, metavar=("WAY", "T"), help="only print the bytes of one measurement")
     parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--longest", type=int, default=max(CONTEXTS["blocks"]))
     chosen = parser.parse_args()
-    if chosen.peak:
-        print(peak_bytes(chosen.peak[0], int(chosen.peak[1])))
-        return
-    lines = memory()
+    lines = memory({way: [t for t in contexts if t <= chosen.longest] for way, contexts in CONTEXTS.items()})
     result = {
         "heads": HEADS,
         "width": WIDTH,

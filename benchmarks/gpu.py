@@ -21,6 +21,7 @@ import torch
 
 from aero import records
 from aero.architecture import parse
+from aero.config import load
 from aero.data.batches import Batches
 from aero.data.tokens import TokenStream
 from aero.errors import UserError, check_minutes, run_main
@@ -54,31 +55,6 @@ class Sizes:
 
 
 TINY = Sizes(2, 2, 32, 300, (16,), 64, 4, 2, 64, 2)
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """The papers' optimiser; one evaluation batch, at the first step and the last, outside what is timed."""
-
-    steps: int
-    batch_size: int
-    precision: str
-    compile: bool
-    log_every: int
-    accumulation: int = 1
-    learning_rate: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    epsilon: float = 1e-8
-    weight_decay: float = 0.1
-    clip: float | None = 1.0
-    warmup: float = 0.05
-    warmup_steps: int | None = None
-    optimizer: str = "adamw"
-    schedule: str = "linear"
-    final_learning_rate: float | None = None
-    log_attention: bool = False
-    evaluate_every: int = 10**9
-    checkpoint_every: int = 10**9
 
 
 def main(arguments: list[str]) -> None:
@@ -195,8 +171,21 @@ def _steps(architecture: str, context: int, sizes: Sizes, device: str, compiled:
     stream = TokenStream(ids, torch.tensor([0, len(ids)]).numpy().astype("uint64"))
     batch = sizes.tokens // context
     batches = Batches(stream, context, batch, 1, packing=True, device=device)
-    precision = "bfloat16" if device == "cuda" else "float32"
-    settings = Settings(steps, batch, precision, compiled, sizes.every)
+    settings = (
+        load()
+        .at_scale("gpu")
+        .active.train.model_copy(
+            update={
+                "steps": steps,
+                "batch_size": batch,
+                "precision": "bfloat16" if device == "cuda" else "float32",
+                "compile": compiled,
+                "log_every": sizes.every,
+                "evaluate_every": 10**9,  # one batch, at the first step and the last, outside what is timed
+                "checkpoint_every": 10**9,
+            }
+        )
+    )
     watch = _Rows()
     train(
         parse(architecture),

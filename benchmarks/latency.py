@@ -12,7 +12,6 @@ operations, plus as many refills of oblivious transfers as it made.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -64,40 +63,22 @@ class Cost:
     messages: float
 
 
-@dataclass(frozen=True)
-class Latency:
-    """Seconds of one private pass by the model, in parts; computing includes that of refills."""
-
-    compute: float
-    transfer: float
-    rounds: float
-
-    @property
-    def seconds(self) -> float:
-        return self.compute + self.transfer + self.rounds
-
-
 def predict(
     counts: Mapping[Operation, int], costs: Mapping[tuple[str, str], Cost], refills: float, network: Network | None
-) -> Latency:
-    """Latency of a pass with `counts` of operations and `refills` on `network`, None for an open link.
+) -> dict[str, float]:
+    """Seconds of a pass with `counts` of operations and `refills` on `network`, None for an open link, in parts:
+    `compute` (with that of refills), `transfer`, `rounds`.
 
-    costs: by (op, shape), with ("refill", ""). ValueError naming an operation that was not measured.
+    costs: by (op, shape), with ("refill", "") and every one of `counts`.
     """
-    compute = wire = rounds = 0.0
-    for (op, shape), count in {
-        **{(operation.name, operation.shape): count for operation, count in counts.items()},
-        (REFILL, ""): refills,
-    }.items():
-        if (op, shape) not in costs:
-            raise ValueError(f"the link cost of {op} {shape} was not measured; measure the operations first")
-        cost = costs[op, shape]
-        compute += count * cost.seconds
-        wire += count * cost.wire_bytes
-        rounds += count * cost.rounds
-    if network is None:
-        return Latency(compute, 0.0, 0.0)
-    return Latency(compute, wire / network.bytes_per_second, rounds * network.rtt_ms / 1e3)
+    parts = [(count, costs[one.name, one.shape]) for one, count in counts.items()] + [(refills, costs[REFILL, ""])]
+    found = dict.fromkeys(("compute", "transfer", "rounds"), 0.0)
+    for count, cost in parts:
+        found["compute"] += count * cost.seconds
+        if network is not None:
+            found["transfer"] += count * cost.wire_bytes / network.bytes_per_second
+            found["rounds"] += count * cost.rounds * network.rtt_ms / 1e3
+    return found
 
 
 def refills_of(counts: Mapping[Operation, int], costs: Mapping[tuple[str, str], Cost], messages: float) -> int:
@@ -237,8 +218,3 @@ def measure_costs(
     request = {"operations": list(dict.fromkeys(operations)), "runs": runs, "refill": with_refill}
     run_parties(cost_task, request, request, settings, relay=relay, on_control=take)
     return found
-
-
-def error_share(predicted: float, measured: float) -> float:
-    """How far the prediction is off, as a share of what was measured; NaN for nothing measured."""
-    return predicted / measured - 1 if measured else math.nan

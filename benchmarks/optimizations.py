@@ -5,7 +5,7 @@
 
 Each optimization is added to "as_written" alone, and left out of "tuned" alone (or added, where "tuned" lacks it).
 `bytes` measures what results/two_party/ops.csv lacks into savings_ops.csv and writes savings.csv; `errors` writes
-savings_errors.csv after every few prompts. Both go on where they were stopped.
+savings_errors.csv after every program. Both go on where they were stopped.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from aero.config import Parameters, load
 from aero.data.batches import evaluation_batches
 from aero.data.tokens import open_tokens
 from aero.errors import UserError, run_main
-from aero.model import GPT
 from aero.two_party.cost import ledger
 from aero.two_party.cost.measure import measure
 from aero.two_party.lattice.lookup import LEAST_VOCABULARY
@@ -113,37 +111,26 @@ def measure_errors(parameters: Parameters, run: str, chosen: list[str], prompts:
         plain = model(ids)[:, -1].numpy()
     vocabulary = model.config.vocabulary
     scale = parameters.scale if vocabulary < LEAST_VOCABULARY else f"{parameters.scale}, V={vocabulary}"
+    made = {"weights": weights_sha256(model), "code": handshake.versions()["code"]}
     for program in chosen:
         key = dict(zip(ERROR_KEY, (str(model.architecture), program, scale, str(ids.shape[1])), strict=True))
-        compare(model, ids, plain, key, Settings(**parameters.two_party.settings()))
-
-
-def compare(model: GPT, ids: torch.Tensor, plain: np.ndarray, key: Mapping[str, str], settings: Settings) -> None:
-    """Private passes of the prompts (P, T) against the last logits (P, V) of PyTorch; goes on with a line of `key`
-    that the same code made of the same weights.
-    """
-    made = {"weights": weights_sha256(model), "code": handshake.versions()["code"]}
-    lines = [line for line in read_lines(ERRORS) if not matches(line, key)]
-    old = [line for line in read_lines(ERRORS) if matches(line, key)]
-    done, worst, same = 0, 0.0, 0
-    if old and made.items() <= json.loads(old[0]["provenance"]).items():
-        done, worst = int(old[0]["prompts"]), float(old[0]["max_logit_error"])
-        same = int(old[0]["same_top_token"])
-    while done < len(ids):
-        part = slice(done, min(done + PROMPTS_A_SESSION, len(ids)))
-        answers, _ = ask(model, ids[part].numpy(), key["program"], settings)
-        for answer, logits in zip(answers, plain[part], strict=True):
-            worst = max(worst, float(np.abs(answer.logits - logits).max()))
-            same += int(answer.next_token == logits.argmax())
-        done += len(answers)
-        found: dict[str, Any] = {"prompts": done, "max_logit_error": f"{worst:.5f}", "same_top_token": same}
+        same = [line for line in read_lines(ERRORS) if key.items() <= line.items()]
+        if same and made.items() <= json.loads(same[0]["provenance"]).items() and int(same[0]["prompts"]) >= len(ids):
+            continue
+        settings = Settings(**parameters.two_party.settings())
+        answers = [
+            answer
+            for part in range(0, len(ids), PROMPTS_A_SESSION)
+            for answer in ask(model, ids[part : part + PROMPTS_A_SESSION].numpy(), program, settings)[0]
+        ]
+        pairs = list(zip(answers, plain, strict=True))
+        worst = max(float(np.abs(answer.logits - logits).max()) for answer, logits in pairs)
+        top = sum(int(answer.next_token == logits.argmax()) for answer, logits in pairs)
+        found: dict[str, Any] = {"prompts": len(ids), "max_logit_error": f"{worst:.5f}", "same_top_token": top}
         found["provenance"] = ledger.as_json(**records.provenance(**made, measured=records.now()))
-        write_lines(ERRORS, ERROR_COLUMNS, [*lines, {**key, **found}])
-        print(f"{key['architecture']} {key['program']}: error {worst:.4f}, same top token {same}/{done}", flush=True)
-
-
-def matches(line: Mapping[str, str], key: Mapping[str, str]) -> bool:
-    return all(line[name] == value for name, value in key.items())
+        others = [line for line in read_lines(ERRORS) if not key.items() <= line.items()]
+        write_lines(ERRORS, ERROR_COLUMNS, [*others, {**key, **found}])
+        print(f"{key['architecture']} {program}: error {worst:.4f}, same top token {top}/{len(ids)}", flush=True)
 
 
 def main(arguments: list[str]) -> None:

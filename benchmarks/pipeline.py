@@ -46,17 +46,12 @@ def timed(root: Path, *command: str) -> float:
     return time.perf_counter() - began
 
 
-def clone(folder: Path, scale: str) -> Path:
+def prepared(folder: Path, scale: str) -> Path:
+    """A clone with its corpora and configurations made."""
     root = folder / "clone"
     subprocess.run(["git", "clone", "-q", str(ROOT), str(root)], check=True)
     path = root / "params.yaml"
     path.write_text(re.sub(r"^scale: \w+", f"scale: {scale}", path.read_text(), flags=re.MULTILINE))
-    return root
-
-
-def prepared(folder: Path, scale: str) -> Path:
-    """A clone with its corpora and configurations made."""
-    root = clone(folder, scale)
     for stage in ("tokenize", "tokenize_languini", "configurations"):
         said(root, "dvc", "repro", "-q", "-s", stage)
     return root
@@ -101,11 +96,6 @@ def by_jobs(root: Path, names: Sequence[str], pairs: int) -> dict[int, list[floa
     return seconds
 
 
-def help_seconds(repeats: int) -> list[float]:
-    """Seconds of `aero --help` in processes of their own."""
-    return [timed(ROOT, sys.executable, "-m", "aero.cli", "--help") for _ in range(repeats + 1)][1:]
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pipeline", description=__doc__.splitlines()[0])
     parser.add_argument("--scale", default="smoke")
@@ -114,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=5, help="of what takes seconds")
     parser.add_argument("--folder", type=Path, default=timing.FOLDER)
     chosen = parser.parse_args(arguments)
-    helped = help_seconds(chosen.repeats)
+    helped = [timed(ROOT, sys.executable, "-m", "aero.cli", "--help") for _ in range(chosen.repeats + 1)][1:]
     print(f"aero --help: {spread(helped)['median']:.2f} s", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         root = prepared(Path(folder), chosen.scale)

@@ -11,7 +11,6 @@ Writes results/bench/regularized_step.json.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -26,9 +25,8 @@ from aero.training.kernels import faster_matmul
 from aero.training.loop import next_token_loss
 from aero.training.schedule import make_optimizer
 from benchmarks import timing
-from benchmarks.timing import Measured, Side, in_turn, of, ratio, spread
+from benchmarks.timing import Measured, in_turn, of, ratio, side, spread
 from benchmarks.training_step import (
-    AS_IT_COMES,
     BETAS,
     EPSILON,
     LAYERS,
@@ -38,13 +36,12 @@ from benchmarks.training_step import (
     Shape,
     batch_of,
     our_model,
-    settle,
     stepper,
     their_model,
 )
 
 PLAIN, OWN, AUTHORS = "plain", "aero", "authors"
-TRAINING = (OWN, AUTHORS, PLAIN, THEIRS, AUTHORS + AS_IT_COMES)
+TRAINING = (OWN, AUTHORS, PLAIN, THEIRS)
 ARCHITECTURE = {PLAIN: "SM+LN+G", OWN: "EReg(SM+LN+G)"}
 GAMMA, LAMBDA, THRESHOLD = 0.2, 1e-2, 0.5
 SHAPES = tuple(Shape(width, context, 1024) for width in (128, 768) for context in (128, 512))
@@ -70,48 +67,34 @@ def algorithm_1(attentions: Sequence[Tensor], thresholds: Tensor, gamma: float) 
 
 def losses_of(side: str, shape: Shape) -> tuple[list[nn.Parameter], Callable[[], Tensor], Callable[[], list[float]]]:
     """Parameters, the loss of a step, and its cross-entropy and penalty for comparison."""
-    ids = batch_of(shape)
+    ids, parts = batch_of(shape), []
     # The thresholds draw nothing, so all sides start from the same weights.
-    base = our_model(shape, ARCHITECTURE[PLAIN if side in (PLAIN, THEIRS) else OWN])
-    parts: list[Tensor] = []
-    if side == AUTHORS:
-        theirs = their_model(shape, base, "eager")
-        del base
-        thresholds = nn.Parameter(torch.full((LAYERS, shape.heads), THRESHOLD))
-        parameters = [*theirs.parameters(), thresholds]
+    base = our_model(shape, ARCHITECTURE[OWN if side in (OWN, AUTHORS) else PLAIN])
+    model = base if side in (OWN, PLAIN) else their_model(shape, base, "eager" if side == AUTHORS else None)
+    thresholds = nn.Parameter(torch.full((LAYERS, shape.heads), THRESHOLD))
 
-        def loss() -> Tensor:
-            output = theirs(ids, labels=ids, output_attentions=True)
-            parts[:] = [output.loss, algorithm_1(output.attentions, thresholds, GAMMA)]
-            return parts[0] + LAMBDA * parts[1]
+    def both() -> tuple[Tensor, Tensor]:
+        if side == AUTHORS:
+            output = model(ids, labels=ids, output_attentions=True)
+            return output.loss, algorithm_1(output.attentions, thresholds, GAMMA)
+        if side == THEIRS:
+            return model(ids, labels=ids).loss, torch.zeros(())
+        with faster_matmul(model):
+            if side == PLAIN:
+                return next_token_loss(model(ids), ids), torch.zeros(())
+            logits, entropies = model(ids, entropy=True)
+            penalty = entropy_regularization(entropies, model.reg_threshold_weights, GAMMA, "head_mean")
+            return next_token_loss(logits, ids), penalty
 
-    elif side == THEIRS:
-        plain = their_model(shape, base)
-        del base
-        parameters = list(plain.parameters())
+    def loss() -> Tensor:
+        parts[:] = both()
+        return parts[0] + LAMBDA * parts[1]
 
-        def loss() -> Tensor:
-            parts[:] = [plain(ids, labels=ids).loss, torch.zeros(())]
-            return parts[0]
-
-    else:
-        parameters = list(base.parameters())
-
-        def loss() -> Tensor:
-            with faster_matmul(base):
-                if side == PLAIN:
-                    parts[:] = [next_token_loss(base(ids), ids), torch.zeros(())]
-                    return parts[0]
-                logits, entropies = base(ids, entropy=True)
-                penalty = entropy_regularization(entropies, base.reg_threshold_weights, GAMMA, "head_mean")
-                parts[:] = [next_token_loss(logits, ids), penalty]
-                return parts[0] + LAMBDA * parts[1]
-
+    parameters = [*model.parameters(), *([thresholds] if side == AUTHORS else ())]
     return parameters, loss, lambda: [part.item() for part in parts]
 
 
 def side_of(side: str, shape: Shape) -> Callable[[], Measured]:
-    side = settle(side)
     parameters, loss, parts = losses_of(side, shape)
     if side in (AUTHORS, THEIRS):
         optimizer = torch.optim.AdamW(parameters, LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY, fused=True)
@@ -129,14 +112,17 @@ def side_of(side: str, shape: Shape) -> Callable[[], Measured]:
     return with_parts
 
 
-def memory_of(side: str, shape: Shape) -> Measured:
+def memory_of(side: str, shape: Shape) -> Callable[[], Measured]:
     """What one forward and backward pass needs beyond model and libraries, gradients included."""
-    _, loss, _ = losses_of(side.removesuffix(AS_IT_COMES), shape)
-    settle(side)  # after the model: what making it has freed is not there to be taken again
-    before = timing.resident_bytes()
-    timing.reset_peak()
-    loss().backward()
-    return {"seconds": 0.0, "peak_bytes": float(timing.peak_bytes() - before)}
+    _, loss, _ = losses_of(side, shape)
+
+    def measured() -> Measured:
+        before = timing.resident_bytes()
+        timing.reset_peak()
+        loss().backward()
+        return {"seconds": 0.0, "peak_bytes": float(timing.peak_bytes() - before)}
+
+    return measured
 
 
 def overhead(ours: Sequence[Measured], plain: Sequence[Measured], name: str) -> dict[str, float]:
@@ -145,24 +131,18 @@ def overhead(ours: Sequence[Measured], plain: Sequence[Measured], name: str) -> 
 
 
 def compare(shape: Shape, repeats: int, threads: int) -> dict[str, Any]:
-    def started(running: ExitStack, sides: Sequence[str], **more: Any) -> dict[str, Side]:
-        settings = {"shape": asdict(shape), "threads": threads, **more}
-        return {
-            name: running.enter_context(Side("benchmarks.regularized_step", side=name, **settings)) for name in sides
-        }
+    def taken(make: Callable[..., Callable[[], Measured]], repeats: int, warm_ups: int) -> dict[str, list[Measured]]:
+        with ExitStack() as running:
+            started = {name: side(make, threads, side=name, shape=shape) for name in TRAINING}
+            return in_turn({name: running.enter_context(one) for name, one in started.items()}, repeats, warm_ups)
 
-    with ExitStack() as running:
-        found = in_turn(started(running, TRAINING), repeats, warm_ups=3)
+    found = taken(side_of, repeats, 3)
     ours, theirs = found[OWN], found[AUTHORS]
     pairs = list(zip(ours, theirs, strict=True))
     apart = {key: max(abs(a[key] / b[key] - 1) for a, b in pairs) for key in ("loss", "penalty")}
     if max(apart.values()) > 1e-2:
         raise RuntimeError(f"{shape}: losses or penalties differ, {apart}: the sides do not train the same model")
-    with ExitStack() as running:
-        peaks = {
-            name: [step["peak_bytes"] for step in steps]
-            for name, steps in in_turn(started(running, TRAINING, memory=True), 1, warm_ups=0).items()
-        }
+    peaks = {name: steps[0]["peak_bytes"] for name, steps in taken(memory_of, 1, 0).items()}
     return {
         **asdict(shape),
         "heads": shape.heads,
@@ -171,25 +151,18 @@ def compare(shape: Shape, repeats: int, threads: int) -> dict[str, Any]:
         "seconds": {name: spread(of(steps)) for name, steps in found.items()},
         "ratio": ratio(of(theirs), of(ours)),
         "cpu_ratio": ratio(of(theirs, "cpu_seconds"), of(ours, "cpu_seconds")),
-        "ratio_as_it_comes": ratio(of(found[AUTHORS + AS_IT_COMES]), of(ours)),
         "plain_ratio": ratio(of(theirs), of(found[PLAIN])),
         "authors_over_transformers": ratio(of(theirs), of(found[THEIRS])),
         "overhead": overhead(ours, found[PLAIN], "seconds"),
         "cpu_overhead": overhead(ours, found[PLAIN], "cpu_seconds"),
-        "peak_bytes": {name: values[0] for name, values in peaks.items()},
-        "memory_ratio": round(peaks[OWN][0] / peaks[AUTHORS][0], 4),
+        "peak_bytes": peaks,
+        "memory_ratio": round(peaks[OWN] / peaks[AUTHORS], 4),
         "apart": apart,
     }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    chosen = timing.step_arguments("regularized_step", __doc__.splitlines()[0]).parse_args(arguments)
-    if chosen.side:
-        given = json.loads(chosen.side)
-        side, shape = given["side"], Shape(**given["shape"])
-        torch.set_num_threads(given["threads"])
-        timing.serve((lambda: memory_of(side, shape)) if given.get("memory") else side_of(side, shape))
-        return
+    chosen = timing.arguments_of("regularized_step", __doc__.splitlines()[0]).parse_args(arguments)
     steps, load_before = [], timing.load()
     for shape in SHAPES:
         if shape.width in chosen.widths:

@@ -38,7 +38,7 @@ from aero.two_party.program.weights import weight_arrays, within_budget
 from aero.two_party.runtime.parties import Party, run_parties
 from aero.two_party.runtime.relay import Relay
 from aero.two_party.runtime.settings import CLIENT, SERVER, Settings
-from benchmarks.latency import REFILL, Cost, error_share, measure_costs, predict, refills_of
+from benchmarks.latency import REFILL, Cost, measure_costs, predict, refills_of
 from benchmarks.timing import read_lines, write_lines
 
 LOOPBACK = "loopback"
@@ -161,10 +161,10 @@ def predict_passes() -> None:
         refills = refills_of(counts, costs, float(loopback[0]["messages"]))
         network = Network(float(line["bandwidth_mbit"]), float(line["rtt_ms"])) if line["bandwidth_mbit"] else None
         parts = predict(counts, costs, refills, network)
-        line["predicted"] = round(parts.seconds, 3)
-        line |= {what: round(getattr(parts, what), 3) for what in ("compute", "transfer", "rounds")}
-        line |= {"error": round(error_share(parts.seconds, float(line["seconds"])), 4), "refills": refills}
-        print(f"{name} {line['network']}: {float(line['seconds']):.1f} s measured, {parts.seconds:.1f} predicted")
+        seconds, measured = sum(parts.values()), float(line["seconds"])
+        line |= {what: round(value, 3) for what, value in parts.items()} | {"predicted": round(seconds, 3)}
+        line |= {"error": round(seconds / measured - 1, 4), "refills": refills}
+        print(f"{name} {line['network']}: {measured:.1f} s measured, {seconds:.1f} predicted")
     write_lines(PASSES, COLUMNS, lines)
 
 

@@ -12,9 +12,9 @@ import json
 import math
 import os
 import resource
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -59,55 +59,35 @@ def peak_bytes() -> int:
     raise OSError("/proc/self/status has no VmHWM")
 
 
-def serve(step: Callable[[], Measured]) -> None:
-    """In a side's process: do `step` for every line on standard input and answer with its result, as JSON."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever a library prints must not pass for an answer
-    print("ready", file=answers, flush=True)
-    for _ in sys.stdin:
-        print(json.dumps(step()), file=answers, flush=True)
+_step: Callable[[], Measured]
 
 
-class Side:
-    """A process that does one step at a time; a context manager, which ends it."""
+def _make(make: Callable[..., Callable[[], Measured]], threads: int | None, settings: Mapping[str, Any]) -> None:
+    global _step
+    if threads is not None:
+        import torch
 
-    def __init__(self, module: str, **settings: Any) -> None:
-        command = [sys.executable, "-m", module, "--side", json.dumps(settings)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._name = f"{module} {settings}"
-
-    def __enter__(self) -> Side:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._process.poll() is None and self._process.stdin:
-            self._process.stdin.close()
-        self._process.wait()
-
-    def wait(self) -> None:
-        self._answer()
-
-    def step(self) -> Measured:
-        assert self._process.stdin is not None
-        self._process.stdin.write("step\n")
-        self._process.stdin.flush()
-        return json.loads(self._answer())
-
-    def _answer(self) -> str:
-        assert self._process.stdout is not None
-        if line := self._process.stdout.readline():
-            return line
-        raise RuntimeError(f"{self._name} ended with status {self._process.wait()}")
+        torch.set_num_threads(threads)
+    _step = make(**settings)
 
 
-def in_turn(sides: Mapping[str, Side], repeats: int, warm_ups: int = 1) -> dict[str, list[Measured]]:
+def _take() -> Measured:
+    return _step()
+
+
+def side(
+    make: Callable[..., Callable[[], Measured]], threads: int | None = None, **settings: Any
+) -> ProcessPoolExecutor:
+    """A fresh process that will do the step `make(**settings)`; a context manager, which ends it."""
+    return ProcessPoolExecutor(1, get_context("spawn"), _make, (make, threads, settings))
+
+
+def in_turn(sides: Mapping[str, Executor], repeats: int, warm_ups: int = 1) -> dict[str, list[Measured]]:
     """`repeats` steps of every side, one of each in turn, in reverse order every other time."""
-    for side in sides.values():
-        side.wait()
     found: dict[str, list[Measured]] = {name: [] for name in sides}
     for repeat in range(warm_ups + repeats):
         for name in list(sides)[:: 1 if repeat % 2 else -1]:
-            step = sides[name].step()
+            step = sides[name].submit(_take).result()
             if repeat >= warm_ups:
                 found[name].append(step)
     return found
@@ -133,18 +113,11 @@ def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
     return sum((a - centre) * b for a, b in zip(x, y, strict=True)) / sum((a - centre) ** 2 for a in x)
 
 
-def arguments_of(name: str, purpose: str, repeats: int) -> argparse.ArgumentParser:
-    """The options that benchmarks share whose sides are processes; `--side` is for those processes alone."""
+def arguments_of(name: str, purpose: str, repeats: int = 7) -> argparse.ArgumentParser:
+    """The options that benchmarks share whose sides are processes."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=purpose)
     parser.add_argument("--repeats", type=int, default=repeats)
     parser.add_argument("--folder", type=Path, default=FOLDER)
-    parser.add_argument("--side", help=argparse.SUPPRESS)
-    return parser
-
-
-def step_arguments(name: str, purpose: str) -> argparse.ArgumentParser:
-    """Those of the benchmarks of a training step."""
-    parser = arguments_of(name, purpose, repeats=7)
     parser.add_argument("--threads", type=int, default=cores())
     parser.add_argument("--widths", type=int, nargs="+", default=[128, 768])
     return parser

@@ -10,7 +10,6 @@ part of it, as it always learns from the same 20 MB. Writes results/bench/tokeni
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +22,7 @@ from aero.data.python_stdlib import PythonStandardLibrary
 from aero.data.tokenizer import load_tokenizer, train_tokenizer
 from aero.data.tokens import write_tokens
 from benchmarks import timing
-from benchmarks.timing import MB, Measured, Side, in_turn, of, spread
+from benchmarks.timing import MB, Measured, in_turn, of, side, spread
 
 COPIES = (1, 4, 16)
 """A high-water mark rises by ever less: over few copies it looks like growth."""
@@ -70,13 +69,8 @@ def measure(vocabulary: int, repeats: int) -> dict[str, Any]:
         path = str(Path(place) / "tokenizer.json")
         tokenizer = train_tokenizer(PythonStandardLibrary(VALIDATION).documents("train"), vocabulary)
         tokenizer.save(path)
-        sides = {
-            str(copies): running.enter_context(
-                Side("benchmarks.tokenizing", copies=copies, tokenizer=path, folder=str(Path(place) / f"{copies}"))
-            )
-            for copies in COPIES
-        }
-        found = in_turn(sides, repeats, warm_ups=0)
+        started = {n: side(side_of, copies=n, tokenizer_path=path, folder=str(Path(place, str(n)))) for n in COPIES}
+        found = in_turn({str(n): running.enter_context(one) for n, one in started.items()}, repeats, warm_ups=0)
     lines = [
         {
             "bytes": steps[0]["bytes"],
@@ -103,10 +97,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = timing.arguments_of("tokenizing", __doc__.splitlines()[0], repeats=3)
     parser.add_argument("--vocabulary", type=int, nargs="+", default=[257, 50257])
     chosen = parser.parse_args(arguments)
-    if chosen.side:
-        given = json.loads(chosen.side)
-        timing.serve(side_of(given["copies"], given["tokenizer"], given["folder"]))
-        return
     found = [measure(vocabulary, chosen.repeats) for vocabulary in chosen.vocabulary]
     for line in found:
         largest = line["sizes"][-1]

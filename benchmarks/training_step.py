@@ -4,13 +4,11 @@
 
 GPT-2's layout with 12 layers, on the same weights, batch and threads: forward and backward pass, clipped gradients,
 AdamW. The other side is `GPT2LMHeadModel` with its default attention and the AdamW that its Trainer takes by default,
-without dropout. Both keep freed memory; a third side is theirs with the allocator's defaults. The sides' losses are
-compared. Writes results/bench/training_step.json.
+without dropout. The sides' losses are compared. Writes results/bench/training_step.json.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -26,15 +24,13 @@ from aero.training.kernels import faster_matmul
 from aero.training.loop import next_token_loss
 from aero.training.schedule import make_optimizer
 from benchmarks import timing
-from benchmarks.timing import Measured, Side, in_turn, of, ratio, spread
+from benchmarks.timing import Measured, in_turn, of, ratio, side, spread
 
 LAYERS = 12
 TOKENS = 1024
 """In a batch."""
 LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY, CLIP = 1e-3, (0.9, 0.999), 1e-8, 0.1, 1.0
 OWN, THEIRS = "aero", "transformers"
-AS_IT_COMES = ", allocator as it comes"
-"""Behind the name of a side that gives freed memory back to the system."""
 BASE = "SM+LN+G"
 
 
@@ -155,14 +151,8 @@ def stepper(
     return step
 
 
-def settle(side: str) -> str:
-    """Set this process's allocator as `side` asks, and the side's name without that."""
-    return side.removesuffix(AS_IT_COMES)
-
-
 def side_of(side: str, shape: Shape, architecture: str = BASE) -> Callable[[], Measured]:
-    """The step of one side, set up as its user would have it but for the allocator, which `settle` sets."""
-    side = settle(side)
+    """The step of one side, set up as its user would have it."""
     ids = batch_of(shape)
     if side == OWN:
         model = our_model(shape, architecture)
@@ -182,14 +172,10 @@ def side_of(side: str, shape: Shape, architecture: str = BASE) -> Callable[[], M
 
 def compare(shape: Shape, repeats: int, threads: int) -> dict[str, Any]:
     """Our step against theirs."""
-    settings = {"shape": asdict(shape), "threads": threads}
     with ExitStack() as running:
-        sides = {
-            name: running.enter_context(Side("benchmarks.training_step", side=name, **settings))
-            for name in (OWN, THEIRS, THEIRS + AS_IT_COMES)
-        }
-        found = in_turn(sides, repeats, warm_ups=3)
-    ours, theirs, as_it_comes = found.values()
+        started = {name: side(side_of, threads, side=name, shape=shape) for name in (OWN, THEIRS)}
+        found = in_turn({name: running.enter_context(one) for name, one in started.items()}, repeats, warm_ups=3)
+    ours, theirs = found.values()
     first, apart = (
         max(abs(a[name] / b[name] - 1) for a, b in zip(ours, theirs, strict=True)) for name in ("first_loss", "loss")
     )
@@ -202,7 +188,6 @@ def compare(shape: Shape, repeats: int, threads: int) -> dict[str, Any]:
         "batch": shape.batch,
         "tokens_per_second": {name: spread([TOKENS / s for s in of(steps)]) for name, steps in found.items()},
         "ratio": ratio(of(theirs), of(ours)),
-        "ratio_as_it_comes": ratio(of(as_it_comes), of(ours)),
         "passes_ratio": ratio(of(theirs, "passes"), of(ours, "passes")),
         "cpu_ratio": ratio(of(theirs, "cpu_seconds"), of(ours, "cpu_seconds")),
         "first_losses_apart": first,
@@ -211,12 +196,7 @@ def compare(shape: Shape, repeats: int, threads: int) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    chosen = timing.step_arguments("training_step", __doc__.splitlines()[0]).parse_args(arguments)
-    if chosen.side:
-        given = json.loads(chosen.side)
-        torch.set_num_threads(given["threads"])
-        timing.serve(side_of(given["side"], Shape(**given["shape"]), given.get("architecture", BASE)))
-        return
+    chosen = timing.arguments_of("training_step", __doc__.splitlines()[0]).parse_args(arguments)
     steps, load_before = [], timing.load()
     for shape in SHAPES:
         if shape.width in chosen.widths:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -100,15 +100,6 @@ def points_of(row: str, program: str, depths: Sequence[int], settings: Settings)
     return points[::-1]
 
 
-def fitted(points: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Exponents of L of what was measured and of what is composed."""
-    sizes = [point["size"] for point in points]
-    return {
-        f"{name}_exponent": round(timing.exponent(sizes, [point[name] for point in points]), 3)
-        for name in ("bytes", "seconds", "composed_bytes", "composed_seconds")
-    }
-
-
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.two_party", description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, default=timing.FOLDER)
@@ -123,7 +114,10 @@ def main(arguments: list[str]) -> None:
             if (row, program) in done:
                 continue
             points = points_of(row, program, chosen.layers, settings)
-            lines.append({"architecture": row, "program": program, "points": points, **fitted(points)})
+            lines.append({"architecture": row, "program": program, "points": points})
+            for name in ("bytes", "seconds", "composed_bytes", "composed_seconds"):
+                slope = timing.exponent([point["size"] for point in points], [point[name] for point in points])
+                lines[-1][f"{name}_exponent"] = round(slope, 3)
             sizes = {**SIZES, "context": CONTEXT, "passes": PASSES, "runs_alone": RUNS_ALONE}
             timing.save(NAME, {"sizes": sizes, "lines": lines}, chosen.folder)
 

@@ -26,8 +26,9 @@ else
 VENV := $(PYTHON) -m venv .venv
 INSTALL := $(BIN)/python -u -m pip install --disable-pip-version-check --progress-bar off --no-deps
 endif
-PROGRESS := awk -v all=$$(grep -c == requirements.lock) '/^(Collecting|Processing)/ {printf "%d of %d: %s\n", ++n, all, $$2} \
-  /^Installing/ {print "unpacking, 1 to 3 minutes"} {fflush()}'
+PROGRESS := while read -r what name rest; do case $$what in \
+  Collecting|Processing) n=$$((n + 1)); echo "$$n of $$(grep -c == requirements.lock): $${name\#\#*/}";; \
+  Installing) echo "unpacking, 1 to 3 minutes";; esac; done
 
 .venv/.installed: SHELL := /bin/bash -o pipefail
 .venv/.installed: requirements.lock requirements-cuda.lock pyproject.toml

@@ -6,6 +6,7 @@ One fragment of HTML that loads nothing. vl-convert brings Vega-Lite, `assets/ex
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -105,13 +106,18 @@ def chart(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def section(results: Results, claims: pd.DataFrame) -> str:
-    """HTML of the chart, the table of rows and the table of claims (frame with at least `CLAIM_COLUMNS`).
-
-    All scripts are inline, evaluate no strings and can be allowed by their hashes.
-    """
+@cache
+def scripts() -> tuple[str, str]:
+    """Vega-Lite and the explorer's own script; the page allows these two by their hashes."""
     import vl_convert
 
+    return vl_convert.javascript_bundle(vl_version=VEGA_LITE), (
+        Path(__file__).parent / "assets" / "explorer.js"
+    ).read_text(encoding="utf-8")
+
+
+def section(results: Results, claims: pd.DataFrame) -> str:
+    """HTML of the chart, the table of rows and the table of claims (frame with at least `CLAIM_COLUMNS`)."""
     frame = rows(results)
     data = {
         "chart": chart(frame),
@@ -121,15 +127,10 @@ def section(results: Results, claims: pd.DataFrame) -> str:
         "claims": json.loads(claims[list(CLAIM_COLUMNS)].to_json(orient="records")),
     }
     embedded = json.dumps(data).replace("<", "\\u003c").replace("&", "\\u0026")
-    script = (Path(__file__).parent / "assets" / "explorer.js").read_text(encoding="utf-8")
-    # A tab in one of its strings would be changed by Pandoc and the script's hash with it.
-    bundle = vl_convert.javascript_bundle(vl_version=VEGA_LITE).replace("\t", "\\t")
     return "\n".join(
         (
-            "<style>#explorer th button { all: unset; cursor: pointer }</style>",
-            '<div id="explorer"><div id="explorer-chart" style="width:100%"></div></div>',
+            '<div class="screen-only" id="explorer"><div id="explorer-chart"></div></div>',
             f'<script type="application/json" id="explorer-data">{embedded}</script>',
-            f"<script>{bundle}</script>",
-            f"<script>{script}</script>",
+            *(f"<script>{script}</script>" for script in scripts()),
         )
     )

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aero.report import style
+from aero.errors import cut
+from aero.report import explorer, style
 from aero.report.results import SCALE_VARIABLE
 
 ASSETS = Path(__file__).parent / "assets"
@@ -33,10 +34,13 @@ NOTEBOOKS = (
 )
 """In the order of the report, a chapter each. Not aero.py: in the kernel's folder it would shadow the package."""
 CELL_SECONDS = 600
+SCREEN_ONLY = '<div class="screen-only"'
+"""What a cell shows on the page alone starts with this."""
 PAGE_COLOURS = {style.INK: "--ink", style.PAPER: "--paper", style.GRID: "--grid", style.MUTED: "--muted"}
 
 _SVG = re.compile(r"<svg\b.*?</svg>", re.DOTALL)
-_SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+"""What neither HTML nor UTF-8 can hold."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ def execute(root: Path, scale: str | None = None) -> list[Any]:
             notebook, _ = executor.preprocess(notebook, {"metadata": {"path": str(root)}}, km=manager)
         except CellExecutionError as error:
             message = re.sub(r"\x1b\[[0-9;]*m", "", f"{error.ename}: {error.evalue}")
-            raise ValueError(f"a notebook in reports/ fails: {' '.join(message.split())}") from None
+            raise ValueError(f"a notebook in reports/ fails: {cut(' '.join(message.split()), 300)}") from None
         finally:
             if manager.has_kernel:
                 manager.shutdown_kernel(now=True)
@@ -106,22 +110,28 @@ def document(cells: Iterable[Any], shown: Callable[[str], str]) -> str:
             parts.append(cell["source"])
             continue
         for output in cell.get("outputs", ()):
-            data = output.get("data", {})
-            if "text/html" in data:
-                parts.append(f"```{{=html}}\n{shown(data['text/html'])}\n```")
-            elif "text/markdown" in data:
-                parts.append(data["text/markdown"])
-    return "\n\n".join(parts)
+            if html := shown(output.get("data", {}).get("text/html", "")):
+                # Longer than any run of backticks in it, which would end the block and make Markdown of the rest.
+                fence = "`" * (1 + max(map(len, re.findall("`+", html)), default=2))
+                parts.append(f"{fence}{{=html}}\n{html}\n{fence}")
+    return _UNPRINTABLE.sub("\ufffd", "\n\n".join(parts))
 
 
 def page(cells: Iterable[Any], footer: str) -> str:
-    """The HTML page. Only the scripts in it may run, by their hashes, and it may load nothing."""
-    text = document(cells, lambda html: _SVG.sub(lambda match: _in_page_colours(match.group()), html))
-    digests = (hashlib.sha256(script.encode()).digest() for script in _SCRIPT.findall(text))
+    """The HTML page. Only the explorer's scripts may run, by their hashes, and it may load nothing."""
+    shown: list[str] = []
+
+    def placeholder(html: str) -> str:
+        shown.append(_UNPRINTABLE.sub("\ufffd", _SVG.sub(lambda match: _in_page_colours(match.group()), html)))
+        return f"<!--shown {len(shown) - 1}-->"
+
+    text = document(cells, placeholder)
+    digests = (hashlib.sha256(script.encode()).digest() for script in explorer.scripts())
     hashes = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
     css = (ASSETS / "page.css").read_text(encoding="utf-8")
-    variables = {"css": css, "footer": footer, "scripts": hashes or "'none'"}
-    return _pandoc(text, "html", "page.html", variables, "--mathml", "--toc", "--toc-depth=2")
+    raw = ("-V", f"css={css}", "-V", f"scripts={hashes}")
+    around = _pandoc(text, "html", "page.html", footer, "--mathml", "--toc", "--toc-depth=2", *raw)
+    return re.sub("<!--shown ([0-9]+)-->", lambda match: shown[int(match[1])], around)
 
 
 def _in_page_colours(svg: str) -> str:
@@ -145,18 +155,21 @@ def pdf(cells: Iterable[Any], footer: str) -> bytes:
             (folder / f"figure{count}.svg").write_text(match.group(), encoding="utf-8")
             return f'<img src="figure{count}.svg" width="100%">'
 
-        text = document(cells, lambda html: _SVG.sub(beside, html))
+        text = document(cells, lambda html: "" if html.startswith(SCREEN_ONLY) else _SVG.sub(beside, html))
         source = folder / "report.typ"
-        written = _pandoc(text, "typst", "page.typ", {"footer": footer}, f"--lua-filter={ASSETS / 'page.lua'}")
+        written = _pandoc(text, "typst", "page.typ", footer, f"--lua-filter={ASSETS / 'page.lua'}")
         source.write_text(written, encoding="utf-8")
-        return typst.compile(str(source), ignore_system_fonts=True, timestamp=0)
+        try:
+            return typst.compile(str(source), ignore_system_fonts=True, timestamp=0)
+        except typst.TypstError as error:
+            raise ValueError(f"no PDF can be made of the report: {cut(str(error), 200)}") from None
 
 
-def _pandoc(text: str, to: str, template: str, variables: dict[str, str], *options: str) -> str:
+def _pandoc(text: str, to: str, template: str, footer: str, *options: str) -> str:
+    """Metadata (-M) is escaped, variables (-V) among the options are not."""
     import pypandoc
 
     title = re.search(r"^# (.*)", text, re.MULTILINE)
-    variables = variables | {"title": title[1] if title else "Report"}
-    arguments = ["--standalone", f"--template={ASSETS / template}", "--wrap=none", *options]
-    arguments += [argument for name, value in variables.items() for argument in ("-V", f"{name}={value}")]
+    metadata = ("-M", f"title={title[1] if title else 'Report'}", "-M", f"footer={_UNPRINTABLE.sub('', footer)}")
+    arguments = ["--standalone", f"--template={ASSETS / template}", "--wrap=none", *metadata, *options]
     return pypandoc.convert_text(text, to, format="markdown-citations-smart", extra_args=arguments)

@@ -53,7 +53,7 @@ def table(
     """A frame as a table; a named index is shown. Numbers get three significant digits, NaN a dash."""
     if frame.index.name is not None:
         frame = frame.reset_index()
-    text = frame.map(_text).to_html(index=False, border=0, classes="data")
+    text = frame.map(_text).to_html(index=False, border=0, classes="data") if len(frame) else "<p>not measured</p>"
     return _boxed("table", text, title, caption, sources, command, published)
 
 

@@ -64,7 +64,7 @@ def entropy_memory(results: Results) -> pd.DataFrame:
     ways = {"matrix": "whole matrix", "kept": "causal half kept", "blocks": "recomputed in blocks"}
     by_context: dict[int, dict[str, str]] = defaultdict(dict)
     for line in read(results, "entropy_memory").get("memory", ()):
-        by_context[line["context"]][f"MiB, {ways[line['way']]}"] = text(line["peak_bytes"] / MIB)
+        by_context[line["context"]][f"MiB, {ways.get(line['way'], line['way'])}"] = text(line["peak_bytes"] / MIB)
     return pd.DataFrame({"context": context, **found} for context, found in sorted(by_context.items())).fillna("–")
 
 
@@ -110,10 +110,10 @@ def growth_with_depth(results: Results) -> Figure:
     for axes, key, unit, label in ((panels[0], "bytes", 1e6, "MB"), (panels[1], "seconds", 1, "seconds")):
         for line in lines:
             sizes = [point["size"] for point in line["points"]]
-            dash = "-" if line["architecture"] == "SM+LN+G" else "--"
+            dash, program = "-" if line["architecture"] == "SM+LN+G" else "--", line["program"]
             axes.plot(sizes, [point[key] / unit for point in line["points"]], dash, marker="o", markersize=5,
-                      color=colours[line["program"]],
-                      label=f"{line['architecture']}, {PROGRAM_NAMES[line['program']]}")  # fmt: skip
+                      color=colours.get(program, style.MUTED),
+                      label=f"{line['architecture']}, {PROGRAM_NAMES.get(program, program)}")  # fmt: skip
             axes.plot(sizes, [point[f"composed_{key}"] / unit for point in line["points"]], "x", color=style.INK,
                       markersize=5)  # fmt: skip
         sizes = [point["size"] for point in lines[0]["points"]]

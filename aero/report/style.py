@@ -7,6 +7,7 @@ colour-blind readers. The page replaces INK, GRID, PAPER and MUTED by the reader
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Sequence
 from html import escape
@@ -17,7 +18,9 @@ import matplotlib
 matplotlib.use("svg")
 from matplotlib import rcParams  # noqa: E402  the backend must be chosen first
 from matplotlib.axes import Axes  # noqa: E402
+from matplotlib.axis import Axis  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
+from matplotlib.ticker import LogFormatter, LogLocator  # noqa: E402
 
 INK, GRID, PAPER, MUTED = "#1c2129", "#d5dae1", "#fdfdfc", "#6b7480"
 PUBLISHED, AS_PUBLISHED, AS_WRITTEN, TUNED = "#9aa3ae", "#56b4e9", "#0072b2", "#009e73"
@@ -64,6 +67,7 @@ _SETTINGS: dict[str, Any] = {
     "axes.titlelocation": "left",
     "axes.titleweight": "bold",
     "image.composite_image": False,
+    "text.parse_math": False,  # names come from result files: a dollar sign in one is no formula
 }
 
 
@@ -80,8 +84,27 @@ def subplots(
     return figure, figure.subplots(rows, columns, **options)
 
 
+def _plain_ticks(axis: Axis) -> None:
+    """Label a logarithmic axis without formulas: 0.1, 1, 10, 100 or a power such as 10⁻³; 2s and 5s if it is short."""
+    if isinstance(axis.get_major_formatter(), LogFormatter):
+        low, high = axis.get_view_interval()
+        axis.set_major_formatter(lambda value, _: _power_of_ten(value))
+        if high < 20 * low:
+            axis.set_minor_locator(LogLocator(subs=(2, 5)))
+        axis.set_minor_formatter((lambda value, _: f"{value:g}") if high < 20 * low else "")
+
+
+def _power_of_ten(value: float) -> str:
+    if 0.01 < value < 1000:
+        return f"{value:g}"
+    return "10" + f"{math.log10(value):.0f}".translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
 def svg(figure: Figure, title: str) -> str:
     """The figure as an SVG element with `title` for screen readers; the same text for the same figure on every run."""
+    for axes in figure.axes:
+        _plain_ticks(axes.xaxis)
+        _plain_ticks(axes.yaxis)
     buffer = io.StringIO()
     nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
     figure.savefig(buffer, format="svg", metadata=nothing, bbox_inches="tight", pad_inches=_MARGIN)

@@ -10,11 +10,14 @@ end
 
 local printed = {
   Div = function(div)
-    if div.classes:includes("screen-only") then return {} end
     for _, class in ipairs(div.classes) do
       if boxes[class] then return call(boxes[class], div.content) end
     end
     return div.content
+  end,
+  -- Figures only: render.py writes them beside the document.
+  Image = function(image)
+    if not image.src:match("^figure%d+%.svg$") then return {} end
   end,
   -- A long notation breaks after its plus signs.
   Str = function(str) return pandoc.Str((str.text:gsub("%+", "+\u{200B}"))) end,

@@ -10,7 +10,18 @@ import torch
 from made_models import random_model, torch_logits
 
 from aero.two_party.program.end_to_end import ask
-from aero.two_party.program.fixed_point import PRODUCTS, check, farthest, fitting, limits, watched
+from aero.two_party.program.fixed_point import (
+    PRODUCTS,
+    bounds,
+    check,
+    coverage,
+    farthest,
+    fitting,
+    limits,
+    not_bounded,
+    watched,
+    worst_first,
+)
 from aero.two_party.program.operations import Operation
 from aero.two_party.runtime.parties import run_parties
 from aero.two_party.runtime.settings import CLIENT, SERVER, Settings, TwoPartyError
@@ -98,6 +109,98 @@ def test_a_model_with_too_large_variances_is_refused_and_would_be_wrong(program)
         (answer,), _ = ask(model, prompt, program)
         errors.append(np.abs(answer.logits - torch_logits(model, prompt)).max())
     assert errors[0] < TOLERANCE < 10 * TOLERANCE < errors[1]
+
+
+RARE = 250
+"""A token that random prompts do not have."""
+
+
+def with_one_odd_token(kind):
+    """A model that fits but for one token of 300, or one position of 200."""
+    changes = {"vocabulary": 300, "layers": 1, "ffn_bias": True, "context": 200 if kind == "position" else 12}
+    model = random_model("SM+LN+R" if kind == "channel" else "SM+R", **changes)
+    token, ffn = model.token_embedding.weight.data, model.blocks[0].ffn
+    if kind == "embedding":
+        token[RARE] *= 40_000.0
+    elif kind == "channel":
+        token[RARE, 3] = 10_000.0
+    elif kind == "position":
+        model.position_embedding.weight.data[150] *= 1e8
+    else:  # a hidden unit of the FFN that this token alone sets off; its embedding is as large as others
+        model.position_embedding.weight.data[0] = 0.0
+        model.blocks[0].attention.output.weight.data[:] = 0.0
+        ffn.up.weight.data[0] = 1e6 * token[RARE] / token[RARE].square().sum()
+        ffn.up.bias.data[0] = -0.95e6
+        ffn.down.weight.data[:, 0] = 1e4
+        token *= token[RARE].norm() / token.norm(dim=1, keepdim=True)
+    return model
+
+
+@pytest.mark.parametrize("kind", ["embedding", "channel", "position", "hidden"])
+def test_a_token_or_a_position_that_random_prompts_lack_is_found(kind):
+    model = with_one_odd_token(kind)
+    drawn = np.random.default_rng(0).integers(0, 300, 128)
+    assert RARE not in drawn and farthest(model, "as_written", Settings(), drawn[:12]).value < 2.0**20
+    if kind != "position":
+        assert worst_first(model)[0] == RARE
+    with pytest.raises(TwoPartyError, match="do not fit"):
+        check(model, "as_written", Settings())
+    assert not_bounded(model, "as_written", Settings())
+
+
+def largest_seen(model, prompts):
+    """The quantities of `bounds` in PyTorch."""
+    seen = {"residual": 0.0, "ffn": 0.0, "logits": 0.0}
+
+    def keep(name, values):
+        seen[name] = max(seen[name], float(values))
+
+    hooks = [
+        module.register_forward_hook(lambda module, given, out: keep("ffn", out.norm(dim=-1).max()))
+        for name, module in model.named_modules()
+        if name.endswith("ffn.up")
+    ]
+    with torch.no_grad():
+        for state in model.hidden_states(prompts)[0]:
+            keep("residual", state.norm(dim=-1).max())
+        for block, state in zip(model.blocks, model.hidden_states(prompts)[0], strict=False):
+            keep("logits", block.attention.matrices(block.ln_1(state))[1].abs().max())
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("row", "switches"),
+    [
+        ("SM+LN+G", {"vo_bias": True, "ffn_bias": True}),
+        ("SM+LeakyR", {}),
+        ("SM+ScFuFFN", {"embedding_scale": True}),
+        (
+            "EReg(SM(t)+ScFFN)",
+            {"position": "rotary", "rotary_fraction": 0.5, "parallel_residual": True, "tied": False, "vo_bias": True},
+        ),
+    ],
+)
+def test_no_prompt_exceeds_the_bounds_from_the_weights(row, switches):
+    model = random_model(row, layers=2, **switches)
+    seen, bound = largest_seen(model, torch.randint(0, 41, (200, 12), generator=torch.manual_seed(1))), bounds(model)
+    assert all(seen[name] <= bound[name] for name in seen)
+    if model.architecture.layer_norm:  # elsewhere every layer multiplies the bound
+        assert bound["residual"] < 20 * seen["residual"] and bound["logits"] < 20 * seen["logits"]
+
+
+def test_the_client_is_told_what_was_checked():
+    model = random_model("SM+LN+G", layers=2)
+    said = coverage(model, "tuned", Settings())
+    assert "no prompt leaves" in said and "all 41 tokens" in said
+    for other, program in (
+        (scaled("SM+LN+R", 1e5), "tuned"),
+        (random_model("SM+ScFuFFN"), "tuned"),
+        (random_model("SOTA(SM+ScFFN)"), "tuned"),
+        (model, "as_written+fewer_squarings"),
+    ):
+        assert "not checked" in coverage(other, program, Settings())
 
 
 def test_limits_by_hand():

@@ -25,20 +25,30 @@ from typing import Any
 import jax
 import jax.extend.core
 import numpy as np
+import torch
 from jax import Array
+from torch import Tensor
 
 from aero.model import GPT
 from aero.two_party.lattice.share_steps import SQUARINGS
 from aero.two_party.program.forward import forward
-from aero.two_party.program.nonlinear import MASKED
+from aero.two_party.program.nonlinear import GELU_TAIL, MASKED
 from aero.two_party.program.operations import KINDS
-from aero.two_party.program.optimizations import parse_program, program_name
+from aero.two_party.program.optimizations import absorbs, parse_program, program_name
 from aero.two_party.program.weights import weight_arrays
 from aero.two_party.runtime.settings import FIELD_BITS, NARROW_FIELD, Settings, TwoPartyError
+from aero.weight_transforms import fold_weight_norm
 
-TOKENS = 128
-"""Positions probed, at most: magnitudes hardly grow with the context, but time does."""
+TOKENS, LONGEST = 128, 1024
+"""Positions of most probes, at most, because time grows with them; and of the one probe of the whole context."""
+FIRST_OPERATIONS = 2e11
+"""Operations, at most, for trying tokens at the first position: all tokens of the models trained here, some 800 of
+GPT-2's."""
+FIRST_AT_ONCE = 512
+WORST = 4
 NARROW_MARGIN = 2.0
+LATTICE_SHARE = 2.0**-12
+"""Of the limit of SPU's multiplication, what `lattice_products` holds (tests/two_party/test_fixed_point.py)."""
 PRODUCTS = {"mul", "dot_general", "square", "integer_pow", "conv_general_dilated"}
 _INSIDE = {"pjit", "jit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"}
 
@@ -116,11 +126,46 @@ def watched(
     return result
 
 
+def by_extremeness(model: GPT) -> np.ndarray:
+    """All token ids, those first whose embedding has the largest norm, the largest entry for its channel, or the
+    smallest norm."""
+    table = model.token_embedding.weight.detach().double().numpy()
+    size = np.abs(table)
+    norms, entries = np.linalg.norm(table, axis=1), (size / (np.median(size, 0) + 1e-30)).max(1)
+    ranked = [np.argsort(values, kind="stable") for values in (-norms, -entries, norms)]
+    return np.array(list(dict.fromkeys(np.stack(ranked, 1).ravel().tolist())))
+
+
+def tried_first(model: GPT) -> np.ndarray:
+    """The tokens that are tried at the first position: all of them, or the most extreme ones of a large model."""
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    return by_extremeness(model)[: max(1, int(FIRST_OPERATIONS / (2 * weights)))]
+
+
+@torch.no_grad()
+def worst_first(model: GPT) -> list[int]:
+    """Those of `tried_first` after which, at the first position, some layer's output is most extreme, in PyTorch.
+
+    That position attends to itself alone, so its values depend on its token alone.
+    """
+    tokens = torch.from_numpy(tried_first(model))
+    states = [model.hidden_states(some[:, None])[0] for some in tokens.split(FIRST_AT_ONCE)]
+    largest = torch.cat([torch.stack(some).abs().amax((2, 3)) for some in states], 1).nan_to_num(
+        torch.inf
+    )  # (L + 1, n)
+    outlying = (largest / (largest.median(1, keepdim=True).values + 1e-30)).amax(0)
+    return tokens[outlying.topk(min(WORST, len(tokens))).indices].tolist()
+
+
 def probes(model: GPT) -> Iterator[np.ndarray]:
-    """Token ids (T,) to probe a model with: random ones, and one token repeated."""
-    tokens = min(model.config.context, TOKENS)
+    """Prompts (T,): random tokens, one token repeated, the most extreme tokens (over the whole context as well), and
+    each of `worst_first` before random ones."""
+    tokens, order = min(model.config.context, TOKENS), by_extremeness(model)
     drawn = np.random.default_rng(0).integers(0, model.config.vocabulary, tokens)
-    yield from (drawn, np.full(tokens, drawn[0]))
+    yield from (drawn, np.full(tokens, drawn[0]), np.resize(order, tokens))
+    yield from (np.array([first, *drawn[1:]]) for first in worst_first(model))
+    if model.config.context > tokens:
+        yield np.resize(order, min(model.config.context, LONGEST))
 
 
 def farthest(model: GPT, program: str, settings: Settings, ids: np.ndarray | None = None) -> Beyond:
@@ -142,6 +187,98 @@ def farthest(model: GPT, program: str, settings: Settings, ids: np.ndarray | Non
     most = limits(settings)
     name, kind, value = max(found, key=lambda one: one[2] / most[one[0]])
     return Beyond(f"{kind} ({name})", value, most[name])
+
+
+@torch.no_grad()
+def bounds(model: GPT) -> dict[str, float] | None:
+    """Bounds that hold for every prompt, from the weights alone: "residual", the norm of a row of the residual stream;
+    "ffn", that of the FFN's first result; "logits", the largest attention logit. None for a He & Hofmann model.
+
+    A row of the softmax averages values; a row after LayerNorm has a norm of at most sqrt(d) before gain and bias.
+    """
+    architecture, config = model.architecture, model.config
+    if architecture.block == "he_hofmann":
+        return None
+    state = {name: value.double() for name, value in fold_weight_norm(model).state_dict().items()}
+
+    def rows(name: str) -> float:
+        return float(state[name].norm(dim=-1).max()) if name in state else 0.0
+
+    def linear(name: str, norm: float, heads: int = 1) -> Tensor:
+        """Bounds (heads,) of the norms of equal parts of the result, of a row of this norm."""
+        weight = state[f"{name}.weight"]
+        bias = state.get(f"{name}.bias", torch.zeros(len(weight), dtype=weight.dtype))
+        parts = weight.unflatten(0, (heads, -1)), bias.unflatten(0, (heads, -1))
+        return torch.linalg.matrix_norm(parts[0], 2) * norm + parts[1].norm(dim=1)
+
+    def normed(name: str, norm: float) -> float:
+        gain, bias = state.get(f"{name}.weight"), state.get(f"{name}.bias")
+        return norm if gain is None else float(gain.abs().max()) * config.width**0.5 + float(bias.norm())
+
+    scale = config.width**0.5 if config.embedding_scale else 1.0
+    residual = scale * rows("token_embedding.weight") + rows("position_embedding.weight")
+    largest, ffn, logits = residual, 0.0, 0.0
+    slope = max(1.0, float(state["leaky_slopes"].abs().max())) if "leaky_slopes" in state else 1.0
+    for index in range(config.layers):
+        block = f"blocks.{index}."
+        read = normed(f"{block}ln_1", residual)
+        query, key, value = (
+            linear(f"{block}attention.{name}", read, config.heads) for name in ("query", "key", "value")
+        )
+        temperature = state.get(f"{block}attention.temperature", torch.ones(1)).abs().amin(-1)
+        logits = max(logits, float((query * key / temperature).max()) / (config.width / config.heads) ** 0.5)
+        attended = float(linear(f"{block}attention.output", float(value.norm())))
+        before, residual = residual, residual + attended
+        if index < architecture.ffn_layers(config.layers):
+            read = before if config.parallel_residual else residual
+            n = normed(f"{block}ln_2", read)
+            alpha, beta = (float(state.get(f"{block}{name}", torch.ones(())).abs()) for name in ("alpha", "beta"))
+            if architecture.ffn == "fused":
+                out = float(linear(f"{block}ffn.fused", n))
+            else:
+                first = float(linear(f"{block}ffn.up", n))
+                ffn, out = max(ffn, first), float(linear(f"{block}ffn.down", slope * first))
+            largest = max(largest, residual)
+            residual = beta * read + out / alpha + (attended if config.parallel_residual else 0.0)
+        largest = max(largest, residual)
+    return {"residual": largest, "ffn": ffn, "logits": logits}
+
+
+def not_bounded(model: GPT, program: str, settings: Settings) -> list[str]:
+    """Which values of `program` the weights do not bound below their limits for every prompt; empty if all are."""
+    found, most = bounds(model), limits(settings)
+    optimizations, _ = parse_program(program)
+    if found is None or absorbs(model.architecture, optimizations):
+        return ["residual stream", "attention logits"]
+    product = most["product"] * (LATTICE_SHARE if "lattice_products" in optimizations else 1.0)
+    if "narrow_comparisons" in optimizations:
+        product = min(product, most["negative"])
+    residual, ffn, logits = found["residual"], found["ffn"], found["logits"]
+    normed = model.architecture.layer_norm or model.config.ln_f
+    # GELU cubes its argument; LayerNorm squares the centred row and takes the root of its variance.
+    inside = {
+        "residual stream": residual < product
+        and not (normed and (residual**2 >= most["product"] or residual**2 / model.config.width >= most["rsqrt"])),
+        "feed-forward activations": ffn < product
+        and not (model.architecture.ffn == "gelu" and (ffn + GELU_TAIL) ** 3 >= most["product"]),
+        "attention logits": logits < product
+        and 2 * logits < (most["squarings"] if "fewer_squarings" in optimizations else most["exp"]),
+    }
+    return [name for name, fits in inside.items() if not fits]
+
+
+def coverage(model: GPT, program: str, settings: Settings) -> str:
+    """For the client, in one line: what `fitting` checked of this model and what it did not. No value of a weight."""
+    first, vocabulary, context = len(tried_first(model)), model.config.vocabulary, model.config.context
+    prompts = 3 + min(WORST, first) + (context > TOKENS)
+    said = f"checked before: {f'all {first}' if first == vocabulary else f'the {first} most extreme of {vocabulary}'} "
+    said += f"tokens at the first position, {prompts} prompts of up to {min(context, LONGEST)} tokens"
+    if not (loose := not_bounded(model, program, settings)):
+        return f"{said}; by the weights, no prompt leaves the range of the fixed point"
+    return (
+        f"{said}; not checked: other prompts ({', '.join(loose)} not bounded by the weights); a value beyond the range "
+        "of the fixed point makes the answer wrong without a message"
+    )
 
 
 def fitting(model: GPT, program: str, settings: Settings) -> str:

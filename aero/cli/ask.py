@@ -184,6 +184,7 @@ def _ask_here(chosen: argparse.Namespace, prompt: str, settings: Settings, displ
     def ask(*question: Any) -> Answered:
         return ask_here(published, *question)
 
+    display.note(published.checked)
     _answer(chosen, prompt, published.description, tokenizer, settings, ask, display)
 
 
@@ -208,6 +209,7 @@ def _ask_server(chosen: argparse.Namespace, prompt: str, settings: Settings, dis
         if tokenizer.sha256 != description.tokenizer_sha256:
             raise UserError("the tokenizer is not the one that the server published; leave out --tokenizer")
         check_vocabulary(tokenizer, description)
+        display.note(f"the server says: {client.checked}")
         _answer(chosen, prompt, description, tokenizer, settings, client.ask, display)
     finally:
         client.close()

@@ -10,7 +10,7 @@ from aero import checkpoint
 from aero.cli.tokenizers import check_tokenizer, tokenizer_beside
 from aero.data.tokenizer import load_tokenizer
 from aero.errors import UserError
-from aero.two_party.program.fixed_point import fitting
+from aero.two_party.program.fixed_point import coverage, fitting
 from aero.two_party.program.weights import within_budget
 from aero.two_party.runtime.settings import Settings
 from aero.two_party.serving.answer import weights_sha256
@@ -30,7 +30,8 @@ def publish(path: Path, tokenizer: str | None, program: str, settings: Settings)
     program = fitting(model, within_budget(model, program, fraction_bits=settings.fraction_bits), settings)
     description = Description.of(model.architecture, model.config, program, settings, loaded.sha256)
     check_vocabulary(loaded, description)
-    return Published(path, description, tokenizer_text(loaded), weights_sha256(model)), loaded
+    checked = coverage(model, program, settings)
+    return Published(path, description, tokenizer_text(loaded), weights_sha256(model), checked), loaded
 
 
 def check_vocabulary(tokenizer: Any, description: Description) -> None:

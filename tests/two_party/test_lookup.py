@@ -13,7 +13,7 @@ from made_models import random_model, torch_logits
 from aero.architecture import parse
 from aero.errors import UserError
 from aero.model import ModelConfig
-from aero.two_party.lattice import lookup, polynomials
+from aero.two_party.lattice import lookup, matmul, polynomials
 from aero.two_party.lattice.share_steps import STEPS, StepContext
 from aero.two_party.program.end_to_end import ask
 from aero.two_party.program.forward import one_hot_rows, operations
@@ -26,6 +26,7 @@ from aero.two_party.runtime.settings import CLIENT, SERVER, Settings
 RING = 1 << 64
 LARGE = 5003  # entries, from where a lookup is cheaper: not a multiple of the ring's degree
 SMALL = 16
+SESSION = bytes(range(32))  # a session's seed of the public elements
 
 
 def table_of(vocabulary, width, seed=0):
@@ -35,7 +36,7 @@ def table_of(vocabulary, width, seed=0):
 def public_matrix(vocabulary, degree):
     """A (V, n) as Python's integers: row i of a block holds the coefficients of which s makes coefficient i of a s."""
     rows = []
-    for element in lookup.public_elements(-(-vocabulary // degree), degree).tolist():
+    for element in lookup.public_elements(SESSION, -(-vocabulary // degree), degree).tolist():
         for i in range(degree):
             rows.append([element[i - j] if j <= i else -element[degree + i - j] for j in range(degree)])
     return np.array(rows[:vocabulary], object)
@@ -62,7 +63,7 @@ def test_limb_arithmetic_is_that_of_integers(entry):
     table = table_of(45, 3)
     if entry is not None:
         table[:] = entry
-    made = lookup.Table.of(table, 18, SMALL)
+    made = lookup.Table.of(table, 18, SESSION, SMALL)
     matrix = public_matrix(45, SMALL)
     assert (made.hint.astype(object) == (matrix.T @ integers(table)) * 2**11 % RING).all()
     message = np.random.default_rng(1).bytes(4 * 45 * 6)
@@ -78,11 +79,11 @@ def test_a_hint_at_full_degree_is_that_of_integers():
     generator = np.random.default_rng(2)
     blocks, degree = 3, lookup.DEGREE
     columns = np.stack([np.full(blocks * degree, 31 << 18), generator.integers(-31 << 18, 31 << 18, blocks * degree)])
-    hint = lookup._times_public(columns.reshape(2, blocks, degree)).astype(object)
+    hint = lookup._times_public(columns.reshape(2, blocks, degree), SESSION).astype(object)
     for j in generator.integers(0, degree, 4).tolist():
         column = [
             element[i - j] if j <= i else -element[degree + i - j]
-            for element in lookup.public_elements(blocks).tolist()
+            for element in lookup.public_elements(SESSION, blocks).tolist()
             for i in range(degree)
         ]
         assert ((hint[:, j] - columns.astype(object) @ np.array(column, object)) % 2**53 == 0).all()
@@ -91,13 +92,13 @@ def test_a_hint_at_full_degree_is_that_of_integers():
 def test_inexact_float64_is_an_error():
     for size in (24, 30, 45):
         with pytest.raises(ArithmeticError, match="not exact"):
-            lookup._times_public(np.full((1, 40, lookup.DEGREE), 1 << (11 + size)))
+            lookup._times_public(np.full((1, 40, lookup.DEGREE), 1 << (11 + size)), SESSION)
 
 
 def test_queries_encrypt_the_one_hot_vector_and_never_repeat():
     """b - A s is 2^28 at the token, plus noise within 10 sigma and the dropped bits; another pass differs."""
     ids, matrix = np.array([0, 44, 44]), public_matrix(45, SMALL)
-    found = [lookup.encrypt(ids, 45, SMALL) for _ in range(2)]
+    found = [lookup.encrypt(ids, 45, SESSION, SMALL) for _ in range(2)]
     for secrets, message in found:
         assert set(np.unique(secrets)) <= {-1, 0, 1} and len(message) == 3 * 45 * 6
         sent = entries(message, 3, 45) * 2**5
@@ -127,8 +128,8 @@ def test_distributions_of_secrets_and_noise():
 def test_a_lookup_is_the_row_of_the_table():
     """At full degree, in integers: C - S H is 2^39 times the row plus small noise."""
     table, ids = table_of(LARGE, 8), np.array([0, 1, 2047, 2048, LARGE - 1])
-    made = lookup.Table.of(table, 18)
-    secrets, message = lookup.encrypt(ids, LARGE)
+    made = lookup.Table.of(table, 18, SESSION)
+    secrets, message = lookup.encrypt(ids, LARGE, SESSION)
     selected = made.select(np.frombuffer(message, np.uint8).reshape(len(ids), LARGE, 6))
     found = signed(selected.astype(object) - secrets.astype(object) @ made.hint.astype(object))
     off = np.array((found - 2**39 * integers(table)[ids]) / 2**39, float)
@@ -144,12 +145,59 @@ def test_tables_beyond_the_budget_are_refused():
         (many, "off by .* last bits of the fixed point, more than 4"),
     ):
         with pytest.raises(lookup.OverBudget, match=f"{said}.*tuned-lattice_lookup"):
-            lookup.Table.of(table, 18)
+            lookup.Table.of(table, 18, SESSION)
     lattice_table = STEPS["lattice_query"].prepare
     for hand in (StepContext(CLIENT, 18, "FM128"), StepContext(CLIENT, 16)):
         with pytest.raises(UserError, match="needs the ring FM64 and 18 fraction bits"):
             lattice_table(hand, None)
-    assert lattice_table(StepContext(CLIENT), None) is None
+
+
+def test_every_session_has_public_elements_of_its_own():
+    """The client draws a seed and sends it before the first lookup of a session, and not again."""
+    prepare, sent, seeds = STEPS["lattice_query"].prepare, [], []
+    for _ in range(2):
+        client = StepContext(CLIENT, send=sent.append)
+        server = StepContext(SERVER, receive=lambda size: sent[-1])
+        for _ in range(2):
+            assert prepare(client, None) is None
+            table = prepare(server, table_of(45, 3))
+        seeds.append(client.kept["lattice_query"])
+        assert table.hint.tobytes() == lookup.Table.of(table_of(45, 3), 18, seeds[-1]).hint.tobytes()
+    assert sent == seeds and seeds[0] != seeds[1] and {len(seed) for seed in seeds} == {lookup.SEED}
+    one, other = (lookup.public_elements(seed, 2) for seed in seeds)
+    assert (one != other).mean() > 0.999 and one.max() < 1 << 53
+
+
+LARGEST_MODULUS = {1024: 27, 2048: 54, 4096: 109, 8192: 218, 16384: 438, 32768: 881}
+"""log2 q for 128 bits of security against classical attacks, by degree: uniform ternary secrets, noise of deviation
+8 / sqrt(2 pi) (HomomorphicEncryption.org standard of 2018, Table 1)."""
+STANDARD_DEVIATION = 8 / math.sqrt(2 * math.pi)
+
+
+def security_bits(degree, modulus_bits):
+    """Of the primal attack on LWE with uniform ternary secrets, as the lattice estimator models it: uSVP with the
+    estimate of 2016, BKZ of block size b at dimension d for 2^(0.292 b + 16.4) 8 d."""
+    secret, noise, q = math.sqrt(2 / 3), polynomials.DEVIATION, modulus_bits * math.log(2)
+    for block in range(60, 3000):
+        delta = ((math.pi * block) ** (1 / block) * block / (2 * math.pi * math.e)) ** (1 / (2 * (block - 1)))
+        for samples in range(degree // 2, 2 * degree + 1, degree // 32):
+            dimension = degree + samples + 1
+            short = math.log(math.sqrt(block) * noise)
+            volume = (samples * q + degree * math.log(noise / secret)) / dimension
+            if short <= (2 * block - dimension - 1) * math.log(delta) + volume:
+                return 0.292 * block + 16.4 + math.log2(8 * dimension)
+    return math.inf
+
+
+def test_the_parameters_are_those_of_the_standard():
+    """A lookup is at the limit of its degree, matrix multiplication far below. The estimator's own figures are 132 and
+    233 bits."""
+    assert lookup.MODULUS_BITS <= LARGEST_MODULUS[lookup.DEGREE] and 64 <= LARGEST_MODULUS[matmul.DEGREE]
+    assert polynomials.DEVIATION >= STANDARD_DEVIATION
+    assert security_bits(lookup.DEGREE, lookup.MODULUS_BITS) == pytest.approx(132, abs=1.5)
+    assert security_bits(matmul.DEGREE, 64) == pytest.approx(233, abs=1.5)
+    for degree, bits in list(LARGEST_MODULUS.items())[:4]:  # the estimate is near the standard's own
+        assert security_bits(degree, bits) == pytest.approx(128, abs=4)
 
 
 def test_when_a_program_uses_a_lookup():
@@ -229,7 +277,7 @@ def test_the_transcript_has_no_token_no_row_and_no_repeated_query(looked_up):
         "ids": ids.astype("<i8").tobytes(),
     }
     weights = unprotected(*tables)
-    hint = lookup.Table.of(tables[0], 18).hint
+    hint = lookup.Table.of(tables[0], 18, SESSION).hint
     for stream in (to_server, to_client):
         assert not [name for name, secret in ones.items() if secret in stream]
         assert occurrences(weights, stream) == 0

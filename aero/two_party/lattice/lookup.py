@@ -4,10 +4,11 @@ T: tokens, V: vocabulary, d: width, n: degree of the ring R = Z[X] / (X^n + 1), 
 
 SimplePIR (Henzinger et al., USENIX Security 2023) over the ring. For every token t the client samples a ternary secret
 s and noise e and sends b = A s + e + 2^28 u_t mod q, u_t being the one-hot vector of t. A (V, n) is public: the stacked
-matrices of multiplication by public elements a_1, a_2, … of R. The server, which holds the table D (V, d), computes
-D^T b = (D^T A) s + D^T e + 2^28 x_t. Unlike in SimplePIR the hint D^T A (d, n), which would reveal the table, stays
-with the server, and SPU multiplies it by the client's s, in shares. Subtracting that leaves shares of 2^28 x_t plus
-small noise, modulo 2^53. All values are kept scaled by 2^11, modulo 2^64, as SPU keeps shares.
+matrices of multiplication by public elements a_1, a_2, … of R, which both parties expand from a seed that the client
+draws for each session, so that no attack can be prepared once for all clients. The server, which holds the table
+D (V, d), computes D^T b = (D^T A) s + D^T e + 2^28 x_t. Unlike in SimplePIR the hint D^T A (d, n), which would reveal
+the table, stays with the server, and SPU multiplies it by the client's s, in shares. Subtracting that leaves shares of
+2^28 x_t plus small noise, modulo 2^53. All values are kept scaled by 2^11, modulo 2^64, as SPU keeps shares.
 
 Secrets and noise must be sampled anew for every token of every pass: two queries with the same s would differ by two
 one-hot vectors and small noise, which reveals both tokens.
@@ -15,13 +16,12 @@ one-hot vectors and small noise, which reveals both tokens.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 
-from aero.two_party.lattice.polynomials import DEVIATION, gaussian, inverse_spectrum, spectrum, ternary
+from aero.two_party.lattice.polynomials import DEVIATION, gaussian, inverse_spectrum, spectrum, ternary, uniform
 
 DEGREE, MODULUS_BITS = 2048, 53
 """n and log2 q: 128 bits of security with uniform ternary secrets and noise of deviation 3.2 ("Security Guidelines
@@ -41,6 +41,7 @@ LEAST_VOCABULARY = 2 * DEGREE
 NOISE_BUDGET = 4.0
 """Largest allowed standard deviation of an entry's noise, in units of the fixed point's last bit. For comparison, the
 sum over slices of GPT-2's 50,257 entries has 5, from 50 truncations."""
+SEED = 32
 _RING_BITS, _LIMB = 64, 24
 _AT_ONCE = 64
 
@@ -49,29 +50,27 @@ class OverBudget(ValueError):
     """A table whose entries are too large for the noise budget or the ring."""
 
 
-@cache
-def public_elements(blocks: int, degree: int = DEGREE) -> np.ndarray:
-    """a_1 … (blocks, n) uint64, uniform below q: SHAKE-128 of a fixed text, so that nobody can choose them."""
-    stream = hashlib.shake_128(f"aero embedding lookup, degree {degree}".encode()).digest(8 * blocks * degree)
-    return np.frombuffer(stream, "<u8").reshape(blocks, degree) & np.uint64((1 << MODULUS_BITS) - 1)
+def public_elements(seed: bytes, blocks: int, degree: int = DEGREE) -> np.ndarray:
+    """a_1 … (blocks, n) uint64, uniform below q, from a session's seed."""
+    return uniform(seed, "lookup", blocks, degree) & np.uint64((1 << MODULUS_BITS) - 1)
 
 
-@cache
-def _limb_spectra(blocks: int, degree: int, bits: int) -> tuple[np.ndarray, ...]:
+@lru_cache(maxsize=4)
+def _limb_spectra(seed: bytes, blocks: int, degree: int, bits: int) -> tuple[np.ndarray, ...]:
     """Spectra (blocks, n/2) of the public elements' limbs of `bits` bits, lowest first."""
-    elements, mask = public_elements(blocks, degree), np.uint64((1 << bits) - 1)
+    elements, mask = public_elements(seed, blocks, degree), np.uint64((1 << bits) - 1)
     shifts = range(0, MODULUS_BITS, bits)
     return tuple(spectrum(((elements >> np.uint64(shift)) & mask).astype(np.float64)) for shift in shifts)
 
 
-def encrypt(ids: np.ndarray, vocabulary: int, degree: int = DEGREE) -> tuple[np.ndarray, bytes]:
+def encrypt(ids: np.ndarray, vocabulary: int, seed: bytes, degree: int = DEGREE) -> tuple[np.ndarray, bytes]:
     """Secrets (T, n) int64 and the queries, 6 bytes for each of T x V entries, for tokens `ids` (T,)."""
     tokens, blocks = len(ids), -(-vocabulary // degree)
     secrets = ternary(tokens * degree).reshape(tokens, degree)
     transforms = spectrum(secrets.astype(np.float64))
     query = np.empty((tokens, blocks * degree), np.uint64)
     # 27 bits times 2,048 ternary entries: far below what 53 bits of a float hold.
-    for block, limbs in enumerate(zip(*_limb_spectra(blocks, degree, 27), strict=True)):
+    for block, limbs in enumerate(zip(*_limb_spectra(seed, blocks, degree, 27), strict=True)):
         low, high = (inverse_spectrum(limb * transforms).astype(np.uint64) for limb in limbs)
         query[:, block * degree : (block + 1) * degree] = low + (high << np.uint64(27))
     query = query[:, :vocabulary] + gaussian(tokens * vocabulary).reshape(tokens, vocabulary).astype(np.uint64)
@@ -114,7 +113,7 @@ class Table:
     fraction_bits: int
 
     @classmethod
-    def of(cls, values: np.ndarray, fraction_bits: int, degree: int = DEGREE) -> Table:
+    def of(cls, values: np.ndarray, fraction_bits: int, seed: bytes, degree: int = DEGREE) -> Table:
         """Computes the hint, which takes seconds. OverBudget as `check`."""
         check(values, fraction_bits)
         vocabulary, width = values.shape
@@ -124,7 +123,7 @@ class Table:
             columns = _fixed(values[:, low : low + _AT_ONCE], fraction_bits)
             padded = np.zeros((columns.shape[1], blocks * degree), np.int64)
             padded[:, :vocabulary] = columns.T
-            hint[:, low : low + _AT_ONCE] = _times_public(padded.reshape(-1, blocks, degree)).T
+            hint[:, low : low + _AT_ONCE] = _times_public(padded.reshape(-1, blocks, degree), seed).T
         return cls(values, hint << np.uint64(_RING_BITS - MODULUS_BITS), fraction_bits)
 
     def select(self, queries: np.ndarray) -> np.ndarray:
@@ -147,7 +146,7 @@ def _fixed(values: np.ndarray, fraction_bits: int) -> np.ndarray:
     return np.rint(values.astype(np.float64) * 2.0**fraction_bits).astype(np.int64)
 
 
-def _times_public(columns: np.ndarray) -> np.ndarray:
+def _times_public(columns: np.ndarray, seed: bytes) -> np.ndarray:
     """Columns of D (c, blocks, n) times A: (c, n) uint64 modulo 2^53.
 
     A row of D^T A is sum_k D_k(X) a_k(1/X), whose spectrum is that of D_k times the conjugate of a_k's.
@@ -157,7 +156,7 @@ def _times_public(columns: np.ndarray) -> np.ndarray:
     found = np.zeros((len(columns), degree), np.uint64)
     for shift, limb in ((0, low), (11, (columns - low) >> 11)):
         transforms = spectrum(limb.astype(np.float64))
-        for place, public in enumerate(_limb_spectra(blocks, degree, 18)):
+        for place, public in enumerate(_limb_spectra(seed, blocks, degree, 18)):
             product = inverse_spectrum(np.einsum("ckh,kh->ch", transforms, public.conj()))
             found += product.astype(np.uint64) << np.uint64(shift + 18 * place)
     return found

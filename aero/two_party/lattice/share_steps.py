@@ -27,6 +27,7 @@ squarings is a setting of an SPU runtime, so this step has a runtime of its own 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -115,13 +116,18 @@ def _lattice_query_shapes(one_hot: Shape, table: Shape) -> tuple[Shape, ...]:
 
 
 def _lattice_table(party: StepContext, table: np.ndarray | None) -> lookup.Table | None:
-    """The server's preprocessed table; None at the client."""
+    """The server's preprocessed table; None at the client, which first draws the session's seed and sends it."""
     if party.ring != "FM64" or party.fraction_bits < 18:
         raise UserError(
             f"a lattice lookup needs the ring FM64 and 18 fraction bits or more, not {party.ring} and "
             f"{party.fraction_bits}; compute without it (program tuned-lattice_lookup)"
         )
-    return None if table is None else lookup.Table.of(table, party.fraction_bits)
+    name = "lattice_query"
+    if name not in party.kept:
+        party.kept[name] = os.urandom(lookup.SEED) if party.rank == CLIENT else party.receive(lookup.SEED)
+        if party.rank == CLIENT:
+            party.send(party.kept[name])
+    return None if table is None else lookup.Table.of(table, party.fraction_bits, party.kept[name])
 
 
 def _lattice_query_of_a_party(
@@ -136,7 +142,7 @@ def _lattice_query_of_a_party(
     if party.rank == CLIENT:
         ids = one_hot.argmax(1)
         for span in spans:
-            made, query = lookup.encrypt(ids[span], vocabulary)
+            made, query = lookup.encrypt(ids[span], vocabulary, party.kept["lattice_query"])
             secrets[span] = made.astype(np.uint64)
             party.send(query)
     else:
@@ -242,7 +248,8 @@ class Step:
 
     of_shares: from the party's context and its share of every input as ring elements (n,), its share of every result.
     shapes: of the results, from those of the inputs. prepare: for steps whose last input is the server's own:
-    preprocesses it once (None at the client); `of_shares` then takes that value, and the shapes of all inputs last.
+    preprocesses it once (None at the client), and may exchange a few bytes, which no profile counts; `of_shares` then
+    takes that value, and the shapes of all inputs last.
     in_the_clear: with `prepare`; the other inputs are some party's own too, and are passed in the clear.
     """
 

@@ -274,10 +274,10 @@ def coverage(model: GPT, program: str, settings: Settings) -> str:
     said = f"checked before: {f'all {first}' if first == vocabulary else f'the {first} most extreme of {vocabulary}'} "
     said += f"tokens at the first position, {prompts} prompts of up to {min(context, LONGEST)} tokens"
     if not (loose := not_bounded(model, program, settings)):
-        return f"{said}; by the weights, no prompt leaves the range of the fixed point"
+        return f"{said}; bounded by the weights: no prompt leaves the range of the fixed point"
     return (
-        f"{said}; not checked: other prompts ({', '.join(loose)} not bounded by the weights); a value beyond the range "
-        "of the fixed point makes the answer wrong without a message"
+        f"{said}; not checked: other prompts (not bounded: {', '.join(loose)}), where a value beyond the range makes "
+        "the answer wrong without a message"
     )
 
 

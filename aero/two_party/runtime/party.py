@@ -234,7 +234,7 @@ class Party:
 
     def _prepare(self, part: ShareStep) -> Any:
         """What the step prepares from its last input; None for a step that prepares nothing."""
-        from aero.two_party.lattice.share_steps import STEPS, StepContext
+        from aero.two_party.lattice.share_steps import STEPS
 
         step, name = STEPS[part.step], part.inputs[-1]
         if step.prepare is None:
@@ -244,7 +244,7 @@ class Party:
                 raise ValueError(f"{each}: no party has it in the clear, as the step {part.step} needs it")
         key = part.step, name
         if key not in self._prepared:
-            context = StepContext(self.rank, self.settings.fraction_bits, self.settings.field)
+            context = self._step_context(StepMessages(self._channel, part.step), [])
             self._prepared[key] = step.prepare(context, self._clear[name])
         return self._prepared[key]
 

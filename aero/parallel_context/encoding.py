@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -48,33 +48,77 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Reading:
-    """A query's logits (B, m, V), row entropies (L, B, H, m) in nats, the context extended by the query, and the
-    segments that each layer selected, (B, H or 1, m or 1, P)."""
+    """A query's logits (B, m, V), row entropies (L, B, H, m) in nats, the context extended by the query, the segments
+    that each layer selected, (B, H or 1, m or 1, P), and all else that the pass recorded."""
 
     logits: Tensor
     entropies: Tensor
     encoded: Encoded
-    selected: list[Tensor] = field(default_factory=list)
+    selected: list[Tensor]
+    seen: QueryPass
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Queries side by side in one sequence of m tokens, each of which sees the context and its own query, causally.
+
+    query: number of the query of every token, (m,). place: its place in the query. selects: number of the selection it
+    takes part in; question tokens select together, and every answer token alone, as in generation.
+    """
+
+    query: Tensor
+    place: Tensor
+    selects: Tensor
+
+    def mask(self, context: int) -> Tensor:
+        """(m, context + m) bool."""
+        own = (self.query[:, None] == self.query).tril()
+        return torch.cat([torch.ones(len(own), context, dtype=torch.bool, device=own.device), own], 1)
+
+
+def pack(queries: Sequence[tuple[Sequence[int], Sequence[int]]]) -> tuple[Tensor, Pack]:
+    """Ids (1, m) of (question, answer) pairs side by side, and how they are packed."""
+    ids, query, place, selects, groups = [], [], [], [], 0
+    for number, (question, answer) in enumerate(queries):
+        length = len(question) + len(answer)
+        ids += [*question, *answer]
+        query += [number] * length
+        place += range(length)
+        selects += [groups] * len(question) + [groups + 1 + i for i in range(len(answer))]
+        groups += 1 + len(answer)
+    return torch.tensor([ids]), Pack(*map(torch.tensor, (query, place, selects)))
 
 
 @torch.no_grad()
-def encode(model: Model, segments: Sequence[Tensor], prefix: Tensor | None = None, query: int = 0) -> Encoded:
+def encode(
+    model: Model,
+    segments: Sequence[Tensor],
+    prefix: Tensor | None = None,
+    query: int = 0,
+    whole: Encoded | None = None,
+) -> Encoded:
     """Encode `segments`, each (B, n_p) ids, independently of each other, behind a shared `prefix` (S,) if there is one.
 
-    Segments of equal length form one batch. query: tokens that will follow and need positions. ValueError for segments
-    that do not fit the model's context.
+    Segments of equal length form one batch. query: tokens that will follow and need positions. whole: the same tokens
+    behind the same prefix in one segment, which begins with the first of several segments. ValueError for segments that
+    do not fit the model's context.
     """
     shared = 0 if prefix is None else len(prefix)
     layout = Layout(shared, tuple(segment.shape[1] for segment in segments), query)
     layout.check(model.context)
     sequences, device = segments[0].shape[0], segments[0].device
     start: Cache | None = None
-    if prefix is not None and shared:
+    own: dict[int, Cache] = {}
+    if whole is not None:
+        first = slice(shared, shared + layout.segments[0])
+        own[0] = [(k[:, :, first], v[:, :, first]) for k, v in whole.cache]
+    if shared:
         ids = prefix.to(device).expand(sequences, shared)
         _, start = model.forward(ids, torch.arange(shared, device=device))
-    own: dict[int, Cache] = {}
     for length in sorted(set(layout.segments)):
-        same = [number for number, other in enumerate(layout.segments) if other == length]
+        same = [n for n, other in enumerate(layout.segments) if other == length and n not in own]
+        if not same:
+            continue
         ids = torch.cat([segments[number] for number in same])  # (P' B, n_p)
         before = start and [tuple(x.repeat(len(same), 1, 1, 1) for x in layer) for layer in start]
         _, cache = model.forward(ids, shared + torch.arange(length, device=device), before)
@@ -90,22 +134,34 @@ def encode(model: Model, segments: Sequence[Tensor], prefix: Tensor | None = Non
 
 
 @torch.no_grad()
-def read(model: Model, encoded: Encoded, ids: Tensor, selection: Selection | None = None) -> Reading:
-    """Read an encoded context by the query `ids` (B, m). ValueError if the query exceeds the model's positions."""
-    m = ids.shape[1]
-    if encoded.next_position + m > model.context:
+def read(
+    model: Model,
+    encoded: Encoded,
+    ids: Tensor,
+    selection: Selection | None = None,
+    packed: Pack | None = None,
+    logits: bool = False,
+) -> Reading:
+    """Read an encoded context by the query `ids` (B, m), or by packed queries (1, m). ValueError if a query exceeds the
+    model's positions. logits: whether to record their size."""
+    m, places = ids.shape[1], torch.arange(ids.shape[1], device=ids.device)
+    mask, rows = None, None
+    if packed is not None:
+        places, rows, mask = packed.place, packed.selects, packed.mask(len(encoded.groups))
+    positions = encoded.next_position + places
+    if int(positions.max()) >= model.context:
         raise ValueError(
-            f"the query's {m} tokens from position {encoded.next_position} exceed the model's {model.context}"
+            f"the query's {int(places.max()) + 1} tokens from position {encoded.next_position} exceed the model's"
+            f" {model.context}"
         )
-    positions = encoded.next_position + torch.arange(m, device=ids.device)
     groups = torch.cat([encoded.groups, torch.full((m,), PREFIX, device=ids.device)])
-    query_pass = QueryPass(groups, selection)
-    logits, cache = model.forward(ids, positions, encoded.cache, query_pass=query_pass)
-    if selection is not None and selection.two_passes and query_pass.segments > 1:
-        query_pass = QueryPass(groups, selection, decided=query_pass.over_layers())
-        logits, cache = model.forward(ids, positions, encoded.cache, query_pass=query_pass)
+    seen = QueryPass(groups, selection, rows, logits=logits)
+    result, cache = model.forward(ids, positions, encoded.cache, mask, seen)
+    if selection is not None and selection.two_passes and seen.segments > 1:
+        seen = QueryPass(groups, selection, rows, decided=seen.over_layers(), logits=logits)
+        result, cache = model.forward(ids, positions, encoded.cache, mask, seen)
     extended = Encoded(cache, groups, encoded.next_position + m)
-    return Reading(logits, torch.stack(query_pass.entropies), extended, query_pass.selected)
+    return Reading(result, torch.stack(seen.entropies), extended, seen.selected, seen)
 
 
 @torch.no_grad()

@@ -16,6 +16,9 @@ IMPLEMENTATION = "aero_parallel_context"
 """The name under which `_attention` is registered."""
 REPLACEABLE = ("eager", "sdpa", IMPLEMENTATION)
 """Attention implementations that `_attention` reproduces; others never form the probabilities that it needs."""
+ROTARY = ("default", "linear", "llama3", "yarn", "proportional")
+"""Values of `rope_type` whose rotation of a token depends on its position alone; that of `longrope` and `dynamic`
+depends on the length of the pass, which differs between segments and query."""
 
 
 def _attention(
@@ -54,6 +57,12 @@ class HuggingFaceModel:
             raise ValueError(f"model family {kind!r} is not supported; supported: {', '.join(FAMILIES)}")
         if implementation not in REPLACEABLE:
             raise ValueError(f"attention implementation {implementation!r} is not supported; use 'sdpa' or 'eager'")
+        rotary = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type", "default")
+        if rotary not in ROTARY:
+            raise ValueError(
+                f"rope_type {rotary!r} is not supported: it rotates a token by the length of the pass, which differs"
+                f" between segments and query; supported: {', '.join(ROTARY)}"
+            )
         model.set_attn_implementation(IMPLEMENTATION)
         self.model = model.eval()
         self.context = model.config.max_position_embeddings

@@ -24,11 +24,13 @@ AGGREGATIONS: dict[Aggregation, tuple[int, ...]] = {"none": (), "T": (-2,), "HT"
 class Selection:
     """top_k: segments kept (the paper's K). aggregation: which scores decide together.
 
+    mass: instead of a fixed K, the fewest segments whose scores make this share of all scores.
     score_top, aggregate_top: how many of the largest probabilities or scores are summed; None takes the mean of all.
     """
 
     top_k: int = 2
     aggregation: Aggregation = "none"
+    mass: float | None = None
     score_top: int = 5
     aggregate_top: int | None = 5
 
@@ -44,10 +46,16 @@ def group_scores(probabilities: Tensor, groups: Tensor, segments: int, top: int 
     return torch.stack([own.topk(min(top, own.shape[-1]), dim=-1).values.sum(-1) for own in parts], -1)
 
 
-def aggregate(scores: Tensor, dims: tuple[int, ...], top: int | None = 5) -> Tensor:
-    """Scores with `dims` reduced to size 1: the sum of the `top` largest, or the mean for None."""
+def aggregate(scores: Tensor, dims: tuple[int, ...], top: int | None = 5, rows: Tensor | None = None) -> Tensor:
+    """Scores (…, m, P) with `dims` reduced to size 1: the sum of the `top` largest, or the mean for None.
+
+    rows: (m,), tokens with the same number are reduced together and keep size m.
+    """
     if not dims:
         return scores
+    if rows is not None:
+        found = [aggregate(scores[..., rows == row, :], dims, top) for row in range(int(rows.max()) + 1)]
+        return torch.cat(found, -2)[..., rows, :]
     if top is None:
         return scores.mean(dims, keepdim=True)
     flat = scores.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims))
@@ -56,10 +64,15 @@ def aggregate(scores: Tensor, dims: tuple[int, ...], top: int | None = 5) -> Ten
     return flat.topk(min(top, flat.shape[-1]), dim=-1).values.sum(-1).reshape(shape)
 
 
-def largest(scores: Tensor, top_k: int) -> Tensor:
-    """Whether a segment is among the `top_k` with the largest scores: (…, P) bool."""
-    best = scores.topk(min(top_k, scores.shape[-1]), dim=-1).indices
-    return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, best, True)
+def chosen(scores: Tensor, selection: Selection) -> Tensor:
+    """Whether a segment is among the `top_k` with the largest scores, or needed for the `mass`: (…, P) bool."""
+    ordered, places = scores.sort(dim=-1, descending=True)
+    if selection.mass is None:
+        kept = torch.arange(scores.shape[-1], device=scores.device) < selection.top_k
+    else:
+        before = ordered.cumsum(-1) - ordered
+        kept = before < selection.mass * ordered.sum(-1, keepdim=True)
+    return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, places, kept.expand_as(scores))
 
 
 def visible(selected: Tensor, groups: Tensor) -> Tensor:

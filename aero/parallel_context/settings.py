@@ -1,92 +1,77 @@
-"""The section `parallel_context` of params.yaml, checked on reading."""
+"""The section `parallel_context` of params.yaml, checked on reading, and the grid that it describes."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from aero import families
-from aero.config import Field, ModelParameters, Parameters, Strict, TrainParameters, ValidationError
+from aero.config import Field, Parameters, Strict, ValidationError
 from aero.errors import UserError
-from aero.model import ModelConfig
+from aero.parallel_context.measure import Block
 from aero.parallel_context.selection import Aggregation, Selection
 
-TASKS = ("lm", "icl", "rag", "synthetic")
-TaskName = Literal["lm", "icl", "rag", "synthetic"]
+Kind = Literal["lm", "icl", "rag", "synthetic"]
+Positive = Annotated[int, Field(ge=1)]
 
 
 class SelectionSettings(Strict):
-    """The defaults of selective attention: K, the numbers of largest values, and the aggregation of each task."""
+    """The defaults of selective attention: K, the numbers of largest values, and the aggregation of each kind."""
 
-    top_k: int = Field(ge=1)
-    score_top: int = Field(ge=1)
-    aggregate_top: int | None = Field(ge=1)
-    aggregation: dict[TaskName, Aggregation]
+    top_k: Positive
+    score_top: Positive
+    aggregate_top: Positive | None
+    aggregation: dict[Kind, Aggregation]
 
 
 class AblationSettings(Strict):
     """What is varied, one at a time from the default, at the largest P of a task."""
 
-    top_k: tuple[Annotated[int, Field(ge=1)], ...]
+    top_k: tuple[Positive, ...]
     aggregation: tuple[Aggregation, ...]
-    sinks: dict[str, str]
+    mass: tuple[Annotated[float, Field(gt=0, lt=1)], ...]
 
 
-class CostSettings(Strict):
-    """Sizes of the random model whose time and memory are measured, and of its context in tokens."""
+class TaskSettings(Strict):
+    """contexts: measured. units: of a context. questions: about it, or scored tokens. segments: P. remedies: the P,
+    besides the largest, at which the remedies are measured too."""
 
-    layers: int = Field(ge=1)
-    heads: int = Field(ge=1)
-    width: int = Field(ge=2)
-    tokens: int = Field(ge=2)
-    segments: tuple[int, ...] = Field(min_length=1)
-    repeats: int = Field(ge=1)
-
-
-class ScaleSettings(Strict):
-    """units: of a context, by task. predicted: scored tokens of language modelling. episodes: measured per setting."""
-
-    model: ModelParameters
-    train: TrainParameters
-    rotary_fraction: float = Field(gt=0, le=1)
-    tied: bool = False
-    segments: tuple[int, ...] = Field(min_length=1)
-    units: dict[TaskName, int] = Field(min_length=len(TASKS))
-    predicted: int = Field(ge=2)
-    episodes: int = Field(ge=1)
-    batch_size: int = Field(ge=1)
-    cost: CostSettings
+    contexts: Positive
+    units: Positive
+    questions: Positive
+    segments: tuple[Positive, ...] = Field(min_length=1)
+    remedies: tuple[Positive, ...]
 
 
 class ParallelContextSettings(Strict):
-    """The whole section. sink: the shared prefix of the model trained here. required: the fraction of key-value
-    retrieval that full attention must answer for `solves_retrieval` in the result."""
+    """The whole section. sinks: shared prefixes by name, the first for every remedy, the others for comparison."""
 
-    family: str
-    architecture: str
-    seeds: tuple[int, ...] = Field(min_length=1)
-    sink: str = Field(min_length=1)
-    required: float = Field(ge=0, le=1)
+    sinks: dict[str, str] = Field(min_length=1)
     selection: SelectionSettings
     ablation: AblationSettings
-    scales: dict[str, ScaleSettings]
+    tasks: dict[str, TaskSettings]
 
-    def select(self, task: TaskName, **changes: Any) -> Selection:
-        """The task's default selection with `changes`."""
-        values = self.selection.model_dump()
-        return Selection(**values | {"aggregation": self.selection.aggregation[task]} | changes)
-
-    def at(self, scale: str) -> ScaleSettings:
-        if scale not in self.scales:
-            raise UserError(f"params.yaml: parallel_context.scales lacks {scale!r}; it has {', '.join(self.scales)}")
-        return self.scales[scale]
-
-    def model_config_for(self, scale: str, vocabulary: int) -> ModelConfig:
-        """The decoder that is trained at `scale`."""
-        chosen = self.at(scale)
-        sizes = chosen.model.model_dump()
-        return families.config(
-            self.family, vocabulary, **sizes, rotary_fraction=chosen.rotary_fraction, tied=chosen.tied
-        )
+    def blocks(self, kind: Kind, task: TaskSettings, segments: tuple[int, ...] = ()) -> list[Block]:
+        """What is measured of every context of a task. segments: other P than the task's."""
+        usual = self.selection.model_dump()
+        default = Selection(**usual | {"aggregation": self.selection.aggregation[kind]})
+        varied = [Selection(**vars(default) | {"top_k": k}) for k in self.ablation.top_k]
+        if kind != "lm":
+            varied += [Selection(**vars(default) | {"aggregation": one}) for one in self.ablation.aggregation]
+        varied += [Selection(**vars(default) | {"mass": mass}) for mass in self.ablation.mass]
+        chosen = sorted(set(segments or task.segments))
+        if chosen[0] < 1 or chosen[-1] > task.units:
+            raise UserError(f"P={chosen} is not possible: P must be 1 to {task.units}, the units of the context")
+        found = []
+        for p in chosen:
+            if p == 1 or (p != chosen[-1] and p not in task.remedies):
+                found.append(Block(p))
+                continue
+            largest = p == chosen[-1]
+            more = dict.fromkeys([default, *(varied if largest else ())])
+            found.append(Block(p, None, (None, *more), oracles=True))
+            for place, name in enumerate(self.sinks):
+                if place == 0 or largest:
+                    found.append(Block(p, name, (None, default) if place == 0 else (None,)))
+        return found
 
 
 def settings(parameters: Parameters) -> ParallelContextSettings:

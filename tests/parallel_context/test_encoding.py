@@ -2,17 +2,15 @@
 
 import pytest
 import torch
-from tiny_models import CONTEXT, HUGGING_FACE, hugging_face, ids, made, own
+from tiny_models import CONTEXT, HUGGING_FACE, hugging_face, ids, made
 
-from aero.parallel_context.encoding import answer, encode, in_one_pass, read
+from aero.parallel_context.encoding import answer, encode, in_one_pass, pack, read
+from aero.parallel_context.hugging_face import HuggingFaceModel
 from aero.parallel_context.layout import Layout
-from aero.parallel_context.own_model import OwnModel
 from aero.parallel_context.selection import AGGREGATIONS, Selection
 
-FAMILIES = ("own", *HUGGING_FACE)
 
-
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=HUGGING_FACE)
 def family(request):
     return made(request.param)
 
@@ -81,13 +79,6 @@ def test_greedy_answer_equals_repeated_full_attention(family):
     assert entropies.shape == (2, 2, 4, 6)
 
 
-def test_encoding_restores_the_model():
-    model = own()
-    attentions = [block.attention for block in model.blocks]
-    encode(OwnModel(model), [ids(1, 5)])
-    assert [block.attention for block in model.blocks] == attentions
-
-
 def test_contexts_that_do_not_fit(family):
     model, _ = family
     with pytest.raises(ValueError, match=f"model has {CONTEXT}"):
@@ -100,8 +91,6 @@ def test_contexts_that_do_not_fit(family):
 
 
 def test_unsupported_models():
-    from aero.parallel_context.hugging_face import HuggingFaceModel
-
     with pytest.raises(ValueError, match="flex_attention"):
         HuggingFaceModel(hugging_face("llama", "flex_attention"))
     with pytest.raises(ValueError, match="gemma2"):
@@ -110,18 +99,43 @@ def test_unsupported_models():
     encode(windowed, [ids(1, 8)])
     with pytest.raises(ValueError, match="window of 8 tokens and the context has 9"):
         encode(windowed, [ids(1, 9)])
-    with pytest.raises(ValueError, match="position=rotary"):
-        OwnModel(own(position="learned"))
-    with pytest.raises(ValueError, match=r"SM\(t\)"):
-        OwnModel(own("SM(t)+LN+G"))
-    with pytest.raises(ValueError, match="softmax attention only"):
-        OwnModel(own("Core(relu)+LN+G"))
+    for rope in ("longrope", "dynamic"):
+        model = hugging_face("llama")
+        model.config.rope_parameters = {"rope_type": rope}
+        with pytest.raises(ValueError, match=rope):
+            HuggingFaceModel(model)
 
 
-def test_sigma_reparam_equals_full_attention():
-    plain = own("Core(sigma_reparam)+LN+G").double()
-    context, query = ids(2, 20).split([14, 6], 1)
-    reading = read(OwnModel(plain), encode(OwnModel(plain), [context]), query)
-    with torch.no_grad():
-        expected = plain(torch.cat([context, query], 1))[:, 14:]
-    assert (reading.logits - expected).abs().max() < 1e-6 and expected.abs().max() > 0.1
+@pytest.mark.parametrize("aggregation", [None, *AGGREGATIONS])
+def test_packed_queries_equal_queries_alone(family, aggregation):
+    """The answer's tokens too: each selects alone, as if it were generated."""
+    model, _ = family
+    context, more = ids(1, 20), ids(1, 30, seed=2)[0].tolist()
+    encoded = encode(model, segments_of(context, (5, 5, 5, 5)), ids(1, 2, seed=1)[0])
+    selection = None if aggregation is None else Selection(2, aggregation)
+    queries = [(more[:4], more[4:6]), (more[6:13], []), (more[13:15], more[15:18])]
+    tokens, packed = pack(queries)
+    together, start = read(model, encoded, tokens, selection, packed), 0
+    for question, answered in queries:
+        alone = read(model, encoded, torch.tensor([question]), selection)
+        logits, entropies = [alone.logits], [alone.entropies]
+        for token in answered:
+            alone = read(model, alone.encoded, torch.tensor([[token]]), selection)
+            logits.append(alone.logits)
+            entropies.append(alone.entropies)
+        end = start + len(question) + len(answered)
+        assert (together.logits[:, start:end] - torch.cat(logits, 1)).abs().max() < 1e-6
+        assert (together.entropies[..., start:end] - torch.cat(entropies, -1)).abs().max() < 1e-6
+        start = end
+
+
+def test_the_first_segment_of_a_whole_encoding_is_reused(family):
+    model, _ = family
+    context, prefix = ids(2, 20), ids(1, 3, seed=1)[0]
+    for head in (None, prefix):
+        whole = encode(model, [context], head)
+        parts = segments_of(context, (7, 7, 6))
+        for one, other in zip(
+            encode(model, parts, head).cache, encode(model, parts, head, 0, whole).cache, strict=True
+        ):
+            assert all(torch.allclose(a, b, atol=1e-9) for a, b in zip(one, other, strict=True))

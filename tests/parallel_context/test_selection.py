@@ -7,7 +7,7 @@ import torch
 
 from aero.parallel_context.attention import QueryPass
 from aero.parallel_context.layout import PREFIX
-from aero.parallel_context.selection import Selection, aggregate, group_scores, largest, visible
+from aero.parallel_context.selection import Selection, aggregate, chosen, group_scores, visible
 
 GROUPS = torch.tensor([PREFIX, 0, 0, 0, 1, 1, 2, PREFIX])
 
@@ -36,10 +36,17 @@ def test_aggregate_by_plain_loops(dims, top):
 
 
 def test_selected_and_visible_by_hand():
-    kept = largest(torch.tensor([[0.2, 0.5, 0.4]]), 2)
+    kept = chosen(torch.tensor([[0.2, 0.5, 0.4]]), Selection(2))
     assert kept.tolist() == [[False, True, True]]
     assert visible(kept, GROUPS).tolist() == [[True, False, False, False, True, True, True, True]]
-    assert largest(torch.tensor([0.2, 0.5]), 7).all()
+    assert chosen(torch.tensor([0.2, 0.5]), Selection(7)).all()
+
+
+def test_selection_by_mass_by_hand():
+    """Of 2.0 in all, 1.2 and 0.5 make the share 0.85: fewer segments where one dominates."""
+    scores = torch.tensor([[0.1, 1.2, 0.2, 0.5], [1.7, 0.1, 0.1, 0.1]])
+    kept = chosen(scores, Selection(mass=0.8))
+    assert kept.tolist() == [[False, True, False, True], [True, False, False, False]]
 
 
 def test_probabilities_are_masked_and_renormalised():

@@ -2,20 +2,10 @@
 
 import torch
 
-from aero import families
-from aero.architecture import parse
-from aero.model import GPT
-from aero.parallel_context.own_model import OwnModel
+from aero.parallel_context.hugging_face import HuggingFaceModel
 
 VOCABULARY, CONTEXT = 97, 64
 HUGGING_FACE = ("llama", "mistral", "qwen2")
-
-
-def own(architecture="SM+LN+G", **changes):
-    torch.manual_seed(3)
-    sizes = {"layers": 2, "heads": 4, "width": 32, "ffn_width": 64, "init_std": 0.2, "rotary_fraction": 1.0}
-    config = families.config("pythia-70m", VOCABULARY, CONTEXT, **(sizes | changes))
-    return GPT(parse(architecture), config).eval()
 
 
 def hugging_face(kind, attention="sdpa", **changes):
@@ -44,10 +34,6 @@ def made(kind):
 
     The reference is Hugging Face's `sdpa`, because its `eager` rounds probabilities to single precision.
     """
-    if kind == "own":
-        return OwnModel(own().double()), own().double()
-    from aero.parallel_context.hugging_face import HuggingFaceModel
-
     plain = hugging_face(kind).double()
     return HuggingFaceModel(hugging_face(kind).double()), lambda ids: plain(ids).logits
 

@@ -1,0 +1,141 @@
+"""A model measured on contexts in P segments: one row a context and setting.
+
+A context is encoded once a P and shared prefix; all its questions and selections read that encoding, side by side.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from aero.parallel_context.encoding import Encoded, Model, Reading, encode, pack, read
+from aero.parallel_context.selection import Selection
+from aero.parallel_context.tasks import Context, Query
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Block:
+    """What is measured of one encoding. sink: name of the shared prefix. oracles: also read with the keys, and with the
+    values, of full attention."""
+
+    segments: int
+    sink: str | None = None
+    selections: Sequence[Selection | None] = (None,)
+    oracles: bool = False
+
+
+def rows_of(
+    model: Model,
+    context: Context,
+    blocks: Sequence[Block],
+    prefixes: dict[str, Tensor],
+    is_text: bool = False,
+    done: Callable[[Block], bool] = lambda block: False,
+) -> Iterator[tuple[Block, list[Row]]]:
+    """The rows of every block that is not `done`. is_text: score the loss of the text that follows, not answers."""
+    most = max(len(question) + len(answer) for question, accepted in context.queries for answer in accepted)
+    whole: Encoded | None = None
+    for block in blocks:
+        if done(block):
+            continue
+        if whole is None and block.sink is None:
+            whole = encode(model, _tensors(context, 1), None, most)
+        began = time.process_time()
+        prefix = None if block.sink is None else prefixes[block.sink]
+        reused = whole if block.sink is None else None
+        encoded = encode(model, _tensors(context, block.segments), prefix, most, reused)
+        seconds = time.process_time() - began
+        common = {"segments": block.segments, "sink": block.sink, "tokens": len(encoded.groups)}
+        rows = []
+        for selection in block.selections:
+            found = _read(model, encoded, context.queries, selection, is_text)
+            rows.append(common | _named(selection) | {"oracle": None} | found)
+        rows[0] |= {"encoding_cpu_s": round(seconds, 2)} | _norms(encoded, reused)
+        for which in ("keys", "values") if block.oracles else ():
+            mixed = _oracle(encoded, whole, which)
+            rows.append(common | _named(None) | {"oracle": which} | _read(model, mixed, context.queries, None, is_text))
+        yield block, rows
+
+
+def _tensors(context: Context, segments: int) -> list[Tensor]:
+    return [torch.tensor([ids]) for ids in context.segments(segments)]
+
+
+def _named(selection: Selection | None) -> Row:
+    if selection is None:
+        return {"top_k": None, "aggregation": None, "mass": None}
+    fixed = selection.top_k if selection.mass is None else None
+    return {"top_k": fixed, "aggregation": selection.aggregation, "mass": selection.mass}
+
+
+def _oracle(encoded: Encoded, whole: Encoded, which: str) -> Encoded:
+    """`encoded` with the keys or the values of full attention; keys bring their positions with them."""
+    both = zip(encoded.cache, whole.cache, strict=True)
+    if which == "keys":
+        return Encoded([(k, v) for (_, v), (k, _) in both], encoded.groups, whole.next_position)
+    return Encoded([(k, v) for (k, _), (_, v) in both], encoded.groups, encoded.next_position)
+
+
+def _read(model: Model, encoded: Encoded, queries: Sequence[Query], selection: Selection | None, is_text: bool) -> Row:
+    """Scores and entropies of every query, and what was recorded by layer."""
+    began = time.process_time()
+    flat = [(number, question, answer) for number, (question, all_) in enumerate(queries) for answer in all_]
+    ids, packed = pack([(question, answer[:-1]) for _, question, answer in flat])
+    reading = read(model, encoded, ids, selection, packed, logits=selection is None)
+    scores: list[list[float]] = [[] for _ in queries]
+    entropies: list[list[float]] = [[] for _ in queries]
+    by_token, end = reading.entropies.mean((0, 1, 2)), 0  # (m,)
+    for number, question, answer in flat:
+        begin, end = end, end + len(question) + len(answer) - 1
+        logits, wanted = reading.logits[0, end - len(answer) : end], torch.tensor(answer)
+        score = F.cross_entropy(logits, wanted) if is_text else (logits.argmax(-1) == wanted).all()
+        scores[number].append(float(score))
+        entropies[number].append(float(by_token[begin:end].mean()))
+    row: Row = {
+        "scores": [round(max(own), 5) for own in scores],
+        "entropies": [round(sum(own) / len(own), 4) for own in entropies],
+        "entropy_by_layer": rounded(reading.entropies.mean((1, 2, 3))),
+    }
+    if selection is None:
+        row |= _by_layer(reading)
+    elif reading.selected:
+        kept = [selected.sum(-1).float().mean() for selected in reading.selected]
+        row["kept"] = round(float(torch.stack(kept).mean()), 2)
+    return row | {"cpu_s": round(time.process_time() - began, 2)}
+
+
+def _by_layer(reading: Reading) -> Row:
+    sizes = torch.stack(reading.seen.logit_sizes)  # (L, 2)
+    return {
+        "sink_share": rounded(torch.stack(reading.seen.sinks).mean((1, 2, 3))),
+        "logit_mean": rounded(sizes[:, 0]),
+        "logit_max": rounded(sizes[:, 1]),
+    }
+
+
+def _norms(encoded: Encoded, whole: Encoded | None) -> Row:
+    """Mean norms by layer of keys and of values of segments' first tokens, and of later ones, behind the first segment;
+    `…_full`: of the same tokens in full attention."""
+    groups = encoded.groups
+    first = torch.ones_like(groups, dtype=torch.bool)
+    first[1:] = groups[1:] != groups[:-1]
+    found = {}
+    for name, tokens in (("first", first & (groups > 0)), ("later", ~first & (groups > 0))):
+        for part, states in enumerate(("key", "value")):
+            for end, one in (("", encoded), ("_full", whole)):
+                if one is not None and tokens.any():
+                    norms = torch.stack([layer[part][0, :, tokens].norm(dim=-1).mean() for layer in one.cache])
+                    found[f"{states}_{name}{end}"] = rounded(norms)
+    return found
+
+
+def rounded(values: Tensor) -> list[float]:
+    return [round(value, 4) for value in values.tolist()]

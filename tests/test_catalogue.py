@@ -16,6 +16,7 @@ from aero.architecture import parse
 from aero.config import load
 from aero.model import GPT
 from aero.records import Training, read_all_metrics, read_trainings, write_trainings
+from aero.report.claims import texts
 from aero.training.catalogue import (
     achieved_flops,
     cost,
@@ -183,10 +184,8 @@ def compared_by_claims() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for paper in ("aero", "entropy_guided", "entropy_landscape", "variance_sensitivity"):
         for claim in published.load(paper).claims:
-            for value in claim.quantity[1].values():
-                for name in value if isinstance(value, list) else [value]:
-                    if isinstance(name, str) and name in PARAMETERS.runs:
-                        found.setdefault(name, set()).add(claim.id)
+            for name in set(texts(claim.quantity[1])) & set(PARAMETERS.runs):
+                found.setdefault(name, set()).add(claim.id)
     return found
 
 

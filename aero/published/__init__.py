@@ -129,7 +129,7 @@ class Claim:
     stated: whether claim and rule entered this repository before the data that decide them. quantity: a function of
     `aero.report.quantities` and its parameters. rule: one of `aero.report.verdicts` and its parameters. published: the
     number or order claimed. kind: "contradiction" if two statements of the paper do not fit together, "own" for a
-    variation added here.
+    variation added here. version: of the paper, if it has several. merges: earlier claims of the same fact.
     """
 
     id: str
@@ -140,6 +140,8 @@ class Claim:
     rule: tuple[str, dict[str, Any]]
     published: str
     kind: str = "claim"
+    version: str = ""
+    merges: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,8 @@ def load(short: str) -> Paper:
     tables = {str(number): _table(str(number), table, path.name) for number, table in values["tables"].items()}
     claims_path = path.with_name(f"{short}_claims.yaml")
     claims = yaml_of(text_of(claims_path)) if claims_path.is_file() else []
-    return Paper(*head, facts, tables, tuple(_claim(entry) for entry in claims))
+    version = facts.get("version", "")
+    return Paper(*head, facts, tables, tuple(_claim({"version": version} | entry) for entry in claims))
 
 
 def known_papers() -> tuple[str, ...]:
@@ -222,4 +225,5 @@ def _cell(column: Column, value: Any, note: str) -> Cell:
 def _claim(entry: dict[str, Any]) -> Claim:
     """Quantity and rule are a name, or a name with its parameters."""
     named = {key: entry[key] if isinstance(entry[key], dict) else {entry[key]: {}} for key in ("quantity", "rule")}
-    return Claim(**entry | {key: next(iter(one.items())) for key, one in named.items()})
+    named = {key: next(iter(one.items())) for key, one in named.items()}
+    return Claim(**entry | named | {"merges": tuple(entry.get("merges", ()))})

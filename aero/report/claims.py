@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pandas as pd
 
 from aero.published import Claim, known_papers, load
 from aero.report import verdicts
+from aero.report.perplexity import gate
 from aero.report.quantities import costs, entropy, parallel_context, printed, sensitivity, theory, training
 from aero.report.results import SMOKE_TEST, Results
 from aero.report.verdicts import VERDICTS, Decision, Measurement
@@ -19,8 +21,6 @@ from aero.report.verdicts import VERDICTS, Decision, Measurement
 GROUPS = (training.GROUP, costs.GROUP, theory.GROUP, "paper self-consistency", "own variations")
 """What a claim rests on."""
 _MODULES = (training, entropy, costs, printed, sensitivity, theory, parallel_context)
-_SIDES = ("run", "base", "above", "against", "runs", "others")
-"""Parameters of a quantity that name the runs it compares."""
 
 
 def judge(results: Results, *papers: str) -> pd.DataFrame:
@@ -45,6 +45,8 @@ def judge(results: Results, *papers: str) -> pd.DataFrame:
                     "evidence": found.evidence,
                     "group": _group(claim),
                     "stated": claim.stated,
+                    "version": claim.version,
+                    "merges": " ".join(claim.merges),
                 }
             )
     return pd.DataFrame(rows)
@@ -52,18 +54,24 @@ def judge(results: Results, *papers: str) -> pd.DataFrame:
 
 def decide(results: Results, claim: Claim) -> Decision:
     """The decision on a claim at the scale that decides it."""
-    scale, larger = deciding_scales(results, claim)
-    named = compared_runs(results, claim) or [name for at, name in results.runs if at == scale]
-    substitute = scale == "paper" and results.substituted(named, scale)
+    scale, larger = deciding_scale(results, claim)
     rule, limits = claim.rule
-    decision = verdicts.decide(rule, _measure(results.at(scale, substitute), claim), **limits)
+    measured = _measure(results.at(scale), claim)
+    if all(results.seeds(run, scale) for run in compared_runs(results, claim)):
+        reasons = filter(None, (measured.missing, _fails_gate(results, claim, scale)))
+        measured = dataclasses.replace(measured, missing="; ".join(reasons))
+    decision = verdicts.decide(rule, measured, **limits)
     notes = [decision.evidence]
-    if substitute:
-        notes.append("not on the papers' corpus, so their sizes are neither met nor missed here")
     for other in larger:
         if text := _measure(results.at(other), claim).text:
             notes.append(f"at scale {other}, with too few seeds for a verdict: {text}")
     return dataclasses.replace(decision, evidence="; ".join(filter(None, notes)))
+
+
+def _fails_gate(results: Results, claim: Claim, scale: str) -> str:
+    """Why the control of a run that the claim compares fails the gate at a scale; "" if none does."""
+    reasons = (gate(results.at(scale), run) for run in compared_runs(results, claim))
+    return next(filter(None, reasons), "")
 
 
 def _measure(results: Results, claim: Claim) -> Measurement:
@@ -90,31 +98,38 @@ def _group(claim: Claim) -> str:
 
 def compared_runs(results: Results, claim: Claim) -> tuple[str, ...]:
     """The runs of params.yaml that a claim compares."""
-    named: list[str] = []
-    for key in _SIDES:
-        value = claim.quantity[1].get(key)
-        named += [value] if isinstance(value, str) else value or []
     known = results.parameters.get("runs") or {}
-    return tuple(dict.fromkeys(run for run in named if run in known))
+    return tuple(dict.fromkeys(name for name in texts(claim.quantity[1]) if name in known))
 
 
-def deciding_scales(results: Results, claim: Claim) -> tuple[str, tuple[str, ...]]:
+def texts(value: Any) -> Iterator[str]:
+    """All texts in the parameters of a quantity."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from texts(list(value.values()))
+    elif isinstance(value, list):
+        for one in value:
+            yield from texts(one)
+
+
+def deciding_scale(results: Results, claim: Claim) -> tuple[str, list[str]]:
     """The scale at which a claim is decided, and larger ones with all its runs but too few seeds.
 
-    The largest scale at which all runs share two seeds decides; where there is none, the report's own scale.
+    The largest scale decides at which all runs share two seeds and their controls pass the gate; where none passes, the
+    largest with two seeds, and where none has them the report's own.
     """
     runs = compared_runs(results, claim)
-    undecided: list[str] = []
     if not runs or results.scale == SMOKE_TEST:
-        return results.scale, ()
+        return results.scale, []
+    enough, fewer = [], []
     for scale in results.scales:
-        if scale != SMOKE_TEST:
-            common = set.intersection(*({run.seed for run in results.seeds(name, scale)} for name in runs))
-            if len(common) >= 2:
-                return scale, tuple(undecided)
-            if common and scale != results.scale:
-                undecided.append(scale)
-    return results.scale, tuple(undecided)
+        common = set.intersection(*({run.seed for run in results.seeds(name, scale)} for name in runs))
+        if scale != SMOKE_TEST and common:
+            (enough if len(common) >= 2 else fewer).append(scale)
+    chosen = next((s for s in enough if not _fails_gate(results, claim, s)), enough[0] if enough else results.scale)
+    order = results.scales
+    return chosen, [s for s in fewer if chosen not in order or order.index(s) < order.index(chosen)]
 
 
 def csv_text(judged: pd.DataFrame) -> str:

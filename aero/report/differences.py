@@ -1,7 +1,6 @@
 """Perplexity of a table's row over that of the row it is compared with, in per cent, paired by seed.
 
-The measured difference is the mean over the seeds that both sides have, with its 95 % t-interval. A note names missing
-and diverged seeds.
+A note names missing and failed seeds.
 """
 
 from __future__ import annotations
@@ -12,8 +11,9 @@ from pathlib import Path
 import pandas as pd
 
 from aero.published import Cell, Row, load
+from aero.report.perplexity import change
 from aero.report.results import Results
-from aero.report.statistics import Estimate, estimate, relative
+from aero.report.statistics import Estimate
 from aero.report.tables import FOLDER, PRINTED, csv_text, table
 
 LANDSCAPE = ("entropy_landscape", "1")
@@ -56,18 +56,6 @@ class Comparison:
         return "" if own is None or other is None else f"{100 * (own / other - 1):+z.1f}"
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A measured difference in per cent; None, and a note that says why, if there is none.
-
-    diverged: whether every training of the row diverged.
-    """
-
-    estimate: Estimate | None
-    note: str
-    diverged: bool = False
-
-
 def comparisons(short: str, number_: str) -> list[Comparison]:
     """Every comparison of a printed table, row by row; a row is not compared with itself."""
     printed = load(short).tables[number_]
@@ -94,40 +82,8 @@ def _perplexities(row: Row) -> dict[str, Cell]:
     return {c.column.training: c for c in row.cells.values() if c.column.unit == "perplexity"}
 
 
-def difference(results: Results, run: str, base: str, base_name: str = "") -> Difference:
-    """Perplexity of `run` over that of `base`, in per cent, over the seeds that both have; not across corpora.
-
-    base_name: the name of the other side in notes.
-    """
-    own, other = results.seeds(run), results.seeds(base)
-    base_name = base_name or base
-    if not own:
-        return Difference(None, "not run yet")
-    if not other:
-        return Difference(None, f"{base_name} not run yet")
-    corpora = {one.provenance.get("corpus_sha256") for one in (*own, *other)}
-    if None in corpora and len(corpora) > 1:
-        return Difference(None, "not every training says which corpus it had: not comparable")
-    if len(corpora) > 1:
-        return Difference(None, f"trained on another corpus than {base_name}: not comparable")
-    found = estimate(relative(results.perplexity(run), results.perplexity(base)))
-    notes = []
-    for name, trained, others in (("", own, other), (f"{base_name} ", other, own)):
-        notes += [f"{name}seed {one.seed} diverged at step {one.diverged_at}" for one in trained if one.diverged]
-        if lacking := sorted({one.seed for one in others} - {one.seed for one in trained}):
-            notes.append(f"{name}seed {', '.join(map(str, lacking))} not run")
-    if found is None and not notes:
-        notes.append("no perplexity in the results")
-    if found is not None and len(found.seeds) == 1:
-        notes.append(f"one seed ({found.seeds[0]}), no interval")
-    return Difference(found, "; ".join(notes), found is None and all(one.diverged for one in own))
-
-
 def perplexities(results: Results, number: str, short: str = "aero") -> pd.DataFrame:
-    """A printed table's perplexities and their change over its baseline, published and measured; a line a training.
-
-    The change is the mean over seeds, paired with the baseline's, with its 95 % t-interval.
-    """
+    """A printed table's perplexities and their change over its baseline, published and measured; a line a training."""
     by_cell = {(one.row.name, one.cell.column.key): one for one in reversed(comparisons(short, number))}
     lines = []
     for cell in table(results, number, short):
@@ -136,7 +92,7 @@ def perplexities(results: Results, number: str, short: str = "aero") -> pd.DataF
             continue
         runs = results.seeds(cell.row.trained.get(column.training, ""))
         compared = by_cell.get((cell.row.name, column.key))
-        change = difference(results, compared.run, compared.base_run, compared.base) if compared else None
+        found = change(results, compared.run, compared.base_run, compared.base) if compared else None
         failed = sum(run.diverged for run in runs)
         lines.append(
             {
@@ -144,7 +100,7 @@ def perplexities(results: Results, number: str, short: str = "aero") -> pd.DataF
                 "PPL, published": cell.published.text or "–",
                 "measured": cell.text or "–",
                 "change %, published": (compared.published or "–") if compared else "baseline",
-                "measured ": "baseline" if change is None else _signed(change.estimate),
+                "measured ": "baseline" if found is None else _signed(found.estimate),
                 "seeds": f"{len(runs)}, {failed} diverged" if failed else str(len(runs)),
             }
         )
@@ -154,7 +110,6 @@ def perplexities(results: Results, number: str, short: str = "aero") -> pd.DataF
 def _signed(found: Estimate | None) -> str:
     if found is None:
         return "–"
-    found = found.possible()
     interval = f" [{found.low:+z.1f}, {found.high:+z.1f}]" if found.has_interval else ""
     return f"{found.mean:+z.1f}{interval}"
 
@@ -164,7 +119,7 @@ def files(results: Results) -> dict[Path, str]:
     lines = []
     for short, number in COMPARED:
         for one in comparisons(short, number):
-            found = difference(results, one.run, one.base_run, one.base)
+            found = change(results, one.run, one.base_run, one.base)
             mean = found.estimate
             has_interval = mean is not None and mean.has_interval
             lines.append(
@@ -175,7 +130,7 @@ def files(results: Results) -> dict[Path, str]:
                     "column": one.cell.column.label,
                     "baseline": one.base,
                     "published": one.published,
-                    "measured": f"{mean.mean:.6g}" if mean else "NaN" if found.diverged else "",
+                    "measured": f"{mean.mean:.6g}" if mean else "NaN" if found.failed else "",
                     "unit": "%",
                     "scale": results.scale,
                     "seeds": " ".join(map(str, mean.seeds)) if mean else "",

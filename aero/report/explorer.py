@@ -14,8 +14,8 @@ import pandas as pd
 
 from aero.report.costs import GB, PROGRAMS, compared_runs
 from aero.report.papers.private_tables import PROGRAM_NAMES
+from aero.report.perplexity import change
 from aero.report.results import Results
-from aero.report.statistics import estimate, relative
 
 BASELINE = "SM+LN+G"
 PERPLEXITY = "perplexity over SM+LN+G, %"
@@ -38,8 +38,7 @@ def rows(results: Results) -> pd.DataFrame:
         if run.get("regularizer") or (setting, run["architecture"]) in seen:
             continue
         seen.add((setting, run["architecture"]))
-        base = results.perplexity(baselines[setting]) if setting in baselines else {}
-        found = estimate(relative(results.perplexity(name), base))
+        found = change(results, name, baselines[setting]).estimate if setting in baselines else None
         for program in PROGRAMS:
             cost = results.cost(run["architecture"], program, context, model)
             if cost is not None:

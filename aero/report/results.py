@@ -163,8 +163,7 @@ class Cost:
 class Results:
     """All results under `root`, and the training scale the report is about.
 
-    operations: each once. by_file: all lines of each of their files. substitute: whether the trainings had another
-    corpus than the papers'.
+    operations: each once. by_file: all lines of each of their files.
     """
 
     root: Path
@@ -176,12 +175,6 @@ class Results:
     end_to_end: Any
     problems: tuple[str, ...]
     parameters: dict[str, Any]
-    substitute: bool = False
-
-    @property
-    def published_scale(self) -> bool:
-        """Whether a training seen here is of the papers' own size, budget and corpus."""
-        return self.scale == "paper" and not self.substitute
 
     def substituted(self, runs: Iterable[str], scale: str) -> bool:
         """Whether any training of `runs` at `scale` is of another corpus than the papers'."""
@@ -230,11 +223,9 @@ class Results:
         """The operations measured in the file that the cost is composed from; none if that is not there."""
         return self.by_file.get(cost.operations_path, ())
 
-    def at(self, scale: str, substitute: bool = False) -> Results:
-        """The same results, seen from another training scale, or as trained on a substitute of the papers' corpus."""
-        if (scale, substitute) == (self.scale, self.substitute):
-            return self
-        return dataclasses.replace(self, scale=scale, substitute=substitute)
+    def at(self, scale: str) -> Results:
+        """The same results, seen from another training scale."""
+        return self if scale == self.scale else dataclasses.replace(self, scale=scale)
 
     def scales_of(self, *runs: str) -> tuple[str, ...]:
         """The scales with a result of any of the runs, largest first, without the smoke test."""

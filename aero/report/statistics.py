@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,8 +11,6 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import stdtrit
 
 CONFIDENCE = 0.95
-LOWEST = {"perplexity": 1.0, "%": -100.0}
-"""Smallest feasible value by unit: perplexity, and its change in per cent."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +35,6 @@ class Estimate:
     def contains(self, value: float) -> bool:
         return self.low is not None and self.high is not None and self.low <= value <= self.high
 
-    def possible(self, unit: str = "%") -> Estimate:
-        """The interval clipped to the feasible range, for showing: perplexity from 1, its change from -100 %."""
-        lowest = LOWEST.get(unit, -math.inf)
-        return self if self.low is None or self.low >= lowest else dataclasses.replace(self, low=lowest)
-
     def text(self, digits: int = 2, unit: str = "") -> str:
         """ "3.21 [3.10, 3.32]", without the interval for one seed."""
         unit = f" {unit}" if unit else ""
@@ -57,32 +49,25 @@ def estimate(values: Mapping[int, float]) -> Estimate | None:
     The interval is mean ± t(n-1, 0.975) · s / sqrt(n) with the sample standard deviation s.
     """
     finite = {seed: value for seed, value in sorted(values.items()) if value is not None and math.isfinite(value)}
-    if not finite:
-        return None
-    numbers = list(finite.values())
-    count, mean = len(numbers), math.fsum(numbers) / len(numbers)
+    return interval(finite, 0.0, 0) if finite else None
+
+
+def interval(values: Mapping[int, float], deviation: float, freedom: int) -> Estimate:
+    """Mean of one value a seed, with the 95 % t-interval by a standard deviation of so many degrees of freedom; with 0
+    degrees by that of the values themselves. One value has no interval."""
+    count, mean = len(values), math.fsum(values.values()) / len(values)
     if count == 1:
-        return Estimate(mean, None, None, tuple(finite))
-    variance = math.fsum((number - mean) ** 2 for number in numbers) / (count - 1)
-    half = float(stdtrit(count - 1, 0.5 + CONFIDENCE / 2)) * math.sqrt(variance / count)
-    return Estimate(mean, mean - half, mean + half, tuple(finite))
-
-
-def relative(values: Mapping[int, float], base: Mapping[int, float]) -> dict[int, float]:
-    """100 · (value / base - 1), in per cent, for every seed both have: paired, so what a seed shares cancels."""
-    return {seed: 100.0 * (values[seed] / base[seed] - 1.0) for seed in sorted(values) if seed in base}
+        return Estimate(mean, None, None, tuple(values))
+    if not freedom:
+        freedom = count - 1
+        deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values.values()) / freedom)
+    half = float(stdtrit(freedom, 0.5 + CONFIDENCE / 2)) * deviation / math.sqrt(count)
+    return Estimate(mean, mean - half, mean + half, tuple(values))
 
 
 def difference(values: Mapping[int, float], base: Mapping[int, float]) -> dict[int, float]:
     """value - base for every seed both have."""
     return {seed: values[seed] - base[seed] for seed in sorted(values) if seed in base}
-
-
-def share(flags: Sequence[bool]) -> float:
-    """The fraction of true ones; ValueError for none at all."""
-    if not flags:
-        raise ValueError("a share of nothing is not defined")
-    return sum(flags) / len(flags)
 
 
 RESAMPLES = 400

@@ -13,8 +13,9 @@ import pandas as pd
 from aero.published import load
 from aero.report.claims import counts
 from aero.report.costs import GB, row_costs, saving
+from aero.report.perplexity import change
 from aero.report.results import Results, Run
-from aero.report.statistics import estimate, relative
+from aero.report.statistics import estimate
 
 
 def summary(results: Results, judged: pd.DataFrame) -> dict[str, object]:
@@ -29,8 +30,8 @@ def summary(results: Results, judged: pd.DataFrame) -> dict[str, object]:
         entry: dict[str, float | int] = {"seeds": len(seeds), "diverged": sum(run.diverged for run in seeds)}
         if found := estimate(results.perplexity(name)):
             entry["perplexity"] = round(found.mean, 4)
-        increase = relative(results.perplexity(name), results.perplexity("sm-ln-g"))
-        if _setting(results, name) == _setting(results, "sm-ln-g") and (found := estimate(increase)):
+        found = change(results, name, "sm-ln-g").estimate
+        if _setting(results, name) == _setting(results, "sm-ln-g") and found:
             entry["increase_percent"] = round(found.mean, 3)
         entry |= _entropy(seeds)
         perplexity[name] = entry

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 from aero.published import Cell, Paper, Row, Table, load
 from aero.report.costs import (
@@ -25,8 +26,9 @@ from aero.report.costs import (
     row_costs,
     saving,
 )
+from aero.report.perplexity import change
 from aero.report.results import Cost, Results, Run
-from aero.report.statistics import Estimate, estimate, relative
+from aero.report.statistics import Estimate
 from aero.two_party.program.optimizations import AS_PUBLISHED
 
 PAPER_DIMENSIONS = "paper_dimensions"
@@ -83,20 +85,21 @@ def _training(results: Results, printed: Table, row: Row, cell: Cell) -> Measure
 
     if cell.column.key.startswith("delta"):
         base = printed.rows[0].trained.get(training)
-        values = relative(values, results.perplexity(base)) if base else {}
         if name == base and values:
             notes.append("the baseline itself")
             return measured(f"{0:.{digits}f}", 0.0, Estimate(0.0, None, None, tuple(values)))
+        found = change(results, name, base).estimate if name and base else None
+    else:  # perplexities have no interval: only differences paired by seed do
+        found = Estimate(fmean(values.values()), None, None, tuple(values)) if values else None
     diverged = [f"seed {run.seed} at step {run.diverged_at}" for run in runs if run.diverged]
     if diverged:
         notes.append(f"{len(diverged)} of {len(runs)} seeds diverged: {', '.join(diverged)}")
     if not runs:
         notes.append("not run yet")
-    found = estimate(values)
     if found is None:
         return measured("NaN", math.nan) if diverged else measured("", None)
     if len(found.seeds) == 1:
-        notes.append(f"one seed ({found.seeds[0]}), no interval")
+        notes.append(f"one seed ({found.seeds[0]})")
     return measured(f"{found.mean:.{digits}f}", found.mean, found)
 
 

@@ -45,17 +45,15 @@ def exact(value: float) -> Estimate:
 class Measurement:
     """What was measured for a claim.
 
-    effects: what the rule judges, by name. against: how much more it is than in a baseline; the baseline must have
-    less. checks: conditions by name. text, scale, evidence: as they stand in claims.csv. missing: why there can be no
-    verdict. trained: whether it was seen in models trained here, which cannot contradict a paper. fractions: the two
-    sides of a comparison of fractions.
+    effects: what the rule judges, by name. checks: conditions by name. text, scale, evidence: as they stand in
+    claims.csv. missing: why there can be no verdict. trained: whether it was seen in models trained here, which cannot
+    contradict a paper. fractions: the two sides of a comparison of fractions.
     """
 
     text: str
     scale: str
     evidence: str = ""
     effects: Mapping[str, Estimate] = field(default_factory=dict)
-    against: Mapping[str, Estimate] = field(default_factory=dict)
     checks: Mapping[str, bool] = field(default_factory=dict)
     missing: str = ""
     trained: bool = False
@@ -109,32 +107,45 @@ def _short(value: Any) -> str:
 # Rules: each returns a verdict and, where it helps, a note ------------------------------------------------------------
 
 
-def equal_within(m: Measurement, value: float, tolerance: float | None = None, beyond: float = 0.0) -> tuple[str, ...]:
+Numbers = float | dict[str, float]
+"""A published number: one for all effects, or one for each by its name."""
+
+
+def _number(value: Numbers, effect: str) -> float:
+    return value[effect] if isinstance(value, dict) else value
+
+
+def equal_within(
+    m: Measurement, value: Numbers, tolerance: float | None = None, beyond: float = 0.0
+) -> tuple[str, ...]:
     """Direction reproduced if every interval lies on the side of `beyond` (default 0) where `value` does; reproduced
     if every interval contains `value` besides, or every mean is within `tolerance` of it where that is given."""
-    side = 1 if value > beyond else -1
-    met = all(e.contains(value) if tolerance is None else abs(e.mean - value) <= tolerance for e in m.effects.values())
-    return _on_side(m, side, beyond, met)
+    values = {name: _number(value, name) for name in m.effects}
+    met = all(
+        one.contains(values[name]) if tolerance is None else abs(one.mean - values[name]) <= tolerance
+        for name, one in m.effects.items()
+    )
+    return _on_sides(m, [1 if one > beyond else -1 for one in values.values()], beyond, met)
 
 
-def above(m: Measurement, limit: float = 0.0, size: float | None = None) -> tuple[str, ...]:
+def above(m: Measurement, limit: float = 0.0, size: Numbers | None = None) -> tuple[str, ...]:
     """Direction reproduced if every interval lies above `limit`; reproduced if the means reach `size` besides."""
-    return _on_side(m, 1, limit, size is not None and all(e.mean >= size for e in m.effects.values()))
+    met = size is not None and all(one.mean >= _number(size, name) for name, one in m.effects.items())
+    return _on_sides(m, [1] * len(m.effects), limit, met)
 
 
 def below(m: Measurement, limit: float = 0.0) -> tuple[str, ...]:
     """Direction reproduced if every interval lies below `limit`."""
-    return _on_side(m, -1, limit, False)
+    return _on_sides(m, [-1] * len(m.effects), limit, False)
 
 
-def _on_side(m: Measurement, side: int, limit: float, met: bool) -> tuple[str, ...]:
-    """The verdict on effects that should lie on one side of `limit`, and more so than in the baselines."""
-    found = [side * one.excludes(limit) for one in m.effects.values()]
-    more = [one.excludes() for one in m.against.values()]
-    if min(*found, *more, 1) > 0:
+def _on_sides(m: Measurement, sides: Sequence[int], limit: float, met: bool) -> tuple[str, ...]:
+    """The verdict on effects that should each lie on one side of `limit`."""
+    found = [side * one.excludes(limit) for side, one in zip(sides, m.effects.values(), strict=True)]
+    if min(found) > 0:
         return (REPRODUCED if met else DIRECTION,)
     names = [name for name, where in zip(m.effects, found, strict=True) if where < 0]
-    return m.absent(opposite=min(*found, *more, 0) < 0), _named(names) if len(found) > 1 else ""
+    return m.absent(opposite=bool(names)), _named(names) if len(found) > 1 else ""
 
 
 def _named(names: Sequence[str]) -> str:
@@ -170,11 +181,12 @@ def all_hold(m: Measurement, above: float | None = None) -> tuple[str, ...]:
     return (REPRODUCED if sure else DIRECTION,)
 
 
-def ratio_direction(m: Measurement, factor: float, tolerance: float) -> tuple[str, ...]:
-    """Reproduced if the ratio is `factor` within the share `tolerance`; direction reproduced if it is above 1."""
-    (effect,) = m.effects.values()
-    near = abs(effect.mean / factor - 1) <= tolerance
-    return (REPRODUCED if near else DIRECTION if effect.mean > 1 else m.absent(opposite=True),)
+def ratio_direction(m: Measurement, factor: Numbers, tolerance: float) -> tuple[str, ...]:
+    """Reproduced if every ratio is its `factor` within the share `tolerance`; direction reproduced if all are above
+    1."""
+    near = [abs(one.mean / _number(factor, name) - 1) <= tolerance for name, one in m.effects.items()]
+    more = all(one.mean > 1 for one in m.effects.values())
+    return (REPRODUCED if all(near) else DIRECTION if more else m.absent(opposite=True),)
 
 
 def either_within(m: Measurement, value: float, tolerance: float) -> tuple[str, ...]:

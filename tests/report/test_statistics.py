@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from aero.report.statistics import difference, estimate, relative
+from aero.report.statistics import difference, estimate, interval
 
 
 def test_interval_of_three_seeds_by_hand() -> None:
@@ -16,14 +16,6 @@ def test_interval_of_three_seeds_by_hand() -> None:
     assert found.low == pytest.approx(2.0 - 2.484138, abs=1e-5)
     assert found.high == pytest.approx(2.0 + 2.484138, abs=1e-5)
     assert found.seeds == (1, 2, 3)
-
-
-def test_what_is_shown_of_an_interval_is_possible() -> None:
-    found = estimate({1: 4.0, 2: 40.0, 3: 600.0})
-    assert found.low < -100 and found.possible("perplexity").text(1) == f"214.7 [1.0, {found.high:.1f}]"
-    assert found.possible().low == -100 and found.possible("nats") is found and found.excludes(0.0) == 0
-    near = estimate({1: 4.0, 2: 4.1, 3: 4.2})
-    assert near.possible("perplexity") is near and estimate({1: 4.0}).possible().low is None
 
 
 def test_one_seed_has_no_interval() -> None:
@@ -44,10 +36,12 @@ def test_sides_of_an_interval() -> None:
 
 
 def test_pairs_are_made_by_seed_only() -> None:
-    assert relative({1: 3.3, 2: 4.4}, {2: 4.0, 3: 9.0}) == {2: pytest.approx(10.0)}
-    assert difference({1: 3.0}, {1: 1.0, 2: 5.0}) == {1: 2.0}
+    assert difference({1: 3.0, 2: 7.0}, {1: 1.0, 3: 5.0}) == {1: 2.0}
 
 
-def test_pairing_removes_what_seeds_share() -> None:
-    base = {1: 10.0, 2: 20.0, 3: 30.0}
-    assert estimate(relative({s: 1.1 * v for s, v in base.items()}, base)).excludes(0.0) == 1
+def test_an_interval_by_a_pooled_deviation() -> None:
+    # t(34, 0.975) = 2.032245 and s = 0.02: half width 2.032245 * 0.02 / sqrt(2) = 0.0287403
+    found = interval({1: 0.1, 2: 0.3}, 0.02, 34)
+    assert (found.mean, found.high) == (pytest.approx(0.2), pytest.approx(0.2287403, abs=1e-6))
+    assert interval({1: 0.1, 2: 0.3}, 9.0, 0) == estimate({1: 0.1, 2: 0.3})
+    assert not interval({1: 0.1}, 0.02, 34).has_interval

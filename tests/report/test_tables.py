@@ -14,8 +14,9 @@ import synthetic
 from aero.published import load as load_paper
 from aero.report import differences
 from aero.report.costs import LatencyBound
-from aero.report.differences import COMPARED, comparisons, difference, perplexities
+from aero.report.differences import COMPARED, comparisons, perplexities
 from aero.report.papers import aero_entropy, entropy_landscape
+from aero.report.perplexity import change
 from aero.report.results import Results, load
 from aero.report.tables import COLUMNS, FOLDER, cells_csv, cost_rows, csv_text, files, table
 
@@ -65,11 +66,12 @@ def test_a_change_is_paired_by_seed(tmp_path: Path) -> None:
     trained(root, "sm-g", s1337=11.0, s1338=22.4, s1339=43.2)
     results = load(root)
     found = cell(results, "2", "SM+G", "delta")
-    # +10, +12 and +8 per cent: mean 10, s = 2, half width 4.302653 * 2 / sqrt(3) = 4.968276. Of the means it is 9.4.
-    assert (found.value, found.estimate.low, found.estimate.high) == pytest.approx((10, 5.031724, 14.968276))
+    # +10, +12 and +8 per cent: log ratios 0.095310, 0.113329, 0.076961; mean 0.095200, s = 0.018184, half width
+    # 4.302653 s / sqrt(3) = 0.045172. exp of it is 1.098789, of the ends 1.051300 and 1.149650. Of the means it is 9.4.
+    assert (found.value, found.estimate.low, found.estimate.high) == pytest.approx((9.9879, 5.1297, 15.0706), abs=1e-3)
     assert found.scale == "laptop"
     frame = perplexities(results, "2").set_index("configuration")
-    assert frame.loc["SM+G", "measured "] == "+10.0 [+5.0, +15.0]" and frame.loc["SM+LN+G", "measured "] == "baseline"
+    assert frame.loc["SM+G", "measured "] == "+10.0 [+5.1, +15.1]" and frame.loc["SM+LN+G", "measured "] == "baseline"
     line = next(x for x in lines(results, "differences.csv") if (x["table"], x["row"]) == ("2", "SM+G"))
     assert (line["seeds"], line["scale"], line["unit"], line["note"]) == ("1337 1338 1339", "laptop", "%", "")
 
@@ -79,6 +81,11 @@ def test_one_seed_has_no_interval(tmp_path: Path) -> None:
     trained(root, "sm-r", s1337=10.0)
     line = next(x for x in lines(load(root), "aero_table2.csv") if x["row"] == "SM+R" and x["column"] == "Eval PPL")
     assert line["seeds"] == "1337" and line["ci_low"] == line["ci_high"] == "" and "one seed (1337)" in line["note"]
+
+
+def test_perplexities_of_several_seeds_have_no_interval(full: Results) -> None:
+    line = next(x for x in lines(full, "aero_table2.csv") if x["row"] == "SM+R" and x["column"] == "Eval PPL")
+    assert line["seeds"] == "1337 1338 1339" and line["ci_low"] == line["ci_high"] == ""
 
 
 def test_diverged_seeds_are_counted_in_the_note(tmp_path: Path) -> None:
@@ -134,7 +141,7 @@ def test_each_row_is_compared_with_what_its_paper_compares_it_with(empty: Result
     found = lines(empty, "differences.csv")
     assert Counter((line["paper"], line["table"]) for line in found) == COUNTED and set(COMPARED) == set(COUNTED)
     assert all(line["measured"] == "" and line["note"] == "not run yet" for line in found)
-    assert runs("aero", "3") == {("sm-wnorm-ffn", "sm-scffn"), ("sm-snorm-ffn", "sm-scffn")}
+    assert runs("aero", "3") == {("sm-wnorm-ffn", "sm-scfuffn"), ("sm-snorm-ffn", "sm-scfuffn")}
     assert {("sm-snorm-qk", "sm-snorm-ffn"), ("sm-snorm-qk", "sm-wnorm-qk")} <= runs("aero", "9")
     assert ("languini-sm-scffn-2b4", "languini-sm-ln-g-2b4") in runs("aero", "7")
     assert ("ereg-smt-ln-r-18l-gamma-10", "sm-ln-r-18l") in runs("entropy_landscape", "1")
@@ -150,12 +157,12 @@ def test_a_difference_says_what_is_missing(tmp_path: Path) -> None:
     trained(root, "sm-snorm-ffn", s1337=11.0, s1338=12.0, s1339=23.0, s1340=9.0)
     trained(root, "sm-wnorm-ffn", s1337=None, s1338=None)
     results = load(root)
-    found = difference(results, "sm-snorm-ffn", "sm-scffn", "Scaled")
-    # +10 and +15 per cent: mean 12.5, half width 12.706205 * 2.5
-    assert (found.estimate.mean, found.estimate.low) == pytest.approx((12.5, 12.5 - 31.76551))
+    found = change(results, "sm-snorm-ffn", "sm-scffn", "Scaled")
+    # +10 and +15 per cent: the geometric mean of 1.1 and 1.15
+    assert found.estimate.mean == pytest.approx(100 * ((1.1 * 1.15) ** 0.5 - 1))
     assert found.note == "Scaled seed 1338 diverged at step 180; Scaled seed 1340 not run"
-    assert difference(results, "sm-wnorm-ffn", "sm-scffn").diverged
-    assert difference(results, "sm-scffn", "sm-r").note == "sm-r not run yet"
+    assert change(results, "sm-wnorm-ffn", "sm-scffn").failed
+    assert change(results, "sm-scffn", "sm-r").note == "sm-r not run yet"
 
 
 def test_the_committed_tables_are_those_of_the_committed_results(tmp_path: Path) -> None:

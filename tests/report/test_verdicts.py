@@ -92,9 +92,14 @@ def test_rules_on_conditions(rule: str, checks: list[bool], effects: list[Estima
     assert decide(rule, measured(*effects, checks=named), **parameters).verdict == verdict
 
 
-def test_a_baseline_must_have_less() -> None:
-    for more, verdict in ((UP, DIRECTION), (ACROSS, UNDECIDED), (DOWN, OPPOSITE)):
-        assert decide("above", measured(UP, against={"sm-ln-g": more})).verdict == verdict
+def test_each_effect_has_its_own_published_number() -> None:
+    effects = measured(UP, DOWN)
+    assert decide("equal_within", effects, value={"0": 2.0, "1": -2.0}).verdict == REPRODUCED
+    assert decide("equal_within", effects, value={"0": 9.0, "1": -2.0}).verdict == DIRECTION
+    assert decide("equal_within", effects, value={"0": 2.0, "1": 2.0}).verdict == OPPOSITE
+    ratios = measured(exact(2.0), exact(1.2), trained=False)
+    assert decide("ratio_direction", ratios, factor={"0": 2.0, "1": 1.2}, tolerance=0.01).verdict == REPRODUCED
+    assert decide("ratio_direction", ratios, factor={"0": 2.0, "1": 2.0}, tolerance=0.01).verdict == DIRECTION
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from aero.published import load
 from aero.report.costs import GB, all_costs, counted
 from aero.report.differences import perplexities
 from aero.report.papers.panels import TABLE_2_RUNS, layer_lines, learned, notation
+from aero.report.perplexity import change
 from aero.report.results import Results
-from aero.report.statistics import estimate, relative
 from aero.report.style import AS_PUBLISHED, AS_WRITTEN, INK, MUTED, PUBLISHED, SERIES, TUNED, no_data, subplots
 
 FIGURE_1_ROWS = ("SM+LN+G", "SM+LN+R", "SM+ScFFN", "SM+ScFuFFN", "SM+ScFuFFNi_6", "SOTA(SM+ScFuFFNi_1)")
@@ -127,18 +127,17 @@ def figure_3b(results: Results) -> Figure:
 def perplexity_changes(results: Results) -> Figure:
     """Perplexity over that of SM+LN+G: published, and measured with its 95 % t-interval over seeds."""
     figure, axes = subplots(height=3.2)
-    base = results.perplexity("sm-ln-g")
     for place, (number, name) in enumerate(CHANGES):
         table = load("aero").tables[number]
         row = table.row(name)
         printed = row.cells["ppl"].value / table.rows[0].cells["ppl"].value
         axes.plot([printed], [place - 0.16], "D", color=PUBLISHED, label="" if place else "published")
-        found = estimate(relative(results.perplexity(row.run or ""), base))
+        found = change(results, row.run or "", "sm-ln-g").estimate
         if found is None:
             axes.text(1, place + 0.2, " not measured", va="center", color=MUTED, style="italic", fontsize=7)
             continue
         if found.has_interval:
-            ends = [max(1 + end / 100, 0.4) for end in (found.low, found.high)]
+            ends = [1 + end / 100 for end in (found.low, found.high)]
             axes.plot(ends, [place + 0.16] * 2, color=AS_WRITTEN, linewidth=2.2)
         label = "" if place else "measured, line: 95 % interval over seeds"
         axes.plot([1 + found.mean / 100], [place + 0.16], "o", color=AS_WRITTEN, markersize=5.5, label=label)

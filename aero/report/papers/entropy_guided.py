@@ -18,8 +18,9 @@ from aero.report.papers.panels import (
     notation,
     over_training,
 )
+from aero.report.perplexity import change
 from aero.report.results import Results
-from aero.report.statistics import difference, estimate, relative
+from aero.report.statistics import difference, estimate
 
 PARTS = ("sm-scfuffn", "smt-scfuffn", "ereg-sm-scfuffn", REGULARISED)
 """Temperature and regulariser, apart and together."""
@@ -43,15 +44,14 @@ def table_3(results: Results) -> pd.DataFrame:
 def parts(results: Results) -> pd.DataFrame:
     """What temperature and regulariser do to the perplexity of SM+ScFuFFN, apart and together, paired by seed."""
     lines = []
-    base = results.perplexity("sm-scfuffn")
     names = ("neither", "temperature", "regulariser", "both")
     for run, name in zip(PARTS, names, strict=True):
-        own, change = estimate(results.perplexity(run)), estimate(relative(results.perplexity(run), base))
+        own, found = estimate(results.perplexity(run)), change(results, run, "sm-scfuffn").estimate
         lines.append(
             {
                 "added to SM+ScFuFFN": name,
                 "perplexity": "–" if own is None else f"{own.mean:.2f}",
-                "change, %": "–" if change is None or run == "sm-scfuffn" else change.text(1),
+                "change, %": "–" if found is None or run == "sm-scfuffn" else found.text(1),
                 "seeds": str(len(results.seeds(run))),
             }
         )
@@ -65,7 +65,7 @@ def change_of_heads(results: Results) -> pd.DataFrame:
         line = {"without": notation(results, plain), "with": notation(results, regularised)}
         for name, quarters in {"overloaded, % points": (3,), "collapsed, % points": (0,)}.items():
             sides = (results.share_of_heads(run, quarters) for run in (regularised, plain))
-            change = estimate({seed: 100 * value for seed, value in difference(*sides).items()})
-            line[name] = "–" if change is None else change.text(0)
+            found = estimate({seed: 100 * value for seed, value in difference(*sides).items()})
+            line[name] = "–" if found is None else found.text(0)
         lines.append(line)
     return pd.DataFrame(lines)

@@ -16,43 +16,51 @@ def _not_measured(row: str) -> Measurement:
     return Measurement("", PAPER_DIMENSIONS, missing=f"two-party cost of {row} not measured yet")
 
 
-def bytes_over_published(results: Results, of: str, row: str) -> Measurement:
-    """Measured bytes of one forward pass, both directions, over the printed GB; then the same in the configuration of
-    SPU that fits all printed bytes best."""
-    printed = table(of)
-    cost, published = row_costs(results, printed, row).get("as_written"), printed.value(row, "communication")
-    if cost is None or published is None:
-        return _not_measured(row)
-    gigabytes = {"stock SPU": cost.bytes / GB}
-    evidence = [f"{cost.path}, {cost.program}, {cost.method}"]
-    if (program := published_cost(results, printed, row)) is not None:
-        gigabytes["fitted to the published bytes, as a program"] = program.bytes / GB
-        evidence.append(f"{program.path}, {program.program}, {program.method}")
-    if (fitted := fits(results).get((printed.number, row))) is not None:
-        gigabytes["fitted to the published bytes"] = fitted.gigabytes
-        evidence.append(f"{FITS}: {fitted.configuration}")
-    text = "; ".join(
-        f"{name} {size:.2f} GB, {size / published:.2f} of the published" for name, size in gigabytes.items()
-    )
-    judged = {name: exact(size / published) for name, size in gigabytes.items() if "program" not in name}
-    return Measurement(text, PAPER_DIMENSIONS, "; ".join(evidence), judged)
+def bytes_over_published(results: Results, tables: list[str], row: str) -> Measurement:
+    """Measured bytes of one forward pass, both directions, over the printed GB: that of the tables which is furthest
+    from 1, on stock SPU and in the configuration of SPU that fits all printed bytes best."""
+    ratios: dict[str, list[float]] = {"stock SPU": [], "fitted to the published bytes": []}
+    text, evidence = [], []
+    for of in tables:
+        printed = table(of)
+        cost, published = row_costs(results, printed, row).get("as_written"), printed.value(row, "communication")
+        if cost is None or published is None:
+            return _not_measured(f"{row} of {of}")
+        sizes = {"stock SPU": cost.bytes / GB}
+        if (program := published_cost(results, printed, row)) is not None:
+            sizes["as a program"] = program.bytes / GB
+        if (fitted := fits(results).get((printed.number, row))) is not None:
+            sizes["fitted to the published bytes"] = fitted.gigabytes
+            evidence.append(f"{FITS}: {fitted.configuration}")
+        for name, size in sizes.items():
+            ratios.setdefault(name, []).append(size / published)
+        evidence.append(f"{cost.path}, {cost.program}, {cost.method}")
+        text.append(f"{of}: " + ", ".join(f"{name} {size:.2f} GB" for name, size in sizes.items()))
+    furthest = {
+        name: exact(max(found, key=lambda ratio: abs(math.log(ratio))))
+        for name, found in ratios.items()
+        if len(found) == len(tables) and name != "as a program"
+    }
+    words = ", ".join(f"{name} {one.mean:.2f} of the published at worst" for name, one in furthest.items())
+    return Measurement("; ".join((words, *text)), PAPER_DIMENSIONS, "; ".join(dict.fromkeys(evidence)), furthest)
 
 
-def saving_over_baseline(
-    results: Results, of: str, row: str, quantity: str, program: str = "as_written"
-) -> Measurement:
-    """How many times fewer bytes, or seconds on the WAN (`latency_wan`), `row` needs than SM+LN+G in one program."""
-    printed = table(of)
-    value = saving(results, printed, row, program, quantity)
-    if value is None:
-        return _not_measured(row)
-    cost = row_costs(results, printed, row)[program]
+def savings(results: Results, rows: dict[str, list[str]], quantity: str, program: str = "as_written") -> Measurement:
+    """How many times fewer bytes, or seconds on the WAN (`latency_wan`), each row needs in one program than SM+LN+G, as
+    [table, row], or than another, as [table, row, other row]."""
+    effects, paths = {}, []
+    for name, (of, row, *other) in rows.items():
+        own, *base = (saving(results, table(of), one, program, quantity) for one in (row, *other))
+        if own is None or None in base:
+            return _not_measured(f"{row} of {of}")
+        effects[name] = exact(own / base[0] if base else own)
+        cost = row_costs(results, table(of), row)[program]
+        paths.append(f"{cost.path}, {program}, {cost.method}")
     network = results.parameters.get("two_party", {}).get("networks", {}).get("wan", {})
-    wan = (
-        f"; WAN {network.get('bandwidth_mbit')} Mbit/s, {network.get('rtt_ms')} ms" if quantity == "latency_wan" else ""
-    )
-    evidence = f"{cost.path}, {program}, {cost.method}{wan}"
-    return Measurement(f"{value:.2f}×", PAPER_DIMENSIONS, evidence, {"": exact(value)})
+    if quantity == "latency_wan":
+        paths.append(f"WAN {network.get('bandwidth_mbit')} Mbit/s, {network.get('rtt_ms')} ms")
+    text = ", ".join(f"{name} {one.mean:.2f}×" for name, one in effects.items())
+    return Measurement(text, PAPER_DIMENSIONS, "; ".join(dict.fromkeys(paths)), effects)
 
 
 def architectures_share(results: Results, of: str, row: str, quantity: str) -> Measurement:

@@ -6,9 +6,9 @@ the lowest quarter, or whose entropy is not finite, has collapsed.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,44 +22,68 @@ from aero.report.verdicts import Measurement, exact
 GROUP = "trained here"
 
 
-def clipped(found: Estimate | None, low: float, high: float) -> Estimate | None:
+def share_of_heads(results: Results, runs: list[str], quarters: list[int]) -> Measurement:
+    """Share of the heads of each run in the given quarters (0 to 3) of the largest observed entropy."""
+    shares = {run: _within(estimate(results.share_of_heads(run, quarters)), 0.0) for run in runs}
+    return of_trainings(results, runs, shares, digits=3)
+
+
+def difference_of_shares(results: Results, runs: list[str], base: str, quarters: list[int]) -> Measurement:
+    """Share of heads in the given quarters (0 to 3) of the largest observed entropy, each run minus `base`, by seed."""
+    other = results.share_of_heads(base, quarters)
+    found, text, fractions = {}, [], []
+    for run in runs:
+        own = results.share_of_heads(run, quarters)
+        found[run] = one = _within(estimate(difference(own, other)), -1.0)
+        if one is not None:
+            means = [fmean(side[seed] for seed in one.seeds) for side in (own, other)]
+            fractions += means
+            name = f"{run} " if len(runs) > 1 else ""
+            text.append(f"{name}{means[0]:.2f} - {means[1]:.2f} = {one.text(2)}")
+    return of_trainings(results, (*runs, base), found, text="; ".join(text), fractions=fractions)
+
+
+def _within(found: Estimate | None, low: float, high: float = 1.0) -> Estimate | None:
     """The estimate with its interval clipped to the feasible range."""
     if found is None or found.low is None or found.high is None:
         return found
     return replace(found, low=max(low, found.low), high=min(high, found.high))
 
 
-def share_of_heads(
-    results: Results, run: str, quarters: list[int], above: str | None = None, digits: int = 2
-) -> Measurement:
-    """Share of the heads of `run` in the given quarters (0 to 3) of the largest observed entropy; and how much larger
-    it is than that of the run `above`, so that a model that has not learnt does not count as overloaded."""
-    own = results.share_of_heads(run, quarters)
-    found, more, text = clipped(estimate(own), 0.0, 1.0), {}, None
-    if above and found is not None:
-        excess = clipped(estimate(difference(own, results.share_of_heads(above, quarters))), -1.0, 1.0)
-        more = {above: excess}
-        text = found.text(digits) + (f", {excess.text(digits)} more than {above}" if excess else "")
-    return of_trainings(results, (run, above) if above else (run,), {"": found}, against=more, digits=digits, text=text)
-
-
-def difference_of_shares(results: Results, run: str, base: str, quarters: list[int]) -> Measurement:
-    """Share of heads in the given quarters (0 to 3) of the largest observed entropy, `run` minus `base`, by seed."""
-    own, other = results.share_of_heads(run, quarters), results.share_of_heads(base, quarters)
-    found, text, means = estimate(difference(own, other)), None, []
-    if found is not None:
-        means = [math.fsum(side[seed] for seed in found.seeds) / len(found.seeds) for side in (own, other)]
-        text = f"{means[0]:.2f} - {means[1]:.2f} = {found.text(2)}"
-    return of_trainings(results, (run, base), {"": found}, text=text, fractions=means)
-
-
-def _layers(results: Results, run: str) -> dict[int, NDArray[np.float64]]:
-    """By seed, the mean entropy of each layer over the causal bound, (L,)."""
-    return {
-        r.seed: np.array(r.entropy.mean).mean(1) / bound
-        for r in results.seeds(run)
-        if r.entropy and (bound := r.entropy.maximum.get("causal_bound"))
+def early_entropy(results: Results, run: str, bases: list[str]) -> Measurement:
+    """Mean entropy of the first half of the layers over the causal bound, `run` minus each of `bases`, by seed."""
+    early = {name: _landscapes(results, name, lambda e: float(e[: len(e) // 2].mean())) for name in (run, *bases)}
+    bound = {r.seed: r.entropy.maximum["causal_bound"] for r in results.seeds(run) if r.entropy}
+    changes = {
+        base: {seed: value / bound[seed] for seed, value in difference(early[run], early[base]).items()}
+        for base in bases
     }
+    return of_trainings(results, (run, *bases), changes, digits=3)
+
+
+def learned_trends(results: Results, run: str, names: list[str]) -> Measurement:
+    """Learned values of the layers (alpha, beta), mean of the last third of the layers minus the first third."""
+
+    def trend(name: str) -> dict[int, float]:
+        ends = {seed: _ends(values) for seed, values in _learned(results, run, name).items()}
+        return {seed: last - first for seed, (first, last) in ends.items()}
+
+    return of_trainings(results, (run,), {name: trend(name) for name in names}, digits=3)
+
+
+def spread_of_thresholds(results: Results, run: str) -> Measurement:
+    """Standard deviation of the learned thresholds, as shares of E_max: between layers and between a layer's heads."""
+    learned = _learned(results, run, "thresholds")
+    spreads = {
+        "layers": {seed: float(heads.mean(1).std(ddof=1)) for seed, heads in learned.items()},
+        "heads": {seed: float(heads.std(1, ddof=1).mean()) for seed, heads in learned.items()},
+    }
+    return of_trainings(results, (run,), spreads, digits=3)
+
+
+def _learned(results: Results, run: str, name: str) -> dict[int, NDArray[np.float64]]:
+    found = {r.seed: r.entropy.learned.get(name) for r in results.seeds(run) if r.entropy}
+    return {seed: np.array(values) for seed, values in found.items() if values}
 
 
 def _ends(values: NDArray[np.float64]) -> tuple[float, float]:
@@ -68,81 +92,40 @@ def _ends(values: NDArray[np.float64]) -> tuple[float, float]:
     return float(values[:third].mean()), float(values[-third:].mean())
 
 
-def early_entropy(results: Results, run: str, base: str) -> Measurement:
-    """Mean entropy of the first half of the layers over the causal bound, `run` minus `base`, paired by seed."""
-    early = [{s: float(v[: len(v) // 2].mean()) for s, v in _layers(results, name).items()} for name in (run, base)]
-    return of_trainings(results, (run, base), {"": difference(*early)}, digits=3)
-
-
-def early_minus_deep(results: Results, run: str) -> Measurement:
-    """Mean entropy over the causal bound, first third of the layers minus last third."""
-    ends = {seed: _ends(v) for seed, v in _layers(results, run).items() if len(v) >= 3}
-    return of_trainings(results, (run,), {"": {seed: first - last for seed, (first, last) in ends.items()}}, digits=3)
-
-
-def learned_trend(results: Results, run: str, name: str) -> Measurement:
-    """A learned value of the layers (alpha, beta), mean of the last third of the layers minus the first third."""
-    values = {r.seed: r.entropy.learned[name] for r in results.seeds(run) if r.entropy and r.entropy.learned.get(name)}
-    ends = {seed: _ends(np.array(v)) for seed, v in values.items()}
-    return of_trainings(results, (run,), {"": {seed: last - first for seed, (first, last) in ends.items()}}, digits=3)
-
-
-def spread_of_thresholds(results: Results, run: str) -> Measurement:
-    """Standard deviation of the learned thresholds, as shares of E_max: between layers and between a layer's heads."""
-    learned = {
-        r.seed: np.array(r.entropy.learned["thresholds"])
-        for r in results.seeds(run)
-        if r.entropy and r.entropy.learned.get("thresholds")
-    }
-    spreads = {
-        "layers": {seed: float(heads.mean(1).std(ddof=1)) for seed, heads in learned.items()},
-        "heads": {seed: float(heads.std(1, ddof=1).mean()) for seed, heads in learned.items()},
-    }
-    return of_trainings(results, (run,), spreads, digits=3)
-
-
-def returning_slopes(results: Results, run: str, near: float) -> Measurement:
+def returning_slopes(results: Results, runs: list[str], near: float) -> Measurement:
     """Whether the learned slopes end nearer to 0 than they have been in every seed; and whether they end within `near`
     after having been further away (1 or 0)."""
-    found = {}
-    for one in results.seeds(run):
-        rows = [[abs(v) for v in row if v is not None] for row in (one.log.slopes if one.log else ())]
-        if sizes := [max(row) for row in rows if row]:
-            found[f"seed {one.seed}"] = (max(sizes), sizes[-1])
-    missing = not_run(results, run) or ("" if len(found) > 1 else "one seed" if found else "slopes not logged")
+    largest = {
+        f"{run}, seed {seed}": np.abs(slopes).max(1) for run in runs for seed, slopes in _slopes(results, run).items()
+    }
     return trained(
         results,
-        "; ".join(f"{seed} {peak:.3f}, at the end {end:.3f}" for seed, (peak, end) in found.items()),
-        seeds(results, run),
-        effects={seed: exact(float(end <= near < peak)) for seed, (peak, end) in found.items()},
-        checks={seed: end < peak for seed, (peak, end) in found.items()},
-        missing=missing,
+        seeds(results, *runs),
+        text="; ".join(f"{name} {sizes.max():.3f}, at the end {sizes[-1]:.3f}" for name, sizes in largest.items()),
+        effects={name: exact(float(sizes[-1] <= near < sizes.max())) for name, sizes in largest.items()},
+        checks={name: bool(sizes[-1] < sizes.max()) for name, sizes in largest.items()},
+        missing=not_run(results, *runs) or ("" if len(largest) >= 2 * len(runs) else "slopes of too few seeds"),
     )
 
 
-def _first_slopes(results: Results, run: str, share: float) -> dict[int, NDArray[np.float64]]:
-    """By seed, the slopes (steps, L or 1) logged in the first `share` of training, that of the start included."""
-    found = {}
-    for one in results.seeds(run):
-        logged = zip(one.log.step, one.log.slopes, strict=False) if one.log else ()
-        rows = [(step, row) for step, row in logged if row and all(value is not None for value in row)]
-        early = [row for step, row in rows if step <= share * rows[-1][0]]
-        if len(early) > 1:
-            found[one.seed] = np.array(early, dtype=float)
-    return found
+def first_slopes(results: Results, run: str, shared: str, share: float) -> Measurement:
+    """Learned slopes, mean over the first `share` of training: of the first and the last third of the layers of `run`,
+    and of the one slope of `shared`, this minus its start."""
+    early = {
+        name: {s: v[: max(int(share * len(v)), 2)] for s, v in _slopes(results, name).items()} for name in (run, shared)
+    }
+    found = {
+        "first third": {seed: _ends(slopes.mean(0))[0] for seed, slopes in early[run].items()},
+        "last third": {seed: _ends(slopes.mean(0))[1] for seed, slopes in early[run].items()},
+        "one for all": {seed: float(slopes.mean() - slopes[0].mean()) for seed, slopes in early[shared].items()},
+    }
+    return of_trainings(results, (run, shared), found, digits=4)
 
 
-def first_slopes(results: Results, run: str, share: float) -> Measurement:
-    """Learned slopes, mean over the first `share` of training, in the first and the last third of the layers."""
-    ends = {seed: _ends(slopes.mean(0)) for seed, slopes in _first_slopes(results, run, share).items()}
-    thirds = {f"{name} third": {s: both[k] for s, both in ends.items()} for k, name in enumerate(("first", "last"))}
-    return of_trainings(results, (run,), thirds, digits=4)
-
-
-def first_slope_shift(results: Results, run: str, share: float) -> Measurement:
-    """The learned slope that all layers share, mean over the first `share` of training minus its start."""
-    slopes = _first_slopes(results, run, share)
-    return of_trainings(results, (run,), {"": {s: float(v.mean() - v[0].mean()) for s, v in slopes.items()}}, digits=4)
+def _slopes(results: Results, run: str) -> dict[int, NDArray[np.float64]]:
+    """By seed, the logged slopes (steps, L or 1)."""
+    logged = {one.seed: [r for r in one.log.slopes if r and None not in r] for one in results.seeds(run) if one.log}
+    return {seed: np.array(rows, dtype=float) for seed, rows in logged.items() if len(rows) > 1}
 
 
 # The entropy landscape ------------------------------------------------------------------------------------------------
@@ -158,7 +141,6 @@ def _deep(values: NDArray[np.float64]) -> NDArray[np.float64]:
 _STATISTICS: dict[str, Statistic] = {
     "highest_head": lambda e: entropy_range(e)[1],
     "mean_gini": lambda e: float(gini_by_layer(e).mean()),
-    "mean_entropy": lambda e: float(np.nanmean(e)),
     "deep_steepness": lambda e: float(np.nanmean(_deep(steepness(e)))),
     "deep_steepness_over_orders": lambda e: float(_deep(steepness_over_orders(e)).mean()),
 }
@@ -176,10 +158,10 @@ def landscape_change(results: Results, run: str, base: str, statistic: str) -> M
     def change(name: str) -> Estimate | None:
         return estimate(difference(*(_landscapes(results, one, _STATISTICS[name]) for one in (run, base))))
 
-    found, text = change(statistic), None
-    if statistic == "deep_steepness" and found is not None and (free := change("deep_steepness_over_orders")):
-        text = f"{found.text(3)}; {free.text(3)} over random orders of the heads"
-    return of_trainings(results, (run, base), {"": found}, digits=3, text=text)
+    found, notes = change(statistic), []
+    if statistic == "deep_steepness" and (free := change("deep_steepness_over_orders")):
+        notes = [f"{free.text(3)} over random orders of the heads"]
+    return of_trainings(results, (run, base), {"": found}, digits=3, notes=notes)
 
 
 def deep_minus_early_steepness(results: Results, run: str) -> Measurement:
@@ -192,13 +174,15 @@ def deep_minus_early_steepness(results: Results, run: str) -> Measurement:
     return of_trainings(results, (run,), {"": _landscapes(results, run, fall)}, digits=3)
 
 
-def distribution_shift(results: Results, run: str, base: str) -> Measurement:
-    """Wasserstein-1 distance of the heads of `run` from those of `base` over the causal bound, paired by seed; over the
-    bound because entropies grow with the context."""
-    others = {r.seed: r.entropy for r in results.seeds(base) if r.entropy}
-    shifts = {
-        r.seed: wasserstein_1(r.entropy.mean, others[r.seed].mean) / r.entropy.maximum["causal_bound"]
-        for r in results.seeds(run)
-        if r.entropy and r.seed in others
-    }
-    return of_trainings(results, (run, base), {"": shifts}, digits=3, unit="of the causal bound")
+def distribution_shift(results: Results, pairs: dict[str, list[str]]) -> Measurement:
+    """Wasserstein-1 distance of the heads of the first run of each pair from those of the second over the causal bound,
+    paired by seed; over the bound because entropies grow with the context."""
+    shifts = {}
+    for name, (run, base) in pairs.items():
+        others = {r.seed: r.entropy for r in results.seeds(base) if r.entropy}
+        shifts[name] = {
+            r.seed: wasserstein_1(r.entropy.mean, others[r.seed].mean) / r.entropy.maximum["causal_bound"]
+            for r in results.seeds(run)
+            if r.entropy and r.seed in others
+        }
+    return of_trainings(results, (run for pair in pairs.values() for run in pair), shifts, digits=3)

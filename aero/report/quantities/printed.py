@@ -25,6 +25,11 @@ def _checked(text: str, evidence: str, held: bool) -> Measurement:
     return Measurement(text, PUBLISHED_ONLY, evidence, checks={"": held})
 
 
+def _each(text: str, held: dict[str, bool]) -> Measurement:
+    """A measurement of several printed numbers; the one of a single number is in its text."""
+    return Measurement(text, PUBLISHED_ONLY, checks=held if len(held) > 1 else {"": all(held.values())})
+
+
 def _ratio(one: Cell, base: Cell) -> tuple[float, float, float]:
     """The ratio of two printed numbers, between the least and the greatest that their rounding allows."""
     return (
@@ -37,15 +42,16 @@ def _ratio(one: Cell, base: Cell) -> tuple[float, float, float]:
 # Counts ---------------------------------------------------------------------------------------------------------------
 
 
-def equal_counts(results: Results, of: str, columns: list[str], without: Iterable[str] = ()) -> Measurement:
-    """Whether our counts equal the printed ones, to the printed digit, in every row of a table."""
+def equal_counts(results: Results, tables: list[str], columns: list[str], without: Iterable[str] = ()) -> Measurement:
+    """Whether our counts equal the printed ones, to the printed digit, in every row of the tables."""
     equal = {}
-    for row in table(of).rows:
-        if row.name not in without:
-            ours, cells = counted(row.name, table(of)), [row.cells[key] for key in columns]
-            unlike = [cell for cell in cells if _as_printed(ours, cell) != cell.text]
-            words = [f"{c.column.label} printed {c.text}, counted {_as_printed(ours, c, 1)}" for c in unlike]
-            equal[f"{row.name} {', '.join(words)}".strip()] = not unlike
+    for of in tables:
+        for row in table(of).rows:
+            if row.name not in without:
+                ours, cells = counted(row.name, table(of)), [row.cells[key] for key in columns]
+                unlike = [cell for cell in cells if _as_printed(ours, cell) != cell.text]
+                words = [f"{c.column.label} printed {c.text}, counted {_as_printed(ours, c, 1)}" for c in unlike]
+                equal[f"{of}, {row.name} {', '.join(words)}".strip()] = not unlike
     text = f"{sum(equal.values())} of {len(equal)} rows equal"
     return Measurement(text, PAPER_DIMENSIONS, "aero.flops.count", checks=equal)
 
@@ -58,28 +64,18 @@ def _as_printed(ours: Count, cell: Cell, more_digits: int = 0) -> str:
     return f"{number:.{cell.column.digits + more_digits}f}"
 
 
-def share_of_flops(
-    results: Results,
-    part: str,
-    family: str,
-    contexts: list[int],
-    low: float,
-    high: float = 1.0,
-    models: list[str] | None = None,
-) -> Measurement:
-    """Whether the share of the FLOPs that is in the feed-forward networks or in attention, to a whole per cent, is from
-    `low` to `high` in every model and context."""
-    shares = {}
-    for name, sizes in _FAMILIES[family].items():
-        if models is None or name in models:
-            for context in contexts:
-                ffn = count(parse("SM+LN+G"), sizes, context).ffn_share
-                shares[name, context] = ffn if part == "ffn" else 1 - ffn
+def share_of_flops(results: Results, cases: list[list[Any]], low: float, high: float = 1.0) -> Measurement:
+    """Whether the share of the FLOPs that is in the feed-forward networks, to a whole per cent, is from `low` to `high`
+    for each [family, models or "all", context]."""
+    shares = {
+        (name, context): count(parse("SM+LN+G"), sizes, context).ffn_share
+        for family, models, context in cases
+        for name, sizes in _FAMILIES[family].items()
+        if models == "all" or name in models
+    }
     inside = {f"{name} at T={context}": low <= round(s, 2) <= high for (name, context), s in shares.items()}
-    text = ", ".join(f"{name} {share:.1%}" for (name, _), share in shares.items())
-    if len(contexts) > 1:
-        outside = f"{len(inside) - sum(inside.values())} of {len(inside)} outside"
-        text = f"{min(shares.values()):.1%} to {max(shares.values()):.1%}; {outside}"
+    outside = f"{len(inside) - sum(inside.values())} of {len(inside)} outside"
+    text = f"{min(shares.values()):.1%} to {max(shares.values()):.1%}; {outside}"
     return Measurement(text, PAPER_DIMENSIONS, "aero.flops.count", checks=inside)
 
 
@@ -129,96 +125,61 @@ def penalty_of_low_entropy(results: Results, context: int, share: float) -> Meas
 # The network ----------------------------------------------------------------------------------------------------------
 
 
-def bandwidth_of_table(results: Results, of: str) -> Measurement:
+def bandwidth_of_tables(results: Results, tables: list[str]) -> Measurement:
     """Rows whose printed minutes are fewer than their printed bytes need on the stated network, if both directions are
     always busy."""
-    bandwidth = fact(of.split("/")[0], "network")["bandwidth_mbit"]
-    rows = [
-        (row.name, LatencyBound(row.cells["communication"].value, bandwidth), row.cells["latency"].value)
-        for row in table(of).rows
-    ]
-    possible = {name: minutes >= bound.overlapped for name, bound, minutes in rows}
-    needed, name = max((bound.needed_mbit(minutes), name) for name, bound, minutes in rows)
+    possible, needed, one_way = {}, (0.0, ""), 0
+    for of in tables:
+        bandwidth = fact(of.split("/")[0], "network")["bandwidth_mbit"]
+        for row in table(of).rows:
+            bound, minutes = LatencyBound(row.cells["communication"].value, bandwidth), row.cells["latency"].value
+            possible[f"{of}, {row.name}"] = minutes >= bound.overlapped
+            needed = max(needed, (bound.needed_mbit(minutes), f"{of}, {row.name}"))
+            one_way += minutes < bound.one_way
     impossible = len(possible) - sum(possible.values())
-    text = f"{impossible} of {len(rows)} rows impossible, {name} needs at least {needed:.0f} Mbit/s"
-    one_way = sum(minutes < bound.one_way for _, bound, minutes in rows)
-    evidence = f"{of}; if the directions do not overlap, {one_way} of {len(rows)} rows are impossible"
+    text = f"{impossible} of {len(possible)} rows impossible; {needed[1]} needs at least {needed[0]:.0f} Mbit/s"
+    evidence = f"if the directions do not overlap, {one_way} of {len(possible)} rows are impossible"
     return Measurement(text, PUBLISHED_ONLY, evidence, checks=possible)
-
-
-def bandwidth_of_text(results: Results, paper: str, gigabytes: str, minutes: str) -> Measurement:
-    """Whether the gigabytes of the introduction can cross the stated network in its minutes, if both directions are
-    always busy."""
-    printed = fact(paper, "introduction")
-    bound = LatencyBound(printed[gigabytes], fact(paper, "network")["bandwidth_mbit"])
-    text = f"{bound.overlapped:.1f} min at least; {bound.needed_mbit(printed[minutes]):.0f} Mbit/s needed"
-    evidence = f"{printed['place']}: {printed[gigabytes]} GB in {printed[minutes]} min"
-    return _checked(text, evidence, printed[minutes] >= bound.overlapped)
 
 
 # Cells and sentences --------------------------------------------------------------------------------------------------
 
 
-def ratio_of_cells(
-    results: Results, of: str, column: str, row: str, other: str, value: float, digits: int = 9, percent: bool = False
-) -> Measurement:
-    """Printed number of `row` over that of `other`, or its change in per cent: whether it is `value` (of so many
-    decimals) within the rounding of all."""
+def ratio_of_cells(results: Results, of: str, column: str, row: str, other: str, value: float) -> Measurement:
+    """Printed number of `row` over that of `other`: whether it is `value` within the rounding of both."""
     one, base = (table(of).row(name).cells[column] for name in (row, other))
     low, ratio, high = _ratio(one, base)
-    text = f"{ratio:.1f}×"
-    if percent:
-        low, ratio, high = (100 * (end - 1) for end in (low, ratio, high))
-        text = f"{ratio:+.2f} %"
-    half = 0.5 * 10.0**-digits
     evidence = f"{of}: {one.text} over {base.text}, from {low:.2f} to {high:.2f}"
-    return _checked(text, evidence, low <= value + half and value - half <= high)
+    return _checked(f"{ratio:.1f}×", evidence, low <= value <= high)
 
 
-def one_number(results: Results, cells: list[list[str]]) -> Measurement:
-    """Whether one number rounds to all printed values of the cells [table, row, column]."""
-    found = {f"{of}, {row}": table(of).row(row).cells[column] for of, row, column in cells}
-    low = max(cell.value - cell.half_unit for cell in found.values())
-    high = min(cell.value + cell.half_unit for cell in found.values())
-    text = " and ".join(cell.text for cell in found.values())
-    evidence = "; ".join(f"{place}: {cell.text}" for place, cell in found.items())
-    return _checked(text, evidence, low <= high + 1e-9)  # 3.485 rounds to 3.48 and to 3.49
+def one_number(results: Results, groups: list[list[list[str]]]) -> Measurement:
+    """Whether for each group of cells [table, row, column] one number rounds to all printed values."""
+    same = {}
+    for cells in groups:
+        found = {f"{of}, {row}": table(of).row(row).cells[column] for of, row, column in cells}
+        low = max(cell.value - cell.half_unit for cell in found.values())
+        high = min(cell.value + cell.half_unit for cell in found.values())
+        # 3.485 rounds to 3.48 and to 3.49
+        same["; ".join(f"{place}: {cell.text}" for place, cell in found.items())] = low <= high + 1e-9
+    return _each("; ".join(same) if len(same) == 1 else f"{sum(same.values())} of {len(same)} alike", same)
 
 
-def same_order(results: Results, pairs: list[list[str]]) -> Measurement:
-    """Whether the first of two rows has the lower perplexity in every table or in none, for [table, row, row]."""
-    lower, words = set(), []
-    for of, first, second in pairs:
-        one, other = (table(of).row(name).cells["ppl"] for name in (first, second))
-        lower.add(one.value < other.value)
-        words.append(f"{of}: {one.text} against {other.text}")
-    return _checked("; ".join(words), "; ".join(words), len(lower) == 1)
-
-
-def equal_facts(results: Results, paper: str, facts: list[str]) -> Measurement:
-    """Whether two things that the paper's text says, named by their place in `aero/published`, are the same."""
-    one, other = (fact(paper, name) for name in facts)
-    text = " and ".join(_words(one_fact["value"]) for one_fact in (one, other))
-    return _checked(text, f"{one['place']} against {other['place']}", one["value"] == other["value"])
+def equal_facts(results: Results, paper: str, pairs: list[list[str]]) -> Measurement:
+    """Whether both things of each pair that the paper's text says, named by their place in `aero/published`, are the
+    same."""
+    same = {}
+    for names in pairs:
+        one, other = (fact(paper, name) for name in names)
+        words = " and ".join(_words(found["value"]) for found in (one, other))
+        same[f"{words} ({one['place']} against {other['place']})"] = one["value"] == other["value"]
+    return _each("; ".join(same), same)
 
 
 def _words(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(f"{v:g}" for v in value)
     return f"{value:.2f}" if isinstance(value, float) else str(value)
-
-
-def equal_rows(results: Results, of: str, row: str, other: str, among: str) -> Measurement:
-    """Whether two printed rows are equal in every column; where not, which rows of the group `among` `other` equals."""
-    cells, others = table(of).row(row).cells, table(of).row(other).cells
-    differ = [key for key in cells if cells[key].value != others[key].value]
-    text = "; ".join(f"{key}: {cells[key].text} and {others[key].text}" for key in differ) or "equal"
-    like = {
-        key: [r.name for r in table(of).rows if r.group == among and r.cells[key].value == others[key].value]
-        for key in differ
-    }
-    evidence = "; ".join(f"{key}: {other} is what {', '.join(names) or 'no row'} has" for key, names in like.items())
-    return _checked(text, evidence, not differ)
 
 
 def savings_columns(results: Results, tables: list[str]) -> Measurement:
@@ -275,19 +236,15 @@ def possible_ranges(results: Results) -> Measurement:
     return Measurement(text, PUBLISHED_ONLY, f"nearest to it {nearest[1]}", checks=possible)
 
 
-def largest_gain(results: Results, percent: float) -> Measurement:
-    """The largest fall of the printed perplexities: whether it is `percent` to a whole per cent."""
-    gains = []
-    for row, training in _regularised():
-        own, base = _cell(row, "ppl", training), _cell(row, "ppl", "baseline")
-        if own.value is not None:
-            gains.append((100 * (1 - own.value / base.value), f"{row.name}: {base.text} to {own.text}"))
-    gain, words = max(gains)
-    return _checked(f"{gain:.1f} %", f"{_LANDSCAPE}, {words}", round(gain) == percent)
-
-
-def range_of_distances(results: Results, low: float, high: float) -> Measurement:
-    """Whether the least and largest printed Wasserstein-1 distance are `low` and `high`."""
-    values = [_cell(row, "w1", training).value for row, training in _regularised()]
-    text = f"{min(values):.3f} to {max(values):.3f}"
-    return _checked(text, f"{_LANDSCAPE}, {len(values)} cells", (min(values), max(values)) == (low, high))
+def summary_of_table(results: Results, percent: float, low: float, high: float) -> Measurement:
+    """Whether the largest fall of the printed perplexities is `percent` to a whole per cent, and the least and largest
+    printed Wasserstein-1 distance are `low` and `high`."""
+    gains = [
+        100 * (1 - own.value / _cell(row, "ppl", "baseline").value)
+        for row, training in _regularised()
+        if (own := _cell(row, "ppl", training)).value is not None
+    ]
+    distances = [_cell(row, "w1", training).value for row, training in _regularised()]
+    text = f"{max(gains):.1f} %; {min(distances):.3f} to {max(distances):.3f}"
+    checks = {"gain": round(max(gains)) == percent, "distances": (min(distances), max(distances)) == (low, high)}
+    return Measurement(text, PUBLISHED_ONLY, f"{_LANDSCAPE}, {len(distances)} cells", checks=checks)

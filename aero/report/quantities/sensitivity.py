@@ -112,8 +112,7 @@ def decades_that_train(results: Results, found: Sweep, core: str) -> dict[str, A
     own, base = decades
     return {
         "text": f"{own:.1f} decades, softmax {base:.1f}",
-        "effects": {core: exact(own)},
-        "against": {"softmax": exact(own - base)},
+        "effects": {core: exact(own), "more than softmax": exact(own - base)},
     }
 
 

@@ -50,16 +50,16 @@ def _line(frame: pd.DataFrame, **where: float) -> pd.Series:
 
 
 @_of("softmax")
-def softmax_derivative(draws: pd.DataFrame, column: str) -> Found:
-    """A printed derivative of the softmax's expected entropy (`column` of theory_softmax.csv) against the drawn
-    difference quotient: whether it is within 4.5 standard errors and a thousandth at every sigma and N."""
+def softmax_derivative(draws: pd.DataFrame, columns: list[str]) -> Found:
+    """Printed derivatives of the softmax's expected entropy (columns of theory_softmax.csv) against the drawn
+    difference quotient: whether one is within 4.5 standard errors and a thousandth at every sigma and N."""
     # The quotient over ±1 % of sigma^2 differs from the derivative by some 1e-4 of it.
     allowed = _ERRORS * draws.slope_error + 1e-3 * draws.slope.abs() + 1e-9
-    off = int(((draws[column] - draws.slope).abs() > allowed).sum())
+    off = {column: int(((draws[column] - draws.slope).abs() > allowed).sum()) for column in columns}
     one = _line(draws, positions=20, sigma=1)
-    drawn = f"formula {one[column]:.4f}, drawn {with_error(one.slope, one.slope_error)}"
-    text = f"off in {off} of {len(draws)} cells; N = 20, σ = 1: {drawn}"
-    return text, not off, "§2 of docs/variance_sensitivity.md has the derivation"
+    words = [f"off in {count} of {len(draws)} cells; formula {one[column]:.4f}" for column, count in off.items()]
+    text = f"{'; '.join(words)}, drawn {with_error(one.slope, one.slope_error)} at N = 20, σ = 1"
+    return text, 0 in off.values(), "§2 of docs/variance_sensitivity.md has the derivation"
 
 
 @_of("softmax")
@@ -163,17 +163,6 @@ def relu_scale_change(change: float) -> Found:
 
 
 # Other relations ------------------------------------------------------------------------------------------------------
-
-
-@_of("controlled")
-def controlled_variance(draws: pd.DataFrame) -> Found:
-    """Entropy along σ of the logits: whether the softmax's falls at every step and the ReLU kernel's stays within
-    0.001."""
-    curves = {core: draws[draws.core == core].entropy for core in ("softmax", "relu")}
-    falls = (curves["softmax"].diff().dropna() < 0).all()
-    flat = curves["relu"].max() - curves["relu"].min() < 1e-3
-    text = "; ".join(f"{core} {values.iloc[0]:.2f} to {values.iloc[-1]:.2f}" for core, values in curves.items())
-    return text, falls and flat, "logits of exactly this variance, Definition 5.2"
 
 
 @_of("layernorm")

@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from aero.report.results import Results
 from aero.report.statistics import Estimate, estimate
 from aero.report.verdicts import Measurement
+
+Values = Mapping[int, float] | Estimate | None
+"""Values by seed, or an estimate of them."""
+
+
+def of_trainings(
+    results: Results, runs: Iterable[str], effects: Mapping[str, Values], digits: int = 2, unit: str = "", **parts: Any
+) -> Measurement:
+    """A measurement of `runs` with one effect a name; with the reason if there can be no verdict.
+
+    parts: of the measurement. notes: lines of evidence. text: by default that of the effects.
+    """
+    runs = tuple(dict.fromkeys(runs))
+    found = {name: estimate(v) if isinstance(v, Mapping) else v for name, v in effects.items()}
+    estimates = {name: one for name, one in found.items() if one is not None}
+    missing = not_run(results, *runs)
+    if not missing and len(estimates) < len(found):
+        missing = "no seed has all that is compared"
+    if not missing and any(not one.has_interval for one in estimates.values()):
+        missing = "one seed: no interval"
+    text = "; ".join(f"{name} {one.text(digits, unit)}".strip() for name, one in estimates.items())
+    evidence = "; ".join(filter(None, (seeds(results, *runs), *parts.pop("notes", ()))))
+    return trained(results, evidence, **{"text": text, "effects": estimates, "missing": missing} | parts)
+
+
+def trained(results: Results, evidence: str, **parts: Any) -> Measurement:
+    """A measurement of models that were trained here."""
+    return Measurement(scale=results.scale, evidence=evidence, trained=True, **parts)
 
 
 def seeds(results: Results, *runs: str) -> str:
@@ -20,49 +48,3 @@ def not_run(results: Results, *runs: str) -> str:
     """The runs without a result, as a reason for no verdict; "" if there are none."""
     missing = [run for run in runs if not results.seeds(run)]
     return f"not run yet: {', '.join(missing)}" if missing else ""
-
-
-def of_trainings(
-    results: Results,
-    runs: tuple[str, ...],
-    effects: Mapping[str, Mapping[int, float] | Estimate | None],
-    *,
-    against: Mapping[str, Mapping[int, float] | Estimate | None] | None = None,
-    digits: int = 2,
-    unit: str = "",
-    text: str | None = None,
-    missing: str = "",
-    fractions: Sequence[float] = (),
-) -> Measurement:
-    """A measurement of `runs` from values by seed, or estimates of them; with the reason if there can be no verdict.
-
-    text: of the measured values, made of `effects` if None.
-    """
-    found = {name: _estimated(values) for name, values in effects.items()}
-    others = {name: _estimated(values) for name, values in (against or {}).items()}
-    estimates = [*found.values(), *others.values()]
-    gap = not_run(results, *runs)
-    if not gap and any(one is None for one in estimates):
-        gap = "no seed has all that is compared"
-    if not gap and any(one is not None and not one.has_interval for one in estimates):
-        gap = "one seed: no interval, so no verdict"
-    if text is None:
-        text = "; ".join(f"{name} {e.text(digits, unit)}".strip() for name, e in found.items() if e is not None)
-    return trained(
-        results,
-        text,
-        seeds(results, *runs),
-        effects={name: one for name, one in found.items() if one is not None},
-        against={name: one for name, one in others.items() if one is not None},
-        missing=gap or missing,
-        fractions=fractions,
-    )
-
-
-def trained(results: Results, text: str, evidence: str, **parts: Any) -> Measurement:
-    """A measurement of models that were trained here."""
-    return Measurement(text, results.scale, evidence, trained=True, **parts)
-
-
-def _estimated(values: Mapping[int, float] | Estimate | None) -> Estimate | None:
-    return estimate(values) if isinstance(values, Mapping) else values

@@ -142,10 +142,10 @@ def check_file(path: Path, most: int | None = None) -> None:
 
 
 def text_of(path: Path, most: int | None = None) -> str:
-    """The text of a file, in UTF-8; errors as `check_file`."""
+    """The text of a file, in UTF-8, without a byte-order mark; errors as `check_file`."""
     check_file(path, most)
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from None
     except OSError as error:

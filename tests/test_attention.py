@@ -59,7 +59,9 @@ def test_a_temperature_divides_the_logits_by_hand(t, first, entropy):
     ):
         assert output[0, 0, :, 0].tolist() == pytest.approx([1.0, first], abs=1e-9)
         assert entropies.flatten().tolist() == pytest.approx([0.0, entropy], abs=1e-9)
-    output, _ = attention_function(SimpleNamespace(entropy_temperature=temperature), query, key, value, None)
+    output, _ = attention_function(
+        SimpleNamespace(entropy_temperature=SimpleNamespace(weight=temperature)), query, key, value, None
+    )
     assert output[0, :, 0, 0].tolist() == pytest.approx([1.0, first], abs=1e-9)  # (B, T, H, d)
 
 

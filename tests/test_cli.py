@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +66,14 @@ def test_a_table_without_rows_lists_the_runs_of_the_table_about_the_same_models(
 def test_errors(arguments: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message.replace("?", r"\?")):
         cli.main(["runs", *arguments])
+
+
+def test_aero_alone_prints_help_and_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) is None
+    assert "entropy" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0 and re.fullmatch(r"aero \d+\.\d+\.\d+\n", capsys.readouterr().out)
 
 
 def test_an_error_is_one_line_and_listing_does_not_import_torch() -> None:

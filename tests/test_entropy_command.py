@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_hugging_face import change_config, rows_by_output_attentions, save_with_tokenizer, tiny
-from transformers import GPT2LMHeadModel
+from transformers import AutoTokenizer, GPT2LMHeadModel
 
 from aero import checkpoint, cli, landscape
 from aero.architecture import parse
@@ -117,6 +117,23 @@ def test_a_checkpoint(tmp_path, text, capsys):
     checkpoint.save(tmp_path / "checkpoint.safetensors", model)
     assert "1 not finite" in output(capsys, tmp_path, *arguments[:-1]).splitlines()[5]
     assert None in json.loads(output(capsys, tmp_path, *arguments))["landscape"]["steepness"][1]
+
+
+def test_folders_as_other_tools_leave_them(tmp_path, text, capsys):
+    """An attention kernel that is not installed, a tokenizer with an added token, a text with a byte-order mark."""
+    hugging_face_model(tmp_path)
+    asked = (tmp_path, "--text", text, "--context", 16, "--tokens", 64, "--json")
+    expected = json.loads(output(capsys, *asked))
+    change_config(tmp_path, attn_implementation="flash_attention_2", vocab_size=300)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer.add_tokens([f"<{i}>" for i in range(60)] + ["xyzzy"])
+    tokenizer.save_pretrained(tmp_path)
+    text.write_text(TEXT, encoding="utf-8-sig")
+    found = json.loads(output(capsys, *asked))
+    assert found["entropy_mean"] == expected["entropy_mean"] and found["text_sha256"] == expected["text_sha256"]
+    text.write_text("xyzzy" + TEXT)
+    with pytest.raises(ValueError, match="from 0 to 299.*got .* to 316"):
+        output(capsys, *asked)
 
 
 def test_a_saved_regularised_model_is_measured_with_its_temperatures(tmp_path, text, capsys):

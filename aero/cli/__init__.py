@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,7 +22,9 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: list[str]) -> int | None:
     parser = _Parser(prog="aero", description="Measure and run private language models.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+    parser.add_argument("--version", action="version", version=f"aero {version('aero-reproduced')}")
+    parser.set_defaults(run=lambda _: parser.print_help())
+    commands = parser.add_subparsers(metavar="COMMAND", parser_class=_Parser)
     runs = commands.add_parser(
         "runs",
         help="list the trainings of the papers: table rows, status, cost",

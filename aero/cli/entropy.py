@@ -198,7 +198,7 @@ def _draw(chosen: argparse.Namespace, reader: Reader, statistics: EntropyStatist
 
 def _open(chosen: argparse.Namespace) -> Reader:
     path = chosen.model
-    if (path / "config.json").is_file():
+    if any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
         return _open_hugging_face(path, chosen.dtype, chosen.bos)
     checkpoint = path / "checkpoint.safetensors" if path.is_dir() else path
     if not checkpoint.is_file():
@@ -220,11 +220,6 @@ def _open_checkpoint(path: Path, tokenizer: Path | None) -> Reader:
     _, _, header = checkpoint.describe(path)
     found = load_tokenizer(tokenizer or tokenizer_beside(path, header.get("run")))
     check_tokenizer(found.sha256, header, path)
-    if found.vocabulary > model.config.vocabulary:
-        raise UserError(
-            f"the tokenizer has {found.vocabulary} entries, the model {model.config.vocabulary}; give the model's own "
-            "as --tokenizer"
-        )
     return Reader(model, found.encode, model.config.context)
 
 
@@ -240,16 +235,15 @@ def _open_hugging_face(path: Path, dtype: str, begin: bool) -> Reader:
 
     logging.disable_progress_bar()
     try:
+        # Attention is replaced anyway, so that a kernel which the configuration asks for need not be installed.
+        model = load_model(path, head_needed=False, local_files_only=True, dtype=dtype, attn_implementation="eager")
         # Without trust_remote_code=False, transformers asks on the terminal.
-        model = load_model(path, head_needed=False, local_files_only=True, dtype=dtype)
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
         regularizer = None
         if getattr(model.config, "entropy_regularizer", None) is not None:
             regularizer = EntropyRegularizer.load(model, path)  # its temperatures are part of the model
     except Exception as error:  # transformers raises errors of many types
         raise UserError(f"{path} cannot be loaded as a causal language model with its tokenizer: {error}") from None
-    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
-        raise UserError(f"the tokenizer in {path} has {len(tokenizer)} entries, more than the model")
     if begin and tokenizer.bos_token_id is None:
         raise UserError(f"the tokenizer in {path} has no BOS token: omit --bos")
     context = positions_of(model)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -28,21 +29,24 @@ IMPLEMENTATION = "aero_entropy"
 
 
 class VisibleKeys:
-    """Which keys a block of queries sees (an `aero.row_entropy.Mask`), computed by transformers' mask function."""
+    """Which keys a block of queries sees (an `aero.row_entropy.Mask`), computed by transformers' mask function.
+
+    first: position of the first query among the keys. real: keys that are no padding (B, S) bool, or None for all.
+    """
 
     def __init__(self, **arguments: Any) -> None:
         """arguments: those of a mask function of transformers (`transformers.masking_utils.sdpa_mask`)."""
         self.arguments = arguments | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-        self.query_offset = arguments["q_offset"]
+        self.first, self.real = int(arguments["q_offset"]), arguments.get("attention_mask")
 
     def __call__(self, start: int, stop: int) -> Tensor:
         """(B, 1, stop - start, S) bool."""
-        return sdpa_mask(**self.arguments | {"q_length": stop - start, "q_offset": self.query_offset + start})
+        return sdpa_mask(**self.arguments | {"q_length": stop - start, "q_offset": self.first + start})
 
     def contiguous(self) -> Tensor:
         """The whole mask (B, 1, T, S); `generate` calls this for the masks of a static cache."""
         mask = self(0, self.arguments["q_length"]).contiguous()
-        mask.query_offset = int(self.query_offset)  # the keys of such a cache do not show how many are filled
+        mask.whole = self  # the keys of such a cache do not show how many are filled
         return mask
 
     @cached_property
@@ -54,19 +58,18 @@ class VisibleKeys:
 
 
 class GivenMask:
-    """A mask (B, 1, T, S) made by the caller: bool, or added to the logits (0 for a visible key, else <= -1e4).
+    """A mask (B, 1, T, S) made by the caller: bool, or added to the logits (0 for a visible key, else <= -1e4)."""
 
-    query_offset: position of the first query.
-    """
-
-    def __init__(self, mask: Tensor, query_offset: int) -> None:
-        self.query_offset = query_offset
+    def __init__(self, mask: Tensor, keys: int) -> None:
+        whole, mask = getattr(mask, "whole", None), mask[..., :keys]
         if mask.dtype != torch.bool:
             if not ((mask == 0) | (mask <= -1e4)).all():
                 raise ValueError("the attention mask adds to the logits; only masks that hide keys are supported")
             mask = mask == 0
         self.mask = mask
         self.counts = mask[:, 0].sum(-1)  # (B, T)
+        self.first = mask.shape[-1] - mask.shape[-2] if whole is None else whole.first
+        self.real = mask.any(1).any(1) if whole is None else whole.real  # (B, S), keys that some query sees
 
     def __call__(self, start: int, stop: int) -> Tensor:
         return self.mask[:, :, start:stop]
@@ -89,13 +92,39 @@ def _visible_keys(**arguments: Any) -> VisibleKeys | None:
     return None if plain else VisibleKeys(**arguments)
 
 
+def token_positions(mask: VisibleKeys | GivenMask | None, position_ids: Tensor | None, queries: int) -> Tensor:
+    """Position of every query among the real tokens of its document, (B or 1, T); that of padding means nothing.
+
+    position_ids: the model's own (B, T). Where they do not go on by 1 a document of a packed row begins, unless a mask
+    (B, S) was given: then transformers lets a row attend to itself as a whole.
+    """
+    if mask is None:
+        return torch.arange(queries)[None]
+    first = mask.first
+    before = torch.arange(first, first + queries)[None] if mask.real is None else mask.real.cumsum(-1) - 1
+    positions = before if mask.real is None else before[:, first : first + queries].clamp_min(0)
+    packed = isinstance(mask, GivenMask) or mask.real is None
+    if not packed or first or position_ids is None or position_ids.ndim != 2:
+        return positions
+    starts = document_starts(position_ids)  # (B, T)
+    positions = positions.to(starts.device)
+    return positions - torch.where(starts, positions, 0).cummax(-1).values
+
+
+def document_starts(position_ids: Tensor) -> Tensor:
+    """Where a document of a packed row begins, (B, T) bool: position ids (B, T) that do not go on by 1."""
+    return position_ids.diff(prepend=position_ids[:, :1]) != 1
+
+
 @dataclass(frozen=True)
 class Rows:
-    """Result of one attention module: entropies (B, H, T) and number of visible keys (B, T). module: if known."""
+    """Result of one attention module: entropies (B, H, T), number of visible keys (B, T), and `token_positions`
+    (B or 1, T). module and positions: if known."""
 
     module: nn.Module | None
     entropies: Tensor
     seen: Tensor
+    positions: Tensor | None = None
 
 
 recorded_rows: ContextVar[list[Rows] | None] = ContextVar("recorded_rows", default=None)
@@ -115,30 +144,30 @@ def attention_function(
     """An attention function of transformers. query: (B, H, T, d_k), key and value: (B, H / groups, S, ...).
 
     The temperature of `EntropyRegularizer` divides the logits of its query row (AERO Eq. 11).
-    Raises ValueError for attention dropout and for options that change the logits.
+    Raises ValueError for attention dropout and for options that change the logits, NotSwitched for selected keys.
     """
     if dropout:
         raise ValueError(f"attention dropout {dropout:g}: the entropy of dropped weights is meaningless; set it to 0")
-    for name in ("softcap", "s_aux", "position_bias"):
+    for name in ("softcap", "s_aux", "sinks", "position_bias"):
         if others.get(name) is not None:
             raise ValueError(f"{type(module).__name__} uses {name}, which changes the logits: not supported")
+    if others.get("indices") is not None or others.get("block_indices") is not None:
+        raise NotSwitched(module)  # the keys that an indexer selects are not in the mask
     queries, keys = query.shape[-2], key.shape[-2]
-    mask: VisibleKeys | GivenMask | None
-    if isinstance(attention_mask, Tensor):  # the queries are the last of the keys, unless a static cache is not full
-        mask = GivenMask(attention_mask[..., :keys], getattr(attention_mask, "query_offset", keys - queries))
-    else:
-        mask = attention_mask
+    mask = GivenMask(attention_mask, keys) if isinstance(attention_mask, Tensor) else attention_mask
     if mask is None and queries != keys:
         raise ValueError(f"the model gave no mask for {queries} queries and {keys} keys")
-    temperature = getattr(module, "entropy_temperature", None)  # (H, context)
+    recorded, temperature = recorded_rows.get(), getattr(module, "entropy_temperature", None)
+    if temperature is not None or recorded is not None:
+        positions = token_positions(mask, others.get("position_ids"), queries).to(query.device)
     if temperature is not None:
-        first = 0 if mask is None else int(mask.query_offset)  # after the positions in the cache
-        if first + queries > temperature.shape[1]:
+        temperature = temperature.weight  # (H, context)
+        if keys > temperature.shape[1] and (longest := int(positions.max()) + 1) > temperature.shape[1]:
             raise ValueError(
-                f"{first + queries} tokens, but temperatures for {temperature.shape[1]} positions: give "
-                "EntropyRegularizer the longest context"
+                f"{longest} tokens, but temperatures for {temperature.shape[1]} positions: give EntropyRegularizer the "
+                "longest context (and call a model on packed rows with use_cache=False)"
             )
-        query = query / temperature[:, first : first + queries, None]  # (B, H, T, d_k)
+        query = query / temperature[:, positions].transpose(0, 1)[..., None]  # (B, H, T, d_k)
     groups = query.shape[1] // key.shape[1]
     output, entropies = attention_with_entropy(
         query,
@@ -147,9 +176,9 @@ def attention_function(
         1 / math.sqrt(query.shape[-1]) if scaling is None else scaling,
         mask,
     )
-    if (recorded := recorded_rows.get()) is not None:
+    if recorded is not None:
         counts = torch.arange(1, queries + 1, device=query.device)[None] if mask is None else mask.counts
-        recorded.append(Rows(module, entropies, counts.expand(len(query), -1)))
+        recorded.append(Rows(module, entropies, counts.expand(len(query), -1), positions))
     return output.transpose(1, 2).contiguous(), None  # (B, T, H, d_v)
 
 
@@ -164,11 +193,16 @@ def switch_attention(model: PreTrainedModel) -> bool:
     return model.config._attn_implementation == IMPLEMENTATION
 
 
+one_at_a_time = threading.RLock()
+"""Held while a model is measured: its attention function and its mode are switched, which other threads would see."""
+
+
 @contextlib.contextmanager
 def recording(model: PreTrainedModel) -> Iterator[list[Rows]]:
     """Inside, `model` uses our attention function and the list collects the rows of every attention module.
 
-    NotSwitched if the attention of the model does not go through transformers' interface.
+    NotSwitched if the attention of the model does not go through transformers' interface, or needs a mask in full.
+    The caller holds `one_at_a_time`.
     """
     before = model.config._attn_implementation
     if not switch_attention(model):
@@ -177,16 +211,21 @@ def recording(model: PreTrainedModel) -> Iterator[list[Rows]]:
     token = recorded_rows.set(rows)
     try:
         yield rows
+    except (AttributeError, TypeError) as error:
+        if VisibleKeys.__name__ not in str(error):
+            raise
+        raise NotSwitched(model) from None  # the model computes with the mask itself
     finally:
         recorded_rows.reset(token)
         model.set_attn_implementation(before)
 
 
 class NotSwitched(ValueError):
-    """The attention of the model does not go through transformers' interface."""
+    """The attention of the model does not go through transformers' interface, or not with the mask alone."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(
-            f"the attention of {type(model).__name__} does not go through transformers' attention interface, so its "
-            "entropies are not known in training; use GPT-2, GPT-NeoX, Llama, Mistral, Qwen2 or most newer models"
+            f"the attention of {type(model).__name__} does not go through transformers' attention interface or changes "
+            "its mask, so its entropies are not known in training; use GPT-2, GPT-NeoX, Llama, Mistral, Qwen2 or most "
+            "newer models"
         )

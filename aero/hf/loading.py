@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,10 @@ def load_model(name: Path | str, head_needed: bool = True, **options: Any) -> Pr
     """
     from transformers import AutoModelForCausalLM
 
+    if (Path(name) / "adapter_config.json").is_file() and importlib.util.find_spec("peft") is None:
+        raise UserError(
+            f"{name} has a PEFT adapter, which would be ignored: pip install peft, or merge it into the model"
+        )
     with _quiet():
         model, found = AutoModelForCausalLM.from_pretrained(
             name,

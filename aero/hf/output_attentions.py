@@ -20,7 +20,7 @@ def rows_from_weights(model: PreTrainedModel, given: dict[str, Any], real: Tenso
     """For every layer: entropies (B, H, T), nats, float32, and the number of visible keys (B, T).
 
     given: the arguments of `model.base_model`, with `input_ids` (B, T). real: (B, T) bool, False for padding.
-    The list is empty if the model returns no attention weights. The model must be in evaluation mode.
+    The list is empty if the model returns no attention weights. The model is run in evaluation mode.
     Raises ValueError if the weights are not those of causal attention: rows that sum to 1, with nothing on later tokens
     or on padding.
     """
@@ -71,19 +71,21 @@ def _visible_keys(model: PreTrainedModel, layer: int, real: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def _eager(model: PreTrainedModel) -> Iterator[None]:
-    """Inside, every part of `model` uses the attention implementation that returns its weights.
+    """Inside, `model` is in evaluation mode and every part uses the attention implementation that returns its weights.
 
     `set_attn_implementation` refuses these families, but some (Falcon) read the configuration in each forward pass.
     """
     configs = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
-    before = {key: config._attn_implementation for key, config in configs.items()}
+    before, training = {key: config._attn_implementation for key, config in configs.items()}, model.training
     for config in configs.values():
         config._attn_implementation = "eager"
+    model.eval()
     try:
         yield
     finally:
         for key, config in configs.items():
             config._attn_implementation = before[key]
+        model.train(training)
 
 
 def _no_weights(model: PreTrainedModel, why: str) -> ValueError:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from aero.entropy_statistics import Reduction, check_ids, entropy_regularization
-from aero.hf.attention import IMPLEMENTATION, recorded_rows, switch_attention
+from aero.hf.attention import IMPLEMENTATION, document_starts, recorded_rows, switch_attention
 from aero.hf.measure import check_padding, real_tokens, run, vocabulary
 
 
@@ -34,6 +34,14 @@ def _part(labels: Tensor, together: Tensor | int) -> Tensor:
     return labels.ne(-100).sum() / together
 
 
+class Learned(nn.Module):
+    """A parameter as a module of its own, which PEFT's `modules_to_save` can train and save."""
+
+    def __init__(self, start: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(start)
+
+
 class EntropyRegularizer:
     """AERO's entropy regulariser on a Hugging Face model, with learnable thresholds and temperatures (Algorithm 1).
 
@@ -42,10 +50,11 @@ class EntropyRegularizer:
 
     In training mode the model then adds lambda times the regularisation to its loss. The new parameters are
     `reg_threshold_weights` (L, H), fractions of log T, and in every attention module `entropy_temperature`
-    (H, context), which divides the logits of its query row. They are trained and saved with the model; `load` restores
-    them.
+    (H, context), which divides the logits of its query row, by its position among the real tokens of its document. They
+    are modules with one parameter, trained and saved with the model; `load` restores them.
 
-    context: the longest sequence, and T in E_max = log T for every batch, so that padding does not change the penalty.
+    context: the longest sequence, or document of a packed row, and T in E_max = log T for every batch, so that neither
+        padding nor packing changes the penalty.
     lambda_, gamma, reduction: see `aero.entropy.entropy_regularization`; head_mean averages over all real queries.
     lambda_positions: `position_sum` sums over the tokens of a batch, so the penalty is scaled to a batch of this many
         tokens (the papers' 128 x 128); None: not scaled.
@@ -58,8 +67,8 @@ class EntropyRegularizer:
     function of your own adds `share`. Padding is left out of the penalty, by a mask (B, T) or (B, 1, T, S).
 
     Raises ValueError if `model` is not a PreTrainedModel, its attention cannot be switched to ours or has dropout, it
-    has a regulariser already, or a value is out of range; in training, if ids are no token ids of the model or the mask
-    does not show the padding.
+    has a regulariser already or was saved with one, its weights are offloaded, or a value is out of range; in training,
+    if ids are no token ids of the model, the mask does not show the padding, or packed documents are not kept apart.
     """
 
     def __init__(
@@ -80,6 +89,13 @@ class EntropyRegularizer:
             )
         if hasattr(model, "reg_threshold_weights"):
             raise ValueError(f"this {type(model).__name__} has an entropy regulariser already")
+        if getattr(model.config, "entropy_regularizer", None) is not None and model.name_or_path:
+            raise ValueError(
+                f"this {type(model).__name__} was saved with an entropy regulariser: EntropyRegularizer.load(model, "
+                "folder) restores its thresholds and temperatures"
+            )
+        if any(parameter.is_meta for parameter in model.parameters()):
+            raise ValueError(f"weights of this {type(model).__name__} are offloaded: load the model without offloading")
         if type(context) is not int:
             raise ValueError(f"context {context!r} must be a whole number of tokens")
         if not (0 <= lambda_ < math.inf and 0 <= gamma < math.inf and context >= 1 and 0 <= threshold_init <= 1):
@@ -103,11 +119,11 @@ class EntropyRegularizer:
         rows, _ = run(model, torch.zeros(1, 1, dtype=torch.long), None, switched=True)
         heads = rows[0].entropies.shape[1]
         thresholds = torch.full((len(rows), heads), threshold_init, device=model.device)
-        model.register_parameter("reg_threshold_weights", nn.Parameter(thresholds))
+        model.reg_threshold_weights = Learned(thresholds)
         if temperature_init is not None:
             for module in {id(row.module): row.module for row in rows}.values():
                 start = torch.full((heads, context), temperature_init, device=next(module.parameters()).device)
-                module.register_parameter("entropy_temperature", nn.Parameter(start))
+                module.entropy_temperature = Learned(start)
         switch_attention(model)
         self.model = model
         self.context, self.gamma, self.reduction = context, gamma, reduction
@@ -140,30 +156,43 @@ class EntropyRegularizer:
         settings = getattr(model.config, "entropy_regularizer", None)
         if settings is None:
             raise ValueError(f"the model in {folder} was saved without an entropy regulariser")
-        regularizer = cls(model, **settings)
-        waiting = dict(regularizer.named_parameters())
+        if hasattr(model, "reg_threshold_weights"):
+            raise ValueError(f"this {type(model).__name__} has an entropy regulariser already")
+        model.config.entropy_regularizer = None
+        try:
+            regularizer = cls(model, **settings)
+        finally:
+            model.config.entropy_regularizer = settings
+        waiting = {name.removesuffix(".weight"): value for name, value in regularizer.named_parameters()}
         for path in sorted(Path(folder).glob("*.safetensors")):
             with safe_open(path, framework="pt") as file:
-                for name in waiting.keys() & set(file.keys()):
-                    waiting.pop(name).data.copy_(file.get_tensor(name))
+                for name in file.keys():
+                    if (value := waiting.pop(name.removesuffix(".weight"), None)) is not None:
+                        value.data.copy_(file.get_tensor(name))
         if waiting:
+            del model.reg_threshold_weights  # so that the model still counts as one to be loaded
             raise ValueError(f"{folder} has no {', '.join(sorted(waiting))} in a safetensors file")
         return regularizer
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies of the model: the penalty without its graph, which cannot be copied."""
+        return self.__dict__ | {"penalty": None if self.penalty is None else self.penalty.detach()}
 
     @property
     def thresholds(self) -> Tensor:
         """`reg_threshold_weights` (L, H)."""
-        return self.model.reg_threshold_weights
+        return self.model.reg_threshold_weights.weight
 
     @property
     def temperatures(self) -> list[Tensor]:
         """The temperatures (H, context) of every attention module; empty if there are none."""
-        return [value for name, value in self.named_parameters() if name.endswith("entropy_temperature")]
+        found = (getattr(part, "entropy_temperature", None) for part in self.model.modules())
+        return [temperature.weight for temperature in found if temperature is not None]
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """The parameters of the regulariser with their names in the model."""
-        own = ("reg_threshold_weights", "entropy_temperature")
-        return ((name, value) for name, value in self.model.named_parameters() if name.split(".")[-1] in own)
+        own = {"reg_threshold_weights", "entropy_temperature"}
+        return ((name, value) for name, value in self.model.named_parameters() if own & set(name.split(".")))
 
     def share(self, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
         """What your own loss function adds after a forward pass without labels, with gradient, nats.
@@ -216,14 +245,22 @@ class EntropyRegularizer:
         if output is None:  # the forward pass failed
             return None
         given = _bound(model, args, kwargs)
-        home = model.reg_threshold_weights.device  # the layers may be on several devices
+        thresholds = model.reg_threshold_weights.weight
+        home = thresholds.device  # the layers may be on several devices
+        if given.get("attention_mask") is None and (position_ids := given.get("position_ids")) is not None:
+            starts = document_starts(position_ids)
+            if int((rows[0].positions.expand_as(starts) == 0).sum()) < int(starts.sum()):
+                raise ValueError(
+                    "position_ids pack documents into rows, but the model attends across them: call it with "
+                    "use_cache=False, or pad the documents"
+                )
         entropies = torch.stack([row.entropies.to(home) for row in rows])  # (L, B, H, T)
         if torch.is_grad_enabled() and model.is_activation_checkpointing and not entropies.requires_grad:
             raise ValueError(
                 "reentrant gradient checkpointing loses the gradient of the entropies: use "
                 "gradient_checkpointing_kwargs={'use_reentrant': False}"
             )
-        self.penalty = penalty = self._weighted(entropies, model.reg_threshold_weights, given.get("attention_mask"))
+        self.penalty = penalty = self._weighted(entropies, thresholds, given.get("attention_mask"), rows[0].positions)
         if given.get("labels") is None:
             if given.get("num_items_in_batch") is not None and not self._warned:
                 self._warned = True
@@ -244,19 +281,20 @@ class EntropyRegularizer:
         output.loss = output.loss + penalty
         return output
 
-    def _weighted(self, entropies: Tensor, thresholds: Tensor, attention_mask: Tensor | None) -> Tensor:
+    def _weighted(self, entropies: Tensor, thresholds: Tensor, mask: Tensor | None, positions: Tensor) -> Tensor:
         """lambda times the regularisation of entropies (L, B, H, T), without the rows of padding."""
-        rows, longest = entropies.transpose(1, 2).flatten(2)[:, None], entropies.shape[-1]  # (L, 1, H, B T)
-        if attention_mask is not None:
-            real = real_tokens(attention_mask).to(rows.device)[:, -longest:].expand(entropies.shape[1], -1)
-            rows, longest = rows[..., real.flatten()], int(real.sum(-1).max())
-        if longest > self.context:
+        rows = entropies.transpose(1, 2).flatten(2)[:, None]  # (L, 1, H, B T)
+        if mask is not None:
+            real = real_tokens(mask)[:, -entropies.shape[-1] :].expand(entropies.shape[1], -1)  # (B, T)
+            rows = rows[..., real.flatten().to(rows.device)]
+            positions = positions.expand_as(real)[real.to(positions.device)]
+        if not rows.shape[-1]:
+            return 0.0 * thresholds.sum()
+        if entropies.shape[-1] > self.context and (longest := int(positions.max()) + 1) > self.context:
             raise ValueError(
                 f"a sequence of {longest} tokens, but the regulariser's context is {self.context}: give "
                 "EntropyRegularizer the longest"
             )
-        if not rows.shape[-1]:
-            return 0.0 * thresholds.sum()
         weight = self.lambda_
         if self.reduction == "position_sum" and self.lambda_positions is not None:
             weight *= self.lambda_positions / rows.shape[-1]

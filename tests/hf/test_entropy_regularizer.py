@@ -57,7 +57,7 @@ def penalty_by_output_attentions(model, thresholds, ids, mask, reduction):
         total = total * 16384 / mask.sum()
     total.backward()
     found = {name: p.grad for name, p in eager.named_parameters() if p.grad is not None}
-    return total.detach(), found | {"reg_threshold_weights": thresholds.grad}
+    return total.detach(), found | {"reg_threshold_weights.weight": thresholds.grad}
 
 
 @pytest.mark.parametrize(
@@ -169,6 +169,45 @@ def test_generation_with_any_cache_uses_the_temperatures_of_the_positions(name):
     assert torch.equal(model.generate(prompt, cache_implementation="static", **settings), without)
 
 
+@pytest.mark.parametrize("cache", ["dynamic", "static", None])
+def test_temperatures_are_those_of_the_real_tokens_of_left_padded_prompts(cache):
+    model, ids = with_temperatures("llama"), some_ids(2, 12) + 0
+    mask = padded("left", [12, 7], 12)
+    rows, alone = row_entropies(model, ids, mask), row_entropies(model, ids[1:, -7:])
+    torch.testing.assert_close(rows[:, 1, :, -7:], alone[:, 0], atol=1e-5, rtol=0)
+    settings = {"max_new_tokens": 9, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    settings |= {"use_cache": False} if cache is None else {"cache_implementation": cache}
+    batch = model.generate(ids, attention_mask=mask, **settings)
+    assert torch.equal(batch[1, 5:], model.generate(ids[1:, -7:], **settings)[0])
+
+
+def test_documents_of_packed_rows_are_penalised_as_if_padded():
+    model, regularizer = regularised("llama", lambda_=1.0)
+    for temperature in regularizer.temperatures:
+        temperature.data.copy_(torch.linspace(0.3, 2, CONTEXT).expand(4, -1))
+    ids, lengths = some_ids(1, 100), [60, 40]
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    rows = torch.nn.utils.rnn.pad_sequence(ids[0].split(lengths), batch_first=True)
+    model(rows, attention_mask=padded("right", lengths, 60))
+    expected = regularizer.penalty
+    model(ids, position_ids=positions, use_cache=False)  # the row is longer than the context, its documents are not
+    torch.testing.assert_close(regularizer.penalty, expected)
+    with pytest.raises(ValueError, match="use_cache=False"):
+        model(ids[:, :70], position_ids=positions[:, :70])  # then transformers attends across the documents
+
+
+def test_a_model_can_be_copied_after_a_training_pass_without_labels():
+    model, regularizer = regularised()
+    model(some_ids())
+    copied = copy.deepcopy(model)
+    copied(some_ids())
+    assert regularizer.penalty.requires_grad
+    copied.reg_threshold_weights.weight.data.fill_(0.0)
+    copied(some_ids())  # the copy has a regulariser of its own
+    model(some_ids())
+    assert (model.reg_threshold_weights.weight == 0.5).all()
+
+
 def trained(folder, lengths=(40,) * 8, micro_batch=4, accumulated=1, own_loss=None, **settings):
     """Change of the thresholds, temperatures and a weight after two steps of Trainer with SGD."""
     torch.manual_seed(0)
@@ -262,6 +301,8 @@ def test_trainer_learns_saves_and_resumes(tmp_path):
     loaded, ids = AutoModelForCausalLM.from_pretrained(tmp_path / "saved"), some_ids(2, 32, seed=9)
     with pytest.raises(ValueError, match="saved with an entropy regulariser"):
         measure(loaded, ids)
+    with pytest.raises(ValueError, match=r"EntropyRegularizer.load\(model"):
+        EntropyRegularizer(loaded, context=CONTEXT)
     again = EntropyRegularizer.load(loaded, tmp_path / "saved")
     assert (again.lambda_, again.gamma, again.reduction) == (1e-3, 0.20, "position_sum")
     for mine, theirs in zip(again.named_parameters(), regularizer.named_parameters(), strict=True):
@@ -280,7 +321,7 @@ def test_parameter_groups_decay_matrices_only(name):
     decayed, others = regularizer.parameter_groups(0.1)
     names = {id(p): name for name, p in model.named_parameters()}
     assert decayed["weight_decay"] == 0.1 and others["weight_decay"] == 0.0
-    assert "reg_threshold_weights" in {names[id(p)] for p in others["params"]}
+    assert "reg_threshold_weights.weight" in {names[id(p)] for p in others["params"]}
     assert all(names[id(p)].endswith("weight") and p.ndim == 2 for p in decayed["params"])
     assert len(decayed["params"]) + len(others["params"]) == len(list(model.parameters()))
 

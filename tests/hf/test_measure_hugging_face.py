@@ -4,9 +4,11 @@ import copy
 import math
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
+import accelerate
 import pytest
 import torch
 from tiny_hugging_face import CONFIGS, GROUPED, padded, rows_by_output_attentions, some_ids, tiny
@@ -15,11 +17,13 @@ from transformers import (
     AutoModelForCausalLM,
     BartConfig,
     BartForConditionalGeneration,
+    DiffLlamaConfig,
     Gemma2Config,
     MambaConfig,
     MambaForCausalLM,
     ViTConfig,
     ViTModel,
+    ZambaConfig,
 )
 
 from aero import row_entropy
@@ -114,6 +118,68 @@ def test_uniform_attention_is_overloaded_also_under_a_window_and_padding():
         summary = statistics.summary()
         assert summary["overload"] == {"fraction": 1.0, "layers": [0, 1, 2]} and summary["collapse"]["fraction"] == 0
         assert summary["quarters"]["entropy_bound"] == summary["quarters"]["observed"] == [0, 0, 0, 1]
+
+
+def test_documents_packed_into_a_row_are_sequences_of_their_own():
+    for model in (tiny("llama"), tiny("gpt2"), tiny("qwen2")):
+        ids, lengths = some_ids(1, 30), [12, 18]
+        positions = torch.cat([torch.arange(length) for length in lengths])[None]
+        found = measure(model, {"input_ids": ids, "labels": ids, "position_ids": positions})
+        alone = [row_entropies(model, part).double().mean((1, 3)) for part in ids.split(lengths, 1)]
+        torch.testing.assert_close(found.mean, torch.stack(alone).mean(0), atol=1e-5, rtol=0)
+        assert found.tokens == 30 and found.by_position.shape == (3, 18)
+    shifted = measure(tiny("gpt2"), {"input_ids": ids, "position_ids": torch.arange(5, 35)[None]})
+    assert shifted.by_position.shape == (3, 30) and (shifted.mean != measure(tiny("gpt2"), ids).mean).all()
+
+
+def test_other_entries_of_a_batch_are_used_or_refused():
+    model, ids = tiny("gpt2"), some_ids(2, 20)
+    kinds = measure(model, {"input_ids": ids, "token_type_ids": torch.full_like(ids, 3)}).mean
+    with torch.no_grad():  # GPT-2 adds the embedding of the type to that of the token
+        model.transformer.wpe.weight += model.transformer.wte.weight[3]
+    torch.testing.assert_close(kinds, measure(model, ids).mean, atol=1e-5, rtol=0)
+    ones, packed = torch.ones_like(ids), torch.arange(20).remainder(10).expand(2, 20)
+    for name, others, message in (
+        ("llama", {"pixel_values": torch.zeros(2, 3, 8, 8)}, "'pixel_values'"),
+        ("llama", {"token_type_ids": ones}, "takes no token_type_ids"),
+        ("llama", {"position_ids": torch.zeros(2, 7)}, "position_ids must"),
+        ("llama", {"position_ids": packed, "attention_mask": ones}, "leave one of them out"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            measure(tiny(name), {"input_ids": ids} | others)
+    assert measure(tiny("llama"), {"input_ids": ids, "token_type_ids": 0 * ids}).tokens == 40
+
+
+def test_attentions_are_counted_by_module():
+    """Zamba's layers share one attention; DiffLlama's subtract two softmaxes."""
+    sizes = GROUPED | {"pad_token_id": 0}
+    zamba = ZambaConfig(**sizes, layer_types=["mamba", "hybrid", "hybrid"])
+    assert measure(AutoModelForCausalLM.from_config(zamba), some_ids(1, 9)).mean.shape == (2, 4)
+    different = AutoModelForCausalLM.from_config(DiffLlamaConfig(**sizes))
+    for use in (lambda: measure(different, some_ids(1, 9)), lambda: EntropyRegularizer(different, context=9)):
+        with pytest.raises(ValueError, match="combines 2 attentions"):
+            use()
+
+
+def test_concurrent_measurements_leave_the_model_as_it_was():
+    model, ids = tiny("llama").train(), some_ids(2, 40)
+    before, expected = model.config._attn_implementation, measure(model, ids).mean
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: measure(model, ids).mean, range(12)))
+    assert all(torch.equal(one, expected) for one in found)
+    assert model.training and model.config._attn_implementation == before
+
+
+def test_offloaded_weights():
+    ids = some_ids(2, 20)
+    expected = measure(tiny("llama"), ids).mean
+    offloaded = accelerate.cpu_offload(tiny("llama"), torch.device("cpu"))
+    assert offloaded.device.type == "meta"
+    torch.testing.assert_close(measure(offloaded, ids).mean, expected)
+    with pytest.raises(ValueError, match="offloaded"):
+        EntropyRegularizer(offloaded, context=20)
+    with torch.device("meta"), pytest.raises(ValueError, match="on the meta device"):
+        measure(AutoModelForCausalLM.from_config(CONFIGS["llama"]), ids)
 
 
 def test_logits_that_are_not_finite_are_reported():

@@ -5,10 +5,19 @@ import math
 
 import pytest
 import torch
-from tiny_hugging_face import padded, some_ids
-from transformers import AutoModelForCausalLM, BloomConfig, FalconConfig, GPTJConfig, GPTNeoConfig, XLNetConfig
+from tiny_hugging_face import GROUPED, padded, some_ids
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    BloomConfig,
+    FalconConfig,
+    GPTJConfig,
+    GPTNeoConfig,
+    XLNetConfig,
+)
 
 from aero.entropy import EntropyRegularizer, causal_bound, measure
+from aero.hf.attention import NotSwitched, attention_function
 from aero.hf.measure import row_entropies
 
 CONFIGS = {
@@ -79,6 +88,39 @@ def test_weights_of_no_causal_attention_are_refused(change, message):
         block.self_attention.register_forward_hook(lambda module, args, output: (output[0], change(output[1])))
     with pytest.raises(ValueError, match=message):
         measure(model, some_ids(2, 20))
+
+
+SPARSE = GROUPED | {
+    "num_key_value_heads": 4, "n_routed_experts": 2, "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1,
+    "moe_intermediate_size": 16, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
+    "v_head_dim": 8, "index_topk": 5, "index_n_heads": 2, "index_head_dim": 16,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [("doge", GROUPED), ("deepseek_v32", SPARSE), ("glm_moe_dsa", SPARSE)],
+)
+def test_models_that_change_their_mask_are_measured_by_the_returned_weights(name, sizes):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **sizes)).eval()
+    ids, before = some_ids(2, 30), model.config._attn_implementation
+    eager = copy.deepcopy(model)
+    eager.set_attn_implementation("eager")
+    with torch.no_grad():
+        p = torch.stack(eager(ids, output_attentions=True).attentions).double()
+    found = row_entropies(model, ids).double()
+    torch.testing.assert_close(found, -torch.special.xlogy(p, p).sum(-1), atol=1e-5, rtol=0)
+    assert model.config._attn_implementation == before
+    with pytest.raises(ValueError, match="changes its mask"):
+        EntropyRegularizer(model, context=30)
+
+
+def test_keys_that_an_indexer_selects_are_not_ignored():
+    query = torch.ones(1, 2, 3, 4)
+    for name in ("indices", "block_indices"):
+        with pytest.raises(NotSwitched):
+            attention_function(torch.nn.Identity(), query, query, query, None, **{name: torch.zeros(1)})
 
 
 def test_bidirectional_attention_and_training_are_refused():

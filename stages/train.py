@@ -8,11 +8,12 @@ Writes runs/RUN/seed_SEED/, with --scale runs/scales/SCALE/RUN/seed_SEED/.
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from aero.config import load
 from aero.data.tokens import scale_root
-from aero.errors import run_main, seed_number
+from aero.errors import UserError, run_main, seed_number
 from aero.records import keep, lock, require_committed, run_folder
 from aero.training.distributed import join
 from aero.training.log import open_tracker
@@ -24,6 +25,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("run", help="a name under `runs` in params.yaml")
     parser.add_argument("--seed", type=seed_number, help="default: the first of `seeds`")
     parser.add_argument("--scale", help="another scale than params.yaml names")
+    parser.add_argument("--steps", type=int, help="fewer or more steps than params.yaml gives; needs --out")
     parser.add_argument("--tokens", type=Path, help="folder of token files (default: of the run's corpus and scale)")
     parser.add_argument("--out", type=Path, help="folder to write to")
     parser.add_argument("--keep", action="store_true", help="add the result to results/SCALE/ afterwards")
@@ -33,6 +35,10 @@ def main(arguments: list[str]) -> None:
     active = load()
     parameters, root = active.at_scale(chosen.scale), scale_root(chosen.scale, active.scale)
     run = parameters.resolve(chosen.run, chosen.seed)
+    if chosen.steps is not None:
+        if chosen.out is None or chosen.steps < 1:
+            raise UserError("--steps needs a number above 0, and --out: the run's own folder is for its own steps")
+        run = replace(run, train=run.train.model_copy(update={"steps": chosen.steps}))
     if chosen.keep:
         require_committed()
     tokens = run_tokens(parameters, run, root, chosen.tokens)

@@ -189,6 +189,9 @@ def _ask_here(chosen: argparse.Namespace, prompt: str, settings: Settings, displ
 
 
 def _ask_server(chosen: argparse.Namespace, prompt: str, settings: Settings, display: Display) -> None:
+    # PyTorch loads this to compute shapes of weights: now, because the server waits 30 s for the question.
+    import torch._dynamo  # noqa: F401
+
     from aero.cli.published import check_vocabulary, tokenizer_of_text
     from aero.data.tokenizer import load_tokenizer
     from aero.two_party.serving.session import Client

@@ -61,7 +61,7 @@ def of_model(model, program="tuned"):
 class Session:
     """One question, recorded: what each process was given, its memory after a pass, the bytes of the link."""
 
-    def __init__(self, model, path, description, prompt, patch, search_memory):
+    def __init__(self, model, path, description, prompt, patch, search_memory, new=NEW):
         self.given, self.memory = {}, {}
         relay, give = Relay(record=True), parties._give
 
@@ -86,7 +86,7 @@ class Session:
                     self.memory[name] = found_in_memory(child.pid, own[name] | others[name])
 
         settings = Settings(receive_timeout_s=300)
-        question = (prompt, NEW, Sampling(VOCABULARY), settings, on_token)
+        question = (prompt, new, Sampling(VOCABULARY), settings, on_token)
         published = Published(path, description, "", weights_sha256(model))
         self.answered = ask_here(published, *question, relay=relay)
         self.to_server, self.to_client = relay.recorded
@@ -153,7 +153,7 @@ def nothing_in_the_clear(session, prompt, model, program):
     # The new ids with the two before them: fewer small numbers in a row stand in any large ciphertext.
     secrets = of_prompt(prompt) | of_model(model, program)
     for name, dtype in (("new ids", "<i4"), ("new ids, wide", "<i8")):
-        secrets[name] = np.asarray(after[-2 - NEW :], dtype).tobytes()
+        secrets[name] = np.asarray(after[-2 - len(logits) :], dtype).tobytes()
     secrets["new ids, text"] = str(session.answered.ids)[1:-1].encode()
     for stream in (session.to_server, session.to_client):
         assert len(stream) > 5e6
@@ -166,7 +166,7 @@ def nothing_in_the_clear(session, prompt, model, program):
         re.findall(rb'"name": "([\w.]+)"', stream) for stream in (session.to_server, session.to_client)
     )
     assert set(to_server) <= {b"a0", b"a1"}
-    assert [name for name in to_client if name not in (b"a0", b"a1")] == [b"logits"] * NEW
+    assert [name for name in to_client if name not in (b"a0", b"a1")] == [b"logits"] * len(logits)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_other_programs_expose_nothing_either(tmp_path, row, program, at_the_ser
     for prompt in PROMPTS:
         with pytest.MonkeyPatch.context() as patch:
             search = not found and at_the_server is not None
-            found.append(Session(model, path, description, prompt, patch, search_memory=search))
+            found.append(Session(model, path, description, prompt, patch, search, new=1))
         assert found[-1].answered.ids[0] == torch_logits(model, np.array(prompt)).argmax()
         nothing_in_the_clear(found[-1], prompt, model, program)
     of_one_size(*found)

@@ -279,8 +279,7 @@ def test_public_material_is_sent_once_and_both_parties_count_the_same(multiplied
         assert (client.bytes_received, client.messages_received) == (server.bytes_sent, server.messages_sent)
     layout = lattice.Layout(ROWS, INNER, COLUMNS)
     for one, keys in zip(ours, (lattice.PublicMaterial.size(), 0, 0), strict=True):
-        of_spu = [o for o in one.operations if o.level == "mpc"]
-        in_programs = sum(o.bytes_sent for o in of_spu), sum(o.bytes_received for o in of_spu)
+        in_programs = sum(o.bytes_sent for o in one.operations), sum(o.bytes_received for o in one.operations)
         assert one.bytes_sent == keys + layout.query_bytes + in_programs[0]
         assert one.bytes_received == layout.answer_bytes + in_programs[1]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -22,9 +21,8 @@ def test_totals_and_operations_of_a_sample():
     assert (profile.bytes_sent, profile.bytes_received) == (7_593_984, 2_088_960)
     assert (profile.messages_sent, profile.messages_received) == (44, 40)
     assert profile.seconds == 5.504201826
-    assert profile.operations[0] == Operation("pphlo", "pphlo.less", 1, 5.217877793, 6_795_264, 1_290_240, 40, 36)
-    assert [o.name for o in profile.operations if o.level == "hal"] == ["f_less", "mixed_mul"]
-    assert sum(o.bytes_sent for o in profile.operations if o.level == "mpc") == 7_593_984
+    assert profile.operations[0] == Operation("msb_a2b", 1, 6_795_264, 1_290_240, 40, 36)
+    assert sum(o.bytes_sent for o in profile.operations) == 7_593_984
 
 
 def test_lines_of_other_parts_of_spu_are_passed_over():
@@ -49,23 +47,17 @@ def test_what_one_sends_the_other_receives():
         ("send actions 44, recv actions 40", "send actions 45, recv actions 40", "add up to"),
         ("duration 5.217877793s", "duration 5217.9ms", "reads as no known"),
         ("executed 1 times", "executed once", "reads as no known"),
-        ("send bytes 6795264 recv", "send bytes 679526 recv", "add up to"),
         ("- msb_a2b, executed", "- msb_a2b ran, executed", "reads as no known"),
         ("MPC profiling", "XYZ profiling", "reads as no known"),
-        ("total time 5.504201826s.", "total time unknown.", "before the line of the execution"),
-        ("HAL profiling", "HLO profiling", "second HLO"),
-        ("[api.cc:", "[api.cpp:", "reads as no known"),
-        ("[2026-", "2026-", "reads as no known"),
+        ("total time 5.504201826s.", "total time unknown.", "outside the lines"),
+        ("HAL profiling", "HLO profiling", "reads as no known"),
+        ("[api.cc:", "[api.cpp:", "no complete"),
         ("took 5.504183919s", "took 5504.183919s", "steps of the execution"),
         ("total time 5.504201826s.", "total time 5504.2s.", "steps of the execution"),
-        ("HLO profiling: total time 5.473284487", "HLO profiling: total time 5.5", "seconds of pphlo operations"),
-        ("duration 5.183216793s", "duration 51.83216793s", "seconds of mpc operations"),
-        ("duration 5.183216793s", "duration 1e+99s", "seconds of mpc operations"),
         ("duration 5.183216793s", "duration 1e+999s", "reads as no known"),
         ("total send bytes 7593984", "total send bytes " + 30 * "9", "reads as no known"),
         ("recv actions 40\n", "recv actions \u0664\u0660\n", "reads as no known"),
         ("send bytes 798720", "send bytes 798\u00a0720", "reads as no known"),
-        ("- mixed_mul, executed 1 times", "- mixed_mul, executed 0 times", "never executed"),
     ],
 )
 def test_a_changed_line_is_an_error(old, new, message):
@@ -78,17 +70,10 @@ def without(text: str, part: str) -> str:
     return "".join(line for line in text.splitlines(keepends=True) if part not in line)
 
 
-@pytest.mark.parametrize("part", ["Link details", "[Profiling]", "pphlo.less", "msb_a2b"])
+@pytest.mark.parametrize("part", ["Link details", "[Profiling]", "MPC profiling", "msb_a2b"])
 def test_a_missing_line_is_an_error(part):
     with pytest.raises(ValueError):
         parse(without(RELU, part))
-
-
-def test_a_missing_level_is_an_error():
-    lines = RELU.splitlines(keepends=True)
-    start, end = (next(i for i, line in enumerate(lines) if f"{name} profiling" in line) for name in ("HAL", "MPC"))
-    with pytest.raises(ValueError, match=r"lacks the levels \['hal'\]"):
-        parse("".join(lines[:start] + lines[end:]))
 
 
 def test_no_run_half_a_run_and_two_runs_are_errors():
@@ -96,39 +81,22 @@ def test_no_run_half_a_run_and_two_runs_are_errors():
         parse("")
     with pytest.raises(ValueError):
         parse(RELU[: len(RELU) // 2])
-    with pytest.raises(ValueError, match="more than one run"):
+    with pytest.raises(ValueError, match="outside the lines of one run"):
         parse(RELU + RELU)
 
 
-def test_hal_operations_that_do_not_account_for_all_are_left_out_and_too_many_are_an_error():
-    line = next(line for line in RELU.splitlines() if "- mixed_mul," in line)
-    fewer = parse(RELU.replace(line, line.replace("send bytes 798720", "send bytes 798719")))
-    assert all(o.level != "hal" for o in fewer.operations) and fewer.bytes_sent == parse(RELU).bytes_sent
-    with pytest.raises(ValueError, match="hal operations add up to"):
-        parse(RELU.replace(line, line.replace("send bytes 798720", "send bytes 798721")))
-
-
-SAMPLED = sorted(HERE.glob("spu_0.9.5_*.txt"))
-SAMPLES = [path.read_text() for path in SAMPLED]
-NAMES = [path.stem.removeprefix("spu_0.9.5_") for path in SAMPLED]
+SAMPLES = [path.read_text() for path in sorted(HERE.glob("spu_0.9.5_*.txt"))]
 
 
 def numbers(text: str) -> tuple | None:
-    """What a profile's users read: totals, seconds, and every level's bytes and messages; None for an error.
-
-    HAL operations may be left out; what is kept of them must be right.
-    """
+    """What a profile's users read: totals, seconds, what each operation cost; None for an error."""
     try:
         profile = parse(text)
     except ValueError:
         return None
-    rows = [
-        (o.level, o.name, o.bytes_sent, o.bytes_received, o.messages_sent, o.messages_received, round(o.seconds, 9))
-        for o in profile.operations
-        if o.level != "hal"
-    ]
     totals = (profile.bytes_sent, profile.bytes_received, profile.messages_sent, profile.messages_received)
-    return (*totals, profile.seconds, sorted(rows))
+    rows = [(o.name, o.bytes_sent, o.bytes_received, o.messages_sent, o.messages_received) for o in profile.operations]
+    return (*totals, profile.seconds, sorted(row for row in rows if any(row[1:])))
 
 
 def assert_same_or_error(changed: str, original: str) -> None:
@@ -157,11 +125,7 @@ def test_a_dropped_doubled_or_moved_line_ends_in_an_error_or_the_same_numbers(te
         lines.insert(other, line)
     else:
         lines[chosen], lines[other] = lines[other], line
-    changed, original = numbers("".join(lines)), numbers(text)
-    if changed is not None:
-        # A line that cost nothing may come, go or change its level: totals and everything that cost bytes stay.
-        assert changed[:5] == original[:5]
-        assert [row for row in changed[5] if any(row[2:6])] == [row for row in original[5] if any(row[2:6])]
+    assert_same_or_error("".join(lines), text)
 
 
 @settings(deadline=None)
@@ -173,7 +137,7 @@ def test_a_log_cut_anywhere_is_an_error_unless_only_its_end_is_lost(text, data):
         assert numbers(text[:cut]) is None
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(st.sampled_from(SAMPLES), st.data(), st.text(min_size=1, max_size=3))
 def test_other_characters_anywhere_in_a_line_end_in_an_error_or_the_same_numbers(text, data, new):
     lines = text.splitlines(keepends=True)
@@ -186,32 +150,3 @@ def test_other_characters_anywhere_in_a_line_end_in_an_error_or_the_same_numbers
     assume(not (" - " in line and at < line.index(", duration")))
     lines[chosen] = line[:at] + new + line[at + width :]
     assert_same_or_error("".join(lines), text)
-
-
-@settings(deadline=None)
-@given(
-    st.sampled_from(SAMPLES), st.data(), st.sampled_from(["K", "kB", "ms", "e3", "0", ".0", "us", "%", "\u0660", "-"])
-)
-def test_another_unit_or_format_of_any_number_ends_in_an_error_or_the_same_numbers(text, data, unit):
-    places = [match.span(1) for match in re.finditer(r"(?:bytes|actions|duration|time|took) ([\d.e-]+\d)", text)]
-    start, end = data.draw(st.sampled_from(places))
-    assert_same_or_error(text[:end] + unit + text[end:], text)
-    assert_same_or_error(text[:start] + unit + text[start:], text)
-
-
-@pytest.mark.parametrize("other", SAMPLES, ids=NAMES)
-@pytest.mark.parametrize("text", SAMPLES, ids=NAMES)
-def test_two_runs_spliced_anywhere_are_an_error_or_one_of_them(text, other):
-    """Every splice of every two samples. One alone goes unnoticed: the server's line of the execution before the rest
-    of what the client logged of the same run, 30 ms later. Bytes and messages are then the client's, and the seconds
-    of the whole the server's; nothing in SPU's lines says which party printed them.
-    """
-    lines, more = text.splitlines(keepends=True), other.splitlines(keepends=True)
-    known, unnoticed = (numbers(text)[:5], numbers(other)[:5]), []
-    for end in range(len(lines) + 1):
-        for start in range(len(more) + 1):
-            found = numbers("".join(lines[:end] + more[start:]))
-            if found is not None and found[:5] not in known:
-                unnoticed.append((end, start, found[:5]))
-    of_one_run = (text, other) == (RELU_SERVER, RELU)
-    assert unnoticed == ([(1, 1, (*numbers(RELU)[:4], numbers(RELU_SERVER)[4]))] if of_one_run else [])

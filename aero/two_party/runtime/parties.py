@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
@@ -95,21 +96,27 @@ def run_party(
     return _Supervisor(task, {rank: own_input}, [addresses] * 2, settings, on_control, alarm).run()[rank]
 
 
+@dataclass
 class _Child:
     """The parent's view of one party process."""
 
-    def __init__(self, rank: int, process: Any, connection: Connection, log: int) -> None:
-        self.rank, self.name = rank, NAMES[rank]
-        self.process, self.connection, self.log = process, connection, log
-        self.phase = "starting"
-        self.connected_at = 0  # size of its log when it had connected
-        self.result: Any = None
-        self.failure: tuple[str, str] | None = None
+    rank: int
+    process: Any
+    connection: Connection
+    log: int
+    phase: str = "starting"
+    connected_at: int = 0  # size of its log when it had connected
+    result: Any = None
+    failure: tuple[str, str] | None = None
+
+    @property
+    def name(self) -> str:
+        return NAMES[self.rank]
 
     @property
     def ended(self) -> bool:
         """Whether it has sent its result or its failure."""
-        return self.phase in ("finished", "failed")
+        return self.phase == "finished" or self.failure is not None
 
     def error_lines(self, start: int = 0) -> list[str]:
         """Lines of its output that report an error, from byte `start` on, of the last 16 KiB."""
@@ -118,18 +125,21 @@ class _Child:
         words = r"(?i)error|critical|fatal|abort|terminate|what\(\)|fail"
         return [" ".join(line.split())[:200] for line in lines if re.search(words, line)]
 
-    def death(self, alone: bool) -> str:
-        """One line on a process that ended without a result."""
-        code = self.process.exitcode
-        how = f"exit status {code}"
-        if code is not None and code < 0:
-            how = f"signal {-code} ({signal.Signals(-code).name})"
+    def death(self, receive_timeout_s: float) -> tuple[str, str]:
+        """The failure of a process that ended without a result or a failure of its own."""
+        code = self.process.exitcode or 0
+        # SPU itself ends a process that cannot send to its peer: that is the peer's failure.
+        lost = [line for line in self.error_lines(self.connected_at) if "_link.cc" in line]
+        if lost and code != -signal.SIGKILL:
+            return "link", (
+                f"the {NAMES[1 - self.rank]} is gone or sent nothing for {receive_timeout_s:g} s; see why it stopped "
+                f"({lost[-1][:120]})"
+            )
+        how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit status {code}"
         lines = self.error_lines()
         said = f', its last words "{lines[-1]}"' if lines else ""
-        remedy = "run again" if alone else "the other one was ended too; run again"
-        if code == -signal.SIGKILL:
-            remedy += ", with less at once if memory ran out"
-        return f"the {self.name} process ended by {how} while {self.phase}{said}; {remedy}"
+        remedy = "run again" + (", with less at once if memory ran out" if code == -signal.SIGKILL else "")
+        return "death", f"the {self.name} process ended by {how} while {self.phase}{said}; {remedy}"
 
 
 class _Supervisor:
@@ -148,10 +158,9 @@ class _Supervisor:
         self._settings, self._on_control, self._alarm = settings, on_control, alarm
         self._children: dict[int, _Child] = {}
         self._log_paths: list[str] = []
+        self._started = self._connecting = time.monotonic()
 
     def run(self) -> dict[int, Any]:
-        self._started = time.monotonic()
-        self._stage, self._stage_ends = "start", self._started + START_TIMEOUT_S
         try:
             for rank in self._inputs:
                 self._start(rank)
@@ -192,18 +201,17 @@ class _Supervisor:
         watched: list[Any] = [c.connection for c in running] + [c.process.sentinel for c in running]
         if self._alarm is not None:
             watched.append(self._alarm)
-        found = wait(watched, self._deadline() - time.monotonic())
+        limit, reason = self._limit()
+        found = wait(watched, limit - time.monotonic())
         for child in running:
             if child.connection in found:
                 self._receive(child)
-        failed = [child for child in running if child.failure is not None or self._has_died(child)]
-        if failed:
-            self._fail(failed)
+        if any(self._has_failed(child) for child in running):
+            self._fail(running)
         if self._alarm is not None and self._alarm.failure is not None:
             raise TwoPartyError(self._alarm.failure)
-        self._advance()
-        if not found and time.monotonic() >= self._deadline():
-            self._time_out()
+        if not found and time.monotonic() >= limit and reason:
+            raise TwoPartyError(reason)
 
     def _receive(self, child: _Child) -> bool:
         """Take the next message of a party; False if there is none any more."""
@@ -213,105 +221,73 @@ class _Supervisor:
             child.process.join(END_TIMEOUT_S)
             return False
         if kind == "phase":
-            child.phase = content
+            child.phase, self._connecting = content, time.monotonic()
             child.connected_at = os.fstat(child.log).st_size
         elif kind == "result":
             child.phase, child.result = "finished", content
         elif kind == "failure":
-            child.phase, child.failure = "failed", content
-        elif kind == "control":
-            if self._on_control is None:
-                raise TwoPartyError("the client sent a control message, but run_parties was given no on_control")
+            child.failure = content
+        elif self._on_control is None:
+            raise TwoPartyError("the client sent a control message, but run_parties was given no on_control")
+        else:
             answer = self._on_control(content)
             with suppress(ConnectionError):  # it has ended meanwhile, which is noticed elsewhere
                 child.connection.send(answer)
         return True
 
-    def _has_died(self, child: _Child) -> bool:
-        """Whether it ended without a result."""
-        if child.ended or child.process.is_alive():
-            return False
-        child.process.join(END_TIMEOUT_S)
-        # It may have sent its last messages after we last checked for them.
-        while not child.ended and child.connection.poll() and self._receive(child):
-            pass
-        if child.ended:
-            return child.failure is not None
-        # SPU itself ends a process that cannot send to its peer: that is the peer's failure.
-        lost = [line for line in child.error_lines(child.connected_at) if "_link.cc" in line]
-        if lost and child.process.exitcode != -signal.SIGKILL:
-            child.phase = "failed"
-            child.failure = (
-                "link",
-                f"the {NAMES[1 - child.rank]} is gone or sent nothing for {self._settings.receive_timeout_s:g} s; "
-                f"see why it stopped ({lost[-1][:120]})",
-            )
-        return True
+    def _has_failed(self, child: _Child) -> bool:
+        if not child.ended and not child.process.is_alive():
+            child.process.join(END_TIMEOUT_S)
+            # It may have sent its last messages after we last checked for them.
+            while not child.ended and child.connection.poll() and self._receive(child):
+                pass
+            if not child.ended:
+                child.failure = child.death(self._settings.receive_timeout_s)
+        return child.failure is not None
 
-    def _advance(self) -> None:
-        """Move on from the time limit for starting to that for connecting, and then to none."""
-        phases = {child.phase for child in self._children.values()}
-        if self._stage == "start" and "starting" not in phases:
-            self._stage, self._stage_ends = "connect", time.monotonic() + self._settings.connect_timeout_s
-        elif self._stage == "connect" and "connecting" not in phases:
-            self._stage, self._stage_ends = "run", float("inf")
-
-    def _deadline(self) -> float:
-        total = self._settings.total_timeout_s
-        ends = self._started + total if total is not None else float("inf")
-        return min(self._stage_ends, ends, time.monotonic() + 60)
-
-    def _time_out(self) -> None:
-        total, now = self._settings.total_timeout_s, time.monotonic()
-        if total is not None and now >= self._started + total:
-            raise TwoPartyError(
-                f"the private run was not done after {total:g} s; raise total_timeout_s (--total of aero serve) or ask "
-                "for less"
+    def _limit(self) -> tuple[float, str]:
+        """When the next time limit is over, and what to say then."""
+        settings, children = self._settings, self._children.values()
+        limits = [(time.monotonic() + 60, "")]
+        if late := [child.name for child in children if child.phase == "starting"]:
+            reason = (
+                f"the {' and '.join(late)} process was not up after {START_TIMEOUT_S:g} s; is the machine overloaded?"
             )
-        if now < self._stage_ends:
-            return
-        if self._stage == "start":
-            late = " and ".join(child.name for child in self._children.values() if child.phase == "starting")
-            raise TwoPartyError(
-                f"the {late} process was not up after {START_TIMEOUT_S:g} s; is the machine overloaded?"
+            limits.append((self._started + START_TIMEOUT_S, reason))
+        elif waiting := [child for child in children if child.phase == "connecting"]:
+            peer = 1 - waiting[0].rank
+            reason = (
+                f"the {NAMES[peer]} at {self._dialled[1 - peer][peer]} did not appear within "
+                f"{settings.connect_timeout_s:g} s; start it, check address and firewall, or raise connect_timeout_s"
             )
-        limit = f"{self._settings.connect_timeout_s:g} s"
-        if len(self._children) == 1:
-            (child,) = self._children.values()
-            peer = 1 - child.rank
-            raise TwoPartyError(
-                f"the {NAMES[peer]} at {self._dialled[child.rank][peer]} did not appear within {limit}; start it, "
-                "check address and firewall, or raise connect_timeout_s"
-            )
-        raise TwoPartyError(f"client and server did not connect within {limit}; raise connect_timeout_s")
+            limits.append((self._connecting + settings.connect_timeout_s, reason))
+        if (total := settings.total_timeout_s) is not None:
+            reason = f"the private run was not done after {total:g} s; raise total_timeout_s (--total of aero serve)"
+            limits.append((self._started + total, f"{reason} or ask for less"))
+        return min(limits)
 
-    def _fail(self, failed: list[_Child]) -> None:
+    def _fail(self, running: list[_Child]) -> None:
         """Raise the cause: a party that died or had an error of its own, before one that only lost the other."""
+        order = {"death": 0, "defect": 1, "input": 1, "link": 2}
         deadline = time.monotonic() + GRACE_S
-        others = [child for child in self._children.values() if child not in failed and not child.ended]
-
-        def only_lost_links() -> bool:
-            return all(child.failure is not None and child.failure[0] == "link" for child in failed)
-
-        while others and only_lost_links() and time.monotonic() < deadline:
-            for child in list(others):
-                if child.connection.poll(0.05):
-                    self._receive(child)
-                if child.failure is not None or self._has_died(child):
-                    failed.append(child)
-                    others.remove(child)
-        if self._alarm is not None and only_lost_links():
-            wait([self._alarm], max(0.0, deadline - time.monotonic()))
-            if self._alarm.failure is not None:
+        while True:
+            failed = [child for child in running if self._has_failed(child)]
+            child = min(failed, key=lambda child: order[child.failure[0]])
+            watched: list[Any] = [other.connection for other in running if not other.ended]
+            watched += [self._alarm] if self._alarm is not None else []
+            left = deadline - time.monotonic()
+            if child.failure[0] != "link" or left <= 0 or not watched:
+                break
+            found = wait(watched, min(left, 0.05))
+            if self._alarm is not None and self._alarm.failure is not None:
                 raise TwoPartyError(self._alarm.failure)
-        order = {"defect": 1, "input": 1, "link": 2}
-        child = min(failed, key=lambda child: order[child.failure[0]] if child.failure else 0)
-        if child.failure is None:
-            raise TwoPartyError(child.death(alone=len(self._children) == 1))
+            for other in running:
+                if other.connection in found:
+                    self._receive(other)
         kind, text = child.failure
         if kind == "defect":
             raise RuntimeError(f"the {child.name}'s task failed:\n{text}")
-        raise TwoPartyError(f"{child.name}: {text}")
+        raise TwoPartyError(text if kind == "death" else f"{child.name}: {text}")
 
     def _clear(self) -> None:
         """End what still runs, and leave neither process nor file."""

@@ -1,7 +1,7 @@
-"""What one private run cost one party, read from the lines SPU logs: the only way it tells.
+"""What one private run cost one party, read from SPU's log: SPU reports it nowhere else.
 
 SPU counts each run of an executable for itself, from zero: a long-lived pair of parties gives exact figures for every
-run. The counts are right only with SPU's inter- and intra-operation parallelism off, as `party` sets it.
+run. The counts are right only with SPU's inter- and intra-operation parallelism off, as `engine` sets it.
 """
 
 from __future__ import annotations
@@ -9,45 +9,36 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 
 # At most 18 digits: what SPU counts fits 64 bits, and longer ones are no counts.
 _COUNT = r"(\d{1,18})"
 _NUMBER = r"(\d{1,18}(?:\.\d{1,25})?(?:e[+-]\d{1,2})?)"
-_LINE = re.compile(r"\[([^\]]+)\] \[(\w+)\] \[([\w.]+):\d+\] (.*)", re.ASCII)
-_TIME = "%Y-%m-%d %H:%M:%S.%f"
-# SPU prints a run's profile in one go at its end: milliseconds, but for a machine that is very busy.
-_PRINTED_WITHIN = timedelta(seconds=10)
+_LINE = re.compile(r"\[[^\]]+\] \[\w+\] \[api\.cc:\d+\] (.*)", re.ASCII)
 _EXECUTION = re.compile(
     rf"\[Profiling\] SPU execution .+ completed, input processing took {_NUMBER}s, execution took {_NUMBER}s, "
     rf"output processing took {_NUMBER}s, total time {_NUMBER}s\.",
     re.ASCII,
 )
-_SECTION = re.compile(rf"(HLO|HAL|MPC) profiling: total time {_NUMBER}", re.ASCII)
-_COUNTS = rf"send bytes {_COUNT} recv bytes {_COUNT}, send actions {_COUNT}, recv actions {_COUNT}"
-_OPERATION = re.compile(rf"- (\S+(?:: \S+)?), executed {_COUNT} times, duration {_NUMBER}s, {_COUNTS}", re.ASCII)
+_LEVEL = re.compile(rf"(HLO|HAL|MPC) profiling: total time {_NUMBER}", re.ASCII)
+_OPERATION = re.compile(
+    rf"- (\S+(?:: \S+)?), executed {_COUNT} times, duration {_NUMBER}s, "
+    rf"send bytes {_COUNT} recv bytes {_COUNT}, send actions {_COUNT}, recv actions {_COUNT}",
+    re.ASCII,
+)
 _TOTAL = re.compile(
     rf"Link details: total send bytes {_COUNT}, recv bytes {_COUNT}, send actions {_COUNT}, recv actions {_COUNT}",
     re.ASCII,
 )
-_TELLTALE = re.compile(
-    r"(?i)link\s+detail|(send|recv)\s+(bytes|actions)|\[profiling|profiling:|executed\s.{0,100}times|duration\s+\d"
-)
-# SPU counts whole nanoseconds, so a sum is right to less than half of one, but for the rounding of doubles.
-_CLOSE, _ROUNDING = 4e-10, 1e-12
-# These run others inside them, which count a second time at this level.
-_NESTING = {"pphlo.while", "pphlo.if", "pphlo.case", "pphlo.sort", "pphlo.reduce_window", "pphlo.custom_call"}
-_LEVELS = {"HLO": "pphlo", "HAL": "hal", "MPC": "mpc"}
+_ROUNDING = 1e-9
+"""Seconds; SPU counts whole nanoseconds."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One line of the profile: every execution of one operation of one level ("pphlo", "hal" or "mpc") together."""
+    """Every execution of one operation of SPU's protocol level together."""
 
-    level: str
     name: str
     executed: int
-    seconds: float
     bytes_sent: int
     bytes_received: int
     messages_sent: int
@@ -86,86 +77,42 @@ def together(profiles: Sequence[Profile]) -> Profile:
 def parse(text: str) -> Profile:
     """The profile of the one run whose log lines `text` holds; lines of other parts of SPU are passed over.
 
-    Raises ValueError on any line of the profile that does not read as expected, on a missing, doubled or misplaced
-    part, on lines that were not printed together, and when the numbers disagree: every level's seconds with its total,
-    the parts of the execution with its own, every level's bytes and messages with the link's. A wrong number is worse
-    than none. HAL operations are left out when they do not account for all bytes, which SPU does not promise of them.
+    ValueError on a line of the profile that does not read as expected, on a missing, doubled or misplaced part, and
+    when the operations do not add up to the link's total. A wrong number is worse than none.
     """
     seconds: float | None = None
-    first = last = datetime.min
     total: tuple[int, ...] | None = None
-    level = ""
-    level_seconds: dict[str, float] = {}
+    levels: list[str] = []
     operations: list[Operation] = []
     # Not splitlines: it also breaks at characters that are no line ends to SPU, and would hide half a line.
     for number, line in enumerate(text.split("\n"), 1):
-        parts = _LINE.fullmatch(line.rstrip())
-        if parts is None or parts[3] != "api.cc":
-            if _TELLTALE.search(line):
-                raise _unreadable(number, line)
+        if not (parts := _LINE.fullmatch(line.rstrip())):
             continue
-        message, printed = parts[4], _printed(number, line, parts[1])
-        if total is not None:
-            raise ValueError(
-                f"SPU log line {number} comes after the link totals: is this more than one run? {line[:200]!r}"
-            )
-        if match := _EXECUTION.fullmatch(message):
-            if seconds is not None:
-                raise ValueError(f"SPU log line {number} begins a second run; give the lines of one run")
+        message = parts[1]
+        if (match := _EXECUTION.fullmatch(message)) and seconds is None:
             *steps, seconds = map(float, match.groups())
-            first = last = printed
-            _check_sum(f"steps of the execution (line {number})", sum(steps), seconds)
-        elif seconds is None:
-            raise ValueError(f"SPU log line {number} comes before the line of the execution: {line[:200]!r}")
-        elif match := _SECTION.fullmatch(message):
-            level = _LEVELS[match[1]]
-            if level in level_seconds:
-                raise ValueError(f"SPU log line {number} begins a second {match[1]} profile")
-            level_seconds[level] = float(match[2])
-        elif (match := _OPERATION.fullmatch(message)) and level:
-            name, executed, duration, *counts = match.groups()
-            operations.append(Operation(level, name, int(executed), float(duration), *map(int, counts)))
+            if abs(sum(steps) - seconds) > _ROUNDING:
+                raise ValueError(f"SPU log line {number}: the steps of the execution do not add up to {seconds} s")
+        elif seconds is None or total is not None:
+            raise ValueError(f"SPU log line {number} is outside the lines of one run: {line[:200]!r}")
+        elif (match := _LEVEL.fullmatch(message)) and match[1] not in levels:
+            levels.append(match[1])
+        elif (match := _OPERATION.fullmatch(message)) and levels:
+            name, executed, _, *counts = match.groups()
+            if levels[-1] == "MPC":
+                operations.append(Operation(name, int(executed), *map(int, counts)))
         elif match := _TOTAL.fullmatch(message):
             total = tuple(map(int, match.groups()))
         else:
-            raise _unreadable(number, line)
-        if not last <= printed <= first + _PRINTED_WITHIN:
             raise ValueError(
-                f"SPU log line {number} was printed at {parts[1]}, the run's first at {first}: of another run?"
+                f"SPU log line {number} reads as no known profile line: {line[:200]!r}; another version of SPU?"
             )
-        last = printed
-    if seconds is None or total is None:
+    if seconds is None or total is None or levels != ["HLO", "HAL", "MPC"]:
         raise ValueError("no complete SPU profile in these log lines; are pphlo and hal profiling switched on?")
-    if list(level_seconds) != list(_LEVELS.values()):
-        missing = sorted(set(_LEVELS.values()) - set(level_seconds))
-        raise ValueError(f"the SPU profile lacks the levels {missing}, or has them in another order than {_LEVELS}")
-    for level, spent in level_seconds.items():
-        of_level = [o for o in operations if o.level == level]
-        if any(o.executed == 0 for o in of_level):
-            raise ValueError(f"the SPU profile has a {level} operation that was never executed")
-        _check_sum(f"seconds of {level} operations", sum(o.seconds for o in of_level), spent)
-        added = tuple(map(sum, zip(*map(_counts, of_level), strict=True))) or (0, 0, 0, 0)
-        if added == total or (level == "pphlo" and any(o.name in _NESTING for o in of_level)):
-            continue
-        if level != "hal" or any(part > whole for part, whole in zip(added, total, strict=True)):
-            raise ValueError(f"{level} operations add up to {added} bytes and messages, the link to {total}")
-        operations = [o for o in operations if o.level != "hal"]
-    # MPC operations run one after the other, inside the execution.
-    if level_seconds["mpc"] > seconds * (1 + _ROUNDING) + _CLOSE:
-        raise ValueError(f"MPC operations took {level_seconds['mpc']} s, more than the {seconds} s of the whole run")
+    counts = [(o.bytes_sent, o.bytes_received, o.messages_sent, o.messages_received) for o in operations]
+    if (added := tuple(map(sum, zip((0, 0, 0, 0), *counts, strict=True)))) != total:
+        raise ValueError(f"the operations add up to {added} bytes and messages, the link to {total}")
     return Profile(*total, seconds, tuple(operations))
-
-
-def _printed(number: int, line: str, text: str) -> datetime:
-    try:
-        return datetime.strptime(text, _TIME)
-    except ValueError:
-        raise _unreadable(number, line) from None
-
-
-def _check_sum(what: str, added: float, printed: float) -> None:
-    if not abs(added - printed) <= _CLOSE + _ROUNDING * printed:
-        raise ValueError(f"{what} add up to {added:.9g}, SPU's log says {printed:.9g}; another version of SPU?")
 
 
 def check_pair(client: Profile, server: Profile) -> None:
@@ -175,11 +122,3 @@ def check_pair(client: Profile, server: Profile) -> None:
             sent, received = getattr(sender, f"{what}_sent"), getattr(receiver, f"{what}_received")
             if sent != received:
                 raise ValueError(f"the {name} sent {sent} {what} but the other party received {received}")
-
-
-def _counts(operation: Operation) -> tuple[int, int, int, int]:
-    return (operation.bytes_sent, operation.bytes_received, operation.messages_sent, operation.messages_received)
-
-
-def _unreadable(number: int, line: str) -> ValueError:
-    return ValueError(f"SPU log line {number} reads as no known profile line: {line[:200]!r}; another version of SPU?")

@@ -32,30 +32,14 @@ class Relay:
         """delay_s: one-way delay, half a round trip. bandwidth_bytes: bytes a second in each direction, None for no
         limit. Both may be changed while running. record: keep all bytes that pass, in `recorded`.
         """
+        if not 0 <= delay_s <= 60:
+            raise ValueError(f"delay_s {delay_s} must be from 0 to 60 seconds")
+        if bandwidth_bytes is not None and not bandwidth_bytes > 0:
+            raise ValueError(f"bandwidth_bytes {bandwidth_bytes} must be above 0 bytes a second, or None for no limit")
         self.delay_s, self.bandwidth_bytes, self._record = delay_s, bandwidth_bytes, record
         self._lines = (_Line(self), _Line(self))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-
-    @property
-    def delay_s(self) -> float:
-        return self._delay_s
-
-    @delay_s.setter
-    def delay_s(self, delay_s: float) -> None:
-        if not 0 <= delay_s <= 60:
-            raise ValueError(f"delay_s {delay_s} must be from 0 to 60 seconds")
-        self._delay_s = float(delay_s)
-
-    @property
-    def bandwidth_bytes(self) -> float | None:
-        return self._bandwidth_bytes
-
-    @bandwidth_bytes.setter
-    def bandwidth_bytes(self, bandwidth_bytes: float | None) -> None:
-        if bandwidth_bytes is not None and not bandwidth_bytes > 0:
-            raise ValueError(f"bandwidth_bytes {bandwidth_bytes} must be above 0 bytes a second, or None for no limit")
-        self._bandwidth_bytes = bandwidth_bytes
 
     @property
     def forwarded(self) -> tuple[int, int]:

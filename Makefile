@@ -3,17 +3,19 @@
 # make parallel  parallel context encoding: train its small model, measure it, render the report
 # make report    install, then render the report from results/ and runs/
 # make docs      write the generated numbers of README.md and docs/
+# make example   install, then train one small model in under 3 minutes, for `aero ask` and `aero entropy`
 # make keep      add the results in runs/ to results/, which git keeps
 # make test      install, then the tests; make slow and make nightly: the longer ones
 # make bench     speed and memory against alternatives; about an hour on a quiet machine of 2 cores
 PYTHON ?= python3.11
 JOBS ?= 2
 SCALE ?=
+EXAMPLE := runs/example/seed_1337
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYTHONHASHSEED := 0
 
-.PHONY: repro all parallel report docs keep test slow nightly bench install lint lock
+.PHONY: repro all parallel report example docs keep test slow nightly bench install lint lock
 install: .venv/.installed
 
 # uv if available, pip otherwise, with progress. The stamp is written last, so that a failed installation is repeated.
@@ -79,6 +81,11 @@ parallel: prepared
 
 report: install
 	@python -m stages.report
+
+example: install
+	@python -m stages.tokenize_corpus
+	@python -m stages.train ereg-smt-scfuffn --steps 600 --out $(EXAMPLE) --unless-done
+	@echo 'now: aero ask --checkpoint $(EXAMPLE)/checkpoint.safetensors --tokens 3 "def add(a, b):"'
 
 docs: install
 	@python -m aero.report.docs

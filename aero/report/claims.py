@@ -13,7 +13,7 @@ import pandas as pd
 
 from aero.published import Claim, known_papers, load
 from aero.report import verdicts
-from aero.report.perplexity import gate
+from aero.report.perplexity import gate, registered
 from aero.report.quantities import costs, entropy, parallel_context, printed, sensitivity, theory, training
 from aero.report.results import SMOKE_TEST, Results
 from aero.report.verdicts import VERDICTS, Decision, Measurement
@@ -147,3 +147,25 @@ def counts(judged: pd.DataFrame) -> pd.DataFrame:
     """How many claims got each verdict (columns), by what they rest on (rows)."""
     found = pd.crosstab(judged.group, judged.verdict)
     return found.reindex(index=GROUPS, columns=VERDICTS, fill_value=0)
+
+
+def predictions(results: Results) -> pd.DataFrame:
+    """The registered comparisons of perplexities (results/desk/predictions.yaml) with their verdicts."""
+    rows = []
+    for one in registered(results):
+        number, sides = one["published"], {"run": one["run"], "base": one["against"]}
+        direction = {"+": "above", "-": "below"}[one["sign"]]
+        rule = ("equal_within", {"value": number}) if number else (direction, {})
+        quantity = ("perplexity_change", sides)
+        found = decide(results, Claim("", "", one["where"], "before the data", quantity, rule, str(number)))
+        rows.append(
+            {
+                "run": one["run"],
+                "against": one["against"],
+                "predicted, %": f"{number:+.1f}" if number else one["sign"],
+                "measured": found.measured or "–",
+                "scale": found.scale,
+                "verdict": found.verdict,
+            }
+        )
+    return pd.DataFrame(rows)

@@ -166,12 +166,10 @@ def landscape_change(results: Results, run: str, base: str, statistic: str) -> M
 
 def deep_minus_early_steepness(results: Results, run: str) -> Measurement:
     """Steepness of the landscape, mean over the second half of the layers minus the first half."""
-
-    def fall(landscape: NDArray[np.float64]) -> float:
-        steep = steepness(landscape)
-        return float(np.nanmean(_deep(steep)) - np.nanmean(steep[: len(steep) // 2]))
-
-    return of_trainings(results, (run,), {"": _landscapes(results, run, fall)}, digits=3)
+    halves = (lambda e: np.nanmean(_deep(steepness(e))), lambda e: np.nanmean(steepness(e)[: len(e) // 2]))
+    return of_trainings(
+        results, (run,), {"": difference(*(_landscapes(results, run, half) for half in halves))}, digits=3
+    )
 
 
 def distribution_shift(results: Results, pairs: dict[str, list[str]]) -> Measurement:

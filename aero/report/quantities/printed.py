@@ -42,12 +42,14 @@ def _ratio(one: Cell, base: Cell) -> tuple[float, float, float]:
 # Counts ---------------------------------------------------------------------------------------------------------------
 
 
-def equal_counts(results: Results, tables: list[str], columns: list[str], without: Iterable[str] = ()) -> Measurement:
-    """Whether our counts equal the printed ones, to the printed digit, in every row of the tables."""
+def equal_counts(
+    results: Results, tables: list[str], columns: list[str], rows: Iterable[str] = (), without: Iterable[str] = ()
+) -> Measurement:
+    """Whether our counts equal the printed ones, to the printed digit, in every row of the tables, or in `rows`."""
     equal = {}
     for of in tables:
         for row in table(of).rows:
-            if row.name not in without:
+            if row.name not in without and (not rows or row.name in rows):
                 ours, cells = counted(row.name, table(of)), [row.cells[key] for key in columns]
                 unlike = [cell for cell in cells if _as_printed(ours, cell) != cell.text]
                 words = [f"{c.column.label} printed {c.text}, counted {_as_printed(ours, c, 1)}" for c in unlike]
@@ -86,14 +88,6 @@ def attention_overtakes(results: Results, family: str, context: int) -> Measurem
     text = ", ".join(f"{name} {length:,.0f}" for name, length in lengths.items())
     checks = {name: length >= context for name, length in lengths.items()}
     return Measurement(text, PAPER_DIMENSIONS, "aero.flops.crossover", checks=checks)
-
-
-def count_by_formula(results: Results, of: str, row: str, column: str) -> Measurement:
-    """A printed count of FLOPs against the paper's own formula."""
-    cell, ours = table(of).row(row).cells[column], counted(row, table(of))
-    number = (ours.ffn if column == "flops_ffn" else ours.attention) / 1e9
-    evidence = f"{of}, {row}: printed {cell.text}, Appendix E gives {number:.2f}"
-    return _checked(f"{number:.2f}e9", evidence, _as_printed(ours, cell) == cell.text)
 
 
 def largest_entropy(results: Results, contexts: list[int]) -> Measurement:

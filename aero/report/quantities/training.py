@@ -49,15 +49,10 @@ def failures(results: Results, runs: list[str], against: str = "") -> Measuremen
 
 
 def core_difference(results: Results, runs: list[str], base: str, of: str) -> Measurement:
-    """Entropy or norm at the end of training, or gradient or loss over its second half, of each of `runs` minus
-    `base`, paired by seed."""
-    read, column = {
-        "entropy": (models.last, "entropy"),
-        "norm": (models.last, "norm"),
-        "gradient": (models.late_mean, "gradient_norm"),
-        "loss": (models.late_mean, "train_loss"),
-    }[of]
-    changes = {run: difference(read(results, run, column), read(results, base, column)) for run in runs}
+    """Entropy or norm at the end of training, or gradient norm or training loss over its second half, of each of `runs`
+    minus `base`, paired by seed."""
+    read = models.late_mean if of in ("gradient_norm", "train_loss") else models.last
+    changes = {run: difference(read(results, run, of), read(results, base, of)) for run in runs}
     return of_trainings(results, (*runs, base), changes, digits=3)
 
 

@@ -19,10 +19,12 @@ from IPython.display import HTML
 
 from aero.report import claims, explorer, robustness, show, speed
 from aero.report.costs import fits
+from aero.report.papers import aero_entropy
 from aero.report.papers import private_tables as tables
 from aero.report.results import load
 
 results = load()
+CURVES, ENTROPY = ([f"results/{results.scale}/{name}.jsonl"] for name in ("curves", "entropy"))
 BENCH, ROBUSTNESS = "results/bench", "results/robustness"
 
 # %% [markdown]
@@ -78,6 +80,48 @@ show.table(
 # 8. Does softmax attention collapse as Theorem 5.1 says?
 # 9. What does entropy have to do with encoding a context in parallel segments?
 # 10. How long does a private pass take on a LAN and on a WAN?
+
+# %% [markdown]
+# ## All claims
+#
+# The page has them in the explorer above, with a search box. Evidence and tests: `reports/claims.csv`.
+
+# %%
+judged = claims.judge(results)
+for short, title in show.PAPERS.items():
+    one = claims.table(judged, short)[["claim", "published", "measured", "verdict"]]
+    display(  # noqa: F821
+        show.table(one, f"Claims of {title}", "Brackets: 95 % interval over seeds.", print_only=True)
+    )
+
+# %% [markdown]
+# ## Further figures of attention entropy
+
+# %%
+show.figure(
+    aero_entropy.failures_over_training(results),
+    "Entropy of the layers of models that fail",
+    "First seed; mean over a layer's heads as a fraction of the causal bound. Blank: not finite.",
+    sources=CURVES,
+)
+
+# %%
+show.figure(
+    aero_entropy.by_position(results),
+    "Entropy by query position",
+    "First seed; mean over heads and held-out sequences at every position, one line a layer. Dotted: log i, the most "
+    "that the causal mask allows.",
+    sources=ENTROPY,
+)
+
+# %%
+show.figure(
+    aero_entropy.temperatures(results),
+    "Learned temperatures",
+    "The logits are divided by t, one per head and query position. Purple: below 0, which reverses the order of "
+    "attention. First seed; all seeds are in reports/tables/learned_temperatures.csv.",
+    sources=ENTROPY,
+)
 
 # %% [markdown]
 # ## Speed

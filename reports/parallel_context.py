@@ -136,12 +136,13 @@ for other in parallel_context.other_models(results):
     )
 
 # %% [markdown]
-# ## Claims
+# ## Contradicted claims
 
 # %%
+judged = claims.judge(results, "parallel_context")
 show.table(
-    claims.table(claims.judge(results, "parallel_context")).drop(columns="evidence"),
-    "Claims of the paper",
-    "Measured: mean over seeds; brackets: 95 % t-interval. The evidence of each is in reports/claims.csv.",
+    claims.table(judged[judged.verdict == "contradicted"])[["claim", "published", "measured"]],
+    "Contradicted claims of the paper",
+    "By arithmetic, counts or theory. All claims: appendix.",
     sources=["reports/claims.csv"],
 )

@@ -41,14 +41,6 @@ COMPOSE = "python -m stages.two_party_all"
 # The published bytes are reproduced. Most of them belong to GELU and softmax.
 
 # %%
-show.table(
-    tables.headline(results),
-    "One private forward pass of GPT-2 at T=128",
-    "GB in both directions, embedding and logits included. The saving is over `SM+LN+G` in the same column.",
-    sources=[FITS, *ROWS],
-)
-
-# %%
 show.figure(
     figures.bytes_by_part(results),
     "Where the bytes go",
@@ -277,11 +269,3 @@ show.table(
     command="python -m stages.end_to_end",
 )
 
-# %%
-show.table(
-    tables.operations(results),
-    "The largest single operations",
-    "GPT-2, T=128, steady state, both directions. All operations are in the file.",
-    sources=["results/two_party/ops.csv"],
-    command="python -m stages.two_party_ops",
-)

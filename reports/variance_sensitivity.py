@@ -51,7 +51,8 @@ show.table(
 show.figure(
     variance_sensitivity.figure_2(results),
     "Final loss over the learning rate",
-    "Lines: means over seeds; bands: their range. Dotted: loss at initialisation. Dashed: entropy-stable cores.",
+    "Lines: means over seeds; bands: their range. Dotted: loss at initialisation, at which losses are clipped. "
+    "Dashed: entropy-stable cores.",
     sources=SWEEP,
     command=TRAIN,
     published="variance_sensitivity/figure2",
@@ -113,6 +114,17 @@ show.figure(
     sources=["results/sensitivity/gains.csv"],
     command=TRAIN,
     published="variance_sensitivity/figure9",
+)
+
+# %%
+show.figure(
+    variance_sensitivity.figure_11(results),
+    "Attention of the first layer",
+    "First seed, one sequence of 20 tokens. The last step is the last before softmax diverges: its rows then collapse "
+    "to one key within few steps, those of QK-LayerNorm do not.",
+    sources=["results/sensitivity/maps.csv"],
+    command="python -m stages.sensitivity_maps",
+    published="variance_sensitivity/figure11",
 )
 
 # %% [markdown]
@@ -218,12 +230,13 @@ show.figure(
 )
 
 # %% [markdown]
-# ## Claims
+# ## Contradicted claims
 
 # %%
+judged = claims.judge(results, "variance_sensitivity")
 show.table(
-    claims.table(claims.judge(results, "variance_sensitivity")).drop(columns="evidence"),
-    "Claims of the paper",
-    "Measured: mean over seeds; brackets: 95 % t-interval. The evidence of each is in reports/claims.csv.",
+    claims.table(judged[judged.verdict == "contradicted"])[["claim", "published", "measured"]],
+    "Contradicted claims of the paper",
+    "By arithmetic, counts or theory. All claims: appendix.",
     sources=["reports/claims.csv"],
 )

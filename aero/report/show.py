@@ -49,12 +49,23 @@ def table(
     sources: Sequence[str] = (),
     command: str = "",
     published: str = "",
+    print_only: bool = False,
 ) -> HTML:
     """A frame as a table; a named index is shown. Numbers get three significant digits, NaN a dash."""
     if frame.index.name is not None:
         frame = frame.reset_index()
     text = frame.map(_text).to_html(index=False, border=0, classes="data") if len(frame) else "<p>not measured</p>"
-    return _boxed("table", text, title, caption, sources, command, published)
+    return _boxed("print-only table" if print_only else "table", text, title, caption, sources, command, published)
+
+
+def prose(text: str, **numbers: object) -> HTML:
+    """Paragraphs or, where lines start with a number, a list; `{name:.2f}` stands for a number, **x** is bold."""
+    filled = _with_code(text.format(**numbers))
+    filled = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", filled)
+    items = [re.sub(r"^\d+\. ", "", line) for line in filled.strip().split("\n")]
+    tag = "li" if re.match(r"\d+\. ", filled.strip()) else "p"
+    body = "\n".join(f"<{tag}>{item}</{tag}>" for item in items if item)
+    return HTML(f"<ol>{body}</ol>" if tag == "li" else f"<div>{body}</div>")
 
 
 def _text(value: object) -> str:

@@ -23,7 +23,10 @@ from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.ticker import LogFormatter, LogLocator  # noqa: E402
 
 INK, GRID, PAPER, MUTED = "#1c2129", "#d5dae1", "#fdfdfc", "#6b7480"
-PUBLISHED, AS_PUBLISHED, AS_WRITTEN, TUNED = "#9aa3ae", "#56b4e9", "#0072b2", "#009e73"
+PUBLISHED, AS_PUBLISHED, AS_WRITTEN, TUNED, MEASURED = (
+    *("#9aa3ae", "#56b4e9", "#0072b2"),
+    *("#009e73", "#d55e00"),
+)
 SERIES = {
     "sm-ln-g": "#0072b2",
     "sm-ln-r": "#56b4e9",

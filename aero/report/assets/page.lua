@@ -15,6 +15,7 @@ local printed = {
     end
     return div.content
   end,
+  LineBreak = function() return pandoc.Str(" · ") end,
   -- Figures only: render.py writes them beside the document.
   Image = function(image)
     if not image.src:match("^figure%d+%.svg$") then return {} end

@@ -16,19 +16,27 @@ from matplotlib.figure import Figure
 from aero.architecture import parse
 from aero.flops import GPT2, PYTHIA, Sizes, count, crossover
 from aero.published import load
-from aero.report.costs import GB, all_costs, counted
+from aero.report.costs import GB, counted, fits, read_csv, row_costs
 from aero.report.differences import perplexities
 from aero.report.papers.panels import TABLE_2_RUNS, layer_lines, learned, notation
-from aero.report.perplexity import change
+from aero.report.papers.private_tables import text
+from aero.report.perplexity import change, ngrams, registered
 from aero.report.results import Results
-from aero.report.style import AS_PUBLISHED, AS_WRITTEN, INK, MUTED, PUBLISHED, SERIES, TUNED, no_data, subplots
+from aero.report.style import (
+    AS_PUBLISHED,
+    AS_WRITTEN,
+    INK,
+    MEASURED,
+    MUTED,
+    PUBLISHED,
+    SERIES,
+    TUNED,
+    no_data,
+    subplots,
+)
 
 FIGURE_1_ROWS = ("SM+LN+G", "SM+LN+R", "SM+ScFFN", "SM+ScFuFFN", "SM+ScFuFFNi_6", "SOTA(SM+ScFuFFNi_1)")
-PROGRAMS = {
-    "as_published": ("fitted to the published bytes", AS_PUBLISHED),
-    "as_written": ("stock SPU", AS_WRITTEN),
-    "tuned": ("optimised", TUNED),
-}
+TABLE_1 = ("SM+LN+G", "SM+LN+R", "SM+LN", "SM+G", "SM+R", "SM")
 CHANGES = (
     *(("2", row) for row in ("SM+LN+R", "SM+R", "SM+G")),
     *(("4", row) for row in ("SM+ScFFN", "SM+ScFuFFN", "SM+ScFuFFNi_6")),
@@ -67,38 +75,60 @@ def table_4_counts(results: Results) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
+def table_1(results: Results) -> pd.DataFrame:
+    """Table 1's six architectures as the parser reads them, with their nonlinear operations at Table 4's sizes."""
+    del results
+    printed = load("aero").tables["4"]
+    return pd.DataFrame(
+        {
+            "abbreviation": name,
+            "LayerNorm": "yes" if parse(name).layer_norm else "no",
+            "feed-forward network": parse(name).ffn,
+            "nonlinear operations": "; ".join(map(str, counted(name, printed).nonlinear)),
+        }
+        for name in TABLE_1
+    )
+
+
 def figure_1(results: Results) -> Figure:
-    """Communication and WAN latency of one private forward pass along AERO's steps."""
-    table = load("aero").tables["4"]
-    figure, panels = subplots(1, 2, height=4.6, sharey=True)
-    for panel, key, title in zip(panels, ("communication", "latency"), ("GB", "minutes, WAN"), strict=True):
-        for place, row in enumerate(FIGURE_1_ROWS):
-            costs = all_costs(results, table, row)
-            values = [(table.value(row, key), PUBLISHED)]
-            for program, (_, colour) in PROGRAMS.items():
-                cost = costs.get(program)
-                value = None if cost is None else cost.bytes / GB if key == "communication" else cost.latency_wan
-                values.append((value if value is None or key == "communication" else value / 60, colour))
-            for number, (value, colour) in enumerate(values):
+    """GB, WAN minutes and perplexity (over SM+LN+G's) along AERO's steps, published and here."""
+    table, fitted = load("aero").tables["4"], fits(results)
+    figure, panels = subplots(1, 3, height=3.2, sharey=True)
+    for place, name in enumerate(FIGURE_1_ROWS):
+        row, costs, fit = table.row(name), row_costs(results, table, name), fitted.get(("4", name))
+        stock, tuned = costs.get("as_written"), costs.get("tuned")
+        found = change(results, row.run or "", "sm-ln-g").estimate
+        values = (
+            (row.cells["communication"].value, fit and fit.gigabytes)
+            + tuple(cost and cost.bytes / GB for cost in (stock, tuned)),
+            (row.cells["latency"].value, None)
+            + tuple(cost and cost.latency_wan and cost.latency_wan / 60 for cost in (stock, tuned)),
+            (row.cells["ppl"].value / table.rows[0].cells["ppl"].value, found and 1 + found.mean / 100),
+        )
+        for panel, own in zip(panels, values, strict=True):
+            colours = (PUBLISHED, AS_PUBLISHED, AS_WRITTEN, TUNED) if len(own) == 4 else (PUBLISHED, MEASURED)
+            for number, (value, colour) in enumerate(zip(own, colours, strict=True)):
                 if value is not None:
-                    height = place + (number - 1.5) * 0.2
-                    panel.barh(height, value, 0.18, color=colour)
-                    panel.text(value, height, f" {float(f'{value:.2g}'):g}", va="center", fontsize=7)
+                    height = place + (number - (len(own) - 1) / 2) * 0.8 / len(own)
+                    panel.barh(height, value, 0.72 / len(own), color=colour)
+                    panel.text(value, height, f" {float(f'{value:.2g}'):g}", va="center", fontsize=7.5)
+    for panel, title in zip(panels, ("GB", "minutes, WAN", "perplexity / SM+LN+G's"), strict=True):
         panel.set_title(title)
         panel.grid(axis="x")
-        panel.margins(x=0.1)
+        panel.margins(x=0.14)
     panels[0].set_yticks(range(len(FIGURE_1_ROWS)), FIGURE_1_ROWS)
     panels[0].tick_params(axis="y", length=0)
     panels[0].invert_yaxis()
-    labels = [("published", PUBLISHED), *PROGRAMS.values()]
-    handles = [panels[0].barh(0, 0, color=colour, label=name) for name, colour in labels]
-    figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False)
+    labels = {"paper": PUBLISHED, "reproduced": AS_PUBLISHED, "stock SPU": AS_WRITTEN, "optimised": TUNED}
+    labels["trained here"] = MEASURED
+    handles = [panels[0].barh(0, 0, color=colour, label=name) for name, colour in labels.items()]
+    figure.legend(handles=handles, loc="outside upper center", ncols=5, frameon=False)
     return figure
 
 
 def figure_3b(results: Results) -> Figure:
     """Evaluation loss of Table 2's configurations over training: mean and range over seeds, the loss axis zoomed."""
-    figure, axes = subplots(height=3.2)
+    figure, axes = subplots(height=1.9)
     ends = []
     for run in TABLE_2_RUNS:
         curves = [dict(zip(*t.log.evaluations(), strict=True)) for t in results.seeds(run) if t.log]
@@ -126,7 +156,7 @@ def figure_3b(results: Results) -> Figure:
 
 def perplexity_changes(results: Results) -> Figure:
     """Perplexity over that of SM+LN+G: published, and measured with its 95 % t-interval over seeds."""
-    figure, axes = subplots(height=3.2)
+    figure, axes = subplots(height=2.4)
     for place, (number, name) in enumerate(CHANGES):
         table = load("aero").tables[number]
         row = table.row(name)
@@ -153,9 +183,71 @@ def perplexity_changes(results: Results) -> Figure:
     return figure
 
 
+def predicted_differences(results: Results) -> pd.DataFrame:
+    """Differences in perplexity of scale desk, and their signs and published sizes as registered before training."""
+    lines = []
+    desk = results.at("desk")
+    for one in registered(results):
+        if not desk.seeds(one["run"]) or not desk.seeds(one["against"]):
+            continue
+        found = change(desk, one["run"], one["against"])
+        measured = found.estimate
+        lines.append(
+            {
+                "configuration": notation(results, one["run"]),
+                "against": notation(results, one["against"]),
+                "published, %": "–" if one["published"] is None else f"{one['published']:+g}",
+                "predicted sign": one["sign"],
+                "measured, %": "–" if measured is None else measured.possible().text(1),
+                "note": found.note or f"{len(measured.seeds)} seeds",
+            }
+        )
+    return pd.DataFrame(lines)
+
+
+def learning_rates(results: Results) -> pd.DataFrame:
+    """Scale desk's search for a learning rate at which the rows train."""
+    return pd.DataFrame(
+        {
+            "configuration": line["architecture"],
+            "learning rate": line["learning_rate"],
+            "tokens": f"{int(line['tokens']):,}",
+            "perplexity": text(float(line["eval_perplexity"] or "nan")),
+            "diverged at step": line["diverged_at_step"] or "–",
+            "entropy of first and last layer": f"{float(line['entropy_first_layer']):.2f}, "
+            f"{float(line['entropy_last_layer']):.2f}",
+        }
+        for line in read_csv(results.root / "results/desk/learning_rates.csv")
+    )
+
+
+def against_ngrams(results: Results) -> Figure:
+    """Perplexity of scale desk's runs, mean and range over seeds, and of n-gram models counted on as many tokens."""
+    desk = results.at("desk")
+    names = [one for one in (results.parameters.get("runs") or {}) if desk.perplexity(one)]
+    figure, axes = subplots(height=0.9 + 0.2 * max(len(names), 4))
+    if not names:
+        no_data(axes, "not trained at scale desk")
+        return figure
+    for place, name in enumerate(names):
+        values = list(desk.perplexity(name).values())
+        axes.plot([min(values), max(values)], [place, place], color=MEASURED)
+        axes.plot([sum(values) / len(values)], [place], "o", color=MEASURED)
+    tokens = desk.first(names[0]).metrics["tokens"]
+    for order, perplexity in ngrams(results, "desk", tokens).items():
+        if order > 1:
+            axes.axvline(perplexity, color=MUTED, linewidth=0.9, linestyle=":")
+            axes.text(perplexity, -0.7, f"{order}-gram", ha="center", color=MUTED)
+    axes.set_yticks(range(len(names)), [notation(results, name) for name in names])
+    axes.set_ylim(len(names) - 0.5, -1.2)
+    axes.set_xlabel("evaluation perplexity")
+    axes.grid(axis="x")
+    return figure
+
+
 def figure_4(results: Results) -> Figure:
     """Learned negative slopes of the leaky ReLU over training, one a layer and one for all layers."""
-    figure, panels = subplots(1, 2, height=2.4)
+    figure, panels = subplots(1, 2, height=1.6)
     layer_lines(panels[0], results, "sm-leakyr", "(a) one slope per layer", "slopes")
     layer_lines(panels[1], results, "sm-leakyr-global", "(b) one slope for all layers", "slopes")
     for panel in panels:
@@ -167,7 +259,7 @@ def figure_4(results: Results) -> Figure:
 
 def figure_11(results: Results) -> Figure:
     """Learned alpha (divides the FFN's output) and beta (scales the residual connection) of each layer; dots: seeds."""
-    figure, panels = subplots(1, 2, height=2.4)
+    figure, panels = subplots(1, 2, height=1.6)
     for panel, name, sign in zip(panels, ("alpha", "beta"), ("α", "β"), strict=True):
         panel.set_title(sign)
         found = [values for run in results.seeds("sm-scffn") if (values := learned(run, name)) is not None]
@@ -198,7 +290,7 @@ def figure_21(results: Results) -> Figure:
 
 
 def _flops(models: Mapping[str, Sizes]) -> Figure:
-    figure, panels = subplots(len(models) // 4, 4, height=2.1 * len(models) / 4, squeeze=False)
+    figure, panels = subplots(len(models) // 4, 4, height=0.35 + 1.1 * len(models) / 4, squeeze=False)
     for panel, (name, sizes) in zip(panels.flat, models.items(), strict=True):
         _flops_bars(panel, sizes)
         panel.set_title(f"{name}: L={sizes.layers}, d={sizes.width}", fontsize=8)

@@ -35,7 +35,6 @@ from aero.report.papers.panels import (
     quarter_bars,
 )
 from aero.report.results import Results, Run
-from aero.report.statistics import estimate
 from aero.report.style import AS_WRITTEN, INK, no_data, subplots
 
 SIGNED = LinearSegmentedColormap.from_list(
@@ -64,12 +63,12 @@ def figure_3a(results: Results) -> Figure:
 
 
 def figure_5(results: Results) -> Figure:
-    return heatmaps(results, ("sm-ln-g", "sm-ln-r", "sm-g", "sm-r"), columns=4)
+    return heatmaps(results, ("sm-ln-g", "sm-ln-r", "sm-g", "sm-r"), columns=4, height=1.8)
 
 
 def figure_6(results: Results) -> Figure:
     """SM: (a) values beyond float16 in each layer over training, (b) entropy of every head."""
-    figure, (counts, heads_panel) = subplots(1, 2, height=2.7, width_ratios=(2.2, 1))
+    figure, (counts, heads_panel) = subplots(1, 2, height=1.9, width_ratios=(2.2, 1))
     overflow_map(figure, counts, results, "sm", "(a) SM, values beyond float16")
     counts.set_ylabel("layer")
     _heads(figure, heads_panel, results, "sm", "(b) SM")
@@ -88,7 +87,7 @@ def _heads(figure: Figure, panel, results: Results, run: str, title: str) -> Non
 
 
 def figure_7(results: Results) -> Figure:
-    return heatmaps(results, STABILISED_RUNS, STABILISED, columns=3)
+    return heatmaps(results, STABILISED_RUNS, STABILISED, columns=3, height=1.7)
 
 
 def figure_9(results: Results) -> Figure:
@@ -97,7 +96,7 @@ def figure_9(results: Results) -> Figure:
 
 def figure_10(results: Results) -> Figure:
     """Learned thresholds, fractions of log T: (a) per head, (b) their mean and (c) their variance per layer."""
-    figure, panels = subplots(1, 3, height=2.6)
+    figure, panels = subplots(1, 3, height=1.8)
     trained = results.first(REGULARISED)
     thresholds = learned(trained, "thresholds")  # (L, H)
     for panel, title in zip(panels, ("(a) thresholds", "(b) mean over heads", "(c) variance over heads"), strict=True):
@@ -129,7 +128,7 @@ def figure_12(results: Results) -> Figure:
 
 def figure_13(results: Results) -> Figure:
     names = ("(a) one slope per layer", "(b) one slope for all layers")
-    return over_training(results, ("sm-leakyr", "sm-leakyr-global"), names, columns=2, height=2.2)
+    return over_training(results, ("sm-leakyr", "sm-leakyr-global"), names, columns=2, height=1.5)
 
 
 def figure_14(results: Results) -> Figure:
@@ -145,7 +144,7 @@ def figure_16(results: Results) -> Figure:
 def figure_17(results: Results) -> Figure:
     """Seven FFNs pruned, six and none: entropy of each layer over training, and of every head after it."""
     runs, names = ("sm-scfuffni-7", "sm-scfuffni-6", "sm-scfuffn"), ("7 pruned", "6 pruned", "none pruned")
-    figure, panels = subplots(2, 3, height=4.4, sharey="row")
+    figure, panels = subplots(2, 3, height=2.7, sharey="row")
     found = {run: values for run in runs if (values := heads(results, run)) is not None}
     norm = Normalize(0, max((results.first(run).entropy.maximum["causal_bound"] for run in found), default=1.0))
     for column, (run, name) in enumerate(zip(runs, names, strict=True)):
@@ -174,24 +173,6 @@ def figure_18(results: Results) -> Figure:
 def figure_19(results: Results) -> Figure:
     chosen = {gamma: run for gamma, run in MARGIN_RUNS.items() if gamma <= 0.25}
     return over_training(results, tuple(chosen.values()), [f"γ = {gamma:.2f}" for gamma in chosen])
-
-
-def overload_and_collapse(results: Results) -> pd.DataFrame:
-    """Share of heads overloaded and collapsed by the papers' rule and against other maxima, mean over seeds."""
-    lines = []
-    for run in dict.fromkeys((*TABLE_2_RUNS, *STABILISED_RUNS, *PRUNED_RUNS, *MARGIN_RUNS.values())):
-        if not results.seeds(run):
-            continue
-        shares = {
-            "overloaded, of observed max.": results.share_of_heads(run, (3,)),
-            "of causal bound": results.share_of_heads(run, (3,), "causal_bound"),
-            "of log T": results.share_of_heads(run, (3,), "log_T"),
-            "collapsed, of observed max.": results.share_of_heads(run, (0,)),
-        }
-        found = {name: estimate(values) for name, values in shares.items()}
-        percent = {name: "–" if one is None else f"{100 * one.mean:.0f} %" for name, one in found.items()}
-        lines.append({"configuration": notation(results, run)} | percent | {"seeds": str(len(results.seeds(run)))})
-    return pd.DataFrame(lines)
 
 
 def failures(results: Results) -> pd.DataFrame:
@@ -233,7 +214,7 @@ def _failure(run: Run) -> str:
 
 def failures_over_training(results: Results) -> Figure:
     """Entropy of each layer as a fraction of the causal bound, over training, of the runs that fail in AERO."""
-    figure, panels = subplots(1, len(FAILURES), height=2.3, sharey=True)
+    figure, panels = subplots(1, len(FAILURES), height=1.7, sharey=True)
     norm = Normalize(0, 1)
     for panel, run in zip(panels, FAILURES, strict=True):
         trained = results.first(run)
@@ -257,7 +238,7 @@ def failures_over_training(results: Results) -> Figure:
 
 def by_position(results: Results) -> Figure:
     """Mean entropy at each query position i, one line a layer, against its bound log i (dotted)."""
-    figure, panels = subplots(1, len(POSITION_RUNS), height=2.2, sharey=True)
+    figure, panels = subplots(1, len(POSITION_RUNS), height=1.7, sharey=True)
     layers = 12
     for panel, run in zip(panels, POSITION_RUNS, strict=True):
         panel.set_title(notation(results, run), fontsize=8)
@@ -280,7 +261,7 @@ def by_position(results: Results) -> Figure:
 
 def temperatures(results: Results) -> Figure:
     """Learned temperatures with and without the regulariser: by head, and by layer and query position."""
-    figure, panels = subplots(len(TEMPERATURE_RUNS), 2, height=4.4, width_ratios=(1, 2.2))
+    figure, panels = subplots(len(TEMPERATURE_RUNS), 2, height=2.9, width_ratios=(1, 2.2))
     for run, row in zip(TEMPERATURE_RUNS, panels, strict=True):
         for panel, name in zip(row, ("temperature_mean", "temperature_by_position"), strict=True):
             panel.set_title(notation(results, run), fontsize=8)

@@ -28,7 +28,7 @@ REGULARISED_RUNS = {"sm-scfuffn": REGULARISED, "sm-scfuffni-6": "ereg-smt-scfuff
 
 
 def figure_2(results: Results) -> Figure:
-    return heatmaps(results, TABLE_2_RUNS, columns=6, height=2.4)
+    return heatmaps(results, TABLE_2_RUNS, columns=6, height=1.9)
 
 
 def figure_4(results: Results) -> Figure:

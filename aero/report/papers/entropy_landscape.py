@@ -174,7 +174,7 @@ def figure_2(results: Results) -> Figure:
     found = {(kind, run): heads(results, run, kind) for kind in kinds for run in MARGINS}
     maps = {key: steepness(values) for key, values in found.items() if values is not None}
     norm = Normalize(0, max((np.nanmax(values) for values in maps.values()), default=1.0))
-    figure, panels = subplots(2, len(MARGINS), height=4.2, sharex=True, sharey=True)
+    figure, panels = subplots(2, len(MARGINS), height=3.3, sharex=True, sharey=True)
     for row, kind in zip(panels, kinds, strict=True):
         for panel, (run, name) in zip(row, MARGINS.items(), strict=True):
             panel.set_title(f"{name}, {kind}", fontsize=8)
@@ -191,7 +191,7 @@ def figure_2(results: Results) -> Figure:
 
 def figure_3(results: Results) -> Figure:
     """18 layers: by layer, mean entropy of the heads, their Gini coefficient and Wasserstein-1 from the baseline."""
-    figure, panels = subplots(2, 3, height=4.2, sharex=True)
+    figure, panels = subplots(2, 3, height=3.2, sharex=True)
     for row, (activation, runs) in zip(panels, DEEP.items(), strict=True):
         baseline = heads(results, runs[0])
         for run, name, colour in zip(runs, TRAININGS.values(), _COLOURS, strict=True):

@@ -129,7 +129,7 @@ def published_minutes(results: Results) -> Figure:
             if bound and printed:
                 points.append((number, bound.overlapped, printed))
     del results
-    figure = Figure(figsize=(style.WIDTH, 3.0))
+    figure = Figure(figsize=(style.WIDTH, 2.5))
     axes = figure.subplots()
     ends = [3.0, 130.0]
     axes.plot(ends, ends, color=style.INK, linewidth=1)
@@ -280,7 +280,7 @@ TICKS = [digit * 10.0**power for power in range(-1, 4) for digit in (1, 1.5, 2, 
 
 def draw_pareto(found: Sequence[Point], title: str, scale: str) -> Figure:
     """Perplexity against GB, both in logarithms; the front is a line through larger, named points."""
-    figure = Figure(figsize=(style.WIDTH, 4.0))
+    figure = Figure(figsize=(style.WIDTH, 3.3))
     axes = figure.subplots()
     if not found:
         style.no_data(axes, "not measured yet")

@@ -84,6 +84,28 @@ def headline(results: Results) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
+def new_measurements(results: Results) -> pd.DataFrame:
+    """What no paper measures: the optimised program at GPT-2's size, by architecture."""
+    table, lines = aero_table("4"), []
+    for name in HEADLINE:
+        costs = row_costs(results, table, name)
+        stock, own = (costs.get(program) for program in (STOCK, OPTIMISED))
+        both = [wan_minutes(results, cost) for cost in (stock, own)]
+        lines.append(
+            {
+                ROW: name,
+                "rounds, stock SPU": text(stock and stock.rounds),
+                "rounds, optimised": text(own and own.rounds),
+                "computing s, stock SPU": text(stock and stock.seconds),
+                "computing s, optimised": text(own and own.seconds),
+                "WAN min, stock SPU / optimised": " / ".join(
+                    text(one and one.computing + one.on_network, 2) for one in both
+                ),
+            }
+        )
+    return pd.DataFrame(lines)
+
+
 def communication(results: Results, number: str) -> pd.DataFrame:
     """GB of every row of a table: published, reproduced, stock SPU, optimised."""
     table, fitted, lines = aero_table(number), fits(results), []

@@ -90,7 +90,7 @@ def _training(results: Results, cores: Sequence[str], entropy: str) -> Figure:
     columns = {"train_loss": "training loss", "gradient_norm": "gradient norm"}
     columns |= {entropy: "attention entropy" if entropy == "entropy" else "entropy, first layer"}
     columns |= {"norm": "‖P‖ (Frobenius)"}
-    figure, panels = subplots(len(RATES), len(columns), height=3.9)
+    figure, panels = subplots(len(RATES), len(columns), height=3.0)
     for row, (suffix, words) in zip(panels, RATES.items(), strict=True):
         trained = {core: seeds_of(results, run_name(core, suffix)) for core in cores}
         contexts = [run.metrics["context"] for runs in trained.values() for run in runs]
@@ -137,7 +137,7 @@ def figure_4(results: Results) -> Figure:
     """Normalised entropy H / (log N - H) (Eq. 8) against the variance of the logits while training."""
     points = {"small model": _of_small_model(results)}
     points |= {f"decoder, {words}": _of_decoders(results, suffix) for suffix, words in RATES.items()}
-    figure, panels = subplots(1, len(points), height=3.0, sharey=True)
+    figure, panels = subplots(1, len(points), height=2.2, sharey=True)
     for panel, (title, found) in zip(panels, points.items(), strict=True):
         panel.set_title(title, fontsize=8.5)
         if not found:

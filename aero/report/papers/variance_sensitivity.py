@@ -15,6 +15,8 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
@@ -219,7 +221,7 @@ def figure_5(results: Results) -> Figure:
 def _final_losses(results: Results, cores: Sequence[str]) -> Figure:
     """Clipped final loss over the learning rate: mean and range of seeds, and l_0."""
     measured = sweep(results)
-    figure, panel = subplots(height=2.9)
+    figure, panel = subplots(height=2.0)
     if measured is None:
         no_data(panel, "not measured")
         return figure
@@ -230,7 +232,7 @@ def _final_losses(results: Results, cores: Sequence[str]) -> Figure:
         panel.plot(measured.rates, losses.mean(1), marker="o", markersize=2.5, **line_style(core))
         panel.axhline(measured.initial[core].mean().item(), linewidth=0.8, linestyle=":", color=colour)
     panel.set_xscale("log")
-    panel.set(ylim=(0, None), xlabel="learning rate", ylabel="final loss, at most l₀ (dotted)")
+    panel.set(ylim=(0, None), xlabel="learning rate", ylabel="final loss")
     panel.grid()
     core_legend(figure, {core: short_name(core) for core in cores})
     return figure
@@ -266,9 +268,34 @@ def first_seed(results: Results, name: str) -> pd.DataFrame:
     return frame[frame["seed"] == measured.seeds[0]]
 
 
+def figure_11(results: Results) -> Figure:
+    """Attention weights of the first layer until softmax diverges: softmax above, QK-LayerNorm below."""
+    measured = sweep(results)
+    path = results.root / (measured.folder if measured else "") / "maps.csv"
+    figure, panels = subplots(2, 6, height=2.6, sharex=True, sharey=True)
+    if not path.is_file():
+        for panel in panels.flat:
+            no_data(panel, "not measured")
+        return figure
+    frame = pd.read_csv(path)
+    for row, (core, own) in zip(panels, frame.groupby("core", sort=False), strict=False):
+        for panel, (step, lines) in zip(row, own.groupby("step"), strict=False):
+            mesh = panel.pcolormesh(
+                np.maximum(lines.filter(like="key_").to_numpy(), 1e-3), cmap="cividis", norm=LogNorm(1e-3, 1)
+            )
+            mesh.set_edgecolor("face")
+            panel.invert_yaxis()
+            panel.set(title=f"step {step}", xticks=[], yticks=[])
+        row[0].set_ylabel(f"{short_name(core)}\nquery")
+    for panel in panels[-1]:
+        panel.set_xlabel("key")
+    figure.colorbar(ScalarMappable(LogNorm(1e-3, 1), "cividis"), ax=panels, label="weight", pad=0.01)
+    return figure
+
+
 def _over_training(results: Results, names: dict[str, str]) -> Figure:
     frame, measured = first_seed(results, "traces.csv"), sweep(results)
-    figure, panels = subplots(1, 4, height=2.3)
+    figure, panels = subplots(1, 4, height=1.8)
     columns = {
         "loss": "loss",
         "gradient_norm": "gradient norm",
@@ -316,7 +343,7 @@ def figure_9(results: Results) -> Figure:
     """Norms of gamma, variance of logits and entropy of every layer, one row a treatment of gamma."""
     frame = first_seed(results, "gains.csv")
     columns = {"gain_q": "‖γ_q‖", "gain_k": "‖γ_k‖", "variance": "variance of logits", "entropy": "entropy, nats"}
-    figure, panels = subplots(len(GAINS), len(columns), height=6.0, sharex="row")
+    figure, panels = subplots(len(GAINS), len(columns), height=4.6, sharex="row")
     for row, (core, words) in zip(panels, GAINS.items(), strict=True):
         for panel, column in zip(row, columns, strict=True):
             for layer, colour in enumerate(LAYER_COLOURS):

@@ -62,7 +62,7 @@ def with_error(mean: float, error: float) -> str:
 def figure_expansion(results: Results) -> Figure:
     """Theorem 5.1 against draws: entropy and its derivative over sigma, for several N."""
     found = load_theory(results.root)
-    figure, panels = subplots(1, 2, height=3.2)
+    figure, panels = subplots(1, 2, height=2.3)
     if found is None:
         return _empty(figure)
     for n, colour in POSITION_COLOURS.items():
@@ -88,7 +88,7 @@ def figure_expansion(results: Results) -> Figure:
 def figure_3_left(results: Results) -> Figure:
     """Figure 3, left: attention weights of one query at sigma = 1, 2, 4, 8, softmax and ReLU kernel."""
     found = load_theory(results.root)
-    figure, panels = subplots(2, 4, height=3.6, sharex=True, sharey=True)
+    figure, panels = subplots(2, 4, height=2.7, sharex=True, sharey=True)
     if found is None:
         return _empty(figure)
     for row, core in zip(panels, ("softmax", "relu"), strict=True):
@@ -107,7 +107,7 @@ def figure_3_left(results: Results) -> Figure:
 def figure_3_right(results: Results) -> Figure:
     """Figure 3, right: entropy and its rate of change over the variance of the keys, which is that of the logits."""
     found = load_theory(results.root)
-    figure, panels = subplots(1, 2, height=2.9)
+    figure, panels = subplots(1, 2, height=2.0)
     if found is None:
         return _empty(figure)
     settings = found.summary["settings"]["controlled"]
@@ -131,7 +131,7 @@ def figure_3_right(results: Results) -> Figure:
 def figure_10(results: Results) -> Figure:
     """Entropy and l2 norm of Dirichlet rows, between the bounds that hold for every row."""
     found = load_theory(results.root)
-    figure, panel = subplots(height=2.9)
+    figure, panel = subplots(height=2.0)
     if found is None:
         return _empty(figure)
     size = int(found.summary["settings"]["dirichlet"]["positions"])

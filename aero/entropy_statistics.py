@@ -112,6 +112,12 @@ def collapse(values: Tensor, maximum: float) -> HeadFailures:
     return _failures(_quarters(values, maximum) <= 0)
 
 
+def _both_failures(values: Tensor, maximum: float) -> dict[str, dict[str, object]]:
+    """`overload` and `collapse`, JSON-ready."""
+    failures = {"overload": overload(values, maximum), "collapse": collapse(values, maximum)}
+    return {name: {"fraction": found.fraction, "layers": list(found.layers)} for name, found in failures.items()}
+
+
 @dataclass(frozen=True)
 class EntropyStatistics:
     """Attention entropies of a model on held-out sequences.
@@ -160,10 +166,8 @@ class EntropyStatistics:
         }
         if context > 1:
             scales, reference, rule = self._scales()
-            high, low = overload(*scales[reference]), collapse(*scales[reference])
             found["quarters"] = {name: quarter_fractions(*scale) for name, scale in scales.items()}
-            found["overload"] = {"fraction": high.fraction, "layers": list(high.layers)}
-            found["collapse"] = {"fraction": low.fraction, "layers": list(low.layers)}
+            found |= _both_failures(*scales[reference])
             found["rule"] = (
                 "overload: head mean >= 3/4 max; collapse: head mean < 1/4 max or not finite; max is "
                 f"{rule}; a layer is named where more than half of its heads are"
@@ -185,28 +189,37 @@ class EntropyStatistics:
 
     def _scales(self) -> tuple[dict[str, tuple[Tensor, float]], str, str]:
         """{name: (head values, their maximum)}, the one that overload and collapse refer to, and how to describe it."""
-        context = self.by_position.shape[1]
-        shares = self._shares_of_bound()
-        if shares is None:
-            scales = {"log_T": (self.mean, max_entropy(context)), "causal_bound": (self.mean, causal_bound(context))}
-            if (observed := _largest(self.mean)) > 0:
-                return {"observed": (self.mean, observed), **scales}, "observed", "observed"
-            return scales, "log_T", "log_T"  # every head is at 0 or not finite
-        scales = {"log_T": (self.mean, max_entropy(context)), "entropy_bound": (shares, 1.0)}
-        if (observed := _largest(shares)) > 0:
-            rule = "observed, each head as a fraction of its layer's entropy_bound"
-            return {"observed": (shares, observed), **scales}, "observed", rule
-        return scales, "entropy_bound", "the layer's entropy_bound"
+        context, bounds = self.by_position.shape[1], self.bounds()
+        scales = {"log_T": (self.mean, max_entropy(context))}
+        plain = torch.full_like(bounds, causal_bound(context))
+        if torch.allclose(bounds, plain, rtol=1e-9, atol=0.0):
+            values, reference, rules = self.mean, "log_T", ("observed", "log_T")
+            scales["causal_bound"] = (values, causal_bound(context))
+        else:
+            values, reference = self._shares(), "entropy_bound"
+            rules = "observed, each head as a fraction of its layer's entropy_bound", "the layer's entropy_bound"
+            scales["entropy_bound"] = (values, 1.0)
+        if (observed := _largest(values)) > 0:
+            return {"observed": (values, observed), **scales}, "observed", rules[0]
+        return scales, reference, rules[1]  # every head is at 0 or not finite
 
-    def _shares_of_bound(self) -> Tensor | None:
-        """`mean` as fractions of `bound`, (L, H) float64, 0 where a layer sees one key; None if the bound is plain."""
-        if self.bound is None:
-            return None
-        bound = self.bound.double()
-        plain = torch.full_like(bound, causal_bound(self.by_position.shape[1]))
-        if torch.allclose(bound, plain, rtol=1e-9, atol=0.0):
-            return None
-        return torch.where(bound[:, None] > 0, self.mean.double() / bound[:, None], 0.0 * self.mean.double())
+    def bounds(self) -> Tensor:
+        """The largest mean over queries that the mask of each layer allows: (L), float64, nats."""
+        plain = torch.full_like(self.mean[:, 0].double(), causal_bound(self.by_position.shape[1]))
+        return plain if self.bound is None else self.bound.double()
+
+    def failures_of_bound(self) -> dict[str, object]:
+        """`overload` and `collapse` relative to `bounds`, JSON-ready, with the rule.
+
+        Relative to the largest observed entropy, as in the papers, every model has an overloaded head.
+        """
+        rule = "the same with max = the largest mean that the layer's mask allows (entropy_bound or causal_bound)"
+        return {**_both_failures(self._shares(), 1.0), "rule": rule}
+
+    def _shares(self) -> Tensor:
+        """`mean` as fractions of `bounds`, (L, H) float64, 0 where a layer sees one key."""
+        bounds = self.bounds()[:, None]
+        return torch.where(bounds > 0, self.mean.double() / bounds, 0.0 * self.mean.double())
 
 
 def _largest(values: Tensor) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -98,7 +98,6 @@ class Attention(nn.Module):
 
     Every core (`aero.attention_kernels.CORES`) gets logits scaled by 1/sqrt(d_k). The gains gamma_q, gamma_k (d_k) of
     QK-LayerNorm are shared by the heads of a layer.
-    Loading a state with temperatures of another context length raises ValueError.
     """
 
     def __init__(self, architecture: Architecture, config: ModelConfig) -> None:
@@ -109,11 +108,8 @@ class Attention(nn.Module):
         self.key = nn.Linear(d, d, bias=config.qk_bias)
         self.value = nn.Linear(d, d, bias=config.vo_bias)
         self.output = nn.Linear(d, d, bias=config.vo_bias)
-        if architecture.temperature:
-            self.temperature = nn.Parameter(torch.full((config.heads, config.context), config.temperature_init))
-            self.register_load_state_dict_pre_hook(_refuse_other_temperatures)
-        else:
-            self.register_parameter("temperature", None)
+        start = torch.full((config.heads, config.context), config.temperature_init)
+        self.temperature = nn.Parameter(start) if architecture.temperature else None
         table = rotary_table(config.context, config.rotary_dims) if config.position == "rotary" else None
         self.register_buffer("rotary", table, persistent=False)  # (2, T, r/2)
         self.core = architecture.core
@@ -160,16 +156,6 @@ class Attention(nn.Module):
         return attend(core_named(self.core), q, k, v, self._gains(), 1 / math.sqrt(q.shape[-1]), mask)
 
 
-def _refuse_other_temperatures(module: Attention, state: dict[str, Any], prefix: str, *_: object) -> None:
-    """A hook before loading a state: temperatures belong to query positions, so the context length must match."""
-    given, own = state.get(f"{prefix}temperature"), module.temperature
-    if given is not None and given.shape != own.shape:
-        raise ValueError(
-            f"{prefix}temperature holds {' x '.join(map(str, given.shape))} values (heads x context), the model has"
-            f" {' x '.join(map(str, own.shape))}; build the model with the context length of its training"
-        )
-
-
 class ShapedAttention(nn.Module):
     """Attention of the He & Hofmann (2024) block: no output projection, and the values are the input itself.
 
@@ -183,12 +169,9 @@ class ShapedAttention(nn.Module):
         self.query = nn.Linear(d, d, bias=config.qk_bias)
         self.key = nn.Linear(d, d, bias=config.qk_bias)
         self.shape_a, self.shape_b, self.shape_g = (nn.Parameter(torch.ones(config.heads)) for _ in range(3))
-        if first:
-            self.value_weight = nn.Parameter(torch.zeros(d, d))
-            self.value_residual = nn.Parameter(torch.ones(()))
-            self.value_skip = nn.Parameter(torch.ones(()))
-        else:
-            self.register_parameter("value_weight", None)
+        self.value_weight = nn.Parameter(torch.zeros(d, d)) if first else None
+        self.value_residual = nn.Parameter(torch.ones(())) if first else None
+        self.value_skip = nn.Parameter(torch.ones(())) if first else None
 
     def forward(self, x: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
         q, k = (split_heads(layer(x), self.heads) for layer in (self.query, self.key))
@@ -319,15 +302,10 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(block(architecture, config, layer) for layer in range(config.layers))
         self.ln_f = nn.LayerNorm(config.width, eps=config.layer_norm_eps) if config.ln_f else nn.Identity()
         self.lm_head = None if config.tied else nn.Linear(config.width, config.vocabulary, bias=False)
-        if architecture.entropy_regularized:
-            self.reg_threshold_weights = nn.Parameter(torch.full((config.layers, config.heads), config.threshold_init))
-        else:
-            self.register_parameter("reg_threshold_weights", None)
-        if architecture.slope is not None:
-            slopes = config.layers if architecture.slope == "layer" else 1
-            self.leaky_slopes = nn.Parameter(torch.full((slopes,), config.slope_init))
-        else:
-            self.register_parameter("leaky_slopes", None)
+        thresholds = torch.full((config.layers, config.heads), config.threshold_init)
+        self.reg_threshold_weights = nn.Parameter(thresholds) if architecture.entropy_regularized else None
+        slopes = torch.full((config.layers if architecture.slope == "layer" else 1,), config.slope_init)
+        self.leaky_slopes = nn.Parameter(slopes) if architecture.slope is not None else None
         self._initialise()
         parametrize_weights(self)
 
@@ -381,9 +359,8 @@ class GPT(nn.Module):
             x = x * math.sqrt(self.config.width)
         if self.position_embedding is not None:
             x = x + self.position_embedding(torch.arange(ids.shape[1], device=ids.device))  # (B, T, d)
-        slopes: list[Tensor | None] = [None] * len(self.blocks)
-        if self.leaky_slopes is not None:
-            slopes = list(self.leaky_slopes.expand(len(self.blocks)))
+        count = len(self.blocks)
+        slopes = [None] * count if self.leaky_slopes is None else self.leaky_slopes.expand(count)
         states, entropies = [x], []
         for block, slope in zip(self.blocks, slopes, strict=True):
             x, row_entropies = block(x, entropy, slope)

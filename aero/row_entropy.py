@@ -81,44 +81,7 @@ def attention_with_entropy(
 
 def blocked(query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Mask | None = None) -> tuple[Tensor, Tensor]:
     """`attention_with_entropy` in blocks of `ROWS` queries, as -sum p log p, without cancellation."""
-    return _Blocked.apply(query, key, value, scale, mask)
-
-
-class _Blocked(torch.autograd.Function):
-    """The probabilities of one block at a time, computed again in the backward pass.
-
-    Inside, sequences and heads are one axis: (B H, T, d). Matrix multiplications then need no copy of a block.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Mask | None
-    ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(query, key, value)
-        ctx.scale, ctx.mask = scale, mask
-        heads = query.shape[:2]
-        q, k, v = query.flatten(0, 1) * scale, key.flatten(0, 1), value.flatten(0, 1)  # (B H, T or S, d)
-        output = q.new_empty(*q.shape[:2], v.shape[-1])  # (B H, T, d_v)
-        entropies = q.new_empty(q.shape[:2])  # (B H, T)
-        for rows, keys, p in _probabilities(q, k, heads, mask):
-            output[:, rows] = p @ v[:, keys]
-            entropies[:, rows] = -_log(p).mul_(p).sum(-1)
-        return output.unflatten(0, heads), entropies.unflatten(0, heads)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_output: Tensor, d_entropies: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value = ctx.saved_tensors
-        heads = query.shape[:2]
-        q, k, v = query.flatten(0, 1) * ctx.scale, key.flatten(0, 1), value.flatten(0, 1)
-        d_output, d_entropies = d_output.flatten(0, 1), d_entropies.flatten(0, 1)[..., None]
-        gradients = q.new_empty(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
-        for rows, keys, p in _probabilities(q, k, heads, ctx.mask):
-            # dH/dp_j = -log p_j up to a constant of the row, which the softmax's backward removes.
-            d_p = (d_output[:, rows] @ v[:, keys].mT).sub_(_log(p).mul_(d_entropies[:, rows]))
-            _add_block(gradients, (q, k), rows, keys, p, d_p, d_output)
-        gradients[0].mul_(ctx.scale)
-        return *(gradient.unflatten(0, heads) for gradient in gradients), None, None
+    return _Blocks.apply(query, key, value, scale, mask, False, True)
 
 
 def kept_blocks(query: Tensor, key: Tensor, value: Tensor, scale: float, entropy: bool) -> tuple[Tensor, Tensor | None]:
@@ -127,63 +90,66 @@ def kept_blocks(query: Tensor, key: Tensor, value: Tensor, scale: float, entropy
     query, key, value: (B, H, T, d). On a CPU it is faster than PyTorch's attention from about 256 positions on, which
     computes its logits again in the backward pass.
     """
-    return _KeptBlocks.apply(query, key, value, scale, entropy)
+    return _Blocks.apply(query, key, value, scale, None, True, entropy)
 
 
-class _KeptBlocks(torch.autograd.Function):
-    """As `_Blocked`, under the causal mask."""
+class _Blocks(torch.autograd.Function):
+    """The probabilities of one block at a time, saved (`keep`, causal mask only) or computed again for the gradient.
+
+    Inside, sequences and heads are one axis: (B H, T, d). Matrix multiplications then need no copy of a block.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, entropy: bool
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        mask: Mask | None,
+        keep: bool,
+        entropy: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        ctx.scale, ctx.heads = scale, query.shape[:2]
-        q, k, v = query.flatten(0, 1) * scale, key.flatten(0, 1), value.flatten(0, 1)
-        output = q.new_empty(*q.shape[:2], v.shape[-1])
-        entropies = q.new_empty(q.shape[:2]) if entropy else None
-        blocks, logarithms = [], []
-        for rows, keys, p in _probabilities(q, k, ctx.heads, None):
+        ctx.scale, ctx.mask, heads = scale, mask, query.shape[:2]
+        q, k, v = query.flatten(0, 1) * scale, key.flatten(0, 1), value.flatten(0, 1)  # (B H, T or S, d)
+        output = q.new_empty(*q.shape[:2], v.shape[-1])  # (B H, T, d_v)
+        entropies = q.new_empty(q.shape[:2]) if entropy else None  # (B H, T)
+        kept = []
+        for rows, keys, p in _probabilities(q, k, heads, mask):
             output[:, rows] = p @ v[:, keys]
-            blocks.append(p)
+            logarithms = _log(p) if entropies is not None else None
             if entropies is not None:
-                logarithms.append(_log(p))
-                entropies[:, rows] = -(p * logarithms[-1]).sum(-1)
-        ctx.save_for_backward(q, k, v, *blocks, *logarithms)
-        return output.unflatten(0, ctx.heads), None if entropies is None else entropies.unflatten(0, ctx.heads)
+                entropies[:, rows] = -(p * logarithms).sum(-1)
+            kept += [p, logarithms] if keep else []
+        ctx.save_for_backward(query, key, value, *kept)
+        return output.unflatten(0, heads), None if entropies is None else entropies.unflatten(0, heads)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_output: Tensor, d_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, *kept = ctx.saved_tensors
+        query, key, value, *kept = ctx.saved_tensors
+        heads = query.shape[:2]
+        q, k, v = query.flatten(0, 1) * ctx.scale, key.flatten(0, 1), value.flatten(0, 1)
         d_output = d_output.flatten(0, 1)
-        gradients = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        count = -(-q.shape[1] // ROWS)
-        blocks, logarithms = kept[:count], kept[count:]
-        for number, p in enumerate(blocks):
-            rows, keys = slice(number * ROWS, p.shape[-1]), slice(0, p.shape[-1])
+        d_query, d_key, d_value = q.new_empty(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
+        blocks = zip(kept[::2], kept[1::2], strict=True) if kept else _probabilities(q, k, heads, ctx.mask)
+        for number, block in enumerate(blocks):
+            if kept:
+                p, logarithms = block
+                rows, keys = slice(number * ROWS, p.shape[-1]), slice(0, p.shape[-1])
+            else:
+                rows, keys, p = block
+                logarithms = _log(p)
+            # dH/dp_j = -log p_j up to a constant of the row, which the softmax's backward removes.
             d_p = d_output[:, rows] @ v[:, keys].mT
-            if logarithms:  # as in `_Blocked`
-                d_p.addcmul_(logarithms[number], d_entropies.flatten(0, 1)[:, rows, None], value=-1)
-            _add_block(gradients, (q, k), rows, keys, p, d_p, d_output)
-        gradients[0].mul_(ctx.scale)
-        return *(gradient.unflatten(0, ctx.heads) for gradient in gradients), None, None
-
-
-def _add_block(
-    gradients: Sequence[Tensor],
-    inputs: Sequence[Tensor],
-    rows: slice,
-    keys: slice,
-    p: Tensor,
-    d_p: Tensor,
-    d_output: Tensor,
-) -> None:
-    """Add the contribution of the block of `rows` and `keys` to the gradients. inputs: query and key."""
-    (d_query, d_key, d_value), (q, k) = gradients, inputs
-    d_value[:, keys].baddbmm_(p.mT, d_output[:, rows])
-    d_logits = torch._softmax_backward_data(d_p, p, -1, p.dtype)
-    d_query[:, rows] = d_logits @ k[:, keys]
-    d_key[:, keys].baddbmm_(d_logits.mT, q[:, rows])
+            if logarithms is not None:
+                d_p.addcmul_(logarithms, d_entropies.flatten(0, 1)[:, rows, None], value=-1)
+            d_value[:, keys].baddbmm_(p.mT, d_output[:, rows])
+            d_logits = torch._softmax_backward_data(d_p, p, -1, p.dtype)
+            d_query[:, rows] = d_logits @ k[:, keys]
+            d_key[:, keys].baddbmm_(d_logits.mT, q[:, rows])
+        d_query.mul_(ctx.scale)
+        return *(gradient.unflatten(0, heads) for gradient in (d_query, d_key, d_value)), None, None, None, None
 
 
 def _log(p: Tensor) -> Tensor:

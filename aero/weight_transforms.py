@@ -1,6 +1,6 @@
 """Weight matrices as functions of parameters (weight norm, spectral norm, sigmaReparam), and how to fold them away.
 
-`fold_weight_norm` and `fuse_ffn` return a copy of a trained model with plain weights that computes the same function.
+`fold_weight_norm` returns a copy of a trained model with plain weights that computes the same function.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
-from aero.architecture import ACTIVATIONS, Architecture
+from aero.architecture import Architecture
 from aero.attention_kernels import core_named, sigma_reparam
 
 if TYPE_CHECKING:
@@ -92,38 +92,7 @@ def fold_weight_norm(model: GPT) -> GPT:
     for name, module in source.named_modules():
         if parametrize.is_parametrized(module, "weight"):
             state[f"{name}.weight"] = module.weight
-    return _rebuilt(model, replace(model.architecture, weight_norm=None, normed=()), state)
-
-
-def _rebuilt(model: GPT, architecture: Architecture, state: dict[str, Tensor]) -> GPT:
-    """A model of another architecture, with the sizes of `model` and the parameters `state`, in evaluation mode."""
     with torch.random.fork_rng(devices=[]):  # the initial weights are overwritten; leave the caller's generator alone
-        rebuilt = type(model)(architecture, model.config)
-    rebuilt.load_state_dict(state)
-    return rebuilt.to(model.token_embedding.weight).eval()
-
-
-@torch.no_grad()
-def fuse_ffn(model: GPT) -> GPT:
-    """A copy of `model`, in evaluation mode, with every linear FFN as one matrix W_in W_out (AERO §4.2).
-
-    Weight norms are folded first. ValueError if there is an activation between the two matrices.
-    """
-    architecture = model.architecture
-    if architecture.ffn in ACTIVATIONS:
-        raise ValueError(
-            f"{architecture}: {ACTIVATIONS[architecture.ffn]} between the two FFN matrices, so they do not multiply"
-            " into one; only a linear FFN (ScFFN) can be fused"
-        )
-    folded = fold_weight_norm(model)
-    state = folded.state_dict()
-    for layer in range(len(folded.blocks)):
-        ffn = f"blocks.{layer}.ffn"
-        if f"{ffn}.up.weight" not in state:  # fused already, or pruned
-            continue
-        up, down = state.pop(f"{ffn}.up.weight").double(), state.pop(f"{ffn}.down.weight")  # (4d, d), (d, 4d)
-        state[f"{ffn}.fused.weight"] = (down.double() @ up).to(down)  # (d, d)
-        if f"{ffn}.up.bias" in state:
-            up_bias, down_bias = state.pop(f"{ffn}.up.bias").double(), state.pop(f"{ffn}.down.bias").double()
-            state[f"{ffn}.fused.bias"] = (down.double() @ up_bias + down_bias).to(down)  # (d)
-    return _rebuilt(folded, replace(folded.architecture, ffn="fused"), state)
+        folded = type(model)(replace(model.architecture, weight_norm=None, normed=()), model.config)
+    folded.load_state_dict(state)
+    return folded.to(model.token_embedding.weight).eval()

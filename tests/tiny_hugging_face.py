@@ -14,6 +14,8 @@ from transformers import (
     Qwen2Config,
 )
 
+from aero.hf.measure import run
+
 ROPE = {
     "vocab_size": 67, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64,
     "max_position_embeddings": 160, "initializer_range": 0.3,
@@ -46,6 +48,13 @@ def some_ids(sequences=2, tokens=80, seed=1):
 def padded(side, lengths, tokens=80):
     mask = torch.arange(tokens) < torch.tensor(lengths)[:, None]
     return (mask if side == "right" else mask.flip(-1)).long()
+
+
+@torch.no_grad()
+def row_entropies(model, ids, mask=None):
+    """Entropy of every attention row as `measure` computes it, (L, B, H, T) nats; 0 where the query is padding."""
+    rows, real = run(model, ids, mask)
+    return torch.stack([torch.where(real[:, None], row.entropies, 0.0) for row in rows])
 
 
 def rows_by_output_attentions(model, ids, mask=None):

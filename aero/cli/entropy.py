@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from aero.errors import UserError, text_of
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
-    from aero.entropy import EntropyStatistics, HeadFailures
+    from aero.entropy import EntropyStatistics
 
 DESCRIPTION = """Measure the attention entropy of every head of MODEL on a text. The text is cut into sequences of one
 length; a shorter remainder is dropped. A head's entropy is the mean over queries and sequences. MODEL is a checkpoint
@@ -33,36 +33,21 @@ TEXT_BYTES = 2**28
 def add_commands(commands: Any) -> None:
     """Add the parser of `aero entropy` to the subparsers of `aero`; it sets `run`."""
     parser = commands.add_parser("entropy", help="attention entropy of a model on a text", description=DESCRIPTION)
-    parser.add_argument("model", type=Path, metavar="MODEL", help="a folder, or a checkpoint.safetensors")
-    parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="UTF-8 text to measure on")
-    parser.add_argument(
-        "--context",
-        type=int,
-        metavar="T",
-        help=f"tokens in a sequence (default: the smallest of the model's context, {LONGEST} and --tokens)",
-    )
-    parser.add_argument(
-        "--tokens", type=int, default=16384, metavar="N", help="maximum number of tokens (default 16384)"
-    )
-    parser.add_argument("--batch", type=int, default=4, metavar="B", help="sequences in a batch (default 4)")
-    parser.add_argument(
-        "--dtype",
-        choices=DTYPES,
-        default=DTYPES[0],
-        help="compute precision of a Hugging Face model; auto: as saved (default float32)",
-    )
-    parser.add_argument("--bos", action="store_true", help="begin every sequence with the tokenizer's BOS token")
-    parser.add_argument("--tokenizer", type=Path, help="tokenizer of a checkpoint (default: the one of its run)")
-    parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
-    parser.add_argument(
-        "--baseline",
-        type=Path,
-        metavar="FILE",
-        help="--json output of another model; prints each layer's distance to it",
-    )
-    parser.add_argument(
-        "--figure", type=Path, metavar="FILE", help="draw a heatmap of layers and heads (svg, png, pdf)"
-    )
+    add = parser.add_argument
+    add("model", type=Path, metavar="MODEL", help="a folder, or a checkpoint.safetensors")
+    add("--text", type=Path, required=True, metavar="FILE", help="UTF-8 text to measure on")
+    default = f"(default: the smallest of the model's context, {LONGEST} and --tokens)"
+    add("--context", type=int, metavar="T", help=f"tokens in a sequence {default}")
+    add("--tokens", type=int, default=16384, metavar="N", help="maximum number of tokens (default 16384)")
+    add("--batch", type=int, default=4, metavar="B", help="sequences in a batch (default 4)")
+    precision = "compute precision of a Hugging Face model; auto: as saved (default float32)"
+    add("--dtype", choices=DTYPES, default=DTYPES[0], help=precision)
+    add("--bos", action="store_true", help="begin every sequence with the tokenizer's BOS token")
+    add("--tokenizer", type=Path, help="tokenizer of a checkpoint (default: the one of its run)")
+    add("--json", action="store_true", help="print everything as one JSON object")
+    baseline = "--json output of another model; prints each layer's distance to it"
+    add("--baseline", type=Path, metavar="FILE", help=baseline)
+    add("--figure", type=Path, metavar="FILE", help="draw a heatmap of layers and heads (svg, png, pdf)")
     parser.set_defaults(run=lambda chosen: print(answer(chosen)))
 
 
@@ -76,35 +61,19 @@ class Reader:
     bos: int | None = None
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Result of measuring a model on so many sequences of `text`. landscape: see `_landscape`."""
-
-    reader: Reader
-    statistics: EntropyStatistics
-    text: str
-    sequences: int
-    landscape: dict[str, Any]
-
-
 def answer(chosen: argparse.Namespace) -> str:
     """The output of `aero entropy`."""
     import torch
 
+    from aero import records
     from aero.entropy import measure
 
-    for name in ("context", "tokens", "batch"):
-        if getattr(chosen, name) is not None and getattr(chosen, name) < 1:
-            raise UserError(f"--{name} must be at least 1, got {getattr(chosen, name)}")
-    if chosen.figure is not None and chosen.figure.suffix not in FIGURES:
-        raise UserError(f"--figure {chosen.figure}: the name must end in one of {', '.join(FIGURES)}")
+    _check(chosen)
     text = text_of(chosen.text, TEXT_BYTES)
     baseline = None if chosen.baseline is None else _baseline(chosen.baseline)
     reader = _open(chosen)
     if reader.context is not None and (chosen.context or 0) > reader.context:
         raise UserError(f"--context {chosen.context} exceeds the model's {reader.context} positions")
-    if (chosen.context or 0) > chosen.tokens:
-        raise UserError(f"--tokens {chosen.tokens} is less than one sequence of --context {chosen.context}")
     ids = reader.encode(text)
     begun = reader.bos is not None
     context = min(chosen.context or min(reader.context or LONGEST, LONGEST, chosen.tokens), len(ids) + begun)
@@ -117,9 +86,40 @@ def answer(chosen: argparse.Namespace) -> str:
         sequences = torch.nn.functional.pad(sequences, (1, 0), value=reader.bos)
     statistics = measure(reader.model.to(device).eval(), sequences.split(min(chosen.batch, count)))
     if chosen.figure is not None:
-        _draw(chosen, reader, statistics)
-    measured = Measured(reader, statistics, text, count, _landscape(chosen, statistics, baseline))
-    return (_json if chosen.json else _table)(chosen, measured)
+        _draw(chosen.figure, type(reader.model).__name__, statistics)
+    layers, heads = statistics.mean.shape
+    found = {
+        "model": str(chosen.model),
+        "class": type(reader.model).__name__,
+        "layers": layers,
+        "heads": heads,
+        "context": context,
+        "sequences": count,
+        "bos": begun,
+        "dtype": str(max(reader.model.parameters(), key=torch.numel).dtype).removeprefix("torch."),
+        "device": device.type,
+        "text": str(chosen.text),
+        "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
+        **statistics.summary(),
+        "of_bound": statistics.failures_of_bound(),
+        "landscape": _landscape(chosen, statistics, baseline),
+    }
+    if not chosen.json:
+        return _table(found, statistics, chosen, reader.bos)
+    return json.dumps(found | {"provenance": records.provenance(measured=records.now())}, allow_nan=False)
+
+
+def _check(chosen: argparse.Namespace) -> None:
+    """UserError for options that cannot be followed, before anything is loaded."""
+    for name in ("context", "tokens", "batch"):
+        if getattr(chosen, name) is not None and getattr(chosen, name) < 1:
+            raise UserError(f"--{name} must be at least 1, got {getattr(chosen, name)}")
+    if (chosen.context or 0) > chosen.tokens:
+        raise UserError(f"--tokens {chosen.tokens} is less than one sequence of --context {chosen.context}")
+    if chosen.figure is not None and chosen.figure.suffix not in FIGURES:
+        raise UserError(f"--figure {chosen.figure}: the name must end in one of {', '.join(FIGURES)}")
+    if chosen.figure is not None and not chosen.figure.parent.is_dir():
+        raise UserError(f"--figure {chosen.figure} cannot be written: there is no folder {chosen.figure.parent}")
 
 
 def _baseline(path: Path) -> list[list[float]]:
@@ -143,57 +143,43 @@ def _landscape(
     """
     from aero.landscape import entropy_range, gini_by_layer, steepness, wasserstein_1_by_layer
 
+    def finite(values: Sequence[float]) -> list[float | None]:
+        return [float(value) if math.isfinite(value) else None for value in values]
+
     mean = statistics.mean.double().cpu().numpy().clip(min=0.0)  # a collapsed head can be a rounding error below 0
-    found: dict[str, Any] = {
-        "gini_by_layer": [_finite(value) for value in gini_by_layer(mean)],
-        "steepness": [[_finite(value) for value in row] for row in steepness(mean)],
-        "range": [_finite(value) for value in entropy_range(mean)],
-        "wasserstein_1_by_layer": None,
+    try:
+        distances = None if baseline is None else finite(wasserstein_1_by_layer(mean, baseline))
+    except ValueError as error:
+        raise UserError(f"--baseline {chosen.baseline}: {error}") from None
+    return {
+        "gini_by_layer": finite(gini_by_layer(mean)),
+        "steepness": [finite(row) for row in steepness(mean)],
+        "range": finite(entropy_range(mean)),
+        "wasserstein_1_by_layer": distances,
     }
-    if baseline is not None:
-        try:
-            found["wasserstein_1_by_layer"] = [_finite(value) for value in wasserstein_1_by_layer(mean, baseline)]
-        except ValueError as error:
-            raise UserError(f"--baseline {chosen.baseline}: {error}") from None
-    return found
 
 
-def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
-
-
-def _draw(chosen: argparse.Namespace, reader: Reader, statistics: EntropyStatistics) -> None:
+def _draw(path: Path, name: str, statistics: EntropyStatistics) -> None:
     """Heatmap of the headwise means as in AERO's Figures 5 to 7: layer 1 at the bottom, colours from 0 to the bound."""
+    from matplotlib.figure import Figure
+
     from aero.records import write_together
 
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise UserError("--figure needs matplotlib: pip install -e '.[report]' in your clone") from None
-    if not chosen.figure.parent.is_dir():
-        raise UserError(f"--figure {chosen.figure} cannot be written: there is no folder {chosen.figure.parent}")
     layers, heads = statistics.mean.shape
     figure = Figure(figsize=(1.8 + 0.32 * heads, 1.4 + 0.26 * layers), layout="constrained")
     axes = figure.subplots()
-    edges = [i + 0.5 for i in range(max(layers, heads) + 1)]
+    edges = [[i + 0.5 for i in range(count + 1)] for count in (heads, layers)]
     mesh = axes.pcolormesh(
-        edges[: heads + 1],
-        edges[: layers + 1],
-        statistics.mean.double().cpu().numpy(),
-        vmin=0.0,
-        vmax=_bounds(statistics).max().item() or 1.0,
+        *edges, statistics.mean.double().cpu().numpy(), vmin=0.0, vmax=statistics.bounds().max().item() or 1.0
     )
     axes.set(xlabel="head", ylabel="layer")
-    axes.set_title(f"{type(reader.model).__name__}, T={statistics.by_position.shape[1]}", fontsize=8)
+    axes.set_title(f"{name}, T={statistics.by_position.shape[1]}", fontsize=8)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.yaxis.get_major_locator().set_params(integer=True)
     figure.colorbar(mesh, label="mean entropy, nats")
     drawn = io.BytesIO()
-    figure.savefig(drawn, format=chosen.figure.suffix[1:], dpi=150, facecolor="white")
-    try:
-        write_together({chosen.figure: drawn.getvalue()})
-    except OSError as error:
-        raise UserError(f"--figure {chosen.figure} cannot be written: {error.strerror}") from None
+    figure.savefig(drawn, format=path.suffix[1:], dpi=150, facecolor="white")
+    write_together({path: drawn.getvalue()})
 
 
 def _open(chosen: argparse.Namespace) -> Reader:
@@ -256,120 +242,55 @@ def _open_hugging_face(path: Path, dtype: str, begin: bool) -> Reader:
     return Reader(model, encode, context, tokenizer.bos_token_id if begin else None)
 
 
-def _json(chosen: argparse.Namespace, measured: Measured) -> str:
-    from aero import records
-
-    layers, heads = measured.statistics.mean.shape
-    content = {
-        "model": str(chosen.model),
-        "class": type(measured.reader.model).__name__,
-        "layers": layers,
-        "heads": heads,
-        "context": measured.statistics.by_position.shape[1],
-        "sequences": measured.sequences,
-        "bos": measured.reader.bos is not None,
-        "dtype": _dtype(measured.reader.model),
-        "device": next(measured.reader.model.parameters()).device.type,
-        "text": str(chosen.text),
-        "text_sha256": hashlib.sha256(measured.text.encode()).hexdigest(),
-        **measured.statistics.summary(),
-        "of_bound": {
-            **{
-                name: {"fraction": found.fraction, "layers": list(found.layers)}
-                for name, found in _against_bound(measured.statistics).items()
-            },
-            "rule": "the same with max = the largest mean that the layer's mask allows (entropy_bound or causal_bound)",
-        },
-        "landscape": measured.landscape,
-        "provenance": records.provenance(measured=records.now()),
-    }
-    return json.dumps(content, allow_nan=False)
-
-
-def _dtype(model: nn.Module) -> str:
-    """Data type of the model's largest parameter."""
-    return str(max(model.parameters(), key=lambda one: one.numel()).dtype).removeprefix("torch.")
-
-
-def _against_bound(statistics: EntropyStatistics) -> dict[str, HeadFailures]:
-    """Overload and collapse relative to the largest mean that each layer's mask allows.
-
-    Relative to the largest observed entropy, as in the papers, every model has an overloaded head.
-    """
-    import torch
-
-    from aero.entropy import collapse, overload
-
-    least = torch.finfo(torch.float64).tiny  # the bound is 0 where a mask shows a single key
-    share = statistics.mean.double() / _bounds(statistics).clamp_min(least)[:, None]  # (L, H)
-    return {"overload": overload(share, 1.0), "collapse": collapse(share, 1.0)}
-
-
-def _bounds(statistics: EntropyStatistics) -> Tensor:
-    """The largest mean over queries that the mask of each layer allows: (L), float64, nats."""
-    import torch
-
-    from aero.entropy import causal_bound
-
-    if statistics.bound is not None:
-        return statistics.bound.double()
-    return torch.full_like(statistics.mean[:, 0].double(), causal_bound(statistics.by_position.shape[1]))
-
-
-def _table(chosen: argparse.Namespace, measured: Measured) -> str:
+def _table(found: dict[str, Any], statistics: EntropyStatistics, chosen: argparse.Namespace, bos: int | None) -> str:
     """One line a layer: mean with standard error, lowest and highest head, bound, heads by quarter of the maximum."""
     from aero.entropy import quarter_fractions
 
-    statistics, model = measured.statistics, measured.reader.model
-    bounds, summary, mean = _bounds(statistics).tolist(), statistics.summary(), statistics.mean.double()
-    layers, heads = mean.shape
-    maxima = summary["maximum"]
     values, largest, name = statistics.reference()
-    bos = "" if measured.reader.bos is None else f", each beginning with token {measured.reader.bos}"
+    maxima, landscape, heads = found["maximum"], found["landscape"], found["heads"]
+    begun = "" if bos is None else f", each beginning with token {bos}"
     lines = [
-        f"{chosen.model}: {type(model).__name__}, {layers} layers x {heads} heads; {measured.sequences} sequences of "
-        f"{statistics.by_position.shape[1]} tokens of {chosen.text}{bos}; "
-        f"{_dtype(model)} on {next(model.parameters()).device.type}",
+        f"{found['model']}: {found['class']}, {found['layers']} layers x {heads} heads; {found['sequences']} sequences "
+        f"of {found['context']} tokens of {found['text']}{begun}; {found['dtype']} on {found['device']}",
         f"Entropies in nats; maximum observed {_number(maxima['observed'])}, causal bound ln(T!)/T "
         f"{_number(maxima['causal_bound'])}, log T {_number(maxima['log_T'])}. ±: standard error",
         "",
         f"layer  {'mean':>12}  lowest  highest   bound  heads per quarter of the maximum ({name})",
     ]
-    for layer, row in enumerate(mean):
-        finite = row[row.isfinite()]
-        low, high = (finite.min().item(), finite.max().item()) if len(finite) else (None, None)
+    for layer, (row, bound) in enumerate(zip(statistics.mean.double(), statistics.bounds().tolist(), strict=True)):
+        finite = row[row.isfinite()].tolist()
+        low, high = (min(finite), max(finite)) if finite else (None, None)
         counts = [round(fraction * heads) for fraction in quarter_fractions(values[layer], largest)]
         lines.append(
             f"{layer + 1:5}  {_with_error(statistics, layer):>12}  {_number(low):>6}  {_number(high):>7}  "
-            f"{_number(bounds[layer]):>6}  {' '.join(f'{count:3}' for count in counts)}"
+            f"{_number(bound):>6}  {' '.join(f'{count:3}' for count in counts)}"
             + (f"   {heads - len(finite)} not finite" if len(finite) < heads else "")
         )
-    steep = [value for row in measured.landscape["steepness"] for value in row if value is not None] or [math.nan]
+    steep = [value for row in landscape["steepness"] for value in row if value is not None] or [math.nan]
     lines += [
         "",
-        f"landscape: Gini by layer {_series(measured.landscape['gini_by_layer'])}; steepness "
+        f"landscape: Gini by layer {_series(landscape['gini_by_layer'])}; steepness "
         f"{_number(sum(steep) / len(steep))} on average, at most {_number(max(steep))}",
     ]
-    if (distances := measured.landscape["wasserstein_1_by_layer"]) is not None:
-        lines.append(f"Wasserstein-1 to {chosen.baseline} by layer, nats: {_series(distances)}")
-    for failure, by_bound in _against_bound(statistics).items():
-        found = summary[failure]
+    if landscape["wasserstein_1_by_layer"] is not None:
         lines.append(
-            f"{failure}: {_failed(found['fraction'], found['layers'])}; relative to the bound "
-            f"{_failed(by_bound.fraction, by_bound.layers)}"
+            f"Wasserstein-1 to {chosen.baseline} by layer, nats: {_series(landscape['wasserstein_1_by_layer'])}"
         )
-    return "\n".join([*lines, f"rule: {summary['rule']}"])
+    for failure in ("overload", "collapse"):
+        lines.append(
+            f"{failure}: {_failed(found[failure])}; relative to the bound {_failed(found['of_bound'][failure])}"
+        )
+    return "\n".join([*lines, f"rule: {found['rule']}"])
 
 
 def _with_error(statistics: EntropyStatistics, layer: int) -> str:
     """Mean of the layer's finite heads ± its standard error over blocks, if there are at least two blocks."""
     from aero.entropy import standard_error
 
-    mean = statistics.mean[layer].double()
-    finite = mean.isfinite()
+    finite = statistics.mean[layer].isfinite()
     if not finite.any():
         return "-"
-    shown = _number(mean[finite].mean().item())
+    shown = _number(statistics.mean[layer, finite].double().mean().item())
     if statistics.blocks is None or len(statistics.blocks) < 2:
         return shown
     return f"{shown}±{_number(standard_error(statistics.blocks[:, layer, finite].double().mean(1), 0).item())}"
@@ -379,9 +300,9 @@ def _series(values: Sequence[float | None]) -> str:
     return " ".join("-" if value is None else f"{value:.2f}" for value in values)
 
 
-def _failed(fraction: float, layers: Sequence[int]) -> str:
-    named = f", most heads of layers {', '.join(str(layer + 1) for layer in layers)}" if layers else ""
-    return f"{100 * fraction:.1f} % of heads{named}"
+def _failed(found: dict[str, Any]) -> str:
+    named = ", ".join(str(layer + 1) for layer in found["layers"])
+    return f"{100 * found['fraction']:.1f} % of heads" + (f", most heads of layers {named}" if named else "")
 
 
 def _number(value: float | None) -> str:

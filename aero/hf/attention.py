@@ -98,13 +98,13 @@ def token_positions(mask: VisibleKeys | GivenMask | None, position_ids: Tensor |
     position_ids: the model's own (B, T). Where they do not go on by 1 a document of a packed row begins, unless a mask
     (B, S) was given: then transformers lets a row attend to itself as a whole.
     """
-    if mask is None:
-        return torch.arange(queries)[None]
-    first = mask.first
-    before = torch.arange(first, first + queries)[None] if mask.real is None else mask.real.cumsum(-1) - 1
-    positions = before if mask.real is None else before[:, first : first + queries].clamp_min(0)
-    packed = isinstance(mask, GivenMask) or mask.real is None
-    if not packed or first or position_ids is None or position_ids.ndim != 2:
+    first = 0 if mask is None else mask.first
+    if mask is None or mask.real is None:
+        positions = torch.arange(first, first + queries)[None]
+    else:
+        positions = (mask.real.cumsum(-1) - 1)[:, first : first + queries].clamp_min(0)
+    padded = isinstance(mask, VisibleKeys) and mask.real is not None
+    if mask is None or padded or first or position_ids is None or position_ids.ndim != 2:
         return positions
     starts = document_starts(position_ids)  # (B, T)
     positions = positions.to(starts.device)

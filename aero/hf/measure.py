@@ -49,18 +49,6 @@ def _measured_batches(model: PreTrainedModel, batches: Iterable[Batch]) -> Itera
         yield torch.stack([row.entropies for row in rows]), real, torch.stack([row.seen for row in rows])
 
 
-@torch.no_grad()
-def row_entropies(model: PreTrainedModel, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-    """Entropy of every attention row, (L, B, H, T) nats, float32; 0 where the query is padding.
-
-    ids: (B, T); attention_mask: (B, T), 0 where a token is padding, at either end. The model is run in evaluation mode
-    and left unchanged. Errors as `measure`.
-    """
-    _check_regularizer_loaded(model)
-    rows, real = run(model, ids, attention_mask)
-    return torch.stack([torch.where(real[:, None], row.entropies, 0.0) for row in rows])
-
-
 def _check_regularizer_loaded(model: PreTrainedModel) -> None:
     """ValueError for a model saved with temperatures, which `from_pretrained` and PEFT ignore."""
     saved = [name for adapter in getattr(model, "peft_config", {}).values() for name in adapter.modules_to_save or ()]
@@ -130,9 +118,9 @@ def _rows(model: PreTrainedModel, given: dict[str, Any], real: Tensor, switched:
                 hook.remove()
             model.train(training)
         if not rows and not switched:
-            return [Rows(None, *row) for row in rows_from_weights(model, given, real)]
+            rows = [Rows(None, *row) for row in rows_from_weights(model, given, real)]
     for module, number in Counter(row.module for row in rows).items():
-        if number > calls[module]:  # such as the difference of two softmaxes of DiffLlama
+        if module is not None and number > calls[module]:  # such as the difference of two softmaxes of DiffLlama
             raise ValueError(
                 f"{type(module).__name__} combines {number} attentions in each layer: there is no one entropy of a head"
             )

@@ -87,35 +87,33 @@ class EntropyRegularizer:
                 f"{type(model).__name__} is no PreTrainedModel of transformers: create the regulariser before "
                 "torch.compile, PEFT or a parallel wrapper"
             )
-        if hasattr(model, "reg_threshold_weights"):
-            raise ValueError(f"this {type(model).__name__} has an entropy regulariser already")
-        if getattr(model.config, "entropy_regularizer", None) is not None and model.name_or_path:
-            raise ValueError(
-                f"this {type(model).__name__} was saved with an entropy regulariser: EntropyRegularizer.load(model, "
-                "folder) restores its thresholds and temperatures"
-            )
-        if any(parameter.is_meta for parameter in model.parameters()):
-            raise ValueError(f"weights of this {type(model).__name__} are offloaded: load the model without offloading")
-        if type(context) is not int:
-            raise ValueError(f"context {context!r} must be a whole number of tokens")
-        if not (0 <= lambda_ < math.inf and 0 <= gamma < math.inf and context >= 1 and 0 <= threshold_init <= 1):
-            raise ValueError(
-                f"lambda_ {lambda_:g} and gamma {gamma:g} must not be negative, context {context} at least 1, "
-                f"threshold_init {threshold_init:g} from 0 to 1"
-            )
-        if temperature_init is not None and not 0 < temperature_init < math.inf:
-            raise ValueError(f"temperature_init {temperature_init:g} must be positive: it divides the logits")
-        if reduction not in Reduction.__args__ or (lambda_positions is not None and lambda_positions < 1):
-            raise ValueError(
-                f"reduction {reduction!r} must be one of {Reduction.__args__}, lambda_positions {lambda_positions} at "
-                "least 1 or None"
-            )
-        for name in ("attn_pdrop", "attention_dropout"):
-            if getattr(model.config.get_text_config(), name, 0.0):
-                raise ValueError(
-                    f"attention dropout {getattr(model.config.get_text_config(), name):g}: the entropy of dropped "
-                    f"weights is meaningless; load the model with {name}=0.0"
-                )
+        kind, config = type(model).__name__, model.config.get_text_config()
+        dropout = [name for name in ("attn_pdrop", "attention_dropout") if getattr(config, name, 0.0)]
+        saved = getattr(model.config, "entropy_regularizer", None) is not None and model.name_or_path
+        for wrong, message in (
+            (hasattr(model, "reg_threshold_weights"), f"this {kind} has an entropy regulariser already"),
+            (saved, f"this {kind} was saved with a regulariser: use EntropyRegularizer.load(model, folder)"),
+            (
+                any(p.is_meta for p in model.parameters()),
+                f"weights of this {kind} are offloaded: load it without offloading",
+            ),
+            (type(context) is not int or context < 1, f"context {context!r} must be a whole number of tokens"),
+            (not 0 <= lambda_ < math.inf, f"lambda_ {lambda_:g} must not be negative"),
+            (not 0 <= gamma < math.inf, f"gamma {gamma:g} must not be negative"),
+            (not 0 <= threshold_init <= 1, f"threshold_init {threshold_init:g} must be from 0 to 1"),
+            (
+                temperature_init is not None and not 0 < temperature_init < math.inf,
+                f"temperature_init {temperature_init} must be positive: it divides the logits",
+            ),
+            (reduction not in Reduction.__args__, f"reduction {reduction!r} must be one of {Reduction.__args__}"),
+            (
+                lambda_positions is not None and lambda_positions < 1,
+                f"lambda_positions {lambda_positions} must be at least 1, or None",
+            ),
+            (dropout, f"the entropy of dropped weights is meaningless: load the model with {''.join(dropout)}=0.0"),
+        ):
+            if wrong:
+                raise ValueError(message)
         rows, _ = run(model, torch.zeros(1, 1, dtype=torch.long), None, switched=True)
         heads = rows[0].entropies.shape[1]
         thresholds = torch.full((len(rows), heads), threshold_init, device=model.device)
@@ -132,14 +130,9 @@ class EntropyRegularizer:
         self.penalty: Tensor | None = None
         """What the last forward pass in training mode added to the loss, nats. If it had no labels: what your own loss
         should add, with gradient (`share` under gradient accumulation)."""
-        model.config.entropy_regularizer = {
-            "context": context,
-            "lambda_": lambda_,
-            "gamma": gamma,
-            "reduction": reduction,
-            "lambda_positions": lambda_positions,
-            "temperature_init": temperature_init,
-        }
+        names = ("context", "lambda_", "gamma", "reduction", "lambda_positions")
+        model.config.entropy_regularizer = {name: getattr(self, name) for name in names}
+        model.config.entropy_regularizer["temperature_init"] = temperature_init
         model.register_forward_pre_hook(self._before, with_kwargs=True)
         model.register_forward_hook(self._after, with_kwargs=True, always_call=True)
 
@@ -247,9 +240,10 @@ class EntropyRegularizer:
         given = _bound(model, args, kwargs)
         thresholds = model.reg_threshold_weights.weight
         home = thresholds.device  # the layers may be on several devices
-        if given.get("attention_mask") is None and (position_ids := given.get("position_ids")) is not None:
-            starts = document_starts(position_ids)
-            if int((rows[0].positions.expand_as(starts) == 0).sum()) < int(starts.sum()):
+        position_ids = given.get("position_ids")
+        if given.get("attention_mask") is None and position_ids is not None and position_ids.ndim == 2:
+            begun = document_starts(position_ids) & (rows[0].positions.to(position_ids.device) != 0)
+            if bool(begun[:, 1:].any()):
                 raise ValueError(
                     "position_ids pack documents into rows, but the model attends across them: call it with "
                     "use_cache=False, or pad the documents"

@@ -6,12 +6,11 @@ import math
 
 import pytest
 import torch
-from tiny_hugging_face import CONFIGS, padded, some_ids, tiny
+from tiny_hugging_face import CONFIGS, padded, row_entropies, some_ids, tiny
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from aero.entropy import EntropyRegularizer, entropy_regularization, measure
 from aero.hf.attention import IMPLEMENTATION
-from aero.hf.measure import row_entropies
 
 CONTEXT, GAMMA = 80, 0.2
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import accelerate
 import pytest
 import torch
-from tiny_hugging_face import CONFIGS, GROUPED, padded, rows_by_output_attentions, some_ids, tiny
+from tiny_hugging_face import CONFIGS, GROUPED, padded, row_entropies, rows_by_output_attentions, some_ids, tiny
 from transformers import (
     AttentionInterface,
     AutoModelForCausalLM,
@@ -29,7 +29,6 @@ from transformers import (
 from aero import row_entropy
 from aero.entropy import BLOCKS, EntropyRegularizer, causal_bound, measure
 from aero.hf.attention import IMPLEMENTATION
-from aero.hf.measure import row_entropies
 
 
 @pytest.mark.parametrize("padding", [None, "left", "right"])

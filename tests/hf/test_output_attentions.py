@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from tiny_hugging_face import GROUPED, padded, some_ids
+from tiny_hugging_face import GROUPED, padded, row_entropies, some_ids
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -18,7 +18,6 @@ from transformers import (
 
 from aero.entropy import EntropyRegularizer, causal_bound, measure
 from aero.hf.attention import NotSwitched, attention_function
-from aero.hf.measure import row_entropies
 
 CONFIGS = {
     "gptj": GPTJConfig(

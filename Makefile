@@ -1,6 +1,6 @@
 # make repro     install, then train, measure and render the default set: AERO Tables 2 and 4 (SCALE=smoke: a quick test)
-# make all       the same for every run of the papers; JOBS=N trainings at once, also for repro
-# make parallel  parallel context encoding: train its small model, measure it, render the report
+# make all       the same for every run of the papers: hours
+# make parallel  the same for parallel context encoding: train its small model, measure it
 # make report    install, then render the report from results/ and runs/
 # make docs      write the generated numbers of README.md and docs/
 # make example   install, then train one small model in under 3 minutes, for `aero ask` and `aero entropy`
@@ -8,7 +8,6 @@
 # make test      install, then the tests; make slow and make nightly: the longer ones
 # make bench     speed and memory against alternatives; about an hour on a quiet machine of 2 cores
 PYTHON ?= python3.11
-JOBS ?= 2
 SCALE ?=
 EXAMPLE := runs/example/seed_1337
 BIN := .venv/bin
@@ -53,31 +52,38 @@ lock:
 	awk -v cpu="$$cpu" '/^[a-z]/ {to = /^(nvidia|cuda|triton)/ ? "requirements-cuda.lock" : "requirements.lock"} \
 	  {print > to} /^torch==/ {print cpu > to}' .venv/all.lock
 
-# Trainings are independent: JOBS at once, then their entropies, under DVC's locks.
-at_once = for kind in 'train(_again)?@|sensitivity' 'entropy@'; do \
-  dvc stage list --name-only $(1) | grep -E "(^|:)($$kind)" | \
-  xargs -r -P $(JOBS) -n 1 dvc --wait-for-lock repro -s || exit 1; done
+# A scale other than that of params.yaml runs in build/SCALE, in a copy of what the pipeline reads.
+PLACE := $(if $(SCALE),build/$(SCALE),.)
+HERE = export AERO_COMMIT=$$(python -c 'from aero.records import commit; print(commit())'); \
+  cd $(PLACE) && export PYTHONPATH=$(abspath $(PLACE))
+ALONE := flock -n -E 75 .dvc/tmp/make.lock
+OTHERWISE = || { status=$$?; [ $$status -ne 75 ] || \
+  echo "error: another make is running this pipeline in $(abspath $(PLACE)); wait for it or stop it" >&2; exit $$status; }
 
 prepared: install
-	@$(if $(SCALE),sed -i 's/^scale: [a-z]*/scale: $(SCALE)/' params.yaml)
-	@python -m aero.config
-	@dvc repro -s tokenize tokenize_languini
+	@mkdir -p $(PLACE)/.dvc/tmp
+ifneq ($(SCALE),)
+	@mkdir -p $(PLACE)/reports
+	@cp -a aero catalogue results stages .dvcignore dvc.yaml params.yaml pyproject.toml $(PLACE)
+	@cp -a reports/*.py $(PLACE)/reports && cp .dvc/config $(PLACE)/.dvc
+	@sed -i 's/^scale: [a-z]*/scale: $(SCALE)/' $(PLACE)/params.yaml
+	@cd $(PLACE) && dvc config --local core.no_scm true
+else
+	@git rev-parse HEAD >/dev/null 2>&1 || dvc config --local core.no_scm true
+endif
+	@cd $(PLACE) && python -m aero.config
 .PHONY: prepared
 
 repro: prepared
-	@$(call at_once,dvc.yaml)
-	@dvc repro
-	@echo "reports/report.html and reports/report.pdf are ready"
+	@$(HERE); $(ALONE) dvc repro $(OTHERWISE)
+	@echo "$(PLACE)/reports/report.html and report.pdf are ready"
 
 all: prepared
-	@$(call at_once,dvc.yaml)
-	@$(call at_once,catalogue/dvc.yaml)
-	@dvc repro --all-pipelines && python -m stages.report
-	@echo "reports/report.html and reports/report.pdf are ready"
+	@$(HERE); $(ALONE) sh -c 'dvc repro --all-pipelines && dvc repro' $(OTHERWISE)
+	@echo "$(PLACE)/reports/report.html and report.pdf are ready"
 
 parallel: prepared
-	@dvc stage list --name-only catalogue/dvc.yaml | grep -E '(^|:)parallel_context' | xargs -n 1 dvc repro -s
-	@python -m stages.report
+	@$(HERE); $(ALONE) sh -c 'dvc repro catalogue/dvc.yaml:parallel_context && dvc repro' $(OTHERWISE)
 
 report: install
 	@python -m stages.report
@@ -91,7 +97,7 @@ docs: install
 	@python -m aero.report.docs
 
 keep: install
-	@python -m stages.keep
+	@python -m stages.keep --from $(PLACE)/runs
 
 test: install
 	@python -m pytest -n 2 --dist loadfile

@@ -132,7 +132,7 @@ def read_tensors(
     path = Path(path)
     if path.is_dir():
         raise ValueError(
-            f"{path} is a folder: give the checkpoint.safetensors of a run, runs/RUN/seed_S/checkpoint.safetensors"
+            f"{path} is a folder: give a checkpoint, such as runs/default/RUN/seed_S/checkpoint.safetensors"
         )
     try:
         check_file(path)

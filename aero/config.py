@@ -45,6 +45,8 @@ if TYPE_CHECKING:  # `aero runs` reads the parameters without loading torch
     from aero.model import ModelConfig
 
 PATH = Path("params.yaml")
+DEFAULT_SET = Path("runs/default")
+"""Folder of the trainings of `dvc repro`."""
 MEASURED = "measured"
 """Device of a scale whose speed is taken from its committed results."""
 TRAINING_VERSION = 1
@@ -58,8 +60,7 @@ class Parameters(Strict):
     seeds: tuple[NotNegative, ...] = Field(min_length=1)
     more_seeds: tuple[NotNegative, ...]
     active_runs: tuple[str, ...] = Field(min_length=1)
-    more_runs: tuple[str, ...]
-    compared_runs: tuple[str, ...]
+    uncompared_runs: tuple[str, ...] = ()
     training_order: dict[str, tuple[str, ...]] = {}  # by table: what `stages.train_limited` trains first
     corpus: CorpusParameters
     corpora: dict[CorpusKey, FurtherCorpusParameters] = {}
@@ -85,19 +86,11 @@ class Parameters(Strict):
             got = self.two_party.fraction_bits
             raise ValueError(f"two_party.fraction_bits must be {least} to {most} for the program tuned, not {got}")
         ordered = sum(self.training_order.values(), ())
-        for run in (*self.active_runs, *self.more_runs, *self.two_party.end_to_end_runs, *self.compared_runs, *ordered):
+        for run in (*self.active_runs, *self.uncompared_runs, *self.two_party.end_to_end_runs, *ordered):
             _known("run", run, self.runs)
-        for run in self.runs:
-            if (listed := (*self.active_runs, *self.more_runs).count(run)) != 1:
-                raise ValueError(f"run {run} must stand once in active_runs or more_runs, not {listed} times")
         seeds = (*self.seeds, *self.more_seeds)
         if twice := {seed for seed in seeds if seeds.count(seed) > 1}:
             raise ValueError(f"seed {min(twice)} is in seeds and more_seeds twice: a run would be trained so")
-        for scale, chosen in self.scales.items():
-            if extra := set(chosen.end_to_end_runs) - set(self.two_party.end_to_end_runs):
-                raise ValueError(
-                    f"scales.{scale}.end_to_end_runs: {', '.join(sorted(extra))} must be in two_party.end_to_end_runs"
-                )
         for run in self.runs.values():
             _known("model family", run.model, FAMILIES)
         for scale, chosen in self.scales.items():
@@ -122,8 +115,18 @@ class Parameters(Strict):
     def trainings(self) -> tuple[tuple[str, int], ...]:
         """(run, seed) of everything that the pipeline can train."""
         return tuple((run, seed) for run in self.runs for seed in self.seeds) + tuple(
-            (run, seed) for run in self.compared_runs for seed in self.more_seeds
+            (run, seed) for run in self.runs if run not in self.uncompared_runs for seed in self.more_seeds
         )
+
+    def folder(self, run: str, seed: int, scale: str | None = None) -> Path:
+        """Folder of a training: below runs/default if `dvc repro` trains it, below runs/scales/SCALE for another
+        one or for a `scale` that the command line names."""
+        default = scale is None and self.is_default(run, seed)
+        return (DEFAULT_SET if default else Path("runs/scales") / self.scale) / run / f"seed_{seed}"
+
+    def is_default(self, run: str, seed: int) -> bool:
+        """Whether `dvc repro` trains it."""
+        return run in self.active_runs and seed in self.seeds
 
     def run(self, name: str) -> RunParameters:
         """The run called `name`; UserError with the nearest known name if there is none."""
@@ -320,10 +323,17 @@ def _first_error(error: ValidationError) -> str:
     return f"{place + ': ' if place else ''}{message}{shown}{more}"
 
 
-def _main(arguments: list[str]) -> None:
+def check(arguments: list[str]) -> None:
+    """`python -m aero.config [FILE]`: UserError if params.yaml or dvc.lock is damaged."""
     parameters = load(arguments[0] if arguments else PATH)
+    lock = Path("dvc.lock")
+    if lock.is_file():
+        try:
+            yaml_file(lock)
+        except UserError as error:
+            raise UserError(f"{cut(str(error), 200)}; restore it: git checkout {lock}") from None
     print(f"ok: scale {parameters.scale}, {len(parameters.runs)} runs, seeds {list(parameters.seeds)}")
 
 
 if __name__ == "__main__":
-    run_main(_main, sys.argv[1:])
+    run_main(check, sys.argv[1:])

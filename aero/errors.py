@@ -49,11 +49,13 @@ def _interrupted_while_loading(*_: object) -> None:
 def run_main(main: Callable[[list[str]], int | None], arguments: list[str] | None = None) -> None:
     """Run `main(arguments)` and exit.
 
-    ValueError, OSError, MemoryError, KeyboardInterrupt and a missing package of `EXTRAS` become one line on standard
-    error and exit status 1 (130 for an interrupt). Any other error is a defect and keeps its traceback.
+    ValueError, OSError, MemoryError, SIGINT, SIGTERM and a missing package of `EXTRAS` become one line on standard
+    error and exit status 1 (130 for the two signals). Any other error is a defect and keeps its traceback.
     """
     if signal.getsignal(signal.SIGINT) is _interrupted_while_loading:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         status = main(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
@@ -170,7 +172,8 @@ def check_minutes(minutes: float | None) -> None:
 def yaml_of(text: str) -> Any:
     """The values of a YAML text. ValueError if a mapping has a key twice; PyYAML's own errors if it is not valid.
 
-    Numbers such as 1e-5 are numbers, as in YAML 1.2.
+    Numbers such as 1e-5 are numbers, as in YAML 1.2, which DVC reads. ValueError for what PyYAML, which reads YAML 1.1,
+    takes for another value than DVC: 010 (8), 1_000, 1:30 (90), yes.
     """
     import yaml
 
@@ -191,6 +194,17 @@ def _loader(kind: type[Any]) -> type[Any]:
                         )
                     seen.add(value)
             return super().construct_mapping(node, deep)
+
+        def construct_scalar(self, node: Any) -> Any:
+            value = node.value
+            other = {
+                "tag:yaml.org,2002:int": r"[-+]?(0[0-9_]+|[0-9_]*_[0-9_]*|[0-9]+(:[0-9]+)+)",
+                "tag:yaml.org,2002:bool": "(?i)yes|no|on|off",
+            }
+            if isinstance(value, str) and re.fullmatch(other.get(node.tag, "(?!)"), value):
+                line = node.start_mark.line + 1
+                raise ValueError(f"line {line} has {value}, which DVC reads in another way; write a plain value")
+            return super().construct_scalar(node)
 
     exponent = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$")
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", exponent, list("-+0123456789"))

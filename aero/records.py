@@ -40,9 +40,8 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 Row = dict[str, float | int | None]
 """One row of a training log."""
-
-
-# Provenance
+Key = tuple[str, int]
+"""Run and seed."""
 
 
 @cache
@@ -51,32 +50,34 @@ def commit() -> str:
     AERO_COMMIT, or "unknown" if that is no full commit.
     """
     try:
+        _git("ls-files", "--error-unmatch", "aero/records.py")  # fails in a copy that git does not track
         revision = _git("rev-parse", "HEAD")
-        changes = _git("status", "--porcelain", "--untracked-files=no", "--", *SOURCE)
+        changes = changed(*SOURCE)
     except (OSError, subprocess.SubprocessError):
         given = os.environ.get(COMMIT_VARIABLE, UNKNOWN)
         return given if _COMMIT.fullmatch(given.removesuffix(CHANGES)) else UNKNOWN
     return revision + (CHANGES if changes else "")
 
 
+def changed(*paths: str) -> bool:
+    """Whether tracked files below `paths` differ from the commit. OSError or SubprocessError outside git."""
+    return bool(_git("status", "--porcelain", "--untracked-files=no", "--", *paths))
+
+
 def _git(*arguments: str) -> str:
-    finished = subprocess.run(
-        ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True, timeout=20
-    )
-    return finished.stdout.strip()
+    command = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
 
 
 def machine() -> str:
-    """Processor with its widest vector instructions (trainings differ with them, docs/determinism.md), core count and
-    memory; no host name.
-    """
-    model = platform.processor() or platform.machine()
+    """Processor with its vector instructions (results differ with them), cores and memory; no host name."""
     try:
-        model = _processor(Path("/proc/cpuinfo").read_text(encoding="utf-8")) or model
+        model = _processor(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-        return f"{model}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB, {platform.system()}"
+        cores = f"{len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB"
     except (OSError, ValueError, AttributeError):
-        return f"{model}, {os.cpu_count()} cores, {platform.system()}"
+        model, cores = "", f"{os.cpu_count()} cores"
+    return f"{model or platform.processor() or platform.machine()}, {cores}, {platform.system()}"
 
 
 def _processor(cpuinfo: str) -> str:
@@ -120,9 +121,6 @@ def check_name(name: Any, what: str, path: Path) -> None:
         raise UserError(f"{path}: its {what} is {cut(repr(name), 100)}, which is not a plain name; make it again")
 
 
-# Trainings
-
-
 @dataclass(frozen=True)
 class Training:
     """Results of one training. curves: the columns of its log, one value a logged step, None where there is none;
@@ -135,13 +133,6 @@ class Training:
     @property
     def key(self) -> tuple[str, int]:
         return self.metrics["run"], self.metrics["seed"]
-
-
-def run_folder(run: str, seed: int, scale: str | None = None) -> Path:
-    """Folder of a training: runs/RUN/seed_SEED for the pipeline, at the active scale; for a scale that the command line
-    names runs/scales/SCALE/RUN/seed_SEED."""
-    root = Path("runs") if scale is None else Path("runs/scales") / scale
-    return root / run / f"seed_{seed}"
 
 
 def read_metrics(folder: Path) -> dict[str, Any]:
@@ -180,9 +171,7 @@ def keep(folders: Iterable[Path], results: Path = Path("results"), allow_changes
         write_trainings(results / scale, trainings)
 
 
-def read_trainings(
-    folder: Path, problems: list[str] | None = None, scale: str | None = ""
-) -> dict[tuple[str, int], Training]:
+def read_trainings(folder: Path, problems: list[str] | None = None, scale: str | None = "") -> dict[Key, Training]:
     """Committed trainings in `folder` (results/SCALE) by run and seed, empty if there are none.
 
     A damaged line, or one of another scale than `scale` (default: the folder's name; None: any), raises UserError; with
@@ -196,25 +185,23 @@ def read_trainings(
         if entropy is not None and entropy.get("provenance") != metrics.get("provenance"):
             entropy = None
             if problems is not None:
-                problems.append(
-                    f"{folder / FILES[1]}: {key[0]} seed {key[1]} is left out, measured on another training"
-                )
+                problems.append(f"{folder / FILES[1]}: {key[0]} seed {key[1]} left out, measured on another training")
         trainings[key] = Training(metrics, entropy, curves.get(key, {}).get("columns", {}))
     return trainings
 
 
 def read_all_metrics(
     folder: Path, problems: list[str] | None = None, scale: str | None = ""
-) -> dict[tuple[str, int], dict[str, Any]]:
+) -> dict[Key, dict[str, Any]]:
     """The metrics alone of `read_trainings`."""
     return _by_run(folder / FILES[0], problems, {} if scale is None else {"scale": scale or folder.name})
 
 
 def _by_run(
     path: Path, problems: list[str] | None, expected: dict[str, str] | None = None
-) -> dict[tuple[str, int], dict[str, Any]]:
+) -> dict[Key, dict[str, Any]]:
     """The lines of `path` by run and seed. expected: check that they are metrics with these values."""
-    found: dict[tuple[str, int], dict[str, Any]] = {}
+    found: dict[Key, dict[str, Any]] = {}
     try:
         lines = text_of(path).splitlines()
     except FileNotFoundError:
@@ -229,10 +216,12 @@ def _by_run(
             if key in found:
                 raise UserError(f"{place}: {key[0]} seed {key[1]} appears a second time; delete one of the lines")
             found[key] = values
-        except UserError as error:
-            _refuse(str(error), problems)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            _refuse(f"{place} is not the line of a training ({cut(repr(error), 200)}); restore the file", problems)
+            other = f"{place} is not the line of a training ({cut(repr(error), 200)}); restore the file"
+            message = str(error) if isinstance(error, UserError) else other
+            if problems is None:
+                raise UserError(message) from None
+            problems.append(message)
     return found
 
 
@@ -255,12 +244,6 @@ def write_trainings(folder: Path, trainings: Iterable[Training], scale: str | No
             os.replace(temporary(path), path)
 
 
-def _refuse(message: str, problems: list[str] | None) -> None:
-    if problems is None:
-        raise UserError(message)
-    problems.append(message)
-
-
 def columns_of(rows: Sequence[Row]) -> dict[str, list[Any]]:
     """The rows of a log as columns."""
     return {name: [row.get(name) for row in rows] for name in (rows[0] if rows else ())}
@@ -281,61 +264,52 @@ def read_rows(path: Path) -> list[Row]:
         raise UserError(f"{path} is not a training log ({cut(str(error), 200)}); train the run again") from None
 
 
-# Plausibility
-
 TOLERANCE = 1e-3
 """Rounding allowed between log perplexity and the loss."""
-_KINDS = {"run": str, "scale": str, "architecture": str, "seed": int, "tokens": int, "context": int}
-_SECTIONS = ("provenance", "model", "train", "regularizer", "first_nonfinite", "float16_overflow")
 
 
 def _checked(values: Any, place: str, **expected: Any) -> dict[str, Any]:
+    """`values` if they are plausible metrics of a training: perplexity equals exp(loss), both exist unless it diverged,
+    and each of `expected` (run, scale, seed) has the given value. UserError, naming the place, if not.
+    """
     try:
-        check_metrics(values, **expected)
+        _check_metrics(values, expected)
         return values
     except (ValueError, KeyError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise UserError(f"{place}: not the metrics of a training ({reason}); train the run again") from None
 
 
-def check_metrics(values: Any, **expected: Any) -> None:
-    """ValueError or KeyError unless `values` are plausible metrics of a training: perplexity equals exp(loss), both
-    exist unless the training diverged, and each of `expected` (run, scale, seed) has the given value.
-    """
+def _check_metrics(values: Any, expected: Mapping[str, Any]) -> None:
     if not isinstance(values, Mapping):
         raise ValueError(f"it holds {cut(repr(values), 40)}")
-    for name, kind in _KINDS.items():
-        if not isinstance(values[name], kind) or isinstance(values[name], bool):
-            raise ValueError(f"{name} is {cut(repr(values[name]), 40)}, not {'a name' if kind is str else 'a number'}")
+
+    def require(name: str, holds: bool, wanted: str) -> None:
+        if not holds:
+            raise ValueError(f"{name} is {cut(repr(values[name]), 40)}, {wanted}")
+
+    for name in ("run", "scale", "architecture"):
+        require(name, isinstance(values[name], str), "not a name")
     for name, least in (("seed", 0), ("tokens", 0), ("context", 1)):
-        if not least <= values[name] < 2**63:
-            raise ValueError(f"{name} is {cut(repr(values[name]), 40)}, out of range")
-    for name in _SECTIONS:
-        if not isinstance(values.get(name), Mapping | None):
-            raise ValueError(f"{name} is {cut(repr(values[name]), 40)}, not a mapping")
-    if not _finite(speed := values["tokens_per_second"]) or speed < 0:
-        raise ValueError(f"tokens_per_second is {cut(repr(speed), 40)}, out of range")
+        require(name, type(values[name]) is int, "not a number")
+        require(name, least <= values[name] < 2**63, "out of range")
+    for name in ("provenance", "model", "train", "regularizer", "first_nonfinite", "float16_overflow"):
+        require(name, isinstance(values.get(name), Mapping | None), "not a mapping")
+    speed, step = values["tokens_per_second"], values["diverged_at_step"]
+    require("tokens_per_second", _finite(speed) and speed >= 0, "out of range")
     for name, value in expected.items():
-        if values[name] != value:
-            raise ValueError(f"{name} is {cut(repr(values[name]), 40)}, but its place is that of {value}")
-    step, loss, perplexity = (values[name] for name in ("diverged_at_step", "eval_loss", "eval_perplexity"))
-    if step is not None and (not isinstance(step, int) or isinstance(step, bool) or step < 0):
-        raise ValueError(f"diverged_at_step is {cut(repr(step), 40)}, not a step")
+        require(name, values[name] == value, f"but its place is that of {value}")
+    require("diverged_at_step", step is None or (type(step) is int and step >= 0), "not a step")
+    loss, perplexity = values["eval_loss"], values["eval_perplexity"]
     if not _finite(loss) or not _finite(perplexity):
-        if step is None:
-            raise ValueError(
-                f"eval_loss is {cut(repr(loss), 40)} and eval_perplexity {cut(repr(perplexity), 40)}, but the training "
-                "did not diverge"
-            )
+        name = "eval_loss" if not _finite(loss) else "eval_perplexity"
+        require(name, step is not None, "but the training did not diverge")
     elif not math.isclose(math.log(perplexity) if perplexity > 0 else -math.inf, loss, abs_tol=TOLERANCE):
         raise ValueError(f"eval_perplexity {perplexity:.6g} is not the exponential of eval_loss {loss:.6g}")
 
 
 def _finite(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300
-
-
-# Writing
 
 
 def csv_text(names: Sequence[str], rows: Iterable[Row], header: bool = True) -> str:
@@ -401,8 +375,7 @@ def _write_temporary(contents: Mapping[Path, str | bytes], paths: Sequence[Path]
 
 @contextlib.contextmanager
 def alone_in(folders: Collection[Path]) -> Iterator[None]:
-    """Hold a lock on `folders` against other processes that write there, in sorted order so that none waits in a
-    circle."""
+    """Hold a lock on `folders` against other processes that write there; sorted, so that none waits in a circle."""
     with contextlib.ExitStack() as held:
         for folder in sorted({folder.resolve() for folder in folders}):
             folder.mkdir(parents=True, exist_ok=True)
@@ -414,14 +387,8 @@ def alone_in(folders: Collection[Path]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def lock(path: Path | None, doing: str = "training this run") -> Iterator[None]:
-    """Hold the lock file of `path` for this process; the system releases it however the process ends.
-
-    UserError if another process holds it. doing: what that process does, for the message.
-    """
-    if path is None:
-        yield
-        return
+def lock(path: Path, doing: str = "training this run") -> Iterator[None]:
+    """Hold the lock file of `path` until this process ends. UserError if another one holds it, `doing` the same."""
     place = path.with_suffix(".lock")
     place.parent.mkdir(parents=True, exist_ok=True)
     with open(place, "w", encoding="utf-8") as file:

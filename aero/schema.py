@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from aero.architecture import parse
 from aero.errors import known as _known
@@ -184,39 +184,34 @@ class SensitivityParameters(Strict):
         return self.model_dump(exclude={"window", "initial", "threads"})
 
 
-def _only_fields_of(changed: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
-    """`values` if all are named after fields of `changed`; what they hold is checked where it is used."""
-    if unknown := set(values) - set(changed.model_fields):
-        raise ValueError(f"unknown {', '.join(sorted(unknown))}; known: {', '.join(changed.model_fields)}")
-    return values
+def _changes(of: type[BaseModel], *without: str) -> Any:
+    """Type of a mapping that changes fields of a section; what it holds is checked where it is used."""
+    fields = [name for name in of.model_fields if name not in without]
+
+    def known_names(values: dict[str, Any]) -> dict[str, Any]:
+        if unknown := set(values) - set(fields):
+            raise ValueError(f"unknown {', '.join(sorted(unknown))}; known: {', '.join(fields)}")
+        return values
+
+    return Annotated[dict[str, Any], AfterValidator(known_names)]
 
 
-class _TrainChanges(Strict):
-    train: dict[str, Any] = {}
-
-    @field_validator("train")
-    @classmethod
-    def _known_train(cls, values: dict[str, Any]) -> dict[str, Any]:
-        return _only_fields_of(TrainParameters, values)
+TrainChanges = _changes(TrainParameters)
+RegularizerChanges = _changes(RegularizerParameters)
 
 
-class FamilySizes(_TrainChanges):
-    """What a model family changes in a scale's `model` and `train`."""
+class FamilySizes(Strict):
+    """What a model family changes in a scale's `model` and `train`; contexts are the scale's."""
 
-    model: dict[str, Any] = {}
-
-    @field_validator("model")
-    @classmethod
-    def _known_sizes(cls, values: dict[str, Any]) -> dict[str, Any]:
-        if "context" in values:
-            raise ValueError("a family has no context of its own; see contexts")
-        return _only_fields_of(ModelParameters, values)
+    model: _changes(ModelParameters, "context") = {}
+    train: TrainChanges = {}
 
 
-class ContextParameters(_TrainChanges):
+class ContextParameters(Strict):
     """What a published context length is at a scale: the length it stands for and what it changes in `train`."""
 
     length: int = Field(ge=2)
+    train: TrainChanges = {}
 
 
 class ScaleParameters(Strict):
@@ -230,8 +225,6 @@ class ScaleParameters(Strict):
     entropy: EntropyParameters
     sensitivity: SensitivitySizes
     two_party: Literal["gpt2", "own"]
-    end_to_end_runs: tuple[str, ...]
-    end_to_end_programs: tuple[Literal["as_written", "tuned"], ...] = Field(min_length=1)
 
     def length(self, context: int) -> int:
         """What the paper's context length is at this scale: the model's own for T=128, one of `contexts` for others."""
@@ -240,23 +233,16 @@ class ScaleParameters(Strict):
         return self.contexts[_known("context", str(context), self.contexts)].length
 
 
-class _RegularizerChanges(Strict):
-    regularizer: dict[str, Any] = {}
-
-    @field_validator("regularizer")
-    @classmethod
-    def _known_regularizer(cls, values: dict[str, Any]) -> dict[str, Any]:
-        return _only_fields_of(RegularizerParameters, values)
-
-
-class FamilyParameters(_TrainChanges, _RegularizerChanges):
+class FamilyParameters(Strict):
     """What the runs of a model family have in common at every scale; their own `context` and `corpus` go before it."""
 
+    train: TrainChanges = {}
+    regularizer: RegularizerChanges = {}
     context: Positive = PAPER_CONTEXT
     corpus: str | None = None
 
 
-class RunParameters(_RegularizerChanges):
+class RunParameters(Strict):
     """One training.
 
     model, context: family and context length T of the paper, the family's own if None; the scale says what sizes that
@@ -273,7 +259,8 @@ class RunParameters(_RegularizerChanges):
     corpus: str | None = None
     budget: float = Field(1.0, gt=0, le=1e6)
     batch: Positive = 1
-    overrides: dict[str, Any] = {}
+    regularizer: RegularizerChanges = {}
+    overrides: TrainChanges = {}
     rows: tuple[str, ...] = ()
     figures: tuple[str, ...] = ()
     reason: str = ""
@@ -283,11 +270,6 @@ class RunParameters(_RegularizerChanges):
     def _known_notation(cls, text: str) -> str:
         parse(text)
         return text
-
-    @field_validator("overrides")
-    @classmethod
-    def _known_overrides(cls, values: dict[str, Any]) -> dict[str, Any]:
-        return _only_fields_of(TrainParameters, values)
 
     @model_validator(mode="after")
     def _has_a_purpose(self) -> RunParameters:
@@ -330,6 +312,7 @@ class TwoPartyParameters(Strict):
     networks: dict[str, NetworkParameters]
     timeouts: TimeoutParameters
     end_to_end_runs: tuple[str, ...]
+    end_to_end_programs: tuple[Literal["as_written", "tuned"], ...]
     prompts: Positive
 
     def settings(self) -> dict[str, Any]:

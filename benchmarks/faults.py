@@ -41,7 +41,7 @@ from benchmarks import server_soak
 
 FILE = Path("results/robustness/faults.json")
 RUN = "ereg-smt-scfuffn"
-TARGETS = (f"entropy@{RUN}-1337", "sensitivity")
+TARGETS = ("train", "sensitivity")
 TIMES = {"provenance", "measured", "tokens_per_second", "seconds"}
 """Differ between two runs of the same code on the same data."""
 
@@ -57,6 +57,7 @@ class Project:
         for name in ("dvc.yaml", ".dvcignore"):
             shutil.copy(ROOT / name, folder / name)
         text = (ROOT / "params.yaml").read_text(encoding="utf-8")
+        text = re.sub(r"(?m)^active_runs:\n(- .*\n)+", f"active_runs: [{RUN}]\n", text)
         (folder / "params.yaml").write_text(re.sub(r"(?m)^scale: \w+", "scale: smoke", text))
         (folder / ".dvc" / "config").write_text("[core]\n    no_scm = true\n    analytics = false\n")
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -85,7 +86,7 @@ class Project:
     def contents(self) -> dict[str, str]:
         """{path: hash without times} of every result file, or "damaged: ..."."""
         runs = self.folder / "runs"
-        files = [*runs.glob("*/seed_*/*.*"), *(runs / "sensitivity").glob("*.*")]
+        files = [*runs.glob("default/*/seed_*/*.*"), *(runs / "sensitivity").glob("*.*")]
         whole = [path for path in files if path.suffix != ".tmp" and not path.stem.endswith(".unfinished")]
         return {str(path.relative_to(self.folder)): content_hash(path) for path in sorted(whole)}
 

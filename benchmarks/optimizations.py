@@ -103,7 +103,7 @@ def measure_bytes(parameters: Parameters) -> None:
 
 def measure_errors(parameters: Parameters, run: str, chosen: list[str], prompts: int, tokens: int) -> None:
     """Private passes of a trained run by every program, against its PyTorch logits."""
-    model = checkpoint.load(records.run_folder(run, parameters.seeds[0]) / "checkpoint.safetensors")
+    model = checkpoint.load(parameters.folder(run, parameters.seeds[0]) / "checkpoint.safetensors")
     context = model.config.context
     held_out = evaluation_batches(open_tokens(Path("runs/tokens")).valid, context, prompts, prompts * context)
     ids = next(iter(held_out))[:, :tokens]

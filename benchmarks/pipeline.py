@@ -1,6 +1,6 @@
 """The pipeline itself: how long it takes to find nothing to do, and what a second job gains.
 
-    python -m benchmarks.pipeline [--scale smoke] [--runs N]
+    python -m benchmarks.pipeline [--scale smoke]
 
 In a clone of this repository's last commit, with DVC's own commands. The default set is trained one at a time and two
 at a time, in pairs whose order alternates. Small files stand in for all other outputs, so that nothing else has to be
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -46,24 +47,19 @@ def timed(root: Path, *command: str) -> float:
     return time.perf_counter() - began
 
 
-def prepared(folder: Path, scale: str) -> Path:
-    """A clone with its corpora and configurations made."""
+def clone(folder: Path, scale: str) -> Path:
+    """A clone of the last commit at this scale."""
     root = folder / "clone"
     subprocess.run(["git", "clone", "-q", str(ROOT), str(root)], check=True)
     path = root / "params.yaml"
     path.write_text(re.sub(r"^scale: \w+", f"scale: {scale}", path.read_text(), flags=re.MULTILINE))
-    for stage in ("tokenize", "tokenize_languini", "configurations"):
-        said(root, "dvc", "repro", "-q", "-s", stage)
     return root
 
 
-def train(root: Path, names: Sequence[str], jobs: int) -> float:
-    """Seconds of training all of `names` anew, as the Makefile does it."""
-    command = ["xargs", "-P", str(jobs), "-n", "1", "dvc", "--wait-for-lock", "repro", "-q", "-s", "-f"]
-    began = time.perf_counter()
-    listed, quiet = "\n".join(names), subprocess.DEVNULL
-    subprocess.run(command, cwd=root, env=environment(root), input=listed, text=True, stdout=quiet, check=True)
-    return time.perf_counter() - began
+def train(root: Path, jobs: int) -> float:
+    """Seconds of training the default set anew."""
+    shutil.rmtree(root / "runs/default", ignore_errors=True)
+    return timed(root, sys.executable, "-m", "stages.train_many", "--jobs", str(jobs))
 
 
 def stand_in(root: Path) -> int:
@@ -86,20 +82,19 @@ def stand_in(root: Path) -> int:
     return made
 
 
-def by_jobs(root: Path, names: Sequence[str], pairs: int) -> dict[int, list[float]]:
-    """Seconds of training `names` by one job and by two, `pairs` times, first the one and then the other first."""
+def by_jobs(root: Path, pairs: int) -> dict[int, list[float]]:
+    """Seconds of training by one job and by two, `pairs` times, first the one and then the other first."""
     seconds: dict[int, list[float]] = {1: [], 2: []}
     for pair in range(pairs):
         for jobs in (1, 2) if pair % 2 == 0 else (2, 1):
-            seconds[jobs].append(train(root, names, jobs))
-            print(f"{len(names)} trainings, {jobs} at once: {seconds[jobs][-1]:.0f} s", flush=True)
+            seconds[jobs].append(train(root, jobs))
+            print(f"default set, {jobs} at once: {seconds[jobs][-1]:.0f} s", flush=True)
     return seconds
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pipeline", description=__doc__.splitlines()[0])
     parser.add_argument("--scale", default="smoke")
-    parser.add_argument("--runs", type=int, help="train the first N of the default set (default: all)")
     parser.add_argument("--pairs", type=int, default=3, help="of one job and of two")
     parser.add_argument("--repeats", type=int, default=5, help="of what takes seconds")
     parser.add_argument("--folder", type=Path, default=timing.FOLDER)
@@ -107,10 +102,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     helped = [timed(ROOT, sys.executable, "-m", "aero.cli", "--help") for _ in range(chosen.repeats + 1)][1:]
     print(f"aero --help: {spread(helped)['median']:.2f} s", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        root = prepared(Path(folder), chosen.scale)
+        root = clone(Path(folder), chosen.scale)
+        said(root, "dvc", "repro", "-q", "tokenize")
         listed = said(root, "dvc", "stage", "list", "--name-only", FILE).split()
-        names = [name for name in listed if name.startswith("train@")][: chosen.runs]
-        seconds = by_jobs(root, names, chosen.pairs)
+        seconds = by_jobs(root, chosen.pairs)
         made = stand_in(root)
         said(root, "dvc", "commit", "-q", "-f", FILE)
         idle = [timed(root, "dvc", "repro", "-q", "-s", FILE) for _ in range(chosen.repeats)]
@@ -120,7 +115,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "scale": chosen.scale,
         "cores": timing.cores(),
         "help_seconds": spread(helped),
-        "trainings": len(names),
         "pairs": chosen.pairs,
         "seconds_by_jobs": {str(jobs): [round(value, 2) for value in values] for jobs, values in seconds.items()},
         "two_jobs_over_one": ratio(seconds[1], seconds[2]),

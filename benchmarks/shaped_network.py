@@ -22,7 +22,7 @@ from typing import Any
 
 from aero import checkpoint, records
 from aero.architecture import parse
-from aero.config import Parameters, load
+from aero.config import DEFAULT_SET, Parameters, load
 from aero.data.batches import evaluation_batches
 from aero.data.tokens import open_tokens
 from aero.errors import run_main
@@ -177,7 +177,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--programs", nargs="+", default=list(parameters.two_party.programs))
     parser.add_argument("--networks", nargs="+", default=[LOOPBACK, *networks], choices=[LOOPBACK, *networks])
     parser.add_argument("--repeats", type=int, default=3, help="runs of an operation on each link")
-    parser.add_argument("--checkpoints", type=Path, default=Path("runs"), help="folder of the trained runs")
+    parser.add_argument("--checkpoints", type=Path, default=DEFAULT_SET, help="folder of the trained runs")
     parser.add_argument("--tokens", type=Path, default=Path("runs/tokens"), help="folder of token files")
     chosen = parser.parse_args(arguments)
     settings = Settings(**parameters.two_party.settings())
@@ -190,7 +190,7 @@ def main(arguments: list[str]) -> None:
         return
     models = []
     for run in chosen.runs:
-        folder = chosen.checkpoints / records.run_folder(run, parameters.seeds[0]).relative_to("runs")
+        folder = chosen.checkpoints / run / f"seed_{parameters.seeds[0]}"
         models.append(checkpoint.load(folder / "checkpoint.safetensors"))
     programs = [(model, within_budget(model, program)) for model in models for program in chosen.programs]
     if chosen.what == "operations":

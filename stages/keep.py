@@ -14,7 +14,7 @@ from typing import Any
 
 from aero import records
 from aero.errors import UserError, json_file, run_main, text_of
-from aero.records import check_name, refuse_changes, write_text
+from aero.records import refuse_changes, write_text
 from aero.two_party.cost import ledger
 from aero.two_party.cost.counts import OWN
 
@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--allow-changes", action="store_true", help="accept results of uncommitted code")
     chosen = parser.parse_args(arguments)
     plan: list[tuple[Path, Path]] = []
-    trainings = [path.parent for path in sorted(chosen.source.glob("*/seed_*/metrics.json"))]
+    trainings = [path.parent for path in sorted(chosen.source.glob("default/*/seed_*/metrics.json"))]
     plan += two_party_files(chosen.source / "two_party", chosen.target / "two_party", chosen.allow_changes)
     plan += sensitivity_files(chosen.source / "sensitivity", chosen.target / "sensitivity", chosen.allow_changes)
     plan += _parallel_context(chosen.source, chosen.target, chosen.allow_changes)
@@ -38,13 +38,9 @@ def main(arguments: list[str]) -> None:
 
 
 def copy(files: list[tuple[Path, Path]]) -> None:
-    """Copy text files; those of a folder are written together, the one that describes the others last."""
-    groups: dict[Path, dict[Path, str]] = {}
+    """Copy text files, those last that describe the others."""
     for source, target in sorted(files, key=lambda pair: pair[0].suffix == ".json"):
-        groups.setdefault(target.parent, {})[target] = source.read_text(encoding="utf-8")
-    for contents in groups.values():
-        for path, text in contents.items():
-            write_text(path, text)
+        write_text(target, source.read_text(encoding="utf-8"))
 
 
 def two_party_files(source: Path, target: Path, allow_changes: bool) -> list[tuple[Path, Path]]:
@@ -54,7 +50,7 @@ def two_party_files(source: Path, target: Path, allow_changes: bool) -> list[tup
     """
     plan = []
     for path in sorted(source.glob("*")):
-        if path.suffix not in (".csv", ".json"):
+        if path.suffix not in (".csv", ".json") or path.name == "contents.json":
             continue
         lines = _lines(path)
         for line in lines.values():
@@ -108,22 +104,13 @@ def sensitivity_files(source: Path, target: Path, allow_changes: bool) -> list[t
 
 
 def _parallel_context(source: Path, target: Path, allow_changes: bool) -> list[tuple[Path, Path]]:
-    """Measurements of parallel context encoding, each with its target: models trained here by scale and seed."""
+    """Measurements of parallel context encoding, a file a model, each with its target."""
     plan = []
-    for path in sorted((source / "parallel_context").rglob("*.json")):
-        values = json_file(path)
-        if "rows" not in values:
-            continue
-        refuse_changes(values, path, allow_changes)
-        if path.name in ("measured.json", "cost.json"):
-            check_name(values.get("scale"), "scale", path)
-        folder = target / "parallel_context"
-        if path.name == "measured.json":
-            plan.append((path, folder / values["scale"] / f"{path.parent.name}.json"))
-        else:  # time and memory belong to a scale, a pretrained model to none
-            plan.append(
-                (path, folder / values["scale"] / path.name if path.name == "cost.json" else folder / path.name)
-            )
+    for path in sorted((source / "parallel_context").glob("*.jsonl")):
+        for line in text_of(path).splitlines():
+            if "run" in (row := json.loads(line)):
+                refuse_changes({"provenance": row["run"]}, path, allow_changes)
+        plan.append((path, target / "parallel_context" / path.name))
     return plan
 
 

@@ -65,31 +65,18 @@ def train_one(scale: str, run: str, seed: int, overrides: dict[str, Any]) -> dic
     )
     heads = [[float(value) for value in line.split(",")] for line in entropy.read_text().splitlines()]
     shares = [value / causal_bound(metrics["context"]) for row in heads for value in row]
+    copied = ("architecture", "tokens", "eval_loss", "eval_perplexity", "diverged_at_step")
     return {
         "run": run,
-        "architecture": metrics["architecture"],
         "seed": seed,
-        "learning_rate": metrics["train"]["learning_rate"],
-        "warmup": metrics["train"]["warmup"],
-        "accumulation": metrics["train"]["accumulation"],
-        "steps": metrics["train"]["steps"],
-        "tokens": metrics["tokens"],
-        "eval_loss": metrics["eval_loss"],
-        "eval_perplexity": metrics["eval_perplexity"],
-        "diverged_at_step": metrics["diverged_at_step"],
+        **{name: metrics["train"][name] for name in ("learning_rate", "warmup", "accumulation", "steps")},
+        **{name: metrics[name] for name in copied},
         "float16_overflow_step": (metrics["float16_overflow"] or {}).get("step"),
         "heads_mid_range": sum(0.25 <= share < 0.75 for share in shares) / len(shares),
         "entropy_first_layer": sum(heads[0]) / len(heads[0]),
         "entropy_last_layer": sum(heads[-1]) / len(heads[-1]),
         "commit": metrics["provenance"]["commit"],
     }
-
-
-def read_table(path: Path) -> list[dict[str, str]]:
-    if not path.is_file():
-        return []
-    with open(path, newline="", encoding="utf-8") as lines:
-        return list(csv.DictReader(lines))
 
 
 def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -99,14 +86,9 @@ def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
 
 def write_row(path: Path, row: dict[str, Any]) -> None:
     """Add the row, in place of an earlier one of the same training; the table stays sorted."""
-    rows = {key_of(old): old for old in read_table(path)} | {key_of(row): row}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".tmp")
-    with open(part, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows[key] for key in sorted(rows))
-    part.replace(path)
+    table = csv.DictReader(path.read_text(encoding="utf-8").splitlines() if path.is_file() else [])
+    rows = {key_of(old): old for old in table} | {key_of(row): row}
+    records.write_text(path, records.csv_text(COLUMNS, [rows[key] for key in sorted(rows)]))
 
 
 def main(arguments: list[str]) -> None:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from aero.config import load as load_parameters
 from aero.errors import run_main
-from aero.records import commit, write_together
+from aero.records import CHANGES, UNKNOWN, changed, commit, write_together
 from aero.report import claims, differences, summary, tables
 from aero.report.papers import aero_entropy, entropy_landscape, parallel_context, variance_sensitivity
 from aero.report.render import render
@@ -28,7 +28,10 @@ def main(arguments: list[str]) -> None:
     judged = claims.judge(results)
     # Everything is made before anything is written: a failure leaves the last report whole.
     texts = files(results, judged)
-    report = render(root, results.scale, f"Rendered from commit {commit()[:10]}, scale {results.scale}")
+    made = commit().replace(commit().removesuffix(CHANGES), commit()[:10])
+    if commit() != UNKNOWN and changed("results"):
+        made += " with other results"
+    report = render(root, results.scale, f"Rendered from commit {made}, scale {results.scale}")
     pages = {Path("reports") / "report.html": report.html, Path("reports") / "report.pdf": report.pdf}
     # The metrics describe the other files and are written last.
     metrics = summary.files(results, judged)

@@ -1,6 +1,7 @@
 """Train one run: `python -m stages.train RUN [--seed SEED] [--scale SCALE]`.
 
-Writes runs/RUN/seed_SEED/, with --scale runs/scales/SCALE/RUN/seed_SEED/.
+Writes to runs/default/RUN/seed_SEED/ a run of the default set, any other to runs/scales/SCALE/RUN/seed_SEED/; with the
+entropy of its attention.
 
 `torchrun --nproc-per-node N -m stages.train RUN` trains it on N processes.
 """
@@ -8,15 +9,16 @@ Writes runs/RUN/seed_SEED/, with --scale runs/scales/SCALE/RUN/seed_SEED/.
 from __future__ import annotations
 
 import argparse
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 from aero.config import load
 from aero.data.tokens import scale_root
 from aero.errors import UserError, run_main, seed_number
-from aero.records import keep, lock, require_committed, run_folder
+from aero.records import keep, lock, require_committed
 from aero.training.distributed import join
-from aero.training.log import open_tracker
+from aero.training.log import outcome_line
 from aero.training.run import run_tokens, train_run
 
 
@@ -30,7 +32,6 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--out", type=Path, help="folder to write to")
     parser.add_argument("--keep", action="store_true", help="add the result to results/SCALE/ afterwards")
     parser.add_argument("--unless-done", action="store_true", help="do nothing if the folder holds this training")
-    parser.add_argument("--tracker", choices=("tensorboard", "wandb"), help="show the log there too")
     chosen = parser.parse_args(arguments)
     active = load()
     parameters, root = active.at_scale(chosen.scale), scale_root(chosen.scale, active.scale)
@@ -42,28 +43,22 @@ def main(arguments: list[str]) -> None:
     if chosen.keep:
         require_committed()
     tokens = run_tokens(parameters, run, root, chosen.tokens)
-    folder = chosen.out or run_folder(run.name, run.seed, chosen.scale)
-    observers = []
-    if chosen.tracker:
-        configured = run.hash(tokens.manifest)
-        observers.append(open_tracker(chosen.tracker, folder, run.name, run.seed, run.scale, configured))
+    folder = chosen.out or parameters.folder(run.name, run.seed, chosen.scale)
     state = folder / "resume.safetensors"
-    with join() as processes, lock(state if processes.first else None):
+    with join() as processes, lock(state) if processes.first else nullcontext():
         metrics = train_run(
             run,
             tokens,
             folder,
             state,
             processes=processes,
-            observers=observers,
             unless_done=chosen.unless_done,
         )
         if not processes.first:
             return
     if chosen.keep:
         keep([folder])
-    perplexity = "diverged" if metrics["eval_perplexity"] is None else f"perplexity {metrics['eval_perplexity']:.3f}"
-    print(f"{run.label}: {perplexity}, {metrics['provenance']['seconds']:.0f} s")
+    print(f"{run.label}: {outcome_line(metrics)}")
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> None:
         return (chosen.state or Path("runs/scales") / run.scale) / run.name / f"seed_{run.seed}"
 
     found = catalogue.results()
-    runs = wanted(parameters, chosen.runs, chosen.seeds, found)
+    runs = wanted(parameters, chosen.runs, chosen.seeds)
     done = records.read_all_metrics(Path("results") / parameters.scale)
     done |= records.read_all_metrics(chosen.out, scale=parameters.scale)
     pending = [
@@ -86,24 +86,20 @@ def main(arguments: list[str]) -> None:
     print(f"{left} left; the same command resumes, on a new machine merge first" if left else "all are done")
 
 
-def wanted(
-    parameters: Parameters, names: list[str], seeds: list[int] | None, found: catalogue.Found
-) -> list[ResolvedRun]:
+def wanted(parameters: Parameters, names: list[str], seeds: list[int] | None) -> list[ResolvedRun]:
     """The named runs with their seeds, or all of `training_order` and further seeds."""
     runs = chosen_runs(parameters, names)
     if runs:
         pairs = [(run, seed) for run in dict.fromkeys(runs) for seed in dict.fromkeys(seeds or parameters.seeds)]
     else:
-        pairs = [pair for pair in catalogue.in_order(parameters, found) if not seeds or pair[1] in seeds]
+        pairs = [pair for pair in catalogue.in_order(parameters) if not seeds or pair[1] in seeds]
     return [parameters.resolve(run, seed) for run, seed in pairs]
 
 
 def note(report: dict[str, Any], ended: Ending, out: Path, limit: Limit) -> None:
     """Print how a training ended and add it to report.json."""
-    line = {
-        "failed": f"failed: {ended.line}",
-        "unfinished": "not finished, its state is saved",
-    }.get(ended.how) or outcome_line(ended.metrics)
+    lines = {"failed": f"failed: {ended.line}", "unfinished": "not finished, its state is saved"}
+    line = lines.get(ended.how) or outcome_line(ended.metrics)
     if ended.how == "found":
         line = f"was done on this machine: {line}"
     if ended.how != "unfinished":

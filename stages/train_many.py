@@ -1,9 +1,9 @@
-"""Train many runs: `python -m stages.train_many [RUN...] --seeds 1337 1338 --jobs 4 [--scale SCALE]`.
+"""Train many runs: `python -m stages.train_many [RUN...] [--seeds 1337 1338] [--scale SCALE] [--jobs N]`.
 
-Each is a process of its own, or with --cluster a job of its own. One that fails stops no other; the same command again
-resumes. Results: runs/scales/SCALE/RUN/seed_SEED/, and with --keep also results/SCALE/.
+Each is a process or, with --cluster, a job of its own. One that fails stops no other; the same command again resumes.
+Without RUN the default set is trained, as by `dvc repro`, in runs/default/; others are in runs/scales/SCALE/.
 
-`python -m stages.train_on_machine` trains them in one process, for a time-limited machine.
+`python -m stages.train_limited` trains them in one process, for a time-limited machine.
 """
 
 from __future__ import annotations
@@ -11,24 +11,27 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import signal
+import time
+from functools import cache
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from aero.config import Parameters, load
-from aero.data.tokens import open_tokens
+from aero.data.tokens import Tokens, scale_root
 from aero.errors import UserError, check_minutes, run_main
-from aero.records import keep, read_metrics, require_committed, run_folder
+from aero.records import keep, read_all_metrics, read_metrics, require_committed
+from aero.training import catalogue
 from aero.training.launch import Training, run_here, run_on_cluster
 from aero.training.log import outcome_line
+from aero.training.run import finished_metrics, has_entropy, run_tokens
 
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.train_many", description=__doc__)
     add_runs(parser, "default: active_runs")
-    parser.add_argument("--jobs", type=int, default=2, help="trainings at a time; on one GPU they share it (default 2)")
+    parser.add_argument("--catalogue", action="store_true", help="every run and seed outside the default set")
+    parser.add_argument("--jobs", type=int, help="trainings at a time (default: one a GPU, without any one a core)")
     parser.add_argument("--keep", action="store_true", help="add every result to results/SCALE/ as it comes")
     parser.add_argument("--cluster", choices=("slurm", "local"), help="submit jobs through submitit")
     parser.add_argument("--minutes", type=float, help="time limit of a cluster job (default a day)")
@@ -37,52 +40,69 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--partition", help="SLURM partition")
     chosen = parser.parse_args(arguments)
     check_minutes(chosen.minutes)
-    parameters = load().at_scale(chosen.scale)
-    runs = chosen_runs(parameters, chosen.runs)
-    if chosen.jobs < 1:
-        raise UserError(f"--jobs {chosen.jobs}: at least 1")
+    active = load()
+    parameters = active.at_scale(chosen.scale)
+    jobs = chosen.jobs if chosen.jobs is not None else len(gpus()) or len(os.sched_getaffinity(0))
+    if jobs < 1:
+        raise UserError(f"--jobs {jobs}: at least 1")
     if chosen.keep:
         require_committed()
-    if chosen.tokens:
-        open_tokens(chosen.tokens, verify=True)
-    trainings = [
-        Training(
-            run,
-            seed,
-            parameters.scale,
-            run_folder(run, seed, parameters.scale).absolute(),
-            Path.cwd(),
-            ("--tokens", str(chosen.tokens.absolute())) if chosen.tokens else (),
-        )
-        for run in dict.fromkeys(runs or parameters.active_runs)
-        for seed in dict.fromkeys(chosen.seeds or parameters.seeds)
-    ]
+    wanted = [(run, seed) for run, seed in parameters.trainings() if not parameters.is_default(run, seed)]
+    if not chosen.catalogue:
+        runs = dict.fromkeys(chosen_runs(parameters, chosen.runs) or parameters.active_runs)
+        wanted = [(run, seed) for run in runs for seed in dict.fromkeys(chosen.seeds or parameters.seeds)]
+    pending = missing(parameters, wanted, chosen, scale_root(chosen.scale, active.scale))
+    print(f"{len(wanted) - len(pending)} of {len(wanted)} trainings are done, {jobs} at a time", flush=True)
     if chosen.cluster:
-        minutes = round(chosen.minutes or 24 * 60)
-        resources = {"timeout_min": max(1, minutes), "gpus_per_node": chosen.gpus, "cpus_per_task": chosen.cpus}
-        if chosen.partition:
-            resources["slurm_partition"] = chosen.partition
-        done = run_on_cluster(trainings, Path("runs/.cluster"), chosen.cluster, chosen.jobs, **resources)
+        minutes = max(1, round(chosen.minutes or 24 * 60))
+        resources = {"timeout_min": minutes, "gpus_per_node": chosen.gpus, "cpus_per_task": chosen.cpus}
+        resources |= {"slurm_partition": chosen.partition} if chosen.partition else {}
+        done = run_on_cluster(pending, Path("runs/.cluster"), chosen.cluster, jobs, **resources)
     else:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop the child processes too
-        done = run_here(trainings, chosen.jobs, gpus())
-    failed = []
-    with contextlib.closing(done), tqdm(total=len(trainings), desc="trainings", unit="run", disable=None) as bar:
+        done = run_here(pending, jobs, gpus())
+    failed, left, began, found = [], {one.name: one for one in pending}, time.monotonic(), catalogue.results()
+    with contextlib.closing(done):
         for training, failure in done:
             if failure is None and chosen.keep:
                 try:
                     keep([training.folder])
                 except (UserError, OSError) as error:  # the others go on
                     failure = f"trained, but not kept: {error}"
-            if failure is not None:
-                failed.append(training.name)
+            failed += [training.name] if failure else []
             ended = f"failed: {failure}" if failure else outcome_line(read_metrics(training.folder))
-            tqdm.write(f"{training.name}: {ended}")
-            bar.update()
+            del left[training.name]
+            times = [catalogue.expected_seconds(parameters, one.run, found)[0] for one in left.values()]
+            spent = (time.monotonic() - began) / (len(pending) - len(left))
+            seconds = len(times) * spent if None in times else sum(times) / jobs
+            remaining = f"; about {max(1, round(seconds / 60))} min left" if left else ""
+            print(
+                f"training {len(wanted) - len(left)} of {len(wanted)}, {training.name}: {ended}{remaining}", flush=True
+            )
     if failed:
-        raise UserError(
-            f"{len(failed)} of {len(trainings)} trainings failed ({', '.join(failed)}); the others are done"
-        )
+        raise UserError(f"{len(failed)} of {len(wanted)} trainings failed ({', '.join(failed)}); the others are done")
+
+
+def missing(
+    parameters: Parameters, wanted: list[tuple[str, int]], chosen: argparse.Namespace, root: Path
+) -> list[Training]:
+    """Those of the `wanted` trainings (run, seed) that are not done, or with --keep not kept."""
+
+    @cache
+    def tokens_of(corpus: str | None) -> Tokens:
+        run = next(run for run, _ in wanted if parameters.resolve(run).corpus_name == corpus)
+        return run_tokens(parameters, parameters.resolve(run), root, chosen.tokens)
+
+    further, found = ("--tokens", str(chosen.tokens.absolute())) if chosen.tokens else (), []
+    kept = read_all_metrics(Path("results") / parameters.scale) if chosen.keep else None
+    for name, seed in wanted:
+        run, folder = parameters.resolve(name, seed), parameters.folder(name, seed, chosen.scale)
+        tokens = tokens_of(run.corpus_name)
+        metrics = finished_metrics(folder, run.hash(tokens.manifest), True)
+        if kept is not None and metrics and kept.get((name, seed), {}).get("provenance") != metrics["provenance"]:
+            metrics = None
+        if not metrics or not has_entropy(folder, run, tokens):
+            found.append(Training(name, seed, parameters.scale, folder.absolute(), Path.cwd(), further))
+    return found
 
 
 def add_runs(parser: argparse.ArgumentParser, default: str) -> None:
@@ -101,8 +121,7 @@ def chosen_runs(parameters: Parameters, names: list[str]) -> list[str]:
 
 def gpus() -> list[str]:
     """This machine's GPUs as CUDA_VISIBLE_DEVICES names them; empty without any."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible:
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         return visible.split(",")
     return [str(number) for number in range(torch.cuda.device_count())]
 

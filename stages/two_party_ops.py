@@ -1,6 +1,6 @@
-"""Measure every operation of the active runs' private programs at the dimensions that the scale names.
+"""Cost of the default set's rows: measure operations that no committed file has, and compose the rows from all.
 
-After an interruption it continues: measurements are kept beside the output until all are there.
+Writes runs/two_party/ops.csv and rows.csv. After an interruption it continues.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from aero.architecture import parse
 from aero.config import Parameters, load
 from aero.errors import run_main
 from aero.two_party.cost import ledger
+from aero.two_party.cost.composition import compose, without_details
 from aero.two_party.cost.counts import OWN
-from aero.two_party.cost.resume import Wanted, measure_missing
+from aero.two_party.cost.network import Network
+from aero.two_party.cost.resume import Wanted, measure_missing, signature, usable
 from aero.two_party.program.forward import operations
 from aero.two_party.program.operations import Operation
 from aero.two_party.runtime.settings import Settings
 
 RUNS = 3
 """Of each operation at a model's published size, because times vary."""
+COMMITTED = Path("results/two_party/ops.csv")
 
 
 def wanted(parameters: Parameters) -> list[Wanted]:
@@ -36,22 +39,35 @@ def wanted(parameters: Parameters) -> list[Wanted]:
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.two_party_ops", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("runs/two_party/ops.csv"))
-    out = parser.parse_args(arguments).out
+    parser.add_argument("--folder", type=Path, default=Path("runs/two_party"))
+    parser.add_argument("--anew", action="store_true", help="measure every operation again; some ten minutes")
+    chosen = parser.parse_args(arguments)
+    folder = chosen.folder
     parameters = load()
-    todo, own = wanted(parameters), parameters.active.two_party == OWN
-    unfinished = out.with_name(out.stem + ".unfinished.csv")
+    two_party, todo, own = parameters.two_party, wanted(parameters), parameters.active.two_party == OWN
+    path = folder / "ops.csv"
+    signatures = {one.key: signature(one.operation, two_party.variant()) for one in todo}
+    known = {row.key: row for file in (() if chosen.anew else (COMMITTED, path)) for row in usable(file, signatures)}
+    ledger.write(path, [known[key] for key in sorted(known)], ledger.Measurement)
     done = measure_missing(
         todo,
-        unfinished,
-        parameters.two_party.variant(),
-        Settings(**parameters.two_party.settings()),
+        path,
+        two_party.variant(),
+        Settings(**two_party.settings()),
         rounds_runs=1 if own else 3,
         repeats={todo[0].context: 1 if own else RUNS},
     )
-    ledger.write(out, sorted(done.values(), key=lambda row: row.key), ledger.Measurement)
-    unfinished.unlink(missing_ok=True)
-    print(f"{len(done)} operations at {parameters.active.two_party} dimensions: {out}")
+    networks = {name: Network(one.bandwidth_mbit, one.rtt_ms) for name, one in two_party.networks.items()}
+    config, context = parameters.two_party_model()
+    rows = []
+    # Without its regulariser, a regularised row and its architecture are the same program.
+    for text in dict.fromkeys(parameters.run(run).architecture for run in parameters.active_runs):
+        for program in two_party.programs:
+            model = parameters.active.two_party
+            rows.append(without_details(compose(parse(text), config, model, program, context, done, networks)))
+    ledger.write(folder / "rows.csv", rows, ledger.Row)
+    measured = len(done.keys() - known.keys())
+    print(f"{len(rows)} rows of {len(done)} operations, {measured} of them measured now: {folder / 'rows.csv'}")
 
 
 if __name__ == "__main__":

@@ -27,21 +27,23 @@ def output(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_all_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    head, *lines = output(capsys).splitlines()
+    head, *lines = output(capsys, "--all").splitlines()
     rows = {line.split()[0]: line for line in lines[: lines.index("")]}
+    short = output(capsys).splitlines()
+    assert max(map(len, short)) <= 120 and len(short[: short.index("")]) == len(rows) + 1
     entries = {entry["run"]: entry for entry in json.loads(output(capsys, "--json"))}
     assert rows.keys() == entries.keys() and "laptop: tokens" in head
     assert "2.14 G" in rows["sm-ln-g"] and "aero/table2/SM+LN+G" in rows["sm-ln-g"]
     assert entries["sm-ln-g"]["planned_seeds"] == [1337, 1338, 1339]
     assert entries["sm-ln-g"]["cost"]["paper"]["tokens"] == 32600 * 512 * 128
-    stages = [stage for entry in entries.values() for stage in entry["stages"]]
-    assert len(stages) == len(set(stages)) and "train@sm-ln-g-1337" in stages
+    assert entries["sm-ln-g"]["stages"] == ["train", "catalogue/dvc.yaml:train"]
 
 
 def test_runs_of_a_table_and_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert output(capsys, "--table", "9") == output(capsys, "--table", "aero/table9")
     assert len(json.loads(output(capsys, "--table", "aero/9", "--json"))) == 10
     assert len(json.loads(output(capsys, "--table", "aero/figure18", "--json"))) == 7
+    assert {"sm-ln-g", "sm-ln-g-18l"} < {entry["run"] for entry in json.loads(output(capsys, "SM+LN+G", "--json"))}
     named = output(capsys, "sm-g", "sm-ln-g", "--table", "aero/table2", "--scale", "paper").splitlines()
     assert [line.split()[0] for line in named[: named.index("")]] == ["run", "sm-ln-g", "sm-g"]
 

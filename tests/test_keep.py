@@ -41,8 +41,8 @@ def refused(said: str, *arguments: str) -> None:
 
 
 def test_a_pipe_is_not_waited_for(inside):
-    Path("runs/sm-r/seed_1337").mkdir(parents=True)
-    os.mkfifo("runs/sm-r/seed_1337/metrics.json")
+    Path("runs/default/sm-r/seed_1337").mkdir(parents=True)
+    os.mkfifo("runs/default/sm-r/seed_1337/metrics.json")
     refused("is a pipe, socket or device")
 
 
@@ -58,6 +58,7 @@ def test_costs_replace_those_that_they_contain_and_no_others(inside):
     ledger.write(fresh, rows[:-1], ledger.Measurement)
     refused(f"lacks 1 of the lines of {target}")
     assert target.read_bytes() == (ROOT / target).read_bytes()
+    placed("runs/two_party/contents.json", {"files": 1, "sha256": "0" * 64})
     slower = [replace(row, seconds=2 * row.seconds) for row in rows]
     ledger.write(fresh, slower, ledger.Measurement)
     keep.main([])
@@ -109,10 +110,12 @@ def test_a_line_that_stands_twice_is_refused(tmp_path):
         ledger.read(path, ledger.Measurement)
 
 
-def test_parallel_context_chooses_no_place(inside):
-    entry = {"rows": [], "scale": "../../elsewhere", "provenance": METRICS["provenance"]}
-    placed("runs/parallel_context/seed_1337/measured.json", entry)
-    refused("its scale is '../../elsewhere', which is not a plain name")
-    placed("runs/parallel_context/seed_1337/measured.json", entry | {"scale": "laptop"})
+def test_parallel_contexts_of_uncommitted_code_are_refused(inside):
+    made = METRICS["provenance"]
+    path = placed(
+        "runs/parallel_context/model.jsonl", json.dumps({"run": made | {"commit": made["commit"] + "+changes"}})
+    )
+    refused("uncommitted code")
+    path.write_text(json.dumps({"run": made}) + "\n" + json.dumps({"task": "docs"}) + "\n")
     keep.main([])
-    assert Path("results/parallel_context/laptop/seed_1337.json").is_file()
+    assert Path("results/parallel_context/model.jsonl").read_text() == path.read_text()

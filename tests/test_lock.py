@@ -32,18 +32,14 @@ def test_every_package_has_one_version_and_hashes():
 
 
 def test_the_lock_has_the_versions_that_the_project_names():
-    """All extras but those that are left out of it on purpose."""
     versions = locked("requirements.lock")
-    left_out = {"tensorboard", "wandb"}
-    extras = {name: wanted for name, wanted in PROJECT["optional-dependencies"].items() if name not in left_out}
+    extras = PROJECT["optional-dependencies"]
     for wanted in [*PROJECT["dependencies"], *(one for some in extras.values() for one in some)]:
         name, _, version = wanted.partition("==")
         if version:
             assert versions[plain(name)] == version, wanted
         elif not wanted.startswith("aero-reproduced["):
             assert plain(re.split(r"[<>=]", wanted)[0]) in versions, wanted
-    for name in left_out:
-        assert all("==" in wanted for wanted in PROJECT["optional-dependencies"][name])
 
 
 def test_nothing_is_installed_from_elsewhere_or_unchecked():

@@ -46,17 +46,10 @@ def one_line_error(finished, *named):
         assert text in lines[0]
 
 
-def test_a_run_without_private_passes_at_this_scale_leaves_an_empty_list(project):
-    finished = stage(project, "end_to_end", "sm-ln-g", "--out", "passes/sm-ln-g.json")
-    assert finished.returncode == 0, finished.stderr
-    assert "no private pass at the smoke scale" in finished.stdout
-    assert json.loads((project / "passes/sm-ln-g.json").read_text()) == []
-
-
-def test_train_then_entropy(project):
+def test_a_training_and_its_entropy(project):
     finished = stage(project, "train", "ereg-smt-scfuffni-6")
     assert finished.returncode == 0, finished.stderr
-    folder = project / "runs/ereg-smt-scfuffni-6/seed_1337"
+    folder = project / "runs/default/ereg-smt-scfuffni-6/seed_1337"
     metrics = json.loads((folder / "metrics.json").read_text())
     contract = {
         "run",
@@ -76,8 +69,6 @@ def test_train_then_entropy(project):
     assert contract <= set(metrics) and metrics["architecture"] == "EReg(SM(t)+ScFuFFNi_6)"
     assert {"commit", "machine", "torch", "corpus_sha256", "started", "seconds"} <= set(metrics["provenance"])
     assert metrics["tokens"] == 12 * 8 * 16 and metrics["eval_loss"] > 0
-    finished = stage(project, "entropy", "ereg-smt-scfuffni-6")
-    assert finished.returncode == 0, finished.stderr
     entropy = json.loads((folder / "entropy.json").read_text())
     assert len(entropy["entropy_mean"]) == 7 and len(entropy["entropy_by_position"][0]) == 16
     assert len(entropy["learned"]["alpha"]) == 1 and len(entropy["learned"]["thresholds"]) == 7
@@ -98,12 +89,12 @@ def test_a_killed_training_resumes_to_the_same_metrics(project):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    state = project / "runs/sm-r/seed_1337/resume.safetensors"
+    state = project / "runs/default/sm-r/seed_1337/resume.safetensors"
     while process.poll() is None and not state.exists():
         pass
     process.kill()
     process.wait()
-    cut = project / "runs/sm-r/seed_1337"
+    cut = project / "runs/default/sm-r/seed_1337"
     assert not (cut / "metrics.json").exists(), "the run ended before it could be killed"
     finished = stage(project, "train", "sm-r")
     assert finished.returncode == 0 and "starting anew" not in finished.stdout
@@ -130,11 +121,10 @@ def test_missing_and_corrupt_inputs(project, tmp_path):
     (tokens / "train.bin").write_bytes(data[: len(data) // 2])
     one_line_error(stage(project, "train", "sm", "--tokens", str(tokens), "--out", str(tmp_path / "o")), "train.bin")
     assert not (tmp_path / "o").exists()
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "metrics.json").write_text("{}")
-    (folder / "checkpoint.safetensors").write_bytes(b"no tensors")
-    one_line_error(stage(project, "entropy", "sm", "--folder", str(folder)), "checkpoint.safetensors", "damaged")
+    trained = project / "runs/default/sm/seed_1337"
+    trained.mkdir(parents=True)
+    (trained / "checkpoint.safetensors").write_bytes(b"no tensors")
+    one_line_error(stage(project, "end_to_end", "sm"), "checkpoint.safetensors", "damaged")
     one_line_error(stage(tmp_path, "train", "sm"), "params.yaml", "root folder")
 
 

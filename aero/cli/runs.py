@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import json
 import sys
@@ -11,10 +12,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from aero import published
+from aero.architecture import parse
 from aero.config import MEASURED, Parameters, load
 from aero.errors import UserError
 from aero.training import catalogue
 from aero.training.catalogue import Found
+
+WIDTH = 120
 
 
 def list_runs(chosen: argparse.Namespace) -> str:
@@ -27,10 +31,10 @@ def list_runs(chosen: argparse.Namespace) -> str:
         paper, _, table = chosen.table.rpartition("/")
         place = f"{paper or 'aero'}/{'table' if table.isdigit() else ''}{table}"  # "4" and "aero/4" are "aero/table4"
         names, remark = _runs_of(parameters, place)
-    for name in chosen.runs:
-        parameters.run(name)  # UserError for an unknown one
-    if chosen.runs and not (names := [name for name in names if name in chosen.runs]):
-        raise UserError(f"{place} has none of {', '.join(chosen.runs)}")
+    if chosen.runs:
+        wanted = {run for name in chosen.runs for run in _named(parameters, name)}
+        if not (names := [name for name in names if name in wanted]):
+            raise UserError(f"{place} has none of {', '.join(chosen.runs)}")
     scales = [chosen.scale] if chosen.scale is not None else list(parameters.scales)
     found = catalogue.results(problems=(problems := []))
     for problem in problems:
@@ -40,7 +44,18 @@ def list_runs(chosen: argparse.Namespace) -> str:
         if remark:
             print(remark, file=sys.stderr)
         return json.dumps(entries, indent=1, ensure_ascii=False)
-    return "\n".join(filter(None, [_table(parameters, entries, scales, found, place), remark]))
+    table = _table(parameters, entries, scales, found, place) if chosen.all else _short_table(parameters, entries)
+    return "\n".join(filter(None, [table, remark]))
+
+
+def _named(parameters: Parameters, name: str) -> list[str]:
+    """The run called `name`, or the runs of the architecture `name`; UserError if there is none."""
+    with contextlib.suppress(ValueError):
+        architecture = str(parse(name))
+        if found := [run for run in parameters.runs if str(parse(parameters.runs[run].architecture)) == architecture]:
+            return found
+    parameters.run(name)
+    return [name]
 
 
 def _runs_of(parameters: Parameters, place: str) -> tuple[list[str], str]:
@@ -101,16 +116,38 @@ def _entry(parameters: Parameters, name: str, scales: Sequence[str], found: Foun
         "seeds": [result.seed for result in of_run],
         "diverged_seeds": [result.seed for result in of_run if result.diverged],
         "planned_seeds": seeds,
-        "stages": [_stage(parameters, name, seed) for seed in seeds],
+        "stages": list(dict.fromkeys(_stage(parameters, name, seed) for seed in seeds)),
         "cost": costs,
     }
 
 
 def _stage(parameters: Parameters, name: str, seed: int) -> str:
     """The stage of a training, as `dvc repro` and `dvc exp run` name it."""
-    if seed not in parameters.seeds:
-        return f"catalogue/dvc.yaml:train_again@{name}-{seed}"
-    return f"{'' if name in parameters.active_runs else 'catalogue/dvc.yaml:'}train@{name}-{seed}"
+    return "train" if parameters.is_default(name, seed) else "catalogue/dvc.yaml:train"
+
+
+def _short_table(parameters: Parameters, entries: Sequence[dict[str, Any]]) -> str:
+    """One line a run of at most WIDTH characters: architecture, state, tables."""
+    lines = [["run", "architecture", f"at scale {parameters.scale}", "for"]]
+    for entry in entries:
+        places = entry["rows"] or entry["figures"]
+        tables = dict.fromkeys("/".join(place.split("/")[:2]).replace("/table", "/") for place in places)
+        state = f"{entry['status']}, {_seeds(entry)}" if entry["seeds"] else entry["status"]
+        lines.append([entry["run"], entry["architecture"], state, ", ".join(tables) or entry["reason"]])
+    cut = [line if len(line) <= WIDTH else line[: WIDTH - 3] + "..." for line in _aligned(lines)]
+    return "\n".join([*cut, "", _summary(parameters, entries)])
+
+
+def _seeds(entry: dict[str, Any]) -> str:
+    diverged = f", {len(entry['diverged_seeds'])} diverged" if entry["diverged_seeds"] else ""
+    return f"{len(entry['seeds'])}/{len(entry['planned_seeds'])}{diverged}"
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]) - 1)]
+    return [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[-1]]) for line in lines
+    ]
 
 
 def _table(
@@ -120,21 +157,16 @@ def _table(
     costs = [name for scale in scales for name in (f"{scale}: tokens", "FLOPs", "time")]
     lines = [["run", "architecture", "model", "T", parameters.scale, "seeds", *costs, "stands for"]]
     for entry in entries:
-        diverged = f", {len(entry['diverged_seeds'])} diverged" if entry["diverged_seeds"] else ""
         line = [entry["run"], entry["architecture"], entry["model"], str(entry["context"]), entry["status"]]
-        line.append(f"{len(entry['seeds'])}/{len(entry['planned_seeds'])}{diverged}")
+        line.append(_seeds(entry))
         for scale in scales:
             cost = entry["cost"][scale]
             line += [_number(cost["tokens"]), _number(cost["training_flops"]), _duration(_hours(entry, scale))]
         rows = entry["rows"] or entry["figures"]
         asked = [place] if place in entry["figures"] and place not in rows else []
         lines.append([*line, "; ".join([*rows, *asked]) or str(entry["reason"])])
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]) - 1)]
-    aligned = [
-        "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[-1]]) for line in lines
-    ]
     devices = "; ".join(f"{scale} {_device(parameters.at_scale(scale), found)}" for scale in scales)
-    return "\n".join([*aligned, "", _summary(parameters, entries), f"Time of one training: {devices}."])
+    return "\n".join([*_aligned(lines), "", _summary(parameters, entries), f"Time of one training: {devices}."])
 
 
 def _summary(parameters: Parameters, entries: Sequence[dict[str, Any]]) -> str:
@@ -145,8 +177,8 @@ def _summary(parameters: Parameters, entries: Sequence[dict[str, Any]]) -> str:
     total = None if None in hours else sum(h * len(e["planned_seeds"]) for h, e in zip(hours, entries, strict=True))
     by_state = ", ".join(f"{states[state]} {state}" for state in catalogue.Status.__args__ if states[state])
     return (
-        f"{len(entries)} runs ({by_state}), {planned} planned trainings; {finished} of them at scale "
-        f"{parameters.scale} are finished, and all would take {_duration(total)}."
+        f"{len(entries)} runs ({by_state}), {planned} planned trainings; {finished} are done at scale "
+        f"{parameters.scale}, where all take {_duration(total)}."
     )
 
 

@@ -21,7 +21,7 @@ def tokenizer_beside(path: Path, run: str | None) -> Path:
     corpus = None
     if run is not None and Path("params.yaml").is_file() and run in (parameters := load()).runs:
         corpus = parameters.resolve(run).corpus_name
-    for folder in [*path.resolve().parents][2:3]:  # runs / RUN / seed_1 / checkpoint
+    for folder in [*path.resolve().parents][2:4]:  # scales/SCALE, or runs with default, above RUN/seed_1/checkpoint
         if (tokenizer := tokens_folder(corpus, folder) / "tokenizer.json").is_file():
             return tokenizer
     raise UserError(

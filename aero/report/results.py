@@ -17,7 +17,8 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from aero.config import TrainParameters
+from aero.architecture import parse
+from aero.config import DEFAULT_SET, TrainParameters
 from aero.errors import UserError, cut, yaml_file
 from aero.model import ModelConfig
 from aero.records import FILES, Training, read_training, read_trainings
@@ -257,7 +258,8 @@ def load(root: Path | str | None = None, scale: str | None = None) -> Results:
     root = Path(root)
     parameters = yaml_file(root / "params.yaml")
     problems: list[str] = []
-    runs = _by_recipe({(run.scale, run.name, run.seed): run for run in _runs(root, problems)}, problems)
+    planned = [run for run in _runs(root, problems) if _is_planned(run, parameters, problems)]
+    runs = _by_recipe({(run.scale, run.name, run.seed): run for run in planned}, problems)
     present = {found for found, _ in runs}
     scale = scale or os.environ.get(SCALE_VARIABLE)
     if not scale:
@@ -302,11 +304,25 @@ def _runs(root: Path, problems: list[str]) -> Iterator[Run]:
     for path in sorted(root.glob(f"results/*/{FILES[0]}")):
         for training in read_trainings(path.parent, problems).values():
             yield _run(training, str(path.relative_to(root)), fresh=False)
-    for path in sorted(root.glob("runs/*/seed_*/metrics.json")):
+    for path in sorted(root.glob(f"{DEFAULT_SET}/*/seed_*/metrics.json")):
         try:
             yield _run(read_training(path.parent), str(path.relative_to(root)), fresh=True)
         except (OSError, UserError) as error:
             problems.append(str(error).removeprefix(f"{root}/"))
+
+
+def _is_planned(run: Run, parameters: Mapping[str, Any], problems: list[str]) -> bool:
+    """Whether params.yaml has this training; one of another architecture or a foreign seed is added to `problems`."""
+    stated = (parameters.get("runs") or {}).get(run.name)
+    seeds = [*parameters.get("seeds", ()), *parameters.get("more_seeds", ())]
+    if stated is not None and str(parse(stated["architecture"])) != run.architecture:
+        fault = f"architecture {run.architecture}, in params.yaml it is {stated['architecture']}"
+    elif seeds and run.seed not in seeds:
+        fault = f"a seed that is not in params.yaml ({', '.join(map(str, seeds))})"
+    else:
+        return True
+    problems.append(f"{run.path}: {run.name} seed {run.seed} left out, {fault}")
+    return False
 
 
 def _run(training: Training, path: str, fresh: bool) -> Run:
@@ -381,6 +397,9 @@ def read_costs(path: Path, root: Path, problems: list[str]) -> tuple[Cost, ...]:
             amounts = {key.removesuffix("_s"): _optional(row.pop(key, None)) for key in fields}
             if amounts["bytes"] is None:
                 raise ValueError("no bytes")
+            parts = [_optional(row.get(key)) for key in ("bytes_client", "bytes_server")]
+            if None not in parts and not math.isclose(amounts["bytes"], math.fsum(parts), rel_tol=1e-6):
+                raise ValueError(f"bytes is {amounts['bytes']:.0f}, not the sum of bytes_client and bytes_server")
         except (KeyError, TypeError, ValueError) as error:
             problems.append(f"{path.relative_to(root)}, line {number}: not a cost ({cut(repr(error), 200)})")
             continue

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from aero.config import MEASURED, Parameters, ResolvedRun
+from aero.config import DEFAULT_SET, MEASURED, Parameters, ResolvedRun
 from aero.errors import UserError
 from aero.flops import count
 from aero.records import FILES, read_all_metrics, read_metrics
@@ -33,7 +33,6 @@ class Result:
     context: int
     tokens: int
     tokens_per_second: float
-    perplexity: float | None = None
     configuration: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Its `model`, `train` and `regularizer`; empty if not recorded."""
     machine: str = ""
@@ -63,7 +62,7 @@ def results(root: Path | str = ".", problems: list[str] | None = None) -> Found:
         for metrics in read_all_metrics(path.parent, problems).values():
             _add(found, metrics, fresh=False)
     by_command_line = root.glob("runs/scales/*/*/seed_*/metrics.json")
-    for path in (*sorted(by_command_line), *sorted(root.glob("runs/*/seed_*/metrics.json"))):
+    for path in (*sorted(by_command_line), *sorted(root.glob(f"{DEFAULT_SET}/*/seed_*/metrics.json"))):
         try:
             _add(found, read_metrics(path.parent), fresh=True)
         except (OSError, UserError) as error:
@@ -90,7 +89,6 @@ def _add(found: dict[tuple[str, str, int], Result], values: Mapping[str, Any], f
         values["context"],
         values["tokens"],
         speed,
-        values.get("eval_perplexity"),
         {name: dict(values.get(name) or {}) for name in ("model", "train", "regularizer")},
         str(made.get("machine", "")),
     )
@@ -125,12 +123,11 @@ def _configuration(run: ResolvedRun) -> dict[str, dict[str, Any]]:
     regularizer = run.regularizer
     inits = {name: getattr(regularizer, name) for name in ("temperature_init", "threshold_init")}
     regularized = {"reduction": regularizer.reduction, "gamma": regularizer.gamma, "lambda_": run.weight}
-    values = {
+    return {
         "model": run.sizes.model_dump() | inits,
-        "train": run.train.model_dump(),
+        "train": run.train.model_dump(mode="json"),
         "regularizer": regularized,
     }
-    return {name: _listed(section) for name, section in values.items()}
 
 
 def _differ(given: Mapping[str, Any], configured: Mapping[str, Any]) -> bool:
@@ -142,10 +139,6 @@ def _differ(given: Mapping[str, Any], configured: Mapping[str, Any]) -> bool:
 
     named = (name for name in configured if name in given and name not in BOOKKEEPING)
     return any(not same(given[name], configured[name]) for name in named)
-
-
-def _listed(section: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in section.items()}
 
 
 def tokens(run: ResolvedRun) -> int:
@@ -196,31 +189,12 @@ def achieved_flops(parameters: Parameters, found: Found) -> float | None:
     return statistics.median(speeds) if speeds else None
 
 
-def in_order(parameters: Parameters, found: Found) -> list[tuple[str, int]]:
-    """(run, seed) of `training_order`, table after table; then the further seeds of its compared runs, first those
-    whose perplexity is closest to another of their table, where a further seed decides most. A table's first run, its
-    baseline, counts as close as the closest; runs without results come last.
-    """
-    tables = parameters.training_order.values()
-    first = [(run, seed) for table in tables for run in table for seed in parameters.seeds]
-    gaps: dict[str, float] = {}
-    for table in tables:
-        known = {run: value for run in table if (value := _perplexity(found.get((parameters.scale, run), ())))}
-        own = {
-            run: min((abs(value / other - 1) for name, other in known.items() if name != run), default=float("inf"))
-            for run, value in known.items()
-        }
-        if table and table[0] in own:
-            own[table[0]] = min(own.values())
-        gaps |= {run: min(gap, gaps.get(run, gap)) for run, gap in own.items()}
-    listed = [run for run in dict.fromkeys(run for run, _ in first) if run in parameters.compared_runs]
-    closest = sorted(listed, key=lambda run: gaps.get(run, float("inf")))
-    return first + [(run, seed) for run in closest for seed in parameters.more_seeds]
-
-
-def _perplexity(found: Iterable[Result]) -> float | None:
-    values = [result.perplexity for result in found if result.perplexity is not None]
-    return statistics.fmean(values) if values else None
+def in_order(parameters: Parameters) -> list[tuple[str, int]]:
+    """(run, seed) of `training_order`, table after table; then the further seeds of its compared runs."""
+    runs = [run for table in parameters.training_order.values() for run in table]
+    compared = [run for run in dict.fromkeys(runs) if run not in parameters.uncompared_runs]
+    first = [(run, seed) for run in runs for seed in parameters.seeds]
+    return first + [(run, seed) for run in compared for seed in parameters.more_seeds]
 
 
 def expected_seconds(parameters: Parameters, run: str, found: Found) -> tuple[float | None, bool]:

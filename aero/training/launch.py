@@ -1,7 +1,7 @@
 """Many trainings at once: on this machine, or as jobs of a cluster's scheduler through submitit.
 
-Every training is a process of its own (`stages.train`, then `stages.entropy`): one that fails stops no other, and one
-that was killed resumes when it is started again.
+Every training is a process of its own (`stages.train`): one that fails stops no other, and one that was killed resumes
+when it is started again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aero.errors import UserError
-from aero.records import read_training
 
 if TYPE_CHECKING:
     import submitit
@@ -39,15 +38,12 @@ class Training:
     def name(self) -> str:
         return f"{self.run} seed {self.seed}"
 
-    def commands(self) -> list[list[str]]:
-        """Train, unless that is done; then measure entropy."""
-        which = [self.run, "--seed", str(self.seed), "--scale", self.scale]
-        train = ["-m", "stages.train", *which, "--out", str(self.folder), "--unless-done", *self.arguments]
-        entropy = ["-m", "stages.entropy", *which, "--folder", str(self.folder), *self.arguments]
-        return [[sys.executable, *train], [sys.executable, *entropy]]
+    def command(self) -> list[str]:
+        which = [self.run, "--seed", str(self.seed), "--scale", self.scale, "--out", str(self.folder)]
+        return [sys.executable, "-m", "stages.train", *which, "--unless-done", *self.arguments]
 
     def __call__(self) -> str | None:
-        """Run the commands; None, or one line why they failed. Their output goes to output.txt in the folder."""
+        """Train, unless that is done; None, or one line why it failed. The output goes to output.txt in the folder."""
         return self.execute(os.environ, lambda process: None)
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission:
@@ -60,41 +56,30 @@ class Training:
         """`__call__` in an environment; `started` is called with each process."""
         output = self.folder / "output.txt"
         output.parent.mkdir(parents=True, exist_ok=True)
-        for command in self.commands():
-            if "stages.entropy" in command and has_entropy(self.folder):
-                continue
-            with open(output, "ab") as file:
-                begin = file.tell()
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    cwd=self.here,
-                    env=environment,
-                )
-                try:
-                    started(process)
-                    status = process.wait()
-                finally:
-                    # If the scheduler interrupts the wait, no process may keep the lock on the state.
-                    process.terminate()
-                    process.wait()
-            if status < 0:
-                return f"killed by signal {-status}, see {output}"
-            if status:
-                said = output.read_bytes()[begin:].decode(errors="replace").split("\n")
-                line = next((line.strip() for line in reversed(said) if line.strip()), f"exit status {status}")
-                return line.removeprefix("error: ")
+        with open(output, "ab") as file:
+            begin = file.tell()
+            process = subprocess.Popen(
+                self.command(),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                cwd=self.here,
+                env=environment,
+            )
+            try:
+                started(process)
+                status = process.wait()
+            finally:
+                # If the scheduler interrupts the wait, no process may keep the lock on the state.
+                process.terminate()
+                process.wait()
+        if status < 0:
+            return f"killed by signal {-status}, see {output}"
+        if status:
+            said = output.read_bytes()[begin:].decode(errors="replace").split("\n")
+            line = next((line.strip() for line in reversed(said) if line.strip()), f"exit status {status}")
+            return line.removeprefix("error: ")
         return None
-
-
-def has_entropy(folder: Path) -> bool:
-    """Whether the entropy in `folder` was measured on the training of the metrics there."""
-    try:
-        return read_training(folder).entropy is not None
-    except (OSError, ValueError):
-        return False
 
 
 def run_here(

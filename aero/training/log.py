@@ -1,16 +1,12 @@
-"""The training log: one CSV row per logged step; TensorBoard and Weights & Biases beside it."""
+"""The training log: one CSV row per logged step."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
-from aero.errors import UserError
 from aero.records import Row, csv_text, write_text
-
-Tracker = Literal["tensorboard", "wandb"]
 
 
 class Observer(Protocol):
@@ -59,74 +55,6 @@ class LiveLog:
     def end(self) -> None:
         if self._file is not None:
             self._file.close()
-
-
-def open_tracker(name: Tracker, folder: Path, run: str, seed: int, scale: str, configuration: str) -> Observer:
-    """The tracker called `name`; its files go below `folder`. configuration: the run's hash.
-    UserError if its package is not installed."""
-    if name == "tensorboard":
-        return _TensorBoard(_package("torch.utils.tensorboard", name), folder / "tensorboard")
-    return _WeightsAndBiases(_package("wandb", name), folder, run, seed, scale, configuration)
-
-
-def _package(module: str, name: Tracker) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise UserError(
-            f"{name} is not installed; pip install -e '.[{name}]' in your clone or leave --tracker out"
-        ) from None
-
-
-class _TensorBoard:
-    def __init__(self, package: Any, folder: Path) -> None:
-        self._package, self._folder = package, folder
-
-    def begin(self, rows: Sequence[Row]) -> None:
-        done = int(rows[-1]["step"]) if rows else 0
-        # Steps that a killed process logged after its last saved state are logged again; the old ones are removed.
-        self._writer = self._package.SummaryWriter(str(self._folder), purge_step=done + 1)
-
-    def add(self, row: Row) -> None:
-        for key, value in _measured(row).items():
-            self._writer.add_scalar(key, value, row["step"])
-        self._writer.flush()
-
-    def end(self) -> None:
-        self._writer.close()
-
-
-class _WeightsAndBiases:
-    """One W&B run a training. Its id contains the configuration, so that only the same training resumes it."""
-
-    def __init__(self, package: Any, folder: Path, run: str, seed: int, scale: str, configuration: str) -> None:
-        self._package, self._folder, self._configuration = package, folder, configuration
-        self._run, self._seed, self._scale = run, seed, scale
-
-    def begin(self, rows: Sequence[Row]) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        name = f"{self._scale}-{self._run}-{self._seed}"
-        self._writer = self._package.init(
-            project="aero",
-            name=name,
-            id=f"{name}-{self._configuration[:8]}",
-            resume="allow",
-            dir=str(self._folder),
-            config={"run": self._run, "seed": self._seed, "scale": self._scale},
-        )
-
-    def add(self, row: Row) -> None:
-        # W&B drops the steps that a resumed training repeats.
-        self._writer.log(_measured(row), step=row["step"])
-
-    def end(self) -> None:
-        self._writer.finish()
-
-
-def _measured(row: Row) -> dict[str, float]:
-    """The row's values, grouped by quantity: entropy/layer_3."""
-    values = {key: value for key, value in row.items() if value is not None and key != "step"}
-    return {key.replace("_layer_", "/layer_"): value for key, value in values.items()}
 
 
 def outcome_line(metrics: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from aero import records
-from aero.checkpoint import save
+from aero.checkpoint import load, save
 from aero.config import Parameters, ResolvedRun
 from aero.data.batches import Batches, evaluation_batches
 from aero.data.tokens import Tokens, open_tokens, tokens_folder
@@ -44,23 +44,28 @@ def train_run(
     checkpoint: bool = True,
     after: Callable[[GPT, dict[str, Any]], None] | None = None,
 ) -> dict[str, Any] | None:
-    """Train `run` and write log.csv, checkpoint.safetensors and, last, metrics.json into `folder`.
+    """Train `run` and write log.csv, checkpoint.safetensors, entropy.json and, last, metrics.json into `folder`.
 
     log.unfinished.csv grows while it trains; earlier files in `folder` stay until the new ones replace them. Returns
     the metrics, or None if `stop`, called before every step, ended the training; the saved state then resumes it. With
     `unless_done`, metrics of the same configuration in `folder` are returned as they are. Of several `processes` the
     first one writes; all return the metrics.
-    checkpoint: whether to write the model. after: called with the trained model and its metrics, before metrics.json.
+    checkpoint: whether to write the model. after: called with the trained model and its metrics, before metrics.json,
+    instead of measuring the entropy.
     """
     settings, state_hash = run.train, run.hash(tokens.manifest)
     config = run.model_config(tokens.vocabulary)
     device = device or (processes.device if processes.several else default_device())
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    if unless_done and (metrics := finished_metrics(folder, state_hash)):
-        needed = [folder / "log.csv", *([folder / "checkpoint.safetensors"] if checkpoint else [])]
-        if all(path.is_file() for path in needed):
-            return metrics
+
+    def measured(model: GPT, metrics: dict[str, Any]) -> None:
+        write_entropy(folder / "entropy.json", model, metrics, tokens, run, device)
+
+    if unless_done and (metrics := finished_metrics(folder, state_hash, checkpoint)):
+        if after is None and checkpoint and not has_entropy(folder, run, tokens):
+            measured(load(folder / "checkpoint.safetensors").to(device), metrics)
+        return metrics
     started, clock = records.now(), time.monotonic()
     slopes = {None: 0, "layer": config.layers, "global": 1}[run.architecture.slope]
     names = columns(config.layers, settings.log_attention, slopes)
@@ -100,7 +105,7 @@ def train_run(
         "cpu_seconds": round(outcome.cpu_seconds, 1),
     }
     if processes.first:
-        _write(folder, run, outcome, metrics, names, checkpoint, after)
+        _write(folder, run, outcome, metrics, names, checkpoint, after or measured)
         if state_path is not None:
             state_path.unlink(missing_ok=True)
     return metrics
@@ -113,15 +118,14 @@ def _write(
     metrics: dict[str, Any],
     names: Sequence[str],
     checkpoint: bool,
-    after: Callable[[GPT, dict[str, Any]], None] | None,
+    after: Callable[[GPT, dict[str, Any]], None],
 ) -> None:
     """Write the files of a finished training; log.unfinished.csv is removed."""
     place = folder / "checkpoint.safetensors"
     if checkpoint:
         named = {"run": run.name, "seed": str(run.seed), "config_hash": metrics["config_hash"]}
         save(temporary(place), outcome.model, **named, tokenizer_sha256=metrics["provenance"]["tokenizer_sha256"])
-    if after is not None:
-        after(outcome.model, metrics)
+    after(outcome.model, metrics)
     texts = {
         folder / "log.csv": records.csv_text(names, outcome.rows),
         folder / "metrics.json": json.dumps(metrics, indent=1, allow_nan=False) + "\n",
@@ -191,13 +195,26 @@ def _metrics(
     }
 
 
-def finished_metrics(folder: Path, config_hash: str) -> dict[str, Any] | None:
-    """The metrics in `folder` if they are of the configuration with this hash."""
+def finished_metrics(folder: Path, config_hash: str, checkpoint: bool = False) -> dict[str, Any] | None:
+    """The metrics in `folder` if they are of the configuration with this hash and its log (and checkpoint) exists."""
     try:
         metrics = records.read_metrics(folder)
     except (OSError, ValueError):
         return None
-    return metrics if metrics.get("config_hash") == config_hash else None
+    needed = [folder / "log.csv", *([folder / "checkpoint.safetensors"] if checkpoint else [])]
+    return metrics if metrics.get("config_hash") == config_hash and all(path.is_file() for path in needed) else None
+
+
+def has_entropy(folder: Path, run: ResolvedRun, tokens: Tokens) -> bool:
+    """Whether `folder` has the entropy of its training, on as many tokens as `run` names."""
+    try:
+        found = records.read_training(folder)
+    except (OSError, ValueError):
+        return False
+    if found.entropy is None:
+        return found.metrics["diverged_at_step"] is not None
+    wanted = sum(ids.numel() for ids in _held_out(run, tokens, run.entropy_tokens))
+    return found.entropy["tokens"] == wanted
 
 
 def run_tokens(parameters: Parameters, run: ResolvedRun, root: Path, given: Path | None = None) -> Tokens:
@@ -230,22 +247,20 @@ def run_tokens(parameters: Parameters, run: ResolvedRun, root: Path, given: Path
 def write_entropy(
     path: Path, model: GPT, metrics: dict[str, Any], tokens: Tokens, run: ResolvedRun, device: str
 ) -> None:
-    """Measure the attention entropy of the trained `model` of `metrics` on held-out tokens, and write entropy.json.
-
-    UserError if `tokens` are of another corpus or tokenizer than the training's.
+    """Measure the attention entropy of the trained `model` of `metrics` on held-out tokens, and write entropy.json; not
+    for a model that diverged and has no finite entropies.
     """
-    made = metrics["provenance"]
-    for name in ("corpus_sha256", "tokenizer_sha256"):
-        if made.get(name, tokens.manifest[name]) != tokens.manifest[name]:
-            raise UserError(
-                f"{tokens.folder} holds other tokens than {run.name} was trained on ({name}); name its own with "
-                "--tokens, or train it again"
-            )
+    path.unlink(missing_ok=True)
     config = model.config
     batches = evaluation_batches(tokens.valid, config.context, ENTROPY_BATCH, run.entropy_tokens, run.corpus.packing)
     model.eval()  # in training mode a spectral norm would iterate
-    with eager():
-        measured = measure(model, (ids.to(device) for ids in batches)).summary()
+    try:
+        with eager():
+            measured = measure(model, (ids.to(device) for ids in batches)).summary()
+    except ValueError:
+        if metrics["diverged_at_step"] is None:
+            raise
+        return
     result = {
         **{name: metrics[name] for name in ("run", "seed", "scale", "architecture")},
         "context": config.context,

@@ -6,7 +6,6 @@ saved state, and the next call resumes it.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,10 +18,9 @@ import torch
 from aero.config import ResolvedRun
 from aero.data.tokens import Tokens
 from aero.errors import UserError
-from aero.model import GPT
 from aero.records import Row, lock
 from aero.training.distributed import default_device
-from aero.training.run import finished_metrics, train_run, write_entropy
+from aero.training.run import finished_metrics, train_run
 
 SAFETY = 1.25
 """Time reserved to start and to end a run: the longest so far, times this."""
@@ -137,17 +135,8 @@ def train_in_turn(
 def _train(
     run: ResolvedRun, tokens: Tokens, folder: Path, limit: Limit, device: str, watch: _Stopwatch
 ) -> dict[str, Any] | None:
-    def entropy(model: GPT, metrics: dict[str, Any]) -> None:
-        path = folder / "entropy.json"
-        path.unlink(missing_ok=True)
-        # A model that diverged may have no finite entropies.
-        with contextlib.suppress(ValueError) if metrics["diverged_at_step"] is not None else contextlib.nullcontext():
-            write_entropy(path, model, metrics, tokens, run, device)
-
     def once() -> dict[str, Any] | None:
-        return train_run(
-            run, tokens, folder, state, device, stop=limit.stop, observers=[watch], checkpoint=False, after=entropy
-        )
+        return train_run(run, tokens, folder, state, device, stop=limit.stop, observers=[watch], checkpoint=False)
 
     state = folder / "resume.safetensors"
     with lock(state):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import synthetic
 
 from aero.errors import UserError
+from aero.records import csv_text
 from aero.report.results import find_root, load
+from aero.two_party.cost import ledger
 
 
 def test_every_run_seed_and_cost_is_read(full_root: Path) -> None:
@@ -24,7 +28,7 @@ def test_every_run_seed_and_cost_is_read(full_root: Path) -> None:
 
 def test_a_fresh_result_replaces_the_committed_one(tmp_path: Path) -> None:
     root = synthetic.project(tmp_path, runs=("sm-r",))
-    synthetic.write_run(root / "runs" / "sm-r" / "seed_1338", "sm-r", 1338, perplexity=20.0)
+    synthetic.write_run(root / "runs/default/sm-r" / "seed_1338", "sm-r", 1338, perplexity=20.0)
     results = load(root)
     assert results.perplexity("sm-r")[1338] == 20.0
     assert [run.fresh for run in results.seeds("sm-r")] == [False, True, False]
@@ -32,14 +36,14 @@ def test_a_fresh_result_replaces_the_committed_one(tmp_path: Path) -> None:
 
 def test_seeds_of_another_corpus_are_named_and_left_out(tmp_path: Path) -> None:
     root = synthetic.project(tmp_path, runs=("sm-r",))
-    synthetic.write_run(root / "runs" / "sm-r" / "seed_1337", "sm-r", 1337, corpus_sha256="cd" * 32)
+    synthetic.write_run(root / "runs/default/sm-r" / "seed_1337", "sm-r", 1337, corpus_sha256="cd" * 32)
     results = load(root)
     assert [run.seed for run in results.seeds("sm-r")] == [1337] and len(results.problems) == 2
 
 
 def test_the_number_of_threads_is_not_part_of_the_recipe(tmp_path: Path) -> None:
     root = synthetic.project(tmp_path, runs=("sm-r",))
-    folder = root / "runs/sm-r/seed_1338"
+    folder = root / "runs/default/sm-r/seed_1338"
     synthetic.write_run(folder, "sm-r", 1338)
     for key, value, seeds in (("threads", 8, 3), ("steps", 9, 1)):
         metrics = json.loads((folder / "metrics.json").read_text())
@@ -53,6 +57,31 @@ def test_a_damaged_line_of_costs_is_named_and_left_out(tmp_path: Path) -> None:
     (root / "results/two_party/rows.csv").write_text("architecture,bytes\nSM,many\n", encoding="utf-8")
     results = load(root)
     assert results.costs == () and "rows.csv, line 2" in results.problems[0]
+
+
+def test_costs_whose_parts_contradict_them_are_named_and_left_out(tmp_path: Path) -> None:
+    root = synthetic.project(tmp_path, runs=())
+    path = root / "results/two_party/rows.csv"
+    shutil.copyfile(synthetic.PROJECT / "results/two_party/rows.csv", path)
+    whole = load(root)
+    assert whole.costs and not whole.problems
+    rows = list(csv.DictReader(path.open(encoding="utf-8", newline="")))
+    rows[0]["bytes"] = str(float(rows[0]["bytes"]) / 2)
+    path.write_text(csv_text(list(rows[0]), rows), encoding="utf-8")
+    results = load(root)
+    assert len(results.costs) == len(whole.costs) - 1 and "rows.csv, line 2" in results.problems[0]
+    with pytest.raises(ValueError, match="line 2: bytes is .* not the sum"):
+        ledger.read(path, ledger.Row)
+
+
+@pytest.mark.parametrize(("field", "value"), [("architecture", "SM+G"), ("seed", 7)])
+def test_a_training_that_params_yaml_does_not_have_is_named_and_left_out(tmp_path: Path, field, value) -> None:
+    root = synthetic.project(tmp_path, runs=("sm-r",))
+    path = root / "results/laptop/metrics.jsonl"
+    first, *others = path.read_text(encoding="utf-8").splitlines()
+    path.write_text("\n".join([json.dumps(json.loads(first) | {field: value}), *others]) + "\n", encoding="utf-8")
+    results = load(root)
+    assert len(results.seeds("sm-r")) == 2 and "sm-r seed" in results.problems[0]
 
 
 def test_the_scale_is_the_active_one_if_it_has_results(tmp_path: Path) -> None:
@@ -84,7 +113,7 @@ def test_fresh_costs_replace_committed_ones_row_by_row(tmp_path: Path) -> None:
 
 def test_entropies_of_an_earlier_training_are_left_out(tmp_path: Path) -> None:
     root = synthetic.project(tmp_path, runs=())
-    folder = root / "runs/sm-r/seed_1337"
+    folder = root / "runs/default/sm-r/seed_1337"
     synthetic.write_run(folder, "sm-r", 1337)
     assert load(root).first("sm-r").entropy is not None
     metrics = json.loads((folder / "metrics.json").read_text())

@@ -43,7 +43,7 @@ def lines(results: Results, name: str) -> list[dict[str, str]]:
 def trained(root: Path, run: str, **by_seed: float | None) -> None:
     """Fresh results of a run with these perplexities; None for a training that diverged at step 180."""
     for seed, value in by_seed.items():
-        folder = root / "runs" / run / f"seed_{seed[1:]}"
+        folder = root / "runs/default" / run / f"seed_{seed[1:]}"
         synthetic.write_run(folder, run, int(seed[1:]), perplexity=value, diverged_at=None if value else 180)
 
 
@@ -124,7 +124,7 @@ def test_other_commits_and_corpora_are_named(tmp_path: Path) -> None:
     for run, changes in {"sm-g": {"commit": "decade" * 7}, "sm-r": {"corpus_sha256": "cd" * 32}}.items():
         trained(root, run, s1337=11.0)
         for name in ("metrics.json", "entropy.json"):
-            path = root / f"runs/{run}/seed_1337/{name}"
+            path = root / f"runs/default/{run}/seed_1337/{name}"
             values = json.loads(path.read_text())
             values["provenance"] |= changes
             path.write_text(json.dumps(values))

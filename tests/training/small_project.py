@@ -21,7 +21,6 @@ def make(folder, train=None, regularizer=None):
     # A run that cannot be trained: no corpus has so many sequences.
     overrides = {"batch_size": 10_000_000}
     values["runs"]["impossible"] = {"architecture": "SM", "reason": "a test", "overrides": overrides}
-    values["more_runs"].append("impossible")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
     return folder

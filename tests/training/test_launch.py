@@ -11,8 +11,8 @@ import pytest
 from small_project import children, environment, finish, one_line_error, stage, start, timeless, whole_lines
 
 from aero.errors import UserError
-from aero.records import read_trainings
-from aero.training.launch import Training, has_entropy, run_here, run_on_cluster
+from aero.records import read_training, read_trainings
+from aero.training.launch import Training, run_here, run_on_cluster
 
 
 def contents(folder):
@@ -26,7 +26,7 @@ def contents(folder):
 @pytest.mark.slow
 def test_one_failing_stops_no_other_and_what_is_done_is_not_done_again(project):
     folder = project()
-    command = ("train_many", "sm-r", "impossible", "--seeds", "1337", "4", "--jobs", "2", "--keep")
+    command = ("train_many", "sm-r", "impossible", "--seeds", "1337", "4", "--jobs", "2", "--scale", "smoke", "--keep")
     finished = stage(folder, *command)
     one_line_error(finished, "2 of 4 trainings failed", "impossible seed 1337", "impossible seed 4")
     assert finished.stdout.count("failed: the corpus has") == 2 and finished.stdout.count("perplexity") == 2
@@ -36,14 +36,14 @@ def test_one_failing_stops_no_other_and_what_is_done_is_not_done_again(project):
     assert timeless(trained / "seed_1337") == timeless(folder / "alone")
     before = contents(trained)
     (trained / "seed_4/entropy.json").unlink()
-    assert stage(folder, "train_many", "sm-r", "--seeds", "1337", "4").returncode == 0
+    assert stage(folder, "train_many", "sm-r", "--seeds", "1337", "4", "--scale", "smoke").returncode == 0
     assert contents(trained) == before
 
 
 @pytest.mark.slow
 def test_stopped_it_stops_its_trainings_and_goes_on_later(project):
     folder = project(train={"steps": 400, "checkpoint_every": 10, "log_every": 1})
-    process = start(folder, "-m", "stages.train_many", "sm-r", "--jobs", "1")
+    process = start(folder, "-m", "stages.train_many", "sm-r", "--jobs", "1", "--scale", "smoke")
     trained = folder / "runs/scales/smoke/sm-r/seed_1337"
     while process.poll() is None and len(whole_lines(trained / "log.unfinished.csv")) < 30:
         time.sleep(0.01)
@@ -52,7 +52,7 @@ def test_stopped_it_stops_its_trainings_and_goes_on_later(project):
     with open(trained / "resume.lock") as file:  # free: nothing trains on
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert not (trained / "metrics.json").exists() and (trained / "resume.safetensors").exists()
-    finished = stage(folder, "train_many", "sm-r", "--jobs", "1")
+    finished = stage(folder, "train_many", "sm-r", "--jobs", "1", "--scale", "smoke")
     assert finished.returncode == 0, finished.stderr
     assert "starting anew" not in (trained / "output.txt").read_text()
     assert [int(line[0]) for line in whole_lines(trained / "log.csv")[1:]] == list(range(1, 401))
@@ -115,4 +115,4 @@ def test_an_interrupted_job_is_submitted_again_and_resumes(project, monkeypatch)
     assert job.result() is None
     assert "starting anew" not in (out / "output.txt").read_text()
     assert [int(line[0]) for line in whole_lines(out / "log.csv")[1:]] == list(range(1, 401))
-    assert has_entropy(out)
+    assert read_training(out).entropy

@@ -13,7 +13,7 @@ from aero.errors import UserError
 from aero.records import read_training, read_trainings
 from aero.training import time_limited
 from aero.training.time_limited import Limit
-from stages import entropy, merge_results, train, train_limited
+from stages import merge_results, train, train_limited
 
 LONG = {"steps": 4000, "log_every": 1, "evaluate_every": 1000, "checkpoint_every": 4000}
 
@@ -51,7 +51,6 @@ def test_results_are_those_of_the_single_stages_and_come_in_one_file(inside, cap
     ]
     run, seed = "ereg-smt-scfuffni-6", "4"
     train.main([run, "--seed", seed, "--out", "alone"])
-    entropy.main([run, "--seed", seed, "--folder", "alone"])
     merge_results.main(["home", "--allow-changes"])
     kept, alone = read_trainings(folder / "results/smoke")[run, 4], read_training(folder / "alone")
     assert without_time(kept) == without_time(alone) and kept.entropy["provenance"] == kept.metrics["provenance"]

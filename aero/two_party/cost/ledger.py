@@ -150,6 +150,8 @@ def read(path: Path, kind: type[Any], unmeasured: Collection[str] = UNMEASURED) 
             row = kind(**{name: _value(name, types[name], text, unmeasured) for name, text in line.items()})
             if (name := name_of(row)) in rows:
                 raise ValueError(f"{' '.join(name)[:200]} is in the file twice")
+            if isinstance(row, Row) and not math.isclose(row.bytes, row.bytes_client + row.bytes_server, rel_tol=1e-6):
+                raise ValueError(f"bytes is {row.bytes:.0f}, not the sum of bytes_client and bytes_server")
             rows[name] = row
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}; measure again") from None
@@ -222,7 +224,7 @@ def find(measured: Mapping[tuple[str, str], Measurement], operation: Operation) 
         return measured[operation.name, operation.shape]
     except KeyError:
         what = f"operation {operation.name} {operation.shape}"
-        raise ValueError(f"{what} was not measured; run the two_party_ops stage") from None
+        raise ValueError(f"{what} was not measured; run `python -m stages.two_party_ops`") from None
 
 
 def as_json(**values: Any) -> str:

@@ -36,8 +36,14 @@ def ngrams(results: Results, scale: str, tokens: int, corpus: str | None = None)
     that the counted corpus must have, if given.
     """
     path = results.root / "results" / scale / "ngrams.csv"
-    lines = _lines(path, path.stat().st_mtime_ns) if path.is_file() else ()
-    lines = [line for line in lines if corpus in (None, line["corpus_sha256"])]
+    return _ngrams(path, path.stat().st_mtime_ns, tokens, corpus) if path.is_file() else {}
+
+
+@cache
+def _ngrams(path: Path, changed: int, tokens: int, corpus: str | None) -> dict[int, float]:
+    del changed
+    with path.open(encoding="utf-8", newline="") as file:
+        lines = [line for line in csv.DictReader(file) if corpus in (None, line["corpus_sha256"])]
     counts = sorted({int(line["tokens"]) for line in lines})
     text = next((count for count in counts if count >= tokens), max(counts, default=0))
     return {int(line["order"]): float(line["perplexity"]) for line in lines if int(line["tokens"]) == text}
@@ -47,13 +53,6 @@ def best_ngram(results: Results, scale: str, tokens: int) -> float | None:
     """The lowest perplexity of the n-gram models of the text that a training on so many tokens reads; None if none was
     counted."""
     return min(ngrams(results, scale, tokens).values(), default=None)
-
-
-@cache
-def _lines(path: Path, changed: int) -> tuple[dict[str, str], ...]:
-    del changed
-    with path.open(encoding="utf-8", newline="") as file:
-        return tuple(csv.DictReader(file))
 
 
 def _ngrams_of(results: Results, run: Run) -> dict[int, float]:

@@ -113,8 +113,13 @@ def test_several_changes_in_one_claim() -> None:
     ],
 )
 def test_failures(own: tuple[float | None, ...], verdict: str) -> None:
-    found = decide(perplexities(sm=own), "t2-softmax-only-fails")
+    seen = perplexities(sm=own)
+    found = decide(seen, "t2-softmax-only-fails")
     assert found.verdict == verdict and f"{own.count(None)} of {len(own)}" in found.measured
+    for one in seen.seeds("sm"):  # would have failed in the papers' float16
+        one.metrics["float16_overflow"] = {"step": 9}
+    found = decide(seen, "t2-softmax-only-fails")
+    assert found.verdict == ("reproduced" if len(own) > 1 else verdict)
 
 
 @pytest.mark.usefixtures("ungated")
@@ -308,8 +313,8 @@ def test_slopes_at_first() -> None:
         ("c-ffn-share", "contradicted", "53.3% to 66.5%; 22 of 48 outside"),
         # the same at T = 2,048: 4,194,304 of 9,438,208
         ("c-ffn-dominates", "contradicted", "44.4% to 60.6%; 1 of 12 outside"),
-        # (8 d - 1) / 3 at d = 768, 1,024, 1,280 and 1,600
-        ("c-attention-starts-gpt2", "contradicted", "small 2,048, medium 2,730, large 3,413, XL 4,266"),
+        # at d = 768, T = 8,192: 9,437,184 of 33,030,912 are the feed-forward network's
+        ("c-attention-starts-gpt2", "contradicted", "28.6% to 40.6%; 4 of 4 outside"),
         # (0.3 ln 128)^2 on either side of the threshold, beyond the margin of 0.2 ln 128
         ("l-c-excess-only", "contradicted", "2.119 below, 2.119 above"),
         ("vs-e2-order", "contradicted", "Eq. 29 summed 0.3662; Eq. 31 0.0329; Eq. 32 -0.3333; entropy itself -0.3333"),

@@ -10,7 +10,7 @@ import torch
 
 from aero.architecture import parse
 from aero.entropy import causal_bound, entropy_regularization, max_entropy
-from aero.flops import GPT2, PYTHIA, Count, count, crossover
+from aero.flops import GPT2, PYTHIA, Count, count
 from aero.published import Cell, Row, fact, table
 from aero.report.costs import LatencyBound, counted
 from aero.report.results import Results
@@ -79,15 +79,6 @@ def share_of_flops(results: Results, cases: list[list[Any]], low: float, high: f
     outside = f"{len(inside) - sum(inside.values())} of {len(inside)} outside"
     text = f"{min(shares.values()):.1%} to {max(shares.values()):.1%}; {outside}"
     return Measurement(text, PAPER_DIMENSIONS, "aero.flops.count", checks=inside)
-
-
-def attention_overtakes(results: Results, family: str, context: int) -> Measurement:
-    """Context length, about 8d/3, from which attention has more FLOPs than the feed-forward networks; whether it is
-    `context` or more in every model."""
-    lengths = {name: crossover(sizes.width) for name, sizes in _FAMILIES[family].items()}
-    text = ", ".join(f"{name} {length:,.0f}" for name, length in lengths.items())
-    checks = {name: length >= context for name, length in lengths.items()}
-    return Measurement(text, PAPER_DIMENSIONS, "aero.flops.crossover", checks=checks)
 
 
 def largest_entropy(results: Results, contexts: list[int]) -> Measurement:

@@ -27,20 +27,23 @@ def perplexity_changes(results: Results, pairs: dict[str, list[str]]) -> Measure
 
 
 def failures(results: Results, runs: list[str], against: str = "") -> Measurement:
-    """Which seeds of `runs` fail: a loss or gradient is not finite, or bigrams of the same tokens do better; with
-    `against`, which seeds of it fail where those of `runs` do not."""
+    """Which seeds of `runs` fail: a loss or gradient is not finite, bigrams of the same tokens do better, or values
+    exceed float16, in which the papers trained; with `against`, which seeds of it fail where those of `runs` do not."""
     sides = (*runs, against) if against else tuple(runs)
-    bad = {name: {one.seed: failed(results, one) for one in results.seeds(name)} for name in sides}
+    bad: dict[str, dict[int, bool]] = {}
+    text = []
+    for name in sides:
+        beyond = {one.seed: one.metrics.get("float16_overflow") is not None for one in results.seeds(name)}
+        bad[name] = {one.seed: beyond[one.seed] or failed(results, one) for one in results.seeds(name)}
+        if beyond:
+            overflow = f" ({sum(beyond.values())} beyond float16)" if any(beyond.values()) else ""
+            text.append(f"{name} {sum(bad[name].values())} of {len(beyond)} seeds failed{overflow}")
     shared = sorted(set.intersection(*(set(of) for of in bad.values())))
     checks = {
         f"{run}, seed {seed}": bad[against or run][seed] and not (against and bad[run][seed])
         for run in runs
         for seed in shared
     }
-    text = [f"{name} {sum(of.values())} of {len(of)} seeds failed" for name, of in bad.items() if of]
-    for name in sides:  # float32 holds what would have failed in the papers' float16
-        if beyond := sum(one.metrics.get("float16_overflow") is not None for one in results.seeds(name)):
-            text.append(f"{name} beyond float16 in {beyond}")
     missing = not_run(results, *sides) or ("fewer than two seeds in common" if len(shared) < 2 else "")
     return trained(results, seeds(results, *sides), text=", ".join(text), checks=checks, missing=missing)
 

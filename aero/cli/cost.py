@@ -1,4 +1,7 @@
-"""`aero cost`: the cost of a private forward pass of one architecture, of two side by side, or of all trained runs."""
+"""`aero cost`: the cost of a private forward pass of one architecture, of two side by side, or of all trained runs.
+
+Without --program, a row that AERO prints is answered as published, with stock SPU and optimised, side by side.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import csv
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +38,6 @@ def add_arguments(cost: argparse.ArgumentParser) -> None:
     )
     cost.add_argument(
         "--program",
-        default="tuned",
         help="tuned (default, optimised), as_written (stock SPU), or with one optimization added or removed: "
         "tuned-lattice_products, as_written+one_qkv",
     )
@@ -58,7 +60,8 @@ def answer(chosen: argparse.Namespace, parameters: Parameters, root: Path) -> st
         raise UserError("give one architecture, or --compare A B, or --pareto; see `aero cost --help`")
     if not chosen.pareto and (chosen.out or chosen.scale):
         raise UserError(f"{'--out' if chosen.out else '--scale'} belongs to --pareto")
-    chosen.program = _program(chosen.program)
+    default = chosen.program is None
+    chosen.program = _program("tuned" if default else chosen.program)
     if chosen.pareto:
         return _pareto(chosen, parameters, root)
     from aero.two_party.cost.composition import estimate
@@ -70,17 +73,62 @@ def answer(chosen: argparse.Namespace, parameters: Parameters, root: Path) -> st
     changes = {key: getattr(chosen, key) for key in CHANGEABLE if getattr(chosen, key) is not None}
     sizes = published_sizes(chosen.model, chosen.context, **changes)
     operations = measured_operations(parameters.two_party.variant(), root)
-    costs = [
-        estimate(_parsed(text), sizes, chosen.program, operations, chosen.extrapolate)
-        for text in (chosen.compare or [chosen.architecture])
-    ]
+
+    def costed(text: str, program: str = chosen.program) -> PassCost:
+        return estimate(_parsed(text), sizes, program, operations, chosen.extrapolate)
+
+    costs = [costed(text) for text in (chosen.compare or [chosen.architecture])]
     checks = Checks.of(root, chosen.program)
+    printed = Printed.of(chosen.architecture, sizes) if default and not chosen.compare else None
+    stock = costed(chosen.architecture, "as_written") if printed else None
     if chosen.json:
         values = [as_json(cost, network, checks) for cost in costs]
+        if printed:
+            values[0]["side_by_side"] = {
+                "published": {"where": printed.where, "bytes": printed.gigabytes * GB, "latency_s": printed.seconds},
+                "stock": as_json(stock, network, Checks.of(root, stock.program)),
+                "optimised": dict(values[0]),
+            }
         return json.dumps(values if chosen.compare else values[0], indent=1, ensure_ascii=False, allow_nan=False)
     if chosen.compare:
-        return "\n".join(compared(costs, network, name, checks))
-    return "\n".join(described(costs[0], network, name, checks))
+        head = f"{_sizes_text(sizes)}, program {chosen.program}: one private forward pass"
+        table = side_by_side([(cost.architecture, cost) for cost in costs], network, name, ratio=True)
+        said = [f"{cost.architecture}:\n" + "\n".join(_accuracy(cost, network, checks)) for cost in costs]
+        return "\n".join([head, *table, *said])
+    (cost,) = costs
+    if not printed:
+        return "\n".join(described(cost, network, name, checks))
+    head = f"{cost.architecture}, {_sizes_text(sizes)}: one private forward pass"
+    table = side_by_side([("published", printed), ("stock SPU", stock), ("optimised", cost)], network, name)
+    said = ["optimised:", *_accuracy(cost, network, checks)]
+    said.append(f"published: {printed.where}, on its authors' network; here: {_link(network, name)}")
+    return "\n".join([head, *table, *said])
+
+
+@dataclass(frozen=True)
+class Printed:
+    """The cost that AERO prints of a row: GB, seconds (None where it prints none), and the table."""
+
+    gigabytes: float
+    seconds: float | None
+    where: str
+
+    @classmethod
+    def of(cls, text: str, sizes: Sizes) -> Printed | None:
+        """Of the row with this architecture and these sizes; None if there is none."""
+        from aero.published import load
+        from aero.two_party.cost.counts import published_sizes
+
+        if sizes != published_sizes(sizes.family, sizes.context):
+            return None
+        for table in load("aero").tables.values():
+            for row in table.rows if "communication" in table.columns else ():
+                setting, amount = table.setting(row), row.cells["communication"].value
+                same = setting["architecture"] == text and setting["context"] == sizes.context
+                if same and setting["model"] == sizes.family and amount is not None:
+                    minutes = row.cells["latency"].value
+                    return cls(amount, None if minutes is None else 60 * minutes, f"AERO, Table {table.number}")
+        return None
 
 
 def _pareto(chosen: argparse.Namespace, parameters: Parameters, root: Path) -> str:
@@ -195,76 +243,83 @@ def described(cost: PassCost, network: Network, name: str, checks: Checks) -> li
     slowest = sorted(cost.seconds_by_kind.items(), key=lambda pair: -pair[1])
     seconds = ", ".join(f"{kind} {amount:.0f}" for kind, amount in slowest if amount >= 0.5)
     rounds = "not measured" if math.isnan(cost.rounds) else f"{cost.rounds:.0f}"
-    link = f"{name} ({network.bandwidth_mbit:g} Mbit/s, {network.rtt_ms:g} ms)"
     return [
         f"{cost.architecture}, {_sizes_text(cost.sizes)}, program {cost.program}: one private forward pass",
         f"  bytes      {cost.bytes / GB:.3f} GB in both directions ({cost.bytes_client / GB:.3f} by the client)",
         f"             {parts}",
         f"  messages   {cost.messages:.0f}, rounds {rounds}",
         f"  computing  {_duration(cost.seconds)} on loopback, s: {seconds}",
-        f"  latency    {_duration(cost.latency(network))} on {link}",
+        f"  latency    {_duration(cost.latency(network))} on {_link(network, name)}",
         *_accuracy(cost, network, checks),
     ]
 
 
 def _accuracy(cost: PassCost, network: Network, checks: Checks) -> Iterable[str]:
-    """Lines about errors and what was measured."""
+    """Lines about what was measured, and how far the answer may be off."""
+    between, beyond = len(cost.interpolated), len(cost.extrapolated)
+    known = f"{cost.operations - between - beyond} of {cost.operations} kinds of operation measured at these sizes"
+    if between:
+        known += f", {between} estimated from neighbouring sizes"
+    if cost.timed_by_law:
+        known += f"; the time of {len(cost.timed_by_law)} estimated from other sizes"
+    yield f"  measured   {known}"
     bounds = {
         "bytes": cost.bytes_error,
         "rounds": cost.rounds_error,
-        "seconds": cost.seconds_error,
+        "computing": cost.seconds_error,
         "latency": cost.latency_error(network),
     }
-    errors = ", ".join(f"{what} {_percent(error)}" for what, error in bounds.items()) + " by interpolation"
-    yield f"  error      {errors if any(bounds.values()) else 'nothing interpolated'}"
+    if any(bounds.values()):
+        said = ", ".join(f"{what} {_percent(error)}" for what, error in bounds.items())
+        yield f"  error      of the estimates: {said}"
+        if math.isinf(cost.seconds_error) and not cost.extrapolated:
+            yield "             (unknown: not timed at so small or large sizes)"
     seen = {"bytes": checks.bytes, "seconds": checks.seconds, "messages": checks.messages}
-    seen = {what: value for what, value in seen.items() if value is not None}
-    if seen:
-        tokens = f" of at most {checks.tokens} tokens" if checks.tokens is not None else ""
-        off = ", ".join(f"{what} by up to {100 * value:.1f} %" for what, value in seen.items())
-        yield f"  composed   differed from complete passes{tokens} in {off}"
+    off = ", ".join(f"{100 * value:.1f} % in {what}" for what, value in seen.items() if value is not None)
+    if off:
+        tokens = f" (up to {checks.tokens} tokens)" if checks.tokens is not None else ""
+        yield f"  checked    complete passes{tokens} differed from such sums by at most {off}"
     once = cost.seconds_timed_once / cost.seconds if cost.seconds else 0.0
     if once >= 0.005:
-        yield f"  timed      once: {100 * once:.0f} % of the seconds"
+        yield f"             {100 * once:.0f} % of the computing time rests on a single run"
     if checks.latency is not None:
-        yield f"  model      latency within {100 * checks.latency:.1f} % of passes of small models over limited links"
-    count = len(cost.interpolated) + len(cost.extrapolated)
-    known = f"{cost.operations - count} of {cost.operations} operations measured at these shapes"
-    if cost.timed_by_law:
-        known += f", {len(cost.timed_by_law)} of them with interpolated seconds"
-    if cost.interpolated:
-        known += f", {len(cost.interpolated)} interpolated"
-    if not cost.by_rule:
-        known += "; counted by tracing, as these sizes or this program have no rule in counts.json"
-    yield f"  from       {known}"
+        yield f"             passes of small models over slow links took the time within {100 * checks.latency:.1f} %"
     if cost.extrapolated:
-        yield f"  EXTRAPOLATED beyond what was measured, no bound: {', '.join(cost.extrapolated)}"
+        yield f"  EXTRAPOLATED beyond what was measured, error unknown: {', '.join(cost.extrapolated)}"
 
 
-def compared(costs: Sequence[PassCost], network: Network, name: str, checks: Checks) -> list[str]:
-    """Two architectures side by side, and the ratio of the first to the second."""
-    first, second = costs
-    lines: list[tuple[str, float, float, str]] = [
-        ("bytes, GB", first.bytes / GB, second.bytes / GB, ".3f"),
-        *((f"  {part}", first.by_part[part] / GB, second.by_part[part] / GB, ".3f") for part in first.by_part),
-        ("messages", first.messages, second.messages, ".0f"),
-        ("rounds", first.rounds, second.rounds, ".0f"),
-        ("computing, s", first.seconds, second.seconds, ".0f"),
-        (f"latency on {name}, s", first.latency(network), second.latency(network), ".0f"),
+def side_by_side(
+    columns: Sequence[tuple[str, PassCost | Printed]], network: Network, name: str, ratio: bool = False
+) -> list[str]:
+    """A table with one column for each cost; ratio: a last column, the first over the second."""
+    costs = [cost for _, cost in columns]
+    parts = next(list(cost.by_part) for cost in costs if not isinstance(cost, Printed))
+
+    def line(
+        label: str, digits: int, of: Callable[[PassCost], float], printed: Callable[[Printed], float | None]
+    ) -> Any:
+        values = [printed(cost) if isinstance(cost, Printed) else of(cost) for cost in costs]
+        cells = ["" if value is None else f"{value:.{digits}f}" for value in values]
+        return [label, *cells, *([f"{values[0] / values[1]:.2f}" if values[1] else "–"] if ratio else [])]
+
+    lines = [
+        ["", *(title for title, _ in columns), *(["ratio"] if ratio else [])],
+        line("bytes, GB", 3, lambda cost: cost.bytes / GB, lambda row: row.gigabytes),
+        *(line(f"  {part}", 3, lambda cost, part=part: cost.by_part[part] / GB, lambda row: None) for part in parts),
+        line("messages", 0, lambda cost: cost.messages, lambda row: None),
+        line("rounds", 0, lambda cost: cost.rounds, lambda row: None),
+        line("computing, s", 0, lambda cost: cost.seconds, lambda row: None),
+        line(f"latency on {name}, s", 0, lambda cost: cost.latency(network), lambda row: row.seconds),
     ]
-    width = max(9, *(len(cost.architecture) for cost in costs))
-    left = max(len(line[0]) for line in lines)
-    table = [f"{'':{left}}  {first.architecture:>{width}}  {second.architecture:>{width}}  ratio"]
-    for label, one, other, digits in lines:
-        ratio = f"{one / other:.2f}" if other else "–"
-        table.append(f"{label:{left}}  {one:>{width}{digits}}  {other:>{width}{digits}}  {ratio:>5}")
-    head = f"{_sizes_text(first.sizes)}, program {first.program}: one private forward pass"
-    said = [f"{cost.architecture}:\n" + "\n".join(_accuracy(cost, network, checks)) for cost in costs]
-    return [head, *table, *said]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join(text.rjust(width) if place else text.ljust(width) for place, (text, width) in pairs).rstrip()
+        for pairs in (list(enumerate(zip(line, widths, strict=True))) for line in lines)
+    ]
 
 
 def as_json(cost: PassCost, network: Network, checks: Checks) -> dict[str, Any]:
-    """Everything about a cost; null where unknown."""
+    """Everything about a cost; null where unknown, ten digits where a number is not whole."""
     sizes = cost.sizes
     found: dict[str, Any] = {"architecture": cost.architecture, "model": sizes.family}
     found |= {key: getattr(sizes, key) for key in ("context", "layers", "heads", "width", "ffn_width", "vocabulary")}
@@ -283,9 +338,19 @@ def as_json(cost: PassCost, network: Network, checks: Checks) -> dict[str, Any]:
     found["latency_model_error"] = checks.latency
     found |= {key: getattr(cost, key) for key in ("seconds_timed_once", "operations")}
     found |= {key: list(getattr(cost, key)) for key in ("timed_by_law", "interpolated", "extrapolated")}
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in found.items()
-    }
+    return _rounded(found)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(one) for key, one in value.items()}
+    if not isinstance(value, float) or value.is_integer():
+        return value
+    return float(f"{value:.10g}") if math.isfinite(value) else None
+
+
+def _link(network: Network, name: str) -> str:
+    return f"{name} ({network.bandwidth_mbit:g} Mbit/s, {network.rtt_ms:g} ms)"
 
 
 def _sizes_text(sizes: Sizes) -> str:

@@ -59,7 +59,7 @@ def as_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
 
 
 def test_one_architecture(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = output(capsys, "SM+ScFuFFN", "--network", "wan")
+    text = output(capsys, "SM+ScFuFFN", "--network", "wan", "--program", "tuned")
     cost = estimate(
         parse("SM+ScFuFFN"), published_sizes("gpt2", 128), "tuned", measured_operations(synthetic_costs.VARIANT)
     )
@@ -69,6 +69,43 @@ def test_one_architecture(project: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert found["composition_error"] == pytest.approx(0.014) and found["interpolated"] == []
     between = as_json(capsys, "SM+ScFuFFN", "--context", "192")
     assert cost.bytes < between["bytes"] and between["interpolated"] and between["bytes_error"] < 0.05
+
+
+def test_a_published_row_is_answered_side_by_side(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = as_json(capsys, "SM+ScFuFFN")
+    stock, optimised = (as_json(capsys, "SM+ScFuFFN", "--program", name) for name in ("as_written", "tuned"))
+    published = {"where": "AERO, Table 4", "bytes": 6.43e9, "latency_s": pytest.approx(60 * 4.76)}
+    assert found.pop("side_by_side") == {"published": published, "stock": stock, "optimised": optimised}
+    assert found == optimised
+    text = output(capsys, "SM+ScFuFFN")
+    line = next(line for line in text.splitlines() if line.startswith("bytes"))
+    assert line.split()[-3:] == ["6.430", f"{stock['bytes'] / 1e9:.3f}", f"{optimised['bytes'] / 1e9:.3f}"]
+    for other in (["SM+R"], ["SM+ScFuFFN", "--layers", "11"], ["SM+ScFuFFN", "--context", "192"]):
+        assert "side_by_side" not in as_json(capsys, *other)
+
+
+def test_numbers_that_are_not_whole_have_ten_digits(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = as_json(capsys, "SM+ScFuFFN", "--context", "192", "--network", "1000,3")
+    values = [value for value in (*found.values(), *found["seconds_by_kind"].values()) if isinstance(value, float)]
+    assert len(values) > 15 and all(value == float(f"{value:.10g}") or value.is_integer() for value in values)
+
+
+def test_times_and_rounds_beyond_those_measured_have_no_bound(
+    project: Path, measured: list[ledger.Measurement], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bytes at T=64 without seconds: the answer has them, estimated from larger contexts, and says so."""
+    small = [replace(row, seconds=math.nan, rounds=math.nan) for row in synthetic_costs.operations((64,), ("SM+R",))]
+    ledger.write(Path(OPERATIONS), {row.key: row for row in (*small, *measured)}.values(), ledger.Measurement)
+    exact = sum(n * synthetic_costs.made(*key).seconds for key, n in needed_at(64).items())
+    for context in (64, 100):
+        found = as_json(capsys, "SM+R", "--context", str(context))
+        assert found["seconds_error"] is None and found["latency_error"] is None and found["bytes_error"] is not None
+        assert not found["extrapolated"] and "unknown" in output(capsys, "SM+R", "--context", str(context))
+        assert found["seconds"] == pytest.approx(exact, rel=0.1) or context == 100
+
+
+def needed_at(context: int) -> dict[tuple[str, str], int]:
+    return counts(parse("SM+R"), published_sizes("gpt2", context), "tuned")[0]
 
 
 def test_rounds_and_latency_have_a_bound(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

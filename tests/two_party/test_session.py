@@ -64,7 +64,7 @@ def served(contexts, monkeypatch):
     monkeypatch.setattr(session, "ready", lambda: None)
     monkeypatch.setattr(session, "renew", lambda: lines.append("renew"))
     door = Listener("127.0.0.1:0", contexts["server"])
-    server = Server(Published(Path("none"), DESCRIPTION, "{}", "0" * 64), Settings(), 5)
+    server = Server(Published(Path("none"), DESCRIPTION, "{}", "0" * 64, "all tokens checked"), Settings(), 5)
 
     def serve():
         while not over:
@@ -114,7 +114,8 @@ def test_clients_that_ask_together_are_answered_in_turn(served, contexts):
         thread.join(20)
     assert answers == {token: [token] for token in range(3)} and list(answers) == [0, 1, 2]
     # The one that gave up is noticed in its turn, and the next client is served at once.
-    assert ask(connect(address, contexts), 7) == [7]
+    client = connect(address, contexts)
+    assert client.checked == "all tokens checked" and ask(client, 7) == [7]
     assert [": 1 new after 1 tokens" in line for line in said(lines, 5)] == [True] * 3 + [False, True]
 
 

@@ -124,14 +124,12 @@ class Operations:
                 found["rounds"], errors["rounds"] = self._modelled("rounds", wanted)
             return OperationCost(found, errors, "measured")
         others = self.groups.get(wanted.group, [])
-        # Rounds may not have been measured at all: the answer then has no bound for them.
-        needed = ["seconds"] if found else [name for name in QUANTITIES if name != "rounds"]
-        sizes = {name: [one for one, *_ in self._points(wanted.group, name)] for name in needed}
-        inside = all(packing.within(wanted.sizes, of_quantity) for of_quantity in sizes.values())
-        models = {name: self.model_for(wanted.group, name, wanted.one_row)[0] for name in needed}
-        unknown = any(model is None or model.error is None for model in models.values())
-        few = min(map(len, sizes.values()))
-        if found and not (inside and few > 1) and not extrapolate:
+        # Rounds and seconds may have been measured at fewer sizes: beyond these the answer has no bound for them.
+        needed = [] if found else [name for name in QUANTITIES if name not in ("rounds", "seconds")]
+        inside = not needed or packing.within(wanted.sizes, [one.sizes for one, _ in others])
+        models = [self.model_for(wanted.group, name, wanted.one_row)[0] for name in needed]
+        unknown = any(model is None or model.error is None for model in models)
+        if len(self._points(wanted.group, "seconds")) < 2 <= len(others) and not extrapolate:
             raise UserError(
                 f"{op} {shape} was measured without seconds, which other shapes do not tell; measure it again on a "
                 "quiet machine, without --no-seconds, or see --extrapolate"
@@ -145,8 +143,8 @@ class Operations:
             )
         if unknown and not extrapolate:
             raise UserError(
-                f"{op} {shape} was not {'timed' if found else 'measured'}, and {few} measured shapes of its kind are "
-                f"too few to interpolate with a known error; {_REMEDY}"
+                f"{op} {shape} was not measured, and {len(others)} measured shapes of its kind are too few to "
+                f"interpolate with a known error; {_REMEDY}"
             )
         values = {name: value for name, value in found.items() if not math.isnan(value)}
         errors = dict.fromkeys(values, 0.0)

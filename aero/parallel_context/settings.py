@@ -41,6 +41,13 @@ class TaskSettings(Strict):
     remedies: tuple[Positive, ...]
 
 
+class CostSettings(Strict):
+    """Lengths of the contexts, and P, whose time and memory are measured."""
+
+    tokens: tuple[Positive, ...] = Field(min_length=1)
+    segments: tuple[Positive, ...] = Field(min_length=1)
+
+
 class ParallelContextSettings(Strict):
     """The whole section. sinks: shared prefixes by name, the first for every remedy, the others for comparison."""
 
@@ -48,6 +55,7 @@ class ParallelContextSettings(Strict):
     selection: SelectionSettings
     ablation: AblationSettings
     tasks: dict[str, TaskSettings]
+    cost: CostSettings
 
     def blocks(self, kind: Kind, task: TaskSettings, segments: tuple[int, ...] = ()) -> list[Block]:
         """What is measured of every context of a task. segments: other P than the task's."""

@@ -6,17 +6,20 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 from tiny_models import VOCABULARY, hugging_face, ids
+from transformers import AutoModelForCausalLM
 
 from aero.config import load
 from aero.errors import UserError
 from aero.parallel_context import pretrained, tasks
+from aero.parallel_context.encoding import encode, read
 from aero.parallel_context.hugging_face import HuggingFaceModel
 from aero.parallel_context.measure import PARTS, Block, rows_of
 from aero.parallel_context.selection import Selection
 from aero.parallel_context.settings import settings
 from aero.parallel_context.tasks import TASKS, Context
-from stages import keep, parallel_context
+from stages import keep, parallel_context, parallel_context_cost
 
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = [ids(1, 2 + number % 3, seed=number)[0].tolist() for number in range(8)]
@@ -147,11 +150,40 @@ def test_the_stage_goes_on_where_it_stopped(llama, tmp_path, monkeypatch):
         parallel_context.main(["--model", str(tmp_path / "nothing")])
 
 
-def test_a_missing_package_is_one_line(monkeypatch, tmp_path):
+def test_a_missing_package_is_one_line_and_skips_the_stages(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(pretrained.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install") as caught:
         pretrained.smollm2(tmp_path / "none")
     assert "\n" not in str(caught.value) and not (tmp_path / "none").exists()
+    for stage in (parallel_context, parallel_context_cost):
+        stage.main([])
+        assert "skipped" in (printed := capsys.readouterr().out) and printed.count("\n") == 1
+    assert not list(tmp_path.iterdir())
     tasks._bible.cache_clear()
     with pytest.raises(UserError, match="pip install"):
         tasks._bible()
+
+
+def test_time_and_memory(llama, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    values = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    values["parallel_context"]["cost"] = {"tokens": [64], "segments": [4]}
+    Path("params.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+    parallel_context_cost.main(["--model", str(llama), "--out", "cost.json"])
+    (row,) = json.loads(Path("cost.json").read_text())["rows"]
+    assert row["attention_pairs"] == 4 * 16 * 17 // 2 and row["cpu_s"] >= 0 and row["peak_bytes"] >= 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(pretrained.missing()), reason="the extra `pretrained` is not installed")
+def test_one_segment_of_smollm2_equals_full_attention(tmp_path):
+    """In double precision, so that the comparison is of the method and not of rounding."""
+    folder = pretrained.smollm2(tmp_path / "smollm2")
+    assert json.loads((folder / "source.json").read_text())["sha256"] == pretrained.sha256(folder / "model.safetensors")
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    tokens = torch.arange(1000, 1150)[None]
+    expected = plain(tokens).logits[:, 100:]
+    model = HuggingFaceModel(plain)
+    reading = read(model, encode(model, [tokens[:, :100]]), tokens[:, 100:])
+    assert (reading.logits - expected).abs().max() < 1e-5 < expected.abs().max()

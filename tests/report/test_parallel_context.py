@@ -1,6 +1,4 @@
-"""Tables, figures and statistics of Parallel Context Encoding, from the committed results and by hand."""
-
-from __future__ import annotations
+"""Tables, figures and statistics of parallel context encoding, from the committed results and without any."""
 
 import json
 import math
@@ -10,12 +8,12 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from aero.report.papers import parallel_context, parallel_figures
-from aero.report.papers.parallel_context import loss_of, lost, own_models, pearson, summary
+from aero.report.papers import parallel_context as pc
+from aero.report.papers import parallel_figures
 from aero.report.results import load
 
 ROOT = Path(__file__).resolve().parents[2]
-TABLES = ("table_main", "table_ablation", "table_cost", "table_methods")
+TABLES = ("table_main", "table_ablation", "table_methods", "table_cost")
 FIGURES = [name for name in vars(parallel_figures) if name.startswith("figure_")]
 
 
@@ -32,10 +30,10 @@ def empty(tmp_path):
 
 @pytest.mark.parametrize("name", TABLES)
 def test_tables(name, results, empty):
-    of = own_models if name == "table_methods" else (lambda results: results)
-    made = getattr(parallel_context, name)(of(results))
-    assert len(made) and made.shape[1] <= 6
-    assert isinstance(getattr(parallel_context, name)(of(empty)), pd.DataFrame)
+    of = pc.measured if name == "table_methods" else (lambda results: results)
+    made = getattr(pc, name)(of(results))
+    assert (len(made) or pc.costs(results) is None) and made.shape[1] <= 6
+    assert isinstance(getattr(pc, name)(of(empty)), pd.DataFrame)
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -47,49 +45,80 @@ def test_figures(name, results, empty):
 
 
 def test_committed_tables_are_those_of_the_results(results):
-    for path, text in parallel_context.files(results).items():
+    for path, text in pc.files(results).items():
         assert text == (ROOT / path).read_text(encoding="utf-8")
 
 
-def row(score, low, high, task="icl"):
-    return {"task": task, "score": score, "low": low, "high": high, "entropy": 1.0, "episodes": 9}
+RUN = {"model": "m", "selection": {"top_k": 2, "aggregation": {"icl": "HT", "lm": "none"}}, "sinks": {"one": "1"}}
+SETTING = dict.fromkeys(pc.Setting.__dataclass_fields__)
 
 
-def test_interval_over_episodes_where_seeds_agree():
-    agree = summary({1: row(90.0, 80.0, 95.0), 2: row(90.0, 80.0, 95.0)})
-    assert (agree.estimate.low, agree.estimate.high, agree.episodes) == (80.0, 95.0, 9)
-    alone = summary({1: row(6.0, 5.0, 7.0, "lm")})
-    assert (alone.estimate.low, alone.estimate.high, alone.episodes) == (5.0, 7.0, 9)
-    differ = summary({1: row(99.0, 0, 0), 2: row(95.0, 0, 0)})
-    assert differ.estimate.mean == 97 and differ.estimate.high == 100 and differ.episodes is None
-    assert summary({}) is None
+def row(task, context, segments, scores, **changes):
+    values = {"task": task, "context": context, "scores": scores, "entropies": [1.0 + segments] * len(scores)}
+    return SETTING | values | {"segments": segments} | changes
 
 
-def test_loss_between_two_settings():
-    """Seeds agree: Newcombe's interval, 10 - hypot(5, 1) to 10 + hypot(10, 2)."""
-    pair = row(80.0, 70.0, 85.0), row(90.0, 89.0, 92.0)
-    found = lost({1: pair, 2: pair})
-    assert found.estimate.mean == 10 and found.episodes == 9
-    assert found.estimate.low == pytest.approx(10 - math.hypot(5, 1))
-    assert found.estimate.high == pytest.approx(10 + math.hypot(10, 2))
-    assert loss_of(row(math.e, 0, 0, "lm")) == 1 and loss_of(row(30.0, 0, 0)) == 70
-    assert lost({}) is None
+@pytest.fixture
+def made(empty):
+    """Two contexts of classification: 3 of 4 right at P = 1, 1 of 4 at P = 2; and a text of two parts."""
+    rows = [
+        row("words", 0, 1, [1.0, 1.0]),
+        row("words", 1, 1, [0.0, 1.0]),
+        row("words", 0, 2, [1.0, 0.0], entropy_by_layer=[1.0, 2.0]),
+        row("words", 1, 2, [0.0, 0.0], entropy_by_layer=[3.0, 4.0]),
+        row("docs", 0, 1, [1.0, 2.0]),
+        row("docs", 0, 2, [1.5, 2.7]),
+    ]
+    folder = empty.root / "results/parallel_context"
+    folder.mkdir(parents=True)
+    lines = "".join(json.dumps(one) + "\n" for one in ({"run": RUN}, *rows))
+    (folder / f"{pc.MODEL}.jsonl").write_text(lines, encoding="utf-8")
+    return pc.measured(empty)
+
+
+def test_scores_over_episodes_by_hand(made):
+    """Wilson's interval of 3 of 4: (0.75 + 0.48015) / 1.96037 = 0.62751, half 0.32680."""
+    full = pc.score(made, "words", pc.Setting(1))
+    assert (full.mean, full.low, full.high) == pytest.approx((75.0, 30.06, 95.44), abs=0.02)
+    text = pc.score(made, "docs", pc.Setting(1))
+    assert text.mean == pytest.approx(math.exp(1.5)) and text.low == pytest.approx(
+        math.exp(1.5 - 12.706 * 0.5), rel=1e-3
+    )
+    assert pc.score(made, "words", pc.Setting(4)) is None
+    assert made.layers("words", pc.Setting(2), "entropy_by_layer").tolist() == [2.0, 3.0]
+
+
+def test_differences_are_paired(made):
+    """2 of 4 pairs get worse: (2 + 0.5 - 0.5) / 6 = 0.3333, half 1.96 sqrt(3 / 6 - 0.1111) / sqrt 6 = 0.4990."""
+    found = pc.lost(made, "words", pc.Setting(2), pc.Setting(1))
+    assert (found.mean, found.low, found.high) == pytest.approx((50.0, -16.57, 83.23), abs=0.02)
+    found = pc.lost(made, "docs", pc.Setting(2), pc.Setting(1))
+    assert found.mean == pytest.approx(0.6) and found.low == pytest.approx(0.6 - 12.706 * 0.1, rel=1e-3)
+    same = pc.lost(made, "words", pc.Setting(1), pc.Setting(1))
+    assert same.mean == 0 and same.low < 0 < same.high, "four equal pairs are no proof"
+    assert pc.entropy_change(made, "words", pc.Setting(2), pc.Setting(1)).mean == 1
+    assert pc.lost(made, "words", pc.Setting(4), pc.Setting(1)) is None
+
+
+def test_the_gate_needs_room_on_both_sides(made, monkeypatch):
+    assert pc.gate(made, "words") == pc.gate(made, "docs") == "" and pc.gate(made, "pairs") == "not measured"
+    monkeypatch.setitem(pc.CHANCE, "words", 31.0)
+    assert "chance" in pc.gate(made, "words")
+    monkeypatch.setitem(pc.CHANCE, "words", 25.0)
+    made.rows["words", pc.Setting(1)] = [row("words", 0, 1, [1.0] * 40)]
+    assert "ceiling" in pc.gate(made, "words")
 
 
 def test_correlation_by_hand():
     """r = 8 / 10; artanh 0.8 = 1.09861, half 1.95996 / sqrt 2 = 1.38590."""
-    found = pearson([1, 2, 3, 4, 5], [2, 1, 4, 3, 5])
+    found = pc.pearson([1, 2, 3, 4, 5], [2, 1, 4, 3, 5])
     assert found.mean == pytest.approx(0.8) and (found.low, found.high) == pytest.approx((-0.2796, 0.9862), abs=1e-3)
-    assert pearson([1, 2, 3, 4], [4, 3, 2, 1]).mean == pytest.approx(-1) and math.isnan(pearson([1, 2], [3, 3]).mean)
-    assert pearson([1, 2, 4], [2, 1, 5]).low is None
+    assert pc.pearson([1, 2, 3, 4], [4, 3, 2, 1]).mean == pytest.approx(-1)
+    assert math.isnan(pc.pearson([1, 2], [3, 3]).mean) and pc.pearson([1, 2, 4], [2, 1, 5]).low is None
 
 
-def test_partial_measurement_does_not_replace_a_complete_one(empty):
-    folder, fresh = (empty.root / f"{place}/parallel_context/laptop" for place in ("results", "runs"))
-    values = {"model": "own", "scale": "laptop", "seed": 1, "selection": {}, "rows": []}
-    for path, more in ((folder, {"mark": 1}), (fresh, {"mark": 2, "part": True})):
-        path.mkdir(parents=True)
-        (path / "seed_1.json").write_text(json.dumps(values | more), encoding="utf-8")
-    assert [model.values["mark"] for model in own_models(empty)] == [1]
-    (fresh / "seed_1.json").write_text(json.dumps(values | {"mark": 3}), encoding="utf-8")
-    assert [model.values["mark"] for model in own_models(empty)] == [3]
+def test_fresh_files_replace_committed_ones(made, empty):
+    fresh = empty.root / "runs/parallel_context"
+    fresh.mkdir(parents=True)
+    (fresh / f"{pc.MODEL}.jsonl").write_text(json.dumps({"run": RUN | {"model": "new"}}) + "\n", encoding="utf-8")
+    assert made.about["model"] == "m" and pc.measured(empty).about["model"] == "new"

@@ -1,10 +1,11 @@
-"""Parallel Context Encoding: results, and tables of performance, remedies, correlation and cost."""
+"""Parallel Context Encoding: what was measured on the pretrained model; tables of performance, remedies and cost."""
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,18 +15,24 @@ import pandas as pd
 from scipy.stats import pearsonr
 
 from aero.published import Table, load
-from aero.report.results import SCALES, Results
+from aero.report.results import Results
 from aero.report.statistics import CONFIDENCE, Estimate, estimate
 from aero.report.tables import COLUMNS, NOT_COMPARABLE, csv_text
 
 PAPER = "parallel_context"
-TASKS = {
-    "lm": "language modelling",
-    "icl": "in-context classification",
-    "rag": "retrieved passages",
-    "synthetic": "key-value retrieval",
+MODEL = "smollm2-135m"
+SCALE = "pretrained"
+KINDS = {"bible": "lm", "docs": "lm", "words": "icl", "people": "rag", "pairs": "synthetic"}
+TITLES = {
+    "bible": "King James Bible",
+    "docs": "reference prose",
+    "words": "word classes",
+    "people": "people and towns",
+    "pairs": "UUID pairs",
 }
-UNITS = {"lm": "perplexity", "icl": "% right", "rag": "% SubEM", "synthetic": "% SubEM"}
+CHANCE = {"words": 25.0, "people": 100 / 24, "pairs": 0.0}
+"""Per cent right of a guess."""
+CEILING = 98.0
 METHODS = {"naive": "no remedy", "sink": "shared sink", "select": "selective", "both": "sink and selective"}
 Row = dict[str, Any]
 
@@ -34,163 +41,176 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One model's result file: `values` as stages.parallel_context writes them, `path` relative to the root."""
+class Setting:
+    """P, and the names of what differs from plain parallel encoding: a shared prefix, a selection, an oracle."""
 
-    path: str
-    values: dict[str, Any]
-
-    @property
-    def seed(self) -> int:
-        return int(self.values["seed"])
-
-    def segments(self, task: str) -> list[int]:
-        """The P that were measured, rising."""
-        return sorted({row["segments"] for row in self.values["rows"] if row["task"] == task})
-
-    def units(self, task: str) -> int | None:
-        """Units of the task's shortest context, which P cannot exceed; None if the file does not say."""
-        return self.values.get("tasks", {}).get(task, {}).get("units")
-
-    def row(self, task: str, segments: int, method: str) -> Row | None:
-        """The measurement of one of `METHODS`, if any."""
-        selection = self.values["selection"]
-        default = (selection["top_k"], selection["aggregation"][task])
-        chosen = default if method in ("select", "both") else (None, None)
-        return self.exact(task, segments, "sink" if method in ("sink", "both") else None, *chosen)
-
-    def exact(
-        self, task: str, segments: int, sink: str | None, top_k: int | None, aggregation: str | None
-    ) -> Row | None:
-        wanted = {"task": task, "segments": segments, "sink": sink, "top_k": top_k, "aggregation": aggregation}
-        return next((row for row in self.values["rows"] if all(row[key] == wanted[key] for key in wanted)), None)
-
-
-def own_models(results: Results) -> list[Measured]:
-    """The decoders trained here at one scale, by seed: the report's scale, else the largest that has results."""
-    found: dict[tuple[str, int], Measured] = {}
-    for measured in _files(results.root):
-        key = (measured.values["scale"], measured.seed)
-        # A measurement of some tasks or some P does not replace a whole one.
-        if measured.values.get("model") == "own" and not (measured.values.get("part") and key in found):
-            found[key] = measured
-    scale = next((s for s in (results.scale, *SCALES) if any(key[0] == s for key in found)), None)
-    return [found[key] for key in sorted(found) if key[0] == scale]
-
-
-def other_models(results: Results) -> list[Measured]:
-    """Models that were not trained here, one each."""
-    found = {m.values["model"]: m for m in _files(results.root) if m.values.get("model") != "own"}
-    return [found[name] for name in sorted(found)]
-
-
-def _files(root: Path) -> Iterator[Measured]:
-    """Committed files first, so that fresh ones replace them."""
-    for folder in ("results/parallel_context", "runs/parallel_context"):
-        for path in sorted((root / folder).rglob("*.json")):
-            values = json.loads(path.read_text(encoding="utf-8"))
-            if {"rows", "selection", "scale", "seed"} <= values.keys():
-                yield Measured(str(path.relative_to(root)), values)
-
-
-def costs(results: Results) -> Measured | None:
-    """Time and memory, fresh or committed; None if they were not measured."""
-    for folder in ("runs/parallel_context", *(f"results/parallel_context/{s}" for s in (results.scale, *SCALES))):
-        path = results.root / folder / "cost.json"
-        if path.is_file():
-            return Measured(str(path.relative_to(results.root)), json.loads(path.read_text(encoding="utf-8")))
-    return None
-
-
-def largest(models: Sequence[Measured], task: str) -> int | None:
-    """The largest P of any of the models; None if the task was not measured."""
-    return max((p for m in models for p in m.segments(task)), default=None)
-
-
-def all_segments(models: Sequence[Measured], task: str) -> list[int]:
-    """The P of all models, rising."""
-    return sorted({p for m in models for p in m.segments(task)})
-
-
-def impossible(models: Sequence[Measured], task: str, segments: int) -> str:
-    """ "only 32 pieces" where the task's contexts have fewer units than P, else ""."""
-    units = [u for m in models if (u := m.units(task)) is not None]
-    return f"only {max(units)} pieces" if units and segments > max(units) else ""
+    segments: int
+    sink: str | None = None
+    top_k: int | None = None
+    aggregation: str | None = None
+    mass: float | None = None
+    oracle: str | None = None
 
 
 @dataclass(frozen=True)
-class Summary:
-    """A mean over seeds with a 95 % interval. episodes: how many the interval is over, None for one over seeds."""
+class Measured:
+    """One model's file: `about` is its last run, `rows` by task and setting, one a context; path from the root."""
 
-    estimate: Estimate
-    episodes: int | None = None
+    path: str
+    about: Row
+    rows: dict[tuple[str, Setting], list[Row]]
+    selection: Row
+    sinks: tuple[str, ...]
 
-    def text(self, digits: int, unit: str = "", label: str = "ep.") -> str:
-        """ "99.2 [95.7, 99.9] ep." for an interval over episodes."""
-        return self.estimate.text(digits, unit) + (f" {label}" if self.episodes else "")
+    @property
+    def tasks(self) -> list[str]:
+        """The measured tasks, in order."""
+        return [task for task in KINDS if self.segments(task)]
+
+    def segments(self, task: str) -> list[int]:
+        """The P that were measured, rising."""
+        return sorted({setting.segments for name, setting in self.rows if name == task})
+
+    def setting(self, task: str, segments: int, method: str = "naive", **changes: Any) -> Setting:
+        """One of `METHODS` at P segments, with `changes` of its selection."""
+        chosen = {"sink": self.sinks[0]} if method in ("sink", "both") else {}
+        if method in ("select", "both"):
+            chosen |= {"top_k": self.selection["top_k"], "aggregation": self.selection["aggregation"][KINDS[task]]}
+        return Setting(segments, **chosen | changes)
+
+    def values(self, task: str, setting: Setting, what: str = "scores") -> dict[tuple[int, int], float]:
+        """A number of every episode, by context and place: `scores` (1, 0, or nats) or `entropies`."""
+        found = self.rows.get((task, setting), [])
+        return {(row["context"], place): value for row in found for place, value in enumerate(row[what])}
+
+    def layers(self, task: str, setting: Setting, what: str) -> np.ndarray | None:
+        """A number of every layer, mean over contexts; None if not measured."""
+        found = [row[what] for row in self.rows.get((task, setting), []) if what in row]
+        return np.mean(found, 0) if found else None
 
 
-def summary(rows: Mapping[int, Row]) -> Summary | None:
-    """The mean score over seeds; None if there is none.
+@functools.cache
+def _read(root: Path, path: Path, changed: int) -> Measured:
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    rows: dict[tuple[str, Setting], list[Row]] = {}
+    for row in lines:
+        if "task" in row:
+            setting = Setting(**{name: row[name] for name in Setting.__dataclass_fields__})
+            rows.setdefault((row["task"], setting), []).append(row)
+    about = next(row["run"] for row in reversed(lines) if "run" in row)
+    return Measured(str(path.relative_to(root)), about, rows, about["selection"], tuple(about["sinks"]))
 
-    The seeds share their episodes. Where all seeds agree, or there is one, the spread over seeds is no interval, and
-    the row's own interval over episodes is used. Per cents are clipped to 0 and 100.
+
+def models(results: Results) -> dict[str, Measured]:
+    """Every measured model by name; fresh files replace committed ones."""
+    found = {}
+    for folder in ("results/parallel_context", "runs/parallel_context"):
+        for path in sorted((results.root / folder).glob("*.jsonl")):
+            found[path.stem] = _read(results.root, path, path.stat().st_mtime_ns)
+    return found
+
+
+def measured(results: Results) -> Measured | None:
+    """The pretrained model that the report is about; None if it was not measured."""
+    return models(results).get(MODEL)
+
+
+def costs(results: Results) -> Row | None:
+    """Time and memory, fresh or committed, with the file's `path`; None if they were not measured."""
+    for folder in ("runs/parallel_context", "results/parallel_context"):
+        path = results.root / folder / "cost.json"
+        if path.is_file():
+            return json.loads(path.read_text(encoding="utf-8")) | {"path": f"{folder}/cost.json"}
+    return None
+
+
+# Statistics -----------------------------------------------------------------------------------------------------------
+
+
+def is_text(task: str) -> bool:
+    return KINDS[task] == "lm"
+
+
+def score(model: Measured, task: str, setting: Setting) -> Estimate | None:
+    """Perplexity, or per cent right, with a 95 % interval over episodes; None if not measured.
+
+    Of perplexity the t-interval of the mean loss, of per cent Wilson's.
     """
-    found = estimate({seed: row["score"] for seed, row in rows.items()})
-    if found is None:
+    values = list(model.values(task, setting).values())
+    if not values:
         return None
-    first = next(iter(rows.values()))
-    per_cent = first["task"] != "lm"
-    if len(found.seeds) == 1 or (per_cent and len({row["score"] for row in rows.values()}) == 1):
-        return Summary(Estimate(found.mean, first["low"], first["high"], found.seeds), int(first["episodes"]))
-    if per_cent:
-        found = Estimate(found.mean, max(0.0, found.low), min(100.0, found.high), found.seeds)
-    return Summary(found)
+    if is_text(task):
+        nats = over(values)
+        ends = (math.exp(end) if end is not None else None for end in (nats.low, nats.high))
+        return Estimate(math.exp(nats.mean), *ends, ())
+    mean, count, z = sum(values) / len(values), len(values), 1.959963984540054
+    centre = (mean + z * z / (2 * count)) / (1 + z * z / count)
+    half = z * math.sqrt(mean * (1 - mean) / count + z * z / (4 * count * count)) / (1 + z * z / count)
+    return Estimate(100 * mean, 100 * (centre - half), 100 * (centre + half), ())
 
 
-def lost(pairs: Mapping[int, tuple[Row, Row]]) -> Summary | None:
-    """How much more the first of two rows loses than the second, over seeds; None for no seed.
+def over(values: Sequence[float]) -> Estimate:
+    """Mean and t-interval over episodes."""
+    found = estimate(dict(enumerate(values)))
+    return Estimate(found.mean, found.low, found.high, ())
 
-    Where all seeds agree on per cents, the interval is Newcombe's, of the two Wilson intervals over episodes.
+
+def lost(model: Measured, task: str, one: Setting, other: Setting) -> Estimate | None:
+    """How much more is lost at `one` than at `other`, over the episodes of both: nats, or points of per cent.
+
+    Of points the interval of Agresti and Min, which adds half an episode to each of the four outcomes of a pair.
     """
-    differences = {seed: loss_of(one) - loss_of(other) for seed, (one, other) in pairs.items()}
-    found = estimate(differences)
-    if found is None:
+    first, second = model.values(task, one), model.values(task, other)
+    pairs = [(first[episode], second[episode]) for episode in first.keys() & second.keys()]
+    if not pairs:
         return None
-    one, other = next(iter(pairs.values()))
-    if not found.has_interval or one["task"] == "lm":
-        return Summary(found)
-    low, high, episodes = found.low, found.high, None
-    if len(set(differences.values())) == 1:
-        low = found.mean - math.hypot(one["high"] - one["score"], other["score"] - other["low"])
-        high = found.mean + math.hypot(one["score"] - one["low"], other["high"] - other["score"])
-        episodes = int(one["episodes"])
-    return Summary(Estimate(found.mean, max(-100.0, low), min(100.0, high), found.seeds), episodes)
+    if is_text(task):
+        return over([a - b for a, b in pairs])
+    worse, better, count = (sum(a < b for a, b in pairs), sum(a > b for a, b in pairs), len(pairs))
+    difference = (worse - better) / (count + 2)
+    half = 1.959963984540054 * math.sqrt((worse + better + 1) / (count + 2) - difference**2) / math.sqrt(count + 2)
+    ends = (max(-100.0, 100 * (difference - half)), min(100.0, 100 * (difference + half)))
+    return Estimate(100 * (worse - better) / count, *ends, ())
 
 
-def by_seed(models: Sequence[Measured], task: str, segments: int, method: str, what: str = "score") -> dict[int, float]:
-    """A number of every seed at one setting; seeds without it are left out."""
-    rows = {m.seed: m.row(task, segments, method) for m in models}
-    return {seed: row[what] for seed, row in rows.items() if row is not None and row[what] is not None}
+def entropy_change(model: Measured, task: str, one: Setting, other: Setting) -> Estimate | None:
+    """Entropy of the query's attention at `one` minus that at `other`, over the episodes of both, in nats."""
+    first, second = (model.values(task, setting, "entropies") for setting in (one, other))
+    both = sorted(first.keys() & second.keys())
+    return over([first[episode] - second[episode] for episode in both]) if both else None
 
 
-def loss_of(row: Row) -> float:
+def gate(model: Measured, task: str) -> str:
+    """Why full attention leaves a task nothing to show, "" if it does not: it must beat chance, and not be perfect."""
+    full = score(model, task, model.setting(task, 1))
+    if full is None:
+        return "not measured"
+    if is_text(task):
+        return ""
+    if full.low <= CHANCE[task]:
+        return f"full attention is not above chance: {full.text(0)} % of {CHANCE[task]:.0f} %"
+    return f"full attention is at the ceiling: {full.text(0)} %" if full.mean >= CEILING else ""
+
+
+def loss_of(task: str, value: float) -> float:
     """A score as a loss: nats for a perplexity, per cent wrong for per cent right."""
-    return math.log(row["score"]) if row["task"] == "lm" else 100 - row["score"]
+    return math.log(value) if is_text(task) else 100 - value
 
 
-def mean_curve(models: Sequence[Measured], task: str, method: str) -> list[tuple[int, float, float]]:
-    """P, entropy and loss, means over seeds, of one of `METHODS`."""
+def curve(model: Measured, task: str, method: str = "naive") -> list[tuple[int, float, float]]:
+    """P, mean entropy and loss with one of `METHODS`, where measured."""
     points = []
-    for p in all_segments(models, task):
-        if rows := [row for m in models if (row := m.row(task, p, method))]:
-            points.append((p, _mean(row["entropy"] for row in rows), _mean(loss_of(row) for row in rows)))
+    for p in model.segments(task):
+        setting = model.setting(task, p, method)
+        if (found := score(model, task, setting)) is not None:
+            entropies = list(model.values(task, setting, "entropies").values())
+            points.append((p, sum(entropies) / len(entropies), loss_of(task, found.mean)))
     return points
 
 
-def correlation(models: Sequence[Measured], task: str) -> Estimate:
-    """Pearson's r of entropy and loss over P, P = 1 included, of the curves averaged over seeds, without a remedy."""
-    points = mean_curve(models, task, "naive")
+def correlation(model: Measured, task: str) -> Estimate:
+    """Pearson's r of entropy and loss over P, P = 1 included, without a remedy."""
+    points = curve(model, task)
     return pearson([entropy for _, entropy, _ in points], [loss for _, _, loss in points])
 
 
@@ -208,140 +228,115 @@ def correlation_text(found: Estimate) -> str:
     return "not defined" if math.isnan(found.mean) else found.text()
 
 
-def _mean(values: Iterator[float]) -> float:
-    numbers = list(values)
-    return math.fsum(numbers) / len(numbers)
-
-
 # Tables ---------------------------------------------------------------------------------------------------------------
 
 
 def files(results: Results) -> dict[Path, str]:
-    """reports/tables/parallel_context_table_main.csv and _ablation.csv: a line a published cell."""
-    models, printed = own_models(results), load(PAPER).tables
-    folder = Path("reports/tables")
-    return {folder / f"{PAPER}_table_{name}.csv": _csv(models, printed[name]) for name in ("main", "ablation")}
+    """reports/tables/parallel_context_table_main.csv and _ablation.csv: a line a published cell and task."""
+    folder, printed = Path("reports/tables"), load(PAPER).tables
+    return {folder / f"{PAPER}_table_{name}.csv": _csv(measured(results), printed[name]) for name in printed}
 
 
-def _csv(models: Sequence[Measured], printed: Table) -> str:
+def _csv(model: Measured | None, printed: Table) -> str:
     lines = []
     for row in printed.rows:
-        for task, cell in row.cells.items():
-            p = _segments_of(models, printed, row.name, task)
-            of = summary(_rows_of(models, printed, row.name, task, p))
-            found = of.estimate if of else None
-            interval = found is not None and found.has_interval
-            lines.append(
-                {
-                    "row": row.name,
-                    "column": cell.column.label,
-                    "published": cell.text,
-                    "measured": f"{found.mean:.6g}" if found else "",
-                    "unit": cell.column.unit,
-                    "scale": models[0].values["scale"] if found else "",
-                    "seeds": " ".join(map(str, found.seeds)) if found else "",
-                    "ci_low": f"{found.low:.6g}" if interval else "",
-                    "ci_high": f"{found.high:.6g}" if interval else "",
-                    "note": _note(of, models, printed, task, p),
-                }
-            )
+        for kind, cell in row.cells.items():
+            for task in [task for task in model.tasks if KINDS[task] == kind] if model else [None]:
+                setting = _setting_of(model, printed, row.name, task) if task else None
+                found = score(model, task, setting) if task else None
+                lines.append(
+                    {
+                        "row": row.name,
+                        "column": cell.column.label,
+                        "published": cell.text,
+                        "measured": f"{found.mean:.6g}" if found else "",
+                        "unit": cell.column.unit,
+                        "scale": SCALE if found else "",
+                        "seeds": "",
+                        "ci_low": f"{found.low:.6g}" if found and found.has_interval else "",
+                        "ci_high": f"{found.high:.6g}" if found and found.has_interval else "",
+                        "note": _note(model, task, setting) if found else "not measured yet",
+                    }
+                )
     return csv_text(lines, COLUMNS)
 
 
-def _segments_of(models: Sequence[Measured], printed: Table, row: str, task: str) -> int | None:
-    """The P at which a printed cell is measured: its own, or for an ablation the largest of the task."""
+def _note(model: Measured, task: str, setting: Setting) -> str:
+    episodes = len(model.values(task, setting))
+    own = f"{MODEL}, {TITLES[task]}, P={setting.segments}: interval over {episodes} episodes"
+    return f"{NOT_COMPARABLE}: published for another model and other data; {own}"
+
+
+def _setting_of(model: Measured, printed: Table, row: str, task: str) -> Setting:
+    """The setting that a printed row is measured at; the ablation's at the largest P of the task."""
     if printed.number == "main":
-        return 1 if row.startswith("Full") else int(row.removeprefix("P="))
-    return largest(models, task)
-
-
-def _rows_of(models: Sequence[Measured], printed: Table, row: str, task: str, p: int | None) -> dict[int, Row]:
-    """The measurements by seed for one printed cell."""
-    if not models or p is None:
-        return {}
-    if printed.number == "main":
-        found = {m.seed: m.row(task, p, "naive") for m in models}
-    else:
-        selection = models[0].values["selection"]
-        kind, _, value = row.partition("=")
-        top_k = int(value) if kind == "TopK" else selection["top_k"]
-        aggregation = selection["aggregation"][task] if kind == "TopK" else value or "none"
-        found = {m.seed: m.exact(task, p, None, top_k, aggregation) for m in models}
-    return {seed: entry for seed, entry in found.items() if entry is not None}
-
-
-def _note(found: Summary | None, models: Sequence[Measured], printed: Table, task: str, p: int | None) -> str:
-    if found is None:
-        return (p is not None and impossible(models, task, p)) or "not measured yet"
-    notes = []
-    published_at = printed.dimensions.get("segments")
-    if published_at is not None and p != int(published_at):
-        notes.append(f"{NOT_COMPARABLE}: measured at P={p}, published at P={published_at}")
-    if found.episodes:
-        why = "one seed" if len(found.estimate.seeds) == 1 else "seeds agree"
-        notes.append(f"{why}: Wilson interval over {found.episodes} episodes")
-    return "; ".join(notes)
+        return model.setting(task, 1 if row.startswith("Full") else int(row.removeprefix("P=")))
+    kind, _, value = row.partition("=")
+    change = {"top_k": int(value)} if kind == "TopK" else {"aggregation": value or "none"}
+    return model.setting(task, max(model.segments(task)), "select", **change)
 
 
 def table_main(results: Results) -> pd.DataFrame:
     """Full attention against P segments without a remedy: published / measured."""
-    return _published_and_measured(own_models(results), load(PAPER).tables["main"])
+    return _beside_published(measured(results), load(PAPER).tables["main"])
 
 
 def table_ablation(results: Results) -> pd.DataFrame:
     """Selective attention by K and aggregation at the largest P of each task: published / measured."""
-    return _published_and_measured(own_models(results), load(PAPER).tables["ablation"])
+    return _beside_published(measured(results), load(PAPER).tables["ablation"])
 
 
-def _published_and_measured(models: Sequence[Measured], printed: Table) -> pd.DataFrame:
+def _beside_published(model: Measured | None, printed: Table) -> pd.DataFrame:
     rows = []
     for row in printed.rows:
         line = {"attention": row.name}
-        for task in TASKS:
-            p = _segments_of(models, printed, row.name, task)
-            found = _cell(_rows_of(models, printed, row.name, task, p))
-            cell = row.cells.get(task)
-            absent = impossible(models, task, p) if p is not None else ""
-            line[f"{TASKS[task]}, {UNITS[task]}"] = f"{cell.text if cell else '–'} / {found or absent or '–'}"
+        for task in model.tasks if model else ():
+            if KINDS[task] in row.cells:
+                found = score(model, task, _setting_of(model, printed, row.name, task))
+                line[TITLES[task]] = f"{row.cells[KINDS[task]].text} / {_cell(task, found)}"
         rows.append(line)
     return pd.DataFrame(rows)
 
 
-def _cell(rows: Mapping[int, Row]) -> str:
-    """The mean score with its interval, "" where there is none."""
-    found = summary(rows)
-    return found.text(2 if next(iter(rows.values()))["task"] == "lm" else 1) if found else ""
+def _cell(task: str, found: Estimate | None) -> str:
+    """A score with its interval, a dash where there is none."""
+    return found.text(1 if is_text(task) else 0) if found else "–"
 
 
-def table_methods(models: Sequence[Measured]) -> pd.DataFrame:
-    """Performance with every remedy at every P."""
-    rows = []
-    for p in sorted({p for task in TASKS for p in all_segments(models, task)}):
-        for method, words in METHODS.items():
-            if p == 1 and method not in ("naive", "sink"):
-                continue
-            line = {"P": str(p), "remedy": words}
-            for task in TASKS:
-                found = {m.seed: row for m in models if (row := m.row(task, p, method))}
-                line[f"{TASKS[task]}, {UNITS[task]}"] = _cell(found) or impossible(models, task, p) or "–"
-            rows.append(line)
-    return pd.DataFrame(rows)
+def table_methods(model: Measured | None) -> pd.DataFrame:
+    """Performance with every remedy, the oracles and the adaptive K at the largest P of each task."""
+    ways: dict[str, Callable[[Measured, str, int], Setting]] = {"full attention": lambda m, task, _: m.setting(task, 1)}
+    for method, words in METHODS.items():
+        ways[words] = functools.partial(lambda m, task, p, method: m.setting(task, p, method), method=method)
+    for name in model.sinks[1:] if model else ():
+        ways[f"sink: {name}"] = functools.partial(lambda m, task, p, name: Setting(p, sink=name), name=name)
+    for mass in sorted({setting.mass for _, setting in model.rows if setting.mass}) if model else ():
+        ways[f"selective, {mass:.0%} of the scores"] = functools.partial(
+            lambda m, task, p, mass: m.setting(task, p, "select", top_k=None, mass=mass), mass=mass
+        )
+    for which in ("keys", "values"):
+        ways[f"{which} of full attention"] = functools.partial(
+            lambda m, task, p, which: Setting(p, oracle=which), which=which
+        )
+    return pd.DataFrame(
+        {"encoding": words}
+        | {TITLES[t]: _cell(t, score(model, t, of(model, t, max(model.segments(t))))) for t in model.tasks}
+        for words, of in (ways.items() if model else ())
+    )
 
 
 def table_cost(results: Results) -> pd.DataFrame:
-    """Time and memory of encoding the context, against full attention."""
-    found = costs(results)
-    rows = found.values["rows"] if found else []
-    ways = {"full": "full attention", "segments": "as segments", "mask": "under a mask"}
-    full = next((row for row in rows if row["way"] == "full"), None)
-    return pd.DataFrame(
-        {
-            "context": f"P={row['segments']}, {ways[row['way']]}",
+    """Time and memory of encoding the context, against full attention at the same length."""
+    return pd.DataFrame(_cost_lines((costs(results) or {"rows": []})["rows"]))
+
+
+def _cost_lines(rows: Sequence[Row]) -> Iterator[Row]:
+    for row in rows:
+        full = next(one for one in rows if one["tokens"] == row["tokens"] and one["segments"] == 1)
+        yield {
+            "tokens": str(row["tokens"]),
+            "P": str(row["segments"]),
             "query-key pairs, of full": f"{row['attention_pairs'] / full['attention_pairs']:.3f}",
-            "time, s": f"{row['cpu_s']:.2f}",
-            "time, of full": f"{row['cpu_s'] / full['cpu_s']:.2f}",
+            "processor time, s": f"{row['cpu_s']:.1f} ({row['cpu_s'] / full['cpu_s']:.2f} of full)",
             "memory, MiB": f"{row['peak_bytes'] / 2**20:.0f}",
-            "question, s": f"{row['question_cpu_s']:.3f}",
         }
-        for row in rows
-    )

@@ -1,27 +1,15 @@
-"""Parallel Context Encoding: figures of performance, entropy, their relation, norms and cost."""
+"""Parallel Context Encoding: figures of performance, entropy, their relation, layers, the remedies and cost."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from aero.report.papers.parallel_context import (
-    METHODS,
-    TASKS,
-    UNITS,
-    Row,
-    all_segments,
-    by_seed,
-    correlation,
-    correlation_text,
-    largest,
-    mean_curve,
-    own_models,
-)
+from aero.report.papers import parallel_context as pc
+from aero.report.papers.parallel_context import METHODS, TITLES, Measured, Setting
 from aero.report.results import Results
 from aero.report.style import GRID, MUTED, no_data, subplots
 
@@ -30,101 +18,147 @@ MARKERS = {"naive": "o", "sink": "s", "select": "^", "both": "D"}
 
 
 def figure_performance(results: Results) -> Figure:
-    """Performance against P, one panel a task, one line a remedy."""
-    return _four_panels(results, "score", lambda task: UNITS[task])
+    """Performance against P, one panel a task, one colour a remedy; bars: 95 % intervals over episodes."""
+    return _panels(results, entropy=False)
 
 
 def figure_entropy(results: Results) -> Figure:
     """Mean attention entropy of the query's tokens against P."""
-    return _four_panels(results, "entropy", lambda task: "attention entropy, nats")
+    return _panels(results, entropy=True)
 
 
-def _four_panels(results: Results, what: str, label: Callable[[str], str]) -> Figure:
-    models = own_models(results)
-    figure, panels = subplots(2, 2, height=5.0)
-    for axes, (task, words) in zip(panels.flat, TASKS.items(), strict=True):
-        axes.set_title(words)
-        if not (ps := all_segments(models, task)):
+def _panels(results: Results, entropy: bool) -> Figure:
+    model = pc.measured(results)
+    tasks = model.tasks if model else [""]
+    figure, panels = subplots(1, len(tasks), height=2.6, squeeze=False)
+    for axes, task in zip(panels[0], tasks, strict=True):
+        if not model:
             no_data(axes, "not measured")
             continue
         for method, colour in COLOURS.items():
-            found = {p: values for p in ps if (values := list(by_seed(models, task, p, method, what).values()))}
-            means = [sum(values) / len(values) for values in found.values()]
-            axes.plot(list(found), means, color=colour, marker=MARKERS[method], markersize=4)
-            low, high = map(min, found.values()), map(max, found.values())
-            axes.fill_between(list(found), list(low), list(high), color=colour, alpha=0.15, linewidth=0)
-        full = by_seed(models, task, 1, "naive", what).values()
-        axes.axhline(sum(full) / len(full), color=MUTED, linewidth=0.9, linestyle="--")
-        _over_p(axes, ps)
-        axes.set_ylabel(label(task))
+            points = []
+            for p in model.segments(task):
+                setting = model.setting(task, p, method)
+                if found := pc.score(model, task, setting):
+                    entropies = list(model.values(task, setting, "entropies").values())
+                    points.append((p, pc.over(entropies) if entropy else found))
+            means = [one.mean for _, one in points]
+            bars = [[one.mean - (one.low or one.mean) for _, one in points]]
+            bars.append([(one.high or one.mean) - one.mean for _, one in points])
+            style = {"color": colour, "marker": MARKERS[method], "markersize": 4, "linewidth": 1}
+            axes.errorbar([p for p, _ in points], means, bars, capsize=2, elinewidth=0.7, **style)
+        if not entropy and task in pc.CHANCE:
+            axes.axhline(pc.CHANCE[task], color=MUTED, linewidth=0.8, linestyle=":")
+        _over_p(axes, model.segments(task))
+        axes.set_title(TITLES[task])
+    panels[0][0].set_ylabel("entropy, nats" if entropy else "perplexity or % right")
     _legend(figure)
     return figure
 
 
 def figure_correlation(results: Results) -> Figure:
     """Entropy against loss: every P of every task, all remedies; r of those without a remedy."""
-    models = own_models(results)
-    figure, panels = subplots(2, 2, height=5.0)
-    for axes, (task, words) in zip(panels.flat, TASKS.items(), strict=True):
+    model = pc.measured(results)
+    tasks = model.tasks if model else [""]
+    figure, panels = subplots(1, len(tasks), height=2.7, squeeze=False)
+    for axes, task in zip(panels[0], tasks, strict=True):
+        if not model:
+            no_data(axes, "not measured")
+            continue
         for method, colour in COLOURS.items():
-            curve = mean_curve(models, task, method)
+            curve = pc.curve(model, task, method)
             entropies, losses = [x for _, x, _ in curve], [y for _, _, y in curve]
-            axes.scatter(entropies, losses, color=colour, marker=MARKERS[method], s=18, linewidth=0)
+            axes.scatter(entropies, losses, color=colour, marker=MARKERS[method], s=16, linewidth=0)
             if method == "naive":
                 axes.plot(entropies, losses, color=colour, linewidth=0.7)
                 for p, x, y in curve[:: max(1, len(curve) - 1)]:
-                    axes.annotate(f"P={p}", (x, y), xytext=(4, 4), textcoords="offset points", fontsize=7)
-        axes.set(xlabel="attention entropy, nats", ylabel="loss, nats" if task == "lm" else "% wrong")
-        axes.set_title(f"{words}: r {correlation_text(correlation(models, task))}")
+                    axes.annotate(f"P={p}", (x, y), xytext=(3, 3), textcoords="offset points", fontsize=7)
+        axes.set_xlabel("entropy, nats")
+        axes.set_title(f"{TITLES[task]}\nr {pc.correlation_text(pc.correlation(model, task))}", fontsize=8)
         axes.grid(color=GRID)
+    panels[0][0].set_ylabel("loss, nats or % wrong")
     _legend(figure)
     return figure
 
 
-def figure_norms(results: Results) -> Figure:
-    """Norms of keys and values by layer in language modelling; dashed: of the same tokens in full attention."""
-    models, task = own_models(results), "lm"
-    most = largest(models, task) or 1
-    panels_of = [("full, P=1", 1, "naive"), (f"P={most}", most, "naive"), (f"P={most}, sink", most, "sink")]
-    kinds = {
-        "prefix_first": ("shared prefix", "#0072b2", "s"),
-        "segment_first": ("first token of a segment", "#d55e00", "o"),
-        "later": ("later tokens", MUTED, "^"),
-    }
-    figure, grid = subplots(2, 3, height=4.4, sharex=True, sharey="row")
-    for line, which in zip(grid, ("key", "value"), strict=True):
-        for axes, (title, p, method) in zip(line, panels_of, strict=True):
-            rows = [row for m in models if (row := m.row(task, p, method))]
-            for kind, (_, colour, marker) in kinds.items():
-                solid, dashed = _norms(rows, which, kind)
-                layers = range(1, len(solid) + 1)
-                axes.plot(layers, solid, color=colour, marker=marker, markersize=4)
-                axes.plot(layers[: len(dashed)], dashed, color=colour, linestyle="--", linewidth=0.9)
-                axes.set_xticks(layers)
-            axes.set_title(title)
-            axes.grid(color=GRID)
-        line[0].set(ylabel=f"{which} norm", ylim=(0, None))
-    for axes in grid[1]:
+LAYERS = {
+    "entropy_by_layer": "entropy, nats",
+    "sink_share": "attention on first tokens",
+    "logit_mean": "mean size of logits",
+    "key_first": "keys of first tokens,\nof full attention",
+    "value_first": "values of first tokens,\nof full attention",
+    "key_later": "later keys,\nof full attention",
+}
+
+
+def figure_layers(results: Results) -> Figure:
+    """Sizes by layer at full attention and at the largest P, mean over tasks; norms as ratios of the same tokens."""
+    model = pc.measured(results)
+    figure, panels = subplots(2, 3, height=4.2, sharex=True)
+    for axes, (what, words) in zip(panels.flat, LAYERS.items(), strict=True):
+        axes.set_ylabel(words)
+        axes.grid(color=GRID)
+        if not model:
+            no_data(axes, "not measured")
+            continue
+        for task, style in zip(model.tasks, ("-", "--", ":", "-.", (0, (1, 1))), strict=False):
+            most = Setting(max(model.segments(task)))
+            if what.startswith(("key", "value")):
+                lines = {"naive": _ratio(model, task, most, what)}
+            else:
+                lines = {None: model.layers(task, Setting(1), what), "naive": model.layers(task, most, what)}
+            for method, values in lines.items():
+                if values is not None:
+                    colour = COLOURS.get(method, MUTED)
+                    axes.plot(range(1, len(values) + 1), values, color=colour, linestyle=style, linewidth=0.9)
+    for axes in panels[1]:
         axes.set_xlabel("layer")
-    handles = [Line2D([], [], color=c, marker=m, markersize=4, label=words) for words, c, m in kinds.values()]
-    handles.append(Line2D([], [], color=MUTED, linestyle="--", label="the same tokens in full attention"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
+    handles = [Line2D([], [], color=MUTED, label="full attention")]
+    handles.append(Line2D([], [], color=COLOURS["naive"], label="largest P"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
     return figure
 
 
-def _norms(rows: Sequence[Row], which: str, kind: str) -> tuple[np.ndarray, np.ndarray]:
-    """Norms a layer, means over seeds, in segments and in full attention; of the same tokens where measured."""
-    name = {"segment_first": "first", "later": "later"}.get(kind)
-    same = [row["same_tokens"][f"{which}s"] for row in rows if name and row.get("same_tokens")]
-    if same and all(one and one[name] for one in same):
-        return np.mean([one[name] for one in same], 0), np.mean([one[f"{name}_full"] for one in same], 0)
-    plain = [row[f"{which}_norms"][kind] for row in rows if row[f"{which}_norms"][kind]]
-    return np.mean(plain, 0) if plain else np.array([]), np.array([])
+def _ratio(model: Measured, task: str, setting: Setting, what: str):
+    apart, whole = (model.layers(task, setting, name) for name in (what, f"{what}_full"))
+    return None if apart is None or whole is None else apart / whole
+
+
+def figure_selection(results: Results) -> Figure:
+    """Performance at the largest P by the number of segments kept: a fixed K against the share of scores."""
+    model = pc.measured(results)
+    tasks = [task for task in model.tasks if len(_kept(model, task)) > 1] if model else []
+    figure, panels = subplots(1, len(tasks) or 1, height=2.4, squeeze=False)
+    if not tasks:
+        no_data(panels[0][0], "not measured")
+    for axes, task in zip(panels[0], tasks, strict=False):
+        for adaptive, colour, marker in ((False, COLOURS["select"], "^"), (True, COLOURS["both"], "D")):
+            points = sorted((kept, found.mean) for kept, found, own in _kept(model, task) if own == adaptive)
+            axes.plot([x for x, _ in points], [y for _, y in points], color=colour, marker=marker, markersize=4)
+        axes.set(title=TITLES[task], xlabel="segments kept, mean", xscale="log")
+        axes.grid(color=GRID)
+    panels[0][0].set_ylabel("perplexity or % right")
+    handles = [Line2D([], [], color=COLOURS["select"], marker="^", label="fixed K")]
+    handles.append(Line2D([], [], color=COLOURS["both"], marker="D", label="share of the scores"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
+    return figure
+
+
+def _kept(model: Measured, task: str) -> list[tuple[float, pc.Estimate, bool]]:
+    """Mean number of kept segments, score, and whether it is adaptive, at the largest P with the task's aggregation."""
+    found = []
+    aggregation = model.selection["aggregation"][pc.KINDS[task]]
+    for (name, setting), rows in model.rows.items():
+        wanted = name == task and setting.aggregation == aggregation and not setting.sink
+        if wanted and setting.segments == max(model.segments(task)):
+            kept = sum(row["kept"] for row in rows) / len(rows)
+            found.append((kept, pc.score(model, task, setting), setting.mass is not None))
+    return found
 
 
 def _over_p(axes: Axes, ps: Sequence[int]) -> None:
     axes.set_xscale("log", base=2)
-    axes.set_xticks(list(ps), [str(p) for p in ps])
+    axes.set_xticks(list(ps)[::2], [str(p) for p in list(ps)[::2]])
     axes.set_xticks([], minor=True)
     axes.set_xlabel("segments P")
     axes.grid(color=GRID)

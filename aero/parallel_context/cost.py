@@ -1,0 +1,61 @@
+"""Time and memory of encoding a context in P segments against full attention, which the paper did not measure."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aero.errors import UserError
+from aero.parallel_context.encoding import encode
+from aero.parallel_context.hugging_face import HuggingFaceModel
+
+
+def measure(folder: str, tokens: int, segments: int) -> dict[str, Any]:
+    """Encode `tokens` random tokens in this process, on one thread, with the model of a folder.
+
+    cpu_s: processor seconds; peak_bytes: peak memory beyond that after a short pass; attention_pairs: query-key pairs
+    of one head.
+    """
+    from aero.hf.loading import load_model
+
+    torch.set_num_threads(1)
+    model = HuggingFaceModel(load_model(folder, dtype=torch.float32))
+    ids = torch.randint(model.model.config.vocab_size, (1, tokens), generator=torch.Generator().manual_seed(0))
+    parts = list(ids.tensor_split(segments, 1))
+    encode(model, [ids[:, :16]])  # libraries allocate at the first pass
+    before, cpu, wall = _peak_memory(), time.process_time(), time.perf_counter()
+    encode(model, parts)
+    return {
+        "tokens": tokens,
+        "segments": segments,
+        "cpu_s": round(time.process_time() - cpu, 2),
+        "wall_s": round(time.perf_counter() - wall, 2),
+        "peak_bytes": _peak_memory() - before,
+        "attention_pairs": sum(part.shape[1] * (part.shape[1] + 1) // 2 for part in parts),
+    }
+
+
+def measure_in_new_process(*setting: object) -> dict[str, Any]:
+    """`measure` in a process of its own, so that its peak memory is its own. UserError if that fails."""
+    finished = subprocess.run(
+        [sys.executable, "-m", "aero.parallel_context.cost", *map(str, setting)], capture_output=True, text=True
+    )
+    if finished.returncode:
+        raise UserError(f"measuring {setting} failed: {finished.stderr.strip().splitlines()[-1:]}")
+    return json.loads(finished.stdout)
+
+
+def _peak_memory() -> int:
+    """Peak resident memory of this process in bytes; not of getrusage, which begins at the parent's."""
+    return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text(encoding="ascii"))[1]) * 1024
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))

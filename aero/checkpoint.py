@@ -39,35 +39,35 @@ def save(path: Path | str, model: GPT, **metadata: str) -> None:
 
 def load(path: Path | str) -> GPT:
     """The model stored at `path`, in evaluation mode. ValueError if the file is missing, damaged or of another kind."""
-    tensors, header = read_tensors(path, FORMAT)
-    try:
-        architecture, config = _described(header)
-        if config.layers > len(tensors):
-            raise ValueError(f"{config.layers} layers of {len(tensors)} tensors")
-        with torch.device("meta"):  # check the sizes that the file claims before allocating memory for them
-            check_fit(tensors, GPT(architecture, config).state_dict())
-        model = GPT(architecture, config)
-        model.load_state_dict(tensors)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ValueError(
-            f"checkpoint {path} does not fit its own description ({reason}); train the run again"
-        ) from None
+    architecture, config, tensors, _ = _read(path)
+    model = GPT(architecture, config)
+    model.load_state_dict(tensors)
     return model.eval()
 
 
 def describe(path: Path | str) -> tuple[Architecture, ModelConfig, dict[str, str]]:
     """Architecture, sizes and all metadata of the checkpoint at `path`, without its weights. ValueError as `load`."""
-    _, header = read_tensors(path, FORMAT, header_only=True)
+    architecture, config, _, header = _read(path, header_only=True)
+    return architecture, config, header
+
+
+def _read(
+    path: Path | str, header_only: bool = False
+) -> tuple[Architecture, ModelConfig, dict[str, torch.Tensor], dict[str, str]]:
+    tensors, header = read_tensors(path, FORMAT, header_only=header_only)
     try:
-        return *_described(header), header
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        architecture, config = parse(header["architecture"]), model_config(json.loads(header["config"]))
+        if not header_only:
+            if config.layers > len(tensors):
+                raise ValueError(f"{config.layers} layers of {len(tensors)} tensors")
+            with torch.device("meta"):  # check the sizes that the file claims before allocating memory for them
+                check_fit(tensors, GPT(architecture, config).state_dict())
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:  # also RecursionError
         reason = " ".join(str(error).split())[:300]
-        raise ValueError(f"checkpoint {path} does not describe its model ({reason}); train the run again") from None
-
-
-def _described(header: Mapping[str, str]) -> tuple[Architecture, ModelConfig]:
-    return parse(header["architecture"]), model_config(json.loads(header["config"]))
+        raise ValueError(
+            f"checkpoint {path} does not fit its own description ({reason}); train the run again"
+        ) from None
+    return architecture, config, tensors, header
 
 
 def model_config(values: Any) -> ModelConfig:

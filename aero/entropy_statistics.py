@@ -136,9 +136,9 @@ class EntropyStatistics:
     sem: Tensor
     by_position: Tensor
     tokens: int
-    median: Tensor | None = None
-    by_position_sem: Tensor | None = None
-    blocks: Tensor | None = None
+    median: Tensor
+    by_position_sem: Tensor
+    blocks: Tensor
     bound: Tensor | None = None
 
     def summary(self) -> dict[str, object]:
@@ -153,6 +153,9 @@ class EntropyStatistics:
             "entropy_mean": _json_values(self.mean),
             "entropy_sem": _json_values(self.sem),
             "entropy_by_position": _json_values(self.by_position),
+            "entropy_median": _json_values(self.median),
+            "entropy_by_position_sem": _json_values(self.by_position_sem, 3),
+            "entropy_blocks": [_json_values(block, 6) for block in self.blocks],
             "tokens": self.tokens,
             "maximum": {
                 "observed": observed if math.isfinite(observed) else None,
@@ -165,30 +168,22 @@ class EntropyStatistics:
             "rule": "none: a sequence of one token has entropy 0 in every head",
         }
         if context > 1:
-            scales, reference, rule = self._scales()
+            scales, reference, rule = self.scales()
             found["quarters"] = {name: quarter_fractions(*scale) for name, scale in scales.items()}
             found |= _both_failures(*scales[reference])
             found["rule"] = (
                 "overload: head mean >= 3/4 max; collapse: head mean < 1/4 max or not finite; max is "
                 f"{rule}; a layer is named where more than half of its heads are"
             )
-        if self.median is not None:
-            found["entropy_median"] = _json_values(self.median)
-        if self.by_position_sem is not None:
-            found["entropy_by_position_sem"] = _json_values(self.by_position_sem, 3)
-        if self.blocks is not None:
-            found["entropy_blocks"] = [_json_values(block, 6) for block in self.blocks]
         if self.bound is not None:
             found["entropy_bound"] = self.bound.tolist()
         return found
 
-    def reference(self) -> tuple[Tensor, float, str]:
-        """Head values (L, H), the maximum that overload and collapse refer to, and its name. For T > 1."""
-        scales, reference, rule = self._scales()
-        return *scales[reference], rule
+    def scales(self) -> tuple[dict[str, tuple[Tensor, float]], str, str]:
+        """{name: (head values, their maximum)}, the one that overload and collapse refer to, and how to describe it.
 
-    def _scales(self) -> tuple[dict[str, tuple[Tensor, float]], str, str]:
-        """{name: (head values, their maximum)}, the one that overload and collapse refer to, and how to describe it."""
+        For T > 1.
+        """
         context, bounds = self.by_position.shape[1], self.bounds()
         scales = {"log_T": (self.mean, max_entropy(context))}
         plain = torch.full_like(bounds, causal_bound(context))

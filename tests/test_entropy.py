@@ -170,7 +170,8 @@ def with_bound(mean, bound, context=40):
     mean = torch.tensor(mean, dtype=torch.float64)
     bound = None if bound is None else torch.tensor(bound, dtype=torch.float64)
     by_position = torch.zeros(len(mean), context)
-    return EntropyStatistics(mean, torch.zeros_like(mean), by_position, tokens=context, bound=bound)
+    none = torch.zeros_like(mean)
+    return EntropyStatistics(mean, none, by_position, context, none, by_position, none[None], bound)
 
 
 def test_a_layer_that_sees_fewer_keys_is_compared_with_its_bound():

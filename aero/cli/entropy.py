@@ -246,7 +246,8 @@ def _table(found: dict[str, Any], statistics: EntropyStatistics, chosen: argpars
     """One line a layer: mean with standard error, lowest and highest head, bound, heads by quarter of the maximum."""
     from aero.entropy import quarter_fractions
 
-    values, largest, name = statistics.reference()
+    scales, reference, name = statistics.scales()
+    values, largest = scales[reference]
     maxima, landscape, heads = found["maximum"], found["landscape"], found["heads"]
     begun = "" if bos is None else f", each beginning with token {bos}"
     lines = [
@@ -291,7 +292,7 @@ def _with_error(statistics: EntropyStatistics, layer: int) -> str:
     if not finite.any():
         return "-"
     shown = _number(statistics.mean[layer, finite].double().mean().item())
-    if statistics.blocks is None or len(statistics.blocks) < 2:
+    if len(statistics.blocks) < 2:
         return shown
     return f"{shown}±{_number(standard_error(statistics.blocks[:, layer, finite].double().mean(1), 0).item())}"
 

@@ -118,13 +118,14 @@ def document_starts(position_ids: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Rows:
-    """Result of one attention module: entropies (B, H, T), number of visible keys (B, T), and `token_positions`
-    (B or 1, T). module and positions: if known."""
+    """Result of one attention module: entropies (B, H, T), number of visible keys (B, T), `token_positions` (B or 1, T)
+    and which queries are no padding (B, T). None where not known."""
 
     module: nn.Module | None
     entropies: Tensor
     seen: Tensor
     positions: Tensor | None = None
+    real: Tensor | None = None
 
 
 recorded_rows: ContextVar[list[Rows] | None] = ContextVar("recorded_rows", default=None)
@@ -178,7 +179,8 @@ def attention_function(
     )
     if recorded is not None:
         counts = torch.arange(1, queries + 1, device=query.device)[None] if mask is None else mask.counts
-        recorded.append(Rows(module, entropies, counts.expand(len(query), -1), positions))
+        real = None if mask is None or mask.real is None else mask.real[:, mask.first : mask.first + queries]
+        recorded.append(Rows(module, entropies, counts.expand(len(query), -1), positions, real))
     return output.transpose(1, 2).contiguous(), None  # (B, T, H, d_v)
 
 

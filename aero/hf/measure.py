@@ -199,11 +199,3 @@ def check_padding(mask: object, ids: Tensor | None) -> None:
             raise ValueError(f"the attention mask {tuple(mask.shape)} does not fit ids of shape {tuple(ids.shape)}")
     if mask.ndim == 2 and mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
         raise ValueError("the attention mask must be 1 where a token is real and 0 where it is padding")
-
-
-def real_tokens(mask: Tensor) -> Tensor:
-    """Which tokens are real, (B, S) bool, from a mask (B, S), or (B, 1, T, S): the tokens that some query sees."""
-    if mask.ndim == 2:
-        return mask.bool()
-    seen = mask if mask.dtype == torch.bool else mask == 0
-    return seen.any(1).any(1)

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from aero.entropy_statistics import Reduction, check_ids, entropy_regularization
-from aero.hf.attention import IMPLEMENTATION, document_starts, recorded_rows, switch_attention
-from aero.hf.measure import check_padding, real_tokens, run, vocabulary
+from aero.hf.attention import IMPLEMENTATION, Rows, document_starts, recorded_rows, switch_attention
+from aero.hf.measure import check_padding, run, vocabulary
 
 
 def _bound(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -254,7 +254,7 @@ class EntropyRegularizer:
                 "reentrant gradient checkpointing loses the gradient of the entropies: use "
                 "gradient_checkpointing_kwargs={'use_reentrant': False}"
             )
-        self.penalty = penalty = self._weighted(entropies, thresholds, given.get("attention_mask"), rows[0].positions)
+        self.penalty = penalty = self._weighted(entropies, thresholds, rows[0])
         if given.get("labels") is None:
             if given.get("num_items_in_batch") is not None and not self._warned:
                 self._warned = True
@@ -275,11 +275,11 @@ class EntropyRegularizer:
         output.loss = output.loss + penalty
         return output
 
-    def _weighted(self, entropies: Tensor, thresholds: Tensor, mask: Tensor | None, positions: Tensor) -> Tensor:
+    def _weighted(self, entropies: Tensor, thresholds: Tensor, first: Rows) -> Tensor:
         """lambda times the regularisation of entropies (L, B, H, T), without the rows of padding."""
-        rows = entropies.transpose(1, 2).flatten(2)[:, None]  # (L, 1, H, B T)
-        if mask is not None:
-            real = real_tokens(mask)[:, -entropies.shape[-1] :].expand(entropies.shape[1], -1)  # (B, T)
+        rows, positions = entropies.transpose(1, 2).flatten(2)[:, None], first.positions  # (L, 1, H, B T)
+        if first.real is not None:
+            real = first.real.expand(entropies.shape[1], -1)  # (B, T)
             rows = rows[..., real.flatten().to(rows.device)]
             positions = positions.expand_as(real)[real.to(positions.device)]
         if not rows.shape[-1]:

@@ -149,7 +149,7 @@ def served(folder: Path) -> Iterator[tuple[Serving, GPT, Callable[[], Client], P
     finally:
         serving.process.send_signal(signal.SIGINT)
         try:
-            serving.process.wait(20)
+            serving.process.wait(60)
         except subprocess.TimeoutExpired:
             serving.process.kill()
             raise

@@ -9,6 +9,7 @@ import sys
 import time
 import unicodedata
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from aero.two_party.runtime.settings import Settings
     from aero.two_party.serving.answer import Cost
     from aero.two_party.serving.handshake import Description
-    from aero.two_party.serving.listener import Listener
     from aero.two_party.serving.session import Answered
     from aero.two_party.serving.tls import Credentials
 
@@ -114,30 +114,24 @@ def _serve(chosen: argparse.Namespace) -> int:
     _check_files(chosen)
     settings = _settings(chosen)
     context = context_for(chosen.listen, _credentials(chosen), chosen.insecure, server=True)
-    listener = Listener(chosen.listen, context)  # before the model is loaded: the port may be in use
-    try:
-        return _serve_at(listener, chosen, settings, "plain TCP" if context is None else "mutually authenticated TLS")
-    finally:
-        listener.close()
+    with closing(Listener(chosen.listen, context)) as listener:  # before libraries are loaded: its port may be in use
+        from aero.cli.published import publish
+        from aero.two_party.serving.session import Server
 
-
-def _serve_at(listener: Listener, chosen: argparse.Namespace, settings: Settings, security: str) -> int:
-    from aero.cli.published import publish
-    from aero.two_party.serving.session import Server
-
-    published, _ = publish(chosen.checkpoint, chosen.tokenizer, chosen.program, settings)
-    server, description = Server(published, settings, chosen.most_tokens), published.description
-    _print_line(f"{description} at {listener.address}, {security}; description {description.sha256}")
-    answered = failed = 0
-    try:
-        while True:
-            success = server.answer(listener, _print_line)
-            answered, failed = answered + success, failed + (not success)
-            if chosen.once:
-                return int(not success)
-    except KeyboardInterrupt:
-        _print_line(f"stopped; {answered} answered, {failed} failed")
-        return 0
+        published, _ = publish(chosen.checkpoint, chosen.tokenizer, chosen.program, settings)
+        server, description = Server(published, settings, chosen.most_tokens), published.description
+        security = "mutually authenticated TLS" if context is not None else "plain TCP"
+        _print_line(f"{description} at {listener.address}, {security}; description {description.sha256}")
+        answered = failed = 0
+        try:
+            while True:
+                success = server.answer(listener, _print_line)
+                answered, failed = answered + success, failed + (not success)
+                if chosen.once:
+                    return int(not success)
+        except KeyboardInterrupt:
+            _print_line(f"stopped; {answered} answered, {failed} failed")
+            return 0
 
 
 def _check_files(chosen: argparse.Namespace) -> None:
@@ -189,9 +183,6 @@ def _ask_here(chosen: argparse.Namespace, prompt: str, settings: Settings, displ
 
 
 def _ask_server(chosen: argparse.Namespace, prompt: str, settings: Settings, display: Display) -> None:
-    # PyTorch loads this to compute shapes of weights: now, because the server waits 30 s for the question.
-    import torch._dynamo  # noqa: F401
-
     from aero.cli.published import check_vocabulary, tokenizer_of_text
     from aero.data.tokenizer import load_tokenizer
     from aero.two_party.serving.session import Client
@@ -260,63 +251,53 @@ def _answer(
 class Display:
     """The prompt and the answer on standard output, what is going on on standard error.
 
-    A terminal has one live view of both, and gets the text when it is complete. Elsewhere the text is printed as it
-    comes, and what is going on every PLAIN_S seconds, one line each. With `--json` only a terminal gets any of it.
+    A terminal shows all of it in one changing view, and gets the text when it is complete. Elsewhere the text is
+    printed as it comes, and what is going on as a line every PLAIN_S seconds. `--json` leaves both to terminals.
     """
 
     def __init__(self, prompt: str, as_json: bool) -> None:
         from rich.console import Console
-        from rich.live import Live
 
         self._prompt, self._answer, self._as_json = prompt, "", as_json
-        self._doing, self._since, self._said_at = "", time.monotonic(), -PLAIN_S
+        self._since, self._said_at = time.monotonic(), -PLAIN_S
         self._console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-        self._live = None
-        if self._console.is_terminal:
-            options = {"transient": True, "redirect_stdout": False, "redirect_stderr": False}
-            self._live = Live(get_renderable=self._view, console=self._console, refresh_per_second=4, **options)
-        self._held = self._live is not None and sys.stdout.isatty()
+        self._view = self._console.status("")
 
     def __enter__(self) -> Display:
-        if self._live is not None:
-            self._live.start()
+        if self._console.is_terminal:
+            self._view.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """End the live view, and the line of the answer. Without effect if closed."""
-        if self._live is not None:
-            self._live.stop()
+        """End the view, and the line of the answer. Without effect if closed."""
+        self._view.stop()
         if self._answer and not self._as_json:
-            print(_printable(self._prompt + self._answer) if self._held else "", flush=True)
-        self._live, self._answer = None, ""
+            print(_printable(self._prompt + self._answer) if self._console.is_terminal else "", flush=True)
+        self._answer = ""
 
     def say(self, doing: str) -> None:
         """What is going on."""
-        self._doing = doing
-        if self._live is None and not self._as_json and time.monotonic() - self._said_at >= PLAIN_S:
-            self._said_at = time.monotonic()
-            self.note(f"{doing} ({self._said_at - self._since:.0f} s)")
+        from rich.text import Text
+
+        now = time.monotonic()
+        self._view.update(Text(f"{_printable(self._prompt + self._answer)}\n{doing} ({now - self._since:.0f} s)"))
+        if not self._console.is_terminal and now - self._said_at >= PLAIN_S:
+            self._said_at = now
+            self.note(f"{doing} ({now - self._since:.0f} s)")
 
     def note(self, line: str) -> None:
-        if self._live is not None or not self._as_json:
+        if self._console.is_terminal or not self._as_json:
             self._console.print(line)
 
     def show(self, answer: str) -> None:
         """The answer so far."""
-        if not self._held and not self._as_json:
+        if not self._console.is_terminal and not self._as_json:
             more = answer[len(self._answer) :] if self._answer else self._prompt + answer
             print(_printable(more), end="", flush=True)
         self._answer = answer
-
-    def _view(self) -> Any:
-        from rich.console import Group
-        from rich.text import Text
-
-        doing = f"{self._doing} ({time.monotonic() - self._since:.0f} s)"
-        return Group(Text(_printable(self._prompt + self._answer)), Text(doing, style="dim"))
 
 
 def _summary(answered: Answered, prompt_tokens: int, rounds: float | None, unknown: str | None) -> str:

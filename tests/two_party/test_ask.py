@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import multiprocessing
@@ -28,7 +29,7 @@ from made_models import random_model, torch_logits
 from aero import checkpoint, cli
 from aero.architecture import parse
 from aero.cli import ask as asking
-from aero.cli.published import publish
+from aero.cli import published
 from aero.data.tokenizer import build
 from aero.model import ModelConfig
 from aero.two_party.cost import cost_model
@@ -46,6 +47,15 @@ from aero.two_party.serving.tunnel import Tunnel, dial
 CONTEXT = 12
 PROMPT = "def f():"
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+
+
+publish = functools.cache(published.publish)
+"""Loads and probes a model once for all tests."""
+
+
+@pytest.fixture(autouse=True)
+def published_once(monkeypatch):
+    monkeypatch.setattr(published, "publish", publish)
 
 
 @pytest.fixture(scope="module")
@@ -232,9 +242,9 @@ def serve_one(server, listener, lines):
 
 
 def test_a_server_with_another_model_than_expected(path):
-    published, _ = publish(path, None, "tuned", Settings())
-    server, listener, lines = serving.Server(published, Settings(), 5), Listener("127.0.0.1:0", None), []
-    sha256 = published.description.sha256
+    model, _ = publish(path, None, "tuned", Settings())
+    server, listener, lines = serving.Server(model, Settings(), 5), Listener("127.0.0.1:0", None), []
+    sha256 = model.description.sha256
     for arguments, said in [
         (["--expect", "0" * 64], "the server has another model than expected: SM(t)+ScFuFFN"),
         (["--expect", sha256[:8], "--program", "as_written"], "the server runs tuned, not as_written"),
@@ -254,8 +264,8 @@ def test_changed_weights_are_not_served(path, tmp_path, monkeypatch, capsys):
     sent, send = [], Tunnel.send
     monkeypatch.setattr(Tunnel, "send", lambda self, message, *more: (sent.append(message), send(self, message, *more)))
     own = shutil.copytree(path.parents[2], tmp_path / "runs") / path.relative_to(path.parents[2])
-    published, _ = publish(own, None, "tuned", Settings())
-    server, listener, lines = serving.Server(published, Settings(), 5), Listener("127.0.0.1:0", None), []
+    model, _ = publish(own, None, "tuned", Settings())
+    server, listener, lines = serving.Server(model, Settings(), 5), Listener("127.0.0.1:0", None), []
     checkpoint.save(own, random_model("EReg(SM(t)+ScFuFFN)", seed=1, layers=1, vocabulary=257, context=CONTEXT))
     thread = serve_one(server, listener, lines)
     with pytest.raises(TwoPartyError, match="gave up on this question; its own output says why"):
@@ -263,7 +273,7 @@ def test_changed_weights_are_not_served(path, tmp_path, monkeypatch, capsys):
     thread.join(60)
     listener.close()
     assert len(lines) == 1 and re.search("failed: server: checkpoint .* changed since it was published", lines[0])
-    assert any("tokenizer" in message for message in sent) and published.weights_sha256 not in json.dumps(sent)
+    assert any("tokenizer" in message for message in sent) and model.weights_sha256 not in json.dumps(sent)
     assert capsys.readouterr().out == ""
 
 
@@ -321,7 +331,6 @@ def test_the_prompt_and_what_is_going_on_are_shown(path, monkeypatch, capsys):
     cli.main([*command, "--json"])
     out, error = capsys.readouterr()
     assert json.loads(out)["text"] == "x" and error == ""
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     cli.main(command)

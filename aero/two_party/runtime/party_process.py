@@ -8,10 +8,9 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 import traceback
 from multiprocessing import forkserver
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any
 
 from aero.two_party.runtime.fork_server import THREAD_VARIABLES
@@ -77,18 +76,11 @@ def _fail(connection: Connection, kind: str, text: str) -> None:
 def end_with_parent() -> None:
     """End this process when the one that started it ends, however that ends."""
     sentinel = multiprocessing.parent_process().sentinel
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # of the fork server
-        # The parent has the other end of this pipe. When it closes, the kernel ends us by SIGIO, whatever we do.
-        fcntl.fcntl(sentinel, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(sentinel, fcntl.F_SETFL, fcntl.fcntl(sentinel, fcntl.F_GETFL) | os.O_ASYNC)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # of the fork server
+    # The parent has the other end of this pipe. When it closes, the kernel ends us by SIGIO, whatever we do.
+    fcntl.fcntl(sentinel, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(sentinel, fcntl.F_SETFL, fcntl.fcntl(sentinel, fcntl.F_GETFL) | os.O_ASYNC)
     # The fork server ends when nobody holds this end of its pipe any more; only the parent shall hold it.
     alive = forkserver._forkserver._forkserver_alive_fd
     if alive is not None:
         os.close(alive)
-
-    def watch() -> None:
-        wait([sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -82,10 +82,11 @@ def answer_task(party: Party, given: Mapping[str, Any]) -> dict[str, Any]:
         question = Question(description.architecture, dict(description.config), description.program, tokens)
         put_prompt(party, question, ids)
         function, inputs = question.function(names), [*(f"w.{name}" for name in names), "prompt"]
-        progress = _Progress(party, f"token {index + 1} of {given['new_tokens']}", setup, costs, description)
+        token, spent = f"token {index + 1} of {given['new_tokens']}", setup.bytes + sum(cost.bytes for cost in costs)
+        before_part = _reporter(party, token, spent, description.config["layers"])
         prepared = party.prepare(function, inputs, ["logits"])
         setup, start = replace(setup, seconds=setup.seconds + prepared), start + prepared
-        profile = party.run(function, inputs, ["logits"], before_part=progress.part)
+        profile = party.run(function, inputs, ["logits"], before_part=before_part)
         logits = party.reveal("logits", to=CLIENT)
         costs.append(_cost(party, [profile], start))
         if ids is not None:
@@ -94,23 +95,19 @@ def answer_task(party: Party, given: Mapping[str, Any]) -> dict[str, Any]:
     return {"setup": setup, "costs": costs, "ids": None if ids is None else ids[given["tokens"] :]}
 
 
-class _Progress:
-    """Reports the layers of one pass to the process that started the client."""
+def _reporter(party: Party, token: str, spent: int, layers: int) -> Callable[[Sequence[str], int], None]:
+    """`before_part` of `Party.run` that reports each layer of a pass to whoever started the client."""
+    seen = 0
 
-    def __init__(self, party: Party, token: str, setup: Cost, costs: Sequence[Cost], description: Description) -> None:
-        self._party, self._token, self._layers = party, token, description.config["layers"]
-        self._bytes, self._layer = setup.bytes + sum(cost.bytes for cost in costs), 0
-        self._say(token, 0)
+    def before_part(inputs: Sequence[str], size: int) -> None:
+        nonlocal seen
+        found = [int(match[1]) + 1 for name in inputs if (match := re.match(r"w\.layers\.(\d+)\.", name))]
+        if found and max(found) > seen:
+            seen = max(found)
+            party.control(("progress", f"{token}: layer {seen} of {layers}, {(spent + size) / 1e6:.1f} MB so far"))
 
-    def part(self, inputs: Sequence[str], size: int) -> None:
-        """Before the part of the program that takes `inputs`, after `size` bytes of this pass."""
-        found = [int(match[1]) for name in inputs if (match := re.match(r"w\.layers\.(\d+)\.", name))]
-        if found and (layer := max(found) + 1) > self._layer:
-            self._layer = layer
-            self._say(f"{self._token}: layer {layer} of {self._layers}", size)
-
-    def _say(self, text: str, size: int) -> None:
-        self._party.control(("progress", f"{text}, {(self._bytes + size) / 1e6:.1f} MB so far"))
+    party.control(("progress", f"{token}, {spent / 1e6:.1f} MB so far"))
+    return before_part
 
 
 def weights_sha256(model: GPT) -> str:

@@ -17,6 +17,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch._dynamo  # noqa: F401 - to compute shapes of weights; loading it later takes seconds that a peer waits
+
 from aero.architecture import Architecture
 from aero.checkpoint import model_config
 from aero.model import ModelConfig

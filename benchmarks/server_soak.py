@@ -145,7 +145,7 @@ def served(folder: Path) -> Iterator[tuple[Serving, GPT, Callable[[], Client], P
     files = (certificates / name for name in ("client.pem", "client.key", "ca.pem"))
     context = Credentials(*files).context(server=False)
     try:
-        yield serving, model, lambda: Client(dial(serving.address, context, 60), 60), temporary
+        yield serving, model, lambda: Client(dial(serving.address, context, 120), 120), temporary
     finally:
         serving.process.send_signal(signal.SIGINT)
         try:

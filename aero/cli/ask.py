@@ -290,7 +290,7 @@ class Display:
 
     def note(self, line: str) -> None:
         if self._console.is_terminal or not self._as_json:
-            self._console.print(line)
+            self._console.print(line, soft_wrap=True)
 
     def show(self, answer: str) -> None:
         """The answer so far."""

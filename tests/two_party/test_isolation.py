@@ -154,7 +154,7 @@ def nothing_in_the_clear(session, prompt, model, program):
     secrets = of_prompt(prompt) | of_model(model, program)
     for name, dtype in (("new ids", "<i4"), ("new ids, wide", "<i8")):
         secrets[name] = np.asarray(after[-2 - len(logits) :], dtype).tobytes()
-    secrets["new ids, text"] = str(session.answered.ids)[1:-1].encode()
+    secrets["new ids, text"] = str(after[-2 - len(logits) :])[1:-1].encode()
     for stream in (session.to_server, session.to_client):
         assert len(stream) > 5e6
         assert not [name for name, secret in secrets.items() if secret in stream]

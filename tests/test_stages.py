@@ -4,11 +4,11 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from stage_processes import StageProcess
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -20,6 +20,8 @@ def project(tmp_path_factory):
     values = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     values["scale"] = "smoke"
     values["scales"]["smoke"]["tokens"] |= {"train_bytes": 200_000, "validation_bytes": 30_000}
+    values["scales"]["smoke"]["entropy"] = {"tokens": 8192}
+    values["tokenizer"]["training_bytes"] = 200_000
     (folder / "params.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
     finished = stage(folder, "tokenize_corpus")
     assert finished.returncode == 0, finished.stderr
@@ -27,15 +29,9 @@ def project(tmp_path_factory):
 
 
 def stage(folder, name, *arguments, timeout=120):
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", f"stages.{name}", *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
+    process = StageProcess(folder, f"stages.{name}", list(arguments), dict(os.environ))
+    out, err = process.communicate(timeout)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def one_line_error(finished, *named):
@@ -81,14 +77,7 @@ def test_a_training_and_its_entropy(project):
 def test_a_killed_training_resumes_to_the_same_metrics(project):
     whole = project / "whole"
     assert stage(project, "train", "sm-r", "--out", str(whole)).returncode == 0
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stages.train", "sm-r"],
-        cwd=project,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    process = StageProcess(project, "stages.train", ["sm-r"], dict(os.environ))
     state = project / "runs/default/sm-r/seed_1337/resume.safetensors"
     while process.poll() is None and not state.exists():
         pass

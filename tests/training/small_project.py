@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import yaml
+from stage_processes import StageProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -17,6 +18,8 @@ def make(folder, train=None, regularizer=None):
     values["scale"] = "smoke"
     values["scales"]["smoke"]["tokens"] |= {"train_bytes": 200_000, "validation_bytes": 30_000}
     values["scales"]["smoke"]["train"] |= train or {}
+    values["scales"]["smoke"]["entropy"] = {"tokens": 8192}
+    values["tokenizer"]["training_bytes"] = 200_000
     values["regularizer"] |= regularizer or {}
     # A run that cannot be trained: no corpus has so many sequences.
     overrides = {"batch_size": 10_000_000}
@@ -33,6 +36,9 @@ def environment(**more):
 
 
 def start(folder, *command, **more):
+    """A stage, forked unless it needs an environment of its own; or any other command of Python."""
+    if command[0] == "-m" and command[1].startswith("stages.") and not more:
+        return StageProcess(folder, command[1], [str(word) for word in command[2:]], environment())
     return subprocess.Popen(
         [sys.executable, *map(str, command)],
         cwd=folder,

@@ -26,8 +26,7 @@ from aero import records
 from aero.attention_kernels import CORES, Core, attended, clip_gain, clip_gain_gradient, sigma_reparam
 from aero.config import load
 from aero.records import write_text
-from aero.sensitivity.regression import Batches
-from aero.sensitivity.setting import LAYERS, Setting, learning_rates
+from aero.sensitivity.setting import LAYERS, Batches, Setting, learning_rates
 from aero.sensitivity.stacked import FIRST_ITERATIONS, Stack, initial
 
 RATES, SEEDS = learning_rates(), (0, 1, 2, 3, 4)

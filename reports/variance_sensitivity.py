@@ -141,7 +141,7 @@ show.table(
     f"Nearest: {variance_search.nearest_setting(results)}. It is the best of hundreds of readings by one seed, so five "
     "fresh seeds are the fair comparison. All equal: a table without any difference between the cores.",
     sources=SEARCH,
-    command="python -m stages.sensitivity_nearest",
+    command="python -m stages.sensitivity_search --nearest",
 )
 
 # %% [markdown]

@@ -17,8 +17,7 @@ from torch import Tensor
 from aero.attention_kernels import CORES
 from aero.errors import json_file, run_main
 from aero.records import csv_text, write_together
-from aero.sensitivity.regression import Batches
-from aero.sensitivity.setting import Setting
+from aero.sensitivity.setting import Batches, Setting
 from aero.sensitivity.stacked import Stack
 
 CORES_SHOWN = ("softmax", "qk_layernorm")

@@ -69,7 +69,8 @@ def _run(place: str, folder: str, environment: dict[str, str], module: str, argu
 
 @cache
 def _server() -> subprocess.Popen[str]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests/training")))
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, __file__]
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, text=True)
 

@@ -22,8 +22,7 @@ from aero.attention_kernels import (
     row_entropy,
 )
 from aero.attention_kernels import sigma_reparam as reparametrise
-from aero.sensitivity.regression import Batches
-from aero.sensitivity.setting import LAYERS, Setting
+from aero.sensitivity.setting import LAYERS, Batches, Setting
 
 FIRST_ITERATIONS = 30
 """Power iterations at initialisation; one a step follows."""

@@ -17,8 +17,7 @@ from aero.report.papers import variance_decoder, variance_search, variance_sensi
 from aero.report.papers.variance_search import best, distance, nearest, nearest_trainings, repeated, share
 from aero.report.papers.variance_sensitivity import Sweep, published
 from aero.report.results import Run, load
-from aero.sensitivity.conclusions import ORDER
-from aero.sensitivity.metric import sensitivity_of_means
+from aero.sensitivity.metric import ORDER, sensitivity_of_means
 from aero.sensitivity.search import Reading
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from aero.sensitivity import search as searching
-from aero.sensitivity.conclusions import CONCLUSIONS, ORDER
+from aero.sensitivity.metric import CONCLUSIONS, ORDER
 from aero.sensitivity.search import SEARCHED_CORES, Reading, extend, plausible_settings, read_losses, sensitivities
 from aero.sensitivity.setting import Setting, learning_rates
 from aero.sensitivity.stacked import Trained

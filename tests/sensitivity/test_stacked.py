@@ -18,8 +18,7 @@ from aero.sensitivity.metric import (
     sensitivity_of_means,
     trained_decades,
 )
-from aero.sensitivity.regression import Batches, sequences
-from aero.sensitivity.setting import LAYERS, TOKENS, Setting, learning_rates
+from aero.sensitivity.setting import LAYERS, TOKENS, Batches, Setting, learning_rates, sequences
 from aero.sensitivity.stacked import FIRST_ITERATIONS, Stack, initial, train
 
 SETTING = Setting("x3+y", True, "slot", "linear", 8, "fresh", "mean", 8)

@@ -4,13 +4,15 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from small_project import children, finish, start, whole_lines
+from small_project import children, environment, finish, start, whole_lines
+from stage_processes import StageProcess
 
 from aero.errors import UserError
 from aero.records import read_rows
@@ -19,15 +21,32 @@ from aero.training.distributed import Processes
 from aero.training.loop import Regularizer, Trainer
 
 
-def torchrun(folder, *script, count=2):
+def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        return probe.getsockname()[1]
+
+
+def as_torchrun(folder, module, *arguments):
+    """Two processes with the variables that torchrun sets; forked, since torchrun's own import PyTorch anew."""
+    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    variables["GLOO_SOCKET_IFNAME"] = "lo"
+    pair = [
+        StageProcess(folder, module, list(arguments), environment(RANK=rank, LOCAL_RANK=rank, **variables))
+        for rank in ("0", "1")
+    ]
+    first, second = map(finish, pair)
+    return subprocess.CompletedProcess(
+        first.args, first.returncode or second.returncode, first.stdout + second.stdout, first.stderr + second.stderr
+    )
+
+
+def torchrun(folder, *script, count=2):
     launcher = ("-m", "torch.distributed.run", "--nproc-per-node", count, "--master-addr", "127.0.0.1")
-    return start(folder, *launcher, "--master-port", port, *script, GLOO_SOCKET_IFNAME="lo")
+    return start(folder, *launcher, "--master-port", free_port(), *script, GLOO_SOCKET_IFNAME="lo")
 
 
-IN_DOUBLE = (Path(__file__).with_name("train_in_double.py"),)
+IN_DOUBLE = "train_in_double"
 
 
 @pytest.mark.parametrize(
@@ -49,8 +68,12 @@ def test_two_processes_have_the_losses_of_one(project, script, run, regularizer,
     """The regularised ones in float64: their softmax is sharp (temperature 0.01) and their penalty jumps at the margin,
     so in float32 two orders of summation part after some 20 steps, on one process too."""
     folder = project(regularizer=regularizer, train=train | {"log_every": 1, "steps": 24})
-    one = finish(start(folder, *script, run, "--out", "one"))
-    two = finish(torchrun(folder, *script, run, "--out", "two"))
+    if script == IN_DOUBLE:
+        one = finish(StageProcess(folder, script, [run, "--out", "one"], environment()))
+        two = as_torchrun(folder, script, run, "--out", "two")
+    else:
+        one = finish(start(folder, *script, run, "--out", "one"))
+        two = finish(torchrun(folder, *script, run, "--out", "two"))
     assert one.returncode == 0 and two.returncode == 0, one.stderr + two.stderr
     assert two.stdout.count("perplexity") == 1, two.stdout
     alone, together = (read_rows(folder / name / "log.csv") for name in ("one", "two"))

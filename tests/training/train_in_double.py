@@ -1,4 +1,4 @@
-"""`stages.train` in float64, for comparisons in which rounding must not grow: torchrun starts it as a script."""
+"""`stages.train` in float64, for comparisons in which rounding must not grow: run by name."""
 
 import torch
 

@@ -13,7 +13,7 @@ from aero.report.papers.variance_sensitivity import COLOURS, core_legend, line_s
 from aero.report.results import Results, Run
 from aero.report.style import GRID, MUTED, no_data, subplots
 from aero.sensitivity import theory
-from aero.sensitivity.conclusions import SOFTMAX_BASED
+from aero.sensitivity.metric import SOFTMAX_BASED
 from aero.sensitivity.setting import TOKENS
 
 HOT, HOT_SCALE = "-hot", "laptop"

@@ -20,8 +20,7 @@ from aero.attention_kernels import CORES
 from aero.report.papers.variance_sensitivity import FOLDERS, published, short_name, sweep
 from aero.report.results import Results
 from aero.report.statistics import Estimate
-from aero.sensitivity.conclusions import CONCLUSIONS, ORDER
-from aero.sensitivity.metric import sensitivity_of_means
+from aero.sensitivity.metric import CONCLUSIONS, ORDER, sensitivity_of_means
 from aero.sensitivity.search import RELU_CORES, Reading, plausible_settings, read, read_losses, sensitivities
 from aero.sensitivity.setting import Setting
 

@@ -18,8 +18,7 @@ from aero.report.papers.variance_search import search, share
 from aero.report.papers.variance_sensitivity import Sweep, published, sweep
 from aero.report.results import Results
 from aero.report.verdicts import Measurement, exact
-from aero.sensitivity.conclusions import CONCLUSIONS, ORDER
-from aero.sensitivity.metric import clipped, trained_decades
+from aero.sensitivity.metric import CONCLUSIONS, ORDER, clipped, trained_decades
 from aero.sensitivity.setting import TOKENS, WIDTH
 
 GROUP = "trained here"

@@ -17,8 +17,7 @@
 import pandas as pd
 from IPython.display import HTML
 
-from aero.report import claims, explorer, robustness, show, speed
-from aero.report.costs import fits
+from aero.report import claims, explorer, robustness, show, speed, summary
 from aero.report.papers import aero_entropy
 from aero.report.papers import private_tables as tables
 from aero.report.results import load
@@ -38,54 +37,60 @@ HTML(explorer.section(results, claims.judge(results)))
 # %% [markdown]
 # ## Artifact
 #
-# Python 3.11, 2 cores, 8 GB of memory, a package index. Times are of 2 cores.
+# Linux, Python 3.11, 2 cores, 8 GB of memory, 6 GB of disk, a package index; no GPU. Times are of 2 cores. The
+# `Dockerfile` runs the same commands. Checkpoints are not in the repository: `make repro` trains them again.
 
 # %%
-first = tables.headline(results)
-passes = tables.complete_passes(results)
+numbers, first, passes = summary.headline(results), tables.headline(results), tables.complete_passes(results)
+found = [
+    ("The printed GB follow from one configuration of SPU", "python -m benchmarks.forensics search", "minutes",
+     f"{numbers['rows']} rows within {numbers['residual']:.2f} %", "exact"),
+    ("AERO saves about 4x in bytes", "aero cost --compare SM+LN+G SM+ScFuFFNi_6 --program as_written", "1 s",
+     f"{numbers['saving_stock']:.2f}x (printed {numbers['saving']:.2f}x)", "exact"),
+    ("Much of it is the baseline's GELU", "make report", "1 min", f"{numbers['gelu_percent']:.0f} %", "exact"),
+    ("The printed minutes are too short", "make report", "1 min",
+     f"{numbers['impossible']} of {numbers['rows']} rows impossible", "exact"),
+    ("The optimised program's bytes", "aero cost 'SM+ScFuFFN'", "1 s", f"{first.iloc[2]['GB, optimised']} GB", "exact"),
+    ("Bytes of single operations", "python -m stages.two_party_ops --anew", "10 min", "results/two_party/ops.csv", "0.1 %"),
+    ("A row is the sum of its operations", "python -m benchmarks.full_passes", "15 to 45 min",
+     f"sum / pass {passes['GB, sum / pass'].min()} to {passes['GB, sum / pass'].max()}", "3 %"),
+    ("Private logits agree with PyTorch's", "python -m stages.end_to_end", "10 min",
+     f"difference at most {tables.trained_passes(results)['largest logit error'].max()}", "0.05"),
+    ("Theorem 5.1's printed derivative is wrong", "dvc repro -s sensitivity_theory", "2 min",
+     f"{numbers['wrong_slopes']} of {numbers['slopes']} cases", "4.5 standard errors"),
+    ("Softmax is sensitive to the learning rate", "dvc repro -s sensitivity", "3 min", "results/sensitivity", "1 %"),
+    ("Trainings and entropies, scale laptop", "make repro", "30 min", "results/laptop", "exact on the same processor"),
+    ("Trainings, scale desk", "make repro SCALE=desk", "days", "results/desk", "exact on the same processor"),
+    ("Verdicts on all claims", "make report", "1 min", "reports/claims.csv unchanged", "exact"),
+    ("The whole pipeline", "make repro SCALE=smoke", "5 min", "reports/report.html", ""),
+    ("Equations, parity, protocols", "make test", "8 min", "all tests pass", ""),
+]  # fmt: skip
 show.table(
-    pd.DataFrame(
-        [
-            ("published bytes fit", "make report", "1 min", f"{len(fits(results))} rows within 1.1 %", "exact"),
-            ("saving of AERO", "make report", "1 min", first.iloc[-1]["saving, reproduced"], "exact"),
-            (
-                "bytes of an operation",
-                "python -m stages.two_party_ops --anew",
-                "10 min",
-                "results/two_party/ops.csv",
-                "0.1 %",
-            ),
-            ("a row's cost", "aero cost 'SM+ScFuFFN'", "1 s", f"{first.iloc[2]['GB, optimised']} GB", "exact"),
-            (
-                "complete pass at GPT-2's size",
-                "python -m benchmarks.full_passes",
-                "15 to 45 min",
-                f"sum / pass {passes['GB, sum / pass'].min()} to {passes['GB, sum / pass'].max()}",
-                "3 %",
-            ),
-            ("trainings, entropies", "make repro", "30 min", "results/laptop", "bit for bit, same processor"),
-            ("pipeline works", "make repro SCALE=smoke", "5 min", "reports/report.html", ""),
-            ("tests", "make test", "8 min", "all pass", ""),
-        ],
-        columns=["claim", "command", "time", "expected", "tolerance"],
-    ),
+    pd.DataFrame(found, columns=["claim", "command", "time", "expected", "tolerance"]),
     "What to run",
     "Bytes are equal on every machine; seconds and last digits of losses are not.",
 )
 
 # %% [markdown]
-# Questions that this report answers:
+# Ten questions that this report answers, and where:
 #
 # 1. What does `SM+ScFuFFN` cost in GB: published, reproduced, optimised?
-# 2. Which configuration gives the published bytes?
-# 3. How much of the saving is the baseline's GELU?
+#    [First table](#one-private-forward-pass-of-gpt-2-t-128)
+# 2. Which configuration gives the published bytes, and what if one choice changes?
+#    [The best fit](#the-best-fit-with-one-choice-changed)
+# 3. How much of the saving is the baseline's GELU? [Saving in communication](#saving-in-communication)
 # 4. Are the published minutes possible on the published network?
-# 5. How far are private logits from PyTorch's?
-# 6. What does dropping LayerNorm and GELU cost in perplexity at the scale trained here?
+#    [Published minutes](#published-minutes-against-published-bytes)
+# 5. How far are private logits from PyTorch's? [Complete passes](#complete-passes-of-models-trained-here)
+# 6. What does dropping LayerNorm and GELU cost in perplexity? [Perplexity](#what-it-costs-in-perplexity)
 # 7. Does the entropy regulariser help with LayerNorm, and without?
-# 8. Does softmax attention collapse as Theorem 5.1 says?
+#    [With](#entropy-landscape-table1), [without](#temperature-and-penalty-apart-and-together)
+# 8. Does softmax attention collapse as Theorem 5.1 says? [Theorem 5.1](#theorem-5-1-against-draws),
+#    [attention while training](#variance-sensitivity-figure11)
 # 9. What does entropy have to do with encoding a context in parallel segments?
-# 10. How long does a private pass take on a LAN and on a WAN?
+#    [Entropy against what is lost](#entropy-against-what-is-lost)
+# 10. How long does a private pass take, and where does the time go?
+#     [Minutes](#modelled-minutes-of-a-forward-pass), [computing](#where-the-computing-goes)
 
 # %% [markdown]
 # ## All claims

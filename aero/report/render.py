@@ -39,6 +39,7 @@ SCREEN_ONLY = '<div class="screen-only"'
 PAGE_COLOURS = {style.INK: "--ink", style.PAPER: "--paper", style.GRID: "--grid", style.MUTED: "--muted"}
 
 _SVG = re.compile(r"<svg\b.*?</svg>", re.DOTALL)
+_GLYPH = re.compile(r'<path id="(DejaVu[^"]*)"[^>]*/>')
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 """What neither HTML nor UTF-8 can hold."""
 
@@ -130,8 +131,24 @@ def page(cells: Iterable[Any], footer: str) -> str:
     hashes = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
     css = (ASSETS / "page.css").read_text(encoding="utf-8")
     raw = ("-V", f"css={css}", "-V", f"scripts={hashes}")
+    shown = _share_glyphs(shown)
     around = _pandoc(text, "html", "page.html", footer, "--mathml", "--toc", "--toc-depth=2", *raw)
     return re.sub("<!--shown ([0-9]+)-->", lambda match: shown[int(match[1])], around)
+
+
+def _share_glyphs(shown: list[str]) -> list[str]:
+    """The shapes of letters, which every figure defines for itself, once for all, before what is shown first."""
+    glyphs: dict[str, str] = {}
+
+    def taken(match: re.Match[str]) -> str:
+        glyphs.setdefault(match[1], match[0])
+        return ""
+
+    shown = [_GLYPH.sub(taken, html) for html in shown]
+    if glyphs:
+        defined = "".join(glyphs.values())
+        shown[0] = f'<svg width="0" height="0" style="position:absolute"><defs>{defined}</defs></svg>{shown[0]}'
+    return shown
 
 
 def _in_page_colours(svg: str) -> str:

@@ -75,6 +75,7 @@ _SETTINGS: dict[str, Any] = {
 
 
 rcParams.update(_SETTINGS)
+_COORDINATES = re.compile(r'(?<= d=")[^"]*|(?<= [xy]=")[^"]*|translate\([^)]*')
 _DECIMALS = re.compile(r"(\.\d\d)\d+")
 """Hundredths of a point are enough in a path; more makes the page a third larger."""
 
@@ -115,7 +116,9 @@ def svg(figure: Figure, title: str) -> str:
     text = text[text.index("<svg") :].strip()
     # A style element inside an inline SVG would apply to the whole page.
     text = re.sub(r"\s*<(metadata|style)\b.*?</\1>|\s*<!--.*?-->", "", text, flags=re.DOTALL)
-    text = re.sub(r'(?<= d=")[^"]*', lambda match: _DECIMALS.sub(r"\1", match.group()), text)
+    text = re.sub(
+        r'(?<= d=")[^"]*|(?<= [xy]=")[^"]*|translate\([^)]*', lambda match: _DECIMALS.sub(r"\1", match[0]), text
+    )
     text = re.sub(r"\s+", " ", text).replace("> <", "><")
     return text.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" stroke-linejoin="round" ', 1)
 

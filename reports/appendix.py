@@ -17,7 +17,7 @@
 import pandas as pd
 from IPython.display import HTML
 
-from aero.report import claims, explorer, robustness, show, speed, summary
+from aero.report import appendix, claims, explorer, show, summary
 from aero.report.papers import aero_entropy
 from aero.report.papers import private_tables as tables
 from aero.report.results import load
@@ -139,7 +139,7 @@ show.figure(
 
 # %%
 show.table(
-    speed.training_step(results),
+    appendix.training_step(results),
     "A training step against transformers",
     "SM+LN+G, 12 layers, 1,024 tokens a batch, 2 threads, the same weights and optimiser. Medians of 7 interleaved "
     "repeats with their range.",
@@ -149,7 +149,7 @@ show.table(
 
 # %%
 show.table(
-    speed.regularized_step(results),
+    appendix.regularized_step(results),
     "A regularised step against the authors' loop",
     "The authors' way is transformers' GPT-2 with `output_attentions=True` and Algorithm 1 as a loop.",
     sources=[f"{BENCH}/regularized_step.json"],
@@ -158,7 +158,7 @@ show.table(
 
 # %%
 show.table(
-    speed.entropy_memory(results),
+    appendix.entropy_memory(results),
     "Memory of attention with its entropy",
     "Four heads of width 64, forward and backward.",
     sources=[f"{BENCH}/entropy_memory.json"],
@@ -167,7 +167,7 @@ show.table(
 
 # %%
 show.table(
-    speed.tokenizing(results),
+    appendix.tokenizing(results),
     "Tokenizing",
     "Source files to token files: reading, encoding, hashing, writing.",
     sources=[f"{BENCH}/tokenizing.json"],
@@ -176,7 +176,7 @@ show.table(
 
 # %%
 show.table(
-    speed.pipeline(results),
+    appendix.pipeline(results),
     "The pipeline",
     "In a clone with all outputs in place.",
     sources=[f"{BENCH}/pipeline.json"],
@@ -185,7 +185,7 @@ show.table(
 
 # %%
 show.figure(
-    speed.growth_with_depth(results),
+    appendix.growth_with_depth(results),
     "A private pass by depth",
     "Width 128, T=32. Crosses: the sum of its operations.",
     sources=[f"{BENCH}/two_party_growth_layers.json"],
@@ -197,16 +197,16 @@ show.figure(
 
 # %%
 show.table(
-    robustness.campaigns(results),
+    appendix.campaigns(results),
     "Campaigns",
     "A check passes if the result is right or the error is one line that names its cause.",
-    sources=[f"{ROBUSTNESS}/{name}.json" for name in robustness.CAMPAIGNS],
+    sources=[f"{ROBUSTNESS}/{name}.json" for name in appendix.CAMPAIGNS],
     command="make fuzz; make faults",
 )
 
 # %%
 show.figure(
-    robustness.server(results),
+    appendix.server(results),
     "A server over 1,000 questions",
     "One small model; every answer equals PyTorch's.",
     sources=[f"{ROBUSTNESS}/server.json"],
@@ -218,7 +218,7 @@ show.figure(
 
 # %%
 show.table(
-    robustness.determinism(results),
+    appendix.determinism(results),
     "The same training again",
     "Equal on the same kind of processor with the same number of threads.",
     sources=[f"{ROBUSTNESS}/determinism.json"],

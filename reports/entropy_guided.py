@@ -24,7 +24,7 @@
 
 # %%
 from aero.report import claims, show
-from aero.report.papers import entropy_guided
+from aero.report.papers import aero_entropy
 from aero.report.results import load
 
 results = load()
@@ -35,7 +35,7 @@ METRICS, ENTROPY, CURVES = ([f"results/{results.scale}/{name}.jsonl"] for name i
 
 # %%
 show.figure(
-    entropy_guided.figure_2(results),
+    aero_entropy.guided_figure_2(results),
     "Entropy of every head, fewer nonlinearities",
     "First seed. Yellow is overload, dark blue collapse.",
     sources=ENTROPY,
@@ -44,7 +44,7 @@ show.figure(
 
 # %%
 show.figure(
-    entropy_guided.figure_4(results),
+    aero_entropy.guided_figure_4(results),
     "Entropy of each layer over training",
     "First seed: (a) baseline, (b) Softmax-only, (c) to (e) stabilised, (f) regularised.",
     sources=CURVES,
@@ -56,7 +56,7 @@ show.figure(
 
 # %%
 show.table(
-    entropy_guided.table_3(results),
+    aero_entropy.guided_table_3(results),
     "Perplexity with and without entropy regularisation",
     "Change: over the table's baseline, mean over seeds paired with the baseline's; brackets: 95 % t-interval.",
     sources=METRICS,
@@ -65,7 +65,7 @@ show.table(
 
 # %%
 show.table(
-    entropy_guided.parts(results),
+    aero_entropy.parts(results),
     "Temperature and penalty, apart and together",
     "Perplexity of SM+ScFuFFN with each part. Change: mean over seeds, paired; brackets: 95 % t-interval.",
     sources=METRICS,
@@ -73,7 +73,7 @@ show.table(
 
 # %%
 show.table(
-    entropy_guided.change_of_heads(results),
+    aero_entropy.change_of_heads(results),
     "Change in overloaded and collapsed heads",
     "Regularised minus plain model, in percentage points of all heads, paired by seed; brackets: 95 % t-interval.",
     sources=ENTROPY,

@@ -11,7 +11,7 @@ from pathlib import Path
 from aero.config import Parameters
 from aero.errors import UserError
 from aero.records import write_together
-from aero.report import style
+from aero.report import show
 from aero.report.papers.private_inference import draw_pareto, points
 from aero.report.results import load
 
@@ -30,7 +30,7 @@ def pareto(chosen: argparse.Namespace, parameters: Parameters, root: Path, out: 
     title = f"{chosen.model}, T={chosen.context}, program {chosen.program}"
     figure = draw_pareto(found, title, results.scale)
     if out.suffix == ".svg":
-        content: str | bytes = style.svg(figure, f"Perplexity against communication: {title}")
+        content: str | bytes = show.svg(figure, f"Perplexity against communication: {title}")
     else:
         image = io.BytesIO()
         figure.savefig(image, format="png", dpi=160, facecolor="white", bbox_inches="tight")

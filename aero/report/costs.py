@@ -6,7 +6,6 @@ Bytes count both directions. Programs: "as_published" (the fit as a program on t
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -17,7 +16,7 @@ from typing import Any
 from aero.architecture import parse
 from aero.flops import Count, Sizes, count
 from aero.published import Paper, Table, load
-from aero.report.results import Cost, Results, read_costs
+from aero.report.results import Cost, Results, read_costs, read_csv
 from aero.two_party.cost.network import Network, implied_bandwidth_mbit, lower_bound_seconds, wire_bytes
 from aero.two_party.program.optimizations import AS_PUBLISHED
 
@@ -87,14 +86,6 @@ def fits(results: Results, rank: str = "1") -> dict[tuple[str, str], Fit]:
         for line in read_csv(results.root / FITS)
         if line["rank"] == rank
     }
-
-
-def read_csv(path: Path) -> list[dict[str, str]]:
-    """The lines of a CSV file, none if it is missing."""
-    if not path.is_file():
-        return []
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def row_family(results: Results, table: Table, row: str) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from aero.errors import cut
-from aero.report import explorer, style
+from aero.report import explorer, show
 from aero.report.results import SCALE_VARIABLE
 
 ASSETS = Path(__file__).parent / "assets"
@@ -36,7 +36,7 @@ NOTEBOOKS = (
 CELL_SECONDS = 600
 SCREEN_ONLY = '<div class="screen-only"'
 """What a cell shows on the page alone starts with this."""
-PAGE_COLOURS = {style.INK: "--ink", style.PAPER: "--paper", style.GRID: "--grid", style.MUTED: "--muted"}
+PAGE_COLOURS = {show.INK: "--ink", show.PAPER: "--paper", show.GRID: "--grid", show.MUTED: "--muted"}
 
 _SVG = re.compile(r"<svg\b.*?</svg>", re.DOTALL)
 _GLYPH = re.compile(r'<path id="(DejaVu[^"]*)"[^>]*/>')

@@ -61,10 +61,9 @@ class Log:
 class Entropy:
     """Headwise attention entropy of a trained model on held-out tokens, nats.
 
-    mean: (L, H); median: that of all rows. by_position: (L, T). blocks:
-    (K, L, H), means of K blocks of held-out sequences. quarters: fraction of heads per quarter of the maximum, for the
-    maxima "observed", "log_T" and "causal_bound" in `maximum`. overload, collapse: fraction of heads and the layers
-    they are in. learned: learned values, such as thresholds. Older files lack some.
+    mean: (L, H); median: that of all rows. by_position: (L, T). blocks: (K, L, H), means of K blocks of held-out
+    sequences. quarters: fraction of heads per quarter of each `maximum` ("observed", "log_T", "causal_bound").
+    overload, collapse: fraction of heads and their layers. learned: such as thresholds. Older files lack some.
     """
 
     mean: Rows
@@ -88,7 +87,7 @@ class Entropy:
 class Run:
     """One training, with its log and entropies if there are any.
 
-    perplexity is NaN for a run that diverged. `path` is the file of its metrics, relative to the project's root.
+    perplexity is NaN for a run that diverged. path: the file of its metrics. curves: all columns of the log.
     """
 
     name: str
@@ -104,7 +103,6 @@ class Run:
     log: Log | None = None
     entropy: Entropy | None = None
     curves: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """All columns of the log."""
 
     @property
     def diverged(self) -> bool:
@@ -164,16 +162,14 @@ class Cost:
 class Results:
     """All results under `root`, and the training scale the report is about.
 
-    operations: each once. by_file: all lines of each of their files.
+    by_file: the operations of each file.
     """
 
     root: Path
     scale: str
     runs: dict[tuple[str, str], tuple[Run, ...]]
     costs: tuple[Cost, ...]
-    operations: tuple[dict[str, str], ...]
     by_file: dict[str, tuple[dict[str, str], ...]]
-    end_to_end: Any
     problems: tuple[str, ...]
     parameters: dict[str, Any]
 
@@ -202,9 +198,7 @@ class Results:
         }
 
     def share_of_heads(self, run: str, quarters: Sequence[int], maximum: str = "observed") -> dict[int, float]:
-        """Fraction of heads in the given quarters of `maximum`, by seed; heads that are not finite count with the
-        lowest quarter, as `aero.entropy.collapse` has them.
-        """
+        """Fraction of heads in the given quarters of `maximum`, by seed; heads that are not finite: in the lowest."""
         shares = {}
         for trained in self.seeds(run):
             found = trained.entropy
@@ -219,6 +213,13 @@ class Results:
         wanted = (architecture, program, context, model)
         found = (c for c in self.costs if (c.architecture, c.program, c.context, c.model) == wanted)
         return next(found, None)
+
+    @property
+    def operations(self) -> tuple[dict[str, str], ...]:
+        """The operations of all files, each once."""
+        names = ("op", "shape", "model", "context", "variant")
+        lines = [line for lines in self.by_file.values() for line in lines]
+        return tuple({tuple(line.get(name) or "" for name in names): line for line in lines}.values())
 
     def operations_of(self, cost: Cost) -> tuple[dict[str, str], ...]:
         """The operations measured in the file that the cost is composed from; none if that is not there."""
@@ -266,31 +267,14 @@ def load(root: Path | str | None = None, scale: str | None = None) -> Results:
         active = parameters.get("scale")
         scale = active if active in present else next((s for s in SCALES if s in present), active)
     costs: dict[tuple[str, ...], Cost] = {}
-    operations: dict[tuple[str, ...], dict[str, str]] = {}
     by_file: dict[str, tuple[dict[str, str], ...]] = {}
     for folder in (root / "results" / "two_party", root / "runs" / "two_party"):
         for name in ("all_rows.csv", "rows.csv"):
             for cost in read_costs(folder / name, root, problems):
                 costs[cost.architecture, cost.model, str(cost.context), cost.program] = cost
         for name in ("all_ops.csv", "ops.csv"):
-            lines = tuple(_read_csv(folder / name))
-            by_file[(folder / name).relative_to(root).as_posix()] = lines
-            for line in lines:
-                operations[tuple(line.get(key) or "" for key in ("op", "shape", "model", "context", "variant"))] = line
-    passes = (
-        _read_json(root / folder / "two_party" / "end_to_end.json", root, problems) for folder in ("runs", "results")
-    )
-    return Results(
-        root,
-        str(scale),
-        runs,
-        tuple(costs.values()),
-        tuple(operations.values()),
-        by_file,
-        next((found for found in passes if found is not None), None),
-        tuple(problems),
-        parameters,
-    )
+            by_file[(folder / name).relative_to(root).as_posix()] = tuple(read_csv(folder / name))
+    return Results(root, str(scale), runs, tuple(costs.values()), by_file, tuple(problems), parameters)
 
 
 @cache
@@ -388,7 +372,7 @@ def _by_recipe(found: dict[tuple[str, str, int], Run], problems: list[str]) -> d
 def read_costs(path: Path, root: Path, problems: list[str]) -> tuple[Cost, ...]:
     """The costs of a file of rows; a line that is no cost is added to `problems`."""
     costs = []
-    for number, row in enumerate(_read_csv(path), start=2):
+    for number, row in enumerate(read_csv(path), start=2):
         row = dict(row)
         try:
             texts = {key: row.pop(key) for key in ("architecture", "model", "program")}
@@ -409,21 +393,12 @@ def read_costs(path: Path, root: Path, problems: list[str]) -> tuple[Cost, ...]:
     return tuple(costs)
 
 
-def _read_csv(path: Path) -> list[dict[str, str]]:
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The lines of a CSV file, none if it is missing."""
     if not path.is_file():
         return []
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
-
-
-def _read_json(path: Path, root: Path, problems: list[str]) -> Any:
-    if not path.is_file():
-        return None
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        problems.append(f"{path.relative_to(root)}: cannot be read ({cut(str(error), 300)})")
-        return None
 
 
 def _rows(values: Any) -> Rows:

@@ -1,21 +1,29 @@
-"""A figure or a table for a notebook: title, caption, and what it was made from, as HTML.
+"""Figures and tables: one look for all figures, and the HTML in which a notebook shows them.
 
-The page and the PDF are made of the same HTML. Titles, captions and cells are escaped; `code` works in titles and
-captions.
+Importing this module sets matplotlib's defaults; make a figure by `subplots`. The colours are Okabe and Ito's, safe for
+colour-blind readers; the page replaces INK, GRID, PAPER and MUTED by the reader's light or dark scheme. The page and
+the PDF are made of the same HTML. Titles, captions and cells are escaped; `code` works in titles and captions.
 """
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from collections.abc import Sequence
 from html import escape
+from typing import Any
 
-import matplotlib.figure
+import matplotlib
 import pandas as pd
 from IPython.display import HTML
 
-from aero.report import style
+matplotlib.use("svg")
+from matplotlib import rcParams  # noqa: E402  the backend must be chosen first
+from matplotlib.axes import Axes  # noqa: E402
+from matplotlib.axis import Axis  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
+from matplotlib.ticker import LogFormatter, LogLocator  # noqa: E402
 
 FROM_PAGE = "../"
 """From reports/report.html to the repository's root."""
@@ -27,9 +35,135 @@ PAPERS = {
     "parallel_context": "Parallel Context Encoding",
 }
 
+INK, GRID, PAPER, MUTED = "#1c2129", "#d5dae1", "#fdfdfc", "#6b7480"
+PUBLISHED, AS_PUBLISHED, AS_WRITTEN, TUNED, MEASURED = "#9aa3ae #56b4e9 #0072b2 #009e73 #d55e00".split()
+SERIES = {
+    "sm-ln-g": "#0072b2",
+    "sm-ln-r": "#56b4e9",
+    "sm-ln": "#8a6d3b",
+    "sm-g": "#d55e00",
+    "sm-r": "#009e73",
+    "sm": "#cc79a7",
+}
+PAGE = 174 / 25.4
+"""Text width of the printed page in inches (assets/page.typ): a wider drawing is shrunk to it, with its text."""
+_MARGIN = 0.04
+WIDTH = PAGE - 2 * _MARGIN
+"""Figure width in inches, such that with the margin around it the figure fills the printed page."""
+
+_SETTINGS: dict[str, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 8.5,
+    "axes.titlesize": 9,
+    "axes.labelsize": 8.5,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.fontsize": 8,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "aero",
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "axes.linewidth": 0.7,
+    "axes.axisbelow": True,
+    "hatch.linewidth": 0.6,
+    "lines.linewidth": 1.6,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "image.composite_image": False,
+    "text.parse_math": False,  # names come from result files: a dollar sign in one is no formula
+}
+
+
+rcParams.update(_SETTINGS)
+_COORDINATES = re.compile(r'(?<= d=")[^"]*|(?<= [xy]=")[^"]*|translate\([^)]*')
+_DECIMALS = re.compile(r"(\.\d\d)\d+")
+"""Hundredths of a point are enough in a path; more makes the page a third larger."""
+
+
+def subplots(
+    rows: int = 1, columns: int = 1, *, height: float, width: float = WIDTH, **options: Any
+) -> tuple[Figure, Any]:
+    """A figure of the page's width (inches) and its axes; options as of `matplotlib.figure.Figure.subplots`."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, **options)
+
+
+def _plain_ticks(axis: Axis) -> None:
+    """Label a logarithmic axis without formulas: 0.1, 1, 10, 100 or a power such as 10⁻³; 2s and 5s if it is short."""
+    if isinstance(axis.get_major_formatter(), LogFormatter):
+        low, high = axis.get_view_interval()
+        axis.set_major_formatter(lambda value, _: _power_of_ten(value))
+        if high < 20 * low:
+            axis.set_minor_locator(LogLocator(subs=(2, 5)))
+        axis.set_minor_formatter((lambda value, _: f"{value:g}") if high < 20 * low else "")
+
+
+def _power_of_ten(value: float) -> str:
+    if 0.01 < value < 1000:
+        return f"{value:g}"
+    return "10" + f"{math.log10(value):.0f}".translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+def svg(figure: Figure, title: str) -> str:
+    """The figure as an SVG element with `title` for screen readers; the same text for the same figure on every run."""
+    for axes in figure.axes:
+        _plain_ticks(axes.xaxis)
+        _plain_ticks(axes.yaxis)
+    buffer = io.StringIO()
+    nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
+    figure.savefig(buffer, format="svg", metadata=nothing, bbox_inches="tight", pad_inches=_MARGIN)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :].strip()
+    # A style element inside an inline SVG would apply to the whole page.
+    text = re.sub(r"\s*<(metadata|style)\b.*?</\1>|\s*<!--.*?-->", "", text, flags=re.DOTALL)
+    text = re.sub(
+        r'(?<= d=")[^"]*|(?<= [xy]=")[^"]*|translate\([^)]*', lambda match: _DECIMALS.sub(r"\1", match[0]), text
+    )
+    text = re.sub(r"\s+", " ", text).replace("> <", "><")
+    return text.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" stroke-linejoin="round" ', 1)
+
+
+def spread(positions: Sequence[float], gap: float) -> list[float]:
+    """The positions moved apart, in their order, until neighbours are `gap` from each other, for labels of lines."""
+    order = sorted(range(len(positions)), key=positions.__getitem__)
+    groups = [([positions[index]], [index]) for index in order]
+
+    def start(group: tuple[list[float], list[int]]) -> float:
+        return sum(group[0]) / len(group[0]) - gap * (len(group[1]) - 1) / 2
+
+    place = 0
+    while place + 1 < len(groups):
+        left, right = groups[place], groups[place + 1]
+        if start(right) - start(left) - gap * (len(left[1]) - 1) >= gap - 1e-12:
+            place += 1
+            continue
+        groups[place : place + 2] = [(left[0] + right[0], left[1] + right[1])]
+        place = max(place - 1, 0)
+    placed = {index: start(group) + gap * rank for group in groups for rank, index in enumerate(group[1])}
+    return [placed[index] for index in range(len(positions))]
+
+
+def no_data(axes: Axes, text: str) -> None:
+    """Write `text` into a panel that has no data."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, color=MUTED, style="italic")
+
 
 def figure(
-    figure: matplotlib.figure.Figure,
+    figure: Figure,
     title: str,
     caption: str,
     *,
@@ -38,7 +172,7 @@ def figure(
     published: str = "",
 ) -> HTML:
     """A figure as inline SVG. `published`: what it stands for, such as "aero/figure5"; `sources`: files."""
-    return _boxed("figure", style.svg(figure, title), title, caption, sources, command, published)
+    return _boxed("figure", svg(figure, title), title, caption, sources, command, published)
 
 
 def table(

@@ -17,7 +17,7 @@ import pytest
 import synthetic
 
 from aero.report import explorer, render, show
-from aero.report.papers import entropy_guided
+from aero.report.papers import aero_entropy
 from aero.report.results import Results
 
 CHROMIUM = next(
@@ -75,7 +75,7 @@ def page(tmp_path_factory: pytest.TempPathFactory, full: Results) -> Path:
     wide = pd.DataFrame({f"a column of {number} words": ["EReg(SM(t)+ScFuFFNi_6)"] * 3 for number in range(6)})
     claims = pd.read_csv(synthetic.PROJECT / "reports/claims.csv")
     parts = (
-        show.figure(entropy_guided.figure_2(full), "A figure", "Of every head.", sources=["results/a.jsonl"]).data,
+        show.figure(aero_entropy.guided_figure_2(full), "A figure", "Of every head.", sources=["results/a.jsonl"]).data,
         show.table(wide, "A table", "Of six columns.", command="python -m stages.report").data,
         explorer.section(full, claims),
     )

@@ -40,7 +40,7 @@ def results(*runs: Run, scale: str = "desk", root: Path = ROOT / "none", **parts
     for one in runs:
         key = one.scale, one.name
         by_name[key] = (*by_name.get(key, ()), one)
-    empty = {"costs": (), "operations": (), "by_file": {}, "end_to_end": None, "problems": ()}
+    empty = {"costs": (), "by_file": {}, "problems": ()}
     return Results(root=root, scale=scale, runs=by_name, parameters={"runs": RUNS}, **empty | parts)
 
 

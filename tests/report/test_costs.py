@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from aero.report import docs, explorer, robustness, speed, style
+from aero.report import appendix, docs, explorer, show
 from aero.report.costs import (
     COST_TABLES,
     LatencyBound,
@@ -35,20 +35,19 @@ TABLES = [
     private_tables.figure_15,
     private_tables.optimised_over_stock,
     private_tables.communication_fit,
-    private_tables.operations,
     private_tables.complete_passes,
     private_tables.trained_passes,
     private_tables.held_out_prompts,
     private_tables.ablation,
     private_tables.function_changes,
     private_tables.latency_model,
-    speed.training_step,
-    speed.regularized_step,
-    speed.entropy_memory,
-    speed.tokenizing,
-    speed.pipeline,
-    robustness.campaigns,
-    robustness.determinism,
+    appendix.training_step,
+    appendix.regularized_step,
+    appendix.entropy_memory,
+    appendix.tokenizing,
+    appendix.pipeline,
+    appendix.campaigns,
+    appendix.determinism,
 ]
 FIGURES = [
     private_inference.bytes_by_part,
@@ -58,8 +57,8 @@ FIGURES = [
     private_inference.savings_by_program,
     private_inference.fit_residuals,
     private_inference.pareto,
-    speed.growth_with_depth,
-    robustness.server,
+    appendix.growth_with_depth,
+    appendix.server,
 ]
 
 
@@ -90,11 +89,11 @@ def test_missing_results_leave_gaps(make: Callable[[Results], object], nothing: 
 
 @pytest.mark.parametrize("figure", FIGURES)
 def test_figures_are_vector_graphics(figure: Callable, results: Results):
-    assert "<image" not in style.svg(figure(results), "title")
+    assert "<image" not in show.svg(figure(results), "title")
 
 
 def test_a_figure_is_equal_on_every_run(results: Results):
-    first, second = (style.svg(private_inference.fit_residuals(results), "title") for _ in range(2))
+    first, second = (show.svg(private_inference.fit_residuals(results), "title") for _ in range(2))
     assert first == second
 
 

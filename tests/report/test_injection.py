@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 import synthetic
 
-from aero.report import claims, render, results, show, style
+from aero.report import claims, render, results, show
 from aero.report.explorer import scripts
 
 MARKUP = (
@@ -137,7 +137,7 @@ def test_markup_in_result_files_stays_text(root: Path, monkeypatch: pytest.Monke
     )
     monkeypatch.setattr(claims, "judge", lambda results, *papers: judged)
     empty = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 9" aria-label="{}"></svg>'
-    monkeypatch.setattr(style, "svg", lambda figure, title: empty.format(show.escape(title)))
+    monkeypatch.setattr(show, "svg", lambda figure, title: empty.format(show.escape(title)))
     monkeypatch.setattr(results, "find_root", lambda start=None: root)
     made = {name: outputs(root, name) for name in render.NOTEBOOKS}
     assert sum(refused for _, refused in made.values()) < 10
@@ -152,10 +152,10 @@ def test_markup_in_result_files_stays_text(root: Path, monkeypatch: pytest.Monke
 
 
 def test_markup_in_a_figure_is_drawn_as_text() -> None:
-    figure, axes = style.subplots(height=1)
+    figure, axes = show.subplots(height=1)
     axes.set_title(MARKUP.replace("\x01", ""))
     axes.set_xscale("log")
-    svg = style.svg(figure, MARKUP)
+    svg = show.svg(figure, MARKUP)
     found = Active(svg.replace('"#', '"')).found
     assert [one for one in found if not one.startswith("use xlink:href")] == []
 

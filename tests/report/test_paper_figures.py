@@ -11,11 +11,11 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from aero.report import style
-from aero.report.papers import aero, aero_entropy, entropy_guided, entropy_landscape, panels
+from aero.report import show
+from aero.report.papers import aero, aero_entropy, entropy_landscape, panels
 from aero.report.results import Results
 
-MODULES = (aero, aero_entropy, entropy_guided, entropy_landscape)
+MODULES = (aero, aero_entropy, entropy_landscape)
 
 
 def shown(module: ModuleType) -> list[Callable[[Results], Figure | pd.DataFrame]]:
@@ -81,6 +81,6 @@ def test_steepness_and_distance_of_the_baseline(everything: Results) -> None:
 
 
 def test_a_figure_is_the_same_text_twice(everything: Results) -> None:
-    first, second = (style.svg(aero_entropy.figure_10(everything), "thresholds <of> heads") for _ in range(2))
+    first, second = (show.svg(aero_entropy.figure_10(everything), "thresholds <of> heads") for _ in range(2))
     assert first == second and 'aria-label="thresholds &lt;of&gt; heads"' in first
     assert "<metadata" not in first and "<style" not in first and "http" not in first.replace("http://www.w3.org", "")

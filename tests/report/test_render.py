@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from aero.report import explorer, render, show, style
+from aero.report import explorer, render, show
 from aero.report.render import Rendered
 
 FIRST = """# %% [markdown]
@@ -25,9 +25,9 @@ FIRST = """# %% [markdown]
 # %%
 import pandas as pd
 from IPython.display import HTML
-from aero.report import show, style
+from aero.report import show
 private = 1
-figure, axes = style.subplots(height=2)
+figure, axes = show.subplots(height=2)
 axes.plot([1, 2, 3])
 show.figure(figure, "A figure", "Of `SM+R` & more.", sources=["results/a.csv"], published="aero/figure5")
 
@@ -105,5 +105,5 @@ def test_a_table_shows_three_significant_digits() -> None:
 
 
 def test_labels_are_moved_apart_in_their_order() -> None:
-    placed = style.spread([1.0, 1.1, 5.0], 1.0)
+    placed = show.spread([1.0, 1.1, 5.0], 1.0)
     assert placed[1] - placed[0] == pytest.approx(1.0) and placed[2] == 5.0

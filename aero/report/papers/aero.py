@@ -22,7 +22,7 @@ from aero.report.papers.panels import TABLE_2_RUNS, layer_lines, learned, notati
 from aero.report.papers.private_tables import text
 from aero.report.perplexity import change, ngrams, registered
 from aero.report.results import Results
-from aero.report.style import (
+from aero.report.show import (
     AS_PUBLISHED,
     AS_WRITTEN,
     INK,

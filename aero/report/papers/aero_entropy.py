@@ -1,4 +1,7 @@
-"""AERO's figures of attention entropy, its failure modes, and the learned thresholds and temperatures."""
+"""Figures of attention entropy in AERO and in Entropy-Guided Attention, failure modes, learned temperatures.
+
+Entropy-Guided's Figures 5, 6 and 7 are AERO's 10, 18 and 19.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from matplotlib.figure import Figure
 from aero.architecture import parse
 from aero.entropy import causal_bound
 from aero.published import load
+from aero.report.differences import perplexities
 from aero.report.papers.panels import (
     DEPTH,
     ENTROPY,
@@ -34,8 +38,10 @@ from aero.report.papers.panels import (
     overflow_map,
     quarter_bars,
 )
+from aero.report.perplexity import change
 from aero.report.results import Results, Run
-from aero.report.style import AS_WRITTEN, INK, no_data, subplots
+from aero.report.show import AS_WRITTEN, INK, no_data, subplots
+from aero.report.statistics import difference, estimate
 
 SIGNED = LinearSegmentedColormap.from_list(
     "signed", [(0, "#8a1c5a"), (0.5, "#efb4cf"), (0.5, "#e3dfb0"), (1, "#0b4f6c")], N=64
@@ -53,6 +59,11 @@ TEMPERATURE_COLUMNS = (
     *("run", "architecture", "scale", "seed", "layer", "head"),
     *("temperature", "lowest", "highest", "share_below_0", "note"),
 )
+
+
+PARTS = ("sm-scfuffn", "smt-scfuffn", "ereg-sm-scfuffn", REGULARISED)
+"""Temperature and regulariser, apart and together."""
+REGULARISED_RUNS = {"sm-scfuffn": REGULARISED, "sm-scfuffni-6": "ereg-smt-scfuffni-6"}
 
 
 def figure_3a(results: Results) -> Figure:
@@ -318,3 +329,50 @@ def _temperatures(trained: Run) -> list[dict[str, object]]:
             mean |= {key: f"{value:.6g}" for key, value in ends.items()}
         lines.append(mean)
     return lines
+
+
+# Entropy-Guided Attention ------------------------------------------------------------------------------------------
+
+
+def guided_figure_2(results: Results) -> Figure:
+    return heatmaps(results, TABLE_2_RUNS, columns=6, height=1.9)
+
+
+def guided_figure_4(results: Results) -> Figure:
+    names = ("SM+LN+G", "SM", *STABILISED, "entropy reg.")
+    lettered = [f"({letter}) {name}" for letter, name in zip("abcdef", names, strict=True)]
+    return over_training(results, ("sm-ln-g", "sm", *STABILISED_RUNS, REGULARISED), lettered)
+
+
+def guided_table_3(results: Results) -> pd.DataFrame:
+    return perplexities(results, "3", "entropy_guided")
+
+
+def parts(results: Results) -> pd.DataFrame:
+    """What temperature and regulariser do to the perplexity of SM+ScFuFFN, apart and together, paired by seed."""
+    lines = []
+    names = ("neither", "temperature", "regulariser", "both")
+    for run, name in zip(PARTS, names, strict=True):
+        own, found = estimate(results.perplexity(run)), change(results, run, "sm-scfuffn").estimate
+        lines.append(
+            {
+                "added to SM+ScFuFFN": name,
+                "perplexity": "–" if own is None else f"{own.mean:.2f}",
+                "change, %": "–" if found is None or run == "sm-scfuffn" else found.text(1),
+                "seeds": str(len(results.seeds(run))),
+            }
+        )
+    return pd.DataFrame(lines)
+
+
+def change_of_heads(results: Results) -> pd.DataFrame:
+    """Change in the share of overloaded and collapsed heads by temperature and regulariser, paired by seed."""
+    lines = []
+    for plain, regularised in REGULARISED_RUNS.items():
+        line = {"without": notation(results, plain), "with": notation(results, regularised)}
+        for name, quarters in {"overloaded, % points": (3,), "collapsed, % points": (0,)}.items():
+            sides = (results.share_of_heads(run, quarters) for run in (regularised, plain))
+            found = estimate({seed: 100 * value for seed, value in difference(*sides).items()})
+            line[name] = "–" if found is None else found.text(0)
+        lines.append(line)
+    return pd.DataFrame(lines)

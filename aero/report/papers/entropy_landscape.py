@@ -23,8 +23,8 @@ from aero.landscape import (
 from aero.published import Cell, Row, load
 from aero.report.papers.panels import ENTROPY, heads, heatmap, layer_ticks, notation
 from aero.report.results import Results
+from aero.report.show import INK, PAPER, no_data, subplots
 from aero.report.statistics import estimate, sampling_error
-from aero.report.style import INK, PAPER, no_data, subplots
 from aero.report.tables import MeasuredCell, table
 
 PAPER_NAME, NUMBER = "entropy_landscape", "1"

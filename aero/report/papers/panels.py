@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from aero.report.results import Results, Run
-from aero.report.style import INK, MUTED, PAPER, no_data, subplots
+from aero.report.show import INK, MUTED, PAPER, no_data, subplots
 
 TABLE_2_RUNS = ("sm-ln-g", "sm-ln-r", "sm-ln", "sm-g", "sm-r", "sm")
 STABILISED_RUNS = ("sm-wnorm-ffn", "sm-snorm-ffn", "sm-scffn")

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from aero.report.papers import parallel_context as pc
 from aero.report.papers.parallel_context import METHODS, TITLES, Measured, Setting
 from aero.report.results import Results
-from aero.report.style import GRID, MUTED, no_data, subplots
+from aero.report.show import GRID, MUTED, no_data, subplots
 
 COLOURS = {"naive": "#d55e00", "sink": "#0072b2", "select": "#009e73", "both": "#cc79a7"}
 MARKERS = {"naive": "o", "sink": "s", "select": "^", "both": "D"}

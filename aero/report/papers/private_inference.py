@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from aero.architecture import parse
 from aero.config import Parameters
 from aero.published import load
-from aero.report import style
+from aero.report import show
 from aero.report.costs import (
     GB,
     OPTIMISED,
@@ -59,7 +59,7 @@ def minutes_by_part(results: Results) -> Figure:
         for program, cost in row_costs(results, table, name).items():
             if (found := wan_minutes(results, cost)) is not None:
                 bars.append((name, program, vars(found)))
-    colours = (style.MUTED, "#56b4e9", "#e69f00")
+    colours = (show.MUTED, "#56b4e9", "#e69f00")
     return _stacked(bars, ("computing", "transfer", "rounds"), colours, "minutes at 100 Mbit/s and 80 ms", printed)
 
 
@@ -92,21 +92,21 @@ def _stacked(
     printed: Mapping[str, float] | None = None,
 ) -> Figure:
     """Horizontal bars, one a row and program; `printed`: the published value of a row, a diamond on its bars."""
-    figure = Figure(figsize=(style.WIDTH, 0.8 + 0.27 * max(len(bars), 2)))
+    figure = Figure(figsize=(show.WIDTH, 0.8 + 0.27 * max(len(bars), 2)))
     axes = figure.subplots()
     if not bars:
-        style.no_data(axes, "not measured yet")
+        show.no_data(axes, "not measured yet")
         return figure
     names = list(dict.fromkeys(name for name, *_ in bars))
     places = [place + 0.35 * names.index(name) for place, (name, *_) in enumerate(bars)]
     left = [0.0] * len(bars)
     for kind, colour in zip(kinds, colours, strict=True):
         widths = [amounts[kind] for *_, amounts in bars]
-        axes.barh(places, widths, left=left, height=0.8, color=colour, label=kind, edgecolor=style.PAPER, lw=0.4)
+        axes.barh(places, widths, left=left, height=0.8, color=colour, label=kind, edgecolor=show.PAPER, lw=0.4)
         left = [start + width for start, width in zip(left, widths, strict=True)]
     if printed:
         values = [printed[name] for name, *_ in bars]
-        axes.plot(values, places, "D", color=style.PAPER, markeredgecolor=style.INK, markersize=5, label="paper")
+        axes.plot(values, places, "D", color=show.PAPER, markeredgecolor=show.INK, markersize=5, label="paper")
     for place, total in zip(places, left, strict=True):
         axes.text(total, place, f" {text(total, 2)}", va="center")
     axes.set_yticks(places, [f"{name}, {PROGRAM_NAMES[program]}" for name, program, _ in bars])
@@ -129,16 +129,16 @@ def published_minutes(results: Results) -> Figure:
             if bound and printed:
                 points.append((number, bound.overlapped, printed))
     del results
-    figure = Figure(figsize=(style.WIDTH, 2.5))
+    figure = Figure(figsize=(show.WIDTH, 2.5))
     axes = figure.subplots()
     ends = [3.0, 130.0]
-    axes.plot(ends, ends, color=style.INK, linewidth=1)
-    axes.fill_between(ends, [1, 1], ends, color=style.GRID, alpha=0.6, linewidth=0)
+    axes.plot(ends, ends, color=show.INK, linewidth=1)
+    axes.fill_between(ends, [1, 1], ends, color=show.GRID, alpha=0.6, linewidth=0)
     for number, marker in zip(("4", "5", "6", "7"), "osD^", strict=True):
         own = [point for point in points if point[0] == number]
         colours = [IMPOSSIBLE if printed < least else POSSIBLE for _, least, printed in own]
         axes.scatter([p[1] for p in own], [p[2] for p in own], c=colours, marker=marker, s=28, zorder=3,
-                     edgecolors=style.PAPER, linewidths=0.5, label=f"Table {number}")  # fmt: skip
+                     edgecolors=show.PAPER, linewidths=0.5, label=f"Table {number}")  # fmt: skip
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=(3, 60))
     for axis in (axes.xaxis, axes.yaxis):
         ticks = [tick for tick in (3, 5, 10, 20, 50, 100) if tick <= axis.get_view_interval()[1]]
@@ -146,20 +146,20 @@ def published_minutes(results: Results) -> Figure:
         axis.set_ticks([], minor=True)
     axes.set_xlabel("least minutes for the published GB at 100 Mbit/s")
     axes.set_ylabel("published minutes")
-    axes.text(40, 4, "impossible on the\npublished network", ha="center", color=style.INK)
+    axes.text(40, 4, "impossible on the\npublished network", ha="center", color=show.INK)
     legend = axes.legend(frameon=False, loc="upper left")
     for handle in legend.legend_handles:
-        handle.set_facecolor(style.MUTED)
+        handle.set_facecolor(show.MUTED)
     return figure
 
 
 SAVINGS_ROWS = ("SM+LN+R", "SM+ScFFN", "SM+ScFuFFN", "SM+ScFuFFNi_6", "EReg(SM(t)+ScFuFFNi_6)")
 SAVINGS = {
-    "paper": ("D", style.PUBLISHED),
-    "reproduced": ("v", style.AS_PUBLISHED),
-    "stock SPU": ("o", style.AS_WRITTEN),
+    "paper": ("D", show.PUBLISHED),
+    "reproduced": ("v", show.AS_PUBLISHED),
+    "stock SPU": ("o", show.AS_WRITTEN),
     "stock SPU, cheap GELU in the baseline": ("^", "#cc79a7"),
-    "optimised": ("s", style.TUNED),
+    "optimised": ("s", show.TUNED),
 }
 
 
@@ -167,7 +167,7 @@ def savings_by_program(results: Results) -> Figure:
     """Saving in GB over SM+LN+G at T=128: published, reproduced, stock SPU, with a cheap GELU, optimised."""
     table, fitted = aero_table("4"), fits(results)
     base = fitted.get(("4", table.rows[0].name))
-    figure = Figure(figsize=(style.WIDTH, 2.6))
+    figure = Figure(figsize=(show.WIDTH, 2.6))
     axes = figure.subplots()
     for place, name in enumerate(SAVINGS_ROWS):
         found, fit = audit(results, table, name, "bytes"), fitted.get(("4", name))
@@ -180,9 +180,9 @@ def savings_by_program(results: Results) -> Figure:
         )
         for value, (label, (marker, colour)) in zip(values, SAVINGS.items(), strict=True):
             if value is not None:
-                axes.plot([value], [place], marker, color=colour, markersize=6.5, markeredgecolor=style.INK,
+                axes.plot([value], [place], marker, color=colour, markersize=6.5, markeredgecolor=show.INK,
                           markeredgewidth=0.4, label=label if place == 0 else None)  # fmt: skip
-    axes.axvline(1, color=style.INK, linewidth=0.8)
+    axes.axvline(1, color=show.INK, linewidth=0.8)
     axes.set_yticks(range(len(SAVINGS_ROWS)), SAVINGS_ROWS)
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(SAVINGS_ROWS) - 0.5, -0.5)
@@ -197,13 +197,13 @@ def savings_by_program(results: Results) -> Figure:
 def fit_residuals(results: Results) -> Figure:
     """Relative difference of the reproduced from the published GB, all rows of Tables 4-7."""
     fitted = fits(results)
-    figure = Figure(figsize=(style.WIDTH, 1.5))
+    figure = Figure(figsize=(show.WIDTH, 1.5))
     axes = figure.subplots()
     for place, number in enumerate(("4", "5", "6", "7")):
         values = [fit.residual_percent for (which, _), fit in fitted.items() if which == number]
-        axes.plot(values, [place] * len(values), "o", color=style.AS_WRITTEN, alpha=0.5, markersize=6,
+        axes.plot(values, [place] * len(values), "o", color=show.AS_WRITTEN, alpha=0.5, markersize=6,
                   markeredgewidth=0)  # fmt: skip
-    axes.axvline(0, color=style.INK, linewidth=0.8)
+    axes.axvline(0, color=show.INK, linewidth=0.8)
     axes.set_yticks(range(4), [f"Table {number}" for number in ("4", "5", "6", "7")])
     axes.set_ylim(3.5, -0.5)
     axes.set_xlim(-2, 2)
@@ -280,17 +280,17 @@ TICKS = [digit * 10.0**power for power in range(-1, 4) for digit in (1, 1.5, 2, 
 
 def draw_pareto(found: Sequence[Point], title: str, scale: str) -> Figure:
     """Perplexity against GB, both in logarithms; the front is a line through larger, named points."""
-    figure = Figure(figsize=(style.WIDTH, 3.3))
+    figure = Figure(figsize=(show.WIDTH, 3.3))
     axes = figure.subplots()
     if not found:
-        style.no_data(axes, "not measured yet")
+        show.no_data(axes, "not measured yet")
         return figure
     front = [point for point in found if point.front]
     rest = [point for point in found if not point.front]
-    axes.step([p.bytes / GB for p in front], [p.perplexity for p in front], where="post", color=style.TUNED)
-    for some, colour, size in ((rest, style.AS_WRITTEN, 18), (front, style.TUNED, 36)):
+    axes.step([p.bytes / GB for p in front], [p.perplexity for p in front], where="post", color=show.TUNED)
+    for some, colour, size in ((rest, show.AS_WRITTEN, 18), (front, show.TUNED, 36)):
         axes.scatter([p.bytes / GB for p in some], [p.perplexity for p in some], s=size, color=colour,
-                     edgecolor=style.PAPER, linewidth=0.6, zorder=3)  # fmt: skip
+                     edgecolor=show.PAPER, linewidth=0.6, zorder=3)  # fmt: skip
     axes.set(xscale="log", yscale="log", title=title)
     axes.set_xlabel("communication of one private forward pass, GB (both directions)")
     axes.set_ylabel(f"evaluation perplexity, scale {scale}")
@@ -316,11 +316,11 @@ def _label(axes: Axes, found: Sequence[Point]) -> None:
     for number, group in enumerate(columns.values()):
         group.sort(key=lambda one: one.perplexity)
         heights = [axes.transData.transform((1, one.perplexity))[1] for one in group]
-        spread = style.spread(heights, 9.5 * axes.figure.dpi / 72)
+        spread = show.spread(heights, 9.5 * axes.figure.dpi / 72)
         side = min(p.bytes for p in group) / 1.05 if number == 0 else max(p.bytes for p in group) * 1.03
         for point, height in zip(group, spread, strict=True):
             place = side / GB, axes.transData.inverted().transform((0, height))[1]
             axes.annotate(point.architecture, (point.bytes / GB, point.perplexity), xytext=place, va="center",
                           ha="right" if number == 0 else "left", fontsize=7,
-                          color=style.INK if point.front else style.MUTED,
-                          arrowprops={"arrowstyle": "-", "color": style.GRID, "linewidth": 0.5})  # fmt: skip
+                          color=show.INK if point.front else show.MUTED,
+                          arrowprops={"arrowstyle": "-", "color": show.GRID, "linewidth": 0.5})  # fmt: skip

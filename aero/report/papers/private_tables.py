@@ -229,29 +229,6 @@ def communication_fit(results: Results) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def operations(results: Results, most: int = 12) -> pd.DataFrame:
-    """The largest single operations of GPT-2 at T=128, measured in the steady state."""
-    sizes = aero_table("4").dimensions
-    own = [
-        line
-        for line in results.operations
-        if (line["model"], line["context"]) == (sizes["model"], str(sizes["context"]))
-    ]
-    sent = {id(line): float(line["bytes_sent_client"]) + float(line["bytes_sent_server"]) for line in own}
-    lines = [
-        {
-            "operation": line["op"].replace("(", " (").replace(",", ", "),
-            "shape": line["shape"].replace(",", ", "),
-            "MB": text(sent[id(line)] / 1e6),
-            "messages": text(float(line["messages"] or "nan")),
-            "rounds": text(float(line["rounds"] or "nan"), 2),
-            "seconds": text(float(line["seconds"]), 2),
-        }
-        for line in sorted(own, key=lambda line: -sent[id(line)])[:most]
-    ]
-    return pd.DataFrame(lines)
-
-
 def complete_passes(results: Results) -> pd.DataFrame:
     """Complete passes at GPT-2's size (random weights) against the sum of their operations measured alone."""
     return pd.DataFrame(
@@ -269,7 +246,9 @@ def complete_passes(results: Results) -> pd.DataFrame:
 
 def trained_passes(results: Results) -> pd.DataFrame:
     """Complete passes of models trained here: logits against PyTorch, bytes against the sum of the operations."""
-    found = results.end_to_end if isinstance(results.end_to_end, list) else []
+    paths = (results.root / folder / "two_party/end_to_end.json" for folder in ("runs", "results"))
+    path = next((path for path in paths if path.is_file()), None)
+    found = json.loads(path.read_text(encoding="utf-8")) if path else []
     return pd.DataFrame(
         {
             ROW: entry["architecture"],

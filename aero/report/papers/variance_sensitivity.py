@@ -24,8 +24,8 @@ from torch import Tensor
 from aero.attention_kernels import CORES
 from aero.published import load
 from aero.report.results import Results
+from aero.report.show import MUTED, no_data, subplots
 from aero.report.statistics import CONFIDENCE, Estimate, estimate
-from aero.report.style import MUTED, no_data, subplots
 from aero.report.tables import COLUMNS, csv_text
 from aero.sensitivity.metric import TRAINS, clipped, sensitivity, sensitivity_clipped_after, sensitivity_of_means
 from aero.sensitivity.setting import LAYERS, TOKENS, Setting

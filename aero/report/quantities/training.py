@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aero.report.papers import variance_decoder as models
+from aero.report.papers import variance_theory as models
 from aero.report.perplexity import change, failed
 from aero.report.quantities.trainings import not_run, of_trainings, seeds, trained
 from aero.report.results import Results

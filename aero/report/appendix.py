@@ -1,4 +1,4 @@
-"""Tables and figures of `results/bench` (`make bench`): each part beside what a user would pick instead.
+"""Tables and figures of `results/bench` (`make bench`) and `results/robustness` (faults, a long session, repeats).
 
 A ratio is ours over the other's, medians of interleaved repeats with their range. A missing file gives an empty frame.
 """
@@ -13,15 +13,24 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from aero.report import style
+from aero.report import show
 from aero.report.costs import MIB
 from aero.report.papers.private_tables import PROGRAM_NAMES, text
 from aero.report.results import Results
 
+CAMPAIGNS = {
+    "fuzz": "damaged input",
+    "faults": "faults during the pipeline",
+    "faults_report": "faults during every stage and the report",
+    "server": "one server, many questions",
+    "transcripts": "transcripts of two prompts compared",
+    "advisories": "packages against known vulnerabilities",
+}
+
 
 def read(results: Results, name: str) -> dict[str, Any]:
-    """The measurements of a benchmark, empty without the file."""
-    path = results.root / "results" / "bench" / f"{name}.json"
+    """A file of measurements, empty without it."""
+    path = results.root / "results" / f"{name}.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
@@ -40,7 +49,7 @@ def training_step(results: Results) -> pd.DataFrame:
             "tokens/s, transformers": text(step["tokens_per_second"]["transformers"]["median"]),
             "ratio": _range(step["ratio"]),
         }
-        for step in read(results, "training_step").get("steps", ())
+        for step in read(results, "bench/training_step").get("steps", ())
     )
 
 
@@ -55,7 +64,7 @@ def regularized_step(results: Results) -> pd.DataFrame:
             "peak MiB, authors'": text(step["peak_bytes"]["authors"] / MIB),
             "cost of the regulariser, %": text(100 * step["overhead"]["median"], 2),
         }
-        for step in read(results, "regularized_step").get("steps", ())
+        for step in read(results, "bench/regularized_step").get("steps", ())
     )
 
 
@@ -63,7 +72,7 @@ def entropy_memory(results: Results) -> pd.DataFrame:
     """Peak memory in MiB of attention with its entropy and gradients, by how the attention matrix is held."""
     ways = {"matrix": "whole matrix", "kept": "causal half kept", "blocks": "recomputed in blocks"}
     by_context: dict[int, dict[str, str]] = defaultdict(dict)
-    for line in read(results, "entropy_memory").get("memory", ()):
+    for line in read(results, "bench/entropy_memory").get("memory", ()):
         by_context[line["context"]][f"MiB, {ways.get(line['way'], line['way'])}"] = text(line["peak_bytes"] / MIB)
     return pd.DataFrame({"context": context, **found} for context, found in sorted(by_context.items())).fillna("–")
 
@@ -77,14 +86,14 @@ def tokenizing(results: Results) -> pd.DataFrame:
             "MB a core second": text(size["mb_per_cpu_second"]["median"]),
             "peak memory, MiB": text(size["peak_bytes"] / MIB),
         }
-        for one in read(results, "tokenizing").get("vocabularies", ())
+        for one in read(results, "bench/tokenizing").get("vocabularies", ())
         for size in one["sizes"]
     )
 
 
 def pipeline(results: Results) -> pd.DataFrame:
     """Seconds of the pipeline's own commands with nothing to do, and what a second job gains."""
-    found = read(results, "pipeline")
+    found = read(results, "bench/pipeline")
     named = {
         "dvc repro, nothing to do, s": "idle_repro_seconds",
         "dvc status, s": "idle_status_seconds",
@@ -101,25 +110,78 @@ def pipeline(results: Results) -> pd.DataFrame:
 
 def growth_with_depth(results: Results) -> Figure:
     """GB and seconds of complete small private passes by number of layers, measured and composed."""
-    lines = read(results, "two_party_growth_layers").get("lines", ())
-    figure, panels = style.subplots(1, 2, height=2.8)
+    lines = read(results, "bench/two_party_growth_layers").get("lines", ())
+    figure, panels = show.subplots(1, 2, height=2.8)
     if not lines:
-        style.no_data(panels[0], "not measured yet")
+        show.no_data(panels[0], "not measured yet")
         return figure
-    colours = {"as_written": style.AS_WRITTEN, "tuned": style.TUNED}
+    colours = {"as_written": show.AS_WRITTEN, "tuned": show.TUNED}
     for axes, key, unit, label in ((panels[0], "bytes", 1e6, "MB"), (panels[1], "seconds", 1, "seconds")):
         for line in lines:
             sizes = [point["size"] for point in line["points"]]
             dash, program = "-" if line["architecture"] == "SM+LN+G" else "--", line["program"]
             axes.plot(sizes, [point[key] / unit for point in line["points"]], dash, marker="o", markersize=5,
-                      color=colours.get(program, style.MUTED),
+                      color=colours.get(program, show.MUTED),
                       label=f"{line['architecture']}, {PROGRAM_NAMES.get(program, program)}")  # fmt: skip
-            axes.plot(sizes, [point[f"composed_{key}"] / unit for point in line["points"]], "x", color=style.INK,
+            axes.plot(sizes, [point[f"composed_{key}"] / unit for point in line["points"]], "x", color=show.INK,
                       markersize=5)  # fmt: skip
         sizes = [point["size"] for point in lines[0]["points"]]
         axes.set_xticks(sizes)
         axes.set(xlabel="layers", ylabel=label, ylim=(0, None))
         axes.grid()
-    panels[1].plot([], [], "x", color=style.INK, markersize=5, label="sum of operations")
+    panels[1].plot([], [], "x", color=show.INK, markersize=5, label="sum of operations")
     figure.legend(*panels[1].get_legend_handles_labels(), ncols=3, loc="outside upper center", frameon=False)
+    return figure
+
+
+def campaigns(results: Results) -> pd.DataFrame:
+    """Checks made and passed by every campaign, and the commit that they were made at."""
+    lines = []
+    for name, what in CAMPAIGNS.items():
+        found = read(results, f"robustness/{name}")
+        if not found:
+            continue
+        if name == "fuzz":
+            checks, failed = found["cases"], found["failures"]
+        else:
+            checks = sum(case["count"] for case in found["cases"])
+            failed = checks - sum(case["passed"] for case in found["cases"])
+        commit = (found.get("provenance") or {}).get("commit", "")[:10]
+        lines.append({"campaign": what, "checks": f"{checks:,}", "failed": f"{failed:,}", "commit": commit})
+    return pd.DataFrame(lines)
+
+
+def determinism(results: Results) -> pd.DataFrame:
+    """The same training again under another condition: whether all values are equal, and the largest difference."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for line in read(results, "robustness/determinism").get("comparisons", ()):
+        groups.setdefault((line["scale"], line["compared"]), []).append(line)
+    return pd.DataFrame(
+        {
+            "scale": scale,
+            "compared": compared,
+            "bit for bit": f"{sum(line['identical'] for line in lines)} of {len(lines)}",
+            **{
+                f"largest difference, {what}": f"{max(line[what] for line in lines):.1e}".replace("0.0e+00", "0")
+                for what in ("loss", "perplexity", "entropy")
+            },
+        }
+        for (scale, compared), lines in groups.items()
+    )
+
+
+def server(results: Results) -> Figure:
+    """Resident memory of a server and seconds a question over a long session."""
+    found = read(results, "robustness/server")
+    figure, panels = show.subplots(1, 2, height=1.9)
+    if not found:
+        show.no_data(panels[0], "not measured yet")
+        return figure
+    samples = pd.DataFrame(found["samples"], columns=found["columns"])
+    samples = samples[samples["memory_bytes"] > 0]
+    panels[0].plot(samples["question"], samples["memory_bytes"] / MIB, color=show.AS_WRITTEN)
+    panels[1].plot(samples["question"], samples["seconds"], color=show.AS_WRITTEN, linewidth=0.6)
+    for axes, label in zip(panels, ("resident memory, MiB", "seconds a question"), strict=True):
+        axes.set(xlabel="question", ylabel=label, ylim=(0, None))
+        axes.grid()
     return figure

@@ -253,15 +253,6 @@ show.table(
 )
 
 # %%
-show.table(
-    aero.table_4_counts(results),
-    "FLOPs and nonlinear operations",
-    "Counted by the formulas of Appendix E at the published sizes.",
-    sources=["aero/published/aero.yaml"],
-    published="aero/table4",
-)
-
-# %%
 show.figure(
     aero.figure_1(results),
     "Communication, latency and perplexity along AERO's steps",
@@ -357,25 +348,6 @@ show.table(
     "As the first table.",
     sources=METRICS,
     published="aero/table8",
-)
-
-# %%
-show.figure(
-    aero.figure_20(results),
-    "FLOPs of GPT-2 by context length",
-    "Counted by Appendix E. Above each bar: the share of the feed-forward networks in per cent. Dotted: T = 8d/3, "
-    "where both parts are equal.",
-    sources=["aero/published/aero.yaml"],
-    published="aero/figure20",
-)
-
-# %%
-show.figure(
-    aero.figure_21(results),
-    "FLOPs of Pythia by context length",
-    "As above.",
-    sources=["aero/published/aero.yaml"],
-    published="aero/figure21",
 )
 
 # %% [markdown]

@@ -26,6 +26,7 @@
 
 # %%
 from aero.report import show
+from aero.report.papers import aero
 from aero.report.papers import private_inference as figures
 from aero.report.papers import private_tables as tables
 from aero.report.results import load
@@ -269,3 +270,33 @@ show.table(
     command="python -m stages.end_to_end",
 )
 
+# %% [markdown]
+# ## FLOPs and counts of nonlinear operations
+
+# %%
+show.table(
+    aero.table_4_counts(results),
+    "FLOPs and nonlinear operations",
+    "Counted by the formulas of Appendix E at the published sizes.",
+    sources=["aero/published/aero.yaml"],
+    published="aero/table4",
+)
+
+# %%
+show.figure(
+    aero.figure_20(results),
+    "FLOPs of GPT-2 by context length",
+    "GFLOPs a token, counted by Appendix E. Above each bar: share of the feed-forward networks in per cent. Dotted: "
+    "T = 8d/3, where both parts are equal.",
+    sources=["aero/published/aero.yaml"],
+    published="aero/figure20",
+)
+
+# %%
+show.figure(
+    aero.figure_21(results),
+    "FLOPs of Pythia by context length",
+    "As above.",
+    sources=["aero/published/aero.yaml"],
+    published="aero/figure21",
+)

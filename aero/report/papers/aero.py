@@ -162,9 +162,11 @@ def perplexity_changes(results: Results) -> Figure:
         row = table.row(name)
         printed = row.cells["ppl"].value / table.rows[0].cells["ppl"].value
         axes.plot([printed], [place - 0.16], "D", color=PUBLISHED, label="" if place else "published")
-        found = change(results, row.run or "", "sm-ln-g").estimate
+        compared = change(results, row.run or "", "sm-ln-g")
+        found = compared.estimate
         if found is None:
-            axes.text(1, place + 0.2, " not measured", va="center", color=MUTED, style="italic", fontsize=7)
+            why = " training failed" if compared.failed else " not measured"
+            axes.text(1, place + 0.2, why, va="center", color=MUTED, style="italic", fontsize=7.5)
             continue
         if found.has_interval:
             ends = [1 + end / 100 for end in (found.low, found.high)]
@@ -295,7 +297,7 @@ def _flops(models: Mapping[str, Sizes]) -> Figure:
         _flops_bars(panel, sizes)
         panel.set_title(f"{name}: L={sizes.layers}, d={sizes.width}", fontsize=8)
     for panel in panels[:, 0]:
-        panel.set_ylabel("GFLOPs per token")
+        panel.set_ylabel("GFLOPs")
     for panel in panels[-1]:
         panel.set_xlabel("context length T")
     figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False)

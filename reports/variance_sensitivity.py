@@ -174,8 +174,8 @@ show.figure(
 show.figure(
     variance_theory.figure_4(results),
     "Normalised entropy against the variance of the logits",
-    "The small model at every plotted step, the decoder at every evaluation; all seeds. Circles: softmax-based cores; "
-    "triangles: others. Variances above 10⁶, right before a divergence, are at the edge.",
+    "The small model at every second plotted step, the decoder at every evaluation; all seeds. Circles: softmax-based "
+    "cores; triangles: others. Variances above 10⁶, right before a divergence, are at the edge.",
     sources=TRACES + DECODER,
     published="variance_sensitivity/figure4",
 )

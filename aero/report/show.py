@@ -129,6 +129,7 @@ def svg(figure: Figure, title: str) -> str:
     text = re.sub(
         r'(?<= d=")[^"]*|(?<= [xy]=")[^"]*|translate\([^)]*', lambda match: _DECIMALS.sub(r"\1", match[0]), text
     )
+    text = re.sub(r' clip-path="[^"]*"(?= style="fill: (#\w+); stroke: \1")', "", text)  # cells of a map
     text = re.sub(r"\s+", " ", text).replace("> <", "><")
     return text.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" stroke-linejoin="round" ', 1)
 

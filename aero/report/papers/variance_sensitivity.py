@@ -272,14 +272,15 @@ def figure_11(results: Results) -> Figure:
     """Attention weights of the first layer until softmax diverges: softmax above, QK-LayerNorm below."""
     measured = sweep(results)
     path = results.root / (measured.folder if measured else "") / "maps.csv"
-    figure, panels = subplots(2, 6, height=2.6, sharex=True, sharey=True)
+    figure, panels = subplots(2, 4, height=2.8, sharex=True, sharey=True)
     if not path.is_file():
         for panel in panels.flat:
             no_data(panel, "not measured")
         return figure
     frame = pd.read_csv(path)
     for row, (core, own) in zip(panels, frame.groupby("core", sort=False), strict=False):
-        for panel, (step, lines) in zip(row, own.groupby("step"), strict=False):
+        steps = list(own.groupby("step"))
+        for panel, (step, lines) in zip(row, [steps[0], *steps[-3:]], strict=False):
             mesh = panel.pcolormesh(
                 np.maximum(lines.filter(like="key_").to_numpy(), 1e-3), cmap="cividis", norm=LogNorm(1e-3, 1)
             )

@@ -299,14 +299,14 @@ def figure_4(results: Results) -> Figure:
 
 
 def _of_small_model(results: Results) -> dict[str, pd.DataFrame]:
-    """Variance and normalised entropy of the small model at every plotted step, by core."""
+    """Variance and normalised entropy of the small model at every second plotted step, by core."""
     measured = sweep(results)
     if measured is None:
         return {}
     frame = pd.read_csv(results.root / measured.folder / "traces.csv")
     frame["entropy"] = _normalised(frame["entropy"], TOKENS)
     shown = frame["core"].isin(COMPARED + OTHERS) & (frame["variance"] > 0) & (frame["entropy"] > 0)
-    return dict(iter(frame[shown].groupby("core", sort=False)))
+    return dict(iter(frame[shown][::2].groupby("core", sort=False)))
 
 
 def _of_decoders(results: Results, suffix: str) -> dict[str, pd.DataFrame]:

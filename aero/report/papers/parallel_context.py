@@ -183,7 +183,7 @@ def entropy_change(model: Measured, task: str, one: Setting, other: Setting) -> 
 def gate(model: Measured, task: str) -> str:
     """Why full attention leaves a task nothing to show, "" if it does not: it must beat chance, and not be perfect."""
     full = score(model, task, model.setting(task, 1))
-    if full is None:
+    if full is None or len(model.segments(task)) < 2:
         return "not measured"
     if is_text(task):
         return ""

@@ -42,9 +42,12 @@ def _panels(results: Results, entropy: bool) -> Figure:
                 if found := pc.score(model, task, setting):
                     entropies = list(model.values(task, setting, "entropies").values())
                     points.append((p, pc.over(entropies) if entropy else found))
+            if not points:
+                continue
             means = [one.mean for _, one in points]
-            bars = [[one.mean - (one.low or one.mean) for _, one in points]]
-            bars.append([(one.high or one.mean) - one.mean for _, one in points])
+            # Wilson's ends of 0 and 100 % are those up to rounding.
+            bars = [[max(0.0, one.mean - one.low) if one.has_interval else 0.0 for _, one in points]]
+            bars.append([max(0.0, one.high - one.mean) if one.has_interval else 0.0 for _, one in points])
             style = {"color": colour, "marker": MARKERS[method], "markersize": 4, "linewidth": 1}
             axes.errorbar([p for p, _ in points], means, bars, capsize=2, elinewidth=0.7, **style)
         if not entropy and task in pc.CHANCE:

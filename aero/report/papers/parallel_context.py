@@ -215,8 +215,8 @@ def correlation(model: Measured, task: str) -> Estimate:
 
 
 def pearson(x: Sequence[float], y: Sequence[float]) -> Estimate:
-    """r with Fisher's 95 % interval for four points or more; NaN where it is not defined."""
-    if len(x) < 2 or not np.std(x) or not np.std(y):
+    """r of three points or more, with Fisher's 95 % interval for four; NaN where it is not defined."""
+    if len(x) < 3 or not np.std(x) or not np.std(y):
         return Estimate(math.nan, None, None, ())
     found = pearsonr(x, y)
     has_interval = len(x) > 3 and abs(found.statistic) < 1 - 1e-12

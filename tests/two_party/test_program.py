@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import jax
 import numpy as np
@@ -237,6 +238,18 @@ def test_operations_of_one_row_by_hand():
         ("vocabulary_slice", "1x768,768x16384"): 3,
         ("vocabulary_slice", "1x768,768x1105"): 1,
     }
+
+
+@pytest.mark.parametrize("row", ["SM", "SM+ScFuFFN", "SM+LN+G"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_diverged_model_is_refused_by_the_name_of_its_tensor(row, value):
+    model = random_model(row)
+    name, tensor = next((n, t) for n, t in model.named_parameters() if n.startswith("blocks.1.ffn") and t.ndim == 2)
+    with torch.no_grad():
+        tensor[0, 0] = value
+    for program in ("tuned", "as_written"):
+        with pytest.raises(ValueError, match=f"{re.escape(name)} .*not finite"):
+            within_budget(model, program)
 
 
 def test_trace_counts_and_computes_nothing():

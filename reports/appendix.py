@@ -202,7 +202,7 @@ show.table(
     "Campaigns",
     "A check passes if the result is right or the error is one line that names its cause.",
     sources=[f"{ROBUSTNESS}/{name}.json" for name in appendix.CAMPAIGNS],
-    command="make fuzz; make faults",
+    command="python -m benchmarks.faults",
 )
 
 # %%

@@ -17,6 +17,7 @@ The limits of `rsqrt` and division were measured with SPU 0.9.5, k = 64, f = 18 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -76,12 +77,18 @@ def limits(settings: Settings) -> dict[str, float]:
     }
 
 
+@functools.lru_cache(maxsize=256)
+def _steps(kind: str, arrays: tuple[tuple[tuple[int, ...], Any], ...], constants: tuple[tuple[str, float], ...]) -> Any:
+    """The operation's jaxpr. Traced once for all layers and prompts, because tracing takes longer than computing."""
+    shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in arrays]
+    return jax.make_jaxpr(lambda *given: KINDS[kind].function(*given, **dict(constants)))(*shapes)
+
+
 def watched(
     kind: str, arrays: tuple[Array, ...], constants: Mapping[str, float], found: list[tuple[str, str, float]]
 ) -> Array:
     """The operation's result in the clear; appends (name of the limit, operation, magnitude) for every value in it."""
-    function = KINDS[kind].function
-    closed = jax.make_jaxpr(lambda *given: function(*given, **constants))(*arrays)
+    closed = _steps(kind, tuple((one.shape, one.dtype) for one in arrays), tuple(constants.items()))
 
     def note(limit: str, values: Any) -> None:
         values = np.asarray(values)

@@ -34,7 +34,7 @@ show.table(
 # %% [markdown]
 # ## Training evidence: scale desk
 #
-# Scale desk (12 layers, width 128, T = 128, about 10M tokens) is the largest that two cores can train. Its predictions,
+# Scale desk (12 layers, width 128, T = 128, about 5M tokens) is the largest that two cores can train. Its predictions,
 # rules and gate were committed before any of its trainings (`results/desk/predictions.yaml`). Everything else in this
 # chapter is of scale laptop, which shows that the pipeline works and which loses to n-gram models.
 

@@ -154,13 +154,15 @@ def test_each_row_is_compared_with_what_its_paper_compares_it_with(empty: Result
 def test_a_difference_says_what_is_missing(tmp_path: Path) -> None:
     root = synthetic.project(tmp_path, runs=())
     trained(root, "sm-scffn", s1337=10.0, s1338=None, s1339=20.0)
-    trained(root, "sm-snorm-ffn", s1337=11.0, s1338=12.0, s1339=23.0, s1340=9.0)
+    trained(root, "sm-snorm-ffn", s1337=11.0, s1338=12.0, s1339=23.0)
     trained(root, "sm-wnorm-ffn", s1337=None, s1338=None)
+    trained(root, "sm-ln-g", s1337=10.0)
     results = load(root)
     found = change(results, "sm-snorm-ffn", "sm-scffn", "Scaled")
     # +10 and +15 per cent: the geometric mean of 1.1 and 1.15
     assert found.estimate.mean == pytest.approx(100 * ((1.1 * 1.15) ** 0.5 - 1))
-    assert found.note == "Scaled seed 1338 diverged at step 180; Scaled seed 1340 not run"
+    assert found.note == "Scaled seed 1338 diverged at step 180"
+    assert "sm-ln-g seed 1338, 1339 not run" in change(results, "sm-snorm-ffn", "sm-ln-g").note
     assert change(results, "sm-wnorm-ffn", "sm-scffn").failed
     assert change(results, "sm-scffn", "sm-r").note == "sm-r not run yet"
 

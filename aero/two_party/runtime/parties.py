@@ -131,7 +131,7 @@ class _Child:
         # SPU itself ends a process that cannot send to its peer: that is the peer's failure.
         lost = [line for line in self.error_lines(self.connected_at) if "_link.cc" in line]
         if lost and code != -signal.SIGKILL:
-            return "link", (
+            return "lost", (
                 f"the {NAMES[1 - self.rank]} is gone or sent nothing for {receive_timeout_s:g} s; see why it stopped "
                 f"({lost[-1][:120]})"
             )
@@ -268,7 +268,7 @@ class _Supervisor:
 
     def _fail(self, running: list[_Child]) -> None:
         """Raise the cause: a party that died or had an error of its own, before one that only lost the other."""
-        order = {"death": 0, "defect": 1, "input": 1, "link": 2}
+        order = {"death": 0, "defect": 1, "input": 1, "link": 2, "lost": 3}
         deadline = time.monotonic() + GRACE_S
         while True:
             failed = [child for child in running if self._has_failed(child)]
@@ -276,7 +276,7 @@ class _Supervisor:
             watched: list[Any] = [other.connection for other in running if not other.ended]
             watched += [self._alarm] if self._alarm is not None else []
             left = deadline - time.monotonic()
-            if child.failure[0] != "link" or left <= 0 or not watched:
+            if child.failure[0] not in ("link", "lost") or left <= 0 or not watched:
                 break
             found = wait(watched, min(left, 0.05))
             if self._alarm is not None and self._alarm.failure is not None:

@@ -335,7 +335,7 @@ def test_the_baselines_gelu_is_told_by_its_bytes() -> None:
 
     measured = [operation(*one) for one in (("gelu_plain", 1.1e9), ("gelu_segments", 0.34e9), ("relu", 0.04e9))]
     # (25.32 - 9.44) / 12 + 0.04 = 1.363
-    found = decide(results(operations=tuple(measured)), "c-gelu-of-the-baseline")
+    found = decide(results(by_file={"ops.csv": tuple(measured)}), "c-gelu-of-the-baseline")
     assert found.verdict == "contradicted" and found.measured == "1.36 GB a GELU; plain 1.10, segments 0.34"
 
 

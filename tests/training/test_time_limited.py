@@ -133,7 +133,7 @@ def test_the_limit_is_kept_and_the_next_call_ends_as_if_there_had_been_none(insi
     folder = inside(train=LONG)
     train_limited.main(["sm-r", "sm-g", "--out", "home", "--minutes", "0.1"])
     report = json.loads((folder / "home/report.json").read_text())
-    assert 4 < report["seconds"] < 6 + 4  # 0.24 s are kept free for the end; on a busy machine it takes longer
+    assert 4 < report["seconds"] < 6 + 1.5  # 0.24 s are kept free for the end; on a busy machine it takes longer
     assert [(line["training"], line["how"]) for line in report["trainings"]] == [("sm-r seed 1337", "unfinished")]
     assert report["left"] == ["sm-r seed 1337", "sm-g seed 1337"] and not (folder / "home/metrics.jsonl").exists()
     state = folder / "runs/scales/smoke/sm-r/seed_1337/resume.safetensors"

@@ -108,6 +108,7 @@ class _Child:
     connected_at: int = 0  # size of its log when it had connected
     result: Any = None
     failure: tuple[str, str] | None = None
+    failed_at: float = 0.0
 
     @property
     def name(self) -> str:
@@ -226,7 +227,7 @@ class _Supervisor:
         elif kind == "result":
             child.phase, child.result = "finished", content
         elif kind == "failure":
-            child.failure = content
+            child.failure, child.failed_at = content, time.monotonic()
         elif self._on_control is None:
             raise TwoPartyError("the client sent a control message, but run_parties was given no on_control")
         else:
@@ -243,6 +244,7 @@ class _Supervisor:
                 pass
             if not child.ended:
                 child.failure = child.death(self._settings.receive_timeout_s)
+                child.failed_at = time.monotonic()
         return child.failure is not None
 
     def _limit(self) -> tuple[float, str]:
@@ -272,7 +274,7 @@ class _Supervisor:
         deadline = time.monotonic() + GRACE_S
         while True:
             failed = [child for child in running if self._has_failed(child)]
-            child = min(failed, key=lambda child: order[child.failure[0]])
+            child = min(failed, key=lambda child: (order[child.failure[0]], child.failed_at))
             watched: list[Any] = [other.connection for other in running if not other.ended]
             watched += [self._alarm] if self._alarm is not None else []
             left = deadline - time.monotonic()

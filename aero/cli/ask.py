@@ -67,6 +67,9 @@ def add_commands(commands: Any) -> None:
         "--program", default="tuned", help="tuned (default), as_written, or with one change: tuned-lattice_products"
     )
     serve.add_argument(
+        "--unreviewed", action="store_true", help="use this project's own cryptography on other than loopback addresses"
+    )
+    serve.add_argument(
         "--most-tokens", type=int, default=256, metavar="N", help="maximum new tokens per question (default 256)"
     )
     serve.add_argument("--once", action="store_true", help="end after one question; exit status 0 if it was answered")
@@ -118,7 +121,7 @@ def _serve(chosen: argparse.Namespace) -> int:
         from aero.cli.published import publish
         from aero.two_party.serving.session import Server
 
-        published, _ = publish(chosen.checkpoint, chosen.tokenizer, chosen.program, settings)
+        published, _ = publish(chosen.checkpoint, chosen.tokenizer, _program_for(chosen), settings)
         server, description = Server(published, settings, chosen.most_tokens), published.description
         security = "mutually authenticated TLS" if context is not None else "plain TCP"
         _print_line(f"{description} at {listener.address}, {security}; description {description.sha256}")
@@ -132,6 +135,21 @@ def _serve(chosen: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             _print_line(f"stopped; {answered} answered, {failed} failed")
             return 0
+
+
+def _program_for(chosen: argparse.Namespace) -> str:
+    """The program to serve: on other than loopback addresses with SPU's own primitives alone, unless asked for more."""
+    from aero.two_party.program.optimizations import reviewed
+    from aero.two_party.runtime.addresses import is_loopback, split_address
+
+    safe = reviewed(chosen.program)
+    if chosen.program == safe or is_loopback(split_address(chosen.listen)[0]):
+        return chosen.program
+    if chosen.unreviewed:
+        _print_line("note: uses cryptography of this project that nobody else has reviewed (docs/two_party.md)")
+        return chosen.program
+    _print_line(f"note: serves {safe}, SPU's own primitives; --unreviewed allows {chosen.program} (docs/two_party.md)")
+    return safe
 
 
 def _check_files(chosen: argparse.Namespace) -> None:

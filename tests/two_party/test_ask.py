@@ -35,6 +35,7 @@ from aero.model import ModelConfig
 from aero.two_party.cost import cost_model
 from aero.two_party.cost.ledger import Measurement, write
 from aero.two_party.program.forward import operations
+from aero.two_party.program.optimizations import UNREVIEWED, parse_program
 from aero.two_party.runtime.settings import Settings, TwoPartyError
 from aero.two_party.serving import session as serving
 from aero.two_party.serving.answer import Cost, Sampling
@@ -233,6 +234,22 @@ def test_what_is_refused_before_anything_starts(path, certificates, tmp_path, ca
             cli.main(arguments)
         assert "\n" not in str(caught.value)
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("listen", "more", "unreviewed"),
+    [("127.0.0.1:0", [], True), ("0.0.0.0:0", [], False), ("0.0.0.0:0", ["--unreviewed"], True)],
+)
+def test_own_cryptography_is_off_beyond_this_machine(path, monkeypatch, capsys, listen, more, unreviewed):
+    """Unless asked for, and one line says which."""
+
+    def stop(server, listener, say):
+        assert bool(parse_program(server._published.description.program)[0] & UNREVIEWED) == unreviewed
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(serving.Server, "answer", stop)
+    cli.main(["serve", "--checkpoint", str(path), "--listen", listen, "--insecure", *more])
+    assert ("review" in capsys.readouterr().out) == (listen != "127.0.0.1:0")
 
 
 def serve_one(server, listener, lines):

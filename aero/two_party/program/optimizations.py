@@ -39,6 +39,11 @@ TUNED: Optimizations = frozenset(OPTIMIZATIONS) - {"narrow_comparisons", "fewer_
 """narrow_comparisons is left out because the committed results were measured without it; fewer_squarings because
 split_exponential is cheaper."""
 
+UNREVIEWED: Optimizations = frozenset(
+    {"lattice_lookup", "lattice_products", "split_exponential", "narrow_comparisons", "fewer_squarings"}
+)
+"""Cryptography of this project, outside SPU's protocols: own ring-LWE code and steps on shares."""
+
 AS_PUBLISHED = "as_published"
 """The best fit to the printed bytes (docs/communication_fit.md): weights secret-shared, exponentials below e^-14 set
 to 0 by a comparison, token ids looked up by secret comparisons, logits of all positions, beta and the He & Hofmann
@@ -81,6 +86,12 @@ def program_name(optimizations: Iterable[str], rebased: tuple[int, ...] = ()) ->
     changes = [_change(name) for name in OPTIMIZATIONS if (name in wanted) != (name in TUNED)]
     text = "tuned" + "".join(changes) if len(changes) <= len(added) else "as_written" + "".join(added)
     return text + ("@" + ",".join(map(str, rebased)) if rebased else "")
+
+
+def reviewed(program: str) -> str:
+    """`program` without UNREVIEWED. ValueError for an unknown program."""
+    optimizations, rebased = parse_program(program)
+    return program_name(optimizations - UNREVIEWED, rebased)
 
 
 def toggled(name: str) -> str:

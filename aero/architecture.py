@@ -9,6 +9,7 @@ SM+ScFFN                       linear feed-forward with learnable scaling (Eq. 6
 SM+ScFuFFNi_6                  its two matrices fused into one, the 6 deepest feed-forward blocks pruned
 EReg(SM(t)+ScFuFFN)            learnable softmax temperature, trained with entropy regularisation
 SOTA(SM+ScFFN)                 the same idea in the simplified block of He & Hofmann (2024), the papers' "SOTA" rows
+SM+RMS+SwiGLU                  Llama's RMSNorm and gated feed-forward, for Hugging Face models (not in the papers)
 Core(relu)+LN+G                another attention core instead of the softmax (`variance_sensitivity`; names as in
                                `aero.attention_kernels.CORES`)
 """
@@ -20,11 +21,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 Block = Literal["pre_ln", "he_hofmann"]
-FFN = Literal["gelu", "relu", "leaky_relu", "linear", "fused"]
+FFN = Literal["gelu", "relu", "leaky_relu", "swiglu", "linear", "fused"]
 Slope = Literal["layer", "global"]
 WeightNorm = Literal["weight", "spectral"]
 
-ACTIVATIONS: dict[FFN, str] = {"gelu": "G", "relu": "R", "leaky_relu": "LeakyR"}
+ACTIVATIONS: dict[FFN, str] = {"gelu": "G", "relu": "R", "leaky_relu": "LeakyR", "swiglu": "SwiGLU"}
 NORMED: dict[str, tuple[str, ...]] = {
     "FFN": ("FFN",),
     "QK": ("Q", "K"),
@@ -42,15 +43,17 @@ _NORMED = re.compile(r"([WS])Norm\((.*)\)")
 _CORE = re.compile(r"Core\(([a-z0-9_]+)\)")
 _FORMS: dict[str, dict[str, object]] = {
     "LN": {"layer_norm": True},
+    "RMS": {"layer_norm": True, "rms_norm": True},
     "G": {"ffn": "gelu"},
     "R": {"ffn": "relu"},
     "LeakyR": {"ffn": "leaky_relu", "slope": "layer"},
     "LeakyR(global)": {"ffn": "leaky_relu", "slope": "global"},
+    "SwiGLU": {"ffn": "swiglu"},
     "ScFFN": {"ffn": "linear", "scaled": True},
 }
 _ALLOWED = (
-    "SM, SM(t), LN, G, R, LeakyR, LeakyR(global), ScFFN, ScFuFFN, ScFuFFNi_x, WNorm(…), SNorm(…), EReg(…), SOTA(…),"
-    " Core(…)"
+    "SM, SM(t), LN, RMS, G, R, LeakyR, LeakyR(global), SwiGLU, ScFFN, ScFuFFN, ScFuFFNi_x, WNorm(…), SNorm(…),"
+    " EReg(…), SOTA(…), Core(…)"
 )
 
 
@@ -59,8 +62,10 @@ class Architecture:
     """Which nonlinearities, norms and feed-forward form a decoder has.
 
     block: "pre_ln" is the GPT-2 block (AERO Eq. 1), "he_hofmann" the skipless parallel block of He & Hofmann (2024).
-    layer_norm: LayerNorm in every block. (A He & Hofmann row always has one, in its first block.)
-    ffn: the activation between the two feed-forward matrices; "linear" has none, "fused" is one (d, d) matrix.
+    layer_norm: a norm before attention and before the FFN of every block. (A He & Hofmann row always has one, in its
+        first block.) rms_norm: these norms, and the final one, are RMSNorm (Zhang & Sennrich 2019), not LayerNorm.
+    ffn: the activation between the two feed-forward matrices; "linear" has none, "fused" is one (d, d) matrix,
+        "swiglu" multiplies by the SiLU of a third matrix (Shazeer 2020).
     slope: whether a leaky ReLU has one learnable slope per layer or one for all (AERO Figure 4).
     scaled: learnable output scaling alpha and residual scaling beta of a linear feed-forward block (AERO Eq. 6).
     pruned: number of deepest feed-forward blocks replaced by the identity (`ScFuFFNi_x`).
@@ -73,6 +78,7 @@ class Architecture:
     """
 
     layer_norm: bool = False
+    rms_norm: bool = False
     ffn: FFN = "linear"
     scaled: bool = False
     pruned: int = 0
@@ -98,6 +104,8 @@ class Architecture:
             raise ValueError("weight_norm and normed go together: how to normalise, and which layers")
         if self.normed and self.normed not in NORMED.values():
             raise ValueError(f"normed={self.normed} is none of {', '.join(NORMED)} (AERO Table 9)")
+        if self.rms_norm and not self.layer_norm:
+            raise ValueError("rms_norm without layer_norm: it says which norm the blocks have")
         if self.scaled and self.ffn not in ("linear", "fused"):
             raise ValueError(f"a scaled FFN must be linear or fused, not {self.ffn!r}: its activation forbids folding")
         if self.ffn == "fused" and not self.scaled:
@@ -117,7 +125,7 @@ class Architecture:
         softmax = "SM" if self.core == "softmax" else f"Core({self.core})"
         parts = ["SM(t)" if self.temperature else softmax]
         if self.layer_norm:
-            parts.append("LN")
+            parts.append("RMS" if self.rms_norm else "LN")
         if self.ffn in ACTIVATIONS:
             parts.append(ACTIVATIONS[self.ffn] + ("(global)" if self.slope == "global" else ""))
         elif self.scaled:

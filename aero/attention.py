@@ -121,9 +121,9 @@ def shaped_attention(
     return a * value + b * attended - g * causal_mean, entropies
 
 
-def rotary_table(context: int, dims: int) -> Tensor:
-    """cos and sin (2, T, dims / 2) of the rotary angles i * 10000^(-2k / dims), position i, pair k."""
-    frequencies = 10_000.0 ** (-torch.arange(0, dims, 2, dtype=torch.float64) / dims)  # (dims / 2)
+def rotary_table(context: int, dims: int, base: float = 10_000.0) -> Tensor:
+    """cos and sin (2, T, dims / 2) of the rotary angles i * base^(-2k / dims), position i, pair k."""
+    frequencies = base ** (-torch.arange(0, dims, 2, dtype=torch.float64) / dims)  # (dims / 2)
     angles = torch.arange(context, dtype=torch.float64)[:, None] * frequencies  # (T, dims / 2)
     return torch.stack([angles.cos(), angles.sin()]).to(torch.get_default_dtype())
 

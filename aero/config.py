@@ -49,6 +49,8 @@ DEFAULT_SET = Path("runs/default")
 """Folder of the trainings of `dvc repro`."""
 MEASURED = "measured"
 """Device of a scale whose speed is taken from its committed results."""
+NOT_TRAINED = ("kv_heads", "rotary_base")
+"""Switches of `ModelConfig` that only models from elsewhere have."""
 TRAINING_VERSION = 1
 """Raise it when a change of the training code changes results: trainings of an earlier version are then done again."""
 
@@ -278,7 +280,11 @@ class ResolvedRun:
             "run": self.name,
             "scale": self.scale,
             "architecture": str(self.architecture),
-            "model": dataclasses.asdict(self.model_config(manifest["vocabulary"])),
+            "model": {
+                name: value
+                for name, value in dataclasses.asdict(self.model_config(manifest["vocabulary"])).items()
+                if name not in NOT_TRAINED  # so that hashes of earlier results stay
+            },
             "train": self.train.recipe(),
             "regularizer": regularizer,
             "corpus": manifest["corpus"]["name"],

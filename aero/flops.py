@@ -87,7 +87,8 @@ def count(architecture: Architecture, model: Dimensions, context: int) -> Count:
     """
     layers, width = model.layers, model.width
     with_ffn = architecture.ffn_layers(layers)
-    ffn_per_token = 2 * width * width if architecture.ffn == "fused" else 4 * width * model.ffn_width
+    matrices = 3 if architecture.ffn == "swiglu" else 2
+    ffn_per_token = 2 * width * width if architecture.ffn == "fused" else 2 * matrices * width * model.ffn_width
     if architecture.block == "he_hofmann":
         attention_per_token = 4 * width * width + 2 * context * width
         norms = 1
@@ -98,7 +99,7 @@ def count(architecture: Architecture, model: Dimensions, context: int) -> Count:
     if architecture.core == "softmax":
         nonlinear.append(NonlinearOperation("SM", layers * model.heads, context, context))
     if norms:
-        nonlinear.append(NonlinearOperation("LN", norms, context, width))
+        nonlinear.append(NonlinearOperation("RMS" if architecture.rms_norm else "LN", norms, context, width))
     if architecture.ffn in ACTIVATIONS:
         nonlinear.append(NonlinearOperation(ACTIVATIONS[architecture.ffn], with_ffn, context, model.ffn_width))
     return Count(

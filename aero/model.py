@@ -1,7 +1,7 @@
-"""One decoder for every row of the papers: GPT-2, Pythia, Languini and the He & Hofmann block.
+"""One decoder for every row of the papers and for Llama: GPT-2, Pythia, Languini and the He & Hofmann block.
 
 Shapes: B sequences, T positions (at most the context), d width, L layers, H heads, d_k = d / H, V vocabulary,
-r rotated dimensions of a head.
+G heads of keys and values, r rotated dimensions of a head.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class ModelConfig:
     init_std, embedding_std: standard deviations of the initial block matrices and of the embeddings.
     temperature_init, threshold_init: initial softmax temperature and initial `reg_threshold_weights`.
     position: "learned" embedding, or "rotary" embedding of the first `rotary_fraction` of each head's dimensions
-        (GPT-NeoX's layout: dimension k is rotated with k + r/2; base 10,000).
+        (GPT-NeoX's layout: dimension k is rotated with k + r/2) with angles of base `rotary_base`.
+    kv_heads: heads of keys and values, each read by H / G heads of queries; 0: as many as heads.
     parallel_residual: attention and FFN read the same x (Pythia), see `PreLNBlock`.
     embedding_scale: multiply token embeddings by sqrt(d) (Languini).
     residual_init_scaling: initialise the FFN's output matrix with init_std / sqrt(2 L) (Languini).
@@ -68,6 +69,8 @@ class ModelConfig:
     embedding_scale: bool = False
     residual_init_scaling: bool = False
     slope_init: float = 0.01
+    kv_heads: int = 0
+    rotary_base: float = 10_000.0
 
     def __post_init__(self) -> None:
         for name in ("vocabulary", "context", "layers", "heads", "width", "ffn_width"):
@@ -75,6 +78,8 @@ class ModelConfig:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is not divisible by heads {self.heads}: choose heads that divide it")
+        if self.kv_heads < 0 or (self.kv_heads and self.heads % self.kv_heads):
+            raise ValueError(f"kv_heads {self.kv_heads} must divide heads {self.heads}, or be 0: as many as heads")
         if self.gelu not in ("exact", "tanh"):
             raise ValueError(f"gelu must be exact or tanh, got {self.gelu!r}")
         if self.temperature_init == 0:
@@ -92,6 +97,11 @@ class ModelConfig:
         """r, the number of dimensions of every head that rotary positions rotate."""
         return int(self.rotary_fraction * (self.width // self.heads))
 
+    @property
+    def kv_width(self) -> int:
+        """G d_k, the width of all keys or all values of a token."""
+        return self.width // self.heads * (self.kv_heads or self.heads)
+
 
 class Attention(nn.Module):
     """Multi-head causal self-attention (AERO Eq. 2, 3), optionally with a temperature t (H, T) (Eq. 11).
@@ -102,15 +112,16 @@ class Attention(nn.Module):
 
     def __init__(self, architecture: Architecture, config: ModelConfig) -> None:
         super().__init__()
-        d = config.width
-        self.heads = config.heads
+        d, kv_width = config.width, config.kv_width
+        self.heads, self.kv_heads = config.heads, config.kv_heads or config.heads
         self.query = nn.Linear(d, d, bias=config.qk_bias)
-        self.key = nn.Linear(d, d, bias=config.qk_bias)
-        self.value = nn.Linear(d, d, bias=config.vo_bias)
+        self.key = nn.Linear(d, kv_width, bias=config.qk_bias)
+        self.value = nn.Linear(d, kv_width, bias=config.vo_bias)
         self.output = nn.Linear(d, d, bias=config.vo_bias)
         start = torch.full((config.heads, config.context), config.temperature_init)
         self.temperature = nn.Parameter(start) if architecture.temperature else None
-        table = rotary_table(config.context, config.rotary_dims) if config.position == "rotary" else None
+        rotary = config.position == "rotary"
+        table = rotary_table(config.context, config.rotary_dims, config.rotary_base) if rotary else None
         self.register_buffer("rotary", table, persistent=False)  # (2, T, r/2)
         self.core = architecture.core
         gains = core_named(self.core).gains
@@ -143,9 +154,12 @@ class Attention(nn.Module):
 
     def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each (B, H, T, d_k); queries and keys with rotary positions, if any."""
-        q, k, v = (split_heads(layer(x), self.heads) for layer in (self.query, self.key, self.value))
+        q = split_heads(self.query(x), self.heads)
+        k, v = (split_heads(layer(x), self.kv_heads) for layer in (self.key, self.value))  # (B, G, T, d_k)
         if self.rotary is not None:
             q, k = rotate(q, self.rotary), rotate(k, self.rotary)
+        if (times := self.heads // self.kv_heads) > 1:
+            k, v = k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)
         return q, k, v
 
     def _gains(self) -> tuple[Tensor, Tensor] | None:
@@ -184,17 +198,20 @@ class ShapedAttention(nn.Module):
 
 
 class FFN(nn.Module):
-    """Feed-forward block (AERO Eq. 4): two matrices with GELU, ReLU, leaky ReLU or nothing between them."""
+    """Feed-forward block (AERO Eq. 4): two matrices with GELU, ReLU, leaky ReLU or nothing between them; or SwiGLU."""
 
     def __init__(self, architecture: Architecture, config: ModelConfig) -> None:
         super().__init__()
-        self.up = nn.Linear(config.width, config.ffn_width, bias=config.ffn_bias)
-        self.down = nn.Linear(config.ffn_width, config.width, bias=config.ffn_bias)
+        d, hidden, bias = config.width, config.ffn_width, config.ffn_bias
+        self.up, self.down = nn.Linear(d, hidden, bias), nn.Linear(hidden, d, bias)
+        self.gate = nn.Linear(d, hidden, bias) if architecture.ffn == "swiglu" else None
         self.activation = architecture.ffn
         self.approximate = {"exact": "none", "tanh": "tanh"}[config.gelu]
 
     def forward(self, x: Tensor, slope: Tensor | None = None) -> Tensor:
         """x: (B, T, d). slope: (), the negative slope of a leaky ReLU."""
+        if self.gate is not None:
+            return self.down(F.silu(self.gate(x)) * self.up(x))
         x = self.up(x)  # (B, T, 4d)
         if self.activation == "gelu":
             x = F.gelu(x, approximate=self.approximate)
@@ -216,6 +233,10 @@ class FusedFFN(nn.Module):
         return self.fused(x)
 
 
+def _make_norm(architecture: Architecture, config: ModelConfig) -> nn.Module:
+    return (nn.RMSNorm if architecture.rms_norm else nn.LayerNorm)(config.width, eps=config.layer_norm_eps)
+
+
 def _make_ffn(architecture: Architecture, config: ModelConfig, layer: int) -> nn.Module | None:
     """The feed-forward block of `layer`, or None where it is pruned (the deepest are pruned first)."""
     if layer >= architecture.ffn_layers(config.layers):
@@ -233,11 +254,9 @@ class PreLNBlock(nn.Module):
 
     def __init__(self, architecture: Architecture, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        self.attention = Attention(architecture, config)
-        self.ffn = _make_ffn(architecture, config, layer)
-        normed = architecture.layer_norm
-        self.ln_1 = nn.LayerNorm(config.width, eps=config.layer_norm_eps) if normed else nn.Identity()
-        self.ln_2 = nn.LayerNorm(config.width, eps=config.layer_norm_eps) if normed else nn.Identity()
+        self.attention, self.ffn = Attention(architecture, config), _make_ffn(architecture, config, layer)
+        norms = (_make_norm(architecture, config) if architecture.layer_norm else nn.Identity() for _ in range(2))
+        self.ln_1, self.ln_2 = norms
         scaled = architecture.scaled and self.ffn is not None
         self.alpha = nn.Parameter(torch.ones(())) if scaled else None
         self.beta = nn.Parameter(torch.ones(())) if scaled else None
@@ -265,7 +284,7 @@ class HeHofmannBlock(nn.Module):
         super().__init__()
         self.attention = ShapedAttention(config, first=layer == 0)
         self.ffn = _make_ffn(architecture, config, layer)
-        self.ln_1 = nn.LayerNorm(config.width, eps=config.layer_norm_eps) if layer == 0 else nn.Identity()
+        self.ln_1 = _make_norm(architecture, config) if layer == 0 else nn.Identity()
         self.b_ff = nn.Parameter(torch.tensor(0.1))
         self.b_sa = nn.Parameter(torch.tensor(1.0))
 
@@ -285,10 +304,11 @@ class GPT(nn.Module):
     def __init__(self, architecture: Architecture, config: ModelConfig) -> None:
         super().__init__()
         architecture.ffn_layers(config.layers)  # ValueError if more FFNs are pruned than there are layers
-        if architecture.block == "he_hofmann" and (config.position == "rotary" or config.parallel_residual):
+        switches = config.position == "rotary" or config.parallel_residual or config.kv_heads
+        if architecture.block == "he_hofmann" and switches:
             raise ValueError(
-                f"{architecture}: the He & Hofmann block has learned positions and no residual connection, so neither"
-                " position=rotary nor parallel_residual applies"
+                f"{architecture}: the He & Hofmann block has learned positions and no residual connection, so none of"
+                " position=rotary, parallel_residual and kv_heads applies"
             )
         if core_named(architecture.core).gains is not None and config.position == "rotary":
             raise ValueError(
@@ -300,7 +320,7 @@ class GPT(nn.Module):
         learned = config.position == "learned"
         self.position_embedding = nn.Embedding(config.context, config.width) if learned else None
         self.blocks = nn.ModuleList(block(architecture, config, layer) for layer in range(config.layers))
-        self.ln_f = nn.LayerNorm(config.width, eps=config.layer_norm_eps) if config.ln_f else nn.Identity()
+        self.ln_f = _make_norm(architecture, config) if config.ln_f else nn.Identity()
         self.lm_head = None if config.tied else nn.Linear(config.width, config.vocabulary, bias=False)
         thresholds = torch.full((config.layers, config.heads), config.threshold_init)
         self.reg_threshold_weights = nn.Parameter(thresholds) if architecture.entropy_regularized else None

@@ -25,6 +25,7 @@ NOTATIONS = [
     "EReg(SM(t)+ScFuFFNi_2+SNorm(QKVO+FFN))",
     "SOTA(SM+ScFFN+WNorm(FFN))",
     "SOTA(SM+ScFuFFNi_1)",
+    "SM+RMS+SwiGLU",
 ]
 
 
@@ -84,6 +85,7 @@ def test_bad_notation_is_refused_naming_the_part(text, named):
         ({"weight_norm": "weight"}, "go together"),
         ({"normed": ("FFN",)}, "go together"),
         ({"weight_norm": "spectral", "normed": ("V",)}, "none of FFN, QK"),
+        ({"rms_norm": True}, "which norm the blocks have"),
         ({"ffn": "gelu", "scaled": True}, "its activation forbids folding"),
     ],
 )

@@ -326,6 +326,7 @@ def test_initial_values_of_the_recipe():
     ("changes", "message"),
     [
         ({"heads": 3}, "width 8 is not divisible by heads 3"),
+        ({"kv_heads": 3}, "kv_heads 3 must divide heads 2"),
         ({"layers": 0}, "layers must be at least 1"),
         ({"gelu": "fast"}, "exact or tanh"),
         ({"temperature_init": 0.0}, "temperature_init"),

@@ -16,7 +16,8 @@ from aero.model import ModelConfig
 from aero.two_party.lattice import lookup, matmul, polynomials
 from aero.two_party.lattice.share_steps import STEPS, StepContext
 from aero.two_party.program.end_to_end import ask
-from aero.two_party.program.forward import one_hot_rows, operations
+from aero.two_party.program.forward import operations
+from aero.two_party.program.inputs import one_hot_rows
 from aero.two_party.program.operations import Operation
 from aero.two_party.program.weights import within_budget
 from aero.two_party.runtime.parties import run_parties

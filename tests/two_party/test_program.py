@@ -14,8 +14,9 @@ from made_models import random_model, torch_logits
 from aero.architecture import parse
 from aero.model import ModelConfig
 from aero.two_party.program import nonlinear
-from aero.two_party.program.forward import WEIGHTS_AT_ONCE, forward, matmul, operations, plaintext
-from aero.two_party.program.operations import Operation, call, trace
+from aero.two_party.program.forward import WEIGHTS_AT_ONCE, forward, forward_cached, matmul, operations, plaintext
+from aero.two_party.program.inputs import Past, at_positions, one_hot_rows
+from aero.two_party.program.operations import Operation, call, trace, without_public
 from aero.two_party.program.optimizations import OPTIMIZATIONS, TUNED, parse_program, program_name, toggled
 from aero.two_party.program.weights import weight_arrays, weight_shapes, within_budget
 
@@ -250,6 +251,61 @@ def test_a_diverged_model_is_refused_by_the_name_of_its_tensor(row, value):
     for program in ("tuned", "as_written"):
         with pytest.raises(ValueError, match=f"{re.escape(name)} .*not finite"):
             within_budget(model, program)
+
+
+@pytest.mark.parametrize(
+    ("row", "program", "switches"),
+    [
+        ("SM+LN+G", "tuned", {}),
+        ("SM(t)+R", "tuned-split_exponential+fewer_squarings", {}),
+        ("EReg(SM(t)+ScFuFFNi_2)", "tuned", {}),
+        ("SM+LN+R", "tuned+narrow_comparisons", PYTHIA),
+        ("SM(t)+ScFFN", "as_written", PYTHIA),
+        ("SM+ScFFN", "as_written+causal_cover", {}),
+    ],
+)
+def test_a_cached_pass_in_the_clear_agrees_with_torch(row, program, switches):
+    """Three tokens as a prefix, four after them, then one after a cache of which two slots are empty."""
+    model = random_model(row, **switches)
+    config, program = model.config, within_budget(model, program)
+    weights = weight_arrays(model, program)
+
+    def cached(first, tokens, past):
+        rows = one_hot_rows(IDS[first : first + tokens], 41)
+        placed = at_positions(weights, first, tokens)
+        logits, *made = forward_cached(call, model.architecture, config, program, placed, rows, past)
+        np.testing.assert_allclose(logits, torch_logits(model, IDS[: first + tokens]), atol=2e-2, rtol=0)
+        earlier = [[np.zeros_like(one[:, :0]) for one in part] for part in made] if past is None else past
+        pairs = zip((earlier.keys, earlier.values) if past else earlier, made, strict=True)
+        return [[jax.numpy.concatenate(pair, 1) for pair in zip(*both, strict=True)] for both in pairs]
+
+    prefix = cached(0, 3, None)
+    kept = [[np.pad(one, ((0, 0), (2, 0), (0, 0))) for one in part] for part in cached(3, 4, Past(*prefix))]
+    rotary = nonlinear.rotary_table(7, 1, config.rotary_dims) if switches else None
+    cached(7, 1, Past(*kept, np.float32(2.0), rotary))
+
+
+def test_operations_after_a_cache_are_those_of_one_row():
+    """Of SM+LN+G at GPT-2's sizes: every matrix takes one row, and attention 129 columns."""
+    counts = operations(parse("SM+LN+G"), GPT2, "tuned", 1, past=128)
+    counts = {(one.name, one.shape): count for one, count in ((without_public(one), n) for one, n in counts.items())}
+    assert counts == {
+        ("embedding_lookup", "1x50257,50257x768"): 1,
+        ("normalise", "1x768"): 25,
+        ("linear", "1x768,768x2304"): 11,
+        ("linear", "1x768,768x768"): 13,  # W_O, and the last layer's query apart
+        ("linear", "1x768,768x1536"): 1,
+        ("linear", "1x768,768x3072"): 12,
+        ("linear", "1x3072,3072x768"): 12,
+        ("scores", "12x1x64,12x129x64"): 12,
+        ("exponentials(blocks=1,split=1)", "12x1x129"): 12,
+        ("inverse_sums", "12x1x129"): 12,
+        ("mix", "12x1x129,12x129x64"): 12,
+        ("scale_rows", "12x1x64,12x1"): 12,
+        ("gelu_segments", "1x3072"): 12,
+        ("vocabulary_slice", "1x768,768x16384"): 3,
+        ("vocabulary_slice", "1x768,768x1105"): 1,
+    }
 
 
 def test_trace_counts_and_computes_nothing():

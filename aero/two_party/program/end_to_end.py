@@ -16,7 +16,8 @@ from aero import checkpoint
 from aero.architecture import Architecture, parse
 from aero.model import GPT, ModelConfig
 from aero.two_party.cost.measure import place, warm_up_of
-from aero.two_party.program.forward import forward, operations, prompt_array, prompt_type
+from aero.two_party.program.forward import forward, operations
+from aero.two_party.program.inputs import prompt_array, prompt_type
 from aero.two_party.program.nonlinear import MASKED
 from aero.two_party.program.operations import Operation, call
 from aero.two_party.program.optimizations import AS_PUBLISHED, parse_program

@@ -1,6 +1,6 @@
 """The private forward pass: from the client's one-hot tokens and the server's weights to the last position's logits.
 
-T: tokens of the prompt, V: vocabulary, d: width, H: heads, d_k = d / H.
+T: tokens of the prompt, V: vocabulary, d: width, H: heads, d_k = d / H, C: slots of a cache of keys and values.
 
 "as_written" computes the network with `jax.nn`'s functions and one matrix multiplication per weight matrix, "tuned" the
 same function with `aero.two_party.program.optimizations`, "as_published" as the published bytes were measured, as far
@@ -10,9 +10,8 @@ as is known.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +21,7 @@ from jax import Array
 from aero.architecture import Architecture
 from aero.model import ModelConfig
 from aero.two_party.lattice.lookup import LEAST_VOCABULARY
+from aero.two_party.program.inputs import Past, at_positions, prompt_array, prompt_type
 from aero.two_party.program.layers import Affine, Layer, Weights
 from aero.two_party.program.operations import KINDS, SHARED, Operation, call, trace
 from aero.two_party.program.optimizations import AS_PUBLISHED, Optimizations, parse_program
@@ -49,9 +49,25 @@ def forward(
 
     run: computes or records each operation. weights: as `weight_arrays` gives them.
     """
+    return forward_cached(run, architecture, config, program, weights, prompt)[0]
+
+
+def forward_cached(
+    run: Call,
+    architecture: Architecture,
+    config: ModelConfig,
+    program: str,
+    weights: Mapping[str, Array],
+    prompt: Array,
+    past: Past | None = None,
+) -> tuple[Array, list[Array], list[Array]]:
+    """As `forward` for T tokens that follow `past`; also their keys and values, (H, T, d_k) for each layer.
+
+    weights: with the positions of these tokens only, as `at_positions` gives them. The program must be `cacheable`.
+    """
     optimizations, _ = parse_program(program)
     fitted = AS_PUBLISHED in optimizations
-    this = _Pass(_with_shared_weights(run) if fitted else run, architecture, config, optimizations)
+    this = _Pass(_with_shared_weights(run) if fitted else run, architecture, config, optimizations, past)
     w = Weights.of(weights)
     x = this.embed(w.token_embedding, prompt)  # (T, d)
     if w.position_embedding is not None:
@@ -70,7 +86,7 @@ def forward(
     if config.ln_f:
         x = this.normalise(x) if w.ln_f is None else _layer_norm(this.run, x, w.ln_f)
     logits = this.project(x if fitted else x[-1:], w.head.weight)
-    return logits if w.head.bias is None else logits + w.head.bias
+    return logits if w.head.bias is None else logits + w.head.bias, this.keys, this.values
 
 
 def _with_shared_weights(run: Call) -> Call:
@@ -121,9 +137,17 @@ class _Pass:
     architecture: Architecture
     config: ModelConfig
     optimizations: Optimizations
+    past: Past | None = None
+    # Of the new tokens, layer by layer.
+    keys: list[Array] = field(default_factory=list)
+    values: list[Array] = field(default_factory=list)
 
     def has(self, optimization: str) -> bool:
         return optimization in self.optimizations
+
+    @property
+    def empty(self) -> Array | None:
+        return None if self.past is None else self.past.empty
 
     @property
     def narrow(self) -> dict[str, int]:
@@ -191,7 +215,15 @@ class _Pass:
     def attend(self, layer: Layer, query: Array, key: Array, value: Array) -> Array:
         """Attention output (rows, d) of the last `rows` queries."""
         query, key, value = (_split(x, self.config.heads) for x in (query, key, value))
-        logits = self.scores(layer, query, key)
+        query, key = self.positioned(layer, query, key)
+        if self.past is not None:
+            index = len(self.keys)
+            earlier = self.past.keys[index], self.past.values[index]
+        self.keys.append(key)
+        self.values.append(value)
+        if self.past is not None:
+            key, value = (jnp.concatenate(pair, 1) for pair in zip(earlier, (key, value), strict=True))
+        logits = self.run("scores", query, key)
         if not self.has("late_division"):
             return _merge(self.run("mix", self.probabilities(logits), value))
         weights = self.exponentials(logits)
@@ -199,25 +231,31 @@ class _Pass:
         tiles = self.has("row_tiles") and query.shape[1] > 1
         return _merge(self.run("scale_row_tiles" if tiles else "scale_rows", self.run("mix", weights, value), inverse))
 
-    def scores(self, layer: Layer, query: Array, key: Array) -> Array:
-        """Attention logits (H, rows, T) of (H, rows, d_k) and (H, T, d_k), with rotary positions and temperatures."""
+    def positioned(self, layer: Layer, query: Array, key: Array) -> tuple[Array, Array]:
+        """(H, rows, d_k) and (H, T, d_k) with rotary positions and temperatures."""
         tokens, rows, dims = key.shape[1], query.shape[1], self.config.rotary_dims
-        if self.config.position == "rotary":
-            query = self.run("rotate", query, dims=dims, first=tokens - rows)
-            key = self.run("rotate", key, dims=dims, first=0)
+        table = None if self.past is None else self.past.rotary
+        if table is not None:
+            query, key = self.run("rotate_by", query, table[:, tokens - rows :]), self.run("rotate_by", key, table)
+        elif self.config.position == "rotary":
+            first = 0 if self.past is None else self.past.keys[0].shape[1]
+            query = self.run("rotate", query, dims=dims, first=first + tokens - rows)
+            key = self.run("rotate", key, dims=dims, first=first)
         if layer.inverse_temperature is not None:
             factors = layer.inverse_temperature[:, tokens - rows : tokens]
             if self.has("row_tiles") and rows > 1:
                 query = self.run("scale_row_tiles_by_server", query, factors)
             else:
                 query = self.run("scale", query, factors[:, :, None])
-        return self.run("scores", query, key)
+        return query, key
 
     def blocks(self, logits: Array) -> int:
         return min(COVER_BLOCKS, logits.shape[1]) if self.has("causal_cover") else 1
 
     def exponentials(self, logits: Array) -> Array:
         split = int(self.has("split_exponential"))
+        if self.empty is not None:
+            return self.run("exponentials_cached", logits, self.empty, split=split, **self.narrow, **self.few)
         return self.run("exponentials", logits, blocks=self.blocks(logits), split=split, **self.narrow, **self.few)
 
     def probabilities(self, logits: Array) -> Array:
@@ -225,6 +263,8 @@ class _Pass:
             return self.run("softmax_clipped", logits)
         if self.has("split_exponential"):
             return self.run("divide_by_sums", self.exponentials(logits))
+        if self.empty is not None:
+            return self.run("softmax_cached", logits, self.empty, **self.narrow, **self.few)
         if self.has("causal_cover"):
             return self.run("softmax_cover", logits, blocks=self.blocks(logits), **self.narrow, **self.few)
         return self.run("softmax_plain", logits, **self.narrow, **self.few)
@@ -278,7 +318,7 @@ class _Pass:
         n = x if layer.ln_1 is None else _layer_norm(self.run, x, layer.ln_1)
         tokens = n.shape[0]
         query, key = (_split(m, self.config.heads) for m in self.query_key_value(layer, n, False))
-        shaped = self.probabilities(self.scores(layer, query, key))
+        shaped = self.probabilities(self.run("scores", query, key))
         if layer.shape is not None:
             shaped = shaped + layer.shape[:, :tokens, :tokens]
         else:
@@ -294,31 +334,46 @@ class _Pass:
         return attended if layer.b_ff is None else attended + self.run("scale", n, layer.b_ff)
 
 
-def one_hot_rows(ids: Sequence[int] | np.ndarray, vocabulary: int) -> np.ndarray:
-    """One row (V,) for each of `ids` (T,), 1 at the token and 0 elsewhere."""
-    one_hot = np.zeros((len(ids), vocabulary), np.float32)
-    one_hot[np.arange(len(ids)), ids] = 1.0
-    return one_hot
+def operations(
+    architecture: Architecture, config: ModelConfig, program: str, context: int, past: int | None = None
+) -> Counter[Operation]:
+    """Distinct operations of a forward pass over `context` tokens, with their counts.
 
-
-def prompt_array(ids: Sequence[int] | np.ndarray, vocabulary: int, program: str) -> np.ndarray:
-    """The client's input for `ids` (T,): one-hot rows (T, V), or the ids themselves for "as_published"."""
-    return np.asarray(ids, np.int32) if program == AS_PUBLISHED else one_hot_rows(ids, vocabulary)
-
-
-def prompt_type(tokens: int, vocabulary: int, program: str) -> tuple[tuple[int, ...], Any]:
-    """Shape and type of `prompt_array`."""
-    return ((tokens,), np.int32) if program == AS_PUBLISHED else ((tokens, vocabulary), np.float32)
-
-
-def operations(architecture: Architecture, config: ModelConfig, program: str, context: int) -> Counter[Operation]:
-    """Distinct operations of a forward pass over `context` tokens, with their counts."""
-    shapes = {
-        name: jax.ShapeDtypeStruct(shape, np.float32)
-        for name, shape in weight_shapes(architecture, config, program).items()
-    }
+    past: slots of the cache that these tokens follow; None for a whole pass.
+    """
+    shapes = _weight_arrays(architecture, config, program)
     prompt = jax.ShapeDtypeStruct(*prompt_type(context, config.vocabulary, program))
-    return trace(lambda run, *arrays: forward(run, architecture, config, program, *arrays), shapes, prompt)
+    if past is None:
+        return trace(lambda run, *arrays: forward(run, architecture, config, program, *arrays), shapes, prompt)
+    keys, values = cache_arrays(architecture, config, program, past)
+    empty = jax.ShapeDtypeStruct((), np.float32)
+    rotary = None
+    if config.position == "rotary":
+        rotary = jax.ShapeDtypeStruct((2, context, config.rotary_dims // 2), np.float32)
+    shapes = jax.eval_shape(lambda weights: at_positions(weights, 0, context), shapes)
+    return trace(
+        lambda run, weights, prompt, *past: forward_cached(
+            run, architecture, config, program, weights, prompt, Past(*past)
+        ),
+        *(shapes, prompt, keys, values, empty, rotary),
+    )
+
+
+def cache_arrays(
+    architecture: Architecture, config: ModelConfig, program: str, slots: int
+) -> tuple[list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct]]:
+    """Keys and values of a cache, (H, slots, d_k) for each layer, without values."""
+    prompt = jax.ShapeDtypeStruct(*prompt_type(1, config.vocabulary, program))
+    weights = jax.eval_shape(lambda w: at_positions(w, 0, 1), _weight_arrays(architecture, config, program))
+    _, *made = jax.eval_shape(
+        lambda *given: forward_cached(call, architecture, config, program, *given), weights, prompt
+    )
+    return tuple([jax.ShapeDtypeStruct((a.shape[0], slots, a.shape[2]), a.dtype) for a in arrays] for arrays in made)
+
+
+def _weight_arrays(architecture: Architecture, config: ModelConfig, program: str) -> dict[str, jax.ShapeDtypeStruct]:
+    shapes = weight_shapes(architecture, config, program)
+    return {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()}
 
 
 def plaintext(

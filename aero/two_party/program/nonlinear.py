@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +40,21 @@ def softmax_plain(logits: Array, narrow: bool = False, few: bool = False) -> Arr
 
     Selection by a public mask costs nothing; entries above the diagonal are still exponentiated.
     """
-    mask = causal_mask(*logits.shape[-2:])
+    return _softmax(logits, causal_mask(*logits.shape[-2:]), narrow, few)
+
+
+def softmax_cached(logits: Array, empty: Array, narrow: bool = False, few: bool = False) -> Array:
+    """`softmax_plain` over the columns that hold a token: all but the first `empty`, a public ()."""
+    return _softmax(logits, _visible(logits, empty), narrow, few)
+
+
+def _visible(logits: Array, empty: Array) -> Array:
+    """The causal mask (rows, columns) of a cache of which the first `empty` columns hold no token."""
+    rows, columns = logits.shape[-2:]
+    return jnp.logical_and(causal_mask(rows, columns), np.arange(columns, dtype=np.float32) >= empty)
+
+
+def _softmax(logits: Array, mask: Any, narrow: bool, few: bool) -> Array:
     shifted = jnp.where(mask, logits, MASKED)
     shifted = shifted - _maximum(shifted, narrow)[..., None]
     # The secure exponential of a hugely negative number is not 0: select after it, not before.
@@ -85,6 +100,14 @@ def exponentials(logits: Array, blocks: int, split: bool, narrow: bool = False, 
     below 16 (down to e^-11); smaller values count as 2^-16.
     """
     return _side_by_side(_on_cover(logits, blocks, split, narrow, few), logits.shape[2])
+
+
+def exponentials_cached(logits: Array, empty: Array, split: bool, narrow: bool = False, few: bool = False) -> Array:
+    """`exponentials` over the columns that hold a token: all but the first `empty`, a public ()."""
+    mask = _visible(logits, empty)
+    shifted = jnp.where(mask, logits, MASKED)
+    below = _maximum(shifted, narrow)[..., None] - shifted
+    return jnp.where(mask, _split_exponential(below, narrow) if split else _exp(-below, few), 0.0)
 
 
 def _on_cover(logits: Array, blocks: int, split: bool, narrow: bool, few: bool) -> list[Array]:
@@ -137,10 +160,20 @@ def rotate(x: Array, dims: int, first: int) -> Array:
     """Rotary position embedding (GPT-NeoX's layout) of the first `dims` dimensions of x (H, T, d_k), as in
     `aero.attention.rotate`; the first row is at position `first`. Public factors: only truncations cost.
     """
-    half = dims // 2
-    angles = np.arange(first, first + x.shape[1])[:, None] * 10_000.0 ** (-np.arange(0, dims, 2) / dims)
-    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-    a, b, rest = x[..., :half], x[..., half:dims], x[..., dims:]
+    return rotate_by(x, rotary_table(first, x.shape[1], dims))
+
+
+def rotary_table(first: int, positions: int, dims: int) -> np.ndarray:
+    """Cosines and sines (2, positions, dims / 2) of the rotary angles from position `first` on."""
+    angles = np.arange(first, first + positions)[:, None] * 10_000.0 ** (-np.arange(0, dims, 2) / dims)
+    return np.stack([np.cos(angles), np.sin(angles)]).astype(np.float32)
+
+
+def rotate_by(x: Array, table: Any) -> Array:
+    """`rotate` at the positions of a public table (2, T, dims / 2), as `rotary_table` gives it."""
+    cos, sin = table
+    half = cos.shape[-1]
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, rest], -1)
 
 

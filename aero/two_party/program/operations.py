@@ -21,7 +21,7 @@ from jax import Array
 from aero.two_party.lattice import lookup, matmul, share_steps
 from aero.two_party.program import nonlinear
 
-Owner = Literal["secret", "server", "client", "ids"]
+Owner = Literal["secret", "server", "client", "ids", "public"]
 Shape = tuple[int, ...]
 
 
@@ -29,7 +29,7 @@ Shape = tuple[int, ...]
 class Kind:
     """A kind of operation: its JAX function, and who holds each array argument.
 
-    "secret": both parties, in shares; "ids": the same, for integers.
+    "secret": both parties, in shares; "ids": the same, for integers; "public": both, in the clear.
     """
 
     function: Callable[..., Array]
@@ -174,6 +174,8 @@ for _function in (
     nonlinear.relu,
 ):
     _kind("secret")(_function)
+for _function in (nonlinear.softmax_cached, nonlinear.exponentials_cached, nonlinear.rotate_by):
+    _kind("secret", "public")(_function)
 _kind("secret", "server")(nonlinear.leaky_relu)
 _kind("secret", "server", "server")(nonlinear.layer_norm)
 
@@ -216,6 +218,21 @@ class Operation:
         """The JAX function of the operation's arrays."""
         kind, constants = KINDS[self.kind], dict(self.constants)
         return lambda *arrays: kind.function(*arrays, **constants)
+
+
+def without_public(operation: Operation) -> Operation:
+    """The operation that has constants in place of public arguments, which costs the same: selecting and multiplying by
+    public values sends nothing, and the truncation after it is the same."""
+    *shapes, public = operation.shapes
+    if operation.kind == "softmax_cached":
+        kind, more = "softmax_plain", {}
+    elif operation.kind == "exponentials_cached":
+        kind, more = "exponentials", {"blocks": 1}
+    elif operation.kind == "rotate_by":
+        kind, more = "rotate", {"dims": 2 * public[-1], "first": 0}
+    else:
+        return operation
+    return Operation(kind, tuple(shapes), tuple(sorted((dict(operation.constants) | more).items())))
 
 
 def call(kind: str, *arrays: Array, **constants: float) -> Array:

@@ -114,6 +114,12 @@ def absorbs(architecture: Architecture, optimizations: Optimizations) -> bool:
     return "absorbed_ffn" in optimizations and linear_ffn(architecture) and architecture.block != "he_hofmann"
 
 
+def cacheable(architecture: Architecture, program: str) -> bool:
+    """Whether keys and values can be cached: He & Hofmann layers also average all earlier rows, and "as_published" is
+    the published whole pass."""
+    return architecture.block != "he_hofmann" and program != AS_PUBLISHED
+
+
 def check_rebased(architecture: Architecture, layers: int, program: str) -> None:
     """ValueError if `program` names layers after "@" that a model of `layers` layers does not have or cannot rebase."""
     optimizations, rebased = parse_program(program)

@@ -49,7 +49,7 @@ class Engine:
             setattr(config, name, value)
         with channel.step("setting up the protocol"):
             self._runtime = spu.Runtime(link, config)
-        self.io = spu.Io(2, config)
+        self.io = spu.Io(link.world_size, config)
         self.compiled: dict[tuple, tuple[str, bytes]] = {}
 
     def store(self, name: str, share: Any) -> None:

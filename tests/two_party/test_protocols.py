@@ -1,0 +1,26 @@
+"""Stock operations under SPU's other protocols, between real processes: what they compute, and bytes by hand."""
+
+import numpy as np
+import pytest
+
+from aero.two_party.cost.measure import arguments
+from aero.two_party.program.operations import Operation
+from benchmarks.protocols import Session
+
+LINEAR = Operation("linear", ((8, 16), (16, 24)))
+OPENED = 8 * 16 + 16 * 24
+RESULT = 8 * 24
+
+
+@pytest.mark.parametrize(
+    ("protocol", "elements"),
+    # SEMI2K: both parties open both masked operands, and one element an entry truncates the result.
+    # ABY3: three parties reshare the result, and 3.5 elements an entry truncate it.
+    [("SEMI2K", 2 * OPENED + RESULT), ("ABY3", 3 * RESULT + 3.5 * RESULT)],
+)
+def test_a_matrix_multiplication(protocol, elements):
+    session = Session(protocol, relayed=False)
+    size, seconds, result = session.run(LINEAR.function, values := arguments(LINEAR), runs=2)
+    session.close()
+    np.testing.assert_allclose(result, values[0] @ values[1], atol=1e-3)
+    assert size == 8 * elements and seconds > 0

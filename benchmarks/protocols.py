@@ -6,7 +6,8 @@ Every operation of the stock program ("as_written") runs at the papers' size bet
 processes over TCP, and a row is the sum of its operations. One whole pass of a smaller model checks the sum. Bytes are
 those that all parties send while computing. Not counted: sharing the inputs and the weights once before, and SEMI2K's
 correlated randomness, which here comes from a trusted first party. SPU's maintainers call that insecure, for debugging
-only. Rounds are round trips that cost time, from the slope of seconds against a delay, as in `aero.two_party.cost`.
+only. In both protocols every message answers the one before, so rounds, in round trips, are half the messages of the
+party that sends most; the slope of seconds against a delay gives the same (softmax, SEMI2K: 39.7 and 39.5).
 Writes results/two_party/protocols.csv and protocols_ops.csv; a quarter of an hour.
 """
 
@@ -20,7 +21,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,13 +35,12 @@ from aero.errors import UserError, run_main
 from aero.model import GPT, ModelConfig
 from aero.report.costs import STOCK, aero_table
 from aero.report.papers.private_tables import PARTS
-from aero.two_party.cost.measure import DELAY_S, arguments, shrink
+from aero.two_party.cost.measure import arguments
 from aero.two_party.program.end_to_end import Question
 from aero.two_party.program.forward import operations, prompt_array
 from aero.two_party.program.operations import Operation
 from aero.two_party.program.weights import weight_arrays
 from aero.two_party.runtime.addresses import free_address
-from aero.two_party.runtime.relay import Relay
 from aero.two_party.runtime.settings import Settings
 
 PROTOCOLS = {"SEMI2K": 2, "ABY3": 3}
@@ -73,37 +72,32 @@ def party(rank: int, addresses: Sequence[str], protocol: str, pipe: Any) -> None
     link, kind = libspu.link.create_brpc(description, rank), getattr(libspu.ProtocolKind, protocol)
     engine = Engine(channel, link, log, Settings(colocated=False), "FM64", Settings.fraction_bits, protocol=kind)
     while (given := pipe.recv()) is not None:
-        make, shares, runs = given
+        make, shares = given
         names, function = [f"x{index}" for index in range(len(shares))], make()
         for name, share in zip(names, shares, strict=True):
             engine.store(name, share)
         described = tuple(engine.describe(name) for name in names)
-        profiles = [engine.run(function, described, names, ["y"]) for _ in range(runs)]
-        pipe.send((profiles, engine.share("y")))
+        profile = engine.run(function, described, names, ["y"])
+        pipe.send((profile.bytes_sent, profile.messages_sent, engine.share("y")))
         for name in names:
             engine.delete(name)
     os._exit(0)
 
 
 class Session:
-    """The processes of one protocol. relayed: every pair's link goes through a relay that can delay it."""
+    """The processes of one protocol."""
 
-    def __init__(self, protocol: str, relayed: bool) -> None:
+    def __init__(self, protocol: str) -> None:
         import spu
         from spu import libspu
 
-        count, own = PROTOCOLS[protocol], []
-        while len(own) < count:
-            own += [address for address in [free_address()] if address not in own]
-        dialled = [list(own) for _ in own]
-        self._relays = [(pair, Relay()) for pair in combinations(range(count), 2) if relayed]
-        for (one, other), relay in self._relays:
-            dialled[other][one], dialled[one][other] = relay.open((own[one], own[other]))
-        context = multiprocessing.get_context("spawn")
+        count, addresses, context = PROTOCOLS[protocol], set(), multiprocessing.get_context("spawn")
+        while len(addresses) < count:
+            addresses.add(free_address())
         self._pipes, self._processes = [], []
         for rank in range(count):
             ours, theirs = context.Pipe()
-            process = context.Process(target=party, args=(rank, dialled[rank], protocol, theirs), daemon=True)
+            process = context.Process(target=party, args=(rank, sorted(addresses), protocol, theirs), daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)
@@ -112,51 +106,35 @@ class Session:
         config = libspu.RuntimeConfig(protocol=kind, field=libspu.FieldType.FM64, fxp_fraction_bits=bits)
         self._io, self._secret = spu.Io(count, config), libspu.Visibility.VIS_SECRET
 
-    def run(self, make: Callable[[], Any], values: Sequence[Any], runs: int = 1) -> tuple[int, float, np.ndarray]:
-        """Bytes that all parties send and least seconds of `make()(*values)`, and its result."""
+    def run(self, make: Callable[[], Any], values: Sequence[Any]) -> tuple[int, float, np.ndarray]:
+        """Bytes that all parties send for `make()(*values)`, rounds, and its result."""
         shares = [self._io.make_shares(np.asarray(value), self._secret) for value in values]
         for rank, pipe in enumerate(self._pipes):
-            pipe.send((make, [each[rank] for each in shares], runs))
+            pipe.send((make, [each[rank] for each in shares]))
         try:
-            found = [pipe.recv() for pipe in self._pipes]
+            sent, messages, result = zip(*(pipe.recv() for pipe in self._pipes), strict=True)
         except EOFError:
             raise UserError("a party ended; run again, with more memory if it ran out") from None
-        # The last run: the first one may pay for set-up.
-        sent = sum(profiles[-1].bytes_sent for profiles, _ in found)
-        seconds = min(max(one.seconds for one in each) for each in zip(*(found_[0] for found_ in found), strict=True))
-        return sent, seconds, self._io.reconstruct([share for _, share in found])
-
-    def delay(self, seconds: float) -> None:
-        for _, relay in self._relays:
-            relay.delay_s = seconds
+        return sum(sent), max(messages) / 2, self._io.reconstruct(list(result))
 
     def close(self) -> None:
         for pipe, process in zip(self._pipes, self._processes, strict=True):
             pipe.send(None)
             process.join(10)
-        for _, relay in self._relays:
-            relay.close()
 
 
 def measure(protocol: str, wanted: Sequence[Operation]) -> dict[Operation, tuple[int, float]]:
     """Bytes and rounds of every operation."""
-    session, found = Session(protocol, relayed=False), {}
+    session, found = Session(protocol), {}
     for one in wanted:
-        size, _, result = session.run(one.function, values := arguments(one), 2)
+        size, rounds, result = session.run(one.function, values := arguments(one))
         error = float(np.abs(result - np.asarray(one.function()(*values))).max())
-        print(f"{protocol} {one.name} {one.shape}: {size / 1e6:.1f} MB, error {error:.2g}", flush=True)
-        found[one] = size
+        print(
+            f"{protocol} {one.name} {one.shape}: {size / 1e6:.1f} MB, {rounds:g} rounds, error {error:.2g}", flush=True
+        )
+        found[one] = size, rounds
     session.close()
-    session, rounds = Session(protocol, relayed=True), {}
-    for small in dict.fromkeys(map(shrink, wanted)):
-        times = []
-        for delay in (0.0, DELAY_S):
-            session.delay(delay)
-            times.append(session.run(small.function, arguments(small), 3)[1])
-        rounds[small] = (times[1] - times[0]) / (2 * DELAY_S)
-        print(f"{protocol} {small.name} {small.shape}: {rounds[small]:.1f} rounds", flush=True)
-    session.close()
-    return {one: (size, round(rounds[shrink(one)], 1)) for one, size in found.items()}
+    return found
 
 
 def whole_pass(protocol: str, config: ModelConfig, context: int) -> tuple[int, float]:
@@ -166,7 +144,7 @@ def whole_pass(protocol: str, config: ModelConfig, context: int) -> tuple[int, f
     ids = np.random.default_rng(0).integers(0, config.vocabulary, context)
     with torch.no_grad():
         plain = model(torch.from_numpy(ids)[None])[0, -1].numpy()
-    weights, session = weight_arrays(model, STOCK), Session(protocol, relayed=False)
+    weights, session = weight_arrays(model, STOCK), Session(protocol)
     make = partial(Question(CHECK, asdict(config), STOCK, context).function, sorted(weights))
     prompt = prompt_array(ids, config.vocabulary, STOCK)
     size, _, logits = session.run(make, [*(weights[name] for name in sorted(weights)), prompt])
@@ -212,7 +190,7 @@ def main(given: list[str]) -> None:
                     "parties": parties,
                     "bytes": sum(amount for _, amount in by_kind),
                     "nonlinear_bytes": sum(amount for kind, amount in by_kind if kind in NONLINEAR),
-                    "rounds": round(sum(count * measured[one][1] for one, count in counts.items())),
+                    "rounds": sum(count * measured[one][1] for one, count in counts.items()),
                     "pass_over_sum": round(size / composed, 4),
                     "counted": COUNTED[protocol],
                     "commit": source,

@@ -99,7 +99,7 @@ class Architecture:
                 " weight norm, EReg(…) or SOTA(…)"
             )
         if (self.slope is not None) != (self.ffn == "leaky_relu"):
-            raise ValueError(f"slope={self.slope!r} with ffn={self.ffn!r}: a leaky ReLU has a slope, nothing else has")
+            raise ValueError(f"slope={self.slope!r} with ffn={self.ffn!r}: only a leaky ReLU has a slope")
         if (self.weight_norm is not None) != bool(self.normed):
             raise ValueError("weight_norm and normed go together: how to normalise, and which layers")
         if self.normed and self.normed not in NORMED.values():

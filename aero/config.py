@@ -92,7 +92,7 @@ class Parameters(Strict):
             _known("run", run, self.runs)
         seeds = (*self.seeds, *self.more_seeds)
         if twice := {seed for seed in seeds if seeds.count(seed) > 1}:
-            raise ValueError(f"seed {min(twice)} is in seeds and more_seeds twice: a run would be trained so")
+            raise ValueError(f"seed {min(twice)} occurs twice in seeds and more_seeds; list each seed once")
         for run in self.runs.values():
             _known("model family", run.model, FAMILIES)
         for scale, chosen in self.scales.items():

@@ -139,7 +139,7 @@ class TrainParameters(Strict):
         if self.final_learning_rate is not None and self.final_learning_rate > self.learning_rate:
             raise ValueError(f"final_learning_rate {self.final_learning_rate} exceeds learning_rate")
         if self.optimizer == "adam" and self.weight_decay:
-            raise ValueError("optimizer=adam needs weight_decay=0: decay apart from the gradient is adamw's")
+            raise ValueError("optimizer=adam needs weight_decay=0; use adamw for decoupled weight decay")
         if self.warmup_steps is not None and self.warmup_steps > self.steps:
             raise ValueError(f"warmup_steps {self.warmup_steps} exceeds steps {self.steps}; warmup takes a fraction")
         return self

@@ -42,7 +42,7 @@ def fitted_rows(parameters: Parameters, places: tuple[str, ...] = TABLES) -> lis
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.as_published", description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, help="stop after about so long, between two sessions")
+    parser.add_argument("--minutes", type=float, help="stop after about this long, between two sessions")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--figure15", action="store_true", help="the rows of Figure 15")
     which.add_argument("--lattice", action="store_true", help="stock, optimised within SPU, and optimised")

@@ -205,8 +205,8 @@ def server_faults(folder: Path, draw: random.Random) -> Iterator[tuple[str, str]
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__.splitlines()[0])
     parser.add_argument("where", nargs="*", default=["pipeline", "server"], help="pipeline, server (default: both)")
-    parser.add_argument("--moments", type=int, default=40, help="faults in each")
-    parser.add_argument("--seed", type=int, default=0, help="of the random moments")
+    parser.add_argument("--moments", type=int, default=40, help="number of faults in each")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random moments")
     parser.add_argument("--out", type=Path, default=FILE)
     chosen = parser.parse_args(arguments)
     draw, origin, clock = random.Random(chosen.seed), records.provenance(started=records.now()), time.monotonic()

@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for gpu.json")
     parser.add_argument("--minutes", type=float, default=5.0, help="start nothing new after this (default 5)")
-    parser.add_argument("--tiny", action="store_true", help="in small, on the CPU too")
+    parser.add_argument("--tiny", action="store_true", help="small sizes, which also run on a CPU")
     chosen = parser.parse_args(arguments)
     check_minutes(chosen.minutes or None)  # 0: what is there, and nothing new
     device = default_device()

@@ -95,8 +95,8 @@ def by_jobs(root: Path, pairs: int) -> dict[int, list[float]]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pipeline", description=__doc__.splitlines()[0])
     parser.add_argument("--scale", default="smoke")
-    parser.add_argument("--pairs", type=int, default=3, help="of one job and of two")
-    parser.add_argument("--repeats", type=int, default=5, help="of what takes seconds")
+    parser.add_argument("--pairs", type=int, default=3, help="number of pairs of a run with one job and a run with two")
+    parser.add_argument("--repeats", type=int, default=5, help="repeats of timings that take seconds")
     parser.add_argument("--folder", type=Path, default=timing.FOLDER)
     chosen = parser.parse_args(arguments)
     helped = [timed(ROOT, sys.executable, "-m", "aero.cli", "--help") for _ in range(chosen.repeats + 1)][1:]

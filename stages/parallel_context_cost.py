@@ -22,7 +22,7 @@ from aero.parallel_context.settings import settings
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.parallel_context_cost", description=__doc__)
     parser.add_argument("--model", type=Path, help="folder of a Llama, Mistral or Qwen2 (default: SmolLM2-135M)")
-    parser.add_argument("--folder", type=Path, default=Path("runs/parallel_context"), help="to write cost.json to")
+    parser.add_argument("--folder", type=Path, default=Path("runs/parallel_context"), help="folder for cost.json")
     chosen = parser.parse_args(arguments)
     if chosen.model is None and (line := pretrained.missing()):
         print(f"skipped: {line}")

@@ -28,7 +28,7 @@ from aero.sensitivity.sweep import figure_rate, gain_rows, loss_rows, trace_rows
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.sensitivity", description=__doc__)
-    parser.add_argument("--scale", help="another scale than params.yaml names")
+    parser.add_argument("--scale", help="scale (default: that of params.yaml)")
     parser.add_argument(
         "--figures-at", type=float, metavar="RATE", help="only repeat the trainings of the figures, at this rate"
     )

@@ -26,7 +26,7 @@ CORES_SHOWN = ("softmax", "qk_layernorm")
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.sensitivity_maps", description=__doc__)
     parser.add_argument(
-        "--to", type=Path, default=Path("results/sensitivity"), help="folder of sweep.json, and of maps.csv to write"
+        "--to", type=Path, default=Path("results/sensitivity"), help="folder with sweep.json; maps.csv is written there"
     )
     folder = parser.parse_args(arguments).to
     about = json_file(folder / "sweep.json")

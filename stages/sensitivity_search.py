@@ -19,10 +19,10 @@ from aero.sensitivity.search import SEARCHED_CORES, extend, plausible_settings
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.sensitivity_search", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=60, help="start no training after this many")
-    parser.add_argument("--first", type=int, default=0, help="number of the first setting of the order")
+    parser.add_argument("--minutes", type=float, default=60, help="start no training after this many minutes")
+    parser.add_argument("--first", type=int, default=0, help="index of the first setting to train")
     parser.add_argument("--settings", type=int, help="at most this many settings")
-    parser.add_argument("--nearest", action="store_true", help="the nearest settings, with fresh seeds")
+    parser.add_argument("--nearest", action="store_true", help="train the nearest settings with fresh seeds")
     parser.add_argument("--threads", type=int, choices=range(1, 1025), default=1, metavar="N")
     parser.add_argument("--to", type=Path, help="default: search.csv or nearest.csv in runs/sensitivity")
     chosen = parser.parse_args(arguments)

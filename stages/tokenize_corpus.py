@@ -1,7 +1,7 @@
 """Read a corpus, train or load its tokenizer, write the token files: `python -m stages.tokenize_corpus [--corpus NAME]`
 
-Without NAME the corpus is `corpus` of params.yaml and the output runs/tokens; with it, `corpora.NAME` and
-runs/tokens_NAME. With --scale SCALE, another than params.yaml names, they go to runs/scales/SCALE/ instead.
+Without NAME the corpus is `corpus` of params.yaml and the output folder runs/tokens. With NAME they are `corpora.NAME`
+and runs/tokens_NAME. If SCALE is not the scale of params.yaml, the output goes to runs/scales/SCALE/ instead.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def unlike_the_papers(chosen: Parameters, name: str | None = None) -> list[str]:
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.tokenize_corpus", description=__doc__.splitlines()[0])
     parser.add_argument("--corpus", help="a name under `corpora` in params.yaml; default: `corpus`")
-    parser.add_argument("--scale", help="another scale than params.yaml names")
+    parser.add_argument("--scale", help="scale (default: that of params.yaml)")
     asked = parser.parse_args(arguments)
     name, started, active = asked.corpus, time.monotonic(), parameters.load()
     chosen, root = active.at_scale(asked.scale), scale_root(asked.scale, active.scale)

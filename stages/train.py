@@ -1,7 +1,7 @@
 """Train one run: `python -m stages.train RUN [--seed SEED] [--scale SCALE]`.
 
-Writes to runs/default/RUN/seed_SEED/ a run of the default set, any other to runs/scales/SCALE/RUN/seed_SEED/; with the
-entropy of its attention.
+A run of the default set is written to runs/default/RUN/seed_SEED/, any other to runs/scales/SCALE/RUN/seed_SEED/. Its
+attention entropy is measured at the end.
 
 `torchrun --nproc-per-node N -m stages.train RUN` trains it on N processes.
 """
@@ -26,8 +26,8 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.train", description=__doc__)
     parser.add_argument("run", help="a name under `runs` in params.yaml")
     parser.add_argument("--seed", type=seed_number, help="default: the first of `seeds`")
-    parser.add_argument("--scale", help="another scale than params.yaml names")
-    parser.add_argument("--steps", type=int, help="fewer or more steps than params.yaml gives; needs --out")
+    parser.add_argument("--scale", help="scale (default: that of params.yaml)")
+    parser.add_argument("--steps", type=int, help="number of steps instead of that in params.yaml; needs --out")
     parser.add_argument("--tokens", type=Path, help="folder of token files (default: of the run's corpus and scale)")
     parser.add_argument("--out", type=Path, help="folder to write to")
     parser.add_argument("--keep", action="store_true", help="add the result to results/SCALE/ afterwards")

@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.train_many", description=__doc__)
     add_runs(parser, "default: active_runs")
     parser.add_argument("--catalogue", action="store_true", help="every run and seed outside the default set")
-    parser.add_argument("--jobs", type=int, help="trainings at a time (default: one a GPU, without any one a core)")
+    parser.add_argument("--jobs", type=int, help="trainings at a time (default: one per GPU, else one per core)")
     parser.add_argument("--keep", action="store_true", help="add every result to results/SCALE/ as it comes")
     parser.add_argument("--cluster", choices=("slurm", "local"), help="submit jobs through submitit")
     parser.add_argument("--minutes", type=float, help="time limit of a cluster job (default a day)")
@@ -110,7 +110,7 @@ def add_runs(parser: argparse.ArgumentParser, default: str) -> None:
     names = f"names under `runs` or `training_order` in params.yaml ({default})"
     parser.add_argument("runs", nargs="*", metavar="RUN", help=names)
     parser.add_argument("--seeds", type=int, nargs="+", help="default: `seeds` in params.yaml")
-    parser.add_argument("--scale", help="another scale than params.yaml names")
+    parser.add_argument("--scale", help="scale (default: that of params.yaml)")
     parser.add_argument("--tokens", type=Path, help="folder of token files")
 
 

@@ -1,5 +1,6 @@
-"""Measure the operations of every row of AERO Tables 4-7 and Figure 15 at their own sizes, and compose the rows; or
-those of given architectures at given sizes, for `aero cost` (asked_ops.csv).
+"""Measure the operations of every row of AERO Tables 4-7 and Figure 15 at their published sizes, and compose the rows.
+
+Given architectures, measure those at the given sizes instead, for `aero cost` (asked_ops.csv).
 
 At GPT-2's published sizes all rows take hours, most of them for T=512. The files are written after every session; after
 an interruption or --minutes, the same command continues.
@@ -63,15 +64,15 @@ def rounds_runs(parameters: Parameters, wanted: bool = True) -> int:
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.two_party_all", description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path("runs/two_party"))
-    parser.add_argument("--minutes", type=float, help="stop after about so long, between two sessions")
-    parser.add_argument("--no-rounds", action="store_true", help="leave rounds out (they need further sessions)")
-    parser.add_argument("--no-seconds", action="store_true", help="leave seconds out, on a machine that is not quiet")
+    parser.add_argument("--minutes", type=float, help="stop after about this long, between two sessions")
+    parser.add_argument("--no-rounds", action="store_true", help="do not measure rounds, which need further sessions")
+    parser.add_argument("--no-seconds", action="store_true", help="do not record seconds, for a busy machine")
     parser.add_argument("architectures", nargs="*", help="in the papers' notation; default: every printed row")
     parser.add_argument("--model", default="gpt2", help="model family of given architectures (default gpt2)")
-    parser.add_argument("--context", type=int, default=128, help="their tokens, T (default 128)")
+    parser.add_argument("--context", type=int, default=128, help="their context in tokens, T (default 128)")
     parser.add_argument("--program", default="tuned", help="their program (default tuned)")
     for name in CHANGEABLE:
-        parser.add_argument(f"--{name}", type=int, help="their other size than the family's published one")
+        parser.add_argument(f"--{name}", type=int, help="overrides the family's published value")
     chosen = parser.parse_args(arguments)
     check_minutes(chosen.minutes or None)  # 0: compose what is measured, and measure nothing
     parameters = load()

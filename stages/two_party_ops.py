@@ -40,7 +40,7 @@ def wanted(parameters: Parameters) -> list[Wanted]:
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.two_party_ops", description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path("runs/two_party"))
-    parser.add_argument("--anew", action="store_true", help="measure every operation again; some ten minutes")
+    parser.add_argument("--anew", action="store_true", help="measure every operation again; about ten minutes")
     chosen = parser.parse_args(arguments)
     folder = chosen.folder
     parameters = load()

@@ -81,7 +81,7 @@ def test_bad_notation_is_refused_naming_the_part(text, named):
     ("fields", "message"),
     [
         ({"ffn": "leaky_relu"}, "a leaky ReLU has a slope"),
-        ({"ffn": "relu", "slope": "layer"}, "nothing else has"),
+        ({"ffn": "relu", "slope": "layer"}, "only a leaky ReLU"),
         ({"weight_norm": "weight"}, "go together"),
         ({"normed": ("FFN",)}, "go together"),
         ({"weight_norm": "spectral", "normed": ("V",)}, "none of FFN, QK"),

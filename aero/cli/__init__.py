@@ -28,24 +28,25 @@ def main(arguments: list[str]) -> int | None:
     runs = commands.add_parser(
         "runs",
         help="list the trainings of the papers: table rows, status, cost",
-        description="One line per run: its state at the active scale with the finished of the planned seeds, and the "
-        "tables it is for. State: missing; outdated (params.yaml has changed since); diverged; kept (in results/); "
-        "fresh (in runs/).",
+        description="Print one line per run: its state at the active scale, finished and planned seeds, and "
+        "the tables that use it. States: missing; outdated (params.yaml has changed since); diverged; kept (in "
+        "results/); fresh (in runs/).",
     )
-    runs.add_argument("runs", nargs="*", metavar="RUN", help="only these, e.g. sm-ln-g or SM+LN+G")
+    runs.add_argument("runs", nargs="*", metavar="RUN", help="only these runs, for example sm-ln-g or SM+LN+G")
     runs.add_argument(
         "--scale", help="status and cost at this scale (default: status at params.yaml's scale, cost at all scales)"
     )
     runs.add_argument("--table", help="only runs of one table or figure: aero/4, aero/table4, aero/figure18")
     runs.add_argument(
-        "--all", action="store_true", help="all columns: the cost of one training at every scale, all rows"
+        "--all", action="store_true", help="all rows and columns, with the cost of one training at every scale"
     )
     runs.add_argument("--json", action="store_true", help="print everything as JSON")
     runs.set_defaults(run=_runs)
     costs = commands.add_parser(
         "cost",
         help="bytes, rounds and latency of a private forward pass of any architecture",
-        description="Give exactly one of ARCHITECTURE, --compare and --pareto. Costs come from measured operations.",
+        description="Print the cost of a private forward pass, composed from measured operations. Give exactly one of "
+        "ARCHITECTURE, --compare and --pareto.",
     )
     cost.add_arguments(costs)
     costs.set_defaults(run=_cost)

@@ -44,7 +44,7 @@ def add_commands(commands: Any) -> None:
     target = ask.add_mutually_exclusive_group(required=True)
     target.add_argument("--checkpoint", type=Path, help="a model on this machine")
     target.add_argument("--server", metavar="HOST:PORT", help="where `aero serve` listens")
-    ask.add_argument("--tokens", type=int, default=1, metavar="N", help="new tokens (default 1)")
+    ask.add_argument("--tokens", type=int, default=1, metavar="N", help="number of new tokens (default 1)")
     ask.add_argument(
         "--temperature", type=float, default=0.0, help="sample at this temperature; 0 (default): the most likely token"
     )
@@ -86,12 +86,13 @@ def add_commands(commands: Any) -> None:
             help="longest wait for one message of the other party, including its computing time, seconds (default 120)",
         )
         command.add_argument("--certificate", type=Path, help="this side's certificate (PEM); with --key and --ca")
-        command.add_argument("--key", type=Path, help="its private key")
+        command.add_argument("--key", type=Path, help="private key of --certificate (PEM)")
         command.add_argument("--ca", type=Path, help="the authority that signed the other side's certificate")
         command.add_argument("--insecure", action="store_true", help="unencrypted TCP; the network can read it")
-    certificates = commands.add_parser("certificates", help="make a CA and certificates for `ask` and `serve`")
+    making = "make a CA and certificates for `ask` and `serve`"
+    certificates = commands.add_parser("certificates", help=making, description=making)
     certificates.set_defaults(run=_certificates)
-    certificates.add_argument("folder", type=Path, help="where to write them")
+    certificates.add_argument("folder", type=Path, help="new files are written here; existing ones are never replaced")
     certificates.add_argument(
         "--host", action="append", help="name or address of the server, may be repeated (default localhost, 127.0.0.1)"
     )

@@ -32,7 +32,7 @@ def add_arguments(cost: argparse.ArgumentParser) -> None:
     """The arguments of `aero cost`."""
     cost.add_argument("architecture", nargs="?", help="in the papers' notation, for example SM+ScFuFFNi_3")
     cost.add_argument("--model", default="gpt2", help=f"model family: {', '.join(FAMILIES)} (default gpt2)")
-    cost.add_argument("--context", type=int, default=128, help="tokens of the prompt, T (default 128)")
+    cost.add_argument("--context", type=int, default=128, help="tokens in the prompt, T (default 128)")
     cost.add_argument(
         "--network", help="wan (default), lan or a name under two_party.networks in params.yaml, or MBIT,RTT_MS: 300,20"
     )
@@ -42,15 +42,15 @@ def add_arguments(cost: argparse.ArgumentParser) -> None:
         "tuned-lattice_products, as_written+one_qkv",
     )
     for name, what in CHANGEABLE.items():
-        cost.add_argument(f"--{name}", type=int, help=f"{what}, overrides the family's published value")
-    cost.add_argument("--compare", nargs=2, metavar=("A", "B"), help="two architectures side by side")
-    cost.add_argument("--pareto", action="store_true", help="perplexity against communication of all trained runs")
+        cost.add_argument(f"--{name}", type=int, help=f"{what}; overrides the family's published value")
+    cost.add_argument("--compare", nargs=2, metavar=("A", "B"), help="compare two architectures")
+    cost.add_argument("--pareto", action="store_true", help="plot perplexity against communication, all trained runs")
     cost.add_argument("--scale", help="scale of the trainings for --pareto (default: params.yaml's)")
-    cost.add_argument("--out", type=Path, help="figure of --pareto, .svg or .png (default pareto.svg)")
+    cost.add_argument("--out", type=Path, help="file for the figure of --pareto, .svg or .png (default pareto.svg)")
     cost.add_argument(
         "--extrapolate", action="store_true", help="extrapolate beyond the measured sizes and mark the answer"
     )
-    cost.add_argument("--json", action="store_true", help="everything, as JSON")
+    cost.add_argument("--json", action="store_true", help="print everything as JSON")
 
 
 def answer(chosen: argparse.Namespace, parameters: Parameters, root: Path) -> str:
@@ -135,7 +135,7 @@ def _pareto(chosen: argparse.Namespace, parameters: Parameters, root: Path) -> s
     # The runs were trained at the family's own sizes, and bytes do not depend on a network.
     other = [name for name in (*CHANGEABLE, "network") if getattr(chosen, name) is not None]
     if other:
-        raise UserError(f"--{other[0]} does not go with --pareto, which shows trained runs and their bytes")
+        raise UserError(f"--{other[0]} cannot be combined with --pareto, which shows trained runs and their bytes")
     out = chosen.out or Path("pareto.svg")
     if out.suffix not in (".svg", ".png"):
         raise UserError(f"--out {out}: the figure must end in .svg or .png")
@@ -165,12 +165,12 @@ def _program(text: str) -> str:
         raise UserError(str(error)) from None
     if text == AS_PUBLISHED:
         raise UserError(
-            f"{AS_PUBLISHED} has costs of the printed rows only (results/two_party/fitted*_rows.csv); take as_written"
+            f"{AS_PUBLISHED} has costs of the printed rows only (results/two_party/fitted*_rows.csv); use as_written"
         )
     if "+absorbed_ffn" in text and "absorbed_ffn" not in optimizations:
-        raise UserError(f"{text}: absorbed_ffn does nothing without folded_ffn; add that as well")
+        raise UserError(f"{text}: absorbed_ffn has no effect without folded_ffn; add folded_ffn")
     if "+fewer_squarings" in text and "fewer_squarings" not in optimizations:
-        raise UserError(f"{text}: fewer_squarings does nothing beside split_exponential; leave that out")
+        raise UserError(f"{text}: fewer_squarings has no effect together with split_exponential; leave one of them out")
     return program_name(optimizations, rebased)
 
 

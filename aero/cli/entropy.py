@@ -37,13 +37,13 @@ def add_commands(commands: Any) -> None:
     add("model", type=Path, metavar="MODEL", help="a folder, or a checkpoint.safetensors")
     add("--text", type=Path, required=True, metavar="FILE", help="UTF-8 text to measure on")
     default = f"(default: the smallest of the model's context, {LONGEST} and --tokens)"
-    add("--context", type=int, metavar="T", help=f"tokens in a sequence {default}")
+    add("--context", type=int, metavar="T", help=f"tokens per sequence {default}")
     add("--tokens", type=int, default=16384, metavar="N", help="maximum number of tokens (default 16384)")
-    add("--batch", type=int, default=4, metavar="B", help="sequences in a batch (default 4)")
+    add("--batch", type=int, default=4, metavar="B", help="sequences per batch (default 4)")
     precision = "compute precision of a Hugging Face model; auto: as saved (default float32)"
     add("--dtype", choices=DTYPES, default=DTYPES[0], help=precision)
     add("--bos", action="store_true", help="begin every sequence with the tokenizer's BOS token")
-    add("--tokenizer", type=Path, help="tokenizer of a checkpoint (default: the one of its run)")
+    add("--tokenizer", type=Path, help="tokenizer of a checkpoint (default: that of its run)")
     add("--json", action="store_true", help="print everything as one JSON object")
     baseline = "--json output of another model; prints each layer's distance to it"
     add("--baseline", type=Path, metavar="FILE", help=baseline)

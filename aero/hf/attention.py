@@ -165,8 +165,8 @@ def attention_function(
         temperature = temperature.weight  # (H, context)
         if keys > temperature.shape[1] and (longest := int(positions.max()) + 1) > temperature.shape[1]:
             raise ValueError(
-                f"{longest} tokens, but temperatures for {temperature.shape[1]} positions: give EntropyRegularizer the "
-                "longest context (and call a model on packed rows with use_cache=False)"
+                f"{longest} tokens, but temperatures for {temperature.shape[1]} positions: create EntropyRegularizer "
+                "with the longest context (and call a model on packed rows with use_cache=False)"
             )
         query = query / temperature[:, positions].transpose(0, 1)[..., None]  # (B, H, T, d_k)
     groups = query.shape[1] // key.shape[1]

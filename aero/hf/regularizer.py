@@ -286,8 +286,8 @@ class EntropyRegularizer:
             return 0.0 * thresholds.sum()
         if entropies.shape[-1] > self.context and (longest := int(positions.max()) + 1) > self.context:
             raise ValueError(
-                f"a sequence of {longest} tokens, but the regulariser's context is {self.context}: give "
-                "EntropyRegularizer the longest"
+                f"a sequence of {longest} tokens, but the regulariser's context is {self.context}: "
+                "create EntropyRegularizer with the longest context"
             )
         weight = self.lambda_
         if self.reduction == "position_sum" and self.lambda_positions is not None:

@@ -155,7 +155,7 @@ def test_too_few_measured_sizes():
         two.cost("relu", "256x64")
     assert two.cost("relu", "256x64", extrapolate=True).how == "extrapolated"
     assert two.cost("relu", "128x64").how == "measured"
-    with pytest.raises(UserError, match=r"from one measured shape \(128x64\) nothing follows for another"):
+    with pytest.raises(UserError, match=r"one measured shape \(128x64\) is too few"):
         of([synthetic_costs.made("relu", "128x64")]).cost("relu", "512x64", extrapolate=True)
 
 

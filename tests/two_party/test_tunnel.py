@@ -501,9 +501,9 @@ def descriptors():
             "no part of a private question",
         ),
         (os.urandom(100_000), "no part of a private question|was changed on the way"),
-        (frame(tunnel.OPEN, 1) + frame(tunnel.END, 1) + frame(tunnel.DATA, 1, b"x"), "a connection it had ended"),
-        (frame(tunnel.MESSAGE, 0, b"\xff\xfe"), "sent no message where one was due"),
-        (frame(tunnel.MESSAGE, 0, b"[" * 60_000), "sent no message where one was due"),
+        (frame(tunnel.OPEN, 1) + frame(tunnel.END, 1) + frame(tunnel.DATA, 1, b"x"), "a connection that it had closed"),
+        (frame(tunnel.MESSAGE, 0, b"\xff\xfe"), "did not send the expected message"),
+        (frame(tunnel.MESSAGE, 0, b"[" * 60_000), "did not send the expected message"),
     ],
 )
 def test_a_peer_that_sends_too_much_or_malformed_frames(sent, said):

@@ -131,15 +131,15 @@ class Operations:
         unknown = any(model is None or model.error is None for model in models)
         if len(self._points(wanted.group, "seconds")) < 2 <= len(others) and not extrapolate:
             raise UserError(
-                f"{op} {shape} was measured without seconds, which other shapes do not tell; measure it again on a "
+                f"{op} {shape} was measured without seconds, and too few other shapes have them; measure it again on a "
                 "quiet machine, without --no-seconds, or see --extrapolate"
             )
         if not inside and not (extrapolate and others):
             raise UserError(self._outside(op, shape, wanted, bool(others)))
         if len(others) < 2:
             raise UserError(
-                f"{op} {shape} was not measured, and from one measured shape ({others[0][1].shape}) nothing follows "
-                f"for another; {_MEASURE}"
+                f"{op} {shape} was not measured, and one measured shape ({others[0][1].shape}) is too few to "
+                f"extrapolate; {_MEASURE}"
             )
         if unknown and not extrapolate:
             raise UserError(

@@ -164,7 +164,7 @@ def measure_missing(
     if failed:
         raise UserError(f"{len(failed)} operations failed, the first {failed[0]}; the same command tries them again")
     if len(done) < len(wanted):
-        raise UserError(f"{len(wanted) - len(done)} operations are left after --minutes; the same command goes on")
+        raise UserError(f"{len(wanted) - len(done)} operations are left after --minutes; the same command continues")
     return done
 
 

@@ -75,5 +75,7 @@ def is_loopback(host: str) -> bool:
     try:
         found = {entry[4][0] for entry in look_up(host, None)}
     except OSError as error:
-        raise TwoPartyError(f"host {host} is not known ({error.strerror}); give a name or address that is") from None
+        raise TwoPartyError(
+            f"host {host} is not known ({error.strerror}); check it or give a numeric address"
+        ) from None
     return all(ipaddress.ip_address(address).is_loopback for address in found)

@@ -120,7 +120,7 @@ class Channel:
                 raise
             raise TwoPartyError(
                 f"{doing}: the {NAMES[self.other]} is gone or sent nothing for {self._settings.receive_timeout_s:g} s; "
-                f"see why it stopped, or raise receive_timeout_s if it only computes for so long (SPU: {words})"
+                f"see why it stopped, or raise receive_timeout_s if it only needs more time (SPU: {words})"
             ) from error
 
 

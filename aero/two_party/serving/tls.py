@@ -92,7 +92,7 @@ def context_for(
         return None
     raise TwoPartyError(
         f"{address} is not on this machine, and plain TCP between hosts is refused; give --certificate, --key and --ca "
-        "(`aero certificates FOLDER` makes them), or --insecure to go without"
+        "(`aero certificates FOLDER` makes them), or --insecure for an unencrypted link"
     )
 
 
@@ -107,7 +107,7 @@ def describe(error: ssl.SSLError, peer: str) -> str:
         return f"{peer} showed a certificate that is refused ({error.verify_message}); check --ca on this side"
     reason = (error.reason or str(error)).lower().replace("_", " ")
     if "bad record mac" in reason or "decryption failed" in reason:
-        return f"what came over the link to {peer} was changed on the way (TLS: {reason}); run again"
+        return f"data on the link to {peer} was changed on the way (TLS: {reason}); run again"
     if "wrong version number" in reason or "http request" in reason:
         return f"{peer} does not speak TLS ({reason}); start both sides with certificates, or both without"
     return f"no TLS connection with {peer} ({reason}); are certificates given on both sides?"

@@ -234,13 +234,13 @@ class Tunnel:
         longest = SERVER_MESSAGE_BYTES if self._is_client else CLIENT_MESSAGE_BYTES
         if kind > END or length > (longest if kind == MESSAGE else CHUNK_BYTES):
             raise TwoPartyError(
-                f"{self.peer} sent what is no part of a private question; is it this program, of the same version, "
-                "with certificates on both sides or on none?"
+                f"{self.peer} sent data that is no part of a private question; both sides must run the same version, "
+                "with certificates on both or on neither"
             )
         (crc,) = CRC.unpack(await self._reader.readexactly(CRC.size))
         content = await self._reader.readexactly(length)
         if crc != zlib.crc32(content, zlib.crc32(head)):
-            raise TwoPartyError(f"what came over the link to {self.peer} was changed on the way (checksum); run again")
+            raise TwoPartyError(f"data on the link to {self.peer} was changed on the way (checksum); run again")
         self._heard = True
         return kind, channel, content
 
@@ -250,7 +250,7 @@ class Tunnel:
         except (ValueError, RecursionError):
             message = None
         if kind != MESSAGE or not isinstance(message, dict):
-            raise TwoPartyError(f"{self.peer} sent no message where one was due; are both of one version?")
+            raise TwoPartyError(f"{self.peer} did not send the expected message; do both sides run the same version?")
         return message
 
     async def _carry(self, target: str) -> str:
@@ -308,12 +308,12 @@ class Tunnel:
         elif kind == OPEN:
             if len(self._writers) >= CHANNELS or channel in self._writers:
                 raise TwoPartyError(
-                    f"{self.peer} opened more connections than a private question needs; is it this program?"
+                    f"{self.peer} opened more connections than a private question needs; check that it runs `aero`"
                 )
             await self._open(channel)
         elif (writer := self._writers.get(channel)) is not None:
             if channel in self._half_closed:
-                raise TwoPartyError(f"{self.peer} went on with a connection it had ended; is it this program?")
+                raise TwoPartyError(f"{self.peer} used a connection that it had closed; check that it runs `aero`")
             with contextlib.suppress(OSError):  # this connection is gone; the others go on
                 if kind == DATA:
                     writer.write(content)

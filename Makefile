@@ -94,7 +94,7 @@ example: install
 	@echo 'now: aero ask --checkpoint $(EXAMPLE)/checkpoint.safetensors --tokens 3 "def add(a, b):"'
 
 docs: install
-	@python -m aero.report.docs
+	@python -m stages.docs
 
 keep: install
 	@python -m stages.keep --from $(PLACE)/runs

@@ -17,7 +17,7 @@
 import pandas as pd
 from IPython.display import HTML
 
-from aero.report import appendix, claims, explorer, show, summary
+from aero.report import appendix, claims, show
 from aero.report.papers import aero_entropy
 from aero.report.papers import private_tables as tables
 from aero.report.results import load
@@ -32,7 +32,7 @@ BENCH, ROBUSTNESS = "results/bench", "results/robustness"
 # Compare rows by bytes, latency and perplexity; search, sort and filter the claims (HTML page only).
 
 # %%
-HTML(explorer.section(results, claims.judge(results)))
+HTML(appendix.explorer(results, claims.judge(results)))
 
 # %% [markdown]
 # ## Artifact
@@ -41,7 +41,7 @@ HTML(explorer.section(results, claims.judge(results)))
 # `Dockerfile` runs the same commands. Checkpoints are not in the repository: `make repro` trains them again.
 
 # %%
-numbers, first, passes = summary.headline(results), tables.headline(results), tables.complete_passes(results)
+numbers, first, passes = claims.headline(results), tables.headline(results), tables.complete_passes(results)
 found = [
     ("The printed GB follow from one configuration of SPU", "python -m benchmarks.forensics search", "minutes",
      f"{numbers['rows']} rows within {numbers['residual']:.2f} %", "exact"),

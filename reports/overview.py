@@ -8,13 +8,13 @@
 # %%
 import pandas as pd
 
-from aero.report import claims, show, summary, verdicts
+from aero.report import claims, show, verdicts
 from aero.report.papers import aero, private_tables
 from aero.report.results import load
 
 results = load()
 judged = claims.judge(results)
-numbers = summary.headline(results)
+numbers = claims.headline(results)
 
 # %%
 show.prose(
@@ -26,9 +26,9 @@ show.prose(
     "3. **Minutes: impossible as printed.** {gb:.2f} GB need {needed_minutes:.1f} minutes at 100 Mbit/s even with both "
     "directions always busy; printed: {minutes:.2f}. The same holds for {impossible} of {rows} rows.\n"
     "4. **Training: small models (scale {scale}, {tokens:.1f}M tokens, {seeds} seeds).** Changes in perplexity, % "
-    "(printed): `SM+R` over `SM+LN+G` {no_layer_norm} (+9); `SM+ScFuFFN` over `SM+LN+G` {softmax_only} (+29); "
-    "regularised over `SM+ScFuFFN` {regularised} (−8); regularised over `SM+LN+G`, with LayerNorm, "
-    "{regularised_layer_norm} (−19). {warning}\n"
+    "(printed): `SM+R` over `SM+LN+G` {no_layer_norm}; `SM+ScFuFFN` over `SM+LN+G` {softmax_only}; "
+    "regularised over `SM+ScFuFFN` {regularised}; regularised over `SM+LN+G`, with LayerNorm, "
+    "{regularised_layer_norm}. {warning}\n"
     "5. **Theory: needs correction.** The printed derivative of Theorem 5.1 (Variance Sensitivity) is wrong in "
     "{wrong_slopes} of {slopes} cases. Entropy log T = {log_t:.2f} cannot be reached under a causal mask: the bound at "
     "T=128 is {causal:.2f}.",

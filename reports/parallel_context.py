@@ -29,7 +29,7 @@ RESULTS = [model.path] if model else []
 
 # %%
 show.table(
-    parallel_context.table_main(results),
+    parallel_figures.table_main(results),
     "Full attention against P segments",
     "Published / measured, without a remedy. Perplexity for the two texts, % right for the others. Brackets: 95 % "
     "interval over episodes. Published: Llama-3.1-8B with 8,192 tokens of context. A dash: more segments than the "
@@ -88,7 +88,7 @@ show.figure(
 
 # %%
 show.table(
-    parallel_context.table_methods(model),
+    parallel_figures.table_methods(model),
     "The remedies at the largest P",
     "Perplexity or % right. The last rows replace the keys, or the values, of all segments by those of full attention.",
     sources=RESULTS,
@@ -97,7 +97,7 @@ show.table(
 
 # %%
 show.table(
-    parallel_context.table_ablation(results),
+    parallel_figures.table_ablation(results),
     "Selective attention by K and aggregation",
     "Published at P = 64 / measured at the largest P of each task, without a shared sink. K and the aggregation vary "
     "one at a time from the default.",
@@ -127,7 +127,7 @@ show.figure(
 
 # %%
 show.table(
-    parallel_context.table_cost(results),
+    parallel_figures.table_cost(results),
     "Time and memory of encoding the context",
     "One thread, each setting in its own process. Memory: the peak beyond that of the loaded model.",
     sources=["results/parallel_context/cost.json"] if parallel_context.costs(results) else [],
@@ -145,7 +145,7 @@ for name, other in parallel_context.models(results).items():
     if name != parallel_context.MODEL:
         display(  # noqa: F821
             show.table(
-                parallel_context.table_methods(other),
+                parallel_figures.table_methods(other),
                 f"The remedies, {name}",
                 "Perplexity or % right at the largest P; brackets: 95 % interval over episodes.",
                 sources=[other.path],

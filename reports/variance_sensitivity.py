@@ -17,7 +17,7 @@
 
 # %%
 from aero.report import claims, show
-from aero.report.papers import variance_search, variance_sensitivity, variance_theory
+from aero.report.papers import variance_cores, variance_search, variance_sensitivity, variance_theory
 from aero.report.results import load
 
 SWEEP = ["results/sensitivity/losses.csv", "results/sensitivity/sweep.json"]
@@ -153,7 +153,7 @@ show.table(
 
 # %%
 show.figure(
-    variance_theory.figure_1_top(results),
+    variance_cores.figure_1_top(results),
     "Three cores while the decoder trains",
     "Lines: means over seeds; bands: their range. Gradient norms are before clipping. Dotted: the bounds that the "
     "paper draws; dashed: what a causal mask allows.",
@@ -163,7 +163,7 @@ show.figure(
 
 # %%
 show.figure(
-    variance_theory.figure_7(results),
+    variance_cores.figure_7(results),
     "Softmax and ReLU, entropy of the first layer",
     "As above.",
     sources=DECODER,
@@ -172,7 +172,7 @@ show.figure(
 
 # %%
 show.figure(
-    variance_theory.figure_4(results),
+    variance_cores.figure_4(results),
     "Normalised entropy against the variance of the logits",
     "The small model at every second plotted step, the decoder at every evaluation; all seeds. Circles: softmax-based "
     "cores; triangles: others. Variances above 10⁶, right before a divergence, are at the edge.",

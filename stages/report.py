@@ -10,8 +10,8 @@ import pandas as pd
 from aero.config import load as load_parameters
 from aero.errors import run_main
 from aero.records import CHANGES, UNKNOWN, changed, commit, write_together
-from aero.report import claims, differences, summary, tables
-from aero.report.papers import aero_entropy, entropy_landscape, parallel_context, variance_sensitivity
+from aero.report import claims, tables
+from aero.report.papers import aero_entropy, entropy_landscape, parallel_figures, variance_sensitivity
 from aero.report.render import render
 from aero.report.results import Results, load
 
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> None:
     report = render(root, results.scale, f"Rendered from commit {made}, scale {results.scale}")
     pages = {Path("reports") / "report.html": report.html, Path("reports") / "report.pdf": report.pdf}
     # The metrics describe the other files and are written last.
-    metrics = summary.files(results, judged)
+    metrics = claims.metrics_file(results, judged)
     write_together({root / path: content for path, content in (texts | pages | metrics).items()})
     for path in (root / tables.FOLDER).glob("*.csv"):
         if path.relative_to(root) not in texts:
@@ -54,7 +54,7 @@ def files(results: Results, judged: pd.DataFrame) -> dict[Path, str]:
         temperatures: tables.csv_text(aero_entropy.temperature_lines(results), aero_entropy.TEMPERATURE_COLUMNS),
         Path("reports") / "claims.csv": claims.csv_text(judged),
     }
-    for part in (tables, differences, variance_sensitivity, parallel_context):
+    for part in (tables, variance_sensitivity, parallel_figures):
         own |= part.files(results)
     return own
 

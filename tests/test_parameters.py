@@ -8,7 +8,7 @@ import ruamel.yaml
 import yaml
 
 from aero.config import Parameters, check, load
-from aero.report.papers.variance_theory import HOT, RUNS
+from aero.report.papers.variance_cores import HOT, RUNS
 
 ROOT = Path(__file__).resolve().parents[1]
 VALUES = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))

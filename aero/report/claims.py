@@ -1,26 +1,33 @@
 """The papers' claims with the verdict on each, as the table that reports/claims.csv holds.
 
 `judge(load())` decides every claim of `aero.published` on the results; the rules are in `aero.report.verdicts`.
+The few numbers that the report's first sentences state, and those that DVC lists, are here too.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Iterator
+from math import log, nan
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from aero.entropy_statistics import causal_bound
 from aero.published import Claim, known_papers, load
-from aero.report import verdicts
-from aero.report.perplexity import gate, registered
-from aero.report.quantities import costs, entropy, parallel_context, printed, sensitivity, theory, training
+from aero.report import printed, trainings, verdicts
+from aero.report.costs import COST_TABLES, GB, OPTIMISED, audit, fits, published_bound, saving
+from aero.report.papers import parallel_context, variance_search, variance_theory
+from aero.report.papers.variance_theory import load_theory
 from aero.report.results import SMOKE_TEST, Results
+from aero.report.statistics import change, estimate, gate, registered
 from aero.report.verdicts import VERDICTS, Decision, Measurement
 
-GROUPS = (training.GROUP, costs.GROUP, theory.GROUP, "paper self-consistency", "own variations")
+GROUPS = (trainings.GROUP, printed.COST_GROUP, printed.GROUP, "paper self-consistency", "own variations")
 """What a claim rests on."""
-_MODULES = (training, entropy, costs, printed, sensitivity, theory, parallel_context)
+_MODULES = (trainings, printed, variance_search, variance_theory, parallel_context)
 
 
 def judge(results: Results, *papers: str) -> pd.DataFrame:
@@ -80,12 +87,12 @@ def _measure(results: Results, claim: Claim) -> Measurement:
 
 
 def _quantity(name: str) -> Callable[..., Measurement]:
-    """The public function of that name in `aero.report.quantities`; KeyError if there is none."""
+    """The public function of that name in one of `_MODULES`; KeyError if there is none."""
     for module in _MODULES:
         function = vars(module).get(name)
         if callable(function) and function.__module__ == module.__name__:
             return function
-    raise KeyError(f"no quantity {name!r} in aero.report.quantities")
+    raise KeyError(f"no quantity {name!r}")
 
 
 def _group(claim: Claim) -> str:
@@ -93,7 +100,10 @@ def _group(claim: Claim) -> str:
         return "own variations"
     if claim.rule[0] == "paper_self_consistency":
         return "paper self-consistency"
-    return next(module.GROUP for module in _MODULES if module.__name__ == _quantity(claim.quantity[0]).__module__)
+    function = _quantity(claim.quantity[0])
+    if function in printed.COSTS:
+        return printed.COST_GROUP
+    return next(module.GROUP for module in _MODULES if module.__name__ == function.__module__)
 
 
 def compared_runs(results: Results, claim: Claim) -> tuple[str, ...]:
@@ -169,3 +179,86 @@ def predictions(results: Results) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
+
+
+# Headline numbers -----------------------------------------------------------------------------------------------------
+
+
+METRIC_RUNS = ("sm-ln-g", "sm-ln-r", "sm-r", "sm", "sm-scfuffn", "ereg-smt-scfuffn")
+METRIC_ROWS = ("SM+LN+G", "SM+ScFuFFN")
+
+
+def summary(results: Results, judged: pd.DataFrame) -> dict[str, dict[str, float]]:
+    """Claims by verdict, mean perplexity of some runs, GB of a private pass of two rows in the optimised program."""
+    perplexity = {name: estimate(results.perplexity(name)) for name in METRIC_RUNS}
+    costs = {row: results.cost(row, "tuned") for row in METRIC_ROWS}
+    return {
+        "claims": {str(verdict): int(count) for verdict, count in counts(judged).sum().items()},
+        "perplexity": {name: round(found.mean, 4) for name, found in perplexity.items() if found},
+        "gigabytes": {row: round(cost.bytes / GB, 3) for row, cost in costs.items() if cost},
+    }
+
+
+AERO = "SM+ScFuFFNi_6"
+
+
+def headline(results: Results) -> dict[str, Any]:
+    """The numbers of the report's first sentences; NaN where nothing was measured."""
+    table, fitted = load("aero").tables["4"], fits(results)
+    base = table.rows[0].name
+    own = audit(results, table, AERO, "bytes")
+    printed = {number: load("aero").tables[number] for number in COST_TABLES}
+    bounds = {
+        (number, row.name): (published_bound(load("aero"), number, row.name), row.cells["latency"].value)
+        for number, one in printed.items()
+        for row in one.rows
+    }
+    possible = [bound.overlapped <= minutes for bound, minutes in bounds.values() if bound and minutes]
+    bound, minutes = bounds["4", base]
+    scale = "desk" if results.seeds("sm-ln-g", "desk") else results.scale
+    trained = results.at(scale)
+    printed_changes = {(one["run"], one["against"]): one["published"] for one in registered(results)}
+
+    def difference(run: str, against: str) -> str:
+        found, published = change(trained, run, against).estimate, printed_changes.get((run, against))
+        shown = "not measured"
+        if found is not None:
+            interval = f" [{found.low:+z.0f}, {found.high:+z.0f}]" if found.has_interval else ""
+            shown = f"{found.mean:+z.0f}{interval}"
+        return shown if published is None else f"{shown} ({published:+.0f})"
+
+    context = table.dimensions["context"]
+    theory = load_theory(results.root)
+    slopes = theory.tables["softmax"] if theory else pd.DataFrame(columns=["slope", "theorem_slope", "slope_error"])
+    wrong = (slopes["theorem_slope"] - slopes["slope"]).abs() > 4.5 * slopes["slope_error"] + 1e-3
+    return {
+        "rows": len(fitted),
+        "residual": max((abs(fit.residual_percent) for fit in fitted.values()), default=nan),
+        "gb": table.value(base, "communication"),
+        "saving": table.value(AERO, "savings_communication"),
+        "saving_stock": own.as_written or nan,
+        "saving_optimised": own.tuned or nan,
+        "saving_unfused": saving(results, table, "SM+ScFFN", OPTIMISED, "bytes") or nan,
+        "gelu_percent": 100 * (1 - own.share) if own.share else nan,
+        "impossible": possible.count(False),
+        "minutes": minutes,
+        "needed_minutes": bound.overlapped,
+        "scale": scale,
+        "seeds": len(trained.seeds("sm-ln-g")),
+        "tokens": (trained.first("sm-ln-g").metrics["tokens"] / 1e6) if trained.seeds("sm-ln-g") else nan,
+        "no_layer_norm": difference("sm-r", "sm-ln-g"),
+        "softmax_only": difference("sm-scfuffn", "sm-ln-g"),
+        "regularised": difference("ereg-smt-scfuffn", "sm-scfuffn"),
+        "regularised_layer_norm": difference("ereg-smt-ln-g", "sm-ln-g"),
+        "slopes": len(wrong),
+        "wrong_slopes": int(wrong.sum()),
+        "gate": gate(trained, "sm-ln-g"),
+        "log_t": log(context),
+        "causal": causal_bound(context),
+    }
+
+
+def metrics_file(results: Results, judged: pd.DataFrame) -> dict[Path, str]:
+    """Path below the project's root and text of the metrics file."""
+    text = json.dumps(summary(results, judged), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return {Path("reports") / "metrics.json": text}

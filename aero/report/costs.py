@@ -15,7 +15,7 @@ from typing import Any
 
 from aero.architecture import parse
 from aero.flops import Count, Sizes, count
-from aero.published import Paper, Table, load
+from aero.published import Paper, Table, load, table
 from aero.report.results import Cost, Results, read_costs, read_csv
 from aero.two_party.cost.network import Network, implied_bandwidth_mbit, lower_bound_seconds, wire_bytes
 from aero.two_party.program.optimizations import AS_PUBLISHED
@@ -284,6 +284,44 @@ def full_passes(results: Results) -> list[dict[str, Any]]:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
 
 
-def aero_table(number: str) -> Table:
-    """A table of AERO."""
-    return load("aero").tables[number]
+COST_COLUMNS = (
+    *("row", "program", "bytes", "set_up_bytes", "embedding_bytes", "head_bytes", "ln_f_bytes", "messages", "rounds"),
+    *("compute_s", "latency_wan_min", "latency_lan_min", "method", "max_logit_error", "published_gb"),
+    *("bytes_over_published", "published_min", "bound_overlapped_min", "bound_one_way_min", "needed_mbit"),
+)
+
+
+def cost_rows(results: Results, number: str = "4") -> list[dict[str, str | float | None]]:
+    """One entry a row and program: what was measured, and the bound the published bytes put on the published latency.
+
+    Rows without a measurement have one entry with the published side alone. Bytes are both ways; minutes and seconds.
+    """
+    printed = table(f"aero/table{number}")
+    entries: list[dict[str, str | float | None]] = []
+    for row in printed.rows:
+        gigabytes, minutes = row.cells["communication"].value, row.cells["latency"].value
+        bound = published_bound(load("aero"), number, row.name)
+        side: dict[str, str | float | None] = {"row": row.name, "published_gb": gigabytes, "published_min": minutes}
+        if bound:
+            side |= {"bound_overlapped_min": bound.overlapped, "bound_one_way_min": bound.one_way}
+            side["needed_mbit"] = bound.needed_mbit(minutes) if minutes else None
+        costs = all_costs(results, printed, row.name)
+        entries += [side | _measured(cost, gigabytes) for cost in costs.values()] or [side | {"program": None}]
+    return entries
+
+
+def _measured(cost: Cost, gigabytes: float | None) -> dict[str, str | float | None]:
+    parts = {f"{name}_bytes": part_bytes(cost, f"{name}_bytes") for name in ("embedding", "head", "ln_f")}
+    return parts | {
+        "program": cost.program,
+        "bytes": cost.bytes,
+        "set_up_bytes": part_bytes(cost, "setup_bytes"),
+        "messages": cost.messages,
+        "rounds": cost.rounds,
+        "compute_s": cost.seconds,
+        "latency_wan_min": None if cost.latency_wan is None else cost.latency_wan / 60,
+        "latency_lan_min": None if cost.latency_lan is None else cost.latency_lan / 60,
+        "method": cost.method,
+        "max_logit_error": cost.max_logit_error,
+        "bytes_over_published": cost.bytes / GB / gigabytes if gigabytes else None,
+    }

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from aero.errors import cut
-from aero.report import explorer, show
+from aero.report import appendix, show
 from aero.report.results import SCALE_VARIABLE
 
 ASSETS = Path(__file__).parent / "assets"
@@ -127,7 +127,7 @@ def page(cells: Iterable[Any], footer: str) -> str:
         return f"<!--shown {len(shown) - 1}-->"
 
     text = document(cells, placeholder)
-    digests = (hashlib.sha256(script.encode()).digest() for script in explorer.scripts())
+    digests = (hashlib.sha256(script.encode()).digest() for script in appendix.explorer_scripts())
     hashes = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
     css = (ASSETS / "page.css").read_text(encoding="utf-8")
     raw = ("-V", f"css={css}", "-V", f"scripts={hashes}")

@@ -1,14 +1,22 @@
-"""Means over seeds and their t-intervals."""
+"""Means over seeds with t-intervals; perplexities compared by the rules of results/desk/predictions.yaml.
+
+`change` is the paired difference of two rows, `gate` says whether the control of a row is good enough for any verdict.
+"""
 
 from __future__ import annotations
 
+import csv
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
 from scipy.special import stdtrit
+
+from aero.errors import yaml_file
+from aero.report.results import Results, Run
 
 CONFIDENCE = 0.95
 
@@ -70,24 +78,164 @@ def difference(values: Mapping[int, float], base: Mapping[int, float]) -> dict[i
     return {seed: values[seed] - base[seed] for seed in sorted(values) if seed in base}
 
 
-RESAMPLES = 400
+CONTROL = "SM+LN+G"
+BELOW_NGRAM = 0.95
+"""The control must have a perplexity below this share of the best n-gram model's."""
+MID_RANGE = 0.5
+"""The share of the control's heads that must lie in the middle half of the entropy range."""
+PREDICTIONS = "results/desk/predictions.yaml"
 
 
-def sampling_error(
-    statistic: Callable[..., ArrayLike], *blocks: ArrayLike, resamples: int = RESAMPLES, seed: int = 0
-) -> NDArray[np.float64] | None:
-    """Bootstrap standard error of `statistic` for the held-out tokens; None for fewer than two blocks.
+# n-gram models of the same tokens -------------------------------------------------------------------------------------
 
-    blocks: one array (K, …) a model, entropies averaged over each of K blocks of held-out sequences. K blocks are drawn
-    with replacement, the same of every model; `statistic` takes their means. The spread over seeds is in `estimate`.
+
+def ngrams(results: Results, scale: str, tokens: int, corpus: str | None = None) -> dict[int, float]:
+    """Perplexity by order of the n-gram models of the text that a training on so many tokens reads; empty if none was
+    counted.
+
+    Repeated text is counted once, so trainings of several passes share the models of the longest text. corpus: the hash
+    that the counted corpus must have, if given.
     """
-    arrays = [np.asarray(block, dtype=float) for block in blocks]
-    if not arrays or any(len(array) < 2 or len(array) != len(arrays[0]) for array in arrays):
-        return None
-    draw = np.random.default_rng(seed)
-    count = len(arrays[0])
-    found = [
-        np.asarray(statistic(*(np.add.reduce(array[chosen]) / count for array in arrays)), dtype=float)
-        for chosen in draw.integers(0, count, (resamples, count))
-    ]
-    return np.std(found, axis=0, ddof=1)
+    path = results.root / "results" / scale / "ngrams.csv"
+    return _ngrams(path, path.stat().st_mtime_ns, tokens, corpus) if path.is_file() else {}
+
+
+@cache
+def _ngrams(path: Path, changed: int, tokens: int, corpus: str | None) -> dict[int, float]:
+    del changed
+    with path.open(encoding="utf-8", newline="") as file:
+        lines = [line for line in csv.DictReader(file) if corpus in (None, line["corpus_sha256"])]
+    counts = sorted({int(line["tokens"]) for line in lines})
+    text = next((count for count in counts if count >= tokens), max(counts, default=0))
+    return {int(line["order"]): float(line["perplexity"]) for line in lines if int(line["tokens"]) == text}
+
+
+def _ngrams_of(results: Results, run: Run) -> dict[int, float]:
+    corpus = str(run.provenance.get("corpus_sha256", ""))
+    return ngrams(results, run.scale, int(run.metrics.get("tokens") or 0), corpus)
+
+
+# Failed trainings and the gate ----------------------------------------------------------------------------------------
+
+
+def failed(results: Results, run: Run) -> bool:
+    """Whether a loss or gradient was not finite, or the bigram model of the same tokens has a lower perplexity."""
+    bigrams = _ngrams_of(results, run).get(2, math.inf)
+    return run.diverged or not run.perplexity <= bigrams
+
+
+def trained(results: Results, run: str) -> dict[int, float]:
+    """Evaluation perplexity by seed, failed trainings left out."""
+    return {one.seed: one.perplexity for one in results.seeds(run) if not failed(results, one)}
+
+
+def control(results: Results, run: str) -> str | None:
+    """The run that a run's verdicts rest on: SM+LN+G with the same model, context and budget."""
+    runs: dict[str, dict[str, Any]] = results.parameters.get("runs") or {}
+
+    def settings(name: str) -> tuple[object, ...]:
+        return tuple(runs[name].get(key) for key in ("model", "context", "budget"))
+
+    same = [n for n, values in runs.items() if values["architecture"] == CONTROL and settings(n) == settings(run)]
+    wanted = runs[run].get("overrides")
+    return next((name for name in same if runs[name].get("overrides") == wanted), same[0] if same else None)
+
+
+def gate(results: Results, run: str) -> str:
+    """Why the control of a run fails the gate at the results' scale; "" if it passes."""
+    name = control(results, run)
+    seeds = results.seeds(name) if name else ()
+    if not seeds:
+        return f"the control of {run} ({name or CONTROL}) has not been trained"
+    best = min(_ngrams_of(results, seeds[0]).values(), default=None)
+    if best is None:
+        return f"no n-gram models of the tokens of {name} have been counted at scale {results.scale}"
+    perplexity = math.fsum(one.perplexity for one in seeds) / len(seeds)
+    heads = results.share_of_heads(name, (1, 2), "causal_bound")
+    share = math.fsum(heads.values()) / len(heads) if heads else 0.0
+    if perplexity < BELOW_NGRAM * best and share >= MID_RANGE:
+        return ""
+    return (
+        f"the control {name} fails the gate at scale {results.scale}: perplexity {perplexity:.2f}, "
+        f"n-grams of the same tokens {best:.2f}; {share:.0%} of its heads in the middle half of the entropy range"
+    )
+
+
+# Paired differences ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Change:
+    """Perplexity of a run over that of another, minus 1, in per cent.
+
+    estimate: None, and a note that says why, if there is none. failed: whether every training of the run failed.
+    """
+
+    estimate: Estimate | None
+    note: str
+    failed: bool = False
+
+
+def change(results: Results, run: str, base: str, base_name: str = "") -> Change:
+    """Perplexity of `run` over that of `base`, over the seeds of which neither failed; not across corpora.
+
+    The mean is of log ratios, the interval by their pooled standard deviation. base_name: for notes.
+    """
+    own, other = results.seeds(run), results.seeds(base)
+    base_name = base_name or base
+    if not own or not other:
+        return Change(None, f"{base_name} not run yet" if own else "not run yet")
+    corpora = {one.provenance.get("corpus_sha256") for one in (*own, *other)}
+    if len(corpora) > 1:
+        unknown = "not every training says which corpus it had"
+        return Change(None, f"{unknown if None in corpora else f'another corpus than {base_name}'}: not comparable")
+    logs = _log_ratios(results, run, base)
+    notes = []
+    for name, runs, others in ((f"{run} ", own, other), (f"{base_name} ", other, own)):
+        notes += [f"{name}seed {one.seed} diverged at step {one.diverged_at}" for one in runs if one.diverged]
+        worse = [str(one.seed) for one in runs if not one.diverged and failed(results, one)]
+        lacking = sorted({one.seed for one in others} - {one.seed for one in runs})
+        for which, what in ((worse, "did worse than bigrams"), (lacking, "not run")):
+            notes += [f"{name}seed {', '.join(map(str, which))} {what}"] if which else []
+    if len(logs) == 1:
+        notes.append(f"one seed ({next(iter(logs))}), no interval")
+    note, all_failed = "; ".join(notes), all(failed(results, one) for one in own)
+    if not logs:
+        return Change(None, note, all_failed)
+    deviation, freedom = pooled_deviation(results)
+    return Change(_in_per_cent(interval(logs, deviation, freedom)), note)
+
+
+def pooled_deviation(results: Results) -> tuple[float, int]:
+    """Standard deviation over seeds of a log ratio of two perplexities, pooled over the registered comparisons of the
+    results' scale that have two seeds or more, and its degrees of freedom; (0, 0) if none has."""
+    squares, freedom = 0.0, 0
+    for one in registered(results):
+        logs = _log_ratios(results, one["run"], one["against"]).values()
+        if len(logs) > 1:
+            mean = math.fsum(logs) / len(logs)
+            squares += math.fsum((log - mean) ** 2 for log in logs)
+            freedom += len(logs) - 1
+    return (math.sqrt(squares / freedom), freedom) if freedom else (0.0, 0)
+
+
+def registered(results: Results) -> list[dict[str, Any]]:
+    """The comparisons of perplexities that were registered before the data: run, against, sign, published, where."""
+    path = results.root / PREDICTIONS
+    return _predictions(path, path.stat().st_mtime_ns)["perplexity"] if path.is_file() else []
+
+
+@cache
+def _predictions(path: Path, changed: int) -> dict[str, Any]:
+    del changed
+    return yaml_file(path)
+
+
+def _log_ratios(results: Results, run: str, base: str) -> dict[int, float]:
+    own, other = trained(results, run), trained(results, base)
+    return {seed: math.log(own[seed] / other[seed]) for seed in sorted(own) if seed in other}
+
+
+def _in_per_cent(log: Estimate) -> Estimate:
+    low, high = (None if end is None else 100 * math.expm1(end) for end in (log.low, log.high))
+    return Estimate(100 * math.expm1(log.mean), low, high, log.seeds)

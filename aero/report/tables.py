@@ -13,31 +13,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+import pandas as pd
+
 from aero.published import Cell, Paper, Row, Table, load
 from aero.report.costs import (
+    COST_COLUMNS,
+    COST_TABLES,
     GB,
-    LatencyBound,
     all_costs,
+    cost_rows,
     counted,
-    part_bytes,
     published_bound,
     published_cost,
     published_saving,
     row_costs,
     saving,
 )
-from aero.report.perplexity import change
-from aero.report.results import Cost, Results, Run
-from aero.report.statistics import Estimate
+from aero.report.results import Results, Run
+from aero.report.statistics import Estimate, change
+from aero.report.verdicts import PAPER_DIMENSIONS
 from aero.two_party.program.optimizations import AS_PUBLISHED
 
-PAPER_DIMENSIONS = "paper_dimensions"
 COLUMNS = ("row", "column", "published", "measured", "unit", "scale", "seeds", "ci_low", "ci_high", "note")
 NOT_COMPARABLE = "not comparable"
 """In the note of a cell that was measured in another setting than the published number: no ratio is taken."""
 PRINTED = (*(("aero", str(number)) for number in range(2, 10)), ("entropy_guided", "3"))
 """The printed tables that `table` measures, by paper and number."""
-COST_TABLES = ("4", "5", "6", "7")
 FOLDER = Path("reports") / "tables"
 
 
@@ -206,49 +207,6 @@ _COSTS: dict[str, Callable[[Results, Paper, Table, Row, Cell], MeasuredCell]] = 
     "savings_latency": _saving,
 }
 
-COST_COLUMNS = (
-    *("row", "program", "bytes", "set_up_bytes", "embedding_bytes", "head_bytes", "ln_f_bytes", "messages", "rounds"),
-    *("compute_s", "latency_wan_min", "latency_lan_min", "method", "max_logit_error", "published_gb"),
-    *("bytes_over_published", "published_min", "bound_overlapped_min", "bound_one_way_min", "needed_mbit"),
-)
-
-
-def cost_rows(results: Results, number: str = "4") -> list[dict[str, str | float | None]]:
-    """One entry a row and program: what was measured, and the bound the published bytes put on the published latency.
-
-    Rows without a measurement have one entry with the published side alone. Bytes are both ways; minutes and seconds.
-    """
-    paper = load("aero")
-    printed = paper.tables[number]
-    entries: list[dict[str, str | float | None]] = []
-    for row in printed.rows:
-        gigabytes, minutes = row.cells["communication"].value, row.cells["latency"].value
-        side: dict[str, str | float | None] = {"row": row.name, "published_gb": gigabytes, "published_min": minutes}
-        if gigabytes:
-            bound = LatencyBound(gigabytes, paper.facts["network"]["bandwidth_mbit"])
-            side |= {"bound_overlapped_min": bound.overlapped, "bound_one_way_min": bound.one_way}
-            side["needed_mbit"] = bound.needed_mbit(minutes) if minutes else None
-        costs = all_costs(results, printed, row.name)
-        entries += [side | _measured(cost, gigabytes) for cost in costs.values()] or [side | {"program": None}]
-    return entries
-
-
-def _measured(cost: Cost, gigabytes: float | None) -> dict[str, str | float | None]:
-    parts = {f"{name}_bytes": part_bytes(cost, f"{name}_bytes") for name in ("embedding", "head", "ln_f")}
-    return parts | {
-        "program": cost.program,
-        "bytes": cost.bytes,
-        "set_up_bytes": part_bytes(cost, "setup_bytes"),
-        "messages": cost.messages,
-        "rounds": cost.rounds,
-        "compute_s": cost.seconds,
-        "latency_wan_min": None if cost.latency_wan is None else cost.latency_wan / 60,
-        "latency_lan_min": None if cost.latency_lan is None else cost.latency_lan / 60,
-        "method": cost.method,
-        "max_logit_error": cost.max_logit_error,
-        "bytes_over_published": cost.bytes / GB / gigabytes if gigabytes else None,
-    }
-
 
 def cells_csv(cells: Iterable[MeasuredCell]) -> str:
     """The cells as CSV text with the columns of the contract; numbers in shortest exact form, gaps empty."""
@@ -273,12 +231,8 @@ def cells_csv(cells: Iterable[MeasuredCell]) -> str:
     return csv_text(rows, COLUMNS)
 
 
-def _costs_csv(entries: Iterable[dict[str, str | float | None]]) -> str:
-    """The entries as CSV text; bytes whole, other numbers to six digits, gaps empty."""
-    return csv_text([{key: _written(key, value) for key, value in entry.items()} for entry in entries], COST_COLUMNS)
-
-
 def _written(key: str, value: str | float | None) -> str:
+    """Bytes whole, other numbers to six digits, gaps empty."""
     if value is None or isinstance(value, str):
         return value or ""
     return f"{value:.0f}" if key.endswith("bytes") else f"{value:.6g}"
@@ -292,22 +246,152 @@ def csv_text(rows: Iterable[dict[str, object]], columns: tuple[str, ...]) -> str
     return text.getvalue()
 
 
+# Perplexity of a row over that of the row it is compared with, in per cent, paired by seed ----------------------------
+
+
+LANDSCAPE = ("entropy_landscape", "1")
+COMPARED = (*PRINTED, LANDSCAPE)
+"""The printed tables whose perplexities are compared, by paper and number."""
+BASE_ROWS = {("aero", "3"): "Scaled", ("aero", "9"): "FFN"}
+"""The row that the others are compared with, where it is not the first.
+
+Table 3: "the learnable scaling method outperformed them" (Section 3.2). Table 9: "applying them to the linear layers in
+attention sub-block diminishes overall performance" (Section 3.2), against the row FFN.
+"""
+BASE_TRAININGS = {("aero", "9"): {"SNorm": "WNorm"}, LANDSCAPE: dict.fromkeys(("0", "10", "20"), "baseline")}
+"""The training of the same row that another is compared with.
+
+Table 9: "weight normalization works better in other linear layers" (its caption). `entropy_landscape`: the baseline.
+"""
+DIFFERENCE_COLUMNS = (
+    *("paper", "table", "row", "column", "baseline", "published", "measured", "unit", "scale", "seeds"),
+    *("ci_low", "ci_high", "note"),
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two perplexities of a printed table and their runs. base: the row, or training of the same row, compared with."""
+
+    row: Row
+    cell: Cell
+    run: str
+    base: str
+    base_cell: Cell
+    base_run: str
+
+    @property
+    def published(self) -> str:
+        """The printed difference in per cent, "NaN" where a side is printed as diverged, "" where one is empty."""
+        own, other = self.cell.value, self.base_cell.value
+        if self.cell.diverged or self.base_cell.diverged:
+            return "NaN"
+        return "" if own is None or other is None else f"{100 * (own / other - 1):+z.1f}"
+
+
+def comparisons(short: str, number_: str) -> list[Comparison]:
+    """Every comparison of a printed table, row by row; a row is not compared with itself."""
+    printed = load(short).tables[number_]
+    base_row = printed.row(BASE_ROWS.get((short, number_), printed.rows[0].name))
+    within = BASE_TRAININGS.get((short, number_), {})
+    found = []
+    for row in printed.rows:
+        cells = _perplexities(row)
+        if (short, number_) != LANDSCAPE and row is not base_row:
+            others = _perplexities(base_row)
+            found += [
+                Comparison(row, cell, row.trained[name], base_row.name, others[name], base_row.trained[name])
+                for name, cell in cells.items()
+            ]
+        found += [
+            Comparison(row, cells[name], row.trained[name], base, cells[base], row.trained[base])
+            for name, base in within.items()
+        ]
+    return found
+
+
+def _perplexities(row: Row) -> dict[str, Cell]:
+    """The row's perplexities by training."""
+    return {c.column.training: c for c in row.cells.values() if c.column.unit == "perplexity"}
+
+
+def perplexities(results: Results, number: str, short: str = "aero") -> pd.DataFrame:
+    """A printed table's perplexities and their change over its baseline, published and measured; a line a training."""
+    by_cell = {(one.row.name, one.cell.column.key): one for one in reversed(comparisons(short, number))}
+    lines = []
+    for cell in table(results, number, short):
+        column = cell.published.column
+        if column.unit != "perplexity":
+            continue
+        runs = results.seeds(cell.row.trained.get(column.training, ""))
+        compared = by_cell.get((cell.row.name, column.key))
+        found = change(results, compared.run, compared.base_run, compared.base) if compared else None
+        failed = sum(run.diverged for run in runs)
+        lines.append(
+            {
+                "configuration": cell.row.name + (f", {column.training}" if column.training else ""),
+                "PPL, published": cell.published.text or "–",
+                "measured": cell.text or "–",
+                "change %, published": (compared.published or "–") if compared else "baseline",
+                "measured ": "baseline" if found is None else _signed(found.estimate),
+                "seeds": f"{len(runs)}, {failed} diverged" if failed else str(len(runs)),
+            }
+        )
+    return pd.DataFrame(lines)
+
+
+def _signed(found: Estimate | None) -> str:
+    if found is None:
+        return "–"
+    interval = f" [{found.low:+z.1f}, {found.high:+z.1f}]" if found.has_interval else ""
+    return f"{found.mean:+z.1f}{interval}"
+
+
+def differences_file(results: Results) -> dict[Path, str]:
+    """reports/tables/differences.csv: one line a comparison."""
+    lines = []
+    for short, number in COMPARED:
+        for one in comparisons(short, number):
+            found = change(results, one.run, one.base_run, one.base)
+            mean = found.estimate
+            has_interval = mean is not None and mean.has_interval
+            lines.append(
+                {
+                    "paper": short,
+                    "table": number,
+                    "row": one.row.name,
+                    "column": one.cell.column.label,
+                    "baseline": one.base,
+                    "published": one.published,
+                    "measured": f"{mean.mean:.6g}" if mean else "NaN" if found.failed else "",
+                    "unit": "%",
+                    "scale": results.scale,
+                    "seeds": " ".join(map(str, mean.seeds)) if mean else "",
+                    "ci_low": f"{mean.low:.6g}" if has_interval else "",
+                    "ci_high": f"{mean.high:.6g}" if has_interval else "",
+                    "note": found.note,
+                }
+            )
+    return {FOLDER / "differences.csv": csv_text(lines, DIFFERENCE_COLUMNS)}
+
+
+# Files ----------------------------------------------------------------------------------------------------------------
+
+
 def files(results: Results) -> dict[Path, str]:
     """Text of the tables' files by place; of other training scales the perplexities alone (aero_table2_gpu.csv)."""
     found = {
         FOLDER / f"{short}_table{number}.csv": cells_csv(table(results, number, short)) for short, number in PRINTED
     }
     for number in COST_TABLES:
-        found[FOLDER / f"aero_table{number}_costs.csv"] = _costs_csv(cost_rows(results, number))
+        lines = [{key: _written(key, value) for key, value in one.items()} for one in cost_rows(results, number)]
+        found[FOLDER / f"aero_table{number}_costs.csv"] = csv_text(lines, COST_COLUMNS)
     for short, number in PRINTED[:-1]:
         rows = load(short).tables[number].rows
         for scale in results.scales_of(*(run for row in rows for run in row.trained.values())):
             cells = table(results.at(scale), number) if scale != results.scale else ()
-            trained = [c for c in cells if c.published.column.key.startswith("ppl") and _run_of(c)]
+            columns = ((cell, cell.published.column) for cell in cells)
+            trained = [c for c, of in columns if of.key.startswith("ppl") and c.row.trained.get(of.training)]
             if trained:
                 found[FOLDER / f"aero_table{number}_{scale}.csv"] = cells_csv(trained)
-    return found
-
-
-def _run_of(cell: MeasuredCell) -> str | None:
-    return cell.row.trained.get(cell.published.column.training)
+    return found | differences_file(results)

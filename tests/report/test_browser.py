@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 import synthetic
 
-from aero.report import explorer, render, show
+from aero.report import appendix, render, show
 from aero.report.papers import aero_entropy
 from aero.report.results import Results
 
@@ -77,7 +77,7 @@ def page(tmp_path_factory: pytest.TempPathFactory, full: Results) -> Path:
     parts = (
         show.figure(aero_entropy.guided_figure_2(full), "A figure", "Of every head.", sources=["results/a.jsonl"]).data,
         show.table(wide, "A table", "Of six columns.", command="python -m stages.report").data,
-        explorer.section(full, claims),
+        appendix.explorer(full, claims),
     )
     text = "# A title\n\n$$E = -\\sum_i \\sum_j a_{ij} \\log a_{ij}$$\n\n## A section"
     cells = [{"cell_type": "markdown", "source": text}]

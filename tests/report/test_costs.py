@@ -10,11 +10,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from aero.report import appendix, docs, explorer, show
+from aero.published import load as load_paper
+from aero.report import appendix, show
 from aero.report.costs import (
     COST_TABLES,
     LatencyBound,
-    aero_table,
     all_costs,
     audit,
     fits,
@@ -25,6 +25,7 @@ from aero.report.costs import (
 from aero.report.papers import private_inference, private_tables
 from aero.report.papers.private_inference import Point, with_front
 from aero.report.results import Results, load
+from stages import docs
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = [
@@ -99,15 +100,15 @@ def test_a_figure_is_equal_on_every_run(results: Results):
 
 def test_the_fit_has_every_published_row_within_1_1_percent(results: Results):
     fitted = fits(results)
-    assert set(fitted) == {(n, row.name) for n in COST_TABLES for row in aero_table(n).rows}
+    assert set(fitted) == {(n, row.name) for n in COST_TABLES for row in load_paper("aero").tables[n].rows}
     for (number, row), fit in fitted.items():
-        printed = aero_table(number).value(row, "communication")
+        printed = load_paper("aero").tables[number].value(row, "communication")
         assert abs(fit.gigabytes / printed - 1) < 0.011
         assert 100 * (fit.gigabytes / printed - 1) == pytest.approx(fit.residual_percent, abs=0.02)
 
 
 def test_golden_bytes_and_savings_of_table_4(results: Results):
-    table = aero_table("4")
+    table = load_paper("aero").tables["4"]
     gigabytes = {
         row: [round(cost.bytes / 1e9, 2) for cost in all_costs(results, table, row).values()]
         for row in ("SM+LN+G", "SM+LN+R", "SM+ScFuFFN", "EReg(SM(t)+ScFuFFNi_6)")
@@ -134,8 +135,8 @@ def test_the_published_minutes_are_too_short_for_the_published_bytes():
 
 def test_parts_add_up(results: Results):
     for number in COST_TABLES:
-        for row in aero_table(number).rows:
-            for cost in row_costs(results, aero_table(number), row.name).values():
+        for row in load_paper("aero").tables[number].rows:
+            for cost in row_costs(results, load_paper("aero").tables[number], row.name).values():
                 minutes = wan_minutes(results, cost)
                 assert minutes.transfer > 0
                 assert 60 * (minutes.computing + minutes.on_network) == pytest.approx(cost.latency_wan)
@@ -170,9 +171,9 @@ def test_generated_documents_are_current_and_stable(results: Results):
 
 
 def test_the_explorer_compares_perplexity_within_one_setting(results: Results):
-    frame = explorer.rows(results)
-    baselines = frame[frame["configuration"] == explorer.BASELINE]
-    assert (baselines[explorer.PERPLEXITY].dropna() == 0).all() and frame["model"].nunique() > 2
+    frame = appendix.explorer_rows(results)
+    baselines = frame[frame["configuration"] == appendix.BASELINE]
+    assert (baselines[appendix.PERPLEXITY].dropna() == 0).all() and frame["model"].nunique() > 2
     assert not frame.duplicated(["configuration", "model", "program"]).any()
     optimised = frame[frame["program"] == "optimised"].set_index(["configuration", "model"])["GB"]
     stock = frame[frame["program"] == "stock SPU"].set_index(["configuration", "model"])["GB"]
@@ -181,12 +182,12 @@ def test_the_explorer_compares_perplexity_within_one_setting(results: Results):
 
 def test_the_explorer_loads_nothing_and_its_chart_compiles(results: Results):
     vl_convert = pytest.importorskip("vl_convert")
-    claims = pd.DataFrame([dict.fromkeys(explorer.CLAIM_COLUMNS, "a < b")])
-    html = explorer.section(results, claims)
+    claims = pd.DataFrame([dict.fromkeys(appendix.CLAIM_COLUMNS, "a < b")])
+    html = appendix.explorer(results, claims)
     assert "vegaEmbed(" in html and len(html) < 1.5e6
     assert "<script src" not in html and "<link" not in html and "a < b" not in html
-    spec = explorer.chart(explorer.rows(results)) | {"width": 300}
-    assert vl_convert.vegalite_to_svg(json.dumps(spec), vl_version=explorer.VEGA_LITE).count("aria-roledescription") > 9
+    spec = appendix.explorer_chart(appendix.explorer_rows(results)) | {"width": 300}
+    assert vl_convert.vegalite_to_svg(json.dumps(spec), vl_version=appendix.VEGA_LITE).count("aria-roledescription") > 9
 
 
 def test_dvc_plots_need_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

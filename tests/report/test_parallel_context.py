@@ -31,9 +31,9 @@ def empty(tmp_path):
 @pytest.mark.parametrize("name", TABLES)
 def test_tables(name, results, empty):
     of = pc.measured if name == "table_methods" else (lambda results: results)
-    made = getattr(pc, name)(of(results))
+    made = getattr(parallel_figures, name)(of(results))
     assert (len(made) or pc.costs(results) is None) and made.shape[1] <= 6
-    assert isinstance(getattr(pc, name)(of(empty)), pd.DataFrame)
+    assert isinstance(getattr(parallel_figures, name)(of(empty)), pd.DataFrame)
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -45,7 +45,7 @@ def test_figures(name, results, empty):
 
 
 def test_committed_tables_are_those_of_the_results(results):
-    for path, text in pc.files(results).items():
+    for path, text in parallel_figures.files(results).items():
         assert text == (ROOT / path).read_text(encoding="utf-8")
 
 

@@ -15,8 +15,8 @@ from scipy.stats import t as student
 from aero import records
 from aero.published import load as load_paper
 from aero.report import claims
-from aero.report.perplexity import best_ngram, change, control, failed, gate, pooled_deviation, registered
 from aero.report.results import Results, load
+from aero.report.statistics import change, control, failed, gate, ngrams, pooled_deviation, registered
 
 SEEDS = (1337, 1338, 1339)
 CONTROL = (20.0, 21.0, 19.0)
@@ -170,11 +170,10 @@ def test_the_gate(tmp_path: Path) -> None:
     for one in results.seeds("sm-ln-g"):
         one.entropy.quarters["causal_bound"] = (0.0, 0.2, 0.2, 0.6)
     assert "40%" in gate(results, "sm-g")
-    assert "n-gram" in gate(results.at("desk"), "sm-g") and best_ngram(results, "desk", 1008000) == BEST
-    assert (
-        best_ngram(results, "desk", 5) == best_ngram(results, "desk", 9999999) == BEST
-    )  # the nearest text above, or all
-    assert best_ngram(results, "gpu", 1008000) is None
+    assert "n-gram" in gate(results.at("desk"), "sm-g") and min(ngrams(results, "desk", 1008000).values()) == BEST
+    for tokens in (5, 9999999):  # the nearest text above, or all
+        assert min(ngrams(results, "desk", tokens).values()) == BEST
+    assert not ngrams(results, "gpu", 1008000)
     (tmp_path / "heads/results/desk/ngrams.csv").unlink()
     assert "no n-gram" in gate(results, "sm-g")
     assert "pythia-sm-ln-g" in gate(results, "pythia-sm-g")  # not trained

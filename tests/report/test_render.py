@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from aero.report import explorer, render, show
+from aero.report import appendix, render, show
 from aero.report.render import Rendered
 
 FIRST = """# %% [markdown]
@@ -78,7 +78,7 @@ def test_a_notebook_does_not_see_the_names_of_another(rendered: Rendered) -> Non
 
 
 def test_the_page_loads_nothing_and_runs_its_own_scripts_alone(rendered: Rendered) -> None:
-    digests = (hashlib.sha256(script.encode()).digest() for script in explorer.scripts())
+    digests = (hashlib.sha256(script.encode()).digest() for script in appendix.explorer_scripts())
     allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
     assert f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {allowed}" in rendered.html
     assert "only on screen" in rendered.html

@@ -7,13 +7,13 @@ from statistics import fmean
 
 import pytest
 
-from aero.report import claims, summary
+from aero.report import claims
 from aero.report.results import Results
 
 
 def test_the_numbers_of_dvc_are_those_of_the_report(full: Results) -> None:
     judged = claims.judge(full)
-    (text,) = summary.files(full, judged).values()
+    (text,) = claims.metrics_file(full, judged).values()
     found = json.loads(text)
     assert found["perplexity"]["sm-ln-r"] == pytest.approx(fmean(full.perplexity("sm-ln-r").values()), abs=1e-4)
     assert sum(found["claims"].values()) == len(judged)

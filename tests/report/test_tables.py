@@ -12,13 +12,22 @@ import pytest
 import synthetic
 
 from aero.published import load as load_paper
-from aero.report import differences
 from aero.report.costs import LatencyBound
-from aero.report.differences import COMPARED, comparisons, perplexities
 from aero.report.papers import aero_entropy, entropy_landscape
-from aero.report.perplexity import change
 from aero.report.results import Results, load
-from aero.report.tables import COLUMNS, FOLDER, cells_csv, cost_rows, csv_text, files, table
+from aero.report.statistics import change
+from aero.report.tables import (
+    COLUMNS,
+    COMPARED,
+    FOLDER,
+    cells_csv,
+    comparisons,
+    cost_rows,
+    csv_text,
+    files,
+    perplexities,
+    table,
+)
 
 # Rows by columns that are compared. Of AERO's Table 9 four rows in two columns, and five across them.
 COUNTED = {
@@ -36,7 +45,7 @@ COUNTED = {
 
 
 def lines(results: Results, name: str) -> list[dict[str, str]]:
-    made = differences.files(results) if name == "differences.csv" else files(results)
+    made = files(results)
     return list(csv.DictReader(io.StringIO(made[FOLDER / name])))
 
 
@@ -171,7 +180,7 @@ def test_the_committed_tables_are_those_of_the_committed_results(tmp_path: Path)
     for name in ("params.yaml", "results"):  # without fresh results in runs/
         (tmp_path / name).symlink_to(synthetic.PROJECT / name)
     results = load(tmp_path, "laptop")
-    made = files(results) | differences.files(results)
+    made = files(results)
     made[FOLDER / "entropy_landscape_table1.csv"] = cells_csv(entropy_landscape.cells(results))
     temperatures = csv_text(aero_entropy.temperature_lines(results), aero_entropy.TEMPERATURE_COLUMNS)
     made[FOLDER / "learned_temperatures.csv"] = temperatures

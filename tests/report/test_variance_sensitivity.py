@@ -13,7 +13,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from aero.report.papers import variance_search, variance_sensitivity, variance_theory
+from aero.report.papers import variance_cores, variance_search, variance_sensitivity, variance_theory
 from aero.report.papers.variance_search import best, distance, nearest, nearest_trainings, repeated, share
 from aero.report.papers.variance_sensitivity import Sweep, published
 from aero.report.results import Run, load
@@ -21,7 +21,7 @@ from aero.sensitivity.metric import ORDER, sensitivity_of_means
 from aero.sensitivity.search import Reading
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = (variance_sensitivity, variance_search, variance_theory)
+MODULES = (variance_sensitivity, variance_search, variance_theory, variance_cores)
 DRAWN = [
     (module, name)
     for module in MODULES
@@ -58,9 +58,9 @@ def test_mean_with_its_standard_error():
 
 
 def test_scale_of_rates_by_width(results):
-    assert variance_theory.left_out(results, "core-softmax-hot") == ""
-    assert "laptop" in variance_theory.left_out(dataclasses.replace(results, scale="gpu"), "core-softmax-hot")
-    assert np.isfinite(list(variance_theory.last(results, "core-softmax", "entropy").values())).all()
+    assert variance_cores.left_out(results, "core-softmax-hot") == ""
+    assert "laptop" in variance_cores.left_out(dataclasses.replace(results, scale="gpu"), "core-softmax-hot")
+    assert np.isfinite(list(variance_cores.last(results, "core-softmax", "entropy").values())).all()
 
 
 def test_bootstrap_interval_takes_every_resample_of_seeds():
@@ -99,6 +99,6 @@ def test_series_of_a_run():
         "entropy_layer_1": [4.0, None, 3.0, 2.0],
     }
     run = Run("r", "laptop", 1, "SM+LN+G", 1.0, 0.0, None, {}, "", False, curves=curves)
-    assert variance_theory.series(run, "train_loss").to_dict() == {1: 4.0, 2: 3.0, 4: 1.0}
-    assert variance_theory.series(run, "entropy").to_dict() == {1: 3.0, 3: 2.0, 4: 1.5}
-    assert variance_theory.series(run, "norm").empty
+    assert variance_cores.series(run, "train_loss").to_dict() == {1: 4.0, 2: 3.0, 4: 1.0}
+    assert variance_cores.series(run, "entropy").to_dict() == {1: 3.0, 3: 2.0, 4: 1.5}
+    assert variance_cores.series(run, "norm").empty

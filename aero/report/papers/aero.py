@@ -17,10 +17,8 @@ from aero.architecture import parse
 from aero.flops import GPT2, PYTHIA, Sizes, count, crossover
 from aero.published import load
 from aero.report.costs import GB, counted, fits, read_csv, row_costs
-from aero.report.differences import perplexities
 from aero.report.papers.panels import TABLE_2_RUNS, layer_lines, learned, notation
 from aero.report.papers.private_tables import text
-from aero.report.perplexity import change, ngrams, registered
 from aero.report.results import Results
 from aero.report.show import (
     AS_PUBLISHED,
@@ -34,6 +32,8 @@ from aero.report.show import (
     no_data,
     subplots,
 )
+from aero.report.statistics import change, ngrams, registered
+from aero.report.tables import perplexities
 
 FIGURE_1_ROWS = ("SM+LN+G", "SM+LN+R", "SM+ScFFN", "SM+ScFuFFN", "SM+ScFuFFNi_6", "SOTA(SM+ScFuFFNi_1)")
 TABLE_1 = ("SM+LN+G", "SM+LN+R", "SM+LN", "SM+G", "SM+R", "SM")

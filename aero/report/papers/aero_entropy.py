@@ -16,7 +16,6 @@ from matplotlib.figure import Figure
 from aero.architecture import parse
 from aero.entropy import causal_bound
 from aero.published import load
-from aero.report.differences import perplexities
 from aero.report.papers.panels import (
     DEPTH,
     ENTROPY,
@@ -38,10 +37,10 @@ from aero.report.papers.panels import (
     overflow_map,
     quarter_bars,
 )
-from aero.report.perplexity import change
 from aero.report.results import Results, Run
 from aero.report.show import AS_WRITTEN, INK, no_data, subplots
-from aero.report.statistics import difference, estimate
+from aero.report.statistics import change, difference, estimate
+from aero.report.tables import perplexities
 
 SIGNED = LinearSegmentedColormap.from_list(
     "signed", [(0, "#8a1c5a"), (0.5, "#efb4cf"), (0.5, "#e3dfb0"), (1, "#0b4f6c")], N=64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -24,7 +25,7 @@ from aero.published import Cell, Row, load
 from aero.report.papers.panels import ENTROPY, heads, heatmap, layer_ticks, notation
 from aero.report.results import Results
 from aero.report.show import INK, PAPER, no_data, subplots
-from aero.report.statistics import estimate, sampling_error
+from aero.report.statistics import estimate
 from aero.report.tables import MeasuredCell, table
 
 PAPER_NAME, NUMBER = "entropy_landscape", "1"
@@ -217,3 +218,23 @@ def figure_3(results: Results) -> Figure:
     if handles:
         figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False)
     return figure
+
+
+def sampling_error(
+    statistic: Callable[..., ArrayLike], *blocks: ArrayLike, resamples: int = 400, seed: int = 0
+) -> NDArray[np.float64] | None:
+    """Bootstrap standard error of `statistic` for the held-out tokens; None for fewer than two blocks.
+
+    blocks: one array (K, …) a model, entropies averaged over each of K blocks of held-out sequences. K blocks are drawn
+    with replacement, the same of every model; `statistic` takes their means.
+    """
+    arrays = [np.asarray(block, dtype=float) for block in blocks]
+    if not arrays or any(len(array) < 2 or len(array) != len(arrays[0]) for array in arrays):
+        return None
+    draw = np.random.default_rng(seed)
+    count = len(arrays[0])
+    found = [
+        np.asarray(statistic(*(np.add.reduce(array[chosen]) / count for array in arrays)), dtype=float)
+        for chosen in draw.integers(0, count, (resamples, count))
+    ]
+    return np.std(found, axis=0, ddof=1)

@@ -1,24 +1,28 @@
-"""Parallel Context Encoding: what was measured on the pretrained model; tables of performance, remedies and cost."""
+"""Parallel Context Encoding: what was measured on the pretrained model, its statistics and the quantities of claims.
+
+P = 1 is full attention. What is lost is the mean loss in nats for language modelling, per cent wrong for other tasks.
+Claims leave out tasks at which full attention is not above chance, or perfect.
+"""
 
 from __future__ import annotations
 
 import functools
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from scipy.stats import pearsonr
 
-from aero.published import Table, load
+from aero.published import table
 from aero.report.results import Results
 from aero.report.statistics import CONFIDENCE, Estimate, estimate
-from aero.report.tables import COLUMNS, NOT_COMPARABLE, csv_text
+from aero.report.verdicts import Measurement, exact
 
+GROUP = "trained here"
 PAPER = "parallel_context"
 MODEL = "smollm2-135m"
 SCALE = "pretrained"
@@ -228,115 +232,161 @@ def correlation_text(found: Estimate) -> str:
     return "not defined" if math.isnan(found.mean) else found.text()
 
 
-# Tables ---------------------------------------------------------------------------------------------------------------
+# Quantities of claims -------------------------------------------------------------------------------------------------
 
 
-def files(results: Results) -> dict[Path, str]:
-    """reports/tables/parallel_context_table_main.csv and _ablation.csv: a line a published cell and task."""
-    folder, printed = Path("reports/tables"), load(PAPER).tables
-    return {folder / f"{PAPER}_table_{name}.csv": _csv(measured(results), printed[name]) for name in printed}
+Effect = Estimate | None
 
 
-def _csv(model: Measured | None, printed: Table) -> str:
-    lines = []
-    for row in printed.rows:
-        for kind, cell in row.cells.items():
-            for task in [task for task in model.tasks if KINDS[task] == kind] if model else [None]:
-                setting = _setting_of(model, printed, row.name, task) if task else None
-                found = score(model, task, setting) if task else None
-                lines.append(
-                    {
-                        "row": row.name,
-                        "column": cell.column.label,
-                        "published": cell.text,
-                        "measured": f"{found.mean:.6g}" if found else "",
-                        "unit": cell.column.unit,
-                        "scale": SCALE if found else "",
-                        "seeds": "",
-                        "ci_low": f"{found.low:.6g}" if found and found.has_interval else "",
-                        "ci_high": f"{found.high:.6g}" if found and found.has_interval else "",
-                        "note": _note(model, task, setting) if found else "not measured yet",
-                    }
-                )
-    return csv_text(lines, COLUMNS)
+def _of_model(quantity: Callable[..., dict[str, Effect] | dict[str, Any]]) -> Callable[..., Measurement]:
+    """Make a measurement of the effects by task that `quantity` returns for the tasks that pass the gate; a key `notes`
+    holds further evidence."""
 
-
-def _note(model: Measured, task: str, setting: Setting) -> str:
-    episodes = len(model.values(task, setting))
-    own = f"{MODEL}, {TITLES[task]}, P={setting.segments}: interval over {episodes} episodes"
-    return f"{NOT_COMPARABLE}: published for another model and other data; {own}"
-
-
-def _setting_of(model: Measured, printed: Table, row: str, task: str) -> Setting:
-    """The setting that a printed row is measured at; the ablation's at the largest P of the task."""
-    if printed.number == "main":
-        return model.setting(task, 1 if row.startswith("Full") else int(row.removeprefix("P=")))
-    kind, _, value = row.partition("=")
-    change = {"top_k": int(value)} if kind == "TopK" else {"aggregation": value or "none"}
-    return model.setting(task, max(model.segments(task)), "select", **change)
-
-
-def table_main(results: Results) -> pd.DataFrame:
-    """Full attention against P segments without a remedy: published / measured."""
-    return _beside_published(measured(results), load(PAPER).tables["main"])
-
-
-def table_ablation(results: Results) -> pd.DataFrame:
-    """Selective attention by K and aggregation at the largest P of each task: published / measured."""
-    return _beside_published(measured(results), load(PAPER).tables["ablation"])
-
-
-def _beside_published(model: Measured | None, printed: Table) -> pd.DataFrame:
-    rows = []
-    for row in printed.rows:
-        line = {"attention": row.name}
-        for task in model.tasks if model else ():
-            if KINDS[task] in row.cells:
-                found = score(model, task, _setting_of(model, printed, row.name, task))
-                line[TITLES[task]] = f"{row.cells[KINDS[task]].text} / {_cell(task, found)}"
-        rows.append(line)
-    return pd.DataFrame(rows)
-
-
-def _cell(task: str, found: Estimate | None) -> str:
-    """A score with its interval, a dash where there is none."""
-    return found.text(1 if is_text(task) else 0) if found else "–"
-
-
-def table_methods(model: Measured | None) -> pd.DataFrame:
-    """Performance with every remedy, the oracles and the adaptive K at the largest P of each task."""
-    ways: dict[str, Callable[[Measured, str, int], Setting]] = {"full attention": lambda m, task, _: m.setting(task, 1)}
-    for method, words in METHODS.items():
-        ways[words] = functools.partial(lambda m, task, p, method: m.setting(task, p, method), method=method)
-    for name in model.sinks[1:] if model else ():
-        ways[f"sink: {name}"] = functools.partial(lambda m, task, p, name: Setting(p, sink=name), name=name)
-    for mass in sorted({setting.mass for _, setting in model.rows if setting.mass}) if model else ():
-        ways[f"selective, {mass:.0%} of the scores"] = functools.partial(
-            lambda m, task, p, mass: m.setting(task, p, "select", top_k=None, mass=mass), mass=mass
+    @functools.wraps(quantity)
+    def measure(results: Results, **parameters: Any) -> Measurement:
+        model = measured(results)
+        wanted = parameters.pop("tasks")
+        if model is None:
+            return Measurement("", SCALE, missing="not measured: make parallel")
+        closed = {task: why for task in wanted if (why := gate(model, task))}
+        found = quantity(model, [task for task in wanted if task not in closed], **parameters)
+        notes = [f"{model.path}, {model.about['model']}", *found.pop("notes", [])]
+        effects = {task: effect for task, effect in found.items() if effect is not None}
+        notes += [f"{task} left out: {why}" for task, why in closed.items()]
+        return Measurement(
+            ", ".join(f"{task} {effect.text(2)}" for task, effect in effects.items()),
+            SCALE,
+            "; ".join(notes),
+            effects=effects,
+            missing="" if effects else "no task that can show it",
+            trained=True,
         )
-    for which in ("keys", "values"):
-        ways[f"{which} of full attention"] = functools.partial(
-            lambda m, task, p, which: Setting(p, oracle=which), which=which
-        )
-    return pd.DataFrame(
-        {"encoding": words}
-        | {TITLES[t]: _cell(t, score(model, t, of(model, t, max(model.segments(t))))) for t in model.tasks}
-        for words, of in (ways.items() if model else ())
+
+    return measure
+
+
+def _most(model: Measured, task: str) -> int:
+    return max(model.segments(task))
+
+
+def _between(model: Measured, task: str, method: str, other: str = "naive") -> tuple[Setting, Setting]:
+    p = _most(model, task)
+    return model.setting(task, p, method), model.setting(task, p, other)
+
+
+@_of_model
+def loss_with_segments(model: Measured, tasks: list[str]) -> dict[str, Any]:
+    """What is lost at the largest P more than with full attention, over episodes."""
+    found: dict[str, Any] = {
+        task: lost(model, task, model.setting(task, _most(model, task)), model.setting(task, 1)) for task in tasks
+    }
+    rows = [
+        f"{task} " + ", ".join(f"P={p}: {score(model, task, model.setting(task, p)).mean:.1f}" for p in ps)
+        for task in tasks
+        if (ps := [p for p in model.segments(task) if model.values(task, model.setting(task, p))])
+    ]
+    printed = {KINDS[task]: table("parallel_context/tablemain").row("P=64").cells[KINDS[task]].text for task in tasks}
+    return found | {"notes": [*rows, f"published at P=64: {', '.join(printed.values())}"]}
+
+
+@_of_model
+def entropy_with_segments(model: Measured, tasks: list[str]) -> dict[str, Any]:
+    """Entropy of the query's attention at the largest P minus that with full attention, over episodes, in nats."""
+    return {
+        task: entropy_change(model, task, model.setting(task, _most(model, task)), model.setting(task, 1))
+        for task in tasks
+    }
+
+
+@_of_model
+def entropy_with_remedy(model: Measured, tasks: list[str], method: str) -> dict[str, Any]:
+    """Entropy of the query's attention at the largest P with a remedy (sink, select, both) minus without, over
+    episodes, in nats."""
+    return {task: entropy_change(model, task, *_between(model, task, method)) for task in tasks}
+
+
+@_of_model
+def loss_with_remedy(model: Measured, tasks: list[str], method: str) -> dict[str, Any]:
+    """What is lost at the largest P with a remedy (sink, select, both) minus without, over episodes."""
+    return {task: lost(model, task, *_between(model, task, method)) for task in tasks}
+
+
+@_of_model
+def correlation_with_loss(model: Measured, tasks: list[str]) -> dict[str, Any]:
+    """Pearson's r over P of entropy with what is lost, without a remedy, with Fisher's interval."""
+    return {task: found for task in tasks if not math.isnan((found := correlation(model, task)).mean)}
+
+
+@_of_model
+def loss_with_newline(model: Measured, tasks: list[str]) -> dict[str, Any]:
+    """What is lost at the largest P with a newline as the shared prefix minus with none, over episodes."""
+    return {
+        task: lost(model, task, Setting(_most(model, task), sink=model.sinks[-1]), Setting(_most(model, task)))
+        for task in tasks
+    }
+
+
+@_of_model
+def size_in_segments(model: Measured, tasks: list[str], of: str) -> dict[str, Any]:
+    """What the largest P makes of a size without a remedy, over that in full attention, minus 1: of the keys of
+    segments' first tokens (key_first) or of later ones (key_later), of the same tokens in both; or of the query's
+    logits (logit_mean). Over layers but the first, which knows nothing but its tokens."""
+    found: dict[str, Any] = {}
+    for task in tasks:
+        setting = Setting(_most(model, task))
+        whole = (setting, f"{of}_full") if of.startswith("key") else (Setting(1), of)
+        apart, full = model.layers(task, setting, of), model.layers(task, *whole)
+        found[task] = None if apart is None or full is None else over(list(apart[1:] / full[1:] - 1))
+    return found
+
+
+@_of_model
+def loss_with_oracle(model: Measured, tasks: list[str], oracle: str, method: str) -> dict[str, Any]:
+    """What is lost at the largest P with the keys or values of full attention minus with a remedy, over episodes."""
+    at = {task: _most(model, task) for task in tasks}
+    return {
+        task: lost(model, task, Setting(p, oracle=oracle), model.setting(task, p, method)) for task, p in at.items()
+    }
+
+
+@_of_model
+def best_k(model: Measured, tasks: list[str]) -> dict[str, Any]:
+    """How much larger the K of selective attention with the best score is in each task than in the last."""
+    best, shown = {}, []
+    for task in tasks:
+        p = _most(model, task)
+        fixed = sorted({s.top_k for name, s in model.rows if name == task and s.top_k})
+        scores = {k: score(model, task, model.setting(task, p, "select", top_k=k)) for k in fixed}
+        means = {k: -loss_of(task, found.mean) for k, found in scores.items() if found}
+        if means:
+            best[task] = max(means, key=lambda k: (means[k], -k))
+            shown.append(f"{task}: " + ", ".join(f"K={k} {scores[k].mean:.1f}" for k in means))
+    last = best.get("pairs")
+    found = {task: exact(float(k - last)) for task, k in best.items() if last and task != "pairs"}
+    return found | {"notes": shown}
+
+
+def cost_of_segments(results: Results, percent: float) -> Measurement:
+    """Query-key pairs of a context encoded in P segments over those of full attention: whether they are within
+    `percent` % of 1/P at every P."""
+    found = costs(results)
+    if found is None:
+        return Measurement("", SCALE, missing="not measured yet: make parallel")
+    rows = found["rows"]
+    whole = {row["tokens"]: row for row in rows if row["segments"] == 1}
+    parts = [(row, whole[row["tokens"]]) for row in rows if row["segments"] > 1]
+    last, full = parts[-1]
+    pairs, time, memory = (last[key] / full[key] for key in ("attention_pairs", "cpu_s", "peak_bytes"))
+    return Measurement(
+        f"query-key pairs {pairs:.4f} at P={last['segments']}; measured: time {time:.2f}, memory {memory:.2f} of full"
+        " attention's",
+        SCALE,
+        f"{found['path']}: {last['tokens']} tokens, {found['model']}, one thread; projections and feed-forward networks"
+        " cost the same at every P",
+        checks={
+            f"{row['tokens']} tokens, P={row['segments']}": bool(
+                np.isclose(row["attention_pairs"] * row["segments"], full["attention_pairs"], rtol=percent / 100)
+            )
+            for row, full in parts
+        },
     )
-
-
-def table_cost(results: Results) -> pd.DataFrame:
-    """Time and memory of encoding the context, against full attention at the same length."""
-    return pd.DataFrame(_cost_lines((costs(results) or {"rows": []})["rows"]))
-
-
-def _cost_lines(rows: Sequence[Row]) -> Iterator[Row]:
-    for row in rows:
-        full = next(one for one in rows if one["tokens"] == row["tokens"] and one["segments"] == 1)
-        yield {
-            "tokens": str(row["tokens"]),
-            "P": str(row["segments"]),
-            "query-key pairs, of full": f"{row['attention_pairs'] / full['attention_pairs']:.3f}",
-            "processor time, s": f"{row['cpu_s']:.1f} ({row['cpu_s'] / full['cpu_s']:.2f} of full)",
-            "memory, MiB": f"{row['peak_bytes'] / 2**20:.0f}",
-        }

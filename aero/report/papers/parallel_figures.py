@@ -1,17 +1,154 @@
-"""Parallel Context Encoding: figures of performance, entropy, their relation, layers, the remedies and cost."""
+"""Parallel Context Encoding: tables of performance, remedies and cost, and the figures."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from aero.published import Table, load
 from aero.report.papers import parallel_context as pc
-from aero.report.papers.parallel_context import METHODS, TITLES, Measured, Setting
+from aero.report.papers.parallel_context import (
+    KINDS,
+    METHODS,
+    MODEL,
+    PAPER,
+    SCALE,
+    TITLES,
+    Measured,
+    Row,
+    Setting,
+    costs,
+    is_text,
+    measured,
+    score,
+)
 from aero.report.results import Results
 from aero.report.show import GRID, MUTED, no_data, subplots
+from aero.report.statistics import Estimate
+from aero.report.tables import COLUMNS, NOT_COMPARABLE, csv_text
+
+# Tables ---------------------------------------------------------------------------------------------------------------
+
+
+def files(results: Results) -> dict[Path, str]:
+    """reports/tables/parallel_context_table_main.csv and _ablation.csv: a line a published cell and task."""
+    folder, printed = Path("reports/tables"), load(PAPER).tables
+    return {folder / f"{PAPER}_table_{name}.csv": _csv(measured(results), printed[name]) for name in printed}
+
+
+def _csv(model: Measured | None, printed: Table) -> str:
+    lines = []
+    for row in printed.rows:
+        for kind, cell in row.cells.items():
+            for task in [task for task in model.tasks if KINDS[task] == kind] if model else [None]:
+                setting = _setting_of(model, printed, row.name, task) if task else None
+                found = score(model, task, setting) if task else None
+                lines.append(
+                    {
+                        "row": row.name,
+                        "column": cell.column.label,
+                        "published": cell.text,
+                        "measured": f"{found.mean:.6g}" if found else "",
+                        "unit": cell.column.unit,
+                        "scale": SCALE if found else "",
+                        "seeds": "",
+                        "ci_low": f"{found.low:.6g}" if found and found.has_interval else "",
+                        "ci_high": f"{found.high:.6g}" if found and found.has_interval else "",
+                        "note": _note(model, task, setting) if found else "not measured yet",
+                    }
+                )
+    return csv_text(lines, COLUMNS)
+
+
+def _note(model: Measured, task: str, setting: Setting) -> str:
+    episodes = len(model.values(task, setting))
+    own = f"{MODEL}, {TITLES[task]}, P={setting.segments}: interval over {episodes} episodes"
+    return f"{NOT_COMPARABLE}: published for another model and other data; {own}"
+
+
+def _setting_of(model: Measured, printed: Table, row: str, task: str) -> Setting:
+    """The setting that a printed row is measured at; the ablation's at the largest P of the task."""
+    if printed.number == "main":
+        return model.setting(task, 1 if row.startswith("Full") else int(row.removeprefix("P=")))
+    kind, _, value = row.partition("=")
+    change = {"top_k": int(value)} if kind == "TopK" else {"aggregation": value or "none"}
+    return model.setting(task, max(model.segments(task)), "select", **change)
+
+
+def table_main(results: Results) -> pd.DataFrame:
+    """Full attention against P segments without a remedy: published / measured."""
+    return _beside_published(measured(results), load(PAPER).tables["main"])
+
+
+def table_ablation(results: Results) -> pd.DataFrame:
+    """Selective attention by K and aggregation at the largest P of each task: published / measured."""
+    return _beside_published(measured(results), load(PAPER).tables["ablation"])
+
+
+def _beside_published(model: Measured | None, printed: Table) -> pd.DataFrame:
+    rows = []
+    for row in printed.rows:
+        line = {"attention": row.name}
+        for task in model.tasks if model else ():
+            if KINDS[task] in row.cells:
+                found = score(model, task, _setting_of(model, printed, row.name, task))
+                line[TITLES[task]] = f"{row.cells[KINDS[task]].text} / {_cell(task, found)}"
+        rows.append(line)
+    return pd.DataFrame(rows)
+
+
+def _cell(task: str, found: Estimate | None) -> str:
+    """A score with its interval, a dash where there is none."""
+    return found.text(1 if is_text(task) else 0) if found else "–"
+
+
+def table_methods(model: Measured | None) -> pd.DataFrame:
+    """Performance with every remedy, the oracles and the adaptive K at the largest P of each task."""
+    ways: dict[str, Callable[[Measured, str, int], Setting]] = {"full attention": lambda m, task, _: m.setting(task, 1)}
+    for method, words in METHODS.items():
+        ways[words] = functools.partial(lambda m, task, p, method: m.setting(task, p, method), method=method)
+    for name in model.sinks[1:] if model else ():
+        ways[f"sink: {name}"] = functools.partial(lambda m, task, p, name: Setting(p, sink=name), name=name)
+    for mass in sorted({setting.mass for _, setting in model.rows if setting.mass}) if model else ():
+        ways[f"selective, {mass:.0%} of the scores"] = functools.partial(
+            lambda m, task, p, mass: m.setting(task, p, "select", top_k=None, mass=mass), mass=mass
+        )
+    for which in ("keys", "values"):
+        ways[f"{which} of full attention"] = functools.partial(
+            lambda m, task, p, which: Setting(p, oracle=which), which=which
+        )
+    return pd.DataFrame(
+        {"encoding": words}
+        | {TITLES[t]: _cell(t, score(model, t, of(model, t, max(model.segments(t))))) for t in model.tasks}
+        for words, of in (ways.items() if model else ())
+    )
+
+
+def table_cost(results: Results) -> pd.DataFrame:
+    """Time and memory of encoding the context, against full attention at the same length."""
+    return pd.DataFrame(_cost_lines((costs(results) or {"rows": []})["rows"]))
+
+
+def _cost_lines(rows: Sequence[Row]) -> Iterator[Row]:
+    for row in rows:
+        full = next(one for one in rows if one["tokens"] == row["tokens"] and one["segments"] == 1)
+        yield {
+            "tokens": str(row["tokens"]),
+            "P": str(row["segments"]),
+            "query-key pairs, of full": f"{row['attention_pairs'] / full['attention_pairs']:.3f}",
+            "processor time, s": f"{row['cpu_s']:.1f} ({row['cpu_s'] / full['cpu_s']:.2f} of full)",
+            "memory, MiB": f"{row['peak_bytes'] / 2**20:.0f}",
+        }
+
+
+# Figures --------------------------------------------------------------------------------------------------------------
+
 
 COLOURS = {"naive": "#d55e00", "sink": "#0072b2", "select": "#009e73", "both": "#cc79a7"}
 MARKERS = {"naive": "o", "sink": "s", "select": "^", "both": "D"}

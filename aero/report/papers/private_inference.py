@@ -17,7 +17,6 @@ from aero.report.costs import (
     GB,
     OPTIMISED,
     STOCK,
-    aero_table,
     audit,
     compared_runs,
     fits,
@@ -53,7 +52,7 @@ def bytes_by_part(results: Results) -> Figure:
 
 def minutes_by_part(results: Results) -> Figure:
     """Minutes of the first table's rows on the published network: computing, transfer, rounds; published as a mark."""
-    table, bars, printed = aero_table("4"), [], {}
+    table, bars, printed = load("aero").tables["4"], [], {}
     for name in HEADLINE:
         printed[name] = table.value(name, "latency")
         for program, cost in row_costs(results, table, name).items():
@@ -124,7 +123,7 @@ def published_minutes(results: Results) -> Figure:
     """Published minutes of all rows of Tables 4-7 over the least time that the published bytes need."""
     paper, points = load("aero"), []
     for number in ("4", "5", "6", "7"):
-        for row in aero_table(number).rows:
+        for row in load("aero").tables[number].rows:
             bound, printed = published_bound(paper, number, row.name), row.cells["latency"].value
             if bound and printed:
                 points.append((number, bound.overlapped, printed))
@@ -165,7 +164,7 @@ SAVINGS = {
 
 def savings_by_program(results: Results) -> Figure:
     """Saving in GB over SM+LN+G at T=128: published, reproduced, stock SPU, with a cheap GELU, optimised."""
-    table, fitted = aero_table("4"), fits(results)
+    table, fitted = load("aero").tables["4"], fits(results)
     base = fitted.get(("4", table.rows[0].name))
     figure = Figure(figsize=(show.WIDTH, 2.6))
     axes = figure.subplots()
@@ -263,7 +262,7 @@ def with_front(found: Iterable[Point]) -> list[Point]:
 
 def pareto(results: Results) -> Figure:
     """Runs of GPT-2 at T=128: perplexity at the report's scale against GB of the optimised program."""
-    table, found = aero_table("4"), []
+    table, found = load("aero").tables["4"], []
     sizes = table.dimensions
     for name, run in compared_runs(results).items():
         by_seed = results.perplexity(name)

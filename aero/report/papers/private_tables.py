@@ -20,7 +20,6 @@ from aero.report.costs import (
     GB,
     OPTIMISED,
     STOCK,
-    aero_table,
     audit,
     figure_15_costs,
     fits,
@@ -65,7 +64,7 @@ def gigabytes(bytes_: float | None) -> str:
 
 def headline(results: Results) -> pd.DataFrame:
     """One private forward pass of GPT-2, T=128: GB and saving, published and reproduced, and GB optimised."""
-    table, fitted = aero_table("4"), fits(results)
+    table, fitted = load("aero").tables["4"], fits(results)
     base = table.rows[0].name
     lines = []
     for name in HEADLINE:
@@ -86,7 +85,7 @@ def headline(results: Results) -> pd.DataFrame:
 
 def new_measurements(results: Results) -> pd.DataFrame:
     """What no paper measures: the optimised program at GPT-2's size, by architecture."""
-    table, lines = aero_table("4"), []
+    table, lines = load("aero").tables["4"], []
     for name in HEADLINE:
         costs = row_costs(results, table, name)
         stock, own = (costs.get(program) for program in (STOCK, OPTIMISED))
@@ -108,7 +107,7 @@ def new_measurements(results: Results) -> pd.DataFrame:
 
 def communication(results: Results, number: str) -> pd.DataFrame:
     """GB of every row of a table: published, reproduced, stock SPU, optimised."""
-    table, fitted, lines = aero_table(number), fits(results), []
+    table, fitted, lines = load("aero").tables[number], fits(results), []
     for row in table.rows:
         costs, fit = row_costs(results, table, row.name), fitted.get((number, row.name))
         printed, stock, own = row.cells["communication"].value, costs.get(STOCK), costs.get(OPTIMISED)
@@ -141,7 +140,7 @@ def figure_15(results: Results) -> pd.DataFrame:
 
 def savings(results: Results, number: str) -> pd.DataFrame:
     """Saving in GB over SM+LN+G: published, reproduced, and measured here with three baselines."""
-    table, fitted, lines = aero_table(number), fits(results), []
+    table, fitted, lines = load("aero").tables[number], fits(results), []
     base = fitted.get((number, table.rows[0].name))
     for row in table.rows[1:]:
         found, fit = audit(results, table, row.name, "bytes"), fitted.get((number, row.name))
@@ -161,7 +160,7 @@ def savings(results: Results, number: str) -> pd.DataFrame:
 
 def minutes(results: Results, number: str) -> pd.DataFrame:
     """Published minutes beside the least that the published bytes need, and network minutes of both programs."""
-    paper, table, lines = load("aero"), aero_table(number), []
+    paper, table, lines = load("aero"), load("aero").tables[number], []
     for row in table.rows:
         printed, bound = row.cells["latency"].value, published_bound(paper, number, row.name)
         costs = row_costs(results, table, row.name)
@@ -183,7 +182,7 @@ def optimised_over_stock(results: Results) -> pd.DataFrame:
     """Range over AERO's own rows of what the optimised program needs, relative to stock SPU and to the paper."""
     lines = []
     for number in COST_TABLES:
-        table = aero_table(number)
+        table = load("aero").tables[number]
         ratios: dict[str, list[float]] = {"GB / paper": [], "GB / stock SPU": [], "computing / stock SPU": []}
         for row in table.rows[2:]:
             costs = row_costs(results, table, row.name)

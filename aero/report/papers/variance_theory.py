@@ -1,27 +1,27 @@
-"""Variance Sensitivity: theory printed, derived (docs/variance_sensitivity.md) and drawn; cores in a decoder."""
+"""Variance Sensitivity: theory printed, derived (docs/variance_sensitivity.md) and drawn; quantities of its claims."""
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from aero.report.papers.variance_sensitivity import COLOURS, FOLDERS, core_legend, line_style, short_name, sweep
-from aero.report.results import Results, Run
+from aero.report.papers.variance_sensitivity import COLOURS, FOLDERS, core_legend, line_style, short_name
+from aero.report.results import Results
 from aero.report.show import GRID, MUTED, no_data, subplots
+from aero.report.verdicts import PAPER_DIMENSIONS, PUBLISHED_ONLY, Measurement
 from aero.sensitivity import theory
-from aero.sensitivity.metric import SOFTMAX_BASED
-from aero.sensitivity.setting import TOKENS
 
+GROUP = "theory and arithmetic"
 POSITION_COLOURS = {2: "#8a6d3b", 20: "#009e73", 200: "#0072b2", 768: "#cc79a7"}
 
 
@@ -159,167 +159,214 @@ def _empty(figure: Figure) -> Figure:
     return figure
 
 
-# Attention cores in the decoder --------------------------------------------------------------------------------------
-
-HOT, HOT_SCALE = "-hot", "laptop"
-"""Runs whose learning rate is proportional to the width, at scale HOT_SCALE only; other scales leave them out."""
-RATES = {"": "printed rate", HOT: "rate by width"}
-"""Suffix of the runs, and their learning rate in words."""
-COMPARED = ("softmax", "relu", "qk_layernorm")
-OTHERS = ("window_softmax", "sigma_reparam", "sigmoid", "elu")
-LARGEST_VARIANCE = 1e6
-"""Figure 4 shows larger variances of logits at its edge: the last steps before a divergence pass 1e30."""
+# Quantities of claims -------------------------------------------------------------------------------------------------
 
 
-def run_name(core: str, suffix: str) -> str:
-    """The run of an attention core, such as "core-qk-layernorm-hot"."""
-    return f"core-{core.replace('_', '-')}{suffix}"
+_ERRORS = 4.5
+"""Standard errors within which a drawn mean equals a formula: some 50 cells are compared at once."""
+Found = tuple[str, bool, str]
+"""The text of what was measured, whether the claim holds, and a note."""
 
 
-RUNS = tuple(run_name(core, suffix) for suffix in RATES for core in COMPARED) + tuple(
-    run_name(core, HOT) for core in OTHERS
-)
-"""Every run of this module at scale HOT_SCALE."""
+def _of(*names: str) -> Callable[[Callable[..., Found]], Callable[..., Measurement]]:
+    """Make a measurement of what a function returns for frames of draws: theory_NAME.csv, or an entry of
+    theory.json."""
+
+    def decorate(quantity: Callable[..., Found]) -> Callable[..., Measurement]:
+        @functools.wraps(quantity)
+        def measure(results: Results, **parameters: Any) -> Measurement:
+            read = load_theory(results.root)
+            if read is None:
+                return Measurement("", PAPER_DIMENSIONS, missing="python -m stages.sensitivity_theory has not been run")
+            found = [read.summary[name] if name in read.summary else read.tables[name] for name in names]
+            frames = [pd.DataFrame(draws) if isinstance(draws, list) else draws for draws in found]
+            text, held, note = quantity(*frames, **parameters)
+            return Measurement(text, PAPER_DIMENSIONS, f"{read.folder}/theory*; {note}", checks={"": bool(held)})
+
+        return measure
+
+    return decorate
 
 
-def left_out(results: Results, run: str) -> str:
-    """Why a run is not shown or judged at the report's scale, "" if it is."""
-    if not run.endswith(HOT) or results.scale == HOT_SCALE:
-        return ""
-    return f"{run}: its rate is in proportion to width at scale {HOT_SCALE} only, not at {results.scale}"
+def _line(frame: pd.DataFrame, **where: float) -> pd.Series:
+    """The one line whose columns have the given values."""
+    (line,) = (line for _, line in frame.iterrows() if all(line[key] == value for key, value in where.items()))
+    return line
 
 
-def seeds_of(results: Results, run: str) -> tuple[Run, ...]:
-    """The seeds of a run, none if it is left out."""
-    return () if left_out(results, run) else results.seeds(run)
+# The softmax ----------------------------------------------------------------------------------------------------------
 
 
-def series(run: Run, column: str) -> pd.Series:
-    """A logged column by step, without its gaps; of `entropy`, `norm` and `variance` the mean over layers."""
-    names = [name for name in run.curves if name.startswith(f"{column}_layer_")] or [column]
-    values = {name: run.curves[name] for name in names if name in run.curves}
-    return pd.DataFrame(values, index=run.curves.get("step", []), dtype=float).mean(axis=1).dropna()
+@_of("softmax")
+def softmax_derivative(draws: pd.DataFrame, columns: list[str]) -> Found:
+    """Printed derivatives of the softmax's expected entropy (columns of theory_softmax.csv) against the drawn
+    difference quotient: whether one is within 4.5 standard errors and a thousandth at every sigma and N."""
+    # The quotient over ±1 % of sigma^2 differs from the derivative by some 1e-4 of it.
+    allowed = _ERRORS * draws.slope_error + 1e-3 * draws.slope.abs() + 1e-9
+    off = {column: int(((draws[column] - draws.slope).abs() > allowed).sum()) for column in columns}
+    one = _line(draws, positions=20, sigma=1)
+    words = [f"off in {count} of {len(draws)} cells; formula {one[column]:.4f}" for column, count in off.items()]
+    text = f"{'; '.join(words)}, drawn {with_error(one.slope, one.slope_error)} at N = 20, σ = 1"
+    return text, 0 in off.values(), "§2 of docs/variance_sensitivity.md has the derivation"
 
 
-def last(results: Results, run: str, column: str) -> dict[int, float]:
-    """The last logged value of a column, by seed."""
-    return _by_seed(results, run, column, lambda values: values.iloc[-1])
+@_of("softmax")
+def softmax_slope(draws: pd.DataFrame) -> Found:
+    """Whether the drawn slope of the entropy in sigma^2 is below 0 by 4.5 standard errors for every N ≥ 2."""
+    several = draws[draws.positions > 1]
+    falling = int((several.slope + _ERRORS * several.slope_error < 0).sum())
+    alone = draws[draws.positions == 1].slope.abs().max()
+    return f"{falling} of {len(several)} cells", falling == len(several), f"for N = 1 the slope is {alone:.0g}"
 
 
-def change(results: Results, run: str, column: str) -> dict[int, float]:
-    """The last logged value minus the first, by seed."""
-    return _by_seed(results, run, column, lambda values: values.iloc[-1] - values.iloc[0])
+@_of("softmax")
+def softmax_expansion(draws: pd.DataFrame, sigma: float) -> Found:
+    """log N - (N-1)σ²/2N against the drawn mean entropy: whether it is within 4.5 standard errors and σ⁴/4 at every N
+    and every σ up to `sigma`."""
+    small = draws[draws.sigma <= sigma]
+    near = int(((small.entropy - small.expansion_2).abs() <= _ERRORS * small.entropy_error + small.sigma**4 / 4).sum())
+    far, one = _line(draws, positions=200, sigma=8), _line(draws, positions=20, sigma=0.5)
+    note = (
+        f"single draws at N = 20, σ = 0.5 have a standard deviation of {one.entropy_spread:.3f}; beyond "
+        f"σ = √(2 log N) the expansion fails: at N = 200, σ = 8 it gives {far.expansion_2:.1f}, drawn "
+        f"{with_error(far.entropy, far.entropy_error)}"
+    )
+    return f"within it in {near} of {len(small)} cells", near == len(small), note
 
 
-def late_mean(results: Results, run: str, column: str) -> dict[int, float]:
-    """Mean of a column over the second half of training, by seed."""
-    return _by_seed(results, run, column, lambda values: values[values.index >= values.index[-1] / 2].mean())
+@_of("softmax")
+def slope_by_positions(draws: pd.DataFrame) -> Found:
+    """Whether the size of the exact slope grows along N = 2, 5, 20, … at every σ."""
+    several = draws[draws.positions > 1].sort_values("positions")
+    growing = [(one.slope_quadrature.diff().dropna() < 0).all() for _, one in several.groupby("sigma")]
+    return f"at {sum(growing)} of {len(growing)} values of σ", all(growing), "quadrature"
 
 
-def _by_seed(results: Results, run: str, column: str, of: Callable[[pd.Series], float]) -> dict[int, float]:
-    found = {trained.seed: series(trained, column) for trained in results.seeds(run)}
-    return {seed: float(of(values)) for seed, values in found.items() if len(values)}
+def second_order_terms(results: Results) -> Measurement:
+    """Coefficient of σ² of the entropy of σ(-1, 0, 1), by the entropy at σ = 0.001: whether Eq. 29, 31 and 32 give it
+    within 1e-4."""
+    draw, sigma = (-1.0, 0.0, 1.0), 1e-3
+    weights = [math.exp(sigma * x) for x in draw]
+    p = [w / sum(weights) for w in weights]
+    log_n, spread = math.log(len(draw)), sum(x * x for x in draw) / len(draw)  # S_2; the mean of the draw is 0
+    coefficient = (-sum(x * math.log(x) for x in p) - log_n) / sigma**2
+    printed = {
+        "Eq. 29 summed": sum(x * x / 2 - spread / 2 + spread / 2 * log_n for x in draw) / len(draw),
+        "Eq. 31": spread / 2 * log_n - spread + spread / 2,
+        "Eq. 32": -spread / 2,
+    }
+    right = {name: abs(value - coefficient) < 1e-4 for name, value in printed.items()}
+    text = "; ".join(f"{name} {value:.4f}" for name, value in printed.items()) + f"; entropy itself {coefficient:.4f}"
+    return Measurement(text, PUBLISHED_ONLY, "§1 of docs/variance_sensitivity.md", checks=right)
 
 
-def figure_1_top(results: Results) -> Figure:
-    """Loss, gradient norm, entropy and ||P||_F of three cores in the decoder over training."""
-    return _training(results, COMPARED, "entropy")
+# The ReLU kernel ------------------------------------------------------------------------------------------------------
 
 
-def figure_7(results: Results) -> Figure:
-    """The same of softmax and the ReLU kernel, with the entropy of the first layer alone."""
-    return _training(results, ("softmax", "relu"), "entropy_layer_0")
+@_of("relu")
+def relu_rate(draws: pd.DataFrame) -> Found:
+    """D (log N - H) of the ReLU kernel at D ≥ 64: whether all lie within 5 % and 4.5 standard errors of that at the
+    largest D."""
+    good, words = True, []
+    for positions, wide in draws[draws.dimensions >= 64].groupby("positions"):
+        scaled = (wide.dimensions * (math.log(positions) - wide.entropy)).tolist()
+        errors = (wide.dimensions * wide.entropy_error).tolist()
+        good &= all(
+            abs(value - scaled[-1]) <= 0.05 * scaled[-1] + _ERRORS * math.hypot(error, errors[-1])
+            for value, error in zip(scaled, errors, strict=True)
+        )
+        words.append(f"N = {positions:.0f}: {', '.join(map(with_error, scaled, errors))}")
+    return "; ".join(words), good, "D = 64, 256, 1024"
 
 
-def _training(results: Results, cores: Sequence[str], entropy: str) -> Figure:
-    columns = {"train_loss": "training loss", "gradient_norm": "gradient norm"}
-    columns |= {entropy: "attention entropy" if entropy == "entropy" else "entropy, first layer"}
-    columns |= {"norm": "‖P‖ (Frobenius)"}
-    figure, panels = subplots(len(RATES), len(columns), height=3.0)
-    for row, (suffix, words) in zip(panels, RATES.items(), strict=True):
-        trained = {core: seeds_of(results, run_name(core, suffix)) for core in cores}
-        contexts = [run.metrics["context"] for runs in trained.values() for run in runs]
-        row[0].set_ylabel(words)
-        for panel, (column, title) in zip(row, columns.items(), strict=True):
-            panel.set_title(title, fontsize=8.5)
-            panel.grid(color=GRID)
-            for core, runs in trained.items():
-                _mean_and_range(panel, [series(run, column) for run in runs], line_style(core))
-            if not contexts:
-                no_data(panel, "not at this scale" if left_out(results, suffix) else "not measured")
-            elif column == "gradient_norm":
-                panel.set_yscale("log")
-            elif column != "train_loss":
-                _bounds(panel, column, contexts[0])
-    for panel in panels[-1]:
-        panel.set_xlabel("step")
-    core_legend(figure, {core: short_name(core) for core in cores})
-    return figure
+@_of("relu")
+def relu_deviation(draws: pd.DataFrame) -> Found:
+    """D E[δ²] of the ReLU kernel at D ≥ 64 against π² - 1: whether it is within 4.5 standard errors and 2 %."""
+    wide = draws[draws.dimensions >= 64]
+    off = (wide.square - wide.square_printed).abs() > _ERRORS * wide.square_error + 0.02 * wide.square_printed
+    derived = (wide.square - wide.square_derived).abs() <= _ERRORS * wide.square_error + 0.05 * wide.square
+    best = wide.sort_values(["positions", "dimensions"]).iloc[-1]
+    size = best.dimensions
+    text = f"N = {best.positions:.0f}, D = {size:.0f}: {with_error(size * best.square, size * best.square_error)}"
+    note = f"(N-1)/N π(π - 1) = {size * best.square_derived:.3f} fits {derived.sum()} of {len(wide)} cells"
+    return text, not off.any(), note
 
 
-def _mean_and_range(panel: Axes, curves: Sequence[pd.Series], line: dict[str, str]) -> None:
-    """Mean and range of seeds at their common steps."""
-    if curves := [curve for curve in curves if len(curve)]:
-        values = pd.concat(curves, axis=1, join="inner")
-        panel.plot(values.index, values.mean(axis=1), **line, linewidth=1.2)
-        low, high = values.min(axis=1), values.max(axis=1)
-        panel.fill_between(values.index, low, high, color=line["color"], alpha=0.2, linewidth=0)
+@_of("relu")
+def relu_at_small_width(draws: pd.DataFrame, dimensions: int, positions: int, share: float) -> Found:
+    """Mean entropy of the ReLU kernel's defined rows at the width of the paper's small model: whether it is above
+    `share` of log N and no row is 0/0."""
+    line, largest = _line(draws, positions=positions, dimensions=dimensions), math.log(positions)
+    entropy = with_error(line.entropy, line.entropy_error)
+    text = f"{entropy} of {largest:.3f}; {line.undefined:.1%} of the rows are 0/0"
+    good = line.entropy > share * largest and line.undefined == 0
+    return text, good, f"exactly {line.undefined_exact:.4f} of the rows"
 
 
-def _bounds(panel: Axes, column: str, context: int) -> None:
-    """The paper's lines (dotted) at log N, 1 and sqrt(N), and what causal rows can reach (dashed)."""
-    keys = theory.visible_keys("causal", context)
-    least, greatest = theory.norm_range(keys)
-    norm = column == "norm"
-    printed, causal = ((1.0, greatest), least) if norm else ((math.log(context),), theory.entropy_maximum(keys))
-    for value in printed:
-        panel.axhline(value, color=MUTED, linewidth=0.8, linestyle=":")
-    panel.axhline(causal, color=MUTED, linewidth=0.8, linestyle="--")
-    panel.set_ylim(0, printed[-1] * 1.05)
+@_of("relu_scale_difference")
+def relu_scale_change(change: float) -> Found:
+    """Largest change of the ReLU kernel's mean entropy when the same draws are scaled by 0.01 to 1000: whether it is
+    below 1e-9."""
+    return f"{change:.1e} nats", change < 1e-9, "scaling alone; another direction or mean changes it"
 
 
-def figure_4(results: Results) -> Figure:
-    """Normalised entropy H / (log N - H) (Eq. 8) against the variance of the logits while training."""
-    points = {"small model": _of_small_model(results)}
-    points |= {f"decoder, {words}": _of_decoders(results, suffix) for suffix, words in RATES.items()}
-    figure, panels = subplots(1, len(points), height=2.2, sharey=True)
-    for panel, (title, found) in zip(panels, points.items(), strict=True):
-        panel.set_title(title, fontsize=8.5)
-        if not found:
-            no_data(panel, "not measured")
-            continue
-        for core, pairs in found.items():
-            look = {"c": COLOURS[core], "marker": "o" if core in SOFTMAX_BASED else "v", "alpha": 0.6, "linewidth": 0}
-            panel.scatter(pairs["variance"].clip(upper=LARGEST_VARIANCE), pairs["entropy"], s=9, **look)
-        panel.set(xscale="log", yscale="log", xlabel="variance of the logits")
-        panel.grid(color=GRID)
-    panels[0].set_ylabel("H / (log N − H)")
-    core_legend(figure, {core: short_name(core) for core in COMPARED + OTHERS})
-    return figure
+# Other relations ------------------------------------------------------------------------------------------------------
 
 
-def _of_small_model(results: Results) -> dict[str, pd.DataFrame]:
-    """Variance and normalised entropy of the small model at every second plotted step, by core."""
-    measured = sweep(results)
-    if measured is None:
-        return {}
-    frame = pd.read_csv(results.root / measured.folder / "traces.csv")
-    frame["entropy"] = _normalised(frame["entropy"], TOKENS)
-    shown = frame["core"].isin(COMPARED + OTHERS) & (frame["variance"] > 0) & (frame["entropy"] > 0)
-    return dict(iter(frame[shown][::2].groupby("core", sort=False)))
+@_of("layernorm")
+def layernorm_change(draws: pd.DataFrame) -> Found:
+    """Mean entropy of QK-LayerNorm with queries scaled by 0.1 to 1000: whether it stays within 1 % of that at
+    factor 1."""
+    own = _line(draws, factor=1).entropy
+    off = (draws[draws.factor >= 0.1].entropy / own - 1).abs().max()
+    least = draws.sort_values("factor").iloc[0]
+    note = f"at factor {least.factor:g}, a variance below LayerNorm's ε: {least.entropy:.3f} instead of {own:.3f}"
+    return f"{off:.2%} at most", off < 0.01, note
 
 
-def _of_decoders(results: Results, suffix: str) -> dict[str, pd.DataFrame]:
-    """The same of the decoder at every evaluation."""
-    found: dict[str, pd.DataFrame] = {}
-    for core in COMPARED + OTHERS:
-        for run in seeds_of(results, run_name(core, suffix)):
-            entropy = _normalised(series(run, "entropy"), run.metrics["context"])
-            frame = pd.DataFrame({"variance": series(run, "variance"), "entropy": entropy})
-            found[core] = pd.concat([found[core], frame]) if core in found else frame
-    return found
+@_of("bounds", "ranges")
+def matrix_ranges(bounds: pd.DataFrame, drawn: pd.DataFrame, mask: str) -> Found:
+    """Ends of ‖P‖_F and H(P) under a full or causal mask: whether they are [1, √N] and [0, log N]; for full attention
+    also whether no matrix drawn whose rows sum to 1 lies outside."""
+    lines = bounds[bounds["mask"] == mask]
+    ends = ("norm_least", "norm_greatest", "entropy_greatest")
+    same = all(math.isclose(line[k], line[f"{k}_printed"], rel_tol=1e-6) for _, line in lines.iterrows() for k in ends)
+    text = "; ".join(
+        f"N = {line.positions:.0f}: [{line.norm_least:.2f}, {line.norm_greatest:.2f}], [0, {line.entropy_greatest:.2f}]"
+        for line in lines.itertuples()
+    )
+    if mask != "full":
+        return text, same, "attained by uniform and by one-hot rows"
+    outside, empty = int(drawn.outside.sum()), drawn[drawn["empty"] > 0]
+    note = f"{outside} of {drawn.matrices.sum():,} matrices drawn of {len(drawn)} cores lie outside"
+    for _, line in empty.iterrows():
+        note += (
+            f"; {line['empty']} of {line.core} have a row without weight, and norms down to {line.norm_least_empty:.2f}"
+        )
+    return text, same and not outside, note
 
 
-def _normalised(entropy: pd.Series, positions: int) -> pd.Series:
-    """H / (log N - H), Eq. 8."""
-    return entropy / (math.log(positions) - entropy)
+@_of("dirichlet")
+def dirichlet_rows(draws: pd.DataFrame) -> Found:
+    """Entropy and norm of drawn rows: whether their correlation is below -0.9 for each α, and the smaller α has the
+    smaller mean entropy by 4.5 standard errors."""
+    draws = draws.sort_values("alpha")
+    low, high = draws.iloc[0], draws.iloc[-1]
+    apart = high.entropy - low.entropy > _ERRORS * math.hypot(high.entropy_error, low.entropy_error)
+    text = "; ".join(
+        f"α = {line.alpha:g}: H {with_error(line.entropy, line.entropy_error)}, correlation {line.correlation:.2f}"
+        for line in draws.itertuples()
+    )
+    note = f"{draws.outside_bounds.sum()} rows lie outside the bounds of every row; nothing here is a gradient"
+    return text, apart and (draws.correlation < -0.9).all(), note
+
+
+@_of("matrices")
+def norms_at_collapse(draws: pd.DataFrame) -> Found:
+    """Spectral norm of attention matrices of entropy 0: whether it is above 1, that of uniform rows, for all."""
+    collapsed = draws[draws.entropy < 1e-9]
+    text = "; ".join(
+        f"{line.matrix}: ‖P‖_F {line.frobenius:.2f}, spectral {line.spectral:.2f}" for line in collapsed.itertuples()
+    )
+    good = (collapsed.spectral > 1 + 1e-9).all()
+    return text, good, "Eq. 9 bounds the spectral norm by ‖P‖_F, which is larger"

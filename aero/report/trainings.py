@@ -1,4 +1,4 @@
-"""Quantities of attention entropy: heads per quarter of the maximum, layers, learned values, the landscape.
+"""Quantities of models trained here: perplexity, failures, attention entropy, learned values, the landscape.
 
 Quarters are those of AERO Section 3, of the largest observed head: a head in the highest quarter is overloaded, one in
 the lowest quarter, or whose entropy is not finite, has collapsed.
@@ -6,20 +6,118 @@ the lowest quarter, or whose entropy is not finite, has collapsed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aero.landscape import entropy_range, gini_by_layer, steepness, steepness_over_orders, wasserstein_1
-from aero.report.quantities.trainings import not_run, of_trainings, seeds, trained
+from aero.report.papers import variance_cores
 from aero.report.results import Results
-from aero.report.statistics import Estimate, difference, estimate
+from aero.report.statistics import Estimate, change, difference, estimate, failed
 from aero.report.verdicts import Measurement, exact
 
 GROUP = "trained here"
+Values = Mapping[int, float] | Estimate | None
+"""Values by seed, or an estimate of them."""
+
+
+def of_trainings(
+    results: Results, runs: Iterable[str], effects: Mapping[str, Values], digits: int = 2, unit: str = "", **parts: Any
+) -> Measurement:
+    """A measurement of `runs` with one effect a name; with the reason if there can be no verdict.
+
+    parts: of the measurement. notes: lines of evidence. text: by default that of the effects.
+    """
+    runs = tuple(dict.fromkeys(runs))
+    found = {name: estimate(v) if isinstance(v, Mapping) else v for name, v in effects.items()}
+    estimates = {name: one for name, one in found.items() if one is not None}
+    missing = not_run(results, *runs)
+    if not missing and len(estimates) < len(found):
+        missing = "no seed has all that is compared"
+    if not missing and any(not one.has_interval for one in estimates.values()):
+        missing = "one seed: no interval"
+    text = "; ".join(f"{name} {one.text(digits, unit)}".strip() for name, one in estimates.items())
+    evidence = "; ".join(filter(None, (seeds(results, *runs), *parts.pop("notes", ()))))
+    return trained(results, evidence, **{"text": text, "effects": estimates, "missing": missing} | parts)
+
+
+def trained(results: Results, evidence: str, **parts: Any) -> Measurement:
+    """A measurement of models that were trained here."""
+    return Measurement(scale=results.scale, evidence=evidence, trained=True, **parts)
+
+
+def seeds(results: Results, *runs: str) -> str:
+    """The file of the results and the seeds of the named runs."""
+    parts = [f"{run} ({', '.join(str(r.seed) for r in found)})" for run in runs if (found := results.seeds(run))]
+    return f"results/{results.scale}: {', '.join(parts)}" if parts else ""
+
+
+def not_run(results: Results, *runs: str) -> str:
+    """The runs without a result, as a reason for no verdict; "" if there are none."""
+    missing = [run for run in runs if not results.seeds(run)]
+    return f"not run yet: {', '.join(missing)}" if missing else ""
+
+
+# Perplexity and attention cores ---------------------------------------------------------------------------------------
+
+
+def perplexity_change(results: Results, run: str, base: str) -> Measurement:
+    """Perplexity of `run` over that of `base` minus 1, in per cent: mean log ratio over seeds, pooled interval."""
+    return perplexity_changes(results, {"": [run, base]})
+
+
+def perplexity_changes(results: Results, pairs: dict[str, list[str]]) -> Measurement:
+    """Perplexity of the first run of each pair over that of the second minus 1, in per cent: mean log ratios over
+    seeds, pooled intervals."""
+    found = {name: change(results, *pair) for name, pair in pairs.items()}
+    notes = dict.fromkeys(one.note for one in found.values())
+    runs = (run for pair in pairs.values() for run in pair)
+    return of_trainings(results, runs, {name: one.estimate for name, one in found.items()}, unit="%", notes=notes)
+
+
+def failures(results: Results, runs: list[str], against: str = "") -> Measurement:
+    """Which seeds of `runs` fail: a loss or gradient is not finite, bigrams of the same tokens do better, or values
+    exceed float16, in which the papers trained; with `against`, which seeds of it fail where those of `runs` do not."""
+    sides = (*runs, against) if against else tuple(runs)
+    bad: dict[str, dict[int, bool]] = {}
+    text = []
+    for name in sides:
+        beyond = {one.seed: one.metrics.get("float16_overflow") is not None for one in results.seeds(name)}
+        bad[name] = {one.seed: beyond[one.seed] or failed(results, one) for one in results.seeds(name)}
+        if beyond:
+            overflow = f" ({sum(beyond.values())} beyond float16)" if any(beyond.values()) else ""
+            text.append(f"{name} {sum(bad[name].values())} of {len(beyond)} seeds failed{overflow}")
+    shared = sorted(set.intersection(*(set(of) for of in bad.values())))
+    checks = {
+        f"{run}, seed {seed}": bad[against or run][seed] and not (against and bad[run][seed])
+        for run in runs
+        for seed in shared
+    }
+    missing = not_run(results, *sides) or ("fewer than two seeds in common" if len(shared) < 2 else "")
+    return trained(results, seeds(results, *sides), text=", ".join(text), checks=checks, missing=missing)
+
+
+# Attention cores (variance_sensitivity) -------------------------------------------------------------------------------
+
+
+def core_difference(results: Results, runs: list[str], base: str, of: str) -> Measurement:
+    """Entropy or norm at the end of training, or gradient norm or training loss over its second half, of each of `runs`
+    minus `base`, paired by seed."""
+    read = variance_cores.late_mean if of in ("gradient_norm", "train_loss") else variance_cores.last
+    changes = {run: difference(read(results, run, of), read(results, base, of)) for run in runs}
+    return of_trainings(results, (*runs, base), changes, digits=3)
+
+
+def core_entropy_change(results: Results, run: str) -> Measurement:
+    """Mean entropy at the end of training minus that after the first step."""
+    return of_trainings(results, (run,), {"": variance_cores.change(results, run, "entropy")}, digits=3, unit="nats")
+
+
+# Attention entropy ----------------------------------------------------------------------------------------------------
 
 
 def share_of_heads(results: Results, runs: list[str], quarters: list[int]) -> Measurement:

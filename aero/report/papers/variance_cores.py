@@ -1,0 +1,180 @@
+"""Variance Sensitivity: attention cores in the decoder, over training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from aero.report.papers.variance_sensitivity import COLOURS, core_legend, line_style, short_name, sweep
+from aero.report.results import Results, Run
+from aero.report.show import GRID, MUTED, no_data, subplots
+from aero.sensitivity import theory
+from aero.sensitivity.metric import SOFTMAX_BASED
+from aero.sensitivity.setting import TOKENS
+
+HOT, HOT_SCALE = "-hot", "laptop"
+"""Runs whose learning rate is proportional to the width, at scale HOT_SCALE only; other scales leave them out."""
+RATES = {"": "printed rate", HOT: "rate by width"}
+"""Suffix of the runs, and their learning rate in words."""
+COMPARED = ("softmax", "relu", "qk_layernorm")
+OTHERS = ("window_softmax", "sigma_reparam", "sigmoid", "elu")
+LARGEST_VARIANCE = 1e6
+"""Figure 4 shows larger variances of logits at its edge: the last steps before a divergence pass 1e30."""
+
+
+def run_name(core: str, suffix: str) -> str:
+    """The run of an attention core, such as "core-qk-layernorm-hot"."""
+    return f"core-{core.replace('_', '-')}{suffix}"
+
+
+RUNS = tuple(run_name(core, suffix) for suffix in RATES for core in COMPARED) + tuple(
+    run_name(core, HOT) for core in OTHERS
+)
+"""Every run of this module at scale HOT_SCALE."""
+
+
+def left_out(results: Results, run: str) -> str:
+    """Why a run is not shown or judged at the report's scale, "" if it is."""
+    if not run.endswith(HOT) or results.scale == HOT_SCALE:
+        return ""
+    return f"{run}: its rate is in proportion to width at scale {HOT_SCALE} only, not at {results.scale}"
+
+
+def seeds_of(results: Results, run: str) -> tuple[Run, ...]:
+    """The seeds of a run, none if it is left out."""
+    return () if left_out(results, run) else results.seeds(run)
+
+
+def series(run: Run, column: str) -> pd.Series:
+    """A logged column by step, without its gaps; of `entropy`, `norm` and `variance` the mean over layers."""
+    names = [name for name in run.curves if name.startswith(f"{column}_layer_")] or [column]
+    values = {name: run.curves[name] for name in names if name in run.curves}
+    return pd.DataFrame(values, index=run.curves.get("step", []), dtype=float).mean(axis=1).dropna()
+
+
+def last(results: Results, run: str, column: str) -> dict[int, float]:
+    """The last logged value of a column, by seed."""
+    return _by_seed(results, run, column, lambda values: values.iloc[-1])
+
+
+def change(results: Results, run: str, column: str) -> dict[int, float]:
+    """The last logged value minus the first, by seed."""
+    return _by_seed(results, run, column, lambda values: values.iloc[-1] - values.iloc[0])
+
+
+def late_mean(results: Results, run: str, column: str) -> dict[int, float]:
+    """Mean of a column over the second half of training, by seed."""
+    return _by_seed(results, run, column, lambda values: values[values.index >= values.index[-1] / 2].mean())
+
+
+def _by_seed(results: Results, run: str, column: str, of: Callable[[pd.Series], float]) -> dict[int, float]:
+    found = {trained.seed: series(trained, column) for trained in results.seeds(run)}
+    return {seed: float(of(values)) for seed, values in found.items() if len(values)}
+
+
+def figure_1_top(results: Results) -> Figure:
+    """Loss, gradient norm, entropy and ||P||_F of three cores in the decoder over training."""
+    return _training(results, COMPARED, "entropy")
+
+
+def figure_7(results: Results) -> Figure:
+    """The same of softmax and the ReLU kernel, with the entropy of the first layer alone."""
+    return _training(results, ("softmax", "relu"), "entropy_layer_0")
+
+
+def _training(results: Results, cores: Sequence[str], entropy: str) -> Figure:
+    columns = {"train_loss": "training loss", "gradient_norm": "gradient norm"}
+    columns |= {entropy: "attention entropy" if entropy == "entropy" else "entropy, first layer"}
+    columns |= {"norm": "‖P‖ (Frobenius)"}
+    figure, panels = subplots(len(RATES), len(columns), height=3.0)
+    for row, (suffix, words) in zip(panels, RATES.items(), strict=True):
+        trained = {core: seeds_of(results, run_name(core, suffix)) for core in cores}
+        contexts = [run.metrics["context"] for runs in trained.values() for run in runs]
+        row[0].set_ylabel(words)
+        for panel, (column, title) in zip(row, columns.items(), strict=True):
+            panel.set_title(title, fontsize=8.5)
+            panel.grid(color=GRID)
+            for core, runs in trained.items():
+                _mean_and_range(panel, [series(run, column) for run in runs], line_style(core))
+            if not contexts:
+                no_data(panel, "not at this scale" if left_out(results, suffix) else "not measured")
+            elif column == "gradient_norm":
+                panel.set_yscale("log")
+            elif column != "train_loss":
+                _bounds(panel, column, contexts[0])
+    for panel in panels[-1]:
+        panel.set_xlabel("step")
+    core_legend(figure, {core: short_name(core) for core in cores})
+    return figure
+
+
+def _mean_and_range(panel: Axes, curves: Sequence[pd.Series], line: dict[str, str]) -> None:
+    """Mean and range of seeds at their common steps."""
+    if curves := [curve for curve in curves if len(curve)]:
+        values = pd.concat(curves, axis=1, join="inner")
+        panel.plot(values.index, values.mean(axis=1), **line, linewidth=1.2)
+        low, high = values.min(axis=1), values.max(axis=1)
+        panel.fill_between(values.index, low, high, color=line["color"], alpha=0.2, linewidth=0)
+
+
+def _bounds(panel: Axes, column: str, context: int) -> None:
+    """The paper's lines (dotted) at log N, 1 and sqrt(N), and what causal rows can reach (dashed)."""
+    keys = theory.visible_keys("causal", context)
+    least, greatest = theory.norm_range(keys)
+    norm = column == "norm"
+    printed, causal = ((1.0, greatest), least) if norm else ((math.log(context),), theory.entropy_maximum(keys))
+    for value in printed:
+        panel.axhline(value, color=MUTED, linewidth=0.8, linestyle=":")
+    panel.axhline(causal, color=MUTED, linewidth=0.8, linestyle="--")
+    panel.set_ylim(0, printed[-1] * 1.05)
+
+
+def figure_4(results: Results) -> Figure:
+    """Normalised entropy H / (log N - H) (Eq. 8) against the variance of the logits while training."""
+    points = {"small model": _of_small_model(results)}
+    points |= {f"decoder, {words}": _of_decoders(results, suffix) for suffix, words in RATES.items()}
+    figure, panels = subplots(1, len(points), height=2.2, sharey=True)
+    for panel, (title, found) in zip(panels, points.items(), strict=True):
+        panel.set_title(title, fontsize=8.5)
+        if not found:
+            no_data(panel, "not measured")
+            continue
+        for core, pairs in found.items():
+            look = {"c": COLOURS[core], "marker": "o" if core in SOFTMAX_BASED else "v", "alpha": 0.6, "linewidth": 0}
+            panel.scatter(pairs["variance"].clip(upper=LARGEST_VARIANCE), pairs["entropy"], s=9, **look)
+        panel.set(xscale="log", yscale="log", xlabel="variance of the logits")
+        panel.grid(color=GRID)
+    panels[0].set_ylabel("H / (log N − H)")
+    core_legend(figure, {core: short_name(core) for core in COMPARED + OTHERS})
+    return figure
+
+
+def _of_small_model(results: Results) -> dict[str, pd.DataFrame]:
+    """Variance and normalised entropy of the small model at every second plotted step, by core."""
+    measured = sweep(results)
+    if measured is None:
+        return {}
+    frame = pd.read_csv(results.root / measured.folder / "traces.csv")
+    frame["entropy"] = _normalised(frame["entropy"], TOKENS)
+    shown = frame["core"].isin(COMPARED + OTHERS) & (frame["variance"] > 0) & (frame["entropy"] > 0)
+    return dict(iter(frame[shown][::2].groupby("core", sort=False)))
+
+
+def _of_decoders(results: Results, suffix: str) -> dict[str, pd.DataFrame]:
+    """The same of the decoder at every evaluation."""
+    found: dict[str, pd.DataFrame] = {}
+    for core in COMPARED + OTHERS:
+        for run in seeds_of(results, run_name(core, suffix)):
+            entropy = _normalised(series(run, "entropy"), run.metrics["context"])
+            frame = pd.DataFrame({"variance": series(run, "variance"), "entropy": entropy})
+            found[core] = pd.concat([found[core], frame]) if core in found else frame
+    return found
+
+
+def _normalised(entropy: pd.Series, positions: int) -> pd.Series:
+    """H / (log N - H), Eq. 8."""
+    return entropy / (math.log(positions) - entropy)

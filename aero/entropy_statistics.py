@@ -152,7 +152,7 @@ class EntropyStatistics:
         found: dict[str, object] = {
             "entropy_mean": _json_values(self.mean),
             "entropy_sem": _json_values(self.sem),
-            "entropy_by_position": _json_values(self.by_position),
+            "entropy_by_position": _json_values(self.by_position, 6),
             "entropy_median": _json_values(self.median),
             "entropy_by_position_sem": _json_values(self.by_position_sem, 3),
             "entropy_blocks": [_json_values(block, 6) for block in self.blocks],

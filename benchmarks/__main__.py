@@ -23,7 +23,6 @@ ALL: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "two_party": ((), ("--layers", "1", "2", "--folder", QUICK)),
     "pipeline": ((), ("--runs", "2", "--pairs", "1", "--repeats", "2", "--folder", QUICK)),
     "gpu": (("--out", "results/bench", "--minutes", "30"), ("--tiny", "--out", QUICK)),
-    "sensitivity": ((), ("--batches", "1", "--threads", "1", "--to", f"{QUICK}/sensitivity.json")),
 }
 """Every benchmark of `make bench` with its arguments, and with those for --quick."""
 

@@ -21,18 +21,7 @@ from aero.errors import UserError, run_main
 
 def chosen_corpus(chosen: Parameters, name: str | None = None) -> Corpus:
     """The default corpus of the parameters, or the further one called `name`."""
-    settings = chosen.corpus_called(name)
-    return open_corpus(
-        settings.name,
-        settings.path,
-        settings.text_column,
-        settings.validation_fraction,
-        settings.include_tests,
-        settings.test_split,
-        name_key(chosen, name),
-        settings.packages,
-        settings.files_sha256,
-    )
+    return open_corpus(chosen.corpus_called(name), name_key(chosen, name))
 
 
 def name_key(chosen: Parameters, name: str | None = None) -> str:

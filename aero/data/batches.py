@@ -17,8 +17,6 @@ def chunk_starts(stream: TokenStream, length: int, packing: bool = False) -> np.
     next document or holds `<|endoftext|>` (the papers' recipe). With `packing` the documents, each ended by
     `<|endoftext|>`, are one stream that is cut without regard to them.
     """
-    if length < 1:
-        raise ValueError(f"a chunk of {length} tokens is impossible; context must be at least 1")
     if packing:
         return np.arange(len(stream.tokens) // length, dtype=np.int64) * length
     offsets = np.asarray(stream.offsets, dtype=np.int64)
@@ -52,8 +50,6 @@ class Batches:
 
         device: where batches are. On another than the CPU the whole stream is held there, 4 bytes a token.
         """
-        if batch_size < 1:
-            raise ValueError(f"batch_size={batch_size}: must be at least 1")
         self.context, self.batch_size, self.seed = context, batch_size, seed
         self._stream = stream
         self._starts = chunk_starts(stream, context, packing)
@@ -80,8 +76,6 @@ class Batches:
 
     def batch(self, step: int) -> torch.Tensor:
         """The batch of one step, counted from 0 through all epochs: (B, T) int64."""
-        if step < 0:
-            raise ValueError(f"step={step}: steps count from 0")
         epoch, place = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence((self.seed, epoch))))
@@ -102,8 +96,6 @@ def evaluation_batches(
     tokens: about how many tokens to give, rounded down to whole chunks but at least one; null or more than there are
     gives all. Raises ValueError at once if there is no chunk.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size}: must be at least 1")
     starts = chunk_starts(stream, context, packing)
     if not len(starts):
         raise ValueError(

@@ -6,13 +6,10 @@ files for training, the first 2,000 of the validation set for evaluation.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from aero.data.base import Split
-from aero.data.hub import hub_online
 
 DATA_SETS = {"train": "huggingface-course/codeparrot-ds-train", "valid": "huggingface-course/codeparrot-ds-valid"}
 HUB_SPLITS = {"train": "train", "valid": "validation"}  # each data set has one split only
@@ -60,14 +57,6 @@ class CodeParrot:
         if split in self._loaded:
             return self._loaded[split]
         name = DATA_SETS[split]
-        remedy = f"set {self.key}=python_stdlib or local, or go online"
-        online = hub_online()
-        if not online and not _cached(name):
-            raise ValueError(
-                f"corpus 'codeparrot' cannot be reached ({name}): no answer from the hub and no local copy; {remedy}"
-            )
-        if not online:
-            os.environ["HF_HUB_OFFLINE"] = "1"  # read once, when `datasets` is first imported
         try:
             import datasets
         except ImportError as error:
@@ -78,13 +67,10 @@ class CodeParrot:
         try:
             data_set = datasets.load_dataset(name, split=HUB_SPLITS[split])
         except (OSError, ValueError) as error:
-            raise ValueError(f"corpus 'codeparrot' cannot be loaded ({name}: {error}); {remedy}") from None
+            raise ValueError(
+                f"corpus 'codeparrot' cannot be loaded ({name}: {error}); set {self.key}=python_stdlib or local, or go "
+                "online"
+            ) from None
         data_set = data_set.shuffle(seed=SHUFFLE_SEED)
         self._loaded[split] = data_set.select(range(min(self._counts[split], len(data_set))))
         return self._loaded[split]
-
-
-def _cached(name: str) -> bool:
-    home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"))
-    cache = Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets").expanduser()
-    return any((cache / name.replace("/", "___")).glob("*/*/*/dataset_info.json"))

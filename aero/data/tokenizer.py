@@ -21,9 +21,7 @@ from typing import Any
 import tiktoken
 
 from aero.data import languini_vocabulary
-from aero.data.hub import hub_online
 from aero.data.languini_vocabulary import LanguiniVocabulary
-from aero.data.tokens import Tokens
 
 FORMAT = "aero-tokenizer-1"
 END_OF_TEXT = "<|endoftext|>"
@@ -180,15 +178,6 @@ def load_tokenizer(path: str | Path) -> Tokenizer | LanguiniVocabulary:
         ) from None
 
 
-def tokenizer_of(tokens: Tokens) -> Tokenizer | LanguiniVocabulary:
-    """The tokenizer of `tokens`, from their folder. ValueError if its file is damaged or was replaced."""
-    path = tokens.folder / "tokenizer.json"
-    tokenizer = load_tokenizer(path)
-    if tokenizer.sha256 != tokens.manifest.get("tokenizer_sha256"):
-        raise ValueError(f"{path} is not the tokenizer of these token files; make them again: dvc repro -f tokenize")
-    return tokenizer
-
-
 def _from_own(content: dict[str, Any]) -> Tokenizer:
     if content.get("format") != FORMAT:
         raise ValueError(f"neither a {FORMAT} file nor a tokenizer.json of `tokenizers`")
@@ -260,11 +249,10 @@ def _cut_after(pattern: re.Pattern[str], text: str) -> Iterator[str]:
 def _from_hub(repository: str) -> Path:
     from huggingface_hub import hf_hub_download
 
-    online = hub_online()
     try:
-        return Path(hf_hub_download(repository, "tokenizer.json", local_files_only=not online))
+        return Path(hf_hub_download(repository, "tokenizer.json"))
     except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0] if online else "no answer from the hub and no local copy"
         raise ValueError(
-            f"tokenizer {HUB_PREFIX}{repository} cannot be fetched: {reason}; set tokenizer.path to null to train one"
+            f"tokenizer {HUB_PREFIX}{repository} cannot be fetched: {str(error).splitlines()[0]}; set tokenizer.path "
+            "to null to train one"
         ) from None

@@ -1,4 +1,10 @@
-"""A context encoded in P segments and read by a query, for every model that continues from cached keys and values."""
+"""A context encoded in P segments and read by a query, for every model that continues from cached keys and values.
+
+    [shared prefix] [segment 1] … [segment P] [query]
+
+Every segment starts at the position behind the prefix, so segments share positions; the query continues behind the
+longest one. A segment sees the prefix and itself, the query sees everything, each causally.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +16,7 @@ import torch
 from torch import Tensor
 
 from aero.parallel_context.attention import QueryPass
-from aero.parallel_context.layout import PREFIX, Layout
-from aero.parallel_context.selection import Selection
+from aero.parallel_context.selection import PREFIX, Selection
 
 Cache = list[tuple[Tensor, Tensor]]
 """Rotated keys, and values, of every layer: (B, H', n, d_k) each."""
@@ -103,20 +108,24 @@ def encode(
     behind the same prefix in one segment, which begins with the first of several segments. ValueError for segments that
     do not fit the model's context.
     """
-    shared = 0 if prefix is None else len(prefix)
-    layout = Layout(shared, tuple(segment.shape[1] for segment in segments), query)
-    layout.check(model.context)
+    shared, lengths = 0 if prefix is None else len(prefix), [segment.shape[1] for segment in segments]
+    next_position = shared + max(lengths)
+    if next_position + query > model.context:
+        raise ValueError(
+            f"a prefix of {shared}, a longest segment of {max(lengths)} and a query of {query} tokens need "
+            f"{next_position + query} positions, the model has {model.context}: use more segments or a shorter context"
+        )
     sequences, device = segments[0].shape[0], segments[0].device
     start: Cache | None = None
     own: dict[int, Cache] = {}
     if whole is not None:
-        first = slice(shared, shared + layout.segments[0])
+        first = slice(shared, shared + lengths[0])
         own[0] = [(k[:, :, first], v[:, :, first]) for k, v in whole.cache]
     if shared:
         ids = prefix.to(device).expand(sequences, shared)
         _, start = model.forward(ids, torch.arange(shared, device=device))
-    for length in sorted(set(layout.segments)):
-        same = [n for n, other in enumerate(layout.segments) if other == length and n not in own]
+    for length in sorted(set(lengths)):
+        same = [n for n, other in enumerate(lengths) if other == length and n not in own]
         if not same:
             continue
         ids = torch.cat([segments[number] for number in same])  # (P' B, n_p)
@@ -129,8 +138,8 @@ def encode(
     cache = [
         tuple(torch.cat(tensors, -2) for tensors in zip(*layer, strict=True)) for layer in zip(*parts, strict=True)
     ]
-    groups = layout.groups()[: layout.length - query].to(device)
-    return Encoded(cache, groups, layout.next_position)
+    groups = torch.tensor([PREFIX] * shared + [place for place, count in enumerate(lengths) for _ in range(count)])
+    return Encoded(cache, groups.to(device), next_position)
 
 
 @torch.no_grad()
@@ -162,28 +171,3 @@ def read(
         result, cache = model.forward(ids, positions, encoded.cache, mask, seen)
     extended = Encoded(cache, groups, encoded.next_position + m)
     return Reading(result, torch.stack(seen.entropies), extended, seen.selected, seen)
-
-
-@torch.no_grad()
-def answer(
-    model: Model, encoded: Encoded, question: Tensor, tokens: int, selection: Selection | None = None
-) -> tuple[Tensor, Tensor]:
-    """Greedy answer of `tokens` ids to `question` (B, m): ids (B, tokens), and entropies (L, B, H, m + tokens - 1).
-
-    Every pass selects anew, as the authors' code does: the question's, then each answer token's.
-    """
-    reading = read(model, encoded, question, selection)
-    entropies, answers = [reading.entropies], [reading.logits[:, -1].argmax(-1, keepdim=True)]
-    while len(answers) < tokens:
-        reading = read(model, reading.encoded, answers[-1], selection)
-        entropies.append(reading.entropies)
-        answers.append(reading.logits[:, -1].argmax(-1, keepdim=True))
-    return torch.cat(answers, -1), torch.cat(entropies, -1)
-
-
-@torch.no_grad()
-def in_one_pass(model: Model, layout: Layout, ids: Tensor) -> Tensor:
-    """Logits (B, length, V) of `ids` in one pass under the layout's mask: `encode` and `read` without their savings."""
-    layout.check(model.context)
-    positions, mask = (x.to(ids.device) for x in (layout.positions(), layout.mask()))
-    return model.forward(ids, positions, mask=mask)[0]

@@ -13,8 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from aero.parallel_context.layout import PREFIX
-
+PREFIX = -1
+"""Group of the tokens that belong to no segment: the shared prefix and the query."""
 Aggregation = Literal["none", "T", "HT", "LHT"]
 AGGREGATIONS: dict[Aggregation, tuple[int, ...]] = {"none": (), "T": (-2,), "HT": (-3, -2), "LHT": (0, -3, -2)}
 """The dimensions of scores (L, B, H, m, P) that each aggregation reduces."""

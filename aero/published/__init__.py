@@ -14,21 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from aero.errors import text_of, yaml_of
+from aero.flops import NonlinearOperation
 
 _FOLDER = Path(__file__).parent
-
-
-@dataclass(frozen=True)
-class Operation:
-    """`count` applications of one nonlinear function (`SM`, `LN`, `G`, `R`) to a (rows, columns) matrix."""
-
-    name: str
-    count: int
-    rows: int
-    columns: int
-
-    def __str__(self) -> str:
-        return f"{self.name}:{self.count}×R^{{{self.rows}×{self.columns}}}"
 
 
 @dataclass(frozen=True)
@@ -49,7 +37,7 @@ class Cell:
 
     column: Column
     value: float | None = None
-    operations: tuple[Operation, ...] = ()
+    operations: tuple[NonlinearOperation, ...] = ()
     note: str = ""
 
     @property
@@ -127,7 +115,7 @@ class Claim:
     """A sentence that a paper states or implies, and how it is decided.
 
     stated: whether claim and rule entered this repository before the data that decide them. quantity: a function of
-    `aero.report.quantities` and its parameters. rule: one of `aero.report.verdicts` and its parameters. published: the
+    `aero.report` and its parameters. rule: one of `aero.report.verdicts` and its parameters. published: the
     number or order claimed. kind: "contradiction" if two statements of the paper do not fit together, "own" for a
     variation added here. version: of the paper, if it has several. merges: earlier claims of the same fact.
     """
@@ -214,7 +202,8 @@ def _cell(column: Column, value: Any, note: str) -> Cell:
     if not note and value in (None, []):
         raise ValueError(f"column {column.key}: an empty cell needs a note that says why")
     if isinstance(value, list):
-        return Cell(column, operations=tuple(Operation(name, count, *shape) for name, count, shape in value), note=note)
+        operations = tuple(NonlinearOperation(name, count, *shape) for name, count, shape in value)
+        return Cell(column, operations=operations, note=note)
     if value is None or value == "NaN":
         return Cell(column, value and math.nan, note=note)
     if float(f"{value:.{column.digits}f}") != value:

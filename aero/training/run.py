@@ -261,6 +261,8 @@ def write_entropy(
         if metrics["diverged_at_step"] is None:
             raise
         return
+    for error in ("entropy_sem", "entropy_by_position_sem"):  # a quarter of the file, and nothing uses them
+        del measured[error]
     result = {
         **{name: metrics[name] for name in ("run", "seed", "scale", "architecture")},
         "context": config.context,

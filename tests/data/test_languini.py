@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from aero.data.base import files_digest
-from aero.data.languini import TEST_SPLITS, LanguiniBooks
+from aero.data.languini import LanguiniBooks
 from aero.data.registry import open_corpus
 from aero.errors import LONGEST_LINE
+from aero.schema import CorpusParameters
 
 TRAIN = ["Zoo - A. Author.epub", "Ant - B. Author (retail).epub", "Mid - C. Author_ Vol. 1.epub"]
 IID = ["Iris - D. Author.epub"]
@@ -53,7 +54,7 @@ def texts(corpus, split):
 
 
 def test_books_of_the_lists_in_their_order_with_line_feeds_and_nothing_else_changed(data):
-    corpus = open_corpus("languini", data)
+    corpus = open_corpus(CorpusParameters(name="languini", path=str(data)))
     assert texts(corpus, "train") == ["\n\nzoo  one\n\ntwo\t \n\n", "ant \u2014 café\n", "\ufeffmid"]
     assert texts(corpus, "valid") == ["iris"]
     # The reading of languini-kitchen: the file opened as text.
@@ -63,13 +64,10 @@ def test_books_of_the_lists_in_their_order_with_line_feeds_and_nothing_else_chan
 
 
 def test_a_topic_left_out_of_training_is_another_test_split(data):
-    corpus = open_corpus("languini", data, test_split="java")
+    corpus = open_corpus(CorpusParameters(name="languini", path=str(data), test_split="java"))
     assert texts(corpus, "valid") == ["class"] and len(texts(corpus, "train")) == 3
-    with pytest.raises(ValueError, match="test_split='poetry': Languini has iid, discworld"):
-        open_corpus("languini", data, test_split="poetry")
     with pytest.raises(ValueError, match="file_list_test_discworld.npy is neither in"):
-        texts(open_corpus("languini", data, test_split="discworld"), "train")
-    assert len(TEST_SPLITS) == 6
+        texts(open_corpus(CorpusParameters(name="languini", path=str(data), test_split="discworld")), "train")
 
 
 def test_manifest(data):
@@ -94,7 +92,7 @@ def test_manifest(data):
 def test_without_a_folder_the_error_names_the_remedy(tmp_path):
     why = "stdlib_docstrings"
     with pytest.raises(ValueError, match=f"path is null; .*{why}"):
-        open_corpus("languini")
+        open_corpus(CorpusParameters(name="languini"))
     with pytest.raises(ValueError, match=f"none is not a folder; .*{why}"):
         texts(LanguiniBooks(tmp_path / "none"), "train")
     with pytest.raises(ValueError, match=f"file_list_train.npy is neither in .*Zenodo .*{why}"):

@@ -12,6 +12,7 @@ from tokenizers import models, pre_tokenizers, trainers
 
 from aero.data.registry import open_corpus
 from aero.data.tokenizer import PATTERN, build, load_tokenizer, train_tokenizer
+from aero.schema import CorpusParameters
 
 ODD_TEXTS = [
     "",
@@ -28,7 +29,7 @@ ODD_TEXTS = [
 
 @pytest.fixture(scope="module")
 def files():
-    corpus = open_corpus("python_stdlib")
+    corpus = open_corpus(CorpusParameters(name="python_stdlib"))
     return list(corpus.documents("train"))
 
 

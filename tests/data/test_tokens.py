@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from aero.data.tokenizer import tokenizer_of, train_tokenizer
+from aero.data.tokenizer import load_tokenizer, train_tokenizer
 from aero.data.tokens import open_tokens, write_tokens
 
 
@@ -58,7 +58,7 @@ def test_written_documents_are_read_back(folder, tokenizer):
             assert stream.tokens[end - 1] == tokenizer.end_of_text
         assert stream.offsets[-1] == len(stream.tokens)
     assert tokens.vocabulary == tokenizer.vocabulary
-    assert tokenizer_of(tokens) == tokenizer
+    assert load_tokenizer(folder / "tokenizer.json") == tokenizer
 
 
 def test_manifest(folder, tokenizer):
@@ -170,9 +170,3 @@ def test_a_changed_byte_is_found_by_verification(folder, name):
     open_tokens(folder)
     with pytest.raises(ValueError, match=f"{name} is damaged: its SHA-256.*dvc repro"):
         open_tokens(folder, verify=True)
-
-
-def test_another_tokenizer_in_the_folder_is_seen(folder):
-    train_tokenizer(["other text"], 260).save(folder / "tokenizer.json")
-    with pytest.raises(ValueError, match="not the tokenizer"):
-        tokenizer_of(open_tokens(folder))

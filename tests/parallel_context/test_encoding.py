@@ -4,9 +4,8 @@ import pytest
 import torch
 from tiny_models import CONTEXT, HUGGING_FACE, hugging_face, ids, made
 
-from aero.parallel_context.encoding import answer, encode, in_one_pass, pack, read
+from aero.parallel_context.encoding import encode, pack, read
 from aero.parallel_context.hugging_face import HuggingFaceModel
-from aero.parallel_context.layout import Layout
 from aero.parallel_context.selection import AGGREGATIONS, Selection
 
 
@@ -32,15 +31,28 @@ def test_one_segment_equals_full_attention(family, prefix):
     assert expected.abs().max() > 0.1, "the comparison must be about something"
 
 
+def may_attend(reader, seen):
+    """Tokens are (part, place in it): part "prefix", "query", or the number of a segment."""
+    (part, place), (other, other_place) = reader, seen
+    if part == other:
+        return other_place <= place
+    return part == "query" or (part != "prefix" and other == "prefix")
+
+
 @pytest.mark.parametrize("prefix", [0, 2])
 @pytest.mark.parametrize("lengths", [(5, 5, 5), (6, 5, 3)])
 def test_segments_equal_one_pass_under_the_mask(family, prefix, lengths):
     model, _ = family
-    layout = Layout(prefix, lengths, 4)
-    tokens = ids(1, layout.length)
+    parts = {"prefix": prefix} | dict(enumerate(lengths)) | {"query": 4}
+    places = [(part, place) for part, length in parts.items() for place in range(length)]
+    start = {"prefix": 0, "query": prefix + max(lengths)}
+    positions = torch.tensor([start.get(part, prefix) + place for part, place in places])
+    mask = torch.tensor([[may_attend(reader, seen) for seen in places] for reader in places])
+    tokens = ids(1, len(places))
     head, context, query = tokens.split([prefix, sum(lengths), 4], 1)
     reading = read(model, encode(model, segments_of(context, lengths), head[0] if prefix else None), query)
-    together = in_one_pass(model, layout, tokens)
+    with torch.no_grad():
+        together, _ = model.forward(tokens, positions, mask=mask)
     assert torch.allclose(reading.logits, together[:, -4:], atol=1e-5)
     whole = read(model, encode(model, [context], head[0] if prefix else None), query).logits
     assert (reading.logits - whole).abs().max() > 1e-2, "full attention is another result"
@@ -64,19 +76,6 @@ def test_selection_over_layers_is_the_same_in_every_layer(family):
     reading = read(model, encode(model, segments_of(context, (5, 5, 5, 5))), query, Selection(2, "LHT"))
     assert len(reading.selected) == 2 and torch.equal(*reading.selected)
     assert (reading.selected[0].sum(-1) == 2).all()
-
-
-def test_greedy_answer_equals_repeated_full_attention(family):
-    model, full = family
-    context, question = ids(2, 22).split([18, 4], 1)
-    given, entropies = answer(model, encode(model, [context]), question, 3)
-    tokens = torch.cat([context, question], 1)
-    for place in range(3):
-        with torch.no_grad():
-            following = full(tokens)[:, -1].argmax(-1, keepdim=True)
-        assert torch.equal(following[:, 0], given[:, place])
-        tokens = torch.cat([tokens, following], 1)
-    assert entropies.shape == (2, 2, 4, 6)
 
 
 def test_contexts_that_do_not_fit(family):

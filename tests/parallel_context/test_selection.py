@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from aero.parallel_context.attention import QueryPass
-from aero.parallel_context.layout import PREFIX
-from aero.parallel_context.selection import Selection, aggregate, chosen, group_scores, visible
+from aero.parallel_context.selection import PREFIX, Selection, aggregate, chosen, group_scores, visible
 
 GROUPS = torch.tensor([PREFIX, 0, 0, 0, 1, 1, 2, PREFIX])
 

@@ -33,7 +33,8 @@ from aero.architecture import parse
 from aero.config import load
 from aero.errors import UserError, run_main
 from aero.model import GPT, ModelConfig
-from aero.report.costs import STOCK, aero_table
+from aero.published import table as printed_table
+from aero.report.costs import STOCK
 from aero.report.papers.private_tables import PARTS
 from aero.two_party.cost.measure import arguments
 from aero.two_party.program.end_to_end import Question
@@ -164,7 +165,7 @@ def main(given: list[str]) -> None:
     small, source = replace(config, layers=1, vocabulary=1024), records.commit()
     needed = {}
     for number in ("4", "6"):
-        table = aero_table(number)
+        table = printed_table(f"aero/table{number}")
         sizes = replace(config, layers=table.dimensions["layers"])
         needed |= {(number, row.name): operations(parse(row.name), sizes, STOCK, context) for row in table.rows}
     checked = operations(parse(CHECK), small, STOCK, context)

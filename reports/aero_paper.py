@@ -2,17 +2,17 @@
 # # AERO
 #
 # *AERO: Softmax-only LLMs for efficient private inference* (arXiv 2410.13060) removes LayerNorm and the activations of
-# the feed-forward networks step by step, fuses and prunes what has become linear, and adds a penalty on attention
-# entropy. It asks how much private inference gets cheaper and how much perplexity that costs.
+# the feed-forward networks step by step. It fuses and prunes the layers that have become linear, and adds a penalty on
+# attention entropy. It asks how much cheaper private inference becomes and how much perplexity rises.
 #
-# SM is the softmax, LN the LayerNorm of each block, G and R a GELU or ReLU in the feed-forward network; a row without G
-# or R has a linear one. Sc scales the feed-forward output by learned numbers, Fu fuses its two matrices, i_x replaces
-# the x deepest networks by the identity. SM(t) is a softmax with a learned temperature, EReg training with the entropy
-# penalty. SOTA rows are the simplified blocks of He & Hofmann.
+# Rows are named by their parts. SM is the softmax, LN the LayerNorm of each block, G or R a GELU or ReLU in the
+# feed-forward network. Without G or R the feed-forward network is linear. Sc scales its output by learned numbers, Fu
+# fuses its two matrices, and i_x replaces the x deepest networks by the identity. SM(t) is a softmax with a learned
+# temperature. EReg is training with the entropy penalty. SOTA rows use the simplified blocks of He & Hofmann.
 #
-# Models trained here are smaller than the papers', on another corpus and with fewer tokens. Perplexities do not compare
-# in size; directions and relative changes do, where an interval over seeds allows it. The chapter on private inference
-# has the costs, which are measured at the papers' own dimensions.
+# Models trained here are smaller than the papers' and see fewer tokens of another corpus. Absolute perplexities are
+# therefore not comparable. Directions and relative changes are, if the interval over seeds allows it. The chapter on
+# private inference has the costs, which are measured at the papers' own dimensions.
 
 # %%
 from aero.report import claims, show
@@ -36,7 +36,7 @@ show.table(
 #
 # Scale desk (12 layers, width 128, T = 128, about 5M tokens) is the largest that two cores can train. Its predictions,
 # rules and gate were committed before any of its trainings (`results/desk/predictions.yaml`). Everything else in this
-# chapter is of scale laptop, which shows that the pipeline works and which loses to n-gram models.
+# chapter is at scale laptop. That scale shows that the pipeline works; its models are worse than n-gram models.
 
 # %%
 show.table(
@@ -113,10 +113,10 @@ show.figure(
 #
 # $$E^{(l,h)} = -\frac{1}{T}\sum_{i=1}^{T}\sum_{j=1}^{T} a_{ij}^{(l,h)} \log a_{ij}^{(l,h)} .$$
 #
-# A head is *overloaded* in the highest quarter of the largest entropy observed in its model, and *collapsed* in the
-# lowest. Under a causal mask row $i$ has at most $\log i$, so the mean cannot exceed $\ln(T!)/T$, which is below the
-# $\log T$ that the papers name as the maximum. The number of overloaded heads depends on which maximum is meant; all
-# three are shown.
+# Divide the range from 0 to the largest entropy observed in a model into quarters. A head is *overloaded* in the
+# highest quarter and *collapsed* in the lowest. Under a causal mask the entropy of row $i$ is at most $\log i$, so the
+# mean cannot exceed $\ln(T!)/T$. This bound is below $\log T$, the maximum that the papers name. The number of
+# overloaded heads depends on the maximum, so all three are shown.
 
 # %%
 show.figure(
@@ -158,8 +158,8 @@ show.figure(
 # %% [markdown]
 # ## How models fail
 #
-# The papers report three failures: the Softmax-only model diverges, pruning the seventh feed-forward network collapses
-# the last layers, and a GELU without LayerNorm overloads the early ones.
+# The papers report three failures. The Softmax-only model diverges. Pruning a seventh feed-forward network collapses
+# the last layers. A GELU without LayerNorm overloads the early layers.
 
 # %%
 show.table(
@@ -183,8 +183,8 @@ show.figure(
 # %% [markdown]
 # ## Stabilised feed-forward networks
 #
-# Three ways to train the Softmax-only model: divide weights by their norms (WNorm), by their largest singular value
-# (SNorm), or scale the output of the feed-forward network by learned numbers.
+# There are three ways to stabilise the Softmax-only model. WNorm divides weights by their norms, SNorm by their largest
+# singular value. The third scales the output of the feed-forward network by learned numbers.
 
 # %%
 show.table(

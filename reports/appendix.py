@@ -37,8 +37,9 @@ HTML(appendix.explorer(results, claims.judge(results)))
 # %% [markdown]
 # ## Artifact
 #
-# Linux, Python 3.11, 2 cores, 8 GB of memory, 6 GB of disk, a package index; no GPU. Times are of 2 cores. The
-# `Dockerfile` runs the same commands. Checkpoints are not in the repository: `make repro` trains them again.
+# The commands need Linux, Python 3.11, 2 cores, 8 GB of memory, 6 GB of disk and a package index, but no GPU. Times are
+# for 2 cores. The `Dockerfile` runs the same commands. Checkpoints are not in the repository: `make repro` trains them
+# again.
 
 # %%
 numbers, first, passes = claims.headline(results), tables.headline(results), tables.complete_passes(results)
@@ -96,7 +97,7 @@ show.table(
 # %% [markdown]
 # ## All claims
 #
-# The page has them in the explorer above, with a search box. Evidence and tests: `reports/claims.csv`.
+# On the HTML page they are in the explorer above, with a search box. Evidence and tests are in `reports/claims.csv`.
 
 # %%
 judged = claims.judge(results)

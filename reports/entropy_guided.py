@@ -2,11 +2,11 @@
 # # Entropy-Guided Attention
 #
 # *Entropy-Guided Attention for Private LLMs* (arXiv 2501.03489) explains AERO's models by entropy. Without LayerNorm
-# and activations, heads of early layers stay at high entropy (overload) and those of deep layers lose theirs
-# (collapse). A learned temperature and a penalty on entropies away from a learned threshold keep them in between, and
-# perplexity falls.
+# and activations, heads of early layers stay at high entropy (overload), and entropy in deep layers falls to zero
+# (collapse). A learned temperature and a penalty on entropies far from a learned threshold keep entropies in between,
+# and perplexity falls.
 #
-# Most of its tables and figures stand in AERO's paper too. They are shown there:
+# Most of its tables and figures are also in AERO's paper. They are shown in that chapter:
 #
 # | here | shown as | of |
 # |---|---|---|

@@ -4,11 +4,11 @@
 # *Regularizing the Entropy Landscape of Self-Attention* puts the same penalty on models that keep LayerNorm and
 # activations. It maps the mean entropy $E^{(l,h)}$ over layers and heads and calls $|\nabla E| = \sqrt{(\partial
 # E/\partial l)^2 + (\partial E/\partial h)^2}$ its steepness. The Gini coefficient $\sum_{ij} |x_i - x_j| / (2 n^2 \bar
-# x)$ measures how unequal the heads of a layer are, the Wasserstein distance $W_1$ how far their entropies moved from
-# the baseline's.
+# x)$ measures how unequal the heads of a layer are. The Wasserstein distance $W_1$ measures how far their entropies
+# moved from the baseline's.
 #
-# Heads have no order, so the part of the steepness across heads depends on their numbering. Steepness over random
-# orders is shown beside it. Entropies grow with the context: compare differences, not sizes.
+# Heads have no order, so steepness across heads depends on their numbering. Steepness for random orders of heads is
+# shown beside it. Entropies grow with the context: compare differences, not absolute values.
 
 # %%
 from aero.report import claims, show

@@ -1,9 +1,10 @@
 # %% [markdown]
 # # AERO, reproduced
 #
-# Five papers ask which nonlinearities a language model needs to be run privately at an affordable price, and what the
-# entropy of its attention has to do with it. This report re-runs them: communication is measured between two processes
-# at the papers' own sizes, models are trained at a size that two cores can afford, and every claim has a verdict.
+# Nonlinear operations make private inference of language models expensive. Five papers study which of them a model
+# needs, and how this affects the entropy of its attention. This report re-runs their experiments. Communication is
+# measured between two processes at the papers' own sizes, models are trained at sizes that two cores can handle, and
+# every claim has a verdict.
 
 # %%
 import pandas as pd
@@ -57,9 +58,9 @@ show.figure(
 # %% [markdown]
 # ## What is new here
 #
-# - A configuration of SPU that explains every printed byte, and the proof that the printed minutes do not fit it.
-# - A private program that sends a fifth of the published bytes: feed-forward networks folded into attention, softmax on
-#   the causal half, weight matmuls outside SPU.
+# - A configuration of SPU that explains all published bytes, and a proof that some published minutes are impossible.
+# - A private program that sends a fifth of the published bytes. It folds feed-forward networks into attention, computes
+#   softmax on the causal half, and multiplies by weights outside SPU.
 # - Private answers from two processes over TLS (`aero serve`, `aero ask`), checked against PyTorch.
 # - Entropy and its regulariser for any causal Hugging Face model (`aero entropy`, `EntropyRegularizer`).
 
@@ -75,8 +76,8 @@ show.table(
 # ## Verdicts
 #
 # A small model can show that an effect exists. It cannot show that the effect is missing in a large one. *Contradicted*
-# is therefore kept for costs, counts, theory and arithmetic. A training here can at most be *opposite here* or
-# *undecided*. All claims are in the appendix; the page has a search box for them.
+# is therefore reserved for costs, counts, theory and arithmetic. A claim about training can at most be *opposite here*
+# or *undecided*. All claims are in the appendix, with a search box on the HTML page.
 
 # %%
 counts = pd.crosstab(judged.verdict, judged.paper).reindex(list(verdicts.VERDICTS), fill_value=0)

@@ -1,18 +1,18 @@
 # %% [markdown]
 # # Parallel Context Encoding
 #
-# A long context can be encoded in $P$ segments that do not see each other. The paper says that the query's attention
-# entropy then rises and performance falls with it. A shared attention sink before every segment and selective attention
-# to few segments are to help.
+# A long context can be encoded in $P$ segments that do not see each other. The paper finds that the query's attention
+# entropy then rises and performance falls with it. It proposes two remedies: a shared attention sink before every
+# segment, and selective attention to few segments.
 #
 # **What holds here.** Performance falls with $P$, and the entropy of the query's attention rises. Keys of the segments'
-# first tokens and the logits are smaller than in full attention, as the paper explains it. Both remedies lower the
-# entropy. Selective attention brings back answers about passages; in classification no remedy is seen to help. The
-# questions are few, so most differences between remedies are undecided.
+# first tokens and the logits are smaller than in full attention, which is the paper's explanation. Both remedies lower
+# the entropy. Selective attention recovers answers about passages; in classification no remedy helps visibly. There are
+# few questions, so most differences between remedies are undecided.
 #
-# **Setting.** The paper measures Llama-3.1-8B and similar models on benchmarks that are not included. Here it is
-# SmolLM2-135M-Instruct, a small model of the same family, on natural-language tasks that are made offline. Directions
-# can be compared with the paper, sizes cannot.
+# **Setting.** The paper measures Llama-3.1-8B and similar models on benchmarks that are not included here. This report
+# measures SmolLM2-135M-Instruct, a small model of the same family, on natural-language tasks that are generated
+# offline. Directions can be compared with the paper, sizes cannot.
 
 # %%
 from aero.report import claims, show
@@ -60,8 +60,8 @@ show.figure(
 # %% [markdown]
 # ## Entropy as the cause
 #
-# The paper reports a correlation of about 0.95 between entropy and performance, and traces the entropy to smaller keys,
-# above all of the first tokens of the segments, and to smaller logits.
+# The paper reports a correlation of about 0.95 between entropy and performance. It traces the entropy to smaller logits
+# and smaller keys, above all of the first tokens of the segments.
 
 # %%
 show.figure(
@@ -107,8 +107,8 @@ show.table(
 )
 
 # %% [markdown]
-# The paper leaves the choice of $K$ open. Keeping the fewest segments that together have a given share of all scores
-# chooses $K$ for every question.
+# The paper leaves the choice of $K$ open. Here $K$ is chosen for every question: the fewest segments that together have
+# a given share of all scores are kept.
 
 # %%
 show.figure(
@@ -137,8 +137,8 @@ show.table(
 # %% [markdown]
 # ## Other models
 #
-# `docs/parallel_context.md` has the command that measures a Llama, Mistral or Qwen2. The tables below list such
-# measurements, if there are any.
+# `docs/parallel_context.md` has the command that measures another Llama, Mistral or Qwen2. Such measurements, if any,
+# are listed in the tables below.
 
 # %%
 for name, other in parallel_context.models(results).items():

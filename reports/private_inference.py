@@ -17,11 +17,11 @@
 # the client learns the logits. The protocol is Cheetah in SecretFlow SPU. Communication does not depend on the machine,
 # so it is compared with the papers directly, at their own sizes.
 #
-# Four numbers stand beside each other:
+# Tables compare four numbers:
 #
 # - **paper**: what AERO prints.
 # - **reproduced**: operations measured under SPU 0.9.2b0 in the one configuration that fits all published rows.
-# - **stock SPU**: the network as its paper writes it, under SPU 0.9.5, weights owned by the server.
+# - **stock SPU**: the network as its paper defines it, under SPU 0.9.5, with weights owned by the server.
 # - **optimised**: the same network in this project's program, also under SPU 0.9.5.
 
 # %%
@@ -39,7 +39,7 @@ COMPOSE = "python -m stages.two_party_all"
 # %% [markdown]
 # ## Bytes
 #
-# The published bytes are reproduced. Most of them belong to GELU and softmax.
+# The published bytes are reproduced. GELU and softmax account for most of them.
 
 # %%
 show.figure(
@@ -96,7 +96,7 @@ show.table(
 # %% [markdown]
 # ## How the fit was found
 #
-# The papers do not state the configuration. Every combination of version, settings and choices of the program was
+# The papers do not state the configuration. The bytes of every combination of version, setting and program were
 # composed from measured operations and compared with all published rows (`docs/communication_fit.md`).
 
 # %%
@@ -120,8 +120,8 @@ show.table(
 # %% [markdown]
 # ## How much of the saving is the architecture's
 #
-# The baseline's GELU is unoptimised. A GELU of three polynomial segments is known since BumbleBee and costs a third of
-# its bytes. With that one in the baseline, about half of the factor remains. With everything optimised on both sides
+# The baseline's GELU is unoptimised. A GELU of three polynomial segments, known since BumbleBee, costs a third of its
+# bytes. If the baseline uses that GELU, about half of the published saving remains. If both sides are fully optimised,
 # the saving is larger than published, but fusing or pruning the feed-forward networks adds nothing to it.
 
 # %%
@@ -153,8 +153,8 @@ show.figure(
 # %% [markdown]
 # ## Minutes
 #
-# The published minutes are too short for the published bytes on the published network. Even if both directions are
-# always busy, every row of Tables 5 and 7 and both baselines of Tables 4 and 6 need more time than printed.
+# The published minutes are too short for the published bytes on the published network. Assume that both directions are
+# always busy. Even then, every row of Tables 5 and 7 and both baselines of Tables 4 and 6 need more time than printed.
 
 # %%
 show.figure(
@@ -194,8 +194,8 @@ show.figure(
 #
 # $$t = t_\text{compute} + \frac{\text{wire bytes}}{\text{bandwidth}} + \text{rounds} \times \text{RTT}.$$
 #
-# Wire bytes are fewer than the bytes of the tables: of bytes that cross in both directions at once, only the larger
-# direction costs time.
+# Wire bytes are fewer than the bytes in the tables: when both directions are used at once, only the larger one costs
+# time.
 
 # %%
 show.table(
@@ -209,8 +209,8 @@ show.table(
 # %% [markdown]
 # ## What the optimised program changes
 #
-# Three optimizations approximate a function; they are closer to PyTorch than SPU's own. The others are exact but for
-# the fixed point.
+# Three optimizations approximate a function; their results are closer to PyTorch than SPU's own. The others are exact
+# up to fixed-point rounding.
 
 # %%
 show.table(
@@ -250,7 +250,7 @@ show.table(
 # %% [markdown]
 # ## Complete passes
 #
-# A row is composed from its operations. Complete passes check the sum.
+# The cost of a row is the sum over its operations. Complete passes check this sum.
 
 # %%
 show.table(

@@ -2,14 +2,14 @@
 # # Variance Sensitivity
 #
 # The paper says that softmax attention reacts to the variance of its logits: as the variance grows, attention entropy
-# collapses and training becomes unstable. Kernels such as ReLU and QK-LayerNorm avoid this. It shows the effect with a
-# small Transformer of attention alone, in a language model, and in theory.
+# collapses and training becomes unstable. Kernels such as ReLU and QK-LayerNorm avoid this. The paper shows the effect
+# in a small attention-only Transformer, in a language model, and in theory.
 #
 # **What holds here.** Softmax entropy falls as the variance of the logits grows, and the entropy of the ReLU kernel
 # does not. Several printed formulas need correction, and a collapse does not always enlarge the bound on the gradient
-# (Eq. 9). In the small model, the entropy of softmax collapses where its training becomes unstable. The ReLU kernel is
-# less sensitive to the learning rate than softmax in every seed. The published values and their order were not
-# recovered.
+# (Eq. 9). In the small model, the entropy of softmax collapses at the learning rates where training becomes unstable.
+# The ReLU kernel is less sensitive to the learning rate than softmax in every seed. Neither the published values nor
+# their order were recovered.
 #
 # **Setting not recovered.** The paper omits the width, residual connections, initialisation, steps and data of its
 # small model. Missing effects are therefore reported as *undecided* or *opposite here*, never as
@@ -71,8 +71,9 @@ show.figure(
 # %% [markdown]
 # ### Training behaviour
 #
-# The learning rate is the lowest at which most seeds fail with softmax and train with ReLU or QK-LayerNorm; the paper
-# does not print its own. Where softmax becomes unstable, its entropy falls and the norm of its attention matrix grows.
+# The paper does not print the learning rate of these figures. Here it is the lowest rate at which most seeds fail with
+# softmax and train with ReLU or QK-LayerNorm. When training with softmax becomes unstable, entropy falls and the norm
+# of the attention matrix grows.
 
 # %%
 show.figure(
@@ -130,9 +131,9 @@ show.figure(
 # %% [markdown]
 # ## The search for the paper's setting
 #
-# 240 settings are plausible fillings of what the paper omits. A random sample of them was trained with all cores. The
-# settings nearest to Table 1 were then trained again with five fresh seeds. No setting gives the published values. The
-# nearest one is closer than a table of seven equal values, but does not have the published order.
+# 240 settings are plausible choices for what the paper omits. A random sample of them was trained with all attention
+# cores. The settings nearest to Table 1 were then trained again with five fresh seeds. No setting gives the published
+# values. The nearest is closer to Table 1 than seven equal values would be, but has another order.
 
 # %%
 show.table(
@@ -147,9 +148,9 @@ show.table(
 # %% [markdown]
 # ## Attention cores in a language model
 #
-# The paper trains LLaMA-1B and GPT-2 Large. Here the cores replace softmax in this artifact's decoder, at the printed
-# learning rate and at a rate in proportion to width, which is defined at the laptop scale only. At the printed rate the
-# cores hardly differ. At the larger rate the entropy of softmax collapses and its loss stays higher.
+# The paper trains LLaMA-1B and GPT-2 Large. Here the cores replace softmax in this artifact's decoder. They are trained
+# at the printed learning rate and, at the laptop scale only, at a larger rate in proportion to width. At the
+# printed rate the cores hardly differ. At the larger rate the entropy of softmax collapses and its loss stays higher.
 
 # %%
 show.figure(
@@ -183,8 +184,8 @@ show.figure(
 # %% [markdown]
 # ## Theory
 #
-# Every printed formula is compared with draws that do not use it. Theorem 5.1's expansion holds for the expected
-# entropy. Its printed derivative does not; the last line of Appendix E.3 does. The ReLU kernel's deviation is
+# Every printed formula is compared with Monte Carlo draws that do not use it. Theorem 5.1's expansion holds for the
+# expected entropy. Its printed derivative does not; the last line of Appendix E.3 does. The ReLU kernel's deviation is
 # $\pi(\pi-1)/D$ instead of $(\pi^2-1)/D$. Proposition 5.3 assumes that every query sees every key. The derivations are
 # in `docs/variance_sensitivity.md`.
 

@@ -1,11 +1,11 @@
 # make repro     install, then train, measure and render the default set: AERO Tables 2 and 4 (SCALE=smoke: a quick test)
-# make all       the same for every run of the papers: hours
-# make parallel  the same for parallel context encoding: measure a pretrained model; an hour or more
+# make all       the same for every run of the papers; hours
+# make parallel  measure parallel context encoding on a pretrained model, then render; an hour or more
 # make report    install, then render the report from results/ and runs/
 # make docs      write the generated numbers of README.md and docs/
 # make example   install, then train one small model in under 3 minutes, for `aero ask` and `aero entropy`
 # make keep      add the results in runs/ to results/, which git keeps
-# make test      install, then the tests; make slow and make nightly: the longer ones
+# make test      install, then run the tests; make slow and make nightly run the longer ones
 # make bench     speed and memory against alternatives; about an hour on a quiet machine of 2 cores
 PYTHON ?= python3.11
 SCALE ?=

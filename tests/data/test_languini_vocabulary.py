@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aero.data.tokenizer import load_tokenizer, tokenizer_of
+from aero.data.tokenizer import load_tokenizer
 from aero.data.tokens import open_tokens, write_tokens
 
 VOCAB = Path(__file__).with_name("languini_style.vocab")
@@ -55,7 +55,7 @@ def test_token_files_hold_these_ids_with_d_behind_every_book(tmp_path, vocabular
     write_tokens(Books(), vocabulary, tmp_path / "tokens")
     tokens = open_tokens(tmp_path / "tokens", verify=True)
     assert tokens.train.tokens.tolist() == [*vocabulary.encode("the value"), 2, *vocabulary.encode("é \u4f60\n"), 2]
-    assert tokens.vocabulary == 420 and tokenizer_of(tokens) == vocabulary
+    assert tokens.vocabulary == 420 and load_tokenizer(tmp_path / "tokens/tokenizer.json") == vocabulary
 
 
 def test_bad_files(tmp_path, vocabulary):

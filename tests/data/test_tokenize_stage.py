@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from aero.data.tokenizer import tokenizer_of, train_tokenizer
+from aero.data.tokenizer import load_tokenizer, train_tokenizer
 from aero.data.tokens import open_tokens
 from stages import tokenize_corpus
 
@@ -52,7 +52,7 @@ def test_a_given_tokenizer_is_used_and_must_fit(params, tmp_path):
     values["scales"]["smoke"]["tokens"]["vocabulary"] = 260
     params()
     tokenize_corpus.main([])
-    assert tokenizer_of(open_tokens("runs/tokens")).encode("x") == [ord("x") - ord("!")]
+    assert load_tokenizer("runs/tokens/tokenizer.json").encode("x") == [ord("x") - ord("!")]
 
 
 def test_bad_input_is_one_line_and_nothing_written(params, tmp_path, monkeypatch):
@@ -75,7 +75,7 @@ def test_the_split_of_a_local_corpus_is_printed(params, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "1 train (train.txt), 1 valid (valid.txt), 1 left out" in printed and "UTF-8" in printed
     tokens = open_tokens("runs/tokens")
-    assert tokenizer_of(tokens).decode(tokens.valid.tokens) == "held out <|endoftext|>"
+    assert load_tokenizer("runs/tokens/tokenizer.json").decode(tokens.valid.tokens) == "held out <|endoftext|>"
 
 
 def test_languini_with_its_own_vocabulary(params, tmp_path):
@@ -92,4 +92,4 @@ def test_languini_with_its_own_vocabulary(params, tmp_path):
     params()
     tokenize_corpus.main(["--corpus", "languini"])
     tokens = open_tokens("runs/tokens_languini", verify=True)
-    assert tokenizer_of(tokens).decode(tokens.train.tokens) == "The value of é.\n<D>"
+    assert load_tokenizer("runs/tokens_languini/tokenizer.json").decode(tokens.train.tokens) == "The value of é.\n<D>"

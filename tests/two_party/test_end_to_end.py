@@ -18,6 +18,7 @@ STOCK_OF_PRODUCTS = 1.2e6  # bytes
 
 
 PYTHIA = {"position": "rotary", "rotary_fraction": 0.25, "parallel_residual": True, "tied": False, "gelu": "exact"}
+LLAMA = {"position": "rotary", "rotary_fraction": 1.0, "rotary_base": 1e5, "kv_heads": 1, "qk_bias": False}
 BIASES = {"qk_bias": True, "vo_bias": True, "ffn_bias": True}
 
 
@@ -30,6 +31,8 @@ BIASES = {"qk_bias": True, "vo_bias": True, "ffn_bias": True}
         ("SM(t)+R", "tuned-split_exponential+narrow_comparisons+fewer_squarings", {}),
         ("EReg(SM(t)+ScFuFFNi_1)", "tuned", {}),
         ("SM+LN+R", "tuned", PYTHIA),
+        ("SM+RMS+SwiGLU", "tuned", LLAMA),
+        ("SM+RMS+SwiGLU", "as_written", LLAMA),
         ("SOTA(SM+ScFuFFN)", "as_written", {}),
         ("SOTA(SM+ScFuFFNi_1)", "as_published", {}),
         pytest.param("SM+R", "as_written", {}, marks=pytest.mark.slow),

@@ -52,12 +52,15 @@ def test_the_mask_of_trailing_rows():
     assert nonlinear.causal_mask(2, 4).tolist() == [[True, True, True, False], [True, True, True, True]]
 
 
-def test_gelu_segments_stays_within_its_stated_error():
+def test_activations_in_segments_stay_within_their_stated_errors():
     x = np.linspace(-40, 40, 160001)
     exact = np.array([0.5 * v * (1 + math.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v**3))) for v in x])
     error = np.abs(np.asarray(nonlinear.gelu_segments(x.astype(np.float32))) - exact).max()
     assert error <= nonlinear.gelu_segments_error() + 2e-5
     assert nonlinear.gelu_segments_error() < 1e-3
+    error = np.abs(np.asarray(nonlinear.silu_segments(x.astype(np.float32))) - x / (1 + np.exp(-x))).max()
+    assert error <= nonlinear.silu_segments_error() + 2e-5
+    assert nonlinear.silu_segments_error() < 2e-3
 
 
 @pytest.mark.parametrize("entries", [1, 2, 3, 7, 8, 13])
@@ -72,15 +75,19 @@ def test_activations_do_not_change_with_the_ring_of_their_comparisons():
         (nonlinear.relu(x, narrow=True), np.maximum(x, 0)),
         (nonlinear.leaky_relu(x, 0.1, narrow=True), np.where(x >= 0, x, np.float32(0.1) * x)),
         (nonlinear.gelu_segments(x, narrow=True), nonlinear.gelu_segments(x)),
+        (nonlinear.silu_segments(x, narrow=True), nonlinear.silu_segments(x)),
     ):
         assert (np.asarray(one) == np.asarray(other)).all()
 
 
-def test_layer_norm_against_the_definition():
+def test_norms_against_their_definitions():
     generator = np.random.default_rng(1)
     x, gain, bias = (generator.standard_normal(shape).astype(np.float32) for shape in ((5, 32), (32,), (32,)))
     expected = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * gain + bias
     np.testing.assert_allclose(np.asarray(nonlinear.layer_norm(x, gain, bias)), expected, atol=1e-5)
+    expected = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * gain
+    np.testing.assert_allclose(np.asarray(nonlinear.rms_norm(x, gain)), expected, atol=1e-5)
+    np.testing.assert_allclose(np.asarray(nonlinear.rms_normalise_tiles(x)) * gain, expected, atol=1e-5)
 
 
 def equations(jaxpr):

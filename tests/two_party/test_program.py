@@ -14,10 +14,11 @@ from made_models import random_model, torch_logits
 from aero.architecture import parse
 from aero.model import ModelConfig
 from aero.two_party.program import nonlinear
-from aero.two_party.program.forward import WEIGHTS_AT_ONCE, forward, forward_cached, matmul, operations, plaintext
+from aero.two_party.program.forward import forward, forward_cached, operations, plaintext
 from aero.two_party.program.inputs import Past, at_positions, one_hot_rows
 from aero.two_party.program.operations import Operation, call, trace, without_public
 from aero.two_party.program.optimizations import OPTIMIZATIONS, TUNED, parse_program, program_name, toggled
+from aero.two_party.program.slices import WEIGHTS_AT_ONCE, matmul
 from aero.two_party.program.weights import weight_arrays, weight_shapes, within_budget
 
 ROWS = (  # of AERO Tables 2 and 4
@@ -38,6 +39,8 @@ ROWS = (  # of AERO Tables 2 and 4
 )
 GPT2 = ModelConfig(vocabulary=50257, context=128, layers=12, heads=12, width=768, ffn_width=3072)
 PYTHIA = {"position": "rotary", "rotary_fraction": 0.5, "parallel_residual": True, "tied": False, "gelu": "exact"}
+LLAMA = {"position": "rotary", "rotary_fraction": 1.0, "rotary_base": 1e5, "qk_bias": False, "tied": False}
+LLAMA |= {"kv_heads": 1, "layer_norm_eps": 1e-3}
 IDS = np.random.default_rng(2).integers(0, 41, 12)
 ROWS_OF_THREE_LAYERS = [row.replace("i_6", "i_2") for row in ROWS]
 
@@ -52,6 +55,7 @@ def exact_logits(model, program):
             x, blocks, False, bool(narrow)
         ),
         "gelu_segments": lambda x, narrow=0: gelu(x),
+        "silu_segments": lambda x, narrow=0: nonlinear.silu(x),
     }
 
     def exact_call(kind, *arrays, **constants):
@@ -77,6 +81,14 @@ def test_tuned_folding_is_exact(row, switches):
     model = random_model(row, **switches)
     program = within_budget(model, "tuned")
     np.testing.assert_allclose(exact_logits(model, program), torch_logits(model, IDS), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("switches", [LLAMA, LLAMA | {"kv_heads": 0, "ffn_bias": True, "vo_bias": True}])
+def test_llama_in_the_clear_agrees_with_torch(switches):
+    model = random_model("SM+RMS+SwiGLU", **switches)
+    written = plaintext(model.architecture, model.config, "as_written", weight_arrays(model, "as_written"), IDS)
+    np.testing.assert_allclose(written, torch_logits(model, IDS), atol=1e-4, rtol=0)
+    np.testing.assert_allclose(exact_logits(model, "tuned"), torch_logits(model, IDS), atol=1e-4, rtol=0)
 
 
 SCALED = ("SM+ScFFN", "EReg(SM(t)+ScFuFFNi_2)")

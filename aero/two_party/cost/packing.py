@@ -33,7 +33,7 @@ _OF_TWO_SECRETS = ("gelu", "softmax", "layer_norm", "exponentials", "divide_by_s
 _ROW_TILES = ("scale_row_tiles", "scale_row_tiles_by_server", "normalise_tiles")
 _BY_SERVER = (*_ONE_MATMUL, "scale_row_tiles_by_server")
 # Constants that are sizes, and constants that change no cost; any other constant makes another group.
-_SIZE, _COSTLESS = ("rows",), ("factor", "first")
+_SIZE, _COSTLESS = ("rows",), ("factor", "first", "eps", "base")
 
 Shape = tuple[int, ...]
 

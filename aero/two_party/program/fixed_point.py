@@ -56,11 +56,12 @@ _INSIDE = {"pjit", "jit", "closed_call", "core_call", "custom_jvp_call", "custom
 
 @dataclass(frozen=True)
 class Beyond:
-    """The value nearest to its limit: operation, magnitude, limit."""
+    """The value nearest to its limit: operation, magnitude, limit, and where in the model it stands."""
 
     what: str
     value: float
     limit: float
+    where: str
 
 
 def limits(settings: Settings) -> dict[str, float]:
@@ -181,19 +182,27 @@ def farthest(model: GPT, program: str, settings: Settings, ids: np.ndarray | Non
     program: as `within_budget` returns it. Computed in the clear by the holder of the model.
     """
     found: list[tuple[str, str, float]] = []
+    places: list[str] = []
 
     def run(kind: str, *arrays: Array, **constants: float) -> Array:
         if kind == "embedding_lookup":  # rows of a table that its owner has checked; not in fixed point
             return arrays[0] @ arrays[1]
-        return watched(kind, arrays, constants, found)
+        result = watched(kind, arrays, constants, found)
+        places.extend([where] * (len(found) - len(places)))
+        return result
+
+    def at(layer: int) -> None:
+        nonlocal where
+        where = f"layer {layer}" if layer <= model.config.layers else "the vocabulary projection"
 
     weights = {name: jax.numpy.asarray(value) for name, value in weight_arrays(model, program).items()}
     for prompt in probes(model) if ids is None else [ids]:
         one_hot = jax.nn.one_hot(np.asarray(prompt), model.config.vocabulary, dtype=np.float32)
-        forward(run, model.architecture, model.config, program, weights, one_hot)
+        where = "the embedding"
+        forward(run, model.architecture, model.config, program, weights, one_hot, at)
     most = limits(settings)
-    name, kind, value = max(found, key=lambda one: one[2] / most[one[0]])
-    return Beyond(f"{kind} ({name})", value, most[name])
+    (name, kind, value), place = max(zip(found, places, strict=True), key=lambda one: one[0][2] / most[one[0][0]])
+    return Beyond(f"{kind} ({name})", value, most[name], place)
 
 
 @torch.no_grad()
@@ -201,7 +210,8 @@ def bounds(model: GPT) -> dict[str, float] | None:
     """Bounds that hold for every prompt, from the weights alone: "residual", the norm of a row of the residual stream;
     "ffn", that of the FFN's first result; "logits", the largest attention logit. None for a He & Hofmann model.
 
-    A row of the softmax averages values; a row after LayerNorm has a norm of at most sqrt(d) before gain and bias.
+    A row of the softmax averages values; a row after a norm has a length of at most sqrt(d) before gain and bias. SiLU
+    is at most as large as its argument.
     """
     architecture, config = model.architecture, model.config
     if architecture.block == "he_hofmann":
@@ -220,17 +230,21 @@ def bounds(model: GPT) -> dict[str, float] | None:
 
     def normed(name: str, norm: float) -> float:
         gain, bias = state.get(f"{name}.weight"), state.get(f"{name}.bias")
-        return norm if gain is None else float(gain.abs().max()) * config.width**0.5 + float(bias.norm())
+        shift = 0.0 if bias is None else float(bias.norm())
+        return norm if gain is None else float(gain.abs().max()) * config.width**0.5 + shift
 
     scale = config.width**0.5 if config.embedding_scale else 1.0
+    kv_heads = config.kv_heads or config.heads
     residual = scale * rows("token_embedding.weight") + rows("position_embedding.weight")
     largest, ffn, logits = residual, 0.0, 0.0
     slope = max(1.0, float(state["leaky_slopes"].abs().max())) if "leaky_slopes" in state else 1.0
     for index in range(config.layers):
         block = f"blocks.{index}."
         read = normed(f"{block}ln_1", residual)
-        query, key, value = (
-            linear(f"{block}attention.{name}", read, config.heads) for name in ("query", "key", "value")
+        query = linear(f"{block}attention.query", read, config.heads)
+        key, value = (
+            linear(f"{block}attention.{name}", read, kv_heads).repeat_interleave(config.heads // kv_heads)
+            for name in ("key", "value")
         )
         temperature = state.get(f"{block}attention.temperature", torch.ones(1)).abs().amin(-1)
         logits = max(logits, float((query * key / temperature).max()) / (config.width / config.heads) ** 0.5)
@@ -244,6 +258,9 @@ def bounds(model: GPT) -> dict[str, float] | None:
                 out = float(linear(f"{block}ffn.fused", n))
             else:
                 first = float(linear(f"{block}ffn.up", n))
+                if architecture.ffn == "swiglu":
+                    gate = float(linear(f"{block}ffn.gate", n))
+                    first = max(first, gate, first * gate)
                 ffn, out = max(ffn, first), float(linear(f"{block}ffn.down", slope * first))
             largest = max(largest, residual)
             residual = beta * read + out / alpha + (attended if config.parallel_residual else 0.0)
@@ -311,7 +328,7 @@ def check(model: GPT, program: str, settings: Settings) -> None:
     found = farthest(model, program, settings)
     if not found.value < found.limit:
         raise TwoPartyError(
-            f"the model's values do not fit fixed point: {found.value:.3g} in {found.what}, which holds less than "
-            f"{found.limit:.3g} with {settings.fraction_bits} fraction bits in {settings.field}; the private answers "
-            "would be wrong"
+            f"the model's values do not fit fixed point: {found.value:.3g} in {found.what} of {found.where}, "
+            f"which holds less than {found.limit:.3g} with {settings.fraction_bits} fraction bits in {settings.field}; "
+            "the private answers would be wrong"
         )

@@ -25,14 +25,9 @@ from aero.two_party.program.inputs import Past, at_positions, prompt_array, prom
 from aero.two_party.program.layers import Affine, Layer, Weights
 from aero.two_party.program.operations import KINDS, SHARED, Operation, call, trace
 from aero.two_party.program.optimizations import AS_PUBLISHED, Optimizations, parse_program
+from aero.two_party.program.slices import HEAD_SLICE, IDS_AT_ONCE, SLICE, matmul
 from aero.two_party.program.weights import weight_shapes
 
-# Encoded weights take some 4 kB each when many rows are multiplied: 12 GB in one party for 4,096 entries of the
-# embedding, 9 for 768 x 3,072; 7 GB for the whole vocabulary projection of one row. These sizes keep a run below 8 GB.
-SLICE = 1024
-HEAD_SLICE = 16384
-WEIGHTS_AT_ONCE = 800_000
-IDS_AT_ONCE = 2
 COVER_BLOCKS = 16
 Call = Callable[..., Array]
 
@@ -44,12 +39,14 @@ def forward(
     program: str,
     weights: Mapping[str, Array],
     prompt: Array,
+    at: Callable[[int], None] = lambda layer: None,
 ) -> Array:
     """Logits (V,) after the last of the T tokens of `prompt`, which is as `prompt_array` gives it.
 
-    run: computes or records each operation. weights: as `weight_arrays` gives them.
+    run: computes or records each operation. weights: as `weight_arrays` gives them. at: called before each layer with
+    its number from 1, and with L + 1 after the last.
     """
-    return forward_cached(run, architecture, config, program, weights, prompt)[0]
+    return forward_cached(run, architecture, config, program, weights, prompt, at=at)[0]
 
 
 def forward_cached(
@@ -60,6 +57,7 @@ def forward_cached(
     weights: Mapping[str, Array],
     prompt: Array,
     past: Past | None = None,
+    at: Callable[[int], None] = lambda layer: None,
 ) -> tuple[Array, list[Array], list[Array]]:
     """As `forward` for T tokens that follow `past`; also their keys and values, (H, T, d_k) for each layer.
 
@@ -72,19 +70,17 @@ def forward_cached(
     x = this.embed(w.token_embedding, prompt)  # (T, d)
     if w.position_embedding is not None:
         x = x + w.position_embedding[: prompt.shape[0]]
-    for index, layer in enumerate(w.layers):
-        only_last = index == config.layers - 1 and "last_row" in optimizations
-        x = (
-            this.he_hofmann(layer, x, only_last)
-            if architecture.block == "he_hofmann"
-            else this.pre_ln(layer, x, only_last)
-        )
+    block = this.he_hofmann if architecture.block == "he_hofmann" else this.pre_ln
+    for number, layer in enumerate(w.layers, 1):
+        at(number)
+        x = block(layer, x, number == config.layers and "last_row" in optimizations)
+    at(config.layers + 1)
     if "last_row" in optimizations:
         x = x[-1:]
     if w.basis is not None:
         x = this.affine(x if fitted else x[-1:], w.basis)
     if config.ln_f:
-        x = this.normalise(x) if w.ln_f is None else _layer_norm(this.run, x, w.ln_f)
+        x = this.norm(w.ln_f, x)
     logits = this.project(x if fitted else x[-1:], w.head.weight)
     return logits if w.head.bias is None else logits + w.head.bias, this.keys, this.values
 
@@ -98,30 +94,9 @@ def _with_shared_weights(run: Call) -> Call:
     return shared
 
 
-def _layer_norm(run: Call, x: Array, norm: Affine) -> Array:
-    return run("layer_norm", x, norm.weight, norm.bias)
-
-
-def matmul(run: Call, x: Array, weight: Array) -> Array:
-    """x (rows, n) times the server's (n, m) by SPU, in slices of at most WEIGHTS_AT_ONCE weights for several rows.
-
-    Slices go along the longer side: columns are concatenated, inner ones added.
-    """
-    inner, columns = weight.shape
-    pieces = 1 if x.shape[0] == 1 else -(-inner * columns // WEIGHTS_AT_ONCE)
-    if pieces == 1:
-        return run("linear", x, weight)
-    edges = [round(index * max(inner, columns) / pieces) for index in range(pieces + 1)]
-    spans = list(zip(edges, edges[1:], strict=False))
-    if columns >= inner:
-        return jnp.concatenate([run("linear", x, weight[:, low:high]) for low, high in spans], 1)
-    parts = [run("linear", x[:, low:high], weight[low:high]) for low, high in spans]
-    return sum(parts[1:], parts[0])
-
-
-def _split(x: Array, heads: int) -> Array:
-    """(rows, d) -> (H, rows, d_k)."""
-    return jnp.swapaxes(x.reshape(x.shape[0], heads, -1), 0, 1)
+def _split(x: Array, size: int) -> Array:
+    """(rows, H d_k) -> (H, rows, d_k) for heads of this size d_k."""
+    return jnp.swapaxes(x.reshape(x.shape[0], -1, size), 0, 1)
 
 
 def _merge(x: Array) -> Array:
@@ -144,6 +119,10 @@ class _Pass:
 
     def has(self, optimization: str) -> bool:
         return optimization in self.optimizations
+
+    @property
+    def head_size(self) -> int:
+        return self.config.width // self.config.heads
 
     @property
     def empty(self) -> Array | None:
@@ -186,12 +165,16 @@ class _Pass:
         parts = [self.run("vocabulary_slice", x, head[:, low : low + size]) for low in starts]
         return jnp.concatenate(parts, 1)[-1]
 
-    def normalise(self, x: Array) -> Array:
-        return self.run("normalise_tiles" if self.has("row_tiles") and x.shape[0] > 1 else "normalise", x)
-
     def norm(self, norm: Affine | None, x: Array) -> Array:
-        """LayerNorm, without gain and bias where these are folded away."""
-        return self.normalise(x) if norm is None else _layer_norm(self.run, x, norm)
+        """LayerNorm or RMSNorm, without gain and bias where these are folded away."""
+        rms, eps = self.architecture.rms_norm, self.config.layer_norm_eps
+        constants = {} if eps == 1e-5 else {"eps": eps}
+        if norm is None:
+            kind = "rms_normalise" if rms else "normalise"
+            return self.run(kind + "_tiles" * (self.has("row_tiles") and x.shape[0] > 1), x, **constants)
+        if rms:
+            return self.run("rms_norm", x, norm.weight, **constants)
+        return self.run("layer_norm", x, norm.weight, norm.bias, **constants)
 
     def query_key_value(self, layer: Layer, n: Array, only_last: bool) -> tuple[Array, ...]:
         """Q of all rows or of the last one, then K and, in pre-LN layers, V. Q holds 1/sqrt(d_k)."""
@@ -210,11 +193,12 @@ class _Pass:
             return (
                 (query, key) if self.architecture.block == "he_hofmann" else (query, key, self.affine(n, layer.value))
             )
-        return query, *(others[:, start : start + d] for start in range(0, others.shape[1], d))
+        size = self.config.kv_width
+        return query, *(others[:, start : start + size] for start in range(0, others.shape[1], size))
 
     def attend(self, layer: Layer, query: Array, key: Array, value: Array) -> Array:
         """Attention output (rows, d) of the last `rows` queries."""
-        query, key, value = (_split(x, self.config.heads) for x in (query, key, value))
+        query, key, value = (_split(x, self.head_size) for x in (query, key, value))
         query, key = self.positioned(layer, query, key)
         if self.past is not None:
             index = len(self.keys)
@@ -223,13 +207,21 @@ class _Pass:
         self.values.append(value)
         if self.past is not None:
             key, value = (jnp.concatenate(pair, 1) for pair in zip(earlier, (key, value), strict=True))
-        logits = self.run("scores", query, key)
+        logits = self.by_group("scores", query, key)
         if not self.has("late_division"):
-            return _merge(self.run("mix", self.probabilities(logits), value))
+            return _merge(self.by_group("mix", self.probabilities(logits), value))
         weights = self.exponentials(logits)
         inverse = self.run("inverse_sums", weights)
         tiles = self.has("row_tiles") and query.shape[1] > 1
-        return _merge(self.run("scale_row_tiles" if tiles else "scale_rows", self.run("mix", weights, value), inverse))
+        mixed = self.by_group("mix", weights, value)
+        return _merge(self.run("scale_row_tiles" if tiles else "scale_rows", mixed, inverse))
+
+    def by_group(self, kind: str, x: Array, of_keys: Array) -> Array:
+        """ "scores" or "mix" of x (H, rows, ...) and keys or values (G, T, d_k): the rows of the H / G heads of queries
+        that share keys are rows of one matrix."""
+        heads, rows, width = x.shape
+        y = self.run(kind, x.reshape(of_keys.shape[0], -1, width), of_keys)
+        return y.reshape(heads, rows, -1)
 
     def positioned(self, layer: Layer, query: Array, key: Array) -> tuple[Array, Array]:
         """(H, rows, d_k) and (H, T, d_k) with rotary positions and temperatures."""
@@ -239,8 +231,9 @@ class _Pass:
             query, key = self.run("rotate_by", query, table[:, tokens - rows :]), self.run("rotate_by", key, table)
         elif self.config.position == "rotary":
             first = 0 if self.past is None else self.past.keys[0].shape[1]
-            query = self.run("rotate", query, dims=dims, first=first + tokens - rows)
-            key = self.run("rotate", key, dims=dims, first=first)
+            base = {} if self.config.rotary_base == 10_000.0 else {"base": self.config.rotary_base}
+            query = self.run("rotate", query, dims=dims, first=first + tokens - rows, **base)
+            key = self.run("rotate", key, dims=dims, first=first, **base)
         if layer.inverse_temperature is not None:
             factors = layer.inverse_temperature[:, tokens - rows : tokens]
             if self.has("row_tiles") and rows > 1:
@@ -293,12 +286,16 @@ class _Pass:
         n = self.norm(layer.ln_2, x) if self.architecture.layer_norm else x
         if layer.fused is not None:
             return self.affine(n, layer.fused)
-        hidden = self.affine(n, layer.up)
+        hidden, segmented = self.affine(n, layer.up), self.has("segmented_gelu")
         if self.architecture.ffn == "gelu":
-            if self.has("segmented_gelu"):
+            if segmented:
                 hidden = self.run("gelu_segments", hidden, **self.narrow)
             else:
                 hidden = self.run("gelu_exact" if self.config.gelu == "exact" else "gelu_plain", hidden)
+        elif self.architecture.ffn == "swiglu":
+            gate, hidden = jnp.split(hidden, 2, 1)
+            silu = self.run("silu_segments", gate, **self.narrow) if segmented else self.run("silu", gate)
+            hidden = self.run("gate", silu, hidden)
         elif layer.slope is not None:
             hidden = self.run("leaky_relu", hidden, layer.slope, **self.narrow)
         elif self.architecture.ffn in ("relu", "leaky_relu"):
@@ -309,15 +306,15 @@ class _Pass:
     def he_hofmann(self, layer: Layer, x: Array, only_last: bool) -> Array:
         """b_ff FFN(n) + b_sa Concat_h((a_h I + b_h P_h - g_h C) V_h)."""
         if layer.combine is not None:
-            n = x if layer.value is None else self.normalise(x)
+            n = x if layer.value is None else self.norm(None, x)
             value = n if layer.value is None else self.affine(n, layer.value)
             rows = 1 if only_last else n.shape[0]
             attended = self.attend(layer, *self.query_key_value(layer, n, only_last), value)
             joined = [n[-rows:], attended, self.run("causal_mean", n, rows=rows)]
             return self.affine(jnp.concatenate(joined, 1), layer.combine)  # (rows, 3d)
-        n = x if layer.ln_1 is None else _layer_norm(self.run, x, layer.ln_1)
+        n = x if layer.ln_1 is None else self.norm(layer.ln_1, x)
         tokens = n.shape[0]
-        query, key = (_split(m, self.config.heads) for m in self.query_key_value(layer, n, False))
+        query, key = (_split(m, self.head_size) for m in self.query_key_value(layer, n, False))
         shaped = self.probabilities(self.run("scores", query, key))
         if layer.shape is not None:
             shaped = shaped + layer.shape[:, :tokens, :tokens]
@@ -326,7 +323,7 @@ class _Pass:
             public = layer.shape_a * np.eye(tokens, dtype=np.float32) - layer.shape_g * centre
             shaped = self.run("scale", shaped, layer.shape_b) + public
         value = n if layer.value is None else self.affine(n, layer.value)
-        attended = _merge(self.run("mix", shaped, _split(value, self.config.heads)))
+        attended = _merge(self.run("mix", shaped, _split(value, self.head_size)))
         if layer.fused is not None:
             return attended + self.affine(n, layer.fused)
         if layer.up is not None:

@@ -5,14 +5,17 @@ A value is a tensor on the server, an array in a program, and a shape where only
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
+
+import torch
 
 
 @dataclass(frozen=True)
 class Affine:
-    """x -> x weight + bias with weight (in, out); as a LayerNorm, its gain and bias (d,)."""
+    """x -> x weight + bias with weight (in, out); as a LayerNorm, its gain and bias (d,); as an
+    RMSNorm, its gain."""
 
     weight: Any
     bias: Any = None
@@ -26,8 +29,9 @@ class Affine:
         return Affine(basis @ self.weight, self.bias)
 
     def after_norm(self, norm: Affine) -> Affine:
-        """With the gain and bias of the LayerNorm before it folded in."""
-        return Affine(norm.weight[:, None] * self.weight, self.bias + norm.bias @ self.weight)
+        """With the gain and bias of the norm before it folded in."""
+        bias = self.bias if norm.bias is None else norm.bias @ self.weight + (0.0 if self.bias is None else self.bias)
+        return Affine(norm.weight[:, None] * self.weight, bias)
 
     def columns(self, first: int, after: int | None) -> Affine:
         """Some of its results."""
@@ -37,12 +41,20 @@ class Affine:
         return Affine(factor * self.weight, factor * self.bias)
 
 
+def side_by_side(parts: Sequence[Affine]) -> Affine:
+    """Maps of the same input as one; results beside each other."""
+    if len(parts) == 1:
+        return parts[0]
+    return Affine(torch.cat([one.weight for one in parts], 1), torch.cat([one.bias for one in parts]))
+
+
 @dataclass(frozen=True)
 class Layer:
     """Weights of one layer; None where the program does not use them.
 
     basis: undoes the change of basis before the layer. qkv, qk: Q, K (and V) as one matrix; last_query, others: the
     same split in two, where only the last row of Q is needed. from_both: the whole layer as a map of [x | attention].
+    up: with a gate, [gate | up].
     from_attention: the whole contribution to the residual stream. around: the linear part of a leaky ReLU's FFN.
     combine: a He & Hofmann layer as a map of [n | attention | causal mean of n]. shape_a, shape_b, shape_g (H, 1, 1),
     or folded together shape (H, T, T): the gains of its attention matrix.

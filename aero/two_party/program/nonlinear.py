@@ -28,6 +28,8 @@ LOG2_E = math.log2(math.e)
 UNIT = 2.0**-18
 GELU_TAIL = 3.5
 GELU_DEGREE = 6
+SILU_TAIL = 8.0
+SILU_DEGREE = 8
 
 
 def causal_mask(rows: int, columns: int) -> np.ndarray:
@@ -156,16 +158,16 @@ def row_tiles(x: Array, factors: Array) -> Array:
     return jnp.einsum("nij,njd->nid", diagonal, tiles).reshape(x.shape)
 
 
-def rotate(x: Array, dims: int, first: int) -> Array:
+def rotate(x: Array, dims: int, first: int, base: float = 10_000.0) -> Array:
     """Rotary position embedding (GPT-NeoX's layout) of the first `dims` dimensions of x (H, T, d_k), as in
     `aero.attention.rotate`; the first row is at position `first`. Public factors: only truncations cost.
     """
-    return rotate_by(x, rotary_table(first, x.shape[1], dims))
+    return rotate_by(x, rotary_table(first, x.shape[1], dims, base))
 
 
-def rotary_table(first: int, positions: int, dims: int) -> np.ndarray:
+def rotary_table(first: int, positions: int, dims: int, base: float = 10_000.0) -> np.ndarray:
     """Cosines and sines (2, positions, dims / 2) of the rotary angles from position `first` on."""
-    angles = np.arange(first, first + positions)[:, None] * 10_000.0 ** (-np.arange(0, dims, 2) / dims)
+    angles = np.arange(first, first + positions)[:, None] * base ** (-np.arange(0, dims, 2) / dims)
     return np.stack([np.cos(angles), np.sin(angles)]).astype(np.float32)
 
 
@@ -232,16 +234,32 @@ def layer_norm(x: Array, weight: Array, bias: Array, eps: float = 1e-5) -> Array
 
 def normalise(x: Array, eps: float = 1e-5) -> Array:
     """LayerNorm without gain and bias: (x - mean) / sqrt(variance + eps)."""
-    centred = x - jnp.mean(x, -1, keepdims=True)
-    variance = jnp.mean(centred * centred, -1, keepdims=True)
-    return centred * jax.lax.rsqrt(variance + eps)
+    return rms_normalise(x - jnp.mean(x, -1, keepdims=True), eps)
 
 
 def normalise_tiles(x: Array, eps: float = 1e-5) -> Array:
     """`normalise` with the division of the rows by `row_tiles`."""
-    centred = x - jnp.mean(x, -1, keepdims=True)
-    variance = jnp.mean(centred * centred, -1)
-    return row_tiles(centred, jax.lax.rsqrt(variance + eps))
+    return rms_normalise_tiles(x - jnp.mean(x, -1, keepdims=True), eps)
+
+
+def rms_norm(x: Array, weight: Array, eps: float = 1e-5) -> Array:
+    """RMSNorm over the last axis with the server's gain."""
+    return rms_normalise(x, eps) * weight
+
+
+def rms_normalise(x: Array, eps: float = 1e-5) -> Array:
+    """RMSNorm without gain: x / sqrt(mean(x^2) + eps)."""
+    return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + eps)
+
+
+def rms_normalise_tiles(x: Array, eps: float = 1e-5) -> Array:
+    """`rms_normalise` with the division of the rows by `row_tiles`."""
+    return row_tiles(x, jax.lax.rsqrt(jnp.mean(x * x, -1) + eps))
+
+
+def silu(x: Array) -> Array:
+    """`jax.nn.silu`, x / (1 + e^-x)."""
+    return jax.nn.silu(x)
 
 
 def gelu_plain(x: Array) -> Array:
@@ -283,6 +301,48 @@ def gelu_segments(x: Array, narrow: bool = False) -> Array:
     tail = c[0] + sums[..., 0] + cube * (c[3] + sums[..., 1])
     inside = negative(z - GELU_TAIL / 2) if narrow else z < GELU_TAIL / 2
     return positive - jnp.where(inside, tail, 0.0)
+
+
+def silu_segments(x: Array, narrow: bool = False) -> Array:
+    """SiLU as relu(x) - r(|x|), r(u) = u / (1 + e^u), by a polynomial of degree 8 on [0, SILU_TAIL].
+
+    Two comparisons and four multiplications. Beyond SILU_TAIL |x| is clipped, so that its powers stay small. The
+    polynomial is in t = 2 |x| / SILU_TAIL - 1 (as in `gelu_segments`). The largest error is `silu_segments_error()`.
+    """
+    positive = relu(x, narrow)
+    t = (positive + positive - x) * np.float32(2.0 / SILU_TAIL) - 1.0
+    inside = negative(t - 1.0) if narrow else t < 1.0
+    t = jnp.where(inside, t, 1.0)
+    c = np.array(_silu_polynomial(), np.float32)
+    square = t * t
+    lower = jnp.stack([t, square], -1)
+    powers = jnp.concatenate([lower, square[..., None] * lower], -1)  # t, ..., t^4
+    sums = powers @ np.stack([c[1:5], c[5:9]], 1)
+    return positive - (c[0] + sums[..., 0] + powers[..., 3] * sums[..., 1])
+
+
+@cache
+def _silu_polynomial() -> tuple[float, ...]:
+    """Coefficients, ascending in t, of the near-minimax polynomial for r(u), which ends at r(SILU_TAIL) / 2: half-way
+    between the largest and the smallest value that it stands for there."""
+    end = _silu_tail(SILU_TAIL) / 2
+    interpolant = np.polynomial.Chebyshev.interpolate(
+        lambda u: _silu_tail(u) - end * (u / SILU_TAIL) ** 4, SILU_DEGREE, domain=[0.0, SILU_TAIL]
+    )
+    in_u = interpolant.convert(kind=np.polynomial.Polynomial)
+    return tuple(in_u(np.polynomial.Polynomial([SILU_TAIL / 2, SILU_TAIL / 2])).coef)
+
+
+def _silu_tail(u: Any) -> Any:
+    """relu(u) - silu(u) for u >= 0; the same for -u."""
+    return u / (1.0 + np.exp(u))
+
+
+def silu_segments_error() -> float:
+    """Largest |silu_segments - silu| over all x, from the polynomial's error and the clipping."""
+    u = np.linspace(0.0, SILU_TAIL, 20001)
+    values = np.polynomial.Polynomial(_silu_polynomial())(2 * u / SILU_TAIL - 1)
+    return float(max(np.abs(values - _silu_tail(u)).max(), abs(values[-1])))
 
 
 def _tail(u: np.ndarray) -> np.ndarray:

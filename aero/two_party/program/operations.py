@@ -110,6 +110,12 @@ def mix(probabilities: Array, value: Array) -> Array:
     return jnp.einsum("hqk,hkd->hqd", probabilities, value)
 
 
+@_kind("secret", "secret")
+def gate(x: Array, factor: Array) -> Array:
+    """Elementwise product (rows, f) of the two halves of a gated FFN."""
+    return x * factor
+
+
 @_kind("secret", "server")
 def scale(x: Array, factor: Array) -> Array:
     """Elementwise times the server's factor, broadcast: beta x, q / t, gains of the He & Hofmann block."""
@@ -168,6 +174,10 @@ for _function in (
     nonlinear.rotate,
     nonlinear.normalise,
     nonlinear.normalise_tiles,
+    nonlinear.rms_normalise,
+    nonlinear.rms_normalise_tiles,
+    nonlinear.silu,
+    nonlinear.silu_segments,
     nonlinear.gelu_exact,
     nonlinear.gelu_plain,
     nonlinear.gelu_segments,
@@ -177,10 +187,11 @@ for _function in (
 for _function in (nonlinear.softmax_cached, nonlinear.exponentials_cached, nonlinear.rotate_by):
     _kind("secret", "public")(_function)
 _kind("secret", "server")(nonlinear.leaky_relu)
+_kind("secret", "server")(nonlinear.rms_norm)
 _kind("secret", "server", "server")(nonlinear.layer_norm)
 
 SHARED = "_shared"
-for _name in ("linear", "vocabulary_slice", "scale", "layer_norm", "leaky_relu"):
+for _name in ("linear", "vocabulary_slice", "scale", "layer_norm", "rms_norm", "leaky_relu"):
     # The same with the server's arguments secret-shared.
     KINDS[_name + SHARED] = Kind(KINDS[_name].function, ("secret",) * len(KINDS[_name].owners))
 

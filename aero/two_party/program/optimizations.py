@@ -28,7 +28,7 @@ OPTIMIZATIONS: dict[str, str] = {
     "split_exponential": "exponentials from each party's own powers of two (aero.two_party.lattice.share_steps)",
     "late_division": "division by the row sums after P V",
     "row_tiles": "scaling of rows as multiplication by diagonal tiles: LayerNorm, 1/t, the late division",
-    "segmented_gelu": "GELU by two comparisons and a polynomial",
+    "segmented_gelu": "GELU and SiLU by two comparisons and a polynomial",
     "last_row": "in the last layer and after it, only the last query row",
     "narrow_comparisons": "maxima, clipping, ReLU and the segments of GELU compared in a ring of 32 bits",
     "fewer_squarings": "exponentials by five squarings and one multiplication (instead of split_exponential)",

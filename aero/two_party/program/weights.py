@@ -6,10 +6,8 @@ the shapes, which is all that a client knows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +16,8 @@ from torch import Tensor
 from aero.architecture import Architecture
 from aero.model import GPT, ModelConfig
 from aero.two_party.lattice import lookup, matmul
-from aero.two_party.program.layers import Affine, Layer, Weights
+from aero.two_party.program.ffn import Ffn, State, affine_map, identity, through_ffn
+from aero.two_party.program.layers import Affine, Layer, Weights, side_by_side
 from aero.two_party.program.optimizations import (
     AS_PUBLISHED,
     Optimizations,
@@ -30,7 +29,6 @@ from aero.two_party.program.optimizations import (
 from aero.weight_transforms import fold_weight_norm
 
 CONDITION_BUDGET = 100.0
-State = Mapping[str, Tensor]
 
 
 def weight_arrays(model: GPT, program: str) -> dict[str, np.ndarray]:
@@ -87,9 +85,9 @@ def folded(architecture: Architecture, config: ModelConfig, state: State, progra
         layers.append(layer)
     head, ln_f = Affine(s["token_embedding.weight" if config.tied else "lm_head.weight"].T), None
     if config.ln_f:
-        ln_f = Affine(s["ln_f.weight"], s["ln_f.bias"])
+        ln_f = _norm(s, "ln_f")
         if "folded_norms" in optimizations:
-            head, ln_f = Affine(ln_f.weight[:, None] * head.weight, ln_f.bias @ head.weight), None
+            head, ln_f = head.after_norm(ln_f), None
     elif basis is not None:
         head, basis = Affine(basis @ head.weight), None
     return Weights(
@@ -102,13 +100,14 @@ def folded(architecture: Architecture, config: ModelConfig, state: State, progra
     )
 
 
-def _identity(like: Tensor) -> Tensor:
-    return torch.eye(like.shape[1], dtype=torch.float64, device=like.device)
-
-
 def _block(state: State, layer: int) -> dict[str, Tensor]:
     prefix = f"blocks.{layer}."
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
+def _norm(state: State, name: str) -> Affine:
+    """Gain and bias of a LayerNorm; the gain of an RMSNorm."""
+    return Affine(state[f"{name}.weight"], state.get(f"{name}.bias"))
 
 
 def within_budget(model: GPT, program: str, budget: float = CONDITION_BUDGET, fraction_bits: int = 18) -> str:
@@ -150,7 +149,7 @@ def _rebased(architecture: Architecture, config: ModelConfig, state: State, budg
     basis = torch.eye(config.width, dtype=torch.float64)
     for layer in range(architecture.ffn_layers(config.layers)):
         block = {name: value.double() for name, value in _block(state, layer).items()}
-        matrix = _through_ffn(architecture, config, block).weight
+        matrix = through_ffn(architecture, config, block).weight
         if float(torch.linalg.cond(basis @ matrix)) > budget and layer > 0:
             rebased.append(layer)
             basis = torch.eye(config.width, dtype=torch.float64)
@@ -162,21 +161,11 @@ def _token_embedding(state: State, config: ModelConfig) -> Tensor:
     return state["token_embedding.weight"] * (config.width**0.5 if config.embedding_scale else 1.0)
 
 
-def _affine(block: State, name: str, width: int) -> Affine:
-    """The linear map called `name` with `width` outputs; zero bias where the recipe has none."""
-    weight = block[f"{name}.weight"].T
-    return Affine(weight, block.get(f"{name}.bias", torch.zeros(width, dtype=torch.float64, device=weight.device)))
-
-
-def _side_by_side(parts: list[Affine]) -> Affine:
-    return Affine(torch.cat([one.weight for one in parts], 1), torch.cat([one.bias for one in parts]))
-
-
 def _query_key(block: State, config: ModelConfig, scaled: bool) -> list[Affine]:
     """Q and K; `scaled` folds 1/sqrt(d_k) into Q."""
     factor = (config.width / config.heads) ** -0.5 if scaled else 1.0
-    query, key = (_affine(block, f"attention.{name}", config.width) for name in ("query", "key"))
-    return [query.times(factor), key]
+    query = affine_map(block, "attention.query", config.width)
+    return [query.times(factor), affine_map(block, "attention.key", config.kv_width)]
 
 
 def _inverse_gains(basis: Tensor) -> Tensor:
@@ -185,52 +174,6 @@ def _inverse_gains(basis: Tensor) -> Tensor:
         return torch.linalg.inv(basis)
     except torch.linalg.LinAlgError as error:
         raise ValueError("a gain of 0 cannot be folded into the matrices around it; take as_written") from error
-
-
-@dataclass
-class _Ffn:
-    """A feed-forward network while it is folded: one matrix (up None) or two, and the rest of its weights."""
-
-    up: Affine | None
-    last: Affine
-    beta: Any = None
-    slope: Any = None
-    around: Affine | None = None
-
-    @classmethod
-    def of(cls, architecture: Architecture, config: ModelConfig, block: State) -> _Ffn:
-        """With 1/alpha in the last matrix, and beta where there is one."""
-        if architecture.ffn == "fused":
-            ffn = cls(None, _affine(block, "ffn.fused", config.width))
-        else:
-            ffn = cls(_affine(block, "ffn.up", config.ffn_width), _affine(block, "ffn.down", config.width))
-        if architecture.scaled and architecture.block != "he_hofmann":
-            ffn.last = Affine(ffn.last.weight / block["alpha"], ffn.last.bias / block["alpha"])
-            ffn.beta = block["beta"]
-        return ffn
-
-    def change_first(self, change: Any) -> None:
-        if self.up is None:
-            self.last = change(self.last)
-        else:
-            self.up = change(self.up)
-
-    def as_one(self) -> Affine:
-        """The one matrix of an FFN without an activation."""
-        if self.up is None:
-            return self.last
-        return Affine(self.up.weight @ self.last.weight, self.up.bias @ self.last.weight + self.last.bias)
-
-    def into(self, layer: Layer) -> Layer:
-        parts = {"fused": self.last} if self.up is None else {"up": self.up, "down": self.last}
-        return replace(layer, beta=self.beta, slope=self.slope, around=self.around, **parts)
-
-
-def _through_ffn(architecture: Architecture, config: ModelConfig, block: State) -> Affine:
-    """A linear feed-forward block with the residual connection around it: x -> x M + c."""
-    ffn = _Ffn.of(architecture, config, block)
-    one = ffn.as_one()
-    return Affine(one.weight + (1.0 if ffn.beta is None else ffn.beta) * _identity(one.weight), one.bias)
 
 
 def _pre_ln(
@@ -248,9 +191,9 @@ def _pre_ln(
     and the matrices that read X read Z by N W_Q, N W_K, N W_V.
     """
     norm, fold_norms = architecture.layer_norm, "folded_norms" in optimizations
-    ln_1 = Affine(block["ln_1.weight"], block["ln_1.bias"]) if norm else None
+    ln_1 = _norm(block, "ln_1") if norm else None
     projections = _query_key(block, config, scaled="one_qkv" in optimizations)
-    projections.append(_affine(block, "attention.value", config.width))
+    projections.append(affine_map(block, "attention.value", config.kv_width))
     if norm and fold_norms:
         projections = [one.after_norm(ln_1) for one in projections]
     elif basis is not None:
@@ -259,15 +202,15 @@ def _pre_ln(
         ln_1=None if fold_norms else ln_1,
         inverse_temperature=1.0 / block["attention.temperature"] if architecture.temperature else None,  # (H, T)
         **(
-            {"qkv": _side_by_side(projections)}
+            {"qkv": side_by_side(projections)}
             if "one_qkv" in optimizations
             else dict(zip(("query", "key", "value"), projections, strict=True))
         ),
     )
-    output = _affine(block, "attention.output", config.width)
+    output = affine_map(block, "attention.output", config.width)
     if linear_ffn(architecture) and "folded_ffn" in optimizations:
         if has_ffn:
-            through = _through_ffn(architecture, config, block)
+            through = through_ffn(architecture, config, block)
             output = output if config.parallel_residual else output.then(through.weight)
             output = Affine(output.weight, output.bias + through.bias)
             if "absorbed_ffn" not in optimizations:
@@ -277,10 +220,10 @@ def _pre_ln(
         if basis is not None:
             output = output.then(torch.linalg.inv(basis))
         return replace(layer, from_attention=output), basis
-    ffn = _Ffn.of(architecture, config, block) if has_ffn else None
+    ffn = Ffn.of(architecture, config, block) if has_ffn else None
     if AS_PUBLISHED in optimizations and architecture.scaled and not norm:
         # X = c Z with a number c in place of the matrix N: beta x costs nothing, the matrices take up the numbers.
-        before = _identity(output.weight) if basis is None else basis
+        before = identity(output.weight) if basis is None else basis
         basis = (1.0 if ffn is None else ffn.beta) * before
         output = output.then(_inverse_gains(basis if config.parallel_residual else before))
         if ffn is not None:
@@ -291,7 +234,7 @@ def _pre_ln(
     if ffn is None:
         return layer, basis
     if norm:
-        ln_2 = Affine(block["ln_2.weight"], block["ln_2.bias"])
+        ln_2 = _norm(block, "ln_2")
         if fold_norms:
             ffn.change_first(lambda one: one.after_norm(ln_2))
         else:
@@ -325,10 +268,10 @@ def _he_hofmann(
     query, key = _query_key(block, config, scaled=fold)
     ln_1, value = None, None
     if first:
-        ln_1 = Affine(block["ln_1.weight"], block["ln_1.bias"])
+        ln_1 = _norm(block, "ln_1")
         value = block["attention.value_residual"] * block["attention.value_weight"].T
-        value = value + block["attention.value_skip"] * _identity(value)
-    ffn = _Ffn.of(architecture, config, block) if has_ffn else None
+        value = value + block["attention.value_skip"] * identity(value)
+    ffn = Ffn.of(architecture, config, block) if has_ffn else None
     b_ff, b_sa = block["b_ff"], block["b_sa"]
     gains = [b_sa * block[f"attention.shape_{name}"] for name in "abg"]
     if fold:
@@ -359,12 +302,12 @@ def _combined(
 
     A head's gains act on its own columns; C V = C (n W_V) = (C n) W_V, and P V is taken with V itself.
     """
-    size, identity = config.width // config.heads, _identity(query.weight)
-    before = identity if value is None else value
+    size, eye = config.width // config.heads, identity(query.weight)
+    before = eye if value is None else value
     a, b, g = (torch.diag(gain.repeat_interleave(size)) for gain in gains)
-    direct = before @ a + b_ff * (identity if ffn is None else ffn.weight)
+    direct = before @ a + b_ff * (eye if ffn is None else ffn.weight)
     mean, bias = -before @ g, b_ff * (torch.zeros_like(query.bias) if ffn is None else ffn.bias)
-    qk, values = _side_by_side([query, key]), None
+    qk, values = side_by_side([query, key]), None
     if ln_1 is not None:
         gain, shift = ln_1.weight[:, None], ln_1.bias
         # Every row of the causal mean and of the softmax sums to 1, so LayerNorm's bias passes through both.
@@ -382,7 +325,7 @@ def _gains_folded(layer: Layer, config: ModelConfig, basis: Tensor | None) -> tu
     Z = (P + (a/b) I - (g/b) C) Z_V + FFN(n) N^-1. What is added to P is "shape" (H, T, T), a weight like others.
     """
     a, b, g, b_ff = layer.shape_a, layer.shape_b, layer.shape_g, layer.b_ff
-    before = _identity(layer.query.weight) if basis is None else basis
+    before = identity(layer.query.weight) if basis is None else basis
     after = before @ torch.diag(b.flatten().repeat_interleave(config.width // config.heads))
     inverse = _inverse_gains(after)
     direct, up, down, fused = a / b, layer.up, layer.down, layer.fused
@@ -395,7 +338,7 @@ def _gains_folded(layer: Layer, config: ModelConfig, basis: Tensor | None) -> tu
     elif fused is not None:
         fused = fused.reading(before).then(inverse)
     seen = torch.ones(config.context, config.context, dtype=b.dtype, device=b.device).tril()
-    shape = direct * _identity(seen) - g / b * (seen / seen.sum(1, keepdim=True))
+    shape = direct * identity(seen) - g / b * (seen / seen.sum(1, keepdim=True))
     query, key = layer.query.reading(before), layer.key.reading(before)
     return Layer(
         query=query, key=key, value=layer.value, ln_1=layer.ln_1, up=up, down=down, fused=fused, shape=shape

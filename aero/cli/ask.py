@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ASK = """Ask a model privately. The client learns the answer and the published description, not the weights. The server
 learns the number of tokens in the prompt and in the answer, and nothing else about them. Each new token takes a whole
-forward pass. --checkpoint runs client and server on this machine; --server asks an `aero serve` elsewhere."""
+forward pass. --checkpoint and --model run both on this machine; --server asks an `aero serve` elsewhere."""
 SERVE = """Answer private questions one at a time, each in a new process. Prints one line for each question. Ctrl-C
 stops the server. Clients learn architecture, sizes, program, protocol settings and tokenizer, but not the weights."""
 LONGEST_WAIT_S = 1e6
@@ -42,7 +42,7 @@ def add_commands(commands: Any) -> None:
     ask.set_defaults(run=_ask)
     ask.add_argument("prompt", help="the text to continue; - reads standard input")
     target = ask.add_mutually_exclusive_group(required=True)
-    target.add_argument("--checkpoint", type=Path, help="a model on this machine")
+    _add_model(target)
     target.add_argument("--server", metavar="HOST:PORT", help="where `aero serve` listens")
     ask.add_argument("--tokens", type=int, default=1, metavar="N", help="number of new tokens (default 1)")
     ask.add_argument(
@@ -59,7 +59,7 @@ def add_commands(commands: Any) -> None:
     ask.add_argument("--json", action="store_true", help="print one JSON object at the end")
     serve = commands.add_parser("serve", help="serve a model for private questions", description=SERVE)
     serve.set_defaults(run=_serve)
-    serve.add_argument("--checkpoint", type=Path, required=True, help="the model")
+    _add_model(serve.add_mutually_exclusive_group(required=True))
     serve.add_argument(
         "--listen", default="127.0.0.1:9731", metavar="HOST:PORT", help="default 127.0.0.1:9731; IPv6: [::1]:9731"
     )
@@ -95,6 +95,13 @@ def add_commands(commands: Any) -> None:
     certificates.add_argument("folder", type=Path, help="new files are written here; existing ones are never replaced")
     certificates.add_argument(
         "--host", action="append", help="name or address of the server, may be repeated (default localhost, 127.0.0.1)"
+    )
+
+
+def _add_model(command: Any) -> None:
+    command.add_argument("--checkpoint", type=Path, metavar="FILE", help="a model trained here")
+    command.add_argument(
+        "--model", type=Path, dest="checkpoint", metavar="FOLDER", help="a Hugging Face GPT-2, GPT-NeoX or Llama"
     )
 
 
@@ -155,11 +162,12 @@ def _program_for(chosen: argparse.Namespace) -> str:
 
 def _check_files(chosen: argparse.Namespace) -> None:
     """UserError for a missing checkpoint, or files of another kind, before libraries are loaded for seconds."""
+    configured = chosen.checkpoint / "config.json"
     try:
-        check_file(chosen.checkpoint)
+        check_file(configured if configured.is_file() else chosen.checkpoint)
     except FileNotFoundError:
         raise UserError(
-            f"checkpoint {chosen.checkpoint} does not exist; `make example` trains one, or give that of a run"
+            f"checkpoint {chosen.checkpoint} does not exist; `make example` trains one, or give a run's, or --model"
         ) from None
     if chosen.tokenizer is not None:
         check_file(Path(chosen.tokenizer))

@@ -1,15 +1,18 @@
-"""Preparing a checkpoint for private questions: its description, its tokenizer, and checks that they fit."""
+"""Preparing a model for private questions: its description, its tokenizer, and checks that they fit."""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from aero import checkpoint
 from aero.cli.tokenizers import check_tokenizer, tokenizer_beside
+from aero.data.fast_tokenizer import FastTokenizer
 from aero.data.tokenizer import load_tokenizer
-from aero.errors import UserError
+from aero.errors import UserError, text_of
+from aero.model import GPT
 from aero.two_party.program.fixed_point import coverage, fitting
 from aero.two_party.program.weights import within_budget
 from aero.two_party.runtime.settings import Settings
@@ -19,19 +22,37 @@ from aero.two_party.serving.session import Published
 
 
 def publish(path: Path, tokenizer: str | None, program: str, settings: Settings) -> tuple[Published, Any]:
-    """What is published of the checkpoint at `path`, and its tokenizer, loaded.
+    """What is published of a checkpoint or of a Hugging Face model's folder, and its tokenizer, loaded.
 
-    tokenizer: a file, None for the one beside the checkpoint's run. UserError if it is another model's.
+    tokenizer: a file, None for the folder's or the one beside the checkpoint's run. UserError if it is another model's.
     """
-    *_, header = checkpoint.describe(path)
-    loaded = load_tokenizer(tokenizer if tokenizer is not None else tokenizer_beside(path, header.get("run")))
-    check_tokenizer(loaded.sha256, header, path)
-    model = checkpoint.load(path)
+    load, loaded = (_hugging_face if path.is_dir() else _checkpoint)(path, tokenizer)
+    model = load(path)
     program = fitting(model, within_budget(model, program, fraction_bits=settings.fraction_bits), settings)
     description = Description.of(model.architecture, model.config, program, settings, loaded.sha256)
     check_vocabulary(loaded, description)
     checked = coverage(model, program, settings)
-    return Published(path, description, tokenizer_text(loaded), weights_sha256(model), checked), loaded
+    return Published(path, description, tokenizer_text(loaded), weights_sha256(model), checked, load), loaded
+
+
+def _checkpoint(path: Path, tokenizer: str | None) -> tuple[Callable[[Path], GPT], Any]:
+    """What loads the checkpoint, and its tokenizer."""
+    *_, header = checkpoint.describe(path)
+    loaded = load_tokenizer(tokenizer if tokenizer is not None else tokenizer_beside(path, header.get("run")))
+    check_tokenizer(loaded.sha256, header, path)
+    return checkpoint.load, loaded
+
+
+def _hugging_face(folder: Path, tokenizer: str | None) -> tuple[Callable[[Path], GPT], Any]:
+    """The same for a model's folder."""
+    from aero.hf import convert
+
+    file = folder / "tokenizer.json" if tokenizer is None else Path(tokenizer)
+    if not file.is_file():
+        raise UserError(
+            f"{file} does not exist; save the model's fast tokenizer there (AutoTokenizer, save_pretrained)"
+        )
+    return convert.load, FastTokenizer(text_of(file))
 
 
 def check_vocabulary(tokenizer: Any, description: Description) -> None:
@@ -52,6 +73,9 @@ def tokenizer_text(tokenizer: Any) -> str:
 
 
 def tokenizer_of_text(text: str) -> Any:
+    """A tokenizer from what `tokenizer_text` gave. ValueError if it is damaged."""
+    if '"format"' not in text[:20]:  # the first key of this project's own files
+        return FastTokenizer(text)
     with tempfile.TemporaryDirectory(prefix="aero-") as folder:
         (Path(folder) / "tokenizer.json").write_text(text, encoding="utf-8")
         return load_tokenizer(Path(folder) / "tokenizer.json")

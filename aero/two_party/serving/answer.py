@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from aero import checkpoint
 from aero.errors import UserError
 from aero.model import GPT
 from aero.two_party.cost.measure import place, warm_up_of
@@ -58,14 +57,14 @@ class Sampling:
 def answer_task(party: Party, given: Mapping[str, Any]) -> dict[str, Any]:
     """In a party process: put the weights, then run one pass for each new token; returns costs, and ids at the client.
 
-    given: "description", "tokens" (the prompt's length), "new_tokens" (both); "checkpoint", a path, and
-    "weights_sha256" of the published weights (server only); "ids" (T,) and "sampling" (client only). The client gives
-    `Party.control` ("token", id, cost) for every token, and ("progress", text).
+    given: "description", "tokens" (the prompt's length), "new_tokens" (both); `Published.of_server` (server only);
+    "ids" (T,) and "sampling" (client only). The client gives `Party.control` ("token", id, cost) for every token, and
+    ("progress", text).
     """
     description: Description = given["description"]
     weights = None
     if party.rank == SERVER:
-        weights = _weights(given["checkpoint"], given["weights_sha256"], description)
+        weights = _weights(given["load"](given["checkpoint"]), given, description)
     start = time.monotonic()
     # Set-up (keys, first oblivious transfers, what the server prepares once) is counted apart from the tokens.
     first, profiles = warm_up_of(description.program), []
@@ -111,7 +110,7 @@ def _reporter(party: Party, token: str, spent: int, layers: int) -> Callable[[Se
 
 
 def weights_sha256(model: GPT) -> str:
-    """Hash of architecture, sizes and every tensor of a model as `checkpoint.load` gave it.
+    """Hash of architecture, sizes and every tensor of a model as it was loaded.
 
     Only the server may have it: a client could recognise a known model by it.
     """
@@ -122,14 +121,15 @@ def weights_sha256(model: GPT) -> str:
     return whole.hexdigest()
 
 
-def _weights(path: str, published: str, description: Description) -> dict[str, np.ndarray]:
-    """The server's folded weights, read in its own process. UserError if they are not the `published` ones.
+def _weights(model: GPT, given: Mapping[str, Any], description: Description) -> dict[str, np.ndarray]:
+    """The server's folded weights, read in its own process. UserError if they are not the published ones.
 
     The published program was chosen for those: with others the answers could be wrong without a message.
     """
-    model = checkpoint.load(path)
-    if weights_sha256(model) != published:
-        raise UserError(f"checkpoint {path} changed since it was published; start the server, or ask, again")
+    if weights_sha256(model) != given["weights_sha256"]:
+        raise UserError(
+            f"checkpoint {given['checkpoint']} changed since it was published; start the server, or ask, again"
+        )
     return weight_arrays(model, description.program)
 
 

@@ -12,7 +12,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from aero import checkpoint
 from aero.errors import one_line
+from aero.model import GPT
 from aero.two_party.runtime.addresses import free_address
 from aero.two_party.runtime.fork_server import ready, renew
 from aero.two_party.runtime.parties import Task, run_parties, run_party
@@ -35,14 +37,20 @@ OnProgress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Published:
-    """A checkpoint that is asked or served. tokenizer: text of its file. weights_sha256: never sent to a client.
-    checked: what its holder checked and what not, one line for the client."""
+    """A model that is asked or served. tokenizer: text of its file. weights_sha256: never sent to a client.
+    checked: what its holder checked and what not, one line for the client. load: reads the model at `path`."""
 
     path: Path
     description: Description
     tokenizer: str
     weights_sha256: str
     checked: str = ""
+    load: Callable[[Path], GPT] = checkpoint.load
+
+    @property
+    def of_server(self) -> dict[str, Any]:
+        """What the server's process is given, and no other."""
+        return {"checkpoint": self.path, "load": self.load, "weights_sha256": self.weights_sha256}
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,7 @@ def ask_here(
     client, server = run_parties(
         answer_task,
         common | {"ids": list(ids), "sampling": sampling},
-        common | {"checkpoint": str(published.path), "weights_sha256": published.weights_sha256},
+        common | published.of_server,
         settings,
         relay=relay,
         on_control=_heard(on_token, on_progress),
@@ -216,7 +224,7 @@ class Server:
             raise _refused(tunnel, f"{new_tokens} new tokens are asked for, this server gives {self._most_tokens}")
         tunnel.send({"begin": True})
         given = {"description": description, "tokens": tokens, "new_tokens": new_tokens}
-        given |= {"checkpoint": str(self._published.path), "weights_sha256": self._published.weights_sha256}
+        given |= self._published.of_server
         try:
             return question, run_through(tunnel, SERVER, answer_task, given, self._settings)
         except Exception:

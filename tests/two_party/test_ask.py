@@ -24,7 +24,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from made_models import random_model, torch_logits
+from tiny_hugging_face import save_with_tokenizer, tiny
 
 from aero import checkpoint, cli
 from aero.architecture import parse
@@ -234,6 +236,16 @@ def test_what_is_refused_before_anything_starts(path, certificates, tmp_path, ca
             cli.main(arguments)
         assert "\n" not in str(caught.value)
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox"])
+def test_the_folder_of_a_hugging_face_model_answers(family, tmp_path, capsys):
+    theirs = tiny(family, vocab_size=256)
+    tokenizer = save_with_tokenizer(theirs, tmp_path)
+    cli.main(["ask", "--model", str(tmp_path), "--json", PROMPT])
+    found = json.loads(capsys.readouterr().out)
+    expected = int(theirs(torch.tensor([tokenizer.encode(PROMPT)])).logits[0, -1].argmax())
+    assert found["ids"] == [expected] and found["text"] == tokenizer.decode([expected])
 
 
 @pytest.mark.parametrize(

@@ -152,8 +152,8 @@ def read_training(folder: Path) -> Training:
     entropy = json_file(folder / "entropy.json") if (folder / "entropy.json").is_file() else None
     if entropy is not None and entropy.get("provenance") != metrics["provenance"]:
         entropy = None
-    log = folder / "log.csv"
-    return Training(metrics, entropy, columns_of(read_rows(log)) if log.is_file() else {})
+    log = read_rows(folder / "log.csv") if (folder / "log.csv").is_file() else []
+    return Training(metrics, entropy, {name: [row[name] for row in log] for name in (log[0] if log else ())})
 
 
 def keep(folders: Iterable[Path], results: Path = Path("results"), allow_changes: bool = False) -> None:
@@ -244,9 +244,12 @@ def write_trainings(folder: Path, trainings: Iterable[Training], scale: str | No
             os.replace(temporary(path), path)
 
 
-def columns_of(rows: Sequence[Row]) -> dict[str, list[Any]]:
-    """The rows of a log as columns."""
-    return {name: [row.get(name) for row in rows] for name in (rows[0] if rows else ())}
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The lines of a CSV file, none if it is missing."""
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -320,11 +323,6 @@ def csv_text(names: Sequence[str], rows: Iterable[Row], header: bool = True) -> 
         writer.writeheader()
     writer.writerows({key: "" if value is None else value for key, value in row.items()} for row in rows)
     return text.getvalue()
-
-
-def unfinished(path: Path) -> Path:
-    """Place of a log until its training is over: log.unfinished.csv for log.csv."""
-    return path.with_name(f"{path.stem}.unfinished{path.suffix}")
 
 
 def temporary(path: Path) -> Path:

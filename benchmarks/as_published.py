@@ -19,7 +19,7 @@ from pathlib import Path
 
 from aero.config import Parameters, load
 from aero.errors import UserError, check_minutes, run_main
-from aero.report.costs import FITTED
+from aero.report.results import FITTED
 from aero.two_party.cost.resume import PrintedRow, measure_rows
 from aero.two_party.program.optimizations import AS_PUBLISHED
 from stages.two_party_all import printed_rows, rounds_runs

@@ -207,10 +207,10 @@ def headline(results: Results) -> dict[str, Any]:
     table, fitted = load("aero").tables["4"], fits(results)
     base = table.rows[0].name
     own = audit(results, table, AERO, "bytes")
-    printed = {number: load("aero").tables[number] for number in COST_TABLES}
+    tables = {number: load("aero").tables[number] for number in COST_TABLES}
     bounds = {
         (number, row.name): (published_bound(load("aero"), number, row.name), row.cells["latency"].value)
-        for number, one in printed.items()
+        for number, one in tables.items()
         for row in one.rows
     }
     possible = [bound.overlapped <= minutes for bound, minutes in bounds.values() if bound and minutes]

@@ -16,8 +16,9 @@ from typing import Any
 from aero.architecture import parse
 from aero.flops import Count, Sizes, count
 from aero.published import Paper, Table, load, table
-from aero.report.results import Cost, Results, read_costs, read_csv
-from aero.two_party.cost.network import Network, implied_bandwidth_mbit, lower_bound_seconds, wire_bytes
+from aero.records import read_csv
+from aero.report.results import Cost, Results
+from aero.two_party.cost.network import Network, wire_bytes
 from aero.two_party.program.optimizations import AS_PUBLISHED
 
 GB = 1e9
@@ -49,14 +50,14 @@ class LatencyBound:
 
     @property
     def one_way(self) -> float:
-        return lower_bound_seconds(self.gigabytes * GB, self.bandwidth_mbit, "one_way") / 60
+        return self.gigabytes * GB * 8 / (self.bandwidth_mbit * 1e6) / 60
 
     @property
     def overlapped(self) -> float:
-        return lower_bound_seconds(self.gigabytes * GB, self.bandwidth_mbit, "both_overlapping") / 60
+        return self.one_way / 2
 
     def needed_mbit(self, minutes: float) -> float:
-        return implied_bandwidth_mbit(self.gigabytes * GB, minutes * 60)
+        return self.gigabytes * GB * 8 / (minutes * 60) / 1e6 / 2
 
 
 def published_bound(paper: Paper, table: str, row: str) -> LatencyBound | None:
@@ -108,41 +109,14 @@ def all_costs(results: Results, table: Table, row: str) -> dict[str, Cost]:
     return ({} if fitted is None else {AS_PUBLISHED: fitted}) | row_costs(results, table, row)
 
 
-FITTED = Path("results/two_party/fitted_rows.csv")
-FITTED_FIGURE_15 = Path("results/two_party/fitted_figure15_rows.csv")
-"""Written by `python -m benchmarks.as_published`: all programs of one session."""
-
-
-def fitted_cost(
-    results: Results, architecture: str, family: str, context: int, program: str = AS_PUBLISHED
-) -> Cost | None:
-    """Cost of the fit as a program, or of another program measured in its session; None if not measured."""
-    wanted = architecture, family, context, program
-    for path in (FITTED, FITTED_FIGURE_15):
-        for cost in read_costs(results.root / path, results.root, []):
-            if (cost.architecture, cost.model, cost.context, cost.program) == wanted and cost.bytes:
-                return cost
-    return None
-
-
 def published_cost(results: Results, table: Table, row: str, program: str = AS_PUBLISHED) -> Cost | None:
-    """`fitted_cost` of a row of a table."""
-    return fitted_cost(results, row, row_family(results, table, row), table.dimensions["context"], program)
-
-
-def published_saving(results: Results, table: Table, row: str, quantity: str) -> float | None:
-    """`saving` with both rows "as_published"; None if either was not measured so."""
-    base, own = (published_cost(results, table, name) for name in (table.rows[0].name, row))
-    return _ratio(base, own, quantity)
+    """Cost of the fit as a program, or of another program measured in its session; None if not measured."""
+    return results.fitted.get((row, row_family(results, table, row), table.dimensions["context"], program))
 
 
 def saving(results: Results, table: Table, row: str, program: str, quantity: str) -> float | None:
     """Ratio of the first row's `quantity` ("bytes", "latency_wan", "latency_lan") to that of `row`."""
-    base, own = (row_costs(results, table, name).get(program) for name in (table.rows[0].name, row))
-    return _ratio(base, own, quantity)
-
-
-def _ratio(base: Cost | None, own: Cost | None, quantity: str) -> float | None:
+    base, own = (all_costs(results, table, name).get(program) for name in (table.rows[0].name, row))
     if base is None or own is None or not getattr(base, quantity) or not getattr(own, quantity):
         return None
     return float(getattr(base, quantity) / getattr(own, quantity))
@@ -269,7 +243,7 @@ def figure_15_costs(results: Results) -> dict[str, dict[str, Cost]]:
     for run in (results.parameters.get("runs") or {}).values():
         if FIGURE_15 in run.get("figures", ()):
             name, context, model = run["architecture"], run.get("context", 128), run.get("model", "gpt2")
-            costs = {AS_PUBLISHED: fitted_cost(results, name, model, context)}
+            costs = {AS_PUBLISHED: results.fitted.get((name, model, context, AS_PUBLISHED))}
             costs |= {program: results.cost(name, program, context, model) for program in PROGRAMS}
             found[name] = {program: cost for program, cost in costs.items() if cost is not None}
     return found

@@ -6,12 +6,11 @@ missing stays missing; what cannot be used is named in `Results.problems`.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -21,7 +20,7 @@ from aero.architecture import parse
 from aero.config import DEFAULT_SET, TrainParameters
 from aero.errors import UserError, cut, yaml_file
 from aero.model import ModelConfig
-from aero.records import FILES, Training, read_training, read_trainings
+from aero.records import FILES, Training, read_csv, read_training, read_trainings
 from aero.training.catalogue import BOOKKEEPING
 
 SCALES = ("paper", "gpu", "desk", "laptop", "smoke")
@@ -33,6 +32,7 @@ PAPERS_CORPORA = ("codeparrot", "languini")
 """What the papers trained on. Runs of the scale `paper` on another corpus have their size, not their setting."""
 SCALE_VARIABLE = "AERO_REPORT_SCALE"
 """The scale that `load` takes by default, for notebooks, which run in a process of their own."""
+FITTED = Path("results/two_party/fitted_rows.csv")
 Rows = tuple[tuple[float, ...], ...]
 
 
@@ -95,7 +95,6 @@ class Run:
     seed: int
     architecture: str
     perplexity: float
-    loss: float
     diverged_at: int | None
     metrics: dict[str, Any]
     path: str
@@ -162,7 +161,8 @@ class Cost:
 class Results:
     """All results under `root`, and the training scale the report is about.
 
-    by_file: the operations of each file.
+    by_file: the operations of each file. fitted: costs measured in one session with "as_published" by architecture,
+    model, context and program (`python -m benchmarks.as_published`).
     """
 
     root: Path
@@ -172,11 +172,7 @@ class Results:
     by_file: dict[str, tuple[dict[str, str], ...]]
     problems: tuple[str, ...]
     parameters: dict[str, Any]
-
-    def substituted(self, runs: Iterable[str], scale: str) -> bool:
-        """Whether any training of `runs` at `scale` is of another corpus than the papers'."""
-        trained = (run for name in runs for run in self.seeds(name, scale))
-        return any(run.metrics.get("corpus") not in PAPERS_CORPORA for run in trained)
+    fitted: Mapping[tuple[str, str, int, str], Cost] = field(default_factory=dict)
 
     def seeds(self, run: str, scale: str | None = None) -> tuple[Run, ...]:
         """The trainings of `run` at `scale` (the report's if None), one a seed, of one recipe."""
@@ -229,10 +225,6 @@ class Results:
         """The same results, seen from another training scale."""
         return self if scale == self.scale else dataclasses.replace(self, scale=scale)
 
-    def scales_of(self, *runs: str) -> tuple[str, ...]:
-        """The scales with a result of any of the runs, largest first, without the smoke test."""
-        return tuple(s for s in self.scales if s != SMOKE_TEST and any(self.seeds(run, s) for run in runs))
-
     @property
     def scales(self) -> tuple[str, ...]:
         """The scales that have results, largest first."""
@@ -274,13 +266,13 @@ def load(root: Path | str | None = None, scale: str | None = None) -> Results:
                 costs[cost.architecture, cost.model, str(cost.context), cost.program] = cost
         for name in ("all_ops.csv", "ops.csv"):
             by_file[(folder / name).relative_to(root).as_posix()] = tuple(read_csv(folder / name))
-    return Results(root, str(scale), runs, tuple(costs.values()), by_file, tuple(problems), parameters)
+    sessions = (read_costs(root / path, root, []) for path in (FITTED.with_name("fitted_figure15_rows.csv"), FITTED))
+    fitted = {(one.architecture, one.model, one.context, one.program): one for rows in sessions for one in rows}
+    return Results(root, str(scale), runs, tuple(costs.values()), by_file, tuple(problems), parameters, fitted)
 
 
-@cache
-def _load_once(root: Path, scale: str | None) -> Results:
-    """For the notebooks, which share a kernel."""
-    return load(root, scale)
+_load_once = cache(load)
+"""For the notebooks, which share a kernel."""
 
 
 def _runs(root: Path, problems: list[str]) -> Iterator[Run]:
@@ -318,7 +310,6 @@ def _run(training: Training, path: str, fresh: bool) -> Run:
         seed=int(metrics["seed"]),
         architecture=metrics["architecture"],
         perplexity=_number(metrics["eval_perplexity"]),
-        loss=_number(metrics["eval_loss"]),
         diverged_at=None if diverged is None else int(diverged),
         metrics=metrics,
         path=path,
@@ -391,14 +382,6 @@ def read_costs(path: Path, root: Path, problems: list[str]) -> tuple[Cost, ...]:
             Cost(**texts, **amounts, context=context, method=method, path=str(path.relative_to(root)), more=row)
         )
     return tuple(costs)
-
-
-def read_csv(path: Path) -> list[dict[str, str]]:
-    """The lines of a CSV file, none if it is missing."""
-    if not path.is_file():
-        return []
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def _rows(values: Any) -> Rows:

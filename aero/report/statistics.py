@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 from scipy.special import stdtrit
 
 from aero.errors import yaml_file
+from aero.records import read_csv
 from aero.report.results import Results, Run
 
 CONFIDENCE = 0.95
@@ -103,8 +103,7 @@ def ngrams(results: Results, scale: str, tokens: int, corpus: str | None = None)
 @cache
 def _ngrams(path: Path, changed: int, tokens: int, corpus: str | None) -> dict[int, float]:
     del changed
-    with path.open(encoding="utf-8", newline="") as file:
-        lines = [line for line in csv.DictReader(file) if corpus in (None, line["corpus_sha256"])]
+    lines = [line for line in read_csv(path) if corpus in (None, line["corpus_sha256"])]
     counts = sorted({int(line["tokens"]) for line in lines})
     text = next((count for count in counts if count >= tokens), max(counts, default=0))
     return {int(line["order"]): float(line["perplexity"]) for line in lines if int(line["tokens"]) == text}

@@ -25,11 +25,10 @@ from aero.report.costs import (
     counted,
     published_bound,
     published_cost,
-    published_saving,
     row_costs,
     saving,
 )
-from aero.report.results import Results, Run
+from aero.report.results import PAPERS_CORPORA, SMOKE_TEST, Results, Run
 from aero.report.statistics import Estimate, change
 from aero.report.verdicts import PAPER_DIMENSIONS
 from aero.two_party.program.optimizations import AS_PUBLISHED
@@ -78,7 +77,7 @@ def _training(results: Results, printed: Table, row: Row, cell: Cell) -> Measure
     runs = results.seeds(name) if name else ()
     values = results.perplexity(name) if name else {}
     notes += _differs(results, printed, training, runs)
-    if name and results.scale == "paper" and results.substituted((name,), "paper"):
+    if results.scale == "paper" and any(run.metrics.get("corpus") not in PAPERS_CORPORA for run in runs):
         notes.append("not trained on the papers' corpus")
 
     def measured(text: str, value: float | None, found: Estimate | None = None) -> MeasuredCell:
@@ -185,8 +184,7 @@ def _latency(results: Results, paper: Paper, printed: Table, row: Row, cell: Cel
 def _saving(results: Results, paper: Paper, printed: Table, row: Row, cell: Cell) -> MeasuredCell:
     del paper
     quantity = "bytes" if cell.column.key == "savings_communication" else "latency_wan"
-    value = published_saving(results, printed, row.name, quantity)
-    plain = saving(results, printed, row.name, "as_written", quantity)
+    value, plain = (saving(results, printed, row.name, one, quantity) for one in (AS_PUBLISHED, "as_written"))
     notes = [cell.note] if cell.note else []
     if value is not None:
         notes.append(AS_PUBLISHED if plain is None else f"{AS_PUBLISHED}; as_written {plain:.2f}")
@@ -388,8 +386,11 @@ def files(results: Results) -> dict[Path, str]:
         found[FOLDER / f"aero_table{number}_costs.csv"] = csv_text(lines, COST_COLUMNS)
     for short, number in PRINTED[:-1]:
         rows = load(short).tables[number].rows
-        for scale in results.scales_of(*(run for row in rows for run in row.trained.values())):
-            cells = table(results.at(scale), number) if scale != results.scale else ()
+        runs = [run for row in rows for run in row.trained.values()]
+        for scale in results.scales:
+            if scale in (results.scale, SMOKE_TEST) or not any(results.seeds(run, scale) for run in runs):
+                continue
+            cells = table(results.at(scale), number)
             columns = ((cell, cell.published.column) for cell in cells)
             trained = [c for c, of in columns if of.key.startswith("ppl") and c.row.trained.get(of.training)]
             if trained:

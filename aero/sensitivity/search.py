@@ -6,7 +6,6 @@ CHOICES, fixed before any was run, in an order that ORDER_SEED fixes: any first 
 
 from __future__ import annotations
 
-import csv
 import itertools
 import random
 import time
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from aero.attention_kernels import CORES
-from aero.records import csv_text, write_text
+from aero.records import csv_text, read_csv, write_text
 from aero.sensitivity.metric import final_losses, sensitivity
 from aero.sensitivity.setting import Setting, learning_rates
 from aero.sensitivity.stacked import Trained, train
@@ -94,7 +93,7 @@ def extend(
     No training starts after `minutes`. origin: further columns, from the seconds of processor time that it took.
     last_only: only the rows of the setting's own number of steps.
     """
-    found = read(path)
+    found = read_csv(path)
     done = {(row["number"], row["steps"], row["core"]) for row in found}
     end = time.monotonic() + 60 * minutes
     for number, setting, core, seeds in trainings:
@@ -109,14 +108,6 @@ def extend(
         found += [{key: str(value) for key, value in row.items()} for row in made]
         write_text(path, csv_text(list(found[0]), found))
         print(f"{number}, {core}: {setting}", flush=True)
-
-
-def read(path: Path) -> list[dict[str, str]]:
-    """Rows of a CSV file, none if it does not exist."""
-    if not path.is_file():
-        return []
-    with open(path, encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def read_losses(row: Mapping[str, str]) -> Tensor:

@@ -19,7 +19,7 @@ from aero.data.tokens import Tokens, open_tokens, tokens_folder
 from aero.entropy import measure
 from aero.errors import UserError
 from aero.model import GPT
-from aero.records import temporary, unfinished, write_text, write_together
+from aero.records import temporary, write_text, write_together
 from aero.training.diagnostics import find_nonfinite
 from aero.training.distributed import ALONE, Processes, default_device
 from aero.training.kernels import eager
@@ -28,6 +28,8 @@ from aero.training.loop import Outcome, Regularizer, evaluate, train
 
 ENTROPY_BATCH = 32
 """Sequences a batch when entropies are measured."""
+UNFINISHED = "log.unfinished.csv"
+"""The log until its training is over."""
 
 
 def train_run(
@@ -70,7 +72,7 @@ def train_run(
     slopes = {None: 0, "layer": config.layers, "global": 1}[run.architecture.slope]
     names = columns(config.layers, settings.log_attention, slopes)
     if processes.first:
-        observers = [LiveLog(unfinished(folder / "log.csv"), names), *observers]
+        observers = [LiveLog(folder / UNFINISHED, names), *observers]
     evaluation = _held_out(run, tokens, settings.evaluation_tokens)
     try:
         outcome = train(
@@ -131,7 +133,7 @@ def _write(
         folder / "metrics.json": json.dumps(metrics, indent=1, allow_nan=False) + "\n",
     }
     write_together(texts, beside=[place] if checkpoint else [])
-    unfinished(folder / "log.csv").unlink(missing_ok=True)
+    (folder / UNFINISHED).unlink(missing_ok=True)
 
 
 def _held_out(run: ResolvedRun, tokens: Tokens, count: int) -> list[torch.Tensor]:

@@ -100,7 +100,9 @@ def training(
     levels = BOUND * np.linspace(first, last, layers)[:, None]
     mean = levels * np.array([[draw.uniform(0.93, 1.0) for _ in range(HEADS)] for _ in range(layers)])  # (L, H)
     rows = [_logged(run, step, value, mean, architecture) for step in range(20, (diverged_at or STEPS) + 1, 20)]
-    return records.Training(metrics, _entropy(metrics, mean, draw), records.columns_of(rows))
+    return records.Training(
+        metrics, _entropy(metrics, mean, draw), {name: [row.get(name) for row in rows] for name in rows[0]}
+    )
 
 
 def _logged(run: str, step: int, value: float, mean: np.ndarray, architecture: str) -> dict[str, float | None]:

@@ -32,7 +32,7 @@ def run(name: str, seed: int, perplexity: float | None = 10.0, scale: str = "des
     diverged = perplexity is None
     value = math.nan if diverged else perplexity
     metrics = {"tokens": 1000, "provenance": {"corpus_sha256": "ab"}}
-    return Run(name, scale, seed, "SM", value, math.log(value), 180 if diverged else None, metrics, "", False, **parts)
+    return Run(name, scale, seed, "SM", value, 180 if diverged else None, metrics, "", False, **parts)
 
 
 def results(*runs: Run, scale: str = "desk", root: Path = ROOT / "none", **parts: Any) -> Results:

@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 from aero.architecture import parse
 from aero.flops import GPT2, PYTHIA, Sizes, count, crossover
 from aero.published import load
-from aero.report.costs import GB, counted, fits, read_csv, row_costs
+from aero.records import read_csv
+from aero.report.costs import GB, counted, fits, row_costs
 from aero.report.papers.panels import TABLE_2_RUNS, layer_lines, learned, notation
 from aero.report.papers.private_tables import text
 from aero.report.results import Results

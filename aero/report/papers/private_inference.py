@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from aero.architecture import parse
 from aero.config import Parameters
 from aero.published import load
+from aero.records import read_csv
 from aero.report import show
 from aero.report.costs import (
     GB,
@@ -21,7 +22,6 @@ from aero.report.costs import (
     compared_runs,
     fits,
     published_bound,
-    read_csv,
     row_costs,
     row_family,
     saving,

@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 
 from aero.published import load
+from aero.records import read_csv
 from aero.report.costs import (
     COST_TABLES,
     GB,
@@ -25,7 +26,6 @@ from aero.report.costs import (
     fits,
     full_passes,
     published_bound,
-    read_csv,
     row_costs,
     saving,
     wan_minutes,

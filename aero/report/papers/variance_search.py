@@ -23,12 +23,13 @@ import torch
 from scipy.stats import spearmanr
 
 from aero.attention_kernels import CORES
+from aero.records import read_csv
 from aero.report.papers.variance_sensitivity import FOLDERS, Sweep, published, short_name, sweep
 from aero.report.results import Results
 from aero.report.statistics import Estimate
 from aero.report.verdicts import Measurement, exact
 from aero.sensitivity.metric import CONCLUSIONS, ORDER, clipped, sensitivity_of_means, trained_decades
-from aero.sensitivity.search import RELU_CORES, Reading, plausible_settings, read, read_losses
+from aero.sensitivity.search import RELU_CORES, Reading, plausible_settings, read_losses
 from aero.sensitivity.search import sensitivities as searched_sensitivities
 from aero.sensitivity.setting import TOKENS, WIDTH, Setting
 
@@ -63,7 +64,7 @@ def _larger(results: Results, name: str) -> str | None:
 
 @cache
 def _read_search(root: Path, file: str) -> Search:
-    return Search(file, searched_sensitivities(read(root / file)))
+    return Search(file, searched_sensitivities(read_csv(root / file)))
 
 
 def share(found: Search, conclusion: str) -> Estimate:
@@ -128,7 +129,7 @@ class Repeated:
 def repeated(results: Results) -> list[Repeated]:
     """The settings of `nearest` that were trained again with every seed and core, in its order."""
     file = _larger(results, "nearest.csv")
-    rows = read(results.root / file) if file else []
+    rows = read_csv(results.root / file) if file else []
     lines = {(row["number"], row["steps"], row["core"], row["seed"]): row for row in rows}
     made = []
     for number, reading in nearest(results):

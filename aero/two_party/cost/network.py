@@ -1,11 +1,8 @@
-"""Network model: latency from bytes, rounds and computing time, and the bandwidth that a published latency implies."""
+"""Network model: latency from bytes, rounds and computing time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
-
-Directions = Literal["one_way", "both_overlapping"]
 
 BOTH_WAYS_AT_ONCE = frozenset(
     {"softmax_plain", "softmax_cover", "gelu_plain", "gelu_exact", "gelu_segments"}
@@ -45,26 +42,3 @@ def wire_bytes(op: str, bytes_client: float, bytes_server: float) -> float:
     """
     both_at_once = op.partition("(")[0] in BOTH_WAYS_AT_ONCE
     return max(bytes_client, bytes_server) if both_at_once else bytes_client + bytes_server
-
-
-def lower_bound_seconds(
-    total_bytes: float, bandwidth_mbit: float, directions: Directions = "both_overlapping"
-) -> float:
-    """Least time of `total_bytes`, both directions together, on a link of `bandwidth_mbit` each way.
-
-    "both_overlapping": half of the bytes each way at once, the most favourable reading of a published figure.
-    "one_way": one byte after the other. Neither counts computing or round trips.
-    """
-    if bandwidth_mbit <= 0:
-        raise ValueError(f"bandwidth must be positive, got {bandwidth_mbit} Mbit/s")
-    if directions not in ("one_way", "both_overlapping"):
-        raise ValueError(f"directions must be one_way or both_overlapping, got {directions!r}")
-    seconds = total_bytes * 8 / (bandwidth_mbit * 1e6)
-    return seconds / 2 if directions == "both_overlapping" else seconds
-
-
-def implied_bandwidth_mbit(total_bytes: float, seconds: float) -> float:
-    """Least bandwidth each way, in Mbit/s, that a published latency of `seconds` allows for `total_bytes`."""
-    if seconds <= 0:
-        raise ValueError(f"seconds must be positive, got {seconds}")
-    return total_bytes * 8 / seconds / 1e6 / 2

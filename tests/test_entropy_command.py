@@ -1,11 +1,9 @@
 """`aero entropy` on a Hugging Face folder and on a checkpoint; one-line errors."""
 
+import io
 import json
-import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +18,6 @@ from aero.entropy import EntropyRegularizer, measure
 from aero.errors import UserError
 from aero.model import GPT, ModelConfig
 
-ROOT = Path(__file__).resolve().parents[1]
 TEXT = "def add(a, b):\n    return a + b  # naïve\n" * 20
 
 
@@ -166,7 +163,8 @@ def test_landscape_baseline_and_figure(tmp_path, text, capsys):
     assert "Wasserstein-1" in output(capsys, *asked)
 
 
-def test_the_models_own_code_is_never_run(tmp_path, text):
+def test_the_models_own_code_is_never_run(tmp_path, text, monkeypatch):
+    """Nor is the user asked whether it may be."""
     folder = tmp_path / "evil"
     hugging_face_model(folder)
     for name in ("config.json", "tokenizer_config.json"):
@@ -175,11 +173,11 @@ def test_the_models_own_code_is_never_run(tmp_path, text):
         content |= {"auto_map": classes, "model_type": "evil", "tokenizer_class": "T"}
         (folder / name).write_text(json.dumps(content))
     (folder / "evil.py").write_text(f"open({str(folder / 'executed')!r}, 'w').close()\nraise SystemExit\n")
-    command = [sys.executable, "-m", "aero.cli", "entropy", str(folder), "--text", str(text)]
-    env = os.environ | {"HF_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, input="y\n" * 9, capture_output=True, text=True, env=env, cwd=tmp_path)
-    assert not (folder / "executed").exists()
-    assert done.returncode == 1 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    answers = io.StringIO("y\n" * 9)
+    monkeypatch.setattr(sys, "stdin", answers)
+    with pytest.raises(UserError, match="evil cannot be loaded"):
+        cli.main(["entropy", str(folder), "--text", str(text)])
+    assert not (folder / "executed").exists() and answers.tell() == 0
 
 
 def test_errors(tmp_path, text):

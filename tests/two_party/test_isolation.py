@@ -172,7 +172,9 @@ def nothing_in_the_clear(session, prompt, model, program):
 @pytest.mark.parametrize(
     ("row", "program", "at_the_server"),
     [
-        ("SM+ScFuFFN", "tuned+narrow_comparisons", {"folded", "folded, integers"}),  # in a second runtime of SPU
+        pytest.param(  # in a second runtime of SPU
+            "SM+ScFuFFN", "tuned+narrow_comparisons", {"folded", "folded, integers"}, marks=pytest.mark.slow
+        ),
         pytest.param("SM+ScFuFFN", "tuned-lattice_products", {"folded"}, marks=pytest.mark.slow),
         pytest.param("SM+LN+G", "as_written+fewer_squarings", None, marks=pytest.mark.slow),
     ],

@@ -16,6 +16,7 @@ from aero.architecture import parse
 from aero.config import Parameters, load
 from aero.errors import UserError, check_minutes, run_main
 from aero.families import CHANGEABLE
+from aero.hf.convert import describe
 from aero.records import lock
 from aero.two_party.cost import ledger
 from aero.two_party.cost.counts import OWN, model_config
@@ -43,6 +44,9 @@ def printed_rows(parameters: Parameters) -> list[PrintedRow]:
 
 def asked_rows(chosen: argparse.Namespace) -> list[PrintedRow]:
     """The architectures of the command line. UserError for an unknown one or impossible sizes."""
+    if (folder := Path(chosen.model)).is_dir():
+        architecture, config = describe(folder)
+        return [PrintedRow(architecture, folder.name, config, chosen.context, (), (chosen.program,))]
     changes = {name: getattr(chosen, name) for name in CHANGEABLE if getattr(chosen, name) is not None}
     found = []
     for text in chosen.architectures:
@@ -68,7 +72,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--no-rounds", action="store_true", help="do not measure rounds, which need further sessions")
     parser.add_argument("--no-seconds", action="store_true", help="do not record seconds, for a busy machine")
     parser.add_argument("architectures", nargs="*", help="in the papers' notation; default: every printed row")
-    parser.add_argument("--model", default="gpt2", help="model family of given architectures (default gpt2)")
+    parser.add_argument("--model", default="gpt2", help="their family (default gpt2); or a Hugging Face model's folder")
     parser.add_argument("--context", type=int, default=128, help="their context in tokens, T (default 128)")
     parser.add_argument("--program", default="tuned", help="their program (default tuned)")
     for name in CHANGEABLE:
@@ -79,11 +83,11 @@ def main(arguments: list[str]) -> None:
     options: dict[str, Any] = {}
     rows, programs = printed_rows(parameters), parameters.two_party.programs
     ops_file, rows_file = chosen.folder / "all_ops.csv", chosen.folder / "all_rows.csv"
-    if chosen.architectures:
+    if asked := chosen.architectures or Path(chosen.model).is_dir():
         rows, programs = asked_rows(chosen), [chosen.program]
         ops_file, rows_file = chosen.folder / "asked_ops.csv", None
     with lock(ops_file, f"adding to {ops_file}"):
-        if chosen.architectures and ops_file.exists():
+        if asked and ops_file.exists():
             options["others"] = ledger.read(ops_file, ledger.Measurement, ledger.NO_SECONDS)
         options |= {"rounds_runs": rounds_runs(parameters, not chosen.no_rounds), "seconds": not chosen.no_seconds}
         measure_rows(parameters.two_party, rows, programs, ops_file, rows_file, minutes=chosen.minutes, **options)

@@ -31,7 +31,12 @@ GB = 1e9
 def add_arguments(cost: argparse.ArgumentParser) -> None:
     """The arguments of `aero cost`."""
     cost.add_argument("architecture", nargs="?", help="in the papers' notation, for example SM+ScFuFFNi_3")
-    cost.add_argument("--model", default="gpt2", help=f"model family: {', '.join(FAMILIES)} (default gpt2)")
+    cost.add_argument(
+        "--model",
+        default="gpt2",
+        help=f"model family: {', '.join(FAMILIES)} (default gpt2); or, without ARCHITECTURE, "
+        "a Hugging Face model's folder or config.json",
+    )
     cost.add_argument("--context", type=int, default=128, help="tokens in the prompt, T (default 128)")
     cost.add_argument(
         "--network", help="wan (default), lan or a name under two_party.networks in params.yaml, or MBIT,RTT_MS: 300,20"
@@ -55,13 +60,16 @@ def add_arguments(cost: argparse.ArgumentParser) -> None:
 
 def answer(chosen: argparse.Namespace, parameters: Parameters, root: Path) -> str:
     """The text of `aero cost`, from the results below `root`. UserError for wrong input and what was not measured."""
-    asked = [chosen.architecture is not None, chosen.compare is not None, chosen.pareto]
+    elsewhere = chosen.model not in FAMILIES and Path(chosen.model).exists()
+    asked = [chosen.architecture is not None, chosen.compare is not None, chosen.pareto, elsewhere]
     if sum(asked) != 1:
-        raise UserError("give one architecture, or --compare A B, or --pareto; see `aero cost --help`")
+        raise UserError(
+            "give one architecture, or --compare A B, or --pareto, or --model FOLDER; see `aero cost --help`"
+        )
     if not chosen.pareto and (chosen.out or chosen.scale):
         raise UserError(f"{'--out' if chosen.out else '--scale'} belongs to --pareto")
-    default = chosen.program is None
-    chosen.program = _program("tuned" if default else chosen.program)
+    default = chosen.program is None and not elsewhere
+    chosen.program = _program(chosen.program or "tuned")
     if chosen.pareto:
         return _pareto(chosen, parameters, root)
     from aero.two_party.cost.composition import estimate
@@ -71,7 +79,10 @@ def answer(chosen: argparse.Namespace, parameters: Parameters, root: Path) -> st
     name = "wan" if chosen.network is None else chosen.network
     network = _network(parameters, name)
     changes = {key: getattr(chosen, key) for key in CHANGEABLE if getattr(chosen, key) is not None}
-    sizes = published_sizes(chosen.model, chosen.context, **changes)
+    if elsewhere:
+        chosen.architecture, sizes = _hugging_face(chosen.model, chosen.context, changes)
+    else:
+        sizes = published_sizes(chosen.model, chosen.context, **changes)
     operations = measured_operations(parameters.two_party.variant(), root)
 
     def costed(text: str, program: str = chosen.program) -> PassCost:
@@ -103,6 +114,18 @@ def answer(chosen: argparse.Namespace, parameters: Parameters, root: Path) -> st
     said = ["optimised:", *_accuracy(cost, network, checks)]
     said.append(f"published: {printed.where}, on its authors' network; here: {_link(network, name)}")
     return "\n".join([head, *table, *said])
+
+
+def _hugging_face(path: str, context: int, changes: Mapping[str, int]) -> tuple[str, Sizes]:
+    """Architecture and sizes of a folder or config.json."""
+    from aero.hf.convert import describe
+    from aero.two_party.cost.counts import sizes_of
+
+    if changes:
+        raise UserError(f"--{min(changes)} changes a model family; {path} has its own sizes")
+    architecture, config = describe(path)
+    name = Path(path).resolve()
+    return str(architecture), sizes_of((name.parent if name.is_file() else name).name, config, context)
 
 
 @dataclass(frozen=True)

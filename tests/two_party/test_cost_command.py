@@ -17,12 +17,13 @@ import synthetic_costs
 from aero import cli
 from aero.architecture import parse
 from aero.errors import UserError
+from aero.hf.convert import describe
 from aero.two_party.cost import cost_model as cost_module
 from aero.two_party.cost import counts as counts_module
 from aero.two_party.cost import ledger
 from aero.two_party.cost.composition import estimate
 from aero.two_party.cost.cost_model import measured_operations
-from aero.two_party.cost.counts import counts, published_sizes
+from aero.two_party.cost.counts import counts, published_sizes, sizes_of
 
 ROOT = Path(__file__).resolve().parents[2]
 OPERATIONS = "results/two_party/all_ops.csv"
@@ -230,3 +231,28 @@ def test_user_errors(project: Path, monkeypatch: pytest.MonkeyPatch, arguments: 
     with pytest.raises(UserError, match=named) as found:
         cli.main(["cost", *arguments])
     assert "\n" not in str(found.value)
+
+
+def test_the_folder_of_a_hugging_face_model(
+    project: Path, measured: list[ledger.Measurement], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import GPT2Config, LlamaConfig
+
+    GPT2Config().save_pretrained("gpt2-hub")
+    found, known = as_json(capsys, "--model", "gpt2-hub"), as_json(capsys, "SM+LN+G", "--program", "tuned")
+    assert found["model"] == "gpt2-hub" and found == known | {"model": "gpt2-hub"}
+    small = {"num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 2}
+    LlamaConfig(**small, vocab_size=500, hidden_size=64, intermediate_size=96).save_pretrained("llama")
+    with pytest.raises(UserError, match="measure it"):
+        as_json(capsys, "--model", "llama/config.json")
+    architecture, config = describe("llama")
+    needed = counts(architecture, sizes_of("llama", config, 128), "tuned")[0]
+    made = {key: synthetic_costs.made(*key) for key in needed}
+    ledger.write(Path(OPERATIONS), [*({row.key: row for row in measured} | made).values()], ledger.Measurement)
+    found = as_json(capsys, "--model", "llama/config.json")
+    setup = max(row.setup_bytes for row in made.values())
+    assert found["bytes"] == pytest.approx(setup + sum(count * made[key].bytes for key, count in needed.items()))
+    assert needed["gate", "128x96,128x96"] == needed["lattice_linear", "128x64,64x128"] == 4  # and one last row
+    for arguments, named in ((["--layers", "3"], "--layers changes a model family"), (["--context", "4000"], "2048")):
+        with pytest.raises(UserError, match=named):
+            as_json(capsys, "--model", "llama", *arguments)

@@ -156,7 +156,6 @@ def compose(
     measurement, with the date and commit of the oldest. ValueError if an operation was not measured.
     """
     from aero.two_party.program.forward import operations
-    from aero.two_party.program.operations import SHARED
 
     needed = operations(architecture, config, program, context)
     total: Counter[str] = Counter()
@@ -177,8 +176,8 @@ def compose(
     if config.ln_f:
         optimizations, _ = parse_program(program)
         rows = 1 if "last_row" in optimizations else context
-        kinds = ("normalise", "normalise_tiles") if "folded_norms" in optimizations else ("layer_norm",)
-        norms = [o for o in needed if o.kind.removesuffix(SHARED) in kinds and o.shapes[0][0] == rows]
+        kind = "normalise" if "folded_norms" in optimizations else "_norm"
+        norms = [o for o in needed if kind in o.kind and o.shapes[0][0] == rows]
         ln_f = find(measured, norms[0]).bytes
     oldest, newest = sources[min(sources)], sources[max(sources)]
     source = newest | {"measured_first": oldest.get("measured"), "commit_first": oldest.get("commit")}

@@ -55,7 +55,10 @@ Counts = dict[tuple[str, str], int]
 
 @dataclass(frozen=True)
 class Sizes:
-    """A model family at these sizes; the published ones where nothing else is asked for."""
+    """A model family at these sizes; the published ones where nothing else is asked for.
+
+    config: of a Hugging Face model, whose `family` is the name of its folder.
+    """
 
     family: str
     layers: int
@@ -64,10 +67,13 @@ class Sizes:
     ffn_width: int
     vocabulary: int
     context: int
+    config: ModelConfig | None = None
 
     @property
     def published_width(self) -> bool:
         """Whether all but depth and context are the family's published sizes."""
+        if self.config is not None:
+            return False
         own = published_sizes(self.family, self.context)
         return replace(own, layers=self.layers) == self
 
@@ -88,6 +94,14 @@ def published_sizes(family: str, context: int, **changes: int) -> Sizes:
     if found.width % found.heads:
         raise UserError(f"width {found.width} is not divisible by {found.heads} heads; choose other --heads")
     return found
+
+
+def sizes_of(name: str, config: ModelConfig, context: int) -> Sizes:
+    """Sizes of a Hugging Face model. UserError for a longer context than it has."""
+    if not 1 <= context <= config.context:
+        raise UserError(f"--context {context} must be 1 to {config.context}, the positions of {name}")
+    shared = {name: getattr(config, name) for name in ("layers", "heads", "width", "ffn_width", "vocabulary")}
+    return Sizes(family=name, context=context, config=config, **shared)
 
 
 def model_config(architecture: Architecture, family: str, context: int, **changes: int) -> ModelConfig:
@@ -125,8 +139,10 @@ def traced(architecture: Architecture, sizes: Sizes, program: str) -> Counts:
     """Counts from tracing the program; UserError if it cannot compute the architecture."""
     from aero.two_party.program.forward import operations
 
-    changes = {name: getattr(sizes, name) for name in ("layers", "heads", "width", "ffn_width", "vocabulary")}
-    config = model_config(architecture, sizes.family, sizes.context, **changes)
+    config = sizes.config
+    if config is None:
+        changes = {name: getattr(sizes, name) for name in ("layers", "heads", "width", "ffn_width", "vocabulary")}
+        config = model_config(architecture, sizes.family, sizes.context, **changes)
     try:
         found = operations(architecture.at_inference(), config, program, sizes.context)
     except UserError:

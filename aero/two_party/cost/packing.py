@@ -29,8 +29,18 @@ MATRICES = frozenset(
 )
 """Matrix multiplications: few bytes and a round or two beside seconds of computing."""
 _ONE_MATMUL = ("linear", "embedding_slice", "vocabulary_slice")
-_OF_TWO_SECRETS = ("gelu", "softmax", "layer_norm", "exponentials", "divide_by_sums", "scale_rows")
-_ROW_TILES = ("scale_row_tiles", "scale_row_tiles_by_server", "normalise_tiles")
+_OF_TWO_SECRETS = (
+    "gelu",
+    "silu",
+    "gate",
+    "softmax",
+    "layer_norm",
+    "rms",
+    "exponentials",
+    "divide_by_sums",
+    "scale_rows",
+)
+_ROW_TILES = ("scale_row_tiles", "scale_row_tiles_by_server", "normalise_tiles", "rms_normalise_tiles")
 _BY_SERVER = (*_ONE_MATMUL, "scale_row_tiles_by_server")
 # Constants that are sizes, and constants that change no cost; any other constant makes another group.
 _SIZE, _COSTLESS = ("rows",), ("factor", "first", "eps", "base")

@@ -20,13 +20,12 @@ from scipy.stats import ks_2samp, kstest
 
 from aero import records
 from aero.errors import UserError, run_main
-from aero.two_party.lattice import lookup
-from aero.two_party.lattice.matmul import DEGREE, LEVELS, PACKED, RESULT_BITS, Layout, Matrix, PublicMaterial, SecretKey
-from aero.two_party.lattice.matmul import noise_of as bound_of
+from aero.two_party.lattice import lookup, matmul
+from aero.two_party.lattice.matmul import DEGREE, LEVELS, PACKED, RESULT_BITS
 from aero.two_party.lattice.polynomials import DEVIATION
 
 PATH = Path("results/two_party/lattice_judge.csv")
-LAYOUT = Layout(128, 768, 32)
+LAYOUT = matmul.Layout(128, 768, 32)
 FRACTION_BITS, PLAIN_BITS, ANSWERS = 18, 32, 24
 SHIFT = RESULT_BITS - FRACTION_BITS - LEVELS
 """Our result is scaled by this many bits over SEAL's."""
@@ -94,7 +93,7 @@ def security(degree: int, modulus_bits: float) -> float:
     ratio = math.log2(DEVIATION / (2 / 3) ** 0.5)  # of noise to secret
     for beta in range(60, 2000):
         root = math.log2((math.pi * beta) ** (1 / beta) * beta / (2 * math.pi * math.e)) / (2 * (beta - 1))
-        for samples in range(degree // 4, degree + 1, 16):
+        for samples in range(degree // 4, 2 * degree, 16):
             d = samples + degree + 1
             if (
                 math.log2(beta * DEVIATION**2) / 2
@@ -104,9 +103,9 @@ def security(degree: int, modulus_bits: float) -> float:
     return math.inf
 
 
-def views(public: PublicMaterial, query: bytes, key: SecretKey, values: np.ndarray) -> np.ndarray:
+def views(public: matmul.PublicMaterial, query: bytes, key: matmul.SecretKey, values: np.ndarray) -> np.ndarray:
     """What a client sees of ANSWERS answers to one query, as fractions of 1: `a` halves, decryptions."""
-    matrix, seen = Matrix(values, FRACTION_BITS), []
+    matrix, seen = matmul.Matrix(values, FRACTION_BITS), []
     for _ in range(ANSWERS):
         (answer,), _ = matrix.answer(public, [query], LAYOUT)
         high = np.frombuffer(answer[: 6 * DEGREE], np.uint8).reshape(-1, 6)[:, 2:].copy().view("<u4").reshape(-1)
@@ -114,36 +113,35 @@ def views(public: PublicMaterial, query: bytes, key: SecretKey, values: np.ndarr
     return np.concatenate(seen, 1)
 
 
-def main(given: list[str]) -> None:
-    del given
+def main(_: list[str]) -> None:
     random, lines = np.random.default_rng(0), []
     for name, degree, bits in (("matmul", DEGREE, 64), ("lookup", lookup.DEGREE, lookup.MODULUS_BITS)):
         most = seal().CoeffModulus.MaxBitCount(degree, seal().SEC_LEVEL_TYPE.TC128)
-        lines.append((f"{name}: log2 q at n={degree}", bits, most, "SEAL: the most for 128 bits"))
+        lines.append((f"{name}: log2 q at n={degree}", bits, most, "beside: the most for 128 bits, by SEAL"))
         both = security(degree, bits), security(degree, most)
-        lines.append((f"{name}: security in bits, primal attack", *both, "second value: the same at SEAL's largest q"))
+        lines.append((f"{name}: security in bits, primal attack", *both, "beside: the same at SEAL's largest q"))
     values = (random.standard_normal((LAYOUT.inner, LAYOUT.columns)) * LAYOUT.inner**-0.5).astype(np.float32)
     share = random.integers(0, 2**64, (LAYOUT.rows, LAYOUT.inner), np.uint64)
-    key = SecretKey()
-    public, query = PublicMaterial(key.public_material), key.encrypt(share, LAYOUT, FRACTION_BITS)
-    (answer,), own = Matrix(values, FRACTION_BITS).answer(public, [query], LAYOUT)
+    key = matmul.SecretKey()
+    public, query = matmul.PublicMaterial(key.public_material), key.encrypt(share, LAYOUT, FRACTION_BITS)
+    (answer,), own = matmul.Matrix(values, FRACTION_BITS).answer(public, [query], LAYOUT)
     integers = np.rint(values.astype(np.float64) * 2.0**FRACTION_BITS).astype(np.int64)
     judged, growth = by_seal(share, integers)
     unused = 64 - PLAIN_BITS - SHIFT  # bits of ours that SEAL's modulus does not reach
     difference = own + key.decrypt(answer, LAYOUT, LAYOUT.rows) - (judged << np.uint64(SHIFT))
     noise = ((difference << np.uint64(unused)).view(np.int64) >> unused) * 2.0**-RESULT_BITS
-    wrong = 2.0 ** (PLAIN_BITS + SHIFT - RESULT_BITS - 1)
-    lines.append(("matmul: largest difference", round(np.abs(noise).max(), 3), 0, f"last bits; wrong: up to {wrong:g}"))
-    deviation, bound = round(noise.std(), 3), round(bound_of(values, FRACTION_BITS, LAYOUT.wide), 3)
-    lines.append(("matmul: deviation of the noise", deviation, bound, "last bits; second value: our bound"))
-    formula = math.log2(PACKED * (LAYOUT.wide * np.square(integers).sum(0).max()) ** 0.5)
-    lines.append(("matmul: growth of the noise", round(formula, 1), growth, "bits; our formula, SEAL's noise budgets"))
+    wrong, largest = 2.0 ** (PLAIN_BITS + SHIFT - RESULT_BITS - 1), round(np.abs(noise).max(), 3)
+    lines.append(("matmul: largest difference", largest, 0, f"last bits; a wrong entry: up to {wrong:g}"))
+    both = round(noise.std(), 3), round(matmul.noise_of(values, FRACTION_BITS, LAYOUT.wide), 3)
+    lines.append(("matmul: deviation of the noise", *both, "last bits; beside: our formula"))
+    formula = round(math.log2(PACKED * (LAYOUT.wide * np.square(integers).sum(0).max()) ** 0.5), 1)
+    lines.append(("matmul: growth of the noise", formula, growth, "bits, our formula; beside: by SEAL"))
     seen, zeros = (views(public, query, key, one) for one in (values, np.zeros_like(values)))
     for index, name in enumerate(("a halves", "decryptions")):
         uniform, same = kstest(seen[index], "uniform").pvalue, ks_2samp(seen[index], zeros[index]).pvalue
         lines.append((f"matmul: {name} of answers are uniform", round(uniform, 3), "", "p, Kolmogorov-Smirnov"))
         lines.append((f"matmul: {name} of a matrix and of zeros are alike", round(same, 3), "", "p, two samples"))
-    columns = ("check", "own", "judge", "what", "commit")
+    columns = ("check", "value", "beside", "what", "commit")
     rows = [dict(zip(columns, (*line, records.commit()), strict=True)) for line in lines]
     records.write_text(PATH, text := records.csv_text(columns, rows))
     print(text)

@@ -12,9 +12,10 @@ import pandas as pd
 
 from aero.errors import UserError, run_main
 from aero.published import load as load_paper
+from aero.records import read_csv
 from aero.report import claims
 from aero.report.costs import GB, fits, row_costs
-from aero.report.papers import private_tables
+from aero.report.papers import private_inference, private_tables
 from aero.report.results import Results, find_root, load
 
 
@@ -86,6 +87,10 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "savings": lambda results: markdown(private_tables.savings(results, "4")),
     "complete-passes": lambda results: markdown(private_tables.complete_passes(results)),
     "latency-model": lambda results: markdown(private_tables.latency_model(results)),
+    "protocols": lambda results: markdown(private_inference.protocols(results, "4")),
+    "lattice-judge": lambda results: markdown(
+        pd.DataFrame(read_csv(results.root / "results/two_party/lattice_judge.csv")).drop(columns="commit")
+    ),
 }
 
 

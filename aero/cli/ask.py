@@ -154,9 +154,9 @@ def _program_for(chosen: argparse.Namespace) -> str:
     if chosen.program == safe or is_loopback(split_address(chosen.listen)[0]):
         return chosen.program
     if chosen.unreviewed:
-        _print_line("note: uses cryptography of this project that nobody else has reviewed (docs/two_party.md)")
+        _print_line("note: uses cryptography of this project that nobody else has reviewed (docs/lattice.md)")
         return chosen.program
-    _print_line(f"note: serves {safe}, SPU's own primitives; --unreviewed allows {chosen.program} (docs/two_party.md)")
+    _print_line(f"note: serves {safe}, SPU's own primitives; --unreviewed allows {chosen.program} (docs/lattice.md)")
     return safe
 
 

@@ -1,17 +1,20 @@
-"""Figures of what private inference costs: bytes and minutes by part, the published minutes, savings, Pareto front."""
+"""Figures of what private inference costs: bytes and minutes by part, the published minutes, savings, Pareto front;
+tables of the same under SPU's other protocols, and of other systems."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from aero.architecture import parse
 from aero.config import Parameters
-from aero.published import load
+from aero.published import PEERS, load
 from aero.records import read_csv
 from aero.report import show
 from aero.report.costs import (
@@ -27,7 +30,7 @@ from aero.report.costs import (
     saving,
     wan_minutes,
 )
-from aero.report.papers.private_tables import HEADLINE, PARTS, PROGRAM_NAMES, parts, text
+from aero.report.papers.private_tables import HEADLINE, PARTS, PROGRAM_NAMES, ROW, gigabytes, parts, text
 from aero.report.results import Results
 from aero.two_party.cost.composition import estimate
 from aero.two_party.cost.cost_model import measured_operations
@@ -323,3 +326,72 @@ def _label(axes: Axes, found: Sequence[Point]) -> None:
                           ha="right" if number == 0 else "left", fontsize=7,
                           color=show.INK if point.front else show.MUTED,
                           arrowprops={"arrowstyle": "-", "color": show.GRID, "linewidth": 0.5})  # fmt: skip
+
+
+PROTOCOLS = Path("results/two_party/protocols.csv")
+
+
+def savings_by_protocol(results: Results, number: str) -> dict[str, dict[str, float | None]]:
+    """Savings in bytes over the first row of a table, by row: "paper", and stock SPU under each protocol."""
+    table, found = load("aero").tables[number], {}
+    lines = {(line["run"], line["protocol"]): line for line in _measured(results, number)}
+    for row in table.rows:
+        printed = row.cells["savings_communication"].value
+        found[row.name] = {"paper": printed, "Cheetah": saving(results, table, row.name, STOCK, "bytes")}
+        for protocol in dict.fromkeys(protocol for _, protocol in lines):
+            base, own = (float(lines[name, protocol]["bytes"]) for name in (table.rows[0].name, row.name))
+            found[row.name][protocol] = base / own
+    return found
+
+
+def _measured(results: Results, number: str) -> list[dict[str, str]]:
+    return [line for line in read_csv(results.root / PROTOCOLS) if line["table"] == number]
+
+
+def largest_saving(results: Results, number: str) -> dict[str, float | None]:
+    """`savings_by_protocol` of the row with the largest printed saving."""
+    return max(savings_by_protocol(results, number).values(), key=lambda found: found["paper"] or 0.0)
+
+
+def protocols(results: Results, number: str) -> pd.DataFrame:
+    """GB of stock SPU under three protocols, with the saving over the first row, beside the printed saving."""
+    table, lines = load("aero").tables[number], []
+    for name, savings in savings_by_protocol(results, number).items():
+        stock = row_costs(results, table, name).get(STOCK)
+        sizes, rounds = {"Cheetah": stock and stock.bytes}, [stock and stock.rounds]
+        for line in _measured(results, number):
+            if line["run"] == name:
+                sizes[line["protocol"]] = float(line["bytes"])
+                rounds.append(float(line["rounds"]))
+        cells = {key: f"{gigabytes(size)} GB, {text(savings[key], 3, 'x')}" for key, size in sizes.items()}
+        ordered = " / ".join(text(one, 3) for one in rounds)
+        lines.append({ROW: name, "saving, paper": text(savings["paper"], 3, "x"), **cells, "rounds": ordered})
+    return pd.DataFrame(lines)
+
+
+def peers(results: Results) -> pd.DataFrame:
+    """Other systems for private inference with transformers, after this project's optimised program."""
+    lines = []
+    for name in ("SM+LN+G", "SM+ScFuFFN"):
+        cost = row_costs(results, load("aero").tables["4"], name).get(OPTIMISED)
+        if cost is None or (minutes := wan_minutes(results, cost)) is None:
+            continue
+        whole = text(minutes.computing + minutes.on_network, 3)
+        lines.append(
+            {
+                "system": f"here, optimised: {name}",
+                "setting": "2PC",
+                "network": "GPT-2, T=128",
+                "communication": f"{gigabytes(cost.bytes)} GB, {text(cost.rounds)} rounds",
+                "time": f"{text(cost.seconds)} s, 2 cores; {whole} min at 100 Mbit/s, 80 ms",
+                "source": "measured here",
+            }
+        )
+    return pd.DataFrame([*lines, *read_csv(PEERS)]).drop(columns="gigabytes")
+
+
+def bytes_over_peers(results: Results) -> dict[str, float]:
+    """Our optimised SM+LN+G over each system of the same setting and network, in bytes."""
+    cost = row_costs(results, load("aero").tables["4"], "SM+LN+G").get(OPTIMISED)
+    found = {line["system"]: float(line["gigabytes"]) for line in read_csv(PEERS) if line["gigabytes"]}
+    return {} if cost is None else {system: cost.bytes / GB / size for system, size in found.items()}

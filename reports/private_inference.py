@@ -156,8 +156,8 @@ PROTOCOLS = {
 show.table(
     figures.protocols(results, "4"),
     "AERO Table 4 under three protocols",
-    "Stock SPU: bytes of all parties, saving over `SM+LN+G`; rounds in the same order. SEMI2K opens the masked weights in "
-    "every pass, which shrinks its savings.",
+    "Stock SPU: bytes of all parties, saving over `SM+LN+G`; rounds in the same order. SEMI2K opens the masked weights "
+    "in every pass, which shrinks its savings.",
     **PROTOCOLS,
 )
 

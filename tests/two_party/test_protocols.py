@@ -1,8 +1,12 @@
 """Stock operations under SPU's other protocols, between real processes: what they compute, and bytes by hand."""
 
+import math
+
 import numpy as np
 import pytest
 
+from aero.report.papers.private_inference import largest_saving, savings_by_protocol
+from aero.report.results import load
 from aero.two_party.cost.measure import arguments
 from aero.two_party.program.operations import Operation
 from benchmarks.protocols import Session
@@ -24,3 +28,15 @@ def test_a_matrix_multiplication(protocol, elements):
     session.close()
     np.testing.assert_allclose(result, values[0] @ values[1], atol=1e-3)
     assert size == 8 * elements and 1 <= rounds <= 2
+
+
+def test_most_of_the_saving_remains_without_cheetah():
+    """What the report states of the committed results."""
+    results = load()
+    for number in ("4", "6"):
+        baseline, *others = savings_by_protocol(results, number).values()
+        assert set(baseline) == {"paper", "Cheetah", "SEMI2K", "ABY3"} and baseline["SEMI2K"] == 1
+        assert all(min(found["SEMI2K"], found["ABY3"]) > 1.5 for found in others)
+    largest = largest_saving(results, "6")
+    assert largest["paper"] == 4.23
+    assert all(math.log(largest[name]) > 0.5 * math.log(4.23) for name in ("SEMI2K", "ABY3"))

@@ -17,7 +17,7 @@ import pytest
 import torch
 import yaml
 
-from aero import checkpoint, cli, published
+from aero import checkpoint, cli
 from aero.architecture import Architecture, parse
 from aero.config import load
 from aero.data.tokenizer import load_tokenizer, train_tokenizer
@@ -207,9 +207,6 @@ def test_an_array_whose_header_is_damaged_is_refused(tokens, content):
     refused(lambda: open_tokens(tokens), "train.offsets.npy")
 
 
-# Somebody's files
-
-
 # Checkpoints
 
 SIZES = {"vocabulary": 11, "context": 4, "layers": 2, "heads": 2, "width": 4, "ffn_width": 8}
@@ -294,27 +291,3 @@ def test_every_bit_of_a_checkpoint_counts(model_file):
         refused(lambda: checkpoint.load(model_file), model_file, "SHA-256")
     model_file.write_bytes(content)
     refused(lambda: checkpoint.load(rewritten(model_file, about={"run": "another"}, keep_hash=True)), "SHA-256")
-
-
-# Published numbers
-
-
-def paper(tmp_path, monkeypatch, change):
-    values = yaml.safe_load((ROOT / "aero/published/aero.yaml").read_text(encoding="utf-8"))
-    values["tables"] = {"4": values["tables"]["4"], "9": values["tables"]["9"]}
-    change(values)
-    path = tmp_path / "paper.yaml"
-    path.write_text(yaml.safe_dump(values), encoding="utf-8")
-    monkeypatch.setattr(published, "_FOLDER", tmp_path)
-    return lambda: published.load.__wrapped__("paper")
-
-
-# Profile logs
-
-
-# Shares
-
-
-class Share:
-    def __init__(self, *chunks):
-        self.share_chunks = chunks

@@ -208,7 +208,9 @@ def test_a_small_change_of_the_recipe_is_noticed(change):
     assert deviation(curve(trained("SM+LN+G", **change)), golden()["SM+LN+G"]) > TOLERANCE
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", ["EReg head_mean", "SOTA(SM+ScFFN)", "SM+SNorm(QKVO+FFN)", "Core(sigma_reparam)+LN+G", "languini EReg"]
+)
 def test_a_killed_training_goes_on_bit_for_bit(case, tmp_path):
     whole = trained(case)
     with pytest.raises(KeyboardInterrupt):

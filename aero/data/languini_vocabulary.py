@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from aero.records import write_text
 
 FORMAT = "aero-languini-vocabulary-1"
 END_OF_DOCUMENT = "<D>"
@@ -70,12 +71,8 @@ class LanguiniVocabulary:
 
     def save(self, path: str | Path) -> None:
         """Write the vocabulary as JSON, atomically."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(path.name + ".tmp")
         content = {"format": FORMAT, "vocabulary": self.vocabulary, "sha256": self.sha256, "pieces": self.pieces}
-        beside.write_text(json.dumps(content, indent=0) + "\n", encoding="utf-8")
-        os.replace(beside, path)
+        write_text(Path(path), json.dumps(content, indent=0) + "\n")
 
     @cached_property
     def _encoder(self) -> Any:

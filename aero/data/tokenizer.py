@@ -10,7 +10,6 @@ import base64
 import binascii
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ import tiktoken
 
 from aero.data import languini_vocabulary
 from aero.data.languini_vocabulary import LanguiniVocabulary
+from aero.records import write_text
 
 FORMAT = "aero-tokenizer-1"
 END_OF_TEXT = "<|endoftext|>"
@@ -91,11 +91,7 @@ class Tokenizer:
             "special": {END_OF_TEXT: self.end_of_text},
             "tokens_base64": {base64.b64encode(token).decode(): self.ranks[token] for token in ordered},
         }
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(path.name + ".tmp")
-        beside.write_text(json.dumps(content, indent=0) + "\n", encoding="utf-8")
-        os.replace(beside, path)
+        write_text(Path(path), json.dumps(content, indent=0) + "\n")
 
 
 def build(ranks: dict[bytes, int], end_of_text: int) -> Tokenizer:

@@ -19,6 +19,8 @@ from aero.records import read_csv
 from aero.report.results import Results, Run
 
 CONFIDENCE = 0.95
+Z = 1.959963984540054
+"""The normal distribution's quantile of 0.975."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,14 @@ def interval(values: Mapping[int, float], deviation: float, freedom: int) -> Est
         deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values.values()) / freedom)
     half = float(stdtrit(freedom, 0.5 + CONFIDENCE / 2)) * deviation / math.sqrt(count)
     return Estimate(mean, mean - half, mean + half, tuple(values))
+
+
+def wilson(mean: float, count: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a fraction `mean` of `count` trials."""
+    square = Z**2
+    centre = (mean + square / (2 * count)) / (1 + square / count)
+    half = Z * math.sqrt(mean * (1 - mean) / count + square / (4 * count**2)) / (1 + square / count)
+    return centre - half, centre + half
 
 
 def difference(values: Mapping[int, float], base: Mapping[int, float]) -> dict[int, float]:

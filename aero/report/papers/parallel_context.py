@@ -19,7 +19,7 @@ from scipy.stats import pearsonr
 
 from aero.published import table
 from aero.report.results import Results
-from aero.report.statistics import CONFIDENCE, Estimate, estimate
+from aero.report.statistics import CONFIDENCE, Estimate, Z, estimate, wilson
 from aero.report.verdicts import Measurement, exact
 
 GROUP = "trained here"
@@ -147,10 +147,8 @@ def score(model: Measured, task: str, setting: Setting) -> Estimate | None:
         nats = over(values)
         ends = (math.exp(end) if end is not None else None for end in (nats.low, nats.high))
         return Estimate(math.exp(nats.mean), *ends, ())
-    mean, count, z = sum(values) / len(values), len(values), 1.959963984540054
-    centre = (mean + z * z / (2 * count)) / (1 + z * z / count)
-    half = z * math.sqrt(mean * (1 - mean) / count + z * z / (4 * count * count)) / (1 + z * z / count)
-    return Estimate(100 * mean, 100 * (centre - half), 100 * (centre + half), ())
+    mean = sum(values) / len(values)
+    return Estimate(100 * mean, *(100 * end for end in wilson(mean, len(values))), ())
 
 
 def over(values: Sequence[float]) -> Estimate:
@@ -172,7 +170,7 @@ def lost(model: Measured, task: str, one: Setting, other: Setting) -> Estimate |
         return over([a - b for a, b in pairs])
     worse, better, count = (sum(a < b for a, b in pairs), sum(a > b for a, b in pairs), len(pairs))
     difference = (worse - better) / (count + 2)
-    half = 1.959963984540054 * math.sqrt((worse + better + 1) / (count + 2) - difference**2) / math.sqrt(count + 2)
+    half = Z * math.sqrt((worse + better + 1) / (count + 2) - difference**2) / math.sqrt(count + 2)
     ends = (max(-100.0, 100 * (difference - half)), min(100.0, 100 * (difference + half)))
     return Estimate(100 * (worse - better) / count, *ends, ())
 

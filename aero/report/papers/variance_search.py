@@ -26,7 +26,7 @@ from aero.attention_kernels import CORES
 from aero.records import read_csv
 from aero.report.papers.variance_sensitivity import FOLDERS, Sweep, published, short_name, sweep
 from aero.report.results import Results
-from aero.report.statistics import Estimate
+from aero.report.statistics import Estimate, wilson
 from aero.report.verdicts import Measurement, exact
 from aero.sensitivity.metric import CONCLUSIONS, ORDER, clipped, sensitivity_of_means, trained_decades
 from aero.sensitivity.search import RELU_CORES, Reading, plausible_settings, read_losses
@@ -75,10 +75,9 @@ def share(found: Search, conclusion: str) -> Estimate:
     by_setting: dict[int, list[bool]] = {}
     for (number, _), values in found.found.items():
         by_setting.setdefault(number, []).append(CONCLUSIONS[conclusion](values))
-    mean, count, square = fmean(map(fmean, by_setting.values())), len(by_setting), 1.959964**2
-    centre = (mean + square / (2 * count)) / (1 + square / count)
-    half = math.sqrt(square * (mean * (1 - mean) / count + square / (4 * count**2))) / (1 + square / count)
-    return Estimate(mean, max(0.0, centre - half), min(1.0, centre + half), ())
+    mean = fmean(map(fmean, by_setting.values()))
+    low, high = wilson(mean, len(by_setting))
+    return Estimate(mean, max(0.0, low), min(1.0, high), ())
 
 
 def distance(values: Mapping[str, float]) -> float:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from aero.architecture import Architecture, parse
 from aero.errors import UserError, got, run_main
 from aero.families import FAMILIES
+from aero.records import write_text
 from aero.two_party.program.optimizations import check_rebased
 
 if TYPE_CHECKING:
@@ -282,9 +282,7 @@ def _main(arguments: list[str]) -> None:
         arguments
     )
     rules = derive_rules()
-    temporary = PATH.with_name(PATH.name + ".tmp")
-    temporary.write_text(_text(rules), encoding="utf-8")
-    os.replace(temporary, PATH)
+    write_text(PATH, _text(rules))
     print(f"{PATH}: {sum(len(names) for programs in rules.values() for names in programs.values())} rules")
 
 

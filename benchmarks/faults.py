@@ -182,7 +182,9 @@ def server_faults(folder: Path, draw: random.Random) -> Iterator[tuple[str, str]
                     connection.sendall(draw.randbytes(draw.randint(1, 100_000)))
             else:
                 before, client = set(server_soak.tree(serving.process.pid)), connect()
-                client._tunnel.send({"tokens": 1, "new_tokens": 1, "description": client.description.sha256})
+                client._tunnel.send(
+                    {"tokens": 1, "new_tokens": 1, "cached": True, "description": client.description.sha256}
+                )
                 client._tunnel.receive()
                 time.sleep(draw.uniform(0, 3))
                 if name != "client leaves":

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from aero.two_party.serving.tls import Credentials
 
 ASK = """Ask a model privately. The client learns the answer and the published description, not the weights. The server
-learns the number of tokens in the prompt and in the answer, and nothing else about them. Each new token takes a whole
-forward pass. --checkpoint and --model run both on this machine; --server asks an `aero serve` elsewhere."""
+learns the number of tokens in the prompt and in the answer, and nothing else about them. The prompt takes one forward
+pass, each later token one row after a cache of secret-shared keys and values. --checkpoint and --model run client and
+server on this machine; --server asks an `aero serve` elsewhere."""
 SERVE = """Answer private questions one at a time, each in a new process. Prints one line for each question. Ctrl-C
 stops the server. Clients learn architecture, sizes, program, protocol settings and tokenizer, but not the weights."""
 LONGEST_WAIT_S = 1e6
@@ -56,6 +57,7 @@ def add_commands(commands: Any) -> None:
     ask.add_argument(
         "--wait", type=float, default=60, metavar="S", help="seconds to wait for a busy server (default 60)"
     )
+    ask.add_argument("--no-cache", action="store_true", help="a whole forward pass for each token")
     ask.add_argument("--json", action="store_true", help="print one JSON object at the end")
     serve = commands.add_parser("serve", help="serve a model for private questions", description=SERVE)
     serve.set_defaults(run=_serve)
@@ -265,8 +267,8 @@ def _answer(
         display.show(text.rstrip("\ufffd") if len(ids) < chosen.tokens else text)
 
     prompt_ids = tokenizer.encode(prompt)
-    answered = ask(prompt_ids, chosen.tokens, sampling, settings, on_token, display.say)
-    rounds, unknown = _rounds(description, len(prompt_ids), len(answered.costs))
+    answered = ask(prompt_ids, chosen.tokens, sampling, settings, on_token, display.say, not chosen.no_cache)
+    rounds, unknown = _rounds(description, len(prompt_ids), len(answered.costs), answered.cached)
     display.close()
     if chosen.json:
         found = asdict(answered) | {"text": tokenizer.decode(ids), "prompt_tokens": len(prompt_ids), "rounds": rounds}
@@ -357,7 +359,7 @@ def _printable(text: str) -> str:
 
 
 def _rounds(
-    description: Description, tokens: int, passes: int, root: Path | None = None
+    description: Description, tokens: int, passes: int, cached: bool, root: Path | None = None
 ) -> tuple[float | None, str | None]:
     """Round trips of all passes, composed from measured operations as in `aero cost`; or None and the reason.
 
@@ -365,14 +367,19 @@ def _rounds(
     """
     from aero.two_party.cost.cost_model import folder_of_costs, measured_operations, variant_of
     from aero.two_party.program.forward import operations
+    from aero.two_party.program.generation import slots_for
+    from aero.two_party.program.operations import without_public
 
-    total = 0.0
+    total, model = 0.0, (description.parsed, description.model_config, description.program)
     try:
         root = folder_of_costs(Path()) if root is None else root
         measured = measured_operations(variant_of(description.protocol), root)
         for length in range(tokens, tokens + passes):
-            counts = operations(description.parsed, description.model_config, description.program, length)
-            total += sum(count * measured.rounds(one.name, one.shape) for one, count in counts.items())
+            after_cache = cached and length > tokens
+            counts = operations(*model, 1, slots_for(length - 1)) if after_cache else operations(*model, length)
+            for one, count in counts.items():
+                one = without_public(one)
+                total += count * measured.rounds(one.name, one.shape)
     except Exception as error:  # a damaged file of measurements must not cost the answer, which is there
         return None, one_line(error)
     return total, None

@@ -37,6 +37,8 @@ from aero.model import ModelConfig
 from aero.two_party.cost import cost_model
 from aero.two_party.cost.ledger import Measurement, write
 from aero.two_party.program.forward import operations
+from aero.two_party.program.generation import SLOTS
+from aero.two_party.program.operations import without_public
 from aero.two_party.program.optimizations import UNREVIEWED, parse_program
 from aero.two_party.runtime.settings import Settings, TwoPartyError
 from aero.two_party.serving import session as serving
@@ -309,13 +311,13 @@ def test_changed_weights_are_not_served(path, tmp_path, monkeypatch, capsys):
 def answering(tokens, costs, shown=None, capsys=None):
     """In the place of `ask_here`: an answer of these tokens."""
 
-    def ask_here(published, ids, new_tokens, sampling, settings, on_token, on_progress):
+    def ask_here(published, ids, new_tokens, sampling, settings, on_token, on_progress, cached):
         assert ids == list(PROMPT.encode()) and sampling == Sampling(257, 0.0, 0)
         for token in tokens:
             on_token(token, costs[0])
             if capsys is not None:
                 shown.append(capsys.readouterr().out)
-        return Answered(list(tokens), costs, Cost(10_000_000, 12_000_000, 5000, 3.0))
+        return Answered(list(tokens), costs, Cost(10_000_000, 12_000_000, 5000, 3.0), cached)
 
     return ask_here
 
@@ -346,10 +348,10 @@ def test_the_prompt_and_what_is_going_on_are_shown(path, monkeypatch, capsys):
     """Lines elsewhere than on a terminal; on one a view that is gone at the end, and the text on standard output."""
     monkeypatch.setattr(asking, "PLAIN_S", 0.0)
 
-    def ask_here(published, ids, new_tokens, sampling, settings, on_token, on_progress):
+    def ask_here(published, ids, new_tokens, sampling, settings, on_token, on_progress, cached):
         on_progress("token 1 of 1: layer 3 of 12, 4.5 MB so far")
         on_token(ord("x"), Cost(1, 1, 1, 0.0))
-        return Answered([ord("x")], [Cost(1, 1, 1, 0.0)], Cost(1, 1, 1, 0.0))
+        return Answered([ord("x")], [Cost(1, 1, 1, 0.0)], Cost(1, 1, 1, 0.0), cached)
 
     monkeypatch.setattr(serving, "ask_here", ask_here)
     command = ["ask", "--checkpoint", str(path), PROMPT + "\x1b[2J"]
@@ -427,27 +429,31 @@ def description():
     return Description.of(parse("SM(t)+ScFuFFN"), config, "tuned", Settings(), "0" * 64)
 
 
-def needed(description, length):
-    return operations(description.parsed, description.model_config, description.program, length)
+def needed(description, length, past=None):
+    counts = operations(description.parsed, description.model_config, description.program, length, past)
+    return [(without_public(one), count) for one, count in counts.items()]
 
 
 def test_rounds_are_composed_or_unknown(tmp_path, description, monkeypatch):
-    assert asking._rounds(description, 8, 1, tmp_path)[0] is None
+    assert asking._rounds(description, 8, 1, False, tmp_path)[0] is None
     passes = [needed(description, length) for length in (8, 9)]
-    every = sorted({(one.name, one.shape) for counts in passes for one in counts})
+    row = needed(description, 1, SLOTS)
+    every = sorted({(one.name, one.shape) for counts in (*passes, row) for one, _ in counts})
     rows = [measured(*one, 2.0) for one in every]
     save(tmp_path, [*rows, *(measured(*one, 50.0, "cheetah-FM64-18-lsb_error") for one in every)])
-    expected = 2 * sum(sum(counts.values()) for counts in passes)
-    assert asking._rounds(description, 8, 2, tmp_path) == (expected, None)
+    expected = 2 * sum(count for counts in passes for _, count in counts)
+    assert asking._rounds(description, 8, 2, False, tmp_path) == (expected, None)
+    cached = 2 * sum(count for counts in (passes[0], row, row) for _, count in counts)
+    assert asking._rounds(description, 8, 3, True, tmp_path) == (cached, None)
     # A client on another host may be in any folder: the costs are then those beside the package.
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     monkeypatch.setattr(cost_model, "ROOT", tmp_path)
-    assert asking._rounds(description, 8, 2) == (expected, None)
+    assert asking._rounds(description, 8, 2, False) == (expected, None)
     save(tmp_path, [row for row in rows if row.op != "inverse_sums"])
-    assert asking._rounds(description, 8, 2, tmp_path) == (None, "the rounds of inverse_sums were not measured")
+    assert asking._rounds(description, 8, 2, False, tmp_path) == (None, "the rounds of inverse_sums were not measured")
     save(tmp_path, [measured(*one, math.nan) for one in every])
-    rounds, unknown = asking._rounds(description, 8, 1, tmp_path)
+    rounds, unknown = asking._rounds(description, 8, 1, False, tmp_path)
     assert rounds is None and re.fullmatch(r"the rounds of \S+ were not measured", unknown)
 
 

@@ -186,7 +186,7 @@ def test_the_log_of_failed_clients_is_limited(monkeypatch):
 
 
 HELLO = {"hello": PROTOCOL, "versions": versions()}
-QUESTION = {"tokens": 1, "new_tokens": 1, "description": DESCRIPTION.sha256}
+QUESTION = {"tokens": 1, "new_tokens": 1, "cached": True, "description": DESCRIPTION.sha256}
 
 
 @pytest.mark.parametrize(
@@ -202,6 +202,7 @@ QUESTION = {"tokens": 1, "new_tokens": 1, "description": DESCRIPTION.sha256}
         ([HELLO, QUESTION | {"tokens": -1}], "at least one token"),
         ([HELLO, QUESTION | {"tokens": 13}], "13 tokens, the model's context is 12"),
         ([HELLO, QUESTION | {"new_tokens": 6}], "this server gives 5"),
+        ([HELLO, QUESTION | {"cached": 1}], "cached must be true or false"),
         ([HELLO, {"failed": True}], "left without a question"),
     ],
 )
@@ -264,7 +265,7 @@ PUBLISHED = HELLO | {"description": asdict(DESCRIPTION), "tokenizer": "{}"}
     ("message", "error"),
     [
         (PUBLISHED | {"versions": versions() | {"code": "1"}}, "the server has code 1, the client "),
-        (PUBLISHED | {"hello": "other"}, "speaks other, not aero-ask-1"),
+        (PUBLISHED | {"hello": "other"}, "speaks other, not aero-ask-2"),
         (PUBLISHED | {"description": {"program": "tuned"}}, "published a model that cannot"),
         (PUBLISHED | {"tokenizer": "{\ud800}"}, "published a tokenizer that is not text"),
         ({"refused": "busy\n\x1b[31m"}, "refused: busy"),

@@ -63,6 +63,10 @@ def place(party: Party, operation: Operation) -> list[str]:
     """Place random arguments at their owners; returns the variables' names."""
     names, values = [], arguments(operation)
     for index, (shape, owner) in enumerate(zip(operation.shapes, operation.owners, strict=True)):
+        names.append(f"a{index}")
+        if owner == "public":
+            party.put_public(f"a{index}", values[index])
+            continue
         source = SERVER if owner == "server" else CLIENT
         party.put(
             f"a{index}",
@@ -72,7 +76,6 @@ def place(party: Party, operation: Operation) -> list[str]:
             from_rank=source,
             dtype=values[index].dtype,
         )
-        names.append(f"a{index}")
     return names
 
 

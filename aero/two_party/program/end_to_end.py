@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -111,11 +111,13 @@ def check_ring(field: str, fraction_bits: int, program: str) -> None:
         )
 
 
-def put_weights(party: Party, model: PublicModel, weights: Mapping[str, np.ndarray] | None) -> list[str]:
-    """Place the server's folded weights (None at the client); returns the names of these inputs."""
+def put_weights(
+    party: Party, model: PublicModel, weights: Mapping[str, np.ndarray] | None, later: Collection[str] = ()
+) -> list[str]:
+    """Place the server's folded weights (None at the client) except `later`; returns the names of all these inputs."""
     shapes = weight_shapes(model.parsed, model.model_config, model.program)
     owner = None if model.program == AS_PUBLISHED else SERVER
-    for name in sorted(shapes):
+    for name in sorted(set(shapes) - set(later)):
         party.put(f"w.{name}", weights[name] if weights else None, shapes[name], owner=owner, from_rank=SERVER)
     return sorted(shapes)
 

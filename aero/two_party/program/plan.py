@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,11 +43,13 @@ def plan(
     arguments: Sequence[jax.ShapeDtypeStruct],
     inputs: Sequence[str],
     outputs: Sequence[str],
+    public_inputs: Collection[str] = (),
 ) -> Plan | None:
     """Cut `function` at its steps on shares; None if it has none.
 
-    inputs, outputs: names of its arguments and results. Values that depend on no argument are public, and computed in
-    every segment that needs them. ValueError for a step on a public value or inside a nested function (jit, scan).
+    inputs, outputs: names of its arguments and results. Values that depend on no argument, or on public ones alone, are
+    public, and computed in every segment that needs them. ValueError for a step on a public value or inside a nested
+    function (jit, scan).
     """
     closed = jax.make_jaxpr(function)(*arguments)
     jaxpr = closed.jaxpr
@@ -56,7 +58,7 @@ def plan(
             raise ValueError("a step on shares must not stand inside a nested function")
         return None
     names: dict[Any, str] = dict(zip(jaxpr.invars, inputs, strict=True))
-    secret = set(jaxpr.invars)
+    secret = {variable for variable, name in names.items() if name not in public_inputs}
     groups: list[list[Any]] = [[]]
     steps: list[Any] = []
     for equation in jaxpr.eqns:
@@ -106,7 +108,7 @@ def _variables(values: Sequence[Any]) -> list[Any]:
 def _segment(
     closed: Any, equations: Sequence[Any], results: Sequence[Any], secret: set[Any]
 ) -> tuple[Callable[..., Any], list[Any]]:
-    """A JAX function that computes `results` by the equations they need, and the secrets it takes."""
+    """A JAX function that computes `results` by the equations they need, and the secrets and inputs it takes."""
     needed = set(_variables(results))
     kept = []
     for equation in reversed(equations):
@@ -114,7 +116,8 @@ def _segment(
             kept.append(equation)
             needed.update(_variables(equation.invars))
     made = {variable for equation in kept for variable in equation.outvars}
-    arguments = sorted((v for v in needed if v in secret and v not in made), key=lambda v: v.count)
+    given = secret.union(closed.jaxpr.invars)
+    arguments = sorted((v for v in needed if v in given and v not in made), key=lambda v: v.count)
     constants = [(v, c) for v, c in zip(closed.jaxpr.constvars, closed.consts, strict=True) if v in needed]
     jaxpr = closed.jaxpr.replace(
         constvars=[variable for variable, _ in constants],

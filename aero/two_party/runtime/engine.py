@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,8 +16,14 @@ from aero.two_party.runtime.profile import Profile, parse
 from aero.two_party.runtime.settings import Settings
 
 LOG_TIMEOUT_S = 5.0
-Described = tuple[tuple[int, ...], np.dtype]
-"""Shape and type of a value."""
+
+
+class Described(NamedTuple):
+    """Shape and type of a value, and whether both parties have it in the clear."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    public: bool = False
 
 
 class Engine:
@@ -66,12 +72,12 @@ class Engine:
 
     def describe(self, name: str) -> Described:
         meta = self._runtime.get_var_meta(name)
-        return tuple(meta.shape.dims), numpy_type(meta)
+        return Described(tuple(meta.shape.dims), numpy_type(meta))
 
     def run(
         self, function: Callable[..., Any], arguments: tuple[Described, ...], inputs: Sequence[str], outputs: list[str]
     ) -> Profile:
-        """Compute `outputs` = function(*inputs) in one run; arguments: shape and type of each input."""
+        """Compute `outputs` = function(*inputs) in one run; arguments: what each input is."""
         from spu import libspu
 
         name, code = self._compile(function, arguments, len(outputs))
@@ -102,10 +108,10 @@ class Engine:
             executable, _ = frontend.compile(
                 frontend.Kind.JAX,
                 function,
-                [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in arguments],
+                [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in arguments],
                 {},
                 [f"input{i}" for i in range(len(arguments))],
-                [libspu.Visibility.VIS_SECRET] * len(arguments),
+                [libspu.Visibility.VIS_PUBLIC if one.public else libspu.Visibility.VIS_SECRET for one in arguments],
                 output_names,
                 copts=options,
             )

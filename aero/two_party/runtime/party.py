@@ -104,7 +104,19 @@ class Party:
                 self._channel.send_share(name, shape, dtype, shares[self._channel.other])
             share = shares[self.rank]
         self._engine.store(name, share)
-        self._held[name] = (shape, dtype)
+        self._held[name] = Described(shape, dtype)
+
+    def put_public(self, name: str, array: np.ndarray) -> None:
+        """Make `name` an input that both parties know: both give the same array, and nothing is sent.
+
+        ValueError as for `put`.
+        """
+        from spu import libspu
+
+        array = self._checked(name, array, array.shape, array.dtype)
+        self._forget(name)
+        self._engine.store(name, self._engine.io.make_shares(array, libspu.Visibility.VIS_PUBLIC)[self.rank])
+        self._held[name] = Described(array.shape, array.dtype, public=True)
 
     def run(
         self,
@@ -165,7 +177,7 @@ class Party:
         """The values of `name` at the party of rank `to`, None at the other, which sends its share and gets nothing."""
         if name not in self._held:
             raise ValueError(f"{name}: no such variable at the {self.name}")
-        shape, dtype = self._held[name]
+        shape, dtype, _ = self._held[name]
         own = self._engine.share(name)
         if self.rank != to:
             self._channel.send_share(name, shape, dtype, own)
@@ -228,8 +240,10 @@ class Party:
 
         key = (function, tuple(inputs), tuple(outputs), tuple(self._held[name] for name in inputs))
         if key not in self._plans:
-            arguments = [jax.ShapeDtypeStruct(*self._held[name]) for name in inputs]
-            self._plans[key] = plan(function, arguments, inputs, outputs)
+            held = [self._held[name] for name in inputs]
+            arguments = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in held]
+            public = {name for name, one in zip(inputs, held, strict=True) if one.public}
+            self._plans[key] = plan(function, arguments, inputs, outputs, public)
         return self._plans[key]
 
     def _prepare(self, part: ShareStep) -> Any:
@@ -256,7 +270,7 @@ class Party:
         runs: list[tuple[Profile, float]] = []
         context = self._step_context(messages, runs)
         prepared, start = self._prepare(part), time.monotonic()
-        shapes = [self._held[name][0] for name in part.inputs]
+        shapes = [self._held[name].shape for name in part.inputs]
         if step.in_the_clear:
             results = step.of_shares(context, *(self._clear[name] for name in part.inputs[:-1]), prepared, shapes)
         else:
@@ -275,7 +289,7 @@ class Party:
         ):
             owner = owner if self.settings.colocated else None
             self._engine.store(output, share_of(values, shape, dtype, owner, self.settings.field))
-            self._held[output] = (shape, np.dtype(dtype))
+            self._held[output] = Described(shape, np.dtype(dtype))
         # Compiling and reading the log are no part of the cost, as in any run of SPU.
         overhead = sum(max(0.0, seconds - profile.seconds) for profile, seconds in runs)
         profile = together([messages.profile(), *(profile for profile, _ in runs)])
@@ -289,8 +303,8 @@ class Party:
 
         def run(share: np.ndarray, dtype: Any, function: Callable[..., Any], engine: Engine, ring: str) -> Any:
             """This party's share of function(x), from its share (n,) of x in the ring."""
-            described = share.shape, np.dtype(dtype)
-            engine.store("x", share_of(share, *described, None, ring))
+            described = Described(share.shape, np.dtype(dtype))
+            engine.store("x", share_of(share, described.shape, described.dtype, None, ring))
             start = time.monotonic()
             profile = engine.run(function, (described,), ["x"], ["y"])
             runs.append((profile, time.monotonic() - start))

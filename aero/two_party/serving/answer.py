@@ -1,6 +1,5 @@
-"""One private question, inside the two party processes: N new tokens for a prompt, one whole forward pass each.
+"""One private question, inside the two party processes: N new tokens for a prompt, each by one private pass.
 
-There is no KV cache: the prompt grows by the token that the client chose, and the next pass runs over all of it.
 Prompts are not padded: the server learns the prompt's exact length and N.
 """
 
@@ -20,7 +19,8 @@ import torch
 from aero.errors import UserError
 from aero.model import GPT
 from aero.two_party.cost.measure import place, warm_up_of
-from aero.two_party.program.end_to_end import Cost, Question, put_prompt, put_weights
+from aero.two_party.program.end_to_end import Cost
+from aero.two_party.program.generation import Generator
 from aero.two_party.program.weights import weight_arrays
 from aero.two_party.runtime.party import Party
 from aero.two_party.runtime.profile import Profile
@@ -57,9 +57,9 @@ class Sampling:
 def answer_task(party: Party, given: Mapping[str, Any]) -> dict[str, Any]:
     """In a party process: put the weights, then run one pass for each new token; returns costs, and ids at the client.
 
-    given: "description", "tokens" (the prompt's length), "new_tokens" (both); `Published.of_server` (server only);
-    "ids" (T,) and "sampling" (client only). The client gives `Party.control` ("token", id, cost) for every token, and
-    ("progress", text).
+    given: "description", "tokens" (the prompt's length), "new_tokens", "cached" (both); `Published.of_server` (server
+    only); "ids" (T,) and "sampling" (client only). The client gives `Party.control` ("token", id, cost) for every token,
+    and ("progress", text).
     """
     description: Description = given["description"]
     weights = None
@@ -72,24 +72,18 @@ def answer_task(party: Party, given: Mapping[str, Any]) -> dict[str, Any]:
         party.control(("progress", f"set-up, step {index + 1} of {len(first)}"))
         profiles.append(party.run(operation.function(), place(party, operation), ["y"]))
     setup = _cost(party, profiles, start)
-    names = put_weights(party, description, weights)
+    generator = Generator(party, description, weights, given["cached"])
     ids = [int(i) for i in given["ids"]] if party.rank == CLIENT else None
     costs = []
     for index in range(given["new_tokens"]):
-        start = time.monotonic()
-        tokens = given["tokens"] + index
-        question = Question(description.architecture, dict(description.config), description.program, tokens)
-        put_prompt(party, question, ids)
-        function, inputs = question.function(names), [*(f"w.{name}" for name in names), "prompt"]
+        start, new = time.monotonic(), 1 if index else given["tokens"]
         token, spent = f"token {index + 1} of {given['new_tokens']}", setup.bytes + sum(cost.bytes for cost in costs)
         before_part = _reporter(party, token, spent, description.config["layers"])
-        prepared = party.prepare(function, inputs, ["logits"])
-        setup, start = replace(setup, seconds=setup.seconds + prepared), start + prepared
-        profile = party.run(function, inputs, ["logits"], before_part=before_part)
-        logits = party.reveal("logits", to=CLIENT)
-        costs.append(_cost(party, [profile], start))
+        step = generator.step(None if ids is None else ids[-new:], new, before_part)
+        setup = replace(setup, seconds=setup.seconds + step.prepared_s)
+        costs.append(_cost(party, [step.profile], start + step.prepared_s))
         if ids is not None:
-            ids.append(given["sampling"].choose(logits, index))
+            ids.append(given["sampling"].choose(step.logits, index))
             party.control(("token", ids[-1], costs[-1]))
     return {"setup": setup, "costs": costs, "ids": None if ids is None else ids[given["tokens"] :]}
 

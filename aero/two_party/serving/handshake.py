@@ -1,7 +1,8 @@
 """The messages before a private session, in JSON: versions, what the server publishes, and the question's size.
 
 client: protocol and versions          server: its own, with the description and the tokenizer, or a refusal
-client: prompt length, tokens wanted   server: begin, or a refusal
+client: prompt length, tokens wanted,  server: begin, or a refusal
+        and whether keys and values are cached
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from aero.architecture import Architecture
 from aero.checkpoint import model_config
 from aero.model import ModelConfig
 from aero.two_party.program.end_to_end import PublicModel, check_ring
+from aero.two_party.program.optimizations import cacheable
 from aero.two_party.program.weights import weight_shapes
 from aero.two_party.runtime.settings import Settings, TwoPartyError
 from aero.two_party.serving.tunnel import plain
 
-PROTOCOL = "aero-ask-1"
+PROTOCOL = "aero-ask-2"
 # These have no effect after training, so they are not published.
 TRAINING_ONLY = {
     "init_std",
@@ -101,6 +103,10 @@ class Description(PublicModel):
                 f"the server published a model that cannot be run here ({plain(error)}); are both of one version?"
             ) from None
         return description
+
+    @property
+    def cacheable(self) -> bool:
+        return cacheable(self.parsed, self.program)
 
     @property
     def sha256(self) -> str:

@@ -55,11 +55,13 @@ class Published:
 
 @dataclass(frozen=True)
 class Answered:
-    """A finished question: ids of the new tokens, the cost of each, and that of setting up."""
+    """A finished question: ids of the new tokens, the cost of each, and that of setting up; whether keys and values
+    were cached."""
 
     ids: list[int]
     costs: list[Cost]
     setup: Cost
+    cached: bool
 
 
 def ask_here(
@@ -70,15 +72,18 @@ def ask_here(
     settings: Settings,
     on_token: OnToken,
     on_progress: OnProgress = lambda text: None,
+    cached: bool = True,
     relay: Relay | None = None,
 ) -> Answered:
     """Ask a checkpoint with a client and a server process on this machine.
 
-    Only the server's process reads the weights, only the client's is given the ids. Raises as `run_parties`.
+    Only the server's process reads the weights, only the client's is given the ids. cached: where the program allows
+    it. Raises as `run_parties`.
     """
     description = published.description
     check_lengths(description.model_config, len(ids), new_tokens)
-    common = {"description": description, "tokens": len(ids), "new_tokens": new_tokens}
+    cached = cached and description.cacheable
+    common = {"description": description, "tokens": len(ids), "new_tokens": new_tokens, "cached": cached}
     on_progress("starting client and server, and connecting them")
     client, server = run_parties(
         answer_task,
@@ -91,7 +96,7 @@ def ask_here(
     for ours, theirs in zip([client["setup"], *client["costs"]], [server["setup"], *server["costs"]], strict=True):
         if replace(ours, seconds=0) != replace(theirs, seconds=0):
             raise TwoPartyError("client and server counted different bytes; run again")
-    return Answered(client["ids"], client["costs"], client["setup"])
+    return Answered(client["ids"], client["costs"], client["setup"], cached)
 
 
 class Client:
@@ -125,15 +130,18 @@ class Client:
         settings: Settings,
         on_token: OnToken,
         on_progress: OnProgress = lambda text: None,
+        cached: bool = True,
     ) -> Answered:
-        """Ask; of `settings` only time-outs count, the rest is the server's. TwoPartyError on any failure of either."""
+        """Ask; of `settings` only time-outs count, the rest is the server's. cached: where the program allows it.
+        TwoPartyError on any failure of either."""
         try:
             check_lengths(self.description.model_config, len(ids), new_tokens)
-            question = {"tokens": len(ids), "new_tokens": new_tokens, "description": self.description.sha256}
-            self._tunnel.send(question)
+            cached = cached and self.description.cacheable
+            lengths = {"tokens": len(ids), "new_tokens": new_tokens, "cached": cached}
+            self._tunnel.send(lengths | {"description": self.description.sha256})
             if _not_refused(self._tunnel, self._tunnel.receive()).get("begin") is not True:
                 raise TwoPartyError(f"{self._tunnel.peer} did not begin; are both of one version?")
-            common = {"description": self.description, "tokens": len(ids), "new_tokens": new_tokens}
+            common = lengths | {"description": self.description}
             on_progress("starting the client, and connecting it to the server")
             found = run_through(
                 self._tunnel,
@@ -146,7 +154,7 @@ class Client:
         except BaseException:
             self._tunnel.give_up()
             raise
-        return Answered(found["ids"], found["costs"], found["setup"])
+        return Answered(found["ids"], found["costs"], found["setup"], cached)
 
     def close(self) -> None:
         """Leave without a question."""
@@ -216,6 +224,9 @@ class Server:
         tokens, new_tokens = question.get("tokens"), question.get("new_tokens")
         if not all(type(number) is int and abs(number) < 2**31 for number in (tokens, new_tokens)):
             raise _refused(tunnel, "tokens and new_tokens must be integers")
+        cached = question.get("cached")
+        if type(cached) is not bool or cached > description.cacheable:
+            raise _refused(tunnel, "cached must be true or false, and false for a program without a cache")
         try:
             check_lengths(description.model_config, tokens, new_tokens)
         except TwoPartyError as error:
@@ -223,7 +234,7 @@ class Server:
         if new_tokens > self._most_tokens:
             raise _refused(tunnel, f"{new_tokens} new tokens are asked for, this server gives {self._most_tokens}")
         tunnel.send({"begin": True})
-        given = {"description": description, "tokens": tokens, "new_tokens": new_tokens}
+        given = {"description": description, "tokens": tokens, "new_tokens": new_tokens, "cached": cached}
         given |= self._published.of_server
         try:
             return question, run_through(tunnel, SERVER, answer_task, given, self._settings)

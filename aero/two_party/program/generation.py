@@ -1,0 +1,144 @@
+"""The private passes of one session, inside the two party processes: the prompt, then one new token after the other.
+
+With a cache the prompt is one pass, and each later token one row. Keys and values stay secret-shared variables of the
+party between passes; nothing of them is revealed. The cache has SLOTS slots or a multiple of them, filled from the
+right, so that its passes are compiled once for each of these sizes. How many slots are empty is public, as the number
+of tokens is. Without a cache every pass runs over all tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from aero.two_party.program.end_to_end import PublicModel, Question, put_prompt, put_weights
+from aero.two_party.program.forward import forward_cached
+from aero.two_party.program.inputs import Past, at_positions, positional
+from aero.two_party.program.nonlinear import rotary_table
+from aero.two_party.program.operations import call
+from aero.two_party.program.optimizations import cacheable
+from aero.two_party.program.weights import weight_shapes
+from aero.two_party.runtime.party import Party
+from aero.two_party.runtime.profile import Profile
+from aero.two_party.runtime.settings import CLIENT, SERVER
+
+SLOTS = 64
+
+
+def slots_for(tokens: int) -> int:
+    """Slots of the cache that holds so many tokens."""
+    return -(-tokens // SLOTS) * SLOTS
+
+
+@dataclass(frozen=True)
+class Step:
+    """One pass: its profile, the logits (V,) after its last token (client only), and the seconds of `Party.prepare`."""
+
+    profile: Profile
+    logits: np.ndarray | None
+    prepared_s: float
+
+
+class Generator:
+    """The passes over a growing text. Both parties must make the same calls."""
+
+    def __init__(
+        self, party: Party, model: PublicModel, weights: Mapping[str, np.ndarray] | None, cached: bool = True
+    ) -> None:
+        """Place the server's folded weights, None at the client. cached: the program must be `cacheable`."""
+        self._party, self._model, self._cached = party, model, cached
+        self._config = model.model_config
+        # What depends on positions is placed before each pass.
+        self._positional: dict[str, np.ndarray] = {}
+        if cacheable(model.parsed, model.program):
+            shapes = weight_shapes(model.parsed, self._config, model.program)
+            found = weights or {name: np.broadcast_to(np.float32(0), shape) for name, shape in shapes.items()}
+            self._positional = {name: found[name] for name in shapes if positional(name)}
+        self._names = put_weights(party, model, weights, self._positional)
+        self._ids: list[int] = []
+        self._tokens = 0
+        self._slots = self._filled = 0  # of the cache
+        self._new = 0  # rows of the last pass that are not in the cache yet
+        self._functions: dict[tuple[int, ...], Callable[..., Any]] = {}
+
+    def step(
+        self,
+        ids: Sequence[int] | None,
+        tokens: int,
+        before_part: Callable[[Sequence[str], int], Any] = lambda inputs, size: None,
+    ) -> Step:
+        """The pass after `tokens` more tokens, whose ids (tokens,) the client gives and the server does not."""
+        party, model = self._party, self._model
+        if self._new:
+            self._append()
+        self._tokens += tokens
+        if ids is not None:
+            self._ids += ids
+        rows = tokens if self._cached else self._tokens
+        first = self._tokens - rows
+        question = Question(model.architecture, dict(model.config), model.program, rows)
+        put_prompt(party, question, None if ids is None else self._ids[first:])
+        for name, array in at_positions(self._positional, first, rows).items():
+            given = np.ascontiguousarray(array) if party.rank == SERVER else None
+            party.put(f"w.{name}", given, array.shape, owner=SERVER, from_rank=SERVER)
+        inputs = [*(f"w.{name}" for name in self._names), "prompt", *(self._cache() if self._slots else ())]
+        if self._slots:
+            party.put_public("empty", np.float32(self._slots - self._filled))
+            inputs.append("empty")
+            if self._config.position == "rotary":
+                party.put_public("rotary", rotary_table(first, rows, self._config.rotary_dims))
+                inputs.append("rotary")
+        outputs = ["logits", *(self._cache("new_") if self._cached else ())]
+        function = self._pass(rows)
+        prepared = party.prepare(function, inputs, outputs)
+        profile = party.run(function, inputs, outputs, before_part=before_part)
+        self._new = rows if self._cached else 0
+        return Step(profile, party.reveal("logits", to=CLIENT), prepared)
+
+    def _cache(self, prefix: str = "") -> list[str]:
+        """Names of the keys of every layer, then of the values."""
+        return [f"{prefix}{kind}.{layer}" for kind in ("keys", "values") for layer in range(self._config.layers)]
+
+    def _pass(self, rows: int) -> Callable[..., Any]:
+        """The pass over so many new rows, one function for each number of rows and of slots."""
+        key = rows, self._slots
+        if key not in self._functions:
+            names, layers, slots = self._names, self._config.layers, self._slots
+            architecture, config, program = self._model.parsed, self._config, self._model.program
+
+            def one_pass(*arrays: Array) -> Any:
+                weights, (prompt, *more) = dict(zip(names, arrays, strict=False)), arrays[len(names) :]
+                past = Past(more[:layers], more[layers : 2 * layers], *more[2 * layers :]) if slots else None
+                logits, *made = forward_cached(call, architecture, config, program, weights, prompt, past)
+                return (logits, *(one for kind in made for one in kind)) if self._cached else logits
+
+            self._functions[key] = one_pass
+        return self._functions[key]
+
+    def _append(self) -> None:
+        """Move the last pass's keys and values into the cache, on the right. Takes no message."""
+        self._filled += self._new
+        slots = slots_for(self._filled)
+        key = self._slots, self._new, slots
+        if key not in self._functions:
+
+            def append(*arrays: Array) -> list[Array]:
+                half = len(arrays) // 2
+                pairs = zip(arrays[:half], arrays[half:], strict=True) if key[0] else ((one,) for one in arrays)
+                return [_right_aligned(jnp.concatenate(parts, 1), slots) for parts in pairs]
+
+            self._functions[key] = append
+        names, new = self._cache(), self._cache("new_")
+        self._party.run(self._functions[key], [*(names if self._slots else ()), *new], names, donate=new)
+        self._slots, self._new = slots, 0
+
+
+def _right_aligned(x: Array, slots: int) -> Array:
+    """The last `slots` of x (H, n, d_k), with zeros on the left where there are fewer."""
+    missing = slots - x.shape[1]
+    return jnp.pad(x, ((0, 0), (missing, 0), (0, 0))) if missing > 0 else x[:, -missing:]

@@ -6,14 +6,13 @@ import argparse
 import json
 import math
 import sys
-import time
-import unicodedata
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aero.cli.display import Display, printable
 from aero.errors import UserError, check_file, one_line
 
 if TYPE_CHECKING:
@@ -32,9 +31,6 @@ stops the server. Clients learn architecture, sizes, program, protocol settings 
 LONGEST_WAIT_S = 1e6
 SMALL_MODEL = 20_000_000
 """Weights; smaller models do not write sense."""
-PLAIN_S = 2.0
-JOINERS = "\u200c\u200d"
-"""Format characters that many scripts and emoji need; they move and hide nothing."""
 
 
 def add_commands(commands: Any) -> None:
@@ -79,6 +75,12 @@ def add_commands(commands: Any) -> None:
         "--total", type=float, default=3600, metavar="S", help="time limit of a question, seconds (default 3600)"
     )
     for command in (ask, serve):
+        command.add_argument(
+            "--prefix",
+            default="",
+            metavar="TEXT",
+            help="public text before every prompt (with --checkpoint): its keys and values are computed in the clear",
+        )
         command.add_argument("--tokenizer", help="tokenizer file (default: the one stored with the run)")
         command.add_argument(
             "--timeout",
@@ -131,7 +133,7 @@ def _serve(chosen: argparse.Namespace) -> int:
         from aero.cli.published import publish
         from aero.two_party.serving.session import Server
 
-        published, _ = publish(chosen.checkpoint, chosen.tokenizer, _program_for(chosen), settings)
+        published, _ = publish(chosen.checkpoint, chosen.tokenizer, _program_for(chosen), settings, chosen.prefix)
         server, description = Server(published, settings, chosen.most_tokens), published.description
         security = "mutually authenticated TLS" if context is not None else "plain TCP"
         _print_line(f"{description} at {listener.address}, {security}; description {description.sha256}")
@@ -183,6 +185,8 @@ def _ask(chosen: argparse.Namespace) -> None:
         _check_files(chosen)
         if chosen.expect or _credentials(chosen) is not None:
             raise UserError("--expect and certificates are for --server; leave them out with --checkpoint")
+    elif chosen.prefix:
+        raise UserError("--prefix is the server's with --server; leave it out")
     elif not 0 < chosen.wait < LONGEST_WAIT_S:
         raise UserError(f"--wait {chosen.wait:g} must be above 0 and below {LONGEST_WAIT_S:,.0f} seconds")
     prompt = sys.stdin.read() if chosen.prompt == "-" else chosen.prompt
@@ -202,7 +206,8 @@ def _ask_here(chosen: argparse.Namespace, prompt: str, settings: Settings, displ
     from aero.two_party.serving.session import ask_here
 
     display.say("loading and checking the model")
-    published, tokenizer = publish(chosen.checkpoint, chosen.tokenizer, chosen.program or "tuned", settings)
+    program = chosen.program or "tuned"
+    published, tokenizer = publish(chosen.checkpoint, chosen.tokenizer, program, settings, chosen.prefix)
 
     def ask(*question: Any) -> Answered:
         return ask_here(published, *question)
@@ -258,6 +263,10 @@ def _answer(
             f"note: a model of {weights / 1e6:.1f} million weights (GPT-2: 124), or one that was hardly trained, "
             "answers nonsense"
         )
+    if description.prefix:
+        display.note(f"public text before the prompt: {printable(tokenizer.decode(description.prefix))!r}")
+    if not description.cacheable and chosen.tokens > 1 and not chosen.no_cache:
+        display.note(f"no cache of keys and values with {description}: every token takes a whole pass")
     ids: list[int] = []
 
     def on_token(token: int, _: Cost) -> None:
@@ -277,85 +286,22 @@ def _answer(
     print(f"\n{_summary(answered, len(prompt_ids), rounds, unknown)}")
 
 
-class Display:
-    """The prompt and the answer on standard output, what is going on on standard error.
-
-    A terminal shows all of it in one changing view, and gets the text when it is complete. Elsewhere the text is
-    printed as it comes, and what is going on as a line every PLAIN_S seconds. `--json` leaves both to terminals.
-    """
-
-    def __init__(self, prompt: str, as_json: bool) -> None:
-        from rich.console import Console
-
-        self._prompt, self._answer, self._as_json = prompt, "", as_json
-        self._since, self._said_at = time.monotonic(), -PLAIN_S
-        self._console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-        self._view = self._console.status("")
-
-    def __enter__(self) -> Display:
-        if self._console.is_terminal:
-            self._view.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the view, and the line of the answer. Without effect if closed."""
-        self._view.stop()
-        if self._answer and not self._as_json:
-            print(_printable(self._prompt + self._answer) if self._console.is_terminal else "", flush=True)
-        self._answer = ""
-
-    def say(self, doing: str) -> None:
-        """What is going on."""
-        from rich.text import Text
-
-        now = time.monotonic()
-        self._view.update(Text(f"{_printable(self._prompt + self._answer)}\n{doing} ({now - self._since:.0f} s)"))
-        if not self._console.is_terminal and now - self._said_at >= PLAIN_S:
-            self._said_at = now
-            self.note(f"{doing} ({now - self._since:.0f} s)")
-
-    def note(self, line: str) -> None:
-        if self._console.is_terminal or not self._as_json:
-            self._console.print(line, soft_wrap=True)
-
-    def show(self, answer: str) -> None:
-        """The answer so far."""
-        if not self._console.is_terminal and not self._as_json:
-            more = answer[len(self._answer) :] if self._answer else self._prompt + answer
-            print(_printable(more), end="", flush=True)
-        self._answer = answer
-
-
 def _summary(answered: Answered, prompt_tokens: int, rounds: float | None, unknown: str | None) -> str:
-    """Two lines: what the tokens cost, and what setting up cost."""
-    costs, setup, count = answered.costs, answered.setup, len(answered.costs)
-    client, server = (sum(getattr(cost, f"bytes_{party}") for cost in costs) / 1e6 for party in ("client", "server"))
-    messages, seconds = sum(cost.messages for cost in costs), sum(cost.seconds for cost in costs)
+    """A table of what each kind of pass took, and the round trips of all of them."""
+    costs = answered.costs
+    parts = {"set-up, once a session": [answered.setup], f"prompt, {prompt_tokens} tokens": costs[:1]}
+    if costs[1:]:
+        what = "one row each, after the cache" if answered.cached else "a whole pass each"
+        parts[f"{len(costs) - 1} more tokens, {what}"] = costs[1:]
+    lines = [("", "MB from client", "MB from server", "messages", "seconds")]
+    for name, some in parts.items():
+        size = (f"{sum(getattr(one, f'bytes_{party}') for one in some) / 1e6:.1f}" for party in ("client", "server"))
+        lines.append((name, *size, str(sum(one.messages for one in some)), f"{sum(one.seconds for one in some):.1f}"))
+    wide = max(map(len, parts))
+    table = [name.ljust(wide) + "".join(f"{cell:>16}" for cell in cells) for name, *cells in lines]
     said = f"about {rounds:.0f} rounds (composed)" if rounds is not None else f"rounds unknown ({unknown})"
-    each = f"{seconds / count:.1f} s a token"
-    if count > 1:
-        some = f"about {rounds / count:.0f} rounds, " if rounds is not None else ""
-        each = f"a token {(client + server) / count:.1f} MB, {messages / count:.0f} messages, {some}"
-        each += f"{seconds / count:.1f} s"
-    return (
-        f"{count} token{'s' * (count > 1)} after {prompt_tokens}: {client:.1f} MB from the client, "
-        f"{server:.1f} MB from the server, {messages} messages, {said}; {each}\n"
-        f"set-up, once a session: {setup.bytes / 1e6:.1f} MB, {setup.messages} messages, {setup.seconds:.1f} s"
-    )
-
-
-def _printable(text: str) -> str:
-    """The text with control and format characters escaped, except line feed, tab and JOINERS.
-
-    A server chooses its tokenizer, and a terminal obeys such characters.
-    """
-    allowed = f"\n\t{JOINERS}"
-    return "".join(
-        char if char in allowed or unicodedata.category(char) not in ("Cc", "Cf") else repr(char)[1:-1] for char in text
-    )
+    seconds = sum(one.seconds for one in costs) / len(costs)
+    return "\n".join([*table, f"{said}; {seconds:.1f} s a token without set-up"])
 
 
 def _rounds(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from aero import checkpoint
 from aero.cli.tokenizers import check_tokenizer, tokenizer_beside
 from aero.data.fast_tokenizer import FastTokenizer
-from aero.data.tokenizer import load_tokenizer
+from aero.data.tokenizer import END_OF_TEXT, load_tokenizer
 from aero.errors import UserError, text_of
 from aero.model import GPT
 from aero.two_party.program.fixed_point import coverage, fitting
@@ -21,18 +22,29 @@ from aero.two_party.serving.handshake import Description
 from aero.two_party.serving.session import Published
 
 
-def publish(path: Path, tokenizer: str | None, program: str, settings: Settings) -> tuple[Published, Any]:
+def publish(
+    path: Path, tokenizer: str | None, program: str, settings: Settings, prefix: str = ""
+) -> tuple[Published, Any]:
     """What is published of a checkpoint or of a Hugging Face model's folder, and its tokenizer, loaded.
 
     tokenizer: a file, None for the folder's or the one beside the checkpoint's run. UserError if it is another model's.
+    prefix: text before every prompt; END_OF_TEXT alone is the special token.
     """
     load, loaded = (_hugging_face if path.is_dir() else _checkpoint)(path, tokenizer)
     model = load(path)
-    program = fitting(model, within_budget(model, program, fraction_bits=settings.fraction_bits), settings)
-    description = Description.of(model.architecture, model.config, program, settings, loaded.sha256)
+    special = prefix == END_OF_TEXT and not isinstance(loaded, FastTokenizer)
+    ids = [loaded.end_of_text] if special else ids_within(loaded, prefix)
+    program = within_budget(model, program, fraction_bits=settings.fraction_bits)
+    description = Description.of(model.architecture, model.config, program, settings, loaded.sha256, ids)
     check_vocabulary(loaded, description)
-    checked = coverage(model, program, settings)
+    description = replace(description, program=fitting(model, program, settings, ids))
+    checked = coverage(model, description.program, settings, ids)
     return Published(path, description, tokenizer_text(loaded), weights_sha256(model), checked, load), loaded
+
+
+def ids_within(tokenizer: Any, text: str) -> list[int]:
+    """Ids of a part of a text, to which a Hugging Face tokenizer must not add its special tokens."""
+    return tokenizer.encode(text, special=False) if isinstance(tokenizer, FastTokenizer) else tokenizer.encode(text)
 
 
 def _checkpoint(path: Path, tokenizer: str | None) -> tuple[Callable[[Path], GPT], Any]:

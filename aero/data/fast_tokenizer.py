@@ -32,9 +32,9 @@ class FastTokenizer:
     def sha256(self) -> str:
         return hashlib.sha256(self._text.encode()).hexdigest()
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of `text`, with the special tokens that the tokenizer adds to one text; special tokens in it are read."""
-        return self._tokenizer.encode(text).ids
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Ids of `text`. special: with the special tokens that the tokenizer adds to one text; those in it are read."""
+        return self._tokenizer.encode(text, add_special_tokens=special).ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`, special tokens included; invalid UTF-8 becomes U+FFFD."""

@@ -31,7 +31,8 @@ from tiny_hugging_face import save_with_tokenizer, tiny
 from aero import checkpoint, cli
 from aero.architecture import parse
 from aero.cli import ask as asking
-from aero.cli import published
+from aero.cli import display, published
+from aero.cli.display import printable
 from aero.data.tokenizer import build
 from aero.model import ModelConfig
 from aero.two_party.cost import cost_model
@@ -215,7 +216,7 @@ def test_what_is_refused_before_anything_starts(path, certificates, tmp_path, ca
     alone = tmp_path / "alone.safetensors"
     alone.write_bytes(path.read_bytes())
     for arguments, said in [
-        ([*here, "a" * 13], "the prompt has 13 tokens, the model's context is 12; shorten it by 1"),
+        ([*here, "a" * 13], "the prompt has 13 tokens, too many for the model's context of 12; shorten it by 1"),
         ([*here, "--tokens", "6", PROMPT], "leaves room for 5 new ones"),
         ([*here, ""], "the prompt is empty"),
         ([*there, "--tokens", "0", PROMPT], "--tokens 0 must be at least 1"),
@@ -226,6 +227,9 @@ def test_what_is_refused_before_anything_starts(path, certificates, tmp_path, ca
         ([*here, *security(certificates, "client"), PROMPT], "are for --server"),
         (["ask", "--checkpoint", str(tmp_path / "none"), PROMPT], "does not exist; `make example` trains one"),
         ([*here, "--server", "127.0.0.1:1", PROMPT], "not allowed with argument"),
+        ([*there, "--prefix", "a", PROMPT], "--prefix is the server's"),
+        ([*here, "--prefix", "a" * 12, PROMPT], "a public prefix of 12 tokens leaves no room"),
+        ([*here, "--prefix", "a" * 5, PROMPT], "too many for the model's context of 12 after a public prefix of 5"),
         (["ask", "--server", "192.0.2.1:9731", PROMPT], "plain TCP between hosts is refused"),
         (["serve", "--checkpoint", str(path), "--listen", "0.0.0.0:0"], "plain TCP between hosts is refused"),
         (["serve", "--checkpoint", str(path), "--most-tokens", "0"], "--most-tokens must be at least 1, got 0"),
@@ -328,8 +332,10 @@ def test_tokens_are_printed_as_they_come_and_then_their_costs(path, monkeypatch,
     cli.main(["ask", "--checkpoint", str(path), "--tokens", "3", PROMPT])
     assert shown == [f"{PROMPT}n", "", "é"]  # the first byte of a character waits for the second
     out = capsys.readouterr().out
-    assert "3 tokens after 8: 4.5 MB from the client, 7.5 MB from the server, 120 messages, " in out
-    assert "set-up, once a session: 22.0 MB, 5000 messages, 3.0 s" in out
+    rows = {line[:10]: line.split()[-4:] for line in out.splitlines()}
+    assert rows["set-up, on"] == ["10.0", "12.0", "5000", "3.0"]
+    assert rows["prompt, 8 "] == ["1.5", "2.5", "40", "2.0"] and rows["2 more tok"] == ["3.0", "5.0", "80", "4.0"]
+    assert "2.0 s a token" in out
 
 
 def test_control_characters_of_a_token_are_escaped(path, monkeypatch, capsys):
@@ -340,13 +346,13 @@ def test_control_characters_of_a_token_are_escaped(path, monkeypatch, capsys):
     assert out.startswith(f"{PROMPT}a\\x1b[2J") and "\\x07\\r\t\n\\x7f" in out
     assert not [char for char in out if unicodedata.category(char) == "Cc" and char not in "\n\t"]
     # Bidirectional overrides and invisible characters; but no joiner of a script or of emoji.
-    assert asking._printable("a\u202eb\u2066c\u200f\ufeff\U000e0041") == r"a\u202eb\u2066c\u200f\ufeff\U000e0041"
-    assert asking._printable("\u200c\U0001f469\u200d\U0001f4bb") == "\u200c\U0001f469\u200d\U0001f4bb"
+    assert printable("a\u202eb\u2066c\u200f\ufeff\U000e0041") == r"a\u202eb\u2066c\u200f\ufeff\U000e0041"
+    assert printable("\u200c\U0001f469\u200d\U0001f4bb") == "\u200c\U0001f469\u200d\U0001f4bb"
 
 
 def test_the_prompt_and_what_is_going_on_are_shown(path, monkeypatch, capsys):
     """Lines elsewhere than on a terminal; on one a view that is gone at the end, and the text on standard output."""
-    monkeypatch.setattr(asking, "PLAIN_S", 0.0)
+    monkeypatch.setattr(display, "PLAIN_S", 0.0)
 
     def ask_here(published, ids, new_tokens, sampling, settings, on_token, on_progress, cached):
         on_progress("token 1 of 1: layer 3 of 12, 4.5 MB so far")

@@ -200,7 +200,7 @@ QUESTION = {"tokens": 1, "new_tokens": 1, "cached": True, "description": DESCRIP
         ([HELLO, QUESTION | {"new_tokens": 10**30}], "must be integers"),
         ([HELLO, QUESTION | {"new_tokens": 10**6}], "leaves room for"),
         ([HELLO, QUESTION | {"tokens": -1}], "at least one token"),
-        ([HELLO, QUESTION | {"tokens": 13}], "13 tokens, the model's context is 12"),
+        ([HELLO, QUESTION | {"tokens": 13}], "13 tokens, too many for the model's context of 12"),
         ([HELLO, QUESTION | {"new_tokens": 6}], "this server gives 5"),
         ([HELLO, QUESTION | {"cached": 1}], "cached must be true or false"),
         ([HELLO, {"failed": True}], "left without a question"),
@@ -308,6 +308,9 @@ def changed(**changes):
         {"program": "tuned@" + "9" * 5000},
         {"architecture": "SM+ScFuFFNi_" + "9" * 5000},
         {"tokenizer_sha256": ["a"]},
+        {"prefix": [True]},
+        {"prefix": [41]},
+        {"prefix": [1] * 12},
         {"more": 1},
     ],
 )

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,8 @@ from torch import Tensor
 
 from aero.model import GPT
 from aero.two_party.lattice.share_steps import SQUARINGS
-from aero.two_party.program.forward import forward
+from aero.two_party.program.forward import forward_cached, prefix_past
+from aero.two_party.program.inputs import at_positions
 from aero.two_party.program.nonlinear import GELU_TAIL, MASKED
 from aero.two_party.program.operations import KINDS
 from aero.two_party.program.optimizations import absorbs, parse_program, program_name
@@ -144,42 +145,46 @@ def by_extremeness(model: GPT) -> np.ndarray:
     return np.array(list(dict.fromkeys(np.stack(ranked, 1).ravel().tolist())))
 
 
-def tried_first(model: GPT) -> np.ndarray:
+def tried_first(model: GPT, prefix: Sequence[int] = ()) -> np.ndarray:
     """The tokens that are tried at the first position: all of them, or the most extreme ones of a large model."""
     weights = sum(parameter.numel() for parameter in model.parameters())
-    return by_extremeness(model)[: max(1, int(FIRST_OPERATIONS / (2 * weights)))]
+    return by_extremeness(model)[: max(1, int(FIRST_OPERATIONS / (2 * weights * (len(prefix) + 1))))]
 
 
 @torch.no_grad()
-def worst_first(model: GPT) -> list[int]:
+def worst_first(model: GPT, prefix: Sequence[int] = ()) -> list[int]:
     """Those of `tried_first` after which, at the first position, some layer's output is most extreme, in PyTorch.
 
-    That position attends to itself alone, so its values depend on its token alone.
+    That position attends to itself and to the public prefix, so its values depend on its token alone.
     """
-    tokens = torch.from_numpy(tried_first(model))
-    states = [model.hidden_states(some[:, None])[0] for some in tokens.split(FIRST_AT_ONCE)]
-    largest = torch.cat([torch.stack(some).abs().amax((2, 3)) for some in states], 1).nan_to_num(
-        torch.inf
-    )  # (L + 1, n)
+    tokens = torch.from_numpy(tried_first(model, prefix))
+    before = torch.tensor(prefix, dtype=tokens.dtype)
+    rows = (torch.cat([before.expand(len(some), -1), some[:, None]], 1) for some in tokens.split(FIRST_AT_ONCE))
+    states = [[one[:, -1] for one in model.hidden_states(some)[0]] for some in rows]  # L + 1 times (n, d)
+    largest = torch.cat([torch.stack(some).abs().amax(2) for some in states], 1).nan_to_num(torch.inf)  # (L + 1, n)
     outlying = (largest / (largest.median(1, keepdim=True).values + 1e-30)).amax(0)
     return tokens[outlying.topk(min(WORST, len(tokens))).indices].tolist()
 
 
-def probes(model: GPT) -> Iterator[np.ndarray]:
+def probes(model: GPT, prefix: Sequence[int] = ()) -> Iterator[np.ndarray]:
     """Prompts (T,): random tokens, one token repeated, the most extreme tokens (over the whole context as well), and
-    each of `worst_first` before random ones."""
-    tokens, order = min(model.config.context, TOKENS), by_extremeness(model)
+    each of `worst_first` before random ones. prefix: public tokens before each of them."""
+    context = model.config.context - len(prefix)
+    tokens, order = min(context, TOKENS), by_extremeness(model)
     drawn = np.random.default_rng(0).integers(0, model.config.vocabulary, tokens)
     yield from (drawn, np.full(tokens, drawn[0]), np.resize(order, tokens))
-    yield from (np.array([first, *drawn[1:]]) for first in worst_first(model))
-    if model.config.context > tokens:
-        yield np.resize(order, min(model.config.context, LONGEST))
+    yield from (np.array([first, *drawn[1:]]) for first in worst_first(model, prefix))
+    if context > tokens:
+        yield np.resize(order, min(context, LONGEST))
 
 
-def farthest(model: GPT, program: str, settings: Settings, ids: np.ndarray | None = None) -> Beyond:
+def farthest(
+    model: GPT, program: str, settings: Settings, ids: np.ndarray | None = None, prefix: Sequence[int] = ()
+) -> Beyond:
     """The value nearest to or furthest beyond its limit in a pass over `ids` (T,), or over `probes` if None.
 
-    program: as `within_budget` returns it. Computed in the clear by the holder of the model.
+    program: as `within_budget` returns it. prefix: public tokens before them, whose own values are not in fixed point.
+    Computed in the clear by the holder of the model.
     """
     found: list[tuple[str, str, float]] = []
     places: list[str] = []
@@ -196,10 +201,11 @@ def farthest(model: GPT, program: str, settings: Settings, ids: np.ndarray | Non
         where = f"layer {layer}" if layer <= model.config.layers else "the vocabulary projection"
 
     weights = {name: jax.numpy.asarray(value) for name, value in weight_arrays(model, program).items()}
-    for prompt in probes(model) if ids is None else [ids]:
+    past, first = prefix_past(model, prefix), len(prefix)
+    for prompt in probes(model, prefix) if ids is None else [ids]:
         one_hot = jax.nn.one_hot(np.asarray(prompt), model.config.vocabulary, dtype=np.float32)
-        where = "the embedding"
-        forward(run, model.architecture, model.config, program, weights, one_hot, at)
+        placed, where = at_positions(weights, first, len(prompt)), "the embedding"
+        forward_cached(run, model.architecture, model.config, program, placed, one_hot, past, at)
     most = limits(settings)
     (name, kind, value), place = max(zip(found, places, strict=True), key=lambda one: one[0][2] / most[one[0][0]])
     return Beyond(f"{kind} ({name})", value, most[name], place)
@@ -291,9 +297,10 @@ def not_bounded(model: GPT, program: str, settings: Settings) -> list[str]:
     return [name for name, fits in inside.items() if not fits]
 
 
-def coverage(model: GPT, program: str, settings: Settings) -> str:
+def coverage(model: GPT, program: str, settings: Settings, prefix: Sequence[int] = ()) -> str:
     """For the client, in one line: what `fitting` checked of this model and what it did not. No value of a weight."""
-    first, vocabulary, context = len(tried_first(model)), model.config.vocabulary, model.config.context
+    first, vocabulary = len(tried_first(model, prefix)), model.config.vocabulary
+    context = model.config.context - len(prefix)
     prompts = 3 + min(WORST, first) + (context > TOKENS)
     said = f"checked before: {f'all {first}' if first == vocabulary else f'the {first} most extreme of {vocabulary}'} "
     said += f"tokens at the first position, {prompts} prompts of up to {min(context, LONGEST)} tokens"
@@ -305,7 +312,7 @@ def coverage(model: GPT, program: str, settings: Settings) -> str:
     )
 
 
-def fitting(model: GPT, program: str, settings: Settings) -> str:
+def fitting(model: GPT, program: str, settings: Settings, prefix: Sequence[int] = ()) -> str:
     """The first program in which the model's values fit: `program`, or without some of the optimizations whose range
     is smaller than SPU's (fewer_squarings, narrow_comparisons, lattice_products). TwoPartyError if none fits."""
     optimizations, rebased = parse_program(program)
@@ -316,16 +323,16 @@ def fitting(model: GPT, program: str, settings: Settings) -> str:
         for dropped in dict.fromkeys(frozenset().union(*choice) for choice in choices)
     ]
     for candidate in candidates[:-1]:
-        found = farthest(model, candidate, settings)
+        found = farthest(model, candidate, settings, prefix=prefix)
         if found.value < found.limit:
             return candidate
-    check(model, candidates[-1], settings)
+    check(model, candidates[-1], settings, prefix)
     return candidates[-1]
 
 
-def check(model: GPT, program: str, settings: Settings) -> None:
+def check(model: GPT, program: str, settings: Settings, prefix: Sequence[int] = ()) -> None:
     """TwoPartyError if the model's values overflow the fixed point on `probes`."""
-    found = farthest(model, program, settings)
+    found = farthest(model, program, settings, prefix=prefix)
     if not found.value < found.limit:
         raise TwoPartyError(
             f"the model's values do not fit fixed point: {found.value:.3g} in {found.what} of {found.where}, "

@@ -10,7 +10,7 @@ as is known.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import jax
@@ -19,14 +19,14 @@ import numpy as np
 from jax import Array
 
 from aero.architecture import Architecture
-from aero.model import ModelConfig
+from aero.model import GPT, ModelConfig
 from aero.two_party.lattice.lookup import LEAST_VOCABULARY
-from aero.two_party.program.inputs import Past, at_positions, prompt_array, prompt_type
+from aero.two_party.program.inputs import Past, at_positions, one_hot_rows, prompt_array, prompt_type
 from aero.two_party.program.layers import Affine, Layer, Weights
 from aero.two_party.program.operations import KINDS, SHARED, Operation, call, trace
 from aero.two_party.program.optimizations import AS_PUBLISHED, Optimizations, parse_program
 from aero.two_party.program.slices import HEAD_SLICE, IDS_AT_ONCE, SLICE, matmul
-from aero.two_party.program.weights import weight_shapes
+from aero.two_party.program.weights import weight_arrays, weight_shapes
 
 COVER_BLOCKS = 16
 Call = Callable[..., Array]
@@ -371,6 +371,17 @@ def cache_arrays(
 def _weight_arrays(architecture: Architecture, config: ModelConfig, program: str) -> dict[str, jax.ShapeDtypeStruct]:
     shapes = weight_shapes(architecture, config, program)
     return {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()}
+
+
+def prefix_past(model: GPT, ids: Sequence[int]) -> Past | None:
+    """Keys and values of public tokens, which the holder of the model computes in the clear; None for no tokens."""
+    if not ids:
+        return None
+    program, rows = "as_written", one_hot_rows(ids, model.config.vocabulary)
+    weights = at_positions(weight_arrays(model, program), 0, len(ids))
+    with jax.default_matmul_precision("highest"):
+        _, keys, values = forward_cached(call, model.architecture, model.config, program, weights, rows)
+    return Past(keys, values)
 
 
 def plaintext(

@@ -4,6 +4,9 @@ With a cache the prompt is one pass, and each later token one row. Keys and valu
 party between passes; nothing of them is revealed. The cache has SLOTS slots or a multiple of them, filled from the
 right, so that its passes are compiled once for each of these sizes. How many slots are empty is public, as the number
 of tokens is. Without a cache every pass runs over all tokens.
+
+A public prefix comes before the prompt: the server computes its keys and values in the clear and enters them as its
+own inputs.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import numpy as np
 from jax import Array
 
 from aero.two_party.program.end_to_end import PublicModel, Question, put_prompt, put_weights
-from aero.two_party.program.forward import forward_cached
+from aero.two_party.program.forward import cache_arrays, forward_cached
 from aero.two_party.program.inputs import Past, at_positions, positional
 from aero.two_party.program.nonlinear import rotary_table
 from aero.two_party.program.operations import call
@@ -48,9 +51,18 @@ class Generator:
     """The passes over a growing text. Both parties must make the same calls."""
 
     def __init__(
-        self, party: Party, model: PublicModel, weights: Mapping[str, np.ndarray] | None, cached: bool = True
+        self,
+        party: Party,
+        model: PublicModel,
+        weights: Mapping[str, np.ndarray] | None,
+        cached: bool = True,
+        prefix_tokens: int = 0,
+        prefix: Past | None = None,
     ) -> None:
-        """Place the server's folded weights, None at the client. cached: the program must be `cacheable`."""
+        """Place the server's folded weights, None at the client. cached: the program must be `cacheable`.
+
+        prefix_tokens: length of the public prefix, for which it must be too; prefix: `prefix_past` of it at the server.
+        """
         self._party, self._model, self._cached = party, model, cached
         self._config = model.model_config
         # What depends on positions is placed before each pass.
@@ -61,9 +73,15 @@ class Generator:
             self._positional = {name: found[name] for name in shapes if positional(name)}
         self._names = put_weights(party, model, weights, self._positional)
         self._ids: list[int] = []
-        self._tokens = 0
-        self._slots = self._filled = 0  # of the cache
+        self._tokens, self._prefix_tokens = 0, prefix_tokens
+        self._slots = self._filled = prefix_tokens  # of the cache
         self._new = 0  # rows of the last pass that are not in the cache yet
+        if prefix_tokens:
+            arrays = cache_arrays(model.parsed, self._config, model.program, prefix_tokens)
+            values = [None] * len(self._cache()) if prefix is None else [*prefix.keys, *prefix.values]
+            for name, array, value in zip(self._cache(), (*arrays[0], *arrays[1]), values, strict=True):
+                given = None if value is None else np.asarray(value)
+                party.put(name, given, array.shape, owner=SERVER, from_rank=SERVER)
         self._functions: dict[tuple[int, ...], Callable[..., Any]] = {}
 
     def step(
@@ -83,15 +101,17 @@ class Generator:
         first = self._tokens - rows
         question = Question(model.architecture, dict(model.config), model.program, rows)
         put_prompt(party, question, None if ids is None else self._ids[first:])
-        for name, array in at_positions(self._positional, first, rows).items():
+        position = self._prefix_tokens + first
+        for name, array in at_positions(self._positional, position, rows).items():
             given = np.ascontiguousarray(array) if party.rank == SERVER else None
             party.put(f"w.{name}", given, array.shape, owner=SERVER, from_rank=SERVER)
         inputs = [*(f"w.{name}" for name in self._names), "prompt", *(self._cache() if self._slots else ())]
-        if self._slots:
+        if self._slots > self._prefix_tokens:
             party.put_public("empty", np.float32(self._slots - self._filled))
             inputs.append("empty")
             if self._config.position == "rotary":
-                party.put_public("rotary", rotary_table(first, rows, self._config.rotary_dims))
+                dims, base = self._config.rotary_dims, self._config.rotary_base
+                party.put_public("rotary", rotary_table(position, rows, dims, base))
                 inputs.append("rotary")
         outputs = ["logits", *(self._cache("new_") if self._cached else ())]
         function = self._pass(rows)

@@ -20,6 +20,7 @@ from aero.errors import UserError
 from aero.model import GPT
 from aero.two_party.cost.measure import place, warm_up_of
 from aero.two_party.program.end_to_end import Cost
+from aero.two_party.program.forward import prefix_past
 from aero.two_party.program.generation import Generator
 from aero.two_party.program.weights import weight_arrays
 from aero.two_party.runtime.party import Party
@@ -58,13 +59,15 @@ def answer_task(party: Party, given: Mapping[str, Any]) -> dict[str, Any]:
     """In a party process: put the weights, then run one pass for each new token; returns costs, and ids at the client.
 
     given: "description", "tokens" (the prompt's length), "new_tokens", "cached" (both); `Published.of_server` (server
-    only); "ids" (T,) and "sampling" (client only). The client gives `Party.control` ("token", id, cost) for every token,
-    and ("progress", text).
+    only); "ids" (T,) and "sampling" (client only). The client gives `Party.control` ("token", id, cost) for every
+    token, and ("progress", text).
     """
     description: Description = given["description"]
-    weights = None
+    weights = prefix = None
     if party.rank == SERVER:
-        weights = _weights(given["load"](given["checkpoint"]), given, description)
+        model = _published(given)
+        weights, prefix = weight_arrays(model, description.program), prefix_past(model, description.prefix)
+        del model
     start = time.monotonic()
     # Set-up (keys, first oblivious transfers, what the server prepares once) is counted apart from the tokens.
     first, profiles = warm_up_of(description.program), []
@@ -72,13 +75,15 @@ def answer_task(party: Party, given: Mapping[str, Any]) -> dict[str, Any]:
         party.control(("progress", f"set-up, step {index + 1} of {len(first)}"))
         profiles.append(party.run(operation.function(), place(party, operation), ["y"]))
     setup = _cost(party, profiles, start)
-    generator = Generator(party, description, weights, given["cached"])
+    generator = Generator(party, description, weights, given["cached"], len(description.prefix), prefix)
     ids = [int(i) for i in given["ids"]] if party.rank == CLIENT else None
     costs = []
     for index in range(given["new_tokens"]):
         start, new = time.monotonic(), 1 if index else given["tokens"]
         token, spent = f"token {index + 1} of {given['new_tokens']}", setup.bytes + sum(cost.bytes for cost in costs)
-        before_part = _reporter(party, token, spent, description.config["layers"])
+        later = given["new_tokens"] - index - 1
+        alike = later == 0 or index > 0 or not given["cached"]  # whether they take about as long as this one
+        before_part = _reporter(party, token, spent, description.config["layers"], later if alike else None)
         step = generator.step(None if ids is None else ids[-new:], new, before_part)
         setup = replace(setup, seconds=setup.seconds + step.prepared_s)
         costs.append(_cost(party, [step.profile], start + step.prepared_s))
@@ -88,16 +93,28 @@ def answer_task(party: Party, given: Mapping[str, Any]) -> dict[str, Any]:
     return {"setup": setup, "costs": costs, "ids": None if ids is None else ids[given["tokens"] :]}
 
 
-def _reporter(party: Party, token: str, spent: int, layers: int) -> Callable[[Sequence[str], int], None]:
-    """`before_part` of `Party.run` that reports each layer of a pass to whoever started the client."""
-    seen = 0
+def _reporter(
+    party: Party, token: str, spent: int, layers: int, later: int | None
+) -> Callable[[Sequence[str], int], None]:
+    """`before_part` of `Party.run` that reports each layer of a pass to whoever started the client.
+
+    later: passes after this one that take about as long; None if they take another time.
+    """
+    start, seen, first = time.monotonic(), 0, (0.0, 0)
 
     def before_part(inputs: Sequence[str], size: int) -> None:
-        nonlocal seen
+        nonlocal seen, first
         found = [int(match[1]) + 1 for name in inputs if (match := re.match(r"w\.layers\.(\d+)\.", name))]
-        if found and max(found) > seen:
-            seen = max(found)
-            party.control(("progress", f"{token}: layer {seen} of {layers}, {(spent + size) / 1e6:.1f} MB so far"))
+        if not found or max(found) <= seen:
+            return
+        now, seen, known = time.monotonic(), max(found), seen
+        first = first if known else (now, seen)
+        said = f"{token}: layer {seen} of {layers}, {(spent + size) / 1e6:.1f} MB so far"
+        if known:
+            left = (now - first[0]) / (seen - first[1]) * (layers - seen + 1)
+            left += (later or 0) * (now - start + left)
+            said += f", about {left:.0f} s left" + (" of this pass" if later is None else "")
+        party.control(("progress", said))
 
     party.control(("progress", f"{token}, {spent / 1e6:.1f} MB so far"))
     return before_part
@@ -115,16 +132,17 @@ def weights_sha256(model: GPT) -> str:
     return whole.hexdigest()
 
 
-def _weights(model: GPT, given: Mapping[str, Any], description: Description) -> dict[str, np.ndarray]:
-    """The server's folded weights, read in its own process. UserError if they are not the published ones.
+def _published(given: Mapping[str, Any]) -> GPT:
+    """The server's model, read in its own process. UserError if its weights are not the published ones.
 
     The published program was chosen for those: with others the answers could be wrong without a message.
     """
+    model = given["load"](given["checkpoint"])
     if weights_sha256(model) != given["weights_sha256"]:
         raise UserError(
             f"checkpoint {given['checkpoint']} changed since it was published; start the server, or ask, again"
         )
-    return weight_arrays(model, description.program)
+    return model
 
 
 def _cost(party: Party, profiles: list[Profile], start: float) -> Cost:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from importlib.metadata import version
@@ -54,25 +54,35 @@ class Description(PublicModel):
     (`aero.two_party.program.fixed_point.fitting`).
 
     architecture: as it is at inference. config: sizes and switches of `ModelConfig` that matter at inference.
-    protocol: the `Settings` on which both must agree. tokenizer_sha256: of the published tokenizer.
+    protocol: the `Settings` on which both must agree. tokenizer_sha256: of the published tokenizer. prefix: ids of
+    public tokens that the server puts before every prompt.
     """
 
     protocol: Mapping[str, Any]
     tokenizer_sha256: str
+    prefix: list[int]
 
     @classmethod
     def of(
-        cls, architecture: Architecture, config: ModelConfig, program: str, settings: Settings, tokenizer_sha256: str
+        cls,
+        architecture: Architecture,
+        config: ModelConfig,
+        program: str,
+        settings: Settings,
+        tokenizer_sha256: str,
+        prefix: Sequence[int] = (),
     ) -> Description:
-        """ValueError for a model that the programs cannot run, or not with these settings."""
+        """ValueError for a model that the programs cannot run, or not with these settings or this prefix."""
         check_ring(settings.field, settings.fraction_bits, program)
         weight_shapes(architecture, config, program)
+        _check_prefix(architecture, config, program, prefix)
         return cls(
             str(architecture.at_inference()),
             {name: value for name, value in asdict(config).items() if name not in TRAINING_ONLY},
             program,
             {name: getattr(settings, name) for name in AGREED},
             tokenizer_sha256,
+            list(prefix),
         )
 
     @classmethod
@@ -92,6 +102,9 @@ class Description(PublicModel):
             if Settings(**description.protocol).threads > MAX_THREADS:
                 raise ValueError(f"{description.protocol['threads']} threads, more than {MAX_THREADS}")
             check_ring(description.protocol["field"], description.protocol["fraction_bits"], description.program)
+            if not isinstance(description.prefix, list) or any(type(one) is not int for one in description.prefix):
+                raise ValueError("prefix must be a list of token ids")
+            _check_prefix(description.parsed, model_config(description.config), description.program, description.prefix)
             shapes = weight_shapes(description.parsed, model_config(description.config), description.program)
             needed = BYTES_PER_WEIGHT * sum(math.prod(shape) for shape in shapes.values())
             memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -141,19 +154,31 @@ def version_mismatch(server: Any, client: Any) -> str | None:
     return None
 
 
-def check_lengths(config: ModelConfig, tokens: int, new_tokens: int) -> None:
-    """TwoPartyError unless the prompt and all new tokens but the last fit the context."""
+def _check_prefix(architecture: Architecture, config: ModelConfig, program: str, prefix: Sequence[int]) -> None:
+    """ValueError for a public prefix that the model cannot take."""
+    if prefix and not cacheable(architecture, program):
+        raise ValueError(f"a public prefix needs a cache of keys and values, which {architecture} by {program} has not")
+    if len(prefix) >= config.context:
+        raise ValueError(f"a public prefix of {len(prefix)} tokens leaves no room in a context of {config.context}")
+    if prefix and not 0 <= min(prefix) <= max(prefix) < config.vocabulary:
+        raise ValueError(f"token ids of the public prefix must lie in 0 to {config.vocabulary - 1}")
+
+
+def check_lengths(description: Description, tokens: int, new_tokens: int) -> None:
+    """TwoPartyError unless prefix, prompt and all new tokens but the last fit the context."""
+    whole, prefix = description.model_config.context, len(description.prefix)
+    context = whole - prefix
+    named = f"context of {whole}" if not prefix else f"context of {whole} after a public prefix of {prefix}"
     if tokens < 1:
         raise TwoPartyError("the prompt is empty; a private question needs at least one token")
     if new_tokens < 1:
         raise TwoPartyError(f"--tokens {new_tokens} must be at least 1")
-    if tokens > config.context:
+    if tokens > context:
         raise TwoPartyError(
-            f"the prompt has {tokens} tokens, the model's context is {config.context}; "
-            f"shorten it by {tokens - config.context}"
+            f"the prompt has {tokens} tokens, too many for the model's {named}; shorten it by {tokens - context}"
         )
-    if tokens + new_tokens - 1 > config.context:
+    if tokens + new_tokens - 1 > context:
         raise TwoPartyError(
-            f"a prompt of {tokens} tokens leaves room for {config.context - tokens + 1} new ones in the model's "
-            f"context of {config.context}, not for {new_tokens}; ask for fewer or shorten the prompt"
+            f"a prompt of {tokens} tokens leaves room for {context - tokens + 1} new ones in the model's {named}, "
+            f"not for {new_tokens}; ask for fewer or shorten the prompt"
         )

@@ -81,7 +81,7 @@ def ask_here(
     it. Raises as `run_parties`.
     """
     description = published.description
-    check_lengths(description.model_config, len(ids), new_tokens)
+    check_lengths(description, len(ids), new_tokens)
     cached = cached and description.cacheable
     common = {"description": description, "tokens": len(ids), "new_tokens": new_tokens, "cached": cached}
     on_progress("starting client and server, and connecting them")
@@ -135,7 +135,7 @@ class Client:
         """Ask; of `settings` only time-outs count, the rest is the server's. cached: where the program allows it.
         TwoPartyError on any failure of either."""
         try:
-            check_lengths(self.description.model_config, len(ids), new_tokens)
+            check_lengths(self.description, len(ids), new_tokens)
             cached = cached and self.description.cacheable
             lengths = {"tokens": len(ids), "new_tokens": new_tokens, "cached": cached}
             self._tunnel.send(lengths | {"description": self.description.sha256})
@@ -228,7 +228,7 @@ class Server:
         if type(cached) is not bool or cached > description.cacheable:
             raise _refused(tunnel, "cached must be true or false, and false for a program without a cache")
         try:
-            check_lengths(description.model_config, tokens, new_tokens)
+            check_lengths(description, tokens, new_tokens)
         except TwoPartyError as error:
             raise _refused(tunnel, str(error)) from None
         if new_tokens > self._most_tokens:

@@ -21,7 +21,7 @@ from aero.architecture import parse
 from aero.model import ModelConfig
 from aero.two_party.runtime.channel import Channel
 from aero.two_party.runtime.settings import CLIENT, SERVER, Settings, TwoPartyError
-from aero.two_party.serving import listener, session
+from aero.two_party.serving import answer, listener, session
 from aero.two_party.serving.answer import Cost, Sampling
 from aero.two_party.serving.handshake import PROTOCOL, TRAINING_ONLY, Description, version_mismatch, versions
 from aero.two_party.serving.listener import Arrival, Listener
@@ -341,6 +341,25 @@ def test_sampling_follows_the_logits_and_the_seed():
     assert drawn[:50] == [Sampling(3, 1.0, 5).choose(logits, index) for index in range(50)]
     expected = np.exp(logits[:3]) / np.exp(logits[:3]).sum()
     np.testing.assert_allclose(np.bincount(drawn, minlength=3) / 800, expected, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("later", "left"), [(None, "about 4 s left of this pass"), (0, "about 4 s left"), (2, "about 28 s left")]
+)
+def test_progress_of_a_pass_by_hand(monkeypatch, later, left):
+    """Layers of 2 s after 4 s before the first one: at the third of four, 8 s are over and 4 to go."""
+    said, now = [], [0.0]
+    monkeypatch.setattr(answer, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    party = SimpleNamespace(control=lambda message: said.append(message[1]))
+    before_part = answer._reporter(party, "token 1 of 3", 1_000_000, 4, later)
+    for now[0], names in (
+        (4.0, ["w.layers.0.qkv.weight"]),
+        (6.0, ["x", "w.layers.1.up.weight"]),
+        (8.0, ["w.layers.2.a"]),
+    ):
+        before_part(names, 500_000)
+    assert said[0] == "token 1 of 3, 1.0 MB so far" and said[1] == "token 1 of 3: layer 1 of 4, 1.5 MB so far"
+    assert said[-1] == f"token 1 of 3: layer 3 of 4, 1.5 MB so far, {left}"
 
 
 # Shares from a hostile party.

@@ -273,6 +273,7 @@ def test_a_diverged_model_is_refused_by_the_name_of_its_tensor(row, value):
         ("EReg(SM(t)+ScFuFFNi_2)", "tuned", {}),
         ("SM+LN+R", "tuned+narrow_comparisons", PYTHIA),
         ("SM(t)+ScFFN", "as_written", PYTHIA),
+        ("SM+RMS+SwiGLU", "tuned", LLAMA),
         ("SM+ScFFN", "as_written+causal_cover", {}),
     ],
 )
@@ -293,7 +294,7 @@ def test_a_cached_pass_in_the_clear_agrees_with_torch(row, program, switches):
 
     prefix = cached(0, 3, None)
     kept = [[np.pad(one, ((0, 0), (2, 0), (0, 0))) for one in part] for part in cached(3, 4, Past(*prefix))]
-    rotary = nonlinear.rotary_table(7, 1, config.rotary_dims) if switches else None
+    rotary = nonlinear.rotary_table(7, 1, config.rotary_dims, config.rotary_base) if switches else None
     cached(7, 1, Past(*kept, np.float32(2.0), rotary))
 
 

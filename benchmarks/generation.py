@@ -1,0 +1,129 @@
+"""Private next tokens with a cache of keys and values, beside whole passes, at the papers' size (GPT-2 small, T = 128).
+
+    python -m benchmarks.generation SM+ScFuFFN SM+LN+R SM+LN+G
+    python -m benchmarks.generation SM+ScFuFFN --scale smoke --out runs/generation.csv
+
+One session for each row: a prompt of T - 2 tokens and two later tokens with the cache, then the whole pass over all T.
+Seconds mean something on an otherwise idle machine only; the load is in the file. Weights as in `full_passes`. Writes
+results/two_party/generation.csv, replacing the lines of the same row and program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from aero import records
+from aero.architecture import parse
+from aero.config import Parameters, load
+from aero.errors import run_main
+from aero.two_party.cost.cost_model import folder_of_costs, measured_operations
+from aero.two_party.cost.measure import place, warm_up_of
+from aero.two_party.program.end_to_end import PublicModel
+from aero.two_party.program.forward import operations
+from aero.two_party.program.generation import Generator, slots_for
+from aero.two_party.program.operations import without_public
+from aero.two_party.program.weights import weight_arrays, within_budget
+from aero.two_party.runtime.parties import Party, run_parties
+from aero.two_party.runtime.profile import check_pair
+from aero.two_party.runtime.settings import CLIENT, Settings
+from benchmarks.full_passes import RECEIVE_TIMEOUT_S, SEED, random_model
+from benchmarks.timing import read_lines, write_lines
+
+PATH = Path("results/two_party/generation.csv")
+LATER = 2
+COLUMNS = (
+    *("run", "program", "layers", "width", "vocabulary", "cached", "pass", "prompt_tokens", "rows", "past", "slots"),
+    *("bytes", "rounds", "messages", "seconds", "wall_seconds", "logit_error", "top_token_equal", "load"),
+    *("measured", "commit", "machine"),
+)
+
+
+def generation_task(party: Party, given: dict[str, Any]) -> list[dict[str, Any]]:
+    """In a party process: warm up, then the passes of `given["passes"]`, token counts by whether they are cached."""
+    model, client = given["model"], party.rank == CLIENT
+    for operation in warm_up_of(model.program):
+        party.run(operation.function(), place(party, operation), ["y"])
+    found = []
+    for cached, counts in given["passes"].items():
+        generator, first = Generator(party, model, None if client else given["weights"], cached), 0
+        for tokens in counts:
+            start = time.monotonic()
+            step = generator.step(given["ids"][first : first + tokens] if client else None, tokens)
+            wall = time.monotonic() - start - step.prepared_s
+            first += tokens
+            found.append({"profile": step.profile, "logits": step.logits, "wall": wall})
+            party.control(f"{'cached' if cached else 'whole'} pass to token {first}: {wall:.1f} s")
+    return found
+
+
+def measure(row: str, named: str, parameters: Parameters) -> list[dict[str, Any]]:
+    """One line for each pass of a session of `row` by the program `named`."""
+    config, context = parameters.two_party_model()
+    model = random_model(row, parameters)
+    program = within_budget(model, named)
+    ids = np.random.default_rng(SEED).integers(0, config.vocabulary, context).tolist()
+    passes = {True: [context - LATER, *[1] * LATER], False: [context]}
+    common = {"model": PublicModel(row, dataclasses.asdict(config), program), "passes": passes}
+    settings = Settings(**parameters.two_party.settings() | {"receive_timeout_s": RECEIVE_TIMEOUT_S})
+    load_before = os.getloadavg()[1]
+    inputs = common | {"ids": ids}, common | {"weights": weight_arrays(model, program)}
+    client, server = run_parties(generation_task, *inputs, settings, on_control=lambda said: print(said, flush=True))
+    costs = measured_operations(parameters.two_party.variant(), folder_of_costs(Path()))
+    source, lines, step = records.provenance(), [], iter(zip(client, server, strict=True))
+    for cached, counts in passes.items():
+        for index, tokens in enumerate(counts):
+            (ours, theirs), past = next(step), sum(counts[:index])
+            profile, other = ours["profile"], theirs["profile"]
+            check_pair(profile, other)
+            with torch.no_grad():
+                plain = model(torch.tensor([ids[: past + tokens]]))[0, -1].numpy()
+            slots = slots_for(past) if past else None
+            made = operations(model.architecture, config, program, tokens, slots)
+            try:
+                needed = ((without_public(one), count) for one, count in made.items())
+                rounds = round(sum(count * costs.rounds(one.name, one.shape) for one, count in needed))
+            except ValueError:  # not measured at this scale
+                rounds = ""
+            line = {"run": row, "program": named, "cached": int(cached), "pass": index, "prompt_tokens": counts[0]}
+            line |= {"layers": config.layers, "width": config.width, "vocabulary": config.vocabulary, "rows": tokens}
+            line |= {"past": past, "slots": slots or 0, "bytes": profile.bytes, "rounds": rounds}
+            line |= {"messages": profile.messages_sent + other.messages_sent, "load": round(load_before, 2)}
+            line |= {"seconds": round(max(profile.seconds, other.seconds), 2), "wall_seconds": round(ours["wall"], 2)}
+            line |= {"logit_error": round(float(np.abs(ours["logits"] - plain).max()), 6)}
+            line |= {"top_token_equal": int(ours["logits"].argmax() == plain.argmax())}
+            lines.append(line | {name: source[name] for name in ("commit", "machine")} | {"measured": records.now()})
+    return lines
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.generation", description=__doc__.splitlines()[0])
+    parser.add_argument("rows", nargs="+", type=lambda text: str(parse(text)), help='such as "SM+ScFuFFN"')
+    parser.add_argument("--programs", nargs="+", default=["tuned"])
+    parser.add_argument("--scale", default="laptop", help="laptop: GPT-2 small at T=128; smoke: a small model")
+    parser.add_argument("--out", type=Path, default=PATH)
+    given = parser.parse_args(arguments)
+    parameters = load().at_scale(given.scale)
+    for row in given.rows:
+        for program in given.programs:
+            lines = measure(row, program, parameters)
+            kept = [old for old in read_lines(given.out) if (old["run"], old["program"]) != (row, program)]
+            write_lines(given.out, COLUMNS, [*kept, *lines])
+            whole = lines[-1]
+            for line in lines:
+                print(
+                    f"{row} {program}: {line['rows']} rows after {line['past']}: {line['bytes'] / 1e6:.1f} MB "
+                    f"({line['bytes'] / whole['bytes']:.3f} of a whole pass), {line['seconds']:.1f} s "
+                    f"({line['seconds'] / whole['seconds']:.3f}), error {line['logit_error']:.4f}"
+                )
+
+
+if __name__ == "__main__":
+    run_main(main)

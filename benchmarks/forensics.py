@@ -26,6 +26,7 @@ from typing import Any
 from aero import published
 from aero.architecture import Architecture, parse
 from aero.errors import UserError, run_main
+from aero.two_party.cost.packing import ciphertexts
 from benchmarks.forensics_ops import OPS, SETTINGS, SMALL, Measured, measure, read
 from benchmarks.timing import write_lines
 
@@ -50,7 +51,6 @@ UNITS = {"GB": 1e9, "GiB": 2.0**30, "GB one way": 2e9, "GB at both ends": 0.5e9}
 
 # A multiplication modulo 2^64 with BFV of degree 8,192, as measured in every version: bytes of a fresh ciphertext
 # (seeded), of a response (two moduli), and of the truncation of one entry.
-DEGREE = 8192
 QUERY_BYTES = 184_600
 RESPONSE_BYTES = 254_800
 TRUNCATION_BYTES = 3.125
@@ -116,33 +116,12 @@ def published_rows() -> list[PublishedRow]:
 
 
 @cache
-def ciphertexts(rows: int, inner: int, columns: int) -> tuple[int, int]:
-    """(sent, returned) ciphertexts of one party's share of a matrix multiplication, packed.
-
-    The blocks that SPU chooses (`MatMatProtocol::GetSubMatShape`, `CheetahDot::doDotOLE` in 0.9.2b0 and 0.9.5).
-    """
-    best, least = (1, 1, 1), math.inf
-    for d0 in range(1, min(DEGREE, rows) + 1):
-        d1 = 1
-        while d1 <= inner and d0 * d1 <= DEGREE:
-            d2 = min(columns, DEGREE // d0 // d1)
-            b0, b1, b2 = -(-rows // d0), -(-inner // d1), -(-columns // d2)
-            cost = 1000 * (min(b0, b2) * b1 - (-b0 * b2 // d1)) - (-rows * columns // DEGREE) * d1 + b0 * b1 * b2 / 10
-            if cost <= least:
-                best, least = (d0, d1, d2), cost
-            d1 *= 2
-    b0, b1, b2 = (-(-size // part) for size, part in zip((rows, inner, columns), best, strict=True))
-    packed = b0 * b2 if best[1] < rows * columns else rows * columns
-    return min(b0, b2) * b1, -(-packed // (best[1] if best[1] < rows * columns else DEGREE))
-
-
-@cache
 def product_bytes(rows: int, inner: int, columns: int, shared: bool) -> float:
     """Bytes of (rows, inner) times (inner, columns) and its truncation; twice the ciphertexts if both are secret."""
     total = 0.0
     for piece in _pieces(rows, inner, columns):
-        sent, returned = ciphertexts(*piece)
-        total += sent * QUERY_BYTES + returned * RESPONSE_BYTES
+        one = ciphertexts(*piece)
+        total += one.sent * QUERY_BYTES + (one.packed + one.bare / 2) * RESPONSE_BYTES
     return total * (2 if shared else 1) + rows * columns * TRUNCATION_BYTES
 
 

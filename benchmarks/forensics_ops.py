@@ -14,7 +14,8 @@ from typing import Any
 
 from aero import records
 from aero.errors import UserError
-from benchmarks.timing import read_lines, write_lines
+from aero.records import read_csv
+from benchmarks.timing import write_lines
 
 OPS = Path("results/two_party/forensics_ops.csv")
 PARTY = Path(__file__).with_name("forensics_party.py")
@@ -93,7 +94,7 @@ class Measured:
 def read(path: Path = OPS) -> list[Measured]:
     """The measured operations; none if there is no file."""
     numbers = {"bytes_client": float, "bytes_server": float, "runs": int, "seconds": float}
-    return [Measured(**line | {name: kind(line[name]) for name, kind in numbers.items()}) for line in read_lines(path)]
+    return [Measured(**line | {name: kind(line[name]) for name, kind in numbers.items()}) for line in read_csv(path)]
 
 
 def measure(python: str, settings: str, done: list[Measured]) -> None:

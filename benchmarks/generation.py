@@ -24,6 +24,7 @@ from aero import records
 from aero.architecture import parse
 from aero.config import Parameters, load
 from aero.errors import run_main
+from aero.records import read_csv
 from aero.two_party.cost.cost_model import folder_of_costs, measured_operations
 from aero.two_party.cost.measure import place, warm_up_of
 from aero.two_party.program.end_to_end import PublicModel
@@ -35,7 +36,7 @@ from aero.two_party.runtime.parties import Party, run_parties
 from aero.two_party.runtime.profile import check_pair
 from aero.two_party.runtime.settings import CLIENT, Settings
 from benchmarks.full_passes import RECEIVE_TIMEOUT_S, SEED, random_model
-from benchmarks.timing import read_lines, write_lines
+from benchmarks.timing import write_lines
 
 PATH = Path("results/two_party/generation.csv")
 LATER = 2
@@ -114,7 +115,7 @@ def main(arguments: list[str]) -> None:
     for row in given.rows:
         for program in given.programs:
             lines = measure(row, program, parameters)
-            kept = [old for old in read_lines(given.out) if (old["run"], old["program"]) != (row, program)]
+            kept = [old for old in read_csv(given.out) if (old["run"], old["program"]) != (row, program)]
             write_lines(given.out, COLUMNS, [*kept, *lines])
             whole = lines[-1]
             for line in lines:

@@ -25,6 +25,7 @@ from aero.config import Parameters, load
 from aero.data.batches import evaluation_batches
 from aero.data.tokens import open_tokens
 from aero.errors import UserError, run_main
+from aero.records import read_csv
 from aero.two_party.cost import ledger
 from aero.two_party.cost.measure import measure
 from aero.two_party.lattice.lookup import LEAST_VOCABULARY
@@ -35,7 +36,7 @@ from aero.two_party.program.optimizations import OPTIMIZATIONS, toggled
 from aero.two_party.runtime.settings import Settings
 from aero.two_party.serving import handshake
 from aero.two_party.serving.answer import weights_sha256
-from benchmarks.timing import read_lines, write_lines
+from benchmarks.timing import write_lines
 
 ROWS = ("SM+LN+G", "SM+LN+R", "SM+ScFuFFN", "EReg(SM(t)+ScFuFFN)", "SOTA(SM+ScFuFFN)")
 FOLDER = Path("results/two_party")
@@ -114,7 +115,7 @@ def measure_errors(parameters: Parameters, run: str, chosen: list[str], prompts:
     made = {"weights": weights_sha256(model), "code": handshake.versions()["code"]}
     for program in chosen:
         key = dict(zip(ERROR_KEY, (str(model.architecture), program, scale, str(ids.shape[1])), strict=True))
-        same = [line for line in read_lines(ERRORS) if key.items() <= line.items()]
+        same = [line for line in read_csv(ERRORS) if key.items() <= line.items()]
         if same and made.items() <= json.loads(same[0]["provenance"]).items() and int(same[0]["prompts"]) >= len(ids):
             continue
         settings = Settings(**parameters.two_party.settings())
@@ -128,7 +129,7 @@ def measure_errors(parameters: Parameters, run: str, chosen: list[str], prompts:
         top = sum(int(answer.next_token == logits.argmax()) for answer, logits in pairs)
         found: dict[str, Any] = {"prompts": len(ids), "max_logit_error": f"{worst:.5f}", "same_top_token": top}
         found["provenance"] = ledger.as_json(**records.provenance(**made, measured=records.now()))
-        others = [line for line in read_lines(ERRORS) if not key.items() <= line.items()]
+        others = [line for line in read_csv(ERRORS) if not key.items() <= line.items()]
         write_lines(ERRORS, ERROR_COLUMNS, [*others, {**key, **found}])
         print(f"{key['architecture']} {program}: error {worst:.4f}, same top token {top}/{len(ids)}", flush=True)
 

@@ -27,6 +27,7 @@ from aero.data.batches import evaluation_batches
 from aero.data.tokens import open_tokens
 from aero.errors import run_main
 from aero.model import GPT, ModelConfig
+from aero.records import read_csv
 from aero.two_party.cost.ledger import as_json
 from aero.two_party.cost.measure import place, warm_up_of
 from aero.two_party.cost.network import Network
@@ -39,7 +40,7 @@ from aero.two_party.runtime.parties import Party, run_parties
 from aero.two_party.runtime.relay import Relay
 from aero.two_party.runtime.settings import CLIENT, SERVER, Settings
 from benchmarks.latency import REFILL, Cost, measure_costs, predict, refills_of
-from benchmarks.timing import read_lines, write_lines
+from benchmarks.timing import write_lines
 
 LOOPBACK = "loopback"
 PASSES, OPERATIONS = Path("results/two_party/shaped.csv"), Path("results/two_party/shaped_ops.csv")
@@ -101,7 +102,7 @@ def measure_passes(
         network = networks[message["network"]]
         line = key | (dataclasses.asdict(network) if network is not None else {}) | message | {"provenance": made}
         own = key | {"network": message["network"]}
-        others = [old for old in read_lines(PASSES) if any(old[name] != value for name, value in own.items())]
+        others = [old for old in read_csv(PASSES) if any(old[name] != value for name, value in own.items())]
         write_lines(PASSES, COLUMNS, [*others, line])
         print(f"{question.architecture} {program} {message['network']}: {message['seconds']:.1f} s", flush=True)
 
@@ -114,7 +115,7 @@ def measure_operations(
     path: Path, wanted: Iterable[Operation], settings: Settings, repeats: int, made: str, with_refill: bool
 ) -> None:
     """Measure the costs on a link, and put them into `path` as they come."""
-    lines = {(line["op"], line["shape"]): line for line in read_lines(path)}
+    lines = {(line["op"], line["shape"]): line for line in read_csv(path)}
 
     def keep(cost: Cost) -> None:
         lines[cost.op, cost.shape] = dataclasses.asdict(cost) | {"provenance": made}
@@ -142,9 +143,9 @@ def predict_passes() -> None:
     numbers = [field.name for field in dataclasses.fields(Cost)[2:]]
     costs = {
         (line["op"], line["shape"]): Cost(line["op"], line["shape"], *(float(line[name]) for name in numbers))
-        for line in read_lines(OPERATIONS)
+        for line in read_csv(OPERATIONS)
     }
-    lines = read_lines(PASSES)
+    lines = read_csv(PASSES)
     for line in lines:
         config, name = ModelConfig(**json.loads(line["model"])), f"{line['architecture']} {line['program']}"
         counts = operations(parse(line["architecture"]), config, line["program"], int(line["context"]))
@@ -183,7 +184,7 @@ def main(arguments: list[str]) -> None:
     settings = Settings(**parameters.two_party.settings())
     made = as_json(**records.provenance(measured=records.now(), settings=parameters.two_party.variant()))
     if chosen.what == "full_links":
-        known = {(line["op"], line["shape"]) for line in read_lines(FULL_LINKS)}
+        known = {(line["op"], line["shape"]) for line in read_csv(FULL_LINKS)}
         for one in full_size(parameters):
             if (one.name, one.shape) not in known:
                 measure_operations(FULL_LINKS, [one], settings, chosen.repeats, made, with_refill=False)

@@ -7,7 +7,6 @@ median with its lowest and highest value; two sides give the ratio of each pair 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 import os
@@ -137,14 +136,6 @@ def made_here() -> dict[str, Any]:
     import torch
 
     return records.provenance(torch=torch.__version__, measured=records.now(), load=load())
-
-
-def read_lines(path: Path) -> list[dict[str, str]]:
-    """Lines of a CSV file, none if it does not exist."""
-    if not path.is_file():
-        return []
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def write_lines(path: Path, columns: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> None:

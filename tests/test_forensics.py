@@ -15,7 +15,6 @@ from benchmarks.forensics import (
     Composer,
     Configuration,
     PublishedRow,
-    ciphertexts,
     engines_of,
     fit,
     fit_lines,
@@ -106,13 +105,6 @@ def test_published_rows_are_those_of_the_four_tables():
         (512, 12, 16384),
     }
     assert rows[0].gigabytes == 25.32
-
-
-def test_ciphertexts_as_spu_logs_them():
-    """From SPU's log: 128x64x128 sends one query of 0.176 MiB and gets 0.485, 128x128x64 0.176 and 0.243 (MiB)."""
-    assert ciphertexts(128, 64, 128) == (1, 2)
-    assert ciphertexts(128, 128, 64) == (1, 1)
-    assert ciphertexts(128, 768, 768) == (12, 12)
 
 
 def test_model_of_products_agrees_with_the_kept_measurements():

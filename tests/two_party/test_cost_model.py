@@ -62,6 +62,7 @@ def test_packing_is_that_of_spu():
     """Ciphertexts of the matrix multiplications in results/two_party/ops.csv."""
     for (rows, inner, columns), (sent, packed) in {
         (128, 768, 768): (12, 12),
+        (128, 64, 128): (1, 2),
         (128, 1024, 768): (16, 12),
         (128, 768, 1024): (12, 16),
         (1, 768, 768): (2, 1),

@@ -140,6 +140,16 @@ show.table(
     sources=[FITS, *ROWS, "results/two_party/ops.csv"],
 )
 
+# %%
+show.figure(
+    figures.pareto(results),
+    "Perplexity against communication",
+    f"Runs of GPT-2's architecture, trained at scale {results.scale}; bytes of the optimised program at GPT-2's size. "
+    "No other run beats those on the line in both.",
+    sources=ROWS,
+    command="aero cost --pareto",
+)
+
 # %% [markdown]
 # ## Is the saving Cheetah's?
 #
@@ -187,16 +197,6 @@ show.table(
     f"Bytes of our `SM+LN+G` relative to others: {ratios} (BLB by its own comparison with BOLT). BERT-base has GPT-2's "
     "layers and width, and a smaller vocabulary. Last column: where a number was read. Second-hand: quoted by others.",
     sources=["aero/published/peers.csv", "results/two_party/rows.csv"],
-)
-
-# %%
-show.figure(
-    figures.pareto(results),
-    "Perplexity against communication",
-    f"Runs of GPT-2's architecture, trained at scale {results.scale}; bytes of the optimised program at GPT-2's size. "
-    "No other run beats those on the line in both.",
-    sources=ROWS,
-    command="aero cost --pareto",
 )
 
 # %% [markdown]

@@ -33,17 +33,19 @@ PHI = {
 N, D, WINDOW = 20, 3, 8
 
 
-def normalised(x: list[float]) -> list[float]:
+def normalised(x: list[float], gain: list[float]) -> list[float]:
     mean = sum(x) / len(x)
     variance = sum((value - mean) ** 2 for value in x) / len(x)
-    return [(value - mean) / math.sqrt(variance + 1e-5) for value in x]
+    return [(value - mean) / math.sqrt(variance + 1e-5) * g for value, g in zip(x, gain, strict=True)]
 
 
-def transcribed(name: str, query: list[list[float]], key: list[list[float]], causal: bool) -> list[list[float]]:
-    """P of one core by the paper's formulas, an element at a time."""
+def transcribed(name, query, key, causal, scale=1.0, gains=None) -> torch.Tensor:
+    """P (N, N) of one core for query and key (N, D) by the paper's formulas, an element at a time."""
+    query, key = query.tolist(), key.tolist()
     if name.startswith("qk_layernorm"):
-        query, key = [normalised(q) for q in query], [normalised(k) for k in key]
-    rows = []
+        gains = gains or ([1.0] * len(query[0]),) * 2
+        query, key = ([normalised(x, gain) for x in rows] for rows, gain in zip((query, key), gains, strict=True))
+    rows, epsilon = [], 1e-6 if name in ("sigmoid", "elu", "relu") else 0.0
     for i, q in enumerate(query):
         row = []
         for j, k in enumerate(key):
@@ -51,11 +53,10 @@ def transcribed(name: str, query: list[list[float]], key: list[list[float]], cau
             if name in PHI:
                 similarity = sum(PHI[name](a) * PHI[name](b) for a, b in zip(q, k, strict=True))
             else:
-                similarity = math.exp(sum(a * b for a, b in zip(q, k, strict=True)))
+                similarity = math.exp(scale * sum(a * b for a, b in zip(q, k, strict=True)))
             row.append(similarity * seen)
-        total = sum(row)
-        rows.append([value / total if total else 0.0 for value in row])
-    return rows
+        rows.append([value / (sum(row) + epsilon) for value in row])
+    return torch.tensor(rows, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -65,8 +66,8 @@ def test_every_core_equals_its_formula(name, causal):
     query, key, value = torch.randn(3, 2, N, D, generator=generator, dtype=torch.float64)
     output, probabilities = attend(CORES[name], query, key, value, allowed=causal_mask(N) if causal else None)
     for b in range(2):
-        expected = torch.tensor(transcribed(name, query[b].tolist(), key[b].tolist(), causal), dtype=torch.float64)
-        torch.testing.assert_close(probabilities[b], expected, atol=1e-4, rtol=1e-4)
+        expected = transcribed(name, query[b], key[b], causal)
+        torch.testing.assert_close(probabilities[b], expected, atol=1e-9, rtol=1e-9)
         torch.testing.assert_close(output[b], probabilities[b] @ value[b])
 
 
@@ -174,47 +175,13 @@ def weight_of(layer, core):
     return inner.gain * original / torch.linalg.norm(original @ inner.vector)
 
 
-def normed(row, gain):
-    mean = sum(row) / len(row)
-    variance = sum((x - mean) ** 2 for x in row) / len(row)
-    return torch.stack([(x - mean) / math.sqrt(variance + 1e-5) * g for x, g in zip(row, gain, strict=True)])
-
-
-def similarity(core, q, k):
-    """Positive similarity of one query and one key, each (d_k,), by the papers' formulas."""
-    if core == "sigmoid":
-        return sum(1 / (1 + torch.exp(-a)) / (1 + torch.exp(-b)) for a, b in zip(q, k, strict=True))
-    if core == "elu":
-        phi = lambda x: x + 1 if x > 0 else torch.exp(x)  # noqa: E731
-        return sum(phi(a) * phi(b) for a, b in zip(q, k, strict=True))
-    if core in ("relu", "relu_performer"):
-        shift = 1e-3 if core == "relu_performer" else 0.0
-        return sum((max(a, 0) + shift) * (max(b, 0) + shift) for a, b in zip(q, k, strict=True))
-    return torch.exp(sum(a * b for a, b in zip(q, k, strict=True)) / math.sqrt(len(q)))
-
-
 def attention_rows(attention, n, core):
     """One (T, T) matrix a head, by loops over heads, queries and keys."""
-    q = n @ weight_of(attention.query, core).T + attention.query.bias
-    k = n @ weight_of(attention.key, core).T + attention.key.bias
-    size, matrices = n.shape[1] // attention.heads, []
-    epsilon = 1e-6 if core in ("sigmoid", "elu", "relu") else 0.0
-    for h in range(attention.heads):
-        part = slice(h * size, (h + 1) * size)
-        matrix = torch.zeros(len(n), len(n), dtype=torch.float64)
-        for i in range(len(n)):
-            query = q[i, part]
-            if core.startswith("qk"):
-                query = normed(query, attention.query_gain)
-            for j in range(i + 1):
-                key = k[j, part]
-                if core.startswith("qk"):
-                    key = normed(key, attention.key_gain)
-                if core != "window_softmax" or i - j <= WINDOW:
-                    matrix[i, j] = similarity(core, query, key)
-            matrix[i] /= sum(matrix[i]) + epsilon
-        matrices.append(matrix)
-    return matrices
+    q, k = (n @ weight_of(layer, core).T + layer.bias for layer in (attention.query, attention.key))
+    size = n.shape[1] // attention.heads
+    gains = (attention.query_gain.tolist(), attention.key_gain.tolist()) if core.startswith("qk") else None
+    heads = [slice(h * size, (h + 1) * size) for h in range(attention.heads)]
+    return [transcribed(core, q[:, part], k[:, part], True, size**-0.5, gains) for part in heads]
 
 
 @torch.no_grad()

@@ -212,14 +212,12 @@ def _open_checkpoint(path: Path, tokenizer: Path | None) -> Reader:
 def _open_hugging_face(path: Path, dtype: str, begin: bool) -> Reader:
     try:
         from transformers import AutoTokenizer
-        from transformers.utils import logging
     except ModuleNotFoundError:
         raise UserError(f"{path} needs transformers: pip install -e '.[hf]' in your clone") from None
     from aero.entropy import EntropyRegularizer
     from aero.hf.loading import load_model
     from aero.hf.measure import positions_of
 
-    logging.disable_progress_bar()
     try:
         # Attention is replaced anyway, so that a kernel which the configuration asks for need not be installed.
         model = load_model(path, head_needed=False, local_files_only=True, dtype=dtype, attn_implementation="eager")

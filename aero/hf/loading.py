@@ -56,12 +56,15 @@ def load_model(name: Path | str, head_needed: bool = True, **options: Any) -> Pr
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress transformers' loading report."""
+    """Suppress transformers' loading report and progress bar."""
     from transformers.utils import logging
 
-    before = logging.get_verbosity()
+    before, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(before)
+        if bar:
+            logging.enable_progress_bar()

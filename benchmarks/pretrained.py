@@ -1,0 +1,191 @@
+"""Private inference of a pretrained Hugging Face model after a public prefix: value ranges, agreement with PyTorch.
+
+    python -m benchmarks.pretrained FOLDER --prefix $'<|im_start|>user\n' --ranges
+    python -m benchmarks.pretrained FOLDER --prefix $'<|im_start|>user\n' --emulated 50 --private 2
+
+Prompts are the first 16 tokens of sentences of this repository's documentation, which no pretrained model has seen.
+"private": two processes. "emulated": the same program in the clear, in float64, with weights and every operation's
+result rounded to 18 fraction bits; not SPU's own truncations, roots and reciprocals. Writes results/two_party/
+pretrained_ranges.csv: for each layer and operation, the largest value over the check's prompts of 128 tokens and what
+it must stay below; and pretrained.csv: one line for each prompt. Seconds mean something on an idle machine only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import re
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from aero import records
+from aero.data.fast_tokenizer import FastTokenizer
+from aero.errors import run_main
+from aero.hf import convert
+from aero.model import GPT
+from aero.two_party.cost.measure import place, warm_up_of
+from aero.two_party.program.end_to_end import PublicModel
+from aero.two_party.program.fixed_point import limits, probes, watched
+from aero.two_party.program.forward import forward_cached, prefix_past
+from aero.two_party.program.generation import Generator
+from aero.two_party.program.inputs import Past, at_positions, one_hot_rows
+from aero.two_party.program.operations import call
+from aero.two_party.program.weights import weight_arrays, within_budget
+from aero.two_party.runtime.parties import Party, run_parties
+from aero.two_party.runtime.settings import CLIENT, Settings
+from benchmarks.timing import write_lines
+
+FOLDER = Path("results/two_party")
+TOKENS, PROBES = 16, 7
+RANGES = ("model", "prefix", "layer", "operation", "limit", "value", "holds", "share", "commit")
+COLUMNS = ("model", "prefix", "how", "program", "prompt", "tokens", "token", "top_token_equal", "max_error")
+COLUMNS = (*COLUMNS, "rms_error", "bytes", "messages", "seconds", "load", "measured", "commit", "machine")
+
+
+def sentences(tokenizer: FastTokenizer) -> list[list[int]]:
+    """Ids of the first TOKENS tokens of every sentence that has more, in the order of files."""
+    text = "\n\n".join(path.read_text(encoding="utf-8") for path in sorted(Path("docs").glob("*.md")))
+    plain = (" ".join(part.split()) for part in re.split(r"\n\n|(?<=[.:])\s", text) if re.match(r"[A-Z][a-z ]", part))
+    return [ids[:TOKENS] for ids in map(tokenizer.encode, plain) if len(ids) > TOKENS]
+
+
+def ranges(model: GPT, program: str, prefix: list[int], settings: Settings) -> list[dict[str, Any]]:
+    """For each layer and operation, the largest value relative to its limit."""
+    found: list[tuple[str, str, float]] = []
+    largest: dict[tuple[int, str], tuple[float, str, float]] = {}
+    most, weights, past, layer = limits(settings), weight_arrays(model, program), prefix_past(model, prefix), 0
+
+    def run(kind: str, *arrays: Any, **constants: float) -> Any:
+        if kind == "embedding_lookup":
+            return arrays[0] @ arrays[1]
+        result = watched(kind, arrays, constants, found)
+        for name, operation, value in found:
+            one = (value / most[name], name, value)
+            largest[layer, operation] = max(one, largest.get((layer, operation), one))
+        found.clear()
+        return result
+
+    def at(number: int) -> None:
+        nonlocal layer
+        layer = number
+
+    for ids in itertools.islice(probes(model, prefix), PROBES):
+        layer, rows = 0, one_hot_rows(ids, model.config.vocabulary)
+        placed = at_positions(weights, len(prefix), len(ids))
+        forward_cached(run, model.architecture, model.config, program, placed, jax.numpy.asarray(rows), past, at)
+    return [
+        {"layer": layer, "operation": kind, "limit": name, "value": f"{value:.4g}", "holds": f"{most[name]:.4g}"}
+        | {"share": f"{share:.3g}"}
+        for (layer, kind), (share, name, value) in sorted(largest.items())
+    ]
+
+
+def emulated(model: GPT, program: str, prefix: list[int], prompts: list[list[int]], bits: int) -> list[np.ndarray]:
+    """Logits (V,) after each prompt."""
+    with jax.experimental.enable_x64():
+
+        def rounded(x: Any) -> Any:
+            return jax.numpy.round(jax.numpy.asarray(x, "float64") * 2.0**bits) / 2.0**bits
+
+        def run(kind: str, *arrays: Any, **constants: float) -> Any:
+            result = arrays[0] @ arrays[1] if kind == "embedding_lookup" else call(kind, *arrays, **constants)
+            return rounded(result)
+
+        weights = {name: rounded(value) for name, value in weight_arrays(model, program).items()}
+        past = prefix_past(model, prefix)
+        past = Past([rounded(one) for one in past.keys], [rounded(one) for one in past.values])
+        found = []
+        for ids in prompts:
+            rows = rounded(one_hot_rows(ids, model.config.vocabulary))
+            placed = at_positions(weights, len(prefix), len(ids))
+            logits, *_ = forward_cached(run, model.architecture, model.config, program, placed, rows, past)
+            found.append(np.asarray(logits))
+        return found
+
+
+def private_task(party: Party, given: dict[str, Any]) -> list[tuple[Any, Any, float]]:
+    """In a party process: warm up, then each prompt: profile, logits (client), seconds."""
+    model: PublicModel = given["model"]
+    for operation in warm_up_of(model.program):
+        party.run(operation.function(), place(party, operation), ["y"])
+    found = []
+    for index in range(given["prompts"]):
+        passes = Generator(party, model, given.get("weights"), True, given["prefix"], given.get("past"))
+        start = time.monotonic()
+        step = passes.step(given["ids"][index] if party.rank == CLIENT else None, TOKENS)
+        found.append((step.profile, step.logits, time.monotonic() - start - step.prepared_s))
+        party.control(f"prompt {index + 1} of {given['prompts']}: {found[-1][-1]:.0f} s")
+    return found
+
+
+def private(
+    model: GPT, program: str, prefix: list[int], prompts: list[list[int]], settings: Settings
+) -> list[dict[str, Any]]:
+    """Logits and costs of each prompt."""
+    public = PublicModel(str(model.architecture), asdict(model.config), program)
+    common = {"model": public, "prompts": len(prompts), "prefix": len(prefix)}
+    own = {"weights": weight_arrays(model, program), "past": prefix_past(model, prefix)}
+    client, _ = run_parties(
+        private_task, common | {"ids": prompts}, common | own, settings, on_control=lambda said: print(said, flush=True)
+    )
+    return [
+        {"logits": logits, "bytes": profile.bytes, "messages": profile.messages_sent + profile.messages_received}
+        | {"seconds": round(seconds, 1)}
+        for profile, logits, seconds in client
+    ]
+
+
+@torch.no_grad()
+def compared(model: GPT, prefix: list[int], ids: list[int], tokenizer: FastTokenizer, **line: Any) -> dict[str, Any]:
+    """The line of one prompt."""
+    expected, logits = model(torch.tensor([prefix + ids]))[0, -1].numpy(), line.pop("logits")
+    off = logits - expected
+    line |= {"prompt": tokenizer.decode(ids), "tokens": len(ids), "token": tokenizer.decode([int(expected.argmax())])}
+    line |= {"top_token_equal": int(logits.argmax() == expected.argmax()), "max_error": f"{np.abs(off).max():.4f}"}
+    return line | {"rms_error": f"{np.sqrt((off**2).mean()):.4f}"}
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pretrained", description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--prefix", required=True)
+    parser.add_argument("--program", default="tuned")
+    parser.add_argument("--ranges", action="store_true")
+    parser.add_argument("--emulated", type=int, default=0, metavar="PROMPTS")
+    parser.add_argument("--private", type=int, default=0, metavar="PROMPTS")
+    given = parser.parse_args(arguments)
+    settings = Settings(receive_timeout_s=3600.0)
+    model, tokenizer = convert.load(given.folder), FastTokenizer((given.folder / "tokenizer.json").read_text())
+    prefix, program = tokenizer.encode(given.prefix, special=False), within_budget(model, given.program)
+    source = records.provenance()
+    common = {"model": given.folder.name, "prefix": given.prefix, "commit": source["commit"]}
+    if given.ranges:
+        lines = [line | common for line in ranges(model, program, prefix, settings)]
+        write_lines(FOLDER / "pretrained_ranges.csv", RANGES, lines)
+    common |= {"program": program, "machine": source["machine"]}
+    every = sentences(tokenizer)
+    for how, count in (("emulated", given.emulated), ("private", given.private)):
+        prompts = every[:: len(every) // count][:count] if count else []
+        found = [{"logits": logits} for logits in emulated(model, program, prefix, prompts, settings.fraction_bits)]
+        if how == "private":
+            found = private(model, program, prefix, prompts, settings) if prompts else []
+        lines = [
+            compared(model, prefix, ids, tokenizer, **one) | common | {"how": how, "measured": records.now()}
+            for ids, one in zip(prompts, found, strict=True)
+        ]
+        path, names = FOLDER / "pretrained.csv", {line["prompt"] for line in lines}
+        kept = [old for old in records.read_csv(path) if (old["how"], old["prompt"] in names) != (how, True)]
+        write_lines(path, COLUMNS, [*kept, *(line | {"load": round(os.getloadavg()[1], 1)} for line in lines)])
+        if lines:
+            print(f"{how}: {sum(line['top_token_equal'] for line in lines)} of {len(lines)} top tokens equal")
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -86,7 +86,7 @@ def measure(row: str, named: str, parameters: Parameters) -> list[dict[str, Any]
             check_pair(profile, other)
             with torch.no_grad():
                 plain = model(torch.tensor([ids[: past + tokens]]))[0, -1].numpy()
-            slots = slots_for(past) if past else None
+            slots = slots_for(past, context) if past else None
             made = operations(model.architecture, config, program, tokens, slots)
             try:
                 needed = ((without_public(one), count) for one, count in made.items())

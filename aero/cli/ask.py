@@ -322,8 +322,8 @@ def _rounds(
         root = folder_of_costs(Path()) if root is None else root
         measured = measured_operations(variant_of(description.protocol), root)
         for length in range(tokens, tokens + passes):
-            after_cache = cached and length > tokens
-            counts = operations(*model, 1, slots_for(length - 1)) if after_cache else operations(*model, length)
+            past = slots_for(len(description.prefix) + length - 1, model[1].context)
+            counts = operations(*model, 1, past) if cached and length > tokens else operations(*model, length)
             for one, count in counts.items():
                 one = without_public(one)
                 total += count * measured.rounds(one.name, one.shape)

@@ -73,6 +73,24 @@ def test_a_plan_computes_the_function_and_drops_unneeded_values():
     assert set(values) == {"x", "y", "a", "b"}
 
 
+def test_equal_segments_of_a_plan_have_one_function():
+    """Four layers, the last two with other constants."""
+
+    def function(x, public, *weights):
+        for weight, constant in zip(weights, (1.0, 1.0, 2.0, 2.0), strict=True):
+            x = jnp.where(public > 0.0, exponential(x * weight), 0.0) + np.full(3, constant, np.float32)
+        return x
+
+    shape = jax.ShapeDtypeStruct((3,), np.float32)
+    inputs = ["x", "public", "w.0", "w.1", "w.2", "w.3"]
+    cut = plan(function, [shape] * 6, inputs, ["y"], {"public"})
+    first, *later = (part for part in cut.parts if isinstance(part, Segment))
+    assert first.inputs == ("x", "w.0") and all("public" in part.inputs for part in later)
+    values = dict(zip(inputs, np.random.default_rng(0).uniform(-1, 1, (6, 3)).astype(np.float32), strict=True))
+    np.testing.assert_allclose(in_the_clear(cut, **values)["y"], function(*values.values()), rtol=1e-5)
+    assert later[0].function is later[1].function is not later[2].function
+
+
 def test_a_function_without_steps_is_not_cut_and_impossible_ones_are_refused():
     shape = jax.ShapeDtypeStruct((3,), np.float32)
     assert plan(lambda x: x + 1.0, [shape], ["x"], ["y"]) is None

@@ -33,9 +33,9 @@ from aero.two_party.runtime.settings import CLIENT, SERVER
 SLOTS = 64
 
 
-def slots_for(tokens: int) -> int:
-    """Slots of the cache that holds so many tokens."""
-    return -(-tokens // SLOTS) * SLOTS
+def slots_for(tokens: int, context: int) -> int:
+    """Slots of the cache that holds so many tokens of a context."""
+    return min(-(-tokens // SLOTS) * SLOTS, context)
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Generator:
     def _append(self) -> None:
         """Move the last pass's keys and values into the cache, on the right. Takes no message."""
         self._filled += self._new
-        slots = slots_for(self._filled)
+        slots = slots_for(self._filled, self._config.context)
         key = self._slots, self._new, slots
         if key not in self._functions:
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from jax import Array
 
 from aero.two_party.lattice.share_steps import on_shares
@@ -14,7 +15,10 @@ from aero.two_party.lattice.share_steps import on_shares
 
 @dataclass(frozen=True)
 class Segment:
-    """One program of SPU: a JAX function of the named inputs with the named outputs."""
+    """One program of SPU: a JAX function of the named inputs with the named outputs.
+
+    Segments of a plan that compute the same, as those of its layers, have one function, so that it is compiled once.
+    """
 
     function: Callable[..., Any]
     inputs: tuple[str, ...]
@@ -86,11 +90,12 @@ def plan(
             later += _variables(jaxpr.outvars)
         wanted.append([v for v in dict.fromkeys(later) if v in own])
     parts: list[Segment | ShareStep] = []
+    functions: dict[Any, Callable[..., Any]] = {}
     for index, group in enumerate(groups):
         last = index == len(groups) - 1
         results = list(jaxpr.outvars) if last else wanted[index]
         if results:
-            function_, needed = _segment(closed, [*public, *group], results, secret)
+            function_, needed = _segment(closed, [*public, *group], results, secret, functions)
             made = tuple(outputs) if last else tuple(name(v) for v in results)
             parts.append(Segment(function_, tuple(name(v) for v in needed), made))
         if not last:
@@ -106,9 +111,16 @@ def _variables(values: Sequence[Any]) -> list[Any]:
 
 
 def _segment(
-    closed: Any, equations: Sequence[Any], results: Sequence[Any], secret: set[Any]
+    closed: Any,
+    equations: Sequence[Any],
+    results: Sequence[Any],
+    secret: set[Any],
+    functions: dict[Any, Callable[..., Any]],
 ) -> tuple[Callable[..., Any], list[Any]]:
-    """A JAX function that computes `results` by the equations they need, and the secrets and inputs it takes."""
+    """A JAX function that computes `results` by the equations they need, and the secrets and inputs it takes.
+
+    functions: those made before; one of them is returned if it computes the same.
+    """
     needed = set(_variables(results))
     kept = []
     for equation in reversed(equations):
@@ -131,7 +143,38 @@ def _segment(
         found = jax.core.eval_jaxpr(jaxpr, [constant for _, constant in constants], *values)
         return found[0] if len(found) == 1 else found
 
-    return segment, arguments
+    key = _computation(jaxpr), *(np.asarray(constant).tobytes() for _, constant in constants)
+    return functions.setdefault(key, segment), arguments
+
+
+def _computation(jaxpr: Any) -> tuple[Any, ...]:
+    """What a jaxpr computes, whatever its variables are called. Its text says the same, but takes seconds."""
+    numbers: dict[Any, int] = {}
+
+    def reference(variable: Any) -> tuple[Any, Any]:
+        known = repr(variable.val) if hasattr(variable, "val") else numbers.setdefault(variable, len(numbers))
+        return variable.aval, known
+
+    def references(variables: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(map(reference, variables))
+
+    given = references([*jaxpr.constvars, *jaxpr.invars])
+    steps = tuple(
+        (
+            *(equation.primitive, references(equation.invars), references(equation.outvars)),
+            *((name, _hashable(value)) for name, value in equation.params.items()),
+        )
+        for equation in jaxpr.eqns
+    )
+    return given, steps, references(jaxpr.outvars)
+
+
+def _hashable(value: Any) -> Any:
+    try:
+        hash(value)
+    except TypeError:
+        return repr(value)
+    return value
 
 
 def _unneeded(parts: Sequence[Segment | ShareStep], kept: set[str]) -> tuple[tuple[str, ...], ...]:

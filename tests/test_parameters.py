@@ -8,6 +8,7 @@ import ruamel.yaml
 import yaml
 
 from aero.config import Parameters, check, load
+from aero.errors import LONGEST_LINE
 from aero.report.papers.variance_cores import HOT, RUNS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -82,12 +83,27 @@ def test_the_committed_file_is_valid_and_complete():
         ("scales.laptop.train.steps", 400.0, "scales.laptop.train.steps: Input should be a valid integer (got 400.0)"),
         ("seeds", [], "seeds"),
         ("scales.smoke.model.layers", 5, "cannot prune 6 FFNs of a model with 5 layers"),
+        ("scales.laptop.train.learning_rate", float("nan"), "scales.laptop.train.learning_rate"),
+        ("scales.laptop.train.learning_rate", float("inf"), "scales.laptop.train.learning_rate"),
+        ("regularizer.temperature_init", float("nan"), "regularizer.temperature_init"),
+        ("scales.laptop.train.betas", [0.9, 1.0], "scales.laptop.train.betas"),
+        ("scales.laptop.train.steps", 10**400, "scales.laptop.train.steps"),
+        ("runs.sm.budget", 1e300, "runs.sm.budget"),
+        ("runs.sm.batch", 10**400, "runs.sm.batch"),
+        ("families.languini-gpt2.train", {"steps": "many"}, "steps must be a whole number (got 'many')"),
+        ("families.languini-gpt2.train", {"accumulation": [1, 2]}, "accumulation must be a whole number"),
+        ("scales.laptop.contexts.256.train", {"steps": None}, "steps must be a whole number (got None)"),
+        ("runs", VALUES["runs"] | {"sm; touch owned": VALUES["runs"]["sm"]}, "runs.sm; touch owned"),
+        ("seeds", [10**4000], "seeds"),
+        ("scales.laptop.contexts.512.length", 10**4000, "not a multiple of"),
+        ("scale", "x" * 5000, "scale"),
     ],
 )
 def test_one_line_names_key_and_remedy(tmp_path, place, value, named):
     with pytest.raises(ValueError) as caught:
         load(changed(tmp_path, place, value))
     assert named in str(caught.value) and "\n" not in str(caught.value)
+    assert len(str(caught.value)) <= LONGEST_LINE
 
 
 def test_numbers_are_those_that_dvc_reads(tmp_path):

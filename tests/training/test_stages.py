@@ -1,45 +1,21 @@
 """The stages as commands: a whole tiny pipeline by hand, and bad input in one line with a non-zero exit."""
 
 import json
-import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
-from stage_processes import StageProcess
+from small_project import make, one_line_error, stage, start, timeless
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory):
-    """A copy of the parameters at a scale of a few steps, with token files of the standard library."""
-    folder = tmp_path_factory.mktemp("project with a space")
-    values = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
-    values["scale"] = "smoke"
-    values["scales"]["smoke"]["tokens"] |= {"train_bytes": 200_000, "validation_bytes": 30_000}
-    values["scales"]["smoke"]["entropy"] = {"tokens": 8192}
-    values["tokenizer"]["training_bytes"] = 200_000
-    (folder / "params.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
-    finished = stage(folder, "tokenize_corpus")
-    assert finished.returncode == 0, finished.stderr
+def project(tmp_path_factory, tokens):
+    folder = make(tmp_path_factory.mktemp("project with a space"))
+    shutil.copytree(tokens, folder / "runs/tokens")
     return folder
-
-
-def stage(folder, name, *arguments, timeout=120):
-    process = StageProcess(folder, f"stages.{name}", list(arguments), dict(os.environ))
-    out, err = process.communicate(timeout)
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-def one_line_error(finished, *named):
-    assert finished.returncode == 1, finished.stdout + finished.stderr
-    lines = finished.stderr.strip().splitlines()
-    assert len(lines) == 1 and lines[0].startswith("error: "), finished.stderr
-    for text in named:
-        assert text in lines[0]
 
 
 def test_a_training_and_its_entropy(project):
@@ -77,7 +53,7 @@ def test_a_training_and_its_entropy(project):
 def test_a_killed_training_resumes_to_the_same_metrics(project):
     whole = project / "whole"
     assert stage(project, "train", "sm-r", "--out", str(whole)).returncode == 0
-    process = StageProcess(project, "stages.train", ["sm-r"], dict(os.environ))
+    process = start(project, "-m", "stages.train", "sm-r")
     state = project / "runs/default/sm-r/seed_1337/resume.safetensors"
     while process.poll() is None and not state.exists():
         pass
@@ -87,12 +63,6 @@ def test_a_killed_training_resumes_to_the_same_metrics(project):
     assert not (cut / "metrics.json").exists(), "the run ended before it could be killed"
     finished = stage(project, "train", "sm-r")
     assert finished.returncode == 0 and "starting anew" not in finished.stdout
-
-    def timeless(folder):
-        metrics = json.loads((folder / "metrics.json").read_text())
-        del metrics["provenance"], metrics["tokens_per_second"]
-        return metrics
-
     assert timeless(cut) == timeless(whole)
     assert (cut / "checkpoint.safetensors").read_bytes() == (whole / "checkpoint.safetensors").read_bytes()
 

@@ -172,10 +172,13 @@ def main(arguments: list[str]) -> None:
     common |= {"program": program, "machine": source["machine"]}
     every = sentences(tokenizer)
     for how, count in (("emulated", given.emulated), ("private", given.private)):
-        prompts = every[:: len(every) // count][:count] if count else []
-        found = [{"logits": logits} for logits in emulated(model, program, prefix, prompts, settings.fraction_bits)]
+        if not count:
+            continue
+        prompts = every[:: len(every) // count][:count]
         if how == "private":
-            found = private(model, program, prefix, prompts, settings) if prompts else []
+            found = private(model, program, prefix, prompts, settings)
+        else:
+            found = [{"logits": one} for one in emulated(model, program, prefix, prompts, settings.fraction_bits)]
         lines = [
             compared(model, prefix, ids, tokenizer, **one) | common | {"how": how, "measured": records.now()}
             for ids, one in zip(prompts, found, strict=True)
@@ -183,8 +186,7 @@ def main(arguments: list[str]) -> None:
         path, names = FOLDER / "pretrained.csv", {line["prompt"] for line in lines}
         kept = [old for old in records.read_csv(path) if (old["how"], old["prompt"] in names) != (how, True)]
         write_lines(path, COLUMNS, [*kept, *(line | {"load": round(os.getloadavg()[1], 1)} for line in lines)])
-        if lines:
-            print(f"{how}: {sum(line['top_token_equal'] for line in lines)} of {len(lines)} top tokens equal")
+        print(f"{how}: {sum(line['top_token_equal'] for line in lines)} of {len(lines)} top tokens equal")
 
 
 if __name__ == "__main__":

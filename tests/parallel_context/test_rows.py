@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
+from tiny_hugging_face import save_with_tokenizer
 from tiny_models import VOCABULARY, hugging_face, ids
 from transformers import AutoModelForCausalLM
 
@@ -112,16 +113,8 @@ def test_tasks_are_repeatable_and_answers_are_in_the_context(name):
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
     """A tiny random Llama with a byte-level tokenizer, saved as its users save theirs."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
     folder = tmp_path_factory.mktemp("models") / "tiny-llama"
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({character: i for i, character in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
-    hugging_face("llama", max_position_embeddings=4096, vocab_size=len(alphabet)).save_pretrained(folder)
+    save_with_tokenizer(hugging_face("llama", max_position_embeddings=4096, vocab_size=256), folder)
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Tables and differences: one line a printed cell, intervals paired by seed, gaps that say why."""
+"""Tables, differences and metrics: one line a printed cell, intervals paired by seed, gaps that say why."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import io
 import json
 from collections import Counter
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import synthetic
 
 from aero.published import load as load_paper
+from aero.report import claims
 from aero.report.costs import LatencyBound
 from aero.report.papers import aero_entropy, entropy_landscape
 from aero.report.results import Results, load
@@ -186,3 +188,13 @@ def test_the_committed_tables_are_those_of_the_committed_results(tmp_path: Path)
     made[FOLDER / "learned_temperatures.csv"] = temperatures
     for path, text in made.items():
         assert (synthetic.PROJECT / path).read_text(encoding="utf-8") == text, f"{path}: run python -m stages.report"
+
+
+def test_the_metrics_of_dvc_are_those_of_the_report(full: Results) -> None:
+    judged = claims.judge(full)
+    (text,) = claims.metrics_file(full, judged).values()
+    found = json.loads(text)
+    assert found["perplexity"]["sm-ln-r"] == pytest.approx(fmean(full.perplexity("sm-ln-r").values()), abs=1e-4)
+    assert sum(found["claims"].values()) == len(judged)
+    assert found["gigabytes"]["SM+LN+G"] == pytest.approx(full.cost("SM+LN+G", "tuned").bytes / 1e9, abs=1e-3)
+    assert len(found["perplexity"]) >= 5 and sum(map(len, found.values())) <= 15

@@ -389,5 +389,5 @@ def _percent(value: float) -> str:
 
 def _duration(seconds: float) -> str:
     if math.isnan(seconds):
-        return "unknown (rounds were not measured)"
+        return "unknown (not measured)"
     return f"{seconds:.1f} s" if seconds < 120 else f"{seconds:.0f} s ({seconds / 60:.1f} min)"

@@ -27,7 +27,7 @@ BIASES = {"qk_bias": True, "vo_bias": True, "ffn_bias": True}
     ("row", "program", "switches"),
     [
         ("SM+LN+SNorm(QKVO+FFN)", "tuned", {}),
-        ("SM+LeakyR(global)", "tuned+narrow_comparisons", {}),
+        ("SM+LeakyR(global)", "tuned+narrow_comparisons+wide_maxima+bounded_reciprocals", {}),
         ("SM(t)+R", "tuned-split_exponential+narrow_comparisons+fewer_squarings", {}),
         ("EReg(SM(t)+ScFuFFNi_1)", "tuned", {}),
         ("SM+LN+R", "tuned", PYTHIA),

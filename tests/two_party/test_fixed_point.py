@@ -76,7 +76,7 @@ def test_spu_is_right_below_each_limit_and_wrong_beyond():
 
 
 @pytest.mark.parametrize("row", ["SM+LN+G", "EReg(SM(t)+ScFFN)", "SOTA(SM+ScFuFFN)"])
-@pytest.mark.parametrize("program", ["tuned+narrow_comparisons", "as_written+fewer_squarings"])
+@pytest.mark.parametrize("program", ["tuned+narrow_comparisons+bounded_reciprocals", "as_written+fewer_squarings"])
 def test_ordinary_models_fit(row, program):
     model = random_model(row, layers=2)
     check(model, program, Settings())

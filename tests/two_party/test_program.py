@@ -49,9 +49,9 @@ def exact_logits(model, program):
     """With exact exponentials and GELU instead of approximations: only the folding is left, and it is exact."""
     gelu = nonlinear.gelu_exact if model.config.gelu == "exact" else nonlinear.gelu_plain
     exact = {
-        "softmax_cover": lambda x, blocks, narrow=0, few=0: nonlinear.softmax_plain(x, bool(narrow)),
-        "softmax_plain": lambda x, narrow=0, few=0: nonlinear.softmax_plain(x, bool(narrow)),
-        "exponentials": lambda x, blocks, split, narrow=0, few=0: nonlinear.exponentials(
+        "softmax_cover": lambda x, blocks, narrow=0, few=0, wide=0: nonlinear.softmax_plain(x, bool(narrow)),
+        "softmax_plain": lambda x, narrow=0, few=0, wide=0: nonlinear.softmax_plain(x, bool(narrow)),
+        "exponentials": lambda x, blocks, split, narrow=0, few=0, wide=0: nonlinear.exponentials(
             x, blocks, False, bool(narrow)
         ),
         "gelu_segments": lambda x, narrow=0: gelu(x),
@@ -164,8 +164,10 @@ def test_programs_by_name():
     assert parse_program("tuned") == (TUNED, ()) and set(OPTIMIZATIONS) - TUNED == {
         "narrow_comparisons",
         "fewer_squarings",
+        "wide_maxima",
+        "bounded_reciprocals",
     }
-    assert parse_program("tuned+narrow_comparisons") == (frozenset(OPTIMIZATIONS) - {"fewer_squarings"}, ())
+    assert parse_program("tuned+narrow_comparisons") == (TUNED | {"narrow_comparisons"}, ())
     # Split exponentials need no squaring at all.
     assert parse_program("tuned+fewer_squarings") == parse_program("tuned")
     assert parse_program(toggled("fewer_squarings"))[0] == TUNED - {"split_exponential"} | {"fewer_squarings"}
@@ -271,7 +273,7 @@ def test_a_diverged_model_is_refused_by_the_name_of_its_tensor(row, value):
         ("SM+LN+G", "tuned", {}),
         ("SM(t)+R", "tuned-split_exponential+fewer_squarings", {}),
         ("EReg(SM(t)+ScFuFFNi_2)", "tuned", {}),
-        ("SM+LN+R", "tuned+narrow_comparisons", PYTHIA),
+        ("SM+LN+R", "tuned+narrow_comparisons+wide_maxima+bounded_reciprocals", PYTHIA),
         ("SM(t)+ScFFN", "as_written", PYTHIA),
         ("SM+RMS+SwiGLU", "tuned", LLAMA),
         ("SM+ScFFN", "as_written+causal_cover", {}),

@@ -313,7 +313,7 @@ def _alone(name: str) -> str:
     return f"as_written+{'folded_ffn+' if name == 'absorbed_ffn' else ''}{name}"
 
 
-APPROXIMATE = {"segmented_gelu", "split_exponential", "fewer_squarings"}
+APPROXIMATE = {"segmented_gelu", "split_exponential", "fewer_squarings", "bounded_reciprocals"}
 """The others are exact but for the fixed point."""
 
 
@@ -375,6 +375,7 @@ PARTS = {
         "softmax_clipped",
         "exponentials",
         "inverse_sums",
+        "reciprocal_sums",
         "divide_by_sums",
         "scale_rows",
         "scale_row_tiles",

@@ -82,7 +82,8 @@ class OperationCost:
     """Cost of one run of an operation by `QUANTITIES`.
 
     how: "measured", "timed by law" (measured, but its seconds interpolated), "interpolated" or "extrapolated".
-    errors: relative bounds by quantity; 0 for measured ones, infinite where unknown.
+    errors: relative bounds by quantity; 0 for measured ones, infinite where unknown, as with seconds of NaN: of a kind
+    that was never timed.
     """
 
     values: Mapping[str, float]
@@ -124,12 +125,16 @@ class Operations:
                 found["rounds"], errors["rounds"] = self._modelled("rounds", wanted)
             return OperationCost(found, errors, "measured")
         others = self.groups.get(wanted.group, [])
+        timed = len(self._points(wanted.group, "seconds"))
+        if found and not timed and math.isfinite(found["rounds"]):
+            errors = {name: math.inf if name == "seconds" else 0.0 for name in QUANTITIES}
+            return OperationCost(found, errors, "measured")
         # Rounds and seconds may have been measured at fewer sizes: beyond these the answer has no bound for them.
         needed = [] if found else [name for name in QUANTITIES if name not in ("rounds", "seconds")]
         inside = not needed or packing.within(wanted.sizes, [one.sizes for one, _ in others])
         models = [self.model_for(wanted.group, name, wanted.one_row)[0] for name in needed]
         unknown = any(model is None or model.error is None for model in models)
-        if len(self._points(wanted.group, "seconds")) < 2 <= len(others) and not extrapolate:
+        if timed < 2 <= len(others) and not extrapolate:
             raise UserError(
                 f"{op} {shape} was measured without seconds, and too few other shapes have them; measure it again on a "
                 "quiet machine, without --no-seconds, or see --extrapolate"

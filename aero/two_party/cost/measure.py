@@ -166,7 +166,7 @@ def shrink(operation: Operation) -> Operation:
         heads, rows, columns = shapes[0]
         heads = max(1, min(heads, SAME_PROTOCOL // (rows * columns)))
         rows = min(rows, max(1, SAME_PROTOCOL // (heads * columns)))
-        constants = tuple((key, min(value, rows)) for key, value in operation.constants)
+        constants = tuple((key, min(value, rows) if key == "blocks" else value) for key, value in operation.constants)
         return Operation(kind, ((heads, rows, columns),), constants)
     if kind in ("scores", "mix"):
         return Operation(kind, tuple((1, min(rows, 8), min(columns, 8)) for _, rows, columns in shapes))

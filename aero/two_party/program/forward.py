@@ -29,6 +29,7 @@ from aero.two_party.program.slices import HEAD_SLICE, IDS_AT_ONCE, SLICE, matmul
 from aero.two_party.program.weights import weight_arrays, weight_shapes
 
 COVER_BLOCKS = 16
+WIDE = 4  # entries of a node: wider ones take fewer rounds and more bytes
 Call = Callable[..., Array]
 
 
@@ -134,9 +135,15 @@ class _Pass:
         return {"narrow": 1} if self.has("narrow_comparisons") else {}
 
     @property
-    def few(self) -> dict[str, int]:
-        """The same for operations that take exponentials."""
-        return {"few": 1} if self.has("fewer_squarings") else {}
+    def bounded(self) -> dict[str, int]:
+        """The same for reciprocals on a known range, which compare in 32 bits."""
+        return {"narrow": 1} if self.has("bounded_reciprocals") else {}
+
+    @property
+    def maxima(self) -> dict[str, int]:
+        """The same for operations that take maxima and exponentials."""
+        more = {"few": ("fewer_squarings", 1), "wide": ("wide_maxima", WIDE)}
+        return self.narrow | {name: value for name, (switch, value) in more.items() if self.has(switch)}
 
     def affine(self, x: Array, map_: Affine) -> Array:
         """A matrix of the server's, and its bias. lattice_products takes it outside SPU unless x is one row."""
@@ -170,8 +177,8 @@ class _Pass:
         rms, eps = self.architecture.rms_norm, self.config.layer_norm_eps
         constants = {} if eps == 1e-5 else {"eps": eps}
         if norm is None:
-            kind = "rms_normalise" if rms else "normalise"
-            return self.run(kind + "_tiles" * (self.has("row_tiles") and x.shape[0] > 1), x, **constants)
+            kind = ("rms_normalise" if rms else "normalise") + "_tiles" * (self.has("row_tiles") and x.shape[0] > 1)
+            return self.run(kind, x, **constants, **self.bounded)
         if rms:
             return self.run("rms_norm", x, norm.weight, **constants)
         return self.run("layer_norm", x, norm.weight, norm.bias, **constants)
@@ -211,7 +218,7 @@ class _Pass:
         if not self.has("late_division"):
             return _merge(self.by_group("mix", self.probabilities(logits), value))
         weights = self.exponentials(logits)
-        inverse = self.run("inverse_sums", weights)
+        inverse = self.run("reciprocal_sums" if self.bounded else "inverse_sums", weights, **self.bounded)
         tiles = self.has("row_tiles") and query.shape[1] > 1
         mixed = self.by_group("mix", weights, value)
         return _merge(self.run("scale_row_tiles" if tiles else "scale_rows", mixed, inverse))
@@ -248,8 +255,8 @@ class _Pass:
     def exponentials(self, logits: Array) -> Array:
         split = int(self.has("split_exponential"))
         if self.empty is not None:
-            return self.run("exponentials_cached", logits, self.empty, split=split, **self.narrow, **self.few)
-        return self.run("exponentials", logits, blocks=self.blocks(logits), split=split, **self.narrow, **self.few)
+            return self.run("exponentials_cached", logits, self.empty, split=split, **self.maxima)
+        return self.run("exponentials", logits, blocks=self.blocks(logits), split=split, **self.maxima)
 
     def probabilities(self, logits: Array) -> Array:
         if self.has(AS_PUBLISHED):
@@ -257,10 +264,10 @@ class _Pass:
         if self.has("split_exponential"):
             return self.run("divide_by_sums", self.exponentials(logits))
         if self.empty is not None:
-            return self.run("softmax_cached", logits, self.empty, **self.narrow, **self.few)
+            return self.run("softmax_cached", logits, self.empty, **self.maxima)
         if self.has("causal_cover"):
-            return self.run("softmax_cover", logits, blocks=self.blocks(logits), **self.narrow, **self.few)
-        return self.run("softmax_plain", logits, **self.narrow, **self.few)
+            return self.run("softmax_cover", logits, blocks=self.blocks(logits), **self.maxima)
+        return self.run("softmax_plain", logits, **self.maxima)
 
     def pre_ln(self, layer: Layer, x: Array, only_last: bool) -> Array:
         if layer.basis is not None:

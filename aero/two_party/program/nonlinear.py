@@ -4,7 +4,8 @@
 exponential as (1 + x / 2^8)^(2^8): eight secret squarings, relative error x^2 / 2^9.
 
 narrow: compare in a ring of 32 bits (`share_steps.negative`). few: five squarings (`share_steps.exponential`). Both
-come as 0 or 1 from the names of operations.
+come as 0 or 1 from the names of operations. wide: maxima by nodes of so many entries (`bounded.wide_maximum`), 0 for
+pairs.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 from jax import Array
 
 from aero.two_party.lattice.share_steps import CLIENT_SCALE, OCTAVES, SERVER_SCALE, exponential, negative, split_powers
+from aero.two_party.program.bounded import reciprocal_root, wide_maximum
 from aero.two_party.program.cover import Cover, tile_side
 
 MASKED = -1000.0
@@ -37,17 +39,17 @@ def causal_mask(rows: int, columns: int) -> np.ndarray:
     return np.arange(columns)[None, :] <= np.arange(columns - rows, columns)[:, None]
 
 
-def softmax_plain(logits: Array, narrow: bool = False, few: bool = False) -> Array:
+def softmax_plain(logits: Array, narrow: bool = False, few: bool = False, wide: int = 0) -> Array:
     """Causal softmax over the last axis of (H, rows, columns), exponentials of every entry.
 
     Selection by a public mask costs nothing; entries above the diagonal are still exponentiated.
     """
-    return _softmax(logits, causal_mask(*logits.shape[-2:]), narrow, few)
+    return _softmax(logits, causal_mask(*logits.shape[-2:]), narrow, few, wide)
 
 
-def softmax_cached(logits: Array, empty: Array, narrow: bool = False, few: bool = False) -> Array:
+def softmax_cached(logits: Array, empty: Array, narrow: bool = False, few: bool = False, wide: int = 0) -> Array:
     """`softmax_plain` over the columns that hold a token: all but the first `empty`, a public ()."""
-    return _softmax(logits, _visible(logits, empty), narrow, few)
+    return _softmax(logits, _visible(logits, empty), narrow, few, wide)
 
 
 def _visible(logits: Array, empty: Array) -> Array:
@@ -56,9 +58,9 @@ def _visible(logits: Array, empty: Array) -> Array:
     return jnp.logical_and(causal_mask(rows, columns), np.arange(columns, dtype=np.float32) >= empty)
 
 
-def _softmax(logits: Array, mask: Any, narrow: bool, few: bool) -> Array:
+def _softmax(logits: Array, mask: Any, narrow: bool, few: bool, wide: int) -> Array:
     shifted = jnp.where(mask, logits, MASKED)
-    shifted = shifted - _maximum(shifted, narrow)[..., None]
+    shifted = shifted - _maximum(shifted, narrow, wide)[..., None]
     # The secure exponential of a hugely negative number is not 0: select after it, not before.
     exponentials = jnp.where(mask, _exp(shifted, few), 0.0)
     return exponentials / jnp.sum(exponentials, -1, keepdims=True)
@@ -78,13 +80,13 @@ def softmax_clipped(logits: Array) -> Array:
     return exponentials / jnp.sum(exponentials, -1, keepdims=True)
 
 
-def softmax_cover(logits: Array, blocks: int, narrow: bool = False, few: bool = False) -> Array:
+def softmax_cover(logits: Array, blocks: int, narrow: bool = False, few: bool = False, wide: int = 0) -> Array:
     """Causal softmax of (H, rows, columns) on a block-lower-triangular cover of the visible entries.
 
     With `blocks` blocks of rows, a fraction (blocks + 1) / (2 blocks) of the entries is compared, exponentiated and
     scaled, with one reciprocal a row.
     """
-    parts = _on_cover(logits, blocks, split=False, narrow=narrow, few=few)
+    parts = _on_cover(logits, blocks, split=False, narrow=narrow, few=few, wide=wide)
     shapes = [part.shape for part in parts]
     inverse = 1.0 / jnp.concatenate([jnp.sum(part, -1) for part in parts], -1)  # (H, rows)
     edges = np.cumsum([0, *(rows for _, rows, _ in shapes)])
@@ -95,30 +97,34 @@ def softmax_cover(logits: Array, blocks: int, narrow: bool = False, few: bool = 
     return _side_by_side(_unflatten(_flatten(parts) * _flatten(factors), shapes), logits.shape[2])
 
 
-def exponentials(logits: Array, blocks: int, split: bool, narrow: bool = False, few: bool = False) -> Array:
+def exponentials(
+    logits: Array, blocks: int, split: bool, narrow: bool = False, few: bool = False, wide: int = 0
+) -> Array:
     """exp(logits - maximum of the row's visible entries) of (H, rows, columns), 0 above the diagonal.
 
     On the cover of `softmax_cover`. split: as 2^-X by `share_steps.split_powers` instead of SPU's exponential, for X
     below 16 (down to e^-11); smaller values count as 2^-16.
     """
-    return _side_by_side(_on_cover(logits, blocks, split, narrow, few), logits.shape[2])
+    return _side_by_side(_on_cover(logits, blocks, split, narrow, few, wide), logits.shape[2])
 
 
-def exponentials_cached(logits: Array, empty: Array, split: bool, narrow: bool = False, few: bool = False) -> Array:
+def exponentials_cached(
+    logits: Array, empty: Array, split: bool, narrow: bool = False, few: bool = False, wide: int = 0
+) -> Array:
     """`exponentials` over the columns that hold a token: all but the first `empty`, a public ()."""
     mask = _visible(logits, empty)
     shifted = jnp.where(mask, logits, MASKED)
-    below = _maximum(shifted, narrow)[..., None] - shifted
+    below = _maximum(shifted, narrow, wide)[..., None] - shifted
     return jnp.where(mask, _split_exponential(below, narrow) if split else _exp(-below, few), 0.0)
 
 
-def _on_cover(logits: Array, blocks: int, split: bool, narrow: bool, few: bool) -> list[Array]:
+def _on_cover(logits: Array, blocks: int, split: bool, narrow: bool, few: bool, wide: int) -> list[Array]:
     """Exponentials by blocks of rows, each as wide as its last row sees."""
     heads, rows, columns = logits.shape
     mask = causal_mask(rows, columns)
     shifted = jnp.where(mask, logits, MASKED)
     cover = Cover(rows, columns, blocks)
-    below = _cover_maximum(shifted, cover, narrow) - shifted
+    below = _cover_maximum(shifted, cover, narrow, wide) - shifted
     # All blocks together in each step, so that they take the rounds of one.
     flat = _flatten([below[:, low:high, :width] for low, high, width in cover.spans])
     flat = _split_exponential(flat, narrow) if split else _exp(-flat, few)
@@ -179,7 +185,9 @@ def rotate_by(x: Array, table: Any) -> Array:
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, rest], -1)
 
 
-def _maximum(x: Array, narrow: bool, axis: int = -1) -> Array:
+def _maximum(x: Array, narrow: bool, wide: int, axis: int = -1) -> Array:
+    if wide:
+        return wide_maximum(jnp.moveaxis(x, axis, -1), wide, narrow)
     return narrow_maximum(jnp.moveaxis(x, axis, -1)) if narrow else jnp.max(x, axis)
 
 
@@ -193,11 +201,11 @@ def narrow_maximum(x: Array) -> Array:
     return x[..., 0]
 
 
-def _cover_maximum(shifted: Array, cover: Cover, narrow: bool) -> Array:
+def _cover_maximum(shifted: Array, cover: Cover, narrow: bool, wide: int) -> Array:
     """Maxima (H, rows, 1) of the rows of (H, rows, columns), MASKED above the diagonal, by `Cover.comparisons`
-    comparisons a head."""
+    comparisons a head, or more with wide nodes."""
     if not cover.tiled:
-        return _maximum(shifted, narrow)[..., None]
+        return _maximum(shifted, narrow, wide)[..., None]
     side, blocks = cover.side, len(cover.spans)
     missing = side * blocks - cover.rows
     if missing:
@@ -207,13 +215,13 @@ def _cover_maximum(shifted: Array, cover: Cover, narrow: bool) -> Array:
         for row in range(blocks)
         for column in range(row + 1)
     ]
-    within = _maximum(jnp.stack(tiles), narrow)  # (tiles, H, side)
+    within = _maximum(jnp.stack(tiles), narrow, wide)  # (tiles, H, side)
     by_row, first = [], 0
     for count in range(1, blocks + 1):
         absent = ((0, blocks - count), (0, 0), (0, 0))
         by_row.append(jnp.pad(within[first : first + count], absent, constant_values=MASKED))
         first += count
-    maxima = _maximum(jnp.stack(by_row), narrow, 1)  # (blocks, H, side)
+    maxima = _maximum(jnp.stack(by_row), narrow, wide, 1)  # (blocks, H, side)
     of_rows = jnp.swapaxes(maxima, 0, 1).reshape(len(shifted), side * blocks, 1)
     return of_rows[:, : cover.rows] if missing else of_rows
 
@@ -232,14 +240,14 @@ def layer_norm(x: Array, weight: Array, bias: Array, eps: float = 1e-5) -> Array
     return normalise(x, eps) * weight + bias
 
 
-def normalise(x: Array, eps: float = 1e-5) -> Array:
+def normalise(x: Array, eps: float = 1e-5, narrow: bool = False) -> Array:
     """LayerNorm without gain and bias: (x - mean) / sqrt(variance + eps)."""
-    return rms_normalise(x - jnp.mean(x, -1, keepdims=True), eps)
+    return rms_normalise(x - jnp.mean(x, -1, keepdims=True), eps, narrow)
 
 
-def normalise_tiles(x: Array, eps: float = 1e-5) -> Array:
+def normalise_tiles(x: Array, eps: float = 1e-5, narrow: bool = False) -> Array:
     """`normalise` with the division of the rows by `row_tiles`."""
-    return rms_normalise_tiles(x - jnp.mean(x, -1, keepdims=True), eps)
+    return rms_normalise_tiles(x - jnp.mean(x, -1, keepdims=True), eps, narrow)
 
 
 def rms_norm(x: Array, weight: Array, eps: float = 1e-5) -> Array:
@@ -247,14 +255,16 @@ def rms_norm(x: Array, weight: Array, eps: float = 1e-5) -> Array:
     return rms_normalise(x, eps) * weight
 
 
-def rms_normalise(x: Array, eps: float = 1e-5) -> Array:
-    """RMSNorm without gain: x / sqrt(mean(x^2) + eps)."""
-    return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + eps)
+def rms_normalise(x: Array, eps: float = 1e-5, narrow: bool = False) -> Array:
+    """RMSNorm without gain: x / sqrt(mean(x^2) + eps); narrow: with the root by `bounded.reciprocal_root`."""
+    square = jnp.mean(x * x, -1, keepdims=True) + eps
+    return x * (reciprocal_root(square, eps) if narrow else jax.lax.rsqrt(square))
 
 
-def rms_normalise_tiles(x: Array, eps: float = 1e-5) -> Array:
+def rms_normalise_tiles(x: Array, eps: float = 1e-5, narrow: bool = False) -> Array:
     """`rms_normalise` with the division of the rows by `row_tiles`."""
-    return row_tiles(x, jax.lax.rsqrt(jnp.mean(x * x, -1) + eps))
+    square = jnp.mean(x * x, -1) + eps
+    return row_tiles(x, reciprocal_root(square, eps) if narrow else jax.lax.rsqrt(square))
 
 
 def silu(x: Array) -> Array:

@@ -19,7 +19,7 @@ import numpy as np
 from jax import Array
 
 from aero.two_party.lattice import lookup, matmul, share_steps
-from aero.two_party.program import nonlinear
+from aero.two_party.program import bounded, nonlinear
 
 Owner = Literal["secret", "server", "client", "ids", "public"]
 Shape = tuple[int, ...]
@@ -140,6 +140,12 @@ def causal_mean(x: Array, rows: int) -> Array:
 def inverse_sums(x: Array) -> Array:
     """1 / sum of every row: (H, rows, columns) -> (H, rows)."""
     return 1.0 / jnp.sum(x, -1)
+
+
+@_kind("secret")
+def reciprocal_sums(x: Array, narrow: int = 1) -> Array:
+    """`inverse_sums` of exponentials of which each row's largest is 1, so that sums lie between 1 and `columns`."""
+    return bounded.reciprocal(jnp.sum(x, -1), (1.0 + 2.0**-8) * x.shape[-1])
 
 
 @_kind("secret")

@@ -2,6 +2,7 @@
 
     python -m benchmarks.optimizations bytes                   operations at GPT-2's dimensions, composed to rows
     python -m benchmarks.optimizations errors --run sm-ln-g    private passes of a trained run against PyTorch
+    python -m benchmarks.optimizations rounds                  bytes and rounds of optimizations outside "tuned"
 
 Each optimization is added to "as_written" alone, and left out of "tuned" alone (or added, where "tuned" lacks it).
 `bytes` measures what results/two_party/ops.csv lacks into savings_ops.csv and writes savings.csv; `errors` writes
@@ -27,6 +28,9 @@ from aero.data.tokens import open_tokens
 from aero.errors import UserError, run_main
 from aero.records import read_csv
 from aero.two_party.cost import ledger
+from aero.two_party.cost.composition import estimate
+from aero.two_party.cost.cost_model import measured_operations
+from aero.two_party.cost.counts import published_sizes
 from aero.two_party.cost.measure import measure
 from aero.two_party.lattice.lookup import LEAST_VOCABULARY
 from aero.two_party.program.end_to_end import ask
@@ -42,6 +46,13 @@ ROWS = ("SM+LN+G", "SM+LN+R", "SM+ScFuFFN", "EReg(SM(t)+ScFuFFN)", "SOTA(SM+ScFu
 FOLDER = Path("results/two_party")
 ERRORS = FOLDER / "savings_errors.csv"
 PROMPTS_A_SESSION = 20
+OUTSIDE_TUNED = (
+    "tuned",
+    "tuned+narrow_comparisons",
+    "tuned+wide_maxima",
+    "tuned+bounded_reciprocals",
+    "tuned+narrow_comparisons+wide_maxima+bounded_reciprocals",
+)
 ERROR_KEY = ("architecture", "program", "scale", "tokens")
 ERROR_COLUMNS = (
     *("architecture", "program", "scale", "prompts", "tokens"),
@@ -102,6 +113,19 @@ def measure_bytes(parameters: Parameters) -> None:
     print(f"{len(lines)} of {len(wanted)} rows: {FOLDER / 'savings.csv'}")
 
 
+def write_rounds(parameters: Parameters) -> None:
+    """Compose bytes and rounds of `OUTSIDE_TUNED` from measured operations, of whatever age."""
+    context = parameters.at_scale("laptop").two_party_model()[1]
+    measured = measured_operations(parameters.two_party.variant())
+    lines = []
+    for row in ("SM+ScFuFFN", "SM+LN+R", "SM+LN+G"):
+        for program in OUTSIDE_TUNED:
+            cost = estimate(parse(row), published_sizes("gpt2", context), program, measured)
+            line = {"architecture": row, "program": program, "bytes": f"{cost.bytes:.0f}"}
+            lines.append(line | {"rounds": f"{cost.rounds:.1f}"})
+    write_lines(FOLDER / "rounds.csv", ("architecture", "program", "bytes", "rounds"), lines)
+
+
 def measure_errors(parameters: Parameters, run: str, chosen: list[str], prompts: int, tokens: int) -> None:
     """Private passes of a trained run by every program, against its PyTorch logits."""
     model = checkpoint.load(parameters.folder(run, parameters.seeds[0]) / "checkpoint.safetensors")
@@ -136,7 +160,7 @@ def measure_errors(parameters: Parameters, run: str, chosen: list[str], prompts:
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.optimizations", description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("bytes", "errors"))
+    parser.add_argument("what", choices=("bytes", "errors", "rounds"))
     parser.add_argument("--run", default="sm-scfuffn", help="a trained run of the pipeline (errors)")
     parser.add_argument("--programs", nargs="+", help="default: all (errors)")
     parser.add_argument("--prompts", type=int, default=4)
@@ -145,6 +169,8 @@ def main(arguments: list[str]) -> None:
     parameters = load()
     if given.what == "bytes":
         measure_bytes(parameters)
+    elif given.what == "rounds":
+        write_rounds(parameters)
     else:
         parameters.run(given.run)
         measure_errors(parameters, given.run, given.programs or programs(), given.prompts, given.tokens)

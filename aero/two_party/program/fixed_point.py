@@ -51,6 +51,7 @@ WORST = 4
 NARROW_MARGIN = 2.0
 LATTICE_SHARE = 2.0**-12
 """Of the limit of SPU's multiplication, what `lattice_products` holds (tests/two_party/test_fixed_point.py)."""
+OF_SMALLER_RANGE = ("lattice_products", "bounded_reciprocals", "narrow_comparisons", "fewer_squarings")
 PRODUCTS = {"mul", "dot_general", "square", "integer_pow", "conv_general_dilated"}
 _INSIDE = {"pjit", "jit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"}
 
@@ -283,12 +284,13 @@ def not_bounded(model: GPT, program: str, settings: Settings) -> list[str]:
     product = most["product"] * (LATTICE_SHARE if "lattice_products" in optimizations else 1.0)
     if "narrow_comparisons" in optimizations:
         product = min(product, most["negative"])
+    variance = most["negative" if "bounded_reciprocals" in optimizations else "rsqrt"]
     residual, ffn, logits = found["residual"], found["ffn"], found["logits"]
     normed = model.architecture.layer_norm or model.config.ln_f
     # GELU cubes its argument; LayerNorm squares the centred row and takes the root of its variance.
     inside = {
         "residual stream": residual < product
-        and not (normed and (residual**2 >= most["product"] or residual**2 / model.config.width >= most["rsqrt"])),
+        and not (normed and (residual**2 >= most["product"] or residual**2 / model.config.width >= variance)),
         "feed-forward activations": ffn < product
         and not (model.architecture.ffn == "gelu" and (ffn + GELU_TAIL) ** 3 >= most["product"]),
         "attention logits": logits < product
@@ -314,9 +316,9 @@ def coverage(model: GPT, program: str, settings: Settings, prefix: Sequence[int]
 
 def fitting(model: GPT, program: str, settings: Settings, prefix: Sequence[int] = ()) -> str:
     """The first program in which the model's values fit: `program`, or without some of the optimizations whose range
-    is smaller than SPU's (fewer_squarings, narrow_comparisons, lattice_products). TwoPartyError if none fits."""
+    is smaller than SPU's (OF_SMALLER_RANGE). TwoPartyError if none fits."""
     optimizations, rebased = parse_program(program)
-    droppable = [optimizations & {name} for name in ("lattice_products", "narrow_comparisons", "fewer_squarings")]
+    droppable = [optimizations & {name} for name in OF_SMALLER_RANGE]
     choices = itertools.product(*((frozenset(), one) for one in droppable))
     candidates = [
         program_name(optimizations - dropped, rebased)

@@ -442,7 +442,7 @@ def needed(description, length, past=None):
 def test_rounds_are_composed_or_unknown(tmp_path, description, monkeypatch):
     assert asking._rounds(description, 8, 1, False, tmp_path)[0] is None
     passes = [needed(description, length) for length in (8, 9)]
-    row = needed(description, 1, CONTEXT)
+    row = needed(description, 1, CONTEXT - 1)
     every = sorted({(one.name, one.shape) for counts in (*passes, row) for one, _ in counts})
     rows = [measured(*one, 2.0) for one in every]
     save(tmp_path, [*rows, *(measured(*one, 50.0, "cheetah-FM64-18-lsb_error") for one in every)])

@@ -16,7 +16,7 @@ from aero.two_party.runtime.parties import run_parties
 from aero.two_party.runtime.settings import CLIENT, SERVER, Settings
 
 IDS = np.random.default_rng(2).integers(0, 41, 12).tolist()
-SLOTS = 4
+COLUMNS = 5
 TOLERANCE = 0.02
 ROTARY = {"position": "rotary", "rotary_fraction": 0.5, "parallel_residual": True, "tied": False}
 LLAMA = {"position": "rotary", "rotary_fraction": 1.0, "rotary_base": 1e5, "kv_heads": 1}
@@ -30,7 +30,7 @@ CASES = (  # layers, whether cached, prefix, and the tokens of each pass; the fi
 
 def passes(party, given):
     """Logits of every pass of every case."""
-    generation.SLOTS = SLOTS
+    generation.COLUMNS = COLUMNS
     found = []
     for model, cached, prefix, passes, *of_server in given:
         generator, first = Generator(party, model, of_server[0], cached, prefix, of_server[1]), prefix
@@ -50,7 +50,7 @@ def test_passes_after_a_cache_agree_with_torch():
         given[CLIENT].append((public, cached, prefix, tokens, None, None))
         own = weight_arrays(model, program), prefix_past(model, IDS[:prefix])
         given[SERVER].append((public, cached, prefix, tokens, *own))
-    ours, theirs = run_parties(passes, given[CLIENT], given[SERVER], Settings())
+    ours, theirs = run_parties(passes, given[CLIENT], given[SERVER], Settings(receive_timeout_s=300))
     assert theirs == [None] * len(ours)
     found = iter(ours)
     for model, (row, *_, prefix, tokens) in zip(models, CASES, strict=True):

@@ -1,9 +1,9 @@
 """The private passes of one session, inside the two party processes: the prompt, then one new token after the other.
 
 With a cache the prompt is one pass, and each later token one row. Keys and values stay secret-shared variables of the
-party between passes; nothing of them is revealed. The cache has SLOTS slots or a multiple of them, filled from the
-right, so that its passes are compiled once for each of these sizes. How many slots are empty is public, as the number
-of tokens is. Without a cache every pass runs over all tokens.
+party between passes; nothing of them is revealed. The cache is filled from the right and has one of a few numbers of
+slots (`slots_for`), so that its passes are compiled once for each of these. How many slots are empty is public, as the
+number of tokens is. Without a cache every pass runs over all tokens.
 
 A public prefix comes before the prompt: the server computes its keys and values in the clear and enters them as its
 own inputs.
@@ -30,12 +30,15 @@ from aero.two_party.runtime.party import Party
 from aero.two_party.runtime.profile import Profile
 from aero.two_party.runtime.settings import CLIENT, SERVER
 
-SLOTS = 64
+COLUMNS = 64
+"""A pass attends to a multiple of so many columns, its own row included. Smaller steps would compile more often for
+little: SPU packs 128 columns of a head of 64 dimensions into one ciphertext, so bytes hardly change below that, and the
+rounds of the maximum change with powers of two."""
 
 
 def slots_for(tokens: int, context: int) -> int:
-    """Slots of the cache that holds so many tokens of a context."""
-    return min(-(-tokens // SLOTS) * SLOTS, context)
+    """Slots of the cache for a new token after so many tokens."""
+    return min(-(-(tokens + 1) // COLUMNS) * COLUMNS, context) - 1
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from aero.config import Parameters, load
 from aero.errors import run_main
 from aero.records import read_csv
 from aero.two_party.cost.cost_model import folder_of_costs, measured_operations
-from aero.two_party.cost.measure import place, warm_up_of
+from aero.two_party.cost.measure import set_up
 from aero.two_party.program.end_to_end import PublicModel
 from aero.two_party.program.forward import operations
 from aero.two_party.program.generation import Generator, slots_for
@@ -50,8 +50,7 @@ COLUMNS = (
 def generation_task(party: Party, given: dict[str, Any]) -> list[dict[str, Any]]:
     """In a party process: warm up, then the passes of `given["passes"]`, token counts by whether they are cached."""
     model, client = given["model"], party.rank == CLIENT
-    for operation in warm_up_of(model.program):
-        party.run(operation.function(), place(party, operation), ["y"])
+    set_up(party, model.program)
     found = []
     for cached, counts in given["passes"].items():
         generator, first = Generator(party, model, None if client else given["weights"], cached), 0

@@ -30,7 +30,7 @@ from aero.data.fast_tokenizer import FastTokenizer
 from aero.errors import run_main
 from aero.hf import convert
 from aero.model import GPT
-from aero.two_party.cost.measure import place, warm_up_of
+from aero.two_party.cost.measure import set_up
 from aero.two_party.program.end_to_end import PublicModel
 from aero.two_party.program.fixed_point import limits, probes, watched
 from aero.two_party.program.forward import forward_cached, prefix_past
@@ -113,8 +113,7 @@ def emulated(model: GPT, program: str, prefix: list[int], prompts: list[list[int
 def private_task(party: Party, given: dict[str, Any]) -> list[tuple[Any, Any, float]]:
     """In a party process: warm up, then each prompt: profile, logits (client), seconds."""
     model: PublicModel = given["model"]
-    for operation in warm_up_of(model.program):
-        party.run(operation.function(), place(party, operation), ["y"])
+    set_up(party, model.program)
     found = []
     for index in range(given["prompts"]):
         passes = Generator(party, model, given.get("weights"), True, given["prefix"], given.get("past"))

@@ -29,7 +29,7 @@ from aero.errors import run_main
 from aero.model import GPT, ModelConfig
 from aero.records import read_csv
 from aero.two_party.cost.ledger import as_json
-from aero.two_party.cost.measure import place, warm_up_of
+from aero.two_party.cost.measure import set_up
 from aero.two_party.cost.network import Network
 from aero.two_party.cost.packing import MATRICES
 from aero.two_party.program.end_to_end import Question, put_prompt, put_weights
@@ -58,8 +58,7 @@ COST_COLUMNS = (*(field.name for field in dataclasses.fields(Cost)), "provenance
 def pass_task(party: Party, given: dict[str, Any]) -> None:
     """In a party process: one pass on each network, from the prompt in place to the logits at the client."""
     question: Question = given["question"]
-    for operation in warm_up_of(question.program):
-        party.run(operation.function(), place(party, operation), ["y"])
+    set_up(party, question.program)
     names = put_weights(party, question, given["weights"] if party.rank == SERVER else None)
     put_prompt(party, question, given["ids"] if party.rank == CLIENT else None)
     function, inputs = question.function(names), [*(f"w.{name}" for name in names), "prompt"]

@@ -26,7 +26,7 @@ show.prose(
     "networks then add nothing ({saving_unfused:.2f}x without them).\n"
     "3. **Minutes: impossible as printed.** {gb:.2f} GB need {needed_minutes:.1f} minutes at 100 Mbit/s even with both "
     "directions always busy; printed: {minutes:.2f}. The same holds for {impossible} of {rows} rows.\n"
-    "4. **Training: small models (scale {scale}, {tokens:.1f}M tokens, {seeds} seeds).** Changes in perplexity, % "
+    "4. **Training: small models (scale {scale}, {tokens:.1f}M tokens, {seeds}).** Changes in perplexity, % "
     "(printed): `SM+R` over `SM+LN+G` {no_layer_norm}; `SM+ScFuFFN` over `SM+LN+G` {softmax_only}; "
     "regularised over `SM+ScFuFFN` {regularised}; regularised over `SM+LN+G`, with LayerNorm, "
     "{regularised_layer_norm}. {warning}\n"
@@ -61,7 +61,10 @@ show.figure(
 # - A configuration of SPU that explains all published bytes, and a proof that some published minutes are impossible.
 # - A private program that sends a fifth of the published bytes. It folds feed-forward networks into attention, computes
 #   softmax on the causal half, and multiplies by weights outside SPU.
-# - Private answers from two processes over TLS (`aero serve`, `aero ask`), checked against PyTorch.
+# - Private answers from two processes over TLS (`aero serve`, `aero ask`), checked against PyTorch. Models are
+#   trained here, or Hugging Face folders of GPT-2, GPT-NeoX and Llama. With a cache of keys and values a later token
+#   is one row.
+# - The savings under two further protocols, SEMI2K and ABY3, and our costs beside other systems'.
 # - Entropy and its regulariser for any causal Hugging Face model (`aero entropy`, `EntropyRegularizer`).
 
 # %%

@@ -217,6 +217,7 @@ def headline(results: Results) -> dict[str, Any]:
     bound, minutes = bounds["4", base]
     scale = "desk" if results.seeds("sm-ln-g", "desk") else results.scale
     trained = results.at(scale)
+    seeds = trained.seeds("sm-ln-g")
     printed_changes = {(one["run"], one["against"]): one["published"] for one in registered(results)}
 
     def difference(run: str, against: str) -> str:
@@ -244,8 +245,8 @@ def headline(results: Results) -> dict[str, Any]:
         "minutes": minutes,
         "needed_minutes": bound.overlapped,
         "scale": scale,
-        "seeds": len(trained.seeds("sm-ln-g")),
-        "tokens": (trained.first("sm-ln-g").metrics["tokens"] / 1e6) if trained.seeds("sm-ln-g") else nan,
+        "seeds": f"{len(seeds)} seed{'' if len(seeds) == 1 else 's'}",
+        "tokens": seeds[0].metrics["tokens"] / 1e6 if seeds else nan,
         "no_layer_norm": difference("sm-r", "sm-ln-g"),
         "softmax_only": difference("sm-scfuffn", "sm-ln-g"),
         "regularised": difference("ereg-smt-scfuffn", "sm-scfuffn"),

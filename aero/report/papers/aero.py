@@ -158,6 +158,7 @@ def figure_3b(results: Results) -> Figure:
 def perplexity_changes(results: Results) -> Figure:
     """Perplexity over that of SM+LN+G: published, and measured with its 95 % t-interval over seeds."""
     figure, axes = subplots(height=2.4)
+    measured = "measured, line: 95 % interval over seeds"
     for place, (number, name) in enumerate(CHANGES):
         table = load("aero").tables[number]
         row = table.row(name)
@@ -166,14 +167,14 @@ def perplexity_changes(results: Results) -> Figure:
         compared = change(results, row.run or "", "sm-ln-g")
         found = compared.estimate
         if found is None:
-            why = " training failed" if compared.failed else " not measured"
-            axes.text(1, place + 0.2, why, va="center", color=MUTED, style="italic", fontsize=7.5)
+            why = "training failed" if compared.failed else "not measured"
+            axes.text(0.98, place, why, va="center", ha="right", color=MUTED, style="italic", fontsize=7.5)
             continue
         if found.has_interval:
             ends = [1 + end / 100 for end in (found.low, found.high)]
             axes.plot(ends, [place + 0.16] * 2, color=AS_WRITTEN, linewidth=2.2)
-        label = "" if place else "measured, line: 95 % interval over seeds"
-        axes.plot([1 + found.mean / 100], [place + 0.16], "o", color=AS_WRITTEN, markersize=5.5, label=label)
+        axes.plot([1 + found.mean / 100], [place + 0.16], "o", color=AS_WRITTEN, markersize=5.5, label=measured)
+        measured = ""
     axes.axvline(1, color=INK, linewidth=0.8)
     axes.set_xscale("log")
     axes.set_xticks([0.5, 0.7, 1, 1.4, 2, 3], ["0.5", "0.7", "1", "1.4", "2", "3"])
@@ -240,7 +241,8 @@ def against_ngrams(results: Results) -> Figure:
     for order, perplexity in ngrams(results, "desk", tokens).items():
         if order > 1:
             axes.axvline(perplexity, color=MUTED, linewidth=0.9, linestyle=":")
-            axes.text(perplexity, -0.7, f"{order}-gram", ha="center", color=MUTED)
+            # 4 and 5 tokens give nearly the same line.
+            axes.text(perplexity, -0.9 if order % 2 else -0.5, f"{order}-gram ", ha="left", color=MUTED)
     axes.set_yticks(range(len(names)), [notation(results, name) for name in names])
     axes.set_ylim(len(names) - 0.5, -1.2)
     axes.set_xlabel("evaluation perplexity")

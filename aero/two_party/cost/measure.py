@@ -109,12 +109,19 @@ def warm_up(operations: Iterable[Operation]) -> tuple[Operation, ...]:
     )
 
 
-def warm_up_of(program: str) -> tuple[Operation, ...]:
-    """What to run before a pass of `program` so that it does not pay for keys."""
+def set_up(party: Party, program: str, before: Callable[[int, int], Any] = lambda number, many: None) -> list[Profile]:
+    """Run what makes the keys that passes of `program` need; `before` gets the number of each run and of all."""
     optimizations, _ = parse_program(program)
-    return _warm_up(
-        "lattice_products" in optimizations, "narrow_comparisons" in optimizations, "fewer_squarings" in optimizations
+    first = _warm_up(
+        lattice="lattice_products" in optimizations,
+        narrow=bool({"narrow_comparisons", "bounded_reciprocals"} & optimizations),
+        few="fewer_squarings" in optimizations,
     )
+    profiles = []
+    for number, operation in enumerate(first, 1):
+        before(number, len(first))
+        profiles.append(party.run(operation.function(), place(party, operation), ["y"]))
+    return profiles
 
 
 def _warm_up(lattice: bool, narrow: bool, few: bool) -> tuple[Operation, ...]:

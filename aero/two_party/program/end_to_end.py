@@ -15,12 +15,12 @@ from jax import Array
 from aero import checkpoint
 from aero.architecture import Architecture, parse
 from aero.model import GPT, ModelConfig
-from aero.two_party.cost.measure import place, warm_up_of
+from aero.two_party.cost.measure import place, set_up
 from aero.two_party.program.forward import forward, operations
 from aero.two_party.program.inputs import prompt_array, prompt_type
 from aero.two_party.program.nonlinear import MASKED
 from aero.two_party.program.operations import Operation, call
-from aero.two_party.program.optimizations import AS_PUBLISHED, parse_program
+from aero.two_party.program.optimizations import AS_PUBLISHED, UNREVIEWED, parse_program
 from aero.two_party.program.weights import weight_arrays, weight_shapes, within_budget
 from aero.two_party.runtime.parties import Party, run_parties
 from aero.two_party.runtime.profile import check_pair
@@ -28,7 +28,7 @@ from aero.two_party.runtime.settings import CLIENT, FIELD_BITS, NARROW_FIELD, SE
 
 FEW_BYTES = 8_000_000
 """Below this, a refill of oblivious transfers (0.3 to 1.2 MB) is a large part of an operation's bytes."""
-OF_64_BITS = {"split_exponential", "lattice_products", "narrow_comparisons", "fewer_squarings"}
+OF_64_BITS = UNREVIEWED - {"lattice_lookup"}
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,7 @@ def forward_task(party: Party, given: dict[str, Any]) -> dict[str, Any]:
     """
     question: Question = given["question"]
     if given.get("warm_up", True):
-        for operation in warm_up_of(question.program):
-            party.run(operation.function(), place(party, operation), ["y"])
+        set_up(party, question.program)
     names = put_weights(party, question, given["weights"] if party.rank == SERVER else None)
     function, inputs = question.function(names), [*(f"w.{name}" for name in names), "prompt"]
     profiles, logits = [], []

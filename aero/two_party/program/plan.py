@@ -170,10 +170,13 @@ def _computation(jaxpr: Any) -> tuple[Any, ...]:
 
 
 def _hashable(value: Any) -> Any:
+    """A list as a tuple. Any other value without a hash is equal to none: sharing a function for it could be wrong."""
+    if isinstance(value, list):
+        return tuple(map(_hashable, value))
     try:
         hash(value)
     except TypeError:
-        return repr(value)
+        return object()
     return value
 
 

@@ -18,7 +18,7 @@ import torch
 
 from aero.errors import UserError
 from aero.model import GPT
-from aero.two_party.cost.measure import place, warm_up_of
+from aero.two_party.cost.measure import set_up
 from aero.two_party.program.end_to_end import Cost
 from aero.two_party.program.forward import prefix_past
 from aero.two_party.program.generation import Generator
@@ -70,11 +70,11 @@ def answer_task(party: Party, given: Mapping[str, Any]) -> dict[str, Any]:
         del model
     start = time.monotonic()
     # Set-up (keys, first oblivious transfers, what the server prepares once) is counted apart from the tokens.
-    first, profiles = warm_up_of(description.program), []
-    for index, operation in enumerate(first):
-        party.control(("progress", f"set-up, step {index + 1} of {len(first)}"))
-        profiles.append(party.run(operation.function(), place(party, operation), ["y"]))
-    setup = _cost(party, profiles, start)
+
+    def before(number: int, many: int) -> None:
+        party.control(("progress", f"set-up, step {number} of {many}"))
+
+    setup = _cost(party, set_up(party, description.program, before), start)
     generator = Generator(party, description, weights, given["cached"], len(description.prefix), prefix)
     ids = [int(i) for i in given["ids"]] if party.rank == CLIENT else None
     costs = []

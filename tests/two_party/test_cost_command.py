@@ -191,15 +191,23 @@ def test_perplexity_against_communication(project: Path, capsys: pytest.CaptureF
     ]
 
 
-def test_the_answer_takes_under_a_second(project: Path) -> None:
-    """Processor time of the whole command, with the start of the interpreter."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    code = "from aero.cli import main; main(['cost', 'SM+ScFuFFNi_3', '--context', '192'])"
-    command = [sys.executable, "-c", code]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60, env={"PYTHONPATH": str(ROOT)})
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert run.returncode == 0, run.stderr
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
+def test_the_answer_takes_under_four_times_the_start_of_its_libraries(project: Path) -> None:
+    """Processor time, which differs with the machine, so that of importing what is needed is the measure.
+
+    About 2.5 (1 s of 0.4 s); with torch or SPU imported 7 and more. The best of three, as the first also writes
+    Python's bytecode.
+    """
+
+    def taken(code: str) -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        environment = {"PYTHONPATH": str(ROOT)}
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert run.returncode == 0, run.stderr
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    answer = "from aero.cli import main; main(['cost', 'SM+ScFuFFNi_3', '--context', '192'])"
+    assert min(taken(answer) for _ in range(3)) < 4 * min(taken("import numpy, pydantic, yaml") for _ in range(3))
 
 
 @pytest.mark.parametrize(

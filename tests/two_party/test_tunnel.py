@@ -246,7 +246,7 @@ def test_a_garbled_byte_is_never_passed_on(folders, secure, said):
         # A server's certificate does not make a client.
         (("ours", "server", "ours"), ("ours", "server", "ours"), "unsuitable certificate purpose", "may have refused"),
         (("ours", "server", "ours"), None, "does not speak TLS", "gone: it closed|no part"),
-        (None, ("ours", "client", "ours"), "sent what is no part", "does not speak TLS|at once"),
+        (None, ("ours", "client", "ours"), "sent data that is no part", "does not speak TLS|at once"),
     ],
 )
 def test_another_certificate_ends_both_with_one_line(folders, server, client, at_server, at_client):

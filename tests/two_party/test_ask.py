@@ -243,14 +243,31 @@ def test_what_is_refused_before_anything_starts(path, certificates, tmp_path, ca
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("family", ["gpt2", "gpt_neox"])
-def test_the_folder_of_a_hugging_face_model_answers(family, tmp_path, capsys):
+@pytest.mark.parametrize(("family", "prefix"), [("gpt2", "<"), ("gpt_neox", "")])
+def test_the_folder_of_a_hugging_face_model_answers(family, prefix, tmp_path, capsys):
+    """The GPT-2 has outliers at its first position: it is refused, unless a public prefix is there."""
     theirs = tiny(family, vocab_size=256)
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(std=0.3)
+        if prefix:
+            theirs.transformer.wpe.weight[0, 3:5] = torch.tensor([3000.0, -2000.0])
     tokenizer = save_with_tokenizer(theirs, tmp_path)
-    cli.main(["ask", "--model", str(tmp_path), "--json", PROMPT])
+    command = ["ask", "--model", str(tmp_path), "--tokens", "2", "--json", PROMPT]
+    if prefix:
+        with pytest.raises(
+            TwoPartyError, match=r"do not fit fixed point: [\d.e+]+ in \w+ \(rsqrt\) of layer 2"
+        ) as caught:
+            cli.main(command)
+        assert "\n" not in str(caught.value)
+    cli.main([*command, "--prefix", prefix])
     found = json.loads(capsys.readouterr().out)
-    expected = int(theirs(torch.tensor([tokenizer.encode(PROMPT)])).logits[0, -1].argmax())
-    assert found["ids"] == [expected] and found["text"] == tokenizer.decode([expected])
+    ids = tokenizer.encode(prefix + PROMPT)
+    for token in found["ids"]:
+        assert token == int(theirs(torch.tensor([ids])).logits[0, -1].argmax())
+        ids.append(token)
+    assert len(found["ids"]) == 2 and found["text"] == tokenizer.decode(found["ids"])
 
 
 @pytest.mark.parametrize(

@@ -67,11 +67,27 @@ def claims_table(results: Results) -> str:
          f"{base:.2f} against {own:.2f} GB"),
         (f"the optimised program sends {100 * share:.0f} % of the published bytes", "`aero cost SM+ScFuFFN`",
          "1 second", f"{fused['GB, optimised']} GB (published: {fused['GB, paper']})"),
+        _pretrained(results),
         ("every verdict", "`make report`", "1 minute", "`reports/claims.csv` unchanged"),
         ("private logits agree with PyTorch's, within fixed-point error", "`make test`", "12 minutes",
          "all tests pass"),
     ]  # fmt: skip
     return markdown(pd.DataFrame(lines, columns=["claim", "command", "time", "expected result"]))
+
+
+def _pretrained(results: Results) -> tuple[str, str, str, str]:
+    """SmolLM2-135M's private next token: what it takes, and how many tokens are PyTorch's."""
+    equal: dict[str, list[bool]] = {"private": [], "emulated": []}
+    for line in read_csv(results.root / "results/two_party/pretrained.csv"):
+        equal[line["how"]].append(line["top_token_equal"] == "1")
+        if line["how"] == "private":
+            last = line
+    return (
+        f"a private next token of SmolLM2-135M after {last['tokens']} tokens is PyTorch's",
+        "`aero ask`, above; `python -m benchmarks.pretrained`",
+        f"{float(last['seconds']):.0f} s on 2 cores at load {last['load']}",
+        f"{float(last['bytes']) / GB:.2f} GB; {', '.join(f'{sum(o)} of {len(o)} {how}' for how, o in equal.items())}",
+    )
 
 
 def fewer_rounds(results: Results) -> str:

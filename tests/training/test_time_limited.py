@@ -131,7 +131,9 @@ def test_the_limit_by_hand(monkeypatch):
 
 def test_the_limit_is_kept_and_the_next_call_ends_as_if_there_had_been_none(inside, monkeypatch):
     folder = inside(train=LONG)
-    monkeypatch.setattr(time_limited.time, "monotonic", time.process_time)  # others may keep the machine busy
+    # Others may keep the machine busy, and this process may have much that earlier tests left to collect.
+    monkeypatch.setattr(time_limited.time, "monotonic", time.process_time)
+    monkeypatch.setattr(time_limited, "_free_memory", lambda device: None)
     train_limited.main(["sm-r", "sm-g", "--out", "home", "--minutes", "0.1"])
     report = json.loads((folder / "home/report.json").read_text())
     assert 4 < report["seconds"] < 6 + 1.5  # 0.24 s are kept free for the end

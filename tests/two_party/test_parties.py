@@ -236,6 +236,11 @@ def faulty(party, own):
     return how
 
 
+def ended_by_spu_at_the_end(party, own):
+    party.close = lambda: (time.sleep(0.5), os._exit(9))  # when the other one has passed its barrier too
+    return own
+
+
 def runs(pid):
     """Whether the process still runs; a zombie does not."""
     try:
@@ -462,3 +467,8 @@ def test_a_log_that_never_ends_is_an_error_after_a_while(monkeypatch, tmp_path):
 def test_impossible_settings_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         Settings(**change)
+
+
+def test_a_party_that_ends_while_it_closes_the_link_has_its_result():
+    """SPU ends a process whose last message, that it closes, finds the other party gone."""
+    assert run_parties(ended_by_spu_at_the_end, "x", "y", Settings()) == ("x", "y")

@@ -124,6 +124,8 @@ def test_a_dropped_doubled_or_moved_line_ends_in_an_error_or_the_same_numbers(te
         del lines[chosen]
         lines.insert(other, line)
     else:
+        # With the same numbers only the names change places, which nothing contradicts.
+        assume(line.partition("send bytes")[2] != lines[other].partition("send bytes")[2])
         lines[chosen], lines[other] = lines[other], line
     assert_same_or_error("".join(lines), text)
 

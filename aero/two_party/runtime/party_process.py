@@ -53,8 +53,9 @@ def party_process(connection: Connection, log_path: str) -> None:
         party = Party(rank, addresses, settings, log, ask)
         connection.send(("phase", "running"))
         result = task(party, own_input)
+        party.barrier()
+        connection.send(("result", result))  # now, as SPU may end this process when the other party closes first
         party.close()
-        connection.send(("result", result))
     except TwoPartyError as error:
         _fail(connection, "link", str(error))
     except (ValueError, OSError) as error:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
 from pathlib import Path
 
 import pandas as pd
 
 from aero.config import load as load_parameters
 from aero.errors import run_main
-from aero.records import CHANGES, UNKNOWN, changed, commit, write_together
+from aero.records import CHANGES, changed, commit, write_together
 from aero.report import claims, tables
 from aero.report.papers import aero_entropy, entropy_landscape, parallel_figures, variance_sensitivity
 from aero.report.render import render
@@ -28,10 +29,7 @@ def main(arguments: list[str]) -> None:
     judged = claims.judge(results)
     # Everything is made before anything is written: a failure leaves the last report whole.
     texts = files(results, judged)
-    made = commit().replace(commit().removesuffix(CHANGES), commit()[:10])
-    if commit() != UNKNOWN and changed("results"):
-        made += " with other results"
-    report = render(root, results.scale, f"Rendered from commit {made}, scale {results.scale}")
+    report = render(root, results.scale, f"Rendered from commit {state()}, scale {results.scale}")
     pages = {Path("reports") / "report.html": report.html, Path("reports") / "report.pdf": report.pdf}
     # The metrics describe the other files and are written last.
     metrics = claims.metrics_file(results, judged)
@@ -43,6 +41,16 @@ def main(arguments: list[str]) -> None:
     print(f"reports/report.html, reports/report.pdf: scale {results.scale}; claims: {decided}")
     for problem in results.problems:
         print(f"left out: {problem}")
+
+
+def state() -> str:
+    """The commit in short, and whether source and committed results differ from it; of results, nothing outside git."""
+    revision = commit()
+    short = revision[:10] + (CHANGES if revision.endswith(CHANGES) else "")
+    try:
+        return short + (" with other results" if changed("results") else "")
+    except (OSError, subprocess.SubprocessError):
+        return short
 
 
 def files(results: Results, judged: pd.DataFrame) -> dict[Path, str]:

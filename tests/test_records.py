@@ -26,7 +26,7 @@ from aero.records import (
 )
 from aero.report.results import load
 from aero.training import catalogue
-from stages import merge_results
+from stages import merge_results, report
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -199,6 +199,24 @@ def test_without_git_the_commit_is_that_of_the_variable():
         environment |= {} if variable is None else {records.COMMIT_VARIABLE: variable}
         finished = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
         assert finished.stdout.strip() == expected, finished.stderr
+
+
+def test_the_report_says_whether_results_differ_from_the_commit(tmp_path, monkeypatch):
+    revision = "12ab" * 10
+    monkeypatch.setattr(records, "ROOT", tmp_path)
+    monkeypatch.setattr(report, "commit", lambda: revision)
+    assert report.state() == revision[:10]  # outside git, by the variable
+    result = tmp_path / "results/made.csv"
+    result.parent.mkdir()
+    result.write_text("1\n")
+    identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    for arguments in (("init", "-q"), ("add", "."), (*identity, "commit", "-q", "-m", "Add a result")):
+        subprocess.run(["git", "-C", str(tmp_path), *arguments], check=True)
+    assert report.state() == revision[:10]
+    result.write_text("2\n")
+    assert report.state() == f"{revision[:10]} with other results"
+    revision += records.CHANGES
+    assert report.state() == f"{revision[:10]}+changes with other results"
 
 
 def test_the_machine_is_named_with_its_vector_instructions():

@@ -66,11 +66,14 @@ def test_dvc_lock_is_of_this_commit(clone):
                 assert set(files.values()) == {"deleted"}, (stage, files)
 
 
-def test_the_smoke_scale_leaves_the_tree_as_it_was(clone):
+def test_a_second_make_is_refused(clone):
     (clone / "build/smoke/.dvc/tmp").mkdir(parents=True)
     with open(clone / "build/smoke/.dvc/tmp/make.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert "another make is running" in make(clone, "repro", "SCALE=smoke", status=2)
+
+
+def test_the_smoke_scale_leaves_the_tree_as_it_was(clone):
     said = make(clone, "repro", "SCALE=smoke")
     assert "training 14 of 14" in said and said.count("git add") <= 1
     assert changed(clone) == ""

@@ -62,7 +62,8 @@ def render(root: Path, scale: str | None = None, footer: str = "") -> Rendered:
 def execute(root: Path, scale: str | None = None) -> list[Any]:
     """The executed cells of all notebooks, in order."""
     import jupytext
-    from jupyter_client import KernelManager
+    from jupyter_client import AsyncKernelManager
+    from jupyter_core.utils import run_sync
     from nbclient.exceptions import CellExecutionError
     from nbconvert.preprocessors import ExecutePreprocessor
     from nbformat.v4 import new_code_cell, new_notebook
@@ -88,9 +89,9 @@ def execute(root: Path, scale: str | None = None) -> list[Any]:
         }
         # A socket file keeps other users of the machine from the kernel; its path must be short.
         transport = "ipc" if os.name == "posix" and len(home) < 85 else "tcp"
-        manager = KernelManager(kernel_name="python3", transport=transport, connection_file=f"{home}/kernel.json")
+        manager = AsyncKernelManager(kernel_name="python3", transport=transport, connection_file=f"{home}/kernel.json")
         try:
-            manager.start_kernel(env=environment, cwd=str(root))
+            run_sync(manager.start_kernel)(env=environment, cwd=str(root))
             executor = ExecutePreprocessor(timeout=CELL_SECONDS)
             notebook, _ = executor.preprocess(notebook, {"metadata": {"path": str(root)}}, km=manager)
         except CellExecutionError as error:
@@ -98,8 +99,8 @@ def execute(root: Path, scale: str | None = None) -> list[Any]:
             raise ValueError(f"a notebook in reports/ fails: {cut(' '.join(message.split()), 300)}") from None
         finally:
             if manager.has_kernel:
-                manager.shutdown_kernel(now=True)
-            manager.cleanup_resources()
+                run_sync(manager.shutdown_kernel)(now=True)
+            run_sync(manager.cleanup_resources)()
     return notebook.cells
 
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pandas as pd
@@ -96,6 +101,32 @@ def test_a_cell_that_fails_is_one_line(root: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(render, "NOTEBOOKS", ("absent",))
     with pytest.raises(ValueError, match=r"absent\.py is missing"):
         render.execute(root)
+
+
+TERMINATED = """
+import sys
+from pathlib import Path
+from aero.errors import run_main
+from aero.report import render
+render.NOTEBOOKS = ("slow",)
+run_main(lambda root: render.execute(Path(root[0])) and None, sys.argv[1:])
+"""
+
+
+def test_sigterm_while_rendering_is_one_line_and_leaves_no_kernel(root: Path) -> None:
+    """At once, not when the cell ends."""
+    slow = "# %%\nimport os, time\nprint(os.getpid(), file=open('kernel', 'w'), flush=True)\ntime.sleep(100)\n"
+    (root / "reports/slow.py").write_text(slow, encoding="utf-8")
+    command, kernel = [sys.executable, "-c", TERMINATED, str(root)], root / "kernel"
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        while not (kernel.is_file() and kernel.read_text()):
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        error = process.communicate(timeout=60)[1]
+    assert process.returncode == 130 and error.startswith("error: interrupted") and error.count("\n") == 1
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(kernel.read_text()), 0)
 
 
 def test_a_table_shows_three_significant_digits() -> None:

@@ -59,13 +59,16 @@ def forward_cached(
     prompt: Array,
     past: Past | None = None,
     at: Callable[[int], None] = lambda layer: None,
+    every: bool = False,
 ) -> tuple[Array, list[Array], list[Array]]:
     """As `forward` for T tokens that follow `past`; also their keys and values, (H, T, d_k) for each layer.
 
-    weights: with the positions of these tokens only, as `at_positions` gives them. The program must be `cacheable`.
+    weights: with the positions of these tokens only, as `at_positions` gives them. every: logits (T, V) after each
+    token instead of the last. The program must be `cacheable`.
     """
-    optimizations, _ = parse_program(program)
+    optimizations = parse_program(program)[0] - ({"last_row"} if every else set())
     fitted = AS_PUBLISHED in optimizations
+    whole = fitted or every
     this = _Pass(_with_shared_weights(run) if fitted else run, architecture, config, optimizations, past)
     w = Weights.of(weights)
     x = this.embed(w.token_embedding, prompt)  # (T, d)
@@ -79,10 +82,10 @@ def forward_cached(
     if "last_row" in optimizations:
         x = x[-1:]
     if w.basis is not None:
-        x = this.affine(x if fitted else x[-1:], w.basis)
+        x = this.affine(x if whole else x[-1:], w.basis)
     if config.ln_f:
         x = this.norm(w.ln_f, x)
-    logits = this.project(x if fitted else x[-1:], w.head.weight)
+    logits = this.project(x if whole else x[-1:], w.head.weight)[slice(None) if every else -1]
     return logits if w.head.bias is None else logits + w.head.bias, this.keys, this.values
 
 
@@ -166,11 +169,11 @@ class _Pass:
         return sum(parts[1:], parts[0])
 
     def project(self, x: Array, head: Array) -> Array:
-        """Logits (V,) of the last row of states x (rows, d), in slices of the vocabulary."""
+        """Logits (rows, V) of states x (rows, d), in slices of the vocabulary."""
         size = HEAD_SLICE if x.shape[0] == 1 else SLICE
         starts = range(0, head.shape[1], size)
         parts = [self.run("vocabulary_slice", x, head[:, low : low + size]) for low in starts]
-        return jnp.concatenate(parts, 1)[-1]
+        return jnp.concatenate(parts, 1)
 
     def norm(self, norm: Affine | None, x: Array) -> Array:
         """LayerNorm or RMSNorm, without gain and bias where these are folded away."""
@@ -187,7 +190,7 @@ class _Pass:
         """Q of all rows or of the last one, then K and, in pre-LN layers, V. Q holds 1/sqrt(d_k)."""
         d, whole = self.config.width, layer.qkv or layer.qk
         if layer.last_query is not None:
-            query, others = self.affine(n[-1:], layer.last_query), self.affine(n, layer.others)
+            query, others = self.affine(n[-1:] if only_last else n, layer.last_query), self.affine(n, layer.others)
         elif whole is not None and only_last:
             others, query = self.affine(n, whole.columns(d, None)), self.affine(n[-1:], whole.columns(0, d))
         elif whole is not None:
@@ -207,12 +210,10 @@ class _Pass:
         """Attention output (rows, d) of the last `rows` queries."""
         query, key, value = (_split(x, self.head_size) for x in (query, key, value))
         query, key = self.positioned(layer, query, key)
-        if self.past is not None:
-            index = len(self.keys)
-            earlier = self.past.keys[index], self.past.values[index]
         self.keys.append(key)
         self.values.append(value)
         if self.past is not None:
+            earlier = (kind[len(self.keys) - 1] for kind in (self.past.keys, self.past.values))
             key, value = (jnp.concatenate(pair, 1) for pair in zip(earlier, (key, value), strict=True))
         logits = self.by_group("scores", query, key)
         if not self.has("late_division"):
@@ -351,15 +352,13 @@ def operations(
         return trace(lambda run, *arrays: forward(run, architecture, config, program, *arrays), shapes, prompt)
     keys, values = cache_arrays(architecture, config, program, past)
     empty = jax.ShapeDtypeStruct((), np.float32)
-    rotary = None
-    if config.position == "rotary":
-        rotary = jax.ShapeDtypeStruct((2, context, config.rotary_dims // 2), np.float32)
+    rotary = jax.ShapeDtypeStruct((2, context, config.rotary_dims // 2), np.float32)
     shapes = jax.eval_shape(lambda weights: at_positions(weights, 0, context), shapes)
     return trace(
         lambda run, weights, prompt, *past: forward_cached(
             run, architecture, config, program, weights, prompt, Past(*past)
         ),
-        *(shapes, prompt, keys, values, empty, rotary),
+        *(shapes, prompt, keys, values, empty, rotary if config.position == "rotary" else None),
     )
 
 

@@ -34,8 +34,7 @@ from aero.config import load
 from aero.errors import UserError, run_main
 from aero.model import GPT, ModelConfig
 from aero.published import table as printed_table
-from aero.report.costs import STOCK
-from aero.report.papers.private_tables import PARTS
+from aero.report.costs import PARTS, STOCK
 from aero.two_party.cost.measure import arguments
 from aero.two_party.program.end_to_end import Question
 from aero.two_party.program.forward import operations, prompt_array

@@ -319,6 +319,15 @@ show.table(
     command="python -m stages.end_to_end",
 )
 
+# %%
+show.table(
+    tables.cached_passes(results),
+    "A next token with cached keys and values",
+    "GPT-2's size, after 126 and 127 tokens: the costlier of two later tokens, and its share of a whole pass over 128.",
+    sources=["results/two_party/generation.csv"],
+    command="python -m benchmarks.generation SM+ScFuFFN SM+LN+R SM+LN+G",
+)
+
 # %% [markdown]
 # ## FLOPs and counts of nonlinear operations
 

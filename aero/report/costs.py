@@ -258,6 +258,64 @@ def full_passes(results: Results) -> list[dict[str, Any]]:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
 
 
+def parts(line: Mapping[str, str], quantity: str) -> dict[str, float]:
+    """Bytes or seconds of a row of all_rows.csv by part of the model."""
+    found = dict.fromkeys(PARTS, 0.0)
+    for kind, amount in json.loads(line[f"{quantity}_by_kind"]).items():
+        found[next((part for part, kinds in PARTS.items() if kind in kinds), "other")] += amount
+    if quantity == "bytes":
+        found["other"] += float(line["setup_bytes"])
+    return found
+
+
+PARTS = {
+    "GELU or ReLU": {"gelu_plain", "gelu_exact", "gelu_segments", "relu"},
+    "softmax": {
+        "softmax_plain",
+        "softmax_clipped",
+        "exponentials",
+        "inverse_sums",
+        "reciprocal_sums",
+        "divide_by_sums",
+        "scale_rows",
+        "scale_row_tiles",
+        "scale_row_tiles_by_server",
+    },  # fmt: skip
+    "LayerNorm": {"layer_norm", "layer_norm_shared", "normalise", "normalise_tiles"},
+    "attention matmuls": {"scores", "mix"},
+    "linear layers": {"linear", "lattice_linear", "linear_shared"},
+    "embedding, logits": {
+        "embedding_slice",
+        "embedding_lookup",
+        "id_lookup",
+        "vocabulary_slice",
+        "vocabulary_slice_shared",
+    },  # fmt: skip
+    "other": set(),
+}
+"""Parts of a model and the kinds of operations that compute them."""
+
+
+GENERATION = Path("results/two_party/generation.csv")
+
+
+def next_tokens(results: Results) -> dict[str, dict[str, tuple[float, float]]]:
+    """Bytes, rounds, seconds and logit error by row: of a whole pass, and the largest of later tokens with a cache.
+
+    Of the optimised program, as `python -m benchmarks.generation` writes them; empty without the file.
+    """
+    found: dict[str, dict[str, tuple[float, float]]] = {}
+    lines = [line for line in read_csv(results.root / GENERATION) if line["program"] == OPTIMISED]
+    for row in dict.fromkeys(line["run"] for line in lines):
+        own = [line for line in lines if line["run"] == row]
+        passes = [line for line in own if line["cached"] == "0"], [line for line in own if line["rows"] == "1"]
+        found[row] = {
+            name: tuple(max((float(line[name] or "nan") for line in some), default=math.nan) for some in passes)
+            for name in ("bytes", "rounds", "seconds", "logit_error")
+        }
+    return found
+
+
 COST_COLUMNS = (
     *("row", "program", "bytes", "set_up_bytes", "embedding_bytes", "head_bytes", "ln_f_bytes", "messages", "rounds"),
     *("compute_s", "latency_wan_min", "latency_lan_min", "method", "max_logit_error", "published_gb"),

@@ -12,7 +12,20 @@ from aero.architecture import parse
 from aero.entropy import causal_bound, entropy_regularization, max_entropy
 from aero.flops import GPT2, PYTHIA, Count, count
 from aero.published import Cell, Row, fact, table
-from aero.report.costs import FITS, GB, LatencyBound, audit, counted, fits, operation, published_cost, row_costs, saving
+from aero.report.costs import (
+    FITS,
+    GB,
+    GENERATION,
+    LatencyBound,
+    audit,
+    counted,
+    fits,
+    next_tokens,
+    operation,
+    published_cost,
+    row_costs,
+    saving,
+)
 from aero.report.results import Results
 from aero.report.verdicts import PAPER_DIMENSIONS, PUBLISHED_ONLY, Measurement, exact
 
@@ -325,4 +338,18 @@ def gelu_of_the_baseline(results: Results, of: str, gelu: str, relu: str) -> Mea
     )
 
 
-COSTS = (bytes_over_published, savings, architectures_share, gelu_of_the_baseline)
+def next_token(results: Results, rows: list[str], bytes: float, seconds: float) -> Measurement:
+    """Whether a private next token with cached keys and values takes at most these shares of a whole pass's bytes and
+    seconds in each of the rows; the larger of its later tokens counts."""
+    found = next_tokens(results)
+    if missing := [row for row in rows if row not in found]:
+        return Measurement("", PAPER_DIMENSIONS, missing=f"{GENERATION}: {', '.join(missing)} not measured yet")
+    shares = {(row, name): found[row][name][1] / found[row][name][0] for row in rows for name in ("bytes", "seconds")}
+    most = {"bytes": bytes, "seconds": seconds}
+    held = {f"{row}, {name}": share <= most[name] for (row, name), share in shares.items()}
+    text = ", ".join(f"{row} {shares[row, 'bytes']:.3f}× bytes, {shares[row, 'seconds']:.3f}× seconds" for row in rows)
+    error = max(found[row]["logit_error"][1] for row in rows)
+    return Measurement(text, PAPER_DIMENSIONS, f"{GENERATION}; logits within {error:.3g} of PyTorch's", checks=held)
+
+
+COSTS = (bytes_over_published, savings, architectures_share, gelu_of_the_baseline, next_token)

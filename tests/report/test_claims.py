@@ -16,8 +16,11 @@ import yaml
 
 from aero.published import known_papers, load
 from aero.report import claims, verdicts
+from aero.report.papers import private_tables
 from aero.report.results import Log, Results, Run
 from aero.report.results import load as load_results
+from benchmarks import generation
+from benchmarks.timing import write_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))["runs"]
@@ -337,6 +340,36 @@ def test_the_baselines_gelu_is_told_by_its_bytes() -> None:
     # (25.32 - 9.44) / 12 + 0.04 = 1.363
     found = decide(results(by_file={"ops.csv": tuple(measured)}), "c-gelu-of-the-baseline")
     assert found.verdict == "contradicted" and found.measured == "1.36 GB a GELU; plain 1.10, segments 0.34"
+
+
+@pytest.mark.parametrize(
+    ("rows", "bytes_", "seconds", "verdict"),
+    [
+        (("SM+ScFuFFN", "SM+LN+R", "SM+LN+G"), 0.22, 0.2, "reproduced"),
+        (("SM+ScFuFFN", "SM+LN+R", "SM+LN+G"), 0.23, 0.2, "contradicted"),
+        (("SM+ScFuFFN", "SM+LN+R", "SM+LN+G"), 0.22, 0.21, "contradicted"),
+        (("SM+ScFuFFN", "SM+LN+R"), 0.1, 0.1, "not testable here"),
+        ((), 0, 0, "not testable here"),
+    ],
+)
+def test_a_next_token_with_a_cache(
+    rows: Sequence[str], bytes_: float, seconds: float, verdict: str, tmp_path: Path
+) -> None:
+    """The larger of two later tokens counts, in bytes as in seconds."""
+    lines = [
+        {"run": row, "program": "tuned", "cached": cached, "rows": new, "bytes": 1e9 * size, "seconds": 100 * time}
+        | {"logit_error": 0.01}
+        for row in rows
+        for cached, new, size, time in ((1, 126, 0.9, 0.9), (1, 1, bytes_, 0.1), (1, 1, 0.1, seconds), (0, 128, 1, 1))
+    ]
+    if lines:
+        write_lines(tmp_path / "results/two_party/generation.csv", generation.COLUMNS, lines)
+    found = results(root=tmp_path)
+    assert decide(found, "o-cached-next-token").verdict == verdict
+    table = private_tables.cached_passes(found)
+    assert len(table) == len(rows)
+    if rows:
+        assert table["GB, next token"][0] == f"{bytes_:.3f} ({bytes_:.3f}x)" and table["s, whole pass"][0] == "100"
 
 
 # All claims -----------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from aero.report.costs import (
     all_costs,
     audit,
     fits,
+    parts,
     row_costs,
     saving,
     wan_minutes,
@@ -141,7 +142,7 @@ def test_parts_add_up(results: Results):
                 assert minutes.transfer > 0
                 assert 60 * (minutes.computing + minutes.on_network) == pytest.approx(cost.latency_wan)
     for (_, program), line in private_inference._lines_by_row(results).items():
-        found = private_tables.parts(line, "bytes")
+        found = parts(line, "bytes")
         assert sum(found.values()) == pytest.approx(float(line["bytes"])), program
 
 

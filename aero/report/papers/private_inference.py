@@ -20,17 +20,19 @@ from aero.report import show
 from aero.report.costs import (
     GB,
     OPTIMISED,
+    PARTS,
     STOCK,
     audit,
     compared_runs,
     fits,
+    parts,
     published_bound,
     row_costs,
     row_family,
     saving,
     wan_minutes,
 )
-from aero.report.papers.private_tables import HEADLINE, PARTS, PROGRAM_NAMES, ROW, gigabytes, parts, text
+from aero.report.papers.private_tables import HEADLINE, PROGRAM_NAMES, ROW, gigabytes, text
 from aero.report.results import Results
 from aero.two_party.cost.composition import estimate
 from aero.two_party.cost.cost_model import measured_operations

@@ -25,6 +25,7 @@ from aero.report.costs import (
     figure_15_costs,
     fits,
     full_passes,
+    next_tokens,
     published_bound,
     row_costs,
     saving,
@@ -243,6 +244,26 @@ def complete_passes(results: Results) -> pd.DataFrame:
     )
 
 
+def cached_passes(results: Results) -> pd.DataFrame:
+    """A whole pass beside a next token from one row with cached keys and values."""
+    return pd.DataFrame(
+        {
+            ROW: row,
+            "GB, whole pass": gigabytes(found["bytes"][0]),
+            "GB, next token": _with_share(*found["bytes"], GB),
+            "s, whole pass": text(found["seconds"][0]),
+            "s, next token": _with_share(*found["seconds"]),
+            "rounds, whole / next": " / ".join(text(one) for one in found["rounds"]),
+        }
+        for row, found in next_tokens(results).items()
+    )
+
+
+def _with_share(whole: float, part: float, unit: float = 1.0) -> str:
+    """A part in that unit, and its share of the whole."""
+    return f"{text(part / unit)} ({text(part / whole)}x)"
+
+
 def trained_passes(results: Results) -> pd.DataFrame:
     """Complete passes of models trained here: logits against PyTorch, bytes against the sum of the operations."""
     paths = (results.root / folder / "two_party/end_to_end.json" for folder in ("runs", "results"))
@@ -356,41 +377,3 @@ def _link(line: Mapping[str, str]) -> str:
     if not line["bandwidth_mbit"]:
         return "loopback"
     return f"{float(line['bandwidth_mbit']):g} Mbit/s, {float(line['rtt_ms']):g} ms"
-
-
-def parts(line: Mapping[str, str], quantity: str) -> dict[str, float]:
-    """Bytes or seconds of a row of all_rows.csv by part of the model."""
-    found = dict.fromkeys(PARTS, 0.0)
-    for kind, amount in json.loads(line[f"{quantity}_by_kind"]).items():
-        found[next((part for part, kinds in PARTS.items() if kind in kinds), "other")] += amount
-    if quantity == "bytes":
-        found["other"] += float(line["setup_bytes"])
-    return found
-
-
-PARTS = {
-    "GELU or ReLU": {"gelu_plain", "gelu_exact", "gelu_segments", "relu"},
-    "softmax": {
-        "softmax_plain",
-        "softmax_clipped",
-        "exponentials",
-        "inverse_sums",
-        "reciprocal_sums",
-        "divide_by_sums",
-        "scale_rows",
-        "scale_row_tiles",
-        "scale_row_tiles_by_server",
-    },  # fmt: skip
-    "LayerNorm": {"layer_norm", "layer_norm_shared", "normalise", "normalise_tiles"},
-    "attention matmuls": {"scores", "mix"},
-    "linear layers": {"linear", "lattice_linear", "linear_shared"},
-    "embedding, logits": {
-        "embedding_slice",
-        "embedding_lookup",
-        "id_lookup",
-        "vocabulary_slice",
-        "vocabulary_slice_shared",
-    },  # fmt: skip
-    "other": set(),
-}
-"""Parts of a model and the kinds of operations that compute them."""

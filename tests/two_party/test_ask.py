@@ -243,7 +243,7 @@ def test_what_is_refused_before_anything_starts(path, certificates, tmp_path, ca
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize(("family", "prefix"), [("gpt2", "<"), ("gpt_neox", "")])
+@pytest.mark.parametrize(("family", "prefix"), [("gpt2", "<"), pytest.param("gpt_neox", "", marks=pytest.mark.slow)])
 def test_the_folder_of_a_hugging_face_model_answers(family, prefix, tmp_path, capsys):
     """The GPT-2 has outliers at its first position: it is refused, unless a public prefix is there."""
     theirs = tiny(family, vocab_size=256)

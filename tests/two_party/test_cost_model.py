@@ -205,6 +205,7 @@ def test_rounds_are_bounded_by_their_own_model():
     assert beyond.errors["bytes_sent_client"] == pytest.approx(cost_model.REFILLS["bytes_sent_client"] / client)
 
 
+@pytest.mark.slow
 def test_a_measurement_lies_where_its_neighbours_predict():
     """In two real processes: comparisons and three kinds of multiplication, one size of each left out.
 

@@ -22,19 +22,21 @@ LLAMA = {"position": "rotary", "rotary_fraction": 1.0, "rotary_base": 1e5, "kv_h
 BIASES = {"qk_bias": True, "vo_bias": True, "ffn_bias": True}
 
 
-# The fast ones cover, with the GELU below, every kind of FFN, norm, attention and block.
+# The fast ones cover every kind of norm, FFN and block that a program treats in a way of its own.
 @pytest.mark.parametrize(
     ("row", "program", "switches"),
     [
         ("SM+LN+SNorm(QKVO+FFN)", "tuned", {}),
         ("SM+LeakyR(global)", "tuned+narrow_comparisons+wide_maxima+bounded_reciprocals", {}),
-        ("SM(t)+R", "tuned-split_exponential+narrow_comparisons+fewer_squarings", {}),
-        ("EReg(SM(t)+ScFuFFNi_1)", "tuned", {}),
+        pytest.param(
+            "SM(t)+R", "tuned-split_exponential+narrow_comparisons+fewer_squarings", {}, marks=pytest.mark.slow
+        ),
+        pytest.param("EReg(SM(t)+ScFuFFNi_1)", "tuned", {}, marks=pytest.mark.slow),
         ("SM+LN+R", "tuned", PYTHIA),
         ("SM+RMS+SwiGLU", "tuned", LLAMA),
-        ("SM+RMS+SwiGLU", "as_written", LLAMA),
+        pytest.param("SM+RMS+SwiGLU", "as_written", LLAMA, marks=pytest.mark.slow),
         ("SOTA(SM+ScFuFFN)", "as_written", {}),
-        ("SOTA(SM+ScFuFFNi_1)", "as_published", {}),
+        pytest.param("SOTA(SM+ScFuFFNi_1)", "as_published", {}, marks=pytest.mark.slow),
         pytest.param("SM+R", "as_written", {}, marks=pytest.mark.slow),
         pytest.param("SM+ScFFN+WNorm(QK+FFN)", "tuned", BIASES, marks=pytest.mark.slow),
         pytest.param("SM+LN+G", "as_written", PYTHIA, marks=pytest.mark.slow),
@@ -49,6 +51,7 @@ def test_private_logits_agree_with_torch(row, program, switches):
     np.testing.assert_allclose(answer.logits, torch_logits(model, prompt), atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("row", "program"), [("SM+LN+G", "tuned+narrow_comparisons")])
 def test_bytes_of_a_pass_are_those_of_its_operations(row, program):
     model = random_model(row, layers=2, width=32, ffn_width=64)

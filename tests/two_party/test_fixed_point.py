@@ -66,6 +66,7 @@ def on_both(party, own):
     return found
 
 
+@pytest.mark.slow
 def test_spu_is_right_below_each_limit_and_wrong_beyond():
     found, _ = run_parties(on_both, None, None, Settings())
     for name, (function, scale) in KNOWN.items():

@@ -290,6 +290,7 @@ def test_the_transcript_has_no_token_no_row_and_no_repeated_query(looked_up):
     assert set(re.findall(rb'"name": "([\w.]+)"', to_server + to_client)) == {b"y"}
 
 
+@pytest.mark.slow
 def test_a_private_pass_with_a_lookup_agrees_with_torch():
     model = random_model("SM+ScFuFFN", layers=1, width=16, vocabulary=LARGE)
     prompts = np.random.default_rng(6).integers(0, LARGE, (2, 12))

@@ -27,6 +27,7 @@ RELU = Operation("relu", ((16, 64),))
 MIX = Operation("mix", ((2, 8, 8), (2, 8, 4)))
 
 
+@pytest.mark.slow
 def test_bytes_scale_with_the_elements_and_set_up_is_that_of_the_protocols():
     twice, narrow = Operation("relu", ((32, 64),)), Operation("relu", ((16, 64),), (("narrow", 1),))
     outside = Operation("lattice_linear", ((16, 32), (32, 8)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterator
+from functools import cache
 from math import log, nan
 from pathlib import Path
 from typing import Any
@@ -32,31 +33,35 @@ _MODULES = (trainings, printed, variance_search, variance_theory, parallel_conte
 
 def judge(results: Results, *papers: str) -> pd.DataFrame:
     """Every claim of the papers (default: all known ones) with its verdict: one row a claim."""
+    return pd.DataFrame([row for paper in papers or known_papers() for row in _decided(results, paper)])
+
+
+@cache
+def _decided(results: Results, paper: str) -> list[dict[str, Any]]:
     rows = []
-    for paper in papers or known_papers():
-        for claim in load(paper).claims:
-            found = decide(results, claim)
-            (quantity, values), (rule, limits) = claim.quantity, claim.rule
-            test = (verdicts.text(_quantity(quantity), values), verdicts.text(verdicts.RULES[rule], limits))
-            rows.append(
-                {
-                    "id": claim.id,
-                    "paper": paper,
-                    "claim": claim.claim,
-                    "where": claim.where,
-                    "test": ". ".join(test),
-                    "published": claim.published,
-                    "measured": found.measured,
-                    "scale": found.scale,
-                    "verdict": found.verdict,
-                    "evidence": found.evidence,
-                    "group": _group(claim),
-                    "stated": claim.stated,
-                    "version": claim.version,
-                    "merges": " ".join(claim.merges),
-                }
-            )
-    return pd.DataFrame(rows)
+    for claim in load(paper).claims:
+        found = decide(results, claim)
+        (quantity, values), (rule, limits) = claim.quantity, claim.rule
+        test = (verdicts.text(_quantity(quantity), values), verdicts.text(verdicts.RULES[rule], limits))
+        rows.append(
+            {
+                "id": claim.id,
+                "paper": paper,
+                "claim": claim.claim,
+                "where": claim.where,
+                "test": ". ".join(test),
+                "published": claim.published,
+                "measured": found.measured,
+                "scale": found.scale,
+                "verdict": found.verdict,
+                "evidence": found.evidence,
+                "group": _group(claim),
+                "stated": claim.stated,
+                "version": claim.version,
+                "merges": " ".join(claim.merges),
+            }
+        )
+    return rows
 
 
 def decide(results: Results, claim: Claim) -> Decision:

@@ -157,9 +157,9 @@ class Cost:
         return str(own.with_name(own.name.replace("rows", "ops")))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Results:
-    """All results under `root`, and the training scale the report is about.
+    """All results under `root`, and the training scale the report is about; equal to itself alone.
 
     by_file: the operations of each file. fitted: costs measured in one session with "as_published" by architecture,
     model, context and program (`python -m benchmarks.as_published`).

@@ -215,6 +215,7 @@ def change(results: Results, run: str, base: str, base_name: str = "") -> Change
     return Change(_in_per_cent(interval(logs, deviation, freedom)), note)
 
 
+@cache
 def pooled_deviation(results: Results) -> tuple[float, int]:
     """Standard deviation over seeds of a log ratio of two perplexities, pooled over the registered comparisons of the
     results' scale that have two seeds or more, and its degrees of freedom; (0, 0) if none has."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pandas as pd
@@ -50,6 +50,7 @@ OTHERS = ("sm-ln-r", "ereg-smt-ln-r", "sm-g", "sm-r", "sm", "sm-scfuffn", "ereg-
 _COLOURS = (INK, "#0072b2", "#009e73", "#d55e00")
 
 
+@cache
 def cells(results: Results) -> list[MeasuredCell]:
     """Every cell of Table 1, for reports/tables."""
     by_key = {(cell.row.name, cell.published.column.key): cell for cell in table(results, NUMBER, PAPER_NAME)}

@@ -49,7 +49,7 @@ class Limit:
 
     seconds: float | None = None
     interrupted: Callable[[], bool] = lambda: False
-    began: float = field(default_factory=lambda: time.monotonic())
+    began: float = field(default_factory=time.monotonic)
     starting: float | None = None
     ending: float | None = None
 

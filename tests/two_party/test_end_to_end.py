@@ -22,7 +22,7 @@ LLAMA = {"position": "rotary", "rotary_fraction": 1.0, "rotary_base": 1e5, "kv_h
 BIASES = {"qk_bias": True, "vo_bias": True, "ffn_bias": True}
 
 
-# The fast ones cover every kind of norm, FFN and block that a program treats in a way of its own.
+# The fast ones, with the GELU and the temperatures of test_ask.py, cover every kind of FFN, norm and attention.
 @pytest.mark.parametrize(
     ("row", "program", "switches"),
     [

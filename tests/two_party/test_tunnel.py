@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import socket
-import ssl
 import stat
 import threading
 import time
@@ -23,7 +22,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from middle import Middle
 
-from aero.records import ROOT
 from aero.two_party.runtime import addresses
 from aero.two_party.runtime.settings import TwoPartyError
 from aero.two_party.serving import listener as listening
@@ -377,18 +375,6 @@ def test_a_device_is_no_credential(folders, name):
     paths = {field: folders[0] / file for field, file in files.items()} | {name: Path("/dev/zero")}
     with pytest.raises(ValueError, match="/dev/zero is a pipe, socket or device"):
         Credentials(**paths).context(server=False)
-
-
-def test_the_threat_model_states_what_these_connections_do_not_protect(folders):
-    """Whoever is on this host can use the ports of a question, and no list of revoked certificates is read."""
-    page = " ".join((ROOT / "docs/threat_model.md").read_text(encoding="utf-8").split())
-    contexts = [context(folders[0], role) for role in ("server", "client")]
-    server, client = joined(*contexts)
-    door = [side.carry(Echo().address) for side in (server, client)][1]
-    assert echoed(door, 100) == ("users of the same host can connect" in page)
-    client.close(), server.close()
-    revocable = any(one.verify_flags & ssl.VERIFY_CRL_CHECK_CHAIN for one in contexts)
-    assert revocable != ("Certificates cannot be revoked" in page)
 
 
 def test_a_dangling_link_in_the_place_of_a_key_stops_before_anything_is_written(tmp_path):

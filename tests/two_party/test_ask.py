@@ -134,8 +134,17 @@ def children(pid):
 
 
 def parties_of(pid):
-    """Ids of the party processes that process `pid` has started: children of its fork server."""
-    return [party for child in children(pid) for party in children(child)]
+    """Ids of the party processes that process `pid` has started: copies of its fork server.
+
+    Its other children are commands that the libraries run while it imports them.
+    """
+    return [party for child in children(pid) for party in children(child) if b"forkserver" in command_line(party)]
+
+
+def command_line(pid):
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
 
 
 def own_parties():
@@ -165,11 +174,10 @@ def test_a_server_survives_killed_processes_and_answers(path, certificates, mode
 
         ask = ["ask", "--server", server.address, *security(certificates, "client"), "--json"]
         with started(*ask, "--tokens", CONTEXT, "a") as client:
-            while not parties_of(server.process.pid):
+            while not (parties_of(server.process.pid) and (own := parties_of(client.pid))):
                 assert client.poll() is None, client.communicate()
                 time.sleep(0.05)
             time.sleep(random.uniform(0, 2))
-            own = parties_of(client.pid)
             client.kill()
         assert "is gone: it closed the connection" in server.line(2, 4)
         assert not parties_of(server.process.pid)

@@ -23,6 +23,7 @@ from aero.training import catalogue
 from aero.training.distributed import default_device
 from aero.training.log import outcome_line
 from aero.training.run import run_tokens
+from aero.training.side_by_side import train_side_by_side
 from aero.training.time_limited import Ending, Limit, train_in_turn
 from stages.train_many import add_runs, chosen_runs
 
@@ -32,9 +33,12 @@ def main(arguments: list[str]) -> None:
     add_runs(parser, "default: all of training_order, then further seeds")
     parser.add_argument("--minutes", type=float, help="time limit")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--together", type=int, default=1, help="small models trained at a time on one GPU (default 1)")
     parser.add_argument("--state", type=Path, help="folder of the runs (default runs/scales/SCALE)")
     chosen = parser.parse_args(arguments)
     check_minutes(chosen.minutes)
+    if chosen.together < 1:
+        raise UserError(f"--together {chosen.together}: at least 1")
     active = load()
     parameters, root = active.at_scale(chosen.scale), scale_root(chosen.scale, active.scale)
     opened: dict[str | None, Tokens] = {}  # by corpus: verifying one takes seconds
@@ -70,7 +74,8 @@ def main(arguments: list[str]) -> None:
     }
     before = signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     try:
-        for ended in train_in_turn(pending, tokens_of, folder_of, limit):
+        ways = pending, tokens_of, folder_of, limit
+        for ended in train_side_by_side(*ways, chosen.together) if chosen.together > 1 else train_in_turn(*ways):
             if ended.metrics is not None:
                 training = records.read_training(folder_of(ended.run))
                 records.write_trainings(chosen.out, [training], parameters.scale)

@@ -228,7 +228,7 @@ class Trainer:
             ids = processes.share(self.batches.batch(step * accumulation + part)).to(self.device)
             waits = processes.several and part < accumulation - 1
             with self.together.no_sync() if waits else contextlib.nullcontext():
-                cross_entropy, penalty = self._losses(ids)
+                cross_entropy, penalty = self.losses(ids)
                 objective = cross_entropy
                 if penalty is not None:
                     objective = cross_entropy + self.regularizer.lambda_ * penalty
@@ -238,7 +238,7 @@ class Trainer:
             if penalty is not None:
                 measured[-1] = penalty.detach().double()
         self.scaler.unscale_(self.optimizer)
-        measured.append(_clip(self.model, settings.clip).double())
+        measured.append(clip(self.model, settings.clip).double())
         *values, norm = torch.stack(measured).tolist()  # one transfer a step: a GPU waits for each
         if not math.isfinite(norm):
             norm = _clip_in_double(self.model, settings.clip)
@@ -249,7 +249,7 @@ class Trainer:
         )
         return Step(loss, penalty, norm, parts, losses)
 
-    def _losses(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
+    def losses(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """Cross-entropy of a micro-batch, and its penalty on entropies if the architecture has one."""
         with _autocast(self.settings.precision, self.device):
             if not self.architecture.entropy_regularized:
@@ -344,7 +344,7 @@ class Trainer:
         }
 
 
-def _clip(model: GPT, most: float | None) -> Tensor:
+def clip(model: GPT, most: float | None) -> Tensor:
     """Clip the gradient to the norm `most`, if given; returns its norm before. A gradient of non-finite norm stays."""
     norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     # A norm of 0 clips nothing; an infinite one would make a finite gradient 0.
@@ -354,7 +354,7 @@ def _clip(model: GPT, most: float | None) -> Tensor:
 
 
 def _clip_in_double(model: GPT, most: float | None) -> float:
-    """`_clip` for finite entries whose norm overflows float32 (entries above 2e19); not finite if an entry is not."""
+    """`clip` for finite entries whose norm overflows float32 (entries above 2e19); not finite if an entry is not."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients))
     if math.isfinite(norm) and norm > (most or math.inf):

@@ -28,6 +28,8 @@ from aero.training.loop import Outcome, Regularizer, evaluate, train
 
 ENTROPY_BATCH = 32
 """Sequences a batch when entropies are measured."""
+LARGE_BATCH = 16_384
+"""Tokens of an evaluation batch on a GPU."""
 UNFINISHED = "log.unfinished.csv"
 """The log until its training is over."""
 
@@ -55,62 +57,96 @@ def train_run(
     checkpoint: whether to write the model. after: called with the trained model and its metrics, before metrics.json,
     instead of measuring the entropy.
     """
-    settings, state_hash = run.train, run.hash(tokens.manifest)
-    config = run.model_config(tokens.vocabulary)
+    state_hash = run.hash(tokens.manifest)
     device = device or (processes.device if processes.several else default_device())
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-
-    def measured(model: GPT, metrics: dict[str, Any]) -> None:
-        write_entropy(folder / "entropy.json", model, metrics, tokens, run, device)
-
+    if run.train.threads:
+        torch.set_num_threads(run.train.threads)
     if unless_done and (metrics := finished_metrics(folder, state_hash, checkpoint)):
         if after is None and checkpoint and not has_entropy(folder, run, tokens):
-            measured(load(folder / "checkpoint.safetensors").to(device), metrics)
+            model = load(folder / "checkpoint.safetensors").to(device)
+            write_entropy(folder / "entropy.json", model, metrics, tokens, run, device)
         return metrics
     started, clock = records.now(), time.monotonic()
-    slopes = {None: 0, "layer": config.layers, "global": 1}[run.architecture.slope]
-    names = columns(config.layers, settings.log_attention, slopes)
     if processes.first:
-        observers = [LiveLog(folder / UNFINISHED, names), *observers]
-    evaluation = _held_out(run, tokens, settings.evaluation_tokens)
+        observers = [LiveLog(folder / UNFINISHED, _columns(run)), *observers]
     try:
         outcome = train(
-            run.architecture,
-            config,
-            settings,
-            Regularizer(run.regularizer.reduction, run.regularizer.gamma, run.weight),
-            Batches(tokens.train, config.context, settings.batch_size, run.seed, run.corpus.packing, device),
-            evaluation,
-            run.seed,
-            state_path,
-            state_hash,
-            device,
-            progress,
-            run.label,
-            stop,
-            processes,
-            observers,
+            **parts(run, tokens, device),
+            state_path=state_path,
+            state_hash=state_hash,
+            device=device,
+            progress=progress,
+            label=run.label,
+            stop=stop,
+            processes=processes,
+            observers=observers,
         )
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"{run.name} does not fit into the memory of {device}: {str(error).splitlines()[0]} "
             "Halve train.batch_size and double train.accumulation"
         ) from None
-    if outcome.diverged_at_step is None and outcome.steps_done < settings.steps:
+    if outcome.diverged_at_step is None and outcome.steps_done < run.train.steps:
         return None
-    loss = _final_loss(run, outcome, tokens, evaluation, device, processes)
+    metrics = finish_run(run, outcome, tokens, folder, device, started, clock, processes, checkpoint, after)
+    if processes.first and state_path is not None:
+        state_path.unlink(missing_ok=True)
+    return metrics
+
+
+def parts(run: ResolvedRun, tokens: Tokens, device: str) -> dict[str, Any]:
+    """The arguments of `loop.train` and of `loop.Trainer` that describe the training."""
+    config, settings = run.model_config(tokens.vocabulary), run.train
+    return {
+        "architecture": run.architecture,
+        "config": config,
+        "settings": settings,
+        "regularizer": Regularizer(run.regularizer.reduction, run.regularizer.gamma, run.weight),
+        "batches": Batches(tokens.train, config.context, settings.batch_size, run.seed, run.corpus.packing, device),
+        "evaluation": _held_out(run, tokens, settings.evaluation_tokens, device),
+        "seed": run.seed,
+    }
+
+
+def finish_run(
+    run: ResolvedRun,
+    outcome: Outcome,
+    tokens: Tokens,
+    folder: Path,
+    device: str,
+    started: str,
+    clock: float,
+    processes: Processes = ALONE,
+    checkpoint: bool = False,
+    after: Callable[[GPT, dict[str, Any]], None] | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """Evaluate a training that is over, write its files as `train_run` does, and return its metrics.
+
+    started, clock: `records.now` and `time.monotonic` at its start. more: further provenance.
+    """
+
+    def measured(model: GPT, metrics: dict[str, Any]) -> None:
+        write_entropy(folder / "entropy.json", model, metrics, tokens, run, device)
+
+    loss = _final_loss(run, outcome, tokens, device, processes)
     metrics = _metrics(run, outcome, loss, tokens, device, processes)
     metrics["provenance"] |= {
         "started": started,
         "seconds": round(time.monotonic() - clock, 1),
         "cpu_seconds": round(outcome.cpu_seconds, 1),
+        **more,
     }
     if processes.first:
-        _write(folder, run, outcome, metrics, names, checkpoint, after or measured)
-        if state_path is not None:
-            state_path.unlink(missing_ok=True)
+        _write(folder, run, outcome, metrics, checkpoint, after or measured)
     return metrics
+
+
+def _columns(run: ResolvedRun) -> list[str]:
+    """Columns of the run's log."""
+    layers = run.sizes.layers
+    slopes = {None: 0, "layer": layers, "global": 1}[run.architecture.slope]
+    return columns(layers, run.train.log_attention, slopes)
 
 
 def _write(
@@ -118,7 +154,6 @@ def _write(
     run: ResolvedRun,
     outcome: Outcome,
     metrics: dict[str, Any],
-    names: Sequence[str],
     checkpoint: bool,
     after: Callable[[GPT, dict[str, Any]], None],
 ) -> None:
@@ -129,23 +164,26 @@ def _write(
         save(temporary(place), outcome.model, **named, tokenizer_sha256=metrics["provenance"]["tokenizer_sha256"])
     after(outcome.model, metrics)
     texts = {
-        folder / "log.csv": records.csv_text(names, outcome.rows),
+        folder / "log.csv": records.csv_text(_columns(run), outcome.rows),
         folder / "metrics.json": json.dumps(metrics, indent=1, allow_nan=False) + "\n",
     }
     write_together(texts, beside=[place] if checkpoint else [])
     (folder / UNFINISHED).unlink(missing_ok=True)
 
 
-def _held_out(run: ResolvedRun, tokens: Tokens, count: int) -> list[torch.Tensor]:
+def _held_out(run: ResolvedRun, tokens: Tokens, count: int, device: str = "cpu") -> list[torch.Tensor]:
+    """Held-out batches; on a GPU all but the first, on which the log's statistics are measured, are large."""
     sizes, packing = run.sizes, run.corpus.packing
-    return list(evaluation_batches(tokens.valid, sizes.context, run.train.batch_size, count, packing))
+    batches = list(evaluation_batches(tokens.valid, sizes.context, run.train.batch_size, count, packing))
+    if device == "cpu" or len(batches) == 1:
+        return batches
+    return [batches[0], *torch.cat(batches[1:]).split(max(run.train.batch_size, LARGE_BATCH // sizes.context))]
 
 
 def _final_loss(
     run: ResolvedRun,
     outcome: Outcome,
     tokens: Tokens,
-    evaluation: list[torch.Tensor],
     device: str,
     processes: Processes,
 ) -> float | None:
@@ -153,11 +191,12 @@ def _final_loss(
     update."""
     if outcome.diverged_at_step is not None:
         return None
-    loss = evaluate(outcome.model, _held_out(run, tokens, run.train.final_evaluation_tokens), device, processes)
+    held_out = _held_out(run, tokens, run.train.final_evaluation_tokens, device)
+    loss = evaluate(outcome.model, held_out, device, processes)
     if math.isfinite(loss):
         return loss
     outcome.diverged_at_step = outcome.steps_done
-    batch = evaluation[0].to(device)
+    batch = held_out[0].to(device)
     outcome.first_nonfinite = find_nonfinite(outcome.model, batch, outcome.steps_done, processes)
     return None
 

@@ -23,3 +23,15 @@ def project(tmp_path, tokens):
         return folder
 
     return made
+
+
+@pytest.fixture
+def inside(project, monkeypatch):
+    """A function that makes a project, works in it, and gives its folder."""
+
+    def made(**changes):
+        folder = project(**changes)
+        monkeypatch.chdir(folder)
+        return folder
+
+    return made

@@ -20,18 +20,6 @@ from stages import merge_results, train, train_limited
 LONG = {"steps": 4000, "log_every": 1, "evaluate_every": 1000, "checkpoint_every": 4000}
 
 
-@pytest.fixture
-def inside(project, monkeypatch):
-    """A function that makes a project, works in it, and gives its folder."""
-
-    def made(**changes):
-        folder = project(**changes)
-        monkeypatch.chdir(folder)
-        return folder
-
-    return made
-
-
 def without_time(training):
     """Metrics and curves without what differs between two runs of the same training."""
     metrics = {key: training.metrics[key] for key in training.metrics.keys() - {"provenance", "tokens_per_second"}}

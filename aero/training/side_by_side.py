@@ -1,0 +1,191 @@
+"""Small models trained side by side on one GPU.
+
+A step of a small model is hundreds of kernels of a few microseconds each; started one by one from Python they leave a
+GPU mostly idle. Here the step of every model is captured once as a CUDA graph, which one call starts, and the graphs of
+several models run at the same time. Batches and learning rates of all steps stand in tensors on the GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aero import records
+from aero.config import ResolvedRun
+from aero.data.tokens import Tokens
+from aero.training.distributed import ALONE, default_device
+from aero.training.kernels import eager
+from aero.training.loop import Step, Trainer, clip
+from aero.training.run import finish_run, finished_metrics, parts
+from aero.training.schedule import learning_rate_factor
+from aero.training.time_limited import Ending, Limit
+
+WARM_UP = 3
+"""Steps before the capture, in which PyTorch chooses kernels; they are undone."""
+
+
+class CapturedTraining:
+    """One training whose steps are started without Python. On a CPU they are ordinary calls, for tests.
+
+    ValueError for a run that accumulates gradients or trains in float16.
+    """
+
+    def __init__(self, run: ResolvedRun, tokens: Tokens, state: Path, device: str) -> None:
+        settings = run.train
+        if settings.accumulation != 1 or settings.precision == "float16":
+            raise ValueError(f"{run.name} accumulates gradients or trains in float16; train it alone")
+        self.run, self.state, self.state_hash = run, state, run.hash(tokens.manifest)
+        self.on_gpu = device.startswith("cuda")
+        self.stream = torch.cuda.Stream() if self.on_gpu else None
+        self.trainer = trainer = Trainer(**parts(run, tokens, device), device=device, processes=ALONE)
+        trainer.compiled = False
+        with self.on_stream():
+            trainer.resume(state, self.state_hash)
+            batches = [trainer.batches.batch(step).int() for step in range(settings.steps)]
+            self.batches = torch.stack(batches)  # (steps, B, T)
+            factors = [learning_rate_factor(settings, step) for step in range(settings.steps)]
+            self.rates = settings.learning_rate * torch.tensor(factors, device=device)  # (steps)
+            self.results = torch.zeros(settings.steps, 3, dtype=torch.float64, device=device)
+            self.step = torch.tensor([trainer.outcome.steps_done], device=device)
+            self.rate = self.rates[0].clone()
+        for group in trainer.optimizer.param_groups:
+            group["lr"], group["capturable"] = self.rate, self.on_gpu
+        self.start_step: Callable[[], None] = self._capture() if self.on_gpu else self._step
+
+    def on_stream(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.cuda.stream(self.stream) if self.on_gpu else contextlib.nullcontext()
+
+    def _step(self) -> None:
+        """One step with its update; loss, penalty and norm of the gradient go to `results`."""
+        trainer = self.trainer
+        self.rate.copy_(self.rates.index_select(0, self.step)[0])
+        loss, penalty = trainer.losses(self.batches.index_select(0, self.step)[0].long())
+        objective = loss if penalty is None else loss + trainer.regularizer.lambda_ * penalty
+        objective.backward()
+        norm = clip(trainer.model, self.run.train.clip)
+        penalty = torch.zeros_like(loss) if penalty is None else trainer.regularizer.lambda_ * penalty
+        values = torch.stack([loss.detach().double(), penalty.detach().double(), norm.double()])
+        self.results.index_copy_(0, self.step, values[None])
+        trainer.optimizer.step()
+        trainer.model.clip_gains()
+        trainer.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+
+    def _capture(self) -> Callable[[], None]:
+        """`_step` as a CUDA graph, with weights and moments as they are now."""
+        optimizer = self.trainer.optimizer
+        before = [value.clone() for value in self._tensors()]
+        resumed = bool(optimizer.state)
+        with eager(), self.on_stream():
+            for _ in range(WARM_UP):
+                self._step()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=self.stream):
+                self._step()
+            now = self._tensors()
+            for value, saved in zip(now, before, strict=False):  # moments are made by the first step: zero before it
+                value.copy_(saved)
+            if not resumed:
+                for value in now[len(before) :]:
+                    value.zero_()
+        return graph.replay
+
+    @torch.no_grad()
+    def _tensors(self) -> list[Tensor]:
+        """All that a step changes: the counter, weights and buffers, moments."""
+        moments = [value for state in self.trainer.optimizer.state.values() for value in state.values()]
+        model = self.trainer.model
+        return [self.step, *(value.detach() for value in [*model.parameters(), *model.buffers()]), *moments]
+
+    def next_row(self) -> int:
+        """The steps that are done when the next row of the log is due."""
+        settings, done = self.run.train, self.trainer.outcome.steps_done
+        if done == 0:
+            return 1
+        return min(done - done % every + every for every in (settings.log_every, settings.evaluate_every))
+
+    def advance(self) -> None:
+        """Start the steps up to the next row of the log, without waiting for them."""
+        with self.on_stream():
+            for _ in range(self.trainer.outcome.steps_done, min(self.next_row(), self.run.train.steps)):
+                self.start_step()
+
+    def look(self) -> bool:
+        """Wait for the steps that `advance` started and log them. False if a loss or gradient was not finite."""
+        trainer, done = self.trainer, min(self.next_row(), self.run.train.steps)
+        with self.on_stream():
+            values = self.results[trainer.outcome.steps_done : done].tolist()
+            if not all(math.isfinite(value) for row in values for value in row):
+                return False
+            trainer.factor = learning_rate_factor(self.run.train, done - 1)
+            row = trainer.log_row(done - 1, Step(*values[-1], [], []))
+            trainer.outcome.rows.append(row)
+        return True
+
+
+def train_side_by_side(
+    runs: Sequence[ResolvedRun],
+    tokens_of: Callable[[ResolvedRun], Tokens],
+    folder_of: Callable[[ResolvedRun], Path],
+    limit: Limit,
+    together: int,
+    device: str | None = None,
+) -> Iterator[Ending]:
+    """Train `together` runs at a time, then measure them; arguments and results as of `time_limited.train_in_turn`.
+
+    A run whose loss or gradient is not finite ends as "failed": only the ordinary loop finds where that began. A run
+    stopped by the limit is saved, and resumes here or alone.
+    """
+    device, todo = device or default_device(), []
+    for run in runs:
+        if metrics := finished_metrics(folder_of(run), run.hash(tokens_of(run).manifest)):
+            yield Ending(run, "found", metrics)
+        else:
+            todo.append(run)
+    for first in range(0, len(todo), together):
+        if not limit.may_start():
+            return
+        began, started = time.monotonic(), records.now()
+        group = todo[first : first + together]
+        trainings = [CapturedTraining(r, tokens_of(r), folder_of(r) / "resume.safetensors", device) for r in group]
+        limit.took(time.monotonic() - began, 0.0)
+        left = list(trainings)
+        while left and not limit.stop():
+            for training in left:
+                training.advance()
+            for training in list(left):
+                if not training.look():
+                    left.remove(training)
+                    yield Ending(training.run, "failed", line="a loss or gradient is not finite; train it alone")
+                elif training.trainer.outcome.steps_done == training.run.train.steps:
+                    left.remove(training)
+                    ending = time.monotonic()
+                    run, outcome = training.run, training.trainer.outcome
+                    with training.on_stream():
+                        metrics = finish_run(
+                            run,
+                            outcome,
+                            tokens_of(run),
+                            folder_of(run),
+                            device,
+                            started,
+                            began,
+                            side_by_side=len(group),
+                        )
+                    training.state.unlink(missing_ok=True)
+                    yield Ending(training.run, "finished", metrics)
+                    limit.took(None, len(group) * (time.monotonic() - ending))
+        for training in left:
+            training.trainer.save(training.state, training.state_hash)
+            yield Ending(training.run, "unfinished")
+        if left:
+            return
+        del trainings, left

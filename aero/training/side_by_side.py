@@ -46,6 +46,8 @@ class CapturedTraining:
         self.stream = torch.cuda.Stream() if self.on_gpu else None
         self.trainer = trainer = Trainer(**parts(run, tokens, device), device=device, processes=ALONE)
         trainer.compiled = False
+        if self.on_gpu:
+            torch.cuda.synchronize()  # the model was moved there on another stream
         with self.on_stream():
             trainer.resume(state, self.state_hash)
             batches = [trainer.batches.batch(step).int() for step in range(settings.steps)]

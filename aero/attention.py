@@ -99,10 +99,11 @@ class _MatrixAttention(torch.autograd.Function):
     def backward(ctx: Any, d_output: Tensor, d_entropies: Tensor) -> tuple[Tensor, ...]:
         q, k, v, probabilities, log_probabilities = ctx.saved_tensors
         d_output, d_entropies = d_output.flatten(0, 1), d_entropies.flatten(0, 1)[..., None]  # (B H, T, d_k or 1)
-        d_probabilities = (d_output @ v.mT).sub_(d_entropies * log_probabilities)  # (B H, T, T)
-        d_logits = torch._softmax_backward_data(d_probabilities, probabilities, -1, q.dtype)
-        d_logits.div_(math.sqrt(q.shape[-1]))
-        gradients = d_logits @ k, d_logits.mT @ q, probabilities.mT @ d_output  # (B H, T, d_k) each
+        with torch.autocast(q.device.type, enabled=False):  # backward() may be called inside one
+            d_probabilities = (d_output @ v.mT).sub_(d_entropies * log_probabilities)  # (B H, T, T)
+            d_logits = torch._softmax_backward_data(d_probabilities, probabilities, -1, q.dtype)
+            d_logits.div_(math.sqrt(q.shape[-1]))
+            gradients = d_logits @ k, d_logits.mT @ q, probabilities.mT @ d_output  # (B H, T, d_k) each
         return tuple(gradient.unflatten(0, ctx.heads) for gradient in gradients)  # (B, H, T, d_k) each
 
 

@@ -33,6 +33,9 @@ ROWS = 64
 FUSED_WIDTHS = range(16, 257)
 """Head widths that FlexAttention's kernels support."""
 
+FUSED_BLOCK = 128
+"""Positions of a block of FlexAttention's mask."""
+
 JOINT_WIDTH = 128
 """Up to this d_v + d_k, `fused` averages values and keys in one pass; beyond it, in two passes of normal width, since
 their tiles would not fit into a GPU's shared memory."""
@@ -127,6 +130,11 @@ class _Blocks(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_output: Tensor, d_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
+        with torch.autocast(d_output.device.type, enabled=False):  # backward() may be called inside one
+            return _Blocks._gradients(ctx, d_output, d_entropies)
+
+    @staticmethod
+    def _gradients(ctx: Any, d_output: Tensor, d_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
         query, key, value, *kept = ctx.saved_tensors
         heads = query.shape[:2]
         q, k, v = query.flatten(0, 1) * ctx.scale, key.flatten(0, 1), value.flatten(0, 1)
@@ -220,13 +228,15 @@ def fused(
 
 
 def can_fuse(query: Tensor, value: Tensor) -> bool:
-    """Whether `fused` has a kernel for these: on CUDA with Triton, not float64, of a supported head width."""
+    """Whether `fused` has a kernel for these: on CUDA with Triton, not float64, of a supported head width, and as many
+    positions as whole blocks have. With 129 positions the kernel failed its test on an H200 (PyTorch 2.11)."""
     return (
         _compiling
         and query.device.type == "cuda"
         and query.dtype != torch.float64
         and query.shape[-1] in FUSED_WIDTHS
         and value.shape[-1] in FUSED_WIDTHS
+        and query.shape[-2] % FUSED_BLOCK == 0
         and _TRITON
     )
 
@@ -257,7 +267,7 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @cache
-def causal_blocks(context: int, device: torch.device, size: int = 128) -> Any:
+def causal_blocks(context: int, device: torch.device, size: int = FUSED_BLOCK) -> Any:
     """FlexAttention's causal block mask: block row r sees the blocks before it in full and block r in part.
 
     The same as that of `create_block_mask`, which needs a T x T matrix. A last row of fewer than `size` queries sees

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import math
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from aero.data.tokens import open_tokens
 from aero.errors import run_main
 
 ORDER = 5
+"""The highest, or with a large vocabulary as many tokens as 64 bits hold."""
 COLUMNS = ("order", "steps", "tokens", "seed", "perplexity", "corpus_sha256", "commit")
 
 
@@ -35,12 +37,12 @@ def main(arguments: list[str]) -> None:
     batches = Batches(tokens.train, sizes.context, train.batch_size, seed)
     held_out = evaluation_batches(tokens.valid, sizes.context, train.batch_size, train.final_evaluation_tokens)
     evaluation = np.concatenate([batch.numpy() for batch in held_out])
-    rows = []
+    rows, highest = [], min(ORDER, int(64 / math.log2(tokens.vocabulary)))
     for steps in sorted(set(chosen.steps or [train.steps])):
         once = min(steps * train.accumulation, batches.steps_per_epoch)  # repeated text is counted once
         seen = np.concatenate([batches.batch(step).numpy() for step in range(once)])
-        model = NGrams(seen, tokens.vocabulary, ORDER)
-        for order in range(1, ORDER + 1):
+        model = NGrams(seen, tokens.vocabulary, highest)
+        for order in range(1, highest + 1):
             perplexity = model.perplexity(evaluation, order)
             origin = (tokens.manifest["corpus_sha256"], records.commit())
             rows.append((order, steps, seen.size, seed, round(perplexity, 4), *origin))

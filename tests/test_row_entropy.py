@@ -14,7 +14,7 @@ from tiny_hugging_face import some_ids, tiny
 
 from aero import attention, row_entropy
 from aero.architecture import parse
-from aero.attention import softmax_attention
+from aero.attention import matrix_attention, softmax_attention
 from aero.entropy import EntropyRegularizer, entropy_regularization
 from aero.model import GPT, ModelConfig
 from aero.row_entropy import attention_with_entropy, blocked, causal_blocks, fused, kept_blocks

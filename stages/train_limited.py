@@ -1,4 +1,4 @@
-"""Train runs one after the other in this process within --minutes: `python -m stages.train_limited [RUN...] --out DIR`.
+"""Train runs in this process within a time limit: `python -m stages.train_limited [RUN...] --out DIR --minutes M`.
 
 For a time-limited machine (docs/gpu.md): every result is written to DIR, which holds only a few files to download;
 `python -m stages.merge_results DIR` adds them to results/SCALE/. The same command again resumes.

@@ -4,3 +4,8 @@ import os
 
 # Two workers on two cores: more threads would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_modifyitems(items):
+    """Tests of two parties first: their files take longest, and a worker should not be left alone with one."""
+    items.sort(key=lambda item: "two_party" not in item.path.parts)

@@ -2,7 +2,7 @@
 
 A step of a small model is hundreds of kernels of a few microseconds each; started one by one from Python they leave a
 GPU mostly idle. Here the step of every model is captured once as a CUDA graph, which one call starts, and the graphs of
-several models run at the same time. Batches and learning rates of all steps stand in tensors on the GPU.
+several models run at the same time. Batches and learning rates of all steps are tensors on the GPU.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from torch import Tensor
 from aero import records
 from aero.config import ResolvedRun
 from aero.data.tokens import Tokens
+from aero.errors import one_line
+from aero.model import GPT
 from aero.training.distributed import ALONE, default_device
 from aero.training.kernels import eager
-from aero.training.loop import Step, Trainer, clip
+from aero.training.loop import Step, Trainer
 from aero.training.run import finish_run, finished_metrics, parts
 from aero.training.schedule import learning_rate_factor
 from aero.training.time_limited import Ending, Limit
@@ -32,7 +34,7 @@ WARM_UP = 3
 
 
 class CapturedTraining:
-    """One training whose steps are started without Python. On a CPU they are ordinary calls, for tests.
+    """One training, each step of which is one launch of a CUDA graph. On a CPU, for tests, it is an ordinary call.
 
     ValueError for a run that accumulates gradients or trains in float16.
     """
@@ -67,14 +69,15 @@ class CapturedTraining:
     def _step(self) -> None:
         """One step with its update; loss, penalty and norm of the gradient go to `results`."""
         trainer = self.trainer
-        self.rate.copy_(self.rates.index_select(0, self.step)[0])
-        loss, penalty = trainer.losses(self.batches.index_select(0, self.step)[0].long())
+        step = self.step.clamp(max=self.run.train.steps - 1)  # warm-up steps may be more than are left
+        self.rate.copy_(self.rates.index_select(0, step)[0])
+        loss, penalty = trainer.losses(self.batches.index_select(0, step)[0].long())
         objective = loss if penalty is None else loss + trainer.regularizer.lambda_ * penalty
         objective.backward()
-        norm = clip(trainer.model, self.run.train.clip)
+        norm = _clip(trainer.model, self.run.train.clip)
         penalty = torch.zeros_like(loss) if penalty is None else trainer.regularizer.lambda_ * penalty
-        values = torch.stack([loss.detach().double(), penalty.detach().double(), norm.double()])
-        self.results.index_copy_(0, self.step, values[None])
+        values = torch.stack([loss.detach().double(), penalty.detach().double(), norm])
+        self.results.index_copy_(0, step, values[None])
         trainer.optimizer.step()
         trainer.model.clip_gains()
         trainer.optimizer.zero_grad(set_to_none=True)
@@ -83,9 +86,9 @@ class CapturedTraining:
     def _capture(self) -> Callable[[], None]:
         """`_step` as a CUDA graph, with weights and moments as they are now."""
         optimizer = self.trainer.optimizer
-        before = [value.clone() for value in self._tensors()]
         resumed = bool(optimizer.state)
         with eager(), self.on_stream():
+            before = [value.clone() for value in self._tensors()]
             for _ in range(WARM_UP):
                 self._step()
             torch.cuda.synchronize()
@@ -98,6 +101,7 @@ class CapturedTraining:
             if not resumed:
                 for value in now[len(before) :]:
                     value.zero_()
+            torch.cuda.synchronize()  # before other streams get the memory of `before`
         return graph.replay
 
     @torch.no_grad()
@@ -120,7 +124,7 @@ class CapturedTraining:
             for _ in range(self.trainer.outcome.steps_done, min(self.next_row(), self.run.train.steps)):
                 self.start_step()
 
-    def look(self) -> bool:
+    def log(self) -> bool:
         """Wait for the steps that `advance` started and log them. False if a loss or gradient was not finite."""
         trainer, done = self.trainer, min(self.next_row(), self.run.train.steps)
         with self.on_stream():
@@ -133,6 +137,14 @@ class CapturedTraining:
         return True
 
 
+def _clip(model: GPT, most: float | None) -> Tensor:
+    """As `loop.clip`, without waiting for the GPU where the norm overflows float32 but no entry does."""
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    norm = torch.stack(torch._foreach_norm(gradients, 2, torch.float64)).norm()
+    torch._foreach_mul_(gradients, ((most or math.inf) / (norm + 1e-6)).clamp(max=1.0).float())
+    return norm
+
+
 def train_side_by_side(
     runs: Sequence[ResolvedRun],
     tokens_of: Callable[[ResolvedRun], Tokens],
@@ -141,10 +153,10 @@ def train_side_by_side(
     together: int,
     device: str | None = None,
 ) -> Iterator[Ending]:
-    """Train `together` runs at a time, then measure them; arguments and results as of `time_limited.train_in_turn`.
+    """Train `together` runs at a time, then measure them; the arguments are those of `time_limited.train_in_turn`.
 
-    A run whose loss or gradient is not finite ends as "failed": only the ordinary loop finds where that began. A run
-    stopped by the limit is saved, and resumes here or alone.
+    A run whose loss or gradient is not finite ends as "failed": only the ordinary loop finds where that began. State is
+    saved only when the limit stops the runs; they resume here or alone.
     """
     device, todo = device or default_device(), []
     for run in runs:
@@ -155,39 +167,64 @@ def train_side_by_side(
     for first in range(0, len(todo), together):
         if not limit.may_start():
             return
-        began, started = time.monotonic(), records.now()
-        group = todo[first : first + together]
-        trainings = [CapturedTraining(r, tokens_of(r), folder_of(r) / "resume.safetensors", device) for r in group]
-        limit.took(time.monotonic() - began, 0.0)
-        left = list(trainings)
-        while left and not limit.stop():
-            for training in left:
+        with contextlib.ExitStack() as locks:
+            group = _Group(todo[first : first + together], tokens_of, folder_of, limit, device, locks)
+            yield from group.endings()
+            if group.left:
+                return
+
+
+class _Group:
+    """Runs that train at the same time."""
+
+    def __init__(
+        self,
+        runs: Sequence[ResolvedRun],
+        tokens_of: Callable[[ResolvedRun], Tokens],
+        folder_of: Callable[[ResolvedRun], Path],
+        limit: Limit,
+        device: str,
+        locks: contextlib.ExitStack,
+    ) -> None:
+        self.clock, self.started, self.count = time.monotonic(), records.now(), len(runs)
+        self.tokens_of, self.folder_of, self.limit, self.device = tokens_of, folder_of, limit, device
+        self.left: list[CapturedTraining] = []
+        self.failed: list[Ending] = []
+        for run in runs:
+            state = folder_of(run) / "resume.safetensors"
+            try:  # a failing run must not cost the time of the others
+                locks.enter_context(records.lock(state))
+                self.left.append(CapturedTraining(run, tokens_of(run), state, device))
+            except Exception as error:
+                self.failed.append(Ending(run, "failed", line=one_line(error)))
+        limit.took(time.monotonic() - self.clock, None)
+
+    def endings(self) -> Iterator[Ending]:
+        """How the trainings end; those that the limit stops stay in `left`, saved."""
+        yield from self.failed
+        while self.left and not self.limit.stop():
+            for training in self.left:
                 training.advance()
-            for training in list(left):
-                if not training.look():
-                    left.remove(training)
+            for training in list(self.left):
+                if not training.log():
+                    self.left.remove(training)
                     yield Ending(training.run, "failed", line="a loss or gradient is not finite; train it alone")
                 elif training.trainer.outcome.steps_done == training.run.train.steps:
-                    left.remove(training)
-                    ending = time.monotonic()
-                    run, outcome = training.run, training.trainer.outcome
-                    with training.on_stream():
-                        metrics = finish_run(
-                            run,
-                            outcome,
-                            tokens_of(run),
-                            folder_of(run),
-                            device,
-                            started,
-                            began,
-                            side_by_side=len(group),
-                        )
-                    training.state.unlink(missing_ok=True)
-                    yield Ending(training.run, "finished", metrics)
-                    limit.took(None, len(group) * (time.monotonic() - ending))
-        for training in left:
+                    self.left.remove(training)
+                    began = time.monotonic()
+                    yield self._finished(training)
+                    self.limit.took(None, self.count * (time.monotonic() - began))
+        for training in self.left:
             training.trainer.save(training.state, training.state_hash)
             yield Ending(training.run, "unfinished")
-        if left:
-            return
-        del trainings, left
+
+    def _finished(self, training: CapturedTraining) -> Ending:
+        run, outcome = training.run, training.trainer.outcome
+        place = self.tokens_of(run), self.folder_of(run), self.device, self.started, self.clock
+        try:
+            with training.on_stream():
+                metrics = finish_run(run, outcome, *place, side_by_side=self.count)
+        except Exception as error:
+            return Ending(run, "failed", line=one_line(error))
+        training.state.unlink(missing_ok=True)
+        return Ending(run, "finished", metrics)

@@ -73,9 +73,10 @@ class Limit:
         """Whether a run must stop now, to be saved or evaluated in time."""
         return self.interrupted() or self.left() < self.reserve(self.ending)
 
-    def took(self, starting: float | None, ending: float) -> None:
+    def took(self, starting: float | None, ending: float | None) -> None:
         self.starting = max(filter(None, (self.starting, starting)), default=None)
-        self.ending = max(self.ending or 0.0, ending)
+        if ending is not None:
+            self.ending = max(self.ending or 0.0, ending)
 
 
 class _Stopwatch:

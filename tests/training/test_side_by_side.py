@@ -66,6 +66,18 @@ def test_what_is_not_finite_or_cannot_be_captured_is_reported(inside):
         train_limited.main(["sm-r", "--out", "home", "--together", "0"])
 
 
+def test_a_gradient_whose_norm_overflows_float32_is_clipped(inside, monkeypatch):
+    folder, tokens = inside(), open_tokens("runs/tokens")
+    training = CapturedTraining(load().resolve("sm-r", 1), tokens, folder / "x", "cpu")
+    plain = training.trainer.losses
+    monkeypatch.setattr(training.trainer, "losses", lambda ids: (plain(ids)[0] * 1e25, None))
+    before = [parameter.clone() for parameter in training.trainer.model.parameters()]
+    training.advance()
+    assert training.log() and training.trainer.outcome.rows[0]["gradient_norm"] > 1e24
+    moved = [(p - q).abs().max() for p, q in zip(training.trainer.model.parameters(), before, strict=True)]
+    assert 0 < max(moved) < 0.01
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 def test_captured_steps_on_a_gpu_equal_the_loop(inside):
     test_trainings_side_by_side_are_those_trained_alone(inside)

@@ -209,6 +209,32 @@ def predicted_differences(results: Results) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
+def papers_width(results: Results) -> pd.DataFrame:
+    """The trainings of scale gpu: perplexity or the step at which it diverged, and the published perplexity."""
+    gpu, lines = results.at("gpu"), []
+    tables = load("aero").tables
+    printed = {row.name: row.cells["ppl"].text for table in "42" for row in tables[table].rows}
+    for name, run in (results.parameters.get("runs") or {}).items():
+        for training in gpu.seeds(name):
+            metrics = training.metrics
+            step = metrics["diverged_at_step"]
+            lines.append(
+                {
+                    "configuration": run["architecture"],
+                    "perplexity": "–" if step is not None else text(metrics["eval_perplexity"]),
+                    "diverged at step": "–" if step is None else f"{step} of {metrics['train']['steps']:,}",
+                    "published perplexity": printed.get(run["architecture"]) or "–",
+                }
+            )
+    return pd.DataFrame(lines)
+
+
+def best_ngram(results: Results, scale: str) -> str:
+    """Perplexity of the best n-gram model of the scale's tokens."""
+    models = ngrams(results, scale, 0)
+    return text(min(models.values(), default=float("nan")))
+
+
 def learning_rates(results: Results) -> pd.DataFrame:
     """Scale desk's search for a learning rate at which the rows train."""
     return pd.DataFrame(

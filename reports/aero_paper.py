@@ -20,7 +20,9 @@ from aero.report.papers import aero, aero_entropy
 from aero.report.results import load
 
 results = load()
+desk = results.evidence
 METRICS, ENTROPY, CURVES = ([f"results/{results.scale}/{name}.jsonl"] for name in ("metrics", "entropy", "curves"))
+DESK = {name: [f"results/{desk.scale}/{name}.jsonl"] for name in ("metrics", "entropy", "curves")}
 
 # %%
 show.table(
@@ -44,8 +46,8 @@ show.table(
 #
 # Scale desk has 12 layers, width 128, T = 128 and about 5M tokens a run. The predicted signs, the rules of the verdicts
 # and what the control must reach were committed before any training (`results/desk/predictions.yaml`). The runs trained
-# on one GPU in float32, except the search for a learning rate. Everything else in this chapter is at scale laptop. That
-# scale shows that the pipeline works; its models are worse than n-gram models.
+# on one GPU in float32, except the search for a learning rate. Figures and tables with data in `results/laptop` are of
+# scale laptop. That scale shows that the pipeline works; its models are worse than n-gram models.
 
 # %%
 show.table(
@@ -57,22 +59,13 @@ show.table(
 )
 
 # %%
-if results.seeds("sm-ln-g", "desk"):
-    display(  # noqa: F821
-        show.figure(
-            aero.against_ngrams(results),
-            "Perplexity against n-gram models",
-            "Mean and range over seeds. Dotted: modified Kneser-Ney models counted on as many tokens.",
-            sources=["results/desk/metrics.jsonl", "results/desk/ngrams.csv"],
-            command="make repro SCALE=desk",
-        ),
-        show.figure(
-            aero_entropy.figure_5(results.at("desk")),
-            "Entropy of every head at scale desk",
-            "First seed.",
-            sources=["results/desk/entropy.jsonl"],
-        ),
-    )
+show.figure(
+    aero.against_ngrams(results),
+    "Perplexity against n-gram models",
+    "Mean and range over seeds. Dotted: modified Kneser-Ney models counted on as many tokens.",
+    sources=["results/desk/metrics.jsonl", "results/desk/ngrams.csv"],
+    command="make repro SCALE=desk",
+)
 
 # %%
 show.table(
@@ -98,20 +91,20 @@ show.table(
 
 # %%
 show.table(
-    aero.table_2(results),
+    aero.table_2(desk),
     "Perplexity with fewer nonlinearities",
     "Change: over the table's baseline, mean over seeds paired with the baseline's; brackets: 95 % t-interval. This "
     "holds for all tables of perplexities. Published values here: the authors' earlier repository.",
-    sources=METRICS,
+    sources=DESK["metrics"],
     published="aero/table2",
 )
 
 # %%
 show.figure(
-    aero.figure_3b(results),
+    aero.figure_3b(desk),
     "Evaluation loss over training",
     "Lines: mean over seeds; bands: range. The axis is cut above the second-worst model, because SM would stretch it.",
-    sources=CURVES,
+    sources=DESK["curves"],
     published="aero/figure3b",
 )
 
@@ -139,29 +132,29 @@ show.figure(
 
 # %%
 show.figure(
-    aero_entropy.figure_3a(results),
+    aero_entropy.figure_3a(desk),
     "Heads per quarter of the maximum entropy",
     "Mean over seeds, against three maxima. Triangles: where the published fraction of the last quarter begins, or of "
     "the first ends.",
-    sources=ENTROPY,
+    sources=DESK["entropy"],
     published="aero/figure3a",
 )
 
 # %%
 show.figure(
-    aero_entropy.figure_5(results),
+    aero_entropy.figure_5(desk),
     "Entropy of every head",
     "First seed. Yellow is overload, dark blue collapse. Without LayerNorm the early layers overload.",
-    sources=ENTROPY,
+    sources=DESK["entropy"],
     published="aero/figure5",
 )
 
 # %%
 show.figure(
-    aero_entropy.figure_12(results),
+    aero_entropy.figure_12(desk),
     "Entropy of each layer over training",
     "First seed; lines are layers, mean over heads. Dotted: the step at which a run diverged.",
-    sources=CURVES,
+    sources=DESK["curves"],
     published="aero/figure12",
 )
 
@@ -182,20 +175,20 @@ show.figure(
 
 # %%
 show.table(
-    aero_entropy.failures(results),
+    aero_entropy.failures(desk),
     "Failures",
     "A seed counts as diverged if its loss became NaN or a value left the range of float16, in which the papers "
     "trained.",
-    sources=METRICS + ENTROPY,
+    sources=DESK["metrics"] + DESK["entropy"],
 )
 
 # %%
 show.figure(
-    aero_entropy.figure_6(results),
+    aero_entropy.figure_6(desk),
     "How the Softmax-only model fails",
     "(a) values of each block's output, on a held-out batch, that are not finite in float16; (b) entropy of every "
     "head after training. First seed.",
-    sources=CURVES + ENTROPY,
+    sources=DESK["curves"] + DESK["entropy"],
     published="aero/figure6",
 )
 
@@ -264,20 +257,20 @@ show.figure(
 
 # %%
 show.table(
-    aero.table_4(results),
+    aero.table_4(desk),
     "Perplexity of AERO's steps and of the simplified blocks",
     "As the first table.",
-    sources=METRICS,
+    sources=DESK["metrics"],
     published="aero/table4",
 )
 
 # %%
 show.figure(
-    aero.figure_1(results),
+    aero.figure_1(desk),
     "Communication, latency and perplexity along AERO's steps",
     "One private forward pass of GPT-2, T = 128. Bytes in both directions. Minutes here are modelled: computing, "
     "transfer and rounds at 100 Mbit/s and 80 ms.",
-    sources=["results/two_party/rows.csv", "results/two_party/forensics_fits.csv", *METRICS],
+    sources=["results/two_party/rows.csv", "results/two_party/forensics_fits.csv", *DESK["metrics"]],
     published="aero/figure1",
 )
 
@@ -295,10 +288,10 @@ show.figure(
 
 # %%
 show.figure(
-    aero_entropy.figure_17(results),
+    aero_entropy.figure_17(desk),
     "Seven, six and no feed-forward networks pruned",
     "First seed. Top: entropy of each layer over training; bottom: of every head.",
-    sources=CURVES + ENTROPY,
+    sources=DESK["curves"] + DESK["entropy"],
     published="aero/figure17",
 )
 
@@ -323,10 +316,10 @@ show.figure(
 
 # %%
 show.figure(
-    aero_entropy.figure_10(results),
+    aero_entropy.figure_10(desk),
     "Learned thresholds of the penalty",
     "Fractions of log T; dotted: the start. First seed.",
-    sources=ENTROPY,
+    sources=DESK["entropy"],
     published="aero/figure10",
 )
 

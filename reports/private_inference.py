@@ -32,6 +32,7 @@ from aero.report.papers import private_tables as tables
 from aero.report.results import load
 
 results = load()
+desk = results.evidence
 ROWS = ["results/two_party/rows.csv", "results/two_party/all_rows.csv"]
 FITS = "results/two_party/forensics_fits.csv"
 COMPOSE = "python -m stages.two_party_all"
@@ -142,10 +143,10 @@ show.table(
 
 # %%
 show.figure(
-    figures.pareto(results),
+    figures.pareto(desk),
     "Perplexity against communication",
-    f"Runs of GPT-2's architecture, trained at scale {results.scale}; bytes of the optimised program at GPT-2's size. "
-    "No other run beats those on the line in both.",
+    f"Runs of GPT-2's architecture, trained at scale {desk.scale} (d=128); bytes of the optimised program at GPT-2's "
+    "size (d=768). No other run beats those on the line in both.",
     sources=ROWS,
     command="aero cost --pareto",
 )

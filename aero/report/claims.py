@@ -220,8 +220,7 @@ def headline(results: Results) -> dict[str, Any]:
     }
     possible = [bound.overlapped <= minutes for bound, minutes in bounds.values() if bound and minutes]
     bound, minutes = bounds["4", base]
-    scale = "desk" if results.seeds("sm-ln-g", "desk") else results.scale
-    trained = results.at(scale)
+    trained = results.evidence
     seeds = trained.seeds("sm-ln-g")
     printed_changes = {(one["run"], one["against"]): one["published"] for one in registered(results)}
 
@@ -249,7 +248,7 @@ def headline(results: Results) -> dict[str, Any]:
         "impossible": possible.count(False),
         "minutes": minutes,
         "needed_minutes": bound.overlapped,
-        "scale": scale,
+        "scale": trained.scale,
         "seeds": f"{len(seeds)} seed{'' if len(seeds) == 1 else 's'}",
         "tokens": seeds[0].metrics["tokens"] / 1e6 if seeds else nan,
         "no_layer_norm": difference("sm-r", "sm-ln-g"),

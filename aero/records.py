@@ -59,9 +59,10 @@ def commit() -> str:
     return revision + (CHANGES if changes else "")
 
 
-def changed(*paths: str) -> bool:
-    """Whether tracked files below `paths` differ from the commit. OSError or SubprocessError outside git."""
-    return bool(_git("status", "--porcelain", "--untracked-files=no", "--", *paths))
+def changed(*paths: str, untracked: bool = False) -> bool:
+    """Whether tracked files below `paths` differ from the commit, or others were added. OSError or SubprocessError
+    outside git."""
+    return bool(_git("status", "--porcelain", f"--untracked-files={'all' if untracked else 'no'}", "--", *paths))
 
 
 def _git(*arguments: str) -> str:

@@ -48,7 +48,7 @@ def state() -> str:
     revision = commit()
     short = revision[:10] + (CHANGES if revision.endswith(CHANGES) else "")
     try:
-        return short + (" with other results" if changed("results") else "")
+        return short + (" with other results" if changed("results", untracked=True) else "")
     except (OSError, subprocess.SubprocessError):
         return short
 

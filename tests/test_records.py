@@ -213,6 +213,10 @@ def test_the_report_says_whether_results_differ_from_the_commit(tmp_path, monkey
     for arguments in (("init", "-q"), ("add", "."), (*identity, "commit", "-q", "-m", "Add a result")):
         subprocess.run(["git", "-C", str(tmp_path), *arguments], check=True)
     assert report.state() == revision[:10]
+    added = result.with_name("added.csv")
+    added.write_text("1\n")
+    assert report.state() == f"{revision[:10]} with other results"
+    added.unlink()
     result.write_text("2\n")
     assert report.state() == f"{revision[:10]} with other results"
     revision += records.CHANGES

@@ -1,12 +1,13 @@
 """The report's notebooks as one self-contained HTML page and one PDF.
 
-The notebooks in reports/ are executed one after the other in one kernel. Their Markdown cells and the HTML their code
-cells show become one document. Pandoc makes the page of it (formulas as MathML, nothing loaded from outside) and,
-through Typst, the PDF. The same inputs give the same bytes.
+The notebooks in reports/ are executed in two kernels. Their Markdown cells and the HTML their code cells show become
+one document, in the order of the notebooks. Pandoc makes the page of it (formulas as MathML, nothing loaded from
+outside) and, through Typst, the PDF. The same inputs give the same bytes.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import os
@@ -34,6 +35,8 @@ NOTEBOOKS = (
 )
 """In the order of the report, a chapter each. Not aero.py: in the kernel's folder it would shadow the package."""
 CELL_SECONDS = 600
+KERNELS = 2
+"""Kernels at a time."""
 SCREEN_ONLY = '<div class="screen-only"'
 """What a cell shows on the page alone starts with this."""
 PAGE_COLOURS = {show.INK: "--ink", show.PAPER: "--paper", show.GRID: "--grid", show.MUTED: "--muted"}
@@ -62,21 +65,40 @@ def render(root: Path, scale: str | None = None, footer: str = "") -> Rendered:
 def execute(root: Path, scale: str | None = None) -> list[Any]:
     """The executed cells of all notebooks, in order."""
     import jupytext
-    from jupyter_client import AsyncKernelManager
-    from jupyter_core.utils import run_sync
-    from nbclient.exceptions import CellExecutionError
-    from nbconvert.preprocessors import ExecutePreprocessor
     from nbformat.v4 import new_code_cell, new_notebook
 
-    notebook = new_notebook()
+    notebooks = []
     for name in NOTEBOOKS:
         path = root / "reports" / f"{name}.py"
         if not path.is_file():
             raise ValueError(f"{path} is missing; run from the repository's root folder")
         # Names of one notebook are unknown to the next.
-        notebook.cells += [new_code_cell("%reset -f"), *jupytext.read(path, fmt="py:percent").cells]
-    for number, cell in enumerate(notebook.cells):
+        cells = [new_code_cell("%reset -f"), *jupytext.read(path, fmt="py:percent").cells]
+        notebooks.append(new_notebook(cells=cells))
+    cells = [cell for notebook in notebooks for cell in notebook.cells]
+    for number, cell in enumerate(cells):
         cell["id"] = f"cell-{number:03d}"
+    asyncio.run(_execute(notebooks, root, scale))
+    return cells
+
+
+async def _execute(notebooks: list[Any], root: Path, scale: str | None) -> None:
+    """Execute the notebooks in place, the longest first, each in the first kernel that is free."""
+    left = sorted(notebooks, key=lambda notebook: len(notebook.cells))
+    try:
+        async with asyncio.TaskGroup() as kernels:
+            for _ in range(min(KERNELS, len(notebooks))):
+                kernels.create_task(_execute_in_a_kernel(left, root, scale))
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from None
+
+
+async def _execute_in_a_kernel(left: list[Any], root: Path, scale: str | None) -> None:
+    """Take notebooks from the end of `left` until none is left."""
+    from jupyter_client import AsyncKernelManager
+    from nbclient.exceptions import CellExecutionError, DeadKernelError
+    from nbconvert.preprocessors import ExecutePreprocessor
+
     with tempfile.TemporaryDirectory(prefix="aero-kernel-") as home:
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH")))),
@@ -91,17 +113,26 @@ def execute(root: Path, scale: str | None = None) -> list[Any]:
         transport = "ipc" if os.name == "posix" and len(home) < 85 else "tcp"
         manager = AsyncKernelManager(kernel_name="python3", transport=transport, connection_file=f"{home}/kernel.json")
         try:
-            run_sync(manager.start_kernel)(env=environment, cwd=str(root))
-            executor = ExecutePreprocessor(timeout=CELL_SECONDS)
-            notebook, _ = executor.preprocess(notebook, {"metadata": {"path": str(root)}}, km=manager)
+            await manager.start_kernel(env=environment, cwd=str(root))
+            while left:
+                executor = ExecutePreprocessor(km=manager, timeout=CELL_SECONDS)
+                executor.nb, executor.resources = left.pop(), {"metadata": {"path": str(root)}}
+                executor.reset_execution_trackers()
+                client = await executor.async_start_new_kernel_client()
+                for number, cell in enumerate(executor.nb.cells):  # not its async_execute, which takes SIGTERM
+                    await executor.async_execute_cell(cell, number)
+                client.stop_channels()
         except CellExecutionError as error:
             message = re.sub(r"\x1b\[[0-9;]*m", "", f"{error.ename}: {error.evalue}")
             raise ValueError(f"a notebook in reports/ fails: {cut(' '.join(message.split()), 300)}") from None
+        except DeadKernelError:
+            if (task := asyncio.current_task()) and task.cancelling():  # nbclient takes this for a dead kernel
+                raise asyncio.CancelledError from None
+            raise ValueError("a kernel of the report died; is there enough memory?") from None
         finally:
             if manager.has_kernel:
-                run_sync(manager.shutdown_kernel)(now=True)
-            run_sync(manager.cleanup_resources)()
-    return notebook.cells
+                await manager.shutdown_kernel(now=True)
+            await manager.cleanup_resources()
 
 
 def document(cells: Iterable[Any], shown: Callable[[str], str]) -> str:

@@ -100,10 +100,10 @@ keep: install
 	@python -m stages.keep --from $(PLACE)/runs
 
 test: install
-	@python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	@python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 slow: install
-	@python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "slow and not nightly"
+	@python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "slow and not nightly"
 
 nightly: install
 	@timeout 1200 python -m pytest -m nightly

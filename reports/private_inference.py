@@ -30,9 +30,10 @@ from aero.report.papers import aero
 from aero.report.papers import private_inference as figures
 from aero.report.papers import private_tables as tables
 from aero.report.results import load
+from aero.report.statistics import evidence
 
 results = load()
-desk = results.evidence
+desk = evidence(results)
 ROWS = ["results/two_party/rows.csv", "results/two_party/all_rows.csv"]
 FITS = "results/two_party/forensics_fits.csv"
 COMPOSE = "python -m stages.two_party_all"

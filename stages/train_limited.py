@@ -1,4 +1,4 @@
-"""Train runs in this process within a time limit: `python -m stages.train_limited [RUN...] --out DIR --minutes M`.
+"""Train runs in this process within a time limit: `python -m stages.train_limited [RUN...] --out DIR [--minutes M]`.
 
 For a time-limited machine (docs/gpu.md): every result is written to DIR, which holds only a few files to download;
 `python -m stages.merge_results DIR` adds them to results/SCALE/. The same command again resumes.
@@ -10,6 +10,7 @@ import argparse
 import json
 import signal
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,9 @@ def main(arguments: list[str]) -> None:
     }
     before = signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     try:
-        ways = pending, tokens_of, folder_of, limit
-        for ended in train_side_by_side(*ways, chosen.together) if chosen.together > 1 else train_in_turn(*ways):
+        together = partial(train_side_by_side, together=chosen.together)
+        train = together if chosen.together > 1 else train_in_turn
+        for ended in train(pending, tokens_of, folder_of, limit):
             if ended.metrics is not None:
                 training = records.read_training(folder_of(ended.run))
                 records.write_trainings(chosen.out, [training], parameters.scale)

@@ -23,7 +23,7 @@ from aero.report.costs import COST_TABLES, GB, OPTIMISED, audit, fits, published
 from aero.report.papers import parallel_context, variance_search, variance_theory
 from aero.report.papers.variance_theory import load_theory
 from aero.report.results import SMOKE_TEST, Results
-from aero.report.statistics import change, estimate, gate, registered
+from aero.report.statistics import change, estimate, evidence, gate, registered
 from aero.report.verdicts import VERDICTS, Decision, Measurement
 
 GROUPS = (trainings.GROUP, printed.COST_GROUP, printed.GROUP, "paper self-consistency", "own variations")
@@ -220,7 +220,7 @@ def headline(results: Results) -> dict[str, Any]:
     }
     possible = [bound.overlapped <= minutes for bound, minutes in bounds.values() if bound and minutes]
     bound, minutes = bounds["4", base]
-    trained = results.evidence
+    trained = evidence(results)
     seeds = trained.seeds("sm-ln-g")
     printed_changes = {(one["run"], one["against"]): one["published"] for one in registered(results)}
 

@@ -226,11 +226,6 @@ class Results:
         return self if scale == self.scale else dataclasses.replace(self, scale=scale)
 
     @property
-    def evidence(self) -> Results:
-        """The same results, seen from scale desk if its baseline is trained."""
-        return self.at("desk") if self.seeds("sm-ln-g", "desk") else self
-
-    @property
     def scales(self) -> tuple[str, ...]:
         """The scales that have results, largest first."""
         present = {scale for scale, _ in self.runs}

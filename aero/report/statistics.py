@@ -96,6 +96,11 @@ MID_RANGE = 0.5
 PREDICTIONS = "results/desk/predictions.yaml"
 
 
+def evidence(results: Results) -> Results:
+    """The same results, seen from scale desk if its baseline is trained."""
+    return results.at("desk") if results.seeds("sm-ln-g", "desk") else results
+
+
 # n-gram models of the same tokens -------------------------------------------------------------------------------------
 
 

@@ -78,15 +78,12 @@ class CapturedTraining:
         penalty = torch.zeros_like(loss) if penalty is None else trainer.regularizer.lambda_ * penalty
         values = torch.stack([loss.detach().double(), penalty.detach().double(), norm])
         self.results.index_copy_(0, step, values[None])
-        trainer.optimizer.step()
-        trainer.model.clip_gains()
-        trainer.optimizer.zero_grad(set_to_none=True)
+        trainer.update()
         self.step += 1
 
     def _capture(self) -> Callable[[], None]:
         """`_step` as a CUDA graph, with weights and moments as they are now."""
-        optimizer = self.trainer.optimizer
-        resumed = bool(optimizer.state)
+        resumed = bool(self.trainer.optimizer.state)
         with eager(), self.on_stream():
             before = [value.clone() for value in self._tensors()]
             for _ in range(WARM_UP):
@@ -114,19 +111,18 @@ class CapturedTraining:
     def next_row(self) -> int:
         """The steps that are done when the next row of the log is due."""
         settings, done = self.run.train, self.trainer.outcome.steps_done
-        if done == 0:
-            return 1
-        return min(done - done % every + every for every in (settings.log_every, settings.evaluate_every))
+        due = (done - done % every + every for every in (settings.log_every, settings.evaluate_every))
+        return min(*due, settings.steps) if done else 1
 
     def advance(self) -> None:
         """Start the steps up to the next row of the log, without waiting for them."""
         with self.on_stream():
-            for _ in range(self.trainer.outcome.steps_done, min(self.next_row(), self.run.train.steps)):
+            for _ in range(self.trainer.outcome.steps_done, self.next_row()):
                 self.start_step()
 
     def log(self) -> bool:
         """Wait for the steps that `advance` started and log them. False if a loss or gradient was not finite."""
-        trainer, done = self.trainer, min(self.next_row(), self.run.train.steps)
+        trainer, done = self.trainer, self.next_row()
         with self.on_stream():
             values = self.results[trainer.outcome.steps_done : done].tolist()
             if not all(math.isfinite(value) for row in values for value in row):

@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.extend.core
+import jax.numpy as jnp
 import numpy as np
 import torch
 from jax import Array
@@ -81,58 +82,75 @@ def limits(settings: Settings) -> dict[str, float]:
 
 
 @functools.lru_cache(maxsize=256)
-def _steps(kind: str, arrays: tuple[tuple[tuple[int, ...], Any], ...], constants: tuple[tuple[str, float], ...]) -> Any:
-    """The operation's jaxpr. Traced once for all layers and prompts, because tracing takes longer than computing."""
+def _watching(
+    kind: str, arrays: tuple[tuple[tuple[int, ...], Any], ...], constants: tuple[tuple[str, float], ...]
+) -> tuple[Callable[..., tuple[Array, list[Array]]], list[str]]:
+    """The operation, compiled: its result and the largest magnitude of every value in it; and the limit of each.
+
+    Compiled once for all layers and prompts, because compiling takes longer than computing.
+    """
     shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in arrays]
-    return jax.make_jaxpr(lambda *given: KINDS[kind].function(*given, **dict(constants)))(*shapes)
+    closed = jax.make_jaxpr(lambda *given: KINDS[kind].function(*given, **dict(constants)))(*shapes)
+    limits_of: list[str] = []
+
+    def watching(*given: Array) -> tuple[Array, list[Array]]:
+        magnitudes: list[Array] = []
+        limits_of.clear()
+
+        def note(limit: str, values: Any) -> None:
+            if jnp.size(values) and jnp.issubdtype(jnp.result_type(values), jnp.floating):
+                magnitudes.append(jnp.abs(values).max())
+                limits_of.append(limit)
+
+        def kept(exponents: Any) -> Array:
+            """Masked entries are exponentiated too, and discarded afterwards."""
+            return jnp.where(exponents > 0.8 * MASKED, exponents, 0.0)
+
+        def run(jaxpr: Any, consts: Any, given: Any) -> list[Any]:
+            known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *given], strict=True))
+
+            def read(one: Any) -> Any:
+                return one.val if isinstance(one, jax.extend.core.Literal) else known[one]
+
+            for equation in jaxpr.eqns:
+                name, values = equation.primitive.name, [read(one) for one in equation.invars]
+                if name in _INSIDE:
+                    inner = equation.params.get("jaxpr") or equation.params["call_jaxpr"]
+                    results = run(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), values)
+                else:
+                    step = equation.params["step"] if name == "on_shares" else None
+                    if name in ("rsqrt", "sqrt"):
+                        note("rsqrt", values[0])
+                    elif name == "div":
+                        note("div", values[1])
+                    elif name in ("exp", "exp2"):
+                        note("exp", kept(values[0]))
+                    elif step == "negative":
+                        note("negative", values[0])
+                    elif step == "exponential":
+                        note("squarings", kept(values[0]))
+                    out = equation.primitive.bind(*values, **equation.params)
+                    results = list(out) if equation.primitive.multiple_results else [out]
+                    if step is None:
+                        for result in results:
+                            note("product" if name in PRODUCTS else "value", result)
+                known.update(zip(equation.outvars, results, strict=True))
+            return [read(one) for one in jaxpr.outvars]
+
+        (result,) = run(closed.jaxpr, closed.consts, given)
+        return result, magnitudes
+
+    return jax.jit(watching), limits_of
 
 
 def watched(
     kind: str, arrays: tuple[Array, ...], constants: Mapping[str, float], found: list[tuple[str, str, float]]
 ) -> Array:
     """The operation's result in the clear; appends (name of the limit, operation, magnitude) for every value in it."""
-    closed = _steps(kind, tuple((one.shape, one.dtype) for one in arrays), tuple(constants.items()))
-
-    def note(limit: str, values: Any) -> None:
-        values = np.asarray(values)
-        if values.size and values.dtype.kind == "f":
-            with np.errstate(invalid="ignore"):
-                largest = float(np.abs(values).max())
-            found.append((limit, kind, np.inf if np.isnan(largest) else largest))
-
-    def run(jaxpr: Any, consts: Any, given: Any) -> list[Any]:
-        known: dict[Any, Any] = {}
-
-        def read(one: Any) -> Any:
-            return one.val if isinstance(one, jax.extend.core.Literal) else known[one]
-
-        known.update(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *given], strict=True))
-        for equation in jaxpr.eqns:
-            name, values = equation.primitive.name, [read(one) for one in equation.invars]
-            if name in _INSIDE:
-                inner = equation.params.get("jaxpr") or equation.params["call_jaxpr"]
-                results = run(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), values)
-            else:
-                if name in ("rsqrt", "sqrt"):
-                    note("rsqrt", values[0])
-                elif name == "div":
-                    note("div", values[1])
-                elif name in ("exp", "exp2"):
-                    # Masked entries are exponentiated too, and discarded afterwards.
-                    note("exp", np.where(np.asarray(values[0]) > 0.8 * MASKED, values[0], 0.0))
-                elif name == "on_shares" and equation.params["step"] == "negative":
-                    note("negative", values[0])
-                elif name == "on_shares" and equation.params["step"] == "exponential":
-                    note("squarings", np.where(np.asarray(values[0]) > 0.8 * MASKED, values[0], 0.0))
-                out = equation.primitive.bind(*values, **equation.params)
-                results = list(out) if equation.primitive.multiple_results else [out]
-                if name != "on_shares":
-                    for result in results:
-                        note("product" if name in PRODUCTS else "value", result)
-            known.update(zip(equation.outvars, results, strict=True))
-        return [read(one) for one in jaxpr.outvars]
-
-    (result,) = run(closed.jaxpr, closed.consts, arrays)
+    function, limits_of = _watching(kind, tuple((one.shape, one.dtype) for one in arrays), tuple(constants.items()))
+    result, magnitudes = function(*arrays)
+    largest = np.nan_to_num(np.array(magnitudes), nan=np.inf, posinf=np.inf)
+    found += [(limit, kind, float(one)) for limit, one in zip(limits_of, largest, strict=True)]
     return result
 
 
@@ -201,7 +219,7 @@ def farthest(
         nonlocal where
         where = f"layer {layer}" if layer <= model.config.layers else "the vocabulary projection"
 
-    weights = {name: jax.numpy.asarray(value) for name, value in weight_arrays(model, program).items()}
+    weights = {name: jnp.asarray(value) for name, value in weight_arrays(model, program).items()}
     past, first = prefix_past(model, prefix), len(prefix)
     for prompt in probes(model, prefix) if ids is None else [ids]:
         one_hot = jax.nn.one_hot(np.asarray(prompt), model.config.vocabulary, dtype=np.float32)

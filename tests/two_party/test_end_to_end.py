@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from made_models import random_model, torch_logits
 
 from aero import checkpoint
-from aero.two_party.program.end_to_end import ask, composed_bytes
+from aero.two_party.program.end_to_end import Question, ask, composed_bytes, forward_task
 from aero.two_party.program.forward import operations
-from aero.two_party.program.weights import within_budget
-from aero.two_party.runtime.settings import Settings, TwoPartyError
+from aero.two_party.program.weights import weight_arrays, within_budget
+from aero.two_party.runtime.parties import run_parties
+from aero.two_party.runtime.settings import CLIENT, SERVER, Settings, TwoPartyError
 
 # Logit errors of fixed point with 18 fraction bits (as_written: also of SPU's exponential and GELU).
 TOLERANCE = 0.02
@@ -23,32 +26,48 @@ BIASES = {"qk_bias": True, "vo_bias": True, "ffn_bias": True}
 
 
 # The fast ones, with the GELU and the temperatures of test_ask.py, cover every kind of FFN, norm and attention.
-@pytest.mark.parametrize(
-    ("row", "program", "switches"),
-    [
-        ("SM+LN+SNorm(QKVO+FFN)", "tuned", {}),
-        ("SM+LeakyR(global)", "tuned+narrow_comparisons+wide_maxima+bounded_reciprocals", {}),
-        pytest.param(
-            "SM(t)+R", "tuned-split_exponential+narrow_comparisons+fewer_squarings", {}, marks=pytest.mark.slow
-        ),
-        pytest.param("EReg(SM(t)+ScFuFFNi_1)", "tuned", {}, marks=pytest.mark.slow),
-        ("SM+LN+R", "tuned", PYTHIA),
-        ("SM+RMS+SwiGLU", "tuned", LLAMA),
-        pytest.param("SM+RMS+SwiGLU", "as_written", LLAMA, marks=pytest.mark.slow),
-        ("SOTA(SM+ScFuFFN)", "as_written", {}),
-        pytest.param("SOTA(SM+ScFuFFNi_1)", "as_published", {}, marks=pytest.mark.slow),
-        pytest.param("SM+R", "as_written", {}, marks=pytest.mark.slow),
-        pytest.param("SM+ScFFN+WNorm(QK+FFN)", "tuned", BIASES, marks=pytest.mark.slow),
-        pytest.param("SM+LN+G", "as_written", PYTHIA, marks=pytest.mark.slow),
-        pytest.param("SM+LN+G", "as_published", {}, marks=pytest.mark.slow),
-        pytest.param("SOTA(SM+ScFFN)", "tuned", {}, marks=pytest.mark.slow),
-    ],
+FAST = (
+    ("SM+LN+SNorm(QKVO+FFN)", "tuned", {}),
+    ("SM+LeakyR(global)", "tuned+narrow_comparisons+wide_maxima+bounded_reciprocals", {}),
+    ("SM+LN+R", "tuned", PYTHIA),
+    ("SM+RMS+SwiGLU", "tuned", LLAMA),
+    ("SOTA(SM+ScFuFFN)", "as_written", {}),
 )
-def test_private_logits_agree_with_torch(row, program, switches):
-    model = random_model(row, layers=2, width=32, ffn_width=64, **switches)
-    prompt = np.random.default_rng(0).integers(0, 41, 12)
-    (answer,), _ = ask(model, prompt, program)
-    np.testing.assert_allclose(answer.logits, torch_logits(model, prompt), atol=TOLERANCE, rtol=0)
+SLOW = (
+    ("SM(t)+R", "tuned-split_exponential+narrow_comparisons+fewer_squarings", {}),
+    ("EReg(SM(t)+ScFuFFNi_1)", "tuned", {}),
+    ("SM+RMS+SwiGLU", "as_written", LLAMA),
+    ("SOTA(SM+ScFuFFNi_1)", "as_published", {}),
+    ("SM+R", "as_written", {}),
+    ("SM+ScFFN+WNorm(QK+FFN)", "tuned", BIASES),
+    ("SM+LN+G", "as_written", PYTHIA),
+    ("SM+LN+G", "as_published", {}),
+    ("SOTA(SM+ScFFN)", "tuned", {}),
+)
+
+
+def passes(party, given):
+    return [forward_task(party, one) for one in given]
+
+
+@pytest.mark.parametrize("cases", [FAST, pytest.param(SLOW, marks=pytest.mark.slow)], ids=["fast", "slow"])
+def test_private_logits_agree_with_torch(cases):
+    """All in one session, because starting one takes longer than a pass."""
+    prompt, models = np.random.default_rng(0).integers(0, 41, 12), []
+    given = {CLIENT: [], SERVER: []}
+    for row, program, switches in cases:
+        models.append(model := random_model(row, layers=2, width=32, ffn_width=64, **switches))
+        program = within_budget(model, program)
+        question = Question(row, dataclasses.asdict(model.config), program, len(prompt))
+        common = {"question": question, "prompts": 1, "warm_up": False}
+        given[CLIENT].append(common | {"ids": prompt[None]})
+        given[SERVER].append(common | {"weights": weight_arrays(model, program)})
+    ours, theirs = run_parties(passes, given[CLIENT], given[SERVER], Settings())
+    for case, model, client, server in zip(cases, models, ours, theirs, strict=True):
+        assert server["logits"] == [None]
+        np.testing.assert_allclose(
+            client["logits"][0], torch_logits(model, prompt), atol=TOLERANCE, rtol=0, err_msg=str(case)
+        )
 
 
 @pytest.mark.slow

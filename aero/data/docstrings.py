@@ -8,14 +8,12 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
-import platform
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from aero.data.base import Split, files_digest, files_of_split
+from aero.data.base import Split, files_of_split
 from aero.data.python_stdlib import PythonStandardLibrary
 
 TOPICS = "pydoc_data/topics.py"  # the language reference, as `help()` shows it
@@ -23,7 +21,7 @@ REPEATED_FROM = 100  # characters; shorter sentences repeat naturally ("Return a
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-class StandardLibraryDocstrings:
+class StandardLibraryDocstrings(PythonStandardLibrary):
     """A few MB, held in memory. A document is all docstrings of one file, in source order, or one topic of `help()`.
 
     Repeated paragraphs are left out, so that none is in both splits: those of `REPEATED_FROM` characters or more, and
@@ -35,17 +33,16 @@ class StandardLibraryDocstrings:
     def __init__(
         self, validation_fraction: float = 0.05, include_tests: bool = False, folder: str | Path | None = None
     ) -> None:
-        self._library = PythonStandardLibrary(validation_fraction, include_tests, folder)
+        super().__init__(validation_fraction, include_tests, folder)
         self._texts: dict[str, str] | None = None
-        self._digests: dict[str, str] = {}
-        self._skipped: list[str] = []
+        self._not_python: list[str] = []
         self._seen: set[str] = set()
         self._repeated = 0
 
     def documents(self, split: Split) -> Iterator[str]:
         if self._texts is None:
             self._texts = self._read()
-        for key in files_of_split(self._texts, split, self._library.validation_fraction):
+        for key in files_of_split(self._texts, split, self.validation_fraction):
             yield self._texts[key]
 
     def manifest(self) -> dict[str, Any]:
@@ -54,42 +51,35 @@ class StandardLibraryDocstrings:
             "docstrings": sum(len(text.encode()) for key, text in texts.items() if not key.startswith(TOPICS)),
             "help_topics": sum(len(text.encode()) for key, text in texts.items() if key.startswith(TOPICS)),
         }
-        return {
-            "name": self.name,
+        return super().manifest() | {
             "description": (
                 f"technical prose, {sum(sizes.values()) / 1e6:.1f} MB: docstrings and help topics of Python's standard"
                 " library; a substitute for books, not books"
             ),
-            "python": platform.python_version(),
-            "implementation": sys.implementation.name,
-            "include_tests": self._library.include_tests,
-            "validation_fraction": self._library.validation_fraction,
             "split_by": f"file; {TOPICS} by topic",
             "bytes": sizes,
             "documents": len(texts),
             "repeated_paragraphs_left_out": self._repeated,
-            "skipped_not_python": list(self._skipped),
-            "files_sha256": files_digest(self._digests),
-            "files": dict(sorted(self._digests.items())),
+            "skipped_not_python": list(self._not_python),
         }
 
     def _read(self) -> dict[str, str]:
         """Documents by key: the file's relative path, or path and topic."""
         texts = self._topics()
-        for key in self._library.files():
+        for key in self.files():
             if tree := self._parsed(key):
                 docstrings = (self._new_paragraphs(docstring, REPEATED_FROM) for docstring in _docstrings(tree))
                 if text := "\n\n".join(filter(None, docstrings)):
                     texts[key] = text + "\n"
         if not texts:
             raise ValueError(
-                f"corpus 'stdlib_docstrings' is empty: no docstrings below {self._library.folder} (a Python stripped of"
+                f"corpus 'stdlib_docstrings' is empty: no docstrings below {self.folder} (a Python stripped of"
                 " them?); set corpus.name=local and corpus.path"
             )
         return texts
 
     def _topics(self) -> dict[str, str]:
-        if not (self._library.folder / TOPICS).is_file() or (tree := self._parsed(TOPICS)) is None:
+        if not (self.folder / TOPICS).is_file() or (tree := self._parsed(TOPICS)) is None:
             return {}
         topics: dict[str, str] = {}
         for node in tree.body:
@@ -115,13 +105,13 @@ class StandardLibraryDocstrings:
         return "\n\n".join(kept)
 
     def _parsed(self, key: str) -> ast.Module | None:
-        content = (self._library.folder / key).read_bytes()
+        content = (self.folder / key).read_bytes()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # invalid escapes in other people's strings
                 tree = ast.parse(content)
         except (SyntaxError, ValueError):
-            self._skipped.append(key)
+            self._not_python.append(key)
             return None
         self._digests[key] = hashlib.sha256(content).hexdigest()
         return tree

@@ -219,7 +219,7 @@ class Parameters(Strict):
         if self.active.two_party == "own":
             sizes = self.active.model
             return ModelConfig(vocabulary=self.active.tokens.vocabulary, **sizes.model_dump()), sizes.context
-        return ModelConfig(vocabulary=50257, context=128, layers=12, heads=12, width=768, ffn_width=3072), 128
+        return ModelConfig(vocabulary=50257, context=128, **FAMILIES["gpt2"].sizes), 128
 
 
 @dataclass(frozen=True)

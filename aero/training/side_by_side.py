@@ -22,10 +22,10 @@ from aero.config import ResolvedRun
 from aero.data.tokens import Tokens
 from aero.errors import one_line
 from aero.model import GPT
-from aero.training.distributed import ALONE, default_device
+from aero.training.distributed import default_device
 from aero.training.kernels import eager
-from aero.training.loop import Step, Trainer
-from aero.training.run import finish_run, finished_metrics, parts
+from aero.training.loop import Step
+from aero.training.run import finish_run, finished_metrics, trainer_of
 from aero.training.schedule import learning_rate_factor
 from aero.training.time_limited import Ending, Limit
 
@@ -46,7 +46,7 @@ class CapturedTraining:
         self.run, self.state, self.state_hash = run, state, run.hash(tokens.manifest)
         self.on_gpu = device.startswith("cuda")
         self.stream = torch.cuda.Stream() if self.on_gpu else None
-        self.trainer = trainer = Trainer(**parts(run, tokens, device), device=device, processes=ALONE)
+        self.trainer = trainer = trainer_of(run, tokens, device)
         trainer.compiled = False
         if self.on_gpu:
             torch.cuda.synchronize()  # the model was moved there on another stream
@@ -182,8 +182,8 @@ class _Group:
         device: str,
         locks: contextlib.ExitStack,
     ) -> None:
-        self.clock, self.started, self.count = time.monotonic(), records.now(), len(runs)
-        self.tokens_of, self.folder_of, self.limit, self.device = tokens_of, folder_of, limit, device
+        began, self.count = time.monotonic(), len(runs)
+        self.tokens_of, self.folder_of, self.limit = tokens_of, folder_of, limit
         self.left: list[CapturedTraining] = []
         self.failed: list[Ending] = []
         for run in runs:
@@ -193,7 +193,7 @@ class _Group:
                 self.left.append(CapturedTraining(run, tokens_of(run), state, device))
             except Exception as error:
                 self.failed.append(Ending(run, "failed", line=one_line(error)))
-        limit.took(time.monotonic() - self.clock, None)
+        limit.took(time.monotonic() - began, None)
 
     def endings(self) -> Iterator[Ending]:
         """How the trainings end; those that the limit stops stay in `left`, saved."""
@@ -215,11 +215,10 @@ class _Group:
             yield Ending(training.run, "unfinished")
 
     def _finished(self, training: CapturedTraining) -> Ending:
-        run, outcome = training.run, training.trainer.outcome
-        place = self.tokens_of(run), self.folder_of(run), self.device, self.started, self.clock
+        run, place = training.run, (self.tokens_of(training.run), self.folder_of(training.run))
         try:
             with training.on_stream():
-                metrics = finish_run(run, outcome, *place, side_by_side=self.count)
+                metrics = finish_run(run, training.trainer, *place, side_by_side=self.count)
         except Exception as error:
             return Ending(run, "failed", line=one_line(error))
         training.state.unlink(missing_ok=True)

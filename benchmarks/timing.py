@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import median
+from statistics import linear_regression, median
 from typing import Any
 
 from aero import records
@@ -107,9 +107,7 @@ def ratio(over: Sequence[float], under: Sequence[float]) -> dict[str, float]:
 
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
     """The slope of log value over log size, by least squares: 1 is linear, 0 is flat."""
-    x, y = [math.log(size) for size in sizes], [math.log(value) for value in values]
-    centre = sum(x) / len(x)
-    return sum((a - centre) * b for a, b in zip(x, y, strict=True)) / sum((a - centre) ** 2 for a in x)
+    return linear_regression(list(map(math.log, sizes)), list(map(math.log, values))).slope
 
 
 def arguments_of(name: str, purpose: str, repeats: int = 7) -> argparse.ArgumentParser:

@@ -42,16 +42,11 @@ class TokenStream:
     tokens: np.ndarray
     offsets: np.ndarray
 
-    @property
-    def documents(self) -> int:
-        return len(self.offsets) - 1
-
 
 @dataclass(frozen=True)
 class Tokens:
     """An opened folder of token files. vocabulary: number of ids, `<|endoftext|>` included."""
 
-    folder: Path
     train: TokenStream
     valid: TokenStream
     vocabulary: int
@@ -91,7 +86,7 @@ def open_tokens(folder: str | Path, verify: bool = False) -> Tokens:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {str(error)[:200]}"
         raise ValueError(f"token file {path} is damaged ({reason}); {REMEDY}") from None
-    return Tokens(folder, streams["train"], streams["valid"], vocabulary, manifest)
+    return Tokens(streams["train"], streams["valid"], vocabulary, manifest)
 
 
 def _damaged(path: Path, reason: str) -> UserError:

@@ -70,7 +70,6 @@ class Parameters(Strict):
     regularizer: RegularizerParameters
     scales: dict[Name, ScaleParameters]
     devices: dict[str, DeviceParameters]
-    core_usd_per_hour: float = Field(gt=0)
     families: dict[str, FamilyParameters]
     runs: dict[Name, RunParameters]
     sensitivity: SensitivityParameters

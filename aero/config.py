@@ -246,9 +246,11 @@ class ResolvedRun:
         return f"{self.name} seed {self.seed}"
 
     @property
-    def weight(self) -> float:
-        """The regulariser's effective lambda."""
-        return self.regularizer.weight(self.train.batch_size, self.sizes.context)
+    def regularized(self) -> dict[str, Any]:
+        """Fields of `aero.training.loop.Regularizer`, with the effective lambda."""
+        chosen = self.regularizer
+        weight = chosen.weight(self.train.batch_size, self.sizes.context)
+        return {"reduction": chosen.reduction, "gamma": chosen.gamma, "lambda_": weight}
 
     def model_config(self, vocabulary: int | None = None) -> ModelConfig:
         """Configuration of the decoder; vocabulary: that of the token files, the most allowed by default."""
@@ -270,10 +272,6 @@ class ResolvedRun:
         """What determines the training: architecture, sizes, recipe, regulariser, corpus, seed. manifest: that of the
         token files.
         """
-        regularizer = None
-        if self.architecture.entropy_regularized:
-            chosen = self.regularizer
-            regularizer = {"reduction": chosen.reduction, "gamma": chosen.gamma, "lambda_": self.weight}
         return {
             "seed": self.seed,
             "run": self.name,
@@ -285,7 +283,7 @@ class ResolvedRun:
                 if name not in NOT_TRAINED  # so that hashes of earlier results stay
             },
             "train": self.train.recipe(),
-            "regularizer": regularizer,
+            "regularizer": self.regularized if self.architecture.entropy_regularized else None,
             "corpus": manifest["corpus"]["name"],
             "corpus_sha256": manifest["corpus_sha256"],
             "tokenizer_sha256": manifest["tokenizer_sha256"],

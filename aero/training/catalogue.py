@@ -115,13 +115,11 @@ BOOKKEEPING = frozenset({"threads", "compile", "log_every", "checkpoint_every"})
 
 def _configuration(run: ResolvedRun) -> dict[str, dict[str, Any]]:
     """The current configuration of `run`, in the form that results state theirs."""
-    regularizer = run.regularizer
-    inits = {name: getattr(regularizer, name) for name in ("temperature_init", "threshold_init")}
-    regularized = {"reduction": regularizer.reduction, "gamma": regularizer.gamma, "lambda_": run.weight}
+    inits = {name: getattr(run.regularizer, name) for name in ("temperature_init", "threshold_init")}
     return {
         "model": run.sizes.model_dump() | inits,
         "train": run.train.model_dump(mode="json"),
-        "regularizer": regularized,
+        "regularizer": run.regularized,
     }
 
 

@@ -124,7 +124,7 @@ def train(
             observer.begin(outcome.rows)
         for step in range(outcome.steps_done, settings.steps):
             if stop is not None and processes.total(stop())[0]:
-                training.save(state_path, state_hash)
+                training.save()
                 return outcome
             result = training.train_step(step)
             if training.diverged(result):
@@ -142,7 +142,7 @@ def train(
                 break
             bar.update()
             if outcome.steps_done % settings.checkpoint_every == 0 and outcome.steps_done < settings.steps:
-                training.save(state_path, state_hash)
+                training.save()
     training.time()
     return outcome
 
@@ -184,8 +184,8 @@ class Trainer:
         self.compiled = settings.compile and on_gpu
 
     def resume(self, path: Path | None, state_hash: str) -> None:
-        """Load the state at `path` if there is one, and start the clocks."""
-        outcome = self.outcome
+        """Load the state at `path` if there is one, and start the clocks. `save` writes it there."""
+        outcome, self.state_path, self.state_hash = self.outcome, path, state_hash
         if path is not None and path.is_file():
             state.restore(path, state_hash, outcome, self.optimizer, self.scaler)
         if not self.processes.agree(outcome.steps_done):
@@ -196,10 +196,10 @@ class Trainer:
         self.cpu_began = time.process_time() - outcome.cpu_seconds
         self.model.train()
 
-    def save(self, path: Path | None, state_hash: str) -> None:
+    def save(self) -> None:
         """Save the state that `resume` loads."""
-        if path is not None and self.processes.first:
-            state.store(path, state_hash, self.outcome, self.optimizer, self.scaler)
+        if self.state_path is not None and self.processes.first:
+            state.store(self.state_path, self.state_hash, self.outcome, self.optimizer, self.scaler)
 
     def time(self) -> None:
         self.outcome.seconds = time.monotonic() - self.began

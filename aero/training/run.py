@@ -30,15 +30,14 @@ ENTROPY_BATCH = 32
 """Sequences a batch when entropies are measured."""
 LARGE_BATCH = 16_384
 """Tokens of an evaluation batch on a GPU."""
-UNFINISHED = "log.unfinished.csv"
-"""The log until its training is over."""
+UNFINISHED, STATE = "log.unfinished.csv", "resume.safetensors"
+"""The log until its training is over, and the state from which the training resumes."""
 
 
 def train_run(
     run: ResolvedRun,
     tokens: Tokens,
     folder: Path,
-    state_path: Path | None = None,
     device: str | None = None,
     progress: bool = True,
     stop: Callable[[], bool] | None = None,
@@ -70,7 +69,7 @@ def train_run(
         observers = [LiveLog(folder / UNFINISHED, _columns(run)), *observers]
     try:
         training = trainer_of(run, tokens, device, processes)
-        outcome = train(training, state_path, state_hash, progress, run.label, stop, observers)
+        outcome = train(training, folder / STATE, state_hash, progress, run.label, stop, observers)
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"{run.name} does not fit into the memory of {device}: {str(error).splitlines()[0]} "
@@ -79,15 +78,14 @@ def train_run(
     if outcome.diverged_at_step is None and outcome.steps_done < run.train.steps:
         return None
     metrics = finish_run(run, training, tokens, folder, checkpoint, after)
-    if processes.first and state_path is not None:
-        state_path.unlink(missing_ok=True)
+    if processes.first:
+        (folder / STATE).unlink(missing_ok=True)
     return metrics
 
 
 def trainer_of(run: ResolvedRun, tokens: Tokens, device: str, processes: Processes = ALONE) -> Trainer:
     """Model, optimiser and data of `run`."""
-    config, settings = run.model_config(tokens.vocabulary), run.train
-    regularizer = Regularizer(run.regularizer.reduction, run.regularizer.gamma, run.weight)
+    config, settings, regularizer = run.model_config(tokens.vocabulary), run.train, Regularizer(**run.regularized)
     batches = Batches(tokens.train, config.context, settings.batch_size, run.seed, run.corpus.packing, device)
     held_out = _held_out(run, tokens, settings.evaluation_tokens, device)
     return Trainer(run.architecture, config, settings, regularizer, batches, held_out, run.seed, device, processes)

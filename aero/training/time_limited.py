@@ -20,7 +20,7 @@ from aero.data.tokens import Tokens
 from aero.records import Row, lock
 from aero.training.distributed import default_device
 from aero.training.log import Observer
-from aero.training.run import finished_metrics, train_run
+from aero.training.run import STATE, finished_metrics, train_run
 
 SAFETY = 1.25
 """Time reserved to start and to end a run: the longest so far, times this."""
@@ -134,10 +134,9 @@ def _train(
     run: ResolvedRun, tokens: Tokens, folder: Path, limit: Limit, device: str, watch: _Stopwatch
 ) -> dict[str, Any] | None:
     def once() -> dict[str, Any] | None:
-        return train_run(run, tokens, folder, state, device, stop=limit.stop, observers=[watch], checkpoint=False)
+        return train_run(run, tokens, folder, device, stop=limit.stop, observers=[watch], checkpoint=False)
 
-    state = folder / "resume.safetensors"
-    with lock(state):
+    with lock(folder / STATE):
         try:
             return once()
         except Exception as error:

@@ -145,13 +145,9 @@ class LocalFolder:
                 yield self._checked(text, f"{key} line {number}")
 
     def _parquet(self, key: str) -> Iterator[str]:
-        try:
-            import pyarrow
-            from pyarrow import parquet
-        except ImportError as error:
-            raise ValueError(
-                f"corpus 'local': {key} needs pyarrow ({error}); install it: pip install -e '.[corpora]' in your clone"
-            ) from None
+        import pyarrow
+        from pyarrow import parquet
+
         path, number = self.folder / key, 0
         try:
             with parquet.ParquetFile(path, pre_buffer=False, buffer_size=2**20) as file:

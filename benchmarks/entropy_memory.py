@@ -10,7 +10,6 @@ Writes results/bench/entropy_memory.json.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,9 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from aero import records
 from aero.attention import KEPT_UP_TO, MATRIX_UP_TO, matrix_attention
-from aero.records import write_text
 from aero.row_entropy import ROWS, blocked, kept_blocks
 from benchmarks import timing
 
@@ -97,9 +94,9 @@ def main() -> None:
         "kept_up_to": KEPT_UP_TO,
         "memory": lines,
         "growth": {way: round(growth(lines, way), 3) for way in WAYS},
-        "provenance": records.provenance(torch=torch.__version__, threads=1, measured=records.now()),
+        "threads": 1,
     }
-    write_text(chosen.out, json.dumps(result, indent=1) + "\n")
+    timing.save(chosen.out.stem, result, chosen.out.parent)
 
 
 if __name__ == "__main__":

@@ -125,15 +125,11 @@ def of(steps: Sequence[Measured], name: str = "seconds") -> list[float]:
 
 
 def save(name: str, values: Mapping[str, Any], folder: Path = FOLDER) -> None:
-    """results/bench/<name>.json with where it was made; replaced at once."""
-    write_text(folder / f"{name}.json", json.dumps({**values, "provenance": made_here()}, indent=1) + "\n")
-
-
-def made_here() -> dict[str, Any]:
-    """Where and when something is measured now."""
+    """results/bench/<name>.json with where and when it was made; replaced at once."""
     import torch
 
-    return records.provenance(torch=torch.__version__, measured=records.now(), load=load())
+    made = records.provenance(torch=torch.__version__, measured=records.now(), load=load())
+    write_text(folder / f"{name}.json", json.dumps({**values, "provenance": made}, indent=1) + "\n")
 
 
 def write_lines(path: Path, columns: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> None:

@@ -15,7 +15,7 @@ import torch
 from aero.entropy import entropy_regularization
 from aero.two_party.cost.network import Network
 from aero.two_party.program.operations import Operation
-from benchmarks import faults, gpu, latency, pipeline, regularized_step, server_soak, timing, training_step
+from benchmarks import faults, gpu, pipeline, regularized_step, server_soak, shaped_network, timing, training_step
 from benchmarks.__main__ import ALL, of_this_machine
 from benchmarks.entropy_memory import peak_of
 from benchmarks.timing import in_turn
@@ -201,9 +201,9 @@ def test_a_damaged_result_is_seen(tmp_path):
 
 def test_a_latency_is_predicted_from_costs_by_hand():
     one = Operation("relu", ((2, 3),))
-    costs = {("relu", "2x3"): latency.Cost("relu", "2x3", 0.5, 1e6, 2.0, 2e6, 10.0)}
-    costs["refill", ""] = latency.Cost("refill", "", 1.0, 0.0, 4.0, 266e3, 1281.0)
-    found = latency.predict({one: 3}, costs, 1, Network(100, 80))
+    costs = {("relu", "2x3"): shaped_network.Cost("relu", "2x3", 0.5, 1e6, 2.0, 2e6, 10.0)}
+    costs["refill", ""] = shaped_network.Cost("refill", "", 1.0, 0.0, 4.0, 266e3, 1281.0)
+    found = shaped_network.predict({one: 3}, costs, 1, Network(100, 80))
     assert found == pytest.approx({"compute": 2.5, "transfer": 3e6 / 12.5e6, "rounds": 10 * 0.08})
-    assert sum(latency.predict({one: 3}, costs, 1, None).values()) == 2.5
-    assert latency.refills_of({one: 3}, costs, 30 + 2 * 1281) == 2
+    assert sum(shaped_network.predict({one: 3}, costs, 1, None).values()) == 2.5
+    assert shaped_network.refills_of({one: 3}, costs, 30 + 2 * 1281) == 2

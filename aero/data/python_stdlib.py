@@ -46,6 +46,7 @@ class PythonStandardLibrary:
         self.include_tests = include_tests
         self._digests: dict[str, str] = {}
         self._skipped: set[str] = set()
+        self._empty: set[str] = set()
 
     def files(self) -> list[str]:
         """Relative paths (with forward slashes) of the sources, sorted. ValueError if there are none."""
@@ -79,6 +80,8 @@ class PythonStandardLibrary:
             self._digests[key] = hashlib.sha256(content).hexdigest()
             if text:
                 yield text
+            else:
+                self._empty.add(key)
 
     def manifest(self) -> dict[str, Any]:
         return {
@@ -88,6 +91,7 @@ class PythonStandardLibrary:
             "include_tests": self.include_tests,
             "validation_fraction": self.validation_fraction,
             "files_sha256": files_digest(self._digests),
+            "empty_files": len(self._empty),
             "skipped_not_utf8": sorted(self._skipped),
             "files": dict(sorted(self._digests.items())),
         }

@@ -91,6 +91,7 @@ def test_standard_library_skips_and_names_what_is_no_utf8(tmp_path):
     corpus = PythonStandardLibrary(folder=tmp_path)
     assert sorted(texts(corpus, "train") + texts(corpus, "valid")) == ["a\n", "b\n", "bom\n"]
     assert corpus.manifest()["skipped_not_utf8"] == ["c.py"]
+    assert corpus.manifest()["empty_files"] == 1
 
 
 def test_empty_standard_library_is_an_error(tmp_path):

@@ -20,6 +20,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from aero.errors import cut
+
 Block = Literal["pre_ln", "he_hofmann"]
 FFN = Literal["gelu", "relu", "leaky_relu", "swiglu", "linear", "fused"]
 Slope = Literal["layer", "global"]
@@ -59,7 +61,7 @@ _ALLOWED = (
 
 @dataclass(frozen=True)
 class Architecture:
-    """Which nonlinearities, norms and feed-forward form a decoder has.
+    """Which nonlinearities, norms and feed-forward form a decoder has; `parse` makes one from the papers' notation.
 
     block: "pre_ln" is the GPT-2 block (AERO Eq. 1), "he_hofmann" the skipless parallel block of He & Hofmann (2024).
     layer_norm: a norm before attention and before the FFN of every block. (A He & Hofmann row always has one, in its
@@ -98,20 +100,6 @@ class Architecture:
                 f"Core({self.core}) replaces the softmax of a plain decoder: it cannot be combined with temperature,"
                 " weight norm, EReg(…) or SOTA(…)"
             )
-        if (self.slope is not None) != (self.ffn == "leaky_relu"):
-            raise ValueError(f"slope={self.slope!r} with ffn={self.ffn!r}: only a leaky ReLU has a slope")
-        if (self.weight_norm is not None) != bool(self.normed):
-            raise ValueError("weight_norm and normed go together: how to normalise, and which layers")
-        if self.normed and self.normed not in NORMED.values():
-            raise ValueError(f"normed={self.normed} is none of {', '.join(NORMED)} (AERO Table 9)")
-        if self.rms_norm and not self.layer_norm:
-            raise ValueError("rms_norm without layer_norm: it says which norm the blocks have")
-        if self.scaled and self.ffn not in ("linear", "fused"):
-            raise ValueError(f"a scaled FFN must be linear or fused, not {self.ffn!r}: its activation forbids folding")
-        if self.ffn == "fused" and not self.scaled:
-            raise ValueError("a fused FFN has no notation without scaling; use ScFuFFN")
-        if self.pruned < 0 or (self.pruned and self.ffn != "fused"):
-            raise ValueError(f"pruned={self.pruned}: only a fused FFN can be pruned (ScFuFFNi_x, x >= 0)")
         if self.scaled and self.layer_norm:
             raise ValueError("ScFFN and LN exclude each other: scaling replaces LayerNorm (AERO §3.2)")
         if self.block == "he_hofmann" and (self.layer_norm or self.temperature or not self.scaled):
@@ -167,7 +155,7 @@ def parse(text: str) -> Architecture:
     if not isinstance(text, str):
         raise ValueError(f"architecture must be text in the papers' notation, got {type(text).__name__}")
     core = re.sub(r"\s+", "", text)
-    shown = _quoted(text)
+    shown = cut(repr(text), _LONGEST)
     if len(core) > _LONGEST:
         raise ValueError(f"architecture {shown} has {len(core)} characters; {_LONGEST} are the most")
     settings: dict[str, object] = {}
@@ -179,6 +167,7 @@ def parse(text: str) -> Architecture:
         core = match[2]
     for position, part in enumerate(_PLUS.split(core)):
         update: dict[str, object]
+        named = cut(repr(part), _LONGEST)
         if part in ("SM", "SM(t)"):
             update = {"temperature": part == "SM(t)"}
             if position:
@@ -189,7 +178,7 @@ def parse(text: str) -> Architecture:
                 raise ValueError(f"architecture {shown}: Core(softmax) is written SM")
         elif position == 0:
             raise ValueError(
-                f"architecture {shown}: must begin with SM, SM(t) or Core(…), not {_quoted(part)}; known: {_ALLOWED}"
+                f"architecture {shown}: must begin with SM, SM(t) or Core(…), not {named}; known: {_ALLOWED}"
             )
         elif part in _FORMS:
             update = _FORMS[part]
@@ -202,7 +191,7 @@ def parse(text: str) -> Architecture:
                 raise ValueError(f"architecture {shown}: {part} must name one of {', '.join(NORMED)} (AERO Table 9)")
             update = {"weight_norm": {"W": "weight", "S": "spectral"}[match[1]], "normed": NORMED[match[2]]}
         else:
-            raise ValueError(f"architecture {shown}: unknown part {_quoted(part)}; known parts: {_ALLOWED}")
+            raise ValueError(f"architecture {shown}: unknown part {named}; known parts: {_ALLOWED}")
         if repeated := set(update) & set(settings):
             if {update.get("ffn"), settings.get("ffn")} & set(ACTIVATIONS) and ("scaled" in update | settings):
                 raise ValueError(
@@ -215,9 +204,3 @@ def parse(text: str) -> Architecture:
         return Architecture(**settings)  # type: ignore[arg-type]
     except ValueError as error:
         raise ValueError(f"architecture {shown}: {error}") from None
-
-
-def _quoted(text: str) -> str:
-    """`repr` of the text, cut if it is long."""
-    quoted = repr(text)
-    return quoted if len(quoted) <= _LONGEST else f"{quoted[:_LONGEST]}..."

@@ -5,19 +5,19 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from aero.architecture import Architecture, parse
 from aero.errors import check_file
 from aero.model import GPT, ModelConfig
+from aero.records import write_together
 
 FORMAT = "aero-checkpoint-1"
 LARGEST_SIZE, MOST_LAYERS = 2**20, 256
@@ -26,7 +26,6 @@ LARGEST_SIZE, MOST_LAYERS = 2**20, 256
 
 def save(path: Path | str, model: GPT, **metadata: str) -> None:
     """Write `model` to `path`, atomically."""
-    path = Path(path)
     tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
     header = {
         "format": FORMAT,
@@ -101,25 +100,13 @@ def check_fit(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Te
 
 
 def write_tensors(path: Path | str, tensors: dict[str, torch.Tensor], header: dict[str, str]) -> None:
-    """Write a safetensors file atomically: to a temporary name, flushed to disk, renamed. OSError if that fails.
+    """Write a safetensors file, as a whole or not at all. OSError if that fails.
 
     The header is one JSON entry of the metadata (safetensors writes several entries in random order; equal contents
     give equal files). It contains the SHA-256 of header and tensors, which `read_tensors` checks.
     """
-    path = Path(path)
     header = header | {"sha256": _digest(tensors, header)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        save_file(tensors, str(temporary), metadata={"aero": json.dumps(header, sort_keys=True)})
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, SafetensorError):
-            raise OSError(f"{path} cannot be written ({error}); make room on its disk") from None
-        raise
+    write_together({Path(path): safetensors.torch.save(tensors, {"aero": json.dumps(header, sort_keys=True)})})
 
 
 def read_tensors(

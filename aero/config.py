@@ -70,7 +70,6 @@ class Parameters(Strict):
     regularizer: RegularizerParameters
     scales: dict[Name, ScaleParameters]
     devices: dict[str, DeviceParameters]
-    core_usd_per_hour: float = Field(gt=0)
     families: dict[str, FamilyParameters]
     runs: dict[Name, RunParameters]
     sensitivity: SensitivityParameters
@@ -219,7 +218,7 @@ class Parameters(Strict):
         if self.active.two_party == "own":
             sizes = self.active.model
             return ModelConfig(vocabulary=self.active.tokens.vocabulary, **sizes.model_dump()), sizes.context
-        return ModelConfig(vocabulary=50257, context=128, layers=12, heads=12, width=768, ffn_width=3072), 128
+        return ModelConfig(vocabulary=50257, context=128, **FAMILIES["gpt2"].sizes), 128
 
 
 @dataclass(frozen=True)
@@ -247,9 +246,11 @@ class ResolvedRun:
         return f"{self.name} seed {self.seed}"
 
     @property
-    def weight(self) -> float:
-        """The regulariser's effective lambda."""
-        return self.regularizer.weight(self.train.batch_size, self.sizes.context)
+    def regularized(self) -> dict[str, Any]:
+        """Fields of `aero.training.loop.Regularizer`, with the effective lambda."""
+        chosen = self.regularizer
+        weight = chosen.weight(self.train.batch_size, self.sizes.context)
+        return {"reduction": chosen.reduction, "gamma": chosen.gamma, "lambda_": weight}
 
     def model_config(self, vocabulary: int | None = None) -> ModelConfig:
         """Configuration of the decoder; vocabulary: that of the token files, the most allowed by default."""
@@ -271,10 +272,6 @@ class ResolvedRun:
         """What determines the training: architecture, sizes, recipe, regulariser, corpus, seed. manifest: that of the
         token files.
         """
-        regularizer = None
-        if self.architecture.entropy_regularized:
-            chosen = self.regularizer
-            regularizer = {"reduction": chosen.reduction, "gamma": chosen.gamma, "lambda_": self.weight}
         return {
             "seed": self.seed,
             "run": self.name,
@@ -286,7 +283,7 @@ class ResolvedRun:
                 if name not in NOT_TRAINED  # so that hashes of earlier results stay
             },
             "train": self.train.recipe(),
-            "regularizer": regularizer,
+            "regularizer": self.regularized if self.architecture.entropy_regularized else None,
             "corpus": manifest["corpus"]["name"],
             "corpus_sha256": manifest["corpus_sha256"],
             "tokenizer_sha256": manifest["tokenizer_sha256"],

@@ -10,10 +10,7 @@ Importing this module loads no torch.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from aero.model import ModelConfig
+from typing import Any
 
 _BIASED_UNTIED = {"qk_bias": True, "vo_bias": True, "ffn_bias": True, "tied": False}
 
@@ -46,16 +43,3 @@ FAMILIES = {
         _BIASED_UNTIED | {"gelu": "tanh", "embedding_scale": True, "residual_init_scaling": True},
     ),
 }
-
-
-def config(family: str, vocabulary: int, context: int, **changes: Any) -> ModelConfig:
-    """The configuration of `family` at its published size, with some fields replaced by `changes`.
-
-    ValueError for an unknown family or impossible fields.
-    """
-    from aero.model import ModelConfig
-
-    if family not in FAMILIES:
-        raise ValueError(f"unknown model family {family!r}; known: {', '.join(FAMILIES)}")
-    chosen = FAMILIES[family]
-    return ModelConfig(vocabulary=vocabulary, context=context, **(chosen.sizes | chosen.switches | changes))

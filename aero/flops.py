@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from aero.architecture import ACTIVATIONS, Architecture
 
-
-class Dimensions(Protocol):
-    """Sizes that `count` needs; `aero.model.ModelConfig` has them."""
-
-    layers: int
-    heads: int
-    width: int
-    ffn_width: int
+if TYPE_CHECKING:
+    from aero.model import ModelConfig
+    from aero.schema import ModelParameters
 
 
 @dataclass(frozen=True)
@@ -78,7 +73,7 @@ class Count:
         return self.ffn / (self.ffn + self.attention)
 
 
-def count(architecture: Architecture, model: Dimensions, context: int) -> Count:
+def count(architecture: Architecture, model: Sizes | ModelConfig | ModelParameters, context: int) -> Count:
     """The papers' counts: FFN 16 d^2 (fused 2 d^2), attention 8 d^2 + 3 T d + d, per token and layer.
 
     For the He & Hofmann rows attention is 4 d^2 + 2 T d, which reproduces the published figures: value and output

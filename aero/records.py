@@ -72,13 +72,9 @@ def _git(*arguments: str) -> str:
 
 def machine() -> str:
     """Processor with its vector instructions (results differ with them), cores and memory; no host name."""
-    try:
-        model = _processor(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-        cores = f"{len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB"
-    except (OSError, ValueError, AttributeError):
-        model, cores = "", f"{os.cpu_count()} cores"
-    return f"{model or platform.processor() or platform.machine()}, {cores}, {platform.system()}"
+    model = _processor(Path("/proc/cpuinfo").read_text(encoding="utf-8")) or platform.machine()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{model}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB, {platform.system()}"
 
 
 def _processor(cpuinfo: str) -> str:
@@ -322,7 +318,7 @@ def csv_text(names: Sequence[str], rows: Iterable[Row], header: bool = True) -> 
     writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
     if header:
         writer.writeheader()
-    writer.writerows({key: "" if value is None else value for key, value in row.items()} for row in rows)
+    writer.writerows(rows)
     return text.getvalue()
 
 
@@ -336,24 +332,20 @@ def write_text(path: Path, text: str) -> None:
     write_together({path: text})
 
 
-def write_together(
-    contents: Mapping[Path, str | bytes], beside: Sequence[Path] = (), without: Sequence[Path] = ()
-) -> None:
+def write_together(contents: Mapping[Path, str | bytes], beside: Sequence[Path] = ()) -> None:
     """Write files that belong together: all beside their places, flushed to disk, before the first one is renamed.
 
     The last one describes the others, so it is removed first and renamed last: whoever finds it finds its own files. If
     one cannot be written, all stay as they were. beside: files of the same set that already lie at `temporary` of their
-    places. without: files of the set before that are removed.
+    places.
     """
     paths = [*beside, *contents]
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
     with alone_in({path.parent for path in paths}):
         _write_temporary(contents, paths)
-        if len(paths) > 1 or without:
+        if len(paths) > 1:
             paths[-1].unlink(missing_ok=True)
-        for path in set(without) - set(paths):
-            path.unlink(missing_ok=True)
         for path in paths:
             os.replace(temporary(path), path)
 

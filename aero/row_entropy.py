@@ -130,32 +130,28 @@ class _Blocks(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_output: Tensor, d_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
-        with torch.autocast(d_output.device.type, enabled=False):  # backward() may be called inside one
-            return _Blocks._gradients(ctx, d_output, d_entropies)
-
-    @staticmethod
-    def _gradients(ctx: Any, d_output: Tensor, d_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
         query, key, value, *kept = ctx.saved_tensors
         heads = query.shape[:2]
         q, k, v = query.flatten(0, 1) * ctx.scale, key.flatten(0, 1), value.flatten(0, 1)
         d_output = d_output.flatten(0, 1)
         d_query, d_key, d_value = q.new_empty(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
-        blocks = zip(kept[::2], kept[1::2], strict=True) if kept else _probabilities(q, k, heads, ctx.mask)
-        for number, block in enumerate(blocks):
-            if kept:
-                p, logarithms = block
-                rows, keys = slice(number * ROWS, p.shape[-1]), slice(0, p.shape[-1])
-            else:
-                rows, keys, p = block
-                logarithms = _log(p)
-            # dH/dp_j = -log p_j up to a constant of the row, which the softmax's backward removes.
-            d_p = d_output[:, rows] @ v[:, keys].mT
-            if logarithms is not None:
-                d_p.addcmul_(logarithms, d_entropies.flatten(0, 1)[:, rows, None], value=-1)
-            d_value[:, keys].baddbmm_(p.mT, d_output[:, rows])
-            d_logits = torch._softmax_backward_data(d_p, p, -1, p.dtype)
-            d_query[:, rows] = d_logits @ k[:, keys]
-            d_key[:, keys].baddbmm_(d_logits.mT, q[:, rows])
+        with torch.autocast(q.device.type, enabled=False):  # backward() may be called inside one
+            blocks = zip(kept[::2], kept[1::2], strict=True) if kept else _probabilities(q, k, heads, ctx.mask)
+            for number, block in enumerate(blocks):
+                if kept:
+                    p, logarithms = block
+                    rows, keys = slice(number * ROWS, p.shape[-1]), slice(0, p.shape[-1])
+                else:
+                    rows, keys, p = block
+                    logarithms = _log(p)
+                # dH/dp_j = -log p_j up to a constant of the row, which the softmax's backward removes.
+                d_p = d_output[:, rows] @ v[:, keys].mT
+                if logarithms is not None:
+                    d_p.addcmul_(logarithms, d_entropies.flatten(0, 1)[:, rows, None], value=-1)
+                d_value[:, keys].baddbmm_(p.mT, d_output[:, rows])
+                d_logits = torch._softmax_backward_data(d_p, p, -1, p.dtype)
+                d_query[:, rows] = d_logits @ k[:, keys]
+                d_key[:, keys].baddbmm_(d_logits.mT, q[:, rows])
         d_query.mul_(ctx.scale)
         return *(gradient.unflatten(0, heads) for gradient in (d_query, d_key, d_value)), None, None, None, None
 

@@ -283,11 +283,10 @@ class RunParameters(Strict):
 
 
 class DeviceParameters(Strict):
-    """A machine that costs are estimated for: its peak, the share that trainings are assumed to reach, its rent."""
+    """A machine that costs are estimated for: its peak, and the share that trainings are assumed to reach."""
 
     peak_tflops: float = Field(gt=0)
     utilisation: float = Field(gt=0, le=1)
-    usd_per_hour: float | None = Field(default=None, ge=0)
 
 
 class NetworkParameters(Strict):

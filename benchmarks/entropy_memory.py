@@ -10,7 +10,6 @@ Writes results/bench/entropy_memory.json.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,9 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from aero import records
 from aero.attention import KEPT_UP_TO, MATRIX_UP_TO, matrix_attention
-from aero.records import write_text
 from aero.row_entropy import ROWS, blocked, kept_blocks
 from benchmarks import timing
 
@@ -33,41 +30,29 @@ CONTEXTS = {
 }
 
 
-def by_matrix(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    assert scale == query.shape[-1] ** -0.5
-    return matrix_attention(query, key, value)
-
-
-def by_kept_blocks(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    output, entropies = kept_blocks(query, key, value, scale, entropy=True)
-    assert entropies is not None
-    return output, entropies
-
-
 WAYS: dict[str, Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]] = {
-    "matrix": by_matrix,
-    "kept": by_kept_blocks,
+    "matrix": lambda query, key, value, scale: matrix_attention(query, key, value),
+    "kept": lambda *inputs: kept_blocks(*inputs, entropy=True),
     "blocks": blocked,
 }
 
 
-def inputs(batch: int, heads: int, context: int, width: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+def inputs(context: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return [torch.randn(batch, heads, context, width, generator=generator).to(dtype).requires_grad_() for _ in range(3)]
+    return [torch.randn(1, HEADS, context, WIDTH, generator=generator).requires_grad_() for _ in range(3)]
 
 
-def forward_and_backward(way: str, given: list[Tensor]) -> list[Tensor]:
-    """Output, entropies and the gradients of their weighted sum."""
+def forward_and_backward(way: str, given: list[Tensor]) -> None:
+    """Output and entropies, and the gradients of their weighted sum."""
     output, entropies = WAYS[way](*given, 1 / math.sqrt(given[0].shape[-1]))
     weights = torch.linspace(-1, 1, entropies.shape[-1], dtype=output.dtype)
-    gradients = torch.autograd.grad((output * weights[:, None]).sum() + (entropies * weights).sum(), given)
-    return [output.detach(), entropies.detach(), *gradients]
+    torch.autograd.grad((output * weights[:, None]).sum() + (entropies * weights).sum(), given)
 
 
 def peak_of(way: str, context: int) -> Callable[[], timing.Measured]:
     """How far one layer raises the process's high-water mark above its inputs."""
-    forward_and_backward(way, inputs(1, HEADS, 64, WIDTH))  # libraries are loaded
-    given = inputs(1, HEADS, context, WIDTH)
+    forward_and_backward(way, inputs(64))  # libraries are loaded
+    given = inputs(context)
 
     def measured() -> timing.Measured:
         resident = timing.resident_bytes()
@@ -109,9 +94,9 @@ def main() -> None:
         "kept_up_to": KEPT_UP_TO,
         "memory": lines,
         "growth": {way: round(growth(lines, way), 3) for way in WAYS},
-        "provenance": records.provenance(torch=torch.__version__, threads=1, measured=records.now()),
+        "threads": 1,
     }
-    write_text(chosen.out, json.dumps(result, indent=1) + "\n")
+    timing.save(chosen.out.stem, result, chosen.out.parent)
 
 
 if __name__ == "__main__":

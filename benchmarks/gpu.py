@@ -29,7 +29,7 @@ from aero.flops import count
 from aero.model import ModelConfig
 from aero.records import Row, write_text
 from aero.training.distributed import default_device
-from aero.training.loop import Regularizer, train
+from aero.training.loop import Regularizer, Trainer, train
 
 ROWS = ("SM+LN+G", "SM(t)+LN+G", "EReg(SM(t)+LN+G)", "SM(t)+ScFuFFN", "EReg(SM(t)+ScFuFFN)")
 """Steps of these: the baseline, and two architectures each with and without the regulariser."""
@@ -148,22 +148,6 @@ def _config(context: int, sizes: Sizes) -> ModelConfig:
     return ModelConfig(sizes.vocabulary, context, sizes.layers, sizes.heads, sizes.width, 4 * sizes.width)
 
 
-class _Rows:
-    """An observer that keeps the log's rows."""
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-
-    def begin(self, rows: Sequence[Row]) -> None:
-        pass
-
-    def add(self, row: Row) -> None:
-        self.rows.append(row)
-
-    def end(self) -> None:
-        pass
-
-
 def _steps(architecture: str, context: int, sizes: Sizes, device: str, compiled: bool, steps: int) -> list[Row]:
     """Rows of a training of so many steps on random tokens, by the loop that every run is trained with."""
     draw = torch.Generator().manual_seed(1)
@@ -171,35 +155,22 @@ def _steps(architecture: str, context: int, sizes: Sizes, device: str, compiled:
     stream = TokenStream(ids, torch.tensor([0, len(ids)]).numpy().astype("uint64"))
     batch = sizes.tokens // context
     batches = Batches(stream, context, batch, 1, packing=True, device=device)
-    settings = (
-        load()
-        .at_scale("gpu")
-        .active.train.model_copy(
-            update={
-                "steps": steps,
-                "batch_size": batch,
-                "precision": "bfloat16" if device == "cuda" else "float32",
-                "compile": compiled,
-                "log_every": sizes.every,
-                "evaluate_every": 10**9,  # one batch, at the first step and the last, outside what is timed
-                "checkpoint_every": 10**9,
-            }
-        )
+    recipe = load().at_scale("gpu").active.train
+    settings = recipe.model_copy(
+        update={
+            "steps": steps,
+            "batch_size": batch,
+            "precision": "bfloat16" if device == "cuda" else "float32",
+            "compile": compiled,
+            "log_every": sizes.every,
+            "evaluate_every": 10**9,  # one batch, at the first step and the last, outside what is timed
+            "checkpoint_every": 10**9,
+        }
     )
-    watch = _Rows()
-    train(
-        parse(architecture),
-        _config(context, sizes),
-        settings,
-        Regularizer("position_sum", 0.2, 1e-5),
-        batches,
-        [batches.batch(0)[:2].cpu()],
-        1,
-        device=device,
-        progress=False,
-        observers=[watch],
-    )
-    return watch.rows
+    regularizer, held_out = Regularizer("position_sum", 0.2, 1e-5), [batches.batch(0)[:2].cpu()]
+    config = _config(context, sizes)
+    trainer = Trainer(parse(architecture), config, settings, regularizer, batches, held_out, 1, device)
+    return train(trainer, progress=False).rows
 
 
 def step_speed(

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from aero import records
-from aero.data.fast_tokenizer import FastTokenizer
+from aero.data.tokenizer import FastTokenizer
 from aero.errors import run_main
 from aero.hf import convert
 from aero.model import GPT

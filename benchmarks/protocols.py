@@ -42,7 +42,9 @@ from aero.two_party.program.operations import Operation
 from aero.two_party.program.weights import weight_arrays
 from aero.two_party.runtime.addresses import free_address
 from aero.two_party.runtime.settings import Settings
+from benchmarks.timing import write_lines
 
+FOLDER = Path("results/two_party")
 PROTOCOLS = {"SEMI2K": 2, "ABY3": 3}
 """SPU's protocols beside Cheetah, and their parties."""
 COUNTED = {
@@ -152,10 +154,6 @@ def whole_pass(protocol: str, config: ModelConfig, context: int) -> tuple[int, f
     return size, float(np.abs(logits - plain).max())
 
 
-def write(name: str, lines: list[dict[str, Any]]) -> None:
-    records.write_text(Path("results/two_party") / name, records.csv_text(list(lines[0]), lines))
-
-
 def main(given: list[str]) -> None:
     argparse.ArgumentParser(prog="python -m benchmarks.protocols", description=__doc__.splitlines()[0]).parse_args(
         given
@@ -196,8 +194,8 @@ def main(given: list[str]) -> None:
                     "commit": source,
                 }
             )
-        write("protocols.csv", rows)
-        write("protocols_ops.csv", ops)
+        write_lines(FOLDER / "protocols.csv", list(rows[0]), rows)
+        write_lines(FOLDER / "protocols_ops.csv", list(ops[0]), ops)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,13 @@
 Half an hour each on a quiet machine (full_links: two hours). The link is a relay with the rate and delay of each
 network of params.yaml; "loopback" has neither. Every line is written as soon as it is measured; full_links goes on
 where it was stopped. A pass is predicted from its operations if all were measured by today's program.
+
+Every operation is run alone, at its own shapes, on three links: open, delayed, and limited in rate. The extra time of
+the second, over the round-trip time, gives its rounds; that of the third, times the rate, its wire bytes: those that
+cost time, fewer than its bytes where both directions are used at once. Matrix multiplications compute for seconds and
+have one or two rounds, which noise would hide: their rounds are those of a small one, their wire bytes by
+`network.wire_bytes`. A pass then takes, on a network, the sum of computing + wire bytes / bandwidth + rounds x
+round-trip time over its operations, plus as many refills of oblivious transfers as it made.
 """
 
 from __future__ import annotations
@@ -16,8 +23,9 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from aero import checkpoint, records
@@ -29,17 +37,17 @@ from aero.errors import run_main
 from aero.model import GPT, ModelConfig
 from aero.records import read_csv
 from aero.two_party.cost.ledger import as_json
-from aero.two_party.cost.measure import set_up
-from aero.two_party.cost.network import Network
+from aero.two_party.cost.measure import place, set_up, shrink, warm_up
+from aero.two_party.cost.network import Network, wire_bytes
 from aero.two_party.cost.packing import MATRICES
 from aero.two_party.program.end_to_end import Question, put_prompt, put_weights
 from aero.two_party.program.forward import operations
 from aero.two_party.program.operations import Operation
 from aero.two_party.program.weights import weight_arrays, within_budget
 from aero.two_party.runtime.parties import Party, run_parties
+from aero.two_party.runtime.profile import Profile
 from aero.two_party.runtime.relay import Relay
 from aero.two_party.runtime.settings import CLIENT, SERVER, Settings
-from benchmarks.latency import REFILL, Cost, measure_costs, predict, refills_of
 from benchmarks.timing import write_lines
 
 LOOPBACK = "loopback"
@@ -52,6 +60,187 @@ COLUMNS = (
     *("architecture", "program", "model", "context", "network", "bandwidth_mbit", "rtt_ms", "seconds", "predicted"),
     *("compute", "transfer", "rounds", "error", "bytes", "messages", "refills", "provenance"),
 )
+DELAYED = 0.020
+"""One-way delay, in seconds, of the link that shows rounds."""
+
+LIMITED = 12.5e6
+"""Bytes a second, each way, of the link that shows wire bytes."""
+
+LINKS: dict[str, tuple[float, float | None]] = {
+    "open": (0.0, None),
+    "delayed": (DELAYED, None),
+    "limited": (0.0, LIMITED),
+}
+
+REFILL = "refill"
+REFILL_MESSAGES = 1281
+"""Messages of one new stock of oblivious transfers: SPU's Ferret sends one for each of 1,280 trees, and one more."""
+
+# Comparisons that use up a stock in three or four runs.
+_USES_TRANSFERS = Operation("relu", ((64, 256),))
+_REFILL_RUNS = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What one operation costs in its steady state, or one refill: seconds on an open link, wire bytes, rounds.
+
+    bytes: in both directions. Noise may make wire bytes and rounds of cheap operations negative.
+    """
+
+    op: str
+    shape: str
+    seconds: float
+    wire_bytes: float
+    rounds: float
+    bytes: float
+    messages: float
+
+
+def predict(
+    counts: Mapping[Operation, int], costs: Mapping[tuple[str, str], Cost], refills: float, network: Network | None
+) -> dict[str, float]:
+    """Seconds of a pass with `counts` of operations and `refills` on `network`, None for an open link, in parts:
+    `compute` (with that of refills), `transfer`, `rounds`.
+
+    costs: by (op, shape), with ("refill", "") and every one of `counts`.
+    """
+    parts = [(count, costs[one.name, one.shape]) for one, count in counts.items()] + [(refills, costs[REFILL, ""])]
+    found = dict.fromkeys(("compute", "transfer", "rounds"), 0.0)
+    for count, cost in parts:
+        found["compute"] += count * cost.seconds
+        if network is not None:
+            found["transfer"] += count * cost.wire_bytes / network.bytes_per_second
+            found["rounds"] += count * cost.rounds * network.rtt_ms / 1e3
+    return found
+
+
+def refills_of(counts: Mapping[Operation, int], costs: Mapping[tuple[str, str], Cost], messages: float) -> int:
+    """How many refills a pass of so many messages made: what its operations do not account for."""
+    known = sum(count * costs[operation.name, operation.shape].messages for operation, count in counts.items())
+    return max(0, round((messages - known) / REFILL_MESSAGES))
+
+
+def cost_task(party: Party, request: dict[str, Any]) -> None:
+    """In a party process: run every operation on its links and report the client's costs to its parent."""
+    for operation in warm_up(request["operations"]):
+        party.run(operation.function(), place(party, operation), ["y"])
+    for operation in request["operations"]:
+        if operation.kind in MATRICES:
+            runs = _run_on(party, operation, ("open",), request["runs"])
+            delayed = _run_on(party, shrink(operation), ("open", "delayed"), request["runs"])
+        else:
+            runs = delayed = _run_on(party, operation, tuple(LINKS), request["runs"])
+        party.control(("measured", cost_of(operation, runs, delayed)))
+    if request["refill"]:
+        party.control(("measured", refill_cost(_run_on(party, _USES_TRANSFERS, tuple(LINKS), _REFILL_RUNS))))
+
+
+def _run_on(party: Party, operation: Operation, links: Sequence[str], wanted: int) -> dict[str, list[Profile]]:
+    """Profiles of `wanted` runs on each of `links`, of more where all of them made a refill."""
+    names, function = place(party, operation), operation.function()
+    party.run(function, names, ["y"])
+    profiles: dict[str, list[Profile]] = {}
+    for link in links:
+        party.barrier()
+        party.control(("link", link))
+        party.barrier()
+        profiles[link] = [party.run(function, names, ["y"]) for _ in range(wanted)]
+        while len(profiles[link]) < 2 * wanted and all(map(_refilled(profiles), profiles[link])):
+            profiles[link].append(party.run(function, names, ["y"]))
+    party.barrier()
+    party.control(("link", "open"))
+    for name in names:
+        party.drop(name)
+    return profiles
+
+
+def _messages(profile: Profile) -> int:
+    return profile.messages_sent + profile.messages_received
+
+
+def _refilled(profiles: Mapping[str, Sequence[Profile]]) -> Callable[[Profile], bool]:
+    """Whether a run made a refill, by the fewest messages of all runs on any link."""
+    fewest = min(_messages(profile) for runs in profiles.values() for profile in runs)
+    return lambda profile: _messages(profile) >= fewest + REFILL_MESSAGES // 2
+
+
+def cost_of(
+    operation: Operation, runs: Mapping[str, Sequence[Profile]], delayed: Mapping[str, Sequence[Profile]]
+) -> Cost:
+    """The cost by runs without a refill: computing by the median, differences between the least times.
+
+    delayed: runs on the open and the delayed link, for the rounds; of a smaller operation where computing takes long.
+    """
+    plain, delayed = _without_refills(runs), _without_refills(delayed)
+    one = min(plain["open"], key=_messages)
+    if operation.kind in MATRICES:
+        wire = wire_bytes(operation.kind, one.bytes_sent, one.bytes_received)
+    else:
+        wire = (_least(plain["limited"]) - _least(plain["open"])) * LIMITED
+    return Cost(
+        operation.name,
+        operation.shape,
+        median(profile.seconds for profile in plain["open"]),
+        wire,
+        (_least(delayed["delayed"]) - _least(delayed["open"])) / (2 * DELAYED),
+        float(one.bytes),
+        float(_messages(one)),
+    )
+
+
+def _without_refills(profiles: Mapping[str, Sequence[Profile]]) -> dict[str, list[Profile]]:
+    refilled = _refilled(profiles)
+    return {link: [one for one in runs if not refilled(one)] or list(runs) for link, runs in profiles.items()}
+
+
+def _least(runs: Sequence[Profile]) -> float:
+    return min(profile.seconds for profile in runs)
+
+
+def refill_cost(profiles: Mapping[str, Sequence[Profile]]) -> Cost:
+    """What a refill adds to a run, by least times. ValueError if none was seen on some link."""
+    refilled = _refilled(profiles)
+    added: dict[str, float] = {}
+    sizes = []
+    for link, runs in profiles.items():
+        plain = [one for one in runs if not refilled(one)]
+        with_refill = [one for one in runs if refilled(one)]
+        if not plain or not with_refill:
+            raise ValueError(f"no refill of oblivious transfers was seen on the {link} link; measure again")
+        added[link] = _least(with_refill) - _least(plain)
+        sizes.append(with_refill[0].bytes - plain[0].bytes)
+    return Cost(
+        REFILL,
+        "",
+        added["open"],
+        (added["limited"] - added["open"]) * LIMITED,
+        (added["delayed"] - added["open"]) / (2 * DELAYED),
+        float(median(sizes)),
+        float(REFILL_MESSAGES),
+    )
+
+
+def measure_costs(
+    operations: Iterable[Operation], settings: Settings, runs: int, keep: Callable[[Cost], None], with_refill: bool
+) -> None:
+    """Measure the cost of every one of `operations`, and of a refill, in one session through a relay.
+
+    runs: on each link. keep: called with each cost as soon as it is there. Raises TwoPartyError if a party fails.
+    """
+    relay = Relay()
+
+    def take(message: tuple[Any, ...]) -> None:
+        kind, value = message
+        if kind == "link":
+            relay.delay_s, relay.bandwidth_bytes = LINKS[value]
+        else:
+            keep(value)
+
+    request = {"operations": list(dict.fromkeys(operations)), "runs": runs, "refill": with_refill}
+    run_parties(cost_task, request, request, settings, relay=relay, on_control=take)
+
+
 COST_COLUMNS = (*(field.name for field in dataclasses.fields(Cost)), "provenance")
 
 
@@ -121,7 +310,7 @@ def measure_operations(
         write_lines(path, COST_COLUMNS, [lines[key] for key in sorted(lines)])
         print(f"{cost.op} {cost.shape}: {cost.seconds:.3f} s, {cost.rounds:.1f} rounds", flush=True)
 
-    measure_costs(wanted, settings, repeats, keep, with_refill=with_refill)
+    measure_costs(wanted, settings, repeats, keep, with_refill)
 
 
 def full_size(parameters: Parameters) -> list[Operation]:

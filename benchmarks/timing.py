@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import median
+from statistics import linear_regression, median
 from typing import Any
 
 from aero import records
@@ -107,9 +107,7 @@ def ratio(over: Sequence[float], under: Sequence[float]) -> dict[str, float]:
 
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
     """The slope of log value over log size, by least squares: 1 is linear, 0 is flat."""
-    x, y = [math.log(size) for size in sizes], [math.log(value) for value in values]
-    centre = sum(x) / len(x)
-    return sum((a - centre) * b for a, b in zip(x, y, strict=True)) / sum((a - centre) ** 2 for a in x)
+    return linear_regression(list(map(math.log, sizes)), list(map(math.log, values))).slope
 
 
 def arguments_of(name: str, purpose: str, repeats: int = 7) -> argparse.ArgumentParser:
@@ -127,15 +125,11 @@ def of(steps: Sequence[Measured], name: str = "seconds") -> list[float]:
 
 
 def save(name: str, values: Mapping[str, Any], folder: Path = FOLDER) -> None:
-    """results/bench/<name>.json with where it was made; replaced at once."""
-    write_text(folder / f"{name}.json", json.dumps({**values, "provenance": made_here()}, indent=1) + "\n")
-
-
-def made_here() -> dict[str, Any]:
-    """Where and when something is measured now."""
+    """results/bench/<name>.json with where and when it was made; replaced at once."""
     import torch
 
-    return records.provenance(torch=torch.__version__, measured=records.now(), load=load())
+    made = records.provenance(torch=torch.__version__, measured=records.now(), load=load())
+    write_text(folder / f"{name}.json", json.dumps({**values, "provenance": made}, indent=1) + "\n")
 
 
 def write_lines(path: Path, columns: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> None:

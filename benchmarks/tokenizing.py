@@ -50,7 +50,7 @@ def side_of(copies: int, tokenizer_path: str, folder: str) -> Callable[[], Measu
 
     def step() -> Measured:
         began, cpu_began = time.perf_counter(), time.process_time()
-        manifest = write_tokens(Repeated(copies), tokenizer, folder, threads=1, progress=False)
+        manifest = write_tokens(Repeated(copies), tokenizer, folder, threads=1)
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
         splits = manifest["splits"].values()
         return {

@@ -9,6 +9,7 @@ without dropout. The sides' losses are compared. Writes results/bench/training_s
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -19,6 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from aero.architecture import parse
+from aero.entropy import entropy_regularization
+from aero.hf.convert import copy_weights
 from aero.model import GPT, ModelConfig
 from aero.training.kernels import faster_matmul
 from aero.training.loop import next_token_loss
@@ -30,8 +33,10 @@ LAYERS = 12
 TOKENS = 1024
 """In a batch."""
 LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY, CLIP = 1e-3, (0.9, 0.999), 1e-8, 0.1, 1.0
-OWN, THEIRS = "aero", "transformers"
-BASE = "SM+LN+G"
+GAMMA, LAMBDA, THRESHOLD = 0.2, 1e-2, 0.5
+PLAIN, REGULARIZED, THEIRS, AUTHORS = "plain", "aero", "transformers", "authors"
+"""This project without and with the regulariser, Hugging Face's model, and that with the authors' regulariser."""
+ARCHITECTURE = {PLAIN: "SM+LN+G", REGULARIZED: "EReg(SM+LN+G)"}
 
 
 @dataclass(frozen=True)
@@ -50,10 +55,6 @@ class Shape:
     def batch(self) -> int:
         return max(1, TOKENS // self.context)
 
-    def config(self, **changes: Any) -> ModelConfig:
-        sizes = (self.vocabulary, self.context, LAYERS, self.heads, self.width, 4 * self.width)
-        return ModelConfig(*sizes, **({"vo_bias": True, "ffn_bias": True} | changes))
-
 
 SHAPES = tuple(Shape(*sizes) for sizes in ((128, 128, 1024), (128, 512, 1024), (768, 128, 1024), (768, 512, 1024)))
 SHAPES += tuple(Shape(shape.width, shape.context, 50257) for shape in SHAPES)
@@ -63,15 +64,11 @@ FIRST_APART, APART = 1e-5, 1e-2
 Adam's first update is the sign of a gradient however small."""
 
 
-def our_model(shape: Shape, architecture: str = BASE) -> GPT:
-    torch.manual_seed(0)
-    return GPT(parse(architecture), shape.config())
-
-
-def their_model(shape: Shape, model: GPT, attention: str | None = None) -> nn.Module:
-    """`GPT2LMHeadModel` with the weights of `model`; attention None is its default."""
+def their_model(shape: Shape, attention: str | None = None) -> nn.Module:
+    """`GPT2LMHeadModel` with random weights, the same ones at every call; attention None is its default."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
+    torch.manual_seed(0)
     config = GPT2Config(
         vocab_size=shape.vocabulary,
         n_positions=shape.context,
@@ -86,35 +83,15 @@ def their_model(shape: Shape, model: GPT, attention: str | None = None) -> nn.Mo
         eos_token_id=None,
         **({} if attention is None else {"attn_implementation": attention}),
     )
-    theirs = GPT2LMHeadModel(config)
-    theirs.load_state_dict(their_state(model))
-    return theirs.train()
+    return GPT2LMHeadModel(config).train()
 
 
-def their_state(model: GPT) -> dict[str, Tensor]:
-    """The weights of a GPT-2 of ours under the names and in the layout of `GPT2LMHeadModel`."""
-    state = {
-        "transformer.wte.weight": model.token_embedding.weight,
-        "transformer.wpe.weight": model.position_embedding.weight,
-        "transformer.ln_f.weight": model.ln_f.weight,
-        "transformer.ln_f.bias": model.ln_f.bias,
-        "lm_head.weight": model.token_embedding.weight,
-    }
-    for layer, block in enumerate(model.blocks):
-        qkv = (block.attention.query, block.attention.key, block.attention.value)
-        linear = {
-            "attn.c_proj": block.attention.output,
-            "mlp.c_fc": block.ffn.up,
-            "mlp.c_proj": block.ffn.down,
-        }
-        here = f"transformer.h.{layer}."
-        state[f"{here}attn.c_attn.weight"] = torch.cat([part.weight.T for part in qkv], 1)
-        state[f"{here}attn.c_attn.bias"] = torch.cat([part.bias for part in qkv])
-        for name, part in linear.items():
-            state |= {f"{here}{name}.weight": part.weight.T, f"{here}{name}.bias": part.bias}
-        for name, norm in (("ln_1", block.ln_1), ("ln_2", block.ln_2)):
-            state |= {f"{here}{name}.weight": norm.weight, f"{here}{name}.bias": norm.bias}
-    return {name: value.detach().contiguous() for name, value in state.items()}
+def our_model(shape: Shape, theirs: nn.Module, architecture: str = ARCHITECTURE[PLAIN]) -> GPT:
+    """Our model with the weights of theirs."""
+    sizes = (shape.vocabulary, shape.context, LAYERS, shape.heads, shape.width, 4 * shape.width)
+    model = GPT(parse(architecture), ModelConfig(*sizes, vo_bias=True, ffn_bias=True, threshold_init=THRESHOLD))
+    copy_weights(theirs, model)
+    return model
 
 
 def batch_of(shape: Shape) -> Tensor:
@@ -122,71 +99,103 @@ def batch_of(shape: Shape) -> Tensor:
     return torch.randint(0, shape.vocabulary, (shape.batch, shape.context), generator=generator)
 
 
-def stepper(
-    parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]
-) -> Callable[[], Measured]:
-    """One training step: seconds in all, of forward and backward pass, processor seconds, its loss and the first."""
+def algorithm_1(attentions: Sequence[Tensor], thresholds: Tensor, gamma: float) -> Tensor:
+    """The penalty of Algorithm 1, line by line: attentions, one (B, H, T, T) a layer; thresholds (L, H)."""
+    context = attentions[0].shape[-1]
+    maximum = math.log(context)
+    margin = gamma * maximum
+    loss = torch.zeros(())
+    for layer, attention in enumerate(attentions):
+        of_layer = torch.zeros(())
+        entropies = -(attention * torch.log(attention + 1e-9)).sum(-1).mean(-1)  # (B, H)
+        heads = entropies.shape[1]
+        for head in range(heads):
+            entropy = entropies[:, head].mean()
+            deviation = entropy - thresholds[layer, head] * maximum
+            of_layer = of_layer + torch.where(deviation.abs() > margin, deviation**2, 0.0)
+        loss = loss + of_layer / heads
+    return loss / len(attentions)
+
+
+def model_and_losses(side: str, shape: Shape) -> tuple[nn.Module, Callable[[], tuple[Tensor, Tensor]]]:
+    """The model of one side, and a function that gives cross-entropy and penalty of its batch."""
+    ids, model = batch_of(shape), their_model(shape, "eager" if side == AUTHORS else None)
+    if side in ARCHITECTURE:
+        model = our_model(shape, model, ARCHITECTURE[side])
+    elif side == AUTHORS:
+        model.thresholds = nn.Parameter(torch.full((LAYERS, shape.heads), THRESHOLD))
+
+    def losses() -> tuple[Tensor, Tensor]:
+        if side == AUTHORS:
+            output = model(ids, labels=ids, output_attentions=True)
+            return output.loss, algorithm_1(output.attentions, model.thresholds, GAMMA)
+        if side == THEIRS:
+            return model(ids, labels=ids).loss, torch.zeros(())
+        with faster_matmul(model):
+            if side == PLAIN:
+                return next_token_loss(model(ids), ids), torch.zeros(())
+            logits, entropies = model(ids, entropy=True)
+            penalty = entropy_regularization(entropies, model.reg_threshold_weights, GAMMA, "head_mean")
+            return next_token_loss(logits, ids), penalty
+
+    return model, losses
+
+
+def side_of(side: str, shape: Shape) -> Callable[[], Measured]:
+    """The training step of one side, set up as its user would have it.
+
+    It reports seconds in all, of forward and backward pass, processor seconds, the loss and that of the first step, and
+    the penalty.
+    """
+    model, losses = model_and_losses(side, shape)
+    parameters = list(model.parameters())
+    if side in ARCHITECTURE:
+        optimizer = make_optimizer(model, LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY)
+    else:
+        optimizer = torch.optim.AdamW(parameters, LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY, fused=True)
     first: list[float] = []
 
     def step() -> Measured:
         began, cpu_began = time.perf_counter(), time.process_time()
-        value = loss()
-        value.backward()
+        loss, penalty = losses()
+        (loss + LAMBDA * penalty).backward()
         passed = time.perf_counter() - began
         torch.nn.utils.clip_grad_norm_(parameters, CLIP)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        seconds = time.perf_counter() - began
-        cpu_seconds = time.process_time() - cpu_began
-        if not first:
-            first.append(value.item())
-        return {
-            "seconds": seconds,
-            "passes": passed,
-            "cpu_seconds": cpu_seconds,
-            "loss": value.item(),
-            "first_loss": first[0],
-        }
+        seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
+        first.append(loss.item())
+        found = {"seconds": seconds, "passes": passed, "cpu_seconds": cpu_seconds}
+        return found | {"loss": loss.item(), "first_loss": first[0], "penalty": penalty.item()}
 
     return step
 
 
-def side_of(side: str, shape: Shape, architecture: str = BASE) -> Callable[[], Measured]:
-    """The step of one side, set up as its user would have it."""
-    ids = batch_of(shape)
-    if side == OWN:
-        model = our_model(shape, architecture)
-        optimizer = make_optimizer(model, LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY)
-        with_products = faster_matmul(model)
+def taken(
+    make: Callable[..., Callable[[], Measured]], names: Sequence[str], shape: Shape, threads: int, *counts: int
+) -> dict[str, list[Measured]]:
+    """Steps of each of the named sides, taken in turn; counts: repeats and warm-ups."""
+    with ExitStack() as running:
+        started = {name: side(make, threads, side=name, shape=shape) for name in names}
+        return in_turn({name: running.enter_context(one) for name, one in started.items()}, *counts)
 
-        def loss() -> Tensor:
-            with with_products:
-                return next_token_loss(model(ids), ids)
 
-        return stepper(list(model.parameters()), optimizer, loss)
-    theirs = their_model(shape, our_model(shape))
-    parameters = list(theirs.parameters())
-    optimizer = torch.optim.AdamW(parameters, LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY, fused=True)
-    return stepper(parameters, optimizer, lambda: theirs(ids, labels=ids).loss)
+def described(shape: Shape) -> dict[str, Any]:
+    return {**asdict(shape), "heads": shape.heads, "layers": LAYERS, "batch": shape.batch}
 
 
 def compare(shape: Shape, repeats: int, threads: int) -> dict[str, Any]:
     """Our step against theirs."""
-    with ExitStack() as running:
-        started = {name: side(side_of, threads, side=name, shape=shape) for name in (OWN, THEIRS)}
-        found = in_turn({name: running.enter_context(one) for name, one in started.items()}, repeats, warm_ups=3)
-    ours, theirs = found.values()
+    ours, theirs = taken(side_of, (PLAIN, THEIRS), shape, threads, repeats, 3).values()
     first, apart = (
         max(abs(a[name] / b[name] - 1) for a, b in zip(ours, theirs, strict=True)) for name in ("first_loss", "loss")
     )
     if first > FIRST_APART or apart > APART:
         raise RuntimeError(f"{shape}: losses differ by {first:.1e} at first and {apart:.1e} later: not the same model")
+    sides = {"aero": ours, THEIRS: theirs}
     return {
-        **asdict(shape),
-        "heads": shape.heads,
-        "layers": LAYERS,
-        "batch": shape.batch,
-        "tokens_per_second": {name: spread([TOKENS / s for s in of(steps)]) for name, steps in found.items()},
+        **described(shape),
+        "tokens_per_second": {name: spread([TOKENS / s for s in of(steps)]) for name, steps in sides.items()},
         "ratio": ratio(of(theirs), of(ours)),
         "passes_ratio": ratio(of(theirs, "passes"), of(ours, "passes")),
         "cpu_ratio": ratio(of(theirs, "cpu_seconds"), of(ours, "cpu_seconds")),

@@ -56,7 +56,6 @@ def train_one(scale: str, run: str, seed: int, overrides: dict[str, Any]) -> dic
         parameters.resolve(run, seed),
         tokens,
         folder,
-        folder / "resume.safetensors",
         device="cpu",
         progress=False,
         unless_done=True,

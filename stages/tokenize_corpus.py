@@ -12,7 +12,7 @@ import time
 from aero import config as parameters
 from aero.config import Parameters
 from aero.data.base import Corpus, reading_notes
-from aero.data.languini_vocabulary import LanguiniVocabulary
+from aero.data.languini import LanguiniVocabulary
 from aero.data.registry import open_corpus
 from aero.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from aero.data.tokens import scale_root, tokens_folder, write_tokens

@@ -19,7 +19,7 @@ from aero.errors import UserError, run_main, seed_number
 from aero.records import keep, lock, require_committed
 from aero.training.distributed import join
 from aero.training.log import outcome_line
-from aero.training.run import run_tokens, train_run
+from aero.training.run import STATE, run_tokens, train_run
 
 
 def main(arguments: list[str]) -> None:
@@ -44,16 +44,8 @@ def main(arguments: list[str]) -> None:
         require_committed()
     tokens = run_tokens(parameters, run, root, chosen.tokens)
     folder = chosen.out or parameters.folder(run.name, run.seed, chosen.scale)
-    state = folder / "resume.safetensors"
-    with join() as processes, lock(state) if processes.first else nullcontext():
-        metrics = train_run(
-            run,
-            tokens,
-            folder,
-            state,
-            processes=processes,
-            unless_done=chosen.unless_done,
-        )
+    with join() as processes, lock(folder / STATE) if processes.first else nullcontext():
+        metrics = train_run(run, tokens, folder, processes=processes, unless_done=chosen.unless_done)
         if not processes.first:
             return
     if chosen.keep:

@@ -77,23 +77,6 @@ def test_bad_notation_is_refused_naming_the_part(text, named):
     assert named in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"ffn": "leaky_relu"}, "a leaky ReLU has a slope"),
-        ({"ffn": "relu", "slope": "layer"}, "only a leaky ReLU"),
-        ({"weight_norm": "weight"}, "go together"),
-        ({"normed": ("FFN",)}, "go together"),
-        ({"weight_norm": "spectral", "normed": ("V",)}, "none of FFN, QK"),
-        ({"rms_norm": True}, "which norm the blocks have"),
-        ({"ffn": "gelu", "scaled": True}, "its activation forbids folding"),
-    ],
-)
-def test_fields_that_do_not_fit_each_other(fields, message):
-    with pytest.raises(ValueError, match=message):
-        Architecture(**fields)
-
-
 def test_more_pruned_ffns_than_layers():
     with pytest.raises(ValueError, match="cannot prune 6 FFNs of a model with 5 layers"):
         parse("SM+ScFuFFNi_6").ffn_layers(5)

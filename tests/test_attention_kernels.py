@@ -22,7 +22,7 @@ from aero.attention_kernels import (
 )
 from aero.families import FAMILIES
 from aero.model import GPT, ModelConfig
-from aero.training.diagnostics import attention_statistics
+from aero.training.diagnostics import attention_columns
 
 PHI = {
     "relu": lambda x: max(x, 0.0),
@@ -207,7 +207,9 @@ def test_logits_equal_plain_loops(core):
     logits, entropies = model(tokens, entropy=True)
     torch.testing.assert_close(logits[0], model.ln_f(x) @ model.token_embedding.weight.T, atol=1e-9, rtol=1e-9)
     torch.testing.assert_close(entropies[:, 0], torch.stack(expected_entropies), atol=1e-9, rtol=1e-9)
-    assert attention_statistics(model, tokens)[0] == pytest.approx(expected_norms, rel=1e-5)
+    row = attention_columns(model, tokens)
+    norms = [row[f"norm_layer_{layer}"] for layer in range(len(model.blocks))]
+    assert norms == pytest.approx(expected_norms, rel=1e-5)
 
 
 @torch.no_grad()
@@ -220,7 +222,7 @@ def test_logit_variance_is_that_of_the_visible_keys():
         for i in range(9):
             z = [float(q[i, part] @ k[j, part]) / 2 for j in range(i + 1)]
             found.append(sum((x - sum(z) / len(z)) ** 2 for x in z) / len(z))
-    assert attention_statistics(model, tokens)[1][0] == pytest.approx(sum(found) / len(found), rel=1e-5)
+    assert attention_columns(model, tokens)["variance_layer_0"] == pytest.approx(sum(found) / len(found), rel=1e-5)
 
 
 @pytest.mark.parametrize("core", CORES)

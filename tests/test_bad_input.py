@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from safetensors.torch import save_file
 
 from aero import checkpoint, cli
 from aero.architecture import Architecture, parse
@@ -192,7 +193,7 @@ def rewritten(path, about=None, config=None, tensors=None, keep_hash=False):
     values |= tensors or {}
     if keep_hash:
         header["sha256"] = digest
-        checkpoint.save_file(values, str(path), metadata={"aero": json.dumps(header)})
+        save_file(values, str(path), metadata={"aero": json.dumps(header)})
     else:
         checkpoint.write_tensors(path, values, header)
     return path
@@ -203,7 +204,7 @@ def rewritten(path, about=None, config=None, tensors=None, keep_hash=False):
 )
 def test_metadata_of_another_kind_are_refused(tmp_path, metadata):
     path = tmp_path / "model.safetensors"
-    checkpoint.save_file({"x": torch.zeros(2)}, str(path), metadata=metadata)
+    save_file({"x": torch.zeros(2)}, str(path), metadata=metadata)
     refused(lambda: checkpoint.load(path), path)
     refused(lambda: checkpoint.describe(path), path)
 

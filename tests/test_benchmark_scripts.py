@@ -12,17 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from aero.architecture import parse
 from aero.entropy import entropy_regularization
-from aero.model import GPT, ModelConfig
 from aero.two_party.cost.network import Network
 from aero.two_party.program.operations import Operation
-from benchmarks import faults, gpu, latency, pipeline, regularized_step, server_soak, timing, training_step
+from benchmarks import faults, gpu, pipeline, regularized_step, server_soak, shaped_network, timing, training_step
 from benchmarks.__main__ import ALL, of_this_machine
 from benchmarks.entropy_memory import peak_of
-from benchmarks.regularized_step import algorithm_1
 from benchmarks.timing import in_turn
-from benchmarks.training_step import Shape, batch_of, our_model, side_of, their_model
+from benchmarks.training_step import Shape, algorithm_1, batch_of, our_model, side_of, their_model
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = Shape(16, 8, 50)
@@ -30,33 +27,33 @@ TINY = Shape(16, 8, 50)
 
 def test_both_sides_of_a_training_step_train_the_same_model(monkeypatch):
     monkeypatch.setattr(training_step, "TOKENS", 16)
-    sides = {name: side_of(name, TINY) for name in (training_step.OWN, training_step.THEIRS)}
-    losses = {name: [step()["loss"] for _ in range(4)] for name, step in sides.items()}
-    assert losses["aero"] == pytest.approx(losses["transformers"], rel=1e-4)
-    assert losses["aero"][-1] < losses["aero"][0]
+    ours, theirs = (side_of(name, TINY) for name in ("plain", "transformers"))
+    losses = [ours()["loss"] for _ in range(4)]
+    assert losses == pytest.approx([theirs()["loss"] for _ in range(4)], rel=1e-4)
+    assert losses[-1] < losses[0]
 
 
 def test_every_side_of_a_regularised_step_trains_the_same_model(monkeypatch):
     monkeypatch.setattr(training_step, "TOKENS", 16)
     # An untrained head is at ln(8!) / 8, 0.14 ln 8 above its threshold: beyond this margin, within the benchmark's own.
-    monkeypatch.setattr(regularized_step, "GAMMA", 0.05)
-    sides = {name: regularized_step.side_of(name, TINY) for name in regularized_step.TRAINING}
+    monkeypatch.setattr(training_step, "GAMMA", 0.05)
+    sides = {name: side_of(name, TINY) for name in regularized_step.TRAINING}
     steps = {name: [step() for _ in range(2)] for name, step in sides.items()}
     losses = {name: [step["loss"] for step in found] for name, found in steps.items()}
     assert all(found == pytest.approx(losses["aero"], rel=1e-3) for found in losses.values()), losses
     penalties = {name: [step["penalty"] for step in found] for name, found in steps.items()}
-    at_first = (math.lgamma(9) / 8 - regularized_step.THRESHOLD * math.log(8)) ** 2
+    at_first = (math.lgamma(9) / 8 - training_step.THRESHOLD * math.log(8)) ** 2
     assert penalties["aero"][0] == pytest.approx(at_first, rel=0.02)
     assert penalties["authors"] == pytest.approx(penalties["aero"], rel=1e-3)
     assert penalties["plain"] == penalties["transformers"] == [0.0, 0.0]
 
 
-def test_their_model_has_our_weights(monkeypatch):
+def test_our_model_has_their_weights(monkeypatch):
     monkeypatch.setattr(training_step, "TOKENS", 16)
-    model, ids = our_model(TINY), batch_of(TINY)
+    model, ids = their_model(TINY), batch_of(TINY)
     with torch.no_grad():
-        theirs = their_model(TINY, model)(ids)
-        torch.testing.assert_close(theirs.logits, model(ids), atol=1e-5, rtol=0)
+        theirs = model(ids)
+        torch.testing.assert_close(our_model(TINY, model)(ids), theirs.logits, atol=1e-5, rtol=0)
     assert theirs.past_key_values is None  # as in a training by their Trainer
 
 
@@ -70,15 +67,13 @@ def test_the_authors_loop_is_algorithm_1_by_hand():
     assert algorithm_1([attention], thresholds, margin).item() == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_authors_loop_agrees_with_our_regulariser():
-    torch.manual_seed(0)
-    model = GPT(parse("EReg(SM+LN+G)"), ModelConfig(50, 8, 3, 4, 16, 64, vo_bias=True, ffn_bias=True, init_std=0.4))
-    ids = torch.randint(0, 50, (2, 8))
-    shape = Shape(16, 8, 50)
-    _, entropies = model(ids, entropy=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training_step, "LAYERS", 3)
-        theirs = their_model(shape, model, "eager")
+def test_the_authors_loop_agrees_with_our_regulariser(monkeypatch):
+    monkeypatch.setattr(training_step, "LAYERS", 3)
+    theirs, ids = their_model(TINY, "eager"), torch.randint(0, 50, (2, 8))
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.mul_(20)  # far from uniform attention
+    _, entropies = our_model(TINY, theirs)(ids, entropy=True)
     attentions = theirs(ids, output_attentions=True).attentions
     thresholds = torch.rand(3, 4)
     ours = entropy_regularization(entropies, thresholds, 0.1, "head_mean")
@@ -206,9 +201,9 @@ def test_a_damaged_result_is_seen(tmp_path):
 
 def test_a_latency_is_predicted_from_costs_by_hand():
     one = Operation("relu", ((2, 3),))
-    costs = {("relu", "2x3"): latency.Cost("relu", "2x3", 0.5, 1e6, 2.0, 2e6, 10.0)}
-    costs["refill", ""] = latency.Cost("refill", "", 1.0, 0.0, 4.0, 266e3, 1281.0)
-    found = latency.predict({one: 3}, costs, 1, Network(100, 80))
+    costs = {("relu", "2x3"): shaped_network.Cost("relu", "2x3", 0.5, 1e6, 2.0, 2e6, 10.0)}
+    costs["refill", ""] = shaped_network.Cost("refill", "", 1.0, 0.0, 4.0, 266e3, 1281.0)
+    found = shaped_network.predict({one: 3}, costs, 1, Network(100, 80))
     assert found == pytest.approx({"compute": 2.5, "transfer": 3e6 / 12.5e6, "rounds": 10 * 0.08})
-    assert sum(latency.predict({one: 3}, costs, 1, None).values()) == 2.5
-    assert latency.refills_of({one: 3}, costs, 30 + 2 * 1281) == 2
+    assert sum(shaped_network.predict({one: 3}, costs, 1, None).values()) == 2.5
+    assert shaped_network.refills_of({one: 3}, costs, 30 + 2 * 1281) == 2

@@ -30,7 +30,7 @@ from aero.config import TrainParameters, load
 from aero.families import FAMILIES
 from aero.model import ModelConfig
 from aero.training import schedule
-from aero.training.loop import Outcome, Regularizer, train
+from aero.training.loop import Outcome, Regularizer, Trainer, train
 
 FILE = Path(__file__).parent / "golden" / "losses.csv"
 TOLERANCE = 1e-4
@@ -123,17 +123,10 @@ def trained(
     torch.set_num_threads(1)  # several threads sum in another order
     torch.set_default_dtype(torch.float64 if case in DOUBLE else torch.float32)
     try:
-        return train(
-            parse(text),
-            ModelConfig(**(SIZES | START | switches)),
-            SETTINGS.model_copy(update=changes),
-            regularizer,
-            source or Progressions(),
-            [Progressions().batch(100)],
-            seed=7,
-            state_path=state_path,
-            progress=False,
-        )
+        config, settings = ModelConfig(**(SIZES | START | switches)), SETTINGS.model_copy(update=changes)
+        data = source or Progressions(), [Progressions().batch(100)]
+        training = Trainer(parse(text), config, settings, regularizer, *data, seed=7)
+        return train(training, state_path, progress=False)
     finally:
         torch.set_default_dtype(torch.float32)
         torch.set_num_threads(threads)

@@ -81,11 +81,12 @@ def test_a_defect_keeps_its_traceback():
         run_main(lambda _: importlib.import_module("nowhere_at_all"), [])
 
 
-def test_a_package_that_is_not_installed_names_its_extra(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "spu", None)
+@pytest.mark.parametrize(("package", "extra"), [("spu", "two-party"), ("submitit", "cluster"), ("pyarrow", "corpora")])
+def test_a_package_that_is_not_installed_names_its_extra(package, extra, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(SystemExit) as ended:
-        run_main(lambda _: importlib.import_module("spu"), [])
-    said = "error: spu is not installed: pip install -e '.[two-party]' in your clone\n"
+        run_main(lambda _: importlib.import_module(package), [])
+    said = f"error: {package} is not installed: pip install -e '.[{extra}]' in your clone\n"
     assert ended.value.code == 1 and capsys.readouterr() == ("", said)
 
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from aero import checkpoint
 from aero.cli.tokenizers import check_tokenizer, tokenizer_beside
-from aero.data.fast_tokenizer import FastTokenizer
-from aero.data.tokenizer import END_OF_TEXT, load_tokenizer
+from aero.data.tokenizer import END_OF_TEXT, FastTokenizer, load_tokenizer
 from aero.errors import UserError, text_of
 from aero.model import GPT
 from aero.two_party.program.fixed_point import coverage, fitting

@@ -95,16 +95,15 @@ def _first(names: Sequence[str]) -> str:
 
 _NOTED = {
     "split": "split",
-    "decoded_utf16": "decoded from UTF-16",
     "replaced_characters": "not UTF-8, with characters replaced by U+FFFD (convert them to UTF-8)",
-    "skipped_binary": "skipped, binary or UTF-16 without a byte order mark",
+    "skipped_binary": "skipped, binary or UTF-16",
     "skipped_not_utf8": "skipped, not UTF-8",
     "skipped_not_python": "skipped, not Python",
 }
 
 
 def reading_notes(manifest: dict[str, Any]) -> list[str]:
-    """Lines on the split that a corpus took and on the files that it skipped or decoded, from its manifest."""
+    """Lines on the split that a corpus took and on the files that it skipped, from its manifest."""
     lines = []
     for key, label in _NOTED.items():
         if isinstance(found := manifest.get(key), str):

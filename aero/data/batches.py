@@ -65,21 +65,16 @@ class Batches:
         self._order = np.empty(0, dtype=np.int64)
 
     @property
-    def chunks(self) -> int:
-        """Number of chunks of one epoch."""
-        return len(self._starts)
-
-    @property
     def steps_per_epoch(self) -> int:
         """Number of full batches of one epoch."""
-        return self.chunks // self.batch_size
+        return len(self._starts) // self.batch_size
 
     def batch(self, step: int) -> torch.Tensor:
         """The batch of one step, counted from 0 through all epochs: (B, T) int64."""
         epoch, place = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence((self.seed, epoch))))
-            self._order = generator.permutation(self.chunks)
+            self._order = generator.permutation(len(self._starts))
             self._epoch = epoch
         chosen = self._order[place * self.batch_size : (place + 1) * self.batch_size]
         if self._resident is None:

@@ -56,14 +56,9 @@ class CodeParrot:
     def _load(self, split: Split) -> Any:
         if split in self._loaded:
             return self._loaded[split]
+        import datasets
+
         name = DATA_SETS[split]
-        try:
-            import datasets
-        except ImportError as error:
-            raise ValueError(
-                f"corpus 'codeparrot' needs the package datasets ({error});"
-                " install it: pip install -e '.[corpora]' in your clone"
-            ) from None
         try:
             data_set = datasets.load_dataset(name, split=HUB_SPLITS[split])
         except (OSError, ValueError) as error:

@@ -47,7 +47,7 @@ class InstalledPython:
         packages: Sequence[str] = (),
         files_sha256: str | None = None,
     ) -> None:
-        """folders: where to look, by the name that keys begin with; by default the running interpreter's own.
+        """folders: "library" and "site-packages"; by default the running interpreter's own.
         key: the parameter that names the corpus, for error messages.
         packages: only these folders of site-packages, without the standard library; empty means everything.
         files_sha256: the digest the files must have; other files raise a ValueError.
@@ -95,23 +95,19 @@ class InstalledPython:
         if not self.packages:
             library = PythonStandardLibrary(folder=self.folders["library"], include_tests=self.include_tests)
             found += [f"library/{key}" for key in library.files()]
-        for name, folder in self.folders.items():
-            if name == "library":
-                continue
-            starts = [folder / package for package in self.packages] or [folder]
-            if absent := [package for package in self.packages if not (folder / package).is_dir()]:
-                raise ValueError(
-                    f"corpus 'installed_python' lacks {', '.join(absent)}; install the versions of the lock"
-                )
-            for parent, folders, names in itertools.chain.from_iterable(map(os.walk, starts)):
-                folders[:] = sorted(part for part in folders if self._wanted(part))
-                found += [
-                    f"{name}/{Path(parent, file).relative_to(folder).as_posix()}"
-                    for file in names
-                    if file.endswith(".py")
-                    and not (self.packages and file in _OF_THE_BUILD)
-                    and not Path(parent, file).is_symlink()
-                ]
+        folder = self.folders["site-packages"]
+        starts = [folder / package for package in self.packages] or [folder]
+        if absent := [package for package in self.packages if not (folder / package).is_dir()]:
+            raise ValueError(f"corpus 'installed_python' lacks {', '.join(absent)}; install the versions of the lock")
+        for parent, folders, names in itertools.chain.from_iterable(map(os.walk, starts)):
+            folders[:] = sorted(part for part in folders if self._wanted(part))
+            found += [
+                f"site-packages/{Path(parent, file).relative_to(folder).as_posix()}"
+                for file in names
+                if file.endswith(".py")
+                and not (self.packages and file in _OF_THE_BUILD)
+                and not Path(parent, file).is_symlink()
+            ]
         return sorted(found)
 
     def _wanted(self, folder: str) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ class LocalFolder:
     A text file is one document (if longer than `PIECE_BYTES`: several, cut at line ends). Of the other files every row
     is a document, taken from `text_column`. The split is the owner's if file or folder names give one
     (`split_by_name`). Otherwise text files are held out by the hash of their path, rows by that of path and row number.
-    UTF-16 with a byte order mark is decoded. Other bytes that are not UTF-8 become U+FFFD and are counted; files with
-    NUL bytes are skipped as binary. Symbolic links that lead out of the folder are refused.
+    Bytes that are not UTF-8 become U+FFFD and are counted; files with NUL bytes are skipped as binary. Symbolic links
+    that lead out of the folder are refused.
     """
 
     name = "local"
@@ -37,9 +37,7 @@ class LocalFolder:
         self._digests: dict[str, str] = {}
         self._split = ""
         self._binary: set[str] = set()
-        self._utf16: set[str] = set()
-        self._replaced: dict[str, int] = {}
-        self._empty: set[str] = set()
+        self._replaced: Counter[str] = Counter()
 
     def files(self) -> list[str]:
         """Relative paths (forward slashes) of all files of the corpus, sorted. ValueError if missing or empty."""
@@ -108,49 +106,26 @@ class LocalFolder:
             "validation_fraction": self.validation_fraction,
             "split": self._split,
             "files_sha256": files_digest(self._digests),
-            "empty_files": len(self._empty),
             "skipped_binary": sorted(self._binary),
-            "decoded_utf16": sorted(self._utf16),
             "replaced_characters": dict(sorted(self._replaced.items())),
             "files": dict(sorted(self._digests.items())),
         }
 
     def _text(self, key: str) -> Iterator[str]:
-        replaced = size = 0
-        rest = ""
+        """The documents of a text file: pieces of whole lines."""
+        first = True
         with open(self.folder / key, "rb") as file:
-            start = file.read(8192)
-            file.seek(0)
-            utf16 = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-            if b"\0" in start and not utf16:
-                del self._digests[key]
-                self._binary.add(key)
-                return
-            if utf16:
-                self._utf16.add(key)
-            decoder = codecs.getincrementaldecoder("utf-16" if utf16 else "utf-8-sig")(errors="replace")
-            while block := file.read(PIECE_BYTES):
-                size += len(block)
-                text = decoder.decode(block)
-                replaced += text.count("\ufffd") - (0 if utf16 else block.count(_REPLACEMENT))
-                if replaced > 0:
-                    self._replaced[key] = replaced
-                text = rest + text
-                if len(block) < PIECE_BYTES:  # the last one, usually the only one
-                    rest = text
-                    continue
-                end = text.rfind("\n") + 1 or len(text)
-                rest = text[end:]
-                if text[:end]:
-                    yield text[:end]
-        tail = decoder.decode(b"", final=True)
-        replaced += tail.count("\ufffd")
-        if replaced > 0:
-            self._replaced[key] = replaced
-        if not size:
-            self._empty.add(key)
-        if rest + tail:
-            yield rest + tail
+            while content := file.read(PIECE_BYTES) + file.readline():
+                if first and b"\0" in content[:8192]:
+                    del self._digests[key]
+                    self._binary.add(key)
+                    return
+                text = content.decode("utf-8-sig" if first else "utf-8", "replace")
+                if replaced := text.count("\ufffd") - content.count(_REPLACEMENT):
+                    self._replaced[key] += replaced
+                first = False
+                if text:
+                    yield text
 
     def _json_lines(self, key: str) -> Iterator[str]:
         with open(self.folder / key, "rb") as file:
@@ -170,13 +145,9 @@ class LocalFolder:
                 yield self._checked(text, f"{key} line {number}")
 
     def _parquet(self, key: str) -> Iterator[str]:
-        try:
-            import pyarrow
-            from pyarrow import parquet
-        except ImportError as error:
-            raise ValueError(
-                f"corpus 'local': {key} needs pyarrow ({error}); install it: pip install -e '.[corpora]' in your clone"
-            ) from None
+        import pyarrow
+        from pyarrow import parquet
+
         path, number = self.folder / key, 0
         try:
             with parquet.ParquetFile(path, pre_buffer=False, buffer_size=2**20) as file:

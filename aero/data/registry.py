@@ -4,7 +4,7 @@
     languini           the papers' books, from files that a user provides           (aero.data.languini)
     python_stdlib      source of Python's standard library, offline; the default    (aero.data.python_stdlib)
     installed_python   the same and all installed packages                          (aero.data.installed_python)
-    stdlib_docstrings  docstrings and help topics of the standard library, offline  (aero.data.docstrings)
+    stdlib_docstrings  docstrings and help topics of the standard library, offline  (aero.data.python_stdlib)
     local              a folder of text, JSON-lines or Parquet files                (aero.data.local_folder)
 
 Every corpus holds validation documents out by file: no file gives documents to both splits. (A row of a JSON-lines or
@@ -15,11 +15,10 @@ from __future__ import annotations
 
 from aero.data.base import Corpus
 from aero.data.codeparrot import CodeParrot
-from aero.data.docstrings import StandardLibraryDocstrings
 from aero.data.installed_python import InstalledPython
 from aero.data.languini import WITHDRAWN, LanguiniBooks
 from aero.data.local_folder import LocalFolder
-from aero.data.python_stdlib import PythonStandardLibrary
+from aero.data.python_stdlib import PythonStandardLibrary, StandardLibraryDocstrings
 from aero.schema import CorpusParameters
 
 

@@ -7,7 +7,6 @@ pattern; merges never cross a cut. The only special token, `<|endoftext|>`, is n
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import json
 import re
@@ -19,8 +18,8 @@ from typing import Any
 
 import tiktoken
 
-from aero.data import languini_vocabulary
-from aero.data.languini_vocabulary import LanguiniVocabulary
+from aero.data import languini
+from aero.errors import cut
 from aero.records import write_text
 
 FORMAT = "aero-tokenizer-1"
@@ -144,7 +143,7 @@ def train_tokenizer(documents: Iterable[str], vocabulary: int, training_bytes: i
     return _from_learned(json.loads(learned.to_str()), end_of_text=None)
 
 
-def load_tokenizer(path: str | Path) -> Tokenizer | LanguiniVocabulary:
+def load_tokenizer(path: str | Path) -> Tokenizer | languini.LanguiniVocabulary:
     """The tokenizer in `path`: a file of this project, a byte-level BPE `tokenizer.json` of `tokenizers`, or a `.vocab`
     file of languini-kitchen.
 
@@ -160,12 +159,14 @@ def load_tokenizer(path: str | Path) -> Tokenizer | LanguiniVocabulary:
         )
     try:
         if path.suffix == ".vocab":
-            return languini_vocabulary.read_vocabulary(path)
+            return languini.read_vocabulary(path)
         content = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(content, dict) and content.get("format") == languini_vocabulary.FORMAT:
-            return languini_vocabulary.vocabulary_from_json(content)
+        if isinstance(content, dict) and content.get("format") == languini.FORMAT:
+            return languini.vocabulary_from_json(content)
         if isinstance(content, dict) and "model" in content:
-            return _from_learned(content, end_of_text=_special_id(content))
+            if not (special := [one["id"] for one in content["added_tokens"] if one["content"] == END_OF_TEXT]):
+                raise ValueError(f"it has no {END_OF_TEXT} token")
+            return _from_learned(content, end_of_text=int(special[0]))
         return _from_own(content)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
@@ -179,10 +180,7 @@ def _from_own(content: dict[str, Any]) -> Tokenizer:
         raise ValueError(f"neither a {FORMAT} file nor a tokenizer.json of `tokenizers`")
     if content["pattern"] != PATTERN:
         raise ValueError("it was made with another pre-tokenisation pattern")
-    try:
-        ranks = {base64.b64decode(key, validate=True): int(rank) for key, rank in content["tokens_base64"].items()}
-    except binascii.Error as error:
-        raise ValueError(f"its tokens are not base64: {error}") from None
+    ranks = {base64.b64decode(key, validate=True): int(rank) for key, rank in content["tokens_base64"].items()}
     tokenizer = build(ranks, int(content["special"][END_OF_TEXT]))
     if tokenizer.sha256 != content["sha256"]:
         raise ValueError("its content does not match its own sha256: it was changed or cut")
@@ -218,13 +216,6 @@ def _from_learned(content: dict[str, Any], end_of_text: int | None) -> Tokenizer
     return tokenizer
 
 
-def _special_id(content: dict[str, Any]) -> int:
-    for added in content.get("added_tokens", []):
-        if added["content"] == END_OF_TEXT:
-            return int(added["id"])
-    raise ValueError(f"it has no {END_OF_TEXT} token")
-
-
 @cache
 def _byte_characters() -> dict[int, str]:
     """The character for each byte in byte-level BPE files: printable Latin-1 is itself, others are from U+0100 on."""
@@ -252,3 +243,38 @@ def _from_hub(repository: str) -> Path:
             f"tokenizer {HUB_PREFIX}{repository} cannot be fetched: {str(error).splitlines()[0]}; set tokenizer.path "
             "to null to train one"
         ) from None
+
+
+class FastTokenizer:
+    """Any tokenizer.json of `tokenizers`, as Hugging Face models have it. ValueError if it is damaged."""
+
+    def __init__(self, text: str) -> None:
+        from tokenizers import Tokenizer as Learned
+
+        try:
+            self._tokenizer = Learned.from_str(text)
+        except Exception as error:  # the package raises no narrower type
+            raise ValueError(f"the tokenizer.json cannot be used ({cut(str(error), 300)})") from None
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self._text = text
+
+    @property
+    def vocabulary(self) -> int:
+        """The largest id and one."""
+        return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self._text.encode()).hexdigest()
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Ids of `text`. special: with the special tokens that the tokenizer adds to one text; those in it are read."""
+        return self._tokenizer.encode(text, add_special_tokens=special).ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of `ids`, special tokens included; invalid UTF-8 becomes U+FFFD."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def save(self, path: Path) -> None:
+        path.write_text(self._text, encoding="utf-8")

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from aero.data.base import sha256_of
+from aero.errors import UserError
 
 if TYPE_CHECKING:
     from aero.data.base import Corpus, Split
-    from aero.data.languini_vocabulary import LanguiniVocabulary
+    from aero.data.languini import LanguiniVocabulary
     from aero.data.tokenizer import Tokenizer
 
 FORMAT = "aero-tokens-1"
@@ -41,16 +42,11 @@ class TokenStream:
     tokens: np.ndarray
     offsets: np.ndarray
 
-    @property
-    def documents(self) -> int:
-        return len(self.offsets) - 1
-
 
 @dataclass(frozen=True)
 class Tokens:
     """An opened folder of token files. vocabulary: number of ids, `<|endoftext|>` included."""
 
-    folder: Path
     train: TokenStream
     valid: TokenStream
     vocabulary: int
@@ -85,39 +81,38 @@ def open_tokens(folder: str | Path, verify: bool = False) -> Tokens:
         if type(vocabulary) is not int or not 1 <= vocabulary <= LARGEST_VOCABULARY:
             raise ValueError(f"vocabulary is {str(vocabulary)[:40]}")
         streams = {split: _open_split(folder, split, manifest["splits"][split], verify) for split in SPLITS}
-    except _Damaged as error:
-        raise ValueError(str(error)) from None
+    except UserError:
+        raise
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {str(error)[:200]}"
         raise ValueError(f"token file {path} is damaged ({reason}); {REMEDY}") from None
-    return Tokens(folder, streams["train"], streams["valid"], vocabulary, manifest)
+    return Tokens(streams["train"], streams["valid"], vocabulary, manifest)
 
 
-class _Damaged(Exception):
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"token file {path} is damaged: {reason}; {REMEDY}")
+def _damaged(path: Path, reason: str) -> UserError:
+    return UserError(f"token file {path} is damaged: {reason}; {REMEDY}")
 
 
 def _open_split(folder: Path, split: str, entry: dict[str, Any], verify: bool) -> TokenStream:
     path, offsets_path = folder / f"{split}.bin", folder / f"{split}.offsets.npy"
     for needed in (path, offsets_path):
         if not needed.is_file():
-            raise _Damaged(needed, "it does not exist")
+            raise _damaged(needed, "it does not exist")
     count, documents = entry["tokens"], entry["documents"]
     if path.stat().st_size != 2 * count or not count:
-        raise _Damaged(path, f"{path.stat().st_size} bytes instead of {2 * count}")
+        raise _damaged(path, f"{path.stat().st_size} bytes instead of {2 * count}")
     try:
         offsets = np.load(offsets_path, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # NumPy raises errors of many types for a damaged file
-        raise _Damaged(offsets_path, f"{type(error).__name__}: {str(error)[:200]}") from None
+        raise _damaged(offsets_path, f"{type(error).__name__}: {str(error)[:200]}") from None
     if not isinstance(offsets, np.ndarray) or offsets.dtype != np.uint64 or offsets.shape != (documents + 1,):
-        raise _Damaged(offsets_path, f"not an array uint64 ({documents + 1},)")
+        raise _damaged(offsets_path, f"not an array uint64 ({documents + 1},)")
     if offsets[0] != 0 or offsets[-1] != count or np.any(offsets[1:] <= offsets[:-1]):
-        raise _Damaged(offsets_path, f"the document boundaries do not rise from 0 to {count}")
+        raise _damaged(offsets_path, f"the document boundaries do not rise from 0 to {count}")
     if verify:
         for hashed, name in ((path, "sha256"), (offsets_path, "offsets_sha256")):
             if sha256_of(hashed) != entry[name]:
-                raise _Damaged(hashed, "its SHA-256 is not the one in manifest.json")
+                raise _damaged(hashed, "its SHA-256 is not the one in manifest.json")
     return TokenStream(np.memmap(path, dtype="<u2", mode="r", shape=(count,)), offsets)
 
 
@@ -128,12 +123,11 @@ def write_tokens(
     train_bytes: int | None = None,
     validation_bytes: int | None = None,
     threads: int | None = None,
-    progress: bool = True,
 ) -> dict[str, Any]:
     """Encode both splits of `corpus` into `folder` and return the manifest written there.
 
     train_bytes, validation_bytes: stop after the document with which a split reaches so many UTF-8 bytes; None reads
-    all. threads: encoding threads, by default one a core. progress: a progress bar, if on a terminal.
+    all. threads: encoding threads, by default one a core.
     The files are written to `<folder>.tmp`, which replaces `folder` when complete. The same text gives the same bytes.
     Raises ValueError for a split without text.
     """
@@ -144,10 +138,7 @@ def write_tokens(
     threads = threads or os.cpu_count() or 1
     try:
         limits = {"train": train_bytes, "valid": validation_bytes}
-        splits = {
-            split: _write_split(corpus, tokenizer, split, temporary, limits[split], threads, progress)
-            for split in SPLITS
-        }
+        splits = {split: _write_split(corpus, tokenizer, split, temporary, limits[split], threads) for split in SPLITS}
         tokenizer.save(temporary / "tokenizer.json")
         manifest = {
             "format": FORMAT,
@@ -175,7 +166,6 @@ def _write_split(
     folder: Path,
     limit: int | None,
     threads: int,
-    progress: bool,
 ) -> dict[str, Any]:
     """Write the ids and boundaries of one split and return its entry in the manifest."""
     from tqdm import tqdm
@@ -183,10 +173,9 @@ def _write_split(
     offsets = array("Q", [0])
     text_digest, file_digest = hashlib.sha256(), hashlib.sha256()
     size = 0
-    hidden = None if progress else True  # None: shown on a terminal only
     with (
         open(folder / f"{split}.bin", "wb") as file,
-        tqdm(desc=f"tokenize {split}", total=limit, unit="B", unit_scale=True, disable=hidden) as bar,
+        tqdm(desc=f"tokenize {split}", total=limit, unit="B", unit_scale=True, disable=None) as bar,  # on a terminal
     ):
         for texts in _batches(corpus.documents(split), limit):
             ids_of_batch = array("H")

@@ -73,9 +73,15 @@ def load(folder: Path | str) -> GPT:
     architecture, config = describe(folder)
     theirs = load_model(folder, dtype=torch.float32, local_files_only=True)
     model = GPT(architecture, config)
-    found = theirs.state_dict()
-    model.load_state_dict({name: _tensor(name, found, theirs.config.model_type, config) for name in model.state_dict()})
+    copy_weights(theirs, model)
     return model.eval()
+
+
+def copy_weights(theirs: torch.nn.Module, model: GPT) -> None:
+    """Copy the weights of a Hugging Face model into a `GPT` of its sizes; thresholds of the regulariser stay."""
+    found, kind = theirs.state_dict(), theirs.config.model_type
+    names = model.state_dict().keys() - {"reg_threshold_weights"}
+    model.load_state_dict({name: _tensor(name, found, kind, model.config) for name in names}, strict=False)
 
 
 def describe(path: Path | str) -> tuple[Architecture, ModelConfig]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from aero.entropy_statistics import causal_bound
+from aero.entropy import causal_bound
 from aero.published import Claim, known_papers, load
 from aero.report import printed, trainings, verdicts
 from aero.report.costs import COST_TABLES, GB, OPTIMISED, audit, fits, published_bound, saving

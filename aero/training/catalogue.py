@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,18 +24,32 @@ Status = Literal["missing", "outdated", "diverged", "kept", "fresh"]
 class Result:
     """One finished training. fresh: in runs/ and not only committed."""
 
-    scale: str
-    run: str
-    seed: int
+    metrics: Mapping[str, Any]
     fresh: bool
-    diverged: bool
-    architecture: str
-    context: int
-    tokens: int
-    tokens_per_second: float
-    configuration: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Its `model`, `train` and `regularizer`; empty if not recorded."""
-    machine: str = ""
+
+    @property
+    def seed(self) -> int:
+        return self.metrics["seed"]
+
+    @property
+    def diverged(self) -> bool:
+        return self.metrics["diverged_at_step"] is not None
+
+    @property
+    def provenance(self) -> Mapping[str, Any]:
+        return self.metrics.get("provenance") or {}
+
+    @property
+    def machine(self) -> str:
+        return str(self.provenance.get("machine", ""))
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Its speed; on one thread of a processor, where that is known, its speed without other work."""
+        speed, cpu_seconds = float(self.metrics["tokens_per_second"]), self.provenance.get("cpu_seconds")
+        if cpu_seconds and self.provenance.get("device", "cpu") == "cpu":
+            return max(speed, int(self.metrics["tokens"]) / cpu_seconds)
+        return speed
 
 
 Found = dict[tuple[str, str], tuple[Result, ...]]
@@ -57,41 +71,21 @@ def results(root: Path | str = ".", problems: list[str] | None = None) -> Found:
     named in `problems`.
     """
     root = Path(root)
-    found: dict[tuple[str, str, int], Result] = {}
+    trainings: list[Result] = []
     for path in sorted(root.glob(f"results/*/{FILES[0]}")):
-        for metrics in read_all_metrics(path.parent, problems).values():
-            _add(found, metrics, fresh=False)
+        trainings += [Result(metrics, False) for metrics in read_all_metrics(path.parent, problems).values()]
     by_command_line = root.glob("runs/scales/*/*/seed_*/metrics.json")
     for path in (*sorted(by_command_line), *sorted(root.glob(f"{DEFAULT_SET}/*/seed_*/metrics.json"))):
         try:
-            _add(found, read_metrics(path.parent), fresh=True)
+            trainings.append(Result(read_metrics(path.parent), True))
         except (OSError, UserError) as error:
             if problems is not None:
                 problems.append(str(error))
+    found = {(one.metrics["scale"], one.metrics["run"], one.seed): one for one in trainings}
     by_run: Found = {}
     for (scale, run, _), result in sorted(found.items()):
         by_run[scale, run] = (*by_run.get((scale, run), ()), result)
     return by_run
-
-
-def _add(found: dict[tuple[str, str, int], Result], values: Mapping[str, Any], fresh: bool) -> None:
-    made = values.get("provenance") or {}
-    speed, cpu_seconds = float(values["tokens_per_second"]), made.get("cpu_seconds")
-    if cpu_seconds and made.get("device", "cpu") == "cpu":  # on one thread: its speed without other work
-        speed = max(speed, int(values["tokens"]) / cpu_seconds)
-    found[values["scale"], values["run"], values["seed"]] = Result(
-        values["scale"],
-        values["run"],
-        values["seed"],
-        fresh,
-        values["diverged_at_step"] is not None,
-        values["architecture"],
-        values["context"],
-        values["tokens"],
-        speed,
-        {name: dict(values.get(name) or {}) for name in ("model", "train", "regularizer")},
-        str(made.get("machine", "")),
-    )
 
 
 def status(run: ResolvedRun, found: Iterable[Result]) -> Status:
@@ -105,9 +99,10 @@ def status(run: ResolvedRun, found: Iterable[Result]) -> Status:
         return "missing"
     same, configured = (str(run.architecture), run.sizes.context), _configuration(run)
     for result in found:
-        if (result.architecture, result.context) != same or (not result.diverged and result.tokens != expected):
+        made = result.metrics
+        if (made["architecture"], made["context"]) != same or (not result.diverged and made["tokens"] != expected):
             return "outdated"
-        if any(_differ(given, configured[name]) for name, given in result.configuration.items()):
+        if any(_differ(made.get(name) or {}, values) for name, values in configured.items()):
             return "outdated"
     if all(result.diverged for result in found):
         return "diverged"
@@ -120,25 +115,22 @@ BOOKKEEPING = frozenset({"threads", "compile", "log_every", "checkpoint_every"})
 
 def _configuration(run: ResolvedRun) -> dict[str, dict[str, Any]]:
     """The current configuration of `run`, in the form that results state theirs."""
-    regularizer = run.regularizer
-    inits = {name: getattr(regularizer, name) for name in ("temperature_init", "threshold_init")}
-    regularized = {"reduction": regularizer.reduction, "gamma": regularizer.gamma, "lambda_": run.weight}
+    inits = {name: getattr(run.regularizer, name) for name in ("temperature_init", "threshold_init")}
     return {
         "model": run.sizes.model_dump() | inits,
         "train": run.train.model_dump(mode="json"),
-        "regularizer": regularized,
+        "regularizer": run.regularized,
     }
 
 
 def _differ(given: Mapping[str, Any], configured: Mapping[str, Any]) -> bool:
     """Whether a result names another value; what it does not name had only one value then."""
-
-    def same(one: Any, other: Any) -> bool:
+    for name in (configured.keys() & given.keys()) - BOOKKEEPING:
+        one, other = given[name], configured[name]
         numbers = isinstance(one, int | float) and isinstance(other, float)
-        return math.isclose(one, other) if numbers else bool(one == other)
-
-    named = (name for name in configured if name in given and name not in BOOKKEEPING)
-    return any(not same(given[name], configured[name]) for name in named)
+        if not (math.isclose(one, other) if numbers else one == other):
+            return True
+    return False
 
 
 def tokens(run: ResolvedRun) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,50 +20,43 @@ FLOAT16_MAX = 65504.0
 Backward = Callable[[list[Tensor], list[Tensor]], None]
 
 
-@dataclass(frozen=True)
-class LayerStatistics:
-    """Of every layer: mean attention entropy in nats, the largest magnitude of the block's output, and how many of its
-    values float16 cannot hold (beyond 65504, infinite or not a number)."""
-
-    entropy: list[float]
-    activation: list[float]
-    overflow: list[int]
-
-
 @torch.no_grad()
-def layer_statistics(model: GPT, ids: Tensor) -> LayerStatistics:
-    """Statistics of every layer of `model` on `ids` (B, T)."""
+def layer_columns(model: GPT, ids: Tensor) -> Row:
+    """Columns of the log, measured on `ids` (B, T). Of every layer: mean attention entropy in nats, the largest
+    magnitude of the block's output, and how many of its values float16 cannot hold (beyond 65504, infinite or not a
+    number)."""
     model.eval()  # in training mode a spectral norm would iterate, and measuring would change the training
     with eager():
         states, entropies = model.hidden_states(ids, entropy=True)
     model.train()
-    blocks = [state.float() for state in states[1:]]
-    return LayerStatistics(
-        [row.float().mean().item() for row in entropies],
-        [block.abs().max().item() for block in blocks],
-        [int((~(block.abs() <= FLOAT16_MAX)).sum()) for block in blocks],
-    )
+    row: Row = {}
+    for layer, (state, entropy) in enumerate(zip(states[1:], entropies, strict=True)):
+        magnitudes = state.float().abs()  # (B, T, d)
+        row[f"entropy_layer_{layer}"] = finite(entropy.float().mean().item())
+        row[f"activation_layer_{layer}"] = finite(magnitudes.max().item())
+        row[f"overflow_layer_{layer}"] = int((~(magnitudes <= FLOAT16_MAX)).sum())
+    return row
 
 
 @torch.no_grad()
-def attention_statistics(model: GPT, ids: Tensor) -> tuple[list[float], list[float]]:
-    """Of every layer on `ids` (B, T): the mean ||P||_F of its attention matrices, and the mean variance of a query's
-    logits over the keys it may see (`variance_sensitivity`, Definition 5.2)."""
+def attention_columns(model: GPT, ids: Tensor) -> Row:
+    """Columns of the log, measured on `ids` (B, T). Of every layer: the mean ||P||_F of its attention matrices, and the
+    mean variance of a query's logits over the keys it may see (`variance_sensitivity`, Definition 5.2)."""
     model.eval()
     with eager():
         states, _ = model.hidden_states(ids)
     allowed = causal_mask(ids.shape[1], ids.device).float()  # (T, T)
     keys = allowed.sum(-1)  # (T,)
-    norms, variances = [], []
-    for block, x in zip(model.blocks, states, strict=False):
+    row: Row = {}
+    for layer, (block, x) in enumerate(zip(model.blocks, states, strict=False)):
         probabilities, logits = block.attention.matrices(block.ln_1(x))
-        norms.append(frobenius_norm(probabilities.float()).mean().item())
         logits = logits.float()
         mean = (logits * allowed).sum(-1) / keys  # (B, H, T)
         variance = ((logits - mean[..., None]).square() * allowed).sum(-1) / keys
-        variances.append(variance.mean().item())
+        row[f"norm_layer_{layer}"] = finite(frobenius_norm(probabilities.float()).mean().item())
+        row[f"variance_layer_{layer}"] = finite(variance.mean().item())
     model.train()
-    return norms, variances
+    return row
 
 
 @torch.no_grad()
@@ -123,39 +115,6 @@ def _nonfinite_gradient(model: GPT, ids: Tensor, backward: Backward, processes: 
         return {}
     where = "gradient of weights" if place % 2 else "gradient of block output"
     return {"layer": last - place // 2, "where": where}
-
-
-def layer_columns(model: GPT, ids: Tensor) -> Row:
-    """Entropies, activation sizes and float16 overflows of every layer on `ids`, as columns of the log."""
-    statistics, row = layer_statistics(model, ids), {}
-    for layer, entropy in enumerate(statistics.entropy):
-        row[f"entropy_layer_{layer}"] = finite(entropy)
-        row[f"activation_layer_{layer}"] = finite(statistics.activation[layer])
-        row[f"overflow_layer_{layer}"] = statistics.overflow[layer]
-    return row
-
-
-def attention_columns(model: GPT, ids: Tensor) -> Row:
-    """Norms of the attention matrices and variances of their logits, as columns of the log."""
-    return {
-        f"{name}_layer_{layer}": finite(value)
-        for name, values in zip(("norm", "variance"), attention_statistics(model, ids), strict=True)
-        for layer, value in enumerate(values)
-    }
-
-
-def slope_columns(model: GPT) -> Row:
-    """The learned negative slopes of the leaky ReLU: one a layer, one for all of them, or none."""
-    values = [] if model.leaky_slopes is None else model.leaky_slopes.tolist()
-    return {f"slope_{index}": finite(value) for index, value in enumerate(values)}
-
-
-def first_overflow(row: Row, layers: int) -> dict[str, Any] | None:
-    """The first layer of `row` with a value that float16 cannot hold."""
-    for layer in range(layers):
-        if row[f"overflow_layer_{layer}"]:
-            return {"step": row["step"], "layer": layer, "value": row[f"activation_layer_{layer}"]}
-    return None
 
 
 def finite(value: float) -> float | None:

@@ -17,10 +17,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from aero.errors import UserError, cut
+from aero.errors import UserError
 
 # Long enough for the first process to write a checkpoint while the others wait.
 TIMEOUT = datetime.timedelta(minutes=10)
+TORCHRUN = {"WORLD_SIZE": 1, "RANK": 0, "LOCAL_RANK": 0}
+"""The variables that torchrun sets, and their values in a process that trains alone."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Processes:
 
     def mean(self, *values: float) -> list[float]:
         """Averages over processes."""
-        return [value / self.count for value in self.total(*values)] if self.several else list(values)
+        return [value / self.count for value in self.total(*values)]
 
     def mean_of(self, tensor: Tensor) -> Tensor:
         """The average of a tensor over processes, without a gradient."""
@@ -105,13 +107,9 @@ def default_device() -> str:
 def join() -> Iterator[Processes]:
     """Join the processes that `torchrun` started, or train alone; on GPUs each process has its own.
 
-    UserError if torchrun's variables are invalid, there are fewer GPUs than processes, or another process is lost.
+    UserError if there are fewer GPUs than processes, or another process is lost.
     """
-    count, rank, local = _number("WORLD_SIZE", 1), _number("RANK", 0), _number("LOCAL_RANK", 0)
-    if count < 1 or rank >= count:
-        raise UserError(
-            f"RANK {rank} is not below WORLD_SIZE {count}: start with torchrun, which sets both, or unset both"
-        )
+    count, rank, local = (int(os.environ.get(name, default)) for name, default in TORCHRUN.items())
     gpus = torch.cuda.device_count()
     if count == 1:
         yield Processes(device=default_device())
@@ -134,23 +132,8 @@ def join() -> Iterator[Processes]:
     try:
         yield Processes(rank, count, f"cuda:{local}" if gpus else "cpu")
     except RuntimeError as error:
-        if not _lost(error):
+        if not isinstance(error, dist.DistError) and "gloo/transport" not in str(error):  # gloo raises a plain one
             raise
         # Destroying the group would wait for the lost process.
         raise lost from None
     dist.destroy_process_group()
-
-
-def _number(variable: str, default: int) -> int:
-    """The whole number in an environment variable of torchrun."""
-    text = os.environ.get(variable, str(default))
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise UserError(
-            f"{variable} is {cut(repr(text), 100)}, not a whole number: torchrun sets it; without torchrun, unset it"
-        )
-    return int(text)
-
-
-def _lost(error: RuntimeError) -> bool:
-    """Whether a collective failed because a peer is gone; gloo raises a plain RuntimeError."""
-    return isinstance(error, dist.DistError) or "gloo/transport" in str(error)

@@ -130,12 +130,10 @@ def run_on_cluster(
 
     cluster: "slurm", or "local" for submitit's executor on this machine. folder: submitit's job files.
     resources: submitit's parameters, such as timeout_min, gpus_per_node, slurm_partition.
-    UserError if submitit is not installed or the scheduler refuses.
+    UserError if the scheduler refuses.
     """
-    try:
-        import submitit
-    except ModuleNotFoundError:
-        raise UserError("submitit is not installed; pip install -e '.[cluster]' in your clone") from None
+    import submitit
+
     try:
         executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
         executor.update_parameters(name="aero", slurm_array_parallelism=jobs, **resources)

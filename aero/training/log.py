@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from aero.records import Row, csv_text, write_text
 
 
-class Observer(Protocol):
+class Observer:
     """Follows a training: `begin` with the rows of the steps that are already done, `add` for every new one."""
 
-    def begin(self, rows: Sequence[Row]) -> None: ...
+    def begin(self, rows: Sequence[Row]) -> None:
+        pass
 
-    def add(self, row: Row) -> None: ...
+    def add(self, row: Row) -> None:
+        pass
 
-    def end(self) -> None: ...
+    def end(self) -> None:
+        pass
 
 
 def columns(layers: int, attention: bool = False, slopes: int = 0) -> list[str]:
@@ -34,7 +37,7 @@ def columns(layers: int, attention: bool = False, slopes: int = 0) -> list[str]:
     return head + layered + [f"slope_{i}" for i in range(slopes)]
 
 
-class LiveLog:
+class LiveLog(Observer):
     """The log of a running training: every row is in the file at once. A kill can leave half a row at the end; resuming
     rewrites the rows of the saved state first, so each step appears once.
     """

@@ -12,14 +12,16 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
+from aero import records
 from aero.architecture import Architecture
+from aero.data.batches import Batches
 from aero.entropy import Reduction, entropy_regularization, headwise
 from aero.model import GPT, ModelConfig
 from aero.records import Row
@@ -43,12 +45,6 @@ class Regularizer:
     reduction: Reduction
     gamma: float
     lambda_: float
-
-
-class BatchSource(Protocol):
-    """`aero.data.Batches`: a batch depends on its step alone."""
-
-    def batch(self, step: int) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -99,20 +95,12 @@ def evaluate(
 
 
 def train(
-    architecture: Architecture,
-    config: ModelConfig,
-    settings: TrainParameters,
-    regularizer: Regularizer,
-    batches: BatchSource,
-    evaluation: list[Tensor],
-    seed: int,
+    training: Trainer,
     state_path: Path | None = None,
     state_hash: str = "",
-    device: torch.device | str = "cpu",
     progress: bool = True,
     label: str = "",
     stop: Callable[[], bool] | None = None,
-    processes: Processes = ALONE,
     observers: Sequence[Observer] = (),
 ) -> Outcome:
     """Train one model; resumes from `state_path` if it holds a state with the same `state_hash`.
@@ -121,11 +109,11 @@ def train(
     non-finite loss or gradient ends the run in order. `stop` is called before every step; True ends the training there
     with a saved state and `Outcome.steps_done` below `settings.steps`.
 
-    Several `processes` share every batch and end with the same weights; the first one writes the state and calls
+    Several processes share every batch and end with the same weights; the first one writes the state and calls
     `observers`. `settings.compile` has an effect on CUDA only.
     """
-    training = Trainer(architecture, config, settings, regularizer, batches, evaluation, seed, device, processes)
     training.resume(state_path, state_hash)
+    settings, processes = training.settings, training.processes
     outcome, observers = training.outcome, observers if processes.first else ()
     hidden = None if progress and processes.first else True
     done = outcome.steps_done
@@ -136,7 +124,7 @@ def train(
             observer.begin(outcome.rows)
         for step in range(outcome.steps_done, settings.steps):
             if stop is not None and processes.total(stop())[0]:
-                training.save(state_path, state_hash)
+                training.save()
                 return outcome
             result = training.train_step(step)
             if training.diverged(result):
@@ -154,13 +142,13 @@ def train(
                 break
             bar.update()
             if outcome.steps_done % settings.checkpoint_every == 0 and outcome.steps_done < settings.steps:
-                training.save(state_path, state_hash)
+                training.save()
     training.time()
     return outcome
 
 
 class Trainer:
-    """Model, optimiser and data of one training."""
+    """Model, optimiser and data of one training, and when it started."""
 
     def __init__(
         self,
@@ -168,15 +156,16 @@ class Trainer:
         config: ModelConfig,
         settings: TrainParameters,
         regularizer: Regularizer,
-        batches: BatchSource,
+        batches: Batches,
         evaluation: list[Tensor],
         seed: int,
-        device: torch.device | str,
-        processes: Processes,
+        device: torch.device | str = "cpu",
+        processes: Processes = ALONE,
     ) -> None:
         if settings.log_attention and architecture.block == "he_hofmann":
             raise ValueError(f"{architecture}: log_attention does not support shaped attention; remove it")
         torch.manual_seed(seed)
+        self.started, self.clock = records.now(), time.monotonic()
         self.architecture, self.config, self.settings, self.regularizer = architecture, config, settings, regularizer
         self.batches, self.evaluation, self.device, self.processes = batches, evaluation, device, processes
         self.model = GPT(architecture, config).to(device)
@@ -195,10 +184,10 @@ class Trainer:
         self.compiled = settings.compile and on_gpu
 
     def resume(self, path: Path | None, state_hash: str) -> None:
-        """Load the state at `path` if there is one, and start the clocks."""
-        outcome = self.outcome
+        """Load the state at `path` if there is one, and start the clocks. `save` writes it there."""
+        outcome, self.state_path, self.state_hash = self.outcome, path, state_hash
         if path is not None and path.is_file():
-            state.restore(path, state_hash, outcome, self.optimizer, self.scaler, self.settings)
+            state.restore(path, state_hash, outcome, self.optimizer, self.scaler)
         if not self.processes.agree(outcome.steps_done):
             raise ValueError(f"the processes read different training states; {path} must be in a folder they share")
         self.token_loss = compile_step(self.model, next_token_loss) if self.compiled else next_token_loss
@@ -207,10 +196,10 @@ class Trainer:
         self.cpu_began = time.process_time() - outcome.cpu_seconds
         self.model.train()
 
-    def save(self, path: Path | None, state_hash: str) -> None:
+    def save(self) -> None:
         """Save the state that `resume` loads."""
-        if path is not None and self.processes.first:
-            state.store(path, state_hash, self.outcome, self.optimizer, self.scaler)
+        if self.state_path is not None and self.processes.first:
+            state.store(self.state_path, self.state_hash, self.outcome, self.optimizer, self.scaler)
 
     def time(self) -> None:
         self.outcome.seconds = time.monotonic() - self.began
@@ -288,15 +277,18 @@ class Trainer:
         evaluates = done % settings.evaluate_every == 0 or done == settings.steps
         if not (done % settings.log_every == 0 or done == 1 or evaluates):
             return None
-        row = self._row(done, result) | diagnostics.slope_columns(self.model)
+        slopes = [] if self.model.leaky_slopes is None else self.model.leaky_slopes.tolist()
+        row = self._row(done, result) | {f"slope_{index}": finite(value) for index, value in enumerate(slopes)}
         if evaluates or done == 1:
             row["eval_loss"] = finite(evaluate(self.model, self.evaluation, self.device, self.processes))
             ids = self.evaluation[0].to(self.device)
             row |= diagnostics.layer_columns(self.model, ids)
             if settings.log_attention:
                 row |= diagnostics.attention_columns(self.model, ids)
-            overflow = diagnostics.first_overflow(row, self.config.layers)
-            self.outcome.float16_overflow = self.outcome.float16_overflow or overflow
+            for layer in range(self.config.layers):
+                if row[f"overflow_layer_{layer}"] and self.outcome.float16_overflow is None:
+                    found = {"step": done, "layer": layer, "value": row[f"activation_layer_{layer}"]}
+                    self.outcome.float16_overflow = found
         return row
 
     def diverged(self, result: Step) -> bool:

@@ -24,21 +24,20 @@ from aero.training.diagnostics import find_nonfinite
 from aero.training.distributed import ALONE, Processes, default_device
 from aero.training.kernels import eager
 from aero.training.log import LiveLog, Observer, columns
-from aero.training.loop import Outcome, Regularizer, evaluate, train
+from aero.training.loop import Regularizer, Trainer, evaluate, train
 
 ENTROPY_BATCH = 32
 """Sequences a batch when entropies are measured."""
 LARGE_BATCH = 16_384
 """Tokens of an evaluation batch on a GPU."""
-UNFINISHED = "log.unfinished.csv"
-"""The log until its training is over."""
+UNFINISHED, STATE = "log.unfinished.csv", "resume.safetensors"
+"""The log until its training is over, and the state from which the training resumes."""
 
 
 def train_run(
     run: ResolvedRun,
     tokens: Tokens,
     folder: Path,
-    state_path: Path | None = None,
     device: str | None = None,
     progress: bool = True,
     stop: Callable[[], bool] | None = None,
@@ -66,21 +65,11 @@ def train_run(
             model = load(folder / "checkpoint.safetensors").to(device)
             write_entropy(folder / "entropy.json", model, metrics, tokens, run, device)
         return metrics
-    started, clock = records.now(), time.monotonic()
     if processes.first:
         observers = [LiveLog(folder / UNFINISHED, _columns(run)), *observers]
     try:
-        outcome = train(
-            **parts(run, tokens, device),
-            state_path=state_path,
-            state_hash=state_hash,
-            device=device,
-            progress=progress,
-            label=run.label,
-            stop=stop,
-            processes=processes,
-            observers=observers,
-        )
+        training = trainer_of(run, tokens, device, processes)
+        outcome = train(training, folder / STATE, state_hash, progress, run.label, stop, observers)
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"{run.name} does not fit into the memory of {device}: {str(error).splitlines()[0]} "
@@ -88,57 +77,56 @@ def train_run(
         ) from None
     if outcome.diverged_at_step is None and outcome.steps_done < run.train.steps:
         return None
-    metrics = finish_run(run, outcome, tokens, folder, device, started, clock, processes, checkpoint, after)
-    if processes.first and state_path is not None:
-        state_path.unlink(missing_ok=True)
+    metrics = finish_run(run, training, tokens, folder, checkpoint, after)
+    if processes.first:
+        (folder / STATE).unlink(missing_ok=True)
     return metrics
 
 
-def parts(run: ResolvedRun, tokens: Tokens, device: str) -> dict[str, Any]:
-    """The arguments of `loop.train` and of `loop.Trainer` that describe the training."""
-    config, settings = run.model_config(tokens.vocabulary), run.train
-    return {
-        "architecture": run.architecture,
-        "config": config,
-        "settings": settings,
-        "regularizer": Regularizer(run.regularizer.reduction, run.regularizer.gamma, run.weight),
-        "batches": Batches(tokens.train, config.context, settings.batch_size, run.seed, run.corpus.packing, device),
-        "evaluation": _held_out(run, tokens, settings.evaluation_tokens, device),
-        "seed": run.seed,
-    }
+def trainer_of(run: ResolvedRun, tokens: Tokens, device: str, processes: Processes = ALONE) -> Trainer:
+    """Model, optimiser and data of `run`."""
+    config, settings, regularizer = run.model_config(tokens.vocabulary), run.train, Regularizer(**run.regularized)
+    batches = Batches(tokens.train, config.context, settings.batch_size, run.seed, run.corpus.packing, device)
+    held_out = _held_out(run, tokens, settings.evaluation_tokens, device)
+    return Trainer(run.architecture, config, settings, regularizer, batches, held_out, run.seed, device, processes)
 
 
 def finish_run(
     run: ResolvedRun,
-    outcome: Outcome,
+    training: Trainer,
     tokens: Tokens,
     folder: Path,
-    device: str,
-    started: str,
-    clock: float,
-    processes: Processes = ALONE,
     checkpoint: bool = False,
     after: Callable[[GPT, dict[str, Any]], None] | None = None,
     **more: Any,
 ) -> dict[str, Any]:
     """Evaluate a training that is over, write its files as `train_run` does, and return its metrics.
 
-    started, clock: `records.now` and `time.monotonic` at its start. more: further provenance.
+    more: further provenance.
     """
-
-    def measured(model: GPT, metrics: dict[str, Any]) -> None:
-        write_entropy(folder / "entropy.json", model, metrics, tokens, run, device)
-
-    loss = _final_loss(run, outcome, tokens, device, processes)
-    metrics = _metrics(run, outcome, loss, tokens, device, processes)
+    model, place = training.outcome.model, folder / "checkpoint.safetensors"
+    metrics = _metrics(run, training, tokens, _final_loss(run, training, tokens))
     metrics["provenance"] |= {
-        "started": started,
-        "seconds": round(time.monotonic() - clock, 1),
-        "cpu_seconds": round(outcome.cpu_seconds, 1),
+        "started": training.started,
+        "seconds": round(time.monotonic() - training.clock, 1),
+        "cpu_seconds": round(training.outcome.cpu_seconds, 1),
         **more,
     }
-    if processes.first:
-        _write(folder, run, outcome, metrics, checkpoint, after or measured)
+    if not training.processes.first:
+        return metrics
+    if checkpoint:
+        named = {"run": run.name, "seed": str(run.seed), "config_hash": metrics["config_hash"]}
+        save(temporary(place), model, **named, tokenizer_sha256=metrics["provenance"]["tokenizer_sha256"])
+    if after is not None:
+        after(model, metrics)
+    else:
+        write_entropy(folder / "entropy.json", model, metrics, tokens, run, training.device)
+    texts = {
+        folder / "log.csv": records.csv_text(_columns(run), training.outcome.rows),
+        folder / "metrics.json": json.dumps(metrics, indent=1, allow_nan=False) + "\n",
+    }
+    write_together(texts, beside=[place] if checkpoint else [])
+    (folder / UNFINISHED).unlink(missing_ok=True)
     return metrics
 
 
@@ -147,28 +135,6 @@ def _columns(run: ResolvedRun) -> list[str]:
     layers = run.sizes.layers
     slopes = {None: 0, "layer": layers, "global": 1}[run.architecture.slope]
     return columns(layers, run.train.log_attention, slopes)
-
-
-def _write(
-    folder: Path,
-    run: ResolvedRun,
-    outcome: Outcome,
-    metrics: dict[str, Any],
-    checkpoint: bool,
-    after: Callable[[GPT, dict[str, Any]], None],
-) -> None:
-    """Write the files of a finished training; log.unfinished.csv is removed."""
-    place = folder / "checkpoint.safetensors"
-    if checkpoint:
-        named = {"run": run.name, "seed": str(run.seed), "config_hash": metrics["config_hash"]}
-        save(temporary(place), outcome.model, **named, tokenizer_sha256=metrics["provenance"]["tokenizer_sha256"])
-    after(outcome.model, metrics)
-    texts = {
-        folder / "log.csv": records.csv_text(_columns(run), outcome.rows),
-        folder / "metrics.json": json.dumps(metrics, indent=1, allow_nan=False) + "\n",
-    }
-    write_together(texts, beside=[place] if checkpoint else [])
-    (folder / UNFINISHED).unlink(missing_ok=True)
 
 
 def _held_out(run: ResolvedRun, tokens: Tokens, count: int, device: str = "cpu") -> list[torch.Tensor]:
@@ -180,15 +146,10 @@ def _held_out(run: ResolvedRun, tokens: Tokens, count: int, device: str = "cpu")
     return [batches[0], *torch.cat(batches[1:]).split(max(run.train.batch_size, LARGE_BATCH // sizes.context))]
 
 
-def _final_loss(
-    run: ResolvedRun,
-    outcome: Outcome,
-    tokens: Tokens,
-    device: str,
-    processes: Processes,
-) -> float | None:
+def _final_loss(run: ResolvedRun, training: Trainer, tokens: Tokens) -> float | None:
     """Loss of the trained model on the final evaluation's tokens; None for a training that diverged, also in the last
     update."""
+    outcome, device, processes = training.outcome, training.device, training.processes
     if outcome.diverged_at_step is not None:
         return None
     held_out = _held_out(run, tokens, run.train.final_evaluation_tokens, device)
@@ -201,9 +162,8 @@ def _final_loss(
     return None
 
 
-def _metrics(
-    run: ResolvedRun, outcome: Outcome, loss: float | None, tokens: Tokens, device: str, processes: Processes
-) -> dict[str, Any]:
+def _metrics(run: ResolvedRun, training: Trainer, tokens: Tokens, loss: float | None) -> dict[str, Any]:
+    outcome, device = training.outcome, training.device
     description = run.configuration(tokens.manifest)
     count = outcome.steps_done * run.train.batch_size * run.train.accumulation * run.sizes.context
     size = sum(parameter.numel() for parameter in outcome.model.parameters())
@@ -229,7 +189,7 @@ def _metrics(
         "provenance": records.provenance(
             torch=torch.__version__,
             device=torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu",
-            processes=processes.count,
+            processes=training.processes.count,
             corpus_sha256=description["corpus_sha256"],
             tokenizer_sha256=description["tokenizer_sha256"],
         ),
@@ -324,18 +284,14 @@ def learned(model: torch.nn.Module) -> dict[str, object]:
     values = {name: parameter.detach() for name, parameter in model.named_parameters()}
     temperatures = [value for name, value in values.items() if name.endswith("temperature")]
 
-    def stacked(suffix: str) -> list[object] | None:
-        found = [value.tolist() for name, value in values.items() if name.endswith(suffix)]
-        return found or None
-
-    def whole(name: str) -> list[object] | None:
-        return values[name].tolist() if name in values else None
+    def of(suffix: str) -> list[Any]:
+        return [value.tolist() for name, value in values.items() if name.endswith(suffix)]
 
     return {
-        "alpha": stacked(".alpha"),
-        "beta": stacked(".beta"),
-        "thresholds": whole("reg_threshold_weights"),
-        "slopes": whole("leaky_slopes"),
+        "alpha": of(".alpha") or None,
+        "beta": of(".beta") or None,
+        "thresholds": next(iter(of("reg_threshold_weights")), None),
+        "slopes": next(iter(of("leaky_slopes")), None),
         "temperature_mean": [value.mean(-1).tolist() for value in temperatures] or None,
         "temperature_by_position": [value.mean(0).tolist() for value in temperatures] or None,
     }

@@ -22,10 +22,10 @@ from aero.config import ResolvedRun
 from aero.data.tokens import Tokens
 from aero.errors import one_line
 from aero.model import GPT
-from aero.training.distributed import ALONE, default_device
+from aero.training.distributed import default_device
 from aero.training.kernels import eager
-from aero.training.loop import Step, Trainer
-from aero.training.run import finish_run, finished_metrics, parts
+from aero.training.loop import Step
+from aero.training.run import STATE, finish_run, finished_metrics, trainer_of
 from aero.training.schedule import learning_rate_factor
 from aero.training.time_limited import Ending, Limit
 
@@ -43,15 +43,15 @@ class CapturedTraining:
         settings = run.train
         if settings.accumulation != 1 or settings.precision == "float16":
             raise ValueError(f"{run.name} accumulates gradients or trains in float16; train it alone")
-        self.run, self.state, self.state_hash = run, state, run.hash(tokens.manifest)
+        self.run, self.state = run, state
         self.on_gpu = device.startswith("cuda")
         self.stream = torch.cuda.Stream() if self.on_gpu else None
-        self.trainer = trainer = Trainer(**parts(run, tokens, device), device=device, processes=ALONE)
+        self.trainer = trainer = trainer_of(run, tokens, device)
         trainer.compiled = False
         if self.on_gpu:
             torch.cuda.synchronize()  # the model was moved there on another stream
         with self.on_stream():
-            trainer.resume(state, self.state_hash)
+            trainer.resume(state, run.hash(tokens.manifest))
             batches = [trainer.batches.batch(step).int() for step in range(settings.steps)]
             self.batches = torch.stack(batches)  # (steps, B, T)
             factors = [learning_rate_factor(settings, step) for step in range(settings.steps)]
@@ -163,64 +163,55 @@ def train_side_by_side(
     for first in range(0, len(todo), together):
         if not limit.may_start():
             return
-        with contextlib.ExitStack() as locks:
-            group = _Group(todo[first : first + together], tokens_of, folder_of, limit, device, locks)
-            yield from group.endings()
-            if group.left:
-                return
+        stopped = False
+        for ending in _train_group(todo[first : first + together], tokens_of, folder_of, limit, device):
+            stopped = stopped or ending.how == "unfinished"
+            yield ending
+        if stopped:
+            return
 
 
-class _Group:
-    """Runs that train at the same time."""
-
-    def __init__(
-        self,
-        runs: Sequence[ResolvedRun],
-        tokens_of: Callable[[ResolvedRun], Tokens],
-        folder_of: Callable[[ResolvedRun], Path],
-        limit: Limit,
-        device: str,
-        locks: contextlib.ExitStack,
-    ) -> None:
-        self.clock, self.started, self.count = time.monotonic(), records.now(), len(runs)
-        self.tokens_of, self.folder_of, self.limit, self.device = tokens_of, folder_of, limit, device
-        self.left: list[CapturedTraining] = []
-        self.failed: list[Ending] = []
+def _train_group(
+    runs: Sequence[ResolvedRun],
+    tokens_of: Callable[[ResolvedRun], Tokens],
+    folder_of: Callable[[ResolvedRun], Path],
+    limit: Limit,
+    device: str,
+) -> Iterator[Ending]:
+    """Train `runs` at the same time; those that the limit stops are saved."""
+    began, left = time.monotonic(), []
+    with contextlib.ExitStack() as locks:
         for run in runs:
-            state = folder_of(run) / "resume.safetensors"
+            state = folder_of(run) / STATE
             try:  # a failing run must not cost the time of the others
                 locks.enter_context(records.lock(state))
-                self.left.append(CapturedTraining(run, tokens_of(run), state, device))
+                left.append(CapturedTraining(run, tokens_of(run), state, device))
             except Exception as error:
-                self.failed.append(Ending(run, "failed", line=one_line(error)))
-        limit.took(time.monotonic() - self.clock, None)
-
-    def endings(self) -> Iterator[Ending]:
-        """How the trainings end; those that the limit stops stay in `left`, saved."""
-        yield from self.failed
-        while self.left and not self.limit.stop():
-            for training in self.left:
+                yield Ending(run, "failed", line=one_line(error))
+        limit.took(time.monotonic() - began, None)
+        while left and not limit.stop():
+            for training in left:
                 training.advance()
-            for training in list(self.left):
+            for training in list(left):
+                run = training.run
                 if not training.log():
-                    self.left.remove(training)
-                    yield Ending(training.run, "failed", line="a loss or gradient is not finite; train it alone")
-                elif training.trainer.outcome.steps_done == training.run.train.steps:
-                    self.left.remove(training)
+                    left.remove(training)
+                    yield Ending(run, "failed", line="a loss or gradient is not finite; train it alone")
+                elif training.trainer.outcome.steps_done == run.train.steps:
+                    left.remove(training)
                     began = time.monotonic()
-                    yield self._finished(training)
-                    self.limit.took(None, self.count * (time.monotonic() - began))
-        for training in self.left:
-            training.trainer.save(training.state, training.state_hash)
+                    yield _finished(training, tokens_of(run), folder_of(run), len(runs))
+                    limit.took(None, len(runs) * (time.monotonic() - began))
+        for training in left:
+            training.trainer.save()
             yield Ending(training.run, "unfinished")
 
-    def _finished(self, training: CapturedTraining) -> Ending:
-        run, outcome = training.run, training.trainer.outcome
-        place = self.tokens_of(run), self.folder_of(run), self.device, self.started, self.clock
-        try:
-            with training.on_stream():
-                metrics = finish_run(run, outcome, *place, side_by_side=self.count)
-        except Exception as error:
-            return Ending(run, "failed", line=one_line(error))
-        training.state.unlink(missing_ok=True)
-        return Ending(run, "finished", metrics)
+
+def _finished(training: CapturedTraining, tokens: Tokens, folder: Path, together: int) -> Ending:
+    try:
+        with training.on_stream():
+            metrics = finish_run(training.run, training.trainer, tokens, folder, side_by_side=together)
+    except Exception as error:
+        return Ending(training.run, "failed", line=one_line(error))
+    training.state.unlink(missing_ok=True)
+    return Ending(training.run, "finished", metrics)

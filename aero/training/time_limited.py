@@ -17,10 +17,10 @@ import torch
 
 from aero.config import ResolvedRun
 from aero.data.tokens import Tokens
-from aero.errors import UserError
 from aero.records import Row, lock
 from aero.training.distributed import default_device
-from aero.training.run import finished_metrics, train_run
+from aero.training.log import Observer
+from aero.training.run import STATE, finished_metrics, train_run
 
 SAFETY = 1.25
 """Time reserved to start and to end a run: the longest so far, times this."""
@@ -79,15 +79,12 @@ class Limit:
             self.ending = max(self.ending or 0.0, ending)
 
 
-class _Stopwatch:
+class _Stopwatch(Observer):
     """An observer that notes the end of a training's first and last step."""
 
     def __init__(self) -> None:
         self.began = self.stopped = time.monotonic()
         self.first: float | None = None
-
-    def begin(self, rows: Sequence[Row]) -> None:
-        pass
 
     def add(self, row: Row) -> None:
         self.first = self.first or time.monotonic()
@@ -122,7 +119,7 @@ def train_in_turn(
             metrics = _train(run, tokens, folder, limit, device, watch)
         except Exception as error:  # a failing run must not cost the time of the others
             line = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
-            yield Ending(run, "failed", line=str(error) if _of_input(error) else line)
+            yield Ending(run, "failed", line=str(error) if isinstance(error, ValueError) else line)
             continue
         finally:
             _free_memory(device)
@@ -137,24 +134,18 @@ def _train(
     run: ResolvedRun, tokens: Tokens, folder: Path, limit: Limit, device: str, watch: _Stopwatch
 ) -> dict[str, Any] | None:
     def once() -> dict[str, Any] | None:
-        return train_run(run, tokens, folder, state, device, stop=limit.stop, observers=[watch], checkpoint=False)
+        return train_run(run, tokens, folder, device, stop=limit.stop, observers=[watch], checkpoint=False)
 
-    state = folder / "resume.safetensors"
-    with lock(state):
+    with lock(folder / STATE):
         try:
             return once()
         except Exception as error:
-            if _of_input(error) or not (run.train.compile and device.startswith("cuda")):
+            if isinstance(error, ValueError) or not (run.train.compile and device.startswith("cuda")):
                 raise
             print(f"{run.label}: {type(error).__name__}, again without compiling: {str(error)[:300]}", flush=True)
             _free_memory(device)
             with torch.compiler.set_stance("force_eager"):
                 return once()
-
-
-def _of_input(error: Exception) -> bool:
-    """Whether the error is a user error, whose message is one line."""
-    return isinstance(error, UserError | ValueError)
 
 
 def _free_memory(device: str) -> None:

@@ -55,7 +55,7 @@ def test_no_chunk_holds_an_end_of_text_unless_packed():
 def test_an_epoch_gives_every_chunk_once_and_drops_the_rest():
     stream = stream_of([100] * 10)
     batches = Batches(stream, context=10, batch_size=8, seed=3)
-    assert (batches.chunks, batches.steps_per_epoch) == (100, 12)
+    assert batches.steps_per_epoch == 12
     seen = [tuple(row) for step in range(12) for row in batches.batch(step).tolist()]
     possible = {tuple(stream.tokens[start : start + 10].tolist()) for start in chunk_starts(stream, 10)}
     assert len(set(seen)) == 96 and set(seen) <= possible

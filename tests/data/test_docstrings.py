@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aero.data.docstrings import StandardLibraryDocstrings
+from aero.data.python_stdlib import StandardLibraryDocstrings
 from aero.data.registry import open_corpus
 from aero.schema import CorpusParameters
 

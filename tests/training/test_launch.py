@@ -4,15 +4,13 @@ import fcntl
 import json
 import os
 import signal
-import sys
 import time
 
 import pytest
 from small_project import children, environment, finish, one_line_error, stage, start, timeless, whole_lines
 
-from aero.errors import UserError
 from aero.records import read_training, read_trainings
-from aero.training.launch import Training, run_here, run_on_cluster
+from aero.training.launch import Training, run_here
 
 
 def contents(folder):
@@ -80,12 +78,6 @@ def test_bad_requests(project):
     one_line_error(stage(folder, "train_many", "sm-r", "--tokens", "none"), "none")
     one_line_error(stage(folder, "train_many", "sm-r", "--cluster", "slurm"), "slurm refuses the jobs")
     assert not (folder / "runs/scales").exists()
-
-
-def test_without_submitit_it_says_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "submitit", None)
-    with pytest.raises(UserError, match=r"pip install -e '.\[cluster\]' in your clone"):
-        next(run_on_cluster([], tmp_path, "local", 1))
 
 
 @pytest.mark.slow

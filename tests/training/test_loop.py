@@ -10,9 +10,9 @@ from aero.architecture import parse
 from aero.model import GPT, ModelConfig
 from aero.records import csv_text, read_rows
 from aero.training import state
-from aero.training.diagnostics import find_nonfinite, layer_statistics
+from aero.training.diagnostics import find_nonfinite, layer_columns
 from aero.training.log import LiveLog, columns
-from aero.training.loop import Regularizer, evaluate, next_token_loss, train
+from aero.training.loop import Regularizer, Trainer, evaluate, next_token_loss, train
 from aero.training.schedule import learning_rate_factor, make_optimizer, parameter_groups
 
 CONFIG = ModelConfig(vocabulary=32, context=8, layers=2, heads=2, width=16, ffn_width=64, temperature_init=1.0)
@@ -68,17 +68,8 @@ EVALUATION = [(torch.arange(8)[None] + torch.arange(4)[:, None]) % 32]
 
 def run(settings=None, architecture="EReg(SM(t)+ScFuFFN)", source=None, **more):
     torch.set_num_threads(1)
-    return train(
-        parse(architecture),
-        CONFIG,
-        settings or Settings(),
-        REGULARIZER,
-        source or Source(),
-        EVALUATION,
-        7,
-        progress=False,
-        **more,
-    )
+    parts = parse(architecture), CONFIG, settings or Settings(), REGULARIZER, source or Source(), EVALUATION
+    return train(Trainer(*parts, seed=7), progress=False, **more)
 
 
 @pytest.fixture
@@ -217,7 +208,7 @@ def test_the_loss_scale_of_float16_is_resumed(tmp_path):
     optimizer, read = torch.optim.AdamW(outcome.model.parameters()), torch.amp.GradScaler("cpu")
     state.store(tmp_path / "state", "h", outcome, optimizer, torch.amp.GradScaler("cpu", init_scale=128.0))
     assert read.get_scale() == 65536.0
-    state.restore(tmp_path / "state", "h", outcome, optimizer, read, Settings(steps=2))
+    state.restore(tmp_path / "state", "h", outcome, optimizer, read)
     assert read.get_scale() == 128.0
 
 
@@ -254,7 +245,7 @@ def test_the_steps_of_a_fused_optimiser_are_restored(tmp_path):
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     for index, optimizer in enumerate(optimizers):
         if index:
-            state.restore(tmp_path / "state", "h", outcome, optimizer, scaler, Settings(steps=2))
+            state.restore(tmp_path / "state", "h", outcome, optimizer, scaler)
         for seed in range(index, 2):
             for number, parameter in enumerate(outcome.model.parameters()):
                 generator = torch.Generator().manual_seed(100 * seed + number)
@@ -420,10 +411,11 @@ def test_overflows_are_counted_by_layer():
     for parameter in model.blocks.parameters():
         parameter.data.zero_()
     ids = torch.tensor([[0, 2, 2, 0], [2, 2, 2, 2]])
-    assert layer_statistics(model, ids).overflow == [2, 2]
-    assert layer_statistics(model, ids).activation == [7e4, 7e4]
+    row = layer_columns(model, ids)
+    assert [row[f"overflow_layer_{layer}"] for layer in range(2)] == [2, 2]
+    assert [row[f"activation_layer_{layer}"] for layer in range(2)] == [7e4, 7e4]
     ids[1, 3] = 1
-    assert layer_statistics(model, ids).overflow[0] > 2
+    assert layer_columns(model, ids)["overflow_layer_0"] > 2
 
 
 def test_measuring_does_not_train(tmp_path):
@@ -431,7 +423,7 @@ def test_measuring_does_not_train(tmp_path):
     model = GPT(parse("SM"), CONFIG).train()
     torch.nn.utils.parametrizations.spectral_norm(model.blocks[0].attention.query)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    layer_statistics(model, Source().batch(0))
+    layer_columns(model, Source().batch(0))
     find_nonfinite(model, Source().batch(0), 3)
     evaluate(model, EVALUATION)
     assert model.training

@@ -90,7 +90,7 @@ def test_operations_that_differ_only_in_sizes_are_one_group():
 def test_a_pass_is_the_sum_of_its_operations_and_one_set_up(three):
     sizes = published_sizes("gpt2", 256)
     cost = estimate(parse("EReg(SM(t)+ScFuFFN)"), sizes, "tuned", three)
-    needed = counts(parse("SM(t)+ScFuFFN"), sizes, "tuned")[0]
+    needed = counts(parse("SM(t)+ScFuFFN"), sizes, "tuned")
     rows = {key: synthetic_costs.made(*key) for key in needed}
     total = {name: sum(n * getattr(rows[key], name) for key, n in needed.items()) for name in ("bytes", "rounds")}
     assert cost.bytes == pytest.approx(total["bytes"] + 21e6, rel=1e-12)
@@ -110,7 +110,7 @@ def test_a_linear_cost_is_found_between_measured_sizes(three, program):
     for context in (320, 384):
         sizes = published_sizes("gpt2", context, layers=15)
         cost = estimate(parse("SM+LN+R"), sizes, program, three)
-        needed = counts(parse("SM+LN+R"), sizes, program)[0]
+        needed = counts(parse("SM+LN+R"), sizes, program)
         exact = sum(n * synthetic_costs.made(*key).bytes for key, n in needed.items()) + 21e6
         assert abs(exact / cost.bytes - 1) <= cost.bytes_error
         assert cost.interpolated and not cost.extrapolated and math.isfinite(cost.seconds_error)
@@ -177,7 +177,7 @@ def test_errors_of_a_pass_by_hand(monkeypatch):
             return OperationCost(values, errors, "interpolated")
 
     needed = {("relu", "3x4"): 2, ("scores", "1x3x4,1x3x4"): 1}
-    monkeypatch.setattr(composition, "counts", lambda *_: (needed, True))
+    monkeypatch.setattr(composition, "counts", lambda *_: needed)
     cost = estimate(parse("SM+R"), published_sizes("gpt2", 128), "tuned", Made())
     assert (cost.wire_bytes, cost.rounds, cost.seconds) == (380e6, 22, 7)
     assert cost.bytes_error == pytest.approx((2 * 20 + 20) / 440) and cost.wire_error == pytest.approx(52 / 380)

@@ -9,8 +9,8 @@ from aero.two_party.cost.network import Network, wire_bytes
 
 def test_latency_of_the_papers_network_by_hand():
     wan = Network(bandwidth_mbit=100, rtt_ms=80)
-    # 30 MB + 20 MB at 12.5 MB/s are 4 s, 100 round trips 8 s, and 3 s of computing.
-    assert wan.latency_seconds(3.0, 30e6, 20e6, 100) == pytest.approx(15.0)
+    # 50 MB at 12.5 MB/s are 4 s, 100 round trips 8 s, and 3 s of computing.
+    assert wan.latency_seconds(3.0, 50e6, 100) == pytest.approx(15.0)
 
 
 def test_multiplication_of_shares_sends_both_ways_at_once_and_by_weights_alternates():

@@ -33,7 +33,7 @@ class PassCost:
     infinite where something is extrapolated or measured too rarely; the error of composing adds to them. by_part: bytes
     of embedding, blocks, vocabulary projection and set-up. timed_by_law: operations measured without seconds.
     seconds_timed_once: seconds of operations that were timed in a single run. interpolated, extrapolated: operations
-    not measured at this size. by_rule: counts come from counts.json, not from tracing.
+    not measured at this size.
     """
 
     architecture: str
@@ -56,7 +56,6 @@ class PassCost:
     seconds_timed_once: float
     interpolated: tuple[str, ...]
     extrapolated: tuple[str, ...]
-    by_rule: bool
 
     @property
     def bytes(self) -> float:
@@ -65,14 +64,14 @@ class PassCost:
 
     def latency(self, network: Network) -> float:
         """Seconds on `network`; NaN if rounds were not measured."""
-        return network.latency_seconds(self.seconds, self.wire_bytes, 0.0, self.rounds)
+        return network.latency_seconds(self.seconds, self.wire_bytes, self.rounds)
 
     def latency_error(self, network: Network) -> float:
         """Relative bound of the latency's error: computing, transfer and rounds may all err to the same side."""
         parts = (
-            (network.latency_seconds(self.seconds, 0.0, 0.0, 0.0), self.seconds_error),
-            (network.latency_seconds(0.0, self.wire_bytes, 0.0, 0.0), self.wire_error),
-            (network.latency_seconds(0.0, 0.0, 0.0, self.rounds), self.rounds_error),
+            (self.seconds, self.seconds_error),
+            (network.latency_seconds(0.0, self.wire_bytes, 0.0), self.wire_error),
+            (network.latency_seconds(0.0, 0.0, self.rounds), self.rounds_error),
         )
         return relative(sum(_absolute(seconds, error) for seconds, error in parts), self.latency(network))
 
@@ -90,7 +89,7 @@ def estimate(
     UserError if an operation lies outside the measured sizes (unless `extrapolate`), or if the program cannot compute
     the architecture.
     """
-    needed, by_rule = counts(architecture, sizes, program)
+    needed = counts(architecture, sizes, program)
     total, error = dict.fromkeys(QUANTITIES, 0.0), dict.fromkeys(QUANTITIES, 0.0)
     setup = operations.setup_bytes(needed)
     by_part = {"embedding": 0.0, BLOCKS: 0.0, "vocabulary projection": 0.0, "set-up": setup}
@@ -136,7 +135,6 @@ def estimate(
         seconds_timed_once=timed_once,
         interpolated=tuple(not_measured["interpolated"]),
         extrapolated=tuple(not_measured["extrapolated"]),
-        by_rule=by_rule,
     )
 
 
@@ -183,7 +181,7 @@ def compose(
     source = newest | {"measured_first": oldest.get("measured"), "commit_first": oldest.get("commit")}
     source.pop("computation", None)
     latency = {
-        name: networks[name].latency_seconds(total["seconds"], total["wire"] + setup, 0.0, total["rounds"])
+        name: networks[name].latency_seconds(total["seconds"], total["wire"] + setup, total["rounds"])
         for name in ("wan", "lan")
     }
     # Keys and first oblivious transfers go both ways in about equal parts.

@@ -59,17 +59,14 @@ def forward_cached(
     prompt: Array,
     past: Past | None = None,
     at: Callable[[int], None] = lambda layer: None,
-    every: bool = False,
 ) -> tuple[Array, list[Array], list[Array]]:
     """As `forward` for T tokens that follow `past`; also their keys and values, (H, T, d_k) for each layer.
 
-    weights: with the positions of these tokens only, as `at_positions` gives them. every: logits (T, V) after each
-    token instead of the last. The program must be `cacheable`.
+    weights: with the positions of these tokens only, as `at_positions` gives them. The program must be `cacheable`.
     """
-    optimizations = parse_program(program)[0] - ({"last_row"} if every else set())
-    fitted = AS_PUBLISHED in optimizations
-    whole = fitted or every
-    this = _Pass(_with_shared_weights(run) if fitted else run, architecture, config, optimizations, past)
+    optimizations, _ = parse_program(program)
+    whole = AS_PUBLISHED in optimizations
+    this = _Pass(_with_shared_weights(run) if whole else run, architecture, config, optimizations, past)
     w = Weights.of(weights)
     x = this.embed(w.token_embedding, prompt)  # (T, d)
     if w.position_embedding is not None:
@@ -85,7 +82,7 @@ def forward_cached(
         x = this.affine(x if whole else x[-1:], w.basis)
     if config.ln_f:
         x = this.norm(w.ln_f, x)
-    logits = this.project(x if whole else x[-1:], w.head.weight)[slice(None) if every else -1]
+    logits = this.project(x if whole else x[-1:], w.head.weight)[-1]
     return logits if w.head.bias is None else logits + w.head.bias, this.keys, this.values
 
 

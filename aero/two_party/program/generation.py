@@ -12,7 +12,8 @@ own inputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import jax.numpy as jnp
@@ -43,10 +44,7 @@ def slots_for(tokens: int, context: int) -> int:
 
 @dataclass(frozen=True)
 class Step:
-    """One pass: its profile, the logits (V,) after its last token (client only), and the seconds of `Party.prepare`.
-
-    logits: (tokens, V) where every token's were wanted.
-    """
+    """One pass: its profile, the logits (V,) after its last token (client only), and the seconds of `Party.prepare`."""
 
     profile: Profile
     logits: np.ndarray | None
@@ -88,22 +86,17 @@ class Generator:
             for name, array, value in zip(self._cache(), (*arrays[0], *arrays[1]), values, strict=True):
                 given = None if value is None else np.asarray(value)
                 party.put(name, given, array.shape, owner=SERVER, from_rank=SERVER)
-        self._functions: dict[tuple[int | str, ...], Callable[..., Any]] = {}
 
     def step(
         self,
         ids: Sequence[int] | None,
         tokens: int,
         before_part: Callable[[Sequence[str], int], Any] = lambda inputs, size: None,
-        every: bool = False,
     ) -> Step:
-        """The pass after `tokens` more tokens, whose ids (tokens,) the client gives and the server does not.
-
-        every: logits after each of them.
-        """
+        """The pass after `tokens` more tokens, whose ids (tokens,) the client gives and the server does not."""
         party, model = self._party, self._model
         if self._new:
-            self._append()
+            self._extend_cache()
         self._tokens += tokens
         if ids is not None:
             self._ids += ids
@@ -124,68 +117,43 @@ class Generator:
                 party.put_public("rotary", rotary_table(position, rows, dims, base))
                 inputs.append("rotary")
         outputs = ["logits", *(self._cache("new_") if self._cached else ())]
-        function = self._pass(rows, every)
-        prepared = party.prepare(function, inputs, outputs)
-        profile = party.run(function, inputs, outputs, before_part=before_part)
+        prepared = party.prepare(self._pass, inputs, outputs)
+        profile = party.run(self._pass, inputs, outputs, before_part=before_part)
         self._new = rows if self._cached else 0
         return Step(profile, party.reveal("logits", to=CLIENT), prepared)
-
-    def verify(self, ids: Sequence[int] | None, tokens: int) -> tuple[Step, int]:
-        """Speculative verification: one pass over the newest token and `tokens` - 1 proposed ones after it, `ids`.
-
-        Returns the step and how many proposals are accepted: those before the first that is not the most likely token.
-        The others are forgotten. The client's logits (accepted + 1, V) give the accepted tokens and one more. The
-        server learns how many are accepted. Needs a cache.
-        """
-        step, accepted = self.step(ids, tokens, every=True), None
-        if ids is not None:
-            agrees = step.logits[:-1].argmax(1) == ids[1:]
-            accepted = np.array([np.append(agrees, False).argmin()], np.float32)
-        self._party.put("accepted", accepted, (1,), from_rank=CLIENT)
-        told = self._party.reveal("accepted", to=SERVER)
-        count = round(float((told if accepted is None else accepted)[0]))
-        self._new = count + 1
-        self._tokens -= tokens - self._new
-        self._ids = self._ids[: self._tokens]
-        logits = None if step.logits is None else step.logits[: self._new]
-        return replace(step, logits=logits), count
 
     def _cache(self, prefix: str = "") -> list[str]:
         """Names of the keys of every layer, then of the values."""
         return [f"{prefix}{kind}.{layer}" for kind in ("keys", "values") for layer in range(self._config.layers)]
 
-    def _pass(self, rows: int, every: bool) -> Callable[..., Any]:
-        """The pass over so many new rows, one function for each number of rows and of slots."""
-        key = rows, self._slots, every
-        if key not in self._functions:
-            names, layers, slots = self._names, self._config.layers, self._slots
-            architecture, config, program = self._model.parsed, self._config, self._model.program
+    def _pass(self, *arrays: Array) -> Any:
+        """Logits, and with a cache the keys and values of the new rows, from the inputs in the order of `step`."""
+        architecture, config, program = self._model.parsed, self._config, self._model.program
+        weights, (prompt, *more) = dict(zip(self._names, arrays, strict=False)), arrays[len(self._names) :]
+        layers = config.layers
+        past = Past(more[:layers], more[layers : 2 * layers], *more[2 * layers :]) if more else None
+        logits, *made = forward_cached(call, architecture, config, program, weights, prompt, past)
+        return (logits, *(one for kind in made for one in kind)) if self._cached else logits
 
-            def one_pass(*arrays: Array) -> Any:
-                weights, (prompt, *more) = dict(zip(names, arrays, strict=False)), arrays[len(names) :]
-                past = Past(more[:layers], more[layers : 2 * layers], *more[2 * layers :]) if slots else None
-                logits, *made = forward_cached(call, architecture, config, program, weights, prompt, past, every=every)
-                return (logits, *(one for kind in made for one in kind)) if self._cached else logits
-
-            self._functions[key] = one_pass
-        return self._functions[key]
-
-    def _append(self) -> None:
-        """Move the last pass's keys and values into the cache, on the right, those of its first `_new` rows. Takes no
-        message."""
+    def _extend_cache(self) -> None:
+        """Move the last pass's keys and values into the cache, on the right. Takes no message."""
         self._filled += self._new
         slots, names, made = slots_for(self._filled, self._config.context), self._cache(), self._cache("new_")
-        key = self._slots, self._new, slots, "append"
-        if key not in self._functions:
-
-            def append(*arrays: Array) -> list[Array]:
-                old, new = arrays[: -len(made)], [one[:, : key[1]] for one in arrays[-len(made) :]]
-                pairs = zip(old, new, strict=True) if old else ((one,) for one in new)
-                return [_right_aligned(jnp.concatenate(parts, 1), slots) for parts in pairs]
-
-            self._functions[key] = append
-        self._party.run(self._functions[key], [*(names if self._slots else ()), *made], names, donate=made)
+        self._party.run(_appending(len(made), slots), [*(names if self._slots else ()), *made], names, donate=made)
         self._slots, self._new = slots, 0
+
+
+@cache
+def _appending(count: int, slots: int) -> Callable[..., list[Array]]:
+    """A function that appends the last `count` arrays to those before them, if there are any, for so many slots. Always
+    the same one, because it is compiled once for each function."""
+
+    def append(*arrays: Array) -> list[Array]:
+        old, new = arrays[:-count], arrays[-count:]
+        pairs = zip(old, new, strict=True) if old else ((one,) for one in new)
+        return [_right_aligned(jnp.concatenate(parts, 1), slots) for parts in pairs]
+
+    return append
 
 
 def _right_aligned(x: Array, slots: int) -> Array:

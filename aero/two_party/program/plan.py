@@ -27,11 +27,12 @@ class Segment:
 
 @dataclass(frozen=True)
 class ShareStep:
-    """A step that each party computes on its shares of `inputs`."""
+    """A step that each party computes on its shares of `inputs`. types: shape and type of each output."""
 
     step: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    types: tuple[tuple[tuple[int, ...], np.dtype], ...]
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,9 @@ def plan(
             parts.append(Segment(function_, tuple(name(v) for v in needed), made))
         if not last:
             equation = steps[index]
-            made = tuple(name(v) for v in equation.outvars)
-            parts.append(ShareStep(equation.params["step"], tuple(name(v) for v in equation.invars), made))
+            taken, made = (tuple(map(name, some)) for some in (equation.invars, equation.outvars))
+            types = tuple((variable.aval.shape, variable.aval.dtype) for variable in equation.outvars)
+            parts.append(ShareStep(equation.params["step"], taken, made, types))
     return Plan(tuple(parts), _unneeded(parts, set(inputs) | set(outputs)))
 
 

@@ -47,15 +47,18 @@ ROWS_OF_THREE_LAYERS = [row.replace("i_6", "i_2") for row in ROWS]
 
 def exact_logits(model, program):
     """With exact functions instead of approximations: only the folding is left, and it is exact."""
-    gelu = nonlinear.gelu_exact if model.config.gelu == "exact" else nonlinear.gelu_plain
+
+    def softmax(x, blocks=1, narrow=0, few=0, wide=0):
+        return nonlinear.softmax_plain(x, narrow=bool(narrow), wide=wide)
+
     exact = {
-        "softmax_cover": lambda x, blocks, narrow=0, few=0, wide=0: nonlinear.softmax_plain(x, bool(narrow), wide=wide),
-        "softmax_plain": lambda x, narrow=0, few=0, wide=0: nonlinear.softmax_plain(x, bool(narrow), wide=wide),
+        "softmax_cover": softmax,
+        "softmax_plain": softmax,
         "exponentials": lambda x, blocks, split, narrow=0, few=0, wide=0: nonlinear.exponentials(
-            x, blocks, False, bool(narrow), wide=wide
+            x, None, blocks, False, bool(narrow), wide=wide
         ),
-        "gelu_segments": lambda x, narrow=0: gelu(x),
-        "silu_segments": lambda x, narrow=0: nonlinear.silu(x),
+        "gelu_segments": lambda x, narrow=0: jax.nn.gelu(x, approximate=model.config.gelu != "exact"),
+        "silu_segments": lambda x, narrow=0: jax.nn.silu(x),
         "reciprocal_sums": lambda x, narrow=1: call("inverse_sums", x),
         "normalise": lambda x, narrow=0: nonlinear.normalise(x),
         "normalise_tiles": lambda x, narrow=0: nonlinear.normalise_tiles(x),

@@ -9,12 +9,12 @@ import jax
 import numpy as np
 import pytest
 import torch
-from made_models import random_model, torch_logits
+from made_models import plaintext, random_model, torch_logits
 
 from aero.architecture import parse
 from aero.model import ModelConfig
 from aero.two_party.program import nonlinear
-from aero.two_party.program.forward import forward, forward_cached, operations, plaintext
+from aero.two_party.program.forward import forward, forward_cached, operations
 from aero.two_party.program.inputs import Past, at_positions, one_hot_rows
 from aero.two_party.program.operations import Operation, call, trace, without_public
 from aero.two_party.program.optimizations import OPTIMIZATIONS, TUNED, parse_program, program_name, toggled
@@ -77,7 +77,7 @@ def exact_logits(model, program):
 def test_as_written_in_the_clear_agrees_with_torch(row):
     model = random_model(row)
     ids = np.random.default_rng(1).integers(0, 41, 12)
-    logits = plaintext(model.architecture, model.config, "as_written", weight_arrays(model, "as_written"), ids)
+    logits = plaintext(model, "as_written", ids)
     np.testing.assert_allclose(logits, torch_logits(model, ids), atol=1e-4, rtol=0)
 
 
@@ -92,7 +92,7 @@ def test_tuned_folding_is_exact(row, switches):
 @pytest.mark.parametrize("switches", [LLAMA, LLAMA | {"kv_heads": 0, "ffn_bias": True, "vo_bias": True}])
 def test_llama_in_the_clear_agrees_with_torch(switches):
     model = random_model("SM+RMS+SwiGLU", **switches)
-    written = plaintext(model.architecture, model.config, "as_written", weight_arrays(model, "as_written"), IDS)
+    written = plaintext(model, "as_written", IDS)
     np.testing.assert_allclose(written, torch_logits(model, IDS), atol=1e-4, rtol=0)
     np.testing.assert_allclose(exact_logits(model, "tuned"), torch_logits(model, IDS), atol=1e-4, rtol=0)
 
@@ -110,7 +110,7 @@ SCALED = ("SM+ScFFN", "EReg(SM(t)+ScFuFFNi_2)")
 )
 def test_as_published_in_the_clear_agrees_with_torch(row, switches):
     model = random_model(row, **switches)
-    logits = plaintext(model.architecture, model.config, "as_published", weight_arrays(model, "as_published"), IDS)
+    logits = plaintext(model, "as_published", IDS)
     np.testing.assert_allclose(logits, torch_logits(model, IDS), atol=1e-4, rtol=0)
 
 
@@ -162,7 +162,7 @@ def test_every_optimization_alone_and_all_but_it(row, switches):
 def test_tuned_in_the_clear_is_as_near_as_its_approximations(row):
     model = random_model(row)
     program = within_budget(model, "tuned")
-    logits = plaintext(model.architecture, model.config, program, weight_arrays(model, program), IDS)
+    logits = plaintext(model, program, IDS)
     np.testing.assert_allclose(logits, torch_logits(model, IDS), atol=2e-2, rtol=0)
 
 
@@ -231,7 +231,7 @@ def test_weight_norms_are_folded_away_and_embeddings_scaled(row, program):
     model = random_model(row, embedding_scale=True)
     ids = np.random.default_rng(4).integers(0, 41, 12)
     weights = weight_arrays(model, program)
-    logits = plaintext(model.architecture, model.config, program, weights, ids)
+    logits = plaintext(model, program, ids)
     np.testing.assert_allclose(logits, torch_logits(model, ids), atol=2e-2, rtol=0)
     assert weight_shapes(model.architecture, model.config, program) == {n: v.shape for n, v in weights.items()}
     plain = operations(model.architecture.at_inference(), model.config, program, 12)

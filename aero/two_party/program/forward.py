@@ -21,9 +21,9 @@ from jax import Array
 from aero.architecture import Architecture
 from aero.model import GPT, ModelConfig
 from aero.two_party.lattice.lookup import LEAST_VOCABULARY
-from aero.two_party.program.inputs import Past, at_positions, one_hot_rows, prompt_array, prompt_type
+from aero.two_party.program.inputs import Past, at_positions, one_hot_rows, prompt_type
 from aero.two_party.program.layers import Affine, Layer, Weights
-from aero.two_party.program.operations import KINDS, SHARED, Operation, call, trace
+from aero.two_party.program.operations import KINDS, SHARED, Operation, call, causal_average, trace
 from aero.two_party.program.optimizations import AS_PUBLISHED, Optimizations, parse_program
 from aero.two_party.program.slices import HEAD_SLICE, IDS_AT_ONCE, SLICE, matmul
 from aero.two_party.program.weights import weight_arrays, weight_shapes
@@ -324,8 +324,7 @@ class _Pass:
         if layer.shape is not None:
             shaped = shaped + layer.shape[:, :tokens, :tokens]
         else:
-            centre = (np.tril(np.ones((tokens, tokens))) / np.arange(1, tokens + 1)[:, None]).astype(np.float32)
-            public = layer.shape_a * np.eye(tokens, dtype=np.float32) - layer.shape_g * centre
+            public = layer.shape_a * np.eye(tokens, dtype=np.float32) - layer.shape_g * causal_average(tokens)
             shaped = self.run("scale", shaped, layer.shape_b) + public
         value = n if layer.value is None else self.affine(n, layer.value)
         attended = _merge(self.run("mix", shaped, _split(value, self.head_size)))
@@ -385,12 +384,3 @@ def prefix_past(model: GPT, ids: Sequence[int]) -> Past | None:
     with jax.default_matmul_precision("highest"):
         _, keys, values = forward_cached(call, model.architecture, model.config, program, weights, rows)
     return Past(keys, values)
-
-
-def plaintext(
-    architecture: Architecture, config: ModelConfig, program: str, weights: Mapping[str, np.ndarray], ids: np.ndarray
-) -> np.ndarray:
-    """The same program in float32 in the clear: logits (V,) after the last of `ids` (T,)."""
-    prompt = jnp.asarray(prompt_array(ids, config.vocabulary, program))
-    with jax.default_matmul_precision("highest"):
-        return np.asarray(forward(call, architecture, config, program, weights, prompt))

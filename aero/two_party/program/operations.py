@@ -89,9 +89,12 @@ def scaled(x: Array, factor: Array | float) -> Array:
 
 def causal_mean(x: Array, rows: int) -> Array:
     """C x for the last `rows` rows of x (T, d), C[i, j] = 1/i for j <= i: public, only the truncation costs."""
-    tokens = x.shape[0]
-    matrix = (np.tril(np.ones((tokens, tokens))) / np.arange(1, tokens + 1)[:, None]).astype(np.float32)
-    return jnp.asarray(matrix[tokens - rows :]) @ x
+    return jnp.asarray(causal_average(x.shape[0])[x.shape[0] - rows :]) @ x
+
+
+def causal_average(tokens: int) -> np.ndarray:
+    """The matrix C (tokens, tokens) of `causal_mean`."""
+    return (np.tril(np.ones((tokens, tokens))) / np.arange(1, tokens + 1)[:, None]).astype(np.float32)
 
 
 def inverse_sums(x: Array) -> Array:

@@ -16,9 +16,8 @@ from aero.model import ModelConfig
 from aero.two_party.program import nonlinear
 from aero.two_party.program.forward import forward, forward_cached, operations
 from aero.two_party.program.inputs import Past, at_positions, one_hot_rows
-from aero.two_party.program.operations import Operation, call, trace, without_public
+from aero.two_party.program.operations import WEIGHTS_AT_ONCE, Operation, call, linear_in_slices, trace, without_public
 from aero.two_party.program.optimizations import OPTIMIZATIONS, TUNED, parse_program, program_name, toggled
-from aero.two_party.program.slices import WEIGHTS_AT_ONCE, matmul
 from aero.two_party.program.weights import weight_arrays, weight_shapes, within_budget
 
 ROWS = (  # of AERO Tables 2 and 4
@@ -343,7 +342,7 @@ def test_matmul_in_slices():
     for inner, columns in ((768, 3072), (3072, 768), (2304, 768)):
         x = generator.standard_normal((2, inner)).astype(np.float32)
         weight = generator.standard_normal((inner, columns)).astype(np.float32)
-        np.testing.assert_allclose(np.asarray(matmul(call, x, weight)), x @ weight, atol=2e-3)
+        np.testing.assert_allclose(np.asarray(linear_in_slices(call, x, weight)), x @ weight, atol=2e-3)
         shapes = (jax.ShapeDtypeStruct(x.shape, x.dtype), jax.ShapeDtypeStruct(weight.shape, weight.dtype))
-        for operation in trace(lambda run, *arrays: matmul(run, *arrays), *shapes):
+        for operation in trace(linear_in_slices, *shapes):
             assert math.prod(operation.shapes[1]) <= WEIGHTS_AT_ONCE

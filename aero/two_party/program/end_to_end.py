@@ -138,8 +138,7 @@ def forward_task(party: Party, given: dict[str, Any]) -> dict[str, Any]:
     both directions are returned as "alone".
     """
     question: Question = given["question"]
-    if given.get("warm_up", True):
-        set_up(party, question.program)
+    set_up(party, question.program)
     names = put_weights(party, question, given["weights"] if party.rank == SERVER else None)
     function, inputs = question.function(names), [*(f"w.{name}" for name in names), "prompt"]
     profiles, logits = [], []
@@ -208,8 +207,3 @@ def ask(
             )
         )
     return answers, client["alone"]
-
-
-def composed_bytes(counts: dict[Operation, int], alone: dict[Operation, float]) -> float:
-    """Bytes of a pass composed from its operations measured alone: sum of count x bytes."""
-    return sum(count * alone[operation] for operation, count in counts.items())

@@ -23,9 +23,19 @@ from aero.model import GPT, ModelConfig
 from aero.two_party.lattice.lookup import LEAST_VOCABULARY
 from aero.two_party.program.inputs import Past, at_positions, one_hot_rows, prompt_type
 from aero.two_party.program.layers import Affine, Layer, Weights
-from aero.two_party.program.operations import KINDS, SHARED, Operation, call, causal_average, trace
+from aero.two_party.program.operations import (
+    HEAD_SLICE,
+    IDS_AT_ONCE,
+    KINDS,
+    SHARED,
+    SLICE,
+    Operation,
+    call,
+    causal_average,
+    linear_in_slices,
+    trace,
+)
 from aero.two_party.program.optimizations import AS_PUBLISHED, Optimizations, parse_program
-from aero.two_party.program.slices import HEAD_SLICE, IDS_AT_ONCE, SLICE, matmul
 from aero.two_party.program.weights import weight_arrays, weight_shapes
 
 COVER_BLOCKS = 16
@@ -148,7 +158,7 @@ class _Pass:
     def affine(self, x: Array, map_: Affine) -> Array:
         """A matrix of the server's, and its bias. lattice_products takes it outside SPU unless x is one row."""
         outside = self.has("lattice_products") and x.shape[0] > 1
-        y = self.run("lattice_linear", x, map_.weight) if outside else matmul(self.run, x, map_.weight)
+        y = self.run("lattice_linear", x, map_.weight) if outside else linear_in_slices(self.run, x, map_.weight)
         return y if map_.bias is None else y + map_.bias
 
     def embed(self, table: Array, prompt: Array) -> Array:

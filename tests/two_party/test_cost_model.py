@@ -37,7 +37,7 @@ SIDES = ("bytes_sent_client", "bytes_sent_server")
 
 
 def of(rows) -> Operations:
-    return Operations(ledger.by_operation(rows), synthetic_costs.VARIANT)
+    return Operations(ledger.by_operation(rows))
 
 
 def model_errors(operations: Operations) -> dict[tuple[str, int, bool], float | None]:
@@ -232,7 +232,7 @@ def test_single_rows_have_a_model_of_their_own():
     """In the committed measurements: SPU uses other protocols for a last query row."""
     committed = measured_operations(VARIANT, ROOT, [n for n in COMMITTED_FILES if not n.endswith("asked_ops.csv")])
     for op, shape in (("mix", "12x256x256,12x256x64"), ("gelu_segments", "256x3072")):
-        others = Operations({key: row for key, row in committed.measured.items() if key != (op, shape)}, VARIANT)
+        others = Operations({key: row for key, row in committed.measured.items() if key != (op, shape)})
         one = packing.sized(op, shape)
         models = [others.model(one.group, side, one_row=False) for side in SIDES]
         bytes_ = sum(model(packing.features(one)[side]) for model, side in zip(models, SIDES, strict=True))
@@ -249,7 +249,7 @@ def test_committed_bytes_at_other_contexts_are_within_their_bounds():
     everything = measured_operations(VARIANT, ROOT)
     published = measured_operations(VARIANT, ROOT, [n for n in COMMITTED_FILES if not n.endswith("asked_ops.csv")])
     left_out = (64, 184)
-    without = Operations({key: row for key, row in everything.measured.items() if row.context not in left_out}, VARIANT)
+    without = Operations({key: row for key, row in everything.measured.items() if row.context not in left_out})
     seen = set()
     for row in everything.measured.values():
         if row.context in left_out and row.key not in without.measured:

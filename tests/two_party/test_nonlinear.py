@@ -120,7 +120,7 @@ def test_a_cover_by_hand():
     assert (cover.entries, cover.comparisons) == (4 + 8 + 5, 6 * 2 * 1 + 3 * 2 * 2)
     assert [tree_levels(entries) for entries in (1, 2, 8, 13, 300)] == [0, 1, 3, 5, 11]
     assert [narrow_levels(entries) for entries in (1, 2, 8, 13, 300)] == [0, 1, 3, 4, 9]
-    assert (cover.levels, Cover(200, 200, 16).levels, Cover(1, 300, 1).levels) == (1 + 2, 5 + 4, 11)
+    assert (cover.levels(), Cover(200, 200, 16).levels(), Cover(1, 300, 1).levels()) == (1 + 2, 5 + 4, 11)
     for rows in (1, 15, 16, 17, 40):
         cover, covered = Cover(rows, rows, min(16, rows)), np.zeros((rows, rows), bool)
         for low, high, width in cover.spans:

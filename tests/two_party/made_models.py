@@ -46,4 +46,5 @@ def plaintext(model: GPT, program: str, ids: np.ndarray) -> np.ndarray:
     """The logits of the private program in float32 in the clear."""
     weights, prompt = weight_arrays(model, program), prompt_array(ids, model.config.vocabulary, program)
     with jax.default_matmul_precision("highest"):
-        return np.asarray(forward(call, model.architecture, model.config, program, weights, jax.numpy.asarray(prompt)))
+        prompt = jax.numpy.asarray(prompt)
+        return np.asarray(forward(call, model.architecture, model.config, program, weights, prompt)[0])

@@ -14,7 +14,7 @@ from made_models import plaintext, random_model, torch_logits
 from aero.architecture import parse
 from aero.model import ModelConfig
 from aero.two_party.program import nonlinear
-from aero.two_party.program.forward import forward, forward_cached, operations
+from aero.two_party.program.forward import forward, operations
 from aero.two_party.program.inputs import Past, at_positions, one_hot_rows
 from aero.two_party.program.operations import WEIGHTS_AT_ONCE, Operation, call, linear_in_slices, trace, without_public
 from aero.two_party.program.optimizations import OPTIMIZATIONS, TUNED, parse_program, program_name, toggled
@@ -68,7 +68,7 @@ def exact_logits(model, program):
 
     one_hot = np.eye(41, dtype=np.float32)[IDS]
     return np.asarray(
-        forward(exact_call, model.architecture, model.config, program, weight_arrays(model, program), one_hot)
+        forward(exact_call, model.architecture, model.config, program, weight_arrays(model, program), one_hot)[0]
     )
 
 
@@ -293,7 +293,7 @@ def test_a_cached_pass_in_the_clear_agrees_with_torch(row, program, switches):
     def cached(first, tokens, past):
         rows = one_hot_rows(IDS[first : first + tokens], 41)
         placed = at_positions(weights, first, tokens)
-        logits, *made = forward_cached(call, model.architecture, config, program, placed, rows, past)
+        logits, *made = forward(call, model.architecture, config, program, placed, rows, past)
         np.testing.assert_allclose(logits, torch_logits(model, IDS[: first + tokens]), atol=2e-2, rtol=0)
         earlier = [[np.zeros_like(one[:, :0]) for one in part] for part in made] if past is None else past
         pairs = zip((earlier.keys, earlier.values) if past else earlier, made, strict=True)

@@ -89,7 +89,8 @@ class Question(PublicModel):
         architecture, config, program = self.parsed, self.model_config, self.program
 
         def whole_model(*arrays: Array) -> Array:
-            return forward(call, architecture, config, program, dict(zip(names, arrays[:-1], strict=True)), arrays[-1])
+            weights = dict(zip(names, arrays[:-1], strict=True))
+            return forward(call, architecture, config, program, weights, arrays[-1])[0]
 
         return whole_model
 

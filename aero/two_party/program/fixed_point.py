@@ -32,7 +32,7 @@ from torch import Tensor
 
 from aero.model import GPT
 from aero.two_party.lattice.share_steps import SQUARINGS
-from aero.two_party.program.forward import forward_cached, prefix_past
+from aero.two_party.program.forward import forward, prefix_past
 from aero.two_party.program.inputs import at_positions
 from aero.two_party.program.nonlinear import GELU_TAIL, MASKED
 from aero.two_party.program.operations import KINDS
@@ -206,7 +206,7 @@ def farthest(
     for prompt in probes(model, prefix) if ids is None else [ids]:
         one_hot = jax.nn.one_hot(np.asarray(prompt), model.config.vocabulary, dtype=np.float32)
         placed, where = at_positions(weights, first, len(prompt)), "the embedding"
-        forward_cached(run, model.architecture, model.config, program, placed, one_hot, past, at)
+        forward(run, model.architecture, model.config, program, placed, one_hot, past, at)
     most = limits(settings)
     (name, kind, value), place = max(zip(found, places, strict=True), key=lambda one: one[0][2] / most[one[0][0]])
     return Beyond(f"{kind} ({name})", value, most[name], place)

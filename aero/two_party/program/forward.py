@@ -50,29 +50,14 @@ def forward(
     program: str,
     weights: Mapping[str, Array],
     prompt: Array,
-    at: Callable[[int], None] = lambda layer: None,
-) -> Array:
-    """Logits (V,) after the last of the T tokens of `prompt`, which is as `prompt_array` gives it.
-
-    run: computes or records each operation. weights: as `weight_arrays` gives them. at: called before each layer with
-    its number from 1, and with L + 1 after the last.
-    """
-    return forward_cached(run, architecture, config, program, weights, prompt, at=at)[0]
-
-
-def forward_cached(
-    run: Call,
-    architecture: Architecture,
-    config: ModelConfig,
-    program: str,
-    weights: Mapping[str, Array],
-    prompt: Array,
     past: Past | None = None,
     at: Callable[[int], None] = lambda layer: None,
 ) -> tuple[Array, list[Array], list[Array]]:
-    """As `forward` for T tokens that follow `past`; also their keys and values, (H, T, d_k) for each layer.
+    """Logits (V,) after the last of T tokens, and the tokens' keys and values, (H, T, d_k) for each layer.
 
-    weights: with the positions of these tokens only, as `at_positions` gives them. The program must be `cacheable`.
+    run: computes or records each operation. weights: as `weight_arrays` gives them. prompt: as `prompt_array` gives it.
+    past: of earlier tokens; weights are then those of the new positions only, as `at_positions` gives them, and the
+    program must be `cacheable`. at: called before each layer with its number from 1, and with L + 1 after the last.
     """
     optimizations, _ = parse_program(program)
     whole = AS_PUBLISHED in optimizations
@@ -352,37 +337,24 @@ def operations(
 
     past: slots of the cache that these tokens follow; None for a whole pass.
     """
-    shapes = _weight_arrays(architecture, config, program)
+    sizes = weight_shapes(architecture, config, program)
+    shapes = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in sizes.items()}
     prompt = jax.ShapeDtypeStruct(*prompt_type(context, config.vocabulary, program))
     if past is None:
         return trace(lambda run, *arrays: forward(run, architecture, config, program, *arrays), shapes, prompt)
-    keys, values = cache_arrays(architecture, config, program, past)
+    cache = [jax.ShapeDtypeStruct(cache_shape(config, past), np.float32)] * config.layers
     empty = jax.ShapeDtypeStruct((), np.float32)
     rotary = jax.ShapeDtypeStruct((2, context, config.rotary_dims // 2), np.float32)
     shapes = jax.eval_shape(lambda weights: at_positions(weights, 0, context), shapes)
     return trace(
-        lambda run, weights, prompt, *past: forward_cached(
-            run, architecture, config, program, weights, prompt, Past(*past)
-        ),
-        *(shapes, prompt, keys, values, empty, rotary if config.position == "rotary" else None),
+        lambda run, weights, prompt, *past: forward(run, architecture, config, program, weights, prompt, Past(*past)),
+        *(shapes, prompt, cache, cache, empty, rotary if config.position == "rotary" else None),
     )
 
 
-def cache_arrays(
-    architecture: Architecture, config: ModelConfig, program: str, slots: int
-) -> tuple[list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct]]:
-    """Keys and values of a cache, (H, slots, d_k) for each layer, without values."""
-    prompt = jax.ShapeDtypeStruct(*prompt_type(1, config.vocabulary, program))
-    weights = jax.eval_shape(lambda w: at_positions(w, 0, 1), _weight_arrays(architecture, config, program))
-    _, *made = jax.eval_shape(
-        lambda *given: forward_cached(call, architecture, config, program, *given), weights, prompt
-    )
-    return tuple([jax.ShapeDtypeStruct((a.shape[0], slots, a.shape[2]), a.dtype) for a in arrays] for arrays in made)
-
-
-def _weight_arrays(architecture: Architecture, config: ModelConfig, program: str) -> dict[str, jax.ShapeDtypeStruct]:
-    shapes = weight_shapes(architecture, config, program)
-    return {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()}
+def cache_shape(config: ModelConfig, slots: int) -> tuple[int, int, int]:
+    """(H, slots, d_k) of the cached keys, or values, of a layer."""
+    return config.kv_heads or config.heads, slots, config.width // config.heads
 
 
 def prefix_past(model: GPT, ids: Sequence[int]) -> Past | None:
@@ -392,5 +364,5 @@ def prefix_past(model: GPT, ids: Sequence[int]) -> Past | None:
     program, rows = "as_written", one_hot_rows(ids, model.config.vocabulary)
     weights = at_positions(weight_arrays(model, program), 0, len(ids))
     with jax.default_matmul_precision("highest"):
-        _, keys, values = forward_cached(call, model.architecture, model.config, program, weights, rows)
+        _, keys, values = forward(call, model.architecture, model.config, program, weights, rows)
     return Past(keys, values)

@@ -21,7 +21,7 @@ import numpy as np
 from jax import Array
 
 from aero.two_party.program.end_to_end import PublicModel, Question, put_prompt, put_weights
-from aero.two_party.program.forward import cache_arrays, forward_cached
+from aero.two_party.program.forward import cache_shape, forward
 from aero.two_party.program.inputs import Past, at_positions, positional
 from aero.two_party.program.nonlinear import rotary_table
 from aero.two_party.program.operations import call
@@ -81,11 +81,10 @@ class Generator:
         self._slots = self._filled = prefix_tokens  # of the cache
         self._new = 0  # rows of the last pass that are not in the cache yet
         if prefix_tokens:
-            arrays = cache_arrays(model.parsed, self._config, model.program, prefix_tokens)
             values = [None] * len(self._cache()) if prefix is None else [*prefix.keys, *prefix.values]
-            for name, array, value in zip(self._cache(), (*arrays[0], *arrays[1]), values, strict=True):
-                given = None if value is None else np.asarray(value)
-                party.put(name, given, array.shape, owner=SERVER, from_rank=SERVER)
+            for name, value in zip(self._cache(), values, strict=True):
+                given, shape = None if value is None else np.asarray(value), cache_shape(self._config, prefix_tokens)
+                party.put(name, given, shape, owner=SERVER, from_rank=SERVER)
 
     def step(
         self,
@@ -132,7 +131,7 @@ class Generator:
         weights, (prompt, *more) = dict(zip(self._names, arrays, strict=False)), arrays[len(self._names) :]
         layers = config.layers
         past = Past(more[:layers], more[layers : 2 * layers], *more[2 * layers :]) if more else None
-        logits, *made = forward_cached(call, architecture, config, program, weights, prompt, past)
+        logits, *made = forward(call, architecture, config, program, weights, prompt, past)
         return (logits, *(one for kind in made for one in kind)) if self._cached else logits
 
     def _extend_cache(self) -> None:

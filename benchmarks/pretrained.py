@@ -58,18 +58,16 @@ def sentences(tokenizer: FastTokenizer) -> list[list[int]]:
 
 def ranges(model: GPT, program: str, prefix: list[int], settings: Settings) -> list[dict[str, Any]]:
     """For each layer and operation, the largest value relative to its limit."""
-    found: list[tuple[str, str, float]] = []
     largest: dict[tuple[int, str], tuple[float, str, float]] = {}
     most, weights, past, layer = limits(settings), weight_arrays(model, program), prefix_past(model, prefix), 0
 
     def run(kind: str, *arrays: Any, **constants: float) -> Any:
         if kind == "embedding_lookup":
             return arrays[0] @ arrays[1]
-        result = watched(kind, arrays, constants, found)
-        for name, operation, value in found:
+        result, found = watched(kind, arrays, constants)
+        for name, value in found:
             one = (value / most[name], name, value)
-            largest[layer, operation] = max(one, largest.get((layer, operation), one))
-        found.clear()
+            largest[layer, kind] = max(one, largest.get((layer, kind), one))
         return result
 
     def at(number: int) -> None:

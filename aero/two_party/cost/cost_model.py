@@ -117,50 +117,41 @@ class Operations:
     def cost(self, op: str, shape: str, extrapolate: bool = False) -> OperationCost:
         """The cost of an operation. UserError outside the measured sizes of its kind, unless `extrapolate`, and with
         fewer than two measured sizes in any case."""
-        row = self.measured.get((op, shape))
-        found = {name: float(getattr(row, name)) for name in QUANTITIES} if row is not None else {}
-        wanted = packing.sized(op, shape)
-        if found and not math.isnan(found["seconds"]):
-            errors = dict.fromkeys(QUANTITIES, 0.0)
-            if math.isnan(found["rounds"]):
-                found["rounds"], errors["rounds"] = self._modelled("rounds", wanted)
-            return OperationCost(found, errors, "measured")
-        others = self.groups.get(wanted.group, [])
-        timed = len(self._points(wanted.group, "seconds"))
-        if found and not timed and math.isfinite(found["rounds"]):
-            errors = {name: math.inf if name == "seconds" else 0.0 for name in QUANTITIES}
-            return OperationCost(found, errors, "measured")
-        # Rounds and seconds may have been measured at fewer sizes: beyond these the answer has no bound for them.
-        needed = [] if found else [name for name in QUANTITIES if name not in ("rounds", "seconds")]
-        inside = not needed or packing.within(wanted.sizes, [one.sizes for one, _ in others])
-        models = [self.model_for(wanted.group, name, wanted.one_row)[0] for name in needed]
-        unknown = any(model is None or model.error is None for model in models)
-        if timed < 2 <= len(others) and not extrapolate:
-            raise UserError(
-                f"{op} {shape} was measured without seconds, and too few other shapes have them; measure it again on a "
-                "quiet machine, without --no-seconds, or see --extrapolate"
-            )
-        if not inside and not (extrapolate and others):
-            raise UserError(self._outside(op, shape, wanted, bool(others)))
-        if len(others) < 2:
-            raise UserError(
-                f"{op} {shape} was not measured, and one measured shape ({others[0][1].shape}) is too few to "
-                f"extrapolate; {_MEASURE}"
-            )
-        if unknown and not extrapolate:
-            raise UserError(
-                f"{op} {shape} was not measured, and {len(others)} measured shapes of its kind are too few to "
-                f"interpolate with a known error; {_REMEDY}"
-            )
-        values = {name: value for name, value in found.items() if not math.isnan(value)}
+        row, wanted = self.measured.get((op, shape)), packing.sized(op, shape)
+        values = {} if row is None else {name: float(getattr(row, name)) for name in QUANTITIES}
+        values = {name: value for name, value in values.items() if not math.isnan(value)}
         errors = dict.fromkeys(values, 0.0)
+        inside, unknown, how = True, False, "measured"
+        if "seconds" not in values and ("rounds" not in values or self._points(wanted.group, "seconds")):
+            others, timed = self.groups.get(wanted.group, []), len(self._points(wanted.group, "seconds"))
+            how = "interpolated" if row is None else "timed by law"
+            if row is None:
+                # Rounds and seconds may have been measured at fewer sizes: beyond these they have no bound.
+                inside = packing.within(wanted.sizes, [one.sizes for one, _ in others])
+                models = [self.model_for(wanted.group, name, wanted.one_row)[0] for name in QUANTITIES[:3]]
+                unknown = any(model is None or model.error is None for model in models)
+            if timed < 2 <= len(others) and not extrapolate:
+                raise UserError(
+                    f"{op} {shape} was measured without seconds, and too few other shapes have them; measure it again "
+                    "on a quiet machine, without --no-seconds, or see --extrapolate"
+                )
+            if not inside and not (extrapolate and others):
+                raise UserError(self._outside(op, shape, wanted, bool(others)))
+            if len(others) < 2:
+                raise UserError(
+                    f"{op} {shape} was not measured, and one measured shape ({others[0][1].shape}) is too few to "
+                    f"extrapolate; {_MEASURE}"
+                )
+            if unknown and not extrapolate:
+                raise UserError(
+                    f"{op} {shape} was not measured, and {len(others)} measured shapes of its kind are too few to "
+                    f"interpolate with a known error; {_REMEDY}"
+                )
         for name in QUANTITIES:
             if name not in values:
                 values[name], error = self._modelled(name, wanted)
                 errors[name] = error if inside else math.inf
-        if unknown or not inside:
-            return OperationCost(values, errors, "extrapolated")
-        return OperationCost(values, errors, "timed by law" if found else "interpolated")
+        return OperationCost(values, errors, "extrapolated" if unknown or not inside else how)
 
     def _modelled(self, name: str, wanted: packing.Sized) -> tuple[float, float]:
         """A quantity by its model, and its error bound: infinite outside the sizes that the model was fitted to, which

@@ -12,6 +12,7 @@ import numpy as np
 
 from aero import records
 from aero.two_party.cost.ledger import Measurement, as_json
+from aero.two_party.cost.packing import MATRICES
 from aero.two_party.program.operations import SHARED, Operation
 from aero.two_party.program.optimizations import parse_program
 from aero.two_party.runtime.parties import Party, run_parties
@@ -41,9 +42,9 @@ REFILL_MATTERS = 60_000_000
 SAME_PROTOCOL = 32_768
 
 
-def arguments(operation: Operation, seed: int = 0) -> list[np.ndarray]:
+def arguments(operation: Operation) -> list[np.ndarray]:
     """Random values to measure `operation` on. Bytes do not depend on them; division and roots need moderate ones."""
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     values = []
     for shape, owner in zip(operation.shapes, operation.owners, strict=True):
         if owner == "ids":
@@ -175,9 +176,7 @@ def shrink(operation: Operation) -> Operation:
         return Operation(kind, ((heads, rows, columns),), constants)
     if kind in ("scores", "mix"):
         return Operation(kind, tuple((1, min(rows, 8), min(columns, 8)) for _, rows, columns in shapes))
-    if kind.removesuffix(SHARED) in (
-        ("linear", "lattice_linear", "embedding_slice", "embedding_lookup", "vocabulary_slice")
-    ):
+    if kind.removesuffix(SHARED) in MATRICES:
         (rows, inner), (_, columns) = shapes
         inner = min(inner, 64)
         return Operation(kind, ((min(rows, 8), inner), (inner, min(columns, 64))))

@@ -247,7 +247,7 @@ def times(left: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     return from_limbs(np.stack([(limb @ right).astype(np.int64) for limb in limbs(left)]))
 
 
-def noise_of(matrix: np.ndarray, fraction_bits: int = 18, wide: int = WIDE, degree: int = DEGREE) -> float:
+def noise_of(matrix: np.ndarray, fraction_bits: int = 18, wide: int = WIDE) -> float:
     """The largest standard deviation of the noise of an entry of X W, in units of the fixed point's last bit.
 
     wide: that of the `Layout`, 2 at 128 rows and never more than WIDE. A query's noise meets all columns in the same
@@ -256,10 +256,10 @@ def noise_of(matrix: np.ndarray, fraction_bits: int = 18, wide: int = WIDE, degr
     squares = np.square(matrix, dtype=np.float64).sum(0)
     neighbours = np.convolve(squares, np.ones(min(wide, len(squares)))).max()
     queries = DEVIATION * 2.0**fraction_bits * neighbours**0.5 * PACKED
-    digits = DEVIATION * (degree * DIGITS / 12) ** 0.5 * 2.0**DIGIT_BITS
-    below = (degree * 2 / 3 / 12) ** 0.5 * 2.0 ** (64 - DIGITS * DIGIT_BITS)
+    digits = DEVIATION * (DEGREE * DIGITS / 12) ** 0.5 * 2.0**DIGIT_BITS
+    below = (DEGREE * 2 / 3 / 12) ** 0.5 * 2.0 ** (64 - DIGITS * DIGIT_BITS)
     levels = sum(4.0**level for level in range(LEVELS)) ** 0.5
-    cut = ((degree * 2 / 3 / 12) ** 0.5 * 2.0 ** CUT_BITS[0], 12**-0.5 * 2.0 ** CUT_BITS[1])
+    cut = ((DEGREE * 2 / 3 / 12) ** 0.5 * 2.0 ** CUT_BITS[0], 12**-0.5 * 2.0 ** CUT_BITS[1])
     parts = (queries, levels * digits, levels * below, *cut)
     return float(np.sqrt(np.square(parts).sum()) * 2.0**-RESULT_BITS)
 

@@ -12,10 +12,7 @@ X_i = b_i 2^(f+4) + Y_i with one bit b_i. Then X = Y_0 + Y_1 if b_0 = b_1, else 
 Each party computes its own 2^-Y_i, and the bits are already shared by xor: one multiplication and two selections give
 the exponential, where SPU takes eight squarings.
 
-`lattice_query`: rows of a table by encrypted queries (`aero.two_party.lattice.lookup`). The result is scaled by 2^39
-and masked by S H, which `unmasked` subtracts.
-
-`lattice_product`: matrix multiplication on ciphertexts (`aero.two_party.lattice.matmul`). The result is scaled by 2^28.
+`lattice_query` and `lattice_product` are the protocols of `aero.two_party.lattice.lookup` and `matmul`.
 
 `negative`: comparison. Shares of x modulo 2^64 are, modulo 2^32, shares of x if |x| < 2^31. A second SPU runtime
 compares these in a ring of 32 bits, with half of the digits and oblivious transfers.

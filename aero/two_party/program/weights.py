@@ -80,7 +80,7 @@ def folded(architecture: Architecture, config: ModelConfig, state: State, progra
             basis = basis if undone is None else None
             layer, basis = _pre_ln(architecture, config, block, optimizations, has_ffn, basis)
             layer = layer if undone is None else replace(layer, basis=Affine(undone))
-        if {"lattice_products", "last_row"} <= optimizations and index == config.layers - 1:
+        if "last_row" in optimizations and index == config.layers - 1:
             layer = layer.with_last_query_apart(config.width)
         layers.append(layer)
     head, ln_f = Affine(s["token_embedding.weight" if config.tied else "lm_head.weight"].T), None

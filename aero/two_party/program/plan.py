@@ -184,13 +184,8 @@ def _hashable(value: Any) -> Any:
 
 def _unneeded(parts: Sequence[Segment | ShareStep], kept: set[str]) -> tuple[tuple[str, ...], ...]:
     """After each part, the names that no later part takes."""
-    taken = [set(part.inputs) for part in parts]
-    drop: list[tuple[str, ...]] = []
-    alive: set[str] = set()
-    for index, part in enumerate(parts):
-        alive |= set(part.outputs)
-        later = set().union(*taken[index + 1 :])
-        over = sorted(name for name in alive if name not in later and name not in kept)
-        alive -= set(over)
-        drop.append(tuple(over))
-    return tuple(drop)
+    last = {name: index for index, part in enumerate(parts) for name in (*part.inputs, *part.outputs)}
+    over = [
+        sorted(name for name, at in last.items() if at == index and name not in kept) for index in range(len(parts))
+    ]
+    return tuple(map(tuple, over))

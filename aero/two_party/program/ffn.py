@@ -66,13 +66,11 @@ class Ffn:
             return self.last
         return Affine(self.up.weight @ self.last.weight, self.up.bias @ self.last.weight + self.last.bias)
 
+    def with_residual(self) -> Affine:
+        """A linear feed-forward block with the residual connection around it: x -> x M + c."""
+        one = self.as_one()
+        return Affine(one.weight + (1.0 if self.beta is None else self.beta) * identity(one.weight), one.bias)
+
     def into(self, layer: Layer) -> Layer:
         parts = {"fused": self.last} if self.up is None else {"up": self.up, "down": self.last}
         return replace(layer, beta=self.beta, slope=self.slope, around=self.around, **parts)
-
-
-def through_ffn(architecture: Architecture, config: ModelConfig, block: State) -> Affine:
-    """A linear feed-forward block with the residual connection around it: x -> x M + c."""
-    ffn = Ffn.of(architecture, config, block)
-    one = ffn.as_one()
-    return Affine(one.weight + (1.0 if ffn.beta is None else ffn.beta) * identity(one.weight), one.bias)

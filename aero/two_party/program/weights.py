@@ -16,7 +16,7 @@ from torch import Tensor
 from aero.architecture import Architecture
 from aero.model import GPT, ModelConfig
 from aero.two_party.lattice import lookup, matmul
-from aero.two_party.program.ffn import Ffn, State, affine_map, identity, through_ffn
+from aero.two_party.program.ffn import Ffn, State, affine_map, identity
 from aero.two_party.program.layers import Affine, Layer, Weights, side_by_side
 from aero.two_party.program.optimizations import (
     AS_PUBLISHED,
@@ -54,15 +54,11 @@ def _shapes_of_model(architecture: Architecture, config: ModelConfig) -> dict[st
 
 
 def folded(architecture: Architecture, config: ModelConfig, state: State, program: str) -> Weights:
-    """Weights of `program`, float64, from a state of `aero.model.GPT`.
+    """Weights of `program`, float64, from a state of `aero.model.GPT` without norms of weights.
 
     "as_written" keeps every matrix and folds only 1/alpha and He & Hofmann scalars that multiply one of the server's
     matrices. Optimizations fold the rest. ValueError for an architecture or a program that cannot be computed.
     """
-    if architecture.weight_norm is not None:
-        raise ValueError(
-            f"{architecture}: weights with a norm; fold it away first (aero.weight_transforms.fold_weight_norm)"
-        )
     if architecture.core != "softmax":
         raise ValueError(f"{architecture}: a private pass computes softmax attention only; take an SM architecture")
     optimizations, rebased = parse_program(program)
@@ -70,15 +66,15 @@ def folded(architecture: Architecture, config: ModelConfig, state: State, progra
     layers, basis = [], None
     for index in range(config.layers):
         block = _block(s, index)
-        has_ffn = index < architecture.ffn_layers(config.layers)
+        ffn = Ffn.of(architecture, config, block) if index < architecture.ffn_layers(config.layers) else None
         if architecture.block == "he_hofmann":
-            layer, basis = _he_hofmann(architecture, config, block, optimizations, index == 0, has_ffn, basis)
+            layer, basis = _he_hofmann(config, block, optimizations, ffn, basis)
         else:
             if architecture.slope is not None:
                 block["slope"] = s["leaky_slopes"][index if architecture.slope == "layer" else 0]
             undone = basis if index in rebased else None
             basis = basis if undone is None else None
-            layer, basis = _pre_ln(architecture, config, block, optimizations, has_ffn, basis)
+            layer, basis = _pre_ln(architecture, config, block, optimizations, ffn, basis)
             layer = layer if undone is None else replace(layer, basis=Affine(undone))
         if "last_row" in optimizations and index == config.layers - 1:
             layer = layer.with_last_query_apart(config.width)
@@ -149,7 +145,7 @@ def _rebased(architecture: Architecture, config: ModelConfig, state: State, budg
     basis = torch.eye(config.width, dtype=torch.float64)
     for layer in range(architecture.ffn_layers(config.layers)):
         block = {name: value.double() for name, value in _block(state, layer).items()}
-        matrix = through_ffn(architecture, config, block).weight
+        matrix = Ffn.of(architecture, config, block).with_residual().weight
         if float(torch.linalg.cond(basis @ matrix)) > budget and layer > 0:
             rebased.append(layer)
             basis = torch.eye(config.width, dtype=torch.float64)
@@ -181,7 +177,7 @@ def _pre_ln(
     config: ModelConfig,
     block: State,
     optimizations: Optimizations,
-    has_ffn: bool,
+    ffn: Ffn | None,
     basis: Tensor | None,
 ) -> tuple[Layer, Tensor | None]:
     """A pre-LN layer, and the basis N after it: the residual stream is X = Z N, and Z is what is computed.
@@ -209,8 +205,8 @@ def _pre_ln(
     )
     output = affine_map(block, "attention.output", config.width)
     if linear_ffn(architecture) and "folded_ffn" in optimizations:
-        if has_ffn:
-            through = through_ffn(architecture, config, block)
+        if ffn is not None:
+            through = ffn.with_residual()
             output = output if config.parallel_residual else output.then(through.weight)
             output = Affine(output.weight, output.bias + through.bias)
             if "absorbed_ffn" not in optimizations:
@@ -220,7 +216,6 @@ def _pre_ln(
         if basis is not None:
             output = output.then(torch.linalg.inv(basis))
         return replace(layer, from_attention=output), basis
-    ffn = Ffn.of(architecture, config, block) if has_ffn else None
     if AS_PUBLISHED in optimizations and architecture.scaled and not norm:
         # X = c Z with a number c in place of the matrix N: beta x costs nothing, the matrices take up the numbers.
         before = identity(output.weight) if basis is None else basis
@@ -252,13 +247,7 @@ def _pre_ln(
 
 
 def _he_hofmann(
-    architecture: Architecture,
-    config: ModelConfig,
-    block: State,
-    optimizations: Optimizations,
-    first: bool,
-    has_ffn: bool,
-    basis: Tensor | None,
+    config: ModelConfig, block: State, optimizations: Optimizations, ffn: Ffn | None, basis: Tensor | None
 ) -> tuple[Layer, Tensor | None]:
     """x' = b_ff FFN(n) + b_sa Concat_h((a_h I + b_h P_h - g_h C) V_h), V = n or, in the first layer, n W_V.
 
@@ -267,11 +256,10 @@ def _he_hofmann(
     fold = "folded_ffn" in optimizations
     query, key = _query_key(block, config, scaled=fold)
     ln_1, value = None, None
-    if first:
+    if "ln_1.weight" in block:  # the first layer
         ln_1 = _norm(block, "ln_1")
         value = block["attention.value_residual"] * block["attention.value_weight"].T
         value = value + block["attention.value_skip"] * identity(value)
-    ffn = Ffn.of(architecture, config, block) if has_ffn else None
     b_ff, b_sa = block["b_ff"], block["b_sa"]
     gains = [b_sa * block[f"attention.shape_{name}"] for name in "abg"]
     if fold:

@@ -255,52 +255,37 @@ def _he_hofmann(
     """
     fold = "folded_ffn" in optimizations
     query, key = _query_key(block, config, scaled=fold)
-    ln_1, value = None, None
+    a, b, g = (block["b_sa"] * block[f"attention.shape_{name}"][:, None, None] for name in "abg")
+    layer = Layer(query=query, key=key, b_ff=block["b_ff"], shape_a=a, shape_b=b, shape_g=g)
     if "ln_1.weight" in block:  # the first layer
-        ln_1 = _norm(block, "ln_1")
         value = block["attention.value_residual"] * block["attention.value_weight"].T
         value = value + block["attention.value_skip"] * identity(value)
-    b_ff, b_sa = block["b_ff"], block["b_sa"]
-    gains = [b_sa * block[f"attention.shape_{name}"] for name in "abg"]
+        layer = replace(layer, ln_1=_norm(block, "ln_1"), value=Affine(value))
     if fold:
-        whole = None if ffn is None else ffn.as_one()
-        return _combined(config, query, key, value, ln_1, whole, b_ff, gains), None
-    a, b, g = (gain[:, None, None] for gain in gains)
-    layer = Layer(query=query, key=key, ln_1=ln_1, value=None if value is None else Affine(value))
-    layer = replace(layer, shape_a=a, shape_b=b, shape_g=g)
-    if ffn is None:
-        layer = replace(layer, b_ff=b_ff)
-    else:
-        ffn.last = ffn.last.times(b_ff)
-        layer = ffn.into(layer)
+        return _combined(layer, config, ffn), None
+    if ffn is not None:
+        ffn.last = ffn.last.times(layer.b_ff)
+        layer = replace(ffn.into(layer), b_ff=None)
     return _gains_folded(layer, config, basis) if AS_PUBLISHED in optimizations else (layer, None)
 
 
-def _combined(
-    config: ModelConfig,
-    query: Affine,
-    key: Affine,
-    value: Tensor | None,
-    ln_1: Affine | None,
-    ffn: Affine | None,
-    b_ff: Tensor,
-    gains: list[Tensor],
-) -> Layer:
+def _combined(layer: Layer, config: ModelConfig, ffn: Ffn | None) -> Layer:
     """A He & Hofmann layer as one matrix behind [n | P n | C n], with n W_V for n in the first layer's P n.
 
     A head's gains act on its own columns; C V = C (n W_V) = (C n) W_V, and P V is taken with V itself.
     """
-    size, eye = config.width // config.heads, identity(query.weight)
-    before = eye if value is None else value
-    a, b, g = (torch.diag(gain.repeat_interleave(size)) for gain in gains)
-    direct = before @ a + b_ff * (eye if ffn is None else ffn.weight)
-    mean, bias = -before @ g, b_ff * (torch.zeros_like(query.bias) if ffn is None else ffn.bias)
-    qk, values = side_by_side([query, key]), None
-    if ln_1 is not None:
-        gain, shift = ln_1.weight[:, None], ln_1.bias
+    size, eye = config.width // config.heads, identity(layer.query.weight)
+    before = eye if layer.value is None else layer.value.weight
+    gains = (layer.shape_a, layer.shape_b, layer.shape_g)
+    a, b, g = (torch.diag(gain.flatten().repeat_interleave(size)) for gain in gains)
+    whole = Affine(eye, torch.zeros_like(layer.query.bias)) if ffn is None else ffn.as_one()
+    direct, mean, bias = before @ a + layer.b_ff * whole.weight, -before @ g, layer.b_ff * whole.bias
+    qk, values = side_by_side([layer.query, layer.key]), None
+    if layer.ln_1 is not None:
+        gain, shift = layer.ln_1.weight[:, None], layer.ln_1.bias
         # Every row of the causal mean and of the softmax sums to 1, so LayerNorm's bias passes through both.
         bias = bias + shift @ direct + shift @ mean
-        qk = qk.after_norm(ln_1)
+        qk = qk.after_norm(layer.ln_1)
         direct, mean = gain * direct, gain * mean
         values = Affine(gain * before, shift @ before)
     return Layer(value=values, qk=qk, combine=Affine(torch.cat([direct, b, mean]), bias))

@@ -32,10 +32,13 @@ WARM_UP = (
     Operation("embedding_slice", ((8, 8), (8, 8))),
     Operation("normalise", ((8, 8),)),
 )
-# Protocols with keys or oblivious transfers of their own, run only where they are measured.
-LATTICE_WARM_UP = Operation("lattice_linear", ((8, 8), (8, 8)))
-NARROW_WARM_UP = Operation("relu", ((8, 8),), (("narrow", 1),))
-FEW_WARM_UP = Operation("softmax_plain", ((1, 8, 8),), (("few", 1),))
+OWN_KEYS = {
+    "lattice_linear": Operation("lattice_linear", ((8, 8), (8, 8))),
+    "narrow=1": Operation("relu", ((8, 8),), (("narrow", 1),)),
+    "few=1": Operation("softmax_plain", ((1, 8, 8),), (("few", 1),)),
+}
+"""One operation of each protocol with keys or oblivious transfers of its own, by what the names of all its operations
+contain. They are run only where such an operation is."""
 DELAY_S = 0.020
 REFILL_MESSAGES = 1000
 REFILL_MATTERS = 60_000_000
@@ -101,31 +104,22 @@ def measure_task(party: Party, request: dict[str, Any]) -> tuple[list[Profile], 
 
 def warm_up(operations: Iterable[Operation]) -> tuple[Operation, ...]:
     """What to run before `operations` so that none of them pays for keys."""
-    operations = tuple(operations)
-    return _warm_up(
-        lattice=any(operation.kind == LATTICE_WARM_UP.kind for operation in operations),
-        narrow=any(NARROW_WARM_UP.constants[0] in operation.constants for operation in operations),
-        few=any(FEW_WARM_UP.constants[0] in operation.constants for operation in operations),
-    )
+    names = [operation.name for operation in operations]
+    return (*WARM_UP, *(one for part, one in OWN_KEYS.items() if any(part in name for name in names)))
 
 
 def set_up(party: Party, program: str, before: Callable[[int, int], Any] = lambda number, many: None) -> list[Profile]:
     """Run what makes the keys that passes of `program` need; `before` gets the number of each run and of all."""
     optimizations, _ = parse_program(program)
-    first = _warm_up(
-        lattice="lattice_products" in optimizations,
-        narrow=bool({"narrow_comparisons", "bounded_reciprocals"} & optimizations),
-        few="fewer_squarings" in optimizations,
-    )
+    parts = {"lattice_products": "lattice_linear", "fewer_squarings": "few=1"}
+    parts |= dict.fromkeys(("narrow_comparisons", "bounded_reciprocals"), "narrow=1")
+    needed = {part for name, part in parts.items() if name in optimizations}
+    first = (*WARM_UP, *(one for part, one in OWN_KEYS.items() if part in needed))
     profiles = []
     for number, operation in enumerate(first, 1):
         before(number, len(first))
         profiles.append(party.run(operation.function(), place(party, operation), ["y"]))
     return profiles
-
-
-def _warm_up(lattice: bool, narrow: bool, few: bool) -> tuple[Operation, ...]:
-    return (*WARM_UP, *(LATTICE_WARM_UP,) * lattice, *(NARROW_WARM_UP,) * narrow, *(FEW_WARM_UP,) * few)
 
 
 def refilled(profile: Profile) -> bool:

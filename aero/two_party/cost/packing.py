@@ -118,7 +118,10 @@ def features(operation: Sized) -> dict[str, tuple[float, ...]]:
             "seconds": (1.0, many * one.multiplied, many * one.automorphisms, results),
             "rounds": (1.0,),
         }
-    entries = _entries(operation)
+    # Of the largest argument, or of the rows asked for.
+    entries = max(map(math.prod, operation.shapes))
+    if operation.rows is not None:
+        entries = operation.rows * operation.shapes[0][-1]
     rows = entries / (operation.shapes[0][-1] if operation.shapes[0] else 1)
     levels, of = 0, narrow_levels if operation.narrow else tree_levels
     if operation.kind.startswith(_MAXIMUM):
@@ -190,13 +193,6 @@ def _matmul(operation: Sized) -> tuple[int, int, int, int] | None:
         side = tile_side(rows)
         return math.prod(lead) * rows // side, side, side, width
     return None
-
-
-def _entries(operation: Sized) -> int:
-    """Entries of an elementwise operation: of its largest argument, or of the `rows` asked for."""
-    if operation.rows is not None:
-        return operation.rows * operation.shapes[0][-1]
-    return max(math.prod(shape) for shape in operation.shapes)
 
 
 @dataclass(frozen=True)

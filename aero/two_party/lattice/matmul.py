@@ -136,11 +136,6 @@ def _power(level: int, degree: int) -> int:
     return degree // (1 << level) + 1
 
 
-def _halves(elements: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """`limb_spectra` of ciphertexts (a, b), each (count, n), as (count, 2, 3, n/2)."""
-    return np.moveaxis(np.stack([limb_spectra(elements), limb_spectra(seconds)]), (0, 1), (1, 2))
-
-
 class SecretKey:
     """The client's secret key for one session, and the public material for the server."""
 
@@ -188,7 +183,8 @@ class PublicMaterial:
     def __init__(self, message: bytes, degree: int = DEGREE) -> None:
         keys = 1 + LEVELS * DIGITS
         seconds = np.frombuffer(message[SEED:], "<u8").reshape(keys, degree)
-        spectra = _halves(uniform(message[:SEED], "keys", keys, degree), seconds)
+        firsts = uniform(message[:SEED], "keys", keys, degree)
+        spectra = np.moveaxis(limb_spectra(np.stack([firsts, seconds], 1)), 0, 2)  # (keys, 2, 3, n/2)
         self._zero = spectra[0]
         self._change = spectra[1:].reshape(LEVELS, DIGITS, 6, degree // 2)
 

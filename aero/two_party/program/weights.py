@@ -6,8 +6,10 @@ the shapes, which is all that a client knows.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +18,6 @@ from torch import Tensor
 from aero.architecture import Architecture
 from aero.model import GPT, ModelConfig
 from aero.two_party.lattice import lookup, matmul
-from aero.two_party.program.ffn import Ffn, State, affine_map, identity
 from aero.two_party.program.layers import Affine, Layer, Weights, side_by_side
 from aero.two_party.program.optimizations import (
     AS_PUBLISHED,
@@ -29,6 +30,7 @@ from aero.two_party.program.optimizations import (
 from aero.weight_transforms import fold_weight_norm
 
 CONDITION_BUDGET = 100.0
+State = Mapping[str, Tensor]
 
 
 def weight_arrays(model: GPT, program: str) -> dict[str, np.ndarray]:
@@ -66,7 +68,7 @@ def folded(architecture: Architecture, config: ModelConfig, state: State, progra
     layers, basis = [], None
     for index in range(config.layers):
         block = _block(s, index)
-        ffn = Ffn.of(architecture, config, block) if index < architecture.ffn_layers(config.layers) else None
+        ffn = _Ffn.of(architecture, config, block) if index < architecture.ffn_layers(config.layers) else None
         if architecture.block == "he_hofmann":
             layer, basis = _he_hofmann(config, block, optimizations, ffn, basis)
         else:
@@ -145,7 +147,7 @@ def _rebased(architecture: Architecture, config: ModelConfig, state: State, budg
     basis = torch.eye(config.width, dtype=torch.float64)
     for layer in range(architecture.ffn_layers(config.layers)):
         block = {name: value.double() for name, value in _block(state, layer).items()}
-        matrix = Ffn.of(architecture, config, block).with_residual().weight
+        matrix = _Ffn.of(architecture, config, block).with_residual().weight
         if float(torch.linalg.cond(basis @ matrix)) > budget and layer > 0:
             rebased.append(layer)
             basis = torch.eye(config.width, dtype=torch.float64)
@@ -157,11 +159,71 @@ def _token_embedding(state: State, config: ModelConfig) -> Tensor:
     return state["token_embedding.weight"] * (config.width**0.5 if config.embedding_scale else 1.0)
 
 
+def _identity(like: Tensor) -> Tensor:
+    """The identity matrix with as many columns."""
+    return torch.eye(like.shape[1], dtype=torch.float64, device=like.device)
+
+
+def _affine(block: State, name: str, width: int) -> Affine:
+    """The linear map called `name` with `width` outputs; zero bias where the recipe has none."""
+    weight = block[f"{name}.weight"].T
+    return Affine(weight, block.get(f"{name}.bias", torch.zeros(width, dtype=torch.float64, device=weight.device)))
+
+
+@dataclass
+class _Ffn:
+    """A feed-forward network while it is folded: one matrix (up None) or two, and the rest of its weights.
+
+    up: with a gate, [gate | up].
+    """
+
+    up: Affine | None
+    last: Affine
+    beta: Any = None
+    slope: Any = None
+    around: Affine | None = None
+
+    @classmethod
+    def of(cls, architecture: Architecture, config: ModelConfig, block: State) -> _Ffn:
+        """With 1/alpha in the last matrix, and beta where there is one."""
+        if architecture.ffn == "fused":
+            ffn = cls(None, _affine(block, "ffn.fused", config.width))
+        else:
+            first = ["ffn.gate", "ffn.up"] if architecture.ffn == "swiglu" else ["ffn.up"]
+            up = side_by_side([_affine(block, name, config.ffn_width) for name in first])
+            ffn = cls(up, _affine(block, "ffn.down", config.width))
+        if architecture.scaled and architecture.block != "he_hofmann":
+            ffn.last = Affine(ffn.last.weight / block["alpha"], ffn.last.bias / block["alpha"])
+            ffn.beta = block["beta"]
+        return ffn
+
+    def change_first(self, change: Callable[[Affine], Affine]) -> None:
+        if self.up is None:
+            self.last = change(self.last)
+        else:
+            self.up = change(self.up)
+
+    def as_one(self) -> Affine:
+        """The one matrix of an FFN without an activation."""
+        if self.up is None:
+            return self.last
+        return Affine(self.up.weight @ self.last.weight, self.up.bias @ self.last.weight + self.last.bias)
+
+    def with_residual(self) -> Affine:
+        """A linear feed-forward block with the residual connection around it: x -> x M + c."""
+        one = self.as_one()
+        return Affine(one.weight + (1.0 if self.beta is None else self.beta) * _identity(one.weight), one.bias)
+
+    def into(self, layer: Layer) -> Layer:
+        parts = {"fused": self.last} if self.up is None else {"up": self.up, "down": self.last}
+        return replace(layer, beta=self.beta, slope=self.slope, around=self.around, **parts)
+
+
 def _query_key(block: State, config: ModelConfig, scaled: bool) -> list[Affine]:
     """Q and K; `scaled` folds 1/sqrt(d_k) into Q."""
     factor = (config.width / config.heads) ** -0.5 if scaled else 1.0
-    query = affine_map(block, "attention.query", config.width)
-    return [query.times(factor), affine_map(block, "attention.key", config.kv_width)]
+    query = _affine(block, "attention.query", config.width)
+    return [query.times(factor), _affine(block, "attention.key", config.kv_width)]
 
 
 def _inverse_gains(basis: Tensor) -> Tensor:
@@ -177,7 +239,7 @@ def _pre_ln(
     config: ModelConfig,
     block: State,
     optimizations: Optimizations,
-    ffn: Ffn | None,
+    ffn: _Ffn | None,
     basis: Tensor | None,
 ) -> tuple[Layer, Tensor | None]:
     """A pre-LN layer, and the basis N after it: the residual stream is X = Z N, and Z is what is computed.
@@ -189,7 +251,7 @@ def _pre_ln(
     norm, fold_norms = architecture.layer_norm, "folded_norms" in optimizations
     ln_1 = _norm(block, "ln_1") if norm else None
     projections = _query_key(block, config, scaled="one_qkv" in optimizations)
-    projections.append(affine_map(block, "attention.value", config.kv_width))
+    projections.append(_affine(block, "attention.value", config.kv_width))
     if norm and fold_norms:
         projections = [one.after_norm(ln_1) for one in projections]
     elif basis is not None:
@@ -203,7 +265,7 @@ def _pre_ln(
             else dict(zip(("query", "key", "value"), projections, strict=True))
         ),
     )
-    output = affine_map(block, "attention.output", config.width)
+    output = _affine(block, "attention.output", config.width)
     if linear_ffn(architecture) and "folded_ffn" in optimizations:
         if ffn is not None:
             through = ffn.with_residual()
@@ -218,7 +280,7 @@ def _pre_ln(
         return replace(layer, from_attention=output), basis
     if AS_PUBLISHED in optimizations and architecture.scaled and not norm:
         # X = c Z with a number c in place of the matrix N: beta x costs nothing, the matrices take up the numbers.
-        before = identity(output.weight) if basis is None else basis
+        before = _identity(output.weight) if basis is None else basis
         basis = (1.0 if ffn is None else ffn.beta) * before
         output = output.then(_inverse_gains(basis if config.parallel_residual else before))
         if ffn is not None:
@@ -247,7 +309,7 @@ def _pre_ln(
 
 
 def _he_hofmann(
-    config: ModelConfig, block: State, optimizations: Optimizations, ffn: Ffn | None, basis: Tensor | None
+    config: ModelConfig, block: State, optimizations: Optimizations, ffn: _Ffn | None, basis: Tensor | None
 ) -> tuple[Layer, Tensor | None]:
     """x' = b_ff FFN(n) + b_sa Concat_h((a_h I + b_h P_h - g_h C) V_h), V = n or, in the first layer, n W_V.
 
@@ -259,7 +321,7 @@ def _he_hofmann(
     layer = Layer(query=query, key=key, b_ff=block["b_ff"], shape_a=a, shape_b=b, shape_g=g)
     if "ln_1.weight" in block:  # the first layer
         value = block["attention.value_residual"] * block["attention.value_weight"].T
-        value = value + block["attention.value_skip"] * identity(value)
+        value = value + block["attention.value_skip"] * _identity(value)
         layer = replace(layer, ln_1=_norm(block, "ln_1"), value=Affine(value))
     if fold:
         return _combined(layer, config, ffn), None
@@ -269,12 +331,12 @@ def _he_hofmann(
     return _gains_folded(layer, config, basis) if AS_PUBLISHED in optimizations else (layer, None)
 
 
-def _combined(layer: Layer, config: ModelConfig, ffn: Ffn | None) -> Layer:
+def _combined(layer: Layer, config: ModelConfig, ffn: _Ffn | None) -> Layer:
     """A He & Hofmann layer as one matrix behind [n | P n | C n], with n W_V for n in the first layer's P n.
 
     A head's gains act on its own columns; C V = C (n W_V) = (C n) W_V, and P V is taken with V itself.
     """
-    size, eye = config.width // config.heads, identity(layer.query.weight)
+    size, eye = config.width // config.heads, _identity(layer.query.weight)
     before = eye if layer.value is None else layer.value.weight
     gains = (layer.shape_a, layer.shape_b, layer.shape_g)
     a, b, g = (torch.diag(gain.flatten().repeat_interleave(size)) for gain in gains)
@@ -298,7 +360,7 @@ def _gains_folded(layer: Layer, config: ModelConfig, basis: Tensor | None) -> tu
     Z = (P + (a/b) I - (g/b) C) Z_V + FFN(n) N^-1. What is added to P is "shape" (H, T, T), a weight like others.
     """
     a, b, g, b_ff = layer.shape_a, layer.shape_b, layer.shape_g, layer.b_ff
-    before = identity(layer.query.weight) if basis is None else basis
+    before = _identity(layer.query.weight) if basis is None else basis
     after = before @ torch.diag(b.flatten().repeat_interleave(config.width // config.heads))
     inverse = _inverse_gains(after)
     direct, up, down, fused = a / b, layer.up, layer.down, layer.fused
@@ -311,7 +373,7 @@ def _gains_folded(layer: Layer, config: ModelConfig, basis: Tensor | None) -> tu
     elif fused is not None:
         fused = fused.reading(before).then(inverse)
     seen = torch.ones(config.context, config.context, dtype=b.dtype, device=b.device).tril()
-    shape = direct * identity(seen) - g / b * (seen / seen.sum(1, keepdim=True))
+    shape = direct * _identity(seen) - g / b * (seen / seen.sum(1, keepdim=True))
     query, key = layer.query.reading(before), layer.key.reading(before)
     return Layer(
         query=query, key=key, value=layer.value, ln_1=layer.ln_1, up=up, down=down, fused=fused, shape=shape

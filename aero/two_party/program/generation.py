@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from aero.two_party.program.end_to_end import PublicModel, Question, put_prompt, put_weights
+from aero.two_party.program.end_to_end import PublicModel, put_prompt, put_weights
 from aero.two_party.program.forward import cache_shape, forward
 from aero.two_party.program.inputs import Past, at_positions, positional
 from aero.two_party.program.nonlinear import rotary_table
@@ -93,7 +93,7 @@ class Generator:
         before_part: Callable[[Sequence[str], int], Any] = lambda inputs, size: None,
     ) -> Step:
         """The pass after `tokens` more tokens, whose ids (tokens,) the client gives and the server does not."""
-        party, model = self._party, self._model
+        party = self._party
         if self._new:
             self._extend_cache()
         self._tokens += tokens
@@ -101,8 +101,7 @@ class Generator:
             self._ids += ids
         rows = tokens if self._cached else self._tokens
         first = self._tokens - rows
-        question = Question(model.architecture, dict(model.config), model.program, rows)
-        put_prompt(party, question, None if ids is None else self._ids[first:])
+        put_prompt(party, self._model, rows, None if ids is None else self._ids[first:])
         position = self._prefix_tokens + first
         for name, array in at_positions(self._positional, position, rows).items():
             given = np.ascontiguousarray(array) if party.rank == SERVER else None

@@ -118,7 +118,7 @@ def within_budget(model: GPT, program: str, budget: float = CONDITION_BUDGET, fr
     for name, values in model.state_dict().items():
         if not values.isfinite().all():
             raise ValueError(f"{name} has values that are not finite: the training diverged; take another checkpoint")
-    optimizations, _ = parse_program(program)
+    optimizations, rebased = parse_program(program)
     if model.architecture.weight_norm is not None:
         model = fold_weight_norm(model)
     architecture, state = model.architecture, model.state_dict()
@@ -127,18 +127,17 @@ def within_budget(model: GPT, program: str, budget: float = CONDITION_BUDGET, fr
             lookup.check(_token_embedding(state, model.config).numpy(), fraction_bits)
         except lookup.OverBudget:
             optimizations -= {"lattice_lookup"}
-            program = program_name(optimizations, parse_program(program)[1])
     if absorbs(architecture, optimizations):
-        program = program_name(optimizations, _rebased(architecture, model.config, state, budget))
+        rebased = _rebased(architecture, model.config, state, budget)
     if "lattice_products" in optimizations:
-        weights = folded(architecture, model.config, state, program)
+        weights = folded(architecture, model.config, state, program_name(optimizations, rebased))
         try:
             matrices = [matrix for layer in weights.layers for matrix in layer.matrices]
             for matrix in (*matrices, *([] if weights.basis is None else [weights.basis.weight])):
                 matmul.check(matrix.numpy(), fraction_bits)
         except matmul.OverBudget:
-            program = program_name(optimizations - {"lattice_products"}, parse_program(program)[1])
-    return program
+            optimizations -= {"lattice_products"}
+    return program_name(optimizations, rebased)
 
 
 def _rebased(architecture: Architecture, config: ModelConfig, state: State, budget: float) -> tuple[int, ...]:

@@ -37,7 +37,8 @@ from aero.published import table as printed_table
 from aero.report.costs import PARTS, STOCK
 from aero.two_party.cost.measure import arguments
 from aero.two_party.program.end_to_end import PublicModel
-from aero.two_party.program.forward import operations, prompt_array
+from aero.two_party.program.forward import operations
+from aero.two_party.program.inputs import prompt_array
 from aero.two_party.program.operations import Operation
 from aero.two_party.program.weights import weight_arrays
 from aero.two_party.runtime.addresses import free_address

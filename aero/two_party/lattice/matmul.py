@@ -18,9 +18,8 @@ multiplications of floats at the n / 2 complex roots (limbs of 21 and 22 bits, e
 of a result, which fixed point truncates; that allows n = 4,096. A result is scaled by 2^28 (`RESULT_BITS`) over fixed
 point, with the noise of `noise_of`.
 
-What each party learns: the server sees ciphertexts only. The client decrypts X_0 W - R with R uniform modulo 2^64, kept
-by the server as its share, so noise reveals nothing about W. The `a` half of an answer is a combination by W of the
-client's own public elements; the server adds a fresh encryption of zero to hide it.
+docs/lattice.md argues what each party learns. The `a` half of an answer is a combination by W of the client's own
+public elements; the server adds a fresh encryption of zero to hide it.
 """
 
 from __future__ import annotations

@@ -90,11 +90,6 @@ def _with_shared_weights(run: Call) -> Call:
     return shared
 
 
-def _split(x: Array, size: int) -> Array:
-    """(rows, H d_k) -> (H, rows, d_k) for heads of this size d_k."""
-    return jnp.swapaxes(x.reshape(x.shape[0], -1, size), 0, 1)
-
-
 def _merge(x: Array) -> Array:
     """(H, rows, d_k) -> (rows, d)."""
     return jnp.swapaxes(x, 0, 1).reshape(x.shape[1], -1)
@@ -116,9 +111,9 @@ class _Pass:
     def has(self, optimization: str) -> bool:
         return optimization in self.optimizations
 
-    @property
-    def head_size(self) -> int:
-        return self.config.width // self.config.heads
+    def split(self, x: Array) -> Array:
+        """(rows, H d_k) -> (H, rows, d_k)."""
+        return jnp.swapaxes(x.reshape(x.shape[0], -1, self.config.width // self.config.heads), 0, 1)
 
     @property
     def empty(self) -> Array | None:
@@ -198,7 +193,7 @@ class _Pass:
 
     def attend(self, layer: Layer, query: Array, key: Array, value: Array) -> Array:
         """Attention output (rows, d) of the last `rows` queries."""
-        query, key, value = (_split(x, self.head_size) for x in (query, key, value))
+        query, key, value = (self.split(x) for x in (query, key, value))
         query, key = self.positioned(layer, query, key)
         self.keys.append(key)
         self.values.append(value)
@@ -312,7 +307,7 @@ class _Pass:
             return self.affine(jnp.concatenate(joined, 1), layer.combine)  # (rows, 3d)
         n = x if layer.ln_1 is None else self.norm(layer.ln_1, x)
         tokens = n.shape[0]
-        query, key = (_split(m, self.head_size) for m in self.query_key_value(layer, n, False))
+        query, key = (self.split(m) for m in self.query_key_value(layer, n, False))
         shaped = self.probabilities(self.run("scores", query, key))
         if layer.shape is not None:
             shaped = shaped + layer.shape[:, :tokens, :tokens]
@@ -320,7 +315,7 @@ class _Pass:
             public = layer.shape_a * np.eye(tokens, dtype=np.float32) - layer.shape_g * causal_average(tokens)
             shaped = self.run("scale", shaped, layer.shape_b) + public
         value = n if layer.value is None else self.affine(n, layer.value)
-        attended = _merge(self.run("mix", shaped, _split(value, self.head_size)))
+        attended = _merge(self.run("mix", shaped, self.split(value)))
         if layer.fused is not None:
             return attended + self.affine(n, layer.fused)
         if layer.up is not None:

@@ -7,7 +7,7 @@ import io
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -180,6 +180,14 @@ def _check_object(name: str, text: str) -> None:
 def by_operation(measurements: Iterable[Measurement]) -> dict[tuple[str, str], Measurement]:
     """Measurements by (op, shape)."""
     return {measurement.key: measurement for measurement in measurements}
+
+
+def filled(new: Measurement, earlier: Measurement | None) -> Measurement:
+    """`new`, with the rounds and seconds of `earlier` where it has none."""
+    if earlier is None:
+        return new
+    lacking = (name for name in ("rounds", "seconds") if math.isnan(getattr(new, name)))
+    return replace(new, **{name: getattr(earlier, name) for name in lacking})
 
 
 def session_setup(parts: Iterable[Measurement]) -> float:

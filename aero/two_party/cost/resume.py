@@ -139,10 +139,7 @@ def measure_missing(
             source = json.loads(row.provenance) | {"computation": signatures[row.key]}
             new = replace(row, model=one.model, context=one.context, provenance=ledger.as_json(**source))
             new = new if seconds else replace(new, seconds=math.nan)
-            if before := earlier.get(row.key):
-                lacking = (name for name in ("rounds", "seconds") if math.isnan(getattr(new, name)))
-                new = replace(new, **{name: getattr(before, name) for name in lacking})
-            done[row.key] = new
+            done[row.key] = ledger.filled(new, earlier.get(row.key))
             bar.set_postfix_str(f"{row.op} {row.shape}: {row.bytes / 1e6:.1f} MB in {row.seconds:.1f} s")
             bar.update()
         write()

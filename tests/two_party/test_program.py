@@ -329,8 +329,6 @@ def test_operations_after_a_cache_are_those_of_one_row():
 
 
 def test_trace_counts_and_computes_nothing():
-    import jax
-
     shape = jax.ShapeDtypeStruct((4, 3), np.float32)
     counts = trace(lambda run, x: run("relu", run("relu", x)) + run("scale_public", x, factor=0.5), shape)
     assert counts == {Operation("relu", ((4, 3),)): 2, Operation("scale_public", ((4, 3),), (("factor", 0.5),)): 1}

@@ -85,7 +85,7 @@ def test_norms_against_their_definitions():
     np.testing.assert_allclose(np.asarray(nonlinear.layer_norm(x, gain, bias)), expected, atol=1e-5)
     expected = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * gain
     np.testing.assert_allclose(np.asarray(nonlinear.rms_norm(x, gain)), expected, atol=1e-5)
-    np.testing.assert_allclose(np.asarray(nonlinear.rms_normalise_tiles(x)) * gain, expected, atol=1e-5)
+    np.testing.assert_allclose(np.asarray(nonlinear.rms_normalise(x, tiles=True)) * gain, expected, atol=1e-5)
 
 
 def equations(jaxpr):

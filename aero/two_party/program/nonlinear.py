@@ -232,14 +232,9 @@ def layer_norm(x: Array, weight: Array, bias: Array, eps: float = 1e-5) -> Array
     return normalise(x, eps) * weight + bias
 
 
-def normalise(x: Array, eps: float = 1e-5, narrow: bool = False) -> Array:
-    """LayerNorm without gain and bias: (x - mean) / sqrt(variance + eps)."""
-    return rms_normalise(x - jnp.mean(x, -1, keepdims=True), eps, narrow)
-
-
-def normalise_tiles(x: Array, eps: float = 1e-5, narrow: bool = False) -> Array:
-    """`normalise` with the division of the rows by `row_tiles`."""
-    return rms_normalise_tiles(x - jnp.mean(x, -1, keepdims=True), eps, narrow)
+def normalise(x: Array, eps: float = 1e-5, narrow: bool = False, tiles: bool = False) -> Array:
+    """LayerNorm without gain and bias: (x - mean) / sqrt(variance + eps); narrow, tiles: as in `rms_normalise`."""
+    return rms_normalise(x - jnp.mean(x, -1, keepdims=True), eps, narrow, tiles)
 
 
 def rms_norm(x: Array, weight: Array, eps: float = 1e-5) -> Array:
@@ -247,16 +242,14 @@ def rms_norm(x: Array, weight: Array, eps: float = 1e-5) -> Array:
     return rms_normalise(x, eps) * weight
 
 
-def rms_normalise(x: Array, eps: float = 1e-5, narrow: bool = False) -> Array:
-    """RMSNorm without gain: x / sqrt(mean(x^2) + eps); narrow: with the root by `bounded.reciprocal_root`."""
-    square = jnp.mean(x * x, -1, keepdims=True) + eps
-    return x * (reciprocal_root(square, eps) if narrow else jax.lax.rsqrt(square))
+def rms_normalise(x: Array, eps: float = 1e-5, narrow: bool = False, tiles: bool = False) -> Array:
+    """RMSNorm without gain: x / sqrt(mean(x^2) + eps).
 
-
-def rms_normalise_tiles(x: Array, eps: float = 1e-5, narrow: bool = False) -> Array:
-    """`rms_normalise` with the division of the rows by `row_tiles`."""
-    square = jnp.mean(x * x, -1) + eps
-    return row_tiles(x, reciprocal_root(square, eps) if narrow else jax.lax.rsqrt(square))
+    narrow: with the root by `bounded.reciprocal_root`. tiles: with the division of the rows by `row_tiles`.
+    """
+    square = jnp.mean(x * x, -1, keepdims=not tiles) + eps
+    inverse = reciprocal_root(square, eps) if narrow else jax.lax.rsqrt(square)
+    return row_tiles(x, inverse) if tiles else x * inverse
 
 
 def relu(x: Array, narrow: bool = False) -> Array:

@@ -38,7 +38,7 @@ def publish(
     description = Description.of(model.architecture, model.config, program, settings, loaded.sha256, ids)
     check_vocabulary(loaded, description)
     description = replace(description, program=fitting(model, program, settings, ids))
-    checked = coverage(model, ids)
+    checked = coverage(model, description.program, settings, ids)
     return Published(path, description, tokenizer_text(loaded), weights_sha256(model), checked, load), loaded
 
 

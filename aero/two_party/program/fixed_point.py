@@ -29,16 +29,18 @@ import jax.extend.core
 import numpy as np
 import torch
 from jax import Array
+from torch import Tensor
 
 from aero.model import GPT
 from aero.two_party.lattice.share_steps import SQUARINGS, on_shares
 from aero.two_party.program.forward import forward, prefix_past
 from aero.two_party.program.inputs import at_positions
-from aero.two_party.program.nonlinear import MASKED
+from aero.two_party.program.nonlinear import GELU_TAIL, MASKED
 from aero.two_party.program.operations import KINDS
-from aero.two_party.program.optimizations import parse_program, program_name
+from aero.two_party.program.optimizations import absorbs, parse_program, program_name
 from aero.two_party.program.weights import weight_arrays
 from aero.two_party.runtime.settings import FIELD_BITS, NARROW_FIELD, Settings, TwoPartyError
+from aero.weight_transforms import fold_weight_norm
 
 TOKENS, LONGEST = 128, 1024
 """Positions of most probes, at most, because time grows with them; and of the one probe of the whole context."""
@@ -48,6 +50,8 @@ GPT-2's."""
 FIRST_AT_ONCE = 512
 WORST = 4
 NARROW_MARGIN = 2.0
+LATTICE_SHARE = 2.0**-12
+"""Of the limit of SPU's multiplication, what `lattice_products` holds (tests/two_party/test_fixed_point.py)."""
 OF_SMALLER_RANGE = ("lattice_products", "bounded_reciprocals", "narrow_comparisons", "fewer_squarings")
 LIMITED = {
     **{"rsqrt": ("rsqrt", 0), "sqrt": ("rsqrt", 0), "div": ("div", 1), "exp": ("exp", 0), "exp2": ("exp", 0)},
@@ -207,15 +211,105 @@ def farthest(
     return max(found, key=itemgetter(0))[1]
 
 
-def coverage(model: GPT, prefix: Sequence[int] = ()) -> str:
+@torch.no_grad()
+def bounds(model: GPT) -> dict[str, float] | None:
+    """Bounds that hold for every prompt, from the weights alone: "residual", the norm of a row of the residual stream;
+    "ffn", that of the FFN's first result; "logits", the largest attention logit. None for a He & Hofmann model.
+
+    A row of the softmax averages values; a row after a norm has a length of at most sqrt(d) before gain and bias. SiLU
+    is at most as large as its argument.
+    """
+    architecture, config = model.architecture, model.config
+    if architecture.block == "he_hofmann":
+        return None
+    state = {name: value.double() for name, value in fold_weight_norm(model).state_dict().items()}
+
+    def rows(name: str) -> float:
+        return float(state[name].norm(dim=-1).max()) if name in state else 0.0
+
+    def linear(name: str, norm: float, heads: int = 1) -> Tensor:
+        """Bounds (heads,) of the norms of equal parts of the result, of a row of this norm."""
+        weight = state[f"{name}.weight"]
+        bias = state.get(f"{name}.bias", torch.zeros(len(weight), dtype=weight.dtype))
+        parts = weight.unflatten(0, (heads, -1)), bias.unflatten(0, (heads, -1))
+        return torch.linalg.matrix_norm(parts[0], 2) * norm + parts[1].norm(dim=1)
+
+    def normed(name: str, norm: float) -> float:
+        gain, bias = state.get(f"{name}.weight"), state.get(f"{name}.bias")
+        shift = 0.0 if bias is None else float(bias.norm())
+        return norm if gain is None else float(gain.abs().max()) * config.width**0.5 + shift
+
+    scale = config.width**0.5 if config.embedding_scale else 1.0
+    kv_heads = config.kv_heads or config.heads
+    residual = scale * rows("token_embedding.weight") + rows("position_embedding.weight")
+    largest, ffn, logits = residual, 0.0, 0.0
+    slope = max(1.0, float(state["leaky_slopes"].abs().max())) if "leaky_slopes" in state else 1.0
+    for index in range(config.layers):
+        block = f"blocks.{index}."
+        read = normed(f"{block}ln_1", residual)
+        query = linear(f"{block}attention.query", read, config.heads)
+        key, value = (
+            linear(f"{block}attention.{name}", read, kv_heads).repeat_interleave(config.heads // kv_heads)
+            for name in ("key", "value")
+        )
+        temperature = state.get(f"{block}attention.temperature", torch.ones(1)).abs().amin(-1)
+        logits = max(logits, float((query * key / temperature).max()) / (config.width / config.heads) ** 0.5)
+        attended = float(linear(f"{block}attention.output", float(value.norm())))
+        before, residual = residual, residual + attended
+        if index < architecture.ffn_layers(config.layers):
+            read = before if config.parallel_residual else residual
+            n = normed(f"{block}ln_2", read)
+            alpha, beta = (float(state.get(f"{block}{name}", torch.ones(())).abs()) for name in ("alpha", "beta"))
+            if architecture.ffn == "fused":
+                out = float(linear(f"{block}ffn.fused", n))
+            else:
+                first = float(linear(f"{block}ffn.up", n))
+                if architecture.ffn == "swiglu":
+                    gate = float(linear(f"{block}ffn.gate", n))
+                    first = max(first, gate, first * gate)
+                ffn, out = max(ffn, first), float(linear(f"{block}ffn.down", slope * first))
+            largest = max(largest, residual)
+            residual = beta * read + out / alpha + (attended if config.parallel_residual else 0.0)
+        largest = max(largest, residual)
+    return {"residual": largest, "ffn": ffn, "logits": logits}
+
+
+def not_bounded(model: GPT, program: str, settings: Settings) -> list[str]:
+    """Which values of `program` the weights do not bound below their limits for every prompt; empty if all are."""
+    found, most = bounds(model), limits(settings)
+    optimizations, _ = parse_program(program)
+    if found is None or absorbs(model.architecture, optimizations):
+        return ["residual stream", "attention logits"]
+    product = most["product"] * (LATTICE_SHARE if "lattice_products" in optimizations else 1.0)
+    if "narrow_comparisons" in optimizations:
+        product = min(product, most["negative"])
+    variance = most["negative" if "bounded_reciprocals" in optimizations else "rsqrt"]
+    residual, ffn, logits = found["residual"], found["ffn"], found["logits"]
+    normed = model.architecture.layer_norm or model.config.ln_f
+    # GELU cubes its argument; LayerNorm squares the centred row and takes the root of its variance.
+    inside = {
+        "residual stream": residual < product
+        and not (normed and (residual**2 >= most["product"] or residual**2 / model.config.width >= variance)),
+        "feed-forward activations": ffn < product
+        and not (model.architecture.ffn == "gelu" and (ffn + GELU_TAIL) ** 3 >= most["product"]),
+        "attention logits": logits < product
+        and 2 * logits < (most["squarings"] if "fewer_squarings" in optimizations else most["exp"]),
+    }
+    return [name for name, fits in inside.items() if not fits]
+
+
+def coverage(model: GPT, program: str, settings: Settings, prefix: Sequence[int] = ()) -> str:
     """For the client, in one line: what `fitting` checked of this model and what it did not. No value of a weight."""
     first, vocabulary = len(tried_first(model, prefix)), model.config.vocabulary
     context = model.config.context - len(prefix)
     prompts = 3 + min(WORST, first) + (context > TOKENS)
-    tried = f"all {first}" if first == vocabulary else f"the {first} most extreme of {vocabulary}"
+    said = f"checked before: {f'all {first}' if first == vocabulary else f'the {first} most extreme of {vocabulary}'} "
+    said += f"tokens at the first position, {prompts} prompts of up to {min(context, LONGEST)} tokens"
+    if not (loose := not_bounded(model, program, settings)):
+        return f"{said}; bounded by the weights: no prompt leaves the range of the fixed point"
     return (
-        f"checked before: {tried} tokens at the first position, {prompts} prompts of up to {min(context, LONGEST)} "
-        "tokens; not checked: other prompts, where a value beyond the range makes the answer wrong without a message"
+        f"{said}; not checked: other prompts (not bounded: {', '.join(loose)}), where a value beyond the range makes "
+        "the answer wrong without a message"
     )
 
 

@@ -52,16 +52,19 @@ def forward(
     prompt: Array,
     past: Past | None = None,
     at: Callable[[int], None] = lambda layer: None,
+    every: bool = False,
 ) -> tuple[Array, list[Array], list[Array]]:
     """Logits (V,) after the last of T tokens, and the tokens' keys and values, (H, T, d_k) for each layer.
 
     run: computes or records each operation. weights: as `weight_arrays` gives them. prompt: as `prompt_array` gives it.
     past: of earlier tokens; weights are then those of the new positions only, as `at_positions` gives them, and the
     program must be `cacheable`. at: called before each layer with its number from 1, and with L + 1 after the last.
+    every: logits (T, V) after each token.
     """
-    optimizations, _ = parse_program(program)
-    whole = AS_PUBLISHED in optimizations
-    this = _Pass(_with_shared_weights(run) if whole else run, architecture, config, optimizations, past)
+    optimizations = parse_program(program)[0] - ({"last_row"} if every else set())
+    fitted = AS_PUBLISHED in optimizations
+    whole = fitted or every
+    this = _Pass(_with_shared_weights(run) if fitted else run, architecture, config, optimizations, past)
     w = Weights.of(weights)
     x = this.embed(w.token_embedding, prompt)  # (T, d)
     if w.position_embedding is not None:
@@ -77,7 +80,7 @@ def forward(
         x = this.affine(x if whole else x[-1:], w.basis)
     if config.ln_f:
         x = this.norm(w.ln_f, x)
-    logits = this.project(x if whole else x[-1:], w.head.weight)[-1]
+    logits = this.project(x if whole else x[-1:], w.head.weight)[slice(None) if every else -1]
     return logits if w.head.bias is None else logits + w.head.bias, this.keys, this.values
 
 

@@ -12,7 +12,7 @@ own inputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -44,7 +44,10 @@ def slots_for(tokens: int, context: int) -> int:
 
 @dataclass(frozen=True)
 class Step:
-    """One pass: its profile, the logits (V,) after its last token (client only), and the seconds of `Party.prepare`."""
+    """One pass: its profile, the logits (V,) after its last token (client only), and the seconds of `Party.prepare`.
+
+    logits: (tokens, V) where every token's were wanted.
+    """
 
     profile: Profile
     logits: np.ndarray | None
@@ -91,8 +94,12 @@ class Generator:
         ids: Sequence[int] | None,
         tokens: int,
         before_part: Callable[[Sequence[str], int], Any] = lambda inputs, size: None,
+        every: bool = False,
     ) -> Step:
-        """The pass after `tokens` more tokens, whose ids (tokens,) the client gives and the server does not."""
+        """The pass after `tokens` more tokens, whose ids (tokens,) the client gives and the server does not.
+
+        every: logits after each of them.
+        """
         party = self._party
         if self._new:
             self._extend_cache()
@@ -115,39 +122,65 @@ class Generator:
                 party.put_public("rotary", rotary_table(position, rows, dims, base))
                 inputs.append("rotary")
         outputs = ["logits", *(self._cache("new_") if self._cached else ())]
-        prepared = party.prepare(self._pass, inputs, outputs)
-        profile = party.run(self._pass, inputs, outputs, before_part=before_part)
+        function = self._pass_with_every_row if every else self._pass
+        prepared = party.prepare(function, inputs, outputs)
+        profile = party.run(function, inputs, outputs, before_part=before_part)
         self._new = rows if self._cached else 0
         return Step(profile, party.reveal("logits", to=CLIENT), prepared)
+
+    def verify(self, ids: Sequence[int] | None, tokens: int) -> tuple[Step, int]:
+        """Speculative verification: one pass over the newest token and `tokens` - 1 proposed ones after it, `ids`.
+
+        Returns the step and how many proposals are accepted: those before the first that is not the most likely token.
+        The others are forgotten. The client's logits (accepted + 1, V) give the accepted tokens and one more. The
+        server learns how many are accepted. Needs a cache.
+        """
+        step, accepted = self.step(ids, tokens, every=True), None
+        if ids is not None:
+            agrees = step.logits[:-1].argmax(1) == ids[1:]
+            accepted = np.array([np.append(agrees, False).argmin()], np.float32)
+        self._party.put("accepted", accepted, (1,), from_rank=CLIENT)
+        told = self._party.reveal("accepted", to=SERVER)
+        count = round(float((told if accepted is None else accepted)[0]))
+        self._new = count + 1
+        self._tokens -= tokens - self._new
+        self._ids = self._ids[: self._tokens]
+        logits = None if step.logits is None else step.logits[: self._new]
+        return replace(step, logits=logits), count
 
     def _cache(self, prefix: str = "") -> list[str]:
         """Names of the keys of every layer, then of the values."""
         return [f"{prefix}{kind}.{layer}" for kind in ("keys", "values") for layer in range(self._config.layers)]
 
-    def _pass(self, *arrays: Array) -> Any:
+    def _pass(self, *arrays: Array, every: bool = False) -> Any:
         """Logits, and with a cache the keys and values of the new rows, from the inputs in the order of `step`."""
         architecture, config, program = self._model.parsed, self._config, self._model.program
         weights, (prompt, *more) = dict(zip(self._names, arrays, strict=False)), arrays[len(self._names) :]
         layers = config.layers
         past = Past(more[:layers], more[layers : 2 * layers], *more[2 * layers :]) if more else None
-        logits, *made = forward(call, architecture, config, program, weights, prompt, past)
+        logits, *made = forward(call, architecture, config, program, weights, prompt, past, every=every)
         return (logits, *(one for kind in made for one in kind)) if self._cached else logits
 
+    def _pass_with_every_row(self, *arrays: Array) -> Any:
+        return self._pass(*arrays, every=True)
+
     def _extend_cache(self) -> None:
-        """Move the last pass's keys and values into the cache, on the right. Takes no message."""
+        """Move the last pass's keys and values into the cache, on the right, those of its first `_new` rows. Takes no
+        message."""
         self._filled += self._new
         slots, names, made = slots_for(self._filled, self._config.context), self._cache(), self._cache("new_")
-        self._party.run(_appending(len(made), slots), [*(names if self._slots else ()), *made], names, donate=made)
+        append = _appending(len(made), self._new, slots)
+        self._party.run(append, [*(names if self._slots else ()), *made], names, donate=made)
         self._slots, self._new = slots, 0
 
 
 @cache
-def _appending(count: int, slots: int) -> Callable[..., list[Array]]:
-    """A function that appends the last `count` arrays to those before them, if there are any, for so many slots. Always
-    the same one, because it is compiled once for each function."""
+def _appending(count: int, rows: int, slots: int) -> Callable[..., list[Array]]:
+    """A function that appends the first rows of the last `count` arrays to those before them, if there are any, for so
+    many slots. Always the same one, because it is compiled once for each function."""
 
     def append(*arrays: Array) -> list[Array]:
-        old, new = arrays[:-count], arrays[-count:]
+        old, new = arrays[:-count], [one[:, :rows] for one in arrays[-count:]]
         pairs = zip(old, new, strict=True) if old else ((one,) for one in new)
         return [_right_aligned(jnp.concatenate(parts, 1), slots) for parts in pairs]
 

@@ -180,7 +180,7 @@ class _Pass:
         """Q of all rows or of the last one, then K and, in pre-LN layers, V. Q holds 1/sqrt(d_k)."""
         d, whole = self.config.width, layer.qkv or layer.qk
         if layer.last_query is not None:
-            query, others = self.affine(n[-1:], layer.last_query), self.affine(n, layer.others)
+            query, others = self.affine(n[-1:] if only_last else n, layer.last_query), self.affine(n, layer.others)
         elif whole is not None:
             every = self.affine(n, whole)
             query, others = every[:, :d], every[:, d:]
